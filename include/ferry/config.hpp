@@ -76,7 +76,8 @@ struct Config {
   friend bool operator==(const Config&, const Config&) = default;
 };
 
-/// Bytes that an exchange takes on one rank, by purpose.
+/// Bytes that an exchange takes on one rank, by purpose. all_gather_v and reduce_scatter_v use the dispatch
+/// staging, in rounds where it is too small, and take nothing more.
 struct Sizes {
   // Symmetric memory, which peers write. `collective` has none. cpu in two hops: dispatch_staging is the
   // windows of all lanes, which dispatch and combine share and which do not grow with T.

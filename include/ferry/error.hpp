@@ -107,6 +107,8 @@ enum class Operation : int {
   route_values = 5,
   barrier = 6,
   dispatch_counts = 7,
+  all_gather_v = 8,
+  reduce_scatter_v = 9,
 };
 
 /// Name as written above; "unknown" for other numbers. Static string.

@@ -187,7 +187,7 @@ struct LoadCounts {
 };
 
 /// What this rank has sent to other ranks so far, as a source, as a rank of experts and as a relay. Flags,
-/// call numbers and the transfers of route_values are not counted.
+/// call numbers, all_gather_v, reduce_scatter_v and the transfers of route_values are not counted.
 struct WireCounts {
   std::int64_t dispatch_bytes = 0, dispatch_messages = 0;
   std::int64_t combine_bytes = 0, combine_messages = 0;
@@ -331,6 +331,34 @@ class Exchange {
   /// @throws UnsupportedError  host backends
   const StepMetadata* metadata(const std::int32_t* device_count, int lane = 0, Stream stream = {},
                                StepMetadata* into = nullptr);
+
+  /// Copies the rows of all ranks to every rank, one rank's after another's in rank order. Ranks may have
+  /// different numbers of rows, also none.
+  ///
+  /// Rows of any size and any number of them may be gathered: larger calls go through the lane's dispatch
+  /// staging in rounds, so the exchange takes no memory for it (Sizes).
+  ///
+  /// @param rows  [count, row_bytes], dense; may be null if count is 0
+  /// @param row_bytes  the same on all ranks
+  /// @param gathered  takes [the sum of all counts, row_bytes]; must not overlap `rows`
+  /// @param capacity  rows that `gathered` has room for; rows past the sum are not written
+  /// @throws UsageError  on every rank, with nothing written: `gathered` is too small on a rank
+  /// @throws UnsupportedError  exchanges of device memory
+  void all_gather_v(const void* rows, std::int64_t count, std::int64_t row_bytes, void* gathered,
+                    std::int64_t capacity, int lane = 0, Stream stream = {});
+
+  /// Adds what the ranks hold for each row, and gives every rank its own rows of the sum: the first counts[0]
+  /// rows belong to rank 0, and so on. The opposite of all_gather_v().
+  ///
+  /// Each value is added in fp32, in rank order from +0, and rounded once to `type`. Takes no memory of its
+  /// own, as all_gather_v().
+  ///
+  /// @param rows  [total, H] of `type`, dense; `total` is the sum of all ranks' counts
+  /// @param sums  [count, H] of `type`, dense: this rank's rows; must not overlap `rows`
+  /// @throws UsageError  on every rank, with nothing written: `total` is not the sum of the counts on a rank
+  /// @throws UnsupportedError  exchanges of device memory
+  void reduce_scatter_v(const void* rows, std::int64_t total, DType type, void* sums, std::int64_t count,
+                        int lane = 0, Stream stream = {});
 
   /// Takes part in the lane's next call by refusing it: the peers' call ends with `error`. For bindings that
   /// find arguments which they cannot convert. Has no effect where no call could start.

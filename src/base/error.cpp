@@ -40,6 +40,10 @@ const char* to_string(Operation operation) {
       return "route_values";
     case Operation::dispatch_counts:
       return "dispatch_counts";
+    case Operation::all_gather_v:
+      return "all_gather_v";
+    case Operation::reduce_scatter_v:
+      return "reduce_scatter_v";
     case Operation::barrier:
       return "barrier";
   }

@@ -227,7 +227,7 @@ ferry_status ferry_dispatch_counts(ferry_exchange* handle, const ferry_dispatch_
 ferry_status ferry_refuse(ferry_exchange* handle, int operation, int lane, const char* reason, void* stream) {
   return guarded([&] {
     Exchange& exchange = required(handle, "exchange").exchange;
-    const auto refused = to_enum(operation, Operation::dispatch_counts, "operation");
+    const auto refused = to_enum(operation, Operation::reduce_scatter_v, "operation");
     exchange.refuse(refused, lane, UsageError(&required(reason, "reason")), {stream});
   });
 }

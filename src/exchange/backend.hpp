@@ -62,6 +62,36 @@ struct CombineCall {
   int sm_limit = 0;
 };
 
+// The arguments of all_gather_v, checked.
+struct AllGatherCall {
+  int lane = 0;
+  const void* rows = nullptr;  // [count, row_bytes]
+  std::int64_t count = 0;
+  std::int64_t row_bytes = 0;
+  void* gathered = nullptr;  // [capacity, row_bytes]
+  std::int64_t capacity = 0;
+};
+
+// The arguments of reduce_scatter_v, checked.
+struct ReduceScatterCall {
+  int lane = 0;
+  const void* rows = nullptr;  // [total, H]
+  std::int64_t total = 0;
+  DType type = DType::bf16;
+  void* sums = nullptr;  // [count, H]
+  std::int64_t count = 0;
+};
+
+// The part of a backend that gathers and scatters rows without routing. Errors as of Backend.
+class GatherOperations {
+ public:
+  virtual void all_gather_v(const AllGatherCall& call) = 0;
+  virtual void reduce_scatter_v(const ReduceScatterCall& call) = 0;
+
+ protected:
+  ~GatherOperations() = default;
+};
+
 // A backend: one object for each exchange and rank.
 //
 // Exchange issues the calls of a lane one after another; calls of different lanes may run in different
@@ -89,6 +119,9 @@ class Backend {
   virtual void route_values(const float* values, const Plan& plan, float* row_values, int lane,
                             Stream stream) = 0;
   virtual const StepMetadata* metadata(const MetadataCall& call, Stream stream) = 0;
+
+  // Null: this backend does not have them.
+  virtual GatherOperations* gather_operations() { return nullptr; }
 
   // Blocks until the counts of all ranks are known; throws every error.
   virtual DispatchCounts dispatch_counts(const Ids& ids, std::int32_t tokens, int lane, Stream stream) = 0;

@@ -31,7 +31,9 @@ enum {
   FERRY_METADATA = 4,
   FERRY_ROUTE_VALUES = 5,
   FERRY_BARRIER = 6,
-  FERRY_DISPATCH_COUNTS = 7
+  FERRY_DISPATCH_COUNTS = 7,
+  FERRY_ALL_GATHER_V = 8,
+  FERRY_REDUCE_SCATTER_V = 9
 };
 
 /// A wait that ended without success: who waited for whom, and for which flag value.

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "backends/cpu/gather.hpp"
 #include "backends/cpu/scalar_operations.hpp"
 
 namespace ferry::cpu {
@@ -53,6 +54,14 @@ const StepMetadata* HostBackend::metadata(const MetadataCall& call, Stream) {
   Lane& lane = operations(call.lane).lane;
   exchange_metadata(lane, call.count);
   return &lane.metadata;
+}
+
+void HostBackend::all_gather_v(const AllGatherCall& call) {
+  cpu::all_gather_v(operations(call.lane).lane, call);
+}
+
+void HostBackend::reduce_scatter_v(const ReduceScatterCall& call) {
+  cpu::reduce_scatter_v(operations(call.lane).lane, call);
 }
 
 void HostBackend::refuse(Operation operation, int lane, const Error& error, Stream) noexcept {

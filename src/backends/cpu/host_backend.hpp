@@ -11,7 +11,7 @@
 
 namespace ferry::cpu {
 
-class HostBackend : public Backend {
+class HostBackend : public Backend, private GatherOperations {
  public:
   Capabilities capabilities() const override { return {}; }
   DispatchResult dispatch(const DispatchCall& call, Stream) override;
@@ -23,6 +23,7 @@ class HostBackend : public Backend {
   void route_values(const float* values, const Plan& plan, float* row_values, int lane, Stream) override;
   DispatchCounts dispatch_counts(const Ids& ids, std::int32_t tokens, int lane, Stream) override;
   const StepMetadata* metadata(const MetadataCall& call, Stream) override;
+  GatherOperations* gather_operations() override { return this; }
   void refuse(Operation operation, int lane, const Error& error, Stream) noexcept override;
   CallDiagnostics take_diagnostics(int lane) override;
   LoadCounts load_counts() const override;
@@ -46,6 +47,9 @@ class HostBackend : public Backend {
     Dispatch dispatch;
     Combine combine;
   };
+
+  void all_gather_v(const AllGatherCall& call) override;
+  void reduce_scatter_v(const ReduceScatterCall& call) override;
 
   LaneOperations& operations(int lane) { return lanes_[static_cast<std::size_t>(lane)]; }
 

@@ -32,7 +32,7 @@ std::int64_t plan_and_metadata_bytes(const Config& config, int rank) {
          12 * groups_of(config, rank);
 }
 
-class ReferenceBackend final : public Backend {
+class ReferenceBackend final : public Backend, private GatherOperations {
  public:
   ReferenceBackend(const Rank& rank, const Config& config)
       : context_{.rank = rank,
@@ -68,6 +68,7 @@ class ReferenceBackend final : public Backend {
   const StepMetadata* metadata(const MetadataCall& call, Stream) override {
     return lanes_[call.lane].metadata(call.count);
   }
+  GatherOperations* gather_operations() override { return this; }
   void refuse(Operation operation, int lane, const Error& error, Stream) noexcept override {
     if (lane >= 0 && lane < context_.config.lanes) lanes_[lane].refuse(operation, error);
   }
@@ -86,6 +87,9 @@ class ReferenceBackend final : public Backend {
   }
 
  private:
+  void all_gather_v(const AllGatherCall& call) override { lanes_[call.lane].all_gather_v(call); }
+  void reduce_scatter_v(const ReduceScatterCall& call) override { lanes_[call.lane].reduce_scatter_v(call); }
+
   const ReferenceContext context_;
   std::deque<Lane> lanes_;  // a deque: lanes hold channels, which cannot move
 };

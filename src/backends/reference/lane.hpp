@@ -9,12 +9,14 @@
 
 #include "backends/reference/staging_layout.hpp"
 #include "exchange/backend.hpp"
+#include "exchange/gather.hpp"
 #include "exchange/lane_counts.hpp"
 #include "group/channel.hpp"
 #include "layout/plan_layout.hpp"
 #include "memory/symmetric_memory.hpp"
 #include "oracle/combine.hpp"
 #include "oracle/dispatch.hpp"
+#include "oracle/gather.hpp"
 
 namespace ferry::reference {
 
@@ -45,6 +47,10 @@ class Lane {
   void route_values(const float* values, const Plan& plan, float* row_values);
   const StepMetadata* metadata(std::int32_t count);
   DispatchCounts dispatch_counts(const Ids& ids, std::int32_t tokens);
+
+  // lane_gather.cpp
+  void all_gather_v(const AllGatherCall& call);
+  void reduce_scatter_v(const ReduceScatterCall& call);
 
   void refuse(Operation operation, const Error& error) noexcept { channel_.refuse(operation, error); }
 
@@ -85,6 +91,11 @@ class Lane {
   oracle::RowPositions positions_of(const Plan& plan);
   oracle::ExpertOutputs read_combine_inputs(const CombineCall& call) const;
   void count_combine(const CombineCall& call);
+
+  std::vector<GatherTerms> exchange_terms(Operation operation, const GatherTerms& mine,
+                                          const CallOption& same_everywhere);
+  std::vector<oracle::Bytes> publish(Operation operation, const void* rows,
+                                     const std::vector<std::int64_t>& bytes);
 
   void record_bad_source(std::int64_t index);
 

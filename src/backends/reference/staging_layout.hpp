@@ -34,6 +34,7 @@ struct StagingLayout {
 struct CallSummary {
   std::int64_t count = 0;     // tokens (dispatch), rows (combine), the count itself (metadata)
   std::int64_t rows_end = 0;  // combine: rows from it on were not stored (ReceiveBuffers::rows)
+  std::int64_t held = 0;      // all_gather_v, reduce_scatter_v: as GatherTerms::held
   // Whether this rank was given arguments that all ranks must be given or none: 1 yes, 0 no, kIrrelevant if
   // it has no tokens or rows that the argument would describe.
   static constexpr std::int32_t kIrrelevant = -1;

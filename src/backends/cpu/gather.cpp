@@ -1,0 +1,127 @@
+#include "backends/cpu/gather.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "exchange/gather.hpp"
+#include "plan/shapes.hpp"
+
+namespace ferry::cpu {
+namespace {
+
+// Tells every rank this rank's terms. Returns those of all ranks.
+std::vector<GatherTerms> exchange_terms(Lane& lane, Operation operation, const GatherTerms& mine,
+                                        const CallOption& same_everywhere) {
+  static_assert(sizeof(GatherTerms) <= 4 * kCallSummaryWords);
+  lane.link->begin(operation, {&same_everywhere, 1});
+  for (int peer = 0; peer < lane.context.ranks(); ++peer)
+    std::memcpy(lane.link->summary_to(peer), &mine, sizeof mine);
+  lane.link->post(false);
+  lane.link->wait();
+  std::vector<GatherTerms> all(static_cast<std::size_t>(lane.context.ranks()));
+  for (int peer = 0; peer < lane.context.ranks(); ++peer)
+    std::memcpy(&all[static_cast<std::size_t>(peer)], lane.link->summary_from(peer), sizeof(GatherTerms));
+  return all;
+}
+
+// The bytes of a block that belong to the round from `begin` on.
+std::int64_t bytes_in_round(std::int64_t block_bytes, std::int64_t begin, std::int64_t round_bytes) {
+  return std::clamp<std::int64_t>(block_bytes - begin, 0, round_bytes);
+}
+
+struct Block {
+  const std::byte* data;
+  std::int64_t bytes;
+};
+
+// Sends a block to every rank, in rounds. `receive(begin, round_bytes)` reads the bytes [begin, begin +
+// round_bytes) of each block for this rank from incoming(). `largest`: bytes of the largest block of any
+// pair.
+template <class Receive>
+void send_in_rounds(Lane& lane, Operation operation, const std::vector<Block>& blocks, std::int64_t largest,
+                    Receive receive) {
+  const std::int64_t message_bytes = exchange_shape(lane.context.config, 0).message_bytes;
+  const std::int64_t round_bytes = lane.context.config.max_tokens * message_bytes;
+  for (std::int64_t begin = 0; begin < largest; begin += round_bytes) {
+    lane.link->begin(operation, {});
+    if (lane.link->packs()) {
+      std::vector<std::int64_t> reserved;
+      for (const Block& block : blocks) {
+        const std::int64_t bytes = bytes_in_round(block.bytes, begin, round_bytes);
+        reserved.push_back((bytes + message_bytes - 1) / message_bytes * message_bytes);
+      }
+      lane.link->reserve(
+          {.direction = Direction::to_experts, .message_bytes = message_bytes, .bytes = reserved});
+    }
+    for (int peer = 0; peer < lane.context.ranks(); ++peer) {
+      const Block& block = blocks[static_cast<std::size_t>(peer)];
+      const std::int64_t bytes = bytes_in_round(block.bytes, begin, round_bytes);
+      if (bytes > 0) {
+        lane.context.kernels.copy(lane.link->outgoing(Staging::dispatch, peer), block.data + begin, bytes,
+                                  Store::cached);
+      }
+    }
+    lane.link->post(false);
+    lane.link->wait();
+    receive(begin, round_bytes);
+  }
+}
+
+}  // namespace
+
+void all_gather_v(Lane& lane, const AllGatherCall& call) {
+  const std::vector<GatherTerms> all = exchange_terms(
+      lane, Operation::all_gather_v, {call.count, call.capacity}, {"row_bytes", call.row_bytes});
+  check_all_gather(all);
+  const auto* const rows = static_cast<const std::byte*>(call.rows);
+  const std::vector<Block> blocks(all.size(), Block{rows, call.count * call.row_bytes});
+  send_in_rounds(lane, Operation::all_gather_v, blocks, largest_count(all) * call.row_bytes,
+                 [&](std::int64_t begin, std::int64_t round_bytes) {
+                   auto* out = static_cast<std::byte*>(call.gathered);
+                   for (int source = 0; source < lane.context.ranks(); ++source) {
+                     const std::int64_t block_bytes =
+                         all[static_cast<std::size_t>(source)].count * call.row_bytes;
+                     const std::int64_t bytes = bytes_in_round(block_bytes, begin, round_bytes);
+                     if (bytes > 0) {
+                       lane.context.kernels.copy(out + begin, lane.link->incoming(Staging::dispatch, source),
+                                                 bytes, Store::cached);
+                     }
+                     out += block_bytes;
+                   }
+                 });
+}
+
+void reduce_scatter_v(Lane& lane, const ReduceScatterCall& call) {
+  const std::vector<GatherTerms> all =
+      exchange_terms(lane, Operation::reduce_scatter_v, {call.count, call.total},
+                     {"type", static_cast<std::int64_t>(call.type)});
+  check_reduce_scatter(all);
+  const std::int64_t value_bytes = bytes_of(call.type);
+  const std::int64_t row_bytes = lane.context.config.hidden * value_bytes;
+  const auto* rows = static_cast<const std::byte*>(call.rows);
+  std::vector<Block> blocks;
+  for (const GatherTerms& rank : all) {
+    blocks.push_back({rows, rank.count * row_bytes});
+    rows += rank.count * row_bytes;
+  }
+  std::vector<const void*> addends(all.size());
+  send_in_rounds(lane, Operation::reduce_scatter_v, blocks, largest_count(all) * row_bytes,
+                 [&](std::int64_t begin, std::int64_t round_bytes) {
+                   const std::int64_t bytes = bytes_in_round(call.count * row_bytes, begin, round_bytes);
+                   if (bytes == 0) return;
+                   for (int source = 0; source < lane.context.ranks(); ++source) {
+                     addends[static_cast<std::size_t>(source)] =
+                         lane.link->incoming(Staging::dispatch, source);
+                   }
+                   lane.context.kernels.weighted_sum({.out = static_cast<std::byte*>(call.sums) + begin,
+                                                      .out_type = call.type,
+                                                      .rows = addends.data(),
+                                                      .row_type = call.type,
+                                                      .combine_type = call.type,
+                                                      .count = lane.context.ranks(),
+                                                      .columns = bytes / value_bytes});
+                 });
+}
+
+}  // namespace ferry::cpu

@@ -1,0 +1,151 @@
+// What an exchange holds, and the steps that its calls share.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "base/text.hpp"
+#include "exchange/backend.hpp"
+#include "exchange/call_errors.hpp"
+#include "exchange/checks.hpp"
+
+namespace ferry {
+
+// The receive phase that a lane of the split form still expects.
+enum class PendingReceive { none, dispatch, combine };
+
+struct ExchangeLane {
+  PendingReceive pending = PendingReceive::none;
+  DispatchResult last_result;
+};
+
+// A call's path: dispatch_call() collects the arguments, check_dispatch_call() checks them on this rank or
+// refuses the call, the backend carries it out, and check_after_call() raises what the call has found.
+struct Exchange::State {
+  Rank rank;
+  Config config;
+  std::unique_ptr<Backend> backend;
+  std::vector<ExchangeLane> lanes;
+
+  PlanIn plan_in() const { return backend->capabilities().device_memory ? PlanIn::device : PlanIn::host; }
+
+  ExchangeLane& lane(int index) {
+    if (index < 0 || index >= config.lanes) {
+      throw UsageError(
+          str("lane ", index, " does not exist: the exchange has ", counted(config.lanes, "lane")));
+    }
+    return lanes[static_cast<std::size_t>(index)];
+  }
+
+  ExchangeLane& idle_lane(int index) {
+    ExchangeLane& lane = this->lane(index);
+    if (lane.pending != PendingReceive::none) {
+      throw UsageError(str("lane ", index, ": a ",
+                           lane.pending == PendingReceive::dispatch ? "dispatch" : "combine",
+                           " has been sent and not received: call its receive phase first"));
+    }
+    return lane;
+  }
+
+  // Runs this rank's checks of a call. If they throw, refuses the call, so that the peers' call ends with the
+  // same error.
+  template <class Check>
+  void check_or_refuse(Operation operation, int lane, Stream stream, Check check) {
+    try {
+      check();
+    } catch (const Error& error) {
+      backend->refuse(operation, lane, error, stream);
+      throw;
+    }
+  }
+
+  // Runs a step of combine_backward's dispatch. Where errors are late the peers have already enqueued the
+  // combine that follows it when this rank throws, so the combine is refused as well.
+  template <class Step>
+  auto refusing_combine_too(int lane, Stream stream, Step step) {
+    try {
+      return step();
+    } catch (const Error& error) {
+      if (backend->capabilities().late_errors) backend->refuse(Operation::combine, lane, error, stream);
+      throw;
+    }
+  }
+
+  // Runs a call of the backend. If it ends with an error, its diagnostics are dropped, so that the next call
+  // does not raise them. Device backends keep theirs, which are of earlier calls as well.
+  template <class Call>
+  auto dropping_diagnostics_on_error(int lane, Call call) {
+    try {
+      return call();
+    } catch (const Error&) {
+      if (plan_in() == PlanIn::host) backend->take_diagnostics(lane);
+      throw;
+    }
+  }
+
+  void check_after_call(int lane) {
+    if (config.check_calls && plan_in() == PlanIn::host) raise(backend->take_diagnostics(lane), config);
+  }
+
+  DispatchCall dispatch_call(const Tokens& tokens, const float* weights,
+                             const DispatchOptions& options) const {
+    return {.lane = options.lane,
+            .tokens = tokens,
+            .weights = weights,
+            .format = options.format.value_or(config.format),
+            .memory = options.memory,
+            .apply_weights = options.apply_weights,
+            .dot_rows = options.dot_rows,
+            .sm_limit = options.sm_limit};
+  }
+
+  void check_dispatch_call(const DispatchCall& call, Stream stream) {
+    idle_lane(call.lane);
+    check_or_refuse(Operation::dispatch, call.lane, stream,
+                    [&] { check_dispatch(config, rank.index(), call, plan_in()); });
+  }
+
+  DispatchResult dispatch(const DispatchCall& call, Stream stream) {
+    DispatchResult received = dispatch_without_check_after(call, stream);
+    check_after_call(call.lane);
+    return received;
+  }
+
+  DispatchResult dispatch_without_check_after(const DispatchCall& call, Stream stream) {
+    check_dispatch_call(call, stream);
+    ExchangeLane& lane = this->lane(call.lane);
+    lane.last_result = {};
+    lane.last_result =
+        dropping_diagnostics_on_error(call.lane, [&] { return backend->dispatch(call, stream); });
+    return lane.last_result;
+  }
+
+  void dispatch_send(const DispatchCall& call, Stream stream) {
+    check_dispatch_call(call, stream);
+    ExchangeLane& lane = this->lane(call.lane);
+    lane.last_result = {};
+    dropping_diagnostics_on_error(call.lane, [&] { backend->dispatch_send(call, stream); });
+    lane.pending = PendingReceive::dispatch;
+  }
+
+  CombineCall checked_combine_call(const Outputs& outputs, const Plan& plan, const Result& result,
+                                   const CombineOptions& options, bool split, Stream stream) {
+    idle_lane(options.lane);
+    CombineCall call{.lane = options.lane,
+                     .outputs = outputs,
+                     .plan = plan,
+                     .result = result,
+                     .row_weights = options.row_weights,
+                     .topk_weights = options.topk_weights,
+                     .reduction = options.reduction.value_or(config.reduction),
+                     .row_values = options.row_values,
+                     .route_values = options.route_values,
+                     .shared_outputs = options.shared_outputs,
+                     .sm_limit = options.sm_limit};
+    check_or_refuse(Operation::combine, call.lane, stream,
+                    [&] { check_combine(config, rank.index(), call, split, plan_in()); });
+    return call;
+  }
+};
+
+}  // namespace ferry

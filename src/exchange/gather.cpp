@@ -1,0 +1,115 @@
+// Exchange::all_gather_v and reduce_scatter_v: the checks of their arguments.
+#include "exchange/gather.hpp"
+
+#include <algorithm>
+#include <limits>
+
+#include "base/profiler_range.hpp"
+#include "exchange/configuration.hpp"
+#include "exchange/exchange_state.hpp"
+
+namespace ferry {
+namespace {
+
+constexpr std::int64_t kMostRowsToGather = std::numeric_limits<std::int32_t>::max();
+
+void check_row_count(const char* operation, const char* name, std::int64_t rows, std::int64_t most,
+                     int rank) {
+  if (rows >= 0 && rows <= most) return;
+  throw UsageError(
+      str(operation, ": ", name, " = ", rows, " on rank ", rank, ", must be in the range 0 to ", most));
+}
+
+void check_row_memory(const char* operation, const char* name, const void* memory, std::int64_t rows,
+                      int rank) {
+  if (memory != nullptr || rows == 0) return;
+  throw UsageError(str(operation, ": ", name, " is null for the ", counted(rows, "row"), " of rank ", rank));
+}
+
+GatherOperations& operations_of(const char* operation, Backend& backend) {
+  GatherOperations* const operations = backend.gather_operations();
+  if (operations != nullptr) return *operations;
+  throw UnsupportedError(str(operation,
+                             ": not available for device memory yet: use an exchange of host memory, or the "
+                             "collectives of NCCL"));
+}
+
+}  // namespace
+
+std::int64_t sum_of_counts(std::span<const GatherTerms> ranks) {
+  std::int64_t sum = 0;
+  for (const GatherTerms& rank : ranks) sum += rank.count;
+  return sum;
+}
+
+std::int64_t largest_count(std::span<const GatherTerms> ranks) {
+  std::int64_t largest = 0;
+  for (const GatherTerms& rank : ranks) largest = std::max(largest, rank.count);
+  return largest;
+}
+
+void check_all_gather(std::span<const GatherTerms> ranks) {
+  const std::int64_t sum = sum_of_counts(ranks);
+  for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
+    if (ranks[rank].held >= sum) continue;
+    throw UsageError(str("all_gather_v: gathered has room for ", counted(ranks[rank].held, "row"),
+                         " on rank ", rank, ", but all ranks together have ", sum,
+                         ": pass memory for as many (Exchange::metadata returns the sum)"));
+  }
+}
+
+void check_reduce_scatter(std::span<const GatherTerms> ranks) {
+  const std::int64_t sum = sum_of_counts(ranks);
+  for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
+    if (ranks[rank].held == sum) continue;
+    throw UsageError(str("reduce_scatter_v: rank ", rank, " passes ", counted(ranks[rank].held, "row"),
+                         ", but the ranks' counts add up to ", sum,
+                         ": every rank passes one row for each row of all ranks"));
+  }
+}
+
+void Exchange::all_gather_v(const void* rows, std::int64_t count, std::int64_t row_bytes, void* gathered,
+                            std::int64_t capacity, int lane, Stream stream) {
+  const ProfilerRange range("all_gather_v");
+  state_->idle_lane(lane);
+  GatherOperations& operations = operations_of("all_gather_v", *state_->backend);
+  state_->check_or_refuse(Operation::all_gather_v, lane, stream, [&] {
+    const int me = state_->rank.index();
+    check_row_count("all_gather_v", "count", count, kMostRowsToGather, me);
+    check_row_count("all_gather_v", "capacity", capacity, kMostRowsToGather * state_->rank.size(), me);
+    if (row_bytes < 1 || row_bytes > kMostRowsToGather) {
+      throw UsageError(str("all_gather_v: row_bytes = ", row_bytes, " on rank ", me,
+                           ", must be in the range 1 to ", kMostRowsToGather));
+    }
+    check_row_memory("all_gather_v", "rows", rows, count, me);
+    check_row_memory("all_gather_v", "gathered", gathered, capacity, me);
+  });
+  operations.all_gather_v({.lane = lane,
+                           .rows = rows,
+                           .count = count,
+                           .row_bytes = row_bytes,
+                           .gathered = gathered,
+                           .capacity = capacity});
+}
+
+void Exchange::reduce_scatter_v(const void* rows, std::int64_t total, DType type, void* sums,
+                                std::int64_t count, int lane, Stream stream) {
+  const ProfilerRange range("reduce_scatter_v");
+  state_->idle_lane(lane);
+  GatherOperations& operations = operations_of("reduce_scatter_v", *state_->backend);
+  state_->check_or_refuse(Operation::reduce_scatter_v, lane, stream, [&] {
+    const int me = state_->rank.index();
+    if (type != DType::bf16 && type != DType::fp16 && type != DType::fp32) {
+      throw UsageError(str("reduce_scatter_v: type ", static_cast<int>(type), " on rank ", me,
+                           " does not exist, expected bf16, fp16 or fp32"));
+    }
+    check_row_count("reduce_scatter_v", "count", count, kMostRowsToGather, me);
+    check_row_count("reduce_scatter_v", "total", total, kMostRowsToGather * state_->rank.size(), me);
+    check_row_memory("reduce_scatter_v", "rows", rows, total, me);
+    check_row_memory("reduce_scatter_v", "sums", sums, count, me);
+  });
+  operations.reduce_scatter_v(
+      {.lane = lane, .rows = rows, .total = total, .type = type, .sums = sums, .count = count});
+}
+
+}  // namespace ferry

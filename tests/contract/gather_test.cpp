@@ -1,0 +1,177 @@
+// all_gather_v and reduce_scatter_v: rows of all ranks without routing.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "harness/harness.hpp"
+#include "oracle/gather.hpp"
+#include "oracle/numbers.hpp"
+
+namespace ferry::contract {
+namespace {
+
+constexpr std::byte kUntouched{0xA5};
+
+TestCase gather_case(TestCase c, int ranks) {
+  c.ranks = ranks;
+  c.config.hidden = 48;
+  c.config.max_tokens = 4;  // so that calls of more rows take several rounds
+  return c;
+}
+
+std::int64_t sum_of(const std::vector<std::int64_t>& counts) {
+  return std::accumulate(counts.begin(), counts.end(), std::int64_t{0});
+}
+
+oracle::Bytes random_bytes(std::uint64_t seed, std::int64_t bytes) {
+  Random random(seed);
+  oracle::Bytes made(static_cast<std::size_t>(bytes));
+  for (std::byte& each : made) each = static_cast<std::byte>(random.below(256));
+  return made;
+}
+
+// Numbers of different magnitudes, so that another order of additions gives other bits.
+oracle::Bytes random_rows(std::uint64_t seed, DType type, std::int64_t values) {
+  Random random(seed);
+  oracle::Bytes made(static_cast<std::size_t>(values * bytes_of(type)));
+  for (std::int64_t i = 0; i < values; ++i) {
+    const float part = static_cast<float>(random.below(2001) - 1000) / 1000;
+    const float value = std::ldexp(part, static_cast<int>(random.below(20)) - 10);
+    oracle::store(type, value, made.data() + i * bytes_of(type));
+  }
+  return made;
+}
+
+void require_bytes(const GuardedBuffer& got, const oracle::Bytes& expected, const char* what) {
+  require(expected.empty() || std::memcmp(got.data(), expected.data(), expected.size()) == 0,
+          str(what, ": other bytes than expected"));
+  got.require_guards(what);
+}
+
+void check_gather(SyncExchange& exchange, const std::vector<std::int64_t>& counts, std::int64_t row_bytes,
+                  std::uint64_t seed) {
+  std::vector<oracle::Bytes> rows;
+  for (std::size_t r = 0; r < counts.size(); ++r)
+    rows.push_back(random_bytes(seed + r, counts[r] * row_bytes));
+  const auto me = static_cast<std::size_t>(exchange.rank().index());
+  const std::int64_t room = sum_of(counts) + 2;  // rows past the sum stay as they are
+  GuardedBuffer got(room * row_bytes);
+  std::memset(got.data(), static_cast<int>(kUntouched), static_cast<std::size_t>(room * row_bytes));
+  exchange.all_gather_v(counts[me] == 0 ? nullptr : rows[me].data(), counts[me], row_bytes, got.data(), room);
+  oracle::Bytes expected = oracle::gathered(rows);
+  expected.resize(static_cast<std::size_t>(room * row_bytes), kUntouched);
+  require_bytes(got, expected, "gathered rows");
+}
+
+void check_scatter(SyncExchange& exchange, const std::vector<std::int64_t>& counts, DType type,
+                   std::uint64_t seed) {
+  const std::int64_t columns = exchange.config().hidden, total = sum_of(counts);
+  std::vector<oracle::Bytes> rows;
+  for (std::size_t r = 0; r < counts.size(); ++r)
+    rows.push_back(random_rows(seed + r, type, total * columns));
+  const auto me = static_cast<std::size_t>(exchange.rank().index());
+  GuardedBuffer got(counts[me] * columns * bytes_of(type));
+  exchange.reduce_scatter_v(total == 0 ? nullptr : rows[me].data(), total, type,
+                            counts[me] == 0 ? nullptr : got.data(), counts[me]);
+  const std::int64_t first =
+      std::accumulate(counts.begin(), counts.begin() + static_cast<std::ptrdiff_t>(me), std::int64_t{0});
+  require_bytes(got, oracle::scattered_sums(rows, type, columns, first, counts[me]), "scattered sums");
+}
+
+void check_both(SyncExchange& exchange, const std::vector<std::int64_t>& counts, std::uint64_t seed) {
+  check_gather(exchange, counts, 96, seed);
+  check_gather(exchange, counts, 3, seed);
+  for (const DType type : {DType::bf16, DType::fp16, DType::fp32})
+    check_scatter(exchange, counts, type, seed);
+}
+
+// Every rank ends the call with a UsageError that holds `words`, and `memory` is as before.
+void require_refused_whole(const std::string& words, GuardedBuffer& memory, std::int64_t bytes,
+                           const std::function<void()>& call) {
+  std::memset(memory.data(), static_cast<int>(kUntouched), static_cast<std::size_t>(bytes));
+  try {
+    call();
+  } catch (const UsageError& error) {
+    require(std::string(error.what()).find(words) != std::string::npos,
+            str("'", error.what(), "' does not name '", words, "'"));
+    const auto* first = static_cast<const std::byte*>(memory.data());
+    require(std::all_of(first, first + bytes, [](std::byte b) { return b == kUntouched; }),
+            "a refused call has written");
+    return;
+  }
+  require(false, str("no error that names '", words, "'"));
+}
+
+TEST_P(Contract, GatheredAndScatteredRows) {
+  if (GetParam().on_device()) GTEST_SKIP() << "not on device memory yet";
+  const TestCase c = gather_case(small_case(1), 4);
+  run(c.ranks, describe(c), [&](Rank rank) {
+    SyncExchange exchange(rank, c.config);
+    check_both(exchange, {3, 0, 5, 1}, 1);
+    check_both(exchange, {0, 0, 0, 0}, 2);
+    check_both(exchange, {0, 0, 0, 40}, 3);
+    const WireCounts wire = exchange.wire_counts();
+    require_equal(wire.dispatch_bytes + wire.combine_bytes, std::int64_t{0}, "wire bytes");
+  });
+}
+
+TEST_P(Contract, GatheredAndScatteredRowsOfRandomCounts) {
+  if (GetParam().on_device()) GTEST_SKIP() << "not on device memory yet";
+  for (const int ranks : {1, 2, 3, 8}) {
+    const TestCase c = gather_case(small_case(static_cast<std::uint64_t>(ranks)), ranks);
+    run(ranks, describe(c), [&](Rank rank) {
+      SyncExchange exchange(rank, c.config);
+      Random random(c.seed);
+      for (std::uint64_t call = 0; call < 4; ++call) {
+        std::vector<std::int64_t> counts;
+        for (int r = 0; r < ranks; ++r) counts.push_back(random.chance(0.3) ? 0 : random.below(12));
+        check_both(exchange, counts, 100 * call);
+      }
+    });
+  }
+}
+
+TEST_P(Contract, RefusedGathersWriteNothing) {
+  if (GetParam().on_device()) GTEST_SKIP() << "not on device memory yet";
+  const TestCase c = gather_case(small_case(3), 3);
+  run(c.ranks, describe(c), [&](Rank rank) {
+    SyncExchange exchange(rank, c.config);
+    const bool odd = rank.index() == 1;
+    const std::int64_t bytes = 6 * 2 * c.config.hidden;
+    const oracle::Bytes rows = random_bytes(7, bytes);
+    GuardedBuffer out(bytes);
+    const auto gather = [&](const void* from, std::int64_t count, std::int64_t row_bytes, void* to,
+                            std::int64_t room) { exchange.all_gather_v(from, count, row_bytes, to, room); };
+    const auto refused = [&](const char* words, const std::function<void()>& call) {
+      require_refused_whole(words, out, bytes, call);
+      check_both(exchange, {1, 2, 3}, 5);  // the exchange stays usable
+    };
+    refused("room for 5 rows on rank 1, but all ranks together have 6",
+            [&] { gather(rows.data(), 2, 16, out.data(), odd ? 5 : 6); });
+    refused("row_bytes", [&] { gather(rows.data(), 2, odd ? 8 : 16, out.data(), 6); });
+    refused("row_bytes = 0 on rank 1", [&] { gather(rows.data(), 2, odd ? 0 : 16, out.data(), 6); });
+    refused("count = -1 on rank 1", [&] { gather(rows.data(), odd ? -1 : 2, 16, out.data(), 6); });
+    refused("rows is null for the 2 rows of rank 1",
+            [&] { gather(odd ? nullptr : rows.data(), 2, 16, out.data(), 6); });
+    refused("gathered is null", [&] { gather(rows.data(), 2, 16, odd ? nullptr : out.data(), 6); });
+    const auto scatter = [&](const void* from, std::int64_t total, DType type, void* to, std::int64_t count) {
+      exchange.reduce_scatter_v(from, total, type, to, count);
+    };
+    refused("rank 1 passes 5 rows, but the ranks' counts add up to 6",
+            [&] { scatter(rows.data(), odd ? 5 : 6, DType::bf16, out.data(), 2); });
+    refused("type", [&] { scatter(rows.data(), 6, odd ? DType::fp16 : DType::bf16, out.data(), 2); });
+    refused("count = -1 on rank 1", [&] { scatter(rows.data(), 6, DType::bf16, out.data(), odd ? -1 : 2); });
+    refused("rows is null for the 6 rows of rank 1",
+            [&] { scatter(odd ? nullptr : rows.data(), 6, DType::bf16, out.data(), 2); });
+    refused("sums is null", [&] { scatter(rows.data(), 6, DType::bf16, odd ? nullptr : out.data(), 2); });
+  });
+}
+
+}  // namespace
+}  // namespace ferry::contract
