@@ -92,6 +92,9 @@ struct ProgramStep {
   std::string exchange{};
   int lane = 0;           ///< dispatch, combine, their send phases, metadata
   int index = 0, of = 1;  ///< `part`: i and n
+  /// Exchanges on GPUs: number of the stream that does the step's work, 0: the caller's. On host memory steps
+  /// run one after the other, whatever their streams.
+  int stream = 0;
 
   /// "rows (dispatch)", as errors name the step.
   std::string name() const;
@@ -112,7 +115,7 @@ struct Program {
 ///
 /// Refuses: names that are no names or are made twice, values used before they are made, cycles, kinds that
 /// do not fit, a step on a lane between the phases of a call, phases without partner, received rows and
-/// plans used after a later dispatch has overwritten them.
+/// plans used after a later dispatch has overwritten them, a lane or what it received used on two streams.
 /// @throws UsageError  names the first step at fault, the value and the remedy
 void check(const Program& program);
 
@@ -128,9 +131,9 @@ Program parse_program(std::string_view text);
 std::string to_svg(const Program& program);
 
 /// The program in `batches` micro-batches: the tokens [i*N/n, (i+1)*N/n) of each rank take micro-batch i.
-/// Each has lanes of its own: lane l of an exchange becomes l + i * (lanes that the program uses of it).
-/// Dispatch and combine become phases, and the micro-batches take turns before each receive phase, so that
-/// messages of one are on their way while the functions of another run.
+/// Each has lanes of its own: lane l of an exchange becomes l + i * (lanes that the program uses of it); and
+/// in the same way streams of its own. Dispatch and combine become phases, and the micro-batches take turns
+/// before each receive phase, so that messages of one are on their way while the functions of another run.
 ///
 /// Outputs have the bytes of the plain program if nothing is dropped and the functions treat each row alone.
 /// Inputs must be tokens, ids or weights, outputs tokens. A combine with topk_weights stays in one piece.

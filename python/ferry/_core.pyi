@@ -880,6 +880,10 @@ class ProgramStep:
     def of(self) -> int:
         """... of how many."""
 
+    @property
+    def stream(self) -> int:
+        """On GPUs: number of its stream; 0: the caller's."""
+
 class Program:
     """
     A layer, or several, as a value: steps over named values. Program(text) reads the text form and checks it.

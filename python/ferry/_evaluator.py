@@ -6,6 +6,7 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from ferry._streams import Streams
 from ferry.error import PeerLostError, TimeoutError, UsageError
 
 if TYPE_CHECKING:
@@ -27,7 +28,8 @@ class Evaluator:
                value, or a tuple of them where the step makes several
 
     Values are arrays of tokens [N, H], ids and weights [N, K], and outputs [rows, H], ints for counts, and DispatchResult.
-    With backends on GPUs all work is enqueued on the current stream of the arrays' framework, that of the functions too.
+    With backends on GPUs all work, that of the functions too, is enqueued on the current stream of the arrays' framework. With
+    PyTorch, steps of other streams than 0 run on streams of the evaluator, which a run forks from the current one and joins.
 
     Raises UsageError for exchanges, lanes or functions that the program needs and that are not there.
     """
@@ -42,6 +44,7 @@ class Evaluator:
         self._calls = {}  # value of a call of an exchange: (exchange, lane)
         for step in self._steps:
             self._bind(step)
+        self._streams = Streams(program)
 
     def _bind(self, step):
         if step.kind == "call":
@@ -74,15 +77,19 @@ class Evaluator:
         run = _Run(self)
         try:
             run.bind(inputs)
+            self._streams.begin(inputs)
             for at, step in enumerate(self._steps):
                 run.at, run.in_call = at, False
-                run.step(step)
+                with self._streams.of(step, run.values):
+                    run.step(step)
         except BaseException as error:
             if not isinstance(error, (TimeoutError, PeerLostError)):
                 run.refuse_rest(error)
             if run.at is not None and hasattr(error, "add_note"):
                 error.add_note(f"program {self.program.name}, step {self._steps[run.at].name}")
             raise
+        finally:
+            self._streams.end((name, run.values.get(name)) for name in self.program.outputs)
         return tuple(run.values[name] for name in self.program.outputs)
 
 
@@ -91,7 +98,7 @@ class _Run:
 
     def __init__(self, evaluator):
         self._program, self._steps = evaluator.program, evaluator._steps
-        self._functions, self._calls = evaluator._functions, evaluator._calls
+        self._functions, self._calls, self._streams = evaluator._functions, evaluator._calls, evaluator._streams
         self.values = {}
         self._sent = set()  # send phases that have begun a call
         self.at = None  # the step; None: no step has begun
@@ -185,11 +192,12 @@ class _Run:
                 continue
             exchange, lane = self._calls[name]
             try:
-                if step.kind.endswith("_receive"):
-                    getattr(exchange, step.kind)(lane=lane)
-                else:
-                    exchange.refuse(f"{reason}: failed on rank {exchange.rank}: {error}", lane=lane,
-                                    operation=step.kind.partition("_")[0])
+                with self._streams.of(step, self.values):
+                    if step.kind.endswith("_receive"):
+                        getattr(exchange, step.kind)(lane=lane)
+                    else:
+                        exchange.refuse(f"{reason}: failed on rank {exchange.rank}: {error}", lane=lane,
+                                        operation=step.kind.partition("_")[0])
             except (TimeoutError, PeerLostError):
                 return
             except Exception:  # of a call whose result this run does not need any more

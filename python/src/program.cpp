@@ -46,7 +46,8 @@ void bind_program(nb::module_& module) {
       .def_ro("exchange", &ProgramStep::exchange, "Name of its exchange; '': the one without a name.")
       .def_ro("lane", &ProgramStep::lane)
       .def_ro("index", &ProgramStep::index, "'part': which part ...")
-      .def_ro("of", &ProgramStep::of, "... of how many.");
+      .def_ro("of", &ProgramStep::of, "... of how many.")
+      .def_ro("stream", &ProgramStep::stream, "On GPUs: number of its stream; 0: the caller's.");
 
   nb::class_<Program>(module, "Program", kProgramDoc)
       .def(

@@ -20,6 +20,9 @@ struct ProgramLaneMemory {
   int step = -1;
 };
 
+// Values that are memory of a lane, or a call of it.
+constexpr unsigned kInLane = kinds(ValueKind::received, ValueKind::sent_dispatch, ValueKind::sent_combine);
+
 struct CheckedValue {
   ValueKind kind = ValueKind::tokens;
   int step = -1;  // that made it; -1: an input
@@ -30,6 +33,7 @@ struct CheckedValue {
 
 struct ProgramLaneCalls {
   int open = -1;                           // the send phase that is not received yet
+  int stream = -1;                         // of all its steps
   int filled_rows = -1, filled_plan = -1;  // the steps whose rows and plan the lane holds
 };
 
@@ -147,6 +151,7 @@ class ProgramChecker {
     if (step.index < 0 || step.index >= step.of || (step.kind != StepKind::part && step.of != 1))
       fail(str("is part ", step.index, " of ", step.of, ": ",
                step.kind == StepKind::part ? "i is 0 to n - 1" : "only `part` takes parts"));
+    if (step.stream < 0) fail(str("has stream ", step.stream, ": streams start at 0"));
   }
 
   CheckedValue input(std::size_t place) const {
@@ -195,6 +200,9 @@ class ProgramChecker {
       const bool only_plan = is_receive_phase(step().kind) || (shape_of(step().kind).has_lane && i == 1);
       if (const auto fault = overwritten(inputs[i], !only_plan, true))
         fail(str(step().inputs[i], " ", *fault));
+      if (!contains(kInLane, inputs[i].kind)) continue;
+      require_stream(inputs[i].rows.lane, lanes_.at(inputs[i].rows.lane));
+      require_stream(inputs[i].plan.lane, lanes_.at(inputs[i].plan.lane));
     }
   }
 
@@ -213,6 +221,13 @@ class ProgramChecker {
     return found;
   }
 
+  // What a lane holds is used on its stream alone: then nothing of it is overwritten while it is read.
+  void require_stream(const ProgramLane& lane, const ProgramLaneCalls& calls) const {
+    if (step().stream == calls.stream) return;
+    fail(str("is on stream ", step().stream, ", but lane ", lane.second, ", which it uses, is on stream ",
+             calls.stream));
+  }
+
   // The step's call on its lane, and the memory that `made` lies in.
   void use_lane(const std::vector<CheckedValue>& inputs, CheckedValue& made) {
     if (is_receive_phase(step().kind)) return receive(inputs.front(), made);
@@ -220,6 +235,8 @@ class ProgramChecker {
     made.from_exchange = true;
     const ProgramLane key{step().exchange, step().lane};
     ProgramLaneCalls& lane = lanes_[key];
+    if (lane.stream < 0) lane.stream = step().stream;
+    require_stream(key, lane);
     if (lane.open >= 0)
       fail(str("lane ", key.second, " is between the phases of ", name_of(lane.open),
                ": receive that first, or use another lane"));

@@ -89,13 +89,15 @@ class BatchedProgram {
                        dispatch ? ValueKind::sent_dispatch : ValueKind::sent_combine}};
       ProgramStep receive{.kind = receive_phase_of(send.kind),
                           .inputs = {send.outputs.front().name},
-                          .outputs = step.outputs};
+                          .outputs = step.outputs,
+                          .stream = step.stream};
       steps_.push_back(std::move(send));
       steps_.push_back(std::move(receive));
     }
   }
 
   void count_lanes() {
+    for (const ProgramStep& step : steps_) streams_ = std::max(streams_, step.stream + 1);
     for (const ProgramStep& step : steps_)
       if (shape_of(step.kind).has_lane)
         lanes_[step.exchange] = std::max(lanes_[step.exchange], step.lane + 1);
@@ -125,7 +127,8 @@ class BatchedProgram {
                              .outputs = {{name_in(input.name, batch), input.kind}},
                              .exchange = user->exchange,
                              .index = batch,
-                             .of = batches_});
+                             .of = batches_,
+                             .stream = batch * streams_});
   }
 
   // The steps up to the next receive phase, of each micro-batch in turn.
@@ -143,6 +146,7 @@ class BatchedProgram {
     for (std::string& input : step.inputs) input = name_in(input, batch);
     for (ProgramName& output : step.outputs) output.name = name_in(output.name, batch);
     if (shape_of(step.kind).has_lane) step.lane += batch * lanes_.at(step.exchange);
+    step.stream += batch * streams_;
     return step;
   }
 
@@ -158,6 +162,7 @@ class BatchedProgram {
   int batches_;
   std::vector<ProgramStep> steps_;  // of one micro-batch, in phases
   std::map<std::string, int, std::less<>> lanes_;
+  int streams_ = 1;
   std::set<std::string, std::less<>> used_;
   std::map<std::string, std::vector<std::string>, std::less<>> names_;
   Program made_;

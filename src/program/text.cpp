@@ -27,6 +27,7 @@ std::string print_step(const ProgramStep& step) {
   if (!step.exchange.empty()) line += " exchange=" + step.exchange;
   if (step.lane != 0) line += str(" lane=", step.lane);
   if (step.kind == StepKind::part) line += str(" index=", step.index, " of=", step.of);
+  if (step.stream != 0) line += str(" stream=", step.stream);
   return line;
 }
 
@@ -114,8 +115,10 @@ void read_attribute(LineReader& line, ProgramStep& step) {
     step.index = line.number(attribute);
   } else if (attribute == "of") {
     step.of = line.number(attribute);
+  } else if (attribute == "stream") {
+    step.stream = line.number(attribute);
   } else {
-    line.fail(str("there is no attribute '", attribute, "'; there are: exchange, lane, index, of"));
+    line.fail(str("there is no attribute '", attribute, "'; there are: exchange, lane, index, of, stream"));
   }
 }
 

@@ -67,7 +67,7 @@ class RunTest(ProgramTest):
                 with open(timeline, encoding="utf-8") as file:
                     events = [event for event in json.load(file)["traceEvents"] if event["ph"] == "X"]
                 self.assertEqual({event["pid"] for event in events}, {0, 1, 2})
-                self.assertLessEqual({0, batches - 1}, {event["tid"] for event in events})
+                self.assertEqual({event["tid"] for event in events}, set(range(batches)))
                 self.assertGreaterEqual(min(event["dur"] for event in events), 0)
         self.assertIn("a second time against the plain program", self.succeed("run", *SMALL, "--program", path))
 

@@ -120,6 +120,20 @@ TEST(Program, RefusesRowsThatALaterDispatchHasOverwritten) {
             "use another lane");
 }
 
+TEST(Program, RefusesALaneOnTwoStreams) {
+  EXPECT_EQ(fault_of("rows = dispatch(x, ids) stream=1\nout: outputs = call experts(rows)\n"),
+            "step out (call experts): is on stream 0, but lane 0, which it uses, is on stream 1");
+  EXPECT_EQ(fault_of("rows = dispatch(x, ids)\nmore = dispatch(x, ids) stream=1\n"),
+            "step more (dispatch): is on stream 1, but lane 0, which it uses, is on stream 0");
+  EXPECT_EQ(fault_of("rows = dispatch(x, ids)\nmore = dispatch(x, rows) lane=1 stream=1\n"),
+            "step more (dispatch): is on stream 1, but lane 0, which it uses, is on stream 0");
+  EXPECT_EQ(fault_of("sent = dispatch_send(x, ids) stream=2\na: tokens = call shared(x) stream=1\n"
+                     "rows = dispatch_receive(sent) stream=2\n"),
+            "accepted");
+  EXPECT_EQ(fault_of("a: tokens = call f(x) stream=-1\n"),
+            "step a (call f): has stream -1: streams start at 0");
+}
+
 TEST(Program, RefusesNamesAndFields) {
   EXPECT_EQ(fault_of(std::string(kRows) + kRows),
             "step rows (dispatch): rows exists already, made by step rows (dispatch): rename one");
@@ -154,8 +168,9 @@ TEST(Program, TextNamesTheLineAtFault) {
   EXPECT_EQ(fault("program a\n\nx = join(a b)\n"), "program text, line 3: expected ',' before 'b)'");
   EXPECT_EQ(fault("program a\nx = join(a) lane=two\n"),
             "program text, line 2: lane is 'two', expected a number");
-  EXPECT_EQ(fault("program a\nx = join(a) speed=2\n"),
-            "program text, line 2: there is no attribute 'speed'; there are: exchange, lane, index, of");
+  EXPECT_EQ(
+      fault("program a\nx = join(a) speed=2\n"),
+      "program text, line 2: there is no attribute 'speed'; there are: exchange, lane, index, of, stream");
   EXPECT_EQ(fault("program a\nx = call f(a)\n"),
             "program text, line 2: a call says the kinds of its values: x: outputs = call ...");
   EXPECT_EQ(fault("program a\nx: tokens = join(a)\n"),
@@ -232,19 +247,19 @@ TEST(Program, MicroBatchesTakeTurnsBeforeEachReceivePhase) {
   EXPECT_EQ(to_string(overlap(plain, 2)),
             "program moe\ninput x: tokens\ninput ids: ids\n"
             "x.0 = part(x) index=0 of=2\n"
-            "x.1 = part(x) index=1 of=2\n"
+            "x.1 = part(x) index=1 of=2 stream=1\n"
             "ids.0 = part(ids) index=0 of=2\n"
-            "ids.1 = part(ids) index=1 of=2\n"
+            "ids.1 = part(ids) index=1 of=2 stream=1\n"
             "rows.sent.0 = dispatch_send(x.0, ids.0)\n"
-            "rows.sent.1 = dispatch_send(x.1, ids.1) lane=1\n"
+            "rows.sent.1 = dispatch_send(x.1, ids.1) lane=1 stream=1\n"
             "rows.0 = dispatch_receive(rows.sent.0)\n"
             "out.0: outputs = call experts(rows.0)\n"
             "y.sent.0 = combine_send(out.0, rows.0)\n"
-            "rows.1 = dispatch_receive(rows.sent.1)\n"
-            "out.1: outputs = call experts(rows.1)\n"
-            "y.sent.1 = combine_send(out.1, rows.1) lane=1\n"
+            "rows.1 = dispatch_receive(rows.sent.1) stream=1\n"
+            "out.1: outputs = call experts(rows.1) stream=1\n"
+            "y.sent.1 = combine_send(out.1, rows.1) lane=1 stream=1\n"
             "y.0 = combine_receive(y.sent.0)\n"
-            "y.1 = combine_receive(y.sent.1)\n"
+            "y.1 = combine_receive(y.sent.1) stream=1\n"
             "y = join(y.0, y.1)\n"
             "output y\n");
 }

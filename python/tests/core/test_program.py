@@ -1,10 +1,15 @@
 """Programs: the text form, and runs against the same calls made one by one."""
 
+import contextlib
+import sys
+import types
+
 import ml_dtypes
 import numpy as np
 import pytest
 
 import ferry
+from ferry._streams import Streams
 from oracle import random_step
 
 LAYER = """
@@ -190,3 +195,64 @@ def test_arrays_of_pytorch(rng):
         assert torch.equal(plain.run(*given)[0], batched.run(*given)[0])
 
     ferry.Group.threads(2).run(body)
+
+
+class FakeCuda:
+    """Stands for torch.cuda, and writes down what streams wait for."""
+
+    def __init__(self):
+        self.log, self.now = [], "main"
+
+    def Stream(self, device):
+        return FakeStream(self, f"own{sum(line.startswith('new') for line in self.log) + 1}", new=True)
+
+    def current_stream(self, device):
+        return FakeStream(self, self.now)
+
+    def is_current_stream_capturing(self):
+        return False
+
+    @contextlib.contextmanager
+    def stream(self, stream):
+        before, self.now = self.now, stream.name
+        yield
+        self.now = before
+
+
+class FakeStream:
+    def __init__(self, cuda, name, new=False):
+        self.cuda, self.name = cuda, name
+        if new:
+            cuda.log.append(f"new {name}")
+
+    def wait_stream(self, other):
+        self.cuda.log.append(f"{self.name} waits for {other.name}")
+
+    def wait_event(self, event):
+        self.cuda.log.append(f"{self.name} waits for {event}")
+
+    def record_event(self):
+        return f"a step of {self.name}"
+
+
+def test_streams_wait_only_for_values_of_other_streams(monkeypatch):
+    program = ferry.Program(LAYER).overlap(2)
+    assert [step.stream for step in program.steps if step.kind == "call"] == [0, 1]
+    fake = types.ModuleType("fake_framework")
+    fake.cuda = cuda = FakeCuda()
+    monkeypatch.setitem(sys.modules, "fake_framework", fake)
+    tensor = type("Tensor", (), {"__module__": "fake_framework", "is_cuda": True, "device": 0})()
+    streams = Streams(program)
+    for _ in range(2):
+        streams.begin([tensor])
+        for step in program.steps:
+            with streams.of(step, {}):
+                cuda.log.append(f"{step.outputs[0][0]} on {cuda.now}")
+        streams.end([("y", tensor)])
+    assert cuda.log[0] == "new own1" and cuda.log.count("new own1") == 1
+    once = cuda.log[1:len(cuda.log) // 2 + 1]
+    waits = [line for line in once if "waits" in line]
+    assert waits == ["own1 waits for main", "main waits for a step of own1", "main waits for own1"]
+    assert once.index("main waits for a step of own1") == once.index("y on main") - 1  # the join
+    assert "outputs.1 on own1" in once and "outputs.0 on main" in once
+    assert cuda.log[1:] == once * 2

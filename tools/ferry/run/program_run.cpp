@@ -189,7 +189,7 @@ void add_steps(nlohmann::json& events, int rank, const Program& program, const d
   for (std::size_t i = 0; i < program.steps.size(); ++i)
     events.push_back({{"ph", "X"},
                       {"pid", rank},
-                      {"tid", program.steps[i].lane},
+                      {"tid", program.steps[i].stream},
                       {"ts", times[i]},
                       {"dur", times[i + 1] - times[i]},
                       {"name", program.steps[i].name()}});
