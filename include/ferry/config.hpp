@@ -15,10 +15,11 @@ namespace ferry {
 /// configurations and names the first field that differs. Symbols such as T and K are explained in
 /// ferry/types.hpp.
 struct Config {
-  int experts = 0;     ///< E, 1 or more
-  int top_k = 0;       ///< K, 1 to kMaxTopK
-  int hidden = 0;      ///< H; a row of combine_type is a multiple of 16 bytes. Not used by raw dispatches
-  int max_tokens = 0;  ///< T, 1 or more: most tokens of a rank in a call
+  int experts = 0;  ///< E, 1 to 2^20
+  int top_k = 0;    ///< K, 1 to kMaxTopK
+  int hidden =
+      0;  ///< H, 1 to 2^24; a row of combine_type is a multiple of 16 bytes. Not used by raw dispatches
+  int max_tokens = 0;  ///< T, 1 to 2^24: most tokens of a rank in a call
 
   BackendKind backend = BackendKind::cpu;
   EngineKind engine =

@@ -63,9 +63,10 @@ struct ReceiveBuffers {
   std::int32_t* row_offsets = nullptr;   ///< [G + 1]; its last entry is the total
   float* dots = nullptr;                 ///< [capacity], with DispatchOptions::dot_rows
   std::int32_t* count_sums = nullptr;    ///< [G]; the call adds `counts` to it; the lane has none of its own
-  /// Rows that the arrays of [capacity] have room for, in a dispatch from ids; 0: the capacity. Rows past it
-  /// are not stored and have no row in the plan of this rank; counts and row_offsets include them. Not with
-  /// expert_padded, column_major scales or dot_rows.
+  /// Rows that the arrays of [capacity] have room for, in a dispatch from ids; 0: the capacity. If more
+  /// arrive, those past it are lost without an error: they are not stored and have no row in the plan of this
+  /// rank, while counts and row_offsets include them. Compare `total` with it, or take it from
+  /// dispatch_counts(). Not with expert_padded, column_major scales or dot_rows.
   std::int64_t rows = 0;
 };
 
@@ -88,7 +89,8 @@ struct HostTotals {
 
 /// The rows that this rank has received, and their sources. docs/contract.md defines the order of rows.
 ///
-/// Groups are this rank's experts in local order; with rank_major they are the source ranks. Rows past the
+/// Groups are the shared experts, then this rank's experts in local order; with rank_major they are the
+/// source ranks. Rows past the
 /// total are neither written nor read.
 ///
 /// Ownership: the memory belongs to the lane, whose next dispatch overwrites it, or to the caller
@@ -137,7 +139,8 @@ struct Outputs {
 };
 
 /// Where combine writes: [N, H]. unreduced: [N, K, H]. Zero for a token without delivered routes. The address
-/// and the stride are multiples of 16 bytes.
+/// and the stride are multiples of 16 bytes. Its length is not known to Ferry and not checked. It must not
+/// overlap the outputs.
 struct Result {
   void* data = nullptr;
   DType type = DType::bf16;

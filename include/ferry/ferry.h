@@ -17,7 +17,8 @@
 //   N  tokens of this rank in this call              R  ranks of the group
 //   T  most tokens of a rank in a call (max_tokens)  E  experts of the layer, on all ranks together
 //   K  experts that a token chooses (top_k)          L  experts of one rank (local experts)
-//   H  columns of a token (hidden)                   G  groups of received rows: L, or R with rank_major
+//   H  columns of a token (hidden)                   S  shared experts, which every rank holds
+//   G  groups of received rows: S + L, or R with rank_major
 //
 // Errors. A function that can fail returns a ferry_status. After a failure, ferry_last_error() and
 // ferry_last_record() return its message and numbers. A failed call leaves its outputs unchanged unless its

@@ -61,9 +61,8 @@ enum class ReductionLevel : int { automatic = 0, rank = 1, node = 2 };
 /// Whose tokens the ranks pass to dispatch.
 ///
 /// - `own`: each rank has tokens of its own.
-/// - `replicated`: every rank passes the same tokens and ids. Each keeps the routes to its own experts,
-/// nothing
-///   travels, and combine gives each rank its own sum, for an all-reduce of the caller's.
+/// - `replicated`: every rank passes the same tokens and ids. Each keeps the routes to its own experts and
+///   nothing travels. Combine gives each rank its own sum, for an all-reduce of the caller's.
 enum class Input : int { own = 0, replicated = 1 };
 
 /// The implementation that carries out an exchange: `reference` and `cpu` on ranks of one host, which share

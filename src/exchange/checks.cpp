@@ -51,7 +51,8 @@ void check_rows(const char* name, int rank, const void* data, std::int64_t strid
 void check_tokens(const Config& config, int rank, const char* call, const Ids& ids, std::int64_t tokens) {
   if (tokens < 0 || tokens > config.max_tokens) {
     throw UsageError(str(call, ": ", counted(tokens, "token"), " on rank ", rank, ", max_tokens is ",
-                         config.max_tokens, ": pass fewer tokens, or configure more"));
+                         config.max_tokens,
+                         ": pass fewer tokens, or construct the exchange with a larger max_tokens"));
   }
   if (const auto number = static_cast<int>(ids.type); number < 0 || number > 1)
     throw UsageError(str("ids: type = ", number, ", must be 0 (int32) or 1 (int64)"));
@@ -64,7 +65,7 @@ void check_message_fits(const Config& config, const Format& format) {
     throw UsageError(str("dispatch: a message of format ", to_string(format), " takes ",
                          counted(needed, "byte"), ", but the configuration's format ",
                          to_string(config.format), " has room for ", largest,
-                         ": configure the larger format"));
+                         ": construct the exchange with format = ", to_string(format)));
   }
 }
 
@@ -280,7 +281,8 @@ void check_combine(const Config& config, int rank, const CombineCall& call, bool
   }
   if (returns_every_row && config.reduction == Reduction::partial) {
     throw UsageError(str("combine: ", to_string(call.reduction), " needs more staging than the configured ",
-                         to_string(config.reduction), ": configure the larger one"));
+                         to_string(config.reduction),
+                         ": construct the exchange with reduction = ", to_string(call.reduction)));
   }
   if (config.layout == Layout::rank_major) {
     if (returns_every_row || call.row_weights != nullptr || call.topk_weights != nullptr ||

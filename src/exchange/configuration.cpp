@@ -165,7 +165,8 @@ void check_alone(const Config& config) {
   if (row_bytes % 16 != 0) {
     throw UsageError(str("configuration: a row of ", config.hidden, " ", to_string(config.combine_type),
                          " values is ", counted(row_bytes, "byte"),
-                         ", must be a multiple of 16: change hidden"));
+                         ", must be a multiple of 16: make hidden a multiple of ",
+                         16 / bytes_of(config.combine_type)));
   }
   check_format(config.format, config.hidden, accepted_input(config.format));
   check_reduction(config);

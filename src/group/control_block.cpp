@@ -163,7 +163,8 @@ void ControlBlock::throw_failure(WaitRecord waiting) const {
   waiting.peer = error.wait.peer;
   waiting.via = error.wait.via;
   error.wait = waiting;
-  error.raise(str("rank ", waiting.rank, " aborted ", to_string(waiting.operation), " ", waiting.call, ": "));
+  error.raise(
+      str(to_string(waiting.operation), " ", waiting.call, " ended early on rank ", waiting.rank, ": "));
 }
 
 ErrorRecord failure_record(ErrorRecord::Kind kind, const WaitRecord& record, const std::string& text) {

@@ -46,7 +46,10 @@ SystemError out_of_memory(const std::string& directory, std::int64_t needed, std
                           int error) {
   return system_error(str("shared memory", directory.empty() ? "" : " in ", directory,
                           " is too small: ", counted(needed, "byte"), " needed, ", counted(available, "byte"),
-                          " free (FERRY_SHM_DIR names another directory)"),
+                          " free, which are ", static_cast<double>(needed) / 1e9, " and ",
+                          static_cast<double>(available) / 1e9,
+                          " GB: make max_tokens, capacity or lanes smaller, or name another directory by "
+                          "FERRY_SHM_DIR"),
                       error);
 }
 

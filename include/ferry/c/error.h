@@ -60,7 +60,8 @@ typedef struct ferry_bad_source {
   int64_t count;  ///< bad entries found
 } ferry_bad_source;
 
-/// Routes that did not fit a rank's capacity. They were dropped; the numbers are the same on every rank.
+/// Routes and shared rows that did not fit a rank's capacity. They were dropped; the numbers are the same on
+/// every rank.
 typedef struct ferry_overflow {
   int32_t rank;      ///< of the ranks that overflowed, the one that needs the most rows
   int64_t capacity;  ///< rows that rank `rank` has (expert_padded: rows of one expert)

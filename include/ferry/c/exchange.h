@@ -41,7 +41,7 @@ typedef struct ferry_tokens {
 } ferry_tokens;
 
 /// The experts' outputs, [total, H], which are only read, or the result of combine, [N, H] (unreduced: [N, K,
-/// H]).
+/// H]). Ferry does not know how long the result is, and does not check it; it must not overlap the outputs.
 typedef struct ferry_rows {
   void* data;
   int64_t stride;  ///< bytes from one row to the next (unreduced result: from slot to slot); 0: dense
@@ -65,7 +65,7 @@ typedef struct ferry_more_receive_buffers {
   float* dots;           ///< [capacity], with dot_rows
   int32_t* count_sums;   ///< [G]; the call adds `counts` to it; the lane has none of its own
   /// Rows that the arrays of [capacity] have room for, in a dispatch from ids; 0: the capacity. Rows past it
-  /// are not stored: see ferry::ReceiveBuffers::rows.
+  /// are lost without an error: compare the total, or take it from ferry_dispatch_counts().
   int64_t rows;
 } ferry_more_receive_buffers;
 
@@ -85,8 +85,8 @@ typedef struct ferry_host_totals {
 
 /// The rows that this rank has received, and their sources.
 ///
-/// Groups are this rank's experts in local order; with rank_major they are the source ranks. The memory
-/// belongs to the lane, whose next dispatch overwrites it, or to the caller.
+/// Groups are the shared experts, then this rank's experts in local order; with rank_major they are the
+/// source ranks. The memory belongs to the lane, whose next dispatch overwrites it, or to the caller.
 typedef struct ferry_dispatch_result {
   size_t size;
   void* data;                                  ///< the values: parts[0].data
@@ -96,15 +96,15 @@ typedef struct ferry_dispatch_result {
   const int32_t* counts;                       ///< [G] rows of each group, padding excluded
   const int32_t* row_offsets;                  ///< [G + 1] first row of each group
   const int32_t* total;                        ///< [1] row_offsets[G]
-  const int32_t* group_expert;                 ///< [G] global expert id of each group; rank_major: -1
-  const ferry_source* source;                  ///< [total]
-  const float* weight;                         ///< [total]; rank_major: [total, K]; NULL without weights
-  const int32_t* local_ids;                    ///< rank_major: [total, K] local expert of each slot, or -1
-  const int32_t* group_of_row;                 ///< [total], -1 on padding; NULL unless memory was passed
-  const float* dots;                           ///< [total]; NULL without dot_rows
-  const ferry_host_totals* host;               ///< in host memory
-  uint64_t call;                               ///< call number on the lane
-  ferry_plan plan;                             ///< pass it to ferry_combine()
+  const int32_t* group_expert;    ///< [G] expert id of each group; shared s: E + s; rank_major: -1
+  const ferry_source* source;     ///< [total]
+  const float* weight;            ///< [total]; rank_major: [total, K]; NULL without weights
+  const int32_t* local_ids;       ///< rank_major: [total, K] local expert of each slot, or -1
+  const int32_t* group_of_row;    ///< [total], -1 on padding; NULL unless memory was passed
+  const float* dots;              ///< [total]; NULL without dot_rows
+  const ferry_host_totals* host;  ///< in host memory
+  uint64_t call;                  ///< call number on the lane
+  ferry_plan plan;                ///< pass it to ferry_combine()
 } ferry_dispatch_result;
 
 #ifdef __cplusplus

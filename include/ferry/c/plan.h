@@ -25,7 +25,7 @@ typedef struct ferry_plan {
 } ferry_plan;
 
 /// Where a received row comes from. Padding: -1, -1, -1. rank_major rows, which stand for a whole token: slot
-/// -1.
+/// -1. Rows of shared expert s: this rank, slot K + s.
 typedef struct ferry_source {
   int32_t rank, token, slot;
 } ferry_source;
@@ -38,7 +38,7 @@ typedef struct ferry_plan_info {
   int64_t tokens;  ///< N of this rank
   uint64_t placement_version;
   int64_t total;                  ///< rows on this rank, padding between groups included
-  int64_t dropped;                ///< routes dropped on all ranks together (rank_major: rows)
+  int64_t dropped;                ///< routes and shared rows dropped on all ranks together (rank_major: rows)
   const int32_t* counts;          ///< [R, E] routes of every rank to every expert
   const int32_t* tokens_between;  ///< [R, R] tokens that rank s sends to rank d, at [s, d]
   const ferry_source* sources;    ///< [total]
