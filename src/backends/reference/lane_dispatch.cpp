@@ -131,7 +131,7 @@ PlanView Lane::open_plan() {
     storage =
         received_.plan.data() + (16 - reinterpret_cast<std::uintptr_t>(received_.plan.data()) % 16) % 16;
   }
-  result_.plan = Plan::over(storage, bytes);
+  result_.plan = Plan::over(storage, bytes, channel_.call());
   return view_plan(storage, shape);
 }
 
