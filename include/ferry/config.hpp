@@ -34,8 +34,7 @@ struct Config {
 
   /// S, 0 to kMaxSharedExperts: experts that every rank holds and every token goes to. Their rows never
   /// travel and come first: groups 0 to S - 1 hold this rank's tokens in order. Combine adds their outputs
-  /// with weight
-  /// 1. Not with rank_major or raw formats. Backends on device memory do not have it yet.
+  /// with weight 1. Not with rank_major or raw formats. Backends on device memory do not have it yet.
   int shared_experts = 0;
 
   /// `replicated` takes the reduction `partial` at level rank only. Backends on device memory have only
@@ -62,7 +61,7 @@ struct Config {
   Format format = Format::bf16();    ///< default of each dispatch; no dispatch may have larger messages
   DType combine_type = DType::bf16;  ///< type of the rows that combine transfers
   /// Default of each combine. `partial` takes T*min(K, R) rows of staging and then allows no other reduction;
-  /// `exact` and `unreduced` take T*K rows and allow all three.
+  /// `exact` and `unreduced` take T*K rows and allow all three. rank_major: must be partial.
   Reduction reduction = Reduction::partial;
   /// How `partial` adds. Construction replaces `automatic` by what it stands for in the group. cuda: `rank`.
   ReductionLevel reduction_level = ReductionLevel::automatic;
