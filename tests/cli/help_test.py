@@ -24,7 +24,7 @@ class HelpTest(ProgramTest):
     def test_run_names_every_option(self):
         text = self.succeed("run", "--help")
         for option in ["backend", "ranks", "processes", "trace", "layer", "steps", "tokens", "experts", "top-k", "seed",
-                       "hidden", "inner", "layout", "format", "reduction", "alignment", "json", "html", "timeline"]:
+                       "hidden", "inner", "layout", "format", "reduction", "alignment", "json", "html", "timeline", "compare"]:
             self.assertIn("--" + option, text)
 
     def test_version(self):

@@ -58,6 +58,9 @@ class RefusalsTest(ProgramTest):
             (["tokens=0", "found 0"], ["trace", "info", "synth:decode:tokens=0"]),
             (["name"], ["trace", "info"]),
             (["--out"], ["trace", "synth", "synth:decode"]),
+            (["--tokens with --readme", "--repetitions"], ["bench", "--readme", "--tokens", "4"]),
+            (["--backend with --readme"], ["bench", "--backend", "cpu", "--readme"]),
+            (["--processes with --readme"], ["bench", "--processes", "--readme", "--json", "-"]),
             (["1", "--ranks"], ["limits", "--ranks", "1"]),
         ]:
             with self.subTest(arguments=arguments):
@@ -82,6 +85,30 @@ class RefusalsTest(ProgramTest):
             with self.subTest(arguments=arguments):
                 self.refuse(2, words, "run", *SMALL, *arguments)
                 self.assertEqual(os.listdir(self.folder), [])
+
+    def test_earlier_runs_that_cannot_be_compared(self):
+        bench = self.path("bench.json")
+        with open(bench, "w", encoding="utf-8") as file:
+            file.write('{"schema": "ferry.bench", "schema_version": 2}')
+        text, run = self.path("text"), self.path("run.json")
+        with open(text, "w", encoding="utf-8") as file:
+            file.write("no JSON")
+        self.succeed("run", *SMALL, "--json", run)
+        with open(run, encoding="utf-8") as file:
+            report = file.read()
+        for code, words, arguments in [
+            (3, [self.path("none"), "No such file"], ["--compare", self.path("none")]),
+            (3, [self.folder, "Is a directory"], ["--compare", self.folder]),
+            (2, [text, "not JSON", "--json FILE"], ["--compare", text]),
+            (2, [bench, "schema ferry.bench", "expected ferry.run"], ["--compare", bench]),
+            (2, ["--compare " + run, "--json " + run, "same file"], ["--compare", run, "--json", run]),
+            (2, ["--compare with --overlap"], ["--compare", run, "--overlap", "2"]),
+            (2, ["--compare", "empty"], ["--compare", ""]),
+        ]:
+            with self.subTest(arguments=arguments):
+                self.refuse(code, words, "run", *SMALL, *arguments)
+        with open(run, encoding="utf-8") as file:
+            self.assertEqual(file.read(), report)
 
     def test_recorded_trace_in_a_folder_that_is_not_there(self):
         self.refuse(2, [self.path("none"), "FERRY_TRACES"], "run", "--trace", "a/b",

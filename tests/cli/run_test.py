@@ -109,6 +109,26 @@ class RunTest(ProgramTest):
         self.refuse(2, ["--hosts 3", "--ranks 4"], "run", *SMALL, "--ranks", "4", "--hosts", "3")
         self.refuse(2, ["FERRY_HOST_ID"], "run", *SMALL, "--backend", "collective", "--hosts", "3")
 
+    def test_beside_an_earlier_run(self):
+        earlier, page = self.path("earlier.json"), self.path("run.html")
+        self.succeed("run", *SMALL, "--json", earlier)
+        with open(earlier, encoding="utf-8") as file:
+            before = json.load(file)
+        run = self.run_small("--compare", earlier, "--format", "fp8", "--tokens", 4, "--html", page)
+        self.check_report(run)
+        self.assertEqual(run["compared"]["started_at"], before["started_at"])
+        differences = {each["field"]: (each["earlier"], each["now"]) for each in run["compared"]["differences"]}
+        self.assertEqual(differences, {"workload.tokens_per_rank": (5, 4), "configuration.max_tokens": (5, 4),
+                                       "configuration.format": ("bf16", "fp8")})
+        self.assertEqual(run["compared"]["figures"]["dispatch"]["wire_bytes"], before["dispatch"]["wire_bytes"])
+        self.assertAlmostEqual(run["compared"]["ratios"]["dispatch"]["wire_bytes"],
+                               run["dispatch"]["wire_bytes"] / before["dispatch"]["wire_bytes"])
+        self.assertNotIn("compared", before)
+        with open(page, encoding="utf-8") as file:
+            self.assertIn('"compared":{', file.read())
+        table = self.succeed("run", *SMALL, "--compare", earlier)
+        self.assertRegex(table, r"\nEarlier +ferry .*\n +the same settings and machine\n\Z")
+
     def test_layer_and_seed(self):
         first, second = self.run_small("--layer", "0"), self.run_small("--layer", "1")
         self.assertNotEqual(first["load"]["routes_per_expert"], second["load"]["routes_per_expert"])

@@ -96,6 +96,12 @@ class Page(html.parser.HTMLParser):
             self.stray.append(" ".join(text.split()))
 
 
+def setting_of(path, run):
+    """The path of the setting that a difference between two runs is about; other paths are returned as they are."""
+    found = re.fullmatch(r"compared\.differences\.(\d+)\.(earlier|now)", path)
+    return run["compared"]["differences"][int(found[1])]["field"] if found else path
+
+
 def value_at(run, path):
     for key in path.split("."):
         run = run[int(key)] if isinstance(run, list) else run[key]
@@ -111,6 +117,8 @@ def leaves(value, path=""):
 
 
 def dimension(path):
+    if path.startswith("compared.ratios."):
+        return "times"
     name = next(part for part in reversed(path.split(".")) if not part.isdigit())
     endings = {"_us": "time", "_bytes": "bytes", "_bytes_per_second": "rate"}
     if name == "bytes_per_second":
@@ -186,7 +194,7 @@ def element_problems(element, run):
     spans = path.startswith("timeline.spans_us.")
     problems = [mark_problem(element, value, run)]
     if element.text.strip():
-        problems.append(text_problem(path, value, element.text, element.get("data-unit") or ""))
+        problems.append(text_problem(setting_of(path, run), value, element.text, element.get("data-unit") or ""))
     if element.get("aria-label"):
         problems.append(text_problem(path, value, element.get("aria-label").rsplit(": ", 1)[-1]))
     elif not element.text.strip() and not spans:

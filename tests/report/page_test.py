@@ -19,7 +19,8 @@ sys.dont_write_bytecode = True
 import check_page  # noqa: E402  (beside this file)
 
 SEED = int(os.environ.get("FERRY_SEED") or random.SystemRandom().randrange(2**63))
-SHAPES = {"one rank": (1, 8, 3), "small": (4, 16, 5), "usual": (8, 256, 200), "large": (64, 512, 3000)}
+SHAPES = {"one rank": (1, 8, 3), "small": (4, 16, 5), "usual": (8, 256, 200), "large": (64, 512, 3000),
+          "compared": (8, 16, 100, 1)}  # with a run of one rank, which sends nothing
 WRITER = ""
 draw = check_page.drawn
 
@@ -110,6 +111,21 @@ class PageTest(SampleTest):
         self.assertTrue('<span class="">busiest: rank' in page)  # 1.00 of the mean
         self.assertTrue(re.search(r'<rect class="" role="img"\s+data-path="load.rows_per_rank.0"', page))
         self.assertTrue('<span class="hot">busiest: expert' in page)  # a popular one
+
+    def test_an_earlier_run_stands_beside_this_one(self):
+        page = self.drawn_part("compared")
+        self.assertTrue('data-path="compared.differences.1.field">configuration.ranks<' in page)
+        self.assertTrue('data-path="compared.differences.1.earlier">1<' in page)
+        self.assertTrue(re.search(r'data-path="compared.ratios.latency.step.p50_us">[\d.]+ ×<', page))
+        self.assertTrue('<section id="compared" aria-labelledby="compared-title" hidden' in self.drawn_part("small"))
+
+    def test_changes_of_the_comparison_are_named(self):
+        sample = self.sample("compared")
+        script = ("for (const path of ['differences.1.earlier', 'figures.latency.step.p50_us', 'ratios.tokens_per_second'])"
+                  "document.querySelector(`[data-path=\"compared.${path}\"]`).textContent = '12.3 ms'")
+        sample.replace_text(sample.text().replace("</body>", f"<script>{script}</script></body>"))
+        self.assertEqual({problem.split(": ")[0] for problem in sample.problems()},
+                         {"compared.differences.1.earlier", "compared.figures.latency.step.p50_us", "compared.ratios.tokens_per_second"})
 
     def test_large_pages_stay_small(self):
         self.assertLess(os.path.getsize(self.sample("large").page), 1_000_000)

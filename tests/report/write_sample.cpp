@@ -1,9 +1,10 @@
-// write_sample FOLDER [SEED [RANKS EXPERTS STEPS]]: writes run.html, run.json, run.trace.json and run.txt of
-// a synthetic run.
+// write_sample FOLDER [SEED [RANKS EXPERTS STEPS [EARLIER_RANKS]]]: writes run.html, run.json, run.trace.json
+// and run.txt of a synthetic run, compared with an earlier one of so many ranks if EARLIER_RANKS is given.
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
 #include <fstream>
+#include <memory>
 #include <stdexcept>
 #include <string>
 
@@ -31,16 +32,22 @@ void write_all(const std::string& folder, const ferry::report::RunReport& run) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 2 && argc != 3 && argc != 6) {
-    std::fputs("usage: write_sample FOLDER [SEED [RANKS EXPERTS STEPS]]\n", stderr);
+  if (argc != 2 && argc != 3 && argc != 6 && argc != 7) {
+    std::fputs("usage: write_sample FOLDER [SEED [RANKS EXPERTS STEPS [EARLIER_RANKS]]]\n", stderr);
     return 2;
   }
   try {
     const std::uint64_t seed = argc > 2 ? std::stoull(argv[2]) : 1;
     ferry::report::RunShape shape;
-    if (argc == 6)
+    if (argc >= 6)
       shape = {.ranks = std::stoi(argv[3]), .experts = std::stoi(argv[4]), .steps = std::stoi(argv[5])};
-    write_all(argv[1], ferry::report::synthetic_run(seed, shape));
+    ferry::report::RunReport run = ferry::report::synthetic_run(seed, shape);
+    if (argc == 7) {
+      shape.ranks = std::stoi(argv[6]);
+      run.compared_with =
+          std::make_shared<const ferry::report::RunReport>(ferry::report::synthetic_run(seed + 2, shape));
+    }
+    write_all(argv[1], run);
   } catch (const std::exception& error) {
     std::fprintf(stderr, "write_sample: %s\n", error.what());
     return 1;

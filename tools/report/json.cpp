@@ -4,6 +4,7 @@
 #include <cmath>
 #include <string>
 
+#include "tools/report/comparison.hpp"
 #include "tools/report/summary.hpp"
 
 namespace ferry::report {
@@ -169,22 +170,24 @@ RunReport in_nanoseconds(RunReport run) {
 Json to_json(const RunReport& given, int most_steps) {
   const RunReport run = in_nanoseconds(given);
   const Summary summary = summarise(run);
-  return {{"schema", kSchemaName},
-          {"schema_version", kSchemaVersion},
-          {"ferry_version", run.ferry_version},
-          {"command", utf8(run.command)},
-          {"started_at", run.started_at},
-          {"workload", json_of(run.workload)},
-          {"configuration", json_of(run.configuration)},
-          {"machine", json_of(run.machine)},
-          {"checks", json_of(run.checks, summary.checks_passed)},
-          {"tokens_per_second", summary.tokens_per_second},
-          {"latency", latency_json(summary)},
-          {"mean_step", json_of(summary.shares)},
-          {"dispatch", json_of(run.dispatch, summary.dispatch, run.configuration.nodes)},
-          {"combine", json_of(run.combine, summary.combine, run.configuration.nodes)},
-          {"load", json_of(run.load, summary)},
-          {"timeline", timeline_json(run, most_steps)}};
+  Json json{{"schema", kSchemaName},
+            {"schema_version", kSchemaVersion},
+            {"ferry_version", run.ferry_version},
+            {"command", utf8(run.command)},
+            {"started_at", run.started_at},
+            {"workload", json_of(run.workload)},
+            {"configuration", json_of(run.configuration)},
+            {"machine", json_of(run.machine)},
+            {"checks", json_of(run.checks, summary.checks_passed)},
+            {"tokens_per_second", summary.tokens_per_second},
+            {"latency", latency_json(summary)},
+            {"mean_step", json_of(summary.shares)},
+            {"dispatch", json_of(run.dispatch, summary.dispatch, run.configuration.nodes)},
+            {"combine", json_of(run.combine, summary.combine, run.configuration.nodes)},
+            {"load", json_of(run.load, summary)},
+            {"timeline", timeline_json(run, most_steps)}};
+  if (run.compared_with) json["compared"] = compare(json, to_json(*run.compared_with, 1));
+  return json;
 }
 
 }  // namespace ferry::report

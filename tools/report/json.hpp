@@ -16,8 +16,8 @@ inline constexpr int kSchemaVersion = 2;
 // from all steps.
 nlohmann::ordered_json to_json(const RunReport& run, int most_steps = std::numeric_limits<int>::max());
 
-// Reads a report with a complete timeline, of this version or of version 1. Derived figures are not read;
-// times are rounded to a nanosecond.
+// Reads a report with a complete timeline, of this version or of version 1. Derived figures and the
+// comparison with an earlier run are not read; times are rounded to a nanosecond.
 // @throws UsageError  another schema or version, a missing field or array, or a shortened timeline
 RunReport from_json(const nlohmann::ordered_json& json);
 

@@ -8,6 +8,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -118,6 +119,8 @@ struct RunReport {
   Traffic dispatch{};
   Traffic combine{};
   Load load{};
+  // An earlier run, whose figures stand beside this one's in the table, the JSON and the page; or null.
+  std::shared_ptr<const RunReport> compared_with{};
 
   const StepTimes& at(int step, int rank) const {
     return times[static_cast<std::size_t>(step) * static_cast<std::size_t>(configuration.ranks) +

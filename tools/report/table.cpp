@@ -5,6 +5,8 @@
 #include <cmath>
 #include <iterator>
 
+#include "tools/report/comparison.hpp"
+#include "tools/report/json.hpp"
 #include "tools/report/summary.hpp"
 #include "tools/report/units.hpp"
 
@@ -152,6 +154,7 @@ std::string to_table(const RunReport& run) {
   out.push_back('\n');
   add_ranks(out, run, summary);
   add_busiest(out, run, summary);
+  if (run.compared_with) fmt::format_to(std::back_inserter(out), "\n{}", comparison_table(to_json(run, 1)));
   return fmt::to_string(out);
 }
 

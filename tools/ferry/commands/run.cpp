@@ -13,6 +13,7 @@
 #include "tools/ferry/common/machine.hpp"
 #include "tools/ferry/common/output.hpp"
 #include "tools/ferry/common/traces.hpp"
+#include "tools/ferry/run/earlier_run.hpp"
 #include "tools/ferry/run/program_run.hpp"
 #include "tools/ferry/run/report.hpp"
 #include "tools/ferry/run/run_spec.hpp"
@@ -40,6 +41,7 @@ Examples:
   ferry run --trace synth:prefill:experts=128,seed=7 --tokens 512 --hidden 2048
   ferry run --json - | python3 -m json.tool
   ferry run --html run.html --timeline run.trace.json
+  ferry run --compare earlier.json --html run.html
   ferry run --backend cuda --ranks 4 --hidden 7168
   ferry run --ranks 8 --hosts 2 --reduction-level rank
   mpirun -n 4 ferry run --backend collective --tokens 512
@@ -117,6 +119,9 @@ void add_output_options(CLI::App& command, RunOptions& options) {
   add_output(command, "--html", options.html, "write the report as an HTML page; - is stdout");
   add_output(command, "--timeline", options.timeline,
              "write the timeline in Chrome trace format, for\nPerfetto; - is stdout");
+  add_text(command, "--compare", options.compare,
+           "an earlier run's --json FILE: its figures beside this\nrun's in the table, the JSON and the page",
+           "FILE");
 }
 
 struct OutputFiles {
@@ -216,6 +221,8 @@ void check_program_options(const RunOptions& options) {
     throw UsageError(fmt::format("{} runs on host memory, not with --backend cuda", option));
   if (!options.json.empty() || !options.html.empty())
     throw UsageError(fmt::format("{} prints a table and writes --timeline, but no --json or --html", option));
+  if (!options.compare.empty())
+    throw UsageError(fmt::format("--compare with {}: only runs without a program have a report", option));
 }
 
 void run_program_trace(const RunSpec& spec, Group& group, const OutputFiles& files) {
@@ -239,15 +246,20 @@ void run_program_trace(const RunSpec& spec, Group& group, const OutputFiles& fil
 
 void run_trace(RunOptions options) {
   if (options.runs_program()) check_program_options(options);
-  refuse_shared({{"--json", options.json}, {"--html", options.html}, {"--timeline", options.timeline}});
+  refuse_shared({{"--compare", options.compare},
+                 {"--json", options.json},
+                 {"--html", options.html},
+                 {"--timeline", options.timeline}});
+  const std::shared_ptr<const report::RunReport> earlier = read_earlier_run(options.compare);
   const OutputFiles files(options);
   limit_blas_to_one_thread();
   Group group = make_group(options);
   options.ranks = group.size();
   const RunSpec spec = make_run_spec(options);
   if (options.runs_program()) return run_program_trace(spec, group, files);
-  const std::optional<report::RunReport> report = run_ranks(spec, group);
+  std::optional<report::RunReport> report = run_ranks(spec, group);
   if (!report) return;
+  report->compared_with = earlier;
   write_outputs(*report, spec, files);
   throw_if_failed(*report);
 }

@@ -71,11 +71,11 @@ CLI::Option* add_output(CLI::App& command, const char* name, std::string& path, 
   return add_text(command, name, path, help, "FILE");
 }
 
-void refuse_shared(std::initializer_list<NamedOutput> outputs) {
-  for (const NamedOutput* one = outputs.begin(); one != outputs.end(); ++one) {
-    for (const NamedOutput* other = outputs.begin(); other != one; ++other) {
+void refuse_shared(std::initializer_list<NamedFile> files) {
+  for (const NamedFile* one = files.begin(); one != files.end(); ++one) {
+    for (const NamedFile* other = files.begin(); other != one; ++other) {
       if (one->path.empty() || other->path.empty() || !same_file(one->path, other->path)) continue;
-      throw UsageError(fmt::format("{} {} and {} {} would write to the same file", other->option, other->path,
+      throw UsageError(fmt::format("{} {} and {} {} are the same file", other->option, other->path,
                                    one->option, one->path));
     }
   }

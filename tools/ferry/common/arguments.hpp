@@ -36,13 +36,13 @@ void add_choice(CLI::App& command, const char* name, std::string& value, const c
 // A file to write: any path, or - for standard output.
 CLI::Option* add_output(CLI::App& command, const char* name, std::string& path, const std::string& help);
 
-// An output and the option that names it.
-struct NamedOutput {
+// A file and the option that names it.
+struct NamedFile {
   const char* option;
   const std::string& path;
 };
 
-// Throws UsageError if two outputs lead to the same file.
-void refuse_shared(std::initializer_list<NamedOutput> outputs);
+// Throws UsageError if two of them lead to the same file.
+void refuse_shared(std::initializer_list<NamedFile> files);
 
 }  // namespace ferry::app

@@ -44,6 +44,7 @@ struct RunOptions {
   bool runs_program() const { return !program.empty() || overlap > 1; }
 
   std::string json, html, timeline;
+  std::string compare;  // the JSON of an earlier run; empty: none
 };
 
 struct RunSpec {

@@ -338,6 +338,7 @@ function answerTheme() {
 
 drawHeader();
 drawHeadline();
+drawComparison();
 drawLatency();
 drawTimeline();
 drawTraffic();

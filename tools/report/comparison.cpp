@@ -1,0 +1,112 @@
+#include "tools/report/comparison.hpp"
+
+#include <fmt/core.h>
+
+#include <cmath>
+#include <string>
+
+#include "tools/report/units.hpp"
+
+namespace ferry::report {
+namespace {
+
+using Json = nlohmann::ordered_json;
+using Pointer = Json::json_pointer;
+
+// A figure that runs are compared by.
+struct ComparedFigure {
+  const char* path;  // in the report, and below `figures` and `ratios`
+  const char* name;
+  std::string (*shown)(double);
+};
+
+std::string in_count(double value) {
+  return with_thousands(std::llround(value));
+}
+
+constexpr ComparedFigure kFigures[] = {
+    {"/latency/dispatch/p50_us", "dispatch p50", in_time},
+    {"/latency/dispatch/mean_us", "dispatch mean", in_time},
+    {"/latency/experts/p50_us", "experts p50", in_time},
+    {"/latency/experts/mean_us", "experts mean", in_time},
+    {"/latency/combine/p50_us", "combine p50", in_time},
+    {"/latency/combine/mean_us", "combine mean", in_time},
+    {"/latency/step/p50_us", "step p50", in_time},
+    {"/latency/step/mean_us", "step mean", in_time},
+    {"/tokens_per_second", "tokens per second", in_count},
+    {"/dispatch/bytes_per_second", "dispatch bandwidth", in_bytes_per_second},
+    {"/dispatch/share_of_memcpy", "dispatch / memcpy", in_percent},
+    {"/dispatch/wire_bytes", "dispatch wire bytes", in_bytes},
+    {"/combine/bytes_per_second", "combine bandwidth", in_bytes_per_second},
+    {"/combine/share_of_memcpy", "combine / memcpy", in_percent},
+    {"/combine/wire_bytes", "combine wire bytes", in_bytes},
+    {"/load/busiest_rank/over_mean", "busiest rank / mean", in_times},
+};
+
+// Follows from other fields, was measured, or is an array that repeats them.
+bool says_nothing_new(const std::string& field) {
+  return field == "description" || field == "node_of_rank" || field == "memcpy_bytes_per_second";
+}
+
+void add_differences(const char* group, const Json& run, const Json& earlier, Json& differences) {
+  for (const auto& [field, value] : run.at(group).items()) {
+    const Json& before = earlier.at(group).at(field);
+    if (before == value || says_nothing_new(field)) continue;
+    differences.push_back({{"field", std::string(group) + "." + field}, {"earlier", before}, {"now", value}});
+  }
+}
+
+// null if either was not measured, or the earlier one is 0.
+Json ratio_of(const Json& value, const Json& earlier) {
+  if (value.is_null() || earlier.is_null() || earlier.get<double>() == 0) return nullptr;
+  return value.get<double>() / earlier.get<double>();
+}
+
+std::string shown_or_dash(const Json& value, std::string (*shown)(double)) {
+  return value.is_null() ? "-" : shown(value.get<double>());
+}
+
+std::string in_words(const Json& value) {
+  if (value.is_null()) return "none";
+  return value.is_string() ? value.get<std::string>() : value.dump();
+}
+
+}  // namespace
+
+Json compare(const Json& run, const Json& earlier) {
+  Json differences = Json::array(), figures, ratios;
+  for (const char* group : {"workload", "configuration", "machine"})
+    add_differences(group, run, earlier, differences);
+  for (const ComparedFigure& figure : kFigures) {
+    const Pointer path(figure.path);
+    figures[path] = earlier.at(path);
+    ratios[path] = ratio_of(run.at(path), earlier.at(path));
+  }
+  return {{"ferry_version", earlier.at("ferry_version")},
+          {"command", earlier.at("command")},
+          {"started_at", earlier.at("started_at")},
+          {"differences", differences},
+          {"figures", figures},
+          {"ratios", ratios}};
+}
+
+std::string comparison_table(const Json& run) {
+  const Json& compared = run.at("compared");
+  std::string text = fmt::format("{:<22}{:>12}{:>12}{:>14}\n", "Compared", "earlier", "now", "now / earlier");
+  for (const ComparedFigure& figure : kFigures) {
+    const Pointer path(figure.path);
+    text += fmt::format("{:<22}{:>12}{:>12}{:>14}\n", figure.name,
+                        shown_or_dash(compared.at("figures").at(path), figure.shown),
+                        shown_or_dash(run.at(path), figure.shown),
+                        shown_or_dash(compared.at("ratios").at(path), in_times));
+  }
+  text += fmt::format("{:<10}ferry {}, started {}\n", "Earlier", in_words(compared.at("ferry_version")),
+                      in_words(compared.at("started_at")));
+  for (const Json& difference : compared.at("differences"))
+    text += fmt::format("{:10}{}: {}, now {}\n", "", in_words(difference.at("field")),
+                        in_words(difference.at("earlier")), in_words(difference.at("now")));
+  if (compared.at("differences").empty()) text += fmt::format("{:10}the same settings and machine\n", "");
+  return text;
+}
+
+}  // namespace ferry::report
