@@ -3,6 +3,7 @@
 #pragma once
 
 #include "backends/cuda/dispatch/block_state.cuh"
+#include "plan/shared_rows.hpp"
 
 namespace ferry::cuda {
 
@@ -36,6 +37,12 @@ __device__ __forceinline__ bool await_row_offsets(const DispatchArguments& call,
     if (is_rank) {
       state->sender_warps[threadIdx.x % 32] = theirs.sender_warps;
       state->indexed_tokens[threadIdx.x % 32] = theirs.token_indexed ? theirs.count : -1;
+      if (call.lane.shared_experts > 0) {
+        const auto rank = static_cast<std::int32_t>(threadIdx.x % 32);
+        state->rank_tokens[rank] = theirs.count;
+        state->scratch.shared_tokens[rank] =
+            static_cast<std::int32_t>(SharedTokens::of(theirs.count, rank, call.lane.shared_split).count);
+      }
     }
     const std::uint32_t direct_write_peers = __ballot_sync(~0u, is_rank && theirs.accepts_direct_writes),
                         direct_writers = __ballot_sync(~0u, is_rank && theirs.direct_write);
@@ -88,6 +95,8 @@ static __device__ __noinline__ void publish_row_offsets(const DispatchArguments&
   if (call.by_plan) return;
   for (int i = threadIdx.x; i < lane.ranks * lane.ranks; i += blockDim.x)
     plan.tokens_between[i] = offsets.messages[i];
+  if (lane.shared_experts > 0 && static_cast<int>(threadIdx.x) < lane.ranks)
+    plan.rank_tokens[threadIdx.x] = state.rank_tokens[threadIdx.x];
   if (threadIdx.x != 0) return;
   write_plan_header(plan.header, lane, state.number, state.tokens, offsets.group_begin[lane.groups],
                     static_cast<std::int64_t>(state.scratch.dropped));
