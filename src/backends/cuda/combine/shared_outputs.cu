@@ -4,8 +4,8 @@
 #include <algorithm>
 
 #include "backends/cuda/combine/row_sums.cuh"
+#include "backends/cuda/dispatch/shared_positions.cuh"
 #include "backends/cuda/protocol/plan_header.cuh"
-#include "backends/cuda/protocol/shared_positions.cuh"
 #include "backends/cuda/runtime/launch.hpp"
 
 namespace ferry::cuda {

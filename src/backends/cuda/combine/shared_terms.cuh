@@ -4,7 +4,7 @@
 
 #include "backends/cuda/combine/combine.hpp"
 #include "backends/cuda/combine/row_sums.cuh"
-#include "backends/cuda/protocol/shared_positions.cuh"
+#include "backends/cuda/dispatch/shared_positions.cuh"
 
 namespace ferry::cuda {
 

@@ -21,6 +21,18 @@ __device__ __forceinline__ void fill_facts(const DispatchArguments& call, const 
   state->header.facts = facts;
 }
 
+// [thread] Notes N of the rank with this thread's number, and what follows for its shared groups. Not
+// inlined: calls without shared experts do not fetch it.
+static __device__ __noinline__ void note_rank_tokens(const LaneView& lane, std::int32_t tokens) {
+  DispatchBlockState* const state = block_state();
+  const auto rank = static_cast<std::int32_t>(threadIdx.x % 32);
+  const auto shared = static_cast<std::int32_t>(SharedTokens::of(tokens, rank, lane.shared_split).count);
+  state->rank_tokens[rank] = tokens;
+  state->scratch.shared_tokens[rank] = shared;
+  state->scratch.shared_rows[rank] = static_cast<std::uint32_t>(lane.shared_experts) *
+                                     static_cast<std::uint32_t>(lane.by_alignment.round_up(shared));
+}
+
 // [block] Waits for the call headers of all ranks and computes all row offsets from their counts. False, in
 // all threads alike: the call was aborted. `coordinates`: this block reports differences to the host and to
 // the other blocks, and records the counts. `all_ranks`: as in compute_row_offsets().
@@ -37,12 +49,7 @@ __device__ __forceinline__ bool await_row_offsets(const DispatchArguments& call,
     if (is_rank) {
       state->sender_warps[threadIdx.x % 32] = theirs.sender_warps;
       state->indexed_tokens[threadIdx.x % 32] = theirs.token_indexed ? theirs.count : -1;
-      if (call.lane.shared_experts > 0) {
-        const auto rank = static_cast<std::int32_t>(threadIdx.x % 32);
-        state->rank_tokens[rank] = theirs.count;
-        state->scratch.shared_tokens[rank] =
-            static_cast<std::int32_t>(SharedTokens::of(theirs.count, rank, call.lane.shared_split).count);
-      }
+      if (call.lane.shared_experts > 0) note_rank_tokens(call.lane, theirs.count);
     }
     const std::uint32_t direct_write_peers = __ballot_sync(~0u, is_rank && theirs.accepts_direct_writes),
                         direct_writers = __ballot_sync(~0u, is_rank && theirs.direct_write);

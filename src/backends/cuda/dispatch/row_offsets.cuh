@@ -18,7 +18,10 @@ struct ScanScratch {
   std::uint32_t warp_sum[32];
   unsigned long long needed[kMaxRanks];  // rows that a rank needs, whatever its capacity
   unsigned long long dropped;  // routes and shared rows (rank_major: rows) past a capacity, at all ranks
-  std::int32_t shared_tokens[kMaxRanks];  // with shared experts: rows of each shared group of a rank
+  // With shared experts, of each rank: rows of each shared group, and (expert_major) of all of them, padding
+  // included.
+  std::int32_t shared_tokens[kMaxRanks];
+  std::uint32_t shared_rows[kMaxRanks];
 
   // [block] Call __syncthreads() before use.
   __device__ void reset() {
@@ -26,13 +29,6 @@ struct ScanScratch {
     if (threadIdx.x == 0) dropped = 0;
   }
 };
-
-// expert_major: the rows of `rank` that its shared groups take, padding included.
-__device__ __forceinline__ std::uint32_t rows_of_shared_groups(const LaneView& lane,
-                                                               const ScanScratch& scratch, int rank) {
-  return static_cast<std::uint32_t>(lane.shared_experts) *
-         static_cast<std::uint32_t>(lane.by_alignment.round_up(scratch.shared_tokens[rank]));
-}
 
 // [block] Exclusive prefix sum of `value` over the block's threads; returns whether `valid` held for all of
 // them. Uses __syncthreads() internally; call it again before the scratch is reused.
@@ -201,7 +197,7 @@ __device__ __forceinline__ void compute_expert_offsets(const LaneView& lane, con
   if (padded) {
     offset = 0;
   } else if (lane.shared_experts > 0) {
-    offset += rows_of_shared_groups(lane, *scratch, routes.rank);
+    offset += scratch->shared_rows[routes.rank];
   }
   offsets.own_first_row[physical] =
       static_cast<std::int32_t>(min(offset + static_cast<std::uint32_t>(routes.before), capacity));
@@ -240,10 +236,12 @@ __device__ __forceinline__ void compute_expert_offsets(const LaneView& lane, con
 }
 
 // [block] The groups of shared experts, a thread for each rank: this rank's, and what those of all ranks need
-// and drop.
-__device__ __forceinline__ void compute_shared_groups(const LaneView& lane, const BlockTables& tables,
-                                                      const RowOffsets& offsets, ScanScratch* scratch,
-                                                      bool records) {
+// and drop. Not inlined: calls without shared experts do not fetch it.
+static __device__ __noinline__ void compute_shared_groups(const DispatchArguments& call, ScanScratch* scratch,
+                                                          bool records) {
+  const LaneView& lane = call.lane;
+  const BlockTables tables = BlockTables::of(call);
+  const RowOffsets offsets = RowOffsets::of(call);
   const int rank = static_cast<int>(threadIdx.x);
   if (rank >= lane.ranks || (rank != lane.rank && !records)) return;
   const bool padded = lane.layout == Layout::expert_padded,
@@ -353,7 +351,7 @@ __device__ __forceinline__ bool compute_row_offsets(const CountSource<Traits>& c
       }
       offset += aligned[i];
     }
-    if (lane.shared_experts > 0) compute_shared_groups(lane, tables, offsets, scratch, records);
+    if (lane.shared_experts > 0) compute_shared_groups(counts.call, scratch, records);
     if (lane.groups == 0 && thread == 0) offsets.group_begin[0] = 0;
   } else {
     compute_rank_offsets(lane, tables, offsets, all_ranks, scratch);

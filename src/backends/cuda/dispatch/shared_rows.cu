@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "backends/cuda/dispatch/block_state.cuh"
-#include "backends/cuda/protocol/shared_positions.cuh"
+#include "backends/cuda/dispatch/shared_positions.cuh"
 
 namespace ferry::cuda {
 namespace {
