@@ -11,6 +11,11 @@ install(TARGETS ${libraries} EXPORT ferryTargets)
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/ferry TYPE INCLUDE FILES_MATCHING PATTERN "*.h" PATTERN "*.hpp")
 install(EXPORT ferryTargets NAMESPACE ferry:: DESTINATION ${package_dir})
 
+# Programs that link the static library need the CUDA runtime, and no toolkit: its licence lets it be passed on.
+if(FERRY_CUDA)
+  install(FILES ${CUDA_cudart_static_LIBRARY} DESTINATION ${CMAKE_INSTALL_LIBDIR}/ferry)
+endif()
+
 write_basic_package_version_file(${PROJECT_BINARY_DIR}/ferryConfigVersion.cmake COMPATIBILITY SameMinorVersion)
 install(FILES ${PROJECT_SOURCE_DIR}/cmake/ferryConfig.cmake ${PROJECT_BINARY_DIR}/ferryConfigVersion.cmake
         DESTINATION ${package_dir})
@@ -30,11 +35,8 @@ ferry_install_documents(ferry/documents COMPONENT python EXCLUDE_FROM_ALL)
 if(TARGET ferry_shared)
   file(RELATIVE_PATH prefix /prefix/${CMAKE_INSTALL_LIBDIR}/pkgconfig /prefix)
   set(needed "-pthread -ldl -lstdc++ -lm")
-  set(package_variables)
   if(FERRY_CUDA)
-    # Where the toolkit is on the machine of the build; --define-variable=cudart=... says where it is on another.
-    set(package_variables "cudart=${CUDA_cudart_static_LIBRARY}\n")
-    string(PREPEND needed "\${cudart} -lrt ")
+    string(PREPEND needed "\${libdir}/ferry/libcudart_static.a -lrt ")
   endif()
   set(libraries_of_ferry "-L\${libdir} -lferry\nLibs.private: ${needed}")
   set(libraries_of_ferry-static "\${libdir}/libferry.a ${needed}")

@@ -2,18 +2,12 @@ include(CMakeFindDependencyMacro)
 find_dependency(Threads)
 include(${CMAKE_CURRENT_LIST_DIR}/ferryTargets.cmake)
 
-# A static library with the CUDA backend needs the CUDA runtime at link time. The shared library has it, and is used on
-# machines without a toolkit.
-get_target_property(ferry_libraries ferry::ferry INTERFACE_LINK_LIBRARIES)
-if(ferry_libraries MATCHES CUDA::)
-  # See FerryCompile.cmake: the module of CMake 3.25 fails for projects that require 3.25.
-  set(ferry_minimum ${CMAKE_MINIMUM_REQUIRED_VERSION})
-  set(CMAKE_MINIMUM_REQUIRED_VERSION 3.24)
-  find_package(CUDAToolkit QUIET)
-  if(NOT CUDAToolkit_FOUND)
-    message(STATUS "ferry: no CUDA toolkit is found, which ferry::ferry needs to be linked; ferry::shared does not")
-  endif()
-  set(CMAKE_MINIMUM_REQUIRED_VERSION ${ferry_minimum})
+# The static library needs the CUDA runtime at link time, and brings along the one that it was built with.
+set(ferry_cudart ${CMAKE_CURRENT_LIST_DIR}/../../ferry/libcudart_static.a)
+if(EXISTS ${ferry_cudart} AND NOT TARGET CUDA::cudart_static)
+  add_library(CUDA::cudart_static STATIC IMPORTED)
+  set_target_properties(CUDA::cudart_static PROPERTIES IMPORTED_LOCATION ${ferry_cudart}
+                                                       INTERFACE_LINK_LIBRARIES "Threads::Threads;${CMAKE_DL_LIBS};rt")
 endif()
 
 # A project in C alone links with its C compiler, which does not add the libraries that a static C++ library needs.

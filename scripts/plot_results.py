@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""Draws the plot of README.md from recorded results, and writes the ratios beside it.
+"""Draws the plot of README.md from recorded results, and writes its ratios, for `ferry bench --readme` too.
 
 docs/speed.svg shows the time of a dispatch and a combine from 1 to 8,192 tokens a rank, beside the lower bound: the
 time the busiest rank's bytes take on the links at the best rate measured in the same run. README.md has the ratios
-between <!-- plot:ratios --> and <!-- /plot -->. Each point is of the newest record in bench/results that has it, as in
+between <!-- plot:ratios --> and <!-- /plot -->, and tools/ferry/bench/readme_figures.inc has the same ones for the
+program, which measures them again. Each point is of the newest record in bench/results that has it, as in
 scripts/render_results.py. With --check nothing is written, and a file that would change is an error; with --print the
 ratios go to standard output.
 """
@@ -18,7 +19,7 @@ from xml.sax.saxutils import escape
 import render_results
 
 REPOSITORY = pathlib.Path(__file__).parent.parent
-PLOT, PAGE = "docs/speed.svg", "README.md"
+PLOT, PAGE, INCLUDE = "docs/speed.svg", "README.md", "tools/ferry/bench/readme_figures.inc"
 RATIOS = re.compile(r"(<!-- plot:ratios -->\n).*?(<!-- /plot -->)", re.DOTALL)
 ROUTER = "synth:uniform"
 SHAPE = {"ranks": 4, "experts": 256, "top_k": 8, "hidden": 7168, "layout": "expert_major", "sm_limit": 0, "form": "fused"}
@@ -26,24 +27,38 @@ DISPATCH_BF16 = {"work": "dispatch", "format": "bf16", "launch": "graph", "weigh
 DISPATCH_FP8 = DISPATCH_BF16 | {"format": "fp8"}
 COMBINE = {"work": "combine", "format": "bf16", "launch": "graph", "weights": True, "reduction": "partial"}
 NCCL = {"work": "nccl", "format": "bf16", "launch": "eager", "weights": False}
+SHAPE_ON_CPUS = {key: SHAPE[key] for key in ("ranks", "experts", "top_k", "hidden", "layout")} | {
+    "tokens": 2048, "format": "bf16", "reduction": "partial", "group": "threads", "hosts": 1}
 
 
 class Records(render_results.Results):
-    """The points of all records of `ferry bench --backend cuda`, the newest record first."""
+    """The points of all records of `ferry bench`, with --backend cuda and on CPUs, the newest record first."""
 
     def __init__(self, root):
-        super().__init__([json.loads(path.read_text()) for path in (root / "bench/results").glob("*.json")])
+        records = [json.loads(path.read_text()) for path in (root / "bench/results").glob("*.json")]
+        super().__init__(records)
+        # A record of CPUs is what --json has written.
+        self.on_cpus = sorted((record for record in records if record.get("schema") == "ferry.bench"),
+                              key=lambda record: record["started_at"], reverse=True)
 
     def points(self, where):
         """The newest row of each number of tokens a rank that matches, by that number."""
         wanted, found = SHAPE | where, {}
         for record, rows in zip(self.records, self.rows):
             matching = [row for row in rows if "skipped" not in row and matches(row, wanted)]
-            new = {row["tokens"]: row for row in matching if row["tokens"] not in found}
+            new = {row["tokens"]: row | {"record": record} for row in matching if row["tokens"] not in found}
             if new and record not in self.used:
                 self.used.append(record)
             found |= new
         return found
+
+    def point_on_cpus(self):
+        """The newest point of CPUs that README.md shows."""
+        for record in self.on_cpus:
+            for row in record["points"]:
+                if matches(row, SHAPE_ON_CPUS):
+                    return row | {"record": record}
+        raise SystemExit(f"no record in bench/results has a point with {SHAPE_ON_CPUS}")
 
     def values(self, key):
         return sorted({key(record) for record in self.used})
@@ -53,15 +68,69 @@ def matches(row, wanted):
     return row["router"].split(":experts=")[0] == ROUTER and all(row[key] == value for key, value in wanted.items())
 
 
-def ratios(records):
-    series = {"dispatch bf16": DISPATCH_BF16, "dispatch fp8": DISPATCH_FP8, "combine": COMBINE}
-    bound = [f"{name} {records.points(where)[4096]['ratio_to_lower_bound']:.2f}" for name, where in series.items()]
+class Figure:
+    """A ratio of README.md, as scripts and the program need it."""
+
+    def __init__(self, ratio, work, row, value, decimals):
+        self.ratio, self.work, self.row, self.value, self.decimals = ratio, work, row, value, decimals
+
+    def shown(self):
+        return f"{self.value:.{self.decimals}f}"
+
+    def source(self):
+        """Machine and date of the record."""
+        record = self.row["record"]
+        if "gpus" in record["machine"]:
+            return f"{len(record['machine']['gpus'])} x {record['machine']['gpus'][0]}", record["date"][:10]
+        return f"{record['machine']['cpu']}, {record['machine']['cores']} cores", record["started_at"][:10]
+
+    def initializer(self):
+        """Of a ReadmeFigure (tools/ferry/bench/readme.hpp)."""
+        machine, date = self.source()
+        numbers = "".join(f".{key} = {self.row[key]}, " for key in ("ranks", "tokens", "experts", "top_k", "hidden"))
+        return (f"{{.ratio = ReadmeRatio::{self.ratio}, .work = Work::{self.work}, .format = \"{self.row['format']}\",\n"
+                f" {numbers}.router = \"{ROUTER}\",\n"
+                f" .value = {self.value:.6g}, .decimals = {self.decimals}, .machine = \"{machine}\", .date = \"{date}\"}},\n")
+
+
+def bound_figures(records):
+    series = {("dispatch", "bf16"): DISPATCH_BF16, ("dispatch", "fp8"): DISPATCH_FP8, ("combine", ""): COMBINE}
+    for (work, form), where in series.items():
+        row = records.points(where)[4096]
+        yield f"{work} {form}".strip(), Figure("lower_bound", work, row, row["ratio_to_lower_bound"], 2)
+
+
+def nccl_figures(records):
     ours, nccl = records.points(DISPATCH_BF16), records.points(NCCL)
-    times = [f"{nccl[tokens]['p50_us'] / ours[tokens]['p50_us']:.1f} at {tokens:,}" for tokens in sorted(ours.keys() & nccl.keys())]
+    for tokens in sorted(ours.keys() & nccl.keys()):
+        yield tokens, Figure("nccl", "dispatch", ours[tokens], nccl[tokens]["p50_us"] / ours[tokens]["p50_us"], 1)
+
+
+def memcpy_figures(records):
+    row = records.point_on_cpus()
+    for work in ("dispatch", "combine"):
+        yield work, Figure("memcpy", work, row, row[work]["share_of_memcpy"], 2)
+
+
+def ratios(records):
+    bound = [f"{name} {figure.shown()}" for name, figure in bound_figures(records)]
+    nccl = [f"{figure.shown()} at {tokens:,}" for tokens, figure in nccl_figures(records)]
+    memcpy = [f"{name} {figure.shown()}" for name, figure in memcpy_figures(records)]
+    row = records.point_on_cpus()
+    on_cpus = (f"ferry bench --ranks {row['ranks']} --tokens {row['tokens']} --trace {ROUTER} --experts {row['experts']} "
+               f"--top-k {row['top_k']}")
     return ("| ratio | measured | command |\n|---|---|---|\n"
             f"| time / lower bound, 4,096 tokens a rank | {', '.join(bound)} | `./scripts/gpu build bench-sweep` |\n"
             "| time of NCCL's all-to-all-v with sorting and counts / time of Ferry's dispatch, bf16 "
-            f"| {', '.join(times)} tokens a rank | `./scripts/gpu build bench-baseline` |\n")
+            f"| {', '.join(nccl)} tokens a rank | `./scripts/gpu build bench-baseline` |\n"
+            f"| on CPUs, bytes per second / memcpy's, {row['tokens']:,} tokens a rank, {row['format']} | {', '.join(memcpy)} | `{on_cpus}` |\n")
+
+
+def include(records):
+    """README's ratios as initializers of ReadmeFigure."""
+    figures = [figure for kind in (bound_figures, nccl_figures, memcpy_figures) for _name, figure in kind(records)]
+    return ("// Written by scripts/plot_results.py from bench/results: the figures of README.md.\n"
+            + "".join(figure.initializer() for figure in figures))
 
 
 class Panel:
@@ -168,7 +237,8 @@ def main():
         print(ratios(records), end="")
         return
     page = (given.root / PAGE).read_text()
-    wanted = {PLOT: drawn(records), PAGE: RATIOS.sub(lambda match: match[1] + ratios(records) + match[2], page)}
+    wanted = {PLOT: drawn(records), PAGE: RATIOS.sub(lambda match: match[1] + ratios(records) + match[2], page),
+              INCLUDE: include(records)}
     for name, text in wanted.items():
         path = given.root / name
         if path.exists() and path.read_text() == text:

@@ -60,7 +60,7 @@ struct Config {
   Format format = Format::bf16();    ///< default of each dispatch; no dispatch may have larger messages
   DType combine_type = DType::bf16;  ///< type of the rows that combine transfers
   /// Default of each combine. `partial` takes T*min(K, R) rows of staging and then allows no other reduction;
-  /// `exact` and `unreduced` take T*K rows and allow all three.
+  /// `exact` and `unreduced` take T*K rows and allow all three. rank_major: must be partial.
   Reduction reduction = Reduction::partial;
   /// How `partial` adds. Construction replaces `automatic` by what it stands for in the group. cuda: `rank`.
   ReductionLevel reduction_level = ReductionLevel::automatic;

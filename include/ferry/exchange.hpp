@@ -123,7 +123,8 @@ struct DispatchOptions {
   /// Multiplies every received value by its weight: round(w * x). Not with fp8, raw or rank_major.
   bool apply_weights = false;
   /// Rows v, [total, H] of type Config::combine_type, dense. Dispatch then returns dots[row] = dot(x, v[row])
-  /// with x the row before it is multiplied by its weight. Not with fp8, raw or rank_major.
+  /// with x the row before it is multiplied by its weight. Not with fp8, raw or rank_major. They must not lie
+  /// in the memory of the received rows.
   const void* dot_rows = nullptr;
 };
 
@@ -304,7 +305,8 @@ class Exchange {
   ///
   /// @param d_result  dy, [N, H]
   /// @param topk_weights  [N, K]
-  /// @param outputs  the rows v that combine was given, [total, H] of type Config::combine_type, dense
+  /// @param outputs  the rows v that combine was given, [total, H] of type Config::combine_type, dense. They
+  /// must not lie in the memory of the received rows, which this call writes
   /// @param d_weights  [N, K]
   DispatchResult combine_backward(const Tokens& d_result, const Plan& plan, const float* topk_weights,
                                   const Outputs& outputs, float* d_weights,

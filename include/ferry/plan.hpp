@@ -27,7 +27,8 @@ struct Source {
 /// with the same placement, layout and sizes.
 ///
 /// Ownership: copies of a handle refer to the same block. The block belongs to the lane (until its next
-/// dispatch), to the caller (over(), ReceiveBuffers::plan), or to the handles (copy()).
+/// dispatch), to the caller (over(), ReceiveBuffers::plan), or to the handles (copy()). Host backends refuse
+/// a handle whose block a later dispatch has filled; device backends cannot tell, and use the later plan.
 ///
 /// The accessors from rank() on read the block in host memory: bring a plan of a device backend to the host
 /// first. They throw UsageError if the block holds no complete plan, or if it has no such token or slot.
@@ -37,11 +38,18 @@ class Plan {
 
   /// A plan in storage of the caller, aligned to 16 bytes, that must outlive the handle. Checked when it is
   /// used.
-  static Plan over(void* storage, std::size_t bytes) { return Plan(storage, bytes, nullptr); }
+  ///
+  /// @param call  as call(): a block that another dispatch has filled is then refused
+  static Plan over(void* storage, std::size_t bytes, std::uint64_t call = 0) {
+    return Plan(storage, bytes, call, nullptr);
+  }
 
   bool empty() const { return storage_ == nullptr; }
   void* storage() const { return storage_; }  ///< device backends: device memory, apart from copies
   std::size_t bytes() const { return bytes_; }
+  /// Call number of the dispatch that the plan is of. 0: any. Device backends give 0, because a captured
+  /// dispatch has another number in each replay.
+  std::uint64_t call() const { return call_; }
 
   /// A copy in host memory of its own, which the lane's next dispatch does not overwrite. The plan must be in
   /// host memory.
@@ -66,11 +74,12 @@ class Plan {
   std::int64_t row(int token, int slot) const;
 
  private:
-  Plan(void* storage, std::size_t bytes, std::shared_ptr<void> owner)
-      : storage_(storage), bytes_(bytes), owner_(std::move(owner)) {}
+  Plan(void* storage, std::size_t bytes, std::uint64_t call, std::shared_ptr<void> owner)
+      : storage_(storage), bytes_(bytes), call_(call), owner_(std::move(owner)) {}
 
   void* storage_ = nullptr;
   std::size_t bytes_ = 0;
+  std::uint64_t call_ = 0;
   std::shared_ptr<void> owner_;  // null if the storage belongs to the lane or the caller
 };
 

@@ -112,7 +112,7 @@ Ids to_ids(const void* data, std::int32_t type) {
 }
 
 Plan to_plan(const ferry_plan& plan) {
-  return plan.storage == nullptr ? Plan() : Plan::over(plan.storage, plan.bytes);
+  return plan.storage == nullptr ? Plan() : Plan::over(plan.storage, plan.bytes, plan.call);
 }
 
 ReceiveBuffers to_receive_buffers(const ferry_receive_buffers& given,
@@ -212,7 +212,7 @@ ferry_dispatch_result to_c(const DispatchResult& received) {
   c.dots = received.dots;
   c.host = reinterpret_cast<const ferry_host_totals*>(received.host);
   c.call = received.call;
-  c.plan = {received.plan.storage(), received.plan.bytes()};
+  c.plan = {received.plan.storage(), received.plan.bytes(), received.plan.call()};
   return c;
 }
 

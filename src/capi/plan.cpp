@@ -10,8 +10,7 @@ namespace ferry::capi {
 namespace {
 
 const PlanHeader& header_of(const ferry_plan* given) {
-  const ferry_plan& plan = required(given, "ferry_plan");
-  return checked_header(plan.storage, plan.bytes);
+  return checked_header(to_plan(required(given, "ferry_plan")));
 }
 
 }  // namespace
@@ -59,7 +58,7 @@ ferry_status ferry_plan_copy(const ferry_plan* plan, void* storage, size_t bytes
     }
     check_plan_address(storage);
     std::memcpy(storage, plan->storage, needed);
-    *copy = {storage, needed};
+    *copy = {storage, needed, plan->call};
   });
 }
 

@@ -120,6 +120,9 @@ class Backend {
                             Stream stream) = 0;
   virtual const StepMetadata* metadata(const MetadataCall& call, Stream stream) = 0;
 
+  // Part 0 of the lane's own receive buffers, null without them.
+  virtual const void* received_rows(int lane) const = 0;
+
   // Null: this backend does not have them.
   virtual GatherOperations* gather_operations() { return nullptr; }
 

@@ -24,32 +24,51 @@ std::int64_t hash_of_replicated(const Config& config, const DispatchCall& call) 
   return static_cast<std::int64_t>(hash);
 }
 
+std::string name_of_flag(std::int64_t value) {
+  return value != 0 ? "true" : "false";
+}
+
+std::string name_of_reduction(std::int64_t value) {
+  return to_string(static_cast<Reduction>(value));
+}
+
+// The kind alone: the flags and sizes of a format are options of their own.
+std::string name_of_format(std::int64_t value) {
+  const auto kind = static_cast<FormatKind>(value);
+  return kind == FormatKind::raw ? "raw" : to_string(Format{.kind = kind});
+}
+
 }  // namespace
+
+CallOption type_option(const char* name, DType type) {
+  return {name, static_cast<std::int64_t>(type),
+          [](std::int64_t value) { return std::string(to_string(static_cast<DType>(value))); }};
+}
 
 CallOptions options_of(const Config& config, const DispatchCall& call) {
   const Format& format = call.format;
   CallOptions options;
-  options.add("format", static_cast<std::int64_t>(format.kind));
-  options.add("column_major of the format", format.fp8.column_major);
-  options.add("power_of_two of the format", format.fp8.power_of_two);
-  options.add("packed of the format", format.fp8.packed);
+  options.add("format", static_cast<std::int64_t>(format.kind), name_of_format);
+  options.add("column_major of the format", format.fp8.column_major, name_of_flag);
+  options.add("power_of_two of the format", format.fp8.power_of_two, name_of_flag);
+  options.add("packed of the format", format.fp8.packed, name_of_flag);
   options.add("bytes of part 0 of the format", format.part_bytes[0]);
   options.add("bytes of part 1 of the format", format.part_bytes[1]);
   options.add("bytes of part 2 of the format", format.part_bytes[2]);
   options.add("bytes of part 3 of the format", format.part_bytes[3]);
-  options.add("dispatch from a plan", !call.plan.empty());
-  options.add("apply_weights", call.apply_weights);
+  options.add("dispatch from a plan", !call.plan.empty(), name_of_flag);
+  options.add("apply_weights", call.apply_weights, name_of_flag);
   options.add(kInputHashOption, hash_of_replicated(config, call));
   return options;
 }
 
 CallOptions options_of(const CombineCall& call) {
   CallOptions options;
-  options.add("reduction", static_cast<std::int64_t>(call.reduction));
+  options.add("reduction", static_cast<std::int64_t>(call.reduction), name_of_reduction);
   // With partial sums the weights are applied where the experts are: they are sent there first, and every
   // rank takes part.
   options.add("topk_weights given (with partial on every rank or none, also without tokens)",
-              call.reduction == Reduction::partial && call.topk_weights != nullptr);
+              call.reduction == Reduction::partial && call.topk_weights != nullptr, name_of_flag);
   return options;
 }
 
@@ -67,12 +86,12 @@ void add_plan(const Plan& plan, CallOptions* options) {
   options->add(kPlanOption, static_cast<std::int64_t>(call));
 }
 
-const char* option_name(Operation operation, int index) {
+CallOption option_at(Operation operation, int index) {
   CallOptions options;
   if (operation == Operation::dispatch) options = options_of(Config{}, DispatchCall{});
   if (operation == Operation::combine) options = options_of(CombineCall{});
   const auto i = static_cast<std::size_t>(index);
-  return i < options.values().size() ? options.values()[i].name : kPlanOption;
+  return i < options.values().size() ? options.values()[i] : CallOption{kPlanOption, 0};
 }
 
 }  // namespace ferry

@@ -5,6 +5,7 @@
 #include <array>
 #include <cstdint>
 #include <span>
+#include <string>
 
 #include "exchange/backend.hpp"
 #include "ferry/error.hpp"
@@ -14,15 +15,21 @@ namespace ferry {
 
 class CallOptions {
  public:
-  void add(const char* name, std::int64_t value) { options_[count_++] = {name, value}; }
+  void add(const char* name, std::int64_t value, std::string (*name_of)(std::int64_t) = nullptr) {
+    options_[count_++] = {name, value, name_of};
+  }
 
   std::span<const CallOption> values() const { return {options_.data(), count_}; }
+  void add(const CallOption& option) { options_[count_++] = option; }
+
   operator std::span<const CallOption>() const { return values(); }
 
  private:
   std::array<CallOption, kMaxCallOptions> options_{};
   std::size_t count_ = 0;
 };
+
+CallOption type_option(const char* name, DType type);
 
 // What the arguments alone decide. Backends append the plan (add_plan) last, because a device backend learns
 // only in the kernel which call made it.
@@ -36,7 +43,7 @@ int input_hash_option(const CallOptions& options);
 // dispatch.
 void add_plan(const Plan& plan, CallOptions* options);
 
-// The name of option `index` of such a call, the plan included.
-const char* option_name(Operation operation, int index);
+// Option `index` of such a call, the plan included; its value means nothing.
+CallOption option_at(Operation operation, int index);
 
 }  // namespace ferry

@@ -160,6 +160,29 @@ void check_dispatch(const Config& config, int rank, const DispatchCall& call, Pl
   }
 }
 
+// The rows of dot_rows are read after the received rows have been written.
+void check_dot_rows(const Config& config, int rank, const DispatchCall& call, const void* received,
+                    PlanIn plan_in) {
+  if (call.dot_rows == nullptr) return;
+  // Only the device knows how many rows there are: one is enough to see dot_rows that begin in that memory.
+  const bool counted_here = plan_in == PlanIn::host && !call.plan.empty();
+  const std::int64_t rows = counted_here ? call.plan.total() : 1;
+  const void* const memory = call.memory.parts[0] != nullptr ? call.memory.parts[0] : received;
+  const auto first = reinterpret_cast<std::uintptr_t>(call.dot_rows);
+  const auto overwritten = reinterpret_cast<std::uintptr_t>(memory);
+  const std::int64_t bytes = rows * config.hidden * bytes_of(config.combine_type);
+  const std::int64_t overwritten_bytes = part_bytes_total(parts_of(call.format, config.hidden).part[0],
+                                                          counted_here ? rows : row_capacity(config, rank));
+  if (memory == nullptr || first >= overwritten + static_cast<std::uintptr_t>(overwritten_bytes) ||
+      overwritten >= first + static_cast<std::uintptr_t>(bytes)) {
+    return;
+  }
+  throw UsageError(str("dispatch: the ", counted(rows, "row"),
+                       " of dot_rows (in combine_backward: outputs) of rank ", rank,
+                       " lie in the memory that the received rows are written to: keep the experts' "
+                       "outputs elsewhere, or pass other memory (memory.parts[0])"));
+}
+
 namespace {
 
 // Names the fields in which a plan's shape differs from this exchange's. The header holds everything else
@@ -196,6 +219,7 @@ void check_plan(const Config& config, int rank, const Plan& plan, PlanIn plan_in
     throw UsageError(
         str("plan: unfinished or damaged on rank ", rank, ": the checksum of its header is wrong"));
   }
+  check_plan_call(plan, header);
   if (header.config_hash != row_order_hash(config)) {
     throw UsageError(str("plan: made on rank ", header.rank,
                          " by an exchange of another configuration or placement, used on rank ", rank,

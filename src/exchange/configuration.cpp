@@ -51,6 +51,14 @@ void check_shared_split(const Config& config) {
         str("configuration: shared_split = ", config.shared_split, ", must be 0 without shared_experts"));
 }
 
+void check_reduction(const Config& config) {
+  if (config.layout != Layout::rank_major || config.reduction == Reduction::partial) return;
+  throw UsageError(
+      str("configuration: reduction ", to_string(config.reduction),
+          ", must be partial with rank_major, whose rows are sums over a token's local experts: use "
+          "an expert layout, or partial"));
+}
+
 void check_alignment(const Config& config) {
   if (config.layout == Layout::rank_major && config.alignment != 1) {
     throw UsageError(str("configuration: alignment = ", config.alignment,
@@ -150,6 +158,7 @@ void check_alone(const Config& config) {
                          ", must be a multiple of 16: change hidden"));
   }
   check_format(config.format, config.hidden, accepted_input(config.format));
+  check_reduction(config);
   check_alignment(config);
   check_shared_experts(config);
   check_input(config);

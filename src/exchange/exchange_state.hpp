@@ -101,8 +101,10 @@ struct Exchange::State {
 
   void check_dispatch_call(const DispatchCall& call, Stream stream) {
     idle_lane(call.lane);
-    check_or_refuse(Operation::dispatch, call.lane, stream,
-                    [&] { check_dispatch(config, rank.index(), call, plan_in()); });
+    check_or_refuse(Operation::dispatch, call.lane, stream, [&] {
+      check_dispatch(config, rank.index(), call, plan_in());
+      check_dot_rows(config, rank.index(), call, backend->received_rows(call.lane), plan_in());
+    });
   }
 
   DispatchResult dispatch(const DispatchCall& call, Stream stream) {

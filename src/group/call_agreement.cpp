@@ -6,6 +6,14 @@
 
 namespace ferry {
 
+std::string describe_difference(const CallOption& option, int rank, std::int64_t mine, int peer,
+                                std::int64_t theirs) {
+  const auto text = [&](std::int64_t value) {
+    return option.name_of != nullptr ? option.name_of(value) : std::to_string(value);
+  };
+  return str(option.name, " is ", text(mine), " on rank ", rank, " and ", text(theirs), " on rank ", peer);
+}
+
 void require_same_call(const CallTerms& mine, int peer, Operation peer_operation,
                        std::span<const std::int64_t> peer_options) {
   if (peer_operation != mine.operation) {
@@ -15,8 +23,9 @@ void require_same_call(const CallTerms& mine, int peer, Operation peer_operation
   const std::string call = str(to_string(mine.operation), " ", mine.call);
   for (std::size_t i = 0; i < std::min(mine.options.size(), peer_options.size()); ++i) {
     if (peer_options[i] == mine.options[i].value) continue;
-    throw UsageError(str(call, ": ", mine.options[i].name, " is ", mine.options[i].value, " on rank ",
-                         mine.rank, " and ", peer_options[i], " on rank ", peer));
+    const CallOption& option = mine.options[i];
+    throw UsageError(
+        str(call, ": ", describe_difference(option, mine.rank, option.value, peer, peer_options[i])));
   }
   if (peer_options.size() != mine.options.size()) {
     throw UsageError(str(call, " has ", mine.options.size(), " options on rank ", mine.rank, " and ",

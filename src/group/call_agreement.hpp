@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <span>
+#include <string>
 
 #include "base/error_record.hpp"
 #include "ferry/error.hpp"
@@ -15,7 +16,12 @@ namespace ferry {
 struct CallOption {
   const char* name;
   std::int64_t value;
+  std::string (*name_of)(std::int64_t value) = nullptr;  // for messages; null: the number itself
 };
+
+// "NAME is VALUE on rank R and VALUE on rank P".
+std::string describe_difference(const CallOption& option, int rank, std::int64_t mine, int peer,
+                                std::int64_t theirs);
 
 inline constexpr int kMaxCallOptions = 22;
 

@@ -29,6 +29,7 @@ struct alignas(kLineBytes) Channel::CallHeader {
   std::array<std::int64_t, kMaxCallOptions> options;
   ErrorRecord refusal;
   alignas(kLineBytes) std::atomic<std::uint64_t> chunk;  // number of the last chunk posted
+  std::atomic<std::uint64_t> found_difference;  // the last call that its rank ended because options differ
 };
 
 struct alignas(kLineBytes) Channel::LaneRecord {
@@ -82,6 +83,15 @@ std::uint64_t Channel::begin(Operation operation, std::span<const CallOption> op
       assign_call_number(operation, options);
       throw_refusal_of(lost);
     }
+    if (has_found_difference(lost, call_ + 1)) {
+      assign_call_number(operation, options);
+      try {
+        require_same_call_as_all(lost);
+      } catch (const UsageError& difference) {
+        refuse(operation, difference);
+        throw;
+      }
+    }
     control.throw_failure({operation, call_ + 1, index_, -1, call_ + 1, call_});
   }
   wait_for_previous_call();
@@ -125,8 +135,9 @@ void Channel::wait_within_limit(const WaitCondition& condition, const WaitRecord
     rank_.state().wait(condition, record, *limit_);
   } catch (const PeerLostError&) {
     const int lost = rank_.state().control().failure().wait.peer;
-    if (!has_refused(lost, call_ + 1)) throw;
-    rank_.state().wait(condition, record, *limit_, lost);
+    if (has_refused(lost, call_ + 1)) return rank_.state().wait(condition, record, *limit_, lost);
+    if (has_found_difference(lost, call_)) require_same_call_as_all(lost);
+    throw;
   }
 }
 
@@ -135,6 +146,25 @@ bool Channel::has_refused(int peer, std::uint64_t call) const {
   if (peer < 0 || peer == index_) return false;
   const CallHeader& received = header(index_, peer, call);
   return received.call.load(std::memory_order_acquire) == call && received.refused != 0;
+}
+
+// Whether the peer has ended that call because of options that differ, maybe from those of a third rank.
+bool Channel::has_found_difference(int peer, std::uint64_t call) const {
+  return peer >= 0 && peer != index_ &&
+         header(index_, peer, call).found_difference.load(std::memory_order_acquire) == call;
+}
+
+// Waits for the headers of all peers, which have posted them before they could find a difference or are about
+// to. The loss of rank `excused` does not end the wait.
+void Channel::require_same_call_as_all(int excused) {
+  const WaitLimit limit{.seconds = deadline_};
+  for (int peer = 0; peer < ranks_; ++peer) {
+    if (peer == index_) continue;
+    const CallHeader& received = header(index_, peer, call_);
+    rank_.state().wait({&received.call}, {operation_, call_, index_, peer, call_, 0}, limit, excused);
+    if (received.refused != 0) throw_refusal_of(peer);
+    require_same_call(peer, received);
+  }
 }
 
 void Channel::post(int peer) {
@@ -195,7 +225,13 @@ void Channel::require_same_call(int peer, const CallHeader& received) const {
   const std::span<const CallOption> options(options_.data(), static_cast<std::size_t>(option_count_));
   const std::span<const std::int64_t> theirs(received.options.data(),
                                              static_cast<std::size_t>(received.option_count));
-  ferry::require_same_call({index_, call_, operation_, options}, peer, received.operation, theirs);
+  try {
+    ferry::require_same_call({index_, call_, operation_, options}, peer, received.operation, theirs);
+  } catch (const UsageError&) {
+    for (int other = 0; other < ranks_; ++other)
+      header(other, index_, call_).found_difference.store(call_, std::memory_order_release);
+    throw;
+  }
 }
 
 void Channel::refuse(Operation operation, const Error& error) noexcept {

@@ -34,7 +34,9 @@ namespace ferry {
 // An exception from begin() or wait() ends the call on this rank; the next begin() starts the next call.
 //
 // A refusal wins over the departure of the rank that refused: a peer finishes the call before, and then gets
-// the refusal from begin() or wait(), even if the departure has failed the group meanwhile.
+// the refusal from begin() or wait(), even if the departure has failed the group meanwhile. So do options
+// that differ: a rank that finds them marks the call, and a peer that sees the mark reads the options of all
+// ranks.
 //
 // Thread safety: one thread at a time. The send phase and the receive phase may run in different threads if
 // the caller orders them.
@@ -108,6 +110,8 @@ class Channel {
   void wait_for_header(int peer, const std::atomic<std::uint64_t>* alternative);
   void wait_within_limit(const WaitCondition& condition, const WaitRecord& record, std::uint64_t chunk);
   bool has_refused(int peer, std::uint64_t call) const;
+  bool has_found_difference(int peer, std::uint64_t call) const;
+  void require_same_call_as_all(int excused);
   bool posted_to_all() const;
   void post_refusal(int peer, const ErrorRecord& refusal);
   void wake_after_post(int peer);

@@ -11,8 +11,8 @@
 namespace ferry {
 namespace {
 
-PlanView view_of(void* storage, std::size_t bytes) {
-  return view_plan(storage, checked_header(storage, bytes).shape);
+PlanView view_of(const Plan& plan) {
+  return view_plan(plan.storage(), checked_header(plan).shape);
 }
 
 // Index of a route in the plan's tables.
@@ -33,50 +33,50 @@ Plan Plan::copy() const {
   std::shared_ptr<void> owner(::operator new(bytes_, kAlign), [](void* p) { ::operator delete(p, kAlign); });
   std::memcpy(owner.get(), storage_, bytes_);
   void* storage = owner.get();
-  return {storage, bytes_, std::move(owner)};
+  return {storage, bytes_, call_, std::move(owner)};
 }
 
 int Plan::rank() const {
-  return checked_header(storage_, bytes_).rank;
+  return checked_header(*this).rank;
 }
 int Plan::ranks() const {
-  return checked_header(storage_, bytes_).shape.ranks;
+  return checked_header(*this).shape.ranks;
 }
 int Plan::tokens() const {
-  return checked_header(storage_, bytes_).tokens;
+  return checked_header(*this).tokens;
 }
 std::uint64_t Plan::placement_version() const {
-  return checked_header(storage_, bytes_).placement_version;
+  return checked_header(*this).placement_version;
 }
 std::int64_t Plan::total() const {
-  return checked_header(storage_, bytes_).total;
+  return checked_header(*this).total;
 }
 std::int64_t Plan::dropped() const {
-  return checked_header(storage_, bytes_).dropped;
+  return checked_header(*this).dropped;
 }
 
 std::span<const std::int32_t> Plan::counts() const {
-  const PlanShape& shape = checked_header(storage_, bytes_).shape;
-  return {view_of(storage_, bytes_).counts,
+  const PlanShape& shape = checked_header(*this).shape;
+  return {view_of(*this).counts,
           static_cast<std::size_t>(shape.ranks) * static_cast<std::size_t>(shape.experts)};
 }
 
 std::span<const std::int32_t> Plan::tokens_between() const {
-  const auto ranks = static_cast<std::size_t>(checked_header(storage_, bytes_).shape.ranks);
-  return {view_of(storage_, bytes_).tokens_between, ranks * ranks};
+  const auto ranks = static_cast<std::size_t>(checked_header(*this).shape.ranks);
+  return {view_of(*this).tokens_between, ranks * ranks};
 }
 
 std::span<const Source> Plan::sources() const {
-  return {view_of(storage_, bytes_).sources, static_cast<std::size_t>(total())};
+  return {view_of(*this).sources, static_cast<std::size_t>(total())};
 }
 
 int Plan::destination(int token, int slot) const {
-  const PlanHeader& header = checked_header(storage_, bytes_);
+  const PlanHeader& header = checked_header(*this);
   return view_plan(storage_, header.shape).route_rank[route_index(header, token, slot)];
 }
 
 std::int64_t Plan::row(int token, int slot) const {
-  const PlanHeader& header = checked_header(storage_, bytes_);
+  const PlanHeader& header = checked_header(*this);
   return view_plan(storage_, header.shape).route_row[route_index(header, token, slot)];
 }
 

@@ -37,7 +37,16 @@ void check_plan_address(const void* address) {
   throw UsageError(str("plan: the address of the storage, ", address, ", is not a multiple of ", kAlign));
 }
 
-const PlanHeader& checked_header(const void* storage, std::size_t bytes) {
+void check_plan_call(const Plan& plan, const PlanHeader& header) {
+  if (plan.call() == 0 || plan.call() == header.call) return;
+  throw UsageError(str("plan: it is of call ", plan.call(), ", and call ", header.call,
+                       " has overwritten its storage: copy a plan that is used after the next dispatch, or "
+                       "pass memory for it"));
+}
+
+const PlanHeader& checked_header(const Plan& plan) {
+  const void* const storage = plan.storage();
+  const std::size_t bytes = plan.bytes();
   if (storage == nullptr) throw UsageError("plan: empty: it has no storage");
   check_plan_address(storage);
   if (bytes < sizeof(PlanHeader)) {
@@ -48,6 +57,7 @@ const PlanHeader& checked_header(const void* storage, std::size_t bytes) {
   if (!is_intact(header)) {
     throw UsageError("plan: unfinished or damaged: the checksum of its header is wrong");
   }
+  check_plan_call(plan, header);
   check_shape(header.shape);
   check_number("rank", header.rank, 0, header.shape.ranks - 1);
   check_number("tokens", header.tokens, 0, header.shape.max_tokens);

@@ -10,9 +10,12 @@ namespace ferry {
 // Whether the header is complete and has the checksum that it was written with.
 bool is_intact(const PlanHeader& header);
 
+// Throws UsageError unless the header in the plan's storage is of the dispatch that the handle is of.
+void check_plan_call(const Plan& plan, const PlanHeader& header);
+
 // The header of a plan in host memory. Every number in it is in range, and the storage holds all its tables.
 // Throws UsageError otherwise.
-const PlanHeader& checked_header(const void* storage, std::size_t bytes);
+const PlanHeader& checked_header(const Plan& plan);
 
 // Throws UsageError unless `address` is aligned as a plan's storage must be.
 void check_plan_address(const void* address);

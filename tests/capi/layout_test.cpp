@@ -66,17 +66,17 @@ EXPECT_AT(ferry_dispatch_result, plan, 216);
 EXPECT_AT(ferry_dispatch_args, tokens, 8);
 EXPECT_AT(ferry_dispatch_args, ids, 88);
 EXPECT_AT(ferry_dispatch_args, plan, 96);
-EXPECT_AT(ferry_dispatch_args, weights, 112);
-EXPECT_AT(ferry_dispatch_args, id_type, 120);
-EXPECT_AT(ferry_dispatch_args, format, 128);
-EXPECT_AT(ferry_dispatch_args, memory, 168);
-EXPECT_AT(ferry_dispatch_args, dot_rows, 232);
-EXPECT_AT(ferry_dispatch_args, lane, 240);
-EXPECT_AT(ferry_dispatch_args, sm_limit, 244);
-EXPECT_AT(ferry_dispatch_args, stream, 248);
-EXPECT_AT(ferry_dispatch_args, result, 256);
-EXPECT_AT(ferry_dispatch_args, more_memory, 264);
-EXPECT_AT(ferry_dispatch_args, device_count, 304);
+EXPECT_AT(ferry_dispatch_args, weights, 120);
+EXPECT_AT(ferry_dispatch_args, id_type, 128);
+EXPECT_AT(ferry_dispatch_args, format, 136);
+EXPECT_AT(ferry_dispatch_args, memory, 176);
+EXPECT_AT(ferry_dispatch_args, dot_rows, 240);
+EXPECT_AT(ferry_dispatch_args, lane, 248);
+EXPECT_AT(ferry_dispatch_args, sm_limit, 252);
+EXPECT_AT(ferry_dispatch_args, stream, 256);
+EXPECT_AT(ferry_dispatch_args, result, 264);
+EXPECT_AT(ferry_dispatch_args, more_memory, 272);
+EXPECT_AT(ferry_dispatch_args, device_count, 312);
 
 EXPECT_AT(ferry_dispatch_receive_args, lane, 8);
 EXPECT_AT(ferry_dispatch_receive_args, stream, 16);
@@ -85,21 +85,21 @@ EXPECT_AT(ferry_dispatch_receive_args, result, 24);
 EXPECT_AT(ferry_combine_args, outputs, 8);
 EXPECT_AT(ferry_combine_args, result, 32);
 EXPECT_AT(ferry_combine_args, plan, 56);
-EXPECT_AT(ferry_combine_args, row_weights, 72);
-EXPECT_AT(ferry_combine_args, lane, 104);
-EXPECT_AT(ferry_combine_args, stream, 120);
+EXPECT_AT(ferry_combine_args, row_weights, 80);
+EXPECT_AT(ferry_combine_args, lane, 112);
+EXPECT_AT(ferry_combine_args, stream, 128);
 
 EXPECT_AT(ferry_combine_receive_args, lane, 8);
 EXPECT_AT(ferry_combine_receive_args, stream, 16);
 
 EXPECT_AT(ferry_combine_backward_args, d_result, 8);
 EXPECT_AT(ferry_combine_backward_args, plan, 88);
-EXPECT_AT(ferry_combine_backward_args, format, 128);
-EXPECT_AT(ferry_combine_backward_args, lane, 232);
-EXPECT_AT(ferry_combine_backward_args, result, 248);
+EXPECT_AT(ferry_combine_backward_args, format, 136);
+EXPECT_AT(ferry_combine_backward_args, lane, 240);
+EXPECT_AT(ferry_combine_backward_args, result, 256);
 
 EXPECT_AT(ferry_route_values_args, plan, 16);
-EXPECT_AT(ferry_route_values_args, lane, 40);
+EXPECT_AT(ferry_route_values_args, lane, 48);
 EXPECT_AT(ferry_dispatch_layout_args, tokens, 16);
 EXPECT_AT(ferry_dispatch_layout_args, expert_rank, 40);
 EXPECT_AT(ferry_dispatch_layout_args, tokens_per_node, 80);
@@ -122,7 +122,7 @@ static_assert(sizeof(ferry_config) == offsetof(ferry_config, shared_split) + 4);
 static_assert(sizeof(ferry_sizes) == offsetof(ferry_sizes, messages) + 8);
 static_assert(sizeof(ferry_dispatch_layout_args) == offsetof(ferry_dispatch_layout_args, node_of_rank) + 8);
 static_assert(sizeof(ferry_plan_info) == offsetof(ferry_plan_info, sources) + 8);
-static_assert(sizeof(ferry_dispatch_result) == offsetof(ferry_dispatch_result, plan) + 16);
+static_assert(sizeof(ferry_dispatch_result) == offsetof(ferry_dispatch_result, plan) + 24);
 static_assert(sizeof(ferry_dispatch_args) == offsetof(ferry_dispatch_args, device_count) + 8);
 static_assert(sizeof(ferry_dispatch_receive_args) == offsetof(ferry_dispatch_receive_args, result) + 8);
 static_assert(offsetof(ferry_combine_args, shared_outputs) == offsetof(ferry_combine_args, stream) + 8);
@@ -149,7 +149,7 @@ TEST(Layout, OfStructsHasNotChanged) {
       {"ferry_format", 40},
       {"ferry_config", 192},
       {"ferry_sizes", 64},
-      {"ferry_plan", 16},
+      {"ferry_plan", 24},
       {"ferry_source", 12},
       {"ferry_plan_info", 80},
       {"ferry_tokens", 80},
@@ -158,13 +158,13 @@ TEST(Layout, OfStructsHasNotChanged) {
       {"ferry_more_receive_buffers", 40},
       {"ferry_received_part", 24},
       {"ferry_host_totals", 16},
-      {"ferry_dispatch_result", 232},
-      {"ferry_dispatch_args", 312},
+      {"ferry_dispatch_result", 240},
+      {"ferry_dispatch_args", 320},
       {"ferry_dispatch_receive_args", 32},
-      {"ferry_combine_args", 136},
+      {"ferry_combine_args", 144},
       {"ferry_combine_receive_args", 24},
-      {"ferry_combine_backward_args", 256},
-      {"ferry_route_values_args", 56},
+      {"ferry_combine_backward_args", 264},
+      {"ferry_route_values_args", 64},
       {"ferry_step_metadata", 12},
       {"ferry_dispatch_layout_args", 112},
       {"ferry_metadata_args", 48},

@@ -46,8 +46,8 @@ TEST(PlanQueries, RefuseInvalidPlansAndArguments) {
     ASSERT_EQ(ferry_dispatch(pair.c.get(), &pair.args), FERRY_OK) << ferry_last_error();
     const ferry_plan plan = pair.rows.plan;
     auto info = sized<ferry_plan_info>();
-    ferry_plan empty{nullptr, 0}, cut{plan.storage, plan.bytes - 16};
-    ferry_plan shifted{static_cast<char*>(plan.storage) + 4, plan.bytes};
+    ferry_plan empty{nullptr, 0, 0}, cut{plan.storage, plan.bytes - 16, 0};
+    ferry_plan shifted{static_cast<char*>(plan.storage) + 4, plan.bytes, 0};
     EXPECT_EQ(ferry_plan_query(nullptr, &info), FERRY_USAGE);
     EXPECT_TRUE(last_error_contains("ferry_plan is NULL"));
     EXPECT_EQ(ferry_plan_query(&empty, &info), FERRY_USAGE);

@@ -2,6 +2,9 @@
 
 import itertools
 import json
+import os
+import pathlib
+import re
 import unittest
 
 from program import ProgramTest
@@ -64,6 +67,33 @@ class BenchTest(ProgramTest):
         self.assertLessEqual(max(len(line) for line in text.splitlines() if "Wrote" not in line), 100, text)
         self.assertEqual([line.split()[0] for line in text.splitlines() if " dispatch " in line], ["1", "6", "1", "6"])
         self.assertTrue(text.endswith(f"\nWrote     {self.path('bench.json')}\n"), text)
+
+    def test_readme_measures_what_this_machine_can(self):
+        text = self.succeed("bench", "--readme", "--repetitions", "1", "--json", self.path("readme.json"))
+        with open(self.path("readme.json"), encoding="utf-8") as file:
+            report = json.load(file)
+        self.assertEqual((report["schema"], report["schema_version"]), ("ferry.bench.readme", 1))
+        page = (pathlib.Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+        table = re.search(r"<!-- plot:ratios -->\n.*?\n.*?\n(.*?)<!-- /plot -->", page, re.DOTALL)[1]
+        measured = " ".join(line.split("|")[2] for line in table.splitlines())
+        in_readme = [float(number) for number in re.findall(r"(?<![\w,])\d+\.\d+(?!\d)", measured)]
+        self.assertEqual(len(in_readme), len(report["figures"]), measured)
+        for number, figure in zip(in_readme, report["figures"]):
+            with self.subTest(figure=figure):
+                self.assertAlmostEqual(figure["readme"], number, delta=0.05 if "NCCL" in figure["figure"] else 0.005)
+                self.assertRegex(figure["readme_date"], r"\A\d{4}-\d\d-\d\d\Z")
+                if figure["figure"] == "rate / memcpy's":
+                    self.assertGreater(figure["measured"], 0)
+                if "skipped" in figure:
+                    self.assertNotIn("measured", figure)
+                    self.assertIn(f") {figure['skipped']}\n", text)
+                else:
+                    self.assertAlmostEqual(figure["ratio"], figure["measured"] / figure["readme"])
+                self.assertIn(f"README.md: {figure['readme_machine']}, {figure['readme_date']}\n", text)
+        if not os.path.exists("/dev/nvidia0"):
+            self.assertEqual([figure["figure"] == "rate / memcpy's" for figure in report["figures"]],
+                             ["skipped" not in figure for figure in report["figures"]])
+        self.assertLessEqual(max(len(line) for line in text.splitlines() if "Wrote" not in line), 100, text)
 
     def test_refusals(self):
         self.refuse(2, ["--hosts 2", "--ranks 3"], "bench", *SMALL, "--hosts", "2")

@@ -99,6 +99,19 @@ class GpuTest(ProgramTest):
             self.assertIn("/nowhere/libnccl.so.2", row["skipped"])
 
     @unittest.skipUnless(GPUS, "no GPU here: there is no /dev/nvidia0")
+    def test_readme(self):
+        gpus = len(json.loads(self.succeed("limits", "--backend", "cuda", "--ranks", "2", "--json", "-"))["gpus"])
+        figures = json.loads(self.succeed("bench", "--readme", "--repetitions", "2", "--json", "-"))["figures"]
+        for figure in figures:
+            with self.subTest(figure=figure):
+                if figure["figure"] == "rate / memcpy's" or gpus >= figure["ranks"] and "NCCL" not in figure["figure"]:
+                    self.assertGreater(figure["measured"], 0)
+                elif gpus < figure["ranks"]:
+                    self.assertEqual(figure["skipped"], f"needs {figure['ranks']} GPUs, one for each rank; this machine has {gpus}")
+                elif "skipped" in figure:  # where NCCL is not found
+                    self.assertIn("libnccl", figure["skipped"])
+
+    @unittest.skipUnless(GPUS, "no GPU here: there is no /dev/nvidia0")
     def test_limits(self):
         self.assertTrue(json.loads(self.succeed("limits", "--backend", "cuda", "--ranks", "2", "--json", "-")))
 

@@ -58,6 +58,9 @@ class RefusalsTest(ProgramTest):
             (["tokens=0", "found 0"], ["trace", "info", "synth:decode:tokens=0"]),
             (["name"], ["trace", "info"]),
             (["--out"], ["trace", "synth", "synth:decode"]),
+            (["--tokens with --readme", "--repetitions"], ["bench", "--readme", "--tokens", "4"]),
+            (["--backend with --readme"], ["bench", "--backend", "cpu", "--readme"]),
+            (["--processes with --readme"], ["bench", "--processes", "--readme", "--json", "-"]),
             (["1", "--ranks"], ["limits", "--ranks", "1"]),
         ]:
             with self.subTest(arguments=arguments):

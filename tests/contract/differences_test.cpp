@@ -65,18 +65,23 @@ TEST_P(Contract, ErrorsNameDifferingOptions) {
               "'");
       dispatch_and_combine(exchange, c, step, expert_outputs);  // the exchange is still usable
     };
-    require_named("format", [&] {
+    require_named("format is ", [&] {
       DispatchRun dispatch(exchange, c, step);
       if (odd) dispatch.options().format = Format::fp8_e4m3();
       dispatch.call();
     });
-    require_named("plan", [&] { DispatchRun(exchange, c, step).call(odd ? plan : Plan()); });
+    require_named("fp8 on rank 1", [&] {
+      DispatchRun dispatch(exchange, c, step);
+      if (odd) dispatch.options().format = Format::fp8_e4m3();
+      dispatch.call();
+    });
+    require_named("true on rank 1", [&] { DispatchRun(exchange, c, step).call(odd ? plan : Plan()); });
     require_named("weights", [&] {
       DispatchRun dispatch(exchange, c, step);
       exchange.dispatch(dispatch.tokens(), dispatch.ids(), odd ? nullptr : dispatch.weights(),
                         dispatch.options());
     });
-    require_named("apply_weights", [&] {
+    require_named("apply_weights is ", [&] {
       DispatchRun dispatch(exchange, c, step);
       dispatch.options().apply_weights = odd;
       dispatch.call();
@@ -101,7 +106,7 @@ TEST_P(Contract, ErrorsNameDifferingOptions) {
 #else
     const Reduction usual = Reduction::partial;
 #endif
-    require_named("reduction", [&] {
+    require_named("exact on rank 1", [&] {
       CombineRun combine(exchange, c, step, expert_outputs, plan, nullptr);
       combine.options().row_weights = nullptr;
       combine.options().reduction = odd ? Reduction::exact : usual;

@@ -67,5 +67,31 @@ TEST_P(Contract, PlansOfAnotherExchangeAreRefused) {
   });
 }
 
+// Device backends cannot tell: there the handle stands for the later plan.
+TEST_P(Contract, PlansThatALaterDispatchHasOverwrittenAreRefused) {
+  if (GetParam().on_device()) GTEST_SKIP() << "the host cannot read its plans";
+  TestCase c = small_case(4);
+  c.ranks = 3;
+  c.weights_from = WeightsFrom::none;
+  const StepInputs step = make_inputs(c), later = make_inputs(c, 9);
+  const oracle::ExpertOutputs expert_outputs = make_expert_outputs(c, step),
+                              later_outputs = make_expert_outputs(c, later);
+  run(c.ranks, describe(c), [&](Rank rank) {
+    SyncExchange exchange(rank, c.config);
+    DispatchRun first(exchange, c, step), second(exchange, c, later);
+    for (DispatchRun* dispatch : {&first, &second}) dispatch->options().memory.plan = nullptr;  // the lane's
+    first.run();
+    const Plan plan = first.received().plan, copy = plan.copy();
+    second.run();
+    const Plan stale = rank.index() == 1 ? plan : second.received().plan;
+    CombineRun combine(exchange, c, later, later_outputs, stale, nullptr);
+    const std::string error = usage_error([&] { combine.call(); });
+    require(error.find("plan: it is of call 1, and call 2 has overwritten") != std::string::npos, error);
+    if (rank.index() == 1)
+      require(!usage_error([&] { static_cast<void>(stale.total()); }).empty(), "total()");
+    CombineRun(exchange, c, step, expert_outputs, copy, nullptr).run();
+  });
+}
+
 }  // namespace
 }  // namespace ferry::contract

@@ -112,6 +112,35 @@ TEST_P(Contract, BackwardRefusesOtherOutputTypesAndStrides) {
   });
 }
 
+// Experts that write their outputs over the rows that they received: combine_backward reads the outputs while
+// its dispatch writes to that memory.
+TEST_P(Contract, BackwardRefusesOutputsInTheReceiveBuffers) {
+  const TestCase c = three_ranks(small_case(3));
+  const StepInputs step = make_inputs(c);
+  const oracle::ExpertOutputs expert_outputs = make_expert_outputs(c, step);
+  run(c.ranks, describe(c), [&](Rank rank) {
+    SyncExchange exchange(rank, c.config);
+    const Plan plan = dispatch_and_combine(exchange, c, step, expert_outputs);
+    const std::int64_t row = c.config.hidden * bytes_of(c.config.combine_type);
+    GuardedBuffer outputs(row * plan.total()), d_weights(std::int64_t{plan.tokens()} * c.config.top_k * 4),
+        elsewhere(row * exchange.capacity());
+    const auto backward = [&](const void* rows, void* received) {
+      DispatchRun dispatch(exchange, c, step);
+      DispatchOptions options = dispatch.options();
+      options.memory.parts[0] = received;
+      return exchange.combine_backward(dispatch.tokens(), plan, dispatch.weights(),
+                                       {rows, c.config.combine_type}, d_weights.as<float>(), options);
+    };
+    const void* const own = backward(outputs.data(), nullptr).data;
+    require_refused("rank 1 lie in the memory",
+                    [&] { backward(rank.index() == kWrongRank ? own : outputs.data(), nullptr); });
+    require_refused("rank 1 lie in the memory", [&] {
+      backward(rank.index() == kWrongRank ? elsewhere.data() + row : outputs.data(), elsewhere.data());
+    });
+    backward(own, elsewhere.data());
+  });
+}
+
 // A row of 4 values has 16 bytes in fp32, the combine type, and 8 in bf16.
 TEST_P(Contract, DenseRowsOfOtherThanSixteenBytesAreRefused) {
   TestCase c = three_ranks(small_case(5));

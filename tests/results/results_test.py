@@ -1,8 +1,10 @@
-"""scripts/gpu_record.py, from a log to a record, and scripts/render_results.py, from records to the tables of the documents."""
+"""scripts/gpu_record.py, from a log to a record; scripts/render_results.py and plot_results.py, from records to the documents."""
 
 import json
 import pathlib
 import random
+import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -123,6 +125,45 @@ class TablesTest(unittest.TestCase):
             row = row_of(target["where"] | ({"host_us": 1.0} if "host_us" in target else {}), 1.0, 100.0)
             verdicts = [line.split("|")[-2].strip() for line in self.tables(record_of([row]))["bars"].splitlines()[4:]]
             self.assertEqual([i for i, verdict in enumerate(verdicts) if verdict == "reached"], [number], target["name"])
+
+
+class PlotTest(unittest.TestCase):
+    """Of the records of this repository, in a copy."""
+
+    FILES = ("README.md", "docs/speed.svg", "tools/ferry/bench/readme_figures.inc")
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.root = pathlib.Path(folder.name)
+        (self.root / "bench/results").mkdir(parents=True)
+        for path in (REPOSITORY / "bench/results").glob("*.json"):
+            shutil.copy(path, self.root / "bench/results")
+        for name in self.FILES:
+            (self.root / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(REPOSITORY / name, self.root / name)
+
+    def run_script(self, *arguments):
+        return subprocess.run([sys.executable, "-B", SCRIPTS / "plot_results.py", "--root", self.root, *arguments],
+                              capture_output=True, text=True, check=False)
+
+    def test_check_finds_a_changed_digit(self):
+        self.assertEqual(self.run_script("--check").returncode, 0)
+        for name, number in (("README.md", r"(?<=dispatch bf16 1\.)\d"), ("docs/speed.svg", r"(?<=cx=\")\d"), (self.FILES[2], r"(?<=\.value = )\d")):
+            path = self.root / name
+            text = path.read_text()
+            path.write_text(re.sub(number, lambda match: str((int(match[0]) + 1) % 10), text, count=1))
+            done = self.run_script("--check")
+            self.assertNotEqual(done.returncode, 0, name)
+            self.assertIn(f"{name} is not what bench/results makes", done.stderr)
+            self.assertEqual(self.run_script().returncode, 0)
+            self.assertEqual(path.read_text(), text)
+
+    def test_a_missing_record_of_cpus_is_named(self):
+        for path in (self.root / "bench/results").glob("*.json"):
+            if json.loads(path.read_text()).get("schema") == "ferry.bench":
+                path.unlink()
+        self.assertIn("no record in bench/results", self.run_script("--check").stderr)
 
 
 class DocumentsTest(unittest.TestCase):

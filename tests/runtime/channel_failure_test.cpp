@@ -146,6 +146,36 @@ TEST_P(ChannelFailures, ARefusalWinsOverTheDepartureOfItsRank) {
   }
 }
 
+// Ranks 0 and 1 see that rank 2 differs, and end. Rank 3 learns it although it waits for rank 2 itself, or
+// begins the call when they have ended.
+TEST_P(ChannelFailures, ADifferenceWinsOverTheDepartureOfItsRanks) {
+  for (const bool late : {false, true}) {
+    SharedValue<std::atomic<int>> told;
+    const auto body = [&](const Rank& rank) {
+      TestLane lane(rank, 30);
+      lane.exchange();
+      const std::array options = {CallOption{"format", rank.index() == 2 ? 3 : 1}};
+      const auto call = [&] {
+        if (rank.index() == 3 && late) sleep_seconds(0.4);
+        lane.channel.begin(Operation::dispatch, options);
+        for (const int peer : {0, 1, 2, 3}) {
+          if (peer == rank.index()) continue;
+          if (rank.index() == 2 && peer == 3 && !late) sleep_seconds(0.4);  // ranks 0 and 1 depart meanwhile
+          lane.write_summary(peer);
+          lane.channel.post(peer);
+        }
+        lane.receive([] {});
+      };
+      const auto error = expect_thrown<UsageError>(call);
+      require_text(error, "format is ");
+      ++*told;
+      throw UsageError(error.what());
+    };
+    EXPECT_THROW(run_ranks(GetParam(), 4, 30, body), std::exception);
+    EXPECT_EQ(*told, 4) << "late: " << late;
+  }
+}
+
 // Rank 1 joins the call late, rank 2 never: the waits for both share the deadline.
 TEST_P(ChannelFailures, TheDeadlineIsOfAllWaitsOfACall) {
   constexpr double kDeadline = 2;

@@ -79,6 +79,8 @@ TEST(Configuration, RefusesWithTheNumbers) {
       {with([](Config& c) { c.deadline = std::numeric_limits<double>::quiet_NaN(); }), "deadline = "},
       {with([](Config& c) { c.alignment = 8, c.capacity = 20; }), "capacity = 20"},
       {with([](Config& c) { c.alignment = 8, c.layout = Layout::rank_major; }), "alignment = 8"},
+      {with([](Config& c) { c.reduction = Reduction::exact, c.layout = Layout::rank_major; }),
+       "reduction exact, must be partial with rank_major"},
       {with([](Config& c) { c.placement = Placement::blocks(10, 3); }), "10 experts on 3 ranks"},
       {with([](Config& c) { c.placement = Placement::blocks(9, 4); }), "9 experts on 4 ranks"},
       {with([](Config& c) { c.max_tokens = 1 << 24, c.top_k = 32, c.experts = 1024; }), "rows"},

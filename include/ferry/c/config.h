@@ -101,7 +101,7 @@ typedef struct ferry_config {
   int32_t zero_padding;  ///< 1: padding rows are zeroed instead of left untouched
   int32_t combine_type;  ///< value type of the rows that combine transfers
   ferry_format format;   ///< default of each dispatch; no dispatch may have larger messages; default: bf16
-  int32_t reduction;     ///< default of each combine; FERRY_PARTIAL allows no other; default: FERRY_PARTIAL
+  int32_t reduction;     ///< default of each combine; FERRY_PARTIAL allows no other, rank_major only this
   int32_t lanes;         ///< independent sequences of calls, 1 to 64; 0: 1
   double deadline;       ///< longest wait for a peer, in seconds; 0: 30
   /// 1: the exchange owns no memory for the rows it receives, and every dispatch passes

@@ -32,7 +32,8 @@ typedef struct ferry_dispatch_args {
   ferry_format format;    ///< default: the configuration's
   ferry_receive_buffers memory;
   /// Rows v, [total, H] of the configuration's combine_type, dense: dots[row] = dot(x, v[row]), with x the
-  /// row before it is multiplied by its weight. Not with fp8, raw, rank_major.
+  /// row before it is multiplied by its weight. Not with fp8, raw, rank_major. Must not lie in the memory of
+  /// the received rows.
   const void* dot_rows;
   int32_t lane;
   int32_t sm_limit;  ///< GPU backends: most thread blocks at once; 0: no limit
@@ -101,8 +102,10 @@ typedef struct ferry_combine_backward_args {
   ferry_tokens d_result;  ///< dy, [N, H]
   ferry_plan plan;
   const float* topk_weights;  ///< [N, K]
-  const void* outputs;        ///< the rows v that combine was given, [total, H] of its combine_type, dense
-  float* d_weights;           ///< [N, K]: dot(dy[token], v) with v the slot's row
+  /// The rows v that combine was given, [total, H] of its combine_type, dense. Must not lie in the memory of
+  /// the received rows, which this call writes.
+  const void* outputs;
+  float* d_weights;  ///< [N, K]: dot(dy[token], v) with v the slot's row
   ferry_format format;
   ferry_receive_buffers memory;
   int32_t lane, sm_limit;

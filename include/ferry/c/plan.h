@@ -15,10 +15,13 @@ extern "C" {
 /// pointers.
 ///
 /// The block belongs to the lane, until its next dispatch, or to the caller. It may be copied byte for byte,
-/// kept, and used for another dispatch or combine. To use a block copied by other means, set both fields.
+/// kept, and used for another dispatch or combine. To use a block copied by other means, set the fields.
 typedef struct ferry_plan {
   void* storage;
   size_t bytes;
+  /// Call number of the dispatch that the plan is of. Host backends refuse the handle once another dispatch
+  /// has filled the block. 0: not checked, as with device backends.
+  uint64_t call;
 } ferry_plan;
 
 /// Where a received row comes from. Padding: -1, -1, -1. rank_major rows, which stand for a whole token: slot

@@ -53,7 +53,8 @@ void Dispatch::prepare_result() {
   }
   result_.host = &lane_.totals;
   result_.call = lane_.link->call();
-  result_.plan = by_plan_ ? call_.plan : Plan::over(plan_.header, static_cast<std::size_t>(plan_.bytes));
+  result_.plan =
+      by_plan_ ? call_.plan : Plan::over(plan_.header, static_cast<std::size_t>(plan_.bytes), result_.call);
   row_store_ = store_for(std::int64_t{plan_.header->total} * parts_.part[0].row_bytes);
 }
 

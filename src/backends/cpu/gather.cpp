@@ -4,6 +4,7 @@
 #include <cstring>
 #include <vector>
 
+#include "exchange/call_options.hpp"
 #include "exchange/gather.hpp"
 #include "plan/shapes.hpp"
 
@@ -93,9 +94,8 @@ void all_gather_v(Lane& lane, const AllGatherCall& call) {
 }
 
 void reduce_scatter_v(Lane& lane, const ReduceScatterCall& call) {
-  const std::vector<GatherTerms> all =
-      exchange_terms(lane, Operation::reduce_scatter_v, {call.count, call.total},
-                     {"type", static_cast<std::int64_t>(call.type)});
+  const std::vector<GatherTerms> all = exchange_terms(
+      lane, Operation::reduce_scatter_v, {call.count, call.total}, type_option("type", call.type));
   check_reduce_scatter(all);
   const std::int64_t value_bytes = bytes_of(call.type);
   const std::int64_t row_bytes = lane.context.config.hidden * value_bytes;

@@ -7,6 +7,11 @@
 
 namespace ferry::cpu {
 
+const void* HostBackend::received_rows(int lane) const {
+  const Lane& of = lanes_[static_cast<std::size_t>(lane)].lane;
+  return context_.config.own_receive_buffers ? of.array<std::byte>(of.arrays.parts) : nullptr;
+}
+
 DispatchResult HostBackend::dispatch(const DispatchCall& call, Stream) {
   operations(call.lane).dispatch.send(call, false);
   return operations(call.lane).dispatch.receive();

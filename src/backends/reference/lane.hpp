@@ -54,6 +54,8 @@ class Lane {
 
   void refuse(Operation operation, const Error& error) noexcept { channel_.refuse(operation, error); }
 
+  const void* received_rows() const { return received_.parts[0].data(); }
+
   CallDiagnostics diagnostics;
   LaneCounts counts;  // of the traffic that the contract requires; this backend itself moves more
 

@@ -16,7 +16,7 @@ void Lane::dispatch_send(const DispatchCall& call) {
   CallOptions options = options_of(context_.config, call);
   add_plan(call.plan, &options);
   // Peers read the rows as they are, so they must know their type.
-  options.add("type of the tokens", static_cast<std::int64_t>(call.tokens.type));
+  options.add(type_option("type of the tokens", call.tokens.type));
   channel_.begin(Operation::dispatch, options);
   fault_point(FaultPoint::dispatch_begin, context_.me());
   stage_inputs();
@@ -131,7 +131,7 @@ PlanView Lane::open_plan() {
     storage =
         received_.plan.data() + (16 - reinterpret_cast<std::uintptr_t>(received_.plan.data()) % 16) % 16;
   }
-  result_.plan = Plan::over(storage, bytes);
+  result_.plan = Plan::over(storage, bytes, channel_.call());
   return view_plan(storage, shape);
 }
 

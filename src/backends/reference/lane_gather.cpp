@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "backends/reference/lane.hpp"
+#include "exchange/call_options.hpp"
 #include "exchange/gather.hpp"
 #include "oracle/gather.hpp"
 
@@ -57,8 +58,8 @@ void Lane::all_gather_v(const AllGatherCall& call) {
 }
 
 void Lane::reduce_scatter_v(const ReduceScatterCall& call) {
-  const std::vector<GatherTerms> all = exchange_terms(Operation::reduce_scatter_v, {call.count, call.total},
-                                                      {"type", static_cast<std::int64_t>(call.type)});
+  const std::vector<GatherTerms> all =
+      exchange_terms(Operation::reduce_scatter_v, {call.count, call.total}, type_option("type", call.type));
   check_reduce_scatter(all);
   const std::int64_t hidden = context_.config.hidden;
   const std::vector<std::int64_t> bytes(all.size(), call.total * hidden * bytes_of(call.type));

@@ -70,16 +70,6 @@ nlohmann::ordered_json point_json(const BenchPoint& point, const BenchRouting& r
           {"launches", point.launches}};
 }
 
-// The fields with which every report begins.
-nlohmann::ordered_json report_json(const char* schema, int version_number) {
-  return {{"schema", schema},
-          {"schema_version", version_number},
-          {"ferry_version", std::string(version())},
-          {"command", command_line()},
-          {"started_at", utc_now()},
-          {"machine", {{"cpu", cpu_name()}, {"cores", cores()}, {"memory_bytes", memory_bytes()}}}};
-}
-
 // ---- CPU
 
 std::string kind_of(const BenchPoint& point) {
@@ -217,13 +207,24 @@ nlohmann::ordered_json gpu_row_json(const GpuBenchRow& row) {
 
 }  // namespace
 
+nlohmann::ordered_json report_json(const char* schema, int version_number) {
+  return {{"schema", schema},
+          {"schema_version", version_number},
+          {"ferry_version", std::string(version())},
+          {"command", command_line()},
+          {"started_at", utc_now()},
+          {"machine", {{"cpu", cpu_name()}, {"cores", cores()}, {"memory_bytes", memory_bytes()}}}};
+}
+
+std::string machine_line() {
+  return fmt::format("Machine: {}, {}, {}.", cpu_name(), report::counted(cores(), "core"),
+                     report::in_bytes(static_cast<double>(memory_bytes())));
+}
+
 std::string host_bench_table(const std::vector<HostBenchRow>& rows) {
-  const std::string machine =
-      fmt::format("Machine: {}, {}, {}. Figures are totals over all ranks.\n", cpu_name(),
-                  report::counted(cores(), "core"), report::in_bytes(static_cast<double>(memory_bytes())));
   Sections sections(kHostColumns);
   for (const HostBenchRow& row : rows) sections.add(host_heading(row), host_lines(row));
-  return machine + sections.text();
+  return machine_line() + " Figures are totals over all ranks.\n" + sections.text();
 }
 
 nlohmann::ordered_json host_bench_json(const std::vector<HostBenchRow>& rows) {

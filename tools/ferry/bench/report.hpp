@@ -11,6 +11,12 @@
 
 namespace ferry::app {
 
+// The fields with which every report of `ferry bench` begins.
+nlohmann::ordered_json report_json(const char* schema, int version_number);
+
+// "Machine: ", and what the CPU figures depend on.
+std::string machine_line();
+
 std::string host_bench_table(const std::vector<HostBenchRow>& rows);
 nlohmann::ordered_json host_bench_json(const std::vector<HostBenchRow>& rows);
 

@@ -31,6 +31,7 @@ struct BenchOptions {
   int top_k = 0;    // 0: as the first recorded trace has, otherwise 8
   int repetitions = 50;
   std::uint64_t seed = 1;
+  bool readme = false;  // README's figures in place of a sweep
   std::string json;
 };
 

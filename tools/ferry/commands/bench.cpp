@@ -1,8 +1,12 @@
 // ferry bench: times dispatch and combine over a sweep, each point checked first.
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <memory>
+#include <string>
 
+#include "ferry/error.hpp"
+#include "tools/ferry/bench/readme.hpp"
 #include "tools/ferry/bench/report.hpp"
 #include "tools/ferry/bench/runners.hpp"
 #include "tools/ferry/bench/sweep.hpp"
@@ -40,8 +44,13 @@ host      time of the calling thread in an eager call with an idle stream, media
 nccl      baseline: sort rows by rank, exchange counts, all-to-all-v with one row per route; nccl_rows: the
           all-to-all-v alone
 
+With --readme:
+README    the figure of README.md, of the machine and date above it; measured: the same ratio on this machine.
+          GPU figures need a GPU for each rank.
+
 Examples:
   ferry bench
+  ferry bench --readme
   ferry bench --tokens 1:8192 --trace synth:uniform --trace synth:prefill
   ferry bench --tokens 128,2048 --ranks 2,4,8 --format bf16,fp8 --processes --json bench.json
   mpirun -n 4 ferry bench --backend collective --ranks 4 --tokens 2048
@@ -148,8 +157,32 @@ void run_on_gpus(const BenchOptions& options, const Output& json) {
   fmt::print("{}{}", gpu_bench_table(report), written_files({&json}));
 }
 
-void run_bench(const BenchOptions& options) {
+// README's figures have settings of their own, so only these go with --readme.
+void refuse_with_readme(const CLI::App& command) {
+  constexpr const char* kAllowed[] = {"--readme", "--repetitions", "--nccl", "--json"};
+  for (const CLI::Option* option : command.get_options()) {
+    const std::string name = option->get_name();
+    if (option->count() == 0 ||
+        std::find(std::begin(kAllowed), std::end(kAllowed), name) != std::end(kAllowed))
+      continue;
+    throw UsageError(
+        fmt::format("{} with --readme: README's figures have settings of their own, and --readme goes only "
+                    "with --repetitions, --nccl and --json",
+                    name));
+  }
+}
+
+void run_readme(const BenchOptions& options, const Output& json) {
+  const std::vector<ReadmeResult> results =
+      measure_readme(readme_figures(), options.repetitions, options.nccl);
+  if (json.wanted()) json.write(readme_json(results).dump(2) + "\n");
+  if (!json.to_stdout()) fmt::print("{}{}", readme_table(results), written_files({&json}));
+}
+
+void run_bench(const BenchOptions& options, const CLI::App& command) {
+  if (options.readme) refuse_with_readme(command);
   const Output json(options.json);
+  if (options.readme) return run_readme(options, json);
   options.backend == "cuda" ? run_on_gpus(options, json) : run_on_host(options, json);
 }
 
@@ -167,6 +200,8 @@ void add_bench_options(CLI::App& command, BenchOptions& options) {
       kMaxTopK);
   add_count(command, "--repetitions", options.repetitions, "measurements of every point; default 50");
   add_seed(command, options.seed, "seed of synthesised traces; default 1");
+  command.add_flag("--readme", options.readme,
+                   "measure the figures of README.md that this machine can\nrun, beside README's own");
   add_output(command, "--json", options.json,
              "write the report as JSON; - is stdout and replaces\nthe table");
 }
@@ -177,7 +212,7 @@ void add_bench(CLI::App& program) {
   command->footer(kBenchFooter);
   const auto options = std::make_shared<BenchOptions>();
   add_bench_options(*command, *options);
-  command->callback([options] { run_bench(*options); });
+  command->callback([options, command] { run_bench(*options, *command); });
 }
 
 }  // namespace ferry::app

@@ -40,6 +40,9 @@ class CudaBackend : public Backend {
   void synchronize(int lane, Stream stream) override;
   void raise_device_error(int lane) override;
   CallDiagnostics take_diagnostics(int lane) override { return this->lane(lane).take_diagnostics(); }
+  const void* received_rows(int lane) const override {
+    return lanes_[static_cast<std::size_t>(lane)].received_rows();
+  }
   LoadCounts load_counts() const override;
   WireCounts wire_counts() const override;
 

@@ -48,8 +48,9 @@ const char* argument_name(Operation operation, int index) {
                            " on rank ", rank, " and ", to_string(static_cast<Operation>(error.theirs)),
                            " on rank ", error.peer));
     case DeviceError::Reason::option:
-      throw UsageError(str(call, ": ", option_name(error.operation, error.index), " is ", error.mine,
-                           " on rank ", rank, " and ", error.theirs, " on rank ", error.peer));
+      throw UsageError(str(call, ": ",
+                           describe_difference(option_at(error.operation, error.index), rank, error.mine,
+                                               error.peer, error.theirs)));
     case DeviceError::Reason::given:
       throw UsageError(str(to_string(error.operation),
                            ": the ranks' options differ: ", argument_name(error.operation, error.index),

@@ -94,6 +94,10 @@ class Lane {
   // The memory of the step metadata, on the device.
   StepMetadata* step_metadata() const { return array<StepMetadata>(arrays_.metadata); }
   const LaneView& view() const { return view_; }
+  // Null without receive buffers of its own.
+  const void* received_rows() const {
+    return exchange_.config.own_receive_buffers ? view_.at(view_.rank, view_.receive_buffers) : nullptr;
+  }
 
   // Working memory of this lane on its device (LaneArrays).
   const DeviceMemory& memory() const { return memory_; }
