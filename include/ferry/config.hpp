@@ -35,11 +35,10 @@ struct Config {
 
   /// S, 0 to kMaxSharedExperts: experts that every rank holds and every token goes to. Their rows never
   /// travel and come first: groups 0 to S - 1 hold this rank's tokens in order. Combine adds their outputs
-  /// with weight 1. Not with rank_major or raw formats. Backends on device memory do not have it yet.
+  /// with weight 1. Not with rank_major or raw formats.
   int shared_experts = 0;
 
-  /// `replicated` takes the reduction `partial` at level rank only. Backends on device memory have only
-  /// `own`.
+  /// `replicated` takes the reduction `partial` at level rank only.
   Input input = Input::own;
   /// W, 0 to R; with replicated input and shared experts. Ranks r < W take tokens [r*N/W, (r+1)*N/W) as their
   /// shared rows and the others none, so that the sum over all ranks holds the shared experts once. 0: every

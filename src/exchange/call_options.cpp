@@ -6,10 +6,12 @@ namespace ferry {
 namespace {
 
 constexpr const char* kPlanOption = "call that made the plan";
+constexpr const char* kInputHashOption = "hash of the replicated input's N and ids";
 
-// Replicated input: a hash of N and, in a call from ids, of their values (FNV-1a). Otherwise 0.
+// Replicated input: a hash of N and, in a call from ids, of their values (FNV-1a). Otherwise 0, and with ids
+// in device memory, which the backend hashes there.
 std::int64_t hash_of_replicated(const Config& config, const DispatchCall& call) {
-  if (config.input == Input::own) return 0;
+  if (config.input == Input::own || config.memory == MemoryKind::device) return 0;
   std::uint64_t hash = 0xcbf29ce484222325;
   const auto mix = [&](std::int64_t value) {
     hash = (hash ^ static_cast<std::uint64_t>(value)) * 0x100000001b3;
@@ -56,7 +58,7 @@ CallOptions options_of(const Config& config, const DispatchCall& call) {
   options.add("bytes of part 3 of the format", format.part_bytes[3]);
   options.add("dispatch from a plan", !call.plan.empty(), name_of_flag);
   options.add("apply_weights", call.apply_weights, name_of_flag);
-  options.add("hash of the replicated input's N and ids", hash_of_replicated(config, call));
+  options.add(kInputHashOption, hash_of_replicated(config, call));
   return options;
 }
 
@@ -68,6 +70,15 @@ CallOptions options_of(const CombineCall& call) {
   options.add("topk_weights given (with partial on every rank or none, also without tokens)",
               call.reduction == Reduction::partial && call.topk_weights != nullptr, name_of_flag);
   return options;
+}
+
+int input_hash_option(const CallOptions& options) {
+  int index = 0;
+  for (const CallOption& option : options.values()) {
+    if (option.name == kInputHashOption) return index;
+    ++index;
+  }
+  return -1;
 }
 
 void add_plan(const Plan& plan, CallOptions* options) {

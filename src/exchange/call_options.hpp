@@ -36,6 +36,9 @@ CallOption type_option(const char* name, DType type);
 CallOptions options_of(const Config& config, const DispatchCall& call);
 CallOptions options_of(const CombineCall& call);
 
+// The index, among the options of a dispatch, of the hash of replicated input.
+int input_hash_option(const CallOptions& options);
+
 // The number of the call that made the plan, 0 without one: equal on every rank that uses plans of one
 // dispatch.
 void add_plan(const Plan& plan, CallOptions* options);

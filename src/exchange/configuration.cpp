@@ -19,12 +19,6 @@ void check_range(const char* name, std::int64_t value, std::int64_t lowest, std:
 void check_shared_experts(const Config& config) {
   check_range("shared_experts", config.shared_experts, 0, kMaxSharedExperts);
   if (config.shared_experts == 0) return;
-  if (chosen_memory(config) == MemoryKind::device) {
-    throw UnsupportedError(
-        str("configuration: the backend ", to_string(config.backend),
-            " on device memory has no shared experts yet, and shared_experts = ", config.shared_experts,
-            ": use host memory, or call the shared experts yourself"));
-  }
   if (config.layout == Layout::rank_major) {
     throw UsageError(str("configuration: shared_experts = ", config.shared_experts,
                          ", must be 0 with rank_major, whose rows are tokens: use an expert layout"));
@@ -42,10 +36,6 @@ void check_input(const Config& config) {
     throw UsageError(
         str("configuration: shared_split = ", config.shared_split,
             ", must be 0 unless input is replicated: ranks with tokens of their own share none"));
-  }
-  if (chosen_memory(config) == MemoryKind::device) {
-    throw UnsupportedError(str("configuration: the backend ", to_string(config.backend),
-                               " on device memory has no replicated input yet: use host memory"));
   }
   if (config.reduction != Reduction::partial || config.reduction_level == ReductionLevel::node) {
     throw UsageError(str("configuration: replicated input with reduction ", to_string(config.reduction),

@@ -49,15 +49,11 @@ ExchangeShape exchange_shape(const Config& config, std::int64_t signal_bytes) {
 }
 
 SharedRows shared_rows(const Config& config, int rank, std::int64_t tokens) {
-  std::int64_t first = 0, end = tokens;
-  if (const std::int64_t split = config.shared_split; split > 0) {
-    first = std::min<std::int64_t>(rank, split) * tokens / split;
-    end = std::min<std::int64_t>(rank + 1, split) * tokens / split;
-  }
+  const auto [first, count] = SharedTokens::of<std::int64_t>(tokens, rank, config.shared_split);
   const bool padded = config.layout == Layout::expert_padded;
   return {.first = first,
-          .count = end - first,
-          .stride = padded ? group_capacity(config, rank) : align_up(end - first, config.alignment),
+          .count = count,
+          .stride = padded ? group_capacity(config, rank) : align_up(count, config.alignment),
           .capacity = row_capacity(config, rank)};
 }
 

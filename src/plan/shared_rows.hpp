@@ -11,6 +11,21 @@
 
 namespace ferry {
 
+// Tokens [first, first + count) of a rank.
+struct SharedTokens {
+  std::int64_t first, count;
+
+  // Those of `tokens` tokens that have shared rows on `rank`. `split`: Config::shared_split. Int: holds
+  // split * tokens; kernels, where division is costly, take 32 bits.
+  template <class Int>
+  FERRY_HD static constexpr SharedTokens of(Int tokens, Int rank, Int split) {
+    if (split == 0) return {0, tokens};
+    const Int low = rank < split ? rank : split, high = rank < split ? rank + 1 : split,
+              first = low * tokens / split;
+    return {first, high * tokens / split - first};
+  }
+};
+
 struct SharedRows {
   std::int64_t first;     // the rank's first token that has shared rows
   std::int64_t count;     // how many tokens from there on have them

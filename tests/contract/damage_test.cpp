@@ -92,9 +92,8 @@ std::int64_t max_rows(const StepInputs& step) {
   return rows;
 }
 
-// One case for each layout and each way to combine it; those of expert_major have shared experts on host
-// memory.
-std::vector<TestCase> cases_of_damage(const TestCase& small, const Setup& setup) {
+// One case for each layout and each way to combine it; those of expert_major have shared experts.
+std::vector<TestCase> cases_of_damage(const TestCase& small) {
   std::vector<TestCase> cases;
   for (const Layout layout : {Layout::expert_major, Layout::expert_padded, Layout::rank_major}) {
     for (const Reduction reduction : {Reduction::partial, Reduction::exact}) {
@@ -103,7 +102,7 @@ std::vector<TestCase> cases_of_damage(const TestCase& small, const Setup& setup)
       c.ranks = 3;
       c.config.experts = 6;
       c.config.layout = layout;
-      if (layout == Layout::expert_major && !setup.on_device()) c.config.shared_experts = 1;
+      if (layout == Layout::expert_major) c.config.shared_experts = 1;
       c.full = true;
       c.reduction = c.config.reduction = reduction;
       c.weights_from = WeightsFrom::none;
@@ -118,7 +117,7 @@ std::vector<TestCase> cases_of_damage(const TestCase& small, const Setup& setup)
 }
 
 TEST_P(Contract, DamagedPlansAreReported) {
-  for (const TestCase& c : cases_of_damage(small_case(1), GetParam())) {
+  for (const TestCase& c : cases_of_damage(small_case(1))) {
     const StepInputs step = make_inputs(c);
     const oracle::ExpertOutputs expert_outputs = make_expert_outputs(c, step);
     run(c.ranks, describe(c), [&](Rank rank) {
@@ -145,7 +144,7 @@ TEST_P(Contract, DamagedPlansAreReported) {
 
 // A header whose checksum is right and whose numbers are not: a plan's bytes are the caller's.
 TEST_P(Contract, PlanHeadersOutOfRangeAreRefused) {
-  for (const TestCase& c : cases_of_damage(small_case(4), GetParam())) {
+  for (const TestCase& c : cases_of_damage(small_case(4))) {
     const StepInputs step = make_inputs(c);
     const oracle::ExpertOutputs expert_outputs = make_expert_outputs(c, step);
     run(c.ranks, describe(c), [&](Rank rank) {
@@ -201,7 +200,7 @@ TEST_P(Contract, WrongPlanEntriesStayWithinMemory) {
       << "two ranks may write sums to the same address, which the thread sanitizer reports as a race";
 #endif
   constexpr int kRounds = 12;
-  for (const TestCase& c : cases_of_damage(small_case(2), GetParam())) {
+  for (const TestCase& c : cases_of_damage(small_case(2))) {
     const StepInputs step = make_inputs(c);
     const oracle::ExpertOutputs expert_outputs = make_expert_outputs(c, step);
     run(c.ranks, describe(c), [&](Rank rank) {

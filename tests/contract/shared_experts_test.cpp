@@ -32,7 +32,6 @@ TestCase shared_case(TestCase c, int shared_experts) {
 }
 
 TEST_P(Contract, SharedExpertsInEveryFormatAndReduction) {
-  if (GetParam().on_device()) GTEST_SKIP() << "has no shared experts yet";
   for (const int shared : {1, 2}) {
     for (const Layout layout : {Layout::expert_major, Layout::expert_padded}) {
       for (const Format& format : {Format::bf16(), Format::fp8_e4m3(), Format::fp32()}) {
@@ -69,7 +68,6 @@ TEST_P(Contract, SharedExpertsInEveryFormatAndReduction) {
 }
 
 TEST_P(Contract, SharedRowsPastTheCapacityAreDropped) {
-  if (GetParam().on_device()) GTEST_SKIP() << "has no shared experts yet";
   for (const Layout layout : {Layout::expert_major, Layout::expert_padded}) {
     for (const bool shared_outputs : {false, true}) {
       TestCase c = shared_case(small_case(3), 2);
@@ -86,7 +84,6 @@ TEST_P(Contract, SharedRowsPastTheCapacityAreDropped) {
 }
 
 TEST_P(Contract, SharedExpertsByPlanAndOnNodes) {
-  if (GetParam().on_device()) GTEST_SKIP() << "has no shared experts yet";
   TestCase c = shared_case(small_case(4), 2);
   c.tokens.clear();
   run_sequences(GetParam(), {c});
@@ -99,7 +96,6 @@ TEST_P(Contract, SharedExpertsByPlanAndOnNodes) {
 
 // A caller may start the shared experts while the routed rows are on their way.
 TEST_P(Contract, SharedRowsAreThereAfterTheSendPhase) {
-  if (GetParam().on_device()) GTEST_SKIP() << "has no shared experts yet";
   if (GetParam().backend == BackendKind::reference) GTEST_SKIP() << "writes all rows in the receive phase";
   const TestCase c = shared_case(small_case(9), 2);
   const StepInputs step = make_inputs(c);
@@ -185,7 +181,6 @@ oracle::ExpertOutputs routed_only(oracle::ExpertOutputs outputs, const StepInput
 }
 
 TEST_P(Contract, SharedRowsComeFirstAndDoNotTravel) {
-  if (GetParam().on_device()) GTEST_SKIP() << "has no shared experts yet";
   for (const int shared : {1, 2}) {
     for (const Format& format : {Format::bf16(), Format::fp8_e4m3()}) {
       TestCase c = shared_case(small_case(5), shared);
@@ -244,7 +239,6 @@ void check_backward(const Setup& setup, const TestCase& c) {
 }
 
 TEST_P(Contract, SharedExpertsAndReplicatedInputBackward) {
-  if (GetParam().on_device()) GTEST_SKIP() << "has no shared experts yet";
   TestCase c = shared_case(small_case(6), 2);
   check_backward(GetParam(), c);
   c.config.input = Input::replicated;
@@ -259,7 +253,6 @@ void require_shared_refusal(const std::string& words, const std::function<void()
 }
 
 TEST_P(Contract, SharedExpertsRefuseBadCalls) {
-  if (GetParam().on_device()) GTEST_SKIP() << "has no shared experts yet";
   TestCase c = shared_case(small_case(7), 1);
   c.tokens = {5, 2, 3, 7};
   c.config.format = Format::fp32();
@@ -293,7 +286,6 @@ TEST_P(Contract, SharedExpertsRefuseBadCalls) {
 
 // The id of a shared expert is not a routed expert's.
 TEST_P(Contract, IdsOfSharedExpertsAreBadIds) {
-  if (GetParam().on_device()) GTEST_SKIP() << "has no shared experts yet";
   TestCase c = shared_case(small_case(8), 2);
   std::vector<std::vector<std::int64_t>> ids(4);
   ids[2] = {0, c.config.experts, 5, -1, 1, 2};

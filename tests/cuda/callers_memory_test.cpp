@@ -136,6 +136,11 @@ TEST(CudaSizes, OversizedConfigurationsAreUnsupported) {
   Config config = fits;
   config.experts = 1025;
   EXPECT_THROW(size_of(config, 32, 0), UnsupportedError);
+  config.experts = 1022;
+  config.shared_experts = 2;
+  EXPECT_NO_THROW(size_of(config, 32, 0));
+  config.shared_experts = 3;
+  EXPECT_THROW(size_of(config, 32, 0), UnsupportedError);
   config = fits;
   config.max_tokens = (1 << 18) + 1;
   EXPECT_THROW(size_of(config, 2, 0), UnsupportedError) << "routes";

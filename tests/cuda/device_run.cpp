@@ -15,7 +15,8 @@ constexpr std::int64_t kBeyond = 16;  // bytes after an output, which keep their
 std::int64_t rows_of_all_groups(const ferry::Exchange& exchange) {
   const Config& config = exchange.config();
   const bool padded = config.layout == Layout::expert_padded;
-  return exchange.capacity() * (padded ? config.placement.local_experts(exchange.rank().index()) : 1);
+  return exchange.capacity() *
+         (padded ? config.shared_experts + config.placement.local_experts(exchange.rank().index()) : 1);
 }
 
 std::vector<std::byte> narrow_ids(const std::vector<std::int64_t>& ids) {
@@ -39,6 +40,9 @@ DeviceRun::DeviceRun(ferry::Exchange& exchange, const TestCase& c)
       outputs_memory_(capacity_rows_ * c.config.hidden * bytes_of(c.outputs) + kBeyond),
       result_(std::int64_t{c.config.max_tokens} * (c.reduction == Reduction::unreduced ? c.config.top_k : 1) *
               c.config.hidden * bytes_of(c.result)),
+      shared_outputs_(std::int64_t{c.config.shared_experts} * c.config.max_tokens * c.config.hidden *
+                          bytes_of(c.result) +
+                      kBeyond),
       outputs_{outputs_memory_.data(), c.outputs} {
   tokens_.count = c.config.max_tokens;
   tokens_.type = c.type;
@@ -56,6 +60,7 @@ DeviceRun::DeviceRun(ferry::Exchange& exchange, const TestCase& c)
   dispatch_options_.memory.weight = weight_.as<float>();
   dispatch_options_.memory.plan = plan_.data();
   combine_options_.reduction = c.reduction;
+  if (c.shared_outputs) combine_options_.shared_outputs = shared_outputs_.data();
 }
 
 int DeviceRun::add_inputs(const StepInputs& step, const oracle::ExpertOutputs& expert_outputs) {
@@ -90,6 +95,7 @@ void DeviceRun::poison_outputs(cudaStream_t stream) const {
   for (const DeviceBytes& rows : rows_) pairs.add(rows.data(), nullptr, rows.bytes());
   pairs.add(weight_.data(), nullptr, weight_.bytes());
   pairs.add(result_.data(), nullptr, result_.bytes());
+  pairs.add(shared_outputs_.data(), nullptr, shared_outputs_.bytes());
   copy_arrays(pairs, stream);
 }
 
@@ -172,6 +178,8 @@ void DeviceRun::compare_received(const StepInputs& step) {
 void DeviceRun::compare_result(const InputSet& set) const {
   require_equal_bytes(result_.to_host(), result_image(set), static_cast<std::size_t>(bytes_of(case_.result)),
                       "result");
+  require_equal_bytes(shared_outputs_.to_host(), shared_outputs_image(set),
+                      static_cast<std::size_t>(bytes_of(case_.result)), "shared_outputs");
 }
 
 void DeviceRun::compare_on_device(int set, std::int64_t call, cudaStream_t stream) {
@@ -186,13 +194,14 @@ void DeviceRun::compare_on_device(int set, std::int64_t call, cudaStream_t strea
   add(received_.row_offsets, wanted.row_offsets);
   add(received_.source, wanted.source);
   add(result_.data(), wanted.result);
+  add(shared_outputs_.data(), wanted.shared_outputs);
   comparison_.compare(pairs, call, stream);
 }
 
 void DeviceRun::require_no_difference(cudaStream_t stream) const {
   std::vector<std::string> names;
   for (std::size_t part = 0; part < rows_.size(); ++part) names.push_back(str("part ", part));
-  names.insert(names.end(), {"weight", "counts", "row_offsets", "source", "result"});
+  names.insert(names.end(), {"weight", "counts", "row_offsets", "source", "result", "shared_outputs"});
   comparison_.require_no_difference(stream, names);
 }
 
@@ -207,10 +216,10 @@ void DeviceRun::prepare_comparisons() {
     std::vector<DeviceBytes> rows;
     for (std::size_t part = 0; part < rows_.size(); ++part)
       rows.emplace_back(rows_image(set->step, static_cast<int>(part)));
-    set->expected.reset(new Expected{std::move(rows), DeviceBytes(weight_image(set->step)),
-                                     DeviceBytes(bytes_of_values(positions.counts)),
-                                     DeviceBytes(bytes_of_values(positions.row_offsets)),
-                                     DeviceBytes(bytes_of_values(source)), DeviceBytes(result_image(*set))});
+    set->expected.reset(new Expected{
+        std::move(rows), DeviceBytes(weight_image(set->step)), DeviceBytes(bytes_of_values(positions.counts)),
+        DeviceBytes(bytes_of_values(positions.row_offsets)), DeviceBytes(bytes_of_values(source)),
+        DeviceBytes(result_image(*set)), DeviceBytes(shared_outputs_image(*set))});
   }
 }
 
@@ -231,6 +240,15 @@ std::vector<std::byte> DeviceRun::weight_image(const StepInputs& step) const {
     if (rows[row].state == oracle::RowState::untouched) continue;
     std::memcpy(image.data() + row * of_row * 4, metadata.weight.data() + row * of_row, of_row * 4);
   }
+  return image;
+}
+
+std::vector<std::byte> DeviceRun::shared_outputs_image(const InputSet& set) const {
+  std::vector<std::byte> image(static_cast<std::size_t>(shared_outputs_.bytes()), kPoison);
+  if (!case_.shared_outputs) return image;
+  const std::vector<std::byte> rows =
+      oracle::returned_shared_rows(case_.config, set.step.positions, set.expert_outputs, rank_);
+  std::copy(rows.begin(), rows.end(), image.begin());
   return image;
 }
 

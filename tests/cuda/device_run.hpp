@@ -67,7 +67,7 @@ class DeviceRun {
   // What calls with an input set return, as it lies in memory.
   struct Expected {
     std::vector<DeviceBytes> rows;
-    DeviceBytes weight, counts, row_offsets, source, result;
+    DeviceBytes weight, counts, row_offsets, source, result, shared_outputs;
   };
   struct InputSet {
     StepInputs step;
@@ -80,6 +80,7 @@ class DeviceRun {
   std::vector<std::byte> rows_image(const StepInputs& step, int part) const;
   std::vector<std::byte> weight_image(const StepInputs& step) const;
   std::vector<std::byte> result_image(const InputSet& set) const;
+  std::vector<std::byte> shared_outputs_image(const InputSet& set) const;
   CombineOptions current_combine_options() const;
   void compare_received(const StepInputs& step);
   void compare_result(const InputSet& set) const;
@@ -94,7 +95,7 @@ class DeviceRun {
   DeviceBytes ids_, weights_, count_;
   std::vector<DeviceBytes> rows_;  // of each part
   DeviceBytes weight_, plan_;
-  DeviceBytes outputs_memory_, result_;
+  DeviceBytes outputs_memory_, result_, shared_outputs_;
   Tokens tokens_;
   Outputs outputs_;
   DispatchOptions dispatch_options_;

@@ -59,6 +59,16 @@ class ScopedJitter {
   const bool ours_;
 };
 
+// Captures a dispatch and a combine. Call Rank::barrier() afterwards: no rank may allocate while another
+// captures.
+inline Graph capture_both(const Rank& rank, DeviceRun& device_run, cudaStream_t stream) {
+  rank.barrier();
+  return Graph(stream, [&] {
+    device_run.dispatch(stream);
+    device_run.combine(stream);
+  });
+}
+
 // Adds the inputs of steps 0 to count - 1 as input sets.
 inline void add_steps(DeviceRun& device_run, const TestCase& c, int count) {
   for (int index = 0; index < count; ++index) {

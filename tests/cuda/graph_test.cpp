@@ -64,16 +64,6 @@ TEST_F(CudaGraph, ReplaysReadCurrentInputs) {
   }
 }
 
-// Captures a dispatch and a combine. Call Rank::barrier() afterwards: no rank may allocate while another
-// captures.
-Graph capture_both(const Rank& rank, DeviceRun& device_run, cudaStream_t stream) {
-  rank.barrier();
-  return Graph(stream, [&] {
-    device_run.dispatch(stream);
-    device_run.combine(stream);
-  });
-}
-
 void replay_and_compare(DeviceRun& device_run, const Graph& graph, int set, cudaStream_t stream) {
   device_run.load(set, stream);
   device_run.poison_outputs(stream);

@@ -90,6 +90,36 @@ TEST_F(CudaLaunches, OneKernelPerCallWithinTheSmLimit) {
   });
 }
 
+// Shared experts and replicated input take launches beside it, of few enough blocks too.
+TEST_F(CudaLaunches, SharedExpertsAndReplicatedInputStayWithinTheSmLimit) {
+  for (const bool replicated : {false, true}) {
+    TestCase c = device_case(4, 2);
+    c.config.shared_experts = 1;
+    if (replicated) c.config.input = Input::replicated;
+    c.shared_outputs = replicated;
+    run(c.ranks, c, [&](Rank rank) {
+      ferry::Exchange exchange(rank, c.config);
+      DeviceRun device_run(exchange, c);
+      add_steps(device_run, c, 1);
+      const TestStream stream;
+      device_run.run_and_compare(0, stream.get());
+      rank.barrier();
+      device_run.dispatch_options().sm_limit = device_run.combine_options().sm_limit = 4;
+      const std::vector<unsigned> dispatch =
+                                      blocks_of_kernels(stream, [&] { device_run.dispatch(stream.get()); }),
+                                  combine =
+                                      blocks_of_kernels(stream, [&] { device_run.combine(stream.get()); });
+      require_equal(dispatch.size(), std::size_t{replicated ? 3u : 2u}, "kernels of a dispatch");
+      require_equal(combine.size(), std::size_t{replicated ? 2u : 1u}, "kernels of a combine");
+      for (const std::vector<unsigned>& kernels : {dispatch, combine}) {
+        for (const unsigned blocks : kernels)
+          require(blocks >= 1 && blocks <= 4, blocks, " blocks with a limit of 4");
+      }
+      rank.barrier();
+    });
+  }
+}
+
 // Two lanes, each on its own stream, enqueued in the opposite order on odd ranks and without waiting in
 // between.
 TEST_F(CudaLaunches, TwoLanesOnTwoStreams) {

@@ -78,6 +78,7 @@ CombineOptions DeviceMirror::translate(CombineOptions options) {
   options.topk_weights = translate(options.topk_weights);
   options.row_values = translate(options.row_values);
   options.route_values = translate(options.route_values);
+  options.shared_outputs = translate(options.shared_outputs);
   return options;
 }
 

@@ -37,9 +37,6 @@ void Setup::choose_backend(Config& config) const {
   config.window = window;
   config.engine = engine;
   if (backend == BackendKind::cuda) config.reduction_level = ReductionLevel::rank;
-  if (!on_device()) return;
-  config.shared_experts = config.shared_split = 0;
-  config.input = Input::own;
 }
 
 std::vector<Setup> device_setups(RankKind rank_kind) {

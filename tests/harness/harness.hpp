@@ -54,8 +54,7 @@ struct Setup {
   EngineKind engine = EngineKind::automatic;
 
   bool on_device() const { return backend == BackendKind::cuda || memory == MemoryKind::device; }
-  // Sets the backend and what it needs. The backend `cuda` does not add by node, and no memory of devices has
-  // shared experts or replicated input.
+  // Sets the backend and what it needs. The backend `cuda` does not add by node.
   void choose_backend(Config& config) const;
 };
 

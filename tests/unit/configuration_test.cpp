@@ -159,22 +159,6 @@ TEST(Configuration, SharedExpertsNeedAnExpertLayoutAndRowsThatCanBeAdded) {
   EXPECT_EQ(refused([](Config&) {}), "");
 }
 
-TEST(Configuration, DeviceMemoryHasNoSharedExpertsYet) {
-  for (const BackendKind backend : {BackendKind::cuda, BackendKind::collective}) {
-    Config config = valid_config();
-    config.shared_experts = 1;
-    config.backend = backend;
-    config.memory = MemoryKind::device;
-    try {
-      size_of(config, kRanks);
-      ADD_FAILURE() << to_string(backend) << " was not refused";
-    } catch (const UnsupportedError& error) {
-      EXPECT_NE(std::string(error.what()).find(str("the backend ", to_string(backend))), std::string::npos)
-          << error.what();
-    }
-  }
-}
-
 TEST(Configuration, ReplicatedInputIsPartialAtLevelRank) {
   const auto refused = [](auto change) {
     Config config = valid_config();
@@ -202,8 +186,6 @@ TEST(Configuration, ReplicatedInputIsPartialAtLevelRank) {
   Config config = valid_config();
   config.input = Input::replicated;
   EXPECT_EQ(chosen_level(config, Topology({0, 1})), ReductionLevel::rank);
-  config.backend = BackendKind::cuda;
-  EXPECT_THROW(size_of(config, kRanks), UnsupportedError);
 }
 
 TEST(Configuration, UnknownEnumeratorsAreRefused) {

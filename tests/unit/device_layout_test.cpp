@@ -58,8 +58,8 @@ TEST(SlotMetadata, KeepsEveryFieldAtItsLimits) {
   for (int i = 0; i < 100'000; ++i) {
     SlotMetadata metadata;
     metadata.token = static_cast<std::int32_t>(one_of(0, SlotMetadata::kMostTokens - 1));
-    metadata.local = static_cast<std::int32_t>(one_of(-1, 1023));
-    metadata.first_of_lower = metadata.local < 0 && random() % 2 == 0;
+    metadata.group = static_cast<std::int32_t>(one_of(-1, 1023));
+    metadata.first_of_lower = metadata.group < 0 && random() % 2 == 0;
     metadata.ordinal = static_cast<std::int32_t>(one_of(0, SlotMetadata::kMostOrdinals - 1));
     metadata.weight = float_of(static_cast<std::uint32_t>(random()));
     const auto call = static_cast<std::uint64_t>(one_of(1, (std::int64_t{1} << 44) - 1));
@@ -67,7 +67,7 @@ TEST(SlotMetadata, KeepsEveryFieldAtItsLimits) {
     const SlotMetadata read = SlotMetadata::of(packet);
     ASSERT_EQ(packet.call >> SlotMetadata::kTokenBits, call);
     ASSERT_EQ(read.token, metadata.token);
-    ASSERT_EQ(read.local, metadata.local);
+    ASSERT_EQ(read.group, metadata.group);
     ASSERT_EQ(read.first_of_lower, metadata.first_of_lower);
     ASSERT_EQ(read.ordinal, metadata.ordinal);
     ASSERT_EQ(bits_of(read.weight), bits_of(metadata.weight));

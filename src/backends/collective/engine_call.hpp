@@ -51,6 +51,8 @@ class EngineCall {
   // Takes the lane's next call number.
   std::uint64_t begin(Operation operation, std::span<const CallOption> options);
   std::uint64_t call() const { return call_; }
+  // Replaces an option that the caller did not know at begin(). In post()'s `prepare`.
+  void set_option(int index, std::int64_t value) { options_[static_cast<std::size_t>(index)].value = value; }
   std::byte* summary_to(int peer) { return memory_->blocks.content_to(peer); }
   const std::byte* summary_from(int peer) const;
   // `split`: the caller goes on, and calls wait() in the receive phase. `prepare`, if given, runs first in

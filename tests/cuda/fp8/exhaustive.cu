@@ -141,8 +141,11 @@ __global__ void __launch_bounds__(32 * kWarps)
     }
     __syncwarp();
     cuda::send_encoded<kType, kDeep>(
-        reinterpret_cast<const std::byte*>(memory.row), reinterpret_cast<std::byte*>(memory.values),
-        reinterpret_cast<std::byte*>(memory.scales), 1u, {0, kColumns}, encoding);
+        reinterpret_cast<const std::byte*>(memory.row), reinterpret_cast<std::byte*>(memory.values), 1u,
+        {0, kColumns}, encoding, [&](bool stores, std::int64_t offset, std::uint32_t word) {
+          if (stores)
+            *reinterpret_cast<std::uint32_t*>(reinterpret_cast<std::byte*>(memory.scales) + offset) = word;
+        });
     __syncwarp();
     for (int block = 0; block < 2 * kDeep; ++block) {
       float input[4];

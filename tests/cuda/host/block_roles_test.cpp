@@ -26,8 +26,9 @@ TEST(BlockRoles, EveryRoleHasABlock) {
   for (const int blocks : {2, 3, 16, 32, 132, 500}) {
     for (const int ranks : {1, 2, 4, 8, 32}) {
       for (const Layout layout : {Layout::expert_major, Layout::expert_padded, Layout::rank_major}) {
-        const Config config = config_of(ranks, ranks == 1 ? 1 : 8, layout);
-        for (int bits = 0; bits < 8; ++bits) {
+        Config config = config_of(ranks, ranks == 1 ? 1 : 8, layout);
+        for (int bits = 0; bits < 16; ++bits) {
+          config.input = (bits & 8) != 0 ? Input::replicated : Input::own;
           const int senders =
               dispatch_senders(blocks, config, {(bits & 1) != 0, (bits & 2) != 0, (bits & 4) != 0});
           EXPECT_GE(senders, 1);
@@ -35,7 +36,9 @@ TEST(BlockRoles, EveryRoleHasABlock) {
           EXPECT_LE(senders, kMaxSenders);
         }
         for (const Reduction reduction : {Reduction::partial, Reduction::exact, Reduction::unreduced}) {
-          for (const bool own_staged : {false, true}) {
+          for (int bits = 0; bits < 4; ++bits) {
+            const bool own_staged = (bits & 1) != 0;
+            config.input = (bits & 2) != 0 ? Input::replicated : Input::own;
             const int senders = combine_senders(blocks, config, reduction, own_staged);
             EXPECT_GE(senders, 1);
             EXPECT_LT(senders, blocks);

@@ -12,6 +12,7 @@ namespace {
 constexpr DispatchModeInput kFew{.phase = Phase::fused,
                                  .computes_values = false,
                                  .by_plan = false,
+                                 .replicated = false,
                                  .has_metadata_blocks = true,
                                  .count_on_device = false,
                                  .tokens = kManyTokens - 1};
@@ -38,6 +39,15 @@ TEST(DispatchMode, TheKernelChoosesWhereOnlyTheDeviceKnowsTheCount) {
     input.tokens = bound;
     EXPECT_EQ(dispatch_mode(input), DispatchMode::count_on_device);
   }
+}
+
+// A plan of replicated input has only the routes that the rank keeps.
+TEST(DispatchMode, ReplicatedInputFromIdsNeedsTheGenericKernel) {
+  DispatchModeInput input = kFew;
+  input.replicated = true;
+  EXPECT_EQ(dispatch_mode(input), DispatchMode::generic);
+  input.by_plan = true;
+  EXPECT_EQ(dispatch_mode(input), DispatchMode::by_plan);
 }
 
 TEST(DispatchMode, PlansComputedValuesAndPhasesComeFirst) {

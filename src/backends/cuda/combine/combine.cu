@@ -209,17 +209,23 @@ const void* phase_kernel() {
   return reinterpret_cast<const void*>(&combine_phase_kernel<GenericCombine>);
 }
 
+template <Reduction kReduction, DType kType, bool kWeights>
+const void* specialised_kernel(bool shared) {
+  return shared ? kernel<SpecialisedCombine<kReduction, kType, kWeights, true>>()
+                : kernel<SpecialisedCombine<kReduction, kType, kWeights, false>>();
+}
+
 template <Reduction kReduction, bool kWeights>
-const void* specialised_kernel(DType type) {
+const void* specialised_kernel(DType type, bool shared) {
   switch (type) {
     case DType::bf16:
-      return kernel<SpecialisedCombine<kReduction, DType::bf16, kWeights>>();
+      return specialised_kernel<kReduction, DType::bf16, kWeights>(shared);
     case DType::fp16:
-      return kernel<SpecialisedCombine<kReduction, DType::fp16, kWeights>>();
+      return specialised_kernel<kReduction, DType::fp16, kWeights>(shared);
     case DType::fp32:
       break;
   }
-  return kernel<SpecialisedCombine<kReduction, DType::fp32, kWeights>>();
+  return specialised_kernel<kReduction, DType::fp32, kWeights>(shared);
 }
 
 const void* kernel_of(const CombineArguments& call) {
@@ -227,10 +233,11 @@ const void* kernel_of(const CombineArguments& call) {
   const bool one_type = call.output_type == call.combine_type && call.result_type == call.combine_type;
   const bool no_values = call.row_values == nullptr && call.route_values == nullptr;
   if (!one_type || !no_values || call.reduction == Reduction::unreduced) return kernel<GenericCombine>();
+  const bool shared = call.shared_terms > 0;
   if (call.reduction == Reduction::exact)
-    return specialised_kernel<Reduction::exact, false>(call.combine_type);
-  return call.weights_travel ? specialised_kernel<Reduction::partial, true>(call.combine_type)
-                             : specialised_kernel<Reduction::partial, false>(call.combine_type);
+    return specialised_kernel<Reduction::exact, false>(call.combine_type, shared);
+  return call.weights_travel ? specialised_kernel<Reduction::partial, true>(call.combine_type, shared)
+                             : specialised_kernel<Reduction::partial, false>(call.combine_type, shared);
 }
 
 }  // namespace
@@ -239,9 +246,11 @@ void prepare_combine() {
   for (const void* generic : {phase_kernel(), kernel<GenericCombine>()})
     allow_shared_bytes(generic, kStreamsBytes);
   for (const DType type : {DType::bf16, DType::fp16, DType::fp32}) {
-    allow_shared_bytes(specialised_kernel<Reduction::exact, false>(type), kStreamsBytes);
-    allow_shared_bytes(specialised_kernel<Reduction::partial, false>(type), kStreamsBytes);
-    allow_shared_bytes(specialised_kernel<Reduction::partial, true>(type), kStreamsBytes);
+    for (const bool shared : {false, true}) {
+      allow_shared_bytes(specialised_kernel<Reduction::exact, false>(type, shared), kStreamsBytes);
+      allow_shared_bytes(specialised_kernel<Reduction::partial, false>(type, shared), kStreamsBytes);
+      allow_shared_bytes(specialised_kernel<Reduction::partial, true>(type, shared), kStreamsBytes);
+    }
   }
 }
 

@@ -54,6 +54,12 @@ struct CombineArguments {
   const float* topk_weights;  // [N, K] or null
   float* route_values;        // [N, K] or null
 
+  // Shared experts whose rows the reducers add after all others; 0: none. The rows are in `outputs`, or
+  // copied [shared experts, N, H] in the combine type, if the outputs have another type or a later phase adds
+  // them.
+  int shared_terms;
+  const std::byte* kept_shared_rows;  // or null
+
   bool weights_travel;  // topk_weights are first sent to the ranks that hold the rows, which sum there
   bool own_staged;      // rows of this rank's own tokens go through staging, like those of other ranks
   int senders;          // sender blocks of a fused launch of two or more blocks

@@ -7,12 +7,14 @@
 //              sent
 //   exact      the rows themselves arrive and are added in ascending order of the slots, weights applied here
 //   unreduced  the rows are stored unsummed, one for each slot
+// Rows of shared experts are added last; they lie in this rank's memory.
 // The order is fixed, so the result has the same bits in every run. Rows are awaited in staging by their
 // flags, or, for few tokens, as LL packets.
 #pragma once
 
 #include "backends/cuda/combine/combine_send.cuh"
 #include "backends/cuda/combine/ll_sums.cuh"
+#include "backends/cuda/combine/shared_terms.cuh"
 
 namespace ferry::cuda {
 
@@ -249,7 +251,7 @@ struct TokenReducer {
   __device__ __forceinline__ void reduce_staged(const TokenEntry& entry, const Columns& columns,
                                                 const TokenTerms& terms, int own_position) const {
     const std::byte *own = terms.own.row >= 0 ? output_row(call, terms.own.row) : nullptr,
-                    *staged = staged_row(entry);
+                    *staged = staged_row(entry), *shared = shared_rows_of_token<Traits>(call, entry.token);
     // Positions below this rank's, its own sum, positions above: ascending ranks.
     const std::uint32_t lower = own_position >= 0 ? terms.staged & ((1u << own_position) - 1) : terms.staged;
     SumStream stream = open_sum_stream(memory, columns, value_bytes(kCombineType), own, terms.own.row_threads,
@@ -261,6 +263,7 @@ struct TokenReducer {
       add_rows<kCombineType>(stream, lower, sum);
       if (terms.own.row_threads != 0) add_piece<kCombineType>(mine, sum);
       add_rows<kCombineType>(stream, terms.staged & ~lower, sum);
+      add_shared_rows<Traits, kCombineType>(call, shared, first, columns.end, sum);
       store_sums<kCombineType>(result_type(), result_row(call, entry.token), first, columns.end, sum);
     }
   }
@@ -274,7 +277,8 @@ struct TokenReducer {
             .weight = terms.own.weight,
             .own_position = own_position,
             .staged = terms.staged,
-            .packets = packets};
+            .packets = packets,
+            .shared_row = shared_rows_of_token<Traits>(call, entry.token)};
   }
 
   // [warp] partial: reduces one slice of a token. False: the call was aborted.
@@ -290,8 +294,8 @@ struct TokenReducer {
     if (call.result == nullptr) return true;
 #pragma unroll 1
     while (packets != 0) {
-      if (reduce_ll_rows<kCombineType>(call, memory,
-                                       ll_sums(entry, slice.columns, terms, own_position, packets), number))
+      if (reduce_ll_rows<Traits, kCombineType>(
+              call, memory, ll_sums(entry, slice.columns, terms, own_position, packets), number))
         return true;
       if (!await_packets(entry, slice, rank, &packets)) return false;
     }
@@ -332,11 +336,13 @@ struct TokenReducer {
       copy_slots(entry, from, row_threads, columns);
       return true;
     }
+    const std::byte* shared = shared_rows_of_token<Traits>(call, entry.token);
     SumStream stream = open_sum_stream(memory, columns, value_bytes(kCombineType), from, row_threads);
 #pragma unroll 1
     for (int first = columns.begin; first < columns.end; first += PieceColumns<kCombineType>::kColumns) {
       PieceSums<kCombineType> sum = {};
       add_weighted<kCombineType>(stream, row_threads, weight, kCombineType, sum);
+      add_shared_rows<Traits, kCombineType>(call, shared, first, columns.end, sum);
       store_sums<kCombineType>(result_type(), result_row(call, entry.token), first, columns.end, sum);
     }
     return true;

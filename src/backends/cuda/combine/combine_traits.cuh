@@ -9,13 +9,13 @@
 namespace ferry::cuda {
 
 struct GenericCombine {
-  static constexpr bool kSpecialised = false;
+  static constexpr bool kSpecialised = false, kShares = true;
 };
 // Expert outputs, staged rows and results have one type, and no values travel beside them. kWeights: weights
-// travel.
-template <Reduction kAs, DType kOf, bool kWeights>
+// travel. kShared: there are rows of shared experts to add.
+template <Reduction kAs, DType kOf, bool kWeights, bool kShared>
 struct SpecialisedCombine {
-  static constexpr bool kSpecialised = true, kWeightsTravel = kWeights;
+  static constexpr bool kSpecialised = true, kWeightsTravel = kWeights, kShares = kShared;
   static constexpr Reduction kReduction = kAs;
   static constexpr DType kType = kOf;
 };

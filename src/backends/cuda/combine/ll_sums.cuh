@@ -11,19 +11,20 @@ namespace ferry::cuda {
 struct LLSums {
   std::int32_t token;
   Columns columns;
-  const std::byte* own_row;   // this thread's row on this rank, if it is in `row_threads`
-  std::uint32_t row_threads;  // threads with a row on this rank
-  float weight;               // of own_row
-  int own_position;           // of this rank in the token's list of ranks
-  std::uint32_t staged;       // positions whose sums lie in staging
-  std::uint32_t packets;      // positions whose sums arrive in LL packets
+  const std::byte* own_row;     // this thread's row on this rank, if it is in `row_threads`
+  std::uint32_t row_threads;    // threads with a row on this rank
+  float weight;                 // of own_row
+  int own_position;             // of this rank in the token's list of ranks
+  std::uint32_t staged;         // positions whose sums lie in staging
+  std::uint32_t packets;        // positions whose sums arrive in LL packets
+  const std::byte* shared_row;  // of the shared expert with this thread's number, or null
 };
 
 inline constexpr int kPositionsInFlight = 4;
 
 // [warp] Reduces one access of columns from `first` on and stores the result. `own`: this rank's sum of them.
 // False: packets are still missing. Everything is inlined: a call would spill the sums to memory.
-template <DType kCombineType>
+template <class Traits, DType kCombineType>
 __device__ __forceinline__ bool reduce_access(const CombineArguments& call, const LLSums& sums,
                                               const uint4& own, int first, std::uint64_t number) {
   constexpr int kWidth = static_cast<int>(value_bytes(kCombineType));
@@ -69,13 +70,21 @@ __device__ __forceinline__ bool reduce_access(const CombineArguments& call, cons
       add_access<kCombineType>(raw, sum);
     }
   }
+  if constexpr (Traits::kShares) {
+#pragma unroll 1
+    for (int expert = 0; expert < call.shared_terms; ++expert) {
+      const std::byte* const row = pointer_of(sums.shared_row, expert);
+      if (row != nullptr && mine < end)
+        add_access<kCombineType>(*reinterpret_cast<const uint4*>(row + mine), sum);
+    }
+  }
   if (mine < end)
     store_values(call.result_type, call.result + sums.token * call.result_stride, mine / kWidth, sum);
   return true;
 }
 
 // [warp] Reduces and stores the columns. False: packets are still missing; call again. `memory`: of a stream.
-template <DType kCombineType>
+template <class Traits, DType kCombineType>
 __device__ __forceinline__ bool reduce_ll_rows(const CombineArguments& call, std::byte* memory,
                                                const LLSums& sums, std::uint64_t number) {
   constexpr int kAccess = 32 * kPerAccess<kCombineType>;  // columns
@@ -91,7 +100,7 @@ __device__ __forceinline__ bool reduce_ll_rows(const CombineArguments& call, std
       for (int i = 1; i < kPieceAccesses; ++i) {
         if (i == d) mine = own.raw(i);
       }
-      if (reduce_access<kCombineType>(call, sums, mine, piece + d * kAccess, number)) continue;
+      if (reduce_access<Traits, kCombineType>(call, sums, mine, piece + d * kAccess, number)) continue;
       // Copies in flight still write to the stream's memory: wait before it is used again.
       wait_async_but<0>();
       return false;

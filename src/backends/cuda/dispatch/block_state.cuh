@@ -23,8 +23,9 @@ struct DispatchBlockState {
   SourceSegments segments;               // of the sources' rows
   std::int32_t sender_warps[kMaxRanks];  // warps that send, by source
   std::int32_t
-      indexed_tokens[kMaxRanks];  // tokens of sources whose messages are indexed by token; otherwise -1
-  bool failed;                    // the exchange has failed
+      indexed_tokens[kMaxRanks];        // tokens of sources whose messages are indexed by token; otherwise -1
+  std::int32_t rank_tokens[kMaxRanks];  // with shared experts: N of each rank
+  bool failed;                          // the exchange has failed
   PlanFault fault;
 
   // Lays out the state and the arrays behind it: stores their offsets in `call`, returns the bytes of all.
@@ -81,8 +82,8 @@ __device__ __forceinline__ RouteCounts route_counts_of(const DispatchArguments& 
           2 * call.lane.signals.count_words};
 }
 
-// [thread] N. A token count that only the device sees is checked here; one out of range aborts the call if
-// `reports`, and counts as 0.
+// [thread] N of a call from ids. A token count that only the device sees is checked here; one out of range
+// aborts the call if `reports`, and counts as 0.
 __device__ inline std::int64_t token_count(const DispatchArguments& call, bool reports) {
   if (call.device_tokens == nullptr) return call.tokens;
   const std::int64_t tokens = *call.device_tokens;

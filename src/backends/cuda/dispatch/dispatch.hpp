@@ -42,6 +42,7 @@ struct DispatchArguments {
   const void* dot_rows;
   DType dot_type;
   bool apply_weights;
+  std::int32_t hash_option;  // replicated input: index in `terms` of the hash of N and ids
 
   // How a token travels.
   Encoding encoding;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "backends/cuda/dispatch/block_state.cuh"
+#include "plan/shared_rows.hpp"
 
 namespace ferry::cuda {
 
@@ -18,6 +19,18 @@ __device__ __forceinline__ void fill_facts(const DispatchArguments& call, const 
   facts.direct_write = fused && state->tokens >= kManyTokens;
   facts.accepts_direct_writes = fused && call.own_memory && !call.apply_weights && call.dot_rows == nullptr;
   state->header.facts = facts;
+}
+
+// [thread] Notes N of the rank with this thread's number, and what follows for its shared groups. Not
+// inlined: calls without shared experts do not fetch it.
+static __device__ __noinline__ void note_rank_tokens(const LaneView& lane, std::int32_t tokens) {
+  DispatchBlockState* const state = block_state();
+  const auto rank = static_cast<std::int32_t>(threadIdx.x % 32);
+  const auto shared = static_cast<std::int32_t>(SharedTokens::of(tokens, rank, lane.shared_split).count);
+  state->rank_tokens[rank] = tokens;
+  state->scratch.shared_tokens[rank] = shared;
+  state->scratch.shared_rows[rank] = static_cast<std::uint32_t>(lane.shared_experts) *
+                                     static_cast<std::uint32_t>(lane.by_alignment.round_up(shared));
 }
 
 // [block] Waits for the call headers of all ranks and computes all row offsets from their counts. False, in
@@ -36,6 +49,7 @@ __device__ __forceinline__ bool await_row_offsets(const DispatchArguments& call,
     if (is_rank) {
       state->sender_warps[threadIdx.x % 32] = theirs.sender_warps;
       state->indexed_tokens[threadIdx.x % 32] = theirs.token_indexed ? theirs.count : -1;
+      if (call.lane.shared_experts > 0) note_rank_tokens(call.lane, theirs.count);
     }
     const std::uint32_t direct_write_peers = __ballot_sync(~0u, is_rank && theirs.accepts_direct_writes),
                         direct_writers = __ballot_sync(~0u, is_rank && theirs.direct_write);
@@ -88,6 +102,8 @@ static __device__ __noinline__ void publish_row_offsets(const DispatchArguments&
   if (call.by_plan) return;
   for (int i = threadIdx.x; i < lane.ranks * lane.ranks; i += blockDim.x)
     plan.tokens_between[i] = offsets.messages[i];
+  if (lane.shared_experts > 0 && static_cast<int>(threadIdx.x) < lane.ranks)
+    plan.rank_tokens[threadIdx.x] = state.rank_tokens[threadIdx.x];
   if (threadIdx.x != 0) return;
   write_plan_header(plan.header, lane, state.number, state.tokens, offsets.group_begin[lane.groups],
                     static_cast<std::int64_t>(state.scratch.dropped));

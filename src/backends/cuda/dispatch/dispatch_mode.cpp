@@ -9,6 +9,7 @@ DispatchMode dispatch_mode(const DispatchModeInput& input) {
   if (input.phase == Phase::receive) return DispatchMode::receive_phase;
   if (input.computes_values) return DispatchMode::generic;
   if (input.by_plan) return DispatchMode::by_plan;
+  if (input.replicated) return DispatchMode::generic;
   if (!input.has_metadata_blocks) return DispatchMode::many_tokens;
   if (input.count_on_device) return DispatchMode::count_on_device;
   return input.tokens < kManyTokens ? DispatchMode::few_tokens : DispatchMode::many_tokens;

@@ -12,7 +12,8 @@ enum class DispatchMode {
   few_tokens,       // routes from ids; senders send at once, metadata blocks count meanwhile
   count_on_device,  // N in device memory: the kernel reads it and runs as many_tokens or few_tokens
   by_plan,          // routes from a plan
-  generic,          // receivers weight rows or compute dot products; routes from ids or from a plan
+  generic,          // receivers weight rows or compute dot products, or the input is replicated; routes from
+                    // ids or from a plan
   send_phase,       // split call: the first of two kernels
   receive_phase,    // split call: the second
 };
@@ -22,6 +23,7 @@ struct DispatchModeInput {
   Phase phase;
   bool computes_values;  // receivers weight rows or compute dot products
   bool by_plan;
+  bool replicated;           // the input
   bool has_metadata_blocks;  // enough blocks to spare some, and few enough ranks to send each the metadata of
                              // every token
   bool count_on_device;      // `tokens` is an upper bound

@@ -74,7 +74,7 @@ struct SendContext {
 // The destination of this thread's slot of its tile's token.
 struct OutgoingSlot {
   std::int32_t rank = -1;                         // -1: nowhere
-  std::int32_t local = SlotMetadata::kElsewhere;  // local number of its expert there
+  std::int32_t group = SlotMetadata::kElsewhere;  // of its expert there
   std::int32_t ordinal = 0;                       // routes of this source to the same expert before this one
   float weight = 0;
   std::int32_t message = 0;      // number of the token's message to that rank
@@ -88,6 +88,7 @@ struct OutgoingSlot {
 //   finish(tile, token)     called by the threads of a tile when the token's row has been sent
 
 // Plans tokens from ids, for the receivers and for the plan. A warp's tokens, in order.
+template <bool kMayReplicate>
 struct RoutePlanner {
   const SendContext& context;
   std::int32_t* counts;  // the warp's row of RouteCounts
@@ -98,7 +99,7 @@ struct RoutePlanner {
   __device__ __forceinline__ OutgoingSlot next(const TokenTile& tile, std::int32_t first, std::int32_t end) {
     const LaneView& lane = context.call.lane;
     const InputSlot input = ahead;
-    slot = plan_slots(lane, context.tables, tile, counts, input.id.value(context.call));
+    slot = plan_slots<kMayReplicate>(lane, context.tables, tile, counts, input.id.value(context.call));
     // Loads the ids of the next tokens while the rows of these are in flight.
     ahead = InputSlot::of(context.call, tile, first + tile.per_warp(), end);
     row = lane.layout == Layout::rank_major ? slot.message : slot.ordinal;
@@ -112,7 +113,7 @@ struct RoutePlanner {
                      .peers = slot.peers,
                      .leads = slot.leads,
                      .direct_row = row};
-    if (slot.rank >= 0) out.local = slot.physical - context.tables.first_physical[slot.rank];
+    if (slot.rank >= 0) out.group = group_of(lane, context.tables, slot.physical, slot.rank);
     return out;
   }
 
@@ -174,7 +175,7 @@ __device__ __forceinline__ void send_slot_metadata(const SendContext& context, c
               message = __shfl_sync(~0u, slot.message, leader);
     auto* packets = pointer_of(to.metadata, leader);
     const SlotMetadata metadata{.token = kTokenIndexed ? message : token,
-                                .local = slot.rank == receiver ? slot.local : SlotMetadata::kElsewhere,
+                                .group = slot.rank == receiver ? slot.group : SlotMetadata::kElsewhere,
                                 .first_of_lower = slot.leads && slot.rank < receiver,
                                 .ordinal = slot.ordinal,
                                 .weight = slot.weight};
@@ -244,7 +245,7 @@ __device__ __forceinline__ void send_metadata(const SendContext& context, std::i
   const LaneView& lane = context.call.lane;
   const TokenTile tile = TokenTile::of(lane.top_k);
   const int parity = context.parity();
-  RoutePlanner planner{context, counts, InputSlot::of(context.call, tile, begin, end)};
+  RoutePlanner<false> planner{context, counts, InputSlot::of(context.call, tile, begin, end)};
 #pragma unroll 1
   for (std::int32_t first = begin; first < end; first += tile.per_warp()) {
     const std::int32_t token = first + tile.index();

@@ -11,6 +11,7 @@ namespace ferry::cuda {
 
 struct GenericDispatch {
   static constexpr bool kSpecialised = false, kByPlan = false;
+  static constexpr bool kMayReplicate = true;  // takes replicated input as well
   static constexpr int kGranulesAtOnce =
       7;  // in flight for a warp: a quarter of a row of 7,168 16-bit values
   static constexpr bool kFewTokens = false;  // metadata blocks; messages are indexed by token
@@ -28,6 +29,7 @@ struct GenericDispatch {
 template <bool kQuantises, bool kFew>
 struct SpecialisedDispatch {
   static constexpr bool kSpecialised = true, kByPlan = false, kFewTokens = kFew;
+  static constexpr bool kMayReplicate = false;
   static constexpr int kGranulesAtOnce = kFew ? 14 : 7;
   __device__ __forceinline__ static bool by_plan(const DispatchArguments&) { return false; }
   __device__ __forceinline__ static bool quantises(const DispatchArguments&) { return kQuantises; }
@@ -38,6 +40,7 @@ struct SpecialisedDispatch {
 template <bool kQuantises>
 struct SpecialisedByPlan {
   static constexpr bool kSpecialised = true, kByPlan = true, kFewTokens = false;
+  static constexpr bool kMayReplicate = false;  // the plan has only the routes that the rank keeps
   static constexpr int kGranulesAtOnce = 7;
   __device__ __forceinline__ static bool by_plan(const DispatchArguments&) { return true; }
   __device__ __forceinline__ static bool quantises(const DispatchArguments&) { return kQuantises; }

@@ -91,7 +91,7 @@ __device__ __forceinline__ bool await_metadata(const ReceiveContext& context, co
     metadata.token = message.index;
   }
   if (has && !Traits::by_plan(call)) {
-    row = row_of_received_slot(lane, context.offsets, message.source, message_number, metadata.local,
+    row = row_of_received_slot(lane, context.offsets, message.source, message_number, metadata.group,
                                metadata.ordinal);
   } else if (row != -1 && !valid_entry(lane, row, context.offsets.group_begin[lane.groups], entry)) {
     row = -1;
@@ -128,15 +128,15 @@ __device__ __forceinline__ void record_slots(const ReceiveContext& context, cons
     if (row < 0) return;
     if (call.weight != nullptr) call.weight[row] = metadata.weight;
     // A damaged plan may give a row to a slot whose expert is on no rank, or on another.
-    if (call.group_of_row != nullptr) call.group_of_row[row] = max(metadata.local, 0);
+    if (call.group_of_row != nullptr) call.group_of_row[row] = max(metadata.group, 0);
     return;
   }
   if (with_row == 0) return;
   if (slot == 0 && call.group_of_row != nullptr) call.group_of_row[token_row] = message.source;
   if (slot >= lane.top_k) return;
-  call.local_ids[std::int64_t{token_row} * lane.top_k + slot] = metadata.local;
+  call.local_ids[std::int64_t{token_row} * lane.top_k + slot] = metadata.group;
   if (call.weight != nullptr)
-    call.weight[std::int64_t{token_row} * lane.top_k + slot] = metadata.local >= 0 ? metadata.weight : 0.0f;
+    call.weight[std::int64_t{token_row} * lane.top_k + slot] = metadata.group >= 0 ? metadata.weight : 0.0f;
 }
 
 }  // namespace ferry::cuda

@@ -112,10 +112,17 @@ struct IdPrefetch {
   }
 };
 
+// Whether this rank plans a route to an expert of `rank`. Without kMayReplicate it plans every route.
+template <bool kMayReplicate>
+__device__ __forceinline__ bool plans_route(const LaneView& lane, int rank) {
+  if constexpr (kMayReplicate) return keeps_route(lane.input, rank, lane.rank);
+  return true;
+}
+
 // [block] Adds the routes and messages of tokens [begin, end) to the counts that counts_of(token) returns,
 // and their bad ids to `bad` unless it is null. `ids`: from token `begin` on. Call __syncthreads() before the
 // counts are read.
-template <class CountsOf>
+template <bool kMayReplicate, class CountsOf>
 __device__ __forceinline__ void count_tokens(const DispatchArguments& call, const BlockTables& tables,
                                              std::int32_t begin, std::int32_t end, IdPrefetch ids,
                                              BadIdCount* bad, CountsOf counts_of) {
@@ -132,9 +139,11 @@ __device__ __forceinline__ void count_tokens(const DispatchArguments& call, cons
     std::uint32_t rank_bit = 0;
     const IdKind kind = classify_id(id, lane.experts);
     if (kind == IdKind::expert) {
-      const int physical = tables.physical_of[id];
-      rank_bit = 1u << tables.rank_of[physical];
-      add_in_block(&counts[physical], 1);
+      const int physical = tables.physical_of[id], rank = tables.rank_of[physical];
+      if (plans_route<kMayReplicate>(lane, rank)) {
+        rank_bit = 1u << rank;
+        add_in_block(&counts[physical], 1);
+      }
     } else if (bad != nullptr && kind == IdKind::bad) {
       atomicAdd(&bad->count, 1ull);
       atomicMin(&bad->lowest_route, static_cast<unsigned long long>(std::int64_t{token} * lane.top_k + slot));
@@ -158,6 +167,7 @@ struct PlannedSlot {
 
 // [warp] Plans one token for each tile, in token order. `counts`: the warp's row of RouteCounts, which it
 // advances.
+template <bool kMayReplicate>
 __device__ __forceinline__ PlannedSlot plan_slots(const LaneView& lane, const BlockTables& tables,
                                                   const TokenTile& tile, std::int32_t* counts,
                                                   std::int64_t id) {
@@ -165,7 +175,8 @@ __device__ __forceinline__ PlannedSlot plan_slots(const LaneView& lane, const Bl
   const std::uint32_t lower = (1u << me) - 1, higher = ~lower - (1u << me);
   std::int32_t* const messages = counts + lane.signals.first_messages;
   PlannedSlot slot;
-  if (classify_id(id, lane.experts) == IdKind::expert) {
+  const bool is_expert = classify_id(id, lane.experts) == IdKind::expert;
+  if (is_expert && plans_route<kMayReplicate>(lane, tables.rank_of[tables.physical_of[id]])) {
     slot.id = static_cast<std::int32_t>(id);
     slot.physical = tables.physical_of[id];
     slot.rank = tables.rank_of[slot.physical];

@@ -7,6 +7,7 @@
 
 #include "backends/cuda/dispatch/block_arrays.cuh"
 #include "backends/cuda/dispatch/dispatch_traits.cuh"
+#include "backends/cuda/dispatch/row_position.cuh"
 #include "backends/cuda/protocol/call_header.cuh"
 #include "backends/cuda/protocol/plan_entries.cuh"
 
@@ -16,7 +17,11 @@ namespace ferry::cuda {
 struct ScanScratch {
   std::uint32_t warp_sum[32];
   unsigned long long needed[kMaxRanks];  // rows that a rank needs, whatever its capacity
-  unsigned long long dropped;            // routes (rank_major: rows) past a capacity, at all ranks
+  unsigned long long dropped;  // routes and shared rows (rank_major: rows) past a capacity, at all ranks
+  // With shared experts, of each rank: rows of each shared group, and (expert_major) of all of them, padding
+  // included.
+  std::int32_t shared_tokens[kMaxRanks];
+  std::uint32_t shared_rows[kMaxRanks];
 
   // [block] Call __syncthreads() before use.
   __device__ void reset() {
@@ -140,7 +145,7 @@ struct ExpertRoutes {
     routes.expert = tables.expert_of[physical];
     routes.rank = tables.rank_of[physical];
     if (routes.rank == lane.rank && lane.layout != Layout::rank_major)
-      routes.first_row = (physical - tables.first_physical[lane.rank]) * lane.ranks;
+      routes.first_row = group_of(lane, tables, physical, lane.rank) * lane.ranks;
     return routes;
   }
   // Adds the routes from `source`, and stores them in the plan's counts unless `plan_counts` is null.
@@ -186,10 +191,14 @@ __device__ __forceinline__ void compute_expert_offsets(const LaneView& lane, con
                                                        std::uint32_t aligned, ScanScratch* scratch,
                                                        bool records) {
   const bool padded = lane.layout == Layout::expert_padded;
-  const int first = tables.first_physical[routes.rank], end = tables.first_physical[routes.rank + 1],
-            group = physical - first;
+  const int end = tables.first_physical[routes.rank + 1],
+            group = group_of(lane, tables, physical, routes.rank);
   const auto capacity = static_cast<std::uint32_t>(tables.capacity[routes.rank]);
-  if (padded) offset = 0;
+  if (padded) {
+    offset = 0;
+  } else if (lane.shared_experts > 0) {
+    offset += scratch->shared_rows[routes.rank];
+  }
   offsets.own_first_row[physical] =
       static_cast<std::int32_t>(min(offset + static_cast<std::uint32_t>(routes.before), capacity));
   const std::uint32_t begin = min(offset, capacity), all = static_cast<std::uint32_t>(routes.all),
@@ -224,6 +233,37 @@ __device__ __forceinline__ void compute_expert_offsets(const LaneView& lane, con
       row += static_cast<std::uint32_t>(from_source[i]);
     }
   }
+}
+
+// [block] The groups of shared experts, a thread for each rank: this rank's, and what those of all ranks need
+// and drop. Not inlined: calls without shared experts do not fetch it.
+static __device__ __noinline__ void compute_shared_groups(const DispatchArguments& call, ScanScratch* scratch,
+                                                          bool records) {
+  const LaneView& lane = call.lane;
+  const BlockTables tables = BlockTables::of(call);
+  const RowOffsets offsets = RowOffsets::of(call);
+  const int rank = static_cast<int>(threadIdx.x);
+  if (rank >= lane.ranks || (rank != lane.rank && !records)) return;
+  const bool padded = lane.layout == Layout::expert_padded,
+             has_experts = tables.first_physical[rank] < tables.first_physical[rank + 1];
+  const std::int64_t capacity = tables.capacity[rank], tokens = scratch->shared_tokens[rank],
+                     aligned = lane.by_alignment.round_up(static_cast<std::int32_t>(tokens));
+  for (int group = 0; group < lane.shared_experts; ++group) {
+    const std::int64_t first = padded ? 0 : min(group * aligned, capacity),
+                       kept = min(capacity - first, tokens);
+    if (records && kept < tokens)
+      atomicAdd(&scratch->dropped, static_cast<unsigned long long>(tokens - kept));
+    if (rank != lane.rank) continue;
+    offsets.group_count[group] = static_cast<std::int32_t>(kept);
+    offsets.group_begin[group] = static_cast<std::int32_t>(padded ? group * capacity : first);
+  }
+  const std::int64_t needed = padded ? aligned : lane.shared_experts * aligned;
+  // The last of a rank's experts knows what the rank needs, in expert_padded each expert what it needs.
+  if (records && (padded ? aligned > capacity : !has_experts))
+    atomicMax(&scratch->needed[rank], static_cast<unsigned long long>(needed));
+  if (rank == lane.rank && !has_experts)
+    offsets.group_begin[lane.groups] =
+        static_cast<std::int32_t>(padded ? lane.groups * capacity : min(needed, capacity));
 }
 
 // [block] The row offsets of rank_major, a thread for each rank: of all ranks, or of this one alone.
@@ -311,6 +351,7 @@ __device__ __forceinline__ bool compute_row_offsets(const CountSource<Traits>& c
       }
       offset += aligned[i];
     }
+    if (lane.shared_experts > 0) compute_shared_groups(counts.call, scratch, records);
     if (lane.groups == 0 && thread == 0) offsets.group_begin[0] = 0;
   } else {
     compute_rank_offsets(lane, tables, offsets, all_ranks, scratch);

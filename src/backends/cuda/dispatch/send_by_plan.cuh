@@ -71,7 +71,7 @@ struct PlanReader {
     if (slot.leads) sent_token = context.call.plan.sent_tokens[std::int64_t{to} * lane.max_tokens + message];
     if (slot.rank < 0) return slot;
     slot.weight = route.weight;
-    slot.local = local_expert(slot.rank, route.expert);
+    slot.group = group_of_expert(slot.rank, route.expert);
     slot.direct_row =
         checked_row(slot.rank, route.row, (std::int64_t{first} + tile.index()) * lane.top_k + tile.slot());
     return slot;
@@ -110,12 +110,12 @@ struct PlanReader {
     return __shfl_sync(~0u, low, min(me << shift, 31));
   }
 
-  // The local number, at `rank`, of a planned expert; kElsewhere if the rank does not have it.
-  __device__ std::int32_t local_expert(int rank, std::int32_t expert) const {
+  // The group, at `rank`, of a planned expert; kElsewhere if the rank does not have it.
+  __device__ std::int32_t group_of_expert(int rank, std::int32_t expert) const {
     const BlockTables& tables = context.tables;
     if (classify_id(expert, context.call.lane.experts) != IdKind::expert) return SlotMetadata::kElsewhere;
     const int physical = tables.physical_of[expert];
-    return tables.rank_of[physical] == rank ? physical - tables.first_physical[rank]
+    return tables.rank_of[physical] == rank ? group_of(context.call.lane, tables, physical, rank)
                                             : SlotMetadata::kElsewhere;
   }
 
@@ -126,7 +126,7 @@ struct PlanReader {
     const BlockTables& tables = context.tables;
     if (row == -1 || (context.direct_write_peers >> rank & 1) == 0) return -1;
     const std::int64_t groups = lane.layout == Layout::expert_padded
-                                    ? tables.first_physical[rank + 1] - tables.first_physical[rank]
+                                    ? group_of(lane, tables, tables.first_physical[rank + 1], rank)
                                     : 1;
     return valid_entry(lane, row, groups * tables.capacity[rank], route) ? row : -1;
   }

@@ -35,11 +35,12 @@ struct Destination {
   }
 };
 
-// [warp] Quantises some columns of a row and stores them for each thread in `rows`: values at its `to_row`,
-// scales at its `to_scales`. `row` may be in global or in shared memory.
-template <DType kType, int kDeep>
-__device__ __forceinline__ void send_encoded(const std::byte* row, std::byte* to_row, std::byte* to_scales,
-                                             std::uint32_t rows, ByteRange columns, Encoding encoding) {
+// [warp] Quantises some columns of a row, which may be in global or in shared memory, and stores the values
+// at the `to_row` of each thread in `rows`. store_scales(stores, offset, word) stores scales for these rows:
+// threads that `store` have the `word` at byte `offset` of the row of scales.
+template <DType kType, int kDeep, class StoreScales>
+__device__ __forceinline__ void send_encoded(const std::byte* row, std::byte* to_row, std::uint32_t rows,
+                                             ByteRange columns, Encoding encoding, StoreScales store_scales) {
   const int thread = threadIdx.x % 32;
 #pragma unroll 1
   for (int first = columns.begin; first < columns.end; first += kDeep * 256) {
@@ -71,9 +72,24 @@ __device__ __forceinline__ void send_encoded(const std::byte* row, std::byte* to
     const std::uint32_t word = scale_word(encoding, has, mine.scale);
     const bool stores = encoding.packs_scales() ? has && thread % 4 == 0 : has;
     const std::int64_t offset = encoding.packs_scales() ? block : 4 * block;
-    Destination::for_each(rows, to_scales, [&](std::byte* at) {
-      if (stores) *reinterpret_cast<std::uint32_t*>(at + offset) = word;
-    });
+    store_scales(stores, offset, word);
+  }
+}
+
+// [warp] The same for rows of type `type`.
+template <int kDeep, class StoreScales>
+__device__ __forceinline__ void send_encoded_as(DType type, const std::byte* row, std::byte* to_row,
+                                                std::uint32_t rows, ByteRange columns, Encoding encoding,
+                                                StoreScales store_scales) {
+  switch (type) {
+    case DType::bf16:
+      return send_encoded<DType::bf16, kDeep>(row, to_row, rows, columns, encoding, store_scales);
+    case DType::fp16:
+      return send_encoded<DType::fp16, kDeep>(row, to_row, rows, columns, encoding, store_scales);
+    case DType::fp32:
+      // See uses_stream().
+      if constexpr (kDeep == 8)
+        send_encoded<DType::fp32, kDeep>(row, to_row, rows, columns, encoding, store_scales);
   }
 }
 
@@ -133,16 +149,12 @@ __device__ __forceinline__ void send_encoded_columns(const DispatchArguments& ca
                                                      const Destination& to, std::uint32_t rows,
                                                      const ByteRange& columns) {
   std::byte* scales = to.message + call.message.part_offset[1];
-  switch (call.type) {
-    case DType::bf16:
-      return send_encoded<DType::bf16, kDeep>(row, to.row, scales, rows, columns, call.encoding);
-    case DType::fp16:
-      return send_encoded<DType::fp16, kDeep>(row, to.row, scales, rows, columns, call.encoding);
-    case DType::fp32:
-      // See uses_stream().
-      if constexpr (kDeep == 8)
-        send_encoded<DType::fp32, kDeep>(row, to.row, scales, rows, columns, call.encoding);
-  }
+  send_encoded_as<kDeep>(call.type, row, to.row, rows, columns, call.encoding,
+                         [&](bool stores, std::int64_t offset, std::uint32_t word) {
+                           Destination::for_each(rows, scales, [&](std::byte* at) {
+                             if (stores) *reinterpret_cast<std::uint32_t*>(at + offset) = word;
+                           });
+                         });
 }
 
 // [warp] Sends some quarters of the parts from `first` on, unchanged, to the destination of each thread in

@@ -39,7 +39,7 @@ __device__ __forceinline__ void send_tokens(const DispatchArguments& call, int w
     DestinationPlanner planner{context, first};
     TokenSender<Traits>(context).send_segments(block_state()->partition, worker, planner, rows);
   } else {
-    RoutePlanner planner{context, route_counts_of(call).of_warp(warp), first};
+    RoutePlanner<Traits::kMayReplicate> planner{context, route_counts_of(call).of_warp(warp), first};
     TokenSender<Traits>(context).send_segments(block_state()->partition, worker, planner, rows);
   }
 }

@@ -98,6 +98,13 @@ void EngineLane::post(bool split, std::optional<Stored> stored, Stream stream) {
   call_.post(split, [this, stored](const collective::EngineCall::Check& check) {
     stored_.wait(check);
     if (stored) describe(*stored);
+    if (stored && stored->hash_option >= 0) {
+      const std::byte* header = sent_header((me() + 1) % ranks());
+      LLPacket facts;
+      std::memcpy(&facts, header + kHeaderFacts * sizeof facts, sizeof facts);
+      call_.set_option(stored->hash_option, static_cast<std::int64_t>(header_word(
+                                                header, kHeaderOptions + stored->hash_option, facts.call)));
+    }
     for (int peer = 0; peer < ranks(); ++peer)
       std::memcpy(call_.summary_to(peer), sent_header(peer), static_cast<std::size_t>(layout().header_bytes));
   });
@@ -225,12 +232,15 @@ void EngineLane::deliver_headers(Stream stream) {
 // --- operations --------------------------------------------------------------------------------------------
 
 void EngineLane::dispatch_send(const DispatchCall& call, bool split, Stream stream) {
-  call_.begin(Operation::dispatch, options_of(exchange_.config, call));
+  const CallOptions options = options_of(exchange_.config, call);
+  call_.begin(Operation::dispatch, options);
   Plan plan;
   launch_or_refuse(Operation::dispatch, [&] { plan = lane_.dispatch(call, Phase::send, stream).plan; });
   const std::int64_t part_bytes = device_message_layout(parts_of(call.format, exchange_.config.hidden)).bytes;
   Stored stored = by_plan(plan, part_bytes);
   if (call.plan.empty()) stored.messages = stored.planned = nullptr;  // the call headers say it
+  if (exchange_.config.input == Input::replicated && call.plan.empty())
+    stored.hash_option = input_hash_option(options);
   post(split, stored, stream);
 }
 

@@ -47,6 +47,7 @@ class EngineLane {
     const std::int32_t* sent_tokens = nullptr;  // PlanView::sent_tokens
     // By a plan: what it says of all messages, int32 [R, R] in device memory.
     const std::int32_t* planned = nullptr;
+    int hash_option = -1;  // replicated input, from ids: index of the option that the call headers say
   };
 
   // In pinned memory, beside the headers.

@@ -8,11 +8,22 @@
 namespace ferry::cuda {
 namespace {
 
+// Of a token's routes and messages, the part that its source rank plans: replicated input is the source on
+// every rank, and each plans its own.
+double planned_part(const Config& config) {
+  return config.input == Input::replicated ? 1.0 / config.placement.ranks() : 1.0;
+}
+
+// The ranks to which a rank's messages go.
+double destinations(const Config& config) {
+  return config.input == Input::replicated ? 1 : config.placement.ranks();
+}
+
 // Expected number of ranks that a token is sent to, its K experts being uniform over R ranks:
 // R (1 - (1 - 1/R)^K).
 double ranks_per_token(const Config& config) {
   const double ranks = config.placement.ranks();
-  return ranks * (1 - std::pow(1 - 1 / ranks, config.top_k));
+  return planned_part(config) * ranks * (1 - std::pow(1 - 1 / ranks, config.top_k));
 }
 
 // Divides the blocks in proportion to the senders' and the receivers' work; 1 to blocks - 1 senders.
@@ -53,9 +64,9 @@ int dispatch_senders(int blocks, const Config& config, const DispatchWork& work,
     return std::clamp(static_cast<int>(blocks * costs[share]), 1, kMaxSenders);
   }
   // For one token: messages, those to this rank itself, rows stored at their destination, and all rows.
-  const double messages = ranks_per_token(config), own = messages / config.placement.ranks();
+  const double messages = ranks_per_token(config), own = messages / destinations(config);
   const double stored = work.quantised ? messages : messages - own;
-  const double rows = config.layout == Layout::rank_major ? messages : config.top_k;
+  const double rows = config.layout == Layout::rank_major ? messages : planned_part(config) * config.top_k;
   const double copied = work.direct_write ? rows - stored : rows, fetched = work.direct_write ? 0 : stored;
   double sender_work, receiver_work;
   if (work.quantised) {
@@ -88,12 +99,12 @@ DispatchBlocks dispatch_few_token_blocks(int blocks, const Config& config, std::
 int combine_senders(int blocks, const Config& config, Reduction reduction, bool own_staged,
                     const RoleCosts& costs) {
   // For one token: messages, the share of rows and sums that are sent, and the rows or sums sent.
-  const double ranks = config.placement.ranks(), messages = ranks_per_token(config);
-  const double away = own_staged ? 1 : 1 - 1 / ranks;
+  const double messages = ranks_per_token(config), routes = planned_part(config) * config.top_k;
+  const double away = own_staged ? 1 : 1 - 1 / destinations(config);
   double sent, sender_work, reducer_work;
   if (reduction == Reduction::partial) {
     sent = messages * away;
-    double read = away * config.top_k, read_by_reducer = (1 - away) * config.top_k;
+    double read = away * routes, read_by_reducer = (1 - away) * routes;
     if (config.layout == Layout::rank_major) {
       read = costs[RoleCost::combine_read_summed] * sent;
       read_by_reducer = costs[RoleCost::combine_read_summed] * (messages - sent);
@@ -102,10 +113,10 @@ int combine_senders(int blocks, const Config& config, Reduction reduction, bool 
         std::max(read + costs[RoleCost::combine_send_sum] * sent, costs[RoleCost::combine_push_sum] * sent);
     reducer_work = costs[RoleCost::combine_staged] * sent + read_by_reducer + costs[RoleCost::combine_store];
   } else {
-    sent = away * config.top_k;
+    sent = away * routes;
     sender_work = costs[RoleCost::combine_push_row] * sent;
-    reducer_work = reduction == Reduction::exact ? config.top_k + costs[RoleCost::combine_store]
-                                                 : costs[RoleCost::combine_move] * config.top_k;
+    reducer_work = reduction == Reduction::exact ? routes + costs[RoleCost::combine_store]
+                                                 : costs[RoleCost::combine_move] * routes;
   }
   return std::min(proportional_senders(blocks, sender_work, reducer_work),
                   max_combine_senders(blocks, sender_work, sent, config.max_tokens < kManyTokens, costs));

@@ -47,6 +47,7 @@ CallPointers pointers_of(const CombineCall& call) {
   pointers.add("topk_weights", call.topk_weights, kWords);
   pointers.add("row_values", call.row_values, kWords);
   pointers.add("route_values", call.route_values, kWords);
+  pointers.add("shared_outputs", call.shared_outputs, kRows);
   return pointers;
 }
 

@@ -109,9 +109,15 @@ void Lane::init_memory() const {
   copy_blocking(&view_.state->diagnostics, &none, sizeof none);
   const unsigned long long no_id = ~0ull;
   copy_blocking(&view_.state->lowest_bad_id, &no_id, sizeof no_id);
-  const bool rank_major = exchange_.config.layout == Layout::rank_major;
-  const std::vector<int> groups = rank_major ? std::vector<int>(static_cast<std::size_t>(view_.ranks), -1)
-                                             : exchange_.config.placement.experts_of(exchange_.me());
+  const Config& config = exchange_.config;
+  std::vector<int> groups;
+  if (config.layout == Layout::rank_major) {
+    groups.assign(static_cast<std::size_t>(view_.ranks), -1);
+  } else {
+    const std::vector<int>& experts = config.placement.experts_of(exchange_.me());
+    for (int shared = 0; shared < config.shared_experts; ++shared) groups.push_back(config.experts + shared);
+    groups.insert(groups.end(), experts.begin(), experts.end());
+  }
   copy_blocking(array<int>(arrays_.group_expert), groups.data(),
                 static_cast<std::int64_t>(groups.size() * sizeof(int)));
 }
@@ -135,6 +141,9 @@ LaneView Lane::make_view() const {
   view.capacity = group_capacity(config, view.rank);
   view.capacity_rows = row_capacity(config, view.rank);
   view.groups = groups_of(config, view.rank);
+  view.shared_experts = config.shared_experts;
+  view.shared_split = config.shared_split;
+  view.input = config.input;
   view.zero_padding = config.zero_padding;
   view.deadline = static_cast<std::uint64_t>(std::min(config.deadline * 1e9, 9e18));
   view.row_order_hash = row_order_hash(config);

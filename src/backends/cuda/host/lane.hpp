@@ -111,6 +111,14 @@ class Lane {
   int blocks_for(int sm_limit) const;
   LaneView make_view() const;
   void pack_rows(CombineArguments& arguments, Stream stream) const;
+  // Shared experts' rows that combine copies out of the outputs; none if `to` is null.
+  struct SharedCopy {
+    std::byte* to = nullptr;
+    DType type = DType::bf16;
+  };
+  SharedCopy plan_shared_copy(const CombineCall& call, Phase phase, CombineArguments* arguments) const;
+  void copy_shared_rows(const CombineArguments& combine, const SharedCopy& copy, const LaunchShape& shape,
+                        Stream stream) const;
   bool over_engine() const { return exchange_.engine.has_value(); }
   void require_own_stream(Operation operation, Stream stream) {
     streams_.require_own(operation, stream, calls_ + 1);

@@ -4,6 +4,9 @@
 #include <numeric>
 #include <thread>
 
+#include "backends/cuda/combine/shared_outputs.hpp"
+#include "backends/cuda/dispatch/input_hash.hpp"
+#include "backends/cuda/dispatch/shared_rows.hpp"
 #include "backends/cuda/host/block_roles.hpp"
 #include "backends/cuda/host/lane.hpp"
 #include "backends/cuda/runtime/error.hpp"
@@ -28,7 +31,9 @@ DispatchArguments Lane::dispatch_arguments(const DispatchCall& call, bool fused)
   const Config& config = exchange_.config;
   DispatchArguments arguments{};
   arguments.lane = view_;
-  arguments.terms = agreed_options_of(Operation::dispatch, options_of(exchange_.config, call));
+  const CallOptions options = options_of(config, call);
+  arguments.terms = agreed_options_of(Operation::dispatch, options);
+  arguments.hash_option = input_hash_option(options);
   arguments.parts = parts_of(call.format, config.hidden);
   arguments.message = device_message_layout(arguments.parts);
   arguments.encoding = encoding_of(call.format);
@@ -119,7 +124,8 @@ DispatchResult Lane::dispatch(const DispatchCall& call, Phase phase, Stream stre
   const LaunchShape shape = this->shape(call.sm_limit);
   DispatchArguments arguments = dispatch_arguments(call, phase == Phase::fused);
   set_receive_buffers(call, arguments);
-  const DispatchWork work{.few = arguments.tokens < kManyTokens,
+  const bool replicated = exchange_.config.input == Input::replicated;
+  const DispatchWork work{.few = arguments.tokens < kManyTokens && !replicated,
                           .quantised = arguments.encoding.quantises(),
                           .direct_write = arguments.own_memory};
   arguments.many_token_blocks = {dispatch_senders(shape.blocks, exchange_.config, work), 0};
@@ -129,6 +135,7 @@ DispatchResult Lane::dispatch(const DispatchCall& call, Phase phase, Stream stre
       dispatch_mode({.phase = phase,
                      .computes_values = call.apply_weights || call.dot_rows != nullptr,
                      .by_plan = arguments.by_plan,
+                     .replicated = replicated,
                      .has_metadata_blocks = arguments.few_token_blocks.metadata_blocks > 0,
                      .count_on_device = arguments.device_tokens != nullptr,
                      .tokens = arguments.tokens});
@@ -138,7 +145,10 @@ DispatchResult Lane::dispatch(const DispatchCall& call, Phase phase, Stream stre
         static_cast<std::int32_t>(engine_message_bytes(arguments.message.bytes, view_.top_k));
     if (arguments.by_plan) launch_clear_metadata(arguments.lane, handle_of(stream));
   }
+  if (replicated && !arguments.by_plan) launch_input_hash(arguments, shape.blocks, handle_of(stream));
   launch_dispatch(arguments, mode, shape, handle_of(stream));
+  // After the messages, for which the peers wait.
+  if (view_.shared_experts > 0) launch_shared_rows(arguments, shape.blocks, handle_of(stream));
   result_.call = calls_ + 1;
   if (!over_engine()) ++calls_;
   if (phase == Phase::send) {
@@ -207,6 +217,32 @@ DispatchResult Lane::dispatch_receive(Stream stream) {
   return result_;
 }
 
+// Decides who adds the rows of shared experts, and says so in the arguments.
+Lane::SharedCopy Lane::plan_shared_copy(const CombineCall& call, Phase phase,
+                                        CombineArguments* arguments) const {
+  if (view_.shared_experts == 0 || arguments->outputs == nullptr || arguments->result == nullptr) return {};
+  if (call.shared_outputs != nullptr)
+    return {static_cast<std::byte*>(call.shared_outputs), arguments->result_type};
+  arguments->shared_terms = view_.shared_experts;
+  if (phase == Phase::fused && arguments->output_type == arguments->combine_type) return {};
+  auto* const kept = array<std::byte>(arrays_.shared_outputs);
+  arguments->kept_shared_rows = kept;
+  return {kept, arguments->combine_type};
+}
+
+void Lane::copy_shared_rows(const CombineArguments& combine, const SharedCopy& copy, const LaunchShape& shape,
+                            Stream stream) const {
+  launch_shared_outputs({.lane = view_,
+                         .plan = combine.plan,
+                         .outputs = combine.outputs,
+                         .output_stride = combine.output_stride,
+                         .output_type = combine.output_type,
+                         .combine_type = combine.combine_type,
+                         .to = copy.to,
+                         .type = copy.type},
+                        shape.blocks, handle_of(stream));
+}
+
 void Lane::combine(const CombineCall& call, Phase phase, Stream stream) {
   const Config& config = exchange_.config;
   require_own_stream(Operation::combine, stream);
@@ -237,7 +273,11 @@ void Lane::combine(const CombineCall& call, Phase phase, Stream stream) {
   arguments.own_staged = phase != Phase::fused || call.outputs.type != config.combine_type;
   arguments.senders = combine_senders(shape.blocks, config, call.reduction, arguments.own_staged);
   if (over_engine()) pack_rows(arguments, stream);
+  const SharedCopy shared = plan_shared_copy(call, phase, &arguments);
+  // The fused kernel adds the rows that are copied; a send phase has more urgent work.
+  if (shared.to != nullptr && phase == Phase::fused) copy_shared_rows(arguments, shared, shape, stream);
   launch_combine(arguments, shape, handle_of(stream));
+  if (shared.to != nullptr && phase == Phase::send) copy_shared_rows(arguments, shared, shape, stream);
   if (!over_engine()) ++calls_;
   if (phase == Phase::send) {
     combine_ = arguments;

@@ -35,9 +35,11 @@ void check_limits(const Config& config) {
     throw UnsupportedError(str("the cuda backend supports up to ", counted(kMaxRanks, "rank"), ", got ",
                                config.placement.ranks()));
   }
-  if (config.experts > kMaxExperts) {
-    throw UnsupportedError(
-        str("the cuda backend supports up to ", counted(kMaxExperts, "expert"), ", got ", config.experts));
+  const int shared = config.shared_experts;
+  if (config.experts + shared > kMaxExperts) {
+    throw UnsupportedError(str("the cuda backend supports up to ", counted(kMaxExperts, "expert"), ", got ",
+                               config.experts,
+                               shared > 0 ? str(" and ", counted(shared, "shared one")) : ""));
   }
   const std::int64_t message = wire_bytes(parts_of(config.format, config.hidden));
   if (message > kMostMessageBytes) {
@@ -104,6 +106,8 @@ LaneArrays lane_arrays(const Config& config, int rank) {
   arrays.group_expert = offsets.take(4 * groups);
   arrays.counts = offsets.take(4 * groups);
   arrays.row_offsets = offsets.take(4 * (groups + 1));
+  arrays.shared_outputs = offsets.take(std::int64_t{config.shared_experts} * config.max_tokens *
+                                       config.hidden * bytes_of(config.combine_type));
   arrays.bytes = offsets.bytes();
   return arrays;
 }

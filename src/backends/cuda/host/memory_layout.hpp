@@ -37,7 +37,8 @@ struct LaneArrays {
   std::int64_t plan = 0;
   std::int64_t weight = 0, local_ids = 0, dots = 0;
   std::int64_t group_expert = 0, counts = 0, row_offsets = 0;
-  std::int64_t bytes = 0;  // of all arrays
+  std::int64_t shared_outputs = 0;  // [S, T, H] of the combine type
+  std::int64_t bytes = 0;           // of all arrays
 };
 LaneArrays lane_arrays(const Config& config, int rank);
 

@@ -38,7 +38,7 @@ __device__ __forceinline__ void for_each_token(std::int32_t tokens, Use use) {
 }
 
 // [thread] The destinations of a token, one bit each. `first_slot`: index of its first id. count(id) counts a
-// route and returns the expert's rank.
+// route and returns the expert's rank, or -1 for a route that this rank does not plan.
 template <class Count>
 __device__ __forceinline__ std::uint32_t destinations_of_token(const void* ids, bool wide_ids,
                                                                std::int64_t first_slot, int top_k,
@@ -47,7 +47,8 @@ __device__ __forceinline__ std::uint32_t destinations_of_token(const void* ids, 
   for (int slot = 0; slot < top_k; ++slot) {
     const std::int64_t id = wide_ids ? static_cast<const std::int64_t*>(ids)[first_slot + slot]
                                      : static_cast<const std::int32_t*>(ids)[first_slot + slot];
-    if (classify_id(id, experts) == IdKind::expert) ranks |= 1u << count(static_cast<int>(id));
+    if (classify_id(id, experts) != IdKind::expert) continue;
+    if (const int rank = count(static_cast<int>(id)); rank >= 0) ranks |= 1u << rank;
   }
   return ranks;
 }

@@ -48,9 +48,10 @@ __device__ void count_block(const CountArguments& call, CountState* state) {
                   : destinations_of_token(
                         call.ids, call.wide_ids, std::int64_t{token} * lane.top_k, lane.top_k, lane.experts,
                         [&](int id) {
-                          const int physical = state->physical_of[id];
+                          const int physical = state->physical_of[id], rank = state->rank_of[physical];
+                          if (!keeps_route(lane.input, rank, lane.rank)) return -1;
                           atomicAdd(&state->counts[physical], 1);
-                          return int{state->rank_of[physical]};
+                          return rank;
                         });
     for (int rank = 0; rank < lane.ranks; ++rank)
       count_threads((ranks >> rank & 1) != 0, &state->counts[lane.signals.first_messages + rank]);

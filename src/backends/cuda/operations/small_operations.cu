@@ -6,6 +6,7 @@
 #include "backends/cuda/protocol/diagnostics.cuh"
 #include "backends/cuda/protocol/plan_entries.cuh"
 #include "backends/cuda/protocol/plan_header.cuh"
+#include "plan/shared_rows.hpp"
 
 namespace ferry::cuda {
 namespace {
@@ -58,11 +59,12 @@ __global__ void __launch_bounds__(32, 1)
 constexpr int kValueWarps = 8;
 constexpr int kValueSendWarps = 4;
 
-// [thread] Sets the values of padding rows to 0.
-__device__ void zero_padding_values(const RouteValuesArguments& call, const PlanView& plan, int thread,
-                                    int threads) {
+// [thread] Sets the values of padding rows and of shared experts' rows to 0.
+__device__ void zero_unsent_values(const RouteValuesArguments& call, const PlanView& plan, int thread,
+                                   int threads) {
   for (std::int64_t row = thread; row < plan.header->total; row += threads) {
-    if (plan.sources[row].rank < 0) call.row_values[row] = 0;
+    const Source source = plan.sources[row];
+    if (source.rank < 0 || is_shared_slot(source.slot, call.lane.top_k)) call.row_values[row] = 0;
   }
 }
 
@@ -143,8 +145,8 @@ __device__ void run_route_values(const RouteValuesArguments& call, RouteValuesSt
   if (!receives) return;
   constexpr int kReceiveWarps = kValueWarps - kValueSendWarps;
   const int worker = block * kReceiveWarps + warp - kValueSendWarps;
-  zero_padding_values(call, plan, 32 * worker + static_cast<int>(threadIdx.x % 32),
-                      32 * kReceiveWarps * blocks);
+  zero_unsent_values(call, plan, 32 * worker + static_cast<int>(threadIdx.x % 32),
+                     32 * kReceiveWarps * blocks);
   receive_values(call, state->number, worker, kReceiveWarps * blocks, plan);
 }
 

@@ -42,6 +42,12 @@ struct LaneState {
 
   // Of the call in flight, while its blocks count ids together; 0 and ~0 between calls.
   unsigned long long bad_ids, lowest_bad_id;
+
+  // Replicated input: the hash of the last dispatch's N and ids. While blocks compute it together: their sum,
+  // and how many have added to it; 0 between calls.
+  std::uint64_t input_hash;
+  unsigned long long hash_sum;
+  std::uint32_t hashed_blocks;
 };
 
 // The kinds of data that a rank sends in a call. Each has an end-of-stream flag of its own.
@@ -56,7 +62,9 @@ struct LaneView {
   Divisor by_ranks, by_others, by_alignment;  // others: max(ranks - 1, 1)
   std::int64_t capacity;                      // of this rank: rows; expert_padded: rows of an expert
   std::int64_t capacity_rows;
-  std::int32_t groups;  // of this rank
+  std::int32_t groups;  // of this rank, those of shared experts included
+  std::int32_t shared_experts, shared_split;
+  Input input;
   bool zero_padding;
   std::uint64_t deadline;  // nanoseconds
   std::uint64_t row_order_hash, placement_version;
@@ -141,6 +149,16 @@ struct AgreedOptions {
   }
   FERRY_HD constexpr void add(std::int64_t value) {
     option[option_count++] = value;
+    mix(value);
+  }
+  // Replaces an option that only the device knows; every rank replaces it.
+  FERRY_HD constexpr void set(int index, std::int64_t value) {
+    option[index] = value;
+    mix(value);
+  }
+
+ private:
+  FERRY_HD constexpr void mix(std::int64_t value) {
     hash = (hash ^ static_cast<std::uint64_t>(value)) * 0x9e3779b97f4a7c15 + (hash >> 29);
   }
 };

@@ -122,8 +122,12 @@ struct DispatchBlock {
   __device__ void load_terms() const {
     copy_to_shared(call.terms, &state->header.terms, thread() % 32, 32);
     __syncwarp();
-    if (Traits::by_plan(call) && thread() % 32 == 0)
+    if (thread() % 32 != 0) return;
+    if (Traits::by_plan(call)) {
       state->header.terms.add(static_cast<std::int64_t>(call.plan.header->call));
+    } else if (Traits::kMayReplicate && call.lane.input == Input::replicated) {
+      state->header.terms.set(call.hash_option, static_cast<std::int64_t>(call.lane.state->input_hash));
+    }
   }
 
   // [block] Counts this block's routes. The last counting block adds up and posts the counts of all: it has
@@ -133,8 +137,8 @@ struct DispatchBlock {
     if (Traits::by_plan(call)) return true;
     if (role.sends_metadata && role.posts_counts()) {
       count_all_routes(call, first);
-    } else if (!count_block_routes<Traits::kFewTokens>(call, role.counting_block(), role.counting_blocks(),
-                                                       role.posts_counts(), first)) {
+    } else if (!count_block_routes<Traits::kFewTokens, Traits::kMayReplicate>(
+                   call, role.counting_block(), role.counting_blocks(), role.posts_counts(), first)) {
       return false;
     }
     if (!role.posts_counts()) return true;

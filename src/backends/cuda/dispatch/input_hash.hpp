@@ -1,0 +1,14 @@
+// Replicated input: the hash of N and ids by which ranks find out that their inputs differ.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "backends/cuda/dispatch/dispatch.hpp"
+
+namespace ferry::cuda {
+
+// Computes LaneState::input_hash for a dispatch from ids, which follows on the stream. `blocks`: thread
+// blocks at most.
+void launch_input_hash(const DispatchArguments& arguments, int blocks, cudaStream_t stream);
+
+}  // namespace ferry::cuda

@@ -1,0 +1,14 @@
+// Shared experts in dispatch: their rows are this rank's own tokens, so a launch of its own writes them.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "backends/cuda/dispatch/dispatch.hpp"
+
+namespace ferry::cuda {
+
+// Writes the rows of shared experts, their sources, weights, dot products and groups; padding rows are
+// dispatch's. It waits for no rank. `blocks`: thread blocks at most.
+void launch_shared_rows(const DispatchArguments& arguments, int blocks, cudaStream_t stream);
+
+}  // namespace ferry::cuda

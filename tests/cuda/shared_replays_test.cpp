@@ -1,0 +1,102 @@
+// Shared experts and replicated input in CUDA graphs: replays read N and the ids anew.
+#include "cuda/device_test.hpp"
+
+namespace ferry::contract {
+namespace {
+
+// Compares every replay on the device.
+void replay_often(const TestCase& c) {
+  constexpr int kSets = 6;
+  const int replays = number_from_environment("FERRY_REPLAYS", 10000);
+  run_ranks({BackendKind::cuda, RankKind::threads}, c.ranks, describe(c), [&](Rank rank) {
+    ferry::Exchange exchange(rank, c.config);
+    DeviceRun device_run(exchange, c);
+    add_steps(device_run, c, kSets);
+    device_run.prepare_comparisons();
+    const TestStream stream;
+    const Graph graph = capture_both(rank, device_run, stream.get());
+    rank.barrier();
+    for (int number = 0; number < replays; ++number) {
+      device_run.load(number % kSets, stream.get());
+      device_run.poison_outputs(stream.get());
+      graph.launch(stream.get());
+      device_run.compare_on_device(number % kSets, number, stream.get());
+      // A launch on a full stream blocks inside the driver, where ranks that share a device could deadlock.
+      if (number % 100 == 99) stream.synchronize();
+    }
+    device_run.require_no_difference(stream.get());
+    exchange.check(c.lane);
+  });
+}
+
+class CudaSharedReplays : public DeviceTest {
+ protected:
+  static TestCase shared_case(std::uint64_t number, int shared_experts) {
+    TestCase c = device_case(number, 3);
+    c.config.shared_experts = shared_experts;
+    c.config.alignment = 4;
+    return c;
+  }
+  static TestCase replicated_case(std::uint64_t number) {
+    TestCase c = device_case(number, 3);
+    c.config.input = Input::replicated;
+    return c;
+  }
+};
+
+TEST_F(CudaSharedReplays, AddedToTheSums) {
+  replay_often(shared_case(1, 1));
+  replay_often(shared_case(2, 2));
+}
+
+TEST_F(CudaSharedReplays, OfManyTokens) {
+  TestCase c = shared_case(3, 2);
+  c.config.max_tokens = 300;
+  replay_often(c);
+}
+
+TEST_F(CudaSharedReplays, InPhasesAsFp8) {
+  TestCase c = shared_case(4, 2);
+  c.config.format = Format::fp8_e4m3();
+  c.config.layout = Layout::expert_padded;
+  c.split_phases = true;
+  replay_often(c);
+  c.config.layout = Layout::expert_major;
+  c.split_phases = false;
+  replay_often(c);
+}
+
+TEST_F(CudaSharedReplays, HandedOut) {
+  TestCase c = shared_case(5, 2);
+  c.shared_outputs = true;
+  c.reduction = c.config.reduction = Reduction::exact;
+  replay_often(c);
+}
+
+TEST_F(CudaSharedReplays, OutputsOfAnotherType) {
+  TestCase c = shared_case(6, 2);
+  c.outputs = DType::fp32;
+  c.reduction = c.config.reduction = Reduction::exact;
+  replay_often(c);
+}
+
+TEST_F(CudaSharedReplays, ReplicatedInput) {
+  TestCase c = replicated_case(7);
+  replay_often(c);
+  c.config.max_tokens = 300;
+  replay_often(c);
+  c.config.format = Format::fp8_e4m3();
+  replay_often(c);
+}
+
+TEST_F(CudaSharedReplays, ReplicatedInputWithSplitSharedRows) {
+  TestCase c = replicated_case(8);
+  c.config.shared_experts = 2;
+  c.config.shared_split = 2;
+  replay_often(c);
+  c.split_phases = true;
+  replay_often(c);
+}
+
+}  // namespace
+}  // namespace ferry::contract
