@@ -300,7 +300,6 @@ TEST_P(Contract, SumsOfOneType) {
 TEST_P(Contract, InvalidReductionsAreRefused) {
   TestCase c = sum_case(small_case(1), 2);
   c.config.layout = Layout::rank_major;
-  c.config.reduction = Reduction::exact;
   c.weights_from = WeightsFrom::none;
   const StepInputs step = make_inputs(c);
   const oracle::ExpertOutputs expert_outputs = make_expert_outputs(c, step);
