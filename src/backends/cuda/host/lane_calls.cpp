@@ -146,8 +146,8 @@ DispatchResult Lane::dispatch(const DispatchCall& call, Phase phase, Stream stre
     if (arguments.by_plan) launch_clear_metadata(arguments.lane, handle_of(stream));
   }
   if (replicated && !arguments.by_plan) launch_input_hash(arguments, shape.blocks, handle_of(stream));
-  // Before the dispatch, which may wait for peers: a launch behind it could hold up theirs where ranks share a
-  // GPU and the driver's queues.
+  // Before the dispatch, which may wait for peers: a launch behind it could hold up theirs where ranks share
+  // a GPU and the driver's queues.
   if (view_.shared_experts > 0) launch_shared_rows(arguments, shape.blocks, handle_of(stream));
   launch_dispatch(arguments, mode, shape, handle_of(stream));
   result_.call = calls_ + 1;
