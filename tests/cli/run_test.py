@@ -93,6 +93,20 @@ class RunTest(ProgramTest):
             self.assertEqual(threads["load"]["routes_per_expert"], other["load"]["routes_per_expert"])
             self.assertEqual(threads["load"]["rows_per_rank"], other["load"]["rows_per_rank"])
 
+    def test_shared_experts(self):
+        plain = self.run_small()
+        for options in [[], ["--format", "fp8", "--layout", "expert_padded"], ["--reduction", "exact", "--processes"],
+                        ["--ranks", "4", "--hosts", "2", "--alignment", "8"]]:
+            with self.subTest(options=options):
+                run = self.run_small("--shared-experts", 2, *options)
+                self.check_report(run)
+                self.assertEqual([check for check in run["checks"]["list"] if not check["passed"]], [])
+                self.assertEqual(run["configuration"]["shared_experts"], 2)
+                self.assertEqual(run["load"]["shared_rows_per_rank"], 2 * 2 * 5)  # experts, steps, tokens
+                if not options:
+                    self.assertEqual(run["load"]["rows_per_rank"], plain["load"]["rows_per_rank"])
+                    self.assertEqual(run["dispatch"]["wire_bytes"], plain["dispatch"]["wire_bytes"])
+
     def test_simulated_hosts(self):
         for hosts, level, group in [(1, "automatic", []), (2, "automatic", []), (2, "rank", ["--processes"]), (4, "node", [])]:
             with self.subTest(hosts=hosts, level=level):

@@ -61,6 +61,7 @@ class Maker {
                           .node_of_rank = nodes(),
                           .hops = shape_.ranks > 4 ? "two" : "one",
                           .experts = shape_.experts,
+                          .shared_experts = 2,
                           .top_k = kTopK,
                           .hidden = kHidden,
                           .max_tokens = kTokens,
@@ -84,6 +85,7 @@ class Maker {
     const double sum = std::accumulate(popularity.begin(), popularity.end(), 0.0);
     const double routes = static_cast<double>(shape_.steps) * shape_.ranks * kTokens * kTopK;
 
+    run_.load.shared_rows_per_rank = 2 * run_.workload.tokens_per_rank * run_.workload.steps;
     run_.load.rows_per_rank.assign(static_cast<std::size_t>(shape_.ranks), 0);
     for (int expert = 0; expert < shape_.experts; ++expert) {
       const int rank = static_cast<int>(static_cast<std::int64_t>(expert) * shape_.ranks / shape_.experts);

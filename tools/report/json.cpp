@@ -49,6 +49,7 @@ Json json_of(const Configuration& configuration) {
           {"node_of_rank", configuration.node_of_rank},
           {"hops", configuration.hops},
           {"experts", configuration.experts},
+          {"shared_experts", configuration.shared_experts},
           {"top_k", configuration.top_k},
           {"hidden", configuration.hidden},
           {"max_tokens", configuration.max_tokens},
@@ -133,10 +134,10 @@ Json json_of(const Busiest& busiest) {
 }
 
 Json json_of(const Load& load, const Summary& summary) {
-  return {{"dropped_routes", load.dropped_routes},     {"idle_experts", summary.idle_experts},
-          {"busiest_expert", json_of(summary.expert)}, {"busiest_rank", json_of(summary.rank)},
-          {"rows_per_rank", load.rows_per_rank},       {"routes_per_expert", load.routes_per_expert},
-          {"rank_of_expert", load.rank_of_expert}};
+  return {{"dropped_routes", load.dropped_routes},       {"idle_experts", summary.idle_experts},
+          {"busiest_expert", json_of(summary.expert)},   {"busiest_rank", json_of(summary.rank)},
+          {"rows_per_rank", load.rows_per_rank},         {"shared_rows_per_rank", load.shared_rows_per_rank},
+          {"routes_per_expert", load.routes_per_expert}, {"rank_of_expert", load.rank_of_expert}};
 }
 
 Json timeline_json(const RunReport& run, int most_steps) {

@@ -81,6 +81,7 @@ void read_configuration(const Json& json, Configuration& configuration) {
   read(json, "group", configuration.group);
   read_nodes(json, configuration);
   read(json, "experts", configuration.experts);
+  configuration.shared_experts = json.value("shared_experts", 0);
   read(json, "top_k", configuration.top_k);
   read(json, "hidden", configuration.hidden);
   read(json, "max_tokens", configuration.max_tokens);
@@ -125,6 +126,7 @@ void read_traffic(const Json& json, Traffic& traffic) {
 void read_load(const Json& json, Load& load) {
   read(json, "dropped_routes", load.dropped_routes);
   read(json, "rows_per_rank", load.rows_per_rank);
+  load.shared_rows_per_rank = json.value("shared_rows_per_rank", std::int64_t{0});
   read(json, "routes_per_expert", load.routes_per_expert);
   read(json, "rank_of_expert", load.rank_of_expert);
 }

@@ -37,6 +37,7 @@ struct Configuration {
   std::vector<int> node_of_rank{};  // [ranks]
   std::string hops{};               // one or two
   int experts = 0;                  // E
+  int shared_experts = 0;           // S
   int top_k = 0;                    // K
   int hidden = 0;                   // H
   std::int64_t max_tokens = 0;      // T
@@ -103,7 +104,8 @@ struct Traffic {
 struct Load {
   std::vector<std::int64_t> routes_per_expert{};  // [experts]
   std::vector<int> rank_of_expert{};              // [experts]
-  std::vector<std::int64_t> rows_per_rank{};      // [ranks] received, without padding
+  std::vector<std::int64_t> rows_per_rank{};      // [ranks] received, without padding and shared experts
+  std::int64_t shared_rows_per_rank = 0;          // own tokens for the shared experts, on every rank
   std::int64_t dropped_routes = 0;                // beyond the capacity
 };
 

@@ -44,7 +44,10 @@ void add_configuration(Buffer& out, const Configuration& at) {
        at.top_k, at.hidden, at.max_tokens);
   line(out, "{:10}{}, {}; combine {}{}, {} rows", "", at.layout, at.format, at.reduction, level,
        at.combine_type);
-  line(out, "{:<10}{}", "Experts", at.expert_function);
+  const std::string shared =
+      at.shared_experts == 0 ? ""
+                             : fmt::format("; {} on every rank", counted(at.shared_experts, "shared one"));
+  line(out, "{:<10}{}{}", "Experts", at.expert_function, shared);
 }
 
 void add_machine(Buffer& out, const Machine& machine) {

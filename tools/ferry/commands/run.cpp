@@ -78,6 +78,9 @@ void add_trace_options(CLI::App& command, RunOptions& options) {
   add_count(command, "--experts", options.experts, "experts of a synthesised trace; default 256");
   add_number(command, "--top-k", options.top_k, "experts per token of a synthesised trace; default 8", 1,
              kMaxTopK);
+  add_number(command, "--shared-experts", options.shared_experts,
+             "experts that every rank holds and every token goes\nto, besides those of the trace; default 0",
+             0, kMaxSharedExperts);
   add_seed(command, options.seed,
            "seed of a synthesised trace, the tokens and the\nexperts' weights; default 1");
 }
@@ -217,6 +220,9 @@ void throw_if_failed(const report::RunReport& run) {
 // Host memory only; the report of a plain run has no place for programs.
 void check_program_options(const RunOptions& options) {
   const char* const option = options.program.empty() ? "--overlap" : "--program";
+  if (options.shared_experts > 0)
+    throw UsageError(
+        fmt::format("{} with --shared-experts: a program's experts are those of the trace", option));
   if (options.backend == "cuda")
     throw UsageError(fmt::format("{} runs on host memory, not with --backend cuda", option));
   if (!options.json.empty() || !options.html.empty())

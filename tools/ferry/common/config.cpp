@@ -114,6 +114,7 @@ Config make_config(const ConfigOptions& options, const Trace& trace) {
   config.placement = Placement::blocks(trace.experts, options.ranks);
   config.layout = options.layout;
   config.alignment = options.alignment;
+  config.shared_experts = options.shared_experts;
   config.repeats = repeats_experts(trace);
   config.format = options.format;
   config.combine_type = token_type(options.format);
@@ -128,7 +129,7 @@ Config make_config(const ConfigOptions& options, const Trace& trace) {
 std::int64_t received_row_capacity(const Exchange& exchange) {
   const Config& config = exchange.config();
   const bool padded = config.layout == Layout::expert_padded;
-  return exchange.capacity() * (padded ? config.placement.local_experts(exchange.rank().index()) : 1);
+  return exchange.capacity() * (padded ? groups_of(config, exchange.rank().index()) : 1);
 }
 
 std::int64_t received_row_bytes(const Config& config) {

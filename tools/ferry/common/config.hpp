@@ -38,6 +38,7 @@ struct ConfigOptions {
   ReductionLevel reduction_level = ReductionLevel::automatic;
   Hops hops = Hops::automatic;
   int alignment = 1;
+  int shared_experts = 0;
   double deadline_seconds = 0;
 };
 

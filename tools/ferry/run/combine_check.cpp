@@ -61,6 +61,12 @@ Row sum_exact(const RunSpec& spec, const Token& token) {
   return sum;
 }
 
+// Shared experts come after all others, with weight 1.
+void add_shared(const RunSpec& spec, const Token& token, Row& sum) {
+  for (int expert = spec.config.experts; expert < spec.all_experts(); ++expert)
+    add(1, product(spec, token.x, expert), sum);
+}
+
 // The sum of a rank's experts for the token, rounded to RunSpec::type; 0 without any.
 Row sum_on_rank(const RunSpec& spec, const Token& token, int rank) {
   Row sum(token.x.size());
@@ -143,10 +149,10 @@ std::vector<std::byte> expected_products(const RunSpec& spec, const Topology& to
     if (spec.config.reduction == Reduction::unreduced) {
       write_unreduced(spec, token, to);
     } else {
-      store(spec.type,
-            spec.config.reduction == Reduction::exact ? sum_exact(spec, token)
-                                                      : sum_partial(spec, topology, token),
-            to);
+      Row sum = spec.config.reduction == Reduction::exact ? sum_exact(spec, token)
+                                                          : sum_partial(spec, topology, token);
+      add_shared(spec, token, sum);
+      store(spec.type, sum, to);
     }
   }
   return expected;
@@ -174,26 +180,33 @@ void check_rows(const RunSpec& spec, int step, int rank, std::span<const std::by
 
 std::vector<float> dense_swiglu(const RunSpec& spec, const Routes& routes, std::span<const float> x) {
   const std::int64_t hidden = spec.config.hidden, top_k = spec.config.top_k;
-  std::vector<std::vector<std::int64_t>> routes_of(at(spec.config.experts));  // token * K + slot
+  struct Use {
+    std::int64_t token;
+    float weight;
+  };
+  std::vector<std::vector<Use>> uses(at(spec.all_experts()));  // of each expert
   for (std::int64_t route = 0; route < spec.tokens() * top_k; ++route) {
-    if (routes.ids[at(route)] >= 0) routes_of[at(routes.ids[at(route)])].push_back(route);
+    if (routes.ids[at(route)] >= 0)
+      uses[at(routes.ids[at(route)])].push_back({route / top_k, routes.weights[at(route)]});
+  }
+  for (int shared = spec.config.experts; shared < spec.all_experts(); ++shared) {
+    for (std::int64_t token = 0; token < spec.tokens(); ++token) uses[at(shared)].push_back({token, 1});
   }
   std::vector<float> dense(x.size()), in, out;
   Swiglu function(spec.weights);
-  for (int expert = 0; expert < spec.config.experts; ++expert) {
-    const std::vector<std::int64_t>& own_routes = routes_of[at(expert)];
+  for (int expert = 0; expert < spec.all_experts(); ++expert) {
+    const std::vector<Use>& own_uses = uses[at(expert)];
     in.clear();
-    for (const std::int64_t route : own_routes) {
-      const auto token = x.subspan(at(route / top_k * hidden), at(hidden));
+    for (const Use& use : own_uses) {
+      const auto token = x.subspan(at(use.token * hidden), at(hidden));
       in.insert(in.end(), token.begin(), token.end());
     }
     out.resize(in.size());
-    function.run(expert, in.data(), static_cast<std::int64_t>(own_routes.size()), out.data());
-    for (std::size_t i = 0; i < own_routes.size(); ++i) {
-      float* sum = &dense[at(own_routes[i] / top_k * hidden)];
+    function.run(expert, in.data(), static_cast<std::int64_t>(own_uses.size()), out.data());
+    for (std::size_t i = 0; i < own_uses.size(); ++i) {
+      float* sum = &dense[at(own_uses[i].token * hidden)];
       const float* v = &out[i * at(hidden)];
-      const float weight = routes.weights[at(own_routes[i])];
-      for (std::int64_t c = 0; c < hidden; ++c) sum[c] += weight * v[c];
+      for (std::int64_t c = 0; c < hidden; ++c) sum[c] += own_uses[i].weight * v[c];
     }
   }
   return dense;

@@ -146,7 +146,9 @@ void DispatchCheck::record(bool equal, const Row& row, const char* what, CheckCo
                               row.rank, row.index, row.from().rank, row.from().token, row.from().slot, what));
 }
 
+// Rows of shared experts have weight 1.
 float DispatchCheck::weight_of(const Source& from, int slot) const {
+  if (slot >= spec_.config.top_k) return 1;
   return global_.ranks[at(from.rank)].weights[at(std::int64_t{from.token} * spec_.config.top_k + slot)];
 }
 

@@ -28,22 +28,30 @@ float scale_of(const DispatchResult& received, const PartLayout& part, bool pack
   return float_of(packed ? (bits >> (8 * (block % 4)) & 0xFFU) << 23 : bits);
 }
 
+// Shared experts come first, as their groups do.
+std::vector<int> experts_on(const RunSpec& spec, int rank) {
+  std::vector<int> experts;
+  for (int shared = spec.config.experts; shared < spec.all_experts(); ++shared) experts.push_back(shared);
+  const std::vector<int>& routed = spec.config.placement.experts_of(rank);
+  experts.insert(experts.end(), routed.begin(), routed.end());
+  return experts;
+}
+
 }  // namespace
 
 HostExperts::HostExperts(const RunSpec& spec, int rank, std::int64_t capacity)
     : spec_(spec),
-      rank_(rank),
       rank_major_(spec.config.layout == Layout::rank_major),
       hidden_(spec.config.hidden),
       outputs_(capacity * spec.row_bytes()),
-      rows_of_expert_(static_cast<std::size_t>(spec.config.placement.local_experts(rank))),
+      experts_(experts_on(spec, rank)),
+      rows_of_expert_(experts_.size()),
       swiglu_(spec.weights) {
   if (rank_major_) sums_ = LocalMemory(capacity * hidden_ * 4);
 }
 
 void HostExperts::scale(const DispatchResult& received) {
   group_rows(received);
-  const std::vector<int>& experts = spec_.config.placement.experts_of(rank_);
   std::vector<float> x(static_cast<std::size_t>(hidden_)), product(x.size()), sum(x.size());
   auto scale_by = [&](int expert) {
     std::transform(x.begin(), x.end(), product.begin(),
@@ -53,7 +61,7 @@ void HostExperts::scale(const DispatchResult& received) {
     for (std::size_t local = 0; local < rows_of_expert_.size(); ++local) {
       for (const Routed& routed : rows_of_expert_[local]) {
         load_row(received, routed.row, x.data());
-        scale_by(experts[local]);
+        scale_by(experts_[local]);
         store_row(routed.row, product.data());
       }
     }
@@ -65,7 +73,7 @@ void HostExperts::scale(const DispatchResult& received) {
     std::fill(sum.begin(), sum.end(), 0.0F);
     for (std::int64_t i = row * top_k; i < (row + 1) * top_k; ++i) {
       if (received.local_ids[i] < 0) continue;
-      scale_by(experts[static_cast<std::size_t>(received.local_ids[i])]);
+      scale_by(experts_[static_cast<std::size_t>(received.local_ids[i])]);
       accumulate(received.weight[i], product.data(), sum.data());
     }
     store_row(row, sum.data());
@@ -75,9 +83,8 @@ void HostExperts::scale(const DispatchResult& received) {
 void HostExperts::swiglu(const DispatchResult& received) {
   group_rows(received);
   if (rank_major_) std::memset(sums_.data(), 0, static_cast<std::size_t>(*received.total * hidden_ * 4));
-  const std::vector<int>& experts = spec_.config.placement.experts_of(rank_);
   for (std::size_t local = 0; local < rows_of_expert_.size(); ++local) {
-    apply_swiglu(received, experts[local], rows_of_expert_[local]);
+    apply_swiglu(received, experts_[local], rows_of_expert_[local]);
   }
   if (!rank_major_) return;
   const auto* sums = reinterpret_cast<const float*>(sums_.data());
@@ -101,7 +108,7 @@ void HostExperts::apply_swiglu(const DispatchResult& received, int expert, const
   }
 }
 
-// Lists the rows of each local expert.
+// Lists the rows of each expert.
 void HostExperts::group_rows(const DispatchResult& received) {
   for (std::vector<Routed>& rows : rows_of_expert_) rows.clear();
   if (!rank_major_) {

@@ -37,12 +37,12 @@ class HostExperts {
   void apply_swiglu(const DispatchResult& received, int expert, const std::vector<Routed>& rows);
 
   const RunSpec& spec_;
-  int rank_;
   bool rank_major_;
   std::int64_t hidden_;
   LocalMemory outputs_;                              // [capacity, hidden] of RunSpec::type
   LocalMemory sums_;                                 // rank_major: [capacity, hidden] fp32
-  std::vector<std::vector<Routed>> rows_of_expert_;  // [local experts]
+  std::vector<int> experts_;                         // the shared ones, then this rank's
+  std::vector<std::vector<Routed>> rows_of_expert_;  // of each of experts_
   std::vector<float> in_, out_;
   Swiglu swiglu_;
 };

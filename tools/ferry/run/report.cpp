@@ -64,6 +64,7 @@ report::Configuration configuration_of(const RunSpec& spec, const Topology& topo
           .node_of_rank = node_of_rank,
           .hops = to_string(chosen_hops(spec.config, topology)),
           .experts = spec.config.experts,
+          .shared_experts = spec.config.shared_experts,
           .top_k = spec.config.top_k,
           .hidden = spec.config.hidden,
           .max_tokens = spec.config.max_tokens,
@@ -184,8 +185,10 @@ void add_load(const RunSpec& spec, const SharedResults& results, report::RunRepo
   run.load.routes_per_expert.assign(results.routes().begin(), results.routes().end());
   for (const ExpertLocation& location : spec.config.placement.locations())
     run.load.rank_of_expert.push_back(location.rank);
+  const std::int64_t shared = std::int64_t{spec.config.shared_experts} * spec.tokens() * spec.options.steps;
   for (int rank = 0; rank < spec.options.ranks; ++rank)
-    run.load.rows_per_rank.push_back(results.rank(rank).rows);
+    run.load.rows_per_rank.push_back(results.rank(rank).rows - shared);
+  run.load.shared_rows_per_rank = shared;
   run.load.dropped_routes = results.dropped();
 }
 

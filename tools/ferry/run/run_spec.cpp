@@ -40,7 +40,17 @@ TraceOptions trace_options(const RunOptions& options) {
   return how;
 }
 
+void check_shared_experts(const RunOptions& options) {
+  if (options.shared_experts == 0) return;
+  const std::string given = fmt::format("--shared-experts {}", options.shared_experts);
+  if (options.backend == "cuda") throw UsageError(given + " runs on host memory, not with --backend cuda");
+  if (options.reduction == "unreduced")
+    throw UsageError(
+        given + " with --reduction unreduced: the results of shared experts are added: use partial or exact");
+}
+
 void check_options(const RunOptions& options, const Trace& trace) {
+  check_shared_experts(options);
   if (options.layer >= trace.layers) {
     throw UsageError(
         fmt::format("--layer {}: trace {} has layers 0 to {}", options.layer, trace.name, trace.layers - 1));
@@ -65,7 +75,8 @@ double oracle_bytes(const RunOptions& options, const Config& config) {
 void check_memory(const RunOptions& options, const Config& config) {
   // A rank of mpirun checks its own memory: it does not know yet which ranks are on its host.
   const int ranks = config.backend == BackendKind::collective ? 1 : options.ranks;
-  double bytes = static_cast<double>(ExpertWeights::bytes(config.experts, config.hidden, options.inner));
+  double bytes = static_cast<double>(
+      ExpertWeights::bytes(config.experts + config.shared_experts, config.hidden, options.inner));
   bytes += ranks * oracle_bytes(options, config);
   const bool on_host = config.backend != BackendKind::cuda;  // a failed GPU allocation is an error by itself
   for (int rank = 0; on_host && rank < ranks; ++rank) {
@@ -75,7 +86,7 @@ void check_memory(const RunOptions& options, const Config& config) {
   // Only the received rows touch pages of the receive buffers. The experts' outputs take as much again. Rows
   // on a GPU are copied to host memory for the checks.
   const double row = config.hidden * static_cast<double>(bytes_of(config.combine_type));
-  bytes += 2.0 * ranks * options.tokens * config.top_k * row;
+  bytes += 2.0 * ranks * options.tokens * (config.top_k + config.shared_experts) * row;
   require_free_memory(
       bytes,
       fmt::format("{} of {}, hidden {}, with {} of {}", report::counted(options.ranks, "rank"),
@@ -117,6 +128,7 @@ Config checked_config(const RunOptions& options, const Trace& trace) {
                                      .reduction_level = reduction_level_of(options.reduction_level),
                                      .hops = hops_of(options.hops),
                                      .alignment = options.alignment,
+                                     .shared_experts = options.shared_experts,
                                      .deadline_seconds = static_cast<double>(options.deadline)},
                                     trace);
   check_memory(options, config);
@@ -145,7 +157,7 @@ RunSpec make_run_spec(const RunOptions& options) {
     spec.config = checked_config(options, spec.trace);
   }
   spec.type = token_type(spec.config.format);
-  spec.weights = ExpertWeights(spec.config.experts, spec.config.hidden, options.inner, options.seed);
+  spec.weights = ExpertWeights(spec.all_experts(), spec.config.hidden, options.inner, options.seed);
   return spec;
 }
 

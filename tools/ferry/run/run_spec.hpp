@@ -28,6 +28,7 @@ struct RunOptions {
   int tokens = 128;   // per rank and step
   int experts = 0;    // 0: as the trace has
   int top_k = 0;      // 0: as the trace has
+  int shared_experts = 0;
   std::uint64_t seed = 1;
 
   int hidden = 1024;
@@ -57,6 +58,8 @@ struct RunSpec {
   ExpertWeights weights;
 
   std::int64_t tokens() const { return options.tokens; }
+  // Shared expert s has the number experts + s.
+  int all_experts() const { return config.experts + config.shared_experts; }
   std::int64_t row_bytes() const { return config.hidden * bytes_of(type); }
   // Of one rank and step.
   std::int64_t result_bytes() const {

@@ -245,12 +245,14 @@ const tickBelow = (i, n) => {
 };
 
 function drawRanks() {
-  const { rows_per_rank, busiest_rank } = run.load;
+  const { rows_per_rank, busiest_rank, shared_rows_per_rank } = run.load;
+  const shared = shared_rows_per_rank === 0 ? ""
+    : `<span>besides ${number("load.shared_rows_per_rank", "count")} rows of its own for the shared experts on each rank</span>`;
   byId("ranks").innerHTML = bars({
     path: "load.rows_per_rank", values: rows_per_rank, busiest: busiest_rank,
     words: "Rows received by each rank", odd: () => false,
   }) + `<p class="notes"><span class="${hot(busiest_rank)}">busiest: rank ${number("load.busiest_rank.index")},
-      ${number("load.busiest_rank.over_mean", "times")} the mean</span>${meanNote("load.busiest_rank.mean", "rows")}</p>`;
+      ${number("load.busiest_rank.over_mean", "times")} the mean</span>${meanNote("load.busiest_rank.mean", "rows")}${shared}</p>`;
   byId("ranks").querySelector(".axis").innerHTML =
     indices(R).filter((i) => R <= 16 || i % 8 === 0).map((i) => tickBelow(i, R)).join("");
 }
@@ -285,7 +287,9 @@ function drawFacts() {
       ["Backend", "configuration.backend"], ["Ranks", "configuration.ranks", "count"], ["Ranks run as", "configuration.group"],
       ["Nodes", "configuration.nodes", "count"], ["Nodes are", "configuration.simulated_nodes", "simulated"],
       ["Hops", "configuration.hops"],
-      ["Experts", "configuration.experts", "count"], ["Top k", "configuration.top_k", "count"],
+      ["Experts", "configuration.experts", "count"],
+      ...(run.configuration.shared_experts > 0 ? [["Shared experts", "configuration.shared_experts", "count"]] : []),
+      ["Top k", "configuration.top_k", "count"],
       ["Hidden", "configuration.hidden", "count"], ["Maximum tokens", "configuration.max_tokens", "count", " per rank"],
       ["Layout", "configuration.layout"], ["Format", "configuration.format"], ["Reduction", "configuration.reduction"],
       ["Reduction level", "configuration.reduction_level"],
