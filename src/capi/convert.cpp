@@ -34,14 +34,17 @@ DType to_dtype(std::int32_t type, const char* field) {
 
 std::optional<Format> to_format(const ferry_format& given) {
   const auto kind = to_choice(given.kind, FormatKind::raw, "ferry_format.kind");
+  const char* name = kConstants<FormatKind>[given.kind].name;
   const bool parts =
       std::any_of(given.part_bytes, given.part_bytes + kMaxParts, [](auto b) { return b != 0; });
   if (given.flags != 0 && (kind != FormatKind::fp8_e4m3 || (given.flags & ~kFp8Flags) != 0)) {
-    throw UsageError(str("ferry_format.flags = ", given.flags, " for kind ", given.kind,
-                         ": only fp8_e4m3 takes flags, a sum of FERRY_FP8_... up to ", kFp8Flags));
+    throw UsageError(str("ferry_format.flags = ", given.flags, " with kind ", name,
+                         ": only FERRY_FORMAT_FP8_E4M3 takes flags, a sum of FERRY_FP8_... up to ",
+                         kFp8Flags));
   }
   if (parts && kind != FormatKind::raw) {
-    throw UsageError(str("ferry_format.part_bytes is set for kind ", given.kind, ": only raw has parts"));
+    throw UsageError(
+        str("ferry_format.part_bytes is set with kind ", name, ": only FERRY_FORMAT_RAW has parts"));
   }
   if (!kind) return std::nullopt;
   Format format{.kind = *kind};

@@ -5,26 +5,31 @@
 #include <optional>
 
 #include "base/text.hpp"
+#include "capi/constants.hpp"
 #include "ferry/error.hpp"
 #include "ferry/exchange.hpp"
 #include "ferry/ferry.h"
 
 namespace ferry::capi {
 
+// Throws UsageError unless 0 <= value <= last.
+template <class Enum>
+void check_constant(std::int64_t value, std::int32_t last, const char* field) {
+  const std::span allowed = std::span(kConstants<Enum>).first(static_cast<std::size_t>(last) + 1);
+  if (value < 0 || value > last) throw UsageError(str(field, " = ", value, ", must be ", offered(allowed)));
+}
+
 // Converts a number to an enumerator, of which `last` is the highest.
 template <class Enum>
 Enum to_enum(std::int64_t value, Enum last, const char* field) {
-  if (value < 0 || value > static_cast<std::int32_t>(last)) {
-    throw UsageError(str(field, " = ", value, ", must be 0 to ", static_cast<std::int32_t>(last)));
-  }
+  check_constant<Enum>(value, static_cast<std::int32_t>(last), field);
   return static_cast<Enum>(value);
 }
 
 // Converts a field in which 0 selects the default, and so C's numbers are those of C++ plus 1.
 template <class Enum>
 std::optional<Enum> to_choice(std::int32_t value, Enum last, const char* field) {
-  const std::int32_t highest = static_cast<std::int32_t>(last) + 1;
-  if (value < 0 || value > highest) throw UsageError(str(field, " = ", value, ", must be 0 to ", highest));
+  check_constant<Enum>(value, static_cast<std::int32_t>(last) + 1, field);
   if (value == 0) return std::nullopt;
   return static_cast<Enum>(value - 1);
 }

@@ -93,9 +93,11 @@ TEST(Errors, RefusalsReachThePeers) {
     ASSERT_EQ(one.dispatch(), FERRY_OK) << ferry_last_error();
     const ferry_plan plan = one.rows.plan;
     refused([](auto& args) { args.tokens.count = 8; }, "8 tokens on rank 1, max_tokens is 7");
-    refused([](auto& args) { args.id_type = 2; }, "id_type = 2");
-    refused([](auto& args) { args.tokens.type = 3; }, "ferry_tokens.type = 3");
-    refused([](auto& args) { args.format.kind = 9; }, "ferry_format.kind = 9");
+    refused([](auto& args) { args.id_type = 2; }, "id_type = 2, must be FERRY_INT32 (0) or FERRY_INT64 (1)");
+    refused([](auto& args) { args.tokens.type = 3; },
+            "ferry_tokens.type = 3, must be FERRY_BF16 (0), FERRY_FP16 (1) or FERRY_FP32 (2)");
+    refused([](auto& args) { args.format.kind = 9; },
+            "ferry_format.kind = 9, must be FERRY_FORMAT_DEFAULT (0), ");
     refused([&](auto& args) { args.plan = plan; }, "ids and a plan exclude each other");
 
     auto combine = sized<ferry_combine_args>();
@@ -103,7 +105,9 @@ TEST(Errors, RefusalsReachThePeers) {
     combine.outputs.data = combine.result.data = one.values;
     combine.reduction = refuses ? 4 : FERRY_PARTIAL;
     EXPECT_EQ(ferry_combine(one.exchange.get(), &combine), FERRY_USAGE);
-    EXPECT_TRUE(last_error_contains("reduction = 4"));
+    EXPECT_TRUE(
+        last_error_contains("reduction = 4, must be FERRY_REDUCTION_DEFAULT (0), FERRY_PARTIAL (1), "
+                            "FERRY_EXACT (2) or FERRY_UNREDUCED (3)"));
     ASSERT_EQ(one.dispatch(), FERRY_OK) << ferry_last_error();
 
     const ferry_step_metadata* metadata = nullptr;
@@ -122,7 +126,9 @@ TEST(Errors, ARefusedConfigurationReachesThePeers) {
     ferry_exchange* exchange = nullptr;
     if (refuses) config.layout = 8;
     EXPECT_EQ(ferry_exchange_create(rank, &config, &exchange), FERRY_USAGE);
-    EXPECT_TRUE(last_error_contains("ferry_config.layout = 8"));
+    EXPECT_TRUE(
+        last_error_contains("ferry_config.layout = 8, must be FERRY_EXPERT_MAJOR (0), "
+                            "FERRY_EXPERT_PADDED (1) or FERRY_RANK_MAJOR (2)"));
     EXPECT_TRUE(refuses || last_error_contains("rank 2 refused"));
     EXPECT_EQ(exchange, nullptr);
     EXPECT_EQ(ferry_exchange_create(rank, refuses ? nullptr : &config, &exchange), FERRY_USAGE);

@@ -147,8 +147,9 @@ TEST(Configuration, MistakesAreRefusedByTheQueries) {
   refused(with([](auto& c) { c.combine_type = 3; }), "ferry_config.combine_type = 3");
   refused(with([](auto& c) { c.reduction = 4; }), "reduction = 4");
   refused(with([](auto& c) { c.format.kind = 6; }), "ferry_format.kind = 6");
-  refused(with([](auto& c) { c.format.flags = 1; }), "flags = 1");
-  refused(with([](auto& c) { c.format = {FERRY_FORMAT_FP8_E4M3, 8, {}}; }), "flags = 8");
+  refused(with([](auto& c) { c.format.flags = 1; }), "flags = 1 with kind FERRY_FORMAT_DEFAULT");
+  refused(with([](auto& c) { c.format = {FERRY_FORMAT_FP8_E4M3, 8, {}}; }),
+          "flags = 8 with kind FERRY_FORMAT_FP8_E4M3");
   refused(with([](auto& c) { c.format.part_bytes[2] = 16; }), "part_bytes");
   refused(with([](auto& c) { c.deadline = -1; }), "deadline = -1");
   refused(with([&](auto& c) { c.expert_rank = ranks.data(); }), "go together");

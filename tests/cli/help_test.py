@@ -27,6 +27,13 @@ class HelpTest(ProgramTest):
                        "hidden", "inner", "layout", "format", "reduction", "alignment", "json", "html", "timeline", "compare"]:
             self.assertIn("--" + option, text)
 
+    def test_formats(self):
+        for command in ["run", "bench"]:
+            self.assertIn("fp8[-columns][-pow2[-packed]]", self.succeed(command, "--help"))
+
+    def test_bench_explains_shares_above_memcpy(self):
+        self.assertIn("above 100 %", self.succeed("bench", "--help"))
+
     def test_version(self):
         self.assertRegex(self.succeed("--version"), r"\Aferry \d+\.\d+\.\d+\n\Z")
 

@@ -197,6 +197,7 @@ class OtherCommandsTest(ProgramTest):
         for word in ["processor", "memory", "shared memory", "huge pages", "OpenBLAS", "MPI module", "NCCL", "engines", "GPUs",
                      "traces", "ok  cpu backend, threads", "ok  cpu backend, processes"]:
             self.assertIn(word, text)
+        self.assertLess(text.index("Environment variables"), text.index("ok  processor"))
 
     def test_doctor_lists_the_variables_of_the_documentation(self):
         page = (pathlib.Path(__file__).parents[2] / "docs/environment.md").read_text(encoding="utf-8")

@@ -32,7 +32,8 @@ time      of a call from the first rank's start to the last rank's end, median (
 wire      bytes written to other ranks' memory per call
 bandwidth dispatch: tokens read, wire bytes written and read, rows written; combine: rows read, wire bytes
           written and read, results written
-memcpy    bytes read and written per second by as many threads as ranks, measured once per number of ranks
+memcpy    bytes read and written per second by as many threads as ranks, measured once per number of ranks,
+          in buffers larger than the caches; messages may fit in them, so a share can be above 100 %
 
 Columns with --backend cuda (one line per call that is timed):
 time      of a call on the slowest rank, in graphs of 20 consecutive calls; eager: without graphs
@@ -93,7 +94,7 @@ void add_shape_options(CLI::App& command, BenchOptions& options) {
              1024);
   command.add_flag("--processes", options.processes, "make each rank a process; default: a thread");
   add_list(command, "--format", options.formats,
-           "any of bf16 (default), fp16, fp32, and fp8 with any of\nthe suffixes -columns, -pow2, -packed");
+           "any of bf16 (default), fp16, fp32,\nfp8[-columns][-pow2[-packed]]");
   add_names(command, "--layout", options.layouts, {"expert_major", "expert_padded", "rank_major"},
             "any of expert_major (default), expert_padded,\nrank_major");
   add_names(command, "--reduction", options.reductions, {"partial", "exact", "unreduced"},

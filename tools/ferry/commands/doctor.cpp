@@ -200,7 +200,7 @@ void print(const Diagnosis& diagnosis) {
 
 void print_environment() {
   const Environment environment = Environment::read();
-  fmt::print("\nEnvironment variables\n");
+  fmt::print("Environment variables\n");
   for (const EnvironmentVariable& variable : environment_variables()) {
     const std::string& value = environment.*variable.value;
     fmt::print("    {:<24}{}\n", variable.name, value.empty() ? "not set" : value);
@@ -209,7 +209,9 @@ void print_environment() {
 }
 
 void run_doctor() {
-  fmt::print("ferry {}\n", version());
+  fmt::print("ferry {}\n\n", version());
+  print_environment();  // first, so that the diagnoses are what a terminal still shows
+  fmt::print("\n");
   // Processes first, because a process with threads cannot fork ranks.
   const Diagnosis processes = check_backend("processes", Group::processes(2));
   const Diagnosis threads = check_backend("threads", Group::threads(2));
@@ -219,7 +221,6 @@ void run_doctor() {
         nccl, check_engines(mpi, nccl), check_gpus(), check_traces(), threads, processes}) {
     print(diagnosis);
   }
-  print_environment();
   if (threads.state == State::broken)
     throw SystemError("the cpu backend cannot run here: " + threads.found, 0);
 }

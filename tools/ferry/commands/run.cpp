@@ -91,8 +91,7 @@ void add_exchange_options(CLI::App& command, RunOptions& options) {
   add_choice(command, "--layout", options.layout, "expert_major (default), expert_padded or rank_major",
              {"expert_major", "expert_padded", "rank_major"});
   command
-      .add_option("--format", options.format,
-                  "bf16 (default), fp16, fp32, or fp8 with any of the\nsuffixes -columns, -pow2, -packed")
+      .add_option("--format", options.format, "bf16 (default), fp16, fp32 or\nfp8[-columns][-pow2[-packed]]")
       ->type_name("NAME");
   add_choice(command, "--reduction", options.reduction, "partial (default), exact or unreduced",
              {"partial", "exact", "unreduced"});
