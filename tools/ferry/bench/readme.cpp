@@ -156,6 +156,20 @@ std::string source_of(const ReadmeFigure& figure) {
   return fmt::format("README.md: {}, {}\n", figure.machine, figure.date);
 }
 
+// The text in lines of at most 100 columns, broken between words.
+std::string in_columns(const std::string& text) {
+  constexpr std::size_t kColumns = 100;
+  std::string lines;
+  std::size_t begin = 0;
+  while (text.size() - begin > kColumns) {
+    const std::size_t space = text.rfind(' ', begin + kColumns);
+    if (space == std::string::npos || space <= begin) break;
+    lines += text.substr(begin, space - begin) + '\n';
+    begin = space + 1;
+  }
+  return lines + text.substr(begin) + '\n';
+}
+
 // Numbers the reasons, so that a line refers to its own.
 class Footnotes {
  public:
@@ -167,7 +181,8 @@ class Footnotes {
   }
   std::string text() const {
     std::string lines;
-    for (std::size_t i = 0; i < texts_.size(); ++i) lines += fmt::format("({}) {}\n", i + 1, texts_[i]);
+    for (std::size_t i = 0; i < texts_.size(); ++i)
+      lines += in_columns(fmt::format("({}) {}", i + 1, texts_[i]));
     return lines.empty() ? "" : "\n" + lines;
   }
 

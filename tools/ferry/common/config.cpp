@@ -8,6 +8,7 @@
 
 #include "ferry/error.hpp"
 #include "format/parts.hpp"
+#include "plan/shapes.hpp"
 
 namespace ferry::app {
 
