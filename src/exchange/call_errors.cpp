@@ -32,8 +32,8 @@ std::string describe(const CallDiagnostics& diagnostics, const Config& config) {
   if (diagnostics.overflow.dropped > 0) add(describe(diagnostics.overflow, config));
   if (const BadId& b = diagnostics.bad_id; b.count > 0) {
     add(str("dispatch: ", counted(b.count, "expert id"), " out of range, must be -1 (masked) to ",
-            config.experts - 1, "; the first on rank ", b.rank, ", token ", b.token, ", slot ", b.slot, ": ",
-            b.id, "; skipped"));
+            config.experts - 1, "; the first on rank ", b.rank, ", token ", b.token, ", slot ", b.slot,
+            ": id ", b.id, "; skipped"));
   }
   if (const BadSource& b = diagnostics.bad_source; b.count > 0) {
     add(str(b.count, " entries of the plan on rank ", b.rank, " point outside the exchange",

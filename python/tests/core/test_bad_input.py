@@ -182,7 +182,7 @@ COMBINE = {
     "row_weights: too few": (lambda d: (d,), {"row_weights": np.ones(1, np.float32)}, "row_weights: expected .* rows or more"),
     "topk_weights": (lambda d: (d,), {"topk_weights": np.ones((3, 3), np.float32)}, "topk_weights: expected"),
     "reduction": (lambda d: (d,), {"reduction": "mean"}, "'mean' is not one of partial, exact, unreduced"),
-    "staging": (lambda d: (d,), {"reduction": "exact"}, "configure the larger one"),
+    "staging": (lambda d: (d,), {"reduction": "exact"}, "construct the exchange with reduction = exact"),
     "misspelt": (lambda d: (d,), {"weights": W}, "combine: there is no argument 'weights'; the arguments are: outputs, plan"),
 }
 
