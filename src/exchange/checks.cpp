@@ -164,24 +164,22 @@ void check_dispatch(const Config& config, int rank, const DispatchCall& call, Pl
 // The rows of dot_rows are read after the received rows have been written.
 void check_dot_rows(const Config& config, int rank, const DispatchCall& call, const void* received,
                     PlanIn plan_in) {
-  if (call.dot_rows == nullptr) return;
-  // Only the device knows how many rows there are: one is enough to see dot_rows that begin in that memory.
-  const bool counted_here = plan_in == PlanIn::host && !call.plan.empty();
-  const std::int64_t rows = counted_here ? call.plan.total() : 1;
   const void* const memory = call.memory.parts[0] != nullptr ? call.memory.parts[0] : received;
-  const auto first = reinterpret_cast<std::uintptr_t>(call.dot_rows);
-  const auto overwritten = reinterpret_cast<std::uintptr_t>(memory);
-  const std::int64_t bytes = rows * config.hidden * bytes_of(config.combine_type);
-  const std::int64_t overwritten_bytes = part_bytes_total(parts_of(call.format, config.hidden).part[0],
-                                                          counted_here ? rows : row_capacity(config, rank));
-  if (memory == nullptr || first >= overwritten + static_cast<std::uintptr_t>(overwritten_bytes) ||
-      overwritten >= first + static_cast<std::uintptr_t>(bytes)) {
+  if (call.dot_rows == nullptr || memory == nullptr) return;
+  // Where the number of rows is not known yet, the first bytes are compared: outputs in place begin where the
+  // rows do.
+  const bool is_known = plan_in == PlanIn::host && !call.plan.empty();
+  const auto bytes_of_rows = [&](std::int64_t row_bytes) {
+    return static_cast<std::uintptr_t>(is_known ? call.plan.total() * row_bytes : 1);
+  };
+  const auto read = reinterpret_cast<std::uintptr_t>(call.dot_rows),
+             written = reinterpret_cast<std::uintptr_t>(memory);
+  if (read >= written + bytes_of_rows(parts_of(call.format, config.hidden).part[0].row_bytes) ||
+      written >= read + bytes_of_rows(config.hidden * bytes_of(config.combine_type)))
     return;
-  }
-  throw UsageError(str("dispatch: the ", counted(rows, "row"),
-                       " of dot_rows (in combine_backward: outputs) of rank ", rank,
-                       " lie in the memory that the received rows are written to: keep the experts' "
-                       "outputs elsewhere, or pass other memory (memory.parts[0])"));
+  throw UsageError(str("dispatch: dot_rows (in combine_backward: outputs) of rank ", rank,
+                       " lie in the memory that the received rows are written to: keep the experts' outputs "
+                       "elsewhere, or pass other memory (memory.parts[0])"));
 }
 
 namespace {

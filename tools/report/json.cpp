@@ -41,24 +41,25 @@ Json json_of(const TraceUse& workload) {
 }
 
 Json json_of(const Configuration& configuration) {
-  return {{"backend", configuration.backend},
-          {"ranks", configuration.ranks},
-          {"group", configuration.group},
-          {"nodes", configuration.nodes},
-          {"simulated_nodes", configuration.simulated_nodes},
-          {"node_of_rank", configuration.node_of_rank},
-          {"hops", configuration.hops},
-          {"experts", configuration.experts},
-          {"shared_experts", configuration.shared_experts},
-          {"top_k", configuration.top_k},
-          {"hidden", configuration.hidden},
-          {"max_tokens", configuration.max_tokens},
-          {"layout", configuration.layout},
-          {"format", configuration.format},
-          {"reduction", configuration.reduction},
-          {"reduction_level", configuration.reduction_level},
-          {"combine_type", configuration.combine_type},
-          {"expert_function", configuration.expert_function}};
+  Json json = {{"backend", configuration.backend},
+               {"ranks", configuration.ranks},
+               {"group", configuration.group},
+               {"nodes", configuration.nodes},
+               {"simulated_nodes", configuration.simulated_nodes},
+               {"node_of_rank", configuration.node_of_rank},
+               {"hops", configuration.hops},
+               {"experts", configuration.experts},
+               {"top_k", configuration.top_k},
+               {"hidden", configuration.hidden},
+               {"max_tokens", configuration.max_tokens},
+               {"layout", configuration.layout},
+               {"format", configuration.format},
+               {"reduction", configuration.reduction},
+               {"reduction_level", configuration.reduction_level},
+               {"combine_type", configuration.combine_type},
+               {"expert_function", configuration.expert_function}};
+  if (configuration.shared_experts > 0) json["shared_experts"] = configuration.shared_experts;
+  return json;
 }
 
 Json json_of(const Machine& machine) {
@@ -134,10 +135,12 @@ Json json_of(const Busiest& busiest) {
 }
 
 Json json_of(const Load& load, const Summary& summary) {
-  return {{"dropped_routes", load.dropped_routes},       {"idle_experts", summary.idle_experts},
-          {"busiest_expert", json_of(summary.expert)},   {"busiest_rank", json_of(summary.rank)},
-          {"rows_per_rank", load.rows_per_rank},         {"shared_rows_per_rank", load.shared_rows_per_rank},
-          {"routes_per_expert", load.routes_per_expert}, {"rank_of_expert", load.rank_of_expert}};
+  Json json = {{"dropped_routes", load.dropped_routes},     {"idle_experts", summary.idle_experts},
+               {"busiest_expert", json_of(summary.expert)}, {"busiest_rank", json_of(summary.rank)},
+               {"rows_per_rank", load.rows_per_rank},       {"routes_per_expert", load.routes_per_expert},
+               {"rank_of_expert", load.rank_of_expert}};
+  if (load.shared_rows_per_rank > 0) json["shared_rows_per_rank"] = load.shared_rows_per_rank;
+  return json;
 }
 
 Json timeline_json(const RunReport& run, int most_steps) {

@@ -246,7 +246,7 @@ const tickBelow = (i, n) => {
 
 function drawRanks() {
   const { rows_per_rank, busiest_rank, shared_rows_per_rank } = run.load;
-  const shared = shared_rows_per_rank === 0 ? ""
+  const shared = shared_rows_per_rank === undefined ? ""
     : `<span>besides ${number("load.shared_rows_per_rank", "count")} rows of its own for the shared experts on each rank</span>`;
   byId("ranks").innerHTML = bars({
     path: "load.rows_per_rank", values: rows_per_rank, busiest: busiest_rank,
