@@ -148,7 +148,7 @@ bool Channel::has_refused(int peer, std::uint64_t call) const {
   return received.call.load(std::memory_order_acquire) == call && received.refused != 0;
 }
 
-// Whether the peer has ended that call because of options that differ, maybe from those of a third rank.
+// True if the peer has ended that call because options differ, its own or those of a third rank.
 bool Channel::has_found_difference(int peer, std::uint64_t call) const {
   return peer >= 0 && peer != index_ &&
          header(index_, peer, call).found_difference.load(std::memory_order_acquire) == call;
