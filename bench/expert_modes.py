@@ -49,7 +49,7 @@ def modes_of(rank, ids, replicated_ids):
         torch.cuda.synchronize()
         rank.barrier()  # memory is allocated while no rank's kernel waits for this one
         rows = int(received.total)
-        outputs, plan, row_weights = received.data.clone(), received.plan, received.weight.clone()
+        outputs, plan, row_weights = received.data.clone(), received.plan.copy(), received.weight.clone()
         torch.cuda.synchronize()
         rank.barrier()
         result = exchange.combine(outputs, plan, row_weights=row_weights)
