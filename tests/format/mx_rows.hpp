@@ -53,6 +53,17 @@ class MxRows : public testing::TestWithParam<const cpu::Kernels*> {
     for (const Format& format : kMxFormats) ASSERT_NO_FATAL_FAILURE(expect_row(in, type, format));
   }
 
+  // Rows of random fp32 values, `total` together: each block of any magnitude, its values within 2^-15 of it;
+  // some zeros, denormals, infinities and NaN.
+  void expect_random_fp32(std::int64_t total) {
+    constexpr std::int64_t kRow = 4096;
+    Memory in(kRow * bytes_of(DType::fp32));
+    for (std::int64_t done = 0; done < total; done += kRow) {
+      fill_blocks(random_, kColumns, in);
+      ASSERT_NO_FATAL_FAILURE(expect_row(in, DType::fp32)) << "values from " << done;
+    }
+  }
+
   // Tests a block with `amax` in a random column and element(c) in the others.
   template <class Element>
   void expect_block(DType type, std::uint32_t amax, Element element) {
