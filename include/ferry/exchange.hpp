@@ -97,7 +97,7 @@ struct HostTotals {
 /// (ReceiveBuffers). Device backends return addresses of device memory, apart from `host`.
 struct DispatchResult {
   void* data = nullptr;                         ///< the values: parts[0].data
-  std::array<ReceivedPart, kMaxParts> parts{};  ///< fp8: values, then scales
+  std::array<ReceivedPart, kMaxParts> parts{};  ///< formats with scales: values, then scales
   int groups = 0;                               ///< G
   std::int64_t capacity = 0;                    ///< in rows; expert_padded: rows of one expert
   const std::int32_t* counts = nullptr;         ///< [G] rows of each group, padding excluded
@@ -122,11 +122,12 @@ struct DispatchOptions {
   int lane = 0;
   int sm_limit = 0;         ///< GPU backends: most thread blocks at once; 0: no limit
   ReceiveBuffers memory{};  ///< default: the lane's own memory
-  /// Multiplies every received value by its weight: round(w * x). Not with fp8, raw or rank_major.
+  /// Multiplies every received value by its weight: round(w * x). Not with formats that quantise, raw or
+  /// rank_major.
   bool apply_weights = false;
   /// Rows v, [total, H] of type Config::combine_type, dense. Dispatch then returns dots[row] = dot(x, v[row])
-  /// with x the row before it is multiplied by its weight. Not with fp8, raw or rank_major. They must not lie
-  /// in the memory of the received rows.
+  /// with x the row before it is multiplied by its weight. Not with formats that quantise, raw or rank_major.
+  /// They must not lie in the memory of the received rows.
   const void* dot_rows = nullptr;
 };
 

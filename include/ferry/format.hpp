@@ -12,7 +12,7 @@
 namespace ferry {
 
 /// The encodings. `raw` is data that the caller has quantised: Ferry moves its bytes without looking at them.
-enum class FormatKind : int { bf16 = 0, fp16 = 1, fp32 = 2, fp8_e4m3 = 3, raw = 4 };
+enum class FormatKind : int { bf16 = 0, fp16 = 1, fp32 = 2, fp8_e4m3 = 3, raw = 4, mxfp8 = 5, mxfp4 = 6 };
 
 /// Form of the fp8 scales. Each scale covers a block of 128 columns of one row; the last block may be
 /// shorter. The formulas are in docs/contract.md, "Values".
@@ -24,13 +24,31 @@ struct Fp8Options {
   bool operator==(const Fp8Options&) const = default;
 };
 
+/// How an MX format chooses the exponent of a block's scale from the block's largest magnitude m * 2^k,
+/// 1 <= m < 2.
+enum class MxRule : int {
+  up = 0,   ///< the smallest exponent with which no value is clamped: mxfp8 from k - 8, mxfp4 from k - 2
+  ocp = 1,  ///< as the OCP specification: mxfp8 k - 8, mxfp4 k - 2; values near the largest may be clamped
+};
+
+/// Form of the scales of an MX format. Each scale covers a block of 32 columns of one row and is a biased
+/// exponent (E8M0: the scale is 2^(E - 127)), four to a little-endian 32-bit word; bytes past the last block
+/// are 0.
+struct MxOptions {
+  MxRule rule = MxRule::up;
+  bool column_major = false;  ///< words are [words, leading dimension] instead of [rows, words]
+
+  bool operator==(const MxOptions&) const = default;
+};
+
 /// How a row is encoded. A value: cheap to copy, compared by content, chosen for each dispatch.
 ///
 /// A row consists of up to kMaxParts parts, each an array of its own at the receiver. bf16, fp16 and fp32
-/// have one part, fp8 has two (values, scales), raw has one for each size given.
+/// have one part, fp8 and the MX formats have two (values, scales), raw has one for each size given.
 struct Format {
   FormatKind kind = FormatKind::bf16;
   Fp8Options fp8{};                                  ///< fp8_e4m3 only
+  MxOptions mx{};                                    ///< mxfp8 and mxfp4 only
   std::array<std::int64_t, kMaxParts> part_bytes{};  ///< raw only: bytes a row of each part; 0: no such part
 
   static Format bf16() { return {}; }
@@ -40,6 +58,16 @@ struct Format {
   /// e4m3 values with one scale for each block of 128 columns, fp32 unless `packed`. Dispatch quantises the
   /// tokens, which may be bf16, fp16 or fp32.
   static Format fp8_e4m3(Fp8Options options = {}) { return {.kind = FormatKind::fp8_e4m3, .fp8 = options}; }
+
+  /// MXFP8: e4m3 values, each block of 32 columns with a power of two as its scale. Dispatch quantises the
+  /// tokens, which may be bf16, fp16 or fp32. `hidden` must be a multiple of 16.
+  static Format mxfp8(MxOptions options = {}) { return {.kind = FormatKind::mxfp8, .mx = options}; }
+
+  /// MXFP4: e2m1 values, two to a byte with the even column in the low four bits; otherwise like mxfp8.
+  /// `hidden` must be a multiple of 32.
+  static Format mxfp4(MxOptions options = {.rule = MxRule::ocp}) {
+    return {.kind = FormatKind::mxfp4, .mx = options};
+  }
 
   /// One to kMaxParts parts that Ferry moves without looking at them, such as quantised values and their
   /// scales. `bytes`: bytes of each part of a row, multiples of 16.
@@ -63,6 +91,7 @@ std::string to_string(const Format& format);
 /// Reads the name of a format:
 /// - `bf16`, `fp16`, `fp32`
 /// - `fp8`, followed by any of `-columns`, `-pow2`, `-packed`, each at most once; `-packed` needs `-pow2`
+/// - `mxfp8`, `mxfp4`, followed by any of `-up` or `-ocp` (default of mxfp8: up, of mxfp4: ocp), `-columns`
 /// - `raw:` and one to four sizes in bytes, as in `raw:1024+64`
 ///
 /// @throws UsageError  any other text

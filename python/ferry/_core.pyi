@@ -91,8 +91,9 @@ class Config:
                          default 0: room for any routing in which no token lists an expert more than once
     repeats              the default capacity also has room for tokens that list an expert more than once; default False
     zero_padding         padding rows are set to zero; default False
-    format               'bf16', 'fp16', 'fp32', 'fp8' with any of -columns, -pow2, -packed, or 'raw:BYTES+BYTES...'. A
-                         dispatch may use another one whose rows are no larger; default 'bf16'
+    format               'bf16', 'fp16', 'fp32', 'fp8' with any of -columns, -pow2, -packed, 'mxfp8' and
+                         'mxfp4' with any of -up or -ocp, -columns, or 'raw:BYTES+BYTES...'. A dispatch may use another
+                         one whose rows are no larger; default 'bf16'
     combine_type         'bf16', 'fp16' or 'fp32': type of the rows that combine sends; default 'bf16'
     reduction            'partial', 'exact' or 'unreduced'; a combine may use another one that needs no more staging; default
                          'partial'
@@ -550,7 +551,9 @@ class DispatchResult:
 
     @property
     def scales(self) -> Any:
-        """fp8: the scales of each row's blocks, [capacity, blocks]; else None."""
+        """
+        fp8, mxfp8, mxfp4: the scales of each row's blocks, [capacity, blocks]; else None.
+        """
 
     @property
     def parts(self) -> tuple[Any, ...]:

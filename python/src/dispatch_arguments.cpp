@@ -3,6 +3,7 @@
 #include "cast.hpp"
 #include "dispatch.hpp"
 #include "exchange/configuration.hpp"
+#include "format/encoding.hpp"
 #include "format/parts.hpp"
 
 namespace ferry::python {
@@ -64,12 +65,19 @@ void read_parts(const std::vector<nb::object>& items, DispatchInput& in) {
   }
 }
 
+// The element types of received parts. e2m1, which arrays have no type for, is shown as bytes.
+std::array<Element, kMaxParts> elements_of(const Encoding& encoding, Element tokens) {
+  if (!encoding.quantises()) return {tokens};
+  const Element value = encoding.element == ElementType::e4m3 ? kFp8 : kByte;
+  if (!encoding.packs_scales()) return {value, kFp32};
+  return {value, encoding.is_mx() && !encoding.scale_columns ? kByte : kInt32};
+}
+
 void read_values(const nb::object& tokens, const Config& config, DispatchInput& in) {
   const Array& array = in.arguments.rows(tokens, "tokens", config.hidden, {kBf16, kFp16, kFp32});
   const StridedRows rows = strided_rows(array, "tokens");
   in.tokens = Tokens::rows(array.data, rows.count, *value_type_of(array.element), rows.stride);
-  const bool quantised = in.format.quantises();
-  in.elements = {quantised ? kFp8 : array.element, in.format.fp8.packed ? kInt32 : kFp32};
+  in.elements = elements_of(encoding_of(in.format), array.element);
 }
 
 void read_ids(const nb::object& ids, const Config& config, DispatchInput& in) {

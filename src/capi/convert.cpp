@@ -7,7 +7,37 @@
 namespace ferry::capi {
 namespace {
 
-constexpr std::uint32_t kFp8Flags = FERRY_FP8_COLUMNS | FERRY_FP8_POWER_OF_TWO | FERRY_FP8_PACKED;
+constexpr std::uint32_t kFp8Flags = FERRY_SCALE_COLUMNS | FERRY_FP8_POWER_OF_TWO | FERRY_FP8_PACKED;
+constexpr std::uint32_t kMxRules = FERRY_MX_UP | FERRY_MX_OCP, kMxFlags = FERRY_SCALE_COLUMNS | kMxRules;
+
+// The flags that a kind of format takes, and their names.
+struct FormatFlags {
+  std::uint32_t all = 0;
+  const char* names = "none";
+};
+
+FormatFlags flags_of(std::optional<FormatKind> kind) {
+  if (kind == FormatKind::fp8_e4m3)
+    return {kFp8Flags, "FERRY_SCALE_COLUMNS, FERRY_FP8_POWER_OF_TWO and FERRY_FP8_PACKED"};
+  if (kind == FormatKind::mxfp8 || kind == FormatKind::mxfp4)
+    return {kMxFlags, "FERRY_SCALE_COLUMNS, and FERRY_MX_UP or FERRY_MX_OCP"};
+  return {};
+}
+
+Format format_of(FormatKind kind, std::uint32_t flags) {
+  const bool columns = (flags & FERRY_SCALE_COLUMNS) != 0;
+  Format format{.kind = kind};
+  if (kind == FormatKind::mxfp8 || kind == FormatKind::mxfp4) {
+    format = kind == FormatKind::mxfp8 ? Format::mxfp8() : Format::mxfp4();
+    if ((flags & kMxRules) != 0) format.mx.rule = (flags & FERRY_MX_UP) != 0 ? MxRule::up : MxRule::ocp;
+    format.mx.column_major = columns;
+  } else {
+    format.fp8 = {.column_major = columns,
+                  .power_of_two = (flags & FERRY_FP8_POWER_OF_TWO) != 0,
+                  .packed = (flags & FERRY_FP8_PACKED) != 0};
+  }
+  return format;
+}
 
 // Pointers to these structs are cast from one interface to the other.
 static_assert(sizeof(ferry_source) == sizeof(Source) &&
@@ -33,24 +63,21 @@ DType to_dtype(std::int32_t type, const char* field) {
 }
 
 std::optional<Format> to_format(const ferry_format& given) {
-  const auto kind = to_choice(given.kind, FormatKind::raw, "ferry_format.kind");
+  const auto kind = to_choice(given.kind, FormatKind::mxfp4, "ferry_format.kind");
   const char* name = kConstants<FormatKind>[given.kind].name;
   const bool parts =
       std::any_of(given.part_bytes, given.part_bytes + kMaxParts, [](auto b) { return b != 0; });
-  if (given.flags != 0 && (kind != FormatKind::fp8_e4m3 || (given.flags & ~kFp8Flags) != 0)) {
+  const FormatFlags known = flags_of(kind);
+  if ((given.flags & ~known.all) != 0 || (given.flags & kMxRules) == kMxRules) {
     throw UsageError(str("ferry_format.flags = ", given.flags, " with kind ", name,
-                         ": only FERRY_FORMAT_FP8_E4M3 takes flags, a sum of FERRY_FP8_... up to ",
-                         kFp8Flags));
+                         ": the flags of this kind are ", known.names));
   }
   if (parts && kind != FormatKind::raw) {
     throw UsageError(
         str("ferry_format.part_bytes is set with kind ", name, ": only FERRY_FORMAT_RAW has parts"));
   }
   if (!kind) return std::nullopt;
-  Format format{.kind = *kind};
-  format.fp8 = {.column_major = (given.flags & FERRY_FP8_COLUMNS) != 0,
-                .power_of_two = (given.flags & FERRY_FP8_POWER_OF_TWO) != 0,
-                .packed = (given.flags & FERRY_FP8_PACKED) != 0};
+  Format format = format_of(*kind, given.flags);
   std::copy(given.part_bytes, given.part_bytes + kMaxParts, format.part_bytes.begin());
   return format;
 }
@@ -145,7 +172,9 @@ Result to_result(const ferry_rows& rows) {
 ferry_format to_c(const Format& format) {
   ferry_format c{};
   c.kind = static_cast<std::int32_t>(format.kind) + 1;
-  if (format.fp8.column_major) c.flags |= FERRY_FP8_COLUMNS;
+  const bool mx = format.kind == FormatKind::mxfp8 || format.kind == FormatKind::mxfp4;
+  if (mx) c.flags |= format.mx.rule == MxRule::up ? FERRY_MX_UP : FERRY_MX_OCP;
+  if (format.fp8.column_major || format.mx.column_major) c.flags |= FERRY_SCALE_COLUMNS;
   if (format.fp8.power_of_two) c.flags |= FERRY_FP8_POWER_OF_TWO;
   if (format.fp8.packed) c.flags |= FERRY_FP8_PACKED;
   std::copy(format.part_bytes.begin(), format.part_bytes.end(), c.part_bytes);

@@ -1,5 +1,6 @@
 #include "exchange/call_options.hpp"
 
+#include "format/encoding.hpp"
 #include "layout/plan_layout.hpp"
 
 namespace ferry {
@@ -32,10 +33,22 @@ std::string name_of_reduction(std::int64_t value) {
   return to_string(static_cast<Reduction>(value));
 }
 
-// The kind alone: the flags and sizes of a format are options of their own.
-std::string name_of_format(std::int64_t value) {
-  const auto kind = static_cast<FormatKind>(value);
-  return kind == FormatKind::raw ? "raw" : to_string(Format{.kind = kind});
+// A format as one number, so that an error names the whole format. The sizes of raw parts are options of
+// their own.
+std::int64_t code_of(const Format& format) {
+  const bool flags[] = {format.fp8.column_major, format.fp8.power_of_two, format.fp8.packed,
+                        format.mx.column_major};
+  std::int64_t code = static_cast<std::int64_t>(format.mx.rule);
+  for (const bool flag : flags) code = 2 * code + flag;
+  return code << 8 | static_cast<std::int64_t>(format.kind);
+}
+
+std::string name_of_format(std::int64_t code) {
+  const auto flag = [&](int bit) { return (code >> (8 + bit) & 1) != 0; };
+  const Format format{.kind = static_cast<FormatKind>(code & 0xFF),
+                      .fp8 = {.column_major = flag(3), .power_of_two = flag(2), .packed = flag(1)},
+                      .mx = {.rule = static_cast<MxRule>(code >> 12), .column_major = flag(0)}};
+  return format.is_raw() ? to_string(format.kind) : to_string(format);
 }
 
 }  // namespace
@@ -48,10 +61,7 @@ CallOption type_option(const char* name, DType type) {
 CallOptions options_of(const Config& config, const DispatchCall& call) {
   const Format& format = call.format;
   CallOptions options;
-  options.add("format", static_cast<std::int64_t>(format.kind), name_of_format);
-  options.add("column_major of the format", format.fp8.column_major, name_of_flag);
-  options.add("power_of_two of the format", format.fp8.power_of_two, name_of_flag);
-  options.add("packed of the format", format.fp8.packed, name_of_flag);
+  options.add("format", code_of(format), name_of_format);
   options.add("bytes of part 0 of the format", format.part_bytes[0]);
   options.add("bytes of part 1 of the format", format.part_bytes[1]);
   options.add("bytes of part 2 of the format", format.part_bytes[2]);

@@ -5,6 +5,7 @@
 
 #include "base/text.hpp"
 #include "exchange/configuration.hpp"
+#include "format/encoding.hpp"
 #include "format/parts.hpp"
 #include "layout/message.hpp"
 #include "plan/plan_checks.hpp"
@@ -103,7 +104,8 @@ void check_receive_buffers(const Config& config, int rank, const DispatchCall& c
   if (rows == 0) return;
   if (rows < 0)
     throw UsageError(str("dispatch: memory.rows = ", rows, " on rank ", rank, ", must be 0 or more"));
-  if (config.layout == Layout::expert_padded || call.format.fp8.column_major || call.dot_rows != nullptr) {
+  if (config.layout == Layout::expert_padded || encoding_of(call.format).scale_columns ||
+      call.dot_rows != nullptr) {
     throw UsageError(
         "dispatch: memory.rows is not supported with expert_padded, column_major scales or dot_rows: pass "
         "memory for the capacity");

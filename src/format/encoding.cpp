@@ -1,8 +1,25 @@
 #include "format/encoding.hpp"
 
 #include "format/fp8_block.hpp"
+#include "format/mx_block.hpp"
 
 namespace ferry {
+namespace {
+
+Encoding mx_encoding(const MxOptions& options, ElementType element) {
+  return {.element = element,
+          .rule = options.rule == MxRule::up ? ScaleRule::mx_up : ScaleRule::mx_ocp,
+          .scale_type = ScaleType::exponent,
+          .scale_columns = options.column_major,
+          .block = kMxBlock};
+}
+
+}  // namespace
+
+const char* to_string(FormatKind kind) {
+  constexpr const char* kNames[] = {"bf16", "fp16", "fp32", "fp8", "raw", "mxfp8", "mxfp4"};
+  return kNames[static_cast<int>(kind)];
+}
 
 Encoding encoding_of(const Format& format) {
   switch (format.kind) {
@@ -18,6 +35,10 @@ Encoding encoding_of(const Format& format) {
               .scale_type = format.fp8.packed ? ScaleType::exponent : ScaleType::fp32,
               .scale_columns = format.fp8.column_major,
               .block = kFp8Block};
+    case FormatKind::mxfp8:
+      return mx_encoding(format.mx, ElementType::e4m3);
+    case FormatKind::mxfp4:
+      return mx_encoding(format.mx, ElementType::e2m1);
     case FormatKind::raw:
       break;
   }

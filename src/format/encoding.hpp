@@ -11,11 +11,11 @@
 namespace ferry {
 
 // Type of a received value. `bytes`: Ferry does not look at it.
-enum class ElementType : std::uint8_t { bf16, fp16, fp32, e4m3, bytes };
+enum class ElementType : std::uint8_t { bf16, fp16, fp32, e4m3, e2m1, bytes };
 
 // How the scale of a block follows from its values; the formulas are in docs/contract.md, "Values".
 // `none`: values are moved, not quantised.
-enum class ScaleRule : std::uint8_t { none, quotient, power_of_two };
+enum class ScaleRule : std::uint8_t { none, quotient, power_of_two, mx_up, mx_ocp };
 
 // How a scale is stored: as fp32, or as the biased exponent of a power of two, four to an int32.
 enum class ScaleType : std::uint8_t { fp32, exponent };
@@ -29,13 +29,29 @@ struct Encoding {
 
   FERRY_HD constexpr bool quantises() const { return rule != ScaleRule::none; }
   FERRY_HD constexpr bool packs_scales() const { return scale_type == ScaleType::exponent; }
+  FERRY_HD constexpr bool is_mx() const { return rule == ScaleRule::mx_up || rule == ScaleRule::mx_ocp; }
+
+  // Scales of a row.
+  FERRY_HD constexpr std::int64_t blocks(std::int64_t columns) const { return (columns + block - 1) / block; }
+  // Bytes of the scales of a row's first `columns`, padded to whole words.
+  FERRY_HD constexpr std::int64_t scale_bytes(std::int64_t columns) const {
+    return packs_scales() ? (blocks(columns) + 3) / 4 * 4 : 4 * blocks(columns);
+  }
+  // Bytes of the values of `columns`, which fill whole bytes.
+  FERRY_HD constexpr std::int64_t value_bytes(std::int64_t columns) const;
 };
 
 // Of a format that check_format() accepts.
 Encoding encoding_of(const Format& format);
 
+// The last enumerator: kinds from bf16 to it are known.
+inline constexpr FormatKind kLastFormatKind = FormatKind::mxfp4;
+
+// The format's name without its options.
+const char* to_string(FormatKind kind);
+
 // Bits of one value; 0 for bytes, whose number the format gives.
-constexpr int bits_of(ElementType element) {
+FERRY_HD constexpr int bits_of(ElementType element) {
   switch (element) {
     case ElementType::fp32:
       return 32;
@@ -44,10 +60,16 @@ constexpr int bits_of(ElementType element) {
       return 16;
     case ElementType::e4m3:
       return 8;
+    case ElementType::e2m1:
+      return 4;
     case ElementType::bytes:
       break;
   }
   return 0;
+}
+
+FERRY_HD constexpr std::int64_t Encoding::value_bytes(std::int64_t columns) const {
+  return columns * bits_of(element) / 8;
 }
 
 // The type of the API that has the element's bits, if there is one.
@@ -60,6 +82,7 @@ constexpr std::optional<DType> dtype_of(ElementType element) {
     case ElementType::fp32:
       return DType::fp32;
     case ElementType::e4m3:
+    case ElementType::e2m1:
     case ElementType::bytes:
       break;
   }

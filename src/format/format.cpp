@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <charconv>
+#include <span>
 #include <string_view>
 
 #include "base/text.hpp"
 #include "ferry/error.hpp"
+#include "format/encoding.hpp"
 #include "format/parts.hpp"
 
 namespace ferry {
@@ -15,7 +17,8 @@ constexpr std::string_view kRawPrefix = "raw:";
 
 [[noreturn]] void refuse(std::string_view name, std::string_view reason) {
   throw UsageError(str("format '", name, "': ", reason,
-                       "; known: bf16, fp16, fp32, fp8[-columns][-pow2[-packed]], raw:<bytes>[+<bytes>]..."));
+                       "; known: bf16, fp16, fp32, fp8[-columns][-pow2[-packed]], mxfp8 and mxfp4[-up|-ocp]"
+                       "[-columns], raw:<bytes>[+<bytes>]..."));
 }
 
 std::int64_t parse_bytes(std::string_view name, std::string_view digits) {
@@ -43,23 +46,54 @@ Format parse_raw(std::string_view name) {
   refuse(name, str("more than ", kMaxParts, " parts"));
 }
 
-Format parse_fp8(std::string_view name) {
-  Fp8Options options;
-  std::string_view rest = name.substr(std::string_view("fp8").size());
+// An option of a format's name, such as "-columns", and whether it was given.
+struct NamedOption {
+  std::string_view word;
+  bool given = false;
+};
+
+// Reads the options after the format's own name, `base`.
+void parse_options(std::string_view name, std::string_view base, std::span<NamedOption> known) {
+  std::string_view rest = name.substr(base.size());
   while (!rest.empty()) {
     const std::size_t end = std::min(rest.find('-', 1), rest.size());
     const std::string_view word = rest.substr(0, end);
-    bool* const option = word == "-columns"  ? &options.column_major
-                         : word == "-pow2"   ? &options.power_of_two
-                         : word == "-packed" ? &options.packed
-                                             : nullptr;
-    if (option == nullptr) refuse(name, str("'", word, "' is not an option of fp8"));
-    if (*option) refuse(name, str("'", word, "' is given twice"));
-    *option = true;
+    const auto option =
+        std::find_if(known.begin(), known.end(), [&](const auto& o) { return o.word == word; });
+    if (option == known.end()) refuse(name, str("'", word, "' is not an option of ", base));
+    if (option->given) refuse(name, str("'", word, "' is given twice"));
+    option->given = true;
     rest.remove_prefix(end);
   }
-  if (options.packed && !options.power_of_two) refuse(name, "packed scales need -pow2");
-  return Format::fp8_e4m3(options);
+}
+
+Format parse_fp8(std::string_view name) {
+  NamedOption options[] = {{"-columns"}, {"-pow2"}, {"-packed"}};
+  parse_options(name, "fp8", options);
+  const auto& [columns, power_of_two, packed] = options;
+  if (packed.given && !power_of_two.given) refuse(name, "packed scales need -pow2");
+  return Format::fp8_e4m3(
+      {.column_major = columns.given, .power_of_two = power_of_two.given, .packed = packed.given});
+}
+
+Format parse_mx(std::string_view name, std::string_view base, Format format) {
+  NamedOption options[] = {{"-up"}, {"-ocp"}, {"-columns"}};
+  parse_options(name, base, options);
+  const auto& [up, ocp, columns] = options;
+  if (up.given && ocp.given) refuse(name, "-up and -ocp exclude each other");
+  if (up.given || ocp.given) format.mx.rule = up.given ? MxRule::up : MxRule::ocp;
+  format.mx.column_major = columns.given;
+  return format;
+}
+
+// Whether `name` is `base`, with or without options.
+bool names(std::string_view name, std::string_view base) {
+  return name == base || name.starts_with(std::string(base) + "-");
+}
+
+std::string mx_name(const Format& format, MxRule usual) {
+  const char* rule = format.mx.rule == usual ? "" : format.mx.rule == MxRule::up ? "-up" : "-ocp";
+  return str(to_string(format.kind), rule, format.mx.column_major ? "-columns" : "");
 }
 
 }  // namespace
@@ -77,14 +111,16 @@ Format Format::raw(std::initializer_list<std::int64_t> bytes) {
 std::string to_string(const Format& format) {
   switch (format.kind) {
     case FormatKind::bf16:
-      return "bf16";
     case FormatKind::fp16:
-      return "fp16";
     case FormatKind::fp32:
-      return "fp32";
+      return to_string(format.kind);
     case FormatKind::fp8_e4m3:
       return str("fp8", format.fp8.column_major ? "-columns" : "", format.fp8.power_of_two ? "-pow2" : "",
                  format.fp8.packed ? "-packed" : "");
+    case FormatKind::mxfp8:
+      return mx_name(format, MxRule::up);
+    case FormatKind::mxfp4:
+      return mx_name(format, MxRule::ocp);
     case FormatKind::raw:
       break;
   }
@@ -99,7 +135,9 @@ Format parse_format(const std::string& name) {
   if (name == "bf16") return Format::bf16();
   if (name == "fp16") return Format::fp16();
   if (name == "fp32") return Format::fp32();
-  if (name == "fp8" || name.starts_with("fp8-")) return parse_fp8(name);
+  if (names(name, "fp8")) return parse_fp8(name);
+  if (names(name, "mxfp8")) return parse_mx(name, "mxfp8", Format::mxfp8());
+  if (names(name, "mxfp4")) return parse_mx(name, "mxfp4", Format::mxfp4());
   if (name.starts_with(kRawPrefix)) return parse_raw(name);
   refuse(name, "unknown");
 }

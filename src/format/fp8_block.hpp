@@ -18,19 +18,11 @@
 
 #include "format/e4m3.hpp"
 #include "format/encoding.hpp"
+#include "format/scale.hpp"
 
 namespace ferry {
 
 inline constexpr int kFp8Block = 128;
-
-FERRY_HD constexpr std::int64_t fp8_blocks(std::int64_t hidden) {
-  return (hidden + kFp8Block - 1) / kFp8Block;
-}
-
-struct Fp8Scale {
-  float scale;   // what is stored: value = scale * q
-  float factor;  // what values are multiplied by before they are rounded to e4m3
-};
 
 // The smallest power of two that is at least `value`, which is a positive normal number or infinity.
 FERRY_HD constexpr float power_of_two_at_least(float value) {
@@ -40,16 +32,11 @@ FERRY_HD constexpr float power_of_two_at_least(float value) {
 }
 
 // `amax` must not be NaN.
-FERRY_HD constexpr Fp8Scale fp8_scale(float amax, ScaleRule rule) {
+FERRY_HD constexpr BlockScale fp8_scale(float amax, ScaleRule rule) {
   const float s = amax > 1e-4f ? amax : 1e-4f;
   if (rule == ScaleRule::quotient) return {s / kE4m3Max, kE4m3Max / s};
   const float scale = power_of_two_at_least(s / kE4m3Max);
   return {scale, 1.0f / scale};
-}
-
-// A power-of-two scale as its biased exponent.
-FERRY_HD constexpr std::uint8_t packed_scale(float scale) {
-  return static_cast<std::uint8_t>(bits_of(scale) >> 23);
 }
 
 }  // namespace ferry

@@ -13,28 +13,22 @@ PartLayout row_part(std::int64_t row_bytes) {
 }
 
 PartLayout scale_part(const Encoding& encoding, std::int64_t hidden) {
-  const std::int64_t blocks = (hidden + encoding.block - 1) / encoding.block;
-  const std::int64_t words = encoding.packs_scales() ? (blocks + 3) / 4 : blocks;
-  PartLayout part = row_part(words * kScaleBytes);
+  PartLayout part = row_part(encoding.scale_bytes(hidden));
   part.columns = encoding.scale_columns;
   if (part.columns) part.element_bytes = kScaleBytes;
   return part;
 }
 
 const char* name_of(ElementType element) {
-  constexpr const char* kNames[] = {"bf16", "fp16", "fp32", "e4m3", "bytes"};
+  constexpr const char* kNames[] = {"bf16", "fp16", "fp32", "e4m3", "e2m1", "bytes"};
   return kNames[static_cast<int>(element)];
-}
-
-std::int64_t value_bytes(const Encoding& encoding, std::int64_t hidden) {
-  return hidden * bits_of(encoding.element) / 8;
 }
 
 // `stage`: "before encoding" or "after encoding", for the message.
 void check_row_bytes(const Format& format, std::int64_t hidden, const char* stage, const char* type,
                      int value_bits) {
   const std::int64_t bytes = hidden * value_bits / 8;
-  if (bytes % kRowAlignment == 0) return;
+  if (hidden * value_bits % (8 * kRowAlignment) == 0) return;
   throw UsageError(str("format ", to_string(format), ": a row of ", hidden, " ", type, " values is ",
                        counted(bytes, "byte"), " ", stage, ", must be a multiple of ", kRowAlignment,
                        ": make hidden a multiple of ", 8 * kRowAlignment / value_bits));
@@ -68,15 +62,15 @@ PartList parts_of(const Format& format, std::int64_t hidden) {
     }
     return list;
   }
-  add(row_part(value_bytes(encoding, hidden)));
+  add(row_part(encoding.value_bytes(hidden)));
   if (encoding.block > 0) add(scale_part(encoding, hidden));
   return list;
 }
 
 void check_format(const Format& format, std::int64_t hidden, DType input) {
-  if (format.kind < FormatKind::bf16 || format.kind > FormatKind::raw) {
+  if (format.kind < FormatKind::bf16 || format.kind > kLastFormatKind) {
     throw UsageError(str("format: kind ", static_cast<int>(format.kind), " is unknown, must be 0 to ",
-                         static_cast<int>(FormatKind::raw)));
+                         static_cast<int>(kLastFormatKind)));
   }
   const Encoding encoding = encoding_of(format);
   if (encoding.element == ElementType::bytes) return check_raw(format);
@@ -85,7 +79,7 @@ void check_format(const Format& format, std::int64_t hidden, DType input) {
                          " tokens, but the tokens are ", to_string(input), ": convert the tokens to ",
                          to_string(format), ", or choose the format ", to_string(input)));
   }
-  if (encoding.packs_scales() && encoding.rule != ScaleRule::power_of_two) {
+  if (encoding.packs_scales() && encoding.rule == ScaleRule::quotient) {
     throw UsageError(
         str("format ", to_string(format), ": packed scales must be powers of two: set power_of_two too"));
   }

@@ -124,7 +124,7 @@ class ProgramCompiler {
       refuse(step, str("lane ", step.lane, " does not exist: its exchange has ",
                        counted(config.lanes, "lane"), "; construct it with ", step.lane + 1));
     if (is_dispatch(step.kind)) {
-      if (config.format.kind == FormatKind::raw)
+      if (config.format.is_raw())
         unsupported(step, "its exchange has a raw format, whose parts are no tokens value");
       if (!config.own_receive_buffers)
         refuse(step, "its exchange owns no receive buffers; set Config::own_receive_buffers");

@@ -35,7 +35,7 @@ class BenchTest(ProgramTest):
 
     # One start of the program measures all combinations.
     def test_formats_and_layouts(self):
-        formats = ["bf16", "fp32", "fp8", "fp8-columns"]
+        formats = ["bf16", "fp32", "fp8", "fp8-columns", "mxfp4"]
         layouts = ["expert_major", "expert_padded", "rank_major"]
         points = self.points("--format", ",".join(formats), "--layout", ",".join(layouts))
         self.assertEqual([(point["format"], point["layout"], point["tokens"]) for point in points],

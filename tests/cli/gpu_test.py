@@ -33,11 +33,13 @@ class GpuTest(ProgramTest):
         for layout, form, *more in [
             ("expert_major", "fp8", "--reduction", "exact"),
             ("expert_major", "fp8-columns-pow2-packed", "--reduction", "unreduced"),
+            ("expert_major", "mxfp4"),
             ("expert_padded", "fp16", "--reduction", "exact"),
             ("expert_padded", "fp8", "--processes", "--alignment", "8"),
             ("expert_padded", "fp8-columns"),
             ("rank_major", "fp32"),
             ("rank_major", "fp8"),
+            ("rank_major", "mxfp8-ocp-columns"),
             ("rank_major", "fp8-columns-pow2-packed"),
         ]:
             with self.subTest(layout=layout, format=form, more=more):
@@ -84,9 +86,9 @@ class GpuTest(ProgramTest):
 
     @unittest.skipUnless(GPUS, "no GPU here: there is no /dev/nvidia0")
     def test_bench_layouts_formats_and_reductions(self):
-        rows = self.bench("--tokens", "6", "--format", "bf16,fp16,fp32,fp8,fp8-columns,fp8-columns-pow2-packed",
+        rows = self.bench("--tokens", "6", "--format", "bf16,fp16,fp32,fp8,fp8-columns,fp8-columns-pow2-packed,mxfp8,mxfp4-columns",
                           "--layout", "expert_major,expert_padded,rank_major", "--reduction", "partial,exact,unreduced")
-        self.assertEqual(sum(row["work"] == "dispatch" for row in rows), 18)
+        self.assertEqual(sum(row["work"] == "dispatch" for row in rows), 24)
         self.assertEqual(sum(row["work"] == "combine" for row in rows), 3 * (3 + 3 + 1))
 
     @unittest.skipUnless(GPUS, "no GPU here: there is no /dev/nvidia0")

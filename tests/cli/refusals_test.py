@@ -33,6 +33,8 @@ class RefusalsTest(ProgramTest):
             (["bf17"], ["run", "--format", "bf17"]),
             (["raw:17", "no values"], ["run", "--format", "raw:17"]),
             (["fp8-packed", "fp8[-columns][-pow2[-packed]]"], ["run", "--format", "fp8-packed"]),
+            (["mxfp4-up-ocp", "mxfp4[-up|-ocp][-columns]"], ["run", "--format", "mxfp4-up-ocp"]),
+            (["--hidden 48: ", "24 bytes", "make hidden a multiple of 32"], ["run", "--hidden", "48", "--format", "mxfp4"]),
             (["--seed -1", "18446744073709551615"], ["run", "--seed", "-1"]),
             (["--seed -1"], ["bench", "--seed=-1"]),
             (["18446744073709551616"], ["run", "--seed", "18446744073709551616"]),

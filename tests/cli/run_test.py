@@ -11,7 +11,7 @@ import unittest
 from program import PROGRAM, SMALL, ProgramTest
 
 LAYOUTS = ["expert_major", "expert_padded", "rank_major"]
-FORMATS = ["bf16", "fp16", "fp32", "fp8", "fp8-columns", "fp8-pow2", "fp8-columns-pow2-packed"]
+FORMATS = ["bf16", "fp16", "fp32", "fp8", "fp8-columns", "fp8-pow2", "fp8-columns-pow2-packed", "mxfp8-columns", "mxfp4"]
 REDUCTIONS = ["partial", "exact", "unreduced"]
 TWO_LAYERS = """program two_layers
 input x: tokens

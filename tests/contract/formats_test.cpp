@@ -76,6 +76,19 @@ TEST_P(Contract, PowerOfTwoScales) {
   run_added();
 }
 
+TEST_P(Contract, MxFormats) {
+  for (const char* name : {"mxfp8", "mxfp8-ocp-columns", "mxfp4", "mxfp4-up-columns"}) {
+    for (const DType type : {DType::bf16, DType::fp16, DType::fp32}) {
+      TestCase c = small_case(1);
+      c.config.format = parse_format(name);
+      c.config.hidden = c.config.format.kind == FormatKind::mxfp8 ? 656 : 608;  // mxfp8: a short last block
+      c.type = type;
+      for_each_shape(c, [&](const TestCase& each) { add(each); });
+    }
+  }
+  run_added();
+}
+
 TEST_P(Contract, PowerOfTwoScalesArePowersOfTwo) {
   TestCase c = small_case(2);
   c.config.hidden = 256;
@@ -115,8 +128,8 @@ TEST_P(Contract, OneExchangeServesSeveralFormats) {
     run(c.ranks, describe(c), [&](Rank rank) {
       SyncExchange exchange(rank, c.config);
       for (const Format& format :
-           {Format::bf16(), Format::fp8_e4m3(), Format::raw({64, 256, 16}), Format::fp32(),
-            Format::fp8_e4m3({.column_major = true}), Format::fp16()}) {
+           {Format::bf16(), Format::fp8_e4m3(), Format::raw({64, 256, 16}), Format::fp32(), Format::mxfp4(),
+            Format::fp8_e4m3({.column_major = true}), Format::mxfp8(), Format::fp16()}) {
         TestCase call = c;
         call.config.format = format;
         call.type = natural_type(format);
@@ -129,12 +142,13 @@ TEST_P(Contract, OneExchangeServesSeveralFormats) {
 
 TEST_P(Contract, HiddenSizes) {
   for (const int hidden : {64, 1000, 2688, 2880, 5120, 7168, 7424}) {
-    for (const Format& format : {Format::bf16(), Format::fp8_e4m3()}) {
+    for (const Format& format : {Format::bf16(), Format::fp8_e4m3(), Format::mxfp8(), Format::mxfp4()}) {
       TestCase c = small_case(static_cast<std::uint64_t>(hidden));
       c.config.hidden = hidden;
       c.config.max_tokens = 3;
       c.config.format = format;
-      const bool fits = !format.quantises() || hidden % 16 == 0;
+      const int multiple = format.kind == FormatKind::mxfp4 ? 32 : format.quantises() ? 16 : 1;
+      const bool fits = hidden % multiple == 0;
       if (fits) {
         add(c);
         continue;

@@ -3,9 +3,11 @@
 #include <cstdint>
 
 #include "format/bf16.hpp"
+#include "format/decode.hpp"
 #include "format/e4m3.hpp"
 #include "format/fp16.hpp"
 #include "format/fp8_block.hpp"
+#include "format/mx_block.hpp"
 #include "format/parts.hpp"
 #include "layout/exchange_layout.hpp"
 #include "layout/message.hpp"
@@ -15,13 +17,14 @@ namespace ferry {
 
 __global__ void use_formats(const float* values, float* results) {
   const float value = values[threadIdx.x];
-  const Fp8Scale scale =
+  const BlockScale scale =
       fp8_scale(value, threadIdx.x % 2 == 0 ? ScaleRule::power_of_two : ScaleRule::quotient);
   float sum = fused_multiply_add(scale.scale, scale.factor, canonical(value));
   sum += bf16_to_fp32(fp32_to_bf16(value));
   sum += fp16_to_fp32(fp32_to_fp16(value));
   sum += e4m3_to_fp32(fp32_to_e4m3(value));
-  sum += static_cast<float>(packed_scale(value));
+  sum += static_cast<float>(biased_exponent(value));
+  sum += mx_scale(value, ScaleRule::mx_up, ElementType::e2m1).factor + e2m1_to_fp32(fp32_to_e2m1(value));
   results[threadIdx.x] = sum;
 }
 
@@ -31,6 +34,12 @@ __global__ void use_parts(PartList parts, void* base, const void* wire, std::int
   if (row * parts.part[0].row_bytes >= part_bytes_total(parts.part[0], capacity)) return;
   store_part_row(parts.part[0], base, row, leading, wire);
   zero_part_row(parts.part[0], base, row + 1, leading);
+}
+
+__global__ void use_decoding(Encoding encoding, PartList parts, const void* values, const void* scales,
+                             float* results) {
+  results[threadIdx.x] = quantised_element(encoding, values, threadIdx.x) *
+                         received_scale(encoding, parts.part[1], scales, 0, 0, threadIdx.x / encoding.block);
 }
 
 __global__ void use_layouts(ExchangeShape exchange, PlanShape plan, PartList parts, void* storage,

@@ -19,6 +19,11 @@ TEST(FormatNames, AreReadAsTheyAreWritten) {
       {Format::fp8_e4m3({.column_major = true, .power_of_two = true}), "fp8-columns-pow2"},
       {Format::fp8_e4m3({.column_major = true, .power_of_two = true, .packed = true}),
        "fp8-columns-pow2-packed"},
+      {Format::mxfp8(), "mxfp8"},
+      {Format::mxfp8({.rule = MxRule::ocp}), "mxfp8-ocp"},
+      {Format::mxfp8({.column_major = true}), "mxfp8-columns"},
+      {Format::mxfp4(), "mxfp4"},
+      {Format::mxfp4({.rule = MxRule::up, .column_major = true}), "mxfp4-up-columns"},
       {Format::raw({1024}), "raw:1024"},
       {Format::raw({1024, 64}), "raw:1024+64"},
       {Format::raw({16, 32, 48, 64}), "raw:16+32+48+64"},
@@ -31,6 +36,8 @@ TEST(FormatNames, AreReadAsTheyAreWritten) {
 
 TEST(FormatNames, TakeOptionsInAnyOrder) {
   EXPECT_EQ(parse_format("fp8-packed-pow2-columns"), parse_format("fp8-columns-pow2-packed"));
+  EXPECT_EQ(parse_format("mxfp4-columns-up"), parse_format("mxfp4-up-columns"));
+  EXPECT_EQ(parse_format("mxfp4-ocp"), Format::mxfp4());
 }
 
 TEST(FormatProperties, SayWhatRowsHold) {
@@ -40,7 +47,7 @@ TEST(FormatProperties, SayWhatRowsHold) {
     ASSERT_TRUE(format.value_type());
     EXPECT_EQ(to_string(*format.value_type()), to_string(format));
   }
-  for (const char* name : {"fp8", "fp8-columns", "fp8-pow2-packed"}) {
+  for (const char* name : {"fp8", "fp8-columns", "fp8-pow2-packed", "mxfp8", "mxfp4-up"}) {
     EXPECT_TRUE(parse_format(name).quantises()) << name;
     EXPECT_FALSE(parse_format(name).is_raw()) << name;
     EXPECT_FALSE(parse_format(name).value_type()) << name;

@@ -7,12 +7,11 @@
 
 namespace ferry::test {
 
-NumberTable::NumberTable(int exponent_bits, int fraction_bits, bool saturates)
+NumberTable::NumberTable(int exponent_bits, int fraction_bits, int specials, bool saturates)
     : sign_(1u << (exponent_bits + fraction_bits)), saturates_(saturates) {
   const int bias = (1 << (exponent_bits - 1)) - 1;
   const int per_exponent = 1 << fraction_bits;
-  // e4m3 gives up one pattern for NaN; the others give up the highest exponent for infinity and NaN.
-  const int codes = static_cast<int>(sign_) - (saturates ? 1 : per_exponent);
+  const int codes = static_cast<int>(sign_) - specials;
   for (int code = 0; code <= codes; ++code) {
     const int exponent = code / per_exponent, fraction = code % per_exponent;
     const double significand = exponent == 0 ? fraction : per_exponent + fraction;
@@ -21,17 +20,22 @@ NumberTable::NumberTable(int exponent_bits, int fraction_bits, bool saturates)
 }
 
 const NumberTable& NumberTable::bf16() {
-  static const NumberTable table(8, 7, false);
+  static const NumberTable table(8, 7, 1 << 7, false);
   return table;
 }
 
 const NumberTable& NumberTable::fp16() {
-  static const NumberTable table(5, 10, false);
+  static const NumberTable table(5, 10, 1 << 10, false);
   return table;
 }
 
 const NumberTable& NumberTable::e4m3() {
-  static const NumberTable table(4, 3, true);
+  static const NumberTable table(4, 3, 1, true);
+  return table;
+}
+
+const NumberTable& NumberTable::e2m1() {
+  static const NumberTable table(2, 1, 0, true);
   return table;
 }
 
@@ -103,6 +107,31 @@ Fp8Block encode_fp8_block(const std::vector<float>& values, bool power_of_two) {
   const float factor = power_of_two ? divide(1.0f, block.scale) : divide(448.0f, s);
   for (const float value : values) {
     block.values.push_back(static_cast<std::uint8_t>(NumberTable::e4m3().encode(multiply(value, factor))));
+  }
+  return block;
+}
+
+MxBlock encode_mx_block(const std::vector<float>& values, const NumberTable& element, MxRule rule) {
+  double amax = 0;
+  for (const float value : values) {
+    if (!std::isnan(value)) amax = std::max(amax, std::fabs(static_cast<double>(value)));
+  }
+  // The largest element is the largest fraction at the largest exponent: 1.75 * 2^8 or 1.5 * 2^2.
+  const double largest = element.decode(element.largest());
+  const int top = std::ilogb(largest);
+  MxBlock block;
+  if (std::isinf(amax)) {
+    block.exponent = 127;
+  } else if (amax == 0) {
+    block.exponent = -127;
+  } else {
+    block.exponent = std::ilogb(amax) - top;
+    if (rule == MxRule::up && std::ldexp(amax, -block.exponent) > largest) ++block.exponent;
+    block.exponent = std::clamp(block.exponent, -127, 127);
+  }
+  for (const float value : values) {
+    const double scaled = std::ldexp(static_cast<double>(value), -block.exponent);
+    block.codes.push_back(static_cast<std::uint8_t>(element.encode(scaled)));
   }
   return block;
 }

@@ -15,6 +15,7 @@ class NumberTable {
   static const NumberTable& bf16();
   static const NumberTable& fp16();
   static const NumberTable& e4m3();
+  static const NumberTable& e2m1();
   static const NumberTable& of(DType type) { return type == DType::bf16 ? bf16() : fp16(); }
 
   // Bits of the nearest value; a tie goes to even bits.
@@ -35,7 +36,8 @@ class NumberTable {
   std::uint32_t nan() const { return sign_ - 1; }
 
  private:
-  NumberTable(int exponent_bits, int fraction_bits, bool saturates);
+  // `specials`: patterns at the top that are no finite values. The type saturates if it has no infinity.
+  NumberTable(int exponent_bits, int fraction_bits, int specials, bool saturates);
 
   std::vector<double> values_;  // the finite values, then the value that would follow
   std::uint32_t sign_;
@@ -54,5 +56,13 @@ struct Fp8Block {
 
 // Quantises one block of up to 128 values.
 Fp8Block encode_fp8_block(const std::vector<float>& values, bool power_of_two);
+
+struct MxBlock {
+  int exponent = 0;  // of the scale
+  std::vector<std::uint8_t> codes;
+};
+
+// Quantises one block of up to 32 values to e4m3 (mxfp8) or e2m1 (mxfp4).
+MxBlock encode_mx_block(const std::vector<float>& values, const NumberTable& element, MxRule rule);
 
 }  // namespace ferry::test

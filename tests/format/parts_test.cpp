@@ -47,6 +47,18 @@ TEST(Parts, OfFp8) {
   expect_columns(parts_of(Format::fp8_e4m3(packed_columns), 7424).part[1], 15, 64);
 }
 
+TEST(Parts, OfMxFormats) {
+  const PartList mxfp8 = parts_of(Format::mxfp8(), 7168);  // 224 blocks
+  EXPECT_EQ(mxfp8.count, 2);
+  expect_rows(mxfp8.part[0], 7168, 7168);
+  expect_rows(mxfp8.part[1], 224, 224);
+  const PartList mxfp4 = parts_of(Format::mxfp4(), 2880);  // 90 blocks: two bytes are unused
+  expect_rows(mxfp4.part[0], 1440, 1440);
+  expect_rows(mxfp4.part[1], 92, 96);
+  expect_rows(parts_of(Format::mxfp8(), 1008).part[1], 32, 32);  // a short last block has a scale too
+  expect_columns(parts_of(Format::mxfp4({.column_major = true}), 2880).part[1], 23, 96);
+}
+
 TEST(Parts, OfRawFormats) {
   const PartList parts = parts_of(Format::raw({1024, 64, 16, 48}), 0);
   ASSERT_EQ(parts.count, 4);
@@ -178,7 +190,7 @@ TEST(CheckFormat, RefusesWithTheNumbers) {
   EXPECT_EQ(refusal(Format::fp8_e4m3({.packed = true}), 64, DType::bf16),
             "format fp8-packed: packed scales must be powers of two: set power_of_two too");
   EXPECT_EQ(refusal({.kind = static_cast<FormatKind>(9)}, 64, DType::bf16),
-            "format: kind 9 is unknown, must be 0 to 4");
+            "format: kind 9 is unknown, must be 0 to 6");
 }
 
 TEST(CheckFormat, RefusesRawSizes) {

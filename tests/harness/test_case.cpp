@@ -28,7 +28,7 @@ Shape draw_shape(Random& random, CaseSize size) {
 }
 
 Format draw_format(Random& random) {
-  switch (random.below(10)) {
+  switch (random.below(13)) {
     case 0:
     case 1:
       return Format::bf16();
@@ -44,6 +44,13 @@ Format draw_format(Random& random) {
       return Format::fp8_e4m3({.column_major = random.chance(0.5), .power_of_two = true});
     case 7:
       return Format::fp8_e4m3({.column_major = random.chance(0.5), .power_of_two = true, .packed = true});
+    case 8:
+    case 9:
+      return Format::mxfp8(
+          {.rule = random.pick({MxRule::up, MxRule::ocp}), .column_major = random.chance(0.3)});
+    case 10:
+      return Format::mxfp4(
+          {.rule = random.pick({MxRule::up, MxRule::ocp}), .column_major = random.chance(0.3)});
     default:
       break;
   }
@@ -141,6 +148,7 @@ TestCase draw_case(std::uint64_t seed, CaseSize size) {
   }
   config.zero_padding = random.chance(0.4);
   config.format = draw_format(random);
+  if (config.format.kind == FormatKind::mxfp4) config.hidden = (config.hidden + 31) / 32 * 32;
   config.lanes = random.pick({1, 1, 2, 3});
   c.lane = random.below(config.lanes);
 

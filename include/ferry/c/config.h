@@ -52,19 +52,25 @@ enum {
   FERRY_FORMAT_FP16 = 2,
   FERRY_FORMAT_FP32 = 3,
   FERRY_FORMAT_FP8_E4M3 = 4,  ///< quantised by dispatch, with one fp32 scale for each block of 128 columns
-  FERRY_FORMAT_RAW = 5        ///< one to FERRY_MAX_PARTS parts that Ferry moves without looking at them
+  FERRY_FORMAT_RAW = 5,       ///< one to FERRY_MAX_PARTS parts that Ferry moves without looking at them
+  FERRY_FORMAT_MXFP8 =
+      6,  ///< quantised by dispatch to e4m3, with one 8-bit exponent for each block of 32 columns
+  FERRY_FORMAT_MXFP4 = 7  ///< the same to e2m1, two values to a byte, the even column in the low four bits
 };
 
-/// Form of the scales of FERRY_FORMAT_FP8_E4M3: flags.
+/// How the scales of FERRY_FORMAT_FP8_E4M3, FERRY_FORMAT_MXFP8 and FERRY_FORMAT_MXFP4 are computed and
+/// stored: flags.
 enum {
-  FERRY_FP8_COLUMNS = 1,       ///< scales are [blocks, leading dimension] instead of [rows, blocks]
-  FERRY_FP8_POWER_OF_TWO = 2,  ///< scale = 2^ceil(log2(s / 448)) instead of s / 448
-  FERRY_FP8_PACKED = 4         ///< biased exponents, four to an int32; needs FERRY_FP8_POWER_OF_TWO
+  FERRY_SCALE_COLUMNS = 1,     ///< scales are [words, leading dimension] instead of [rows, words]
+  FERRY_FP8_POWER_OF_TWO = 2,  ///< fp8: scale = 2^ceil(log2(s / 448)) instead of s / 448
+  FERRY_FP8_PACKED = 4,        ///< fp8: biased exponents, four to an int32; needs FERRY_FP8_POWER_OF_TWO
+  FERRY_MX_UP = 8,             ///< MX: the rule ferry::MxRule::up, default of FERRY_FORMAT_MXFP8
+  FERRY_MX_OCP = 16            ///< MX: the rule ferry::MxRule::ocp, default of FERRY_FORMAT_MXFP4
 };
 
 typedef struct ferry_format {
   int32_t kind;                         ///< FERRY_FORMAT_...
-  uint32_t flags;                       ///< FERRY_FP8_..., for fp8 only
+  uint32_t flags;                       ///< of the scales; 0 for formats without scales
   int64_t part_bytes[FERRY_MAX_PARTS];  ///< raw only: bytes a row of each part, multiples of 16; 0: no part
 } ferry_format;
 

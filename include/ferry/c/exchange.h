@@ -90,7 +90,7 @@ typedef struct ferry_host_totals {
 typedef struct ferry_dispatch_result {
   size_t size;
   void* data;                                  ///< the values: parts[0].data
-  ferry_received_part parts[FERRY_MAX_PARTS];  ///< fp8: values, then scales
+  ferry_received_part parts[FERRY_MAX_PARTS];  ///< formats with scales: values, then scales
   int64_t groups;                              ///< G
   int64_t capacity;                            ///< in rows; expert_padded: rows of one expert
   const int32_t* counts;                       ///< [G] rows of each group, padding excluded

@@ -16,7 +16,7 @@ struct Received {
 
   Received(const LowLatencyPool& pool, const Format& format, const NewArrays& arrays) {
     const PartTimer timer(HostPart::allocation);
-    const bool fp8 = format.kind == FormatKind::fp8_e4m3;
+    const bool fp8 = format.quantises();
     values = arrays.make(fp8 ? pool.fp8_values : pool.values, memory.parts[0]);
     if (fp8) scales = arrays.make(format.fp8.packed ? pool.packed_scales : pool.scales, memory.parts[1]);
     counts = arrays.make(pool.counts, memory.counts);

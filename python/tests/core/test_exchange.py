@@ -219,6 +219,36 @@ def test_packed_power_of_two_scales(rng):
     ferry.Group.threads(4).run(body)
 
 
+@pytest.mark.parametrize("columns", [False, True])
+@pytest.mark.parametrize("rule", ["up", "ocp"])
+@pytest.mark.parametrize("name", ["mxfp8", "mxfp4"])
+def test_mx_formats(rng, name, rule, columns):
+    hidden, narrow = 288, name == "mxfp4"  # nine blocks: three bytes of the last word are unused
+    step = random_step(rng, hidden=hidden)
+    element, top, largest = (ml_dtypes.float4_e2m1fn, 2, 6) if narrow else (ml_dtypes.float8_e4m3fn, 8, 448)
+
+    def body(rank):
+        exchange = exchange_for(rank, step, hidden=hidden, format=f"{name}-{rule}" + ("-columns" if columns else ""))
+        rows = exchange.dispatch(*inputs(step, rank))
+        assert rows.data.dtype == (np.uint8 if narrow else ml_dtypes.float8_e4m3fn)
+        assert rows.data.shape == (exchange.capacity, hidden // 2 if narrow else hidden)
+        assert rows.scales.dtype == (np.int32 if columns else np.uint8)
+        for position, (_, source, token, _) in enumerate(routes_to(step, rank.index)):
+            blocks = step.tokens[source][token].astype(np.float64).reshape(9, 32)
+            amax = np.abs(blocks).max(axis=1)
+            exponents = np.floor(np.log2(amax)) - top
+            if rule == "up":
+                exponents += amax / 2.0**exponents > largest
+            scales = np.ascontiguousarray(rows.scales[position]).view(np.uint8)
+            assert np.array_equal(scales, np.append(exponents + 127, [0, 0, 0]))
+            assert same_bits(scales[:9].view(ml_dtypes.float8_e8m0fnu).astype(np.float64), 2.0**exponents)
+            codes = np.clip(blocks / 2.0 ** exponents[:, None], -largest, largest).astype(np.float32).astype(element)
+            expected = codes.reshape(-1).view(np.uint8)
+            assert np.array_equal(rows.data[position].view(np.uint8), expected[::2] | expected[1::2] << 4 if narrow else expected)
+
+    ferry.Group.threads(4).run(body)
+
+
 def test_raw_parts_are_moved_unchanged(rng):
     step = random_step(rng)
     parts = [

@@ -12,10 +12,16 @@ namespace ferry::app {
 
 namespace {
 
-constexpr std::int64_t kColumnsPerScale = 128;  // columns that share a scale
+// Formats, written again here, so that the check does not depend on the code it checks.
+bool is_mx(const Format& format) {
+  return format.kind == FormatKind::mxfp8 || format.kind == FormatKind::mxfp4;
+}
 
-// Decodes e4m3: sign, four bits of exponent (bias 7), three of fraction. Written again here, so that the
-// check does not depend on the code it checks.
+std::int64_t columns_per_scale(const Format& format) {
+  return is_mx(format) ? 32 : 128;
+}
+
+// Decodes e4m3: sign, four bits of exponent (bias 7), three of fraction.
 float value_of_e4m3(int code) {
   const int exponent = code >> 3 & 15, fraction = code & 7;
   const float magnitude = exponent == 0 ? std::ldexp(static_cast<float>(fraction), -9)
@@ -23,8 +29,17 @@ float value_of_e4m3(int code) {
   return (code & 0x80) != 0 ? -magnitude : magnitude;
 }
 
-float scale_of(const std::vector<std::byte>& scales, std::int64_t block, bool packed) {
-  if (packed) return std::ldexp(1.0F, std::to_integer<int>(scales[at(block)]) - 127);
+// Decodes e2m1, whose even columns are in the low bits of a byte.
+float value_of_e2m1(const std::vector<std::byte>& bytes, std::int64_t column) {
+  constexpr float kMagnitudes[] = {0, 0.5F, 1, 1.5F, 2, 3, 4, 6};
+  const int code = std::to_integer<int>(bytes[at(column / 2)]) >> (column % 2 == 0 ? 0 : 4);
+  return (code & 8) != 0 ? -kMagnitudes[code & 7] : kMagnitudes[code & 7];
+}
+
+float scale_of(const Format& format, const std::vector<std::byte>& scales, std::int64_t column) {
+  const std::int64_t block = column / columns_per_scale(format);
+  if (is_mx(format) || format.fp8.packed)
+    return std::ldexp(1.0F, std::to_integer<int>(scales[at(block)]) - 127);
   float scale = 0;
   std::memcpy(&scale, &scales[at(block * 4)], sizeof scale);
   return scale;
@@ -173,9 +188,12 @@ void DispatchCheck::decode(int rank, std::int64_t token, float* values) {
     return;
   }
   const std::vector<std::byte> scales = encoded(rank, token, 1);
+  const Format& format = spec_.config.format;
   for (std::int64_t c = 0; c < hidden; ++c) {
-    values[c] = value_of_e4m3(std::to_integer<int>(bytes[at(c)])) *
-                scale_of(scales, c / kColumnsPerScale, spec_.config.format.fp8.packed);
+    const float element = format.kind == FormatKind::mxfp4
+                              ? value_of_e2m1(bytes, c)
+                              : value_of_e4m3(std::to_integer<int>(bytes[at(c)]));
+    values[c] = element * scale_of(format, scales, c);
   }
 }
 

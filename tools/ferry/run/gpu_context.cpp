@@ -116,7 +116,7 @@ void GpuExperts::scale(const DispatchResult& received) {
 void GpuExperts::swiglu(const DispatchResult& received) {
   const GpuRows rows = rows_of(received);
   const std::vector<RowRange> ranges = rank_major_ ? gather_by_expert(received) : row_ranges(received);
-  if (!rank_major_ && rows.quantised)
+  if (!rank_major_ && rows.encoding.quantises())
     gather_values(rows, nullptr, received.host->total, inputs_.as(), stream_.get());
   const bool in_place = inputs_.bytes() == 0;
   const auto* x = in_place ? static_cast<const std::byte*>(received.data) : inputs_.as();
@@ -166,9 +166,8 @@ GpuRows GpuExperts::rows_of(const DispatchResult& received) const {
   rows.values = received.data;
   rows.type = spec_.type;
   rows.hidden = spec_.config.hidden;
-  rows.quantised = format.quantises();
-  if (!rows.quantised) return rows;
-  rows.packed = format.fp8.packed;
+  rows.encoding = encoding_of(format);
+  if (!rows.encoding.quantises()) return rows;
   rows.scales = received.parts[1].data;
   rows.scale_part = parts_of(format, spec_.config.hidden).part[1];
   rows.scale_leading = received.parts[1].leading_dimension;

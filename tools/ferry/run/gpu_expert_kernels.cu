@@ -4,7 +4,7 @@
 
 #include "backends/cuda/device/values.cuh"
 #include "backends/cuda/runtime/error.hpp"
-#include "format/e4m3.hpp"
+#include "format/decode.hpp"
 
 namespace ferry::app {
 
@@ -12,7 +12,6 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr std::int64_t kMostBlocks = 4096;
-constexpr std::int64_t kScaleColumns = 128;  // columns that share a scale
 
 __device__ float load(DType type, const void* values, std::int64_t index) {
   if (type == DType::fp32) return static_cast<const float*>(values)[index];
@@ -29,21 +28,13 @@ __device__ void store(DType type, void* values, std::int64_t index, float value)
   }
 }
 
-__device__ float scale_of(const GpuRows& rows, std::int64_t row, std::int64_t block) {
-  const std::int64_t word = rows.packed ? block / 4 : block;
-  const std::int64_t offset = rows.scale_part.columns
-                                  ? element_offset(rows.scale_part, row, word, rows.scale_leading)
-                                  : element_offset(rows.scale_part, row, 0, 0) + kScaleBytes * word;
-  const std::uint32_t bits =
-      *reinterpret_cast<const std::uint32_t*>(static_cast<const char*>(rows.scales) + offset);
-  return float_of(rows.packed ? (bits >> (8 * (block % 4)) & 0xFFU) << 23 : bits);
-}
-
 __device__ float value_of(const GpuRows& rows, std::int64_t row, std::int64_t column) {
-  const std::int64_t index = row * rows.hidden + column;
-  if (!rows.quantised) return load(rows.type, rows.values, index);
-  return e4m3_to_fp32(static_cast<const std::uint8_t*>(rows.values)[index]) *
-         scale_of(rows, row, column / kScaleColumns);
+  const Encoding& encoding = rows.encoding;
+  if (!encoding.quantises()) return load(rows.type, rows.values, row * rows.hidden + column);
+  const auto* codes = static_cast<const char*>(rows.values) + row * encoding.value_bytes(rows.hidden);
+  return quantised_element(encoding, codes, column) * received_scale(encoding, rows.scale_part, rows.scales,
+                                                                     rows.scale_leading, row,
+                                                                     column / encoding.block);
 }
 
 // [block] Calls work(row, column) for all values; each block processes whole rows, gridDim.x rows apart.

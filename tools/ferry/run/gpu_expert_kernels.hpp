@@ -6,17 +6,18 @@
 #include <cstdint>
 
 #include "ferry/types.hpp"
+#include "format/encoding.hpp"
 #include "format/parts.hpp"
 
 namespace ferry::app {
 
-// Received rows in their layout: values of `type`, or e4m3 codes with a scale per block of columns.
+// Received rows in their layout: values of `type`, or quantised values with a scale for each block of
+// columns.
 struct GpuRows {
   const void* values;
   DType type;  // of the rows that experts read and write
   std::int64_t hidden;
-  bool quantised;
-  bool packed;  // a scale is one byte, an exponent
+  Encoding encoding;
   const void* scales;
   PartLayout scale_part;
   std::int64_t scale_leading;  // leading dimension

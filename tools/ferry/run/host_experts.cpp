@@ -5,28 +5,13 @@
 #include <cstring>
 
 #include "backends/cpu/kernels/kernels.hpp"
-#include "format/e4m3.hpp"
+#include "format/decode.hpp"
 #include "format/parts.hpp"
 #include "tools/ferry/run/device_context.hpp"
 
 namespace ferry::app {
 
 namespace {
-
-constexpr std::int64_t kScaleColumns = 128;  // columns that share a scale
-
-// The scale of one block of kScaleColumns columns of a received fp8 row.
-float scale_of(const DispatchResult& received, const PartLayout& part, bool packed, std::int64_t row,
-               std::int64_t block) {
-  const ReceivedPart& scales = received.parts[1];
-  const auto* base = static_cast<const std::byte*>(scales.data);
-  const std::int64_t word = packed ? block / 4 : block;
-  const std::int64_t element = part.columns ? element_offset(part, row, word, scales.leading_dimension)
-                                            : element_offset(part, row, 0, 0) + 4 * word;
-  std::uint32_t bits = 0;
-  std::memcpy(&bits, base + element, sizeof bits);
-  return float_of(packed ? (bits >> (8 * (block % 4)) & 0xFFU) << 23 : bits);
-}
 
 // Shared experts come first, as their groups do.
 std::vector<int> experts_on(const RunSpec& spec, int rank) {
@@ -128,18 +113,21 @@ void HostExperts::group_rows(const DispatchResult& received) {
 }
 
 void HostExperts::load_row(const DispatchResult& received, std::int64_t row, float* values) const {
-  if (spec_.config.format.quantises()) return load_fp8_row(received, row, values);
+  if (spec_.config.format.quantises()) return load_quantised_row(received, row, values);
   const auto* from = static_cast<const std::byte*>(received.data) + row * spec_.row_bytes();
   cpu::kernels().convert_row(values, DType::fp32, from, spec_.type, hidden_, cpu::Store::cached);
 }
 
-void HostExperts::load_fp8_row(const DispatchResult& received, std::int64_t row, float* values) const {
-  const PartLayout part = parts_of(spec_.config.format, hidden_).part[1];
-  const auto* codes = static_cast<const std::uint8_t*>(received.data) + row * hidden_;
-  for (std::int64_t begin = 0; begin < hidden_; begin += kScaleColumns) {
-    const float scale = scale_of(received, part, spec_.config.format.fp8.packed, row, begin / kScaleColumns);
-    const std::int64_t end = std::min(begin + kScaleColumns, hidden_);
-    for (std::int64_t c = begin; c < end; ++c) values[c] = e4m3_to_fp32(codes[c]) * scale;
+void HostExperts::load_quantised_row(const DispatchResult& received, std::int64_t row, float* values) const {
+  const Encoding encoding = encoding_of(spec_.config.format);
+  const PartList parts = parts_of(spec_.config.format, hidden_);
+  const auto* codes = static_cast<const std::byte*>(received.data) + row * parts.part[0].row_bytes;
+  const ReceivedPart& scales = received.parts[1];
+  for (std::int64_t block = 0; block < encoding.blocks(hidden_); ++block) {
+    const float scale =
+        received_scale(encoding, parts.part[1], scales.data, scales.leading_dimension, row, block);
+    const std::int64_t begin = block * encoding.block, end = std::min(begin + encoding.block, hidden_);
+    for (std::int64_t c = begin; c < end; ++c) values[c] = quantised_element(encoding, codes, c) * scale;
   }
 }
 

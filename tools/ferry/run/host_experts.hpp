@@ -30,7 +30,7 @@ class HostExperts {
   };
 
   void load_row(const DispatchResult& received, std::int64_t row, float* values) const;
-  void load_fp8_row(const DispatchResult& received, std::int64_t row, float* values) const;
+  void load_quantised_row(const DispatchResult& received, std::int64_t row, float* values) const;
   void store_row(std::int64_t row, const float* values);
   void accumulate(float weight, float* values, float* sum) const;
   void group_rows(const DispatchResult& received);

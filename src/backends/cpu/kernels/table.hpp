@@ -3,7 +3,7 @@
 
 #include "backends/cpu/kernels/copy.hpp"
 #include "backends/cpu/kernels/dot.hpp"
-#include "backends/cpu/kernels/fp8.hpp"
+#include "backends/cpu/kernels/encode.hpp"
 #include "backends/cpu/kernels/rows.hpp"
 #include "backends/cpu/kernels/sum.hpp"
 #include "backends/cpu/kernels/tables.hpp"

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "backends/cuda/dispatch/dispatch.hpp"
+#include "backends/cuda/dispatch/quantisation.hpp"
 
 namespace ferry::cuda {
 
@@ -19,6 +20,9 @@ struct GenericDispatch {
   __device__ __forceinline__ static bool quantises(const DispatchArguments& call) {
     return call.encoding.quantises();
   }
+  __device__ __forceinline__ static bool microscaled(const DispatchArguments& call) {
+    return call.encoding.is_mx();
+  }
   // Receivers weight rows or compute dot products, so each row needs a whole warp.
   __device__ __forceinline__ static bool computes(const DispatchArguments& call) {
     return call.apply_weights || call.dot_rows != nullptr;
@@ -26,24 +30,34 @@ struct GenericDispatch {
 };
 
 // Routes from ids; rows are moved, not computed.
-template <bool kQuantises, bool kFew>
+template <Quantisation kQuantisation, bool kFew>
 struct SpecialisedDispatch {
   static constexpr bool kSpecialised = true, kByPlan = false, kFewTokens = kFew;
   static constexpr bool kMayReplicate = false;
   static constexpr int kGranulesAtOnce = kFew ? 14 : 7;
   __device__ __forceinline__ static bool by_plan(const DispatchArguments&) { return false; }
-  __device__ __forceinline__ static bool quantises(const DispatchArguments&) { return kQuantises; }
+  __device__ __forceinline__ static bool quantises(const DispatchArguments&) {
+    return kQuantisation != Quantisation::none;
+  }
+  __device__ __forceinline__ static bool microscaled(const DispatchArguments&) {
+    return kQuantisation == Quantisation::microscaled;
+  }
   __device__ __forceinline__ static bool computes(const DispatchArguments&) { return false; }
 };
 
 // Routes from a plan; rows are moved, not computed.
-template <bool kQuantises>
+template <Quantisation kQuantisation>
 struct SpecialisedByPlan {
   static constexpr bool kSpecialised = true, kByPlan = true, kFewTokens = false;
   static constexpr bool kMayReplicate = false;  // the plan has only the routes that the rank keeps
   static constexpr int kGranulesAtOnce = 7;
   __device__ __forceinline__ static bool by_plan(const DispatchArguments&) { return true; }
-  __device__ __forceinline__ static bool quantises(const DispatchArguments&) { return kQuantises; }
+  __device__ __forceinline__ static bool quantises(const DispatchArguments&) {
+    return kQuantisation != Quantisation::none;
+  }
+  __device__ __forceinline__ static bool microscaled(const DispatchArguments&) {
+    return kQuantisation == Quantisation::microscaled;
+  }
   __device__ __forceinline__ static bool computes(const DispatchArguments&) { return false; }
 };
 

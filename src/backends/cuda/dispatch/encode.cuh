@@ -77,7 +77,7 @@ __device__ __forceinline__ uint2 encode_eight(const float (&x)[8], float factor)
 __device__ __forceinline__ std::uint32_t scale_word(const Encoding& encoding, bool has, float scale) {
   if (!encoding.packs_scales()) return __float_as_uint(scale);
   const int thread = threadIdx.x % 32;
-  std::uint32_t word = has ? std::uint32_t{packed_scale(scale)} << (8 * (thread % 4)) : 0;
+  std::uint32_t word = has ? std::uint32_t{biased_exponent(scale)} << (8 * (thread % 4)) : 0;
   word |= __shfl_xor_sync(~0u, word, 1);
   word |= __shfl_xor_sync(~0u, word, 2);
   return word;

@@ -2,38 +2,13 @@
 #pragma once
 
 #include "backends/cuda/device/row_stream.cuh"
+#include "backends/cuda/dispatch/destination.cuh"
 #include "backends/cuda/dispatch/dispatch_traits.cuh"
 #include "backends/cuda/dispatch/encode.cuh"
 #include "backends/cuda/dispatch/row_offsets.cuh"
+#include "backends/cuda/dispatch/send_microscaled.cuh"
 
 namespace ferry::cuda {
-
-// The addresses of a message at its destination rank, in the thread that leads it; null in other threads.
-struct Destination {
-  std::byte* message = nullptr;  // in the rank's staging
-  LLPacket* metadata = nullptr;  // of the message's slots
-  std::byte* row = nullptr;  // part 0: in the message, or the final position (direct write); null: not sent
-  Flag* flags = nullptr;     // of the message's segments
-
-  __device__ __forceinline__ static Destination of(const LaneView& lane, int rank, int parity,
-                                                   std::int32_t message, std::int32_t bytes) {
-    Destination to;
-    to.metadata = lane.slot_metadata(rank, parity, lane.rank, message);
-    to.message = lane.message(rank, parity, lane.rank, message, bytes);
-    to.flags = lane.dispatch_flags(rank, parity, lane.rank, message);
-    return to;
-  }
-
-  // [warp] Calls store(address) with the `mine` of each thread in `threads` (one bit each).
-  template <class Store>
-  __device__ __forceinline__ static void for_each(std::uint32_t threads, std::byte* mine, Store store) {
-#pragma unroll 1
-    for (; threads != 0; threads &= threads - 1) {
-      const int thread = __ffs(static_cast<int>(threads)) - 1;
-      store(pointer_of(mine, thread));
-    }
-  }
-};
 
 // [warp] Quantises some columns of a row, which may be in global or in shared memory, and stores the values
 // at the `to_row` of each thread in `rows`. store_scales(stores, offset, word) stores scales for these rows:
@@ -52,7 +27,7 @@ __device__ __forceinline__ void send_encoded(const std::byte* row, std::byte* to
     }
     // Each thread divides for one block; the factor is then shuffled.
     const float largest = block_max_magnitude<kType, kDeep>(raw);
-    const Fp8Scale mine = fp8_scale(largest, encoding.rule);
+    const BlockScale mine = fp8_scale(largest, encoding.rule);
     uint2 values[kDeep];
 #pragma unroll
     for (int d = 0; d < kDeep; ++d) {
@@ -144,17 +119,19 @@ struct InputRowIterator {
 
 // [warp] Quantises some columns of part 0 of a token and sends them, kDeep accesses of 256 columns at a time.
 // `row`: where the row's column 0 is.
-template <int kDeep>
+template <class Traits, int kDeep>
 __device__ __forceinline__ void send_encoded_columns(const DispatchArguments& call, const std::byte* row,
                                                      const Destination& to, std::uint32_t rows,
                                                      const ByteRange& columns) {
   std::byte* scales = to.message + call.message.part_offset[1];
-  send_encoded_as<kDeep>(call.type, row, to.row, rows, columns, call.encoding,
-                         [&](bool stores, std::int64_t offset, std::uint32_t word) {
-                           Destination::for_each(rows, scales, [&](std::byte* at) {
-                             if (stores) *reinterpret_cast<std::uint32_t*>(at + offset) = word;
-                           });
-                         });
+  const auto store_scales = [&](bool stores, std::int64_t offset, std::uint32_t word) {
+    Destination::for_each(rows, scales, [&](std::byte* at) {
+      if (stores) *reinterpret_cast<std::uint32_t*>(at + offset) = word;
+    });
+  };
+  if (Traits::microscaled(call))
+    return send_mx_as<kDeep>(call.type, row, to.row, rows, columns, call.encoding, store_scales);
+  send_encoded_as<kDeep>(call.type, row, to.row, rows, columns, call.encoding, store_scales);
 }
 
 // [warp] Sends some quarters of the parts from `first` on, unchanged, to the destination of each thread in
@@ -184,13 +161,13 @@ __device__ __forceinline__ void send_row(const DispatchArguments& call, std::int
   const int bytes = input_row_bytes<Traits>(call);
   if (Traits::quantises(call) && !streams) {
     const ByteRange columns = encoded_columns(call.lane, quarters);
-    return send_encoded_columns<8>(call, token_row(call, 0, token), to, rows, columns);
+    return send_encoded_columns<Traits, 8>(call, token_row(call, 0, token), to, rows, columns);
   }
   if (Traits::quantises(call)) {
 #pragma unroll 1
     for (int at = 0; at < bytes; at += kPiece) {
       const ByteRange columns{at / 2, min(at + kPiece, bytes) / 2};
-      send_encoded_columns<kPiece / 512>(call, stream.take_address() - at, to, rows, columns);
+      send_encoded_columns<Traits, kPiece / 512>(call, stream.take_address() - at, to, rows, columns);
     }
     return;
   }

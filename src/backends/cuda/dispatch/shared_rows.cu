@@ -43,17 +43,20 @@ __device__ __forceinline__ void write_encoded(const DispatchArguments& call, con
                                               const Quarters& quarters) {
   const PartLayout &values = call.parts.part[0], &scales = call.parts.part[1];
   std::byte* const mine = call.received_parts[0] + of.row * values.row_bytes;
-  send_encoded_as<8>(
-      call.type, token_row(call, 0, of.token), mine, of.threads, encoded_columns(call.lane, quarters),
-      call.encoding, [&](bool stores, std::int64_t offset, std::uint32_t word) {
-        for_each_row(of, [&](std::int64_t row) {
-          const std::int64_t element = offset / scales.element_bytes;
-          std::byte* const to = call.received_parts[1] +
-                                element_offset(scales, row, element, call.leading_dimension[1]) +
-                                offset % scales.element_bytes;
-          if (stores) *reinterpret_cast<std::uint32_t*>(to) = word;
-        });
-      });
+  const auto store_scales = [&](bool stores, std::int64_t offset, std::uint32_t word) {
+    for_each_row(of, [&](std::int64_t row) {
+      const std::int64_t element = offset / scales.element_bytes;
+      std::byte* const to = call.received_parts[1] +
+                            element_offset(scales, row, element, call.leading_dimension[1]) +
+                            offset % scales.element_bytes;
+      if (stores) *reinterpret_cast<std::uint32_t*>(to) = word;
+    });
+  };
+  const std::byte* const from = token_row(call, 0, of.token);
+  const ByteRange columns = encoded_columns(call.lane, quarters);
+  if (call.encoding.is_mx())
+    return send_mx_as<8>(call.type, from, mine, of.threads, columns, call.encoding, store_scales);
+  send_encoded_as<8>(call.type, from, mine, of.threads, columns, call.encoding, store_scales);
 }
 
 // [warp] Copies a slice of the token's row.

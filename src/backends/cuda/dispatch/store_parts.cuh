@@ -7,6 +7,7 @@
 #include "backends/cuda/dispatch/dispatch_traits.cuh"
 #include "backends/cuda/dispatch/encode.cuh"
 #include "backends/cuda/dispatch/routing.cuh"
+#include "format/mx_block.hpp"
 
 namespace ferry::cuda {
 
@@ -69,6 +70,12 @@ __device__ __forceinline__ ByteRange bytes_of_part(const DispatchArguments& call
   const auto bytes = static_cast<int>(call.parts.part[p].row_bytes);
   if (!Traits::quantises(call)) return ByteRange::of(quarters, bytes, kGranule);
   const ByteRange columns = encoded_columns(call.lane, quarters);
+  if (Traits::microscaled(call)) {
+    const auto at = [&](int column) {
+      return static_cast<int>(p == 0 ? call.encoding.value_bytes(column) : column / kMxBlock);
+    };
+    return {at(columns.begin), quarters.last == kQuarters ? bytes : at(columns.end)};
+  }
   if (p == 0) return columns;
   const auto scales = [&](int column) {
     const int blocks = (column + kFp8Block - 1) / kFp8Block;

@@ -5,9 +5,9 @@
 namespace ferry::cuda {
 
 const void* fp8_kernel(DispatchMode mode) {
-  if (mode == DispatchMode::by_plan) return kernel<SpecialisedByPlan<true>>();
-  if (mode == DispatchMode::few_tokens) return kernel<SpecialisedDispatch<true, true>>();
-  return kernel<SpecialisedDispatch<true, false>>();
+  if (mode == DispatchMode::by_plan) return kernel<SpecialisedByPlan<Quantisation::fp8>>();
+  if (mode == DispatchMode::few_tokens) return kernel<SpecialisedDispatch<Quantisation::fp8, true>>();
+  return kernel<SpecialisedDispatch<Quantisation::fp8, false>>();
 }
 
 }  // namespace ferry::cuda

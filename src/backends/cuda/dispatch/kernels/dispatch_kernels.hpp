@@ -1,7 +1,8 @@
-// The compiled kernels of dispatch, from four translation units of about equal compile time.
+// The compiled kernels of dispatch, from translation units of about equal compile time.
 #pragma once
 
 #include "backends/cuda/dispatch/dispatch_mode.hpp"
+#include "backends/cuda/dispatch/quantisation.hpp"
 
 namespace ferry::cuda {
 
@@ -9,8 +10,9 @@ namespace ferry::cuda {
 // compiler changes the signatures of the wait functions, and the kernels of few_tokens spill.
 const void* unquantised_kernel(DispatchMode mode);  // dispatch_unquantised.cu
 const void* fp8_kernel(DispatchMode mode);          // dispatch_fp8.cu
+const void* microscaled_kernel(DispatchMode mode);  // dispatch_microscaled.cu
 
-const void* count_on_device_kernel(bool quantises);  // dispatch_count_on_device.cu
+const void* count_on_device_kernel(Quantisation quantisation);  // dispatch_count_on_device.cu
 
 // Modes generic, send_phase and receive_phase.
 const void* generic_kernel(DispatchMode mode);  // dispatch_generic.cu

@@ -8,14 +8,16 @@
 namespace ferry::cuda {
 namespace {
 
-const void* kernel_of(DispatchMode mode, bool quantises) {
+const void* kernel_of(DispatchMode mode, Quantisation quantisation) {
   switch (mode) {
     case DispatchMode::many_tokens:
     case DispatchMode::few_tokens:
     case DispatchMode::by_plan:
-      return quantises ? fp8_kernel(mode) : unquantised_kernel(mode);
+      return quantisation == Quantisation::none  ? unquantised_kernel(mode)
+             : quantisation == Quantisation::fp8 ? fp8_kernel(mode)
+                                                 : microscaled_kernel(mode);
     case DispatchMode::count_on_device:
-      return count_on_device_kernel(quantises);
+      return count_on_device_kernel(quantisation);
     case DispatchMode::generic:
     case DispatchMode::send_phase:
     case DispatchMode::receive_phase:
@@ -37,7 +39,8 @@ void prepare_dispatch(const LaneView& lane) {
   for (const DispatchMode mode : {DispatchMode::many_tokens, DispatchMode::few_tokens,
                                   DispatchMode::count_on_device, DispatchMode::by_plan, DispatchMode::generic,
                                   DispatchMode::send_phase, DispatchMode::receive_phase}) {
-    for (const bool quantises : {false, true}) allow_shared_bytes(kernel_of(mode, quantises), shared_bytes);
+    for (const Quantisation quantisation : {Quantisation::none, Quantisation::fp8, Quantisation::microscaled})
+      allow_shared_bytes(kernel_of(mode, quantisation), shared_bytes);
   }
 }
 
@@ -55,7 +58,7 @@ void launch_dispatch(const DispatchArguments& arguments, DispatchMode mode, cons
   call.partition =
       SendPartition::of(call.tokens, one_role_each ? senders : std::min(shape.blocks, kMaxSenders));
   if (metadata_blocks > 0) call.metadata_partition = SendPartition::whole(call.tokens, metadata_blocks - 1);
-  launch(kernel_of(mode, call.encoding.quantises()), &call, kBlockThreads, shared_bytes, shape, stream,
+  launch(kernel_of(mode, quantisation_of(call.encoding)), &call, kBlockThreads, shared_bytes, shape, stream,
          "launching dispatch");
 }
 

@@ -5,9 +5,9 @@
 namespace ferry::cuda {
 
 const void* unquantised_kernel(DispatchMode mode) {
-  if (mode == DispatchMode::by_plan) return kernel<SpecialisedByPlan<false>>();
-  if (mode == DispatchMode::few_tokens) return kernel<SpecialisedDispatch<false, true>>();
-  return kernel<SpecialisedDispatch<false, false>>();
+  if (mode == DispatchMode::by_plan) return kernel<SpecialisedByPlan<Quantisation::none>>();
+  if (mode == DispatchMode::few_tokens) return kernel<SpecialisedDispatch<Quantisation::none, true>>();
+  return kernel<SpecialisedDispatch<Quantisation::none, false>>();
 }
 
 }  // namespace ferry::cuda

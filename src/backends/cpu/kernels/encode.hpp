@@ -1,0 +1,118 @@
+// Quantisation of a row in blocks of columns, each with a scale.
+#pragma once
+
+#include "backends/cpu/kernels/values.hpp"
+#include "format/e2m1.hpp"
+#include "format/e4m3.hpp"
+#include "format/fp8_block.hpp"
+#include "format/mx_block.hpp"
+
+namespace ferry::cpu {
+namespace {
+
+template <class In>
+float block_amax(const char* __restrict in, std::int64_t columns) {
+  decltype(In::magnitude(0)) largest = 0;
+  for (std::int64_t c = 0; c < columns; ++c) {
+    const auto magnitude = In::magnitude(load<In>(in, c));
+    largest = magnitude > largest ? magnitude : largest;
+  }
+  return In::value_of_magnitude(largest);
+}
+
+struct E4m3 {
+  static constexpr int kBits = 8;
+
+  template <class In>
+  static void quantise(char* __restrict out, const char* __restrict in, float factor, std::int64_t columns) {
+    for (std::int64_t c = 0; c < columns; ++c) {
+      out[c] = static_cast<char>(fp32_to_e4m3(In::value(load<In>(in, c)) * factor));
+    }
+  }
+};
+
+struct E2m1 {
+  static constexpr int kBits = 4;
+
+  template <class In>
+  static void quantise(char* __restrict out, const char* __restrict in, float factor, std::int64_t columns) {
+    for (std::int64_t c = 0; c < columns; c += 2) {
+      const std::uint8_t even = fp32_to_e2m1(In::value(load<In>(in, c)) * factor);
+      const std::uint8_t odd = fp32_to_e2m1(In::value(load<In>(in, c + 1)) * factor);
+      out[c / 2] = static_cast<char>(even | odd << 4);
+    }
+  }
+};
+
+struct Fp8Blocks {
+  using Element = E4m3;
+  static constexpr int kColumns = kFp8Block;
+  static BlockScale scale(float amax, ScaleRule rule) { return fp8_scale(amax, rule); }
+};
+
+struct Mxfp8Blocks {
+  using Element = E4m3;
+  static constexpr int kColumns = kMxBlock;
+  static BlockScale scale(float amax, ScaleRule rule) { return mx_scale(amax, rule, ElementType::e4m3); }
+};
+
+struct Mxfp4Blocks {
+  using Element = E2m1;
+  static constexpr int kColumns = kMxBlock;
+  static BlockScale scale(float amax, ScaleRule rule) { return mx_scale(amax, rule, ElementType::e2m1); }
+};
+
+template <class In, class Blocks>
+BlockScale encode_block(char* out, const char* in, std::int64_t columns, ScaleRule rule) {
+  const BlockScale scale = Blocks::scale(block_amax<In>(in, columns), rule);
+  Blocks::Element::template quantise<In>(out, in, scale.factor, columns);
+  return scale;
+}
+
+FERRY_HD void store_scale(char* scales, std::int64_t block, float scale, bool packed) {
+  if (packed) {
+    scales[block] = static_cast<char>(biased_exponent(scale));
+  } else {
+    store<Fp32>(scales, block, bits_of(scale));
+  }
+}
+
+template <class In, class Blocks>
+void encode_as(char* values, char* scales, const char* in, std::int64_t columns, const Encoding& encoding) {
+  constexpr std::int64_t kBytes = sizeof(typename In::Bits);
+  const std::int64_t blocks = (columns + Blocks::kColumns - 1) / Blocks::kColumns;
+  for (std::int64_t block = 0; block < blocks; ++block) {
+    const std::int64_t first = block * Blocks::kColumns;
+    char* const out = values + first * Blocks::Element::kBits / 8;
+    const char* const from = in + first * kBytes;
+    // Full blocks have a constant number of columns, so that the compiler emits loops without remainders.
+    const BlockScale scale = columns - first >= Blocks::kColumns
+                                 ? encode_block<In, Blocks>(out, from, Blocks::kColumns, encoding.rule)
+                                 : encode_block<In, Blocks>(out, from, columns - first, encoding.rule);
+    store_scale(scales, block, scale.scale, encoding.packs_scales());
+  }
+  const std::int64_t used = blocks * (encoding.packs_scales() ? 1 : 4);
+  const std::int64_t padding = (16 - used % 16) % 16;
+  __builtin_memset(scales + used, 0, static_cast<std::size_t>(padding));
+}
+
+void encode_row(void* values, void* scales, const void* in, DType in_type, std::int64_t columns,
+                const Encoding& encoding) {
+  with_type(in_type, [&](auto type) {
+    using In = decltype(type);
+    const auto encode = [&](auto blocks) {
+      encode_as<In, decltype(blocks)>(static_cast<char*>(values), static_cast<char*>(scales),
+                                      static_cast<const char*>(in), columns, encoding);
+    };
+    if (!encoding.is_mx()) {
+      encode(Fp8Blocks{});
+    } else if (encoding.element == ElementType::e4m3) {
+      encode(Mxfp8Blocks{});
+    } else {
+      encode(Mxfp4Blocks{});
+    }
+  });
+}
+
+}  // namespace
+}  // namespace ferry::cpu
