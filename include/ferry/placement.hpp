@@ -32,12 +32,19 @@ class Placement {
   /// numbers
   static Placement table(std::vector<ExpertLocation> locations, int ranks, std::uint64_t version = 0);
 
+  /// Experts sliced by tensor parallelism, on R = ep * tp ranks: each is on `tp` consecutive ranks, a
+  /// sub-group, and each of these holds a slice of it. Slice i of expert e is on rank e / (E / ep) * tp + i.
+  /// The ranks of a sub-group pass the same tokens. For host memory; docs/contract.md says how calls behave.
+  /// @throws UsageError  a number below 1, or `ep` does not divide `experts`
+  static Placement ep_tp(int experts, int ep, int tp);
+
   int experts() const { return static_cast<int>(locations_.size()); }  ///< E
   int ranks() const { return ranks_; }                                 ///< R
+  int tp() const { return tp_; }  ///< slices of each expert; 1 unless made by ep_tp()
   std::uint64_t version() const { return version_; }
   bool empty() const { return locations_.empty(); }
 
-  /// Location of `expert`, which must be in [0, E).
+  /// Location of `expert`, which must be in [0, E). ep_tp: of its slice 0.
   ExpertLocation location(int expert) const { return locations_[static_cast<std::size_t>(expert)]; }
   /// Locations of all experts, [E].
   const std::vector<ExpertLocation>& locations() const { return locations_; }
@@ -52,11 +59,12 @@ class Placement {
   const std::vector<int>& experts_of(int rank) const { return by_rank_[static_cast<std::size_t>(rank)]; }
 
   friend bool operator==(const Placement& a, const Placement& b) {
-    return a.ranks_ == b.ranks_ && a.version_ == b.version_ && a.locations_ == b.locations_;
+    return a.ranks_ == b.ranks_ && a.tp_ == b.tp_ && a.version_ == b.version_ && a.locations_ == b.locations_;
   }
 
  private:
   int ranks_ = 0;
+  int tp_ = 1;
   int most_local_ = 0;
   std::uint64_t version_ = 0;
   std::vector<ExpertLocation> locations_;  // [E]

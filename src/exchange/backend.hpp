@@ -65,6 +65,7 @@ struct CombineCall {
 // The arguments of all_gather_v, checked.
 struct AllGatherCall {
   int lane = 0;
+  int sub_group = 0;  // ranks of a sub-group, which are consecutive and gather from each other; 0: all ranks
   const void* rows = nullptr;  // [count, row_bytes]
   std::int64_t count = 0;
   std::int64_t row_bytes = 0;
@@ -75,6 +76,7 @@ struct AllGatherCall {
 // The arguments of reduce_scatter_v, checked.
 struct ReduceScatterCall {
   int lane = 0;
+  int sub_group = 0;           // as in AllGatherCall
   const void* rows = nullptr;  // [total, H]
   std::int64_t total = 0;
   DType type = DType::bf16;
@@ -152,6 +154,9 @@ inline constexpr const char* kNoCudaBackend =
 // Collective. Creates the backend that `config`, which is complete, names. Throws UnsupportedError if this
 // build or machine does not have it.
 std::unique_ptr<Backend> make_backend(const Rank& rank, const Config& config);
+// Wraps the backend `inner`, whose configuration is routed_config(config), for experts in slices.
+std::unique_ptr<Backend> make_sliced_backend(const Rank& rank, const Config& config,
+                                             std::unique_ptr<Backend> inner);
 std::unique_ptr<Backend> make_reference_backend(const Rank& rank, const Config& config);
 std::unique_ptr<Backend> make_cpu_backend(const Rank& rank, const Config& config);
 // Its part for messages that take two hops.
@@ -163,6 +168,7 @@ std::unique_ptr<Backend> make_device_collective_backend(const Rank& rank, const 
                                                         Engine* engine);
 
 // Bytes that an exchange of this backend maps on a rank. `config` is complete.
+Sizes sliced_backend_sizes(const Config& config, int rank, const Sizes& inner);
 Sizes reference_backend_sizes(const Config& config, int rank);
 Sizes cpu_backend_sizes(const Config& config, const Topology& topology, int rank);
 Sizes relayed_cpu_backend_sizes(const Config& config, const Topology& topology, int rank);

@@ -5,6 +5,7 @@
 
 #include "base/text.hpp"
 #include "exchange/configuration.hpp"
+#include "exchange/sliced.hpp"
 #include "format/encoding.hpp"
 #include "format/parts.hpp"
 #include "layout/message.hpp"
@@ -135,6 +136,7 @@ void check_dispatch(const Config& config, int rank, const DispatchCall& call, Pl
                          config.shared_experts, ": combine cannot add raw rows: pass another format"));
   }
   check_message_fits(config, call.format);
+  if (config.placement.tp() > 1) check_sliced_dispatch(call);
   check_row_arithmetic(config, rank, call);
   check_receive_buffers(config, rank, call);
   if (!call.plan.empty()) {
@@ -203,6 +205,7 @@ std::string difference(const PlanShape& of_plan, const PlanShape& of_exchange) {
 }  // namespace
 
 void check_plan(const Config& config, int rank, const Plan& plan, PlanIn plan_in) {
+  if (config.placement.tp() > 1) return check_plan(routed_config(config), rank, plan, plan_in);
   const PlanShape shape = plan_shape(config);
   const auto bytes = static_cast<std::size_t>(view_plan(nullptr, shape).bytes);
   if (plan.empty()) throw UsageError(str("plan: empty on rank ", rank, ": pass the plan of a dispatch"));
@@ -267,6 +270,7 @@ void check_shared_outputs(const Config& config, int rank, const CombineCall& cal
 
 void check_combine(const Config& config, int rank, const CombineCall& call, bool split, PlanIn plan_in) {
   check_plan(config, rank, call.plan, plan_in);
+  if (config.placement.tp() > 1) check_sliced_combine(call);
   check_type("outputs", call.outputs.type);
   check_type("result", call.result.type);
   if (const auto number = static_cast<int>(call.reduction); number < 0 || number > 2) {

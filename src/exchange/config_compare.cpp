@@ -14,7 +14,7 @@ namespace {
 constexpr std::string_view kRefused = "refused\t";
 
 std::string describe_placement(const Placement& placement) {
-  std::string text = str("version ", placement.version(), ":");
+  std::string text = str("version ", placement.version(), "/tp", placement.tp(), ":");
   for (const ExpertLocation& location : placement.locations()) {
     text += str(" ", location.rank, ".", location.local);
   }

@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "base/text.hpp"
+#include "exchange/sliced.hpp"
 #include "ferry/error.hpp"
 #include "format/parts.hpp"
 
@@ -175,6 +176,10 @@ Config complete_config(const Config& given, int ranks) {
             counted(config.placement.ranks(), "rank"), ", the exchange has ", config.experts, " on ", ranks));
   }
   config.memory = chosen_memory(config);
+  if (config.placement.tp() > 1) {
+    check_sliced(config);
+    config.repeats = true;  // the rows of a rank never overflow
+  }
   check_shared_split(config);
   check_capacity(config);
   check_memory(config);
@@ -214,7 +219,8 @@ std::int64_t capacity_of(const Config& config, int ranks, int rank) {
 }
 
 std::int64_t plan_bytes(const Config& config, int ranks) {
-  return view_plan(nullptr, plan_shape(complete_config(config, ranks))).bytes;
+  const Config full = complete_config(config, ranks);
+  return view_plan(nullptr, plan_shape(full.placement.tp() > 1 ? routed_config(full) : full)).bytes;
 }
 
 }  // namespace ferry

@@ -48,9 +48,19 @@ std::int64_t largest_count(std::span<const GatherTerms> ranks) {
   return largest;
 }
 
-void check_all_gather(std::span<const GatherTerms> ranks) {
-  const std::int64_t sum = sum_of_counts(ranks);
+namespace {
+
+// Rows of the sub-group of `rank`.
+std::int64_t sum_for(std::span<const GatherTerms> ranks, std::size_t rank, int sub_group) {
+  const auto of = SubGroup::of(static_cast<int>(rank), sub_group, static_cast<int>(ranks.size()));
+  return sum_of_counts(of.terms(ranks));
+}
+
+}  // namespace
+
+void check_all_gather(std::span<const GatherTerms> ranks, int sub_group) {
   for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
+    const std::int64_t sum = sum_for(ranks, rank, sub_group);
     if (ranks[rank].held >= sum) continue;
     throw UsageError(str("all_gather_v: gathered has room for ", counted(ranks[rank].held, "row"),
                          " on rank ", rank, ", but all ranks together have ", sum,
@@ -58,9 +68,9 @@ void check_all_gather(std::span<const GatherTerms> ranks) {
   }
 }
 
-void check_reduce_scatter(std::span<const GatherTerms> ranks) {
-  const std::int64_t sum = sum_of_counts(ranks);
+void check_reduce_scatter(std::span<const GatherTerms> ranks, int sub_group) {
   for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
+    const std::int64_t sum = sum_for(ranks, rank, sub_group);
     if (ranks[rank].held == sum) continue;
     throw UsageError(str("reduce_scatter_v: rank ", rank, " passes ", counted(ranks[rank].held, "row"),
                          ", but the ranks' counts add up to ", sum,

@@ -14,11 +14,28 @@ struct GatherTerms {
   std::int64_t held;   // all_gather_v: rows that `gathered` has room for; reduce_scatter_v: its `total`
 };
 
+// The ranks that gather from each other: [first, first + count).
+struct SubGroup {
+  std::size_t first, count;
+
+  // That of `rank`. `size`: ranks of a sub-group; 0: all.
+  static SubGroup of(int rank, int size, int ranks) {
+    if (size == 0) return {0, static_cast<std::size_t>(ranks)};
+    return {static_cast<std::size_t>(rank / size * size), static_cast<std::size_t>(size)};
+  }
+  bool holds(int rank) const {
+    return static_cast<std::size_t>(rank) >= first && static_cast<std::size_t>(rank) < first + count;
+  }
+  std::span<const GatherTerms> terms(std::span<const GatherTerms> all) const {
+    return all.subspan(first, count);
+  }
+};
+
 // Every rank checks the terms of all ranks, so that all of them end with the same error.
 // @throws UsageError  a rank has too little room
-void check_all_gather(std::span<const GatherTerms> ranks);
+void check_all_gather(std::span<const GatherTerms> ranks, int sub_group);
 // @throws UsageError  a rank's total is not the sum of the counts
-void check_reduce_scatter(std::span<const GatherTerms> ranks);
+void check_reduce_scatter(std::span<const GatherTerms> ranks, int sub_group);
 
 std::int64_t sum_of_counts(std::span<const GatherTerms> ranks);
 std::int64_t largest_count(std::span<const GatherTerms> ranks);

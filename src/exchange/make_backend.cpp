@@ -4,6 +4,7 @@
 #include "base/text.hpp"
 #include "exchange/backend.hpp"
 #include "exchange/configuration.hpp"
+#include "exchange/sliced.hpp"
 #include "ferry/error.hpp"
 #include "group/rank_state.hpp"
 
@@ -58,6 +59,12 @@ const BackendEntry& entry_of(BackendKind kind) {
   throw UnsupportedError(str("this build of ferry has no ", to_string(kind), " backend"));
 }
 
+Sizes sizes_of(const Config& config, const Topology& topology, int rank) {
+  const BackendEntry& entry = entry_of(config.backend);
+  if (config.placement.tp() == 1) return entry.sizes(config, topology, rank);
+  return sliced_backend_sizes(config, rank, entry.sizes(routed_config(config), topology, rank));
+}
+
 }  // namespace
 
 std::unique_ptr<Backend> make_backend(const Rank& rank, const Config& config) {
@@ -74,20 +81,20 @@ std::unique_ptr<Backend> make_backend(const Rank& rank, const Config& config) {
                                "one has ",
                                rank.topology().nodes(), "): pass reduction_level rank"));
   }
-  return entry.make(rank, config);
+  if (config.placement.tp() == 1) return entry.make(rank, config);
+  return make_sliced_backend(rank, config, entry.make(rank, routed_config(config)));
 }
 
 Sizes size_of(const Config& given, int ranks, int rank) {
   const Config config = complete_config(given, ranks);
   check_rank(rank, ranks);
-  return entry_of(config.backend)
-      .sizes(config, Topology(std::vector<int>(static_cast<std::size_t>(ranks))), rank);
+  return sizes_of(config, Topology(std::vector<int>(static_cast<std::size_t>(ranks))), rank);
 }
 
 Sizes size_of(const Config& given, const Topology& topology, int rank) {
   const Config config = complete_config(given, topology.ranks());
   check_rank(rank, topology.ranks());
-  return entry_of(config.backend).sizes(config, topology, rank);
+  return sizes_of(config, topology, rank);
 }
 
 }  // namespace ferry

@@ -59,4 +59,19 @@ Placement Placement::table(std::vector<ExpertLocation> locations, int ranks, std
   return placement;
 }
 
+Placement Placement::ep_tp(int experts, int ep, int tp) {
+  if (experts < 1 || ep < 1 || tp < 1 || experts % ep != 0) {
+    throw UsageError(str("placement: ep_tp of ", counted(experts, "expert"), ", ep = ", ep, ", tp = ", tp,
+                         ": all must be 1 or more, and ep must divide the experts"));
+  }
+  std::vector<ExpertLocation> locations;
+  for (int e = 0; e < experts; ++e) locations.push_back({e / (experts / ep) * tp, e % (experts / ep)});
+  Placement placement = table(std::move(locations), ep * tp);
+  placement.tp_ = tp;
+  for (int rank = 0; rank < ep * tp; ++rank)
+    placement.by_rank_[static_cast<std::size_t>(rank)] =
+        placement.by_rank_[static_cast<std::size_t>(rank / tp * tp)];
+  return placement;
+}
+
 }  // namespace ferry

@@ -9,7 +9,8 @@ namespace {
 
 // The most tokens that have rows on a rank.
 std::int64_t most_tokens(const Config& config) {
-  const std::int64_t sources = config.input == Input::replicated ? 1 : config.placement.ranks();
+  const std::int64_t sources =
+      config.input == Input::replicated ? 1 : config.placement.ranks() / config.placement.tp();
   return sources * config.max_tokens;
 }
 

@@ -74,15 +74,18 @@ void send_in_rounds(Lane& lane, Operation operation, const std::vector<Block>& b
 void all_gather_v(Lane& lane, const AllGatherCall& call) {
   const std::vector<GatherTerms> all = exchange_terms(
       lane, Operation::all_gather_v, {call.count, call.capacity}, {"row_bytes", call.row_bytes});
-  check_all_gather(all);
+  check_all_gather(all, call.sub_group);
+  const auto group = SubGroup::of(lane.context.me(), call.sub_group, lane.context.ranks());
   const auto* const rows = static_cast<const std::byte*>(call.rows);
-  const std::vector<Block> blocks(all.size(), Block{rows, call.count * call.row_bytes});
+  std::vector<Block> blocks(all.size(), Block{nullptr, 0});
+  std::fill_n(blocks.begin() + static_cast<std::ptrdiff_t>(group.first), group.count,
+              Block{rows, call.count * call.row_bytes});
   send_in_rounds(lane, Operation::all_gather_v, blocks, largest_count(all) * call.row_bytes,
                  [&](std::int64_t begin, std::int64_t round_bytes) {
                    auto* out = static_cast<std::byte*>(call.gathered);
-                   for (int source = 0; source < lane.context.ranks(); ++source) {
-                     const std::int64_t block_bytes =
-                         all[static_cast<std::size_t>(source)].count * call.row_bytes;
+                   for (std::size_t i = 0; i < group.count; ++i) {
+                     const auto source = static_cast<int>(group.first + i);
+                     const std::int64_t block_bytes = all[group.first + i].count * call.row_bytes;
                      const std::int64_t bytes = bytes_in_round(block_bytes, begin, round_bytes);
                      if (bytes > 0) {
                        lane.context.kernels.copy(out + begin, lane.link->incoming(Staging::dispatch, source),
@@ -96,30 +99,30 @@ void all_gather_v(Lane& lane, const AllGatherCall& call) {
 void reduce_scatter_v(Lane& lane, const ReduceScatterCall& call) {
   const std::vector<GatherTerms> all = exchange_terms(
       lane, Operation::reduce_scatter_v, {call.count, call.total}, type_option("type", call.type));
-  check_reduce_scatter(all);
+  check_reduce_scatter(all, call.sub_group);
+  const auto group = SubGroup::of(lane.context.me(), call.sub_group, lane.context.ranks());
   const std::int64_t value_bytes = bytes_of(call.type);
   const std::int64_t row_bytes = lane.context.config.hidden * value_bytes;
   const auto* rows = static_cast<const std::byte*>(call.rows);
   std::vector<Block> blocks;
-  for (const GatherTerms& rank : all) {
-    blocks.push_back({rows, rank.count * row_bytes});
-    rows += rank.count * row_bytes;
+  for (int peer = 0; peer < lane.context.ranks(); ++peer) {
+    blocks.push_back({rows, group.holds(peer) ? all[static_cast<std::size_t>(peer)].count * row_bytes : 0});
+    rows += blocks.back().bytes;
   }
-  std::vector<const void*> addends(all.size());
+  std::vector<const void*> addends(group.count);
   send_in_rounds(lane, Operation::reduce_scatter_v, blocks, largest_count(all) * row_bytes,
                  [&](std::int64_t begin, std::int64_t round_bytes) {
                    const std::int64_t bytes = bytes_in_round(call.count * row_bytes, begin, round_bytes);
                    if (bytes == 0) return;
-                   for (int source = 0; source < lane.context.ranks(); ++source) {
-                     addends[static_cast<std::size_t>(source)] =
-                         lane.link->incoming(Staging::dispatch, source);
+                   for (std::size_t i = 0; i < group.count; ++i) {
+                     addends[i] = lane.link->incoming(Staging::dispatch, static_cast<int>(group.first + i));
                    }
                    lane.context.kernels.weighted_sum({.out = static_cast<std::byte*>(call.sums) + begin,
                                                       .out_type = call.type,
                                                       .rows = addends.data(),
                                                       .row_type = call.type,
                                                       .combine_type = call.type,
-                                                      .count = lane.context.ranks(),
+                                                      .count = static_cast<int>(group.count),
                                                       .columns = bytes / value_bytes});
                  });
 }

@@ -9,6 +9,14 @@
 #include "oracle/gather.hpp"
 
 namespace ferry::reference {
+namespace {
+
+std::vector<oracle::Bytes> of_group(const SubGroup& group, const std::vector<oracle::Bytes>& all) {
+  const auto first = all.begin() + static_cast<std::ptrdiff_t>(group.first);
+  return {first, first + static_cast<std::ptrdiff_t>(group.count)};
+}
+
+}  // namespace
 
 // Tells every rank this rank's terms. Returns those of all ranks.
 std::vector<GatherTerms> Lane::exchange_terms(Operation operation, const GatherTerms& mine,
@@ -50,22 +58,28 @@ std::vector<oracle::Bytes> Lane::publish(Operation operation, const void* rows,
 void Lane::all_gather_v(const AllGatherCall& call) {
   const std::vector<GatherTerms> all =
       exchange_terms(Operation::all_gather_v, {call.count, call.capacity}, {"row_bytes", call.row_bytes});
-  check_all_gather(all);
+  check_all_gather(all, call.sub_group);
   std::vector<std::int64_t> bytes;
   for (const GatherTerms& rank : all) bytes.push_back(rank.count * call.row_bytes);
-  const oracle::Bytes rows = oracle::gathered(publish(Operation::all_gather_v, call.rows, bytes));
+  const auto group = SubGroup::of(context_.me(), call.sub_group, context_.ranks());
+  const oracle::Bytes rows =
+      oracle::gathered(of_group(group, publish(Operation::all_gather_v, call.rows, bytes)));
   if (!rows.empty()) std::memcpy(call.gathered, rows.data(), rows.size());
 }
 
 void Lane::reduce_scatter_v(const ReduceScatterCall& call) {
   const std::vector<GatherTerms> all =
       exchange_terms(Operation::reduce_scatter_v, {call.count, call.total}, type_option("type", call.type));
-  check_reduce_scatter(all);
+  check_reduce_scatter(all, call.sub_group);
   const std::int64_t hidden = context_.config.hidden;
-  const std::vector<std::int64_t> bytes(all.size(), call.total * hidden * bytes_of(call.type));
-  const std::int64_t first = sum_of_counts({all.data(), static_cast<std::size_t>(context_.me())});
-  const oracle::Bytes sums = oracle::scattered_sums(publish(Operation::reduce_scatter_v, call.rows, bytes),
-                                                    call.type, hidden, first, call.count);
+  std::vector<std::int64_t> bytes;
+  for (const GatherTerms& rank : all) bytes.push_back(rank.held * hidden * bytes_of(call.type));
+  const auto group = SubGroup::of(context_.me(), call.sub_group, context_.ranks());
+  const std::int64_t first = sum_of_counts(
+      std::span(all).subspan(group.first, static_cast<std::size_t>(context_.me()) - group.first));
+  const oracle::Bytes sums =
+      oracle::scattered_sums(of_group(group, publish(Operation::reduce_scatter_v, call.rows, bytes)),
+                             call.type, hidden, first, call.count);
   if (!sums.empty()) std::memcpy(call.sums, sums.data(), sums.size());
 }
 

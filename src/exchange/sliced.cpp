@@ -1,0 +1,69 @@
+#include "exchange/sliced.hpp"
+
+#include "base/text.hpp"
+#include "ferry/error.hpp"
+#include "format/encoding.hpp"
+
+namespace ferry {
+namespace {
+
+[[noreturn]] void refuse(const char* what, const char* remedy) {
+  throw UnsupportedError(str("experts in slices (Placement::ep_tp) do not have ", what, ": ", remedy));
+}
+
+}  // namespace
+
+Config routed_config(const Config& config) {
+  const Placement& placement = config.placement;
+  const int tp = placement.tp();
+  std::vector<ExpertLocation> locations;
+  for (const ExpertLocation& slice_0 : placement.locations()) {
+    for (int i = 0; i < tp; ++i) locations.push_back({slice_0.rank + i, slice_0.local});
+  }
+  Config routed = config;
+  routed.experts = config.experts * tp;
+  routed.placement = Placement::table(std::move(locations), placement.ranks(), placement.version());
+  routed.max_tokens = (config.max_tokens + tp - 1) / tp;
+  routed.alignment = 1;
+  routed.zero_padding = false;
+  // Only the ranks with the same tp rank send here.
+  routed.capacity = std::int64_t{placement.ranks() / tp} * routed.max_tokens * config.top_k;
+  routed.own_receive_buffers = true;
+  return routed;
+}
+
+void check_sliced(const Config& config) {
+  const int tp = config.placement.tp();
+  if (config.memory == MemoryKind::device)
+    refuse("exchanges of device memory", "use a backend of host memory");
+  if (config.layout != Layout::expert_major)
+    refuse("the layouts expert_padded and rank_major", "use expert_major");
+  if (config.shared_experts > 0) refuse("shared experts", "pass shared_experts = 0");
+  if (config.input != Input::own) refuse("replicated input", "pass input own");
+  if (encoding_of(config.format).scale_columns)
+    refuse("column_major scales", "use a format with scales by rows");
+  if (config.capacity != 0) {
+    throw UsageError(str("configuration: capacity = ", config.capacity, " with tp = ", tp,
+                         ", must be 0: experts in slices have room for any routing"));
+  }
+  if (std::int64_t{config.experts} * tp > 1 << 20) {
+    throw UsageError(str("configuration: experts = ", config.experts, " in tp = ", tp,
+                         " slices, there may be ", 1 << 20, " slices at most"));
+  }
+}
+
+void check_sliced_dispatch(const DispatchCall& call) {
+  if (!call.plan.empty()) refuse("a dispatch by plan", "pass ids");
+  if (encoding_of(call.format).scale_columns)
+    refuse("column_major scales", "use a format with scales by rows");
+  if (call.dot_rows != nullptr) refuse("dot_rows and combine_backward", "pass none");
+  if (call.memory.rows != 0 || call.memory.count_sums != nullptr)
+    refuse("memory.rows and memory.count_sums", "pass memory for the capacity");
+}
+
+void check_sliced_combine(const CombineCall& call) {
+  if (call.row_values != nullptr || call.route_values != nullptr)
+    refuse("row_values and route_values", "pass none");
+}
+
+}  // namespace ferry

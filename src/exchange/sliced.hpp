@@ -1,0 +1,30 @@
+// Experts sliced by tensor parallelism (Placement::ep_tp): how their exchange is made of one without slices,
+// and what it does not have.
+#pragma once
+
+#include <cstdint>
+
+#include "exchange/backend.hpp"
+
+namespace ferry {
+
+// The tokens of a sub-group that tp rank `tp_rank` sends: [first, first + count).
+struct TokenSlice {
+  std::int64_t first, count;
+
+  static TokenSlice of(std::int64_t tokens, int tp_rank, int tp) {
+    const std::int64_t first = tp_rank * tokens / tp;
+    return {first, (tp_rank + 1) * tokens / tp - first};
+  }
+};
+
+// The configuration that routes a slice of the tokens to the ranks with the same tp rank. Slice i of expert e
+// is its expert e * tp + i. `config` is complete.
+Config routed_config(const Config& config);
+
+// Each throws UsageError or UnsupportedError for what experts in slices do not have.
+void check_sliced(const Config& config);
+void check_sliced_dispatch(const DispatchCall& call);
+void check_sliced_combine(const CombineCall& call);
+
+}  // namespace ferry
