@@ -2,6 +2,8 @@
 // bytes, while they are sent.
 #pragma once
 
+#include <type_traits>
+
 #include "backends/cuda/dispatch/destination.cuh"
 #include "backends/cuda/dispatch/encode.cuh"
 #include "format/e2m1.hpp"
@@ -83,13 +85,13 @@ __device__ __forceinline__ std::uint32_t mx_scale_word(std::uint32_t bytes) {
   return word;
 }
 
-// [warp] As send_encoded(), for the MX formats.
-template <DType kType, int kDeep, class StoreScales>
+// [warp] As send_encoded(), for an MX format with elements of kElement.
+template <DType kType, int kDeep, ElementType kElement, class StoreScales>
 __device__ __forceinline__ void send_mx(const std::byte* row, std::byte* to_row, std::uint32_t rows,
                                         ByteRange columns, Encoding encoding, StoreScales store_scales) {
   static_assert(2 * kDeep <= 32);
   const int thread = threadIdx.x % 32;
-  const bool narrow = encoding.element == ElementType::e2m1;
+  constexpr bool kNarrow = kElement == ElementType::e2m1;
 #pragma unroll 1
   for (int first = columns.begin; first < columns.end; first += kDeep * 256) {
     RawEight raw[kDeep] = {};
@@ -100,18 +102,21 @@ __device__ __forceinline__ void send_mx(const std::byte* row, std::byte* to_row,
     }
     float largest[kDeep];
     mx_block_maxima<kType, kDeep>(raw, largest);
-    uint2 values[kDeep];
+    std::conditional_t<kNarrow, std::uint32_t, uint2> values[kDeep];  // eight columns
     std::uint32_t word = 0;  // four scales: of the columns from first + 128 * thread
 #pragma unroll
     for (int group = 0; group < kDeep; group += 4) {
       std::uint32_t bytes = 0;
 #pragma unroll
       for (int d = group; d < group + 4 && d < kDeep; ++d) {
-        const BlockScale scale = mx_scale(largest[d], encoding.rule, encoding.element);
+        const BlockScale scale = mx_scale(largest[d], encoding.rule, kElement);
         float x[8];
         unpack(kType, raw[d], x);
-        values[d] =
-            narrow ? make_uint2(eight_to_e2m1<kType>(x, scale.factor), 0) : encode_eight(x, scale.factor);
+        if constexpr (kNarrow) {
+          values[d] = eight_to_e2m1<kType>(x, scale.factor);
+        } else {
+          values[d] = encode_eight(x, scale.factor);
+        }
         const bool has = first + 256 * d + thread / 4 * kMxBlock < columns.end;
         if (has) bytes |= std::uint32_t{biased_exponent(scale.scale)} << (8 * (d - group));
       }
@@ -122,12 +127,8 @@ __device__ __forceinline__ void send_mx(const std::byte* row, std::byte* to_row,
 #pragma unroll
       for (int d = 0; d < kDeep; ++d) {
         const int column = first + 256 * d + 8 * thread;
-        if (column >= columns.end) continue;
-        if (narrow) {
-          *reinterpret_cast<std::uint32_t*>(at + column / 2) = values[d].x;
-        } else {
-          *reinterpret_cast<uint2*>(at + column) = values[d];
-        }
+        if (column < columns.end)
+          *reinterpret_cast<decltype(&values[0])>(at + (kNarrow ? column / 2 : column)) = values[d];
       }
     });
     const int column = first + 128 * thread;
@@ -135,20 +136,26 @@ __device__ __forceinline__ void send_mx(const std::byte* row, std::byte* to_row,
   }
 }
 
-// [warp] The same for rows of type `type`.
+// [warp] The same for the element of `encoding` and rows of type `type`.
 template <int kDeep, class StoreScales>
 __device__ __forceinline__ void send_mx_as(DType type, const std::byte* row, std::byte* to_row,
                                            std::uint32_t rows, ByteRange columns, Encoding encoding,
                                            StoreScales store_scales) {
+  const auto send = [&]<DType kType>() {
+    if (encoding.element == ElementType::e4m3) {
+      send_mx<kType, kDeep, ElementType::e4m3>(row, to_row, rows, columns, encoding, store_scales);
+    } else {
+      send_mx<kType, kDeep, ElementType::e2m1>(row, to_row, rows, columns, encoding, store_scales);
+    }
+  };
   switch (type) {
     case DType::bf16:
-      return send_mx<DType::bf16, kDeep>(row, to_row, rows, columns, encoding, store_scales);
+      return send.template operator()<DType::bf16>();
     case DType::fp16:
-      return send_mx<DType::fp16, kDeep>(row, to_row, rows, columns, encoding, store_scales);
+      return send.template operator()<DType::fp16>();
     case DType::fp32:
       // See uses_stream().
-      if constexpr (kDeep == 8)
-        send_mx<DType::fp32, kDeep>(row, to_row, rows, columns, encoding, store_scales);
+      if constexpr (kDeep == 8) send.template operator()<DType::fp32>();
   }
 }
 
