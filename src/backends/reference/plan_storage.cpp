@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <set>
 
-#include "plan/shapes.hpp"
-
 namespace ferry::reference {
 namespace {
 
@@ -36,7 +34,10 @@ void write_routes(const oracle::GlobalInputs& inputs, const oracle::RowPositions
 void write_send_lists(const oracle::GlobalInputs& inputs, const oracle::RowPositions& positions, int rank,
                       const PlanView& plan) {
   const std::int64_t max_tokens = inputs.config.max_tokens,
-                     max_ranks = plan_shape(inputs.config).most_ranks();
+                     max_ranks = PlanShape{.ranks = positions.size(),
+                                           .top_k = positions.top_k,
+                                           .to_every_rank = inputs.config.transfer == Transfer::gather}
+                                     .most_ranks();
   std::vector<std::int64_t> sent(positions.size());
   for (std::int64_t token = 0; token < positions.tokens(rank); ++token) {
     const std::vector<int> ranks = destinations_of(inputs.config, positions, rank, token);
