@@ -40,6 +40,7 @@ void check_sliced(const Config& config) {
     refuse("the layouts expert_padded and rank_major", "use expert_major");
   if (config.shared_experts > 0) refuse("shared experts", "pass shared_experts = 0");
   if (config.input != Input::own) refuse("replicated input", "pass input own");
+  if (config.transfer != Transfer::routed) refuse("gathered input", "pass transfer = routed");
   if (encoding_of(config.format).scale_columns)
     refuse("column_major scales", "use a format with scales by rows");
   if (config.capacity != 0) {
