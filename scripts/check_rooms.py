@@ -31,6 +31,7 @@ ROOMS = {
     "backends/cpu/link": "exchange group layout memory",
     "backends/cpu": "base format group memory layout plan exchange backends/cpu/kernels backends/cpu/link",
     "backends/collective": "base engine group memory plan exchange backends/cpu backends/cpu/link",
+    "backends/sliced": "base format layout memory plan exchange",
     "backends/cuda/runtime": "base",
     "backends/cuda/memory": "base base/os memory backends/cuda/runtime",
     "backends/cuda/device": "base format layout",

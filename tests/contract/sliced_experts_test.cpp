@@ -247,7 +247,10 @@ TEST_P(Contract, SlicedExpertsRefuseWhatTheyDoNotHave) {
     };
     refused("expert_padded", [](Config& wrong) { wrong.layout = Layout::expert_padded; });
     refused("shared experts", [](Config& wrong) { wrong.shared_experts = 1; });
-    refused("gathered input", [](Config& wrong) { wrong.transfer = Transfer::gather; });
+    refused("gathered input", [](Config& wrong) {
+      wrong.transfer = Transfer::gather;
+      wrong.hops = Hops::one;
+    });
     refused("replicated input", [](Config& wrong) { wrong.input = Input::replicated; });
     refused("capacity = 8 with tp = 2", [](Config& wrong) { wrong.capacity = 8; });
     SyncExchange exchange(rank, config);
