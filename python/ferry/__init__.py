@@ -6,7 +6,8 @@
     y = exchange.combine(experts(rows), rows.plan, row_weights=rows.weight)  # [N, H]
 
 Arrays may be of NumPy (with ml_dtypes), PyTorch or CuPy; results are of the same framework. `ferry.torch` has operators
-with gradients, `ferry.deep_ep` the interface of DeepEP, `ferry.nvfuser` the arguments and results of nvFuser.
+with gradients, `ferry.deep_ep` the interface of DeepEP, `ferry.nvfuser` the arguments and results of nvFuser,
+`ferry.megatron` a call of Megatron-LM's inference dispatcher.
 """
 
 from ferry._core import (

@@ -91,8 +91,9 @@ class Config:
                          default 0: room for any routing in which no token lists an expert more than once
     repeats              the default capacity also has room for tokens that list an expert more than once; default False
     zero_padding         padding rows are set to zero; default False
-    format               'bf16', 'fp16', 'fp32', 'fp8' with any of -columns, -pow2, -packed, or 'raw:BYTES+BYTES...'. A
-                         dispatch may use another one whose rows are no larger; default 'bf16'
+    format               'bf16', 'fp16', 'fp32', 'fp8' with any of -columns, -pow2, -packed, 'mxfp8' and
+                         'mxfp4' with any of -up or -ocp, -columns, or 'raw:BYTES+BYTES...'. A dispatch may use another
+                         one whose rows are no larger; default 'bf16'
     combine_type         'bf16', 'fp16' or 'fp32': type of the rows that combine sends; default 'bf16'
     reduction            'partial', 'exact' or 'unreduced'; a combine may use another one that needs no more staging; default
                          'partial'
@@ -550,7 +551,9 @@ class DispatchResult:
 
     @property
     def scales(self) -> Any:
-        """fp8: the scales of each row's blocks, [capacity, blocks]; else None."""
+        """
+        fp8, mxfp8, mxfp4: the scales of each row's blocks, [capacity, blocks]; else None.
+        """
 
     @property
     def parts(self) -> tuple[Any, ...]:
@@ -710,7 +713,7 @@ class Exchange:
         rank. For ReceiveBuffers(rows=total). With 'cuda' it waits for the work before it on `stream`, and cannot be captured.
         """
 
-    def refuse(self, reason: str, *, lane: int = 0, stream: Any | None = None, operation: Literal['dispatch', 'combine', 'metadata', 'route_values', 'dispatch_counts'] = 'dispatch') -> None:
+    def refuse(self, reason: str, *, lane: int = 0, stream: Any | None = None, operation: Literal['dispatch', 'combine', 'metadata', 'route_values', 'dispatch_counts', 'all_gather_v', 'reduce_scatter_v'] = 'dispatch') -> None:
         """
         Takes part in the lane's next call by refusing it: the peers' call ends with a UsageError that says `reason`.
 
@@ -840,6 +843,23 @@ class Exchange:
         d_result [N, H] is dispatched by the plan and each row multiplied by its weight in topk_weights, float32 [N, K].
         d_weights, float32 [N, K], holds the dot products of d_result with `outputs`, the rows that combine was given: dense, of
         combine_type. Other arguments as dispatch.
+        """
+
+    def all_gather_v(self, rows: ferry._typing.Array, out: ferry._typing.Array, *, lane: int = 0, stream: Any | None = None) -> Any:
+        """
+        Copies the rows of all ranks into `out`, in rank order, and returns `out`. Collective.
+
+        `rows` is [n, ...] of any type; every rank has its own n, 0 too. `out` is [sum of n or more, ...] of the same type; rows
+        past the sum are not written, and metadata(n) tells the sum. Not on device memory: UnsupportedError.
+        """
+
+    def reduce_scatter_v(self, rows: ferry._typing.Array, out: ferry._typing.Array, *, lane: int = 0, stream: Any | None = None) -> Any:
+        """
+        Adds the ranks' `rows`, writes this rank's rows of the sum to `out`, and returns `out`. Collective.
+
+        `rows` is [sum of n, H] of bfloat16, float16 or float32 on every rank, `out` [n, H] of the same type, with this rank's
+        n. The first rows of the sum belong to rank 0, and so on. Each value is added in fp32, in rank order from +0, and
+        rounded once. Not on device memory: UnsupportedError.
         """
 
 class ProgramStep:

@@ -70,5 +70,6 @@ PyPlan plan_over(const PyExchange& self, const nb::object& storage, std::optiona
 
 void bind_dispatch(nb::class_<PyExchange>& exchange);
 void bind_combine(nb::class_<PyExchange>& exchange);
+void bind_gather(nb::class_<PyExchange>& exchange);
 
 }  // namespace ferry::python

@@ -171,12 +171,15 @@ nb::tuple dispatch_counts(PyExchange& self, const nb::object& ids, int lane, con
 }
 
 Operation refusable(const std::string& name) {
-  constexpr Operation kRefusable[] = {Operation::dispatch, Operation::combine, Operation::metadata,
-                                      Operation::route_values, Operation::dispatch_counts};
+  constexpr Operation kRefusable[] = {Operation::dispatch,        Operation::combine,
+                                      Operation::metadata,        Operation::route_values,
+                                      Operation::dispatch_counts, Operation::all_gather_v,
+                                      Operation::reduce_scatter_v};
   for (const Operation operation : kRefusable)
     if (name == to_string(operation)) return operation;
   throw UsageError(str("refuse: operation is '", name,
-                       "', expected 'dispatch', 'combine', 'metadata', 'route_values' or 'dispatch_counts'"));
+                       "', expected 'dispatch', 'combine', 'metadata', 'route_values', 'dispatch_counts', "
+                       "'all_gather_v' or 'reduce_scatter_v'"));
 }
 
 // What this rank's peers are told instead of its next call.
@@ -316,7 +319,7 @@ rank. For ReceiveBuffers(rows=total). With 'cuda' it waits for the work before i
 call.)",
           nb::sig("def refuse(self, reason: str, *, lane: int = 0, stream: typing.Any | None = None, "
                   "operation: typing.Literal['dispatch', 'combine', 'metadata', 'route_values', "
-                  "'dispatch_counts'] = 'dispatch') -> None"))
+                  "'dispatch_counts', 'all_gather_v', 'reduce_scatter_v'] = 'dispatch') -> None"))
       .def(
           "check", &check, "lane"_a = 0,
           R"(Raises what the lane's calls found since the last check: BadIdError, OverflowError, BadSourceError.
@@ -349,6 +352,7 @@ Later calls raise UsageError.)")
       .def("__repr__", &describe);
   bind_dispatch(exchange);
   bind_combine(exchange);
+  bind_gather(exchange);
 }
 
 }  // namespace ferry::python

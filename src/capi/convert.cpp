@@ -4,8 +4,6 @@
 #include <cstddef>
 #include <vector>
 
-#include "format/encoding.hpp"
-
 namespace ferry::capi {
 namespace {
 
@@ -65,7 +63,7 @@ DType to_dtype(std::int32_t type, const char* field) {
 }
 
 std::optional<Format> to_format(const ferry_format& given) {
-  const auto kind = to_choice(given.kind, kLastFormatKind, "ferry_format.kind");
+  const auto kind = to_choice(given.kind, FormatKind::mxfp4, "ferry_format.kind");
   const char* name = kConstants<FormatKind>[given.kind].name;
   const bool parts =
       std::any_of(given.part_bytes, given.part_bytes + kMaxParts, [](auto b) { return b != 0; });

@@ -36,6 +36,8 @@ const from_c_size from_c_sizes[] = {
     SIZE_OF(ferry_step_metadata),
     SIZE_OF(ferry_dispatch_layout_args),
     SIZE_OF(ferry_metadata_args),
+    SIZE_OF(ferry_all_gather_v_args),
+    SIZE_OF(ferry_reduce_scatter_v_args),
     SIZE_OF(ferry_dispatch_counts_args),
     SIZE_OF(ferry_dispatch_counts_result),
     SIZE_OF(ferry_trace_info),

@@ -108,6 +108,12 @@ EXPECT_AT(ferry_metadata_args, count, 8);
 EXPECT_AT(ferry_metadata_args, metadata, 24);
 EXPECT_AT(ferry_metadata_args, device_count, 32);
 EXPECT_AT(ferry_metadata_args, into, 40);
+EXPECT_AT(ferry_all_gather_v_args, count, 16);
+EXPECT_AT(ferry_all_gather_v_args, gathered, 32);
+EXPECT_AT(ferry_all_gather_v_args, lane, 48);
+EXPECT_AT(ferry_reduce_scatter_v_args, total, 16);
+EXPECT_AT(ferry_reduce_scatter_v_args, count, 32);
+EXPECT_AT(ferry_reduce_scatter_v_args, type, 40);
 EXPECT_AT(ferry_load_counts, dispatches, 24);
 EXPECT_AT(ferry_wire_counts, combine_messages, 32);
 EXPECT_AT(ferry_wire_counts, combine_messages_between_nodes, 64);
@@ -131,6 +137,8 @@ static_assert(sizeof(ferry_combine_receive_args) == offsetof(ferry_combine_recei
 static_assert(sizeof(ferry_combine_backward_args) == offsetof(ferry_combine_backward_args, result) + 8);
 static_assert(sizeof(ferry_route_values_args) == offsetof(ferry_route_values_args, stream) + 8);
 static_assert(sizeof(ferry_metadata_args) == offsetof(ferry_metadata_args, into) + 8);
+static_assert(sizeof(ferry_all_gather_v_args) == offsetof(ferry_all_gather_v_args, stream) + 8);
+static_assert(sizeof(ferry_reduce_scatter_v_args) == offsetof(ferry_reduce_scatter_v_args, stream) + 8);
 static_assert(sizeof(ferry_dispatch_counts_args) == offsetof(ferry_dispatch_counts_args, result) + 8);
 static_assert(sizeof(ferry_dispatch_counts_result) == offsetof(ferry_dispatch_counts_result, ranks) + 8);
 static_assert(sizeof(ferry_trace_info) == offsetof(ferry_trace_info, weights) + 8);
@@ -168,6 +176,8 @@ TEST(Layout, OfStructsHasNotChanged) {
       {"ferry_step_metadata", 12},
       {"ferry_dispatch_layout_args", 112},
       {"ferry_metadata_args", 48},
+      {"ferry_all_gather_v_args", 64},
+      {"ferry_reduce_scatter_v_args", 56},
       {"ferry_dispatch_counts_args", 48},
       {"ferry_dispatch_counts_result", 48},
       {"ferry_trace_info", 64},

@@ -143,6 +143,8 @@ TEST(Pointers, ThatAreNullAreRefused) {
   refused(ferry_check(nullptr, 0), "exchange");
   refused(ferry_synchronize(nullptr, 0, nullptr), "exchange");
   refused(ferry_refuse(nullptr, FERRY_DISPATCH, 0, "", nullptr), "exchange");
+  refused(ferry_all_gather_v(nullptr, nullptr), "exchange");
+  refused(ferry_reduce_scatter_v(nullptr, nullptr), "exchange");
   refused(ferry_dispatch_counts(nullptr, nullptr), "exchange");
   refused(ferry_parse_format("bf16", nullptr), "format");
   refused(ferry_format_name(nullptr, nullptr, 0), "format");
@@ -177,6 +179,8 @@ TEST(Pointers, ToArgumentsThatAreNullAreRefused) {
     refused(ferry_combine_backward(exchange.get(), nullptr), "ferry_combine_backward_args");
     refused(ferry_route_values(exchange.get(), nullptr), "ferry_route_values_args");
     refused(ferry_metadata(exchange.get(), nullptr), "ferry_metadata_args");
+    refused(ferry_all_gather_v(exchange.get(), nullptr), "ferry_all_gather_v_args");
+    refused(ferry_reduce_scatter_v(exchange.get(), nullptr), "ferry_reduce_scatter_v_args");
     refused(ferry_dispatch_counts(exchange.get(), nullptr), "ferry_dispatch_counts_args");
     refused(ferry_refuse(exchange.get(), FERRY_DISPATCH, 0, nullptr, nullptr), "reason");
     refused(ferry_last_dispatch_result(exchange.get(), 0, nullptr), "ferry_dispatch_result");

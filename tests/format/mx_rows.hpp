@@ -1,14 +1,16 @@
-// Encodes rows to the MX formats and compares every byte with the formula, computed in double.
+// Encodes rows to the MX formats and compares every byte with the oracle.
 #pragma once
 
 #include <gtest/gtest.h>
 
-#include <algorithm>
+#include <cstdint>
+#include <vector>
 
 #include "backends/cpu/kernels/kernels.hpp"
 #include "format/oracle.hpp"
 #include "format/parts.hpp"
 #include "format/support.hpp"
+#include "oracle/block_formats.hpp"
 
 namespace ferry::test {
 
@@ -16,9 +18,15 @@ inline const Format kMxFormats[] = {Format::mxfp8({.rule = MxRule::up}), Format:
                                     Format::mxfp4({.rule = MxRule::up}),
                                     Format::mxfp4({.rule = MxRule::ocp})};
 
+inline void expect_bytes(const Memory& got, const std::vector<std::uint8_t>& expected) {
+  ASSERT_EQ(got.bytes(), static_cast<std::int64_t>(expected.size()));
+  for (std::size_t at = 0; at < expected.size(); ++at)
+    ASSERT_EQ(std::to_integer<int>(got.data()[at]), expected[at]) << "byte " << at;
+}
+
 class MxRows : public testing::TestWithParam<const cpu::Kernels*> {
  protected:
-  static constexpr std::int64_t kColumns = 32;  // of a block
+  static constexpr std::int64_t kColumns = oracle::kMxColumns;
   const cpu::Kernels& kernels_ = *GetParam();
   Random random_{seed()};
   testing::ScopedTrace trace_{__FILE__, __LINE__, "FERRY_SEED=" + std::to_string(seed())};
@@ -27,34 +35,33 @@ class MxRows : public testing::TestWithParam<const cpu::Kernels*> {
   void expect_row(const Memory& in, DType type, const Format& format) {
     const std::int64_t columns = in.bytes() / bytes_of(type);
     const PartList parts = parts_of(format, columns);
-    const bool narrow = format.kind == FormatKind::mxfp4;
-    const NumberTable& element = narrow ? NumberTable::e2m1() : NumberTable::e4m3();
+    const oracle::Element element =
+        format.kind == FormatKind::mxfp4 ? oracle::Element::e2m1 : oracle::Element::e4m3;
     Memory values(parts.part[0].row_bytes, below(random_, 64));
     Memory scales(parts.part[1].wire_bytes, 16 * below(random_, 4));
     kernels_.encode_row(values.data(), scales.data(), in.data(), type, columns, encoding_of(format));
     ASSERT_TRUE(values.guards_intact() && scales.guards_intact()) << columns;
-    std::int64_t block = 0;
-    for (std::int64_t first = 0; first < columns; first += kColumns, ++block) {
-      const std::int64_t count = std::min(kColumns, columns - first);
-      std::vector<float> numbers;
-      for (std::int64_t c = first; c < first + count; ++c) numbers.push_back(decode(type, in.bits(type, c)));
-      const MxBlock expected = encode_mx_block(numbers, element, format.mx.rule);
-      ASSERT_EQ(std::to_integer<int>(scales.data()[block]), expected.exponent + 127)
-          << to_string(format) << ", block " << block;
-      for (std::int64_t c = 0; c < count; ++c) {
-        const std::int64_t at = first + c;
-        const int byte = std::to_integer<int>(values.data()[narrow ? at / 2 : at]);
-        const int code = narrow ? byte >> (at % 2 * 4) & 15 : byte;
-        ASSERT_EQ(code, expected.codes[static_cast<std::size_t>(c)])
-            << to_string(format) << ", column " << at << " = " << numbers[static_cast<std::size_t>(c)]
-            << ", exponent " << expected.exponent;
-      }
-    }
-    for (; block < scales.bytes(); ++block) ASSERT_EQ(std::to_integer<int>(scales.data()[block]), 0);
+    std::vector<float> numbers;
+    for (std::int64_t c = 0; c < columns; ++c) numbers.push_back(decode(type, in.bits(type, c)));
+    oracle::BlockRow expected = oracle::encode_mx(numbers, element, format.mx.rule);
+    expected.scales.resize(static_cast<std::size_t>(scales.bytes()));  // padded with 0
+    ASSERT_NO_FATAL_FAILURE(expect_bytes(scales, expected.scales)) << to_string(format) << ", scales";
+    ASSERT_NO_FATAL_FAILURE(expect_bytes(values, expected.values)) << to_string(format) << ", values";
   }
 
   void expect_row(const Memory& in, DType type) {
     for (const Format& format : kMxFormats) ASSERT_NO_FATAL_FAILURE(expect_row(in, type, format));
+  }
+
+  // Rows of random fp32 values, `total` together: each block of any magnitude, its values within 2^-15 of it;
+  // some zeros, denormals, infinities and NaN.
+  void expect_random_fp32(std::int64_t total) {
+    constexpr std::int64_t kRow = 4096;
+    Memory in(kRow * bytes_of(DType::fp32));
+    for (std::int64_t done = 0; done < total; done += kRow) {
+      fill_blocks(random_, kColumns, in);
+      ASSERT_NO_FATAL_FAILURE(expect_row(in, DType::fp32)) << "values from " << done;
+    }
   }
 
   // Tests a block with `amax` in a random column and element(c) in the others.

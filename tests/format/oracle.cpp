@@ -111,29 +111,4 @@ Fp8Block encode_fp8_block(const std::vector<float>& values, bool power_of_two) {
   return block;
 }
 
-MxBlock encode_mx_block(const std::vector<float>& values, const NumberTable& element, MxRule rule) {
-  double amax = 0;
-  for (const float value : values) {
-    if (!std::isnan(value)) amax = std::max(amax, std::fabs(static_cast<double>(value)));
-  }
-  // The largest element is the largest fraction at the largest exponent: 1.75 * 2^8 or 1.5 * 2^2.
-  const double largest = element.decode(element.largest());
-  const int top = std::ilogb(largest);
-  MxBlock block;
-  if (std::isinf(amax)) {
-    block.exponent = 127;
-  } else if (amax == 0) {
-    block.exponent = -127;
-  } else {
-    block.exponent = std::ilogb(amax) - top;
-    if (rule == MxRule::up && std::ldexp(amax, -block.exponent) > largest) ++block.exponent;
-    block.exponent = std::clamp(block.exponent, -127, 127);
-  }
-  for (const float value : values) {
-    const double scaled = std::ldexp(static_cast<double>(value), -block.exponent);
-    block.codes.push_back(static_cast<std::uint8_t>(element.encode(scaled)));
-  }
-  return block;
-}
-
 }  // namespace ferry::test

@@ -57,12 +57,4 @@ struct Fp8Block {
 // Quantises one block of up to 128 values.
 Fp8Block encode_fp8_block(const std::vector<float>& values, bool power_of_two);
 
-struct MxBlock {
-  int exponent = 0;  // of the scale
-  std::vector<std::uint8_t> codes;
-};
-
-// Quantises one block of up to 32 values to e4m3 (mxfp8) or e2m1 (mxfp4).
-MxBlock encode_mx_block(const std::vector<float>& values, const NumberTable& element, MxRule rule);
-
 }  // namespace ferry::test

@@ -37,4 +37,16 @@ void fill_random(Random& random, DType type, Memory& row) {
     row.set_bits(type, i, random_bits(random, type));
 }
 
+void fill_blocks(Random& random, std::int64_t columns, Memory& row) {
+  std::uint32_t largest = 0;  // exponent field of the block
+  for (std::int64_t i = 0; i < row.bytes() / 4; ++i) {
+    const std::uint64_t word = random();
+    const auto raw = static_cast<std::uint32_t>(word >> 32);
+    if (i % columns == 0) largest = static_cast<std::uint32_t>(word % 255);
+    const std::uint32_t exponent = largest - std::min(largest, static_cast<std::uint32_t>(word >> 8) % 16);
+    const std::uint32_t near = (raw & 0x807FFFFF) | exponent << 23;
+    row.set_bits(DType::fp32, i, word >> 12 & 0xFF ? near : random_bits(random, DType::fp32));
+  }
+}
+
 }  // namespace ferry::test

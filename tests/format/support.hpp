@@ -62,4 +62,8 @@ std::uint32_t random_bits(Random& random, DType type);
 
 void fill_random(Random& random, DType type, Memory& row);
 
+// Fills a row of fp32 values: each block of `columns` of any magnitude, its values within 2^-15 of it, and
+// some zeros, denormals, infinities and NaN.
+void fill_blocks(Random& random, std::int64_t columns, Memory& row);
+
 }  // namespace ferry::test

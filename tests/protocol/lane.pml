@@ -46,7 +46,7 @@
 #ifdef MISTAKE_ONE_BUFFER_OF_ROWS
 #define row_at(reader, n, writer) buffer(reader, 0, writer)
 #else
-/* send_row.cuh of: `lane.message(rank, parity, lane.rank, message, bytes)`
+/* destination.cuh of: `lane.message(rank, parity, lane.rank, message, bytes)`
    combine_send.cuh staged_row: `call.lane.combine_row(to.destination, static_cast<int>(number & 1), to.first_row + row)` */
 #define row_at(reader, n, writer) buffer(reader, (n) & 1, writer)
 #endif

@@ -149,6 +149,37 @@ typedef struct ferry_metadata_args {
 /// Computes sum, prefix sum and maximum of the ranks' counts.
 ferry_status ferry_metadata(ferry_exchange* exchange, const ferry_metadata_args* args);
 
+typedef struct ferry_all_gather_v_args {
+  size_t size;
+  const void* rows;   ///< [count, row_bytes], dense; may be NULL if count is 0
+  int64_t count;      ///< rows of this rank
+  int64_t row_bytes;  ///< the same on all ranks
+  void* gathered;     ///< takes [the sum of all counts, row_bytes]; must not overlap `rows`
+  int64_t capacity;   ///< rows that `gathered` has room for; rows past the sum are not written
+  int32_t lane;
+  void* stream;
+} ferry_all_gather_v_args;
+
+/// Copies the rows of all ranks to every rank, in rank order. FERRY_USAGE on every rank, with nothing
+/// written: `gathered` is too small on a rank. FERRY_UNSUPPORTED: the exchange has device memory.
+ferry_status ferry_all_gather_v(ferry_exchange* exchange, const ferry_all_gather_v_args* args);
+
+typedef struct ferry_reduce_scatter_v_args {
+  size_t size;
+  const void* rows;  ///< [total, H] of `type`, dense; the first counts[0] rows belong to rank 0, and so on
+  int64_t total;     ///< the sum of all ranks' counts
+  void* sums;        ///< takes [count, H] of `type`, dense: this rank's rows; must not overlap `rows`
+  int64_t count;     ///< rows of this rank
+  int32_t type;      ///< value type
+  int32_t lane;
+  void* stream;
+} ferry_reduce_scatter_v_args;
+
+/// Adds what the ranks hold for each row, in fp32, in rank order from +0, rounded once to `type`, and gives
+/// every rank its own rows of the sum. FERRY_USAGE on every rank, with nothing written: `total` is not the
+/// sum of the counts on a rank. FERRY_UNSUPPORTED: the exchange has device memory.
+ferry_status ferry_reduce_scatter_v(ferry_exchange* exchange, const ferry_reduce_scatter_v_args* args);
+
 /// What a dispatch of some ids delivers to this rank. The arrays belong to the lane, whose next
 /// ferry_dispatch_counts() overwrites them; they are in host memory with every backend.
 typedef struct ferry_dispatch_counts_result {

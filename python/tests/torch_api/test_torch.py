@@ -50,6 +50,23 @@ def test_tensors_in_and_out(rng, dtype):
     ferry.Group.threads(4).run(body)
 
 
+def test_tensors_are_gathered_and_scattered():
+    counts = [3, 0, 5, 1]
+
+    def body(rank):
+        exchange = exchange_for(rank)
+        mine = torch.full((counts[rank.index], HIDDEN), rank.index, dtype=torch.bfloat16)
+        gathered = exchange.all_gather_v(mine, torch.empty(9, HIDDEN, dtype=torch.bfloat16))
+        assert gathered[:, 0].tolist() == [0] * 3 + [2] * 5 + [3]
+        sums = torch.full_like(mine, -7)
+        assert exchange.reduce_scatter_v(gathered + 1, sums) is sums
+        assert torch.equal(sums, torch.full_like(mine, 4 * (rank.index + 1)))
+        with pytest.raises(ferry.UsageError, match="out: an array of numpy, but rows is an array of torch"):
+            exchange.all_gather_v(mine, np.empty((9, HIDDEN), np.float32))
+
+    ferry.Group.threads(4).run(body)
+
+
 def test_fp8_tensors(rng):
     given = [inputs_of(rng) for _ in range(2)]
 

@@ -1,0 +1,117 @@
+// Exchange.all_gather_v and reduce_scatter_v.
+#include <optional>
+
+#include "arrays/arguments.hpp"
+#include "base/text.hpp"
+#include "bindings.hpp"
+#include "cast.hpp"
+#include "dispatch.hpp"
+#include "lane_call.hpp"
+
+namespace ferry::python {
+
+using namespace nb::literals;
+
+namespace {
+
+// An array of dense rows, [count, ...].
+struct DenseRows {
+  const Array* array = nullptr;
+  std::int64_t row_bytes = 0;
+
+  void* data() const { return array->data; }
+  std::int64_t count() const { return array->shape[0]; }
+};
+
+DenseRows dense_rows(Arguments& arguments, const nb::object& object, const char* name) {
+  const Array& array = arguments.add(object, name);
+  if (array.shape.empty()) throw UsageError(str(name, ": expected an array of rows, got a scalar"));
+  require_dense(array, name);
+  std::int64_t row_bytes = array.element_bytes();
+  for (std::size_t i = 1; i < array.shape.size(); ++i) row_bytes *= array.shape[i];
+  return {&array, row_bytes};
+}
+
+DenseRows rows_to_write(Arguments& arguments, const nb::object& out, const DenseRows& rows) {
+  const DenseRows to = dense_rows(arguments, out, "out");
+  require_writable(*to.array, "out");
+  if (to.array->element != rows.array->element || to.row_bytes != rows.row_bytes) {
+    throw UsageError(str("out: has rows of ", to.row_bytes, " bytes of ", name_of(to.array->element),
+                         ", but `rows` has rows of ", rows.row_bytes, " bytes of ",
+                         name_of(rows.array->element), ": pass an array of the same type and row length"));
+  }
+  return to;
+}
+
+nb::object all_gather_v(PyExchange& self, const nb::object& rows, const nb::object& out, int lane,
+                        const nb::object& stream) {
+  LaneCall call(self, lane);
+  Arguments arguments(call.device());
+  DenseRows from, to;
+  call.read_or_refuse({Operation::all_gather_v}, [&] {
+    from = dense_rows(arguments, rows, "rows");
+    to = rows_to_write(arguments, out, from);
+    call.set_stream(stream_of(stream, arguments.framework(), call.device()));
+  });
+  {
+    const nb::gil_scoped_release unlocked;
+    call.exchange().all_gather_v(from.data(), from.count(), from.row_bytes, to.data(), to.count(), lane,
+                                 call.stream());
+  }
+  return out;
+}
+
+nb::object reduce_scatter_v(PyExchange& self, const nb::object& rows, const nb::object& out, int lane,
+                            const nb::object& stream) {
+  LaneCall call(self, lane);
+  Arguments arguments(call.device());
+  DenseRows from, to;
+  std::optional<DType> type;
+  call.read_or_refuse({Operation::reduce_scatter_v}, [&] {
+    from = dense_rows(arguments, rows, "rows");
+    type = value_type_of(from.array->element);
+    if (!type) {
+      throw UsageError(
+          str("rows: expected bfloat16, float16 or float32, got ", name_of(from.array->element)));
+    }
+    const std::int64_t hidden = self.config().hidden;
+    if (from.row_bytes != hidden * bytes_of(*type)) {
+      throw UsageError(str("rows: expected rows of ", counted(hidden, "column"), ", got rows of ",
+                           from.row_bytes / bytes_of(*type)));
+    }
+    to = rows_to_write(arguments, out, from);
+    call.set_stream(stream_of(stream, arguments.framework(), call.device()));
+  });
+  {
+    const nb::gil_scoped_release unlocked;
+    call.exchange().reduce_scatter_v(from.data(), from.count(), *type, to.data(), to.count(), lane,
+                                     call.stream());
+  }
+  return out;
+}
+
+}  // namespace
+
+void bind_gather(nb::class_<PyExchange>& exchange) {
+  exchange
+      .def("all_gather_v", &all_gather_v, "rows"_a.none(), "out"_a.none(), nb::kw_only(), "lane"_a = 0,
+           "stream"_a = nb::none(),
+           R"(Copies the rows of all ranks into `out`, in rank order, and returns `out`. Collective.
+
+`rows` is [n, ...] of any type; every rank has its own n, 0 too. `out` is [sum of n or more, ...] of the same type; rows
+past the sum are not written, and metadata(n) tells the sum. Not on device memory: UnsupportedError.)",
+           nb::sig("def all_gather_v(self, rows: ferry._typing.Array, out: ferry._typing.Array, *, lane: int "
+                   "= 0, stream: typing.Any | None = None) -> typing.Any"))
+      .def(
+          "reduce_scatter_v", &reduce_scatter_v, "rows"_a.none(), "out"_a.none(), nb::kw_only(), "lane"_a = 0,
+          "stream"_a = nb::none(),
+          R"(Adds the ranks' `rows`, writes this rank's rows of the sum to `out`, and returns `out`. Collective.
+
+`rows` is [sum of n, H] of bfloat16, float16 or float32 on every rank, `out` [n, H] of the same type, with this rank's
+n. The first rows of the sum belong to rank 0, and so on. Each value is added in fp32, in rank order from +0, and
+rounded once. Not on device memory: UnsupportedError.)",
+          nb::sig("def reduce_scatter_v(self, rows: ferry._typing.Array, out: ferry._typing.Array, *, lane: "
+                  "int = 0, stream: typing.Any | None = None) -> typing.Any"));
+}
+
+}  // namespace ferry::python

@@ -1,0 +1,140 @@
+"""all_gather_v and reduce_scatter_v, and Megatron's metadata call over metadata()."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import ferry
+import ferry.megatron
+
+COUNTS = [3, 0, 5, 1]
+HIDDEN = 24
+BACKENDS = ["cpu", "reference"]
+TYPES = [np.float32, np.float16, ml_dtypes.bfloat16]
+
+
+def exchange_of(rank, backend="cpu"):
+    return ferry.Exchange(rank, experts=8, top_k=2, hidden=HIDDEN, max_tokens=4, backend=backend)
+
+
+def random_rows(rng, ranks, rows, dtype):
+    """Numbers of different magnitudes: another order of additions gives other bits."""
+    return [(rng.standard_normal((rows, HIDDEN)) * 2.0 ** rng.integers(-10, 10, (rows, HIDDEN))).astype(dtype)
+            for _ in range(ranks)]
+
+
+def poisoned(shape, dtype):
+    array = np.empty(shape, dtype)
+    array.view(np.uint8)[...] = 0x7F
+    return array
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("shape", [(), (5,), (3, 4)])
+def test_gathered_rows_are_the_concatenation(rng, backend, shape):
+    for dtype in (np.int64, np.uint8, ml_dtypes.bfloat16):
+        rows = [rng.integers(0, 100, (count, *shape)).astype(dtype) for count in COUNTS]
+
+        def body(rank):
+            out = poisoned((11, *shape), dtype)
+            past = out[9:].copy()
+            assert exchange_of(rank, backend).all_gather_v(rows[rank.index], out) is out
+            assert out[:9].tobytes() == np.concatenate(rows).tobytes()
+            assert out[9:].tobytes() == past.tobytes()
+
+        ferry.Group.threads(4).run(body)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("dtype", TYPES)
+def test_scattered_sums_are_added_in_rank_order_and_rounded_once(rng, backend, dtype):
+    rows = random_rows(rng, 4, sum(COUNTS), dtype)
+    sums = np.zeros((sum(COUNTS), HIDDEN), np.float32)
+    for mine in rows:
+        sums += mine.astype(np.float32)
+    expected = np.split(sums.astype(dtype), np.cumsum(COUNTS)[:-1])
+
+    def body(rank):
+        out = poisoned((COUNTS[rank.index], HIDDEN), dtype)
+        assert exchange_of(rank, backend).reduce_scatter_v(rows[rank.index], out) is out
+        assert out.tobytes() == expected[rank.index].tobytes()
+
+    ferry.Group.threads(4).run(body)
+
+
+def test_bad_arguments_end_the_call_of_every_rank_and_write_nothing():
+    def body(rank):
+        exchange, odd = exchange_of(rank), rank.index == 1
+        rows, out = np.ones((2, HIDDEN), np.float32), poisoned((6, HIDDEN), np.float32)
+        before = out.tobytes()
+
+        def refused(call, mine, words, said="rank 1 refused .*"):
+            with pytest.raises(ferry.UsageError, match=words if odd else said + words):
+                call(*mine)
+            assert out.tobytes() == before
+
+        gather, scatter = exchange.all_gather_v, exchange.reduce_scatter_v
+        refused(gather, (rows, out[:5] if odd else out), "room for 5 rows on rank 1, but all ranks together have 6", "")
+        refused(gather, (rows[:, ::2] if odd else rows, out), "rows: expected a C-contiguous array")
+        refused(gather, (np.array(1, np.float32) if odd else rows, out), "rows: expected an array of rows, got a scalar")
+        refused(gather, (rows.astype(np.int32) if odd else rows, out), "out: has rows of 96 bytes of float32, but `rows` has "
+                                                                      "rows of 96 bytes of int32")
+        refused(gather, (rows, "none" if odd else out), "out: ")
+        whole, mine = np.ones((6, HIDDEN), np.float32), out[:2]
+        refused(scatter, (whole[:5] if odd else whole, mine), "rank 1 passes 5 rows, but the ranks' counts add up to 6", "")
+        refused(scatter, (whole.astype(np.int32) if odd else whole, mine), "rows: expected bfloat16, float16 or float32, got int32")
+        refused(scatter, (whole[:, :8].copy() if odd else whole, mine), "rows: expected rows of 24 columns, got rows of 8")
+        frozen = mine[:]
+        frozen.flags.writeable = not odd
+        refused(scatter, (whole, frozen), "out: is read-only")
+        if odd:
+            exchange.refuse("not now", operation="reduce_scatter_v")
+        else:
+            refused(scatter, (whole, mine), "not now")
+        assert scatter(whole, mine).tolist() == np.full((2, HIDDEN), 3.0).tolist()
+
+    ferry.Group.threads(3).run(body)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_megatrons_metadata(backend):
+    def body(rank):
+        exchange = exchange_of(rank, backend)
+        step = np.full(3, -7, np.int32)
+        assert ferry.megatron.fused_metadata_update(
+            local_tokens=COUNTS[rank.index], local_buf=None, symm_mem_hdl=exchange, step_metadata=step) is None
+        assert step.tolist() == [9, [0, 3, 3, 8][rank.index], 5]
+        odd = rank.index == 2
+        wrong = np.full(4 if odd else 3, -7, np.int32)
+        with pytest.raises(ferry.UsageError, match=r"out: expected an array of shape \[3\]"):
+            ferry.megatron.fused_metadata_update(1, None, exchange, wrong)
+        assert set(wrong.tolist()) == {-7}
+        with pytest.raises(ferry.UsageError, match="symm_mem_hdl: a str, must be the ferry.Exchange"):
+            ferry.megatron.fused_metadata_update(1, None, "handle", step)
+
+    ferry.Group.threads(4).run(body)
+
+
+def test_expert_outputs_by_gather_and_scatter_equal_dispatch_and_combine(rng):
+    """Megatron's dispatcher by hand: gather, local experts, scatter. The bytes are those of `partial`."""
+    experts, top_k = 8, 2
+    tokens = [rng.integers(-8, 9, (count, HIDDEN)).astype(np.float32) for count in COUNTS]
+    ids = [np.stack([rng.permutation(experts)[:top_k] for _ in range(count)]).astype(np.int64) if count else
+           np.zeros((0, top_k), np.int64) for count in COUNTS]
+
+    def body(rank):
+        exchange = ferry.Exchange(rank, experts=experts, top_k=top_k, hidden=HIDDEN, max_tokens=5, format="fp32",
+                                  combine_type="fp32")
+        x, chosen = tokens[rank.index], ids[rank.index]
+        all_x, all_ids = np.empty((9, HIDDEN), np.float32), np.empty((9, top_k), np.int64)
+        exchange.all_gather_v(x, all_x)
+        exchange.all_gather_v(chosen, all_ids)
+        mine = (all_ids // 2 == rank.index) * (all_ids + 1.0)  # expert e multiplies by e + 1
+        y = exchange.reduce_scatter_v((all_x * mine.sum(1, keepdims=True)).astype(np.float32), np.empty_like(x))
+
+        rows = exchange.dispatch(x, chosen)
+        scale = np.repeat(rows.group_expert + 1, rows.counts).astype(np.float32)
+        total = rows.wait_total()
+        assert exchange.combine(rows.data[:total] * scale[:, None], rows.plan, result=np.empty_like(x)).tobytes() == y.tobytes()
+
+    ferry.Group.threads(4).run(body)
