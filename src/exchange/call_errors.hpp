@@ -5,7 +5,7 @@
 
 namespace ferry {
 
-// Throws OverflowError, BadIdError or BadSourceError, the first that applies; nothing if the call has found
+// Throws OverflowError, BadIdError, BadSourceError or UsageError, the first that applies; nothing if the call has found
 // nothing.
 void raise(const CallDiagnostics& found, const Config& config);
 

@@ -80,6 +80,7 @@ class Lane {
   std::vector<std::int64_t> ids_of_call();
   void stage_inputs();
   oracle::GlobalInputs read_global_inputs();
+  void find_bad_scales(const oracle::GlobalInputs& inputs);
   PlanView open_plan();
   void finish_plan(const oracle::GlobalInputs& inputs, const oracle::RowPositions& positions,
                    const PlanView& plan);
