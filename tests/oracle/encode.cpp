@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "oracle/block_formats.hpp"
 #include "oracle/numbers.hpp"
 
 namespace ferry::oracle {
@@ -77,53 +78,12 @@ std::vector<std::byte> encoded_fp8(const GlobalInputs& inputs, int rank, std::in
   return inputs.format.fp8.packed ? packed_exponents(row.scales) : bytes_of_vector(row.scales);
 }
 
-// A block of an MX format: scale byte and codes. x * 2^-e is exact in double.
-struct MxBlock {
-  std::uint8_t scale;
-  std::vector<std::uint8_t> codes;
-};
-
-MxBlock encoded_mx_block(const float* x, std::int64_t count, bool narrow, MxRule rule) {
-  double largest = 0;
-  for (std::int64_t c = 0; c < count; ++c) {
-    if (std::fabs(x[c]) > largest) largest = std::fabs(x[c]);  // false for NaN
-  }
-  int exponent = std::isinf(largest) ? 127 : -127;
-  if (largest > 0 && !std::isinf(largest)) {
-    const int k = std::ilogb(largest);
-    const double m = std::ldexp(largest, -k), limit = narrow ? 1.5 : 1.75;
-    exponent = k - (narrow ? 2 : 8) + (rule == MxRule::up && m > limit ? 1 : 0);
-    exponent = std::clamp(exponent, -127, 127);
-  }
-  MxBlock block{static_cast<std::uint8_t>(exponent + 127), {}};
-  for (std::int64_t c = 0; c < count; ++c) {
-    const double scaled = std::ldexp(double{x[c]}, -exponent);
-    block.codes.push_back(narrow ? e2m1(scaled) : e4m3(scaled));
-  }
-  return block;
-}
-
 std::vector<std::byte> encoded_mx(const GlobalInputs& inputs, int rank, std::int64_t token, int part) {
-  constexpr std::int64_t kMxColumns = 32;
-  const std::vector<float> row = values_of(inputs, rank, token);
-  const auto hidden = static_cast<std::int64_t>(row.size());
-  const bool narrow = inputs.format.kind == FormatKind::mxfp4;
-  std::vector<std::uint8_t> scales, codes;
-  for (std::int64_t begin = 0; begin < hidden; begin += kMxColumns) {
-    const MxBlock block =
-        encoded_mx_block(&row[begin], std::min(kMxColumns, hidden - begin), narrow, inputs.format.mx.rule);
-    scales.push_back(block.scale);
-    codes.insert(codes.end(), block.codes.begin(), block.codes.end());
-  }
-  if (part == 1) {
-    scales.resize((scales.size() + 3) / 4 * 4);
-    return bytes_of_vector(scales);
-  }
-  if (!narrow) return bytes_of_vector(codes);
-  std::vector<std::byte> bytes;
-  for (std::size_t c = 0; c < codes.size(); c += 2)
-    bytes.push_back(static_cast<std::byte>(codes[c] + 16 * codes[c + 1]));
-  return bytes;
+  const Element element = inputs.format.kind == FormatKind::mxfp4 ? Element::e2m1 : Element::e4m3;
+  BlockRow row = encode_mx(values_of(inputs, rank, token), element, inputs.format.mx.rule);
+  if (part == 0) return bytes_of_vector(row.values);
+  row.scales.resize((row.scales.size() + 3) / 4 * 4);
+  return bytes_of_vector(row.scales);
 }
 
 PartShape dense(std::int64_t row_bytes) {
