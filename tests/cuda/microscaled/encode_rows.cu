@@ -9,7 +9,7 @@ namespace {
 using device::require_success;
 
 // A warp encodes a row, whose values are first narrowed to their type.
-template <DType kType, int kDeep>
+template <DType kType, int kDeep, ElementType kElement>
 __global__ void encode(const std::uint32_t* bits, std::byte* rows, std::byte* values, std::byte* scales,
                        Encoding encoding) {
   constexpr int kColumns = kMicroscaledColumns;
@@ -25,10 +25,11 @@ __global__ void encode(const std::uint32_t* bits, std::byte* rows, std::byte* va
   }
   __syncwarp();
   std::byte* const to_scales = scales + row * encoding.scale_bytes(kColumns);
-  cuda::send_mx<kType, kDeep>(in, values + row * encoding.value_bytes(kColumns), 1u, {0, kColumns}, encoding,
-                              [&](bool stores, std::int64_t offset, std::uint32_t word) {
-                                if (stores) *reinterpret_cast<std::uint32_t*>(to_scales + offset) = word;
-                              });
+  cuda::send_mx<kType, kDeep, kElement>(in, values + row * encoding.value_bytes(kColumns), 1u, {0, kColumns},
+                                        encoding, [&](bool stores, std::int64_t offset, std::uint32_t word) {
+                                          if (stores)
+                                            *reinterpret_cast<std::uint32_t*>(to_scales + offset) = word;
+                                        });
 }
 
 template <class T>
@@ -45,10 +46,12 @@ void copy_and_free(std::vector<T>& to, void* from) {
   require_success(cudaFree(from), "cudaFree");
 }
 
+template <ElementType kElement>
 auto kernel_of(DType type, bool whole_rows) {
-  if (type == DType::fp32) return &encode<DType::fp32, 8>;
-  if (type == DType::bf16) return whole_rows ? &encode<DType::bf16, 14> : &encode<DType::bf16, 8>;
-  return whole_rows ? &encode<DType::fp16, 14> : &encode<DType::fp16, 8>;
+  if (type == DType::fp32) return &encode<DType::fp32, 8, kElement>;
+  if (type == DType::bf16)
+    return whole_rows ? &encode<DType::bf16, 14, kElement> : &encode<DType::bf16, 8, kElement>;
+  return whole_rows ? &encode<DType::fp16, 14, kElement> : &encode<DType::fp16, 8, kElement>;
 }
 
 }  // namespace
@@ -65,7 +68,9 @@ MicroscaledRows encode_on_device(const std::vector<std::uint32_t>& rows, DType t
   auto* values = device_array<std::byte>(result.values.size());
   auto* scales = device_array<std::byte>(result.scales.size());
   require_success(cudaMemcpy(bits, rows.data(), rows.size() * 4, cudaMemcpyHostToDevice), "cudaMemcpy");
-  kernel_of(type, whole_rows)<<<static_cast<unsigned>(count), 32>>>(bits, in, values, scales, encoding);
+  const auto kernel = encoding.element == ElementType::e4m3 ? kernel_of<ElementType::e4m3>(type, whole_rows)
+                                                            : kernel_of<ElementType::e2m1>(type, whole_rows);
+  kernel<<<static_cast<unsigned>(count), 32>>>(bits, in, values, scales, encoding);
   require_success(cudaGetLastError(), "launching the encoder");
   copy_and_free(result.values, values);
   copy_and_free(result.scales, scales);

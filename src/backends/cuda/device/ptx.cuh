@@ -191,6 +191,20 @@ __device__ __forceinline__ std::uint32_t max_fp16x2(std::uint32_t a, std::uint32
   return larger;
 }
 
+// The smaller of each pair; NaN only where both are NaN.
+__device__ __forceinline__ std::uint32_t min_fp16x2(std::uint32_t a, std::uint32_t b) {
+  std::uint32_t smaller;
+  asm("min.f16x2 %0, %1, %2;" : "=r"(smaller) : "r"(a), "r"(b));
+  return smaller;
+}
+
+// Sums rounded to nearest, ties to even.
+__device__ __forceinline__ std::uint32_t add_fp16x2(std::uint32_t a, std::uint32_t b) {
+  std::uint32_t sum;
+  asm("add.rn.f16x2 %0, %1, %2;" : "=r"(sum) : "r"(a), "r"(b));
+  return sum;
+}
+
 // Exact.
 __device__ __forceinline__ float value_of_fp16(std::uint16_t bits) {
   float value;

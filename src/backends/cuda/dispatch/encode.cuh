@@ -22,6 +22,17 @@ __device__ __forceinline__ std::uint32_t max_magnitude_x2(std::uint32_t a, std::
                               : max_fp16x2(a & 0x7fff7fff, b & 0x7fff7fff);
 }
 
+// The largest magnitude of this thread's eight 16-bit values in each of two accesses, in the low and the high
+// half.
+template <DType kType>
+__device__ __forceinline__ std::uint32_t max_of_two_accesses(const uint4& low, const uint4& high) {
+  const auto most = [](const uint4& of) {
+    return max_magnitude_x2<kType>(max_magnitude_x2<kType>(of.x, of.y), max_magnitude_x2<kType>(of.z, of.w));
+  };
+  const std::uint32_t a = most(low), b = most(high);
+  return max_magnitude_x2<kType>(__byte_perm(a, b, 0x5410), __byte_perm(a, b, 0x7632));
+}
+
 // [warp] The largest magnitude of a block of 128 columns, NaN ignored. `raw`: kDeep accesses of 256 columns,
 // 8 columns a thread. Thread t gets the result of block t of these 2 * kDeep blocks.
 template <DType kType, int kDeep>
@@ -45,15 +56,7 @@ __device__ __forceinline__ float block_max_magnitude(const RawEight (&raw)[kDeep
     // Values of two accesses are compared in one word, without unpacking them.
 #pragma unroll
     for (int d = 0; d < kDeep; d += 2) {
-      std::uint32_t both[2];
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const uint4& of = raw[d + i].low;
-        both[i] =
-            max_magnitude_x2<kType>(max_magnitude_x2<kType>(of.x, of.y), max_magnitude_x2<kType>(of.z, of.w));
-      }
-      std::uint32_t most = max_magnitude_x2<kType>(__byte_perm(both[0], both[1], 0x5410),
-                                                   __byte_perm(both[0], both[1], 0x7632));
+      std::uint32_t most = max_of_two_accesses<kType>(raw[d].low, raw[d + 1].low);
 #pragma unroll
       for (int step = 8; step > 0; step /= 2)
         most = max_magnitude_x2<kType>(most, __shfl_xor_sync(~0u, most, step));

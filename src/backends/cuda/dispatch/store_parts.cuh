@@ -71,8 +71,10 @@ __device__ __forceinline__ ByteRange bytes_of_part(const DispatchArguments& call
   if (!Traits::quantises(call)) return ByteRange::of(quarters, bytes, kGranule);
   const ByteRange columns = encoded_columns(call.lane, quarters);
   if (Traits::microscaled(call)) {
+    // A quarter may end with the row, whose last word of scales may be partly used.
     const auto at = [&](int column) {
-      return static_cast<int>(p == 0 ? call.encoding.value_bytes(column) : column / kMxBlock);
+      const auto of_scales = static_cast<int>((column / kMxBlock + (column % kMxBlock != 0) + 3) / 4 * 4);
+      return p == 0 ? static_cast<int>(call.encoding.value_bytes(column)) : of_scales;
     };
     return {at(columns.begin), quarters.last == kQuarters ? bytes : at(columns.end)};
   }
