@@ -153,7 +153,9 @@ std::vector<std::int64_t> input_row_bytes(const Format& format, DType type, std:
 std::vector<std::byte> encoded_part(const GlobalInputs& inputs, int rank, std::int64_t token, int part,
                                     const float* weight) {
   if (inputs.format.kind == FormatKind::fp8_e4m3) return encoded_fp8(inputs, rank, token, part);
-  if (inputs.format.quantises()) return encoded_blocks(inputs, rank, token, part);
+  if (inputs.format.kind == FormatKind::mxfp8 || inputs.format.kind == FormatKind::mxfp4 ||
+      inputs.format.kind == FormatKind::nvfp4)
+    return encoded_blocks(inputs, rank, token, part);
   const std::int64_t bytes = input_row_bytes(inputs.format, inputs.type, inputs.config.hidden)[part];
   const std::byte* row = inputs.ranks[rank].parts[part].data() + token * bytes;
   if (weight == nullptr) return {row, row + bytes};
