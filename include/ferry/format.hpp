@@ -12,7 +12,16 @@
 namespace ferry {
 
 /// The encodings. `raw` is data that the caller has quantised: Ferry moves its bytes without looking at them.
-enum class FormatKind : int { bf16 = 0, fp16 = 1, fp32 = 2, fp8_e4m3 = 3, raw = 4, mxfp8 = 5, mxfp4 = 6, nvfp4 = 7 };
+enum class FormatKind : int {
+  bf16 = 0,
+  fp16 = 1,
+  fp32 = 2,
+  fp8_e4m3 = 3,
+  raw = 4,
+  mxfp8 = 5,
+  mxfp4 = 6,
+  nvfp4 = 7
+};
 
 /// Form of the fp8 scales. Each scale covers a block of 128 columns of one row; the last block may be
 /// shorter. The formulas are in docs/contract.md, "Values".
@@ -41,11 +50,11 @@ struct MxOptions {
   bool operator==(const MxOptions&) const = default;
 };
 
-/// Form of the scales of NVFP4. Each scale covers a block of 16 columns of one row and is an e4m3 number, four
-/// to a little-endian 32-bit word; bytes past the last block are 0. A value is element * scale * g, where g is
-/// an fp32 of the whole call (DispatchOptions::global_scale), or of each row.
+/// Form of the scales of NVFP4. Each scale covers a block of 16 columns of one row and is an e4m3 number,
+/// four to a little-endian 32-bit word; bytes past the last block are 0. A value is element * scale * g,
+/// where g is an fp32 of the whole call (DispatchOptions::global_scale), or of each row.
 struct Nvfp4Options {
-  bool per_token = false;     ///< g = max(the row's largest finite magnitude / 2688, 2^-126), a part of its own
+  bool per_token = false;  ///< g = max(the row's largest finite magnitude / 2688, 2^-126), a part of its own
   bool column_major = false;  ///< words are [words, leading dimension] instead of [rows, words]
 
   bool operator==(const Nvfp4Options&) const = default;

@@ -36,10 +36,9 @@ std::string name_of_reduction(std::int64_t value) {
 // A format as one number, so that an error names the whole format. The sizes of raw parts are options of
 // their own.
 std::int64_t code_of(const Format& format) {
-  const bool flags[] = {format.fp8.column_major, format.fp8.power_of_two, format.fp8.packed,
-                        format.mx.column_major,
-                        format.nvfp4_options.per_token,
-                        format.nvfp4_options.column_major};
+  const bool flags[] = {
+      format.fp8.column_major, format.fp8.power_of_two,        format.fp8.packed,
+      format.mx.column_major,  format.nvfp4_options.per_token, format.nvfp4_options.column_major};
   std::int64_t code = static_cast<std::int64_t>(format.mx.rule);
   for (const bool flag : flags) code = 2 * code + flag;
   return code << 8 | static_cast<std::int64_t>(format.kind);

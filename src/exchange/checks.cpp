@@ -92,8 +92,9 @@ void check_row_arithmetic(const Config& config, int rank, const DispatchCall& ca
 void check_global_scale(const DispatchCall& call) {
   const Encoding encoding = encoding_of(call.format);
   if (call.global_scale == nullptr || (encoding.is_nvfp4() && !encoding.row_scale)) return;
-  throw UsageError(str("dispatch: global_scale is for the format nvfp4 without a scale for each token, this call's is ",
-                       to_string(call.format), ": leave it null"));
+  throw UsageError(
+      str("dispatch: global_scale is for the format nvfp4 without a scale for each token, this call's is ",
+          to_string(call.format), ": leave it null"));
 }
 
 void check_receive_buffers(const Config& config, int rank, const DispatchCall& call) {

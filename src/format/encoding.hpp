@@ -17,7 +17,8 @@ enum class ElementType : std::uint8_t { bf16, fp16, fp32, e4m3, e2m1, bytes };
 // `none`: values are moved, not quantised.
 enum class ScaleRule : std::uint8_t { none, quotient, power_of_two, mx_up, mx_ocp, nvfp4 };
 
-// How a scale is stored: as fp32, or in a byte, four to an int32: the biased exponent of a power of two, or e4m3.
+// How a scale is stored: as fp32, or in a byte, four to an int32: the biased exponent of a power of two, or
+// e4m3.
 enum class ScaleType : std::uint8_t { fp32, exponent, e4m3 };
 
 struct Encoding {

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <cstring>
 
-#include "oracle/microscaled.hpp"
+#include "oracle/block_formats.hpp"
 #include "oracle/numbers.hpp"
 
 namespace ferry::oracle {
@@ -78,6 +78,23 @@ std::vector<std::byte> encoded_fp8(const GlobalInputs& inputs, int rank, std::in
   return inputs.format.fp8.packed ? packed_exponents(row.scales) : bytes_of_vector(row.scales);
 }
 
+// A format with a scale byte for each block: mxfp8, mxfp4, nvfp4.
+std::vector<std::byte> encoded_blocks(const GlobalInputs& inputs, int rank, std::int64_t token, int part) {
+  const Format& format = inputs.format;
+  const std::vector<float> values = values_of(inputs, rank, token);
+  BlockRow row;
+  if (format.kind == FormatKind::nvfp4) {
+    row =
+        encode_nvfp4(values, format.nvfp4_options.per_token ? nvfp4_row_scale(values) : inputs.global_scale);
+  } else {
+    row = encode_mx(values, format.kind == FormatKind::mxfp4 ? Element::e2m1 : Element::e4m3, format.mx.rule);
+  }
+  if (part == 0) return bytes_of_vector(row.values);
+  if (part == 2) return bytes_of_vector(std::vector<float>{row.row_scale});
+  row.scales.resize((row.scales.size() + 3) / 4 * 4);
+  return bytes_of_vector(row.scales);
+}
+
 PartShape dense(std::int64_t row_bytes) {
   return {.elements = 1, .element_bytes = row_bytes, .row_step = row_bytes, .element_step = row_bytes};
 }
@@ -136,10 +153,9 @@ std::vector<std::int64_t> input_row_bytes(const Format& format, DType type, std:
 std::vector<std::byte> encoded_part(const GlobalInputs& inputs, int rank, std::int64_t token, int part,
                                     const float* weight) {
   if (inputs.format.kind == FormatKind::fp8_e4m3) return encoded_fp8(inputs, rank, token, part);
-  if (inputs.format.kind == FormatKind::mxfp8 || inputs.format.kind == FormatKind::mxfp4)
-    return encoded_mx(values_of(inputs, rank, token), inputs.format, part);
-  if (inputs.format.kind == FormatKind::nvfp4)
-    return encoded_nvfp4(values_of(inputs, rank, token), inputs.format, inputs.global_scale, part);
+  if (inputs.format.kind == FormatKind::mxfp8 || inputs.format.kind == FormatKind::mxfp4 ||
+      inputs.format.kind == FormatKind::nvfp4)
+    return encoded_blocks(inputs, rank, token, part);
   const std::int64_t bytes = input_row_bytes(inputs.format, inputs.type, inputs.config.hidden)[part];
   const std::byte* row = inputs.ranks[rank].parts[part].data() + token * bytes;
   if (weight == nullptr) return {row, row + bytes};

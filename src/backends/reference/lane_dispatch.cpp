@@ -129,9 +129,9 @@ void Lane::find_bad_scales(const oracle::GlobalInputs& inputs) {
   if (inputs.format.kind != FormatKind::nvfp4) return;
   for (std::int64_t token = 0; token < inputs.ranks[me].tokens; ++token) {
     const auto ids = inputs.ranks[me].ids.begin() + token * top_k;
-    const bool sent = context_.config.shared_experts > 0 || std::any_of(ids, ids + top_k, [&](std::int64_t id) {
-                        return id >= 0 && id < context_.config.experts;
-                      });
+    const bool sent = context_.config.shared_experts > 0 ||
+                      std::any_of(ids, ids + top_k,
+                                  [&](std::int64_t id) { return id >= 0 && id < context_.config.experts; });
     const std::vector<std::byte> scales = oracle::encoded_part(inputs, me, token, 1, nullptr);
     if (sent && std::count(scales.begin(), scales.end(), std::byte{0x7F}) > 0) diagnostics.bad_scale = true;
   }

@@ -79,8 +79,9 @@ struct Kernels {
   //   is s[0]
   float (*dot)(const void* a, DType a_type, const void* b, DType b_type, std::int64_t columns);
 
-  // Quantises a row as `encoding` says, which quantises. All is written through the cache. `global_scale`: g of
-  // NVFP4, unless it has one for each row. Returns whether every scale could be formed: see nvfp4_block.hpp.
+  // Quantises a row as `encoding` says, which quantises. All is written through the cache. `global_scale`: g
+  // of NVFP4, unless it has one for each row. Returns whether every scale could be formed: see
+  // nvfp4_block.hpp.
   bool (*encode_row)(const EncodedRow& to, const void* in, DType in_type, std::int64_t columns,
                      const Encoding& encoding, float global_scale);
 };
