@@ -282,6 +282,30 @@ def test_mx_formats_of_every_16_bit_value(name, rule, dtype, backend):
     ferry.Group.threads(1).run(body)
 
 
+@pytest.mark.parametrize("name", ["nvfp4", "nvfp4-token", "nvfp4-columns"])
+def test_nvfp4(rng, name):
+    hidden, g = 96, np.float32(0.37)
+    step = random_step(rng, hidden=hidden)
+
+    def body(rank):
+        exchange = exchange_for(rank, step, hidden=hidden, format=name)
+        given = {} if name == "nvfp4-token" else {"global_scale": np.array([g]) if rank.index % 2 else float(g)}
+        rows = exchange.dispatch(*inputs(step, rank), **given)
+        assert rows.data.dtype == np.uint8 and rows.data.shape == (exchange.capacity, hidden // 2)
+        for position, (_, source, token, _) in enumerate(routes_to(step, rank.index)):
+            blocks = step.tokens[source][token].astype(np.float32).reshape(6, 16)
+            scale_of_row = max(np.abs(blocks).max() / np.float32(2688), np.float32(2**-126)) if name == "nvfp4-token" else g
+            scales = (np.abs(blocks).max(axis=1) / np.float32(6) / scale_of_row).astype(ml_dtypes.float8_e4m3fn)
+            assert np.array_equal(np.ascontiguousarray(rows.scales[position]).view(np.uint8), np.append(scales.view(np.uint8), [0, 0]))
+            divisors = scales.astype(np.float32) * scale_of_row
+            codes = np.clip(blocks / divisors[:, None], -6, 6).astype(ml_dtypes.float4_e2m1fn).reshape(-1).view(np.uint8)
+            assert np.array_equal(rows.data[position], codes[::2] | codes[1::2] << 4)
+            if name == "nvfp4-token":
+                assert rows.parts[2].reshape(-1)[position] == scale_of_row
+
+    ferry.Group.threads(4).run(body)
+
+
 def test_raw_parts_are_moved_unchanged(rng):
     step = random_step(rng)
     parts = [
