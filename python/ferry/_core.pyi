@@ -424,9 +424,10 @@ class Group:
         Calls body(rank) on every rank that this group starts (threads, processes), or on this process's rank. Blocks.
 
         Returns a list of what the calls returned. If a rank raises, the waits of the others end with PeerLostError, and run()
-        raises the rank's exception, with a note that names the rank. After Ctrl-C the waits of threads end in the same way, and
-        run() raises KeyboardInterrupt once every thread has returned. A second Ctrl-C raises KeyboardInterrupt in the Python
-        code of the threads; run() leaves behind those that are inside a call that does not return within a second.
+        raises the rank's exception, with a note that names the rank and, for processes, holds its traceback. An exception of
+        a process that pickle cannot send becomes a RuntimeError with its text. After Ctrl-C the waits of threads end in the same
+        way, and run() raises KeyboardInterrupt once every thread has returned. A second Ctrl-C raises KeyboardInterrupt in the
+        Python code of the threads; run() leaves behind those that are inside a call that does not return within a second.
         """
 
     def join(self) -> Rank:

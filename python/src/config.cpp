@@ -161,19 +161,23 @@ void require_sizes(const nb::kwargs& settings) {
   if (!missing.empty()) throw UsageError(str("configuration: missing: ", missing));
 }
 
-std::string describe(const Config& c) {
-  return str("Config(experts=", c.experts, ", top_k=", c.top_k, ", hidden=", c.hidden,
-             ", max_tokens=", c.max_tokens, ", backend='", to_string(c.backend), "', layout='",
-             to_string(c.layout), "', alignment=", c.alignment, ", capacity=", c.capacity, ", format='",
-             to_string(c.format), "', combine_type='", to_string(c.combine_type), "', reduction='",
-             to_string(c.reduction), "', lanes=", c.lanes, ", deadline=", c.deadline, ")");
-}
-
 // What is pickled of a Config: its settings by name, as Config() takes them.
 nb::dict settings_of(const nb::handle& config) {
   nb::dict settings;
   for (const Setting& setting : kSettings) settings[setting.name] = config.attr(setting.name);
   return settings;
+}
+
+// As Config() takes it: the sizes, and the settings that are not the default.
+std::string describe(const nb::handle& config) {
+  const nb::dict defaults = settings_of(nb::cast(Config()));
+  std::string settings;
+  for (const Setting& setting : kSettings) {
+    const nb::object value = config.attr(setting.name);
+    if (value.equal(defaults[setting.name])) continue;
+    settings += str(settings.empty() ? "" : ", ", setting.name, "=", nb::cast<std::string>(nb::repr(value)));
+  }
+  return str("Config(", settings, ")");
 }
 
 void bind_sizes(nb::module_& module) {
