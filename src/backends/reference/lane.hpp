@@ -111,6 +111,7 @@ class Lane {
   bool leaves_out_rows_ = false;               // a dispatch has not stored all of its rows
   std::vector<std::int32_t> routes_, tokens_;  // of the last dispatch_counts
   DispatchCall dispatch_;
+  float global_scale_ = 1;  // of the dispatch, read in its send phase
   CombineCall combine_;
 };
 

@@ -13,6 +13,7 @@
 namespace ferry::reference {
 void Lane::dispatch_send(const DispatchCall& call) {
   dispatch_ = call;
+  global_scale_ = call.global_scale != nullptr ? *call.global_scale : 1;
   CallOptions options = options_of(context_.config, call);
   add_plan(call.plan, &options);
   // Peers read the rows as they are, so they must know their type.
@@ -73,7 +74,7 @@ oracle::GlobalInputs Lane::read_global_inputs() {
                               .type = dispatch_.tokens.type,
                               .weighted = false,
                               .apply_weights = dispatch_.apply_weights,
-                              .global_scale = dispatch_.global_scale != nullptr ? *dispatch_.global_scale : 1,
+                              .global_scale = global_scale_,
                               .ranks = {}};
   const auto row_bytes =
       oracle::input_row_bytes(dispatch_.format, dispatch_.tokens.type, context_.config.hidden);
