@@ -44,6 +44,9 @@ struct Config {
   /// shared rows and the others none, so that the sum over all ranks holds the shared experts once. 0: every
   /// rank takes all tokens.
   int shared_split = 0;
+  /// `gather` takes the reduction `partial` at level rank only, expert layouts, own input, one hop and host
+  /// memory.
+  Transfer transfer = Transfer::routed;
 
   Layout layout = Layout::expert_major;
   /// expert_major: each expert's rows start at a multiple of it. expert_padded: each expert's rows are padded
@@ -81,7 +84,7 @@ struct Sizes {
   // Symmetric memory, which peers write. `collective` has none. cpu in two hops: dispatch_staging is the
   // windows of all lanes, which dispatch and combine share and which do not grow with T.
   std::int64_t dispatch_staging = 0;  ///< 2 * lanes * R*T messages
-  std::int64_t combine_staging = 0;   ///< 2 * lanes * T*min(K, R) rows, or T*K
+  std::int64_t combine_staging = 0;   ///< 2 * lanes * T*min(K, R) rows, or T*K; Transfer::gather: T*R
   std::int64_t signals = 0;           ///< flags, counts and refusals
   std::int64_t results = 0;           ///< received rows and their arrays, all lanes
   std::int64_t plans = 0;             ///< plans and working memory, all lanes

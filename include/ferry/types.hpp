@@ -65,6 +65,13 @@ enum class ReductionLevel : int { automatic = 0, rank = 1, node = 2 };
 ///   nothing travels. Combine gives each rank its own sum, for an all-reduce of the caller's.
 enum class Input : int { own = 0, replicated = 1 };
 
+/// To which ranks dispatch sends a token. Received rows and results do not depend on it.
+///
+/// - `routed`: to the ranks that hold its experts.
+/// - `gather`: to every rank. Each rank returns one sum for every token, +0 where it holds none of its
+/// experts.
+enum class Transfer : int { routed = 0, gather = 1 };
+
 /// The implementation that carries out an exchange: `reference` and `cpu` on ranks of one host, which share
 /// memory; `cuda` on the GPUs of one host; `collective` on ranks of any hosts, over an engine.
 enum class BackendKind : int { reference = 0, cpu = 1, cuda = 2, collective = 3 };
@@ -90,6 +97,7 @@ const char* to_string(Layout layout);
 const char* to_string(Reduction reduction);
 const char* to_string(ReductionLevel level);
 const char* to_string(Input input);
+const char* to_string(Transfer transfer);
 const char* to_string(BackendKind backend);
 const char* to_string(EngineKind engine);
 const char* to_string(Hops hops);

@@ -84,6 +84,9 @@ class Config:
                          travels, and combine gives each rank its own sum. 'partial' only, not on device memory; default 'own'
     shared_split         with replicated input: how many ranks share the tokens' rows of shared experts among them; default 0,
                          every rank takes all
+    transfer             'routed', or 'gather': dispatch sends every token to every rank, and each rank returns one sum for it, for
+                         few tokens with many experts. The same rows and results; 'partial' at level 'rank' only, expert layouts,
+                         not on device memory; default 'routed'
     placement            a Placement; default: Placement.blocks(experts, ranks)
     layout               'expert_major', 'expert_padded' or 'rank_major'; default 'expert_major'
     alignment            each expert's first row is a multiple of it; default 1
@@ -108,7 +111,7 @@ class Config:
     checked by Exchange, size_of and capacity_of.
     """
 
-    def __init__(self, *, experts: int, top_k: int, hidden: int, max_tokens: int, backend: Literal['cpu', 'cuda', 'collective', 'reference'] = ..., engine: Literal['automatic', 'mpi', 'custom', 'nccl'] = 'automatic', memory: Literal['automatic', 'host', 'device'] = 'automatic', hops: Literal['automatic', 'one', 'two'] = 'automatic', window: int = 0, shared_experts: int = 0, input: Literal['own', 'replicated'] = 'own', shared_split: int = 0, placement: Placement = ..., layout: Literal['expert_major', 'expert_padded', 'rank_major'] = 'expert_major', alignment: int = 1, capacity: int = 0, repeats: bool = False, zero_padding: bool = False, format: str = 'bf16', combine_type: Literal['bf16', 'fp16', 'fp32'] = 'bf16', reduction: Literal['partial', 'exact', 'unreduced'] = 'partial', reduction_level: Literal['automatic', 'rank', 'node'] = 'automatic', lanes: int = 1, deadline: float = 30.0, own_receive_buffers: bool = True, check_calls: bool = True) -> None: ...
+    def __init__(self, *, experts: int, top_k: int, hidden: int, max_tokens: int, backend: Literal['cpu', 'cuda', 'collective', 'reference'] = ..., engine: Literal['automatic', 'mpi', 'custom', 'nccl'] = 'automatic', memory: Literal['automatic', 'host', 'device'] = 'automatic', hops: Literal['automatic', 'one', 'two'] = 'automatic', window: int = 0, shared_experts: int = 0, input: Literal['own', 'replicated'] = 'own', shared_split: int = 0, transfer: Literal['routed', 'gather'] = 'routed', placement: Placement = ..., layout: Literal['expert_major', 'expert_padded', 'rank_major'] = 'expert_major', alignment: int = 1, capacity: int = 0, repeats: bool = False, zero_padding: bool = False, format: str = 'bf16', combine_type: Literal['bf16', 'fp16', 'fp32'] = 'bf16', reduction: Literal['partial', 'exact', 'unreduced'] = 'partial', reduction_level: Literal['automatic', 'rank', 'node'] = 'automatic', lanes: int = 1, deadline: float = 30.0, own_receive_buffers: bool = True, check_calls: bool = True) -> None: ...
 
     @property
     def experts(self) -> int:
@@ -139,6 +142,10 @@ class Config:
         """
         Ranks that share the rows of shared experts among them; 0: every rank takes all tokens.
         """
+
+    @property
+    def transfer(self) -> str:
+        """'routed' or 'gather'."""
 
     @property
     def placement(self) -> Placement:
@@ -664,7 +671,7 @@ class Exchange:
     @overload
     def __init__(self, group: Group | Rank, config: Config, *, device: int | None = None) -> None: ...
     @overload
-    def __init__(self, group: Group | Rank, *, device: int | None = None, experts: int, top_k: int, hidden: int, max_tokens: int, backend: Literal['cpu', 'cuda', 'collective', 'reference'] = ..., engine: Literal['automatic', 'mpi', 'custom', 'nccl'] = 'automatic', memory: Literal['automatic', 'host', 'device'] = 'automatic', hops: Literal['automatic', 'one', 'two'] = 'automatic', window: int = 0, shared_experts: int = 0, input: Literal['own', 'replicated'] = 'own', shared_split: int = 0, placement: Placement = ..., layout: Literal['expert_major', 'expert_padded', 'rank_major'] = 'expert_major', alignment: int = 1, capacity: int = 0, repeats: bool = False, zero_padding: bool = False, format: str = 'bf16', combine_type: Literal['bf16', 'fp16', 'fp32'] = 'bf16', reduction: Literal['partial', 'exact', 'unreduced'] = 'partial', reduction_level: Literal['automatic', 'rank', 'node'] = 'automatic', lanes: int = 1, deadline: float = 30.0, own_receive_buffers: bool = True, check_calls: bool = True) -> None: ...
+    def __init__(self, group: Group | Rank, *, device: int | None = None, experts: int, top_k: int, hidden: int, max_tokens: int, backend: Literal['cpu', 'cuda', 'collective', 'reference'] = ..., engine: Literal['automatic', 'mpi', 'custom', 'nccl'] = 'automatic', memory: Literal['automatic', 'host', 'device'] = 'automatic', hops: Literal['automatic', 'one', 'two'] = 'automatic', window: int = 0, shared_experts: int = 0, input: Literal['own', 'replicated'] = 'own', shared_split: int = 0, transfer: Literal['routed', 'gather'] = 'routed', placement: Placement = ..., layout: Literal['expert_major', 'expert_padded', 'rank_major'] = 'expert_major', alignment: int = 1, capacity: int = 0, repeats: bool = False, zero_padding: bool = False, format: str = 'bf16', combine_type: Literal['bf16', 'fp16', 'fp32'] = 'bf16', reduction: Literal['partial', 'exact', 'unreduced'] = 'partial', reduction_level: Literal['automatic', 'rank', 'node'] = 'automatic', lanes: int = 1, deadline: float = 30.0, own_receive_buffers: bool = True, check_calls: bool = True) -> None: ...
 
     @property
     def config(self) -> Config:

@@ -106,6 +106,10 @@ constexpr Setting kSettings[] = {
        c.input = enum_named(k.c_str(), text_value(k, v), std::array{Input::own, Input::replicated});
      }},
     {"shared_split", [](Config& c, const std::string& k, nb::handle v) { c.shared_split = int_of(k, v); }},
+    {"transfer",
+     [](Config& c, const std::string& k, nb::handle v) {
+       c.transfer = enum_named(k.c_str(), text_value(k, v), std::array{Transfer::routed, Transfer::gather});
+     }},
     {"placement", [](Config& c, const std::string& k,
                      nb::handle v) { c.placement = value_of<Placement>(k, v, "a Placement"); }},
     {"layout",
@@ -287,6 +291,7 @@ const char* const kOptionalSettings =
     "memory: typing.Literal['automatic', 'host', 'device'] = 'automatic', "
     "hops: typing.Literal['automatic', 'one', 'two'] = 'automatic', window: int = 0, "
     "shared_experts: int = 0, input: typing.Literal['own', 'replicated'] = 'own', shared_split: int = 0, "
+    "transfer: typing.Literal['routed', 'gather'] = 'routed', "
     "placement: Placement = ..., "
     "layout: typing.Literal['expert_major', 'expert_padded', 'rank_major'] = 'expert_major', "
     "alignment: int = 1, capacity: int = 0, repeats: bool = False, zero_padding: bool = False, "
@@ -333,6 +338,9 @@ input                'own', or 'replicated': every rank passes the same tokens a
                      travels, and combine gives each rank its own sum. 'partial' only, not on device memory; default 'own'
 shared_split         with replicated input: how many ranks share the tokens' rows of shared experts among them; default 0,
                      every rank takes all
+transfer             'routed', or 'gather': dispatch sends every token to every rank, and each rank returns one sum for it, for
+                     few tokens with many experts. The same rows and results; 'partial' at level 'rank' only, expert layouts,
+                     not on device memory; default 'routed'
 placement            a Placement; default: Placement.blocks(experts, ranks)
 layout               'expert_major', 'expert_padded' or 'rank_major'; default 'expert_major'
 alignment            each expert's first row is a multiple of it; default 1
@@ -370,6 +378,9 @@ checked by Exchange, size_of and capacity_of.)")
           "input", [](const Config& c) { return std::string(to_string(c.input)); }, "'own' or 'replicated'.")
       .def_ro("shared_split", &Config::shared_split,
               "Ranks that share the rows of shared experts among them; 0: every rank takes all tokens.")
+      .def_prop_ro(
+          "transfer", [](const Config& c) { return std::string(to_string(c.transfer)); },
+          "'routed' or 'gather'.")
       .def_ro("placement", &Config::placement, "Which rank holds which expert.")
       .def_ro("alignment", &Config::alignment, "Each expert's first row is a multiple of it.")
       .def_ro("capacity", &Config::capacity,

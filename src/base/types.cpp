@@ -31,6 +31,10 @@ const char* to_string(Input input) {
   return name_of(input, {"own", "replicated"});
 }
 
+const char* to_string(Transfer transfer) {
+  return name_of(transfer, {"routed", "gather"});
+}
+
 const char* to_string(BackendKind backend) {
   return name_of(backend, {"reference", "cpu", "cuda", "collective"});
 }

@@ -45,6 +45,9 @@ template <>
 inline constexpr Constant kConstants<Input>[] = {FERRY_NAMED(FERRY_INPUT_OWN),
                                                  FERRY_NAMED(FERRY_INPUT_REPLICATED)};
 template <>
+inline constexpr Constant kConstants<Transfer>[] = {FERRY_NAMED(FERRY_TRANSFER_ROUTED),
+                                                    FERRY_NAMED(FERRY_TRANSFER_GATHER)};
+template <>
 inline constexpr Constant kConstants<Layout>[] = {
     FERRY_NAMED(FERRY_EXPERT_MAJOR), FERRY_NAMED(FERRY_EXPERT_PADDED), FERRY_NAMED(FERRY_RANK_MAJOR)};
 template <>

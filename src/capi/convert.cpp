@@ -106,6 +106,7 @@ Config to_config(const ferry_config& given, int ranks) {
   config.shared_experts = static_cast<int>(given.shared_experts);
   config.input = to_enum(given.input, Input::replicated, "ferry_config.input");
   config.shared_split = given.shared_split;
+  config.transfer = to_enum(given.transfer, Transfer::gather, "ferry_config.transfer");
   config.placement =
       to_placement(given.expert_rank, given.expert_local, given.experts, ranks, given.placement_version);
   config.layout = to_enum(given.layout, Layout::rank_major, "ferry_config.layout");
@@ -195,6 +196,7 @@ ferry_config to_c(const Config& config) {
   c.shared_experts = config.shared_experts;
   c.input = static_cast<std::int32_t>(config.input);
   c.shared_split = config.shared_split;
+  c.transfer = static_cast<std::int64_t>(config.transfer);
   c.layout = static_cast<std::int32_t>(config.layout);
   c.placement_version = config.placement.version();
   c.capacity = config.capacity;

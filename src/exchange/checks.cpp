@@ -197,6 +197,7 @@ std::string difference(const PlanShape& of_plan, const PlanShape& of_exchange) {
              differ("top_k", of_plan.top_k, of_exchange.top_k),
              differ("max_tokens", of_plan.max_tokens, of_exchange.max_tokens),
              differ("shared_experts", of_plan.shared_experts, of_exchange.shared_experts),
+             differ("to_every_rank (transfer = gather)", of_plan.to_every_rank, of_exchange.to_every_rank),
              differ("largest capacity", of_plan.capacity, of_exchange.capacity));
 }
 
@@ -278,6 +279,12 @@ void check_combine(const Config& config, int rank, const CombineCall& call, bool
     throw UsageError(
         str("combine: reduction ", to_string(call.reduction),
             ": replicated input has the reduction partial only, because each rank has only its own rows"));
+  }
+  if (returns_every_row && config.transfer == Transfer::gather) {
+    throw UsageError(
+        str("combine: reduction ", to_string(call.reduction),
+            ": transfer = gather has the reduction partial only, because each rank returns one sum "
+            "for a token"));
   }
   if (returns_every_row && config.reduction == Reduction::partial) {
     throw UsageError(str("combine: ", to_string(call.reduction), " needs more staging than the configured ",

@@ -37,6 +37,7 @@ std::string describe(const Config& config) {
   field("shared_experts", config.shared_experts);
   field("input", to_string(config.input));
   field("shared_split", config.shared_split);
+  field("transfer", to_string(config.transfer));
   field("layout", to_string(config.layout));
   field("alignment", config.alignment);
   field("capacity", config.capacity);

@@ -44,6 +44,33 @@ void check_input(const Config& config) {
   }
 }
 
+void check_transfer(const Config& config) {
+  check_range("transfer", static_cast<std::int64_t>(config.transfer), 0, 1);
+  if (config.transfer == Transfer::routed) return;
+  if (chosen_memory(config) == MemoryKind::device) {
+    throw UnsupportedError(str("configuration: transfer = gather: the backend ", to_string(config.backend),
+                               " on device memory has only routed: pass routed, whose results are the same, "
+                               "or use a host backend"));
+  }
+  if (config.input != Input::own) {
+    throw UsageError(str("configuration: transfer = gather with input ", to_string(config.input),
+                         ", must be own: replicated tokens do not travel"));
+  }
+  if (config.layout == Layout::rank_major) {
+    throw UsageError(
+        "configuration: transfer = gather with layout rank_major, whose rows are the tokens that were sent: "
+        "use "
+        "an expert layout");
+  }
+  if (config.hops == Hops::two)
+    throw UsageError("configuration: transfer = gather with hops two, must be one: no rank forwards tokens");
+  if (config.reduction != Reduction::partial || config.reduction_level == ReductionLevel::node) {
+    throw UsageError(str("configuration: transfer = gather with reduction ", to_string(config.reduction),
+                         " and reduction_level ", to_string(config.reduction_level),
+                         ", must be partial at level rank: each rank returns one sum for a token"));
+  }
+}
+
 void check_shared_split(const Config& config) {
   check_range("shared_split", config.shared_split, 0, config.placement.ranks());
   if (config.shared_split > 0 && config.shared_experts == 0)
@@ -163,6 +190,7 @@ void check_alone(const Config& config) {
   check_alignment(config);
   check_shared_experts(config);
   check_input(config);
+  check_transfer(config);
 }
 
 Config complete_config(const Config& given, int ranks) {
@@ -189,6 +217,7 @@ MemoryKind chosen_memory(const Config& config) {
 
 Hops chosen_hops(const Config& config, const Topology& topology) {
   if (config.hops != Hops::automatic) return config.hops;
+  if (config.transfer == Transfer::gather) return Hops::one;
   const bool several = topology.nodes() > 1 && topology.ranks() > topology.nodes();
   const bool relays = config.backend == BackendKind::collective && chosen_memory(config) == MemoryKind::host;
   return several && relays ? Hops::two : Hops::one;
@@ -200,7 +229,9 @@ bool has_relays(const Config& config, const Topology& topology) {
 
 ReductionLevel chosen_level(const Config& config, const Topology& topology) {
   if (config.reduction_level != ReductionLevel::automatic) return config.reduction_level;
-  return topology.nodes() > 1 && config.input == Input::own ? ReductionLevel::node : ReductionLevel::rank;
+  const bool by_node =
+      topology.nodes() > 1 && config.input == Input::own && config.transfer == Transfer::routed;
+  return by_node ? ReductionLevel::node : ReductionLevel::rank;
 }
 
 void check_rank(int rank, int ranks) {

@@ -61,6 +61,14 @@ const char* to_string(FaultPoint point) {
       return "route_values_posted";
     case FaultPoint::route_values_waited:
       return "route_values_waited";
+    case FaultPoint::gather_begin:
+      return "gather_begin";
+    case FaultPoint::gather_sent:
+      return "gather_sent";
+    case FaultPoint::gather_posted:
+      return "gather_posted";
+    case FaultPoint::gather_waited:
+      return "gather_waited";
     case FaultPoint::relay_holds:
       return "relay_holds";
   }

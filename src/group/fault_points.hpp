@@ -27,6 +27,10 @@ enum class FaultPoint : int {
   route_values_sent,
   route_values_posted,
   route_values_waited,
+  gather_begin,  // all_gather_v, reduce_scatter_v: a round has its number; the ranks' counts are known
+  gather_sent,   // rows of the round are stored at the peers, no flag is
+  gather_posted,
+  gather_waited,
   relay_holds,  // two hops: a rank has the messages of the first, and has forwarded none
 };
 
@@ -37,7 +41,9 @@ inline constexpr std::array kFaultPoints = {
     FaultPoint::combine_posted,      FaultPoint::combine_waited,      FaultPoint::combine_chunk_sent,
     FaultPoint::combine_done,        FaultPoint::metadata_begin,      FaultPoint::metadata_posted,
     FaultPoint::metadata_waited,     FaultPoint::route_values_begin,  FaultPoint::route_values_sent,
-    FaultPoint::route_values_posted, FaultPoint::route_values_waited, FaultPoint::relay_holds,
+    FaultPoint::route_values_posted, FaultPoint::route_values_waited, FaultPoint::gather_begin,
+    FaultPoint::gather_sent,         FaultPoint::gather_posted,       FaultPoint::gather_waited,
+    FaultPoint::relay_holds,
 };
 
 const char* to_string(FaultPoint point);

@@ -1,7 +1,8 @@
 // The layout of a rank's symmetric memory, for size queries and for backends.
 //
 // Each lane has: its signals; two dispatch staging buffers of [R sources, T] messages; two combine staging
-// buffers of [T, min(K, R)] rows (partial) or [T, K] rows (exact and unreduced). Calls alternate between the
+// buffers of [T, min(K, R)] rows (partial; with Transfer::gather [T, R]) or [T, K] rows (exact and
+// unreduced). Calls alternate between the
 // two buffers: call n uses the one of parity n & 1.
 #pragma once
 

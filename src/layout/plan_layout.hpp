@@ -16,12 +16,15 @@ struct PlanShape {
   std::int32_t top_k = 0;
   std::int32_t max_tokens = 0;
   std::int32_t shared_experts = 0;
-  std::int64_t capacity = 0;  // largest over the ranks: rows of all groups together
+  std::int32_t to_every_rank = 0;  // 1: tokens go to every rank (Transfer::gather)
+  std::int64_t capacity = 0;       // largest over the ranks: rows of all groups together
 
   friend bool operator==(const PlanShape&, const PlanShape&) = default;
 
   // Destinations that a token has at most.
-  FERRY_HD constexpr std::int32_t most_ranks() const { return top_k < ranks ? top_k : ranks; }
+  FERRY_HD constexpr std::int32_t most_ranks() const {
+    return to_every_rank != 0 || ranks < top_k ? ranks : top_k;
+  }
 };
 
 struct PlanHeader {
@@ -48,6 +51,7 @@ FERRY_HD constexpr std::uint64_t header_check(const PlanHeader& header) {
                                   static_cast<std::uint64_t>(header.shape.top_k),
                                   static_cast<std::uint64_t>(header.shape.max_tokens),
                                   static_cast<std::uint64_t>(header.shape.shared_experts),
+                                  static_cast<std::uint64_t>(header.shape.to_every_rank),
                                   static_cast<std::uint64_t>(header.shape.capacity),
                                   static_cast<std::uint64_t>(header.rank),
                                   static_cast<std::uint64_t>(header.tokens),

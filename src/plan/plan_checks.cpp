@@ -22,6 +22,7 @@ void check_shape(const PlanShape& shape) {
   check_number("top_k", shape.top_k, 1, kMaxTopK);
   check_number("max_tokens", shape.max_tokens, 1, 1 << 24);
   check_number("shared_experts", shape.shared_experts, 0, kMaxSharedExperts);
+  check_number("to_every_rank", shape.to_every_rank, 0, 1);
   check_number("capacity", shape.capacity, 0, std::numeric_limits<std::int32_t>::max());
 }
 

@@ -1,6 +1,7 @@
 #include "plan/planning.hpp"
 
 #include <algorithm>
+#include <numeric>
 
 #include "plan/shapes.hpp"
 #include "plan/slot.hpp"
@@ -51,6 +52,10 @@ void plan_sends(const Config& config, int rank, const Ids& ids, int tokens, cons
       } else if (kind == IdKind::bad && bad.count++ == 0) {
         bad = {.rank = rank, .token = static_cast<int>(token), .slot = slot, .id = id, .count = 1};
       }
+    }
+    if (config.transfer == Transfer::gather) {
+      std::iota(destinations, destinations + ranks, 0);
+      reached = ranks;
     }
     for (int i = 0; i < reached; ++i) {
       const std::int32_t destination = destinations[i];

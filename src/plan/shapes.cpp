@@ -28,7 +28,8 @@ PlanShape plan_shape(const Config& config) {
                   .experts = config.experts,
                   .top_k = config.top_k,
                   .max_tokens = config.max_tokens,
-                  .shared_experts = config.shared_experts};
+                  .shared_experts = config.shared_experts,
+                  .to_every_rank = config.transfer == Transfer::gather};
   for (int rank = 0; rank < shape.ranks; ++rank)
     shape.capacity = std::max(shape.capacity, row_capacity(config, rank));
   return shape;
@@ -36,7 +37,7 @@ PlanShape plan_shape(const Config& config) {
 
 ExchangeShape exchange_shape(const Config& config, std::int64_t signal_bytes) {
   const PartList parts = parts_of(config.format, config.hidden);
-  const std::int64_t ranks_of_token = std::min(config.top_k, config.placement.ranks());
+  const std::int64_t ranks_of_token = plan_shape(config).most_ranks();
   const bool partial = config.reduction == Reduction::partial;
   return {.ranks = config.placement.ranks(),
           .top_k = config.top_k,
@@ -110,7 +111,7 @@ std::uint64_t row_order_hash(const Config& config) {
         std::int64_t{config.placement.ranks()}, static_cast<std::int64_t>(config.layout),
         std::int64_t{config.alignment}, config.capacity, std::int64_t{config.repeats},
         std::int64_t{config.shared_experts}, static_cast<std::int64_t>(config.input),
-        std::int64_t{config.shared_split}}) {
+        std::int64_t{config.shared_split}, static_cast<std::int64_t>(config.transfer)}) {
     mix(static_cast<std::uint64_t>(value));
   }
   for (const ExpertLocation& location : config.placement.locations()) {

@@ -115,5 +115,33 @@ TEST(Gather, BadArgumentsEndTheCallOfEveryRankAndWriteNothing) {
   });
 }
 
+TEST(GatheredInput, SendsEveryTokenToEveryRank) {
+  run_threads(3, [](ferry_rank* rank) {
+    ferry_config config = small_config();
+    config.transfer = FERRY_TRANSFER_GATHER;
+    const ExchangeHandle exchange = make_exchange(rank, config);
+    auto taken = sized<ferry_config>();
+    ASSERT_EQ(ferry_exchange_config(exchange.get(), &taken), FERRY_OK);
+    EXPECT_EQ(taken.transfer, FERRY_TRANSFER_GATHER);
+    const std::vector<std::uint16_t> values(2 * 256, 0x3F80);
+    const std::vector<std::int32_t> ids = {0, 3, -1, -1, -1, -1};  // experts of rank 0 only
+    auto args = sized<ferry_dispatch_args>();
+    args.tokens.parts[0] = values.data();
+    args.tokens.count = 2;
+    args.ids = ids.data();
+    ASSERT_EQ(ferry_dispatch(exchange.get(), &args), FERRY_OK) << ferry_last_error();
+    auto wire = sized<ferry_wire_counts>();
+    ASSERT_EQ(ferry_get_wire_counts(exchange.get(), &wire), FERRY_OK);
+    EXPECT_EQ(wire.dispatch_messages, 4);
+
+    config.transfer = 2;
+    ferry_exchange* made = nullptr;
+    EXPECT_EQ(ferry_exchange_create(rank, &config, &made), FERRY_USAGE);
+    EXPECT_TRUE(
+        last_error_contains("ferry_config.transfer = 2, must be FERRY_TRANSFER_ROUTED (0) or "
+                            "FERRY_TRANSFER_GATHER (1)"));
+  });
+}
+
 }  // namespace
 }  // namespace ferry::capi_test

@@ -124,7 +124,8 @@ static_assert(sizeof(ferry_error_record) == offsetof(ferry_error_record, wait_vi
 static_assert(sizeof(ferry_bootstrap) == offsetof(ferry_bootstrap, user) + 8);
 static_assert(offsetof(ferry_config, shared_experts) == offsetof(ferry_config, memory) + 8);
 static_assert(offsetof(ferry_config, input) == offsetof(ferry_config, shared_experts) + 8);
-static_assert(sizeof(ferry_config) == offsetof(ferry_config, shared_split) + 4);
+static_assert(offsetof(ferry_config, transfer) == offsetof(ferry_config, shared_split) + 4);
+static_assert(sizeof(ferry_config) == offsetof(ferry_config, transfer) + 8);
 static_assert(sizeof(ferry_sizes) == offsetof(ferry_sizes, messages) + 8);
 static_assert(sizeof(ferry_dispatch_layout_args) == offsetof(ferry_dispatch_layout_args, node_of_rank) + 8);
 static_assert(sizeof(ferry_plan_info) == offsetof(ferry_plan_info, sources) + 8);
@@ -155,7 +156,7 @@ TEST(Layout, OfStructsHasNotChanged) {
       {"ferry_error_record", 160},
       {"ferry_bootstrap", 40},
       {"ferry_format", 40},
-      {"ferry_config", 192},
+      {"ferry_config", 200},
       {"ferry_sizes", 64},
       {"ferry_plan", 24},
       {"ferry_source", 12},

@@ -107,6 +107,24 @@ class RunTest(ProgramTest):
                     self.assertEqual(run["load"]["rows_per_rank"], plain["load"]["rows_per_rank"])
                     self.assertEqual(run["dispatch"]["wire_bytes"], plain["dispatch"]["wire_bytes"])
 
+    def test_inputs(self):
+        plain = self.run_small("--ranks", 4)
+        for given, options in itertools.product(["replicated", "gathered"], [
+                [], ["--format", "fp8", "--layout", "expert_padded"], ["--shared-experts", 2, "--processes"],
+                ["--hosts", 2, "--alignment", 8], ["--backend", "reference"]]):
+            with self.subTest(given=given, options=options):
+                run = self.run_small("--ranks", 4, "--input", given, *options)
+                self.assertEqual([check for check in run["checks"]["list"] if not check["passed"]], [])
+                self.assertEqual(run["configuration"]["input"], given)
+                messages = 0 if given == "replicated" else 4 * 3 * 2 * 5  # ranks, other ranks, steps, tokens
+                self.assertEqual(run["dispatch"]["messages"], messages)
+                self.assertEqual(run["combine"]["messages"], messages)
+                if not options and given == "gathered":
+                    self.assertEqual(run["load"], plain["load"])
+        self.assertIn("gathered input", self.succeed("run", *SMALL, "--input", "gathered"))
+        for given in ["replicated", "gathered"]:
+            self.assertIn("all equal", self.succeed("run", *SMALL, "--input", given, "--overlap", 2))
+
     def test_simulated_hosts(self):
         for hosts, level, group in [(1, "automatic", []), (2, "automatic", []), (2, "rank", ["--processes"]), (4, "node", [])]:
             with self.subTest(hosts=hosts, level=level):

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <iterator>
 #include <stdexcept>
 #include <thread>
 #include <vector>
@@ -138,6 +139,15 @@ class StepRunner {
     const DispatchResult rows = dispatch(lane);
     exchange_.route_values(weights_.data(), rows.plan, values_.data(), lane);
     combine(rows, lane);
+    gather(lane);
+  }
+
+  // As many rows as a dispatch stages: two calls, one of counts and one of rows.
+  void gather(int lane) {
+    exchange_.all_gather_v(x_.data(), kTokens, 2 * kHidden, gathered_.data(), kRanks * kTokens, lane);
+    if (std::any_of(gathered_.begin(), gathered_.begin() + exchange_.rank().size() * kTokens * kHidden,
+                    [](std::uint16_t x) { return x != kOne; }))
+      throw std::runtime_error("wrong rows");
   }
 
   CallForm form_;
@@ -146,6 +156,7 @@ class StepRunner {
   Plan kept_;
   std::vector<float> values_;
   alignas(16) std::array<std::uint16_t, kHidden * kTokens> x_{}, y_{};
+  alignas(16) std::array<std::uint16_t, kRanks * kHidden * kTokens> gathered_{};
   std::array<std::int32_t, kTopK * kTokens> ids_{};
   std::array<float, kTopK * kTokens> weights_ = [] {
     std::array<float, kTopK * kTokens> weights{};
@@ -165,14 +176,16 @@ struct Observation {
 };
 
 // The calls of a step, in order.
-constexpr Operation kCalls[] = {Operation::metadata, Operation::dispatch, Operation::route_values,
-                                Operation::combine};
+constexpr Operation kCalls[] = {Operation::metadata, Operation::dispatch,     Operation::route_values,
+                                Operation::combine,  Operation::all_gather_v, Operation::all_gather_v};
+constexpr int kCallsOfStep = std::size(kCalls);
 
 // Index in kCalls of the call that the point belongs to; -1: construction.
 int call_of(FaultPoint point) {
   if (point == FaultPoint::relay_holds) return 1;  // the first call with messages
   const std::string name = to_string(point);
-  for (int i = 0; i < 4; ++i) {
+  if (name.starts_with("gather")) return kCallsOfStep - 1;  // the call of rows
+  for (int i = 0; i < kCallsOfStep; ++i) {
     if (name.starts_with(to_string(kCalls[i]))) return i;
   }
   return -1;
@@ -247,7 +260,7 @@ class Faults : public testing::TestWithParam<std::tuple<FaultPoint, Fault, bool,
     const int call = call_of(fault_at) + (has_posted(fault_at) && !chunk ? 1 : 0);
     const WaitRecord& record = observed.record;
     const auto in_call = [&](int number) {
-      return number >= 0 && record.operation == kCalls[number % 4] &&
+      return number >= 0 && record.operation == kCalls[number % kCallsOfStep] &&
              record.call == observed.calls_before + static_cast<std::uint64_t>(number) + 1;
     };
     EXPECT_TRUE(in_call(call) || (fault != Fault::stall && has_posted(fault_at) && in_call(call - 1)))

@@ -37,6 +37,7 @@ void Setup::choose_backend(Config& config) const {
   config.window = window;
   config.engine = engine;
   if (backend == BackendKind::cuda) config.reduction_level = ReductionLevel::rank;
+  if (on_device() || hops == Hops::two) config.transfer = Transfer::routed;
 }
 
 std::vector<Setup> device_setups(RankKind rank_kind) {

@@ -54,7 +54,8 @@ struct Setup {
   EngineKind engine = EngineKind::automatic;
 
   bool on_device() const { return backend == BackendKind::cuda || memory == MemoryKind::device; }
-  // Sets the backend and what it needs. The backend `cuda` does not add by node.
+  // Sets the backend and what it needs. The backend `cuda` does not add by node; Transfer::gather, which
+  // makes the same results, is left out where it is refused.
   void choose_backend(Config& config) const;
 };
 

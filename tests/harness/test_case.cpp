@@ -188,6 +188,11 @@ TestCase draw_case(std::uint64_t seed, CaseSize size) {
     config.reduction_level = ReductionLevel::automatic;
     config.shared_split = config.shared_experts > 0 ? random.between(0, c.ranks) : 0;
   }
+  if (config.reduction == Reduction::partial && config.input == Input::own &&
+      config.layout != Layout::rank_major && random.chance(0.2)) {
+    config.transfer = Transfer::gather;
+    config.reduction_level = ReductionLevel::automatic;
+  }
   bound_memory(c);
   return c;
 }
@@ -215,6 +220,7 @@ std::string describe(const TestCase& c) {
   if (g.shared_experts > 0) text += str(" S=", g.shared_experts);
   flag(c.shared_outputs, "shared_outputs");
   flag(g.input == Input::replicated, "replicated");
+  flag(g.transfer == Transfer::gather, "gather");
   if (g.shared_split > 0) text += str(" split=", g.shared_split);
   flag(c.any_bits, "any_bits");
   flag(c.bad_ids > 0, "bad_ids");

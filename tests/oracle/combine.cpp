@@ -89,7 +89,8 @@ std::vector<float> sum_of_node(const CombineView& view, std::int64_t token, int 
 std::vector<float> partial_sum(const CombineView& view, std::int64_t token) {
   const ReductionLevel level = view.config.reduction_level;
   std::vector<float> sum(view.hidden());
-  if (level == ReductionLevel::node || (level == ReductionLevel::automatic && view.topology.nodes() > 1)) {
+  const bool chooses_node = view.topology.nodes() > 1 && view.config.transfer == Transfer::routed;
+  if (level == ReductionLevel::node || (level == ReductionLevel::automatic && chooses_node)) {
     for (int node = 0; node < view.topology.nodes(); ++node) add(sum_of_node(view, token, node), sum);
   } else {
     for (int from = 0; from < view.positions.size(); ++from) add(sum_on_rank(view, token, from), sum);

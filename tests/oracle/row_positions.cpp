@@ -30,7 +30,7 @@ void read_ids(const GlobalInputs& inputs, const Placement& placement, int rank, 
   const RankInputs& rank_inputs = inputs.ranks[rank];
   const int experts = inputs.config.experts;
   for (std::int32_t token = 0; token < rank_inputs.tokens; ++token) {
-    std::vector<bool> is_destination(inputs.ranks.size());
+    std::vector<bool> is_destination(inputs.ranks.size(), inputs.config.transfer == Transfer::gather);
     for (int slot = 0; slot < positions.top_k; ++slot) {
       const std::int64_t id = rank_inputs.ids[std::int64_t{token} * positions.top_k + slot];
       if (id < -1 || id >= experts) record_bad_id(positions, rank, token, slot, id);

@@ -51,6 +51,7 @@ TEST(ReportJson, EveryFieldOfTheReportReachesTheJson) {
   changed([](RunReport& r) { r.configuration.nodes = 2, r.configuration.node_of_rank[1] = 1; });
   changed([](RunReport& r) { r.configuration.simulated_nodes = true; });
   changed([](RunReport& r) { r.configuration.hops = "two"; });
+  changed([](RunReport& r) { r.configuration.input = "gathered"; });
   changed([](RunReport& r) { r.configuration.reduction_level = "node"; });
   changed([](RunReport& r) { r.configuration.expert_function.clear(); });
   changed([](RunReport& r) { r.machine.memcpy_bytes_per_second = 0; });

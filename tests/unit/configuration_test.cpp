@@ -188,6 +188,33 @@ TEST(Configuration, ReplicatedInputIsPartialAtLevelRank) {
   EXPECT_EQ(chosen_level(config, Topology({0, 1})), ReductionLevel::rank);
 }
 
+TEST(Configuration, GatherIsPartialAtLevelRankOnHostMemory) {
+  const auto refused = [](auto change) {
+    Config config = valid_config();
+    config.transfer = Transfer::gather;
+    change(config);
+    return refusal(config);
+  };
+  const auto expect = [&](const char* words, auto change) {
+    EXPECT_NE(refused(change).find(words), std::string::npos) << refused(change);
+  };
+  expect("reduction exact and reduction_level automatic, must be partial at level rank",
+         [](Config& c) { c.reduction = Reduction::exact; });
+  expect("reduction_level node, must be partial",
+         [](Config& c) { c.reduction_level = ReductionLevel::node; });
+  expect("with layout rank_major", [](Config& c) { c.layout = Layout::rank_major; });
+  expect("with input replicated, must be own", [](Config& c) { c.input = Input::replicated; });
+  expect("with hops two, must be one", [](Config& c) { c.hops = Hops::two; });
+  expect("the backend cuda on device memory has only routed",
+         [](Config& c) { c.backend = BackendKind::cuda; });
+  EXPECT_EQ(refused([](Config& c) { c.shared_experts = 1; }), "");
+  Config config = valid_config();
+  config.transfer = Transfer::gather;
+  EXPECT_EQ(chosen_level(config, Topology({0, 1})), ReductionLevel::rank);
+  config.backend = BackendKind::collective;
+  EXPECT_EQ(chosen_hops(config, Topology({0, 0, 1})), Hops::one);
+}
+
 TEST(Configuration, UnknownEnumeratorsAreRefused) {
   const auto changed = [](auto Config::* field, int number) {
     Config config = valid_config();
@@ -198,6 +225,7 @@ TEST(Configuration, UnknownEnumeratorsAreRefused) {
   for (const int number : {-1, 3, 1 << 20}) {
     EXPECT_NE(changed(&Config::layout, number).find(str("layout = ", number)), std::string::npos);
     EXPECT_NE(changed(&Config::combine_type, number).find(str("combine_type = ", number)), std::string::npos);
+    EXPECT_NE(changed(&Config::transfer, number).find(str("transfer = ", number)), std::string::npos);
     EXPECT_NE(changed(&Config::reduction, number).find(str("reduction = ", number)), std::string::npos);
     EXPECT_NE(changed(&Config::reduction_level, number).find(str("reduction_level = ", number)),
               std::string::npos);

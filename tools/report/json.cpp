@@ -58,6 +58,7 @@ Json json_of(const Configuration& configuration) {
                {"reduction_level", configuration.reduction_level},
                {"combine_type", configuration.combine_type},
                {"expert_function", configuration.expert_function}};
+  if (configuration.input != "own") json["input"] = configuration.input;
   if (configuration.shared_experts > 0) json["shared_experts"] = configuration.shared_experts;
   return json;
 }

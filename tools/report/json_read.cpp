@@ -82,6 +82,7 @@ void read_configuration(const Json& json, Configuration& configuration) {
   read_nodes(json, configuration);
   read(json, "experts", configuration.experts);
   configuration.shared_experts = json.value("shared_experts", 0);
+  configuration.input = json.value("input", "own");
   read(json, "top_k", configuration.top_k);
   read(json, "hidden", configuration.hidden);
   read(json, "max_tokens", configuration.max_tokens);

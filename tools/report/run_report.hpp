@@ -36,6 +36,7 @@ struct Configuration {
   bool simulated_nodes = false;     // the ranks do not really run on as many hosts
   std::vector<int> node_of_rank{};  // [ranks]
   std::string hops{};               // one or two
+  std::string input = "own";        // own, replicated or gathered
   int experts = 0;                  // E
   int shared_experts = 0;           // S
   int top_k = 0;                    // K

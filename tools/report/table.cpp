@@ -39,9 +39,10 @@ void add_configuration(Buffer& out, const Configuration& at) {
           ? ""
           : fmt::format(" on {}", counted(at.nodes, at.simulated_nodes ? "simulated node" : "node"));
   const std::string level = at.reduction_level == "node" ? " by node" : "";
+  const std::string input = at.input == "own" ? "" : fmt::format(", {} input", at.input);
   line(out, "{:<10}{} backend, {} ({}){}, E {}, K {}, H {}, T {}", "Exchange", at.backend,
-       counted(at.ranks, "rank"), at.group, nodes + (at.hops == "two" ? ", two hops" : ""), at.experts,
-       at.top_k, at.hidden, at.max_tokens);
+       counted(at.ranks, "rank"), at.group, nodes + (at.hops == "two" ? ", two hops" : "") + input,
+       at.experts, at.top_k, at.hidden, at.max_tokens);
   line(out, "{:10}{}, {}; combine {}{}, {} rows", "", at.layout, at.format, at.reduction, level,
        at.combine_type);
   const std::string shared =

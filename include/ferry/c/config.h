@@ -36,6 +36,9 @@ enum { FERRY_HOPS_AUTOMATIC = 0, FERRY_ONE_HOP = 1, FERRY_TWO_HOPS = 2 };
 /// Whose tokens the ranks pass to dispatch: see ferry::Input.
 enum { FERRY_INPUT_OWN = 0, FERRY_INPUT_REPLICATED = 1 };
 
+/// See ferry::Transfer.
+enum { FERRY_TRANSFER_ROUTED = 0, FERRY_TRANSFER_GATHER = 1 };
+
 /// How dispatch arranges the rows that a rank receives: see ferry::Layout.
 enum { FERRY_EXPERT_MAJOR = 0, FERRY_EXPERT_PADDED = 1, FERRY_RANK_MAJOR = 2 };
 
@@ -123,6 +126,7 @@ typedef struct ferry_config {
   int64_t shared_experts;   ///< S, 0 to FERRY_MAX_SHARED_EXPERTS: see ferry::Config::shared_experts
   int32_t input;            ///< default: FERRY_INPUT_OWN
   int32_t shared_split;     ///< see ferry::Config::shared_split; default 0
+  int64_t transfer;         ///< default: FERRY_TRANSFER_ROUTED
 } ferry_config;
 
 /// Bytes that an exchange takes on one rank, by purpose.

@@ -1,4 +1,4 @@
-"""all_gather_v and reduce_scatter_v, and Megatron's metadata call over metadata()."""
+"""all_gather_v, reduce_scatter_v and gathered input, and Megatron's metadata call over metadata()."""
 
 import ml_dtypes
 import numpy as np
@@ -136,5 +136,30 @@ def test_expert_outputs_by_gather_and_scatter_equal_dispatch_and_combine(rng):
         scale = np.repeat(rows.group_expert + 1, rows.counts).astype(np.float32)
         total = rows.wait_total()
         assert exchange.combine(rows.data[:total] * scale[:, None], rows.plan, result=np.empty_like(x)).tobytes() == y.tobytes()
+
+    ferry.Group.threads(4).run(body)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_gathered_input_has_the_bytes_of_routed_input(rng, backend):
+    tokens = [rng.standard_normal((count, HIDDEN)).astype(ml_dtypes.bfloat16) for count in COUNTS]
+    ids = [rng.integers(-1, 8, (count, 2)) for count in COUNTS]
+    weights = [rng.random((count, 2), np.float32) for count in COUNTS]
+
+    def body(rank):
+        results = []
+        for transfer in ("routed", "gather"):
+            exchange = ferry.Exchange(rank, experts=8, top_k=2, hidden=HIDDEN, max_tokens=5, backend=backend,
+                                      reduction_level="rank", repeats=True, transfer=transfer)
+            assert exchange.config.transfer == transfer
+            rows = exchange.dispatch(tokens[rank.index], ids[rank.index], weights[rank.index])
+            total = rows.wait_total()
+            y = exchange.combine(rows.data, rows.plan, row_weights=rows.weight)
+            results.append((total, rows.data[:total].tobytes(), rows.source[:total].tobytes(), y.tobytes()))
+        assert results[0] == results[1]
+        assert exchange.wire_counts().dispatch_messages == 3 * COUNTS[rank.index]
+        with pytest.raises(ferry.UsageError, match="transfer = gather with layout rank_major"):
+            ferry.Exchange(rank, experts=8, top_k=2, hidden=HIDDEN, max_tokens=5, backend=backend, transfer="gather",
+                           layout="rank_major")
 
     ferry.Group.threads(4).run(body)

@@ -127,7 +127,8 @@ class Combine {
   std::int64_t rows_end_ = 0;                // as SummaryHead::rows_end
   std::vector<std::int64_t> peer_rows_end_;  // [R] the peers' rows_end_
   std::vector<std::int64_t> bytes_to_;       // [R] of packed rows
-  StagedRow incoming_[kMaxTopK]{};  // of the current token, by position (partial) or slot; null: no row
+  std::vector<StagedRow> incoming_;   // of the current token, by position (partial) or slot; null: no row
+  std::vector<const void*> addends_;  // of the current token: sums of ranks or nodes, then shared rows
   Store staging_store_ = Store::cached, row_store_ = Store::cached;
   ChunkSchedule chunks_;
   std::vector<std::int64_t> next_;  // [R] index of the next message to each source rank

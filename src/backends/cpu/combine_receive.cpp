@@ -67,16 +67,17 @@ void Combine::find_incoming_rows(std::int64_t token) {
     const std::int64_t entry = token * staged_rows_per_token_ + i;
     if (!packs_) {
       std::byte* row = received_[static_cast<std::size_t>(context_.me())].first + shared_offset(token, i);
-      incoming_[i] = {row, row + layout_.tail_offset};
-      if (!partial_ && was_left_out(entry)) incoming_[i] = {};
+      incoming_[static_cast<std::size_t>(i)] = {row, row + layout_.tail_offset};
+      if (!partial_ && was_left_out(entry)) incoming_[static_cast<std::size_t>(i)] = {};
     } else if (partial_) {
       const std::int32_t source = plan_.token_ranks[entry];
       const bool of_node =
           relays_add_ && source >= 0 && source < context_.ranks() && context_.other_node(source);
-      incoming_[i] = of_node ? incoming_node_sum(entry, static_cast<std::int32_t>(token))
-                             : incoming_sum(source, static_cast<std::int32_t>(token));
+      incoming_[static_cast<std::size_t>(i)] =
+          of_node ? incoming_node_sum(entry, static_cast<std::int32_t>(token))
+                  : incoming_sum(source, static_cast<std::int32_t>(token));
     } else {
-      incoming_[i] = incoming_route(entry);
+      incoming_[static_cast<std::size_t>(i)] = incoming_route(entry);
     }
   }
 }
@@ -199,33 +200,41 @@ int Combine::local_rows_to_prefetch(std::int64_t token, const void** outputs) co
 void Combine::add_partial_sums(std::int64_t token, std::int64_t end) {
   const int top_k = context_.config.top_k, most_ranks = plan_.header->shape.most_ranks();
   const Topology& topology = context_.rank.topology();
+  const bool by_node = context_.config.reduction_level == ReductionLevel::node;
   PartialSums sums;
+  int count = 0;
+  const auto add = [&](const void* sum, int rank) {
+    if (by_node) return sums.add(sum, topology.node_of(rank));
+    addends_[static_cast<std::size_t>(count++)] = sum;
+  };
   for (int position = 0; position < most_ranks; ++position) {
     const std::int64_t entry = token * most_ranks + position;
     const std::int32_t rank = plan_.token_ranks[entry];
     if (rank == -1) break;
     if (!lane_.valid_entry(rank, context_.ranks(), entry)) continue;
     if (split_ || rank != context_.me()) {
-      if (incoming_[position].values != nullptr) sums.add(incoming_[position].values, topology.node_of(rank));
+      const StagedRow& row = incoming_[static_cast<std::size_t>(position)];
+      if (row.values != nullptr) add(row.values, rank);
       continue;
     }
     std::int32_t rows[kMaxTopK];
     local_rows(token, rows);
     sum_on_rank(scratch_.data(), rows, token * top_k, Store::cached, nullptr);
-    sums.add(scratch_.data(), topology.node_of(rank));
+    add(scratch_.data(), rank);
   }
   // The first scratch row holds this rank's own sum. Nodes with several ranks are at most half of the K
   // ranks.
-  if (context_.config.reduction_level == ReductionLevel::node)
+  if (by_node) {
     add_within_nodes(context_, sums, scratch_.data() + layout_.bytes, layout_.bytes);
-  const void* rows[kMaxRows];
-  std::copy_n(sums.rows, sums.count, rows);
-  const int count = add_shared_rows(token, rows, sums.count);
+    std::copy_n(sums.rows, sums.count, addends_.begin());
+    count = sums.count;
+  }
+  count = add_shared_rows(token, addends_.data(), count);
   const void* next[kMaxTopK];
   const int next_count = token + 1 < end ? local_rows_to_prefetch(token + 1, next) : 0;
   context_.kernels.weighted_sum({.out = result_row(token),
                                  .out_type = call_.result.type,
-                                 .rows = rows,
+                                 .rows = addends_.data(),
                                  .row_type = context_.config.combine_type,
                                  .combine_type = context_.config.combine_type,
                                  .weights = nullptr,

@@ -29,6 +29,8 @@ void Combine::send(const CombineCall& call, bool split) {
   lane_.link->begin(Operation::combine, options);
   fault_point(FaultPoint::combine_begin, context_.me());
   staged_rows_per_token_ = partial_ ? plan_.header->shape.most_ranks() : context_.config.top_k;
+  incoming_.assign(static_cast<std::size_t>(staged_rows_per_token_), {});
+  addends_.resize(static_cast<std::size_t>(staged_rows_per_token_ + context_.config.shared_experts));
   row_store_ = store_for(plan_.header->total * layout_.bytes);
   chunks_.start(context_.tokens_per_chunk, split, context_.ranks());
   // In shared memory the receiver reads a chunk while it is still in a cache, so chunks are written through

@@ -6,6 +6,7 @@
 
 #include "exchange/call_options.hpp"
 #include "exchange/gather.hpp"
+#include "group/fault_points.hpp"
 #include "plan/shapes.hpp"
 
 namespace ferry::cpu {
@@ -46,6 +47,7 @@ void send_in_rounds(Lane& lane, Operation operation, const std::vector<Block>& b
   const std::int64_t round_bytes = lane.context.config.max_tokens * message_bytes;
   for (std::int64_t begin = 0; begin < largest; begin += round_bytes) {
     lane.link->begin(operation, {});
+    fault_point(FaultPoint::gather_begin, lane.context.me());
     if (lane.link->packs()) {
       std::vector<std::int64_t> reserved;
       for (const Block& block : blocks) {
@@ -63,8 +65,11 @@ void send_in_rounds(Lane& lane, Operation operation, const std::vector<Block>& b
                                   Store::cached);
       }
     }
+    fault_point(FaultPoint::gather_sent, lane.context.me());
     lane.link->post(false);
+    fault_point(FaultPoint::gather_posted, lane.context.me());
     lane.link->wait();
+    fault_point(FaultPoint::gather_waited, lane.context.me());
     receive(begin, round_bytes);
   }
 }

@@ -6,6 +6,7 @@
 #include "backends/reference/lane.hpp"
 #include "exchange/call_options.hpp"
 #include "exchange/gather.hpp"
+#include "group/fault_points.hpp"
 #include "oracle/gather.hpp"
 
 namespace ferry::reference {
@@ -34,10 +35,14 @@ std::vector<oracle::Bytes> Lane::publish(Operation operation, const void* rows,
   std::vector<oracle::Bytes> all(bytes.size());
   for (std::int64_t begin = 0; begin < largest; begin += round) {
     channel_.begin(operation, {});
+    fault_point(FaultPoint::gather_begin, context_.me());
     const std::int64_t sent = std::clamp<std::int64_t>(bytes[context_.me()] - begin, 0, round);
     if (sent > 0) std::memcpy(dispatch_staging(context_.me()), mine + begin, sent);
+    fault_point(FaultPoint::gather_sent, context_.me());
     post_all();
+    fault_point(FaultPoint::gather_posted, context_.me());
     wait_all();
+    fault_point(FaultPoint::gather_waited, context_.me());
     for (int peer = 0; peer < context_.ranks(); ++peer) {
       const std::int64_t received = std::clamp<std::int64_t>(bytes[peer] - begin, 0, round);
       const std::byte* const staged = dispatch_staging(peer);

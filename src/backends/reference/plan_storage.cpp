@@ -6,9 +6,13 @@
 namespace ferry::reference {
 namespace {
 
-// The ranks that hold the experts of a token, ascending.
-std::vector<int> destinations_of(const oracle::RowPositions& positions, int source, std::int64_t token) {
+// The ranks that a token goes to, ascending: those of its experts, or with Transfer::gather all.
+std::vector<int> destinations_of(const Config& config, const oracle::RowPositions& positions, int source,
+                                 std::int64_t token) {
   std::set<int> ranks;
+  if (config.transfer == Transfer::gather) {
+    for (int rank = 0; rank < positions.size(); ++rank) ranks.insert(rank);
+  }
   for (int slot = 0; slot < positions.top_k; ++slot)
     ranks.insert(positions.route(source, token, slot).destination);
   ranks.erase(-1);
@@ -30,10 +34,13 @@ void write_routes(const oracle::GlobalInputs& inputs, const oracle::RowPositions
 void write_send_lists(const oracle::GlobalInputs& inputs, const oracle::RowPositions& positions, int rank,
                       const PlanView& plan) {
   const std::int64_t max_tokens = inputs.config.max_tokens,
-                     max_ranks = std::min(positions.top_k, positions.size());
+                     max_ranks = PlanShape{.ranks = positions.size(),
+                                           .top_k = positions.top_k,
+                                           .to_every_rank = inputs.config.transfer == Transfer::gather}
+                                     .most_ranks();
   std::vector<std::int64_t> sent(positions.size());
   for (std::int64_t token = 0; token < positions.tokens(rank); ++token) {
-    const std::vector<int> ranks = destinations_of(positions, rank, token);
+    const std::vector<int> ranks = destinations_of(inputs.config, positions, rank, token);
     std::int32_t* list = plan.token_ranks + token * max_ranks;
     std::fill_n(list, max_ranks, -1);
     std::copy(ranks.begin(), ranks.end(), list);
@@ -47,7 +54,7 @@ void write_received_messages(const oracle::GlobalInputs& inputs, const oracle::R
                              int rank, int source, const PlanView& plan) {
   std::int64_t message = std::int64_t{source} * inputs.config.max_tokens;
   for (std::int64_t token = 0; token < positions.tokens(source); ++token) {
-    const std::vector<int> ranks = destinations_of(positions, source, token);
+    const std::vector<int> ranks = destinations_of(inputs.config, positions, source, token);
     const auto position = std::find(ranks.begin(), ranks.end(), rank);
     if (position == ranks.end()) continue;
     plan.received_token[message] = static_cast<std::int32_t>(token);

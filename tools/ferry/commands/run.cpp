@@ -100,6 +100,11 @@ void add_exchange_options(CLI::App& command, RunOptions& options) {
   add_choice(command, "--reduction-level", options.reduction_level,
              "partial adds by rank, or first within each node, which\nis the default on several nodes",
              {"automatic", "rank", "node"});
+  add_choice(
+      command, "--input", options.input,
+      "own (default): each rank has its own tokens;\nreplicated: all ranks have the same, and each gets its "
+      "own\nexperts' part of the sums; gathered: tokens go to every\nrank, for few tokens with many experts",
+      {"own", "replicated", "gathered"});
   add_choice(command, "--hops", options.hops,
              "cpu, collective: one, or two: between nodes by relays;\ndefault of collective: two where nodes "
              "have several ranks",

@@ -117,6 +117,8 @@ Config make_config(const ConfigOptions& options, const Trace& trace) {
   config.layout = options.layout;
   config.alignment = options.alignment;
   config.shared_experts = options.shared_experts;
+  config.input = options.input;
+  config.transfer = options.transfer;
   config.repeats = repeats_experts(trace);
   config.format = options.format;
   config.combine_type = token_type(options.format);

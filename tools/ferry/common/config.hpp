@@ -39,6 +39,8 @@ struct ConfigOptions {
   Hops hops = Hops::automatic;
   int alignment = 1;
   int shared_experts = 0;
+  Input input = Input::own;
+  Transfer transfer = Transfer::routed;
   double deadline_seconds = 0;
 };
 

@@ -25,6 +25,7 @@ using RoutesToRank = std::vector<int>;
 
 // Rows that a rank returns for a token.
 int rows_of(const Config& config, int routes) {
+  if (config.transfer == Transfer::gather) return 1;
   return config.reduction == Reduction::partial ? (routes > 0 ? 1 : 0) : routes;
 }
 
@@ -63,7 +64,9 @@ void add_planned_messages(const RunSpec& spec, const Config& config, const Topol
       RoutesToRank to_rank(static_cast<std::size_t>(ranks), 0);
       for (std::size_t slot = 0; slot < static_cast<std::size_t>(config.top_k); ++slot) {
         const int expert = routes.ids[token + slot];
-        if (expert >= 0) ++to_rank[static_cast<std::size_t>(config.placement.location(expert).rank)];
+        if (expert < 0) continue;
+        const int rank = config.placement.location(expert).rank;
+        if (config.input == Input::own || rank == source) ++to_rank[static_cast<std::size_t>(rank)];
       }
       for (int node = 0; node < topology.nodes(); ++node)
         add_node(config, topology, source, node, to_rank, sent, returned);

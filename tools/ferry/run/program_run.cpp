@@ -113,7 +113,8 @@ class RankPrograms {
     if (!spec_.options.program.empty()) return;
     DispatchCheck check(spec_, step);
     const std::vector<float> x = check.expected_values(me);
-    check_rows(spec_, step, me, expected_products(spec_, rank_.topology(), inputs.routes, x),
+    check_rows(spec_, step, me,
+               expected_products(spec_, rank_.topology(), combined_routes(spec_, me, inputs.routes), x),
                bytes_of_rows(*plain[0]), found_.sums);
   }
 

@@ -63,6 +63,7 @@ report::Configuration configuration_of(const RunSpec& spec, const Topology& topo
           .simulated_nodes = topology.simulated(),
           .node_of_rank = node_of_rank,
           .hops = to_string(chosen_hops(spec.config, topology)),
+          .input = spec.options.input,
           .experts = spec.config.experts,
           .shared_experts = spec.config.shared_experts,
           .top_k = spec.config.top_k,

@@ -49,8 +49,19 @@ void check_shared_experts(const RunOptions& options) {
         given + " with --reduction unreduced: the results of shared experts are added: use partial or exact");
 }
 
+void check_input(const RunOptions& options) {
+  if (options.input == "own") return;
+  const std::string given = "--input " + options.input;
+  if (options.backend == "cuda") throw UsageError(given + " runs on host memory, not with --backend cuda");
+  if (options.reduction != "partial" || options.reduction_level == "node") {
+    throw UsageError(fmt::format("{} with --reduction {} --reduction-level {}: use partial, by rank", given,
+                                 options.reduction, options.reduction_level));
+  }
+}
+
 void check_options(const RunOptions& options, const Trace& trace) {
   check_shared_experts(options);
+  check_input(options);
   if (options.layer >= trace.layers) {
     throw UsageError(
         fmt::format("--layer {}: trace {} has layers 0 to {}", options.layer, trace.name, trace.layers - 1));
@@ -118,19 +129,22 @@ Config checked_config(const RunOptions& options, const Trace& trace) {
   const Layout layout = layout_of(options.layout);
   const Reduction reduction = reduction_of(options.reduction);
   check_reduction(layout, reduction);
-  const Config config = make_config({.backend = backend_of(options.backend),
-                                     .ranks = options.ranks,
-                                     .tokens = options.tokens,
-                                     .hidden = options.hidden,
-                                     .layout = layout,
-                                     .format = format_of(options.format),
-                                     .reduction = reduction,
-                                     .reduction_level = reduction_level_of(options.reduction_level),
-                                     .hops = hops_of(options.hops),
-                                     .alignment = options.alignment,
-                                     .shared_experts = options.shared_experts,
-                                     .deadline_seconds = static_cast<double>(options.deadline)},
-                                    trace);
+  const Config config =
+      make_config({.backend = backend_of(options.backend),
+                   .ranks = options.ranks,
+                   .tokens = options.tokens,
+                   .hidden = options.hidden,
+                   .layout = layout,
+                   .format = format_of(options.format),
+                   .reduction = reduction,
+                   .reduction_level = reduction_level_of(options.reduction_level),
+                   .hops = hops_of(options.hops),
+                   .alignment = options.alignment,
+                   .shared_experts = options.shared_experts,
+                   .input = options.input == "replicated" ? Input::replicated : Input::own,
+                   .transfer = options.input == "gathered" ? Transfer::gather : Transfer::routed,
+                   .deadline_seconds = static_cast<double>(options.deadline)},
+                  trace);
   check_memory(options, config);
   return config;
 }
@@ -161,8 +175,12 @@ RunSpec make_run_spec(const RunOptions& options) {
   return spec;
 }
 
+int token_rank(const RunSpec& spec, int rank) {
+  return spec.config.input == Input::replicated ? 0 : rank;
+}
+
 void make_token(const RunSpec& spec, int step, int rank, std::int64_t token, std::byte* values) {
-  const std::uint64_t key = key_of(spec.options.seed, step, rank, token);
+  const std::uint64_t key = key_of(spec.options.seed, step, token_rank(spec, rank), token);
   std::vector<float> row(static_cast<std::size_t>(spec.config.hidden));
   for (std::size_t c = 0; c < row.size(); ++c) row[c] = value_at(key, c);
   cpu::kernels().convert_row(values, spec.type, row.data(), DType::fp32, spec.config.hidden,
@@ -181,11 +199,19 @@ Routes make_routes(const RunSpec& spec, int step, int rank) {
   const bool one_layer = spec.options.layer >= 0;
   TracePartition mine =
       partition(spec.trace, {.layer = one_layer ? spec.options.layer : step % spec.trace.layers,
-                             .rank = rank,
+                             .rank = token_rank(spec, rank),
                              .ranks = spec.options.ranks,
                              .tokens_per_rank = spec.tokens(),
                              .step = one_layer ? step : step / spec.trace.layers});
   return {std::move(mine.ids), std::move(mine.weights)};
+}
+
+Routes combined_routes(const RunSpec& spec, int rank, Routes routes) {
+  for (std::int32_t& id : routes.ids) {
+    const bool elsewhere = id >= 0 && spec.config.placement.location(id).rank != rank;
+    if (elsewhere && spec.config.input == Input::replicated) id = -1;
+  }
+  return routes;
 }
 
 }  // namespace ferry::app

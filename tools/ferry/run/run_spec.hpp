@@ -39,6 +39,7 @@ struct RunOptions {
   std::string reduction_level = "automatic";
   std::string hops = "automatic";
   int alignment = 1;
+  std::string input = "own";  // or replicated: all ranks have rank 0's tokens; or gathered: Transfer::gather
 
   std::string program;  // a file; empty: the layer of dispatch, experts and combine
   int overlap = 1;      // micro-batches of the program
@@ -73,6 +74,9 @@ struct RunSpec {
 // @throws SystemError        the run would not fit into memory
 RunSpec make_run_spec(const RunOptions& options);
 
+// The rank whose tokens and routes `rank` has.
+int token_rank(const RunSpec& spec, int rank);
+
 // Ids and weights of one rank and step, [N, K] each.
 struct Routes {
   std::vector<std::int32_t> ids;
@@ -80,6 +84,10 @@ struct Routes {
 };
 
 Routes make_routes(const RunSpec& spec, int step, int rank);
+
+// The routes whose terms `rank` gets from combine: with replicated input those to its own experts, the others
+// masked.
+Routes combined_routes(const RunSpec& spec, int rank, Routes routes);
 
 // Tokens of one rank and step, [N, hidden] of RunSpec::type.
 std::vector<std::byte> make_tokens(const RunSpec& spec, int step, int rank);

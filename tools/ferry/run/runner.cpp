@@ -80,13 +80,14 @@ void RankRunner::check_exact(const Step& step, DispatchCheck& check, const std::
   check.run(me, context_->received(), own_results_.dispatch);
   context_->run_scaling_experts();
   combine_together();
-  check_rows(spec_, step.number, me, expected_products(spec_, rank_.topology(), step.inputs.routes, x),
+  const Routes routes = combined_routes(spec_, me, step.inputs.routes);
+  check_rows(spec_, step.number, me, expected_products(spec_, rank_.topology(), routes, x),
              context_->result(), own_results_.combine);
 }
 
 void RankRunner::check_swiglu(const Step& step, const std::vector<float>& x) {
   const int me = rank_.index();
-  const Routes& routes = step.inputs.routes;
+  const Routes routes = combined_routes(spec_, me, step.inputs.routes);
   context_->set_inputs(step.inputs);
   context_->dispatch();
   context_->run_swiglu_experts();

@@ -287,6 +287,7 @@ function drawFacts() {
       ["Backend", "configuration.backend"], ["Ranks", "configuration.ranks", "count"], ["Ranks run as", "configuration.group"],
       ["Nodes", "configuration.nodes", "count"], ["Nodes are", "configuration.simulated_nodes", "simulated"],
       ["Hops", "configuration.hops"],
+      ...(run.configuration.input ? [["Input", "configuration.input"]] : []),
       ["Experts", "configuration.experts", "count"],
       ...(run.configuration.shared_experts > 0 ? [["Shared experts", "configuration.shared_experts", "count"]] : []),
       ["Top k", "configuration.top_k", "count"],
