@@ -169,7 +169,7 @@ TEST(Layout, OfStructsHasNotChanged) {
       {"ferry_received_part", 24},
       {"ferry_host_totals", 16},
       {"ferry_dispatch_result", 240},
-      {"ferry_dispatch_args", 320},
+      {"ferry_dispatch_args", 328},
       {"ferry_dispatch_receive_args", 32},
       {"ferry_combine_args", 144},
       {"ferry_combine_receive_args", 24},
