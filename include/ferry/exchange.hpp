@@ -129,6 +129,11 @@ struct DispatchOptions {
   /// with x the row before it is multiplied by its weight. Not with formats that quantise, raw or rank_major.
   /// They must not lie in the memory of the received rows.
   const void* dot_rows = nullptr;
+  /// nvfp4 without `per_token`: address of g, one fp32 in host memory, on device backends in memory that the
+  /// device can read; read in the send phase. Null: g = 1. The ranks pass the same g, which is not
+  /// compared, because the host of a device backend does not know it. A g that is not positive and finite, or
+  /// with which a block's scale overflows, gives scales 7F and values 0, and check() raises UsageError.
+  const float* global_scale = nullptr;
 };
 
 /// The experts' outputs, [total, H]: one row for each received row. Rows past the total are not read. The

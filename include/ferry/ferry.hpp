@@ -18,6 +18,10 @@
 //   version.hpp          the version of the library
 #pragma once
 
+#if __cplusplus < 202002L
+#error "Ferry's C++ headers need C++20: compile with -std=c++20"
+#endif
+
 #include "ferry/config.hpp"
 #include "ferry/dispatch_layout.hpp"
 #include "ferry/engine.hpp"

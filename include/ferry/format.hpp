@@ -12,7 +12,16 @@
 namespace ferry {
 
 /// The encodings. `raw` is data that the caller has quantised: Ferry moves its bytes without looking at them.
-enum class FormatKind : int { bf16 = 0, fp16 = 1, fp32 = 2, fp8_e4m3 = 3, raw = 4, mxfp8 = 5, mxfp4 = 6 };
+enum class FormatKind : int {
+  bf16 = 0,
+  fp16 = 1,
+  fp32 = 2,
+  fp8_e4m3 = 3,
+  raw = 4,
+  mxfp8 = 5,
+  mxfp4 = 6,
+  nvfp4 = 7
+};
 
 /// Form of the fp8 scales. Each scale covers a block of 128 columns of one row; the last block may be
 /// shorter. The formulas are in docs/contract.md, "Values".
@@ -41,14 +50,26 @@ struct MxOptions {
   bool operator==(const MxOptions&) const = default;
 };
 
+/// Form of the scales of NVFP4. Each scale covers a block of 16 columns of one row and is an e4m3 number,
+/// four to a little-endian 32-bit word; bytes past the last block are 0. A value is element * scale * g,
+/// where g is an fp32 of the whole call (DispatchOptions::global_scale), or of each row.
+struct Nvfp4Options {
+  bool per_token = false;  ///< g = max(the row's largest finite magnitude / 2688, 2^-126), a part of its own
+  bool column_major = false;  ///< words are [words, leading dimension] instead of [rows, words]
+
+  bool operator==(const Nvfp4Options&) const = default;
+};
+
 /// How a row is encoded. A value: cheap to copy, compared by content, chosen for each dispatch.
 ///
 /// A row consists of up to kMaxParts parts, each an array of its own at the receiver. bf16, fp16 and fp32
-/// have one part, fp8 and the MX formats have two (values, scales), raw has one for each size given.
+/// have one part, fp8 and the MX formats have two (values, scales), nvfp4 has two, or three per
+/// token (values, scales, g), raw has one for each size given.
 struct Format {
   FormatKind kind = FormatKind::bf16;
   Fp8Options fp8{};                                  ///< fp8_e4m3 only
   MxOptions mx{};                                    ///< mxfp8 and mxfp4 only
+  Nvfp4Options nvfp4_options{};                      ///< nvfp4 only
   std::array<std::int64_t, kMaxParts> part_bytes{};  ///< raw only: bytes a row of each part; 0: no such part
 
   static Format bf16() { return {}; }
@@ -67,6 +88,12 @@ struct Format {
   /// `hidden` must be a multiple of 32.
   static Format mxfp4(MxOptions options = {.rule = MxRule::ocp}) {
     return {.kind = FormatKind::mxfp4, .mx = options};
+  }
+
+  /// NVFP4: e2m1 values as in mxfp4, each block of 16 columns with an e4m3 scale. Dispatch quantises the
+  /// tokens, which may be bf16, fp16 or fp32. `hidden` must be a multiple of 32.
+  static Format nvfp4(Nvfp4Options options = {}) {
+    return {.kind = FormatKind::nvfp4, .nvfp4_options = options};
   }
 
   /// One to kMaxParts parts that Ferry moves without looking at them, such as quantised values and their
@@ -92,6 +119,7 @@ std::string to_string(const Format& format);
 /// - `bf16`, `fp16`, `fp32`
 /// - `fp8`, followed by any of `-columns`, `-pow2`, `-packed`, each at most once; `-packed` needs `-pow2`
 /// - `mxfp8`, `mxfp4`, followed by any of `-up` or `-ocp` (default of mxfp8: up, of mxfp4: ocp), `-columns`
+/// - `nvfp4`, followed by any of `-token` (a scale for each token), `-columns`
 /// - `raw:` and one to four sizes in bytes, as in `raw:1024+64`
 ///
 /// @throws UsageError  any other text

@@ -95,8 +95,8 @@ class Config:
     repeats              the default capacity also has room for tokens that list an expert more than once; default False
     zero_padding         padding rows are set to zero; default False
     format               'bf16', 'fp16', 'fp32', 'fp8' with any of -columns, -pow2, -packed, 'mxfp8' and
-                         'mxfp4' with any of -up or -ocp, -columns, or 'raw:BYTES+BYTES...'. A dispatch may use another
-                         one whose rows are no larger; default 'bf16'
+                         'mxfp4' with any of -up or -ocp, -columns, 'nvfp4' with any of -token, -columns, or
+                         'raw:BYTES+BYTES...'. A dispatch may use another one whose rows are no larger; default 'bf16'
     combine_type         'bf16', 'fp16' or 'fp32': type of the rows that combine sends; default 'bf16'
     reduction            'partial', 'exact' or 'unreduced'; a combine may use another one that needs no more staging; default
                          'partial'
@@ -424,9 +424,10 @@ class Group:
         Calls body(rank) on every rank that this group starts (threads, processes), or on this process's rank. Blocks.
 
         Returns a list of what the calls returned. If a rank raises, the waits of the others end with PeerLostError, and run()
-        raises the rank's exception, with a note that names the rank. After Ctrl-C the waits of threads end in the same way, and
-        run() raises KeyboardInterrupt once every thread has returned. A second Ctrl-C raises KeyboardInterrupt in the Python
-        code of the threads; run() leaves behind those that are inside a call that does not return within a second.
+        raises the rank's exception, with a note that names the rank and, for processes, holds its traceback. An exception of
+        a process that pickle cannot send becomes a RuntimeError with its text. After Ctrl-C the waits of threads end in the same
+        way, and run() raises KeyboardInterrupt once every thread has returned. A second Ctrl-C raises KeyboardInterrupt in the
+        Python code of the threads; run() leaves behind those that are inside a call that does not return within a second.
         """
 
     def join(self) -> Rank:
@@ -559,12 +560,14 @@ class DispatchResult:
     @property
     def scales(self) -> Any:
         """
-        fp8, mxfp8, mxfp4: the scales of each row's blocks, [capacity, blocks]; else None.
+        fp8, mxfp8, mxfp4, nvfp4: the scales of each row's blocks, [capacity, blocks]; else None.
         """
 
     @property
     def parts(self) -> tuple[Any, ...]:
-        """Tuple of all parts: (values,), (values, scales) or the raw parts."""
+        """
+        Tuple of all parts: (values,), (values, scales), with nvfp4-token also the rows' scales, or the raw parts.
+        """
 
     @property
     def counts(self) -> Any:
@@ -770,7 +773,7 @@ class Exchange:
 
     def __repr__(self) -> str: ...
 
-    def dispatch(self, tokens: ferry._typing.Array | Sequence[ferry._typing.Array], ids: ferry._typing.Array | Plan, weights: ferry._typing.Array | None = None, *, format: str | None = None, lane: int = 0, sm_limit: int = 0, memory: ReceiveBuffers | None = None, apply_weights: bool = False, dot_rows: ferry._typing.Array | None = None, count: ferry._typing.Array | None = None, stream: Any | None = None) -> DispatchResult:
+    def dispatch(self, tokens: ferry._typing.Array | Sequence[ferry._typing.Array], ids: ferry._typing.Array | Plan, weights: ferry._typing.Array | None = None, *, format: str | None = None, lane: int = 0, sm_limit: int = 0, memory: ReceiveBuffers | None = None, apply_weights: bool = False, dot_rows: ferry._typing.Array | None = None, count: ferry._typing.Array | None = None, global_scale: float | ferry._typing.Array | None = None, stream: Any | None = None) -> DispatchResult:
         """
         Sends every token to the ranks of its experts; returns the received rows, grouped by expert. Collective.
 
@@ -781,6 +784,8 @@ class Exchange:
         format         of this call, see Config; default: the exchange's
         memory         ReceiveBuffers for the result; default: the lane's own memory
         apply_weights  multiply the received values by their weight
+        global_scale   format 'nvfp4': g, a number or float32 [1], the same on all ranks; default 1. Values are
+                       element * scale * g
         dot_rows       [rows, H] of combine_type: result.dots[row] = dot(token, dot_rows[row]), before apply_weights
         count          'cuda': int32 [1] in device memory, N as read when the call runs; the rows of `tokens` bound it
         sm_limit       'cuda': the most blocks the call uses at once; 0: no limit
@@ -793,7 +798,7 @@ class Exchange:
         dropped: both after the call, whose result last_dispatch_result() then returns.
         """
 
-    def dispatch_send(self, tokens: ferry._typing.Array | Sequence[ferry._typing.Array], ids: ferry._typing.Array | Plan, weights: ferry._typing.Array | None = None, *, format: str | None = None, lane: int = 0, sm_limit: int = 0, memory: ReceiveBuffers | None = None, apply_weights: bool = False, dot_rows: ferry._typing.Array | None = None, count: ferry._typing.Array | None = None, stream: Any | None = None) -> None:
+    def dispatch_send(self, tokens: ferry._typing.Array | Sequence[ferry._typing.Array], ids: ferry._typing.Array | Plan, weights: ferry._typing.Array | None = None, *, format: str | None = None, lane: int = 0, sm_limit: int = 0, memory: ReceiveBuffers | None = None, apply_weights: bool = False, dot_rows: ferry._typing.Array | None = None, count: ferry._typing.Array | None = None, global_scale: float | ferry._typing.Array | None = None, stream: Any | None = None) -> None:
         """
         The send phase of dispatch, with its arguments, which may be reused when it returns. Does not wait for peers.
         """

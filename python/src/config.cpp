@@ -161,19 +161,23 @@ void require_sizes(const nb::kwargs& settings) {
   if (!missing.empty()) throw UsageError(str("configuration: missing: ", missing));
 }
 
-std::string describe(const Config& c) {
-  return str("Config(experts=", c.experts, ", top_k=", c.top_k, ", hidden=", c.hidden,
-             ", max_tokens=", c.max_tokens, ", backend='", to_string(c.backend), "', layout='",
-             to_string(c.layout), "', alignment=", c.alignment, ", capacity=", c.capacity, ", format='",
-             to_string(c.format), "', combine_type='", to_string(c.combine_type), "', reduction='",
-             to_string(c.reduction), "', lanes=", c.lanes, ", deadline=", c.deadline, ")");
-}
-
 // What is pickled of a Config: its settings by name, as Config() takes them.
 nb::dict settings_of(const nb::handle& config) {
   nb::dict settings;
   for (const Setting& setting : kSettings) settings[setting.name] = config.attr(setting.name);
   return settings;
+}
+
+// As Config() takes it: the sizes, and the settings that are not the default.
+std::string describe(const nb::handle& config) {
+  const nb::dict defaults = settings_of(nb::cast(Config()));
+  std::string settings;
+  for (const Setting& setting : kSettings) {
+    const nb::object value = config.attr(setting.name);
+    if (value.equal(defaults[setting.name])) continue;
+    settings += str(settings.empty() ? "" : ", ", setting.name, "=", nb::cast<std::string>(nb::repr(value)));
+  }
+  return str("Config(", settings, ")");
 }
 
 void bind_sizes(nb::module_& module) {
@@ -349,8 +353,8 @@ capacity             rows a rank can receive (expert_padded: each expert), paddi
 repeats              the default capacity also has room for tokens that list an expert more than once; default False
 zero_padding         padding rows are set to zero; default False
 format               'bf16', 'fp16', 'fp32', 'fp8' with any of -columns, -pow2, -packed, 'mxfp8' and
-                     'mxfp4' with any of -up or -ocp, -columns, or 'raw:BYTES+BYTES...'. A dispatch may use another
-                     one whose rows are no larger; default 'bf16'
+                     'mxfp4' with any of -up or -ocp, -columns, 'nvfp4' with any of -token, -columns, or
+                     'raw:BYTES+BYTES...'. A dispatch may use another one whose rows are no larger; default 'bf16'
 combine_type         'bf16', 'fp16' or 'fp32': type of the rows that combine sends; default 'bf16'
 reduction            'partial', 'exact' or 'unreduced'; a combine may use another one that needs no more staging; default
                      'partial'

@@ -17,7 +17,7 @@ struct PyDispatchArguments {
   int sm_limit = 0;
   nb::object memory = nb::none();
   bool apply_weights = false;
-  nb::object dot_rows = nb::none(), count = nb::none(), stream = nb::none();
+  nb::object dot_rows = nb::none(), count = nb::none(), global_scale = nb::none(), stream = nb::none();
   nb::kwargs unknown{};  // keywords that the operation does not have
 };
 
@@ -35,6 +35,7 @@ struct DispatchInput {
   Plan plan;
   const float* weights = nullptr;
   DispatchOptions options;
+  float global_scale = 1;  // given as a number
   DispatchContext context;
 };
 

@@ -70,7 +70,9 @@ std::array<Element, kMaxParts> elements_of(const Encoding& encoding, Element tok
   if (!encoding.quantises()) return {tokens};
   const Element value = encoding.element == ElementType::e4m3 ? kFp8 : kByte;
   if (!encoding.packs_scales()) return {value, kFp32};
-  return {value, encoding.is_mx() && !encoding.scale_columns ? kByte : kInt32};
+  if (encoding.scale_columns) return {value, kInt32, kFp32};
+  if (encoding.is_nvfp4()) return {value, kFp8, kFp32};
+  return {value, encoding.is_mx() ? kByte : kInt32};
 }
 
 void read_values(const nb::object& tokens, const Config& config, DispatchInput& in) {
@@ -164,6 +166,17 @@ void read_dot_rows(const Config& config, const nb::object& dot_rows, DispatchInp
   in.options.dot_rows = array.data;
 }
 
+void read_global_scale(const nb::object& given, DispatchInput& in) {
+  if (given.is_none()) return;
+  if (PyFloat_Check(given.ptr()) != 0 || PyLong_Check(given.ptr()) != 0) {
+    in.global_scale = nb::cast<float>(given);
+    in.options.global_scale = &in.global_scale;
+    return;
+  }
+  const Array& array = in.arguments.dense(given, "global_scale", kFp32, {1});
+  in.options.global_scale = static_cast<const float*>(array.data);
+}
+
 }  // namespace
 
 Ids ids_of(const Array& array, std::int64_t tokens, int top_k, const char* name) {
@@ -186,9 +199,9 @@ void require_rows(const PyPlan* plan, std::int64_t count, const char* name, std:
 }
 
 void read_dispatch(PyExchange& self, LaneCall& call, const PyDispatchArguments& given, DispatchInput& in) {
-  require_known(
-      given.unknown, "dispatch",
-      "tokens, ids, weights, format, lane, sm_limit, memory, apply_weights, dot_rows, count, stream");
+  require_known(given.unknown, "dispatch",
+                "tokens, ids, weights, format, lane, sm_limit, memory, apply_weights, dot_rows, count, "
+                "global_scale, stream");
   const Config& config = self.config();
   in.capacity = self.receive_sizes().rows;
   in.format = given.format ? parse_format(*given.format) : config.format;
@@ -225,6 +238,7 @@ void read_dispatch(PyExchange& self, LaneCall& call, const PyDispatchArguments& 
     in.tokens.device_count =
         static_cast<const std::int32_t*>(in.arguments.dense(given.count, "count", kInt32, {1}).data);
   }
+  read_global_scale(given.global_scale, in);
   in.options.apply_weights = given.apply_weights;
   in.options.lane = given.lane;
   in.options.sm_limit = given.sm_limit;

@@ -182,9 +182,12 @@ overwrites, unless ReceiveBuffers were given.)")
       .def_prop_ro(
           "data", [](PyDispatchResult& self) { return part(self, 0); },
           "[capacity, H]; expert_padded [G, capacity, H]: the rows' values.")
-      .def_prop_ro("scales", &scales,
-                   "fp8, mxfp8, mxfp4: the scales of each row's blocks, [capacity, blocks]; else None.")
-      .def_prop_ro("parts", &all_parts, "Tuple of all parts: (values,), (values, scales) or the raw parts.")
+      .def_prop_ro(
+          "scales", &scales,
+          "fp8, mxfp8, mxfp4, nvfp4: the scales of each row's blocks, [capacity, blocks]; else None.")
+      .def_prop_ro("parts", &all_parts,
+                   "Tuple of all parts: (values,), (values, scales), with nvfp4-token also the rows' scales, "
+                   "or the raw parts.")
       .def_prop_ro(
           "counts",
           [](PyDispatchResult& self) {

@@ -148,8 +148,9 @@ const Rank& PyRank::checked() const {
 PyGroup::PyGroup(Group group, BackendKind backend, Starts starts)
     : group_(std::move(group)), backend_(backend), starts_(starts), process_(this_process()) {}
 
-void note_rank(const nb::handle& exception, int rank) {
-  if (nb::hasattr(exception, "add_note")) exception.attr("add_note")(str("raised by rank ", rank));
+void note_rank(const nb::handle& exception, int rank, const std::string& traceback) {
+  if (!nb::hasattr(exception, "add_note")) return;
+  exception.attr("add_note")(str("raised by rank ", rank, traceback.empty() ? "" : ":\n", traceback));
 }
 
 namespace {
@@ -339,9 +340,10 @@ group uses NCCL, else 'cpu'.)")
           R"(Calls body(rank) on every rank that this group starts (threads, processes), or on this process's rank. Blocks.
 
 Returns a list of what the calls returned. If a rank raises, the waits of the others end with PeerLostError, and run()
-raises the rank's exception, with a note that names the rank. After Ctrl-C the waits of threads end in the same way, and
-run() raises KeyboardInterrupt once every thread has returned. A second Ctrl-C raises KeyboardInterrupt in the Python
-code of the threads; run() leaves behind those that are inside a call that does not return within a second.)")
+raises the rank's exception, with a note that names the rank and, for processes, holds its traceback. An exception of
+a process that pickle cannot send becomes a RuntimeError with its text. After Ctrl-C the waits of threads end in the same
+way, and run() raises KeyboardInterrupt once every thread has returned. A second Ctrl-C raises KeyboardInterrupt in the
+Python code of the threads; run() leaves behind those that are inside a call that does not return within a second.)")
       .def("join", &PyGroup::join,
            R"(This process's rank, for groups that do not start their ranks. Exchange(group, ...) calls it.
 

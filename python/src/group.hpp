@@ -50,7 +50,8 @@ PyGroup make_processes(int ranks, int nodes);
 // Runs `body` in the processes of such a group; returns the results in rank order.
 std::vector<nanobind::object> run_processes(Group group, const nanobind::callable& body);
 
-// Adds to a Python exception which rank it is of. Python before 3.11 has no notes.
-void note_rank(const nanobind::handle& exception, int rank);
+// Adds to a Python exception which rank it is of, and its traceback if that is given. Python before 3.11 has
+// no notes.
+void note_rank(const nanobind::handle& exception, int rank, const std::string& traceback = "");
 
 }  // namespace ferry::python

@@ -49,9 +49,11 @@ class Outcome {
     if (!file_.valid()) throw system_error("cannot create a file in memory for a rank's result", errno);
   }
 
-  void write(const nb::object& value, bool raised) const {
+  // `traceback`: of an exception, as text; None if the rank has returned.
+  void write(const nb::object& value, const nb::object& traceback = nb::none()) const {
     const double now = nb::cast<double>(nb::module_::import_("time").attr("monotonic")());
-    const nb::bytes pickled(nb::module_::import_("pickle").attr("dumps")(nb::make_tuple(raised, now, value)));
+    const nb::bytes pickled(
+        nb::module_::import_("pickle").attr("dumps")(nb::make_tuple(traceback, now, value)));
     const char* data = pickled.c_str();
     for (std::size_t done = 0; done < pickled.size();) {
       const ssize_t bytes = ::write(file_.number(), data + done, pickled.size() - done);
@@ -60,7 +62,7 @@ class Outcome {
     }
   }
 
-  // (raised, time, value); nothing if the process has left none.
+  // (traceback, time, value); nothing if the process has left none.
   std::optional<nb::tuple> read() const {
     const off_t bytes = lseek(file_.number(), 0, SEEK_END);
     if (bytes <= 0) return std::nullopt;
@@ -91,17 +93,37 @@ void throw_if_peer_lost(const nb::handle& exception) {
   throw PeerLostError(nb::cast<std::string>(nb::str(exception)), record);
 }
 
+// The exception, or one with its text if it cannot be sent by pickle. A class whose __init__ takes other
+// arguments than it passes on is pickled, but not loaded.
+nb::object sendable(const nb::object& exception) {
+  const nb::module_ pickle = nb::module_::import_("pickle");
+  try {
+    pickle.attr("loads")(pickle.attr("dumps")(exception));
+    return exception;
+  } catch (const nb::python_error& error) {
+    const nb::object lines =
+        nb::module_::import_("traceback").attr("format_exception_only")(exception.type(), exception);
+    const auto text = nb::cast<std::string>(nb::str("").attr("join")(lines).attr("rstrip")());
+    const auto why = nb::cast<std::string>(nb::str(error.value()));
+    return nb::module_::import_("builtins")
+        .attr("RuntimeError")(str(text, " (pickle cannot send this exception: ", why, ")"));
+  }
+}
+
+nb::object traceback_of(const nb::handle& exception) {
+  const nb::object lines =
+      nb::module_::import_("traceback")
+          .attr("format_exception")(exception.type(), exception, exception.attr("__traceback__"));
+  return nb::str("").attr("join")(lines).attr("rstrip")();
+}
+
 void run_rank(const Rank& rank, const nb::callable& body, const Outcome& outcome) {
   const nb::gil_scoped_acquire lock;
   try {
-    outcome.write(body(PyRank{rank, this_process()}), false);
+    outcome.write(body(PyRank{rank, this_process()}));
     flush_output();
   } catch (nb::python_error& error) {
-    try {
-      outcome.write(nb::borrow(error.value()), true);
-    } catch (nb::python_error&) {
-      // It cannot be pickled: run() raises its text instead.
-    }
+    outcome.write(sendable(nb::borrow(error.value())), traceback_of(error.value()));
     flush_output();
     throw_if_peer_lost(error.value());
     throw;
@@ -111,19 +133,21 @@ void run_rank(const Rank& rank, const nb::callable& body, const Outcome& outcome
 // Raises the exception that a rank raised first. Returns if none has left one.
 void raise_first(const std::vector<Outcome>& outcomes) {
   nb::object first;
+  std::string first_traceback;
   int first_rank = -1;
   double first_time = 0;
   for (std::size_t rank = 0; rank < outcomes.size(); ++rank) {
     const std::optional<nb::tuple> left = outcomes[rank].read();
-    if (!left || !nb::cast<bool>((*left)[0])) continue;
+    if (!left || (*left)[0].is_none()) continue;
     const auto time = nb::cast<double>((*left)[1]);
     if (first.is_valid() && time >= first_time) continue;
     first = (*left)[2];
+    first_traceback = nb::cast<std::string>((*left)[0]);
     first_time = time;
     first_rank = static_cast<int>(rank);
   }
   if (!first.is_valid()) return;
-  note_rank(first, first_rank);
+  note_rank(first, first_rank, first_traceback);
   PyErr_SetObject(first.type().ptr(), first.ptr());
   throw nb::python_error();
 }

@@ -21,6 +21,8 @@ FormatFlags flags_of(std::optional<FormatKind> kind) {
     return {kFp8Flags, "FERRY_SCALE_COLUMNS, FERRY_FP8_POWER_OF_TWO and FERRY_FP8_PACKED"};
   if (kind == FormatKind::mxfp8 || kind == FormatKind::mxfp4)
     return {kMxFlags, "FERRY_SCALE_COLUMNS, and FERRY_MX_UP or FERRY_MX_OCP"};
+  if (kind == FormatKind::nvfp4)
+    return {FERRY_SCALE_COLUMNS | FERRY_NVFP4_PER_TOKEN, "FERRY_SCALE_COLUMNS and FERRY_NVFP4_PER_TOKEN"};
   return {};
 }
 
@@ -31,6 +33,8 @@ Format format_of(FormatKind kind, std::uint32_t flags) {
     format = kind == FormatKind::mxfp8 ? Format::mxfp8() : Format::mxfp4();
     if ((flags & kMxRules) != 0) format.mx.rule = (flags & FERRY_MX_UP) != 0 ? MxRule::up : MxRule::ocp;
     format.mx.column_major = columns;
+  } else if (kind == FormatKind::nvfp4) {
+    format = Format::nvfp4({.per_token = (flags & FERRY_NVFP4_PER_TOKEN) != 0, .column_major = columns});
   } else {
     format.fp8 = {.column_major = columns,
                   .power_of_two = (flags & FERRY_FP8_POWER_OF_TWO) != 0,
@@ -63,7 +67,7 @@ DType to_dtype(std::int32_t type, const char* field) {
 }
 
 std::optional<Format> to_format(const ferry_format& given) {
-  const auto kind = to_choice(given.kind, FormatKind::mxfp4, "ferry_format.kind");
+  const auto kind = to_choice(given.kind, FormatKind::nvfp4, "ferry_format.kind");
   const char* name = kConstants<FormatKind>[given.kind].name;
   const bool parts =
       std::any_of(given.part_bytes, given.part_bytes + kMaxParts, [](auto b) { return b != 0; });
@@ -175,7 +179,9 @@ ferry_format to_c(const Format& format) {
   c.kind = static_cast<std::int32_t>(format.kind) + 1;
   const bool mx = format.kind == FormatKind::mxfp8 || format.kind == FormatKind::mxfp4;
   if (mx) c.flags |= format.mx.rule == MxRule::up ? FERRY_MX_UP : FERRY_MX_OCP;
-  if (format.fp8.column_major || format.mx.column_major) c.flags |= FERRY_SCALE_COLUMNS;
+  if (format.fp8.column_major || format.mx.column_major || format.nvfp4_options.column_major)
+    c.flags |= FERRY_SCALE_COLUMNS;
+  if (format.nvfp4_options.per_token) c.flags |= FERRY_NVFP4_PER_TOKEN;
   if (format.fp8.power_of_two) c.flags |= FERRY_FP8_POWER_OF_TWO;
   if (format.fp8.packed) c.flags |= FERRY_FP8_PACKED;
   std::copy(format.part_bytes.begin(), format.part_bytes.end(), c.part_bytes);

@@ -16,6 +16,7 @@ struct CallDiagnostics {
   BadId bad_id;
   BadSource bad_source;
   Overflow overflow;
+  bool bad_scale = false;  // a row of nvfp4 whose scales could not be formed
 };
 
 struct Capabilities {
@@ -35,6 +36,7 @@ struct DispatchCall {
   ReceiveBuffers memory{};
   bool apply_weights = false;
   const void* dot_rows = nullptr;
+  const float* global_scale = nullptr;
   int sm_limit = 0;
 };
 

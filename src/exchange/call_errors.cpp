@@ -39,6 +39,10 @@ std::string describe(const CallDiagnostics& diagnostics, const Config& config) {
     add(str(b.count, " entries of the plan on rank ", b.rank, " point outside the exchange",
             ", the first at index ", b.index, "; they were skipped: the plan is damaged"));
   }
+  if (diagnostics.bad_scale) {
+    add("dispatch: global_scale is not positive and finite, or so large that a block's scale overflows: the "
+        "blocks concerned were sent with scale 7F and values 0");
+  }
   return text;
 }
 
@@ -48,6 +52,7 @@ void raise(const CallDiagnostics& found, const Config& config) {
   if (found.overflow.dropped > 0) throw OverflowError(describe(found, config), found.overflow);
   if (found.bad_id.count > 0) throw BadIdError(describe(found, config), found.bad_id);
   if (found.bad_source.count > 0) throw BadSourceError(describe(found, config), found.bad_source);
+  if (found.bad_scale) throw UsageError(describe(found, config));
 }
 
 }  // namespace ferry

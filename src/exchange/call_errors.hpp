@@ -5,8 +5,8 @@
 
 namespace ferry {
 
-// Throws OverflowError, BadIdError or BadSourceError, the first that applies; nothing if the call has found
-// nothing.
+// Throws OverflowError, BadIdError, BadSourceError or UsageError, the first that applies; nothing if the call
+// has found nothing.
 void raise(const CallDiagnostics& found, const Config& config);
 
 }  // namespace ferry

@@ -90,6 +90,14 @@ void check_row_arithmetic(const Config& config, int rank, const DispatchCall& ca
   }
 }
 
+void check_global_scale(const DispatchCall& call) {
+  const Encoding encoding = encoding_of(call.format);
+  if (call.global_scale == nullptr || (encoding.is_nvfp4() && !encoding.row_scale)) return;
+  throw UsageError(
+      str("dispatch: global_scale is for the format nvfp4 without a scale for each token, this call's is ",
+          to_string(call.format), ": leave it null"));
+}
+
 void check_receive_buffers(const Config& config, int rank, const DispatchCall& call) {
   const PartList parts = parts_of(call.format, config.hidden);
   for (int p = 0; p < parts.count; ++p) {
@@ -138,6 +146,7 @@ void check_dispatch(const Config& config, int rank, const DispatchCall& call, Pl
   check_message_fits(config, call.format);
   if (config.placement.tp() > 1) check_sliced_dispatch(call);
   check_row_arithmetic(config, rank, call);
+  check_global_scale(call);
   check_receive_buffers(config, rank, call);
   if (!call.plan.empty()) {
     check_plan(config, rank, call.plan, plan_in);

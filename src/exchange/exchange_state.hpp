@@ -96,6 +96,7 @@ struct Exchange::State {
             .memory = options.memory,
             .apply_weights = options.apply_weights,
             .dot_rows = options.dot_rows,
+            .global_scale = options.global_scale,
             .sm_limit = options.sm_limit};
   }
 

@@ -12,7 +12,8 @@
 
 namespace ferry {
 
-// The scale of a block of a received row. `part`: the layout of the scales; `scales`: their memory.
+// The scale of a block of a received row, without nvfp4's scale of the call or the row. `part`: the layout of
+// the scales; `scales`: their memory.
 FERRY_HD float received_scale(const Encoding& encoding, const PartLayout& part, const void* scales,
                               std::int64_t leading, std::int64_t row, std::int64_t block) {
   const std::int64_t word = encoding.packs_scales() ? block / 4 : block;
@@ -20,7 +21,9 @@ FERRY_HD float received_scale(const Encoding& encoding, const PartLayout& part, 
                                            : element_offset(part, row, 0, 0) + kScaleBytes * word;
   std::uint32_t bits = 0;
   std::memcpy(&bits, static_cast<const char*>(scales) + offset, sizeof bits);
-  return encoding.packs_scales() ? scale_of_exponent(bits >> (8 * (block % 4)) & 0xFFu) : float_of(bits);
+  if (!encoding.packs_scales()) return float_of(bits);
+  const std::uint32_t byte = bits >> (8 * (block % 4)) & 0xFFu;
+  return encoding.is_nvfp4() ? e4m3_to_fp32(static_cast<std::uint8_t>(byte)) : scale_of_exponent(byte);
 }
 
 // The element in a column of a row of quantised values, before it is multiplied by its scale.

@@ -2,6 +2,7 @@
 
 #include "format/fp8_block.hpp"
 #include "format/mx_block.hpp"
+#include "format/nvfp4_block.hpp"
 
 namespace ferry {
 namespace {
@@ -17,7 +18,7 @@ Encoding mx_encoding(const MxOptions& options, ElementType element) {
 }  // namespace
 
 const char* to_string(FormatKind kind) {
-  constexpr const char* kNames[] = {"bf16", "fp16", "fp32", "fp8", "raw", "mxfp8", "mxfp4"};
+  constexpr const char* kNames[] = {"bf16", "fp16", "fp32", "fp8", "raw", "mxfp8", "mxfp4", "nvfp4"};
   return kNames[static_cast<int>(kind)];
 }
 
@@ -39,6 +40,13 @@ Encoding encoding_of(const Format& format) {
       return mx_encoding(format.mx, ElementType::e4m3);
     case FormatKind::mxfp4:
       return mx_encoding(format.mx, ElementType::e2m1);
+    case FormatKind::nvfp4:
+      return {.element = ElementType::e2m1,
+              .rule = ScaleRule::nvfp4,
+              .scale_type = ScaleType::e4m3,
+              .row_scale = format.nvfp4_options.per_token,
+              .scale_columns = format.nvfp4_options.column_major,
+              .block = kNvfp4Block};
     case FormatKind::raw:
       break;
   }

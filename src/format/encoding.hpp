@@ -15,21 +15,24 @@ enum class ElementType : std::uint8_t { bf16, fp16, fp32, e4m3, e2m1, bytes };
 
 // How the scale of a block follows from its values; the formulas are in docs/contract.md, "Values".
 // `none`: values are moved, not quantised.
-enum class ScaleRule : std::uint8_t { none, quotient, power_of_two, mx_up, mx_ocp };
+enum class ScaleRule : std::uint8_t { none, quotient, power_of_two, mx_up, mx_ocp, nvfp4 };
 
-// How a scale is stored: as fp32, or as the biased exponent of a power of two, four to an int32.
-enum class ScaleType : std::uint8_t { fp32, exponent };
+// How a scale is stored: as fp32, or in a byte, four to an int32: the biased exponent of a power of two, or
+// e4m3.
+enum class ScaleType : std::uint8_t { fp32, exponent, e4m3 };
 
 struct Encoding {
   ElementType element = ElementType::bf16;
   ScaleRule rule = ScaleRule::none;
   ScaleType scale_type = ScaleType::fp32;
+  bool row_scale = false;      // a further fp32 scale for each row, a part of its own
   bool scale_columns = false;  // scales are [blocks, leading dimension] instead of [rows, blocks]
   std::int16_t block = 0;      // columns of a row that share a scale; 0: no scales
 
   FERRY_HD constexpr bool quantises() const { return rule != ScaleRule::none; }
-  FERRY_HD constexpr bool packs_scales() const { return scale_type == ScaleType::exponent; }
+  FERRY_HD constexpr bool packs_scales() const { return scale_type != ScaleType::fp32; }
   FERRY_HD constexpr bool is_mx() const { return rule == ScaleRule::mx_up || rule == ScaleRule::mx_ocp; }
+  FERRY_HD constexpr bool is_nvfp4() const { return rule == ScaleRule::nvfp4; }
 
   // Scales of a row.
   FERRY_HD constexpr std::int64_t blocks(std::int64_t columns) const { return (columns + block - 1) / block; }
@@ -45,7 +48,7 @@ struct Encoding {
 Encoding encoding_of(const Format& format);
 
 // The last enumerator: kinds from bf16 to it are known.
-inline constexpr FormatKind kLastFormatKind = FormatKind::mxfp4;
+inline constexpr FormatKind kLastFormatKind = FormatKind::nvfp4;
 
 // The format's name without its options.
 const char* to_string(FormatKind kind);

@@ -18,7 +18,7 @@ constexpr std::string_view kRawPrefix = "raw:";
 [[noreturn]] void refuse(std::string_view name, std::string_view reason) {
   throw UsageError(str("format '", name, "': ", reason,
                        "; known: bf16, fp16, fp32, fp8[-columns][-pow2[-packed]], mxfp8 and mxfp4[-up|-ocp]"
-                       "[-columns], raw:<bytes>[+<bytes>]..."));
+                       "[-columns], nvfp4[-token][-columns], raw:<bytes>[+<bytes>]..."));
 }
 
 std::int64_t parse_bytes(std::string_view name, std::string_view digits) {
@@ -86,6 +86,12 @@ Format parse_mx(std::string_view name, std::string_view base, Format format) {
   return format;
 }
 
+Format parse_nvfp4(std::string_view name) {
+  NamedOption options[] = {{"-token"}, {"-columns"}};
+  parse_options(name, "nvfp4", options);
+  return Format::nvfp4({.per_token = options[0].given, .column_major = options[1].given});
+}
+
 // Whether `name` is `base`, with or without options.
 bool names(std::string_view name, std::string_view base) {
   return name == base || name.starts_with(std::string(base) + "-");
@@ -121,6 +127,9 @@ std::string to_string(const Format& format) {
       return mx_name(format, MxRule::up);
     case FormatKind::mxfp4:
       return mx_name(format, MxRule::ocp);
+    case FormatKind::nvfp4:
+      return str("nvfp4", format.nvfp4_options.per_token ? "-token" : "",
+                 format.nvfp4_options.column_major ? "-columns" : "");
     case FormatKind::raw:
       break;
   }
@@ -138,6 +147,7 @@ Format parse_format(const std::string& name) {
   if (names(name, "fp8")) return parse_fp8(name);
   if (names(name, "mxfp8")) return parse_mx(name, "mxfp8", Format::mxfp8());
   if (names(name, "mxfp4")) return parse_mx(name, "mxfp4", Format::mxfp4());
+  if (names(name, "nvfp4")) return parse_nvfp4(name);
   if (name.starts_with(kRawPrefix)) return parse_raw(name);
   refuse(name, "unknown");
 }

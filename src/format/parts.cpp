@@ -64,6 +64,7 @@ PartList parts_of(const Format& format, std::int64_t hidden) {
   }
   add(row_part(encoding.value_bytes(hidden)));
   if (encoding.block > 0) add(scale_part(encoding, hidden));
+  if (encoding.row_scale) add(row_part(kScaleBytes));
   return list;
 }
 

@@ -33,6 +33,10 @@ const FormatCase kFormats[] = {
      {FERRY_FORMAT_MXFP4, FERRY_SCALE_COLUMNS, {}},
      Format::mxfp4({.rule = MxRule::ocp, .column_major = true}),
      DType::bf16},
+    {"nvfp4_per_token",
+     {FERRY_FORMAT_NVFP4, FERRY_NVFP4_PER_TOKEN, {}},
+     Format::nvfp4({.per_token = true}),
+     DType::bf16},
     {"raw", {FERRY_FORMAT_RAW, 0, {64, 16}}, Format::raw({64, 16}), DType::bf16},
 };
 

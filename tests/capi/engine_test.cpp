@@ -18,6 +18,7 @@ namespace {
 // A group of one rank, whose all-to-all copies what it sends to itself.
 struct LoopEngine {
   std::vector<std::int32_t> lanes;
+  std::atomic<bool> entered = false;
   std::atomic<bool> aborted = false;
   bool blocks = false;
   ferry_status status = FERRY_OK;
@@ -28,6 +29,7 @@ struct LoopEngine {
                                    void* user) {
     auto& self = *static_cast<LoopEngine*>(user);
     self.lanes.push_back(lane);
+    self.entered = true;
     while (self.blocks && !self.aborted) std::this_thread::yield();
     EXPECT_EQ(send_bytes[0], receive_bytes[0]);
     std::memcpy(static_cast<char*>(receive) + receive_offsets[0],
@@ -117,8 +119,11 @@ TEST_F(CEngine, AStatusBecomesAnError) {
 TEST_F(CEngine, AbortEndsABlockedCall) {
   loop_.blocks = true;
   EXPECT_EQ(run_engine(loop_.functions(),
-                       [](Engine& engine) {
-                         EXPECT_THROW(send_text(engine, [] { throw TimeoutError("", {}); }), TimeoutError);
+                       [&](Engine& engine) {
+                         const auto give_up = [&] {
+                           if (loop_.entered) throw TimeoutError("", {});
+                         };
+                         EXPECT_THROW(send_text(engine, give_up), TimeoutError);
                        }),
             FERRY_OK);
   EXPECT_TRUE(loop_.aborted);

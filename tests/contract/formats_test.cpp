@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <vector>
 
 #include "harness/harness.hpp"
@@ -87,6 +88,76 @@ TEST_P(Contract, MxFormats) {
     }
   }
   run_added();
+}
+
+TEST_P(Contract, Nvfp4) {
+  for (const char* name : {"nvfp4", "nvfp4-columns", "nvfp4-token", "nvfp4-token-columns"}) {
+    for (const DType type : {DType::bf16, DType::fp16, DType::fp32}) {
+      TestCase c = small_case(1);
+      c.config.format = parse_format(name);
+      c.config.hidden = 608;
+      c.type = type;
+      if (!c.config.format.nvfp4_options.per_token) c.global_scale = 0.0123f;
+      if (!GetParam().on_device()) {
+        for_each_shape(c, [&](const TestCase& each) { add(each); });
+        continue;
+      }
+      run(c.ranks, describe(c), [&](Rank rank) {
+        bool refused = false;
+        try {
+          SyncExchange exchange(rank, c.config);
+        } catch (const UnsupportedError& error) {
+          refused = std::string(error.what()).find("nvfp4") != std::string::npos;
+        }
+        require(refused, "an exchange on device memory takes ", name);
+      });
+    }
+  }
+  run_added();
+}
+
+// The blocks of a call whose g is no scale are sent as zeros with scale 7F, and check() says so.
+TEST_P(Contract, BadGlobalScalesAreReported) {
+  if (GetParam().on_device()) GTEST_SKIP() << "device memory has no nvfp4";
+  for (const float g : {0.0f, -1.0f, std::numeric_limits<float>::infinity(),
+                        std::numeric_limits<float>::quiet_NaN(), 3e38f}) {
+    TestCase c = small_case(1);
+    c.config.format = Format::nvfp4();
+    c.config.hidden = 64;
+    c.config.check_calls = false;
+    c.full = true;
+    c.global_scale = g;
+    const StepInputs step = make_inputs(c);
+    run(c.ranks, describe(c), [&](Rank rank) {
+      SyncExchange exchange(rank, c.config);
+      DispatchRun dispatch(exchange, c, step);
+      dispatch.call();
+      dispatch.compare();
+      const std::string text = usage_error([&] { exchange.check(c.lane); });
+      // With 3e38 no scale but 0 is representable, so that d is 0 and the scales are good.
+      require(g == 3e38f ? text.empty() : text.find("global_scale") != std::string::npos, "g = ", g, ": ",
+              text);
+    });
+  }
+}
+
+TEST_P(Contract, GlobalScalesOfOtherFormatsAreRefused) {
+  for (const char* name : {"bf16", "mxfp4", "nvfp4-token"}) {
+    if (GetParam().on_device() && std::string(name) == "nvfp4-token") continue;
+    TestCase c = small_case(1);
+    c.config.format = parse_format(name);
+    c.config.hidden = 64;
+    const StepInputs step = make_inputs(c);
+    run(c.ranks, describe(c), [&](Rank rank) {
+      SyncExchange exchange(rank, c.config);
+      DispatchRun dispatch(exchange, c, step);
+      const float g = 1;
+      dispatch.options().global_scale = &g;
+      const std::string text = usage_error([&] { dispatch.call(); });
+      require(text.find("global_scale") != std::string::npos && text.find(name) != std::string::npos, name,
+              ": ", text);
+    });
+  }
 }
 
 TEST_P(Contract, PowerOfTwoScalesArePowersOfTwo) {

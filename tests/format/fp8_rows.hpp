@@ -27,8 +27,8 @@ class Fp8Rows : public testing::TestWithParam<const cpu::Kernels*> {
     const std::int64_t columns = in.bytes() / bytes_of(type);
     Memory values(columns, below(random_, 64));
     Memory scales(parts_of(Format::fp8_e4m3(options), columns).part[1].wire_bytes, 16 * below(random_, 4));
-    kernels_.encode_row(values.data(), scales.data(), in.data(), type, columns,
-                        encoding_of(Format::fp8_e4m3(options)));
+    kernels_.encode_row({values.data(), scales.data()}, in.data(), type, columns,
+                        encoding_of(Format::fp8_e4m3(options)), 1.0f);
     ASSERT_TRUE(values.guards_intact() && scales.guards_intact()) << columns;
 
     std::int64_t used = 0;

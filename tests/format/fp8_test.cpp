@@ -47,8 +47,8 @@ Encoded encode_pair(const cpu::Kernels& kernels, float first, float rest, const 
   in[0] = first;
   std::vector<std::uint8_t> values(128);
   float scales[4];
-  kernels.encode_row(values.data(), scales, in.data(), DType::fp32, 128,
-                     encoding_of(Format::fp8_e4m3(options)));
+  kernels.encode_row({values.data(), scales}, in.data(), DType::fp32, 128,
+                     encoding_of(Format::fp8_e4m3(options)), 1.0f);
   return {scales[0], values[0], values[1]};
 }
 
@@ -81,8 +81,8 @@ TEST_P(Fp8, PackedExponents) {
   std::vector<std::uint8_t> values(in.size());
   std::uint8_t scales[16];
   std::fill(std::begin(scales), std::end(scales), std::uint8_t{0x7F});
-  kernels_.encode_row(values.data(), scales, in.data(), DType::fp32, static_cast<std::int64_t>(in.size()),
-                      encoding_of(Format::fp8_e4m3(kPacked)));
+  kernels_.encode_row({values.data(), scales}, in.data(), DType::fp32, static_cast<std::int64_t>(in.size()),
+                      encoding_of(Format::fp8_e4m3(kPacked)), 1.0f);
   const std::vector<int> expected{127, 128, 247, 255, 127, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
   EXPECT_EQ(std::vector<int>(scales, scales + 16), expected);
 }

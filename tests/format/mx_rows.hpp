@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "backends/cpu/kernels/kernels.hpp"
+#include "format/expect_bytes.hpp"
 #include "format/oracle.hpp"
 #include "format/parts.hpp"
 #include "format/support.hpp"
@@ -17,12 +18,6 @@ namespace ferry::test {
 inline const Format kMxFormats[] = {Format::mxfp8({.rule = MxRule::up}), Format::mxfp8({.rule = MxRule::ocp}),
                                     Format::mxfp4({.rule = MxRule::up}),
                                     Format::mxfp4({.rule = MxRule::ocp})};
-
-inline void expect_bytes(const Memory& got, const std::vector<std::uint8_t>& expected) {
-  ASSERT_EQ(got.bytes(), static_cast<std::int64_t>(expected.size()));
-  for (std::size_t at = 0; at < expected.size(); ++at)
-    ASSERT_EQ(std::to_integer<int>(got.data()[at]), expected[at]) << "byte " << at;
-}
 
 class MxRows : public testing::TestWithParam<const cpu::Kernels*> {
  protected:
@@ -39,7 +34,7 @@ class MxRows : public testing::TestWithParam<const cpu::Kernels*> {
         format.kind == FormatKind::mxfp4 ? oracle::Element::e2m1 : oracle::Element::e4m3;
     Memory values(parts.part[0].row_bytes, below(random_, 64));
     Memory scales(parts.part[1].wire_bytes, 16 * below(random_, 4));
-    kernels_.encode_row(values.data(), scales.data(), in.data(), type, columns, encoding_of(format));
+    kernels_.encode_row({values.data(), scales.data()}, in.data(), type, columns, encoding_of(format), 1.0f);
     ASSERT_TRUE(values.guards_intact() && scales.guards_intact()) << columns;
     std::vector<float> numbers;
     for (std::int64_t c = 0; c < columns; ++c) numbers.push_back(decode(type, in.bits(type, c)));

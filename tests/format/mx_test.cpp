@@ -46,7 +46,7 @@ TEST_P(Mx, HandComputedCases) {
     std::vector<float> in(32, rest);
     in[0] = first;
     std::uint8_t values[32], scales[16];
-    kernels_.encode_row(values, scales, in.data(), DType::fp32, 32, encoding_of(format));
+    kernels_.encode_row({values, scales}, in.data(), DType::fp32, 32, encoding_of(format), 1.0f);
     EXPECT_EQ(scales[0], scale) << to_string(format) << " " << first << " " << rest;
     const bool narrow = format.kind == FormatKind::mxfp4;
     EXPECT_EQ(narrow ? values[0] & 15 : values[0], code) << to_string(format) << " " << first << " " << rest;

@@ -24,6 +24,8 @@ TEST(FormatNames, AreReadAsTheyAreWritten) {
       {Format::mxfp8({.column_major = true}), "mxfp8-columns"},
       {Format::mxfp4(), "mxfp4"},
       {Format::mxfp4({.rule = MxRule::up, .column_major = true}), "mxfp4-up-columns"},
+      {Format::nvfp4(), "nvfp4"},
+      {Format::nvfp4({.per_token = true, .column_major = true}), "nvfp4-token-columns"},
       {Format::raw({1024}), "raw:1024"},
       {Format::raw({1024, 64}), "raw:1024+64"},
       {Format::raw({16, 32, 48, 64}), "raw:16+32+48+64"},

@@ -59,6 +59,17 @@ TEST(Parts, OfMxFormats) {
   expect_columns(parts_of(Format::mxfp4({.column_major = true}), 2880).part[1], 23, 96);
 }
 
+TEST(Parts, OfNvfp4) {
+  const PartList parts = parts_of(Format::nvfp4(), 2880);  // 180 blocks
+  EXPECT_EQ(parts.count, 2);
+  expect_rows(parts.part[0], 1440, 1440);
+  expect_rows(parts.part[1], 180, 192);
+  const PartList per_token = parts_of(Format::nvfp4({.per_token = true, .column_major = true}), 2880);
+  ASSERT_EQ(per_token.count, 3);
+  expect_columns(per_token.part[1], 45, 192);
+  expect_rows(per_token.part[2], 4, 16);
+}
+
 TEST(Parts, OfRawFormats) {
   const PartList parts = parts_of(Format::raw({1024, 64, 16, 48}), 0);
   ASSERT_EQ(parts.count, 4);
@@ -190,7 +201,7 @@ TEST(CheckFormat, RefusesWithTheNumbers) {
   EXPECT_EQ(refusal(Format::fp8_e4m3({.packed = true}), 64, DType::bf16),
             "format fp8-packed: packed scales must be powers of two: set power_of_two too");
   EXPECT_EQ(refusal({.kind = static_cast<FormatKind>(9)}, 64, DType::bf16),
-            "format: kind 9 is unknown, must be 0 to 6");
+            "format: kind 9 is unknown, must be 0 to 7");
 }
 
 TEST(CheckFormat, RefusesRawSizes) {

@@ -23,6 +23,9 @@ DispatchRun::DispatchRun(SyncExchange& exchange, const TestCase& c, const StepIn
   options_.lane = c.lane;
   options_.sm_limit = c.sm_limit;
   options_.apply_weights = step.inputs.apply_weights;
+  const Format& format = step.inputs.format;
+  if (format.kind == FormatKind::nvfp4 && !format.nvfp4_options.per_token)
+    options_.global_scale = &case_.global_scale;
   if (c.caller_memory) allocate_outputs();
   if (!c.dots) return;
   dot_values_ = make_dot_rows(c, step, rank_);

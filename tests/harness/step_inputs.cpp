@@ -113,6 +113,7 @@ oracle::GlobalInputs empty_inputs(const TestCase& c) {
   all.type = c.type;
   all.weighted = c.weighted;
   all.apply_weights = c.apply_weights;
+  all.global_scale = c.global_scale;
   all.ranks.resize(c.ranks);
   return all;
 }

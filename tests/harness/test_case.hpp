@@ -41,6 +41,7 @@ struct TestCase {
   std::vector<int> tokens;   // tokens of each rank; empty: random
   IdType ids = IdType::int32;
   DType type = DType::bf16;  // of the tokens' values
+  float global_scale = 1;    // of nvfp4
   bool any_bits = false;     // values are random bits: NaN, infinities and denormals included
   bool weighted = true;
   std::int64_t input_gap = 0;  // unused bytes between rows

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "oracle/block_formats.hpp"
 #include "oracle/numbers.hpp"
 
 namespace ferry::oracle {
@@ -77,53 +78,21 @@ std::vector<std::byte> encoded_fp8(const GlobalInputs& inputs, int rank, std::in
   return inputs.format.fp8.packed ? packed_exponents(row.scales) : bytes_of_vector(row.scales);
 }
 
-// A block of an MX format: scale byte and codes. x * 2^-e is exact in double.
-struct MxBlock {
-  std::uint8_t scale;
-  std::vector<std::uint8_t> codes;
-};
-
-MxBlock encoded_mx_block(const float* x, std::int64_t count, bool narrow, MxRule rule) {
-  double largest = 0;
-  for (std::int64_t c = 0; c < count; ++c) {
-    if (std::fabs(x[c]) > largest) largest = std::fabs(x[c]);  // false for NaN
+// A format with a scale byte for each block: mxfp8, mxfp4, nvfp4.
+std::vector<std::byte> encoded_blocks(const GlobalInputs& inputs, int rank, std::int64_t token, int part) {
+  const Format& format = inputs.format;
+  const std::vector<float> values = values_of(inputs, rank, token);
+  BlockRow row;
+  if (format.kind == FormatKind::nvfp4) {
+    row =
+        encode_nvfp4(values, format.nvfp4_options.per_token ? nvfp4_row_scale(values) : inputs.global_scale);
+  } else {
+    row = encode_mx(values, format.kind == FormatKind::mxfp4 ? Element::e2m1 : Element::e4m3, format.mx.rule);
   }
-  int exponent = std::isinf(largest) ? 127 : -127;
-  if (largest > 0 && !std::isinf(largest)) {
-    const int k = std::ilogb(largest);
-    const double m = std::ldexp(largest, -k), limit = narrow ? 1.5 : 1.75;
-    exponent = k - (narrow ? 2 : 8) + (rule == MxRule::up && m > limit ? 1 : 0);
-    exponent = std::clamp(exponent, -127, 127);
-  }
-  MxBlock block{static_cast<std::uint8_t>(exponent + 127), {}};
-  for (std::int64_t c = 0; c < count; ++c) {
-    const double scaled = std::ldexp(double{x[c]}, -exponent);
-    block.codes.push_back(narrow ? e2m1(scaled) : e4m3(scaled));
-  }
-  return block;
-}
-
-std::vector<std::byte> encoded_mx(const GlobalInputs& inputs, int rank, std::int64_t token, int part) {
-  constexpr std::int64_t kMxColumns = 32;
-  const std::vector<float> row = values_of(inputs, rank, token);
-  const auto hidden = static_cast<std::int64_t>(row.size());
-  const bool narrow = inputs.format.kind == FormatKind::mxfp4;
-  std::vector<std::uint8_t> scales, codes;
-  for (std::int64_t begin = 0; begin < hidden; begin += kMxColumns) {
-    const MxBlock block =
-        encoded_mx_block(&row[begin], std::min(kMxColumns, hidden - begin), narrow, inputs.format.mx.rule);
-    scales.push_back(block.scale);
-    codes.insert(codes.end(), block.codes.begin(), block.codes.end());
-  }
-  if (part == 1) {
-    scales.resize((scales.size() + 3) / 4 * 4);
-    return bytes_of_vector(scales);
-  }
-  if (!narrow) return bytes_of_vector(codes);
-  std::vector<std::byte> bytes;
-  for (std::size_t c = 0; c < codes.size(); c += 2)
-    bytes.push_back(static_cast<std::byte>(codes[c] + 16 * codes[c + 1]));
-  return bytes;
+  if (part == 0) return bytes_of_vector(row.values);
+  if (part == 2) return bytes_of_vector(std::vector<float>{row.row_scale});
+  row.scales.resize((row.scales.size() + 3) / 4 * 4);
+  return bytes_of_vector(row.scales);
 }
 
 PartShape dense(std::int64_t row_bytes) {
@@ -157,6 +126,13 @@ std::vector<PartShape> part_shapes(const Format& format, std::int64_t hidden, st
     case FormatKind::mxfp4:
       return {dense(format.kind == FormatKind::mxfp8 ? hidden : hidden / 2),
               scale_shape((hidden + 127) / 128, format.mx.column_major, rows)};
+    case FormatKind::nvfp4: {
+      const Nvfp4Options& options = format.nvfp4_options;
+      std::vector<PartShape> shapes{dense(hidden / 2),
+                                    scale_shape((hidden + 63) / 64, options.column_major, rows)};
+      if (options.per_token) shapes.push_back(dense(4));
+      return shapes;
+    }
     case FormatKind::raw:
       break;
   }
@@ -177,8 +153,9 @@ std::vector<std::int64_t> input_row_bytes(const Format& format, DType type, std:
 std::vector<std::byte> encoded_part(const GlobalInputs& inputs, int rank, std::int64_t token, int part,
                                     const float* weight) {
   if (inputs.format.kind == FormatKind::fp8_e4m3) return encoded_fp8(inputs, rank, token, part);
-  if (inputs.format.kind == FormatKind::mxfp8 || inputs.format.kind == FormatKind::mxfp4)
-    return encoded_mx(inputs, rank, token, part);
+  if (inputs.format.kind == FormatKind::mxfp8 || inputs.format.kind == FormatKind::mxfp4 ||
+      inputs.format.kind == FormatKind::nvfp4)
+    return encoded_blocks(inputs, rank, token, part);
   const std::int64_t bytes = input_row_bytes(inputs.format, inputs.type, inputs.config.hidden)[part];
   const std::byte* row = inputs.ranks[rank].parts[part].data() + token * bytes;
   if (weight == nullptr) return {row, row + bytes};

@@ -31,6 +31,7 @@ struct GlobalInputs {
   DType type = DType::bf16;  // of the values; unused for raw parts
   bool weighted = false;     // the ranks pass weights
   bool apply_weights = false;
+  float global_scale = 1;  // of nvfp4
   std::vector<RankInputs> ranks;
 
   int size() const { return static_cast<int>(ranks.size()); }

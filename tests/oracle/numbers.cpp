@@ -16,7 +16,7 @@ struct Binary {
   int lowest;
   int highest;
 
-  int exponent_bits() const { return highest > 15 ? 8 : (highest > 8 ? 5 : (highest > 2 ? 4 : 2)); }
+  int exponent_bits() const { return highest > 15 ? 8 : (highest > 8 ? 5 : 4); }
   std::uint32_t sign_bit() const { return std::uint32_t{1} << (fraction_bits + exponent_bits()); }
   std::uint32_t infinity() const { return ((std::uint32_t{1} << exponent_bits()) - 1) << fraction_bits; }
 };
@@ -25,7 +25,6 @@ constexpr Binary kBf16{7, -126, 127};
 constexpr Binary kFp16{10, -14, 15};
 constexpr Binary kFp32{23, -126, 127};
 constexpr Binary kE4m3{3, -6, 8};
-constexpr Binary kE2m1{1, 0, 2};
 
 constexpr Binary binary(DType type) {
   return type == DType::bf16 ? kBf16 : (type == DType::fp16 ? kFp16 : kFp32);
@@ -102,12 +101,6 @@ std::uint8_t e4m3(double value) {
   if (std::isnan(value)) return 0x7F;
   const double near = to_nearest(value, kE4m3);
   return static_cast<std::uint8_t>(bits_of(std::clamp(near, -448.0, 448.0), kE4m3));
-}
-
-std::uint8_t e2m1(double value) {
-  if (std::isnan(value)) return 7;
-  const double near = to_nearest(value, kE2m1);
-  return static_cast<std::uint8_t>(bits_of(std::clamp(near, -6.0, 6.0), kE2m1));
 }
 
 void convert(DType from_type, const std::byte* from, DType to_type, std::byte* to, std::int64_t count) {

@@ -22,9 +22,6 @@ float rounded(DType type, float value);
 // Rounds to e4m3: to nearest, ties to even; saturates at 448; NaN becomes 7F.
 std::uint8_t e4m3(double value);
 
-// Rounds to e2m1, four bits: to nearest, ties to even; saturates at 6; NaN becomes +6.
-std::uint8_t e2m1(double value);
-
 // Converts `count` values. If the types are equal, copies the bytes, NaN included.
 void convert(DType from_type, const std::byte* from, DType to_type, std::byte* to, std::int64_t count);
 

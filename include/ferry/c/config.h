@@ -58,17 +58,18 @@ enum {
   FERRY_FORMAT_RAW = 5,       ///< one to FERRY_MAX_PARTS parts that Ferry moves without looking at them
   FERRY_FORMAT_MXFP8 =
       6,  ///< quantised by dispatch to e4m3, with one 8-bit exponent for each block of 32 columns
-  FERRY_FORMAT_MXFP4 = 7  ///< the same to e2m1, two values to a byte, the even column in the low four bits
+  FERRY_FORMAT_MXFP4 = 7,  ///< the same to e2m1, two values to a byte, the even column in the low four bits
+  FERRY_FORMAT_NVFP4 = 8   ///< to e2m1, with an e4m3 scale for each block of 16 columns: ferry::Nvfp4Options
 };
 
-/// How the scales of FERRY_FORMAT_FP8_E4M3, FERRY_FORMAT_MXFP8 and FERRY_FORMAT_MXFP4 are computed and
-/// stored: flags.
+/// How the scales of a format that quantises are computed and stored: flags.
 enum {
   FERRY_SCALE_COLUMNS = 1,     ///< scales are [words, leading dimension] instead of [rows, words]
   FERRY_FP8_POWER_OF_TWO = 2,  ///< fp8: scale = 2^ceil(log2(s / 448)) instead of s / 448
   FERRY_FP8_PACKED = 4,        ///< fp8: biased exponents, four to an int32; needs FERRY_FP8_POWER_OF_TWO
   FERRY_MX_UP = 8,             ///< MX: the rule ferry::MxRule::up, default of FERRY_FORMAT_MXFP8
-  FERRY_MX_OCP = 16            ///< MX: the rule ferry::MxRule::ocp, default of FERRY_FORMAT_MXFP4
+  FERRY_MX_OCP = 16,           ///< MX: the rule ferry::MxRule::ocp, default of FERRY_FORMAT_MXFP4
+  FERRY_NVFP4_PER_TOKEN = 32   ///< NVFP4: a further fp32 scale for each token, as a third part
 };
 
 typedef struct ferry_format {

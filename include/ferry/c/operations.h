@@ -28,7 +28,8 @@ typedef struct ferry_dispatch_args {
   ferry_plan plan;  ///< instead of ids: the routes of an earlier dispatch. N = 0 needs neither
   const float* weights;   ///< [N, K] or NULL: given by all ranks that have tokens, or by none
   int32_t id_type;        ///< FERRY_INT32, FERRY_INT64
-  int32_t apply_weights;  ///< 1: multiplies received values by their weight; not with fp8, raw, rank_major
+  int32_t apply_weights;  ///< 1: multiplies received values by their weight; not with formats that quantise,
+                          ///< raw, rank_major
   ferry_format format;    ///< default: the configuration's
   ferry_receive_buffers memory;
   /// Rows v, [total, H] of the configuration's combine_type, dense: dots[row] = dot(x, v[row]), with x the
@@ -44,6 +45,9 @@ typedef struct ferry_dispatch_args {
   /// Device backends: address of N in device memory, read when the call runs; tokens.count is then an upper
   /// bound. An N that is negative or above the bound sends nothing, and ferry_check() reports it.
   const int32_t* device_count;
+  /// FERRY_FORMAT_NVFP4 without FERRY_NVFP4_PER_TOKEN: address of g, one fp32, read while the call runs;
+  /// NULL: 1. See ferry::DispatchOptions::global_scale.
+  const float* global_scale;
 } ferry_dispatch_args;
 
 typedef struct ferry_dispatch_receive_args {

@@ -38,6 +38,14 @@ bool is_near_null(const void* data) {
   return reinterpret_cast<std::uintptr_t>(data) < 65536;
 }
 
+constexpr const char* kMakeContiguous =
+    "; numpy.ascontiguousarray() and Tensor.contiguous() make a contiguous copy";
+
+std::string shape_and_strides(const Array& array) {
+  return str("shape ", shape_text(array.shape), " with strides ", shape_text(array.strides),
+             " (in elements)");
+}
+
 // Returns true if the dimensions from `first` on are C-contiguous.
 bool is_dense_from(const Array& array, std::size_t first) {
   if (is_empty(array)) return true;
@@ -129,8 +137,8 @@ bool is_dense(const Array& array) {
 
 void require_dense(const Array& array, const char* name) {
   if (is_dense(array)) return;
-  throw UsageError(str(name, ": expected a C-contiguous array, got shape ", shape_text(array.shape),
-                       " with strides ", shape_text(array.strides), " (in elements)"));
+  throw UsageError(
+      str(name, ": expected a C-contiguous array, got ", shape_and_strides(array), kMakeContiguous));
 }
 
 StridedRows strided_rows(const Array& array, const char* name, std::size_t inner) {
@@ -138,9 +146,8 @@ StridedRows strided_rows(const Array& array, const char* name, std::size_t inner
   std::int64_t row = 1;
   for (std::size_t i = outer; i < array.shape.size(); ++i) row *= array.shape[i];
   const auto refuse = [&] {
-    throw UsageError(str(name, ": expected rows that are contiguous and equally far apart, got shape ",
-                         shape_text(array.shape), " with strides ", shape_text(array.strides),
-                         " (in elements)"));
+    throw UsageError(str(name, ": expected rows that are contiguous and equally far apart, got ",
+                         shape_and_strides(array), kMakeContiguous));
   };
   if (is_empty(array)) return {};
   if (!is_dense_from(array, outer)) refuse();

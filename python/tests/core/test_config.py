@@ -35,7 +35,8 @@ def test_attributes_and_repr_of_a_configuration():
     assert (config.backend, config.layout, config.alignment, config.lanes) == ("cpu", "expert_major", 1, 1)
     assert (config.engine, config.reduction_level) == ("automatic", "automatic")
     assert ferry.Config(**SETTINGS, reduction_level="node").reduction_level == "node"
-    assert "experts=8" in repr(config)
+    assert repr(config) == ("Config(experts=8, top_k=2, hidden=64, max_tokens=16, format='fp8-columns-pow2', combine_type='fp32', "
+                            "reduction='exact', deadline=5.0)")
     sizes = ferry.size_of(config, 4)
     assert f"messages={sizes.messages}, total={sizes.total})" in repr(sizes)
     assert repr(ferry.Placement.blocks(8, 4)) == "Placement(8 experts on 4 ranks, version 0)"
@@ -55,6 +56,7 @@ def test_configurations_are_values(setting):
         for same in (pickle.loads(pickle.dumps(config)), copy.copy(config), copy.deepcopy(config)):
             assert same == config and hash(same) == hash(config) and repr(same) == repr(config)
     assert plain != other and plain != 3
+    assert repr(other) == repr(plain)[:-1] + f", {setting}={OTHERS[setting]!r})"
 
 
 def text_of(config):

@@ -249,6 +249,63 @@ def test_mx_formats(rng, name, rule, columns):
     ferry.Group.threads(4).run(body)
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("dtype", [bf16, np.float16])
+@pytest.mark.parametrize("rule", ["up", "ocp"])
+@pytest.mark.parametrize("name", ["mxfp8", "mxfp4"])
+def test_mx_formats_of_every_16_bit_value(name, rule, dtype, backend):
+    element, top, largest, nan = (ml_dtypes.float4_e2m1fn, 2, 6, 7) if name == "mxfp4" else (ml_dtypes.float8_e4m3fn, 8, 448, 0x7F)
+    every = np.arange(65536, dtype=np.uint16)
+    octave = 128 if dtype == bf16 else 1024
+    # Blocks of neighbouring values, and blocks of values that lie a power of two apart.
+    bits = np.concatenate([every, every.reshape(-1, octave).T.reshape(-1)])
+    tokens = bits.view(dtype).reshape(32, 4096)
+    with np.errstate(all="ignore"):
+        blocks = tokens.astype(np.float64).reshape(-1, 32)
+        amax = np.fmax.reduce(np.abs(blocks), axis=1, initial=0)
+        half, exponents = np.frexp(amax)  # half in [0.5, 1)
+        exponents = exponents - 1 - top + ((rule == "up") & (half > largest / 2 ** (top + 1)))
+        exponents = np.select([amax == 0, np.isinf(amax)], [-127, 127], exponents.clip(-127, 127))
+        scaled = np.ldexp(blocks, -exponents[:, None]).clip(-largest, largest)
+        codes = np.where(np.isnan(blocks), nan, scaled.astype(np.float32).astype(element).view(np.uint8)).astype(np.uint8)
+    values = codes.reshape(32, 4096)
+    if name == "mxfp4":
+        values = values[:, ::2] | values[:, 1::2] << 4
+
+    def body(rank):
+        exchange = ferry.Exchange(
+            rank, experts=1, top_k=1, hidden=4096, max_tokens=32, format=f"{name}-{rule}", backend=backend)
+        rows = exchange.dispatch(tokens, np.zeros((32, 1), np.int64))
+        assert np.array_equal(rows.scales, (exponents + 127).astype(np.uint8).reshape(32, 128))
+        assert np.array_equal(rows.data.view(np.uint8), values)
+
+    ferry.Group.threads(1).run(body)
+
+
+@pytest.mark.parametrize("name", ["nvfp4", "nvfp4-token", "nvfp4-columns"])
+def test_nvfp4(rng, name):
+    hidden, g = 96, np.float32(0.37)
+    step = random_step(rng, hidden=hidden)
+
+    def body(rank):
+        exchange = exchange_for(rank, step, hidden=hidden, format=name)
+        given = {} if name == "nvfp4-token" else {"global_scale": np.array([g]) if rank.index % 2 else float(g)}
+        rows = exchange.dispatch(*inputs(step, rank), **given)
+        assert rows.data.dtype == np.uint8 and rows.data.shape == (exchange.capacity, hidden // 2)
+        for position, (_, source, token, _) in enumerate(routes_to(step, rank.index)):
+            blocks = step.tokens[source][token].astype(np.float32).reshape(6, 16)
+            scale_of_row = max(np.abs(blocks).max() / np.float32(2688), np.float32(2**-126)) if name == "nvfp4-token" else g
+            scales = (np.abs(blocks).max(axis=1) / np.float32(6) / scale_of_row).astype(ml_dtypes.float8_e4m3fn)
+            assert np.array_equal(np.ascontiguousarray(rows.scales[position]).view(np.uint8), np.append(scales.view(np.uint8), [0, 0]))
+            divisors = scales.astype(np.float32) * scale_of_row
+            codes = np.clip(blocks / divisors[:, None], -6, 6).astype(ml_dtypes.float4_e2m1fn).reshape(-1).view(np.uint8)
+            assert np.array_equal(rows.data[position], codes[::2] | codes[1::2] << 4)
+            if name == "nvfp4-token":
+                assert rows.parts[2].reshape(-1)[position] == scale_of_row
+
+    ferry.Group.threads(4).run(body)
+
+
 def test_raw_parts_are_moved_unchanged(rng):
     step = random_step(rng)
     parts = [

@@ -62,8 +62,32 @@ def test_what_a_rank_raises_comes_back(body, error, pattern):
     with pytest.raises(error, match=pattern) as caught:
         ferry.Group.processes(3).run(body)
     if body is raise_on_rank_2 and hasattr(caught.value, "add_note"):
-        assert caught.value.__notes__ == ["raised by rank 2"]
+        note, = caught.value.__notes__
+        assert note.startswith("raised by rank 2:\nTraceback (most recent call last):\n")
+        assert "in raise_on_rank_2\n" in note and note.endswith("\nKeyError: 'mine'")
     assert ferry.Group.processes(2).run(lambda rank: rank.index) == [0, 1]
+
+
+class TwoArguments(Exception):
+    def __init__(self, name, number):
+        super().__init__(f"{name} has {number}")
+
+
+@pytest.mark.parametrize("local", [False, True])
+def test_an_exception_that_pickle_cannot_send_comes_back_as_text(local):
+    class Local(Exception):
+        pass
+
+    def body(rank):
+        if rank.index == 1:
+            raise Local("mine") if local else TwoArguments("mine", 7)
+        rank.barrier()
+
+    pattern = r"Local: mine \(pickle" if local else r"TwoArguments: mine has 7 \(pickle cannot send this exception: .*'number'\)"
+    with pytest.raises(RuntimeError, match=pattern) as caught:
+        ferry.Group.processes(3).run(body)
+    if hasattr(caught.value, "add_note"):
+        assert caught.value.__notes__[0].startswith("raised by rank 1:\nTraceback")
 
 
 def test_an_interrupt_ends_the_processes():

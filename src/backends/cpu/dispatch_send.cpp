@@ -182,8 +182,12 @@ const std::byte* Dispatch::caller_part(int part, std::int64_t token) const {
 
 void Dispatch::encode(std::int64_t token, std::byte* message) const {
   if (encoding_.quantises()) {
-    context_.kernels.encode_row(message + layout_.part_offset[0], message + layout_.part_offset[1],
-                                caller_part(0, token), call_.tokens.type, context_.config.hidden, encoding_);
+    const EncodedRow to{message + layout_.part_offset[0], message + layout_.part_offset[1],
+                        message + layout_.part_offset[2]};
+    const float global_scale = call_.global_scale != nullptr ? *call_.global_scale : 1.0f;
+    if (!context_.kernels.encode_row(to, caller_part(0, token), call_.tokens.type, context_.config.hidden,
+                                     encoding_, global_scale))
+      lane_.diagnostics.bad_scale = true;
     return;
   }
   for (int p = 0; p < parts_.count; ++p) {

@@ -13,6 +13,7 @@
 namespace ferry::reference {
 void Lane::dispatch_send(const DispatchCall& call) {
   dispatch_ = call;
+  global_scale_ = call.global_scale != nullptr ? *call.global_scale : 1;
   CallOptions options = options_of(context_.config, call);
   add_plan(call.plan, &options);
   // Peers read the rows as they are, so they must know their type.
@@ -73,6 +74,7 @@ oracle::GlobalInputs Lane::read_global_inputs() {
                               .type = dispatch_.tokens.type,
                               .weighted = false,
                               .apply_weights = dispatch_.apply_weights,
+                              .global_scale = global_scale_,
                               .ranks = {}};
   const auto row_bytes =
       oracle::input_row_bytes(dispatch_.format, dispatch_.tokens.type, context_.config.hidden);
@@ -116,10 +118,24 @@ DispatchResult Lane::dispatch_receive() {
   } else {
     result_.plan = dispatch_.plan;
   }
+  find_bad_scales(inputs);
   write_received(inputs, positions);
   count_traffic(inputs, positions);
   fault_point(FaultPoint::dispatch_done, context_.me());
   return result_;
+}
+
+void Lane::find_bad_scales(const oracle::GlobalInputs& inputs) {
+  const int me = context_.me(), top_k = context_.config.top_k;
+  if (inputs.format.kind != FormatKind::nvfp4) return;
+  for (std::int64_t token = 0; token < inputs.ranks[me].tokens; ++token) {
+    const auto ids = inputs.ranks[me].ids.begin() + token * top_k;
+    const bool sent = context_.config.shared_experts > 0 ||
+                      std::any_of(ids, ids + top_k,
+                                  [&](std::int64_t id) { return id >= 0 && id < context_.config.experts; });
+    const std::vector<std::byte> scales = oracle::encoded_part(inputs, me, token, 1, nullptr);
+    if (sent && std::count(scales.begin(), scales.end(), std::byte{0x7F}) > 0) diagnostics.bad_scale = true;
+  }
 }
 
 PlanView Lane::open_plan() {

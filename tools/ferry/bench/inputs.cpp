@@ -62,8 +62,9 @@ void write_message(const BenchPoint& point, const BenchInputs& inputs, int set, 
   std::vector<std::byte> values(static_cast<std::size_t>(point.token_bytes()));
   inputs.write_token(set, rank, token, 1.0f, values.data());
   const PartList parts = parts_of(point.config.format, point.config.hidden);
-  cpu::kernels().encode_row(message, message + parts.part[0].wire_bytes, values.data(), point.type,
-                            point.config.hidden, encoding_of(point.config.format));
+  std::byte* const scales = message + parts.part[0].wire_bytes;
+  cpu::kernels().encode_row({message, scales, scales + parts.part[1].wire_bytes}, values.data(), point.type,
+                            point.config.hidden, encoding_of(point.config.format), 1.0f);
 }
 
 TokenTables::TokenTables(const BenchPoint& point)

@@ -87,9 +87,10 @@ Diagnosis check_huge_pages() {
   std::getline(file, modes);
   if (modes.find("[never]") == std::string::npos && !modes.empty())
     return {State::present, "huge pages", modes};
-  return {State::missing, "huge pages", modes.empty() ? "not supported by this kernel" : modes,
-          "Without them large buffers cost more page faults and TLB misses. As root: echo madvise > "
-          "/sys/kernel/mm/transparent_hugepage/enabled"};
+  const std::string cost = "Without them large buffers cost more page faults and TLB misses.";
+  if (modes.empty()) return {State::missing, "huge pages", "not supported by this kernel", cost};
+  return {State::missing, "huge pages", modes,
+          cost + " As root: echo madvise > /sys/kernel/mm/transparent_hugepage/enabled"};
 }
 
 Diagnosis check_openblas() {

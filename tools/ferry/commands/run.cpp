@@ -91,9 +91,9 @@ void add_exchange_options(CLI::App& command, RunOptions& options) {
   add_choice(command, "--layout", options.layout, "expert_major (default), expert_padded or rank_major",
              {"expert_major", "expert_padded", "rank_major"});
   command
-      .add_option(
-          "--format", options.format,
-          "bf16 (default), fp16, fp32,\nfp8[-columns][-pow2[-packed]],\nmxfp8 or mxfp4[-up|-ocp][-columns]")
+      .add_option("--format", options.format,
+                  "bf16 (default), fp16, fp32,\nfp8[-columns][-pow2[-packed]],\nmxfp8 or "
+                  "mxfp4[-up|-ocp][-columns],\nnvfp4[-token][-columns]")
       ->type_name("NAME");
   add_choice(command, "--reduction", options.reduction, "partial (default), exact or unreduced",
              {"partial", "exact", "unreduced"});

@@ -18,7 +18,7 @@ bool is_mx(const Format& format) {
 }
 
 std::int64_t columns_per_scale(const Format& format) {
-  return is_mx(format) ? 32 : 128;
+  return is_mx(format) ? 32 : format.kind == FormatKind::nvfp4 ? 16 : 128;
 }
 
 // Decodes e4m3: sign, four bits of exponent (bias 7), three of fraction.
@@ -38,6 +38,7 @@ float value_of_e2m1(const std::vector<std::byte>& bytes, std::int64_t column) {
 
 float scale_of(const Format& format, const std::vector<std::byte>& scales, std::int64_t column) {
   const std::int64_t block = column / columns_per_scale(format);
+  if (format.kind == FormatKind::nvfp4) return value_of_e4m3(std::to_integer<int>(scales[at(block)]));
   if (is_mx(format) || format.fp8.packed)
     return std::ldexp(1.0F, std::to_integer<int>(scales[at(block)]) - 127);
   float scale = 0;
@@ -189,11 +190,14 @@ void DispatchCheck::decode(int rank, std::int64_t token, float* values) {
   }
   const std::vector<std::byte> scales = encoded(rank, token, 1);
   const Format& format = spec_.config.format;
+  float row_scale = 1;
+  if (format.nvfp4_options.per_token)
+    std::memcpy(&row_scale, encoded(rank, token, 2).data(), sizeof row_scale);
   for (std::int64_t c = 0; c < hidden; ++c) {
-    const float element = format.kind == FormatKind::mxfp4
+    const float element = format.kind == FormatKind::mxfp4 || format.kind == FormatKind::nvfp4
                               ? value_of_e2m1(bytes, c)
                               : value_of_e4m3(std::to_integer<int>(bytes[at(c)]));
-    values[c] = element * scale_of(format, scales, c);
+    values[c] = element * (scale_of(format, scales, c) * row_scale);
   }
 }
 

@@ -6,6 +6,7 @@
 #include "format/e4m3.hpp"
 #include "format/fp8_block.hpp"
 #include "format/mx_block.hpp"
+#include "format/nvfp4_block.hpp"
 
 namespace ferry::cpu {
 namespace {
@@ -96,22 +97,68 @@ void encode_as(char* values, char* scales, const char* in, std::int64_t columns,
   __builtin_memset(scales + used, 0, static_cast<std::size_t>(padding));
 }
 
-void encode_row(void* values, void* scales, const void* in, DType in_type, std::int64_t columns,
-                const Encoding& encoding) {
-  with_type(in_type, [&](auto type) {
-    using In = decltype(type);
-    const auto encode = [&](auto blocks) {
-      encode_as<In, decltype(blocks)>(static_cast<char*>(values), static_cast<char*>(scales),
-                                      static_cast<const char*>(in), columns, encoding);
-    };
-    if (!encoding.is_mx()) {
-      encode(Fp8Blocks{});
-    } else if (encoding.element == ElementType::e4m3) {
-      encode(Mxfp8Blocks{});
-    } else {
-      encode(Mxfp4Blocks{});
+template <class In>
+float largest_finite(const char* __restrict in, std::int64_t columns) {
+  float largest = 0;
+  for (std::int64_t c = 0; c < columns; ++c) {
+    const float magnitude = In::value_of_magnitude(In::magnitude(load<In>(in, c)));
+    const float finite = magnitude <= kLargestFinite ? magnitude : 0.0f;
+    largest = finite > largest ? finite : largest;
+  }
+  return largest;
+}
+
+template <class In>
+bool encode_nvfp4(char* values, char* scales, const char* in, std::int64_t columns, float global_scale) {
+  constexpr std::int64_t kBytes = sizeof(typename In::Bits);
+  const std::int64_t blocks = (columns + kNvfp4Block - 1) / kNvfp4Block;
+  bool valid = true;
+  for (std::int64_t block = 0; block < blocks; ++block) {
+    const std::int64_t first = block * kNvfp4Block, left = columns - first;
+    const char* const from = in + first * kBytes;
+    const std::int64_t count = left < kNvfp4Block ? left : kNvfp4Block;
+    const Nvfp4Scale scale = nvfp4_scale(block_amax<In>(from, count), global_scale);
+    valid = valid && scale.valid();
+    scales[block] = static_cast<char>(scale.stored);
+    char* const out = values + first / 2;
+    for (std::int64_t c = 0; c < count; c += 2) {
+      const std::uint8_t even = scale.code(In::value(load<In>(from, c)));
+      const std::uint8_t odd = scale.code(In::value(load<In>(from, c + 1)));
+      out[c / 2] = static_cast<char>(even | odd << 4);
     }
+  }
+  const std::int64_t padding = (16 - blocks % 16) % 16;
+  __builtin_memset(scales + blocks, 0, static_cast<std::size_t>(padding));
+  return valid;
+}
+
+template <class In>
+bool encode_row_of(const EncodedRow& to, const char* in, std::int64_t columns, const Encoding& encoding,
+                   float global_scale) {
+  auto* const values = static_cast<char*>(to.values);
+  auto* const scales = static_cast<char*>(to.scales);
+  const auto encode = [&](auto blocks) {
+    encode_as<In, decltype(blocks)>(values, scales, in, columns, encoding);
+    return true;
+  };
+  if (encoding.is_nvfp4()) {
+    if (encoding.row_scale) {
+      global_scale = nvfp4_row_scale(largest_finite<In>(in, columns));
+      __builtin_memcpy(to.row_scale, &global_scale, sizeof global_scale);
+    }
+    return encode_nvfp4<In>(values, scales, in, columns, global_scale);
+  }
+  if (!encoding.is_mx()) return encode(Fp8Blocks{});
+  return encoding.element == ElementType::e4m3 ? encode(Mxfp8Blocks{}) : encode(Mxfp4Blocks{});
+}
+
+bool encode_row(const EncodedRow& to, const void* in, DType in_type, std::int64_t columns,
+                const Encoding& encoding, float global_scale) {
+  bool valid = true;
+  with_type(in_type, [&](auto type) {
+    valid = encode_row_of<decltype(type)>(to, static_cast<const char*>(in), columns, encoding, global_scale);
   });
+  return valid;
 }
 
 }  // namespace

@@ -45,6 +45,13 @@ struct RowSum {
   int next_count = 0;
 };
 
+// The parts of a quantised row, as in a message.
+struct EncodedRow {
+  void* values = nullptr;
+  void* scales = nullptr;     // zero-padded to a multiple of 16 bytes (see parts_of)
+  void* row_scale = nullptr;  // 4 bytes, if the encoding has a row scale
+};
+
 struct Kernels {
   const char* name;  // "baseline", "avx2", "avx512"
 
@@ -72,10 +79,11 @@ struct Kernels {
   //   is s[0]
   float (*dot)(const void* a, DType a_type, const void* b, DType b_type, std::int64_t columns);
 
-  // Quantises a row as `encoding` says, which quantises. Writes the values, and the scales part of a message
-  // to `scales`: zero-padded to a multiple of 16 bytes (see parts_of). Both are written through the cache.
-  void (*encode_row)(void* values, void* scales, const void* in, DType in_type, std::int64_t columns,
-                     const Encoding& encoding);
+  // Quantises a row as `encoding` says, which quantises. All is written through the cache. `global_scale`: g
+  // of NVFP4, unless it has one for each row. Returns whether every scale could be formed: see
+  // nvfp4_block.hpp.
+  bool (*encode_row)(const EncodedRow& to, const void* in, DType in_type, std::int64_t columns,
+                     const Encoding& encoding, float global_scale);
 };
 
 // The fastest table that this processor can run.

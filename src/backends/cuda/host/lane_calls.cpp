@@ -9,6 +9,7 @@
 #include "backends/cuda/dispatch/shared_rows.hpp"
 #include "backends/cuda/host/block_roles.hpp"
 #include "backends/cuda/host/lane.hpp"
+#include "backends/cuda/host/memory_layout.hpp"
 #include "backends/cuda/runtime/error.hpp"
 #include "base/pause.hpp"
 #include "base/text.hpp"
@@ -29,6 +30,7 @@ AgreedOptions agreed_options_of(Operation operation, const CallOptions& options)
 
 DispatchArguments Lane::dispatch_arguments(const DispatchCall& call, bool fused) const {
   const Config& config = exchange_.config;
+  check_device_format(call.format);
   DispatchArguments arguments{};
   arguments.lane = view_;
   const CallOptions options = options_of(config, call);
