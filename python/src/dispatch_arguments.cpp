@@ -169,6 +169,12 @@ void read_dot_rows(const Config& config, const nb::object& dot_rows, DispatchInp
 void read_global_scale(const nb::object& given, DispatchInput& in) {
   if (given.is_none()) return;
   if (PyFloat_Check(given.ptr()) != 0 || PyLong_Check(given.ptr()) != 0) {
+    if (!is_host(in.arguments.device())) {
+      throw UsageError(
+          "global_scale: expected a float32 array of one element on the device, got a number: kernels read "
+          "it "
+          "while they run");
+    }
     in.global_scale = nb::cast<float>(given);
     in.options.global_scale = &in.global_scale;
     return;

@@ -33,6 +33,8 @@ struct Encoding {
   FERRY_HD constexpr bool packs_scales() const { return scale_type != ScaleType::fp32; }
   FERRY_HD constexpr bool is_mx() const { return rule == ScaleRule::mx_up || rule == ScaleRule::mx_ocp; }
   FERRY_HD constexpr bool is_nvfp4() const { return rule == ScaleRule::nvfp4; }
+  // A format of blocks of 16 or 32 columns, whose scales are bytes.
+  FERRY_HD constexpr bool is_microscaled() const { return is_mx() || is_nvfp4(); }
 
   // Scales of a row.
   FERRY_HD constexpr std::int64_t blocks(std::int64_t columns) const { return (columns + block - 1) / block; }

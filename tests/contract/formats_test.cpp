@@ -98,19 +98,7 @@ TEST_P(Contract, Nvfp4) {
       c.config.hidden = 608;
       c.type = type;
       if (!c.config.format.nvfp4_options.per_token) c.global_scale = 0.0123f;
-      if (!GetParam().on_device()) {
-        for_each_shape(c, [&](const TestCase& each) { add(each); });
-        continue;
-      }
-      run(c.ranks, describe(c), [&](Rank rank) {
-        bool refused = false;
-        try {
-          SyncExchange exchange(rank, c.config);
-        } catch (const UnsupportedError& error) {
-          refused = std::string(error.what()).find("nvfp4") != std::string::npos;
-        }
-        require(refused, "an exchange on device memory takes ", name);
-      });
+      for_each_shape(c, [&](const TestCase& each) { add(each); });
     }
   }
   run_added();
@@ -118,7 +106,6 @@ TEST_P(Contract, Nvfp4) {
 
 // The blocks of a call whose g is no scale are sent as zeros with scale 7F, and check() says so.
 TEST_P(Contract, BadGlobalScalesAreReported) {
-  if (GetParam().on_device()) GTEST_SKIP() << "device memory has no nvfp4";
   for (const float g : {0.0f, -1.0f, std::numeric_limits<float>::infinity(),
                         std::numeric_limits<float>::quiet_NaN(), 3e38f}) {
     TestCase c = small_case(1);
@@ -143,7 +130,6 @@ TEST_P(Contract, BadGlobalScalesAreReported) {
 
 TEST_P(Contract, GlobalScalesOfOtherFormatsAreRefused) {
   for (const char* name : {"bf16", "mxfp4", "nvfp4-token"}) {
-    if (GetParam().on_device() && std::string(name) == "nvfp4-token") continue;
     TestCase c = small_case(1);
     c.config.format = parse_format(name);
     c.config.hidden = 64;

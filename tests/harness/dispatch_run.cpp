@@ -24,8 +24,11 @@ DispatchRun::DispatchRun(SyncExchange& exchange, const TestCase& c, const StepIn
   options_.sm_limit = c.sm_limit;
   options_.apply_weights = step.inputs.apply_weights;
   const Format& format = step.inputs.format;
-  if (format.kind == FormatKind::nvfp4 && !format.nvfp4_options.per_token)
-    options_.global_scale = &case_.global_scale;
+  if (format.kind == FormatKind::nvfp4 && !format.nvfp4_options.per_token) {
+    global_scale_ = GuardedBuffer(sizeof(float));
+    *global_scale_.as<float>() = c.global_scale;
+    options_.global_scale = global_scale_.as<float>();
+  }
   if (c.caller_memory) allocate_outputs();
   if (!c.dots) return;
   dot_values_ = make_dot_rows(c, step, rank_);

@@ -28,7 +28,7 @@ Shape draw_shape(Random& random, CaseSize size) {
 }
 
 Format draw_format(Random& random) {
-  switch (random.below(13)) {
+  switch (random.below(15)) {
     case 0:
     case 1:
       return Format::bf16();
@@ -51,6 +51,9 @@ Format draw_format(Random& random) {
     case 10:
       return Format::mxfp4(
           {.rule = random.pick({MxRule::up, MxRule::ocp}), .column_major = random.chance(0.3)});
+    case 11:
+    case 12:
+      return Format::nvfp4({.per_token = random.chance(0.5), .column_major = random.chance(0.3)});
     default:
       break;
   }
@@ -148,7 +151,10 @@ TestCase draw_case(std::uint64_t seed, CaseSize size) {
   }
   config.zero_padding = random.chance(0.4);
   config.format = draw_format(random);
-  if (config.format.kind == FormatKind::mxfp4) config.hidden = (config.hidden + 31) / 32 * 32;
+  if (config.format.kind == FormatKind::nvfp4 && !config.format.nvfp4_options.per_token)
+    c.global_scale = random.pick({1.0f, 0.0123f, 2.5e-3f});
+  if (config.format.kind == FormatKind::mxfp4 || config.format.kind == FormatKind::nvfp4)
+    config.hidden = (config.hidden + 31) / 32 * 32;
   config.lanes = random.pick({1, 1, 2, 3});
   c.lane = random.below(config.lanes);
 

@@ -126,7 +126,7 @@ def test_the_log_names_exchanges_and_failures():
     code = """
 import os, ferry
 def body(rank):
-    ferry.Exchange(rank, experts=8, top_k=2, hidden=16, max_tokens=4).destroy()
+    ferry.Exchange(rank, experts=8, top_k=2, hidden=16, max_tokens=4, backend="cpu").destroy()
     rank.barrier()
     if rank.index == 1:
         os._exit(3)

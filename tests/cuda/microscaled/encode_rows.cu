@@ -8,15 +8,22 @@ namespace {
 
 using device::require_success;
 
-// A warp encodes a row, whose values are first narrowed to their type.
-template <DType kType, int kDeep, ElementType kElement>
-__global__ void encode(const std::uint32_t* bits, std::byte* rows, std::byte* values, std::byte* scales,
-                       Encoding encoding) {
+// What a kernel reads and writes.
+struct EncodeArguments {
+  const std::uint32_t* bits;
+  std::byte *rows, *values, *scales;
+  Encoding encoding;
+  float g;  // of nvfp4
+};
+
+// [warp] Narrows the values of the block's row to their type, and returns it.
+template <DType kType>
+__device__ const std::byte* narrowed_row(const EncodeArguments& call) {
   constexpr int kColumns = kMicroscaledColumns;
   const std::int64_t row = blockIdx.x;
-  std::byte* const in = rows + row * kColumns * cuda::value_bytes(kType);
+  std::byte* const in = call.rows + row * kColumns * cuda::value_bytes(kType);
   for (int column = static_cast<int>(threadIdx.x); column < kColumns; column += 32) {
-    const std::uint32_t value = bits[row * kColumns + column];
+    const std::uint32_t value = call.bits[row * kColumns + column];
     if constexpr (kType == DType::fp32) {
       reinterpret_cast<std::uint32_t*>(in)[column] = value;
     } else {
@@ -24,12 +31,32 @@ __global__ void encode(const std::uint32_t* bits, std::byte* rows, std::byte* va
     }
   }
   __syncwarp();
-  std::byte* const to_scales = scales + row * encoding.scale_bytes(kColumns);
-  cuda::send_mx<kType, kDeep, kElement>(in, values + row * encoding.value_bytes(kColumns), 1u, {0, kColumns},
-                                        encoding, [&](bool stores, std::int64_t offset, std::uint32_t word) {
+  return in;
+}
+
+// A warp encodes a row.
+template <DType kType, int kDeep, ElementType kElement>
+__global__ void encode_mx(const EncodeArguments call) {
+  constexpr int kColumns = kMicroscaledColumns;
+  const std::byte* const in = narrowed_row<kType>(call);
+  std::byte* const to_scales = call.scales + blockIdx.x * call.encoding.scale_bytes(kColumns);
+  cuda::send_mx<kType, kDeep, kElement>(in, call.values + blockIdx.x * call.encoding.value_bytes(kColumns),
+                                        1u, {0, kColumns}, call.encoding,
+                                        [&](bool stores, std::int64_t offset, std::uint32_t word) {
                                           if (stores)
                                             *reinterpret_cast<std::uint32_t*>(to_scales + offset) = word;
                                         });
+}
+
+template <DType kType>
+__global__ void encode_nvfp4(const EncodeArguments call) {
+  constexpr int kColumns = kMicroscaledColumns;
+  const std::byte* const in = narrowed_row<kType>(call);
+  std::byte* const to_scales = call.scales + blockIdx.x * call.encoding.scale_bytes(kColumns);
+  cuda::send_nvfp4<kType>(in, call.values + blockIdx.x * call.encoding.value_bytes(kColumns), 1u,
+                          {0, kColumns}, call.g, [&](bool stores, std::int64_t offset, std::uint32_t word) {
+                            if (stores) *reinterpret_cast<std::uint32_t*>(to_scales + offset) = word;
+                          });
 }
 
 template <class T>
@@ -47,17 +74,26 @@ void copy_and_free(std::vector<T>& to, void* from) {
 }
 
 template <ElementType kElement>
-auto kernel_of(DType type, bool whole_rows) {
-  if (type == DType::fp32) return &encode<DType::fp32, 8, kElement>;
+auto mx_kernel_of(DType type, bool whole_rows) {
+  if (type == DType::fp32) return &encode_mx<DType::fp32, 8, kElement>;
   if (type == DType::bf16)
-    return whole_rows ? &encode<DType::bf16, 14, kElement> : &encode<DType::bf16, 8, kElement>;
-  return whole_rows ? &encode<DType::fp16, 14, kElement> : &encode<DType::fp16, 8, kElement>;
+    return whole_rows ? &encode_mx<DType::bf16, 14, kElement> : &encode_mx<DType::bf16, 8, kElement>;
+  return whole_rows ? &encode_mx<DType::fp16, 14, kElement> : &encode_mx<DType::fp16, 8, kElement>;
+}
+
+auto kernel_of(const Encoding& encoding, DType type, bool whole_rows) {
+  if (encoding.is_nvfp4())
+    return type == DType::fp32   ? &encode_nvfp4<DType::fp32>
+           : type == DType::bf16 ? &encode_nvfp4<DType::bf16>
+                                 : &encode_nvfp4<DType::fp16>;
+  return encoding.element == ElementType::e4m3 ? mx_kernel_of<ElementType::e4m3>(type, whole_rows)
+                                               : mx_kernel_of<ElementType::e2m1>(type, whole_rows);
 }
 
 }  // namespace
 
 MicroscaledRows encode_on_device(const std::vector<std::uint32_t>& rows, DType type, const Format& format,
-                                 bool whole_rows) {
+                                 bool whole_rows, float g) {
   const Encoding encoding = encoding_of(format);
   const std::size_t count = rows.size() / kMicroscaledColumns;
   MicroscaledRows result;
@@ -68,9 +104,8 @@ MicroscaledRows encode_on_device(const std::vector<std::uint32_t>& rows, DType t
   auto* values = device_array<std::byte>(result.values.size());
   auto* scales = device_array<std::byte>(result.scales.size());
   require_success(cudaMemcpy(bits, rows.data(), rows.size() * 4, cudaMemcpyHostToDevice), "cudaMemcpy");
-  const auto kernel = encoding.element == ElementType::e4m3 ? kernel_of<ElementType::e4m3>(type, whole_rows)
-                                                            : kernel_of<ElementType::e2m1>(type, whole_rows);
-  kernel<<<static_cast<unsigned>(count), 32>>>(bits, in, values, scales, encoding);
+  const EncodeArguments call{bits, in, values, scales, encoding, g};
+  kernel_of(encoding, type, whole_rows)<<<static_cast<unsigned>(count), 32>>>(call);
   require_success(cudaGetLastError(), "launching the encoder");
   copy_and_free(result.values, values);
   copy_and_free(result.scales, scales);

@@ -39,6 +39,19 @@ void expect_rows(const std::vector<std::uint32_t>& rows, DType type) {
   }
 }
 
+void expect_nvfp4_rows(const std::vector<std::uint32_t>& rows, DType type) {
+  std::vector<float> numbers;
+  for (const std::uint32_t bits : rows) numbers.push_back(test::decode(type, bits));
+  for (const float g : {1.0f, 0.37f, 0x1p-126f, 1e-40f, 3e38f, 0.0f}) {
+    const MicroscaledRows got = encode_on_device(rows, type, Format::nvfp4(), false, g);
+    const oracle::BlockRow expected = oracle::encode_nvfp4(numbers, g);
+    for (std::size_t block = 0; block < expected.scales.size(); ++block)
+      ASSERT_EQ(got.scales[block], expected.scales[block]) << "g = " << g << ", block " << block;
+    for (std::size_t at = 0; at < expected.values.size(); ++at)
+      ASSERT_EQ(got.values[at], expected.values[at]) << "g = " << g << ", byte " << at;
+  }
+}
+
 std::vector<std::uint32_t> whole(std::vector<std::uint32_t> values) {
   values.resize((values.size() + kColumns - 1) / kColumns * kColumns);
   return values;
@@ -58,6 +71,7 @@ TEST(CudaMicroscaled, Every16BitMagnitudeAsAmax) {
       }
     }
     ASSERT_NO_FATAL_FAILURE(expect_rows(whole(values), type));
+    ASSERT_NO_FATAL_FAILURE(expect_nvfp4_rows(whole(values), type)) << to_string(type);
   }
 }
 
@@ -83,6 +97,7 @@ TEST(CudaMicroscaled, Fp32BlocksOfEveryExponent) {
     }
   }
   ASSERT_NO_FATAL_FAILURE(expect_rows(whole(values), DType::fp32));
+  ASSERT_NO_FATAL_FAILURE(expect_nvfp4_rows(whole(values), DType::fp32));
 }
 
 }  // namespace

@@ -171,6 +171,7 @@ GpuRows GpuExperts::rows_of(const DispatchResult& received) const {
   rows.scales = received.parts[1].data;
   rows.scale_part = parts_of(format, spec_.config.hidden).part[1];
   rows.scale_leading = received.parts[1].leading_dimension;
+  if (rows.encoding.row_scale) rows.row_scales = static_cast<const float*>(received.parts[2].data);
   return rows;
 }
 

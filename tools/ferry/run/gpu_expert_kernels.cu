@@ -32,9 +32,10 @@ __device__ float value_of(const GpuRows& rows, std::int64_t row, std::int64_t co
   const Encoding& encoding = rows.encoding;
   if (!encoding.quantises()) return load(rows.type, rows.values, row * rows.hidden + column);
   const auto* codes = static_cast<const char*>(rows.values) + row * encoding.value_bytes(rows.hidden);
-  return quantised_element(encoding, codes, column) * received_scale(encoding, rows.scale_part, rows.scales,
-                                                                     rows.scale_leading, row,
-                                                                     column / encoding.block);
+  const float scale = received_scale(encoding, rows.scale_part, rows.scales, rows.scale_leading, row,
+                                     column / encoding.block);
+  const float row_scale = rows.row_scales != nullptr ? rows.row_scales[row] : 1.0f;
+  return quantised_element(encoding, codes, column) * (scale * row_scale);
 }
 
 // [block] Calls work(row, column) for all values; each block processes whole rows, gridDim.x rows apart.

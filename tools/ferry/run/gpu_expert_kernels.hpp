@@ -21,6 +21,7 @@ struct GpuRows {
   const void* scales;
   PartLayout scale_part;
   std::int64_t scale_leading;  // leading dimension
+  const float* row_scales;     // of each row, or null
 };
 
 // Local experts and weights of all rows' slots, [rows, top_k]; local_ids is -1 for an expert of another rank.

@@ -42,7 +42,8 @@ struct DispatchArguments {
   const void* dot_rows;
   DType dot_type;
   bool apply_weights;
-  std::int32_t hash_option;  // replicated input: index in `terms` of the hash of N and ids
+  const float* global_scale;  // of NVFP4, or null for 1
+  std::int32_t hash_option;   // replicated input: index in `terms` of the hash of N and ids
 
   // How a token travels.
   Encoding encoding;

@@ -21,7 +21,7 @@ struct GenericDispatch {
     return call.encoding.quantises();
   }
   __device__ __forceinline__ static bool microscaled(const DispatchArguments& call) {
-    return call.encoding.is_mx();
+    return call.encoding.is_microscaled();
   }
   // Receivers weight rows or compute dot products, so each row needs a whole warp.
   __device__ __forceinline__ static bool computes(const DispatchArguments& call) {

@@ -11,10 +11,11 @@
 
 namespace ferry::cuda {
 
-// [warp] The largest magnitudes of the blocks of 32 columns, NaN ignored, of accesses of 256 columns: four
-// threads have 8 columns each of a block, and all four get its result.
-template <DType kType, int kDeep>
-__device__ __forceinline__ void mx_block_maxima(const RawEight (&raw)[kDeep], float (&largest)[kDeep]) {
+// [warp] The largest magnitudes of the blocks of kBlock columns, NaN ignored, of accesses of 256 columns: two
+// or four threads have 8 columns each of a block, and all of them get its result.
+template <DType kType, int kDeep, int kBlock>
+__device__ __forceinline__ void block_maxima(const RawEight (&raw)[kDeep], float (&largest)[kDeep]) {
+  static_assert(kBlock == 16 || kBlock == 32);
   if constexpr (kType == DType::fp32) {
 #pragma unroll
     for (int d = 0; d < kDeep; ++d) {
@@ -23,7 +24,8 @@ __device__ __forceinline__ void mx_block_maxima(const RawEight (&raw)[kDeep], fl
 #pragma unroll
       for (int i = 0; i < 8; ++i) most = fmaxf(most, fabsf(x[i]));
       most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
-      largest[d] = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
+      if constexpr (kBlock == 32) most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
+      largest[d] = most;
     }
   } else {
     static_assert(kDeep % 2 == 0);
@@ -32,7 +34,7 @@ __device__ __forceinline__ void mx_block_maxima(const RawEight (&raw)[kDeep], fl
     for (int d = 0; d < kDeep; d += 2) {
       std::uint32_t most = max_of_two_accesses<kType>(raw[d].low, raw[d + 1].low);
       most = max_magnitude_x2<kType>(most, __shfl_xor_sync(~0u, most, 1));
-      most = max_magnitude_x2<kType>(most, __shfl_xor_sync(~0u, most, 2));
+      if constexpr (kBlock == 32) most = max_magnitude_x2<kType>(most, __shfl_xor_sync(~0u, most, 2));
       largest[d] = fmaxf(value_of<kType>(most, 0), 0.0f);  // 0 for NaN: every value of the block is one
       largest[d + 1] = fmaxf(value_of<kType>(most, 1), 0.0f);
     }
@@ -101,7 +103,7 @@ __device__ __forceinline__ void send_mx(const std::byte* row, std::byte* to_row,
       if (column < columns.end) raw[d] = load_eight(kType, row, column);
     }
     float largest[kDeep];
-    mx_block_maxima<kType, kDeep>(raw, largest);
+    block_maxima<kType, kDeep, kMxBlock>(raw, largest);
     std::conditional_t<kNarrow, std::uint32_t, uint2> values[kDeep];  // eight columns
     std::uint32_t word = 0;  // four scales: of the columns from first + 128 * thread
 #pragma unroll

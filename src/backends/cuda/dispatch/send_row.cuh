@@ -7,6 +7,7 @@
 #include "backends/cuda/dispatch/encode.cuh"
 #include "backends/cuda/dispatch/row_offsets.cuh"
 #include "backends/cuda/dispatch/send_microscaled.cuh"
+#include "backends/cuda/dispatch/send_nvfp4.cuh"
 
 namespace ferry::cuda {
 
@@ -70,10 +71,11 @@ __device__ __forceinline__ void send_encoded_as(DType type, const std::byte* row
 
 // Whether a warp loads its rows of part 0 by a stream. Whole rows only: a segment of a row is one batch of
 // loads anyway. Not fp32 rows that are quantised: the packed scales of a stream's piece would not be whole
-// words.
+// words. Not NVFP4, whose scale may depend on the whole row.
 template <class Traits>
 __device__ __forceinline__ bool uses_stream(const DispatchArguments& call, int log2_segments) {
-  return log2_segments == 0 && (!Traits::quantises(call) || call.type != DType::fp32);
+  return log2_segments == 0 &&
+         (!Traits::quantises(call) || (call.type != DType::fp32 && !call.encoding.is_nvfp4()));
 }
 
 // Bytes of a row of part 0 in the caller's memory.
@@ -117,6 +119,29 @@ struct InputRowIterator {
   }
 };
 
+// [warp] Threads that `store` store a word at byte `offset` of the `part` of each thread in `rows`.
+__device__ __forceinline__ void store_words(std::uint32_t rows, std::byte* part, bool stores,
+                                            std::int64_t offset, std::uint32_t word) {
+  Destination::for_each(rows, part, [&](std::byte* at) {
+    if (stores) *reinterpret_cast<std::uint32_t*>(at + offset) = word;
+  });
+}
+
+// [warp] Quantises some quarters of part 0 of a token to NVFP4 and sends them.
+__device__ __forceinline__ void send_nvfp4_row(const DispatchArguments& call, const std::byte* row,
+                                               const Destination& to, std::uint32_t rows,
+                                               const Quarters& quarters) {
+  const DeviceMessageLayout& message = call.message;
+  send_nvfp4_quarters(
+      call, row, to.row, rows, quarters,
+      [&](bool stores, std::int64_t offset, std::uint32_t word) {
+        store_words(rows, to.message + message.part_offset[1], stores, offset, word);
+      },
+      [&](float g) {
+        store_words(rows, to.message + message.part_offset[2], threadIdx.x % 32 == 0, 0, bits_of(g));
+      });
+}
+
 // [warp] Quantises some columns of part 0 of a token and sends them, kDeep accesses of 256 columns at a time.
 // `row`: where the row's column 0 is.
 template <class Traits, int kDeep>
@@ -125,9 +150,7 @@ __device__ __forceinline__ void send_encoded_columns(const DispatchArguments& ca
                                                      const ByteRange& columns) {
   std::byte* scales = to.message + call.message.part_offset[1];
   const auto store_scales = [&](bool stores, std::int64_t offset, std::uint32_t word) {
-    Destination::for_each(rows, scales, [&](std::byte* at) {
-      if (stores) *reinterpret_cast<std::uint32_t*>(at + offset) = word;
-    });
+    store_words(rows, scales, stores, offset, word);
   };
   if (Traits::microscaled(call))
     return send_mx_as<kDeep>(call.type, row, to.row, rows, columns, call.encoding, store_scales);
@@ -160,6 +183,8 @@ __device__ __forceinline__ void send_row(const DispatchArguments& call, std::int
   constexpr int kPiece = RowStream<Rows>::kPiece;
   const int bytes = input_row_bytes<Traits>(call);
   if (Traits::quantises(call) && !streams) {
+    if (Traits::microscaled(call) && call.encoding.is_nvfp4())
+      return send_nvfp4_row(call, token_row(call, 0, token), to, rows, quarters);
     const ByteRange columns = encoded_columns(call.lane, quarters);
     return send_encoded_columns<Traits, 8>(call, token_row(call, 0, token), to, rows, columns);
   }

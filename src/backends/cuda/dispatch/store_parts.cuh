@@ -8,6 +8,7 @@
 #include "backends/cuda/dispatch/encode.cuh"
 #include "backends/cuda/dispatch/routing.cuh"
 #include "format/mx_block.hpp"
+#include "format/nvfp4_block.hpp"
 
 namespace ferry::cuda {
 
@@ -71,9 +72,11 @@ __device__ __forceinline__ ByteRange bytes_of_part(const DispatchArguments& call
   if (!Traits::quantises(call)) return ByteRange::of(quarters, bytes, kGranule);
   const ByteRange columns = encoded_columns(call.lane, quarters);
   if (Traits::microscaled(call)) {
+    if (p == 2) return {quarters.last == kQuarters ? 0 : bytes, bytes};  // the scale of the whole row
     // A quarter may end with the row, whose last word of scales may be partly used.
+    const int block = call.encoding.is_nvfp4() ? kNvfp4Block : kMxBlock;
     const auto at = [&](int column) {
-      const auto of_scales = static_cast<int>((column / kMxBlock + (column % kMxBlock != 0) + 3) / 4 * 4);
+      const int of_scales = (column / block + (column % block != 0) + 3) / 4 * 4;
       return p == 0 ? static_cast<int>(call.encoding.value_bytes(column)) : of_scales;
     };
     return {at(columns.begin), quarters.last == kQuarters ? bytes : at(columns.end)};

@@ -25,6 +25,7 @@ class DiagnosticsReader {
 
   int rank_, top_k_;
   Reported bad_ids_, overflows_, bad_sources_;
+  std::uint64_t bad_scales_ = 0;  // counted so far
 };
 
 }  // namespace ferry::cuda

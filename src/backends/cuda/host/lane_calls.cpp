@@ -9,7 +9,6 @@
 #include "backends/cuda/dispatch/shared_rows.hpp"
 #include "backends/cuda/host/block_roles.hpp"
 #include "backends/cuda/host/lane.hpp"
-#include "backends/cuda/host/memory_layout.hpp"
 #include "backends/cuda/runtime/error.hpp"
 #include "base/pause.hpp"
 #include "base/text.hpp"
@@ -30,7 +29,6 @@ AgreedOptions agreed_options_of(Operation operation, const CallOptions& options)
 
 DispatchArguments Lane::dispatch_arguments(const DispatchCall& call, bool fused) const {
   const Config& config = exchange_.config;
-  check_device_format(call.format);
   DispatchArguments arguments{};
   arguments.lane = view_;
   const CallOptions options = options_of(config, call);
@@ -57,6 +55,7 @@ DispatchArguments Lane::dispatch_arguments(const DispatchCall& call, bool fused)
   arguments.dot_rows = call.dot_rows;
   arguments.dot_type = config.combine_type;
   arguments.apply_weights = call.apply_weights;
+  arguments.global_scale = call.global_scale;
   // Own rows go through staging where they are quantised, or where the caller may change them before the
   // receive phase.
   arguments.own_staged = quantised || !fused;

@@ -7,7 +7,6 @@
 #include "base/text.hpp"
 #include "exchange/backend.hpp"
 #include "exchange/configuration.hpp"
-#include "format/encoding.hpp"
 #include "format/parts.hpp"
 #include "layout/device_message.hpp"
 
@@ -31,12 +30,6 @@ class OffsetAllocator {
 
 }  // namespace
 
-void check_device_format(const Format& format) {
-  if (!encoding_of(format).is_nvfp4()) return;
-  throw UnsupportedError(
-      str("format ", to_string(format), " is not available on device memory: use host memory, or mxfp4"));
-}
-
 void check_limits(const Config& config) {
   if (config.placement.ranks() > kMaxRanks) {
     throw UnsupportedError(str("the cuda backend supports up to ", counted(kMaxRanks, "rank"), ", got ",
@@ -48,7 +41,6 @@ void check_limits(const Config& config) {
                                config.experts,
                                shared > 0 ? str(" and ", counted(shared, "shared one")) : ""));
   }
-  check_device_format(config.format);
   const std::int64_t message = wire_bytes(parts_of(config.format, config.hidden));
   if (message > kMostMessageBytes) {
     throw UnsupportedError(str("the cuda backend supports up to ", counted(kMostMessageBytes, "byte"),

@@ -10,9 +10,6 @@ namespace ferry::cuda {
 // Throws UnsupportedError if the configuration, which must be complete, exceeds a limit of this backend.
 void check_limits(const Config& config);
 
-// Throws UnsupportedError for a format that no kernel encodes.
-void check_device_format(const Format& format);
-
 DeviceSignals device_signals(const Config& config);
 
 // Symmetric memory of a lane: the sections of the exchange's layout, then the receive buffer for rows, which

@@ -31,6 +31,7 @@ struct DeviceDiagnostics {
   Overflow overflow;
   FindingCount bad_sources;             // entries of plans that cannot be right; first_in is not used:
   unsigned long long first_bad_source;  // lowest bad_source_key() of all
+  unsigned long long bad_scales;        // pieces of NVFP4 rows with a scale that could not be formed
 
   // Before the first call.
   static constexpr DeviceDiagnostics none() {

@@ -1,0 +1,112 @@
+// Quantises rows to NVFP4, whose blocks have 16 columns and whose scales are e4m3, while they are sent.
+#pragma once
+
+#include "backends/cuda/dispatch/destination.cuh"
+#include "backends/cuda/dispatch/send_microscaled.cuh"
+#include "format/nvfp4_block.hpp"
+
+namespace ferry::cuda {
+
+// [warp] The largest finite magnitude of a row of `columns`, which are a multiple of 8.
+template <DType kType>
+__device__ __forceinline__ float largest_finite(const std::byte* row, int columns) {
+  std::int32_t largest = 0;  // magnitudes are ordered as their bits
+  for (int column = 8 * static_cast<int>(threadIdx.x % 32); column < columns; column += 256) {
+    float x[8];
+    unpack(kType, load_eight(kType, row, column), x);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const std::int32_t magnitude = magnitude_of(x[i]);
+      if (magnitude < kFp32Infinity) largest = max(largest, magnitude);
+    }
+  }
+  return float_of(static_cast<std::uint32_t>(__reduce_max_sync(~0u, largest)));
+}
+
+// [warp] Every two threads have the scale bytes of a block in each of four accesses, one access to a byte of
+// `bytes`. Threads 0 to 15 get words of scales: thread t that of the columns from 64 * t on.
+__device__ __forceinline__ std::uint32_t nvfp4_scale_word(std::uint32_t bytes) {
+  const int thread = threadIdx.x % 32, access = thread / 4 % 4, quarter = thread % 4;
+  std::uint32_t word = 0;
+#pragma unroll
+  for (int block = 0; block < 4; ++block) {
+    const std::uint32_t of_block = __shfl_sync(~0u, bytes, 8 * quarter + 2 * block);
+    word |= (of_block >> (8 * access) & 0xFFu) << (8 * block);
+  }
+  return word;
+}
+
+// [warp] As send_encoded(), with `g` as the scale of the call or the row. Returns whether this thread could
+// form the scales of its blocks.
+template <DType kType, class StoreScales>
+__device__ __forceinline__ bool send_nvfp4(const std::byte* row, std::byte* to_row, std::uint32_t rows,
+                                           ByteRange columns, float g, StoreScales store_scales) {
+  constexpr int kDeep = 4;
+  const int thread = threadIdx.x % 32;
+  bool valid = true;
+#pragma unroll 1
+  for (int first = columns.begin; first < columns.end; first += kDeep * 256) {
+    RawEight raw[kDeep] = {};
+#pragma unroll
+    for (int d = 0; d < kDeep; ++d) {
+      const int column = first + 256 * d + 8 * thread;
+      if (column < columns.end) raw[d] = load_eight(kType, row, column);
+    }
+    float largest[kDeep];
+    block_maxima<kType, kDeep, kNvfp4Block>(raw, largest);
+    std::uint32_t values[kDeep], bytes = 0;
+#pragma unroll
+    for (int d = 0; d < kDeep; ++d) {
+      const Nvfp4Scale scale = nvfp4_scale(largest[d], g);
+      float x[8];
+      unpack(kType, raw[d], x);
+      values[d] = 0;
+#pragma unroll
+      for (int i = 0; i < 8; ++i) values[d] |= std::uint32_t{scale.code(x[i])} << (4 * i);
+      if (first + 256 * d + 8 * thread >= columns.end) continue;
+      bytes |= std::uint32_t{scale.stored} << (8 * d);
+      valid = valid && scale.valid();
+    }
+    const std::uint32_t word = nvfp4_scale_word(bytes);
+    Destination::for_each(rows, to_row, [&](std::byte* at) {
+#pragma unroll
+      for (int d = 0; d < kDeep; ++d) {
+        const int column = first + 256 * d + 8 * thread;
+        if (column < columns.end) *reinterpret_cast<std::uint32_t*>(at + column / 2) = values[d];
+      }
+    });
+    const int column = first + 64 * thread;
+    store_scales(thread < 4 * kDeep && column < columns.end, column / kNvfp4Block, word);
+  }
+  return valid;
+}
+
+// [warp] Some quarters of a token's row. store_row_scale(g) stores the scale of the whole row, in a format
+// that has one. Rows without a destination are not looked at.
+template <class StoreScales, class StoreRowScale>
+__device__ __forceinline__ void send_nvfp4_quarters(const DispatchArguments& call, const std::byte* row,
+                                                    std::byte* to_row, std::uint32_t rows,
+                                                    const Quarters& quarters, StoreScales store_scales,
+                                                    StoreRowScale store_row_scale) {
+  if (rows == 0) return;
+  const auto send = [&]<DType kType>() {
+    float g = call.global_scale != nullptr ? *call.global_scale : 1.0f;
+    if (call.encoding.row_scale) {
+      g = nvfp4_row_scale(largest_finite<kType>(row, call.lane.hidden));
+      if (quarters.last == kQuarters) store_row_scale(g);
+    }
+    const bool valid =
+        send_nvfp4<kType>(row, to_row, rows, encoded_columns(call.lane, quarters), g, store_scales);
+    if (!valid) atomicAdd(&call.lane.state->diagnostics.bad_scales, 1ull);
+  };
+  switch (call.type) {
+    case DType::bf16:
+      return send.template operator()<DType::bf16>();
+    case DType::fp16:
+      return send.template operator()<DType::fp16>();
+    case DType::fp32:
+      return send.template operator()<DType::fp32>();
+  }
+}
+
+}  // namespace ferry::cuda
