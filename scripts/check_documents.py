@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Checks the documents, *.md and docs/**/*.md: every link leads somewhere, and every quoted file is quoted exactly.
+"""Checks the documents, *.md and docs/**/*.md: every link leads somewhere, every table has its heading, and every quoted
+file is quoted exactly.
 
 A quoted file stands between <!-- file:PATH --> and <!-- /file -->, in a fenced block. With --write the quotes are
 renewed from their files; otherwise a difference is an error, as is a link to a file or heading that does not exist.
@@ -39,6 +40,14 @@ def broken_links(path, text):
             yield f"link to {target}: {to.name} has no such heading"
 
 
+def headless_tables(text):
+    """A table that an empty line has cut in two: its second half has no heading, and is shown as text."""
+    lines = ["", *FENCE.sub("", text).splitlines(), ""]
+    for before, line, after in zip(lines, lines[1:], lines[2:]):
+        if line.startswith("|") and line.endswith("|") and not before.startswith("|") and not re.fullmatch(r"\|[\s:|-]+\|", after):
+            yield f"a table without a heading begins with {line[:60]}"
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", action="store_true", help="renew the quotes")
@@ -53,7 +62,7 @@ def main():
         name = path.relative_to(given.root)
         if quoted != text and not given.write:
             found.append(f"{name}: a quote is not what its file says: run scripts/check_documents.py --write")
-        found += [f"{name}: {problem}" for problem in broken_links(path, quoted)]
+        found += [f"{name}: {problem}" for problem in [*broken_links(path, quoted), *headless_tables(quoted)]]
     print(*found, sep="\n", end="\n" if found else "")
     sys.exit(bool(found))
 

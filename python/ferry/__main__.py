@@ -15,7 +15,8 @@ PROGRAM = PACKAGE / "ferry"
 
 # How to get what an installation lacks.
 REMEDIES = {
-    "GPUs": "where the CUDA toolkit is, in the sources: pip install --config-settings=cmake.define.FERRY_CUDA=ON .",
+    "GPUs": "needed for the backend cuda only: install a wheel that has it, or build it where the CUDA toolkit is, "
+    "in the sources: pip install --config-settings=cmake.define.FERRY_CUDA=ON .",
     "program": "it needs CLI11, fmt and nlohmann-json when it is built (Debian: apt-get install libcli11-dev libfmt-dev "
     "nlohmann-json3-dev libopenblas-dev), then in the sources: pip install --force-reinstall --no-deps .",
     "MPI module": "needed for Group.mpi() only: install MPI (Debian: apt-get install libopenmpi-dev openmpi-bin), "

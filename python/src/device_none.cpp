@@ -1,5 +1,6 @@
 // For builds without the CUDA backend.
 #include "device.hpp"
+#include "exchange/backend.hpp"
 #include "ferry/error.hpp"
 
 namespace ferry::python {
@@ -9,9 +10,7 @@ bool has_cuda() {
 }
 
 int current_device() {
-  throw UnsupportedError(
-      "this build of ferry has no CUDA backend: build it with pip install . "
-      "--config-settings=cmake.define.FERRY_CUDA=ON");
+  throw UnsupportedError(kNoCudaBackend);
 }
 
 bool is_capturing(void*) {

@@ -151,7 +151,8 @@ class Backend {
 
 // Message of the UnsupportedError in a build without the cuda backend.
 inline constexpr const char* kNoCudaBackend =
-    "this build of ferry has no cuda backend: build it with -D FERRY_CUDA=ON";
+    "this build of ferry has no cuda backend: install a wheel or tarball that has it, or build the sources "
+    "with -D FERRY_CUDA=ON (docs/install.md)";
 
 // Collective. Creates the backend that `config`, which is complete, names. Throws UnsupportedError if this
 // build or machine does not have it.

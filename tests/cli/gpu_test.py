@@ -13,7 +13,7 @@ class GpuTest(ProgramTest):
     @unittest.skipIf(GPUS, "this machine has GPUs")
     def test_without_gpus(self):
         built = "no cuda backend" not in self.succeed("doctor")
-        missing = "no CUDA driver" if built else "no cuda backend: build it with -D FERRY_CUDA=ON"
+        missing = "no CUDA driver" if built else "no cuda backend: install a wheel or tarball that has it, or build"
         for command in [["run", *SMALL], ["run", *SMALL, "--processes"], ["bench", "--tokens", "1"], ["limits"]]:
             with self.subTest(command=command):
                 self.refuse(3, [missing], *command, "--backend", "cuda")

@@ -61,6 +61,8 @@ class LaunchTest(ProgramTest):
     def test_refusals(self):
         self.refuse(3, ["cannot start", "/no/such/program", "No such file"], "launch", "-n", 2, "/no/such/program")
         self.refuse(2, ["PROGRAM is required"], "launch", "-n", 2)
+        self.refuse(2, ["-n RANKS is required"], "launch")
+        self.refuse(2, ["-n RANKS is required"], "launch", "true")
         self.refuse(2, ["--ranks"], "launch", "-n", 0, "true")
         done = subprocess.run([RANK, "gather"], capture_output=True, text=True, env={}, check=False)
         self.assertIn("start the program with `ferry launch -n RANKS PROGRAM`", done.stderr)

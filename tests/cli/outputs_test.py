@@ -5,6 +5,7 @@ import json
 import os
 import pathlib
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -206,6 +207,16 @@ class OtherCommandsTest(ProgramTest):
         documented = re.findall(r"^\| `(\w+)` \| (.+) \|$", page, re.MULTILINE)
         self.assertEqual([(name, meaning) for name, _, meaning in listed], documented)
         self.assertEqual([value for _, value, _ in listed], ["rack 7"] + (len(documented) - 1) * ["not set"])
+
+    def test_names_the_documents_of_its_installation(self):
+        for program, documents in [("wheel/ferry", "wheel/documents"), ("prefix/bin/ferry", "prefix/share/doc/ferry")]:
+            with self.subTest(program=program):
+                os.makedirs(os.path.join(self.path(documents), "docs"))
+                os.makedirs(os.path.dirname(self.path(program)), exist_ok=True)
+                shutil.copy(PROGRAM, self.path(program))
+                done = subprocess.run([self.path(program), "doctor"], capture_output=True, text=True, check=True)
+                self.assertIn(f" {self.path(documents)}/docs/traces.md says how", done.stdout)
+                self.assertRegex(done.stdout, rf"(?m)^ok  documents +{self.path(documents)}$")
 
     def test_doctor_names_what_is_missing(self):
         text = self.succeed("doctor", environment={"FERRY_SHM_DIR": self.path("none")})

@@ -44,7 +44,7 @@ TEST(Units, ThreeDigitsInTheLargestUnitReached) {
   EXPECT_EQ(counted(1, "rank"), "1 rank");
   EXPECT_EQ(counted(2000, "rank"), "2,000 ranks");
   EXPECT_EQ(in_mean(0.3125), "0.31");
-  EXPECT_EQ(in_mean(1250), "1250");
+  EXPECT_EQ(in_mean(1250), "1,250");
 }
 
 TEST(Table, ShowsTheFiguresOfTheRun) {
@@ -61,7 +61,7 @@ TEST(Table, ShowsTheFiguresOfTheRun) {
       "          mean of a rank: dispatch 1.50 ms + experts 2.00 ms + combine 500 us + waiting 0.00 us = "
       "step 4.00 ms");
   EXPECT_EQ(line_with(table, "rank 3").substr(0, 32), "rank 3          2,000     2.00 x");
-  EXPECT_EQ(line_with(table, "Busiest"), "Busiest   rank 3: 2.00 x the mean of 1000 rows");
+  EXPECT_EQ(line_with(table, "Busiest"), "Busiest   rank 3: 2.00 x the mean of 1,000 rows");
   EXPECT_EQ(line_with(table, "Checks").substr(0, 40), "Checks    passed  dispatch, bit for bit:");
 }
 

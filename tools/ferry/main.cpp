@@ -2,6 +2,7 @@
 #include <fmt/core.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cstdio>
 #include <exception>
 #include <string>
@@ -9,6 +10,7 @@
 #include "ferry/error.hpp"
 #include "ferry/version.hpp"
 #include "tools/ferry/commands/commands.hpp"
+#include "tools/ferry/common/documents.hpp"
 
 namespace ferry::app {
 namespace {
@@ -28,12 +30,22 @@ Exit codes: 0 success, 1 a check failed, 2 bad command line or input file, 3 any
 failed, a rank was lost, not supported here). An error is one line on stderr.
 )";
 
-// Messages of system libraries may span several lines.
-std::string one_line(std::string text) {
-  for (char& c : text) {
-    if (c == '\n') c = ' ';
+// Messages may span several lines, which are then parted by semicolons.
+std::string one_line(const std::string& text) {
+  std::string line;
+  for (std::size_t at = 0; at < text.size();) {
+    const std::size_t end = std::min(text.find('\n', at), text.size());
+    if (!line.empty() && end > at) line += line.back() == ':' ? " " : "; ";
+    line.append(text, at, end - at);
+    at = std::min(text.find_first_not_of("\n ", end), text.size());
   }
-  return text;
+  return line;
+}
+
+std::string footer() {
+  const std::string folder = documents_folder().string();
+  return folder.empty() ? kFooter
+                        : fmt::format("{}\nDocuments, such as docs/programs.md: {}\n", kFooter, folder);
 }
 
 int fail(Exit code, const std::string& message) {
@@ -43,7 +55,7 @@ int fail(Exit code, const std::string& message) {
 
 void build(CLI::App& program) {
   program.name("ferry");
-  program.footer(kFooter);
+  program.footer(footer());
   program.set_version_flag("--version", "ferry " + std::string(version()));
   program.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   program.get_formatter()->column_width(32);

@@ -52,7 +52,7 @@ std::string counted(std::int64_t number, const char* one) {
 }
 
 std::string in_mean(double mean) {
-  return three_digits(mean);
+  return mean < 999.5 ? three_digits(mean) : with_thousands(std::llround(mean));
 }
 
 std::string in_time(double us) {

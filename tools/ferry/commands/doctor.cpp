@@ -19,6 +19,7 @@
 #include "ferry/version.hpp"
 #include "group/mpi_library.hpp"
 #include "tools/ferry/commands/commands.hpp"
+#include "tools/ferry/common/documents.hpp"
 #include "tools/ferry/common/machine.hpp"
 #include "tools/ferry/common/traces.hpp"
 #include "tools/ferry/limits/gpu_probes.hpp"
@@ -152,9 +153,7 @@ Diagnosis check_gpus() {
     return {State::present, "GPUs", joined(gpu_names(), ", ")};
   } catch (const Error& error) {
     return {State::missing, "GPUs", error.what(),
-            "Needed only for --backend cuda, which requires a build with FERRY_CUDA=ON, NVIDIA's driver, and "
-            "a GPU "
-            "visible to this process."};
+            "Needed only for --backend cuda, with NVIDIA's driver and a GPU visible to this process."};
   }
 }
 
@@ -166,7 +165,7 @@ Diagnosis check_traces() {
             fmt::format("{} in {}",
                         report::counted(static_cast<std::int64_t>(traces.size()), "recorded trace"), folder)};
   return {State::missing, "traces", why_no_traces(),
-          fmt::format("Runs use a synthesised trace. {}", kHowToGetTraces)};
+          fmt::format("Runs use a synthesised trace. {}", how_to_get_traces())};
 }
 
 // Each of two ranks sends one token to both ranks and gets the sum back.
@@ -222,6 +221,8 @@ void run_doctor() {
         nccl, check_engines(mpi, nccl), check_gpus(), check_traces(), threads, processes}) {
     print(diagnosis);
   }
+  if (const std::string folder = documents_folder().string(); !folder.empty())
+    print({State::present, "documents", folder});
   if (threads.state == State::broken)
     throw SystemError("the cpu backend cannot run here: " + threads.found, 0);
 }

@@ -22,7 +22,7 @@ mpirun, torchrun or Slurm.
 )";
 
 struct LaunchOptions {
-  int ranks = 0;
+  int ranks = 0;  // 0: not given
 };
 
 bool is_script(const std::string& name) {
@@ -30,6 +30,10 @@ bool is_script(const std::string& name) {
 }
 
 void launch(const LaunchOptions& options, std::vector<std::string> command) {
+  if (options.ranks == 0) {
+    throw CLI::RequiredError("-n RANKS is required before PROGRAM: ferry launch -n 4 ./program",
+                             CLI::ExitCodes::RequiredError);
+  }
   if (command.empty()) throw CLI::RequiredError("PROGRAM");
   if (is_script(command.front())) command.insert(command.begin(), "python3");
   const std::vector<std::string> failures = run_job(options.ranks, command);
@@ -42,11 +46,10 @@ void launch(const LaunchOptions& options, std::vector<std::string> command) {
 
 void add_launch(CLI::App& program) {
   CLI::App* command =
-      program.add_subcommand("launch", "start PROGRAM [ARGUMENTS] once for each rank on this host");
+      program.add_subcommand("launch", "Start PROGRAM [ARGUMENTS] once for each rank on this host");
   command->footer(kFooter);
   const auto options = std::make_shared<LaunchOptions>();
-  command->add_option("-n,--ranks", options->ranks, "number of ranks, 1 to 1024")
-      ->required()
+  command->add_option("-n,--ranks", options->ranks, "number of ranks, 1 to 1024; required")
       ->check(CLI::Range(1, 1024));
   command->prefix_command();  // whatever follows the options is the program's
   command->callback([command, options] { launch(*options, command->remaining()); });

@@ -207,7 +207,7 @@ std::optional<report::RunReport> run_ranks(const RunSpec& spec, Group& group) {
 void write_outputs(const report::RunReport& run, const RunSpec& spec, const OutputFiles& files) {
   if (!files.to_stdout()) {
     fmt::print("{}", report::to_table(run));
-    if (spec.fell_back) fmt::print("\n{}\n", kHowToGetTraces);
+    if (spec.fell_back) fmt::print("\n{}\n", how_to_get_traces());
   }
   if (files.json.wanted()) files.json.write(report::to_json(run).dump(2) + "\n");
   if (files.html.wanted()) files.html.write(report::to_html(run));

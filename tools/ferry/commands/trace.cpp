@@ -144,7 +144,7 @@ void list() {
   const std::vector<RecordedTrace> traces = recorded_traces();
   if (traces.empty()) {
     fmt::print("Recorded     none: {}\n", why_no_traces());
-    fmt::print("             {}\n", kHowToGetTraces);
+    fmt::print("             {}\n", how_to_get_traces());
     return;
   }
   const char* heading = "Recorded";

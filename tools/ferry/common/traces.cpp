@@ -8,13 +8,11 @@
 #include <system_error>
 
 #include "base/environment.hpp"
+#include "tools/ferry/common/documents.hpp"
 
 namespace ferry::app {
 
 namespace fs = std::filesystem;
-
-const char* const kHowToGetTraces =
-    "docs/traces.md says how to get recorded traces; set FERRY_TRACES to the folder that holds them.";
 
 namespace {
 
@@ -52,6 +50,11 @@ std::string why_no_traces() {
   const fs::directory_iterator first(folder, failed);
   if (failed) return fmt::format("FERRY_TRACES names '{}': {}", folder, failed.message());
   return fmt::format("FERRY_TRACES names '{}', which holds no <folder>/<name>{}", folder, kIdsEnding);
+}
+
+std::string how_to_get_traces() {
+  return fmt::format("{} says how to get recorded traces; set FERRY_TRACES to the folder that holds them.",
+                     document("docs/traces.md"));
 }
 
 void warn_of_missing_traces() {

@@ -25,6 +25,6 @@ std::string why_no_traces();
 void warn_of_missing_traces();
 
 // One sentence on how to get recorded traces.
-extern const char* const kHowToGetTraces;
+std::string how_to_get_traces();
 
 }  // namespace ferry::app
