@@ -1,6 +1,6 @@
 #include "base/log.hpp"
 
-#include <cstdio>
+#include <unistd.h>
 
 #include "base/environment.hpp"
 
@@ -12,7 +12,13 @@ bool log_enabled() noexcept {
 }
 
 void log_line(const std::string& line) noexcept {
-  if (log_enabled()) std::fprintf(stderr, "ferry: %s\n", line.c_str());
+  if (!log_enabled()) return;
+  try {
+    // stdio may write a line in pieces, between which other processes write theirs.
+    const std::string text = "ferry: " + line + "\n";
+    [[maybe_unused]] const ssize_t written = write(STDERR_FILENO, text.data(), text.size());
+  } catch (...) {  // no memory for the line
+  }
 }
 
 }  // namespace ferry

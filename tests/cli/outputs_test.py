@@ -214,7 +214,8 @@ class OtherCommandsTest(ProgramTest):
                 os.makedirs(os.path.join(self.path(documents), "docs"))
                 os.makedirs(os.path.dirname(self.path(program)), exist_ok=True)
                 shutil.copy(PROGRAM, self.path(program))
-                done = subprocess.run([self.path(program), "doctor"], capture_output=True, text=True, check=True)
+                environment = {name: value for name, value in os.environ.items() if name != "FERRY_TRACES"}
+                done = subprocess.run([self.path(program), "doctor"], capture_output=True, text=True, check=True, env=environment)
                 self.assertIn(f" {self.path(documents)}/docs/traces.md says how", done.stdout)
                 self.assertRegex(done.stdout, rf"(?m)^ok  documents +{self.path(documents)}$")
 

@@ -61,7 +61,7 @@ def test_tensors_are_gathered_and_scattered():
         sums = torch.full_like(mine, -7)
         assert exchange.reduce_scatter_v(gathered + 1, sums) is sums
         assert torch.equal(sums, torch.full_like(mine, 4 * (rank.index + 1)))
-        with pytest.raises(ferry.UsageError, match="out: an array of numpy, but rows is an array of torch"):
+        with pytest.raises(ferry.UsageError, match="out: an array of NumPy, but rows is an array of PyTorch"):
             exchange.all_gather_v(mine, np.empty((9, HIDDEN), np.float32))
 
     ferry.Group.threads(4).run(body)

@@ -40,14 +40,51 @@ static __device__ __noinline__ std::uint32_t code_of_quotient(float x, float div
   return fp32_to_e2m1(x / divisor);
 }
 
+// The scale of a block, and 1 / divisor rounded to nearest.
+struct Nvfp4Factor {
+  Nvfp4Scale scale;
+  float reciprocal;
+
+  __device__ __forceinline__ static Nvfp4Factor of(float largest, float g) {
+    const Nvfp4Scale scale = nvfp4_scale(largest, g);
+    return {scale, __frcp_rn(scale.divisor)};
+  }
+  // The factor of the other thread of a pair.
+  __device__ __forceinline__ Nvfp4Factor of_other() const {
+    const std::uint32_t stored = __shfl_xor_sync(~0u, std::uint32_t{scale.stored}, 1);
+    return {{static_cast<std::uint8_t>(stored), __shfl_xor_sync(~0u, scale.divisor, 1)},
+            __shfl_xor_sync(~0u, reciprocal, 1)};
+  }
+};
+
+// [warp] The factors of four blocks that are the same for two threads: each thread makes those of two.
+__device__ __forceinline__ void nvfp4_factors(const float (&largest)[4], float g, Nvfp4Factor (&factor)[4]) {
+  const bool odd = threadIdx.x % 2 != 0;
+  const Nvfp4Factor first = Nvfp4Factor::of(odd ? largest[2] : largest[0], g);
+  const Nvfp4Factor second = Nvfp4Factor::of(odd ? largest[3] : largest[1], g);
+  const Nvfp4Factor other_first = first.of_other(), other_second = second.of_other();
+  factor[0] = odd ? other_first : first;
+  factor[1] = odd ? other_second : second;
+  factor[2] = odd ? first : other_first;
+  factor[3] = odd ? second : other_second;
+}
+
+// Keeps the bits of a number that fp16 has, the last of them 1 if any other bit was. Rounding the result to
+// fewer bits rounds as the number itself would.
+__device__ __forceinline__ float round_to_odd_fp16(float x) {
+  constexpr std::uint32_t kDropped = 0x1FFF;
+  const std::uint32_t bits = bits_of(x);
+  return float_of((bits | ((bits & kDropped) + kDropped)) & ~kDropped);
+}
+
 // Eight columns divided by the scale's divisor, as e2m1, the first in the lowest four bits.
 //
-// The usual divisors are divided by without a division for each value: y is 1 / d rounded to nearest, and two
-// corrections of x * y by its remainder make the quotient that a division gives (Markstein). Quotients above
-// 6 become 6 all the same, so x is cut at 8 d; within the bounds for d nothing of a quotient that does not
-// round to 0 is lost to underflow.
-__device__ __forceinline__ std::uint32_t eight_quotients(const float (&x)[8], const Nvfp4Scale& scale) {
-  const float d = scale.divisor;
+// The usual divisors are divided by without a division for each value: two corrections of x * y by its
+// remainder, where y is 1 / d rounded to nearest, make the quotient that a division gives (Markstein).
+// Quotients above 6 become 6 all the same, so x is cut at 8 d; within the bounds for d nothing of a quotient
+// that does not round to 0 is lost to underflow.
+__device__ __forceinline__ std::uint32_t eight_quotients(const float (&x)[8], const Nvfp4Factor& factor) {
+  const float d = factor.scale.divisor, y = factor.reciprocal;
   std::uint32_t codes = 0;
   if (d == 0) return codes;
   if (d < 0x1p-90f || d > 0x1p90f) {
@@ -55,15 +92,17 @@ __device__ __forceinline__ std::uint32_t eight_quotients(const float (&x)[8], co
     for (int i = 0; i < 8; ++i) codes |= code_of_quotient(x[i], d) << (4 * i);
     return codes;
   }
-  const float y = __frcp_rn(d), most = 8 * d;
+  const auto quotient = [&](float of) {
+    const float cut = fmaxf(fminf(of, 8 * d), -8 * d);  // NaN is positive
+    float q = __fmul_rn(cut, y);
+    q = __fmaf_rn(__fmaf_rn(-q, d, cut), y, q);
+    q = __fmaf_rn(__fmaf_rn(-q, d, cut), y, q);
+    return round_to_odd_fp16(copysignf(q, cut));  // the corrections lose the sign of -0
+  };
 #pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    const float magnitude = fminf(fabsf(x[i]), most);  // `most` for NaN
-    float q = __fmul_rn(magnitude, y);
-    q = __fmaf_rn(__fmaf_rn(-q, d, magnitude), y, q);
-    q = __fmaf_rn(__fmaf_rn(-q, d, magnitude), y, q);
-    const bool negative = x[i] <= 0 && bits_of(x[i]) >> 31 != 0;  // not NaN
-    codes |= (std::uint32_t{fp32_to_e2m1(q)} | (negative ? 8u : 0u)) << (4 * i);
+  for (int i = 0; i < 8; i += 2) {
+    const std::uint32_t two = two_to_e2m1(quotient(x[i]), quotient(x[i + 1]));
+    codes |= ((two | two >> 12) & 0xFF) << (4 * i);
   }
   return codes;
 }
@@ -86,16 +125,17 @@ __device__ __forceinline__ bool send_nvfp4(const std::byte* row, std::byte* to_r
     }
     float largest[kDeep];
     block_maxima<kType, kDeep, kNvfp4Block>(raw, largest);
+    Nvfp4Factor factor[kDeep];
+    nvfp4_factors(largest, g, factor);
     std::uint32_t values[kDeep], bytes = 0;
 #pragma unroll
     for (int d = 0; d < kDeep; ++d) {
-      const Nvfp4Scale scale = nvfp4_scale(largest[d], g);
       float x[8];
       unpack(kType, raw[d], x);
-      values[d] = eight_quotients(x, scale);
+      values[d] = eight_quotients(x, factor[d]);
       if (first + 256 * d + 8 * thread >= columns.end) continue;
-      bytes |= std::uint32_t{scale.stored} << (8 * d);
-      valid = valid && scale.valid();
+      bytes |= std::uint32_t{factor[d].scale.stored} << (8 * d);
+      valid = valid && factor[d].scale.valid();
     }
     const std::uint32_t word = nvfp4_scale_word(bytes);
     Destination::for_each(rows, to_row, [&](std::byte* at) {
