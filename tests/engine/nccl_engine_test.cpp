@@ -67,8 +67,8 @@ TEST(NcclEngine, AnErrorOfNcclIsNamed) {
 TEST(NcclEngine, ASendThatFailsEndsItsGroup) {
   setenv("FERRY_NCCL_LIBRARY", FERRY_FAKE_NCCL, 1);
   Group::threads(2).run([](Rank rank) {
-    const std::shared_ptr<Engine> engines[] = {make_nccl_engine(rank.state(), 10.0, device_of(rank.index())),
-                                               make_nccl_engine(rank.state(), 10.0, device_of(rank.index()))};
+    const std::shared_ptr<Engine> engines[] = {make_nccl_engine(rank.state(), 1.0, device_of(rank.index())),
+                                               make_nccl_engine(rank.state(), 1.0, device_of(rank.index()))};
     const auto failing = engines[0]->communicators(1), working = engines[1]->communicators(1);
     if (rank.index() == 0) {
       const Setting fails("FAKE_NCCL_SEND_FAILS", "0");

@@ -9,6 +9,7 @@
 #include "ferry/group.hpp"
 #include "tools/ferry/commands/commands.hpp"
 #include "tools/ferry/common/arguments.hpp"
+#include "tools/ferry/common/config.hpp"
 #include "tools/ferry/common/groups.hpp"
 #include "tools/ferry/common/machine.hpp"
 #include "tools/ferry/common/output.hpp"

@@ -1,4 +1,5 @@
 #include "tools/ferry/run/runner.hpp"
+#include "tools/ferry/common/config.hpp"
 
 #include <fmt/core.h>
 
