@@ -54,7 +54,8 @@ struct Ids {
 /// Caller's memory for the arrays of a DispatchResult. Each null pointer selects the lane's own memory, which
 /// the lane's next dispatch overwrites. "capacity" is in rows (expert_padded: G * capacity).
 struct ReceiveBuffers {
-  std::array<void*, kMaxParts> parts{};  ///< part p of `capacity` rows, aligned to 16 bytes
+  /// Part p of `capacity` rows, aligned to 16 bytes. Scales as tiles: ceil(capacity / 128) + G rows of tiles.
+  std::array<void*, kMaxParts> parts{};
   float* weight = nullptr;               ///< [capacity]; rank_major: [capacity, K]
   std::int32_t* local_ids = nullptr;     ///< rank_major: [capacity, K]
   std::int32_t* group_of_row = nullptr;  ///< [capacity]; the lane has no memory of its own for this array
@@ -66,14 +67,15 @@ struct ReceiveBuffers {
   /// Rows that the arrays of [capacity] have room for, in a dispatch from ids; 0: the capacity. If more
   /// arrive, those past it are lost without an error: they are not stored and have no row in the plan of this
   /// rank, while counts and row_offsets include them. Compare `total` with it, or take it from
-  /// dispatch_counts(). Not with expert_padded, column_major scales or dot_rows.
+  /// dispatch_counts(). Not with expert_padded, scales in columns or tiles, or dot_rows.
   std::int64_t rows = 0;
 };
 
 /// One part of the received rows.
 struct ReceivedPart {
   void* data = nullptr;
-  std::int64_t row_bytes = 0;  ///< bytes of a row of this part; column_major scales: bytes of one element
+  /// Bytes of a row of this part. column_major scales: of one element. Scales as tiles: of a row of tiles.
+  std::int64_t row_bytes = 0;
   std::int64_t leading_dimension = 0;  ///< column_major scales: elements from one column to the next; else 0
 };
 
@@ -110,7 +112,10 @@ struct DispatchResult {
   const std::int32_t* local_ids = nullptr;     ///< rank_major: [total, K] local expert of each slot, or -1
   const std::int32_t* group_of_row = nullptr;  ///< [total], -1 on padding; null unless memory was passed
   const float* dots = nullptr;                 ///< [total]; null without DispatchOptions::dot_rows
-  const HostTotals* host = nullptr;            ///< in host memory
+  /// [G + 1] first row of tiles of each group, with scales as tiles; null otherwise. The tiles of group g
+  /// are parts[1].row_bytes * tile_offsets[g] bytes from parts[1].data. They are the lane's memory.
+  const std::int32_t* tile_offsets = nullptr;
+  const HostTotals* host = nullptr;  ///< in host memory
   /// Call number on the lane. A captured call gets a new number in each replay: see HostTotals::call.
   std::uint64_t call = 0;
   Plan plan;  ///< pass it to combine()

@@ -95,7 +95,8 @@ class Config:
     repeats              the default capacity also has room for tokens that list an expert more than once; default False
     zero_padding         padding rows are set to zero; default False
     format               'bf16', 'fp16', 'fp32', 'fp8' with any of -columns, -pow2, -packed, 'mxfp8' and
-                         'mxfp4' with any of -up or -ocp, -columns, 'nvfp4' with any of -token, -columns, or
+                         'mxfp4' with any of -up or -ocp, -columns or -tiles, 'nvfp4' with any of -token,
+                         -columns or -tiles, or
                          'raw:BYTES+BYTES...'. A dispatch may use another one whose rows are no larger; default 'bf16'
     combine_type         'bf16', 'fp16' or 'fp32': type of the rows that combine sends; default 'bf16'
     reduction            'partial', 'exact' or 'unreduced'; a combine may use another one that needs no more staging; default
@@ -525,7 +526,8 @@ class ReceiveBuffers:
     The caller's memory for the result of a dispatch.
 
     parts          an array, or a tuple with one for each part of the format: capacity rows, or for a dispatch by a plan as
-                   many as the plan's total. DispatchResult.parts then returns these arrays
+                   many as the plan's total; scales as tiles: ceil(rows / 128) + G rows of tiles. DispatchResult.parts then
+                   returns these arrays
     weight         float32 [capacity]; rank_major [capacity, K]
     local_ids      int32 [capacity, K], rank_major only
     group_of_row   int32 [capacity]: the group of every row, -1 on padding; written only if given
@@ -536,7 +538,7 @@ class ReceiveBuffers:
 
     rows           rows that these arrays have room for, instead of the capacity, in a dispatch from ids: such as
                    Exchange.dispatch_counts() tells. Rows past it are not stored. Not with expert_padded, scales in columns
-                   or dot_rows
+                   or tiles, or dot_rows
 
     Arrays may be longer along their first dimension. Whatever is None is written to the lane's own memory, which the lane's
     next dispatch overwrites.
@@ -560,7 +562,13 @@ class DispatchResult:
     @property
     def scales(self) -> Any:
         """
-        fp8, mxfp8, mxfp4, nvfp4: the scales of each row's blocks, [capacity, blocks]; else None.
+        fp8, mxfp8, mxfp4, nvfp4: the scales of each row's blocks, [capacity, blocks]; as tiles [rows of tiles, tiles, 32, 4, 4], see tile_offsets; else None.
+        """
+
+    @property
+    def tile_offsets(self) -> object:
+        """
+        Scales as tiles: int32 [G + 1], the first row of tiles of each group in `scales`; else None.
         """
 
     @property
