@@ -10,7 +10,7 @@
 namespace ferry::contract {
 namespace {
 
-constexpr int kSets = 6;
+constexpr int kGatherSets = 6;
 constexpr std::int64_t kMostRows = 40;  // of a rank: more than one round of small_exchange()
 
 // What every rank passes in one replay; the same on all ranks.
@@ -41,7 +41,7 @@ GatherSet make_set(std::uint64_t seed, int ranks, std::int64_t hidden) {
 }
 
 // `values`, and poison up to `bytes`.
-DeviceBytes padded(oracle::Bytes values, std::int64_t bytes) {
+DeviceBytes padded_bytes(oracle::Bytes values, std::int64_t bytes) {
   values.resize(static_cast<std::size_t>(bytes), kPoison);
   return DeviceBytes(values);
 }
@@ -50,10 +50,10 @@ DeviceBytes padded(oracle::Bytes values, std::int64_t bytes) {
 struct DeviceSet {
   DeviceSet(const GatherSet& set, std::size_t rank, std::int64_t row_bytes)
       : count(bytes_of_values(std::vector<std::int32_t>{static_cast<std::int32_t>(set.counts[rank])})),
-        rows(padded(set.rows[rank], kMostRows * row_bytes)),
-        addends(padded(set.addends[rank], room(set, row_bytes))),
-        gathered(padded(oracle::gathered(set.rows), room(set, row_bytes))),
-        sums(padded(sums_of(set, rank, row_bytes), kMostRows * row_bytes)) {}
+        rows(padded_bytes(set.rows[rank], kMostRows * row_bytes)),
+        addends(padded_bytes(set.addends[rank], room(set, row_bytes))),
+        gathered(padded_bytes(oracle::gathered(set.rows), room(set, row_bytes))),
+        sums(padded_bytes(sums_of(set, rank, row_bytes), kMostRows * row_bytes)) {}
 
   static std::int64_t room(const GatherSet& set, std::int64_t row_bytes) {
     return static_cast<std::int64_t>(set.counts.size()) * kMostRows * row_bytes;
@@ -85,7 +85,7 @@ TEST_F(CudaGather, ReplaysReadCurrentCountsAndRows) {
     const auto me = static_cast<std::size_t>(rank.index());
     const std::int64_t row_bytes = 2 * c.config.hidden, room = c.ranks * kMostRows;
     std::vector<DeviceSet> sets;
-    for (std::uint64_t set = 0; set < kSets; ++set)
+    for (std::uint64_t set = 0; set < kGatherSets; ++set)
       sets.emplace_back(make_set(c.seed + set, c.ranks, c.config.hidden), me, row_bytes);
     const DeviceBytes count(4), rows(kMostRows * row_bytes), addends(room * row_bytes),
         gathered(room * row_bytes), sums(kMostRows * row_bytes);
@@ -103,7 +103,7 @@ TEST_F(CudaGather, ReplaysReadCurrentCountsAndRows) {
     });
     rank.barrier();
     for (int number = 0; number < replays; ++number) {
-      const DeviceSet& set = sets[static_cast<std::size_t>(number % kSets)];
+      const DeviceSet& set = sets[static_cast<std::size_t>(number % kGatherSets)];
       count.copy_from(set.count, stream.get());
       rows.copy_from(set.rows, stream.get());
       addends.copy_from(set.addends, stream.get());
