@@ -3,7 +3,8 @@
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeVar, overload
 
-import ferry
+import ferry._counts
+import ferry._typing
 
 
 _Result = TypeVar("_Result")
