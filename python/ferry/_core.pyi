@@ -872,21 +872,23 @@ class Exchange:
         combine_type. Other arguments as dispatch.
         """
 
-    def all_gather_v(self, rows: ferry._typing.Array, out: ferry._typing.Array, *, lane: int = 0, stream: Any | None = None) -> Any:
+    def all_gather_v(self, rows: ferry._typing.Array, out: ferry._typing.Array, *, count: ferry._typing.Array | None = None, lane: int = 0, stream: Any | None = None) -> Any:
         """
         Copies the rows of all ranks into `out`, in rank order, and returns `out`. Collective.
 
         `rows` is [n, ...] of any type; every rank has its own n, 0 too. `out` is [sum of n or more, ...] of the same type; rows
-        past the sum are not written, and metadata(n) tells the sum. Not on device memory: UnsupportedError.
+        past the sum are not written, and metadata(n) tells the sum. On device memory `count`, an int32 array [1] there, may
+        hold n instead, at most the number of `rows`. `collective` on device memory: UnsupportedError.
         """
 
-    def reduce_scatter_v(self, rows: ferry._typing.Array, out: ferry._typing.Array, *, lane: int = 0, stream: Any | None = None) -> Any:
+    def reduce_scatter_v(self, rows: ferry._typing.Array, out: ferry._typing.Array, *, count: ferry._typing.Array | None = None, lane: int = 0, stream: Any | None = None) -> Any:
         """
         Adds the ranks' `rows`, writes this rank's rows of the sum to `out`, and returns `out`. Collective.
 
         `rows` is [sum of n, H] of bfloat16, float16 or float32 on every rank, `out` [n, H] of the same type, with this rank's
         n. The first rows of the sum belong to rank 0, and so on. Each value is added in fp32, in rank order from +0, and
-        rounded once. Not on device memory: UnsupportedError.
+        rounded once. `count` as in all_gather_v(); `rows` may then have more rows than the sum. `collective` on device
+        memory: UnsupportedError.
         """
 
 class ProgramStep:
