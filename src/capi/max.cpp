@@ -9,7 +9,6 @@
 #include "capi/boundary.hpp"
 #include "capi/convert.hpp"
 #include "capi/handles.hpp"
-#include "exchange/configuration.hpp"
 
 struct ferry_max_exchange {
   ferry_max_exchange(const ferry::Rank& rank, const ferry::Config& config)
@@ -70,17 +69,6 @@ void write_result_of(ferry_max_exchange& handle, int lane, ferry_max_dispatch_re
     write_result(handle, lane, dispatch(), result);
   } catch (const BadIdError&) {
     write_result(handle, lane, handle.exchange.last_dispatch_result(lane), result);
-    throw;
-  }
-}
-
-// Construction is collective: if this rank's configuration cannot be converted, the peers' construction must
-// end too.
-Config config_or_refuse(const Rank& rank, const ferry_config* given) {
-  try {
-    return to_config(read_sized(given, "ferry_config"), rank.size());
-  } catch (const Error& error) {
-    refuse_configuration(rank, error);
     throw;
   }
 }
