@@ -53,6 +53,10 @@ auto reading(const std::string& path, const char* remedy, const Read& read) {
     return read();
   } catch (const nlohmann::json::exception& error) {
     throw UsageError(fmt::format("{}: {}; {}", path, error.what(), remedy));
+  } catch (const UsageError& error) {
+    throw UsageError(std::string(error.what()).starts_with(path)
+                         ? error.what()
+                         : fmt::format("{}: {}; {}", path, error.what(), remedy));
   }
 }
 
@@ -108,11 +112,13 @@ MeasuredPoint point_from(const Json& row, Work work) {
                 .tokens = row.at("tokens"),
                 .experts = row.at("experts"),
                 .top_k = row.at("top_k")};
-  if (call.shape.ranks < 1 || call.shape.tokens < 1)
-    throw UsageError(fmt::format("{} ranks, {} tokens in a line", call.shape.ranks, call.shape.tokens));
+  if (call.shape.ranks < 1 || call.shape.tokens < 1 || call.hidden < 1)
+    throw UsageError(fmt::format("a line of {} ranks, {} tokens and {} columns", call.shape.ranks,
+                                 call.shape.tokens, call.hidden));
   point.loads = loads_from(row, call);
   point.router = row.at("router");
   point.us = row.at("p50_us");
+  if (!(point.us > 0)) throw UsageError(fmt::format("a line of {} us", point.us));
   return point;
 }
 
