@@ -12,8 +12,8 @@ class RefusalsTest(ProgramTest):
 
     def test_usage(self):
         for words, arguments in [
-            (["subcommand", "run, bench, launch, limits, doctor, trace"], []),
-            (["walk", "run, bench, launch, limits, doctor, trace"], ["walk"]),
+            (["subcommand", "run, bench, launch, limits, model, doctor, trace"], []),
+            (["walk", "run, bench, launch, limits, model, doctor, trace"], ["walk"]),
             (["--rank"], ["run", "--rank", "3"]),
             (["0", "--ranks"], ["run", "--ranks", "0"]),
             (["-1", "--ranks"], ["run", "--ranks=-1"]),
@@ -44,7 +44,8 @@ class RefusalsTest(ProgramTest):
             (["bf17"], ["run", "--format", "bf17"]),
             (["raw:17", "no values"], ["run", "--format", "raw:17"]),
             (["fp8-packed", "fp8[-columns][-pow2[-packed]]"], ["run", "--format", "fp8-packed"]),
-            (["mxfp4-up-ocp", "mxfp4[-up|-ocp][-columns]"], ["run", "--format", "mxfp4-up-ocp"]),
+            (["mxfp4-up-ocp", "mxfp4[-up|-ocp][-columns|-tiles]"], ["run", "--format", "mxfp4-up-ocp"]),
+            (["mxfp8-tiles", "rank_major has no tiles"], ["run", "--format", "mxfp8-tiles", "--layout", "rank_major"]),
             (["--hidden 48: ", "24 bytes", "make hidden a multiple of 32"], ["run", "--hidden", "48", "--format", "mxfp4"]),
             (["--seed -1", "18446744073709551615"], ["run", "--seed", "-1"]),
             (["--seed -1"], ["bench", "--seed=-1"]),

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import ferry
+
+
+MOST_SLOTS = 32  # of a token
+
 
 def ids_from_ranks(arrays, is_token_in_rank):
-    """Ids for a dispatch without expert ids: one expert a rank, int32 [T, R], -1 where a token does not go."""
+    """Ids for a dispatch without expert ids: one expert a rank, int32 [T, min(R, MOST_SLOTS)], -1 where a token does not go."""
     ranks = is_token_in_rank.shape[1]
     numbers = arrays.arange(ranks, "int32", is_token_in_rank)
-    return arrays.contiguous(arrays.where(is_token_in_rank, numbers[None, :] + arrays.to(is_token_in_rank, "int32") * 0, -1))
+    ids = arrays.where(is_token_in_rank, numbers[None, :] + arrays.to(is_token_in_rank, "int32") * 0, -1)
+    if ranks > MOST_SLOTS:
+        ids = arrays.sorted_rows(ids)
+        if len(ids) and int(ids[:, ranks - MOST_SLOTS - 1].max()) >= 0:
+            raise ferry.UsageError(f"dispatch: without topk_idx a token may go to {MOST_SLOTS} ranks, and one goes to more")
+        ids = ids[:, ranks - MOST_SLOTS :]
+    return arrays.contiguous(ids)
 
 
 def rounded_up(counts, alignment):
@@ -43,10 +54,21 @@ def recv_channel_prefix_matrix(arrays, source, tokens_of_ranks, channels):
     return arrays.to(counts.cumsum(1) - counts, "int32")
 
 
-def send_head(arrays, is_token_in_rank):
-    """int32 [T, R]: the token's index among the tokens that go to the rank; -1 if it does not go there."""
-    number = arrays.to(arrays.to(is_token_in_rank, "int32").cumsum(0) - 1, "int32")
-    return arrays.where(is_token_in_rank, number, -1)
+def send_head(arrays, goes, channels):
+    """int32 [T, D]: the token's index among the tokens of its channel that go to the destination; -1 if it does not."""
+    tokens = len(goes)
+    count = arrays.to(goes, "int64")
+    before = count.cumsum(0) - count
+    block = max(1, -(-tokens // channels))
+    first_of_channel = channel_of_token(arrays, tokens, channels, goes) * block
+    return arrays.where(goes, arrays.to(before - before[first_of_channel], "int32"), -1)
+
+
+def sources(arrays, handle):
+    """int32 [rows, 3]: source rank, token and slot of the received rows."""
+    plan = handle.plan
+    tokens = arrays.on_host(plan.tokens_between)[:, handle.exchange.rank].sum()
+    return plan.sources[: min(int(tokens), handle.rows)]
 
 
 def layout_range(arrays, counts):
