@@ -6,7 +6,8 @@ namespace nb = nanobind;
 namespace ferry::python {
 namespace {
 
-// nanobind's function types are immutable from Python and have no attribute __signature__, which inspect reads.
+// nanobind's function types are immutable from Python and have no attribute __signature__, which inspect
+// reads.
 void add_signature(nb::handle type, nb::handle property) {
   auto* object = reinterpret_cast<PyTypeObject*>(type.ptr());
   if (PyDict_SetItemString(object->tp_dict, "__signature__", property.ptr()) != 0) nb::raise_python_error();

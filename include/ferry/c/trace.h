@@ -58,6 +58,25 @@ typedef struct ferry_trace_partition_args {
 /// Selects a rank's part of a step: see ferry::PartitionSpec.
 ferry_status ferry_trace_partition(const ferry_trace* trace, const ferry_trace_partition_args* args);
 
+/// Routes to each expert in one layer: receives `counts` [E]. Masked slots are not counted.
+ferry_status ferry_trace_expert_counts(const ferry_trace* trace, int layer, int64_t* counts);
+/// Routes to each rank, from `counts` [experts]: receives `rank_counts` [ranks]. `expert_rank` [experts] is
+/// the rank of each expert; NULL: see ferry_placement_blocks().
+ferry_status ferry_rank_counts(const int64_t* counts, int experts, const int32_t* expert_rank, int ranks,
+                               int64_t* rank_counts);
+
+/// How unevenly the experts are loaded: see ferry::LoadStatistics.
+typedef struct ferry_load_statistics {
+  size_t size;
+  int64_t routes;
+  double max, p99, p90, p50, p10, min;  ///< loads divided by the mean load
+  double sigma_ln, gini;
+  int64_t idle;  ///< experts without a route
+} ferry_load_statistics;
+
+/// Statistics of `counts` [experts]. FERRY_USAGE: no counts, a negative count, or a sum of 0.
+ferry_status ferry_statistics_of_load(const int64_t* counts, int experts, ferry_load_statistics* statistics);
+
 #ifdef __cplusplus
 }
 #endif

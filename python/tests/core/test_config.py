@@ -59,6 +59,25 @@ def test_configurations_are_values(setting):
     assert repr(other) == repr(plain)[:-1] + f", {setting}={OTHERS[setting]!r})"
 
 
+def test_placements_in_slices_are_values():
+    sliced, whole = ferry.Placement.ep_tp(6, 2, 2), ferry.Placement.table([(e // 3 * 2, e % 3) for e in range(6)], 4)
+    assert (sliced.experts, sliced.ranks, sliced.tp, whole.tp) == (6, 4, 2, 1)
+    assert sliced.location(4) == whole.location(4) == (2, 1) and sliced.experts_of(3) == [3, 4, 5] and whole.experts_of(3) == []
+    again = pickle.loads(pickle.dumps(sliced))
+    assert again == copy.deepcopy(sliced) == sliced != whole and hash(again) == hash(sliced) and again.experts_of(3) == [3, 4, 5]
+    assert repr(sliced) == "Placement(6 experts on 4 ranks, tp 2)"
+    with pytest.raises(ferry.UsageError, match="ep must divide the experts"):
+        ferry.Placement.ep_tp(5, 2, 2)
+
+
+def test_sizes_know_the_nodes():
+    config = ferry.Config(**SETTINGS, backend="collective")
+    nodes = ferry.Topology([0, 0, 1, 1])
+    one_hop, two_hops = ferry.size_of(config, 4, 1), ferry.size_of(config, nodes, 1)
+    assert one_hop.messages != two_hops.messages
+    assert ferry.size_of(config, ranks=4).total == ferry.size_of(config, ferry.Topology([0] * 4)).total
+
+
 def text_of(config):
     return repr(config), ferry.size_of(config, 4).total
 
