@@ -21,6 +21,7 @@ def _default_of(node: ast.expr | None, values: tuple[Any, ...]) -> Any:
 def _parsed(text: str, values: tuple[Any, ...]) -> inspect.Signature:
     """The signature of `def name(...) -> ...`, in which \\0, \\1, ... stand for default values."""
     text = re.sub(r"\\(\d+)", r"values[\1]", text)
+    text = re.sub(r"^def \(", "def getter(", text)  # those of properties have no name
     function = ast.parse(f"{text}: ...").body[0]
     assert isinstance(function, ast.FunctionDef)
 

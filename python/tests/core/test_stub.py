@@ -82,6 +82,7 @@ def test_inspect_reads_signatures():
 
     dispatch = inspect.signature(ferry.Exchange.dispatch)
     assert dispatch.parameters["lane"].default == 0 and dispatch.return_annotation == "DispatchResult"
+    assert list(inspect.signature(vars(ferry.Placement)["experts"].fget).parameters) == ["self"]
     location = ferry.Placement.blocks(4, 2).location
     assert list(inspect.signature(location).parameters) == ["expert"]  # bound: without self
     settings = inspect.signature(ferry.Config).parameters
