@@ -10,12 +10,20 @@ from typing import Any
 _KINDS = inspect.Parameter
 
 
+class _Unstated:
+    """A default value that the signature does not name."""
+
+    def __repr__(self) -> str:
+        return "..."
+
+
 def _default_of(node: ast.expr | None, values: tuple[Any, ...]) -> Any:
     if node is None:
         return _KINDS.empty
     if isinstance(node, ast.Subscript):  # a value that has no text: see _parsed()
         return values[ast.literal_eval(node.slice)]
-    return ast.literal_eval(node)
+    value = ast.literal_eval(node)
+    return _Unstated() if value is ... else value
 
 
 def _parsed(text: str, values: tuple[Any, ...]) -> inspect.Signature:

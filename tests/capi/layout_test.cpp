@@ -185,7 +185,7 @@ TEST(Layout, OfStructsHasNotChanged) {
       {"ferry_reduce_scatter_v_args", 56},
       {"ferry_dispatch_counts_args", 48},
       {"ferry_dispatch_counts_result", 48},
-      {"ferry_trace_info", 64},
+      {"ferry_trace_info", 80},
       {"ferry_trace_partition_args", 64},
       {"ferry_load_counts", 32},
       {"ferry_wire_counts", 72},

@@ -36,6 +36,10 @@ TEST(Traces, AreThoseOfTheOtherInterface) {
   EXPECT_EQ(std::vector(info.ids, info.ids + cpp.ids.size()), cpp.ids);
   EXPECT_EQ(std::vector(info.weights, info.weights + cpp.weights.size()), cpp.weights);
 
+  ASSERT_EQ(info.sequences, static_cast<std::int64_t>(cpp.sequence_lengths.size()));
+  ASSERT_GT(info.sequences, 0);
+  EXPECT_EQ(std::vector(info.sequence_lengths, info.sequence_lengths + info.sequences), cpp.sequence_lengths);
+
   const PartitionSpec spec{.layer = 1, .rank = 2, .ranks = 3, .tokens_per_rank = 5, .step = 4};
   const TracePartition part = partition(cpp, spec);
   std::vector<std::int32_t> ids(part.ids.size());

@@ -34,11 +34,13 @@ typedef struct ferry_trace_info {
   const char* name;    ///< the name it was opened by
   const char* source;  ///< its origin, in words
   int32_t layers;
-  int32_t top_k;         ///< K
-  int32_t experts;       ///< E
-  int64_t tokens;        ///< tokens of one layer
-  const int32_t* ids;    ///< [layers, tokens, K], each in [-1, E); -1 is a masked slot
-  const float* weights;  ///< [layers, tokens, K]
+  int32_t top_k;                    ///< K
+  int32_t experts;                  ///< E
+  int64_t tokens;                   ///< tokens of one layer
+  const int32_t* ids;               ///< [layers, tokens, K], each in [-1, E); -1 is a masked slot
+  const float* weights;             ///< [layers, tokens, K]
+  const int64_t* sequence_lengths;  ///< [sequences], whose sum is `tokens`; NULL if they are not known
+  int64_t sequences;
 } ferry_trace_info;
 
 ferry_status ferry_trace_query(const ferry_trace* trace, ferry_trace_info* info);

@@ -150,6 +150,7 @@ def test_any_placement():
 
 def test_traces_and_load_statistics(tmp_path):
     trace = ferry.open_trace("synth:decode:experts=32,top_k=4,tokens=64,layers=2,seed=3")
+    assert trace.sequence_lengths == [64]
     assert (trace.layers, trace.tokens, trace.top_k, trace.experts) == (2, 64, 4, 32)
     assert trace.ids.shape == trace.weights.shape == (2, 64, 4) and np.allclose(trace.weights.sum(-1), 1, atol=1e-5)
     ids, weights = trace.partition(1, rank=2, ranks=4, tokens_per_rank=8, step=1)

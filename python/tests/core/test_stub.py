@@ -87,6 +87,7 @@ def test_inspect_reads_signatures():
     assert list(inspect.signature(location).parameters) == ["expert"]  # bound: without self
     settings = inspect.signature(ferry.Config).parameters
     assert settings["layout"].default == "expert_major" and settings["experts"].default is inspect.Parameter.empty
+    assert "placement: 'Placement' = ...," in str(inspect.signature(ferry.Config))
     assert list(inspect.signature(ferry.Exchange).parameters)[:3] == ["group", "config", "device"]
 
     class Own(ferry.Exchange):
