@@ -4,6 +4,9 @@
 #include <cstddef>
 #include <vector>
 
+#include "capi/boundary.hpp"
+#include "exchange/configuration.hpp"
+
 namespace ferry::capi {
 namespace {
 
@@ -162,6 +165,15 @@ Config to_config(const ferry_config& given, int ranks) {
   config.own_receive_buffers = given.external_receive_buffers == 0;
   config.check_calls = given.manual_check == 0;
   return config;
+}
+
+Config config_or_refuse(const Rank& rank, const ferry_config* given) {
+  try {
+    return to_config(read_sized(given, "ferry_config"), rank.size());
+  } catch (const Error& error) {
+    refuse_configuration(rank, error);
+    throw;
+  }
 }
 
 Tokens to_tokens(const ferry_tokens& given) {

@@ -115,6 +115,18 @@ EXPECT_AT(ferry_all_gather_v_args, lane, 48);
 EXPECT_AT(ferry_reduce_scatter_v_args, total, 16);
 EXPECT_AT(ferry_reduce_scatter_v_args, count, 32);
 EXPECT_AT(ferry_reduce_scatter_v_args, type, 40);
+EXPECT_AT(ferry_max_dispatch_result, output_tokens, 8);
+EXPECT_AT(ferry_max_dispatch_result, row_offsets, 112);
+EXPECT_AT(ferry_max_dispatch_result, counts, 136);
+EXPECT_AT(ferry_max_dispatch_result, ranks, 160);
+EXPECT_AT(ferry_max_dispatch_args, topk_ids, 88);
+EXPECT_AT(ferry_max_dispatch_args, result, 104);
+EXPECT_AT(ferry_max_dispatch_wait_args, result, 16);
+EXPECT_AT(ferry_max_combine_args, src_info, 32);
+EXPECT_AT(ferry_max_combine_args, number, 56);
+EXPECT_AT(ferry_max_combine_args, topk_ids, 72);
+EXPECT_AT(ferry_max_combine_args, output_tokens, 88);
+EXPECT_AT(ferry_max_combine_args, shared_outputs, 120);
 EXPECT_AT(ferry_load_counts, dispatches, 24);
 EXPECT_AT(ferry_wire_counts, combine_messages, 32);
 EXPECT_AT(ferry_wire_counts, combine_messages_between_nodes, 64);
@@ -148,6 +160,10 @@ static_assert(sizeof(ferry_dispatch_counts_args) == offsetof(ferry_dispatch_coun
 static_assert(sizeof(ferry_dispatch_counts_result) == offsetof(ferry_dispatch_counts_result, ranks) + 8);
 static_assert(sizeof(ferry_trace_info) == offsetof(ferry_trace_info, weights) + 8);
 static_assert(sizeof(ferry_trace_partition_args) == offsetof(ferry_trace_partition_args, first_token) + 8);
+static_assert(sizeof(ferry_max_dispatch_result) == offsetof(ferry_max_dispatch_result, ranks) + 8);
+static_assert(sizeof(ferry_max_dispatch_args) == offsetof(ferry_max_dispatch_args, result) + 8);
+static_assert(sizeof(ferry_max_dispatch_wait_args) == offsetof(ferry_max_dispatch_wait_args, result) + 8);
+static_assert(sizeof(ferry_max_combine_args) == offsetof(ferry_max_combine_args, shared_outputs) + 8);
 static_assert(sizeof(ferry_load_counts) == offsetof(ferry_load_counts, dispatches) + 8);
 static_assert(sizeof(ferry_wire_counts) == offsetof(ferry_wire_counts, combine_messages_between_nodes) + 8);
 
@@ -181,8 +197,12 @@ TEST(Layout, OfStructsHasNotChanged) {
       {"ferry_step_metadata", 12},
       {"ferry_dispatch_layout_args", 112},
       {"ferry_metadata_args", 48},
-      {"ferry_all_gather_v_args", 64},
-      {"ferry_reduce_scatter_v_args", 56},
+      {"ferry_all_gather_v_args", 72},
+      {"ferry_reduce_scatter_v_args", 64},
+      {"ferry_max_dispatch_result", 168},
+      {"ferry_max_dispatch_args", 112},
+      {"ferry_max_dispatch_wait_args", 24},
+      {"ferry_max_combine_args", 128},
       {"ferry_dispatch_counts_args", 48},
       {"ferry_dispatch_counts_result", 48},
       {"ferry_trace_info", 80},
