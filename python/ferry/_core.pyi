@@ -1022,6 +1022,10 @@ class Trace:
         """E, the number of experts."""
 
     @property
+    def sequence_lengths(self) -> list[int]:
+        """Tokens of each sequence, in order; empty if they are not known."""
+
+    @property
     def ids(self) -> Any:
         """int32 [layers, tokens, K]: expert ids, -1 for a masked slot. A copy."""
 

@@ -65,7 +65,9 @@ def without_comments(text):
 
 
 def fields_of_cpp(name):
-    body = next(found[1] for text in HEADERS.values() if (found := re.search(rf"struct {name} \{{(.*?)\n\}};", text, re.DOTALL)))
+    # Call shapes of other systems have structs of the same names.
+    core = [text for header, text in HEADERS.items() if header not in ("max.hpp", "nvfuser.hpp")]
+    body = next(found[1] for text in core if (found := re.search(rf"struct {name} \{{(.*?)\n\}};", text, re.DOTALL)))
     body = without_comments(body)
     while "<" in body:
         body = re.sub(r"<[^<>]*>", "", body)

@@ -158,7 +158,7 @@ static_assert(sizeof(ferry_all_gather_v_args) == offsetof(ferry_all_gather_v_arg
 static_assert(sizeof(ferry_reduce_scatter_v_args) == offsetof(ferry_reduce_scatter_v_args, device_count) + 8);
 static_assert(sizeof(ferry_dispatch_counts_args) == offsetof(ferry_dispatch_counts_args, result) + 8);
 static_assert(sizeof(ferry_dispatch_counts_result) == offsetof(ferry_dispatch_counts_result, ranks) + 8);
-static_assert(sizeof(ferry_trace_info) == offsetof(ferry_trace_info, weights) + 8);
+static_assert(sizeof(ferry_trace_info) == offsetof(ferry_trace_info, sequences) + 8);
 static_assert(sizeof(ferry_trace_partition_args) == offsetof(ferry_trace_partition_args, first_token) + 8);
 static_assert(sizeof(ferry_max_dispatch_result) == offsetof(ferry_max_dispatch_result, ranks) + 8);
 static_assert(sizeof(ferry_max_dispatch_args) == offsetof(ferry_max_dispatch_args, result) + 8);
