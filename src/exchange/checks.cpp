@@ -1,5 +1,6 @@
 #include "exchange/checks.hpp"
 
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 
@@ -60,14 +61,25 @@ void check_tokens(const Config& config, int rank, const char* call, const Ids& i
     throw UsageError(str("ids: type = ", number, ", must be 0 (int32) or 1 (int64)"));
 }
 
-void check_message_fits(const Config& config, const Format& format) {
+bool by_expert(const DispatchCall& call) {
+  return call.input_scales.data() != nullptr || !call.input_scales.empty();
+}
+
+PartList received_parts(const Config& config, const DispatchCall& call) {
+  return by_expert(call) ? parts_by_expert(call.format, config.hidden) : parts_of(call.format, config.hidden);
+}
+
+void check_message_fits(const Config& config, const DispatchCall& call) {
+  const PartList parts =
+      by_expert(call) ? value_parts(call.tokens.type, config.hidden) : parts_of(call.format, config.hidden);
+  const std::string format = by_expert(call) ? to_string(call.tokens.type) : to_string(call.format);
   const std::int64_t largest = message_layout(parts_of(config.format, config.hidden), config.top_k).bytes;
-  const std::int64_t needed = message_layout(parts_of(format, config.hidden), config.top_k).bytes;
+  const std::int64_t needed = message_layout(parts, config.top_k).bytes;
   if (needed > largest) {
-    throw UsageError(str("dispatch: a message of format ", to_string(format), " takes ",
-                         counted(needed, "byte"), ", but the configuration's format ",
-                         to_string(config.format), " has room for ", largest,
-                         ": construct the exchange with format = ", to_string(format)));
+    throw UsageError(str("dispatch: a message of format ", format, " takes ", counted(needed, "byte"),
+                         by_expert(call) ? " (with input_scales tokens travel as they are)" : "",
+                         ", but the configuration's format ", to_string(config.format), " has room for ",
+                         largest, ": construct the exchange with format = ", format));
   }
 }
 
@@ -98,8 +110,53 @@ void check_global_scale(const DispatchCall& call) {
           to_string(call.format), ": leave it null"));
 }
 
+// The scales of this rank's experts: the others are not read here.
+void check_scale_values(const Config& config, int rank, const DispatchCall& call) {
+  const auto check = [&](int expert) {
+    const float scale = call.input_scales[static_cast<std::size_t>(expert)];
+    if (scale > 0 && std::isfinite(scale)) return;
+    throw UsageError(str("dispatch: input_scales[", expert, "] = ", scale, " on rank ", rank,
+                         ", must be positive and finite"));
+  };
+  for (const int expert : config.placement.experts_of(rank)) check(expert);
+  for (int shared = 0; shared < config.shared_experts; ++shared) check(config.experts + shared);
+}
+
+void check_input_scales(const Config& config, int rank, const DispatchCall& call) {
+  if (!by_expert(call)) return;
+  const Encoding encoding = encoding_of(call.format);
+  const bool plain_fp8 = call.format == Format::fp8_e4m3();
+  const bool mxfp8 = encoding.is_mx() && encoding.element == ElementType::e4m3;
+  if (!plain_fp8 && !mxfp8 && (!encoding.is_nvfp4() || encoding.row_scale)) {
+    throw UsageError(
+        str("dispatch: input_scales are for the formats fp8 (without options), mxfp8 and nvfp4 "
+            "(without a scale for each token), this call's is ",
+            to_string(call.format), ": pass none"));
+  }
+  if (config.layout == Layout::rank_major) {
+    throw UsageError(
+        "dispatch: input_scales need an expert layout: a rank_major row stands for several experts");
+  }
+  if (config.memory == MemoryKind::device) {
+    throw UnsupportedError(
+        "dispatch: input_scales are not available on device memory: pass global_scale, or use a backend of "
+        "host memory");
+  }
+  if (call.global_scale != nullptr)
+    throw UsageError("dispatch: input_scales and global_scale exclude each other: pass one of them");
+  const std::int64_t expected = std::int64_t{config.experts} + config.shared_experts;
+  if (static_cast<std::int64_t>(call.input_scales.size()) != expected) {
+    throw UsageError(str("dispatch: input_scales has ", counted(call.input_scales.size(), "value"),
+                         " on rank ", rank, ", must have one for each of the ", expected,
+                         " experts, shared ones included"));
+  }
+  if (call.input_scales.data() == nullptr)
+    throw UsageError(str("dispatch: input_scales: the address is null on rank ", rank));
+  check_scale_values(config, rank, call);
+}
+
 void check_receive_buffers(const Config& config, int rank, const DispatchCall& call) {
-  const PartList parts = parts_of(call.format, config.hidden);
+  const PartList parts = received_parts(config, call);
   for (int p = 0; p < parts.count; ++p) {
     const void* part = call.memory.parts[static_cast<std::size_t>(p)];
     if (part == nullptr && !config.own_receive_buffers && row_capacity(config, rank) > 0) {
@@ -152,7 +209,8 @@ void check_dispatch(const Config& config, int rank, const DispatchCall& call, Pl
     throw UsageError(str("dispatch: format ", to_string(call.format), " with shared_experts = ",
                          config.shared_experts, ": combine cannot add raw rows: pass another format"));
   }
-  check_message_fits(config, call.format);
+  check_input_scales(config, rank, call);
+  check_message_fits(config, call);
   if (config.placement.tp() > 1) check_sliced_dispatch(call);
   check_row_arithmetic(config, rank, call);
   check_global_scale(call);
