@@ -1,11 +1,11 @@
 #include "exchange/checks.hpp"
 
-#include <cmath>
 #include <cstdint>
 #include <cstring>
 
 #include "base/text.hpp"
 #include "exchange/configuration.hpp"
+#include "exchange/scale_checks.hpp"
 #include "exchange/sliced.hpp"
 #include "format/encoding.hpp"
 #include "format/parts.hpp"
@@ -61,10 +61,6 @@ void check_tokens(const Config& config, int rank, const char* call, const Ids& i
     throw UsageError(str("ids: type = ", number, ", must be 0 (int32) or 1 (int64)"));
 }
 
-bool by_expert(const DispatchCall& call) {
-  return call.input_scales.data() != nullptr || !call.input_scales.empty();
-}
-
 PartList received_parts(const Config& config, const DispatchCall& call) {
   return by_expert(call) ? parts_by_expert(call.format, config.hidden) : parts_of(call.format, config.hidden);
 }
@@ -100,59 +96,6 @@ void check_row_arithmetic(const Config& config, int rank, const DispatchCall& ca
     throw UsageError(str("dispatch: apply_weights needs weights for the ",
                          counted(call.tokens.count, "token"), " of rank ", rank, ", but weights is null"));
   }
-}
-
-void check_global_scale(const DispatchCall& call) {
-  const Encoding encoding = encoding_of(call.format);
-  if (call.global_scale == nullptr || (encoding.is_nvfp4() && !encoding.row_scale)) return;
-  throw UsageError(
-      str("dispatch: global_scale is for the format nvfp4 without a scale for each token, this call's is ",
-          to_string(call.format), ": leave it null"));
-}
-
-// The scales of this rank's experts: the others are not read here.
-void check_scale_values(const Config& config, int rank, const DispatchCall& call) {
-  const auto check = [&](int expert) {
-    const float scale = call.input_scales[static_cast<std::size_t>(expert)];
-    if (scale > 0 && std::isfinite(scale)) return;
-    throw UsageError(str("dispatch: input_scales[", expert, "] = ", scale, " on rank ", rank,
-                         ", must be positive and finite"));
-  };
-  for (const int expert : config.placement.experts_of(rank)) check(expert);
-  for (int shared = 0; shared < config.shared_experts; ++shared) check(config.experts + shared);
-}
-
-void check_input_scales(const Config& config, int rank, const DispatchCall& call) {
-  if (!by_expert(call)) return;
-  const Encoding encoding = encoding_of(call.format);
-  const bool plain_fp8 = call.format == Format::fp8_e4m3();
-  const bool mxfp8 = encoding.is_mx() && encoding.element == ElementType::e4m3;
-  if (!plain_fp8 && !mxfp8 && (!encoding.is_nvfp4() || encoding.row_scale)) {
-    throw UsageError(
-        str("dispatch: input_scales are for the formats fp8 (without options), mxfp8 and nvfp4 "
-            "(without a scale for each token), this call's is ",
-            to_string(call.format), ": pass none"));
-  }
-  if (config.layout == Layout::rank_major) {
-    throw UsageError(
-        "dispatch: input_scales need an expert layout: a rank_major row stands for several experts");
-  }
-  if (config.memory == MemoryKind::device) {
-    throw UnsupportedError(
-        "dispatch: input_scales are not available on device memory: pass global_scale, or use a backend of "
-        "host memory");
-  }
-  if (call.global_scale != nullptr)
-    throw UsageError("dispatch: input_scales and global_scale exclude each other: pass one of them");
-  const std::int64_t expected = std::int64_t{config.experts} + config.shared_experts;
-  if (static_cast<std::int64_t>(call.input_scales.size()) != expected) {
-    throw UsageError(str("dispatch: input_scales has ", counted(call.input_scales.size(), "value"),
-                         " on rank ", rank, ", must have one for each of the ", expected,
-                         " experts, shared ones included"));
-  }
-  if (call.input_scales.data() == nullptr)
-    throw UsageError(str("dispatch: input_scales: the address is null on rank ", rank));
-  check_scale_values(config, rank, call);
 }
 
 void check_receive_buffers(const Config& config, int rank, const DispatchCall& call) {
@@ -209,11 +152,10 @@ void check_dispatch(const Config& config, int rank, const DispatchCall& call, Pl
     throw UsageError(str("dispatch: format ", to_string(call.format), " with shared_experts = ",
                          config.shared_experts, ": combine cannot add raw rows: pass another format"));
   }
-  check_input_scales(config, rank, call);
+  check_scales(config, rank, call);
   check_message_fits(config, call);
   if (config.placement.tp() > 1) check_sliced_dispatch(call);
   check_row_arithmetic(config, rank, call);
-  check_global_scale(call);
   check_receive_buffers(config, rank, call);
   if (!call.plan.empty()) {
     check_plan(config, rank, call.plan, plan_in);
