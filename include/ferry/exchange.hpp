@@ -365,10 +365,13 @@ class Exchange {
   /// @param row_bytes  the same on all ranks
   /// @param gathered  takes [the sum of all counts, row_bytes]; must not overlap `rows`
   /// @param capacity  rows that `gathered` has room for; rows past the sum are not written
+  /// @param device_count  device backends: the number of rows is read from here when the call runs, and is
+  /// 0 to `count`; another number counts as 0, and is reported by synchronize()
   /// @throws UsageError  on every rank, with nothing written: `gathered` is too small on a rank
-  /// @throws UnsupportedError  exchanges of device memory
+  /// @throws UnsupportedError  `collective` on device memory; device_count on host backends
   void all_gather_v(const void* rows, std::int64_t count, std::int64_t row_bytes, void* gathered,
-                    std::int64_t capacity, int lane = 0, Stream stream = {});
+                    std::int64_t capacity, int lane = 0, Stream stream = {},
+                    const std::int32_t* device_count = nullptr);
 
   /// Adds what the ranks hold for each row, and gives every rank its own rows of the sum: the first counts[0]
   /// rows belong to rank 0, and so on. The opposite of all_gather_v().
@@ -378,10 +381,11 @@ class Exchange {
   ///
   /// @param rows  [total, H] of `type`, dense; `total` is the sum of all ranks' counts
   /// @param sums  [count, H] of `type`, dense: this rank's rows; must not overlap `rows`
+  /// @param device_count  as in all_gather_v(); `total` may then be larger than the sum
   /// @throws UsageError  on every rank, with nothing written: `total` is not the sum of the counts on a rank
-  /// @throws UnsupportedError  exchanges of device memory
+  /// @throws UnsupportedError  `collective` on device memory; device_count on host backends
   void reduce_scatter_v(const void* rows, std::int64_t total, DType type, void* sums, std::int64_t count,
-                        int lane = 0, Stream stream = {});
+                        int lane = 0, Stream stream = {}, const std::int32_t* device_count = nullptr);
 
   /// Takes part in the lane's next call by refusing it: the peers' call ends with `error`. For bindings that
   /// find arguments which they cannot convert. Has no effect where no call could start.

@@ -112,6 +112,8 @@ CallOption option_at(Operation operation, int index) {
   CallOptions options;
   if (operation == Operation::dispatch) options = options_of(Config{}, DispatchCall{});
   if (operation == Operation::combine) options = options_of(CombineCall{});
+  if (operation == Operation::all_gather_v) options.add("row_bytes", 0);
+  if (operation == Operation::reduce_scatter_v) options.add(type_option("type", DType{}));
   const auto i = static_cast<std::size_t>(index);
   return i < options.values().size() ? options.values()[i] : CallOption{kPlanOption, 0};
 }

@@ -141,8 +141,8 @@ static_assert(sizeof(ferry_combine_receive_args) == offsetof(ferry_combine_recei
 static_assert(sizeof(ferry_combine_backward_args) == offsetof(ferry_combine_backward_args, result) + 8);
 static_assert(sizeof(ferry_route_values_args) == offsetof(ferry_route_values_args, stream) + 8);
 static_assert(sizeof(ferry_metadata_args) == offsetof(ferry_metadata_args, into) + 8);
-static_assert(sizeof(ferry_all_gather_v_args) == offsetof(ferry_all_gather_v_args, stream) + 8);
-static_assert(sizeof(ferry_reduce_scatter_v_args) == offsetof(ferry_reduce_scatter_v_args, stream) + 8);
+static_assert(sizeof(ferry_all_gather_v_args) == offsetof(ferry_all_gather_v_args, device_count) + 8);
+static_assert(sizeof(ferry_reduce_scatter_v_args) == offsetof(ferry_reduce_scatter_v_args, device_count) + 8);
 static_assert(sizeof(ferry_dispatch_counts_args) == offsetof(ferry_dispatch_counts_args, result) + 8);
 static_assert(sizeof(ferry_dispatch_counts_result) == offsetof(ferry_dispatch_counts_result, ranks) + 8);
 static_assert(sizeof(ferry_trace_info) == offsetof(ferry_trace_info, weights) + 8);

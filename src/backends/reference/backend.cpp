@@ -88,8 +88,10 @@ class ReferenceBackend final : public Backend, private GatherOperations {
   }
 
  private:
-  void all_gather_v(const AllGatherCall& call) override { lanes_[call.lane].all_gather_v(call); }
-  void reduce_scatter_v(const ReduceScatterCall& call) override { lanes_[call.lane].reduce_scatter_v(call); }
+  void all_gather_v(const AllGatherCall& call, Stream) override { lanes_[call.lane].all_gather_v(call); }
+  void reduce_scatter_v(const ReduceScatterCall& call, Stream) override {
+    lanes_[call.lane].reduce_scatter_v(call);
+  }
 
   const ReferenceContext context_;
   std::deque<Lane> lanes_;  // a deque: lanes hold channels, which cannot move

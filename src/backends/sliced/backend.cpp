@@ -84,8 +84,12 @@ class SlicedBackend : public Backend, private GatherOperations {
     throw error;
   }
 
-  void all_gather_v(const AllGatherCall& call) override { context_.gather->all_gather_v(call); }
-  void reduce_scatter_v(const ReduceScatterCall& call) override { context_.gather->reduce_scatter_v(call); }
+  void all_gather_v(const AllGatherCall& call, Stream stream) override {
+    context_.gather->all_gather_v(call, stream);
+  }
+  void reduce_scatter_v(const ReduceScatterCall& call, Stream stream) override {
+    context_.gather->reduce_scatter_v(call, stream);
+  }
 
   const std::unique_ptr<Backend> inner_;
   const SlicedContext context_;
