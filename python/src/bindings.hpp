@@ -20,4 +20,7 @@ void bind_low_latency(nanobind::module_& module);
 void bind_normal(nanobind::module_& module);
 void bind_host_parts(nanobind::module_& module);
 
+// After all of these.
+void publish_signatures(nanobind::module_& module);
+
 }  // namespace ferry::python

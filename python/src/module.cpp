@@ -35,4 +35,5 @@ NB_MODULE(_core, module) {
   bind_low_latency(module);
   bind_normal(module);
   bind_host_parts(module);
+  publish_signatures(module);
 }

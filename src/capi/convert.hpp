@@ -45,6 +45,8 @@ Config config_or_refuse(const Rank& rank, const ferry_config* config);
 // Empty if both arrays are NULL.
 Placement to_placement(const std::int32_t* expert_rank, const std::int32_t* expert_local, int experts,
                        int ranks, std::uint64_t version = 0);
+// `node_of_rank`: [ranks], not NULL.
+Topology to_topology(const std::int32_t* node_of_rank, int ranks);
 
 Tokens to_tokens(const ferry_tokens& tokens);
 Ids to_ids(const void* ids, std::int32_t type);

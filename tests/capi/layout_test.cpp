@@ -134,11 +134,13 @@ EXPECT_AT(ferry_wire_counts, combine_messages_between_nodes, 64);
 // A struct that may grow has no padding at its end. Otherwise a new field could start in padding that older
 // programs have not initialised.
 static_assert(sizeof(ferry_error_record) == offsetof(ferry_error_record, wait_via) + 8);
-static_assert(sizeof(ferry_bootstrap) == offsetof(ferry_bootstrap, user) + 8);
+static_assert(sizeof(ferry_bootstrap) == offsetof(ferry_bootstrap, host_id) + 8);
 static_assert(offsetof(ferry_config, shared_experts) == offsetof(ferry_config, memory) + 8);
 static_assert(offsetof(ferry_config, input) == offsetof(ferry_config, shared_experts) + 8);
 static_assert(offsetof(ferry_config, transfer) == offsetof(ferry_config, shared_split) + 4);
-static_assert(sizeof(ferry_config) == offsetof(ferry_config, transfer) + 8);
+static_assert(offsetof(ferry_config, expert_slices) == offsetof(ferry_config, transfer) + 8);
+static_assert(sizeof(ferry_config) == offsetof(ferry_config, expert_slices) + 8);
+static_assert(sizeof(ferry_load_statistics) == offsetof(ferry_load_statistics, idle) + 8);
 static_assert(sizeof(ferry_sizes) == offsetof(ferry_sizes, messages) + 8);
 static_assert(sizeof(ferry_dispatch_layout_args) == offsetof(ferry_dispatch_layout_args, node_of_rank) + 8);
 static_assert(sizeof(ferry_plan_info) == offsetof(ferry_plan_info, sources) + 8);
@@ -156,7 +158,7 @@ static_assert(sizeof(ferry_all_gather_v_args) == offsetof(ferry_all_gather_v_arg
 static_assert(sizeof(ferry_reduce_scatter_v_args) == offsetof(ferry_reduce_scatter_v_args, device_count) + 8);
 static_assert(sizeof(ferry_dispatch_counts_args) == offsetof(ferry_dispatch_counts_args, result) + 8);
 static_assert(sizeof(ferry_dispatch_counts_result) == offsetof(ferry_dispatch_counts_result, ranks) + 8);
-static_assert(sizeof(ferry_trace_info) == offsetof(ferry_trace_info, weights) + 8);
+static_assert(sizeof(ferry_trace_info) == offsetof(ferry_trace_info, sequences) + 8);
 static_assert(sizeof(ferry_trace_partition_args) == offsetof(ferry_trace_partition_args, first_token) + 8);
 static_assert(sizeof(ferry_max_dispatch_result) == offsetof(ferry_max_dispatch_result, ranks) + 8);
 static_assert(sizeof(ferry_max_dispatch_args) == offsetof(ferry_max_dispatch_args, result) + 8);
@@ -172,9 +174,9 @@ TEST(Layout, OfStructsHasNotChanged) {
       {"ferry_bad_source", 24},
       {"ferry_overflow", 32},
       {"ferry_error_record", 160},
-      {"ferry_bootstrap", 40},
+      {"ferry_bootstrap", 48},
       {"ferry_format", 40},
-      {"ferry_config", 200},
+      {"ferry_config", 208},
       {"ferry_sizes", 64},
       {"ferry_plan", 24},
       {"ferry_source", 12},
@@ -204,7 +206,7 @@ TEST(Layout, OfStructsHasNotChanged) {
       {"ferry_max_combine_args", 136},
       {"ferry_dispatch_counts_args", 48},
       {"ferry_dispatch_counts_result", 48},
-      {"ferry_trace_info", 64},
+      {"ferry_trace_info", 80},
       {"ferry_trace_partition_args", 64},
       {"ferry_load_counts", 32},
       {"ferry_wire_counts", 72},

@@ -133,6 +133,9 @@ class ModelTest(ProgramTest):
             wrong["measured"]["rows"][0][member] = value
             pathlib.Path(self.path("wrong.json")).write_text(json.dumps(wrong), encoding="utf-8")
             self.refuse(2, ["wrong.json", "ferry bench --backend cuda"], "model", "--check", self.path("wrong.json"))
+        pathlib.Path(self.path("number.json")).write_text('{"schema": 1}', encoding="utf-8")
+        self.refuse(2, ["number.json", "--calibrate"], "model", "--constants", self.path("number.json"))
+        self.refuse(2, ["number.json", "ferry bench"], "model", "--check", self.path("number.json"))
         bench, limits = "ferry bench --backend cuda --json", "ferry limits --backend cuda --json"
         self.refuse(3, ["none.json", "No such file"], "model", "--check", self.path("none.json"))
         self.refuse(2, ["not JSON", bench], "model", "--check", not_json)

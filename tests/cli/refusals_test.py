@@ -12,8 +12,8 @@ class RefusalsTest(ProgramTest):
 
     def test_usage(self):
         for words, arguments in [
-            (["subcommand", "run, bench, launch, limits, doctor, trace"], []),
-            (["walk", "run, bench, launch, limits, doctor, trace"], ["walk"]),
+            (["subcommand", "run, bench, launch, limits, model, doctor, trace"], []),
+            (["walk", "run, bench, launch, limits, model, doctor, trace"], ["walk"]),
             (["--rank"], ["run", "--rank", "3"]),
             (["0", "--ranks"], ["run", "--ranks", "0"]),
             (["-1", "--ranks"], ["run", "--ranks=-1"]),

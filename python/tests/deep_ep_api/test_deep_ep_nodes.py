@@ -312,6 +312,26 @@ def test_dispatch_without_ids(rng, case):
     on_nodes(case, body)
 
 
+@cases
+def test_a_token_crosses_once_for_each_node(rng, case):
+    step = step_for(rng, case)
+
+    def body(me, buffer):
+        rows, *_, handle, _ = layout_and_dispatch(buffer, step, me)
+        for _ in range(2):
+            buffer.dispatch(step.tokens[me], handle)
+            buffer.combine(rows, handle)
+        expected, wire = Expected(step, case[1], me), handle.exchange.wire_counts()
+        own = case[1][me]
+        sent = sum(row[-1] for node, row in enumerate(expected.rdma_channel_prefix_matrix()) if node != own)
+        assert wire.dispatch_messages_between_nodes == 3 * sent
+        return 2 * sent, wire.combine_messages_between_nodes
+
+    # Combine returns one sum for each of them.
+    sent, returned = zip(*on_nodes(case, body))
+    assert sum(returned) == sum(sent)
+
+
 def test_more_ranks_than_slots(rng):
     """Without ids a token has one slot for each rank that it goes to, of which there may be 32."""
     case = ("shared memory", [0] * 17 + [1] * 17)

@@ -101,13 +101,13 @@ nlohmann::ordered_json json_of(const Model& model) {
 
 Model read_model(const std::string& path) {
   const nlohmann::ordered_json json = read_json_file(path, kRemedy);
-  const std::string schema = json.is_object() ? json.value("schema", std::string()) : std::string();
-  if (schema != kSchema)
-    throw UsageError(fmt::format("{}: {}, not {}; {}", path,
-                                 schema.empty() ? "no schema" : fmt::format("schema {}", schema), kSchema,
-                                 kRemedy));
   Model model;
   try {
+    const std::string schema = json.is_object() ? json.value("schema", std::string()) : std::string();
+    if (schema != kSchema)
+      throw UsageError(fmt::format("{}: {}, not {}; {}", path,
+                                   schema.empty() ? "no schema" : fmt::format("schema {}", schema), kSchema,
+                                   kRemedy));
     model.source = json.at("source");
     for (const ConstantEntry& entry : constant_table()) {
       const double value = json.at("constants").at(entry.name).at("value");
