@@ -26,7 +26,7 @@ struct Index3 {
 // A barrier that also reduces one flag of each thread, as __syncthreads_or() and its like.
 class Barrier {
  public:
-  explicit Barrier(unsigned threads) : threads_(threads) {}
+  explicit Barrier(unsigned count) : threads_(count) {}
 
   struct Flags {
     bool any, all;
@@ -48,8 +48,12 @@ struct Warp {
 };
 
 struct Block {
-  Block(unsigned index, unsigned blocks, unsigned threads)
-      : index(index), blocks(blocks), threads(threads), barrier(threads), warps(threads / 32) {}
+  Block(unsigned block, unsigned of_blocks, unsigned block_threads)
+      : index(block),
+        blocks(of_blocks),
+        threads(block_threads),
+        barrier(block_threads),
+        warps(block_threads / 32) {}
 
   const unsigned index, blocks, threads;
   unsigned pause = 0;  // turns that the block still misses

@@ -94,7 +94,7 @@ class GatherBlock {
 
   // The bytes of a block that belong to the current round.
   __device__ std::int64_t bytes_of_round(std::int64_t block_bytes) const {
-    return max(std::int64_t{0}, min(block_bytes - state_.begin, lane_.exchange.source));
+    return ::max(std::int64_t{0}, ::min(block_bytes - state_.begin, lane_.exchange.source));
   }
   __device__ std::int64_t bytes_in_round(int rank) const { return bytes_of_round(state_.bytes[rank]); }
   __device__ std::int64_t most_in_round() const { return bytes_of_round(state_.largest); }
@@ -113,7 +113,7 @@ class GatherBlock {
       const std::byte* const from = block_of(peer, &bytes);
       if (at >= bytes) return;
       copy_bytes(lane_.message(peer, parity, lane_.rank, 0, 0) + at, from + state_.begin + at,
-                 min(kGatherChunk, bytes - at));
+                 ::min(kGatherChunk, bytes - at));
     });
     __syncthreads();
     if (threadIdx.x == 0) publish_end_of_stream(lane_, state_.number, static_cast<int>(gridDim.x));
@@ -197,7 +197,7 @@ class GatherBlock {
     std::int64_t before = 0, sum = 0, largest = 0;
     for (int other = 0; other < lane_.ranks; ++other) {
       const std::int64_t theirs = __shfl_sync(~0u, rows, other);
-      largest = max(largest, theirs);
+      largest = ::max(largest, theirs);
       if (other < first || other >= first + call_.members) continue;
       if (other < rank) before += theirs;
       sum += theirs;
@@ -301,7 +301,7 @@ __device__ inline void all_gather(const GatherArguments& call, GatherState* stat
         const std::byte* const from =
             source == call.lane.rank ? call.rows + block.begin() : block.received(source);
         copy_bytes(call.out + block.offset(source) + block.begin() + at, from + at,
-                   min(kGatherChunk, bytes - at));
+                   ::min(kGatherChunk, bytes - at));
       });
       if (!block.next_round()) break;
       send();
