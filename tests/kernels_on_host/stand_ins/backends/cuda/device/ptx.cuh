@@ -16,6 +16,8 @@ inline std::uint32_t two_to_bf16(float low, float high) {
 inline std::uint32_t two_to_fp16(float low, float high) {
   return fp32_to_fp16(low) | std::uint32_t{fp32_to_fp16(high)} << 16;
 }
-inline float value_of_fp16(std::uint16_t bits) { return fp16_value(bits); }
+inline float value_of_fp16(std::uint16_t bits) {
+  return fp16_value(bits);
+}
 
 }  // namespace ferry::cuda
