@@ -353,10 +353,11 @@ class Exchange {
   /// @param row_bytes  the same on all ranks
   /// @param gathered  takes [the sum of all counts, row_bytes]; must not overlap `rows`
   /// @param capacity  rows that `gathered` has room for; rows past the sum are not written
+  /// @return  the sum of all counts
   /// @throws UsageError  on every rank, with nothing written: `gathered` is too small on a rank
   /// @throws UnsupportedError  exchanges of device memory
-  void all_gather_v(const void* rows, std::int64_t count, std::int64_t row_bytes, void* gathered,
-                    std::int64_t capacity, int lane = 0, Stream stream = {});
+  std::int64_t all_gather_v(const void* rows, std::int64_t count, std::int64_t row_bytes, void* gathered,
+                            std::int64_t capacity, int lane = 0, Stream stream = {});
 
   /// Adds what the ranks hold for each row, and gives every rank its own rows of the sum: the first counts[0]
   /// rows belong to rank 0, and so on. The opposite of all_gather_v().
@@ -399,6 +400,7 @@ class Exchange {
   WireCounts wire_counts() const;  ///< Local. As load_counts().
 
  private:
+  friend class ExchangeAccess;
   struct State;
   std::unique_ptr<State> state_;
 };

@@ -53,12 +53,14 @@ nb::object all_gather_v(PyExchange& self, const nb::object& rows, const nb::obje
     to = rows_to_write(arguments, out, from);
     call.set_stream(stream_of(stream, arguments.framework(), call.device()));
   });
+  std::int64_t total = 0;
   {
     const nb::gil_scoped_release unlocked;
-    call.exchange().all_gather_v(from.data(), from.count(), from.row_bytes, to.data(), to.count(), lane,
-                                 call.stream());
+    total = call.exchange().all_gather_v(from.data(), from.count(), from.row_bytes, to.data(), to.count(),
+                                         lane, call.stream());
   }
-  return out;
+  if (total == to.count()) return out;
+  return out[nb::slice(nb::int_(0), nb::int_(total), nb::int_(1))];
 }
 
 nb::object reduce_scatter_v(PyExchange& self, const nb::object& rows, const nb::object& out, int lane,
@@ -94,14 +96,15 @@ nb::object reduce_scatter_v(PyExchange& self, const nb::object& rows, const nb::
 
 void bind_gather(nb::class_<PyExchange>& exchange) {
   exchange
-      .def("all_gather_v", &all_gather_v, "rows"_a.none(), "out"_a.none(), nb::kw_only(), "lane"_a = 0,
-           "stream"_a = nb::none(),
-           R"(Copies the rows of all ranks into `out`, in rank order, and returns `out`. Collective.
+      .def(
+          "all_gather_v", &all_gather_v, "rows"_a.none(), "out"_a.none(), nb::kw_only(), "lane"_a = 0,
+          "stream"_a = nb::none(),
+          R"(Copies the rows of all ranks into `out`, in rank order, and returns its rows that were written. Collective.
 
 `rows` is [n, ...] of any type; every rank has its own n, 0 too. `out` is [sum of n or more, ...] of the same type; rows
-past the sum are not written, and metadata(n) tells the sum. Not on device memory: UnsupportedError.)",
-           nb::sig("def all_gather_v(self, rows: ferry._typing.Array, out: ferry._typing.Array, *, lane: int "
-                   "= 0, stream: typing.Any | None = None) -> typing.Any"))
+past the sum are not written. Not on device memory: UnsupportedError.)",
+          nb::sig("def all_gather_v(self, rows: ferry._typing.Array, out: ferry._typing.Array, *, lane: int "
+                  "= 0, stream: typing.Any | None = None) -> typing.Any"))
       .def(
           "reduce_scatter_v", &reduce_scatter_v, "rows"_a.none(), "out"_a.none(), nb::kw_only(), "lane"_a = 0,
           "stream"_a = nb::none(),

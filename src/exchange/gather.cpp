@@ -78,8 +78,8 @@ void check_reduce_scatter(std::span<const GatherTerms> ranks, int sub_group) {
   }
 }
 
-void Exchange::all_gather_v(const void* rows, std::int64_t count, std::int64_t row_bytes, void* gathered,
-                            std::int64_t capacity, int lane, Stream stream) {
+std::int64_t Exchange::all_gather_v(const void* rows, std::int64_t count, std::int64_t row_bytes,
+                                    void* gathered, std::int64_t capacity, int lane, Stream stream) {
   const ProfilerRange range("all_gather_v");
   state_->idle_lane(lane);
   GatherOperations& operations = operations_of("all_gather_v", *state_->backend);
@@ -94,12 +94,12 @@ void Exchange::all_gather_v(const void* rows, std::int64_t count, std::int64_t r
     check_row_memory("all_gather_v", "rows", rows, count, me);
     check_row_memory("all_gather_v", "gathered", gathered, capacity, me);
   });
-  operations.all_gather_v({.lane = lane,
-                           .rows = rows,
-                           .count = count,
-                           .row_bytes = row_bytes,
-                           .gathered = gathered,
-                           .capacity = capacity});
+  return operations.all_gather_v({.lane = lane,
+                                  .rows = rows,
+                                  .count = count,
+                                  .row_bytes = row_bytes,
+                                  .gathered = gathered,
+                                  .capacity = capacity});
 }
 
 void Exchange::reduce_scatter_v(const void* rows, std::int64_t total, DType type, void* sums,

@@ -84,7 +84,9 @@ class SlicedBackend : public Backend, private GatherOperations {
     throw error;
   }
 
-  void all_gather_v(const AllGatherCall& call) override { context_.gather->all_gather_v(call); }
+  std::int64_t all_gather_v(const AllGatherCall& call) override {
+    return context_.gather->all_gather_v(call);
+  }
   void reduce_scatter_v(const ReduceScatterCall& call) override { context_.gather->reduce_scatter_v(call); }
 
   const std::unique_ptr<Backend> inner_;

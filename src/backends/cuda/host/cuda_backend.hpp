@@ -18,7 +18,7 @@ class CudaBackend : public Backend {
   ~CudaBackend() override;
 
   Capabilities capabilities() const override {
-    return {.device_memory = true, .streams = true, .late_errors = true};
+    return {.device_memory = true, .streams = true, .late_errors = true, .capture = true};
   }
   Sizes sizes() const override { return cuda_backend_sizes(exchange_.config, exchange_.me()); }
 
@@ -43,6 +43,7 @@ class CudaBackend : public Backend {
   const void* received_rows(int lane) const override {
     return lanes_[static_cast<std::size_t>(lane)].received_rows();
   }
+  std::unique_ptr<DeviceWork> make_device_work() const override;
   LoadCounts load_counts() const override;
   WireCounts wire_counts() const override;
 
