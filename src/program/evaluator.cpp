@@ -11,6 +11,7 @@
 #include "base/text.hpp"
 #include "ferry/error.hpp"
 #include "program/compiled.hpp"
+#include "program/rows.hpp"
 #include "program/run_streams.hpp"
 #include "program/steps.hpp"
 
@@ -266,16 +267,6 @@ class Evaluator::State {
     step.exchange->reduce_scatter_v(rows.data, rows.rows, rows.type, made.data, count, step.lane, stream());
   }
 
-  static void require_dense(const ProgramValue& rows, std::int64_t row) {
-    if (rows.kind == ValueKind::tokens && rows.stride != 0 && rows.stride != row)
-      throw UsageError(str("the rows are ", rows.stride, " bytes apart, dense rows of ", row, " are needed"));
-  }
-
-  static std::int64_t row_bytes(const ProgramValue& rows, const Config& config) {
-    if (rows.kind == ValueKind::tokens) return config.hidden * bytes_of(rows.type);
-    return config.top_k * (rows.kind == ValueKind::ids ? bytes_of(rows.id_type) : 4);
-  }
-
   // Points a value to its memory in the evaluator.
   void prepare(int number, std::int64_t rows) {
     const CompiledValue& made = compiled(number);
@@ -397,26 +388,6 @@ class Evaluator::State {
   Phase phase_ = Phase::before_call;
   std::vector<bool> sent_;  // by step: a send phase that has begun a call
 };
-
-ProgramValue ProgramValue::tokens(const void* data, std::int64_t rows, DType type, std::int64_t stride) {
-  return {.kind = ValueKind::tokens,
-          .data = const_cast<void*>(data),
-          .rows = rows,
-          .stride = stride,
-          .type = type};
-}
-ProgramValue ProgramValue::ids(const Ids& ids, std::int64_t rows) {
-  return {.kind = ValueKind::ids, .data = const_cast<void*>(ids.data), .rows = rows, .id_type = ids.type};
-}
-ProgramValue ProgramValue::weights(const float* data, std::int64_t rows) {
-  return {.kind = ValueKind::weights, .data = const_cast<float*>(data), .rows = rows};
-}
-ProgramValue ProgramValue::number(std::int32_t count) {
-  return {.kind = ValueKind::count, .count = count};
-}
-ProgramValue ProgramValue::device_number(const std::int32_t* count) {
-  return {.kind = ValueKind::count, .device_count = const_cast<std::int32_t*>(count)};
-}
 
 Evaluator::Evaluator(Program program, Exchange& exchange, ProgramFunctions functions)
     : Evaluator(std::move(program), ProgramExchanges{{"", &exchange}}, std::move(functions)) {}
