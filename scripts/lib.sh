@@ -56,7 +56,7 @@ install_pips() {
   ((${#names[@]})) || return 0
 
   [[ -x .venv/bin/pip ]] || quietly venv /usr/bin/python3 -m venv .venv
-  [[ -z $(comm -23 <(printf '%s\n' "${names[@]}" | sort) <(.venv/bin/pip freeze --all | sort)) ]] && return
+  [[ -z $(comm -23 <(printf '%s\n' "${names[@]}" | sort) <(.venv/bin/pip freeze --all | tr "[:upper:]" "[:lower:]" | sort)) ]] && return
   say "installing Python packages into .venv: ${names[*]}"
   quietly pip-install .venv/bin/pip install "${names[@]}"
 }

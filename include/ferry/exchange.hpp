@@ -54,7 +54,8 @@ struct Ids {
 /// Caller's memory for the arrays of a DispatchResult. Each null pointer selects the lane's own memory, which
 /// the lane's next dispatch overwrites. "capacity" is in rows (expert_padded: G * capacity).
 struct ReceiveBuffers {
-  std::array<void*, kMaxParts> parts{};  ///< part p of `capacity` rows, aligned to 16 bytes
+  /// Part p of `capacity` rows, aligned to 16 bytes. Scales as tiles: ceil(capacity / 128) + G rows of tiles.
+  std::array<void*, kMaxParts> parts{};
   float* weight = nullptr;               ///< [capacity]; rank_major: [capacity, K]
   std::int32_t* local_ids = nullptr;     ///< rank_major: [capacity, K]
   std::int32_t* group_of_row = nullptr;  ///< [capacity]; the lane has no memory of its own for this array
@@ -66,14 +67,15 @@ struct ReceiveBuffers {
   /// Rows that the arrays of [capacity] have room for, in a dispatch from ids; 0: the capacity. If more
   /// arrive, those past it are lost without an error: they are not stored and have no row in the plan of this
   /// rank, while counts and row_offsets include them. Compare `total` with it, or take it from
-  /// dispatch_counts(). Not with expert_padded, column_major scales or dot_rows.
+  /// dispatch_counts(). Not with expert_padded, scales in columns or tiles, or dot_rows.
   std::int64_t rows = 0;
 };
 
 /// One part of the received rows.
 struct ReceivedPart {
   void* data = nullptr;
-  std::int64_t row_bytes = 0;  ///< bytes of a row of this part; column_major scales: bytes of one element
+  /// Bytes of a row of this part. column_major scales: of one element. Scales as tiles: of a row of tiles.
+  std::int64_t row_bytes = 0;
   std::int64_t leading_dimension = 0;  ///< column_major scales: elements from one column to the next; else 0
 };
 
@@ -110,7 +112,10 @@ struct DispatchResult {
   const std::int32_t* local_ids = nullptr;     ///< rank_major: [total, K] local expert of each slot, or -1
   const std::int32_t* group_of_row = nullptr;  ///< [total], -1 on padding; null unless memory was passed
   const float* dots = nullptr;                 ///< [total]; null without DispatchOptions::dot_rows
-  const HostTotals* host = nullptr;            ///< in host memory
+  /// [G + 1] first row of tiles of each group, with scales as tiles; null otherwise. The tiles of group g
+  /// are parts[1].row_bytes * tile_offsets[g] bytes from parts[1].data. They are the lane's memory.
+  const std::int32_t* tile_offsets = nullptr;
+  const HostTotals* host = nullptr;  ///< in host memory
   /// Call number on the lane. A captured call gets a new number in each replay: see HostTotals::call.
   std::uint64_t call = 0;
   Plan plan;  ///< pass it to combine()
@@ -353,11 +358,14 @@ class Exchange {
   /// @param row_bytes  the same on all ranks
   /// @param gathered  takes [the sum of all counts, row_bytes]; must not overlap `rows`
   /// @param capacity  rows that `gathered` has room for; rows past the sum are not written
-  /// @return  the sum of all counts
+  /// @param device_count  device backends: the number of rows is read from here when the call runs, and is
+  /// 0 to `count`; another number counts as 0, and is reported by synchronize()
+  /// @return  the sum of all counts; device backends, which do not wait for it: -1
   /// @throws UsageError  on every rank, with nothing written: `gathered` is too small on a rank
-  /// @throws UnsupportedError  exchanges of device memory
+  /// @throws UnsupportedError  `collective` on device memory; device_count on host backends
   std::int64_t all_gather_v(const void* rows, std::int64_t count, std::int64_t row_bytes, void* gathered,
-                            std::int64_t capacity, int lane = 0, Stream stream = {});
+                            std::int64_t capacity, int lane = 0, Stream stream = {},
+                            const std::int32_t* device_count = nullptr);
 
   /// Adds what the ranks hold for each row, and gives every rank its own rows of the sum: the first counts[0]
   /// rows belong to rank 0, and so on. The opposite of all_gather_v().
@@ -367,10 +375,11 @@ class Exchange {
   ///
   /// @param rows  [total, H] of `type`, dense; `total` is the sum of all ranks' counts
   /// @param sums  [count, H] of `type`, dense: this rank's rows; must not overlap `rows`
+  /// @param device_count  as in all_gather_v(); `total` may then be larger than the sum
   /// @throws UsageError  on every rank, with nothing written: `total` is not the sum of the counts on a rank
-  /// @throws UnsupportedError  exchanges of device memory
+  /// @throws UnsupportedError  `collective` on device memory; device_count on host backends
   void reduce_scatter_v(const void* rows, std::int64_t total, DType type, void* sums, std::int64_t count,
-                        int lane = 0, Stream stream = {});
+                        int lane = 0, Stream stream = {}, const std::int32_t* device_count = nullptr);
 
   /// Takes part in the lane's next call by refusing it: the peers' call ends with `error`. For bindings that
   /// find arguments which they cannot convert. Has no effect where no call could start.

@@ -46,6 +46,7 @@ enum class MxRule : int {
 struct MxOptions {
   MxRule rule = MxRule::up;
   bool column_major = false;  ///< words are [words, leading dimension] instead of [rows, words]
+  bool tiles = false;  ///< bytes are in tiles of 128 rows x 4 blocks, see Format; not with column_major
 
   bool operator==(const MxOptions&) const = default;
 };
@@ -56,6 +57,7 @@ struct MxOptions {
 struct Nvfp4Options {
   bool per_token = false;  ///< g = max(the row's largest finite magnitude / 2688, 2^-126), a part of its own
   bool column_major = false;  ///< words are [words, leading dimension] instead of [rows, words]
+  bool tiles = false;  ///< bytes are in tiles of 128 rows x 4 blocks, see Format; not with column_major
 
   bool operator==(const Nvfp4Options&) const = default;
 };
@@ -65,6 +67,11 @@ struct Nvfp4Options {
 /// A row consists of up to kMaxParts parts, each an array of its own at the receiver. bf16, fp16 and fp32
 /// have one part, fp8 and the MX formats have two (values, scales), nvfp4 has two, or three per
 /// token (values, scales, g), raw has one for each size given.
+///
+/// Scales as tiles (option `tiles`): the scale bytes of each group are in tiles of 128 rows x 4 blocks, 512
+/// bytes each, as block-scaled matrix units read them. Each group's tiles begin at a tile of their own
+/// (DispatchResult::tile_offsets), and bytes without a row or block are 0. docs/contract.md, "Scales as
+/// tiles", has the address of every byte. Host memory, expert_major and expert_padded only.
 struct Format {
   FormatKind kind = FormatKind::bf16;
   Fp8Options fp8{};                                  ///< fp8_e4m3 only
@@ -119,7 +126,9 @@ std::string to_string(const Format& format);
 /// - `bf16`, `fp16`, `fp32`
 /// - `fp8`, followed by any of `-columns`, `-pow2`, `-packed`, each at most once; `-packed` needs `-pow2`
 /// - `mxfp8`, `mxfp4`, followed by any of `-up` or `-ocp` (default of mxfp8: up, of mxfp4: ocp), `-columns`
-/// - `nvfp4`, followed by any of `-token` (a scale for each token), `-columns`
+/// or
+///   `-tiles`
+/// - `nvfp4`, followed by any of `-token` (a scale for each token), `-columns` or `-tiles`
 /// - `raw:` and one to four sizes in bytes, as in `raw:1024+64`
 ///
 /// @throws UsageError  any other text

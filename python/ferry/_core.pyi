@@ -95,7 +95,8 @@ class Config:
     repeats              the default capacity also has room for tokens that list an expert more than once; default False
     zero_padding         padding rows are set to zero; default False
     format               'bf16', 'fp16', 'fp32', 'fp8' with any of -columns, -pow2, -packed, 'mxfp8' and
-                         'mxfp4' with any of -up or -ocp, -columns, 'nvfp4' with any of -token, -columns, or
+                         'mxfp4' with any of -up or -ocp, -columns or -tiles, 'nvfp4' with any of -token,
+                         -columns or -tiles, or
                          'raw:BYTES+BYTES...'. A dispatch may use another one whose rows are no larger; default 'bf16'
     combine_type         'bf16', 'fp16' or 'fp32': type of the rows that combine sends; default 'bf16'
     reduction            'partial', 'exact' or 'unreduced'; a combine may use another one that needs no more staging; default
@@ -347,6 +348,12 @@ class Rank:
     def topology(self) -> Topology:
         """Which ranks are on which node."""
 
+    @property
+    def shares_memory(self) -> bool:
+        """
+        Whether all ranks share memory, as the backends 'cpu' and 'cuda' need; also on nodes that the group simulates in one process.
+        """
+
     def barrier(self) -> None:
         """
         Blocks until every rank has called it. Collective. Raises TimeoutError or PeerLostError if one does not.
@@ -389,13 +396,14 @@ class Group:
         """
 
     @staticmethod
-    def custom(rank: int, ranks: int, all_gather: Callable[[bytes], Sequence[bytes]], barrier: Callable[[], object], *, all_to_all_v: Callable[[int, memoryview, list[int], list[int], memoryview, list[int], list[int]], object] | None = None, abort: Callable[[], object] | None = None, ordered_lanes: bool = True, default_backend: Literal['cpu', 'cuda', 'collective', 'reference'] = 'cpu') -> Group:
+    def custom(rank: int, ranks: int, all_gather: Callable[[bytes], Sequence[bytes]], barrier: Callable[[], object], *, all_to_all_v: Callable[[int, memoryview, list[int], list[int], memoryview, list[int], list[int]], object] | None = None, abort: Callable[[], object] | None = None, ordered_lanes: bool = True, default_backend: Literal['cpu', 'cuda', 'collective', 'reference'] = 'cpu', host_id: str = '') -> Group:
         """
         This process, or thread, is one rank; the caller supplies two collective functions.
 
         all_gather(bytes) returns a list with the bytes of every rank, barrier() waits for all ranks. Ferry calls them on a
         thread of its own; they must not call Ferry.
-        `default_backend` is the backend of exchanges that name none.
+        `default_backend` is the backend of exchanges that name none. `host_id`: any text; ranks with different texts are treated as
+        ranks of different hosts, in place of FERRY_HOST_ID.
 
         The backend 'collective' moves rows through all_to_all_v(lane, send, send_bytes, send_offsets, receive, receive_bytes,
         receive_offsets), which all ranks pass or none. It is collective: it sends send[o:o + n] with o = send_offsets[p] and
@@ -525,7 +533,8 @@ class ReceiveBuffers:
     The caller's memory for the result of a dispatch.
 
     parts          an array, or a tuple with one for each part of the format: capacity rows, or for a dispatch by a plan as
-                   many as the plan's total. DispatchResult.parts then returns these arrays
+                   many as the plan's total; scales as tiles: ceil(rows / 128) + G rows of tiles. DispatchResult.parts then
+                   returns these arrays
     weight         float32 [capacity]; rank_major [capacity, K]
     local_ids      int32 [capacity, K], rank_major only
     group_of_row   int32 [capacity]: the group of every row, -1 on padding; written only if given
@@ -536,7 +545,7 @@ class ReceiveBuffers:
 
     rows           rows that these arrays have room for, instead of the capacity, in a dispatch from ids: such as
                    Exchange.dispatch_counts() tells. Rows past it are not stored. Not with expert_padded, scales in columns
-                   or dot_rows
+                   or tiles, or dot_rows
 
     Arrays may be longer along their first dimension. Whatever is None is written to the lane's own memory, which the lane's
     next dispatch overwrites.
@@ -560,7 +569,13 @@ class DispatchResult:
     @property
     def scales(self) -> Any:
         """
-        fp8, mxfp8, mxfp4, nvfp4: the scales of each row's blocks, [capacity, blocks]; else None.
+        fp8, mxfp8, mxfp4, nvfp4: the scales of each row's blocks, [capacity, blocks]; as tiles [rows of tiles, tiles, 32, 4, 4], see tile_offsets; else None.
+        """
+
+    @property
+    def tile_offsets(self) -> object:
+        """
+        Scales as tiles: int32 [G + 1], the first row of tiles of each group in `scales`; else None.
         """
 
     @property
@@ -857,21 +872,23 @@ class Exchange:
         combine_type. Other arguments as dispatch.
         """
 
-    def all_gather_v(self, rows: ferry._typing.Array, out: ferry._typing.Array, *, lane: int = 0, stream: Any | None = None) -> Any:
+    def all_gather_v(self, rows: ferry._typing.Array, out: ferry._typing.Array, *, count: ferry._typing.Array | None = None, lane: int = 0, stream: Any | None = None) -> Any:
         """
         Copies the rows of all ranks into `out`, in rank order, and returns its rows that were written. Collective.
 
         `rows` is [n, ...] of any type; every rank has its own n, 0 too. `out` is [sum of n or more, ...] of the same type; rows
-        past the sum are not written. Not on device memory: UnsupportedError.
+        past the sum are not written. On device memory the host does not know the sum, and all of `out` is returned; `count`, an int32 array [1] there, may
+        hold n instead, at most the number of `rows`. `collective` on device memory: UnsupportedError.
         """
 
-    def reduce_scatter_v(self, rows: ferry._typing.Array, out: ferry._typing.Array, *, lane: int = 0, stream: Any | None = None) -> Any:
+    def reduce_scatter_v(self, rows: ferry._typing.Array, out: ferry._typing.Array, *, count: ferry._typing.Array | None = None, lane: int = 0, stream: Any | None = None) -> Any:
         """
         Adds the ranks' `rows`, writes this rank's rows of the sum to `out`, and returns `out`. Collective.
 
         `rows` is [sum of n, H] of bfloat16, float16 or float32 on every rank, `out` [n, H] of the same type, with this rank's
         n. The first rows of the sum belong to rank 0, and so on. Each value is added in fp32, in rank order from +0, and
-        rounded once. Not on device memory: UnsupportedError.
+        rounded once. `count` as in all_gather_v(); `rows` may then have more rows than the sum. `collective` on device
+        memory: UnsupportedError.
         """
 
 class ProgramStep:
@@ -1135,7 +1152,7 @@ class ReceiveHook:
 
 class NormalHandle:
     """
-    (rank_prefix_matrix, channel_prefix_matrix, recv_channel_prefix_matrix, recv_src_idx, is_token_in_rank, send_head) of a dispatch; each is computed on first access.
+    (rank_prefix_matrix, channel_prefix_matrix, recv_channel_prefix_matrix, recv_src_idx, is_token_in_rank, send_head) of a dispatch; between nodes (is_token_in_rank, rdma_channel_prefix_matrix, gbl_channel_prefix_matrix, recv_rdma_channel_prefix_matrix, recv_rdma_rank_prefix_sum, recv_gbl_channel_prefix_matrix, recv_gbl_rank_prefix_sum, recv_src_meta, send_rdma_head, send_nvl_head). Each is computed on first access.
     """
 
     def __len__(self) -> int: ...
@@ -1167,3 +1184,13 @@ class NormalHandle:
     @property
     def channels(self) -> int:
         """C of the matrices by channel."""
+
+    @property
+    def topology(self) -> Topology:
+        """The nodes of the group."""
+
+    @property
+    def node_routes(self) -> Any:
+        """
+        Between nodes: int32 [R, 1 + T or more], every rank's N, then for each of its tokens the ranks of this node that it goes to, as bits by local rank. None if a node has more than 31 ranks.
+        """

@@ -71,6 +71,7 @@ std::array<Element, kMaxParts> elements_of(const Encoding& encoding, Element tok
   const Element value = encoding.element == ElementType::e4m3 ? kFp8 : kByte;
   if (!encoding.packs_scales()) return {value, kFp32};
   if (encoding.scale_columns) return {value, kInt32, kFp32};
+  if (encoding.scale_tiles) return {value, encoding.is_nvfp4() ? kFp8 : kByte, kFp32};
   if (encoding.is_nvfp4()) return {value, kFp8, kFp32};
   return {value, encoding.is_mx() ? kByte : kInt32};
 }
@@ -114,7 +115,8 @@ std::int64_t rows_written(const PartLayout& part, const DispatchInput& in) {
   return std::min(in.capacity, max_rows_touched(nb::cast<PyPlan&>(in.context.plan)));
 }
 
-void read_part_buffers(const Config& config, DispatchInput& in, const nb::object& given) {
+void read_part_buffers(const Config& config, std::int64_t groups, DispatchInput& in,
+                       const nb::object& given) {
   if (given.is_none()) return;
   const std::vector<nb::object> items = list_of(given);
   const PartList parts = parts_of(in.format, config.hidden);
@@ -129,7 +131,7 @@ void read_part_buffers(const Config& config, DispatchInput& in, const nb::object
     require_dense(array, name.c_str());
     std::int64_t bytes = array.element_bytes();
     for (const std::int64_t length : array.shape) bytes *= length;
-    const std::int64_t needed = part_bytes_total(parts.part[p], rows_written(parts.part[p], in));
+    const std::int64_t needed = part_bytes_total(parts.part[p], rows_written(parts.part[p], in), groups);
     if (bytes < needed) throw UsageError(str(name, ": expected ", counted(needed, "byte"), ", got ", bytes));
     in.options.memory.parts[p] = array.data;
   }
@@ -144,7 +146,7 @@ void read_receive_buffers(const Config& config, const ReceiveSizes& sizes, Dispa
   const bool rank_major = config.layout == Layout::rank_major;
   const Shape slots = rank_major ? Shape{rows, config.top_k} : Shape{rows};
   ReceiveBuffers& memory = in.options.memory;
-  read_part_buffers(config, in, given.parts);
+  read_part_buffers(config, groups, in, given.parts);
   memory.weight = output<float>(in.arguments, given.weight, "memory.weight", kFp32, slots);
   memory.local_ids = output<std::int32_t>(in.arguments, given.local_ids, "memory.local_ids", kInt32, slots);
   memory.group_of_row =

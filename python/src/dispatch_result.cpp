@@ -48,6 +48,12 @@ Shape rows_shape(const PyDispatchResult& self, std::int64_t columns) {
   return {self.received.groups, self.received.capacity, columns};
 }
 
+// [rows of tiles, tiles of a row, 32, 4, 4].
+Shape tiles_shape(const PyDispatchResult& self, const PartLayout& layout) {
+  const std::int64_t capacity = row_capacity(exchange_config(self), self.state->exchange.rank().index());
+  return {row_tiles(capacity) + self.received.groups, elements_of(layout), 32, 4, 4};
+}
+
 Shape column_strides(const PyDispatchResult& self, std::int64_t leading) {
   if (exchange_config(self).layout != Layout::expert_padded) return {1, leading};
   return {self.received.capacity, 1, leading};
@@ -63,7 +69,8 @@ nb::object part(PyDispatchResult& self, std::size_t index) {
   const nb::object buffer = nb::isinstance<nb::tuple>(given) ? nb::object(given[index]) : given;
   if (!given.is_none() && !layout.columns) return cached = buffer;
   const nb::object& owner = given.is_none() ? self.state_owner : buffer;
-  const Shape shape = rows_shape(self, layout.row_bytes * 8 / element.bits);
+  const Shape shape =
+      layout.tiles ? tiles_shape(self, layout) : rows_shape(self, layout.row_bytes * 8 / element.bits);
   const Shape strides = layout.columns ? column_strides(self, received.leading_dimension) : Shape{};
   cached =
       view_of(self.context.framework, received.data, element, shape, strides, self.context.device, owner);
@@ -140,7 +147,8 @@ void bind_receive_buffers(nb::module_& module) {
   nb::class_<PyReceiveBuffers>(module, "ReceiveBuffers", R"(The caller's memory for the result of a dispatch.
 
 parts          an array, or a tuple with one for each part of the format: capacity rows, or for a dispatch by a plan as
-               many as the plan's total. DispatchResult.parts then returns these arrays
+               many as the plan's total; scales as tiles: ceil(rows / 128) + G rows of tiles. DispatchResult.parts then
+               returns these arrays
 weight         float32 [capacity]; rank_major [capacity, K]
 local_ids      int32 [capacity, K], rank_major only
 group_of_row   int32 [capacity]: the group of every row, -1 on padding; written only if given
@@ -151,7 +159,7 @@ dots           float32 [capacity], for a dispatch with dot_rows
 
 rows           rows that these arrays have room for, instead of the capacity, in a dispatch from ids: such as
                Exchange.dispatch_counts() tells. Rows past it are not stored. Not with expert_padded, scales in columns
-               or dot_rows
+               or tiles, or dot_rows
 
 Arrays may be longer along their first dimension. Whatever is None is written to the lane's own memory, which the lane's
 next dispatch overwrites.)")
@@ -184,7 +192,14 @@ overwrites, unless ReceiveBuffers were given.)")
           "[capacity, H]; expert_padded [G, capacity, H]: the rows' values.")
       .def_prop_ro(
           "scales", &scales,
-          "fp8, mxfp8, mxfp4, nvfp4: the scales of each row's blocks, [capacity, blocks]; else None.")
+          "fp8, mxfp8, mxfp4, nvfp4: the scales of each row's blocks, [capacity, blocks]; as tiles [rows of "
+          "tiles, tiles, 32, 4, 4], see tile_offsets; else None.")
+      .def_prop_ro(
+          "tile_offsets",
+          [](const PyDispatchResult& self) {
+            return lane_view(self, self.received.tile_offsets, kInt32, {self.received.groups + 1});
+          },
+          "Scales as tiles: int32 [G + 1], the first row of tiles of each group in `scales`; else None.")
       .def_prop_ro("parts", &all_parts,
                    "Tuple of all parts: (values,), (values, scales), with nvfp4-token also the rows' scales, "
                    "or the raw parts.")

@@ -43,32 +43,47 @@ DenseRows rows_to_write(Arguments& arguments, const nb::object& out, const Dense
   return to;
 }
 
-nb::object all_gather_v(PyExchange& self, const nb::object& rows, const nb::object& out, int lane,
-                        const nb::object& stream) {
+// Where the number of rows is in device memory; null: it is that of the array.
+const std::int32_t* device_count_of(Arguments& arguments, const nb::object& count) {
+  if (count.is_none()) return nullptr;
+  if (PyLong_Check(count.ptr()) != 0) {
+    throw UsageError(
+        "count: expected an int32 array [1] in device memory, got a number: the number of rows is that of "
+        "the "
+        "array, so pass a slice of it");
+  }
+  return static_cast<const std::int32_t*>(arguments.dense(count, "count", kInt32, {1}).data);
+}
+
+nb::object all_gather_v(PyExchange& self, const nb::object& rows, const nb::object& out,
+                        const nb::object& count, int lane, const nb::object& stream) {
   LaneCall call(self, lane);
   Arguments arguments(call.device());
   DenseRows from, to;
+  const std::int32_t* device_count = nullptr;
   call.read_or_refuse({Operation::all_gather_v}, [&] {
     from = dense_rows(arguments, rows, "rows");
     to = rows_to_write(arguments, out, from);
+    device_count = device_count_of(arguments, count);
     call.set_stream(stream_of(stream, arguments.framework(), call.device()));
   });
   std::int64_t total = 0;
   {
     const nb::gil_scoped_release unlocked;
     total = call.exchange().all_gather_v(from.data(), from.count(), from.row_bytes, to.data(), to.count(),
-                                         lane, call.stream());
+                                         lane, call.stream(), device_count);
   }
-  if (total == to.count()) return out;
+  if (total < 0 || total == to.count()) return out;
   return out[nb::slice(nb::int_(0), nb::int_(total), nb::int_(1))];
 }
 
-nb::object reduce_scatter_v(PyExchange& self, const nb::object& rows, const nb::object& out, int lane,
-                            const nb::object& stream) {
+nb::object reduce_scatter_v(PyExchange& self, const nb::object& rows, const nb::object& out,
+                            const nb::object& count, int lane, const nb::object& stream) {
   LaneCall call(self, lane);
   Arguments arguments(call.device());
   DenseRows from, to;
   std::optional<DType> type;
+  const std::int32_t* device_count = nullptr;
   call.read_or_refuse({Operation::reduce_scatter_v}, [&] {
     from = dense_rows(arguments, rows, "rows");
     type = value_type_of(from.array->element);
@@ -82,12 +97,13 @@ nb::object reduce_scatter_v(PyExchange& self, const nb::object& rows, const nb::
                            from.row_bytes / bytes_of(*type)));
     }
     to = rows_to_write(arguments, out, from);
+    device_count = device_count_of(arguments, count);
     call.set_stream(stream_of(stream, arguments.framework(), call.device()));
   });
   {
     const nb::gil_scoped_release unlocked;
     call.exchange().reduce_scatter_v(from.data(), from.count(), *type, to.data(), to.count(), lane,
-                                     call.stream());
+                                     call.stream(), device_count);
   }
   return out;
 }
@@ -97,24 +113,28 @@ nb::object reduce_scatter_v(PyExchange& self, const nb::object& rows, const nb::
 void bind_gather(nb::class_<PyExchange>& exchange) {
   exchange
       .def(
-          "all_gather_v", &all_gather_v, "rows"_a.none(), "out"_a.none(), nb::kw_only(), "lane"_a = 0,
-          "stream"_a = nb::none(),
+          "all_gather_v", &all_gather_v, "rows"_a.none(), "out"_a.none(), nb::kw_only(),
+          "count"_a = nb::none(), "lane"_a = 0, "stream"_a = nb::none(),
           R"(Copies the rows of all ranks into `out`, in rank order, and returns its rows that were written. Collective.
 
 `rows` is [n, ...] of any type; every rank has its own n, 0 too. `out` is [sum of n or more, ...] of the same type; rows
-past the sum are not written. Not on device memory: UnsupportedError.)",
-          nb::sig("def all_gather_v(self, rows: ferry._typing.Array, out: ferry._typing.Array, *, lane: int "
-                  "= 0, stream: typing.Any | None = None) -> typing.Any"))
+past the sum are not written. On device memory the host does not know the sum, and all of `out` is returned; `count`, an int32 array [1] there, may
+hold n instead, at most the number of `rows`. `collective` on device memory: UnsupportedError.)",
+          nb::sig("def all_gather_v(self, rows: ferry._typing.Array, out: ferry._typing.Array, *, count: "
+                  "ferry._typing.Array | None = None, lane: int = 0, stream: typing.Any | None = None) -> "
+                  "typing.Any"))
       .def(
-          "reduce_scatter_v", &reduce_scatter_v, "rows"_a.none(), "out"_a.none(), nb::kw_only(), "lane"_a = 0,
-          "stream"_a = nb::none(),
+          "reduce_scatter_v", &reduce_scatter_v, "rows"_a.none(), "out"_a.none(), nb::kw_only(),
+          "count"_a = nb::none(), "lane"_a = 0, "stream"_a = nb::none(),
           R"(Adds the ranks' `rows`, writes this rank's rows of the sum to `out`, and returns `out`. Collective.
 
 `rows` is [sum of n, H] of bfloat16, float16 or float32 on every rank, `out` [n, H] of the same type, with this rank's
 n. The first rows of the sum belong to rank 0, and so on. Each value is added in fp32, in rank order from +0, and
-rounded once. Not on device memory: UnsupportedError.)",
-          nb::sig("def reduce_scatter_v(self, rows: ferry._typing.Array, out: ferry._typing.Array, *, lane: "
-                  "int = 0, stream: typing.Any | None = None) -> typing.Any"));
+rounded once. `count` as in all_gather_v(); `rows` may then have more rows than the sum. `collective` on device
+memory: UnsupportedError.)",
+          nb::sig("def reduce_scatter_v(self, rows: ferry._typing.Array, out: ferry._typing.Array, *, count: "
+                  "ferry._typing.Array | None = None, lane: int = 0, stream: typing.Any | None = None) -> "
+                  "typing.Any"));
 }
 
 }  // namespace ferry::python

@@ -9,6 +9,7 @@
 
 #include "bindings.hpp"
 #include "config.hpp"
+#include "group/rank_state.hpp"
 #include "interrupt.hpp"
 #include "process_owner.hpp"
 
@@ -101,8 +102,8 @@ EngineFunctions make_engine(int ranks, const nb::callable& all_to_all_v,
 
 PyGroup make_custom(int rank, int ranks, const nb::callable& all_gather, const nb::callable& barrier,
                     const std::optional<nb::callable>& all_to_all_v, const std::optional<nb::callable>& abort,
-                    bool ordered_lanes, const std::string& default_backend) {
-  Bootstrap bootstrap{.rank = rank, .ranks = ranks, .all_gather = {}, .barrier = {}};
+                    bool ordered_lanes, const std::string& default_backend, const std::string& host_id) {
+  Bootstrap bootstrap{.rank = rank, .ranks = ranks, .all_gather = {}, .barrier = {}, .host_id = host_id};
   bootstrap.all_gather = [function = share_function(all_gather), ranks](const void* mine, void* all,
                                                                         std::size_t bytes) {
     gather(*function, ranks, mine, all, bytes);
@@ -271,6 +272,11 @@ void bind_group(nb::module_& module) {
       .def_prop_ro(
           "topology", [](const PyRank& self) { return Topology(self.checked().topology()); },
           "Which ranks are on which node.")
+      .def_prop_ro(
+          "shares_memory", [](const PyRank& self) { return self.checked().state().one_host(); },
+          "Whether all ranks share memory, as the backends 'cpu' and 'cuda' need; also on nodes that the "
+          "group "
+          "simulates in one process.")
       .def(
           "barrier",
           [](const PyRank& self) {
@@ -309,12 +315,13 @@ Call run() before the program starts threads or uses a GPU. What a rank writes t
           "UsageError if it was started otherwise.")
       .def_static("custom", &make_custom, "rank"_a, "ranks"_a, "all_gather"_a, "barrier"_a, nb::kw_only(),
                   "all_to_all_v"_a = nb::none(), "abort"_a = nb::none(), "ordered_lanes"_a = true,
-                  "default_backend"_a = "cpu",
+                  "default_backend"_a = "cpu", "host_id"_a = "",
                   R"(This process, or thread, is one rank; the caller supplies two collective functions.
 
 all_gather(bytes) returns a list with the bytes of every rank, barrier() waits for all ranks. Ferry calls them on a
 thread of its own; they must not call Ferry.
-`default_backend` is the backend of exchanges that name none.
+`default_backend` is the backend of exchanges that name none. `host_id`: any text; ranks with different texts are treated as
+ranks of different hosts, in place of FERRY_HOST_ID.
 
 The backend 'collective' moves rows through all_to_all_v(lane, send, send_bytes, send_offsets, receive, receive_bytes,
 receive_offsets), which all ranks pass or none. It is collective: it sends send[o:o + n] with o = send_offsets[p] and

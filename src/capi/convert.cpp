@@ -8,7 +8,9 @@ namespace ferry::capi {
 namespace {
 
 constexpr std::uint32_t kFp8Flags = FERRY_SCALE_COLUMNS | FERRY_FP8_POWER_OF_TWO | FERRY_FP8_PACKED;
-constexpr std::uint32_t kMxRules = FERRY_MX_UP | FERRY_MX_OCP, kMxFlags = FERRY_SCALE_COLUMNS | kMxRules;
+constexpr std::uint32_t kMxRules = FERRY_MX_UP | FERRY_MX_OCP,
+                        kMxFlags = FERRY_SCALE_COLUMNS | FERRY_SCALE_TILES | kMxRules;
+constexpr std::uint32_t kNvfp4Flags = FERRY_SCALE_COLUMNS | FERRY_SCALE_TILES | FERRY_NVFP4_PER_TOKEN;
 
 // The flags that a kind of format takes, and their names.
 struct FormatFlags {
@@ -20,21 +22,23 @@ FormatFlags flags_of(std::optional<FormatKind> kind) {
   if (kind == FormatKind::fp8_e4m3)
     return {kFp8Flags, "FERRY_SCALE_COLUMNS, FERRY_FP8_POWER_OF_TWO and FERRY_FP8_PACKED"};
   if (kind == FormatKind::mxfp8 || kind == FormatKind::mxfp4)
-    return {kMxFlags, "FERRY_SCALE_COLUMNS, and FERRY_MX_UP or FERRY_MX_OCP"};
+    return {kMxFlags, "FERRY_SCALE_COLUMNS or FERRY_SCALE_TILES, and FERRY_MX_UP or FERRY_MX_OCP"};
   if (kind == FormatKind::nvfp4)
-    return {FERRY_SCALE_COLUMNS | FERRY_NVFP4_PER_TOKEN, "FERRY_SCALE_COLUMNS and FERRY_NVFP4_PER_TOKEN"};
+    return {kNvfp4Flags, "FERRY_SCALE_COLUMNS or FERRY_SCALE_TILES, and FERRY_NVFP4_PER_TOKEN"};
   return {};
 }
 
 Format format_of(FormatKind kind, std::uint32_t flags) {
-  const bool columns = (flags & FERRY_SCALE_COLUMNS) != 0;
+  const bool columns = (flags & FERRY_SCALE_COLUMNS) != 0, tiles = (flags & FERRY_SCALE_TILES) != 0;
   Format format{.kind = kind};
   if (kind == FormatKind::mxfp8 || kind == FormatKind::mxfp4) {
     format = kind == FormatKind::mxfp8 ? Format::mxfp8() : Format::mxfp4();
     if ((flags & kMxRules) != 0) format.mx.rule = (flags & FERRY_MX_UP) != 0 ? MxRule::up : MxRule::ocp;
     format.mx.column_major = columns;
+    format.mx.tiles = tiles;
   } else if (kind == FormatKind::nvfp4) {
-    format = Format::nvfp4({.per_token = (flags & FERRY_NVFP4_PER_TOKEN) != 0, .column_major = columns});
+    format = Format::nvfp4(
+        {.per_token = (flags & FERRY_NVFP4_PER_TOKEN) != 0, .column_major = columns, .tiles = tiles});
   } else {
     format.fp8 = {.column_major = columns,
                   .power_of_two = (flags & FERRY_FP8_POWER_OF_TWO) != 0,
@@ -181,6 +185,7 @@ ferry_format to_c(const Format& format) {
   if (mx) c.flags |= format.mx.rule == MxRule::up ? FERRY_MX_UP : FERRY_MX_OCP;
   if (format.fp8.column_major || format.mx.column_major || format.nvfp4_options.column_major)
     c.flags |= FERRY_SCALE_COLUMNS;
+  if (format.mx.tiles || format.nvfp4_options.tiles) c.flags |= FERRY_SCALE_TILES;
   if (format.nvfp4_options.per_token) c.flags |= FERRY_NVFP4_PER_TOKEN;
   if (format.fp8.power_of_two) c.flags |= FERRY_FP8_POWER_OF_TWO;
   if (format.fp8.packed) c.flags |= FERRY_FP8_PACKED;
@@ -253,6 +258,7 @@ ferry_dispatch_result to_c(const DispatchResult& received) {
   c.host = reinterpret_cast<const ferry_host_totals*>(received.host);
   c.call = received.call;
   c.plan = {received.plan.storage(), received.plan.bytes(), received.plan.call()};
+  c.tile_offsets = received.tile_offsets;
   return c;
 }
 

@@ -211,7 +211,7 @@ ferry_status ferry_all_gather_v(ferry_exchange* handle, const ferry_all_gather_v
     Exchange& exchange = required(handle, "exchange").exchange;
     const auto args = read_sized(given, "ferry_all_gather_v_args");
     exchange.all_gather_v(args.rows, args.count, args.row_bytes, args.gathered, args.capacity, args.lane,
-                          {args.stream});
+                          {args.stream}, args.device_count);
   });
 }
 
@@ -221,7 +221,8 @@ ferry_status ferry_reduce_scatter_v(ferry_exchange* handle, const ferry_reduce_s
     const auto args = read_sized(given, "ferry_reduce_scatter_v_args");
     const DType type = convert_or_refuse(exchange, Operation::reduce_scatter_v, args.lane,
                                          [&] { return to_dtype(args.type, "type"); });
-    exchange.reduce_scatter_v(args.rows, args.total, type, args.sums, args.count, args.lane, {args.stream});
+    exchange.reduce_scatter_v(args.rows, args.total, type, args.sums, args.count, args.lane, {args.stream},
+                              args.device_count);
   });
 }
 

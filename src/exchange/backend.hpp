@@ -75,6 +75,7 @@ struct AllGatherCall {
   std::int64_t row_bytes = 0;
   void* gathered = nullptr;  // [capacity, row_bytes]
   std::int64_t capacity = 0;
+  const std::int32_t* device_count = nullptr;  // device backends: given: where the count is, `count` at most
 };
 
 // The arguments of reduce_scatter_v, checked.
@@ -86,14 +87,15 @@ struct ReduceScatterCall {
   DType type = DType::bf16;
   void* sums = nullptr;  // [count, H]
   std::int64_t count = 0;
+  const std::int32_t* device_count = nullptr;  // as in AllGatherCall
 };
 
 // The part of a backend that gathers and scatters rows without routing. Errors as of Backend.
 class GatherOperations {
  public:
-  // Returns the number of gathered rows.
-  virtual std::int64_t all_gather_v(const AllGatherCall& call) = 0;
-  virtual void reduce_scatter_v(const ReduceScatterCall& call) = 0;
+  // Returns the number of gathered rows, or -1 on device backends.
+  virtual std::int64_t all_gather_v(const AllGatherCall& call, Stream stream) = 0;
+  virtual void reduce_scatter_v(const ReduceScatterCall& call, Stream stream) = 0;
 
  protected:
   ~GatherOperations() = default;

@@ -38,7 +38,8 @@ std::string name_of_reduction(std::int64_t value) {
 std::int64_t code_of(const Format& format) {
   const bool flags[] = {
       format.fp8.column_major, format.fp8.power_of_two,        format.fp8.packed,
-      format.mx.column_major,  format.nvfp4_options.per_token, format.nvfp4_options.column_major};
+      format.mx.column_major,  format.nvfp4_options.per_token, format.nvfp4_options.column_major,
+      format.mx.tiles,         format.nvfp4_options.tiles};
   std::int64_t code = static_cast<std::int64_t>(format.mx.rule);
   for (const bool flag : flags) code = 2 * code + flag;
   return code << 8 | static_cast<std::int64_t>(format.kind);
@@ -46,10 +47,11 @@ std::int64_t code_of(const Format& format) {
 
 std::string name_of_format(std::int64_t code) {
   const auto flag = [&](int bit) { return (code >> (8 + bit) & 1) != 0; };
-  const Format format{.kind = static_cast<FormatKind>(code & 0xFF),
-                      .fp8 = {.column_major = flag(5), .power_of_two = flag(4), .packed = flag(3)},
-                      .mx = {.rule = static_cast<MxRule>(code >> 14), .column_major = flag(2)},
-                      .nvfp4_options = {.per_token = flag(1), .column_major = flag(0)}};
+  const Format format{
+      .kind = static_cast<FormatKind>(code & 0xFF),
+      .fp8 = {.column_major = flag(7), .power_of_two = flag(6), .packed = flag(5)},
+      .mx = {.rule = static_cast<MxRule>(code >> 16), .column_major = flag(4), .tiles = flag(1)},
+      .nvfp4_options = {.per_token = flag(3), .column_major = flag(2), .tiles = flag(0)}};
   return format.is_raw() ? to_string(format.kind) : to_string(format);
 }
 
@@ -102,6 +104,8 @@ CallOption option_at(Operation operation, int index) {
   CallOptions options;
   if (operation == Operation::dispatch) options = options_of(Config{}, DispatchCall{});
   if (operation == Operation::combine) options = options_of(CombineCall{});
+  if (operation == Operation::all_gather_v) options.add("row_bytes", 0);
+  if (operation == Operation::reduce_scatter_v) options.add(type_option("type", DType{}));
   const auto i = static_cast<std::size_t>(index);
   return i < options.values().size() ? options.values()[i] : CallOption{kPlanOption, 0};
 }

@@ -109,15 +109,23 @@ void check_receive_buffers(const Config& config, int rank, const DispatchCall& c
     check_address(rank, part, "dispatch: memory of part ", p);
   }
   check_address(rank, call.memory.plan, "dispatch: memory of the plan");
+  // The lane's memory has room for whole tiles of every group only if the configuration says so.
+  if (encoding_of(call.format).scale_tiles && !encoding_of(config.format).scale_tiles &&
+      call.memory.parts[1] == nullptr) {
+    throw UsageError(str("dispatch: format ", to_string(call.format), " on rank ", rank,
+                         ": the exchange has no memory for tiles, because its format is ",
+                         to_string(config.format),
+                         ": pass memory.parts[1], or construct it with format = ", to_string(call.format)));
+  }
   const std::int64_t rows = call.memory.rows;
   if (rows == 0) return;
   if (rows < 0)
     throw UsageError(str("dispatch: memory.rows = ", rows, " on rank ", rank, ", must be 0 or more"));
   if (config.layout == Layout::expert_padded || encoding_of(call.format).scale_columns ||
-      call.dot_rows != nullptr) {
+      encoding_of(call.format).scale_tiles || call.dot_rows != nullptr) {
     throw UsageError(
-        "dispatch: memory.rows is not supported with expert_padded, column_major scales or dot_rows: pass "
-        "memory for the capacity");
+        "dispatch: memory.rows is not supported with expert_padded, scales in columns or tiles, or dot_rows: "
+        "pass memory for the capacity");
   }
   const std::int64_t shared = config.shared_experts * shared_rows(config, rank, call.tokens.count).stride;
   if (rows < shared && call.plan.empty()) {
@@ -139,6 +147,7 @@ void check_dispatch(const Config& config, int rank, const DispatchCall& call, Pl
   check_tokens(config, rank, "dispatch", call.ids, tokens);
   check_type("tokens", call.tokens.type);
   check_format(call.format, config.hidden, call.tokens.type);
+  check_tiles(config, call.format);
   if (call.format.is_raw() && config.shared_experts > 0) {
     throw UsageError(str("dispatch: format ", to_string(call.format), " with shared_experts = ",
                          config.shared_experts, ": combine cannot add raw rows: pass another format"));

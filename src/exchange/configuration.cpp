@@ -6,6 +6,7 @@
 #include "base/text.hpp"
 #include "exchange/sliced.hpp"
 #include "ferry/error.hpp"
+#include "format/encoding.hpp"
 #include "format/parts.hpp"
 
 namespace ferry {
@@ -187,6 +188,7 @@ void check_alone(const Config& config) {
                          16 / bytes_of(config.combine_type)));
   }
   check_format(config.format, config.hidden, accepted_input(config.format));
+  check_tiles(config, config.format);
   check_reduction(config);
   check_alignment(config);
   check_shared_experts(config);
@@ -212,6 +214,20 @@ Config complete_config(const Config& given, int ranks) {
   check_capacity(config);
   check_memory(config);
   return config;
+}
+
+void check_tiles(const Config& config, const Format& format) {
+  if (!encoding_of(format).scale_tiles) return;
+  if (config.layout == Layout::rank_major) {
+    throw UsageError(str("format ", to_string(format),
+                         ": rank_major has no tiles, because its groups are source ranks: use an expert "
+                         "layout, or scales in rows"));
+  }
+  if (chosen_memory(config) == MemoryKind::device) {
+    throw UnsupportedError(str("format ", to_string(format),
+                               ": scales in tiles are not available on device memory: use scales in rows or "
+                               "columns, or a backend of host memory"));
+  }
 }
 
 MemoryKind chosen_memory(const Config& config) {

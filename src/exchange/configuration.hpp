@@ -16,6 +16,10 @@ void check_alone(const Config& config);
 // Throws UsageError or UnsupportedError.
 Config complete_config(const Config& config, int ranks);
 
+// Throws UsageError or UnsupportedError if `format` has its scales in tiles and the configuration, which need
+// not be complete, has no place for them.
+void check_tiles(const Config& config, const Format& format);
+
 // Config::memory with `automatic` resolved: host or device.
 MemoryKind chosen_memory(const Config& config);
 

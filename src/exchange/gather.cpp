@@ -26,12 +26,18 @@ void check_row_memory(const char* operation, const char* name, const void* memor
   throw UsageError(str(operation, ": ", name, " is null for the ", counted(rows, "row"), " of rank ", rank));
 }
 
+void check_device_count(const char* operation, const std::int32_t* device_count, PlanIn memory) {
+  if (device_count == nullptr || memory == PlanIn::device) return;
+  throw UnsupportedError(
+      str(operation, ": this backend cannot read a count from device memory: pass the count itself"));
+}
+
 GatherOperations& operations_of(const char* operation, Backend& backend) {
   GatherOperations* const operations = backend.gather_operations();
   if (operations != nullptr) return *operations;
   throw UnsupportedError(str(operation,
-                             ": not available for device memory yet: use an exchange of host memory, or the "
-                             "collectives of NCCL"));
+                             ": not available for device memory over an engine yet: use the backend cuda, an "
+                             "exchange of host memory, or the collectives of NCCL"));
 }
 
 }  // namespace
@@ -58,28 +64,36 @@ std::int64_t sum_for(std::span<const GatherTerms> ranks, std::size_t rank, int s
 
 }  // namespace
 
+void raise_rows_held(Operation operation, int rank, std::int64_t held, std::int64_t sum) {
+  if (operation == Operation::all_gather_v) {
+    throw UsageError(str("all_gather_v: gathered has room for ", counted(held, "row"), " on rank ", rank,
+                         ", but all ranks together have ", sum,
+                         ": pass memory for as many (Exchange::metadata returns the sum)"));
+  }
+  throw UsageError(str("reduce_scatter_v: rank ", rank, " passes ", counted(held, "row"),
+                       ", but the ranks' counts add up to ", sum,
+                       ": every rank passes one row for each row of all ranks"));
+}
+
 void check_all_gather(std::span<const GatherTerms> ranks, int sub_group) {
   for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
     const std::int64_t sum = sum_for(ranks, rank, sub_group);
-    if (ranks[rank].held >= sum) continue;
-    throw UsageError(str("all_gather_v: gathered has room for ", counted(ranks[rank].held, "row"),
-                         " on rank ", rank, ", but all ranks together have ", sum,
-                         ": pass memory for as many (Exchange::metadata returns the sum)"));
+    if (ranks[rank].held < sum)
+      raise_rows_held(Operation::all_gather_v, static_cast<int>(rank), ranks[rank].held, sum);
   }
 }
 
 void check_reduce_scatter(std::span<const GatherTerms> ranks, int sub_group) {
   for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
     const std::int64_t sum = sum_for(ranks, rank, sub_group);
-    if (ranks[rank].held == sum) continue;
-    throw UsageError(str("reduce_scatter_v: rank ", rank, " passes ", counted(ranks[rank].held, "row"),
-                         ", but the ranks' counts add up to ", sum,
-                         ": every rank passes one row for each row of all ranks"));
+    if (ranks[rank].held != sum)
+      raise_rows_held(Operation::reduce_scatter_v, static_cast<int>(rank), ranks[rank].held, sum);
   }
 }
 
 std::int64_t Exchange::all_gather_v(const void* rows, std::int64_t count, std::int64_t row_bytes,
-                                    void* gathered, std::int64_t capacity, int lane, Stream stream) {
+                                    void* gathered, std::int64_t capacity, int lane, Stream stream,
+                                    const std::int32_t* device_count) {
   const ProfilerRange range("all_gather_v");
   state_->idle_lane(lane);
   GatherOperations& operations = operations_of("all_gather_v", *state_->backend);
@@ -93,17 +107,21 @@ std::int64_t Exchange::all_gather_v(const void* rows, std::int64_t count, std::i
     }
     check_row_memory("all_gather_v", "rows", rows, count, me);
     check_row_memory("all_gather_v", "gathered", gathered, capacity, me);
+    check_device_count("all_gather_v", device_count, state_->plan_in());
   });
   return operations.all_gather_v({.lane = lane,
                                   .rows = rows,
                                   .count = count,
                                   .row_bytes = row_bytes,
                                   .gathered = gathered,
-                                  .capacity = capacity});
+                                  .capacity = capacity,
+                                  .device_count = device_count},
+                                 stream);
 }
 
 void Exchange::reduce_scatter_v(const void* rows, std::int64_t total, DType type, void* sums,
-                                std::int64_t count, int lane, Stream stream) {
+                                std::int64_t count, int lane, Stream stream,
+                                const std::int32_t* device_count) {
   const ProfilerRange range("reduce_scatter_v");
   state_->idle_lane(lane);
   GatherOperations& operations = operations_of("reduce_scatter_v", *state_->backend);
@@ -117,9 +135,16 @@ void Exchange::reduce_scatter_v(const void* rows, std::int64_t total, DType type
     check_row_count("reduce_scatter_v", "total", total, kMostRowsToGather * state_->rank.size(), me);
     check_row_memory("reduce_scatter_v", "rows", rows, total, me);
     check_row_memory("reduce_scatter_v", "sums", sums, count, me);
+    check_device_count("reduce_scatter_v", device_count, state_->plan_in());
   });
-  operations.reduce_scatter_v(
-      {.lane = lane, .rows = rows, .total = total, .type = type, .sums = sums, .count = count});
+  operations.reduce_scatter_v({.lane = lane,
+                               .rows = rows,
+                               .total = total,
+                               .type = type,
+                               .sums = sums,
+                               .count = count,
+                               .device_count = device_count},
+                              stream);
 }
 
 }  // namespace ferry

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <span>
 
+#include "ferry/error.hpp"
 #include "ferry/types.hpp"
 
 namespace ferry {
@@ -30,6 +31,10 @@ struct SubGroup {
     return all.subspan(first, count);
   }
 };
+
+// `rank` holds `held` rows (GatherTerms) where the counts add up to `sum`.
+// @throws UsageError  always
+[[noreturn]] void raise_rows_held(Operation operation, int rank, std::int64_t held, std::int64_t sum);
 
 // Every rank checks the terms of all ranks, so that all of them end with the same error.
 // @throws UsageError  a rank has too little room

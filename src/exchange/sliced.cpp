@@ -41,8 +41,8 @@ void check_sliced(const Config& config) {
   if (config.shared_experts > 0) refuse("shared experts", "pass shared_experts = 0");
   if (config.input != Input::own) refuse("replicated input", "pass input own");
   if (config.transfer != Transfer::routed) refuse("gathered input", "pass transfer = routed");
-  if (encoding_of(config.format).scale_columns)
-    refuse("column_major scales", "use a format with scales by rows");
+  if (encoding_of(config.format).scale_columns || encoding_of(config.format).scale_tiles)
+    refuse("scales in columns or tiles", "use a format with scales by rows");
   if (config.capacity != 0) {
     throw UsageError(str("configuration: capacity = ", config.capacity, " with tp = ", tp,
                          ", must be 0: experts in slices have room for any routing"));
@@ -55,8 +55,8 @@ void check_sliced(const Config& config) {
 
 void check_sliced_dispatch(const DispatchCall& call) {
   if (!call.plan.empty()) refuse("a dispatch by plan", "pass ids");
-  if (encoding_of(call.format).scale_columns)
-    refuse("column_major scales", "use a format with scales by rows");
+  if (encoding_of(call.format).scale_columns || encoding_of(call.format).scale_tiles)
+    refuse("scales in columns or tiles", "use a format with scales by rows");
   if (call.dot_rows != nullptr) refuse("dot_rows and combine_backward", "pass none");
   if (call.memory.rows != 0 || call.memory.count_sums != nullptr)
     refuse("memory.rows and memory.count_sums", "pass memory for the capacity");

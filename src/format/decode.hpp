@@ -13,12 +13,13 @@
 namespace ferry {
 
 // The scale of a block of a received row, without nvfp4's scale of the call or the row. `part`: the layout of
-// the scales; `scales`: their memory.
+// the scales; `scales`: their memory; `row`: as element_offset() takes it.
 FERRY_HD float received_scale(const Encoding& encoding, const PartLayout& part, const void* scales,
                               std::int64_t leading, std::int64_t row, std::int64_t block) {
   const std::int64_t word = encoding.packs_scales() ? block / 4 : block;
-  const std::int64_t offset = part.columns ? element_offset(part, row, word, leading)
-                                           : element_offset(part, row, 0, 0) + kScaleBytes * word;
+  const std::int64_t offset = part.columns || part.tiles
+                                  ? element_offset(part, row, word, leading)
+                                  : element_offset(part, row, 0, 0) + kScaleBytes * word;
   std::uint32_t bits = 0;
   std::memcpy(&bits, static_cast<const char*>(scales) + offset, sizeof bits);
   if (!encoding.packs_scales()) return float_of(bits);

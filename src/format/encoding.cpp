@@ -12,6 +12,7 @@ Encoding mx_encoding(const MxOptions& options, ElementType element) {
           .rule = options.rule == MxRule::up ? ScaleRule::mx_up : ScaleRule::mx_ocp,
           .scale_type = ScaleType::exponent,
           .scale_columns = options.column_major,
+          .scale_tiles = options.tiles,
           .block = kMxBlock};
 }
 
@@ -46,6 +47,7 @@ Encoding encoding_of(const Format& format) {
               .scale_type = ScaleType::e4m3,
               .row_scale = format.nvfp4_options.per_token,
               .scale_columns = format.nvfp4_options.column_major,
+              .scale_tiles = format.nvfp4_options.tiles,
               .block = kNvfp4Block};
     case FormatKind::raw:
       break;

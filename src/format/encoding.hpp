@@ -27,6 +27,7 @@ struct Encoding {
   ScaleType scale_type = ScaleType::fp32;
   bool row_scale = false;      // a further fp32 scale for each row, a part of its own
   bool scale_columns = false;  // scales are [blocks, leading dimension] instead of [rows, blocks]
+  bool scale_tiles = false;    // scales are in tiles of 128 rows x 4 blocks
   std::int16_t block = 0;      // columns of a row that share a scale; 0: no scales
 
   FERRY_HD constexpr bool quantises() const { return rule != ScaleRule::none; }

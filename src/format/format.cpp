@@ -18,7 +18,7 @@ constexpr std::string_view kRawPrefix = "raw:";
 [[noreturn]] void refuse(std::string_view name, std::string_view reason) {
   throw UsageError(str("format '", name, "': ", reason,
                        "; known: bf16, fp16, fp32, fp8[-columns][-pow2[-packed]], mxfp8 and mxfp4[-up|-ocp]"
-                       "[-columns], nvfp4[-token][-columns], raw:<bytes>[+<bytes>]..."));
+                       "[-columns|-tiles], nvfp4[-token][-columns|-tiles], raw:<bytes>[+<bytes>]..."));
 }
 
 std::int64_t parse_bytes(std::string_view name, std::string_view digits) {
@@ -77,19 +77,23 @@ Format parse_fp8(std::string_view name) {
 }
 
 Format parse_mx(std::string_view name, std::string_view base, Format format) {
-  NamedOption options[] = {{"-up"}, {"-ocp"}, {"-columns"}};
+  NamedOption options[] = {{"-up"}, {"-ocp"}, {"-columns"}, {"-tiles"}};
   parse_options(name, base, options);
-  const auto& [up, ocp, columns] = options;
+  const auto& [up, ocp, columns, tiles] = options;
   if (up.given && ocp.given) refuse(name, "-up and -ocp exclude each other");
   if (up.given || ocp.given) format.mx.rule = up.given ? MxRule::up : MxRule::ocp;
+  if (columns.given && tiles.given) refuse(name, "-columns and -tiles exclude each other");
   format.mx.column_major = columns.given;
+  format.mx.tiles = tiles.given;
   return format;
 }
 
 Format parse_nvfp4(std::string_view name) {
-  NamedOption options[] = {{"-token"}, {"-columns"}};
+  NamedOption options[] = {{"-token"}, {"-columns"}, {"-tiles"}};
   parse_options(name, "nvfp4", options);
-  return Format::nvfp4({.per_token = options[0].given, .column_major = options[1].given});
+  const auto& [token, columns, tiles] = options;
+  if (columns.given && tiles.given) refuse(name, "-columns and -tiles exclude each other");
+  return Format::nvfp4({.per_token = token.given, .column_major = columns.given, .tiles = tiles.given});
 }
 
 // Whether `name` is `base`, with or without options.
@@ -99,7 +103,8 @@ bool names(std::string_view name, std::string_view base) {
 
 std::string mx_name(const Format& format, MxRule usual) {
   const char* rule = format.mx.rule == usual ? "" : format.mx.rule == MxRule::up ? "-up" : "-ocp";
-  return str(to_string(format.kind), rule, format.mx.column_major ? "-columns" : "");
+  return str(to_string(format.kind), rule, format.mx.column_major ? "-columns" : "",
+             format.mx.tiles ? "-tiles" : "");
 }
 
 }  // namespace
@@ -129,7 +134,8 @@ std::string to_string(const Format& format) {
       return mx_name(format, MxRule::ocp);
     case FormatKind::nvfp4:
       return str("nvfp4", format.nvfp4_options.per_token ? "-token" : "",
-                 format.nvfp4_options.column_major ? "-columns" : "");
+                 format.nvfp4_options.column_major ? "-columns" : "",
+                 format.nvfp4_options.tiles ? "-tiles" : "");
     case FormatKind::raw:
       break;
   }

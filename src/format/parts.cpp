@@ -15,7 +15,8 @@ PartLayout row_part(std::int64_t row_bytes) {
 PartLayout scale_part(const Encoding& encoding, std::int64_t hidden) {
   PartLayout part = row_part(encoding.scale_bytes(hidden));
   part.columns = encoding.scale_columns;
-  if (part.columns) part.element_bytes = kScaleBytes;
+  part.tiles = encoding.scale_tiles;
+  if (part.columns || part.tiles) part.element_bytes = kScaleBytes;
   return part;
 }
 
@@ -83,6 +84,10 @@ void check_format(const Format& format, std::int64_t hidden, DType input) {
   if (encoding.packs_scales() && encoding.rule == ScaleRule::quotient) {
     throw UsageError(
         str("format ", to_string(format), ": packed scales must be powers of two: set power_of_two too"));
+  }
+  if (encoding.scale_columns && encoding.scale_tiles) {
+    throw UsageError(str("format ", to_string(format),
+                         ": column_major and tiles exclude each other: scales have one layout"));
   }
   if (hidden <= 0)
     throw UsageError(str("format ", to_string(format), ": hidden = ", hidden, ", must be positive"));

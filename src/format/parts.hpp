@@ -15,13 +15,16 @@ namespace ferry {
 // One part of a row. In a message a part is `wire_bytes` dense bytes. In received memory it is stored
 //   as rows     row r at r * row_bytes
 //   as columns  element c of row r at (c * leading + r) * element_bytes
-// with leading = leading_dimension(part, capacity).
+//   as tiles    element c of tile row r at the offset that tile_element_offset() computes
+// with leading = leading_dimension(part, capacity). A group's tiles start at a tile of their own, so the tile
+// row of a row is 128 * (first tile of its group) + (its position in the group).
 struct PartLayout {
   std::int64_t wire_bytes = 0;  // of a row in a message: row_bytes padded to 16
   std::int64_t row_bytes = 0;   // of a received row, all elements together
   // Received bytes that are contiguous: of the whole row, or as columns of one element.
   std::int64_t element_bytes = 0;
   bool columns = false;
+  bool tiles = false;
 };
 
 // The parts of a row: values, then scales. Raw: in the caller's order.
@@ -33,6 +36,8 @@ struct PartList {
 inline constexpr std::int64_t kRowAlignment = 16;    // bytes: parts of a message, rows of values
 inline constexpr std::int64_t kScaleBytes = 4;       // an fp32 scale, or a word of four packed scales
 inline constexpr std::int64_t kColumnAlignment = 4;  // elements: columns start at multiples of it
+// Tiles of scales: 128 rows x 4 blocks, one byte for each. The four blocks of a row are an element.
+inline constexpr std::int64_t kTileRows = 128, kTileBytes = 512;
 // Largest part of a row, in bytes. It keeps every product of sizes within 64 bits.
 inline constexpr std::int64_t kMaxPartBytes = 1ll << 30;
 
@@ -65,14 +70,42 @@ FERRY_HD constexpr std::int64_t leading_dimension(const PartLayout& part, std::i
   return part.columns ? (capacity + kColumnAlignment - 1) / kColumnAlignment * kColumnAlignment : 0;
 }
 
-// Bytes of received memory for `capacity` rows of the part.
-FERRY_HD constexpr std::int64_t part_bytes_total(const PartLayout& part, std::int64_t capacity) {
+// Rows of tiles that a group of `rows` rows fills.
+FERRY_HD constexpr std::int64_t row_tiles(std::int64_t rows) {
+  return (rows + kTileRows - 1) / kTileRows;
+}
+
+// Bytes of a row of tiles: of 128 rows of a part that is stored as tiles.
+FERRY_HD constexpr std::int64_t row_tile_bytes(const PartLayout& part) {
+  return elements_of(part) * kTileBytes;
+}
+
+// Bytes of received memory for `capacity` rows of the part in `groups` groups. Each group may leave a row of
+// tiles partly unused.
+FERRY_HD constexpr std::int64_t part_bytes_total(const PartLayout& part, std::int64_t capacity,
+                                                 std::int64_t groups) {
+  if (part.tiles) return (row_tiles(capacity) + groups) * row_tile_bytes(part);
   return part.columns ? part.row_bytes * leading_dimension(part, capacity) : part.row_bytes * capacity;
 }
 
-// Byte offset of an element of a received row from the part's base.
+// ReceivedPart::row_bytes of the part.
+FERRY_HD constexpr std::int64_t received_row_bytes(const PartLayout& part) {
+  if (part.tiles) return row_tile_bytes(part);
+  return part.columns ? part.element_bytes : part.row_bytes;
+}
+
+// Byte offset of an element of a tile row: 32 lines of 16 bytes, line l with the rows l, l + 32, l + 64 and
+// l + 96 of the tile.
+FERRY_HD constexpr std::int64_t tile_element_offset(const PartLayout& part, std::int64_t row,
+                                                    std::int64_t element) {
+  const std::int64_t tile = row / kTileRows * elements_of(part) + element;
+  return tile * kTileBytes + row % 32 * 16 + row % kTileRows / 32 * 4;
+}
+
+// Byte offset of an element of a received row from the part's base. Tiles: `row` is the tile row.
 FERRY_HD constexpr std::int64_t element_offset(const PartLayout& part, std::int64_t row, std::int64_t element,
                                                std::int64_t leading) {
+  if (part.tiles) return tile_element_offset(part, row, element);
   return part.columns ? (element * leading + row) * part.element_bytes : row * part.row_bytes;
 }
 

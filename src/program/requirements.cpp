@@ -62,8 +62,9 @@ class RequirementChecker {
       refuse(step, str("lane ", step.lane, " does not exist: its exchange has ",
                        counted(config.lanes, "lane"), "; construct it with ", step.lane + 1));
     if (is_gather(step.kind) && chosen_memory(config) == MemoryKind::device)
-      unsupported(step, str("its exchange has device memory, for which there is no ", to_string(step.kind),
-                            " yet; call a collective of NCCL in a function"));
+      unsupported(step, str("its exchange has device memory, where the host does not know how many rows are ",
+                            "gathered; call Exchange::", to_string(step.kind),
+                            "() in a function, on a lane of its own"));
   }
 
   void check_dispatch(const ProgramStep& step, const Config& config) const {

@@ -130,7 +130,8 @@ static_assert(sizeof(ferry_config) == offsetof(ferry_config, transfer) + 8);
 static_assert(sizeof(ferry_sizes) == offsetof(ferry_sizes, messages) + 8);
 static_assert(sizeof(ferry_dispatch_layout_args) == offsetof(ferry_dispatch_layout_args, node_of_rank) + 8);
 static_assert(sizeof(ferry_plan_info) == offsetof(ferry_plan_info, sources) + 8);
-static_assert(sizeof(ferry_dispatch_result) == offsetof(ferry_dispatch_result, plan) + 24);
+static_assert(offsetof(ferry_dispatch_result, tile_offsets) == offsetof(ferry_dispatch_result, plan) + 24);
+static_assert(sizeof(ferry_dispatch_result) == offsetof(ferry_dispatch_result, tile_offsets) + 8);
 static_assert(sizeof(ferry_dispatch_args) == offsetof(ferry_dispatch_args, global_scale) + 8);
 static_assert(sizeof(ferry_dispatch_receive_args) == offsetof(ferry_dispatch_receive_args, result) + 8);
 static_assert(offsetof(ferry_combine_args, shared_outputs) == offsetof(ferry_combine_args, stream) + 8);
@@ -139,8 +140,8 @@ static_assert(sizeof(ferry_combine_receive_args) == offsetof(ferry_combine_recei
 static_assert(sizeof(ferry_combine_backward_args) == offsetof(ferry_combine_backward_args, result) + 8);
 static_assert(sizeof(ferry_route_values_args) == offsetof(ferry_route_values_args, stream) + 8);
 static_assert(sizeof(ferry_metadata_args) == offsetof(ferry_metadata_args, into) + 8);
-static_assert(sizeof(ferry_all_gather_v_args) == offsetof(ferry_all_gather_v_args, stream) + 8);
-static_assert(sizeof(ferry_reduce_scatter_v_args) == offsetof(ferry_reduce_scatter_v_args, stream) + 8);
+static_assert(sizeof(ferry_all_gather_v_args) == offsetof(ferry_all_gather_v_args, device_count) + 8);
+static_assert(sizeof(ferry_reduce_scatter_v_args) == offsetof(ferry_reduce_scatter_v_args, device_count) + 8);
 static_assert(sizeof(ferry_dispatch_counts_args) == offsetof(ferry_dispatch_counts_args, result) + 8);
 static_assert(sizeof(ferry_dispatch_counts_result) == offsetof(ferry_dispatch_counts_result, ranks) + 8);
 static_assert(sizeof(ferry_trace_info) == offsetof(ferry_trace_info, weights) + 8);
@@ -168,7 +169,7 @@ TEST(Layout, OfStructsHasNotChanged) {
       {"ferry_more_receive_buffers", 40},
       {"ferry_received_part", 24},
       {"ferry_host_totals", 16},
-      {"ferry_dispatch_result", 240},
+      {"ferry_dispatch_result", 248},
       {"ferry_dispatch_args", 328},
       {"ferry_dispatch_receive_args", 32},
       {"ferry_combine_args", 144},

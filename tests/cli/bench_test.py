@@ -44,6 +44,14 @@ class BenchTest(ProgramTest):
             with self.subTest(format=point["format"], layout=point["layout"], tokens=point["tokens"]):
                 self.check(point)
 
+    def test_scales_as_tiles_and_of_small_blocks(self):
+        formats = ["mxfp8-tiles", "mxfp4-tiles", "nvfp4", "nvfp4-token", "nvfp4-token-tiles"]
+        points = self.points("--format", ",".join(formats), "--layout", "expert_major,expert_padded")
+        self.assertEqual([point["format"] for point in points], [name for name in formats for _ in range(4)])
+        for point in points:
+            with self.subTest(format=point["format"], layout=point["layout"], tokens=point["tokens"]):
+                self.check(point)
+
     def test_reductions_and_processes(self):
         reductions = ["partial", "exact", "unreduced"]
         points = self.points("--processes", "--reduction", ",".join(reductions))

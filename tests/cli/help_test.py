@@ -4,13 +4,13 @@ import unittest
 
 from program import ProgramTest
 
-COMMANDS = [["run"], ["bench"], ["launch"], ["limits"], ["doctor"], ["trace"], ["trace", "info"], ["trace", "synth"], ["trace", "list"]]
+COMMANDS = [["run"], ["bench"], ["launch"], ["limits"], ["model"], ["doctor"], ["trace"], ["trace", "info"], ["trace", "synth"], ["trace", "list"]]
 
 
 class HelpTest(ProgramTest):
     def test_program(self):
         text = self.succeed("--help")
-        for word in ["run", "bench", "limits", "doctor", "trace", "Examples:", "Exit codes: 0", "1 a check failed"]:
+        for word in ["run", "bench", "limits", "model", "doctor", "trace", "Examples:", "Exit codes: 0", "1 a check failed"]:
             self.assertIn(word, text)
 
     def test_every_command(self):

@@ -12,6 +12,8 @@ from program import PROGRAM, SMALL, ProgramTest
 
 LAYOUTS = ["expert_major", "expert_padded", "rank_major"]
 FORMATS = ["bf16", "fp16", "fp32", "fp8", "fp8-columns", "fp8-pow2", "fp8-columns-pow2-packed", "mxfp8-columns", "mxfp4"]
+TILED = ["mxfp8-tiles", "mxfp4-up-tiles", "nvfp4-tiles", "nvfp4-token-tiles"]
+BLOCK_FORMATS = ["mxfp8", "mxfp8-ocp", "mxfp4-up", "mxfp4-columns", "nvfp4", "nvfp4-columns", "nvfp4-token", "nvfp4-token-columns"]
 REDUCTIONS = ["partial", "exact", "unreduced"]
 TWO_LAYERS = """program two_layers
 input x: tokens
@@ -44,6 +46,14 @@ class RunTest(ProgramTest):
                 run = self.run_small("--layout", layout, "--format", form)
                 self.check_report(run)
                 self.assertEqual(run["configuration"]["layout"], layout)
+                self.assertEqual(run["configuration"]["format"], form)
+
+    def test_scales_as_tiles_and_of_small_blocks(self):
+        cases = [*itertools.product(["expert_major", "expert_padded"], TILED), *zip(itertools.cycle(LAYOUTS), BLOCK_FORMATS)]
+        for layout, form in cases:
+            with self.subTest(layout=layout, format=form):
+                run = self.run_small("--layout", layout, "--format", form)
+                self.check_report(run)
                 self.assertEqual(run["configuration"]["format"], form)
 
     # Every format once and every layout at least twice: with threads all combinations are tested above, and what differs with

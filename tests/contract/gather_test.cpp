@@ -63,7 +63,8 @@ void check_gather(SyncExchange& exchange, const std::vector<std::int64_t>& count
   const std::int64_t room = sum_of(counts) + 2;  // rows past the sum stay as they are
   GuardedBuffer got(room * row_bytes);
   std::memset(got.data(), static_cast<int>(kUntouched), static_cast<std::size_t>(room * row_bytes));
-  exchange.all_gather_v(counts[me] == 0 ? nullptr : rows[me].data(), counts[me], row_bytes, got.data(), room);
+  const GuardedBuffer mine = GuardedBuffer::of(rows[me]);
+  exchange.all_gather_v(counts[me] == 0 ? nullptr : mine.data(), counts[me], row_bytes, got.data(), room);
   oracle::Bytes expected = oracle::gathered(rows);
   expected.resize(static_cast<std::size_t>(room * row_bytes), kUntouched);
   require_bytes(got, expected, "gathered rows");
@@ -77,7 +78,8 @@ void check_scatter(SyncExchange& exchange, const std::vector<std::int64_t>& coun
     rows.push_back(random_rows(seed + r, type, total * columns));
   const auto me = static_cast<std::size_t>(exchange.rank().index());
   GuardedBuffer got(counts[me] * columns * bytes_of(type));
-  exchange.reduce_scatter_v(total == 0 ? nullptr : rows[me].data(), total, type,
+  const GuardedBuffer mine = GuardedBuffer::of(rows[me]);
+  exchange.reduce_scatter_v(total == 0 ? nullptr : mine.data(), total, type,
                             counts[me] == 0 ? nullptr : got.data(), counts[me]);
   const std::int64_t first =
       std::accumulate(counts.begin(), counts.begin() + static_cast<std::ptrdiff_t>(me), std::int64_t{0});
@@ -109,7 +111,7 @@ void require_refused_whole(const std::string& words, GuardedBuffer& memory, std:
 }
 
 TEST_P(Contract, GatheredAndScatteredRows) {
-  if (GetParam().on_device()) GTEST_SKIP() << "not on device memory yet";
+  if (GetParam().over_device_engine()) GTEST_SKIP() << "not on device memory over an engine yet";
   const TestCase c = gather_case(small_case(1), 4);
   run(c.ranks, describe(c), [&](Rank rank) {
     SyncExchange exchange(rank, c.config);
@@ -122,7 +124,7 @@ TEST_P(Contract, GatheredAndScatteredRows) {
 }
 
 TEST_P(Contract, GatheredAndScatteredRowsOfRandomCounts) {
-  if (GetParam().on_device()) GTEST_SKIP() << "not on device memory yet";
+  if (GetParam().over_device_engine()) GTEST_SKIP() << "not on device memory over an engine yet";
   for (const int ranks : {1, 2, 3, 8}) {
     const TestCase c = gather_case(small_case(static_cast<std::uint64_t>(ranks)), ranks);
     run(ranks, describe(c), [&](Rank rank) {
@@ -138,13 +140,13 @@ TEST_P(Contract, GatheredAndScatteredRowsOfRandomCounts) {
 }
 
 TEST_P(Contract, RefusedGathersWriteNothing) {
-  if (GetParam().on_device()) GTEST_SKIP() << "not on device memory yet";
+  if (GetParam().over_device_engine()) GTEST_SKIP() << "not on device memory over an engine yet";
   const TestCase c = gather_case(small_case(3), 3);
   run(c.ranks, describe(c), [&](Rank rank) {
     SyncExchange exchange(rank, c.config);
     const bool odd = rank.index() == 1;
     const std::int64_t bytes = 6 * 2 * c.config.hidden;
-    const oracle::Bytes rows = random_bytes(7, bytes);
+    const GuardedBuffer rows = GuardedBuffer::of(random_bytes(7, bytes));
     GuardedBuffer out(bytes);
     const auto gather = [&](const void* from, std::int64_t count, std::int64_t row_bytes, void* to,
                             std::int64_t room) { exchange.all_gather_v(from, count, row_bytes, to, room); };

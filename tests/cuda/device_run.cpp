@@ -52,7 +52,7 @@ DeviceRun::DeviceRun(ferry::Exchange& exchange, const TestCase& c)
     tokens_.parts[tokens_memory_.size() - 1] = tokens_memory_.back().data();
   }
   for (const oracle::PartShape& shape : shapes_) {
-    rows_.emplace_back(shape.bytes_of(capacity_rows_) + kBeyond);
+    rows_.emplace_back(shape.bytes_of(capacity_rows_, 0) + kBeyond);
     dispatch_options_.memory.parts[rows_.size() - 1] = rows_.back().data();
   }
   dispatch_options_.lane = combine_options_.lane = c.lane;

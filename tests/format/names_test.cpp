@@ -24,6 +24,10 @@ TEST(FormatNames, AreReadAsTheyAreWritten) {
       {Format::mxfp8({.column_major = true}), "mxfp8-columns"},
       {Format::mxfp4(), "mxfp4"},
       {Format::mxfp4({.rule = MxRule::up, .column_major = true}), "mxfp4-up-columns"},
+      {Format::mxfp8({.rule = MxRule::ocp, .tiles = true}), "mxfp8-ocp-tiles"},
+      {Format::mxfp4({.rule = MxRule::ocp, .tiles = true}), "mxfp4-tiles"},
+      {Format::nvfp4({.tiles = true}), "nvfp4-tiles"},
+      {Format::nvfp4({.per_token = true, .tiles = true}), "nvfp4-token-tiles"},
       {Format::nvfp4(), "nvfp4"},
       {Format::nvfp4({.per_token = true, .column_major = true}), "nvfp4-token-columns"},
       {Format::raw({1024}), "raw:1024"},
@@ -92,7 +96,11 @@ TEST(FormatNames, RefuseAllOtherText) {
                            "raw:15",
                            "raw:0",
                            "raw:-16",
-                           "raw:16+0"}) {
+                           "raw:16+0",
+                           "fp8-tiles",
+                           "bf16-tiles",
+                           "mxfp8-columns-tiles",
+                           "nvfp4-tiles-columns"}) {
     EXPECT_NE(refusal(name), "") << "'" << name << "' was accepted";
   }
   EXPECT_TRUE(

@@ -86,12 +86,26 @@ TEST(Parts, ColumnsStartAtMultiplesOfFourElements) {
   EXPECT_EQ(leading_dimension(columns, 1), 4);
   EXPECT_EQ(leading_dimension(columns, 4), 4);
   EXPECT_EQ(leading_dimension(columns, 5), 8);
-  EXPECT_EQ(part_bytes_total(columns, 5), 2 * 8 * 4);
+  EXPECT_EQ(part_bytes_total(columns, 5, 3), 2 * 8 * 4);
   EXPECT_EQ(element_offset(columns, 3, 1, 8), (8 + 3) * 4);
   const PartLayout rows = parts_of(Format::fp8_e4m3(), 256).part[1];
   EXPECT_EQ(leading_dimension(rows, 5), 0);
-  EXPECT_EQ(part_bytes_total(rows, 5), 5 * 8);
+  EXPECT_EQ(part_bytes_total(rows, 5, 3), 5 * 8);
   EXPECT_EQ(element_offset(rows, 3, 0, 0), 24);
+}
+
+// A message has the scales of tiles as it has those of rows.
+TEST(Parts, OfScalesAsTiles) {
+  const PartLayout tiles = parts_of(Format::nvfp4({.tiles = true}), 2880).part[1];  // 180 blocks
+  EXPECT_TRUE(tiles.tiles);
+  EXPECT_EQ(tiles.wire_bytes, parts_of(Format::nvfp4(), 2880).part[1].wire_bytes);
+  EXPECT_EQ(elements_of(tiles), 45);
+  EXPECT_EQ(row_tile_bytes(tiles), 45 * 512);
+  EXPECT_EQ(received_row_bytes(tiles), 45 * 512);
+  EXPECT_EQ(part_bytes_total(tiles, 129, 3), (2 + 3) * 45 * 512);
+  EXPECT_EQ(element_offset(tiles, 0, 1, 0), 512);
+  EXPECT_EQ(element_offset(tiles, 33, 0, 0), 16 + 4);
+  EXPECT_EQ(element_offset(tiles, 128 + 127, 44, 0), (45 + 44) * 512 + 31 * 16 + 3 * 4);
 }
 
 const Format kFormats[] = {Format::bf16(),
@@ -100,6 +114,7 @@ const Format kFormats[] = {Format::bf16(),
                            Format::fp8_e4m3({.column_major = true}),
                            Format::fp8_e4m3({.power_of_two = true, .packed = true}),
                            Format::fp8_e4m3({.column_major = true, .power_of_two = true, .packed = true}),
+                           Format::mxfp8({.tiles = true}),
                            Format::raw({96, 16, 32})};
 
 // Every byte of a row is inside the memory, and no two bytes of rows share an address.
@@ -114,7 +129,8 @@ TEST(Parts, RowsDoNotOverlap) {
         for (std::int64_t e = 0; e < elements_of(part); ++e) {
           const std::int64_t start = element_offset(part, row, e, leading);
           for (std::int64_t b = start; b < start + part.element_bytes; ++b) {
-            ASSERT_TRUE(b >= 0 && b < part_bytes_total(part, capacity)) << to_string(format) << " part " << p;
+            ASSERT_TRUE(b >= 0 && b < part_bytes_total(part, capacity, 1))
+                << to_string(format) << " part " << p;
             ASSERT_TRUE(taken.insert(b).second) << to_string(format) << " part " << p << " byte " << b;
           }
         }
@@ -133,7 +149,7 @@ TEST(Parts, StoreAndZeroWriteTheirRowOnly) {
       const PartLayout& part = parts.part[p];
       const std::int64_t capacity = 6, leading = leading_dimension(part, capacity),
                          row = below(random, capacity);
-      Memory wire(part.wire_bytes), memory(part_bytes_total(part, capacity)), expected(memory.bytes());
+      Memory wire(part.wire_bytes), memory(part_bytes_total(part, capacity, 1)), expected(memory.bytes());
       for (std::int64_t i = 0; i < wire.bytes(); ++i) wire.data()[i] = static_cast<std::byte>(random());
 
       store_part_row(part, memory.data(), row, leading, wire.data());

@@ -121,7 +121,7 @@ DispatchResult DeviceMirror::to_host(const DispatchResult& received, const Confi
   for (int p = 0; p < parts.count; ++p) {
     void*& data = local.parts[static_cast<std::size_t>(p)].data;
     const std::int64_t stored_rows = parts.part[p].columns ? rows : total;
-    data = const_cast<void*>(host_copy(data, part_bytes_total(parts.part[p], stored_rows)));
+    data = const_cast<void*>(host_copy(data, part_bytes_total(parts.part[p], stored_rows, received.groups)));
   }
   local.data = local.parts[0].data;
   const auto plan_bytes = static_cast<std::int64_t>(received.plan.bytes());

@@ -59,7 +59,7 @@ void DispatchRun::allocate_inputs() {
 void DispatchRun::allocate_outputs() {
   const std::int64_t slots = case_.config.layout == Layout::rank_major ? case_.config.top_k : 1;
   for (const oracle::PartShape& shape : oracle::received_shapes(step_.inputs, step_.positions, rank_)) {
-    parts_.emplace_back(shape.bytes_of(capacity_rows_));
+    parts_.emplace_back(shape.bytes_of(capacity_rows_, static_cast<std::int64_t>(my_rows_.counts.size())));
     options_.memory.parts[parts_.size() - 1] = parts_.back().data();
   }
   weight_ = GuardedBuffer(capacity_rows_ * slots * 4);
@@ -191,6 +191,10 @@ void DispatchRun::compare_groups() const {
   if (case_.caller_memory) compare_count_sums();
   require_equal_lists<std::int32_t>(received_.row_offsets, my_rows_.row_offsets, "row_offsets");
   require_equal_lists<std::int32_t>(received_.group_expert, my_rows_.group_expert, "group_expert");
+  const std::vector<std::int32_t> tiles = oracle::group_tiles(step_.inputs, step_.positions, rank_);
+  const bool has_tiles = step_.inputs.format.mx.tiles || step_.inputs.format.nvfp4_options.tiles;
+  require((received_.tile_offsets != nullptr) == has_tiles, "tile_offsets: ", has_tiles ? "null" : "given");
+  if (has_tiles) require_equal_lists<std::int32_t>(received_.tile_offsets, tiles, "tile_offsets");
   require_equal(*received_.total, my_rows_.row_offsets.back(), "total");
   require(received_.host != nullptr, "no host totals");
   require_equal(received_.host->total, my_rows_.row_offsets.back(), "host total");
@@ -293,12 +297,13 @@ void DispatchRun::compare_part(int part) const {
   const std::string what = str("part ", part);
   const oracle::PartShape shape = oracle::received_shapes(step_.inputs, step_.positions, rank_)[part];
   const ReceivedPart& received = received_.parts[part];
-  require_equal(received.row_bytes, shape.element_bytes, what, ": row_bytes");
+  require_equal(received.row_bytes, shape.row_bytes(), what, ": row_bytes");
   require_equal(received.leading_dimension, shape.leading_dimension, what, ": leading_dimension");
   require(part > 0 || received.data == received_.data, "data is not part 0");
-  const std::int64_t rows =
-      case_.caller_memory ? capacity_rows_ : static_cast<std::int64_t>(my_rows_.rows.size());
-  const std::int64_t bytes = shape.bytes_of(rows);
+  const std::int64_t rows = case_.caller_memory || shape.tile_blocks > 0
+                                ? capacity_rows_
+                                : static_cast<std::int64_t>(my_rows_.rows.size());
+  const std::int64_t bytes = shape.bytes_of(rows, static_cast<std::int64_t>(my_rows_.counts.size()));
   std::vector<std::byte> image = unwritten(received.data, bytes);
   oracle::write_part(step_.inputs, step_.positions, rank_, part, image.data());
   const auto element_bytes = static_cast<std::size_t>(shape.element_bytes);

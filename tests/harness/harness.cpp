@@ -38,6 +38,7 @@ void Setup::choose_backend(Config& config) const {
   config.engine = engine;
   if (backend == BackendKind::cuda) config.reduction_level = ReductionLevel::rank;
   if (on_device() || hops == Hops::two) config.transfer = Transfer::routed;
+  if (on_device()) config.format.mx.tiles = config.format.nvfp4_options.tiles = false;
 }
 
 std::vector<Setup> device_setups(RankKind rank_kind) {

@@ -54,8 +54,9 @@ struct Setup {
   EngineKind engine = EngineKind::automatic;
 
   bool on_device() const { return backend == BackendKind::cuda || memory == MemoryKind::device; }
+  bool over_device_engine() const { return on_device() && backend == BackendKind::collective; }
   // Sets the backend and what it needs. The backend `cuda` does not add by node; Transfer::gather, which
-  // makes the same results, is left out where it is refused.
+  // makes the same results, and tiles of scales are left out where they are refused.
   void choose_backend(Config& config) const;
 };
 

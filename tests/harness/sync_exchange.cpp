@@ -146,6 +146,22 @@ DispatchResult SyncExchange::combine_backward(const Tokens& d_result, const Plan
                                   memory.translate(d_weights), memory.translate(options), stream()));
 }
 
+void SyncExchange::all_gather_v(const void* rows, std::int64_t count, std::int64_t row_bytes, void* gathered,
+                                std::int64_t capacity, int index) {
+  DeviceMirror& memory = begin(index);
+  ferry::Exchange::all_gather_v(memory.translate(rows), count, row_bytes, memory.translate(gathered),
+                                capacity, index, stream());
+  wait(index);
+}
+
+void SyncExchange::reduce_scatter_v(const void* rows, std::int64_t total, DType type, void* sums,
+                                    std::int64_t count, int index) {
+  DeviceMirror& memory = begin(index);
+  ferry::Exchange::reduce_scatter_v(memory.translate(rows), total, type, memory.translate(sums), count, index,
+                                    stream());
+  wait(index);
+}
+
 DispatchCounts SyncExchange::dispatch_counts(const Ids& ids, std::int64_t tokens, int index) {
   return ferry::Exchange::dispatch_counts(begin(index).translate(ids), tokens, index, stream());
 }

@@ -37,6 +37,11 @@ class SyncExchange : public ferry::Exchange {
                                   const Outputs& outputs, float* d_weights,
                                   const DispatchOptions& options = {});
 
+  void all_gather_v(const void* rows, std::int64_t count, std::int64_t row_bytes, void* gathered,
+                    std::int64_t capacity, int lane = 0);
+  void reduce_scatter_v(const void* rows, std::int64_t total, DType type, void* sums, std::int64_t count,
+                        int lane = 0);
+
   DispatchCounts dispatch_counts(const Ids& ids, std::int64_t tokens, int lane = 0);
 
   // On device backends, a host copy; equal device addresses give equal host addresses.

@@ -27,6 +27,24 @@ Shape draw_shape(Random& random, CaseSize size) {
   return {random.between(1, 24), random.pick({1, 1, 2, 3, 4, 6, 8, 16, 32}), random.between(1, 20)};
 }
 
+// Scales of blocks of 16 or 32 columns as rows, columns or tiles.
+void draw_scale_layout(Random& random, bool& column_major, bool& tiles) {
+  column_major = random.chance(0.3);
+  tiles = !column_major && random.chance(0.5);
+}
+
+Format draw_mx(Random& random, Format format) {
+  format.mx.rule = random.pick({MxRule::up, MxRule::ocp});
+  draw_scale_layout(random, format.mx.column_major, format.mx.tiles);
+  return format;
+}
+
+Format draw_nvfp4(Random& random) {
+  Format format = Format::nvfp4({.per_token = random.chance(0.5)});
+  draw_scale_layout(random, format.nvfp4_options.column_major, format.nvfp4_options.tiles);
+  return format;
+}
+
 Format draw_format(Random& random) {
   switch (random.below(15)) {
     case 0:
@@ -46,14 +64,12 @@ Format draw_format(Random& random) {
       return Format::fp8_e4m3({.column_major = random.chance(0.5), .power_of_two = true, .packed = true});
     case 8:
     case 9:
-      return Format::mxfp8(
-          {.rule = random.pick({MxRule::up, MxRule::ocp}), .column_major = random.chance(0.3)});
+      return draw_mx(random, Format::mxfp8());
     case 10:
-      return Format::mxfp4(
-          {.rule = random.pick({MxRule::up, MxRule::ocp}), .column_major = random.chance(0.3)});
+      return draw_mx(random, Format::mxfp4());
     case 11:
     case 12:
-      return Format::nvfp4({.per_token = random.chance(0.5), .column_major = random.chance(0.3)});
+      return draw_nvfp4(random);
     default:
       break;
   }
@@ -151,6 +167,7 @@ TestCase draw_case(std::uint64_t seed, CaseSize size) {
   }
   config.zero_padding = random.chance(0.4);
   config.format = draw_format(random);
+  if (config.layout == Layout::rank_major) config.format.mx.tiles = config.format.nvfp4_options.tiles = false;
   if (config.format.kind == FormatKind::nvfp4 && !config.format.nvfp4_options.per_token)
     c.global_scale = random.pick({1.0f, 0.0123f, 2.5e-3f});
   if (config.format.kind == FormatKind::mxfp4 || config.format.kind == FormatKind::nvfp4)

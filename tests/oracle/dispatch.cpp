@@ -1,11 +1,13 @@
 #include "oracle/dispatch.hpp"
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstring>
 #include <limits>
 
 #include "oracle/numbers.hpp"
+#include "oracle/scale_tiles.hpp"
 
 namespace ferry::oracle {
 namespace {
@@ -34,8 +36,26 @@ const float* weight_of(const GlobalInputs& inputs, const RowPositions& positions
 void write_elements(const PartShape& shape, std::int64_t row, const std::vector<std::byte>& bytes,
                     std::byte* memory) {
   for (std::int64_t e = 0; e < shape.elements; ++e) {
-    std::memcpy(memory + row * shape.row_step + e * shape.element_step,
-                bytes.data() + e * shape.element_bytes, static_cast<std::size_t>(shape.element_bytes));
+    std::memcpy(memory + shape.offset(row, e), bytes.data() + e * shape.element_bytes,
+                static_cast<std::size_t>(shape.element_bytes));
+  }
+}
+
+// The tiles of all groups.
+void write_tiles(const GlobalInputs& inputs, const RowPositions& positions, int rank, int part,
+                 const PartShape& shape, std::byte* memory) {
+  const RankRows& here = positions.ranks[rank];
+  const std::vector<std::int32_t> first = group_tiles(inputs, positions, rank);
+  for (std::size_t group = 0; group < here.counts.size(); ++group) {
+    std::vector<std::vector<std::uint8_t>> scales;
+    for (std::int32_t i = 0; i < here.counts[group]; ++i) {
+      const Source& source = here.rows[here.row_offsets[group] + i].source;
+      const auto bytes = encoded_part(inputs, source.rank, source.token, part, nullptr);
+      const auto* data = reinterpret_cast<const std::uint8_t*>(bytes.data());
+      scales.emplace_back(data, data + shape.tile_blocks);
+    }
+    write_tiled(scales, shape.tile_blocks,
+                reinterpret_cast<std::uint8_t*>(memory + first[group] * shape.row_bytes()));
   }
 }
 
@@ -63,6 +83,14 @@ RowMetadata row_metadata(const GlobalInputs& inputs, const RowPositions& positio
   return metadata;
 }
 
+std::vector<std::int32_t> group_tiles(const GlobalInputs& inputs, const RowPositions& positions, int rank) {
+  const RankRows& here = positions.ranks[rank];
+  std::vector<std::int64_t> counts(here.counts.begin(), here.counts.end());
+  if (inputs.config.layout == Layout::expert_padded) std::fill(counts.begin(), counts.end(), here.capacity);
+  const std::vector<std::int64_t> offsets = tile_offsets(counts);
+  return {offsets.begin(), offsets.end()};
+}
+
 std::vector<PartShape> received_shapes(const GlobalInputs& inputs, const RowPositions& positions, int rank) {
   const RankRows& rows_of_rank = positions.ranks[rank];
   const bool padded = inputs.config.layout == Layout::expert_padded;
@@ -74,6 +102,7 @@ std::vector<PartShape> received_shapes(const GlobalInputs& inputs, const RowPosi
 void write_part(const GlobalInputs& inputs, const RowPositions& positions, int rank, int part,
                 std::byte* memory) {
   const PartShape shape = received_shapes(inputs, positions, rank)[part];
+  if (shape.tile_blocks > 0) return write_tiles(inputs, positions, rank, part, shape, memory);
   const std::vector<std::byte> zero(shape.elements * shape.element_bytes);
   const std::vector<RowInfo>& rows = positions.ranks[rank].rows;
   for (std::int64_t r = 0; r < static_cast<std::int64_t>(rows.size()); ++r) {

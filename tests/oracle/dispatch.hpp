@@ -24,6 +24,9 @@ RowMetadata row_metadata(const GlobalInputs& inputs, const RowPositions& positio
 // The shapes of the received parts on `rank`.
 std::vector<PartShape> received_shapes(const GlobalInputs& inputs, const RowPositions& positions, int rank);
 
+// First row of tiles of each group on `rank`, then their end: DispatchResult::tile_offsets.
+std::vector<std::int32_t> group_tiles(const GlobalInputs& inputs, const RowPositions& positions, int rank);
+
 // Writes the expected bytes of a part into `memory`. Leaves bytes that the contract does not define
 // unchanged.
 void write_part(const GlobalInputs& inputs, const RowPositions& positions, int rank, int part,

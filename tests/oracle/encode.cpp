@@ -110,6 +110,14 @@ PartShape scale_shape(std::int64_t elements, bool column_major, std::int64_t row
           .leading_dimension = leading};
 }
 
+// Scales in bytes, one for each `block` columns.
+PartShape byte_scale_shape(std::int64_t hidden, std::int64_t block, bool column_major, bool tiles,
+                           std::int64_t rows) {
+  const std::int64_t words = (hidden + 4 * block - 1) / (4 * block);
+  if (!tiles) return scale_shape(words, column_major, rows);
+  return {.elements = words, .element_bytes = 4, .tile_blocks = (hidden + block - 1) / block};
+}
+
 }  // namespace
 
 std::vector<PartShape> part_shapes(const Format& format, std::int64_t hidden, std::int64_t rows) {
@@ -125,11 +133,11 @@ std::vector<PartShape> part_shapes(const Format& format, std::int64_t hidden, st
     case FormatKind::mxfp8:
     case FormatKind::mxfp4:
       return {dense(format.kind == FormatKind::mxfp8 ? hidden : hidden / 2),
-              scale_shape((hidden + 127) / 128, format.mx.column_major, rows)};
+              byte_scale_shape(hidden, 32, format.mx.column_major, format.mx.tiles, rows)};
     case FormatKind::nvfp4: {
       const Nvfp4Options& options = format.nvfp4_options;
       std::vector<PartShape> shapes{dense(hidden / 2),
-                                    scale_shape((hidden + 63) / 64, options.column_major, rows)};
+                                    byte_scale_shape(hidden, 16, options.column_major, options.tiles, rows)};
       if (options.per_token) shapes.push_back(dense(4));
       return shapes;
     }

@@ -10,15 +10,25 @@
 namespace ferry::oracle {
 
 // The memory layout of one part of the received rows: element e of row r is at byte r * row_step + e *
-// element_step.
+// element_step. Tiles of scales: see scale_tiles.hpp.
 struct PartShape {
   std::int64_t elements = 0;  // of a row: 1 if the row is contiguous; column-major scales: the columns
   std::int64_t element_bytes = 0;
   std::int64_t row_step = 0;
   std::int64_t element_step = 0;
   std::int64_t leading_dimension = 0;  // column-major: elements between two columns; otherwise 0
+  std::int64_t tile_blocks = 0;        // scales as tiles: blocks of a row; otherwise 0
 
-  std::int64_t bytes_of(std::int64_t rows) const {
+  // First byte of an element. Tiles: `row` is the tile row, 128 * (first tile of the group) + position.
+  std::int64_t offset(std::int64_t row, std::int64_t element) const {
+    if (tile_blocks == 0) return row * row_step + element * element_step;
+    return 512 * (row / 128 * elements + element) + row % 32 * 16 + row % 128 / 32 * 4;
+  }
+  // ReceivedPart::row_bytes.
+  std::int64_t row_bytes() const { return tile_blocks > 0 ? elements * 512 : element_bytes; }
+  // Received memory for `rows` rows in `groups` groups.
+  std::int64_t bytes_of(std::int64_t rows, std::int64_t groups) const {
+    if (tile_blocks > 0) return ((rows + 127) / 128 + groups) * row_bytes();
     return leading_dimension > 0 ? elements * element_step : rows * row_step;
   }
 };

@@ -36,18 +36,15 @@ inline std::int64_t tiled_bytes(std::int64_t rows, std::int64_t blocks) {
   return row_tiles(rows) * ((blocks + kTileBlocks - 1) / kTileBlocks) * kTileBytes;
 }
 
-// The tiles of one group. `rows`: the scales of each row, of `blocks` bytes.
-inline std::vector<std::uint8_t> tiled(const std::vector<std::vector<std::uint8_t>>& rows,
-                                       std::int64_t blocks) {
+// Writes the tiles of one group to `memory`. `rows`: the scales of each row, of `blocks` bytes.
+inline void write_tiled(const std::vector<std::vector<std::uint8_t>>& rows, std::int64_t blocks,
+                        std::uint8_t* memory) {
   const auto count = static_cast<std::int64_t>(rows.size());
-  std::vector<std::uint8_t> bytes(static_cast<std::size_t>(tiled_bytes(count, blocks)));
-  for (std::int64_t offset = 0; offset < static_cast<std::int64_t>(bytes.size()); ++offset) {
+  for (std::int64_t offset = 0, end = tiled_bytes(count, blocks); offset < end; ++offset) {
     const TiledScale at = tiled_scale(offset, blocks);
     const bool padding = at.row >= count || at.block >= blocks;
-    bytes[static_cast<std::size_t>(offset)] =
-        padding ? 0 : rows[static_cast<std::size_t>(at.row)][static_cast<std::size_t>(at.block)];
+    memory[offset] = padding ? 0 : rows[static_cast<std::size_t>(at.row)][static_cast<std::size_t>(at.block)];
   }
-  return bytes;
 }
 
 // First row tile of each group in packed tiles, then their total.

@@ -332,14 +332,16 @@ TEST(Program, CheckRefusesWhatConfigurationsCannotDo) {
   const std::string gathers = "all = all_gather_v(x)\n";
   EXPECT_EQ(fault(gathers, {{"", host}}), "accepted");
   EXPECT_EQ(fault(gathers, {{"", device}}),
-            "unsupported: program moe, step all (all_gather_v): its exchange has device memory, for which "
-            "there is no all_gather_v yet; call a collective of NCCL in a function");
+            "unsupported: program moe, step all (all_gather_v): its exchange has device memory, where the "
+            "host does not know how many rows are gathered; call Exchange::all_gather_v() in a function, on "
+            "a lane of its own");
   Config nccl = host;
   nccl.backend = BackendKind::collective;
   nccl.engine = EngineKind::nccl;
   EXPECT_EQ(fault("y = reduce_scatter_v(x, n)\n", {{"", nccl}}),
-            "unsupported: program moe, step y (reduce_scatter_v): its exchange has device memory, for which "
-            "there is no reduce_scatter_v yet; call a collective of NCCL in a function");
+            "unsupported: program moe, step y (reduce_scatter_v): its exchange has device memory, where the "
+            "host does not know how many rows are gathered; call Exchange::reduce_scatter_v() in a function, "
+            "on a lane of its own");
   EXPECT_EQ(fault("a = dispatch(x, ids)\nb = dispatch(x, ids) exchange=e\n", {{"", host}, {"e", device}}),
             "usage: program moe, step b (dispatch): its exchange has device memory, that of earlier steps "
             "host memory: a program has one kind");

@@ -23,6 +23,7 @@ constexpr const char* kFooter = R"(Examples:
   ferry bench                                  time dispatch and combine
   ferry launch -n 4 program                    start a program once for each rank
   ferry limits                                 measure what this machine can move
+  ferry model                                  state times for other ranks, nodes and routing
   ferry doctor                                 list what is missing on this machine
   ferry trace list                             list the traces that can be run
 
@@ -63,6 +64,7 @@ void build(CLI::App& program) {
   add_bench(program);
   add_launch(program);
   add_limits(program);
+  add_model(program);
   add_doctor(program);
   add_trace(program);
 }

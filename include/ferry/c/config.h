@@ -69,7 +69,8 @@ enum {
   FERRY_FP8_PACKED = 4,        ///< fp8: biased exponents, four to an int32; needs FERRY_FP8_POWER_OF_TWO
   FERRY_MX_UP = 8,             ///< MX: the rule ferry::MxRule::up, default of FERRY_FORMAT_MXFP8
   FERRY_MX_OCP = 16,           ///< MX: the rule ferry::MxRule::ocp, default of FERRY_FORMAT_MXFP4
-  FERRY_NVFP4_PER_TOKEN = 32   ///< NVFP4: a further fp32 scale for each token, as a third part
+  FERRY_NVFP4_PER_TOKEN = 32,  ///< NVFP4: a further fp32 scale for each token, as a third part
+  FERRY_SCALE_TILES = 64       ///< MX, NVFP4: scales are in tiles of 128 rows x 4 blocks, see ferry::Format
 };
 
 typedef struct ferry_format {

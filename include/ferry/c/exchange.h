@@ -51,11 +51,12 @@ typedef struct ferry_rows {
 /// Caller's memory for the arrays of a ferry_dispatch_result. Each NULL selects the lane's own memory, which
 /// the lane's next dispatch overwrites. "capacity" is in rows (expert_padded: G * capacity).
 typedef struct ferry_receive_buffers {
-  void* parts[FERRY_MAX_PARTS];  ///< part p of `capacity` rows, aligned to 16 bytes
-  float* weight;                 ///< [capacity]; rank_major: [capacity, K]
-  int32_t* local_ids;            ///< rank_major: [capacity, K]
-  int32_t* group_of_row;         ///< [capacity]; the lane has no memory of its own for this array
-  void* plan;                    ///< ferry_plan_bytes() bytes, aligned to 16
+  /// Part p of `capacity` rows, aligned to 16 bytes. Scales in tiles: ceil(capacity / 128) + G rows of tiles.
+  void* parts[FERRY_MAX_PARTS];
+  float* weight;          ///< [capacity]; rank_major: [capacity, K]
+  int32_t* local_ids;     ///< rank_major: [capacity, K]
+  int32_t* group_of_row;  ///< [capacity]; the lane has no memory of its own for this array
+  void* plan;             ///< ferry_plan_bytes() bytes, aligned to 16
 } ferry_receive_buffers;
 
 /// Caller's memory for the rest of a ferry_dispatch_result. Each NULL selects the lane's own memory.
@@ -72,7 +73,8 @@ typedef struct ferry_more_receive_buffers {
 /// One part of the received rows.
 typedef struct ferry_received_part {
   void* data;
-  int64_t row_bytes;          ///< bytes of a row of this part; scales in columns: bytes of one element
+  /// Bytes of a row of this part. Scales in columns: of one element. Scales in tiles: of a row of tiles.
+  int64_t row_bytes;
   int64_t leading_dimension;  ///< scales in columns: elements from one column to the next; else 0
 } ferry_received_part;
 
@@ -105,6 +107,9 @@ typedef struct ferry_dispatch_result {
   const ferry_host_totals* host;  ///< in host memory
   uint64_t call;                  ///< call number on the lane
   ferry_plan plan;                ///< pass it to ferry_combine()
+  /// [G + 1] first row of tiles of each group, with scales in tiles; NULL otherwise. The tiles of group g are
+  /// parts[1].row_bytes * tile_offsets[g] bytes from parts[1].data.
+  const int32_t* tile_offsets;
 } ferry_dispatch_result;
 
 #ifdef __cplusplus

@@ -162,10 +162,13 @@ typedef struct ferry_all_gather_v_args {
   int64_t capacity;   ///< rows that `gathered` has room for; rows past the sum are not written
   int32_t lane;
   void* stream;
+  const int32_t*
+      device_count;  ///< given: the number of rows, 0 to `count`, is read from here when the call runs
 } ferry_all_gather_v_args;
 
 /// Copies the rows of all ranks to every rank, in rank order. FERRY_USAGE on every rank, with nothing
-/// written: `gathered` is too small on a rank. FERRY_UNSUPPORTED: the exchange has device memory.
+/// written: `gathered` is too small on a rank. FERRY_UNSUPPORTED: the backend is `collective` and has device
+/// memory, or device_count is given to a host backend.
 ferry_status ferry_all_gather_v(ferry_exchange* exchange, const ferry_all_gather_v_args* args);
 
 typedef struct ferry_reduce_scatter_v_args {
@@ -177,11 +180,12 @@ typedef struct ferry_reduce_scatter_v_args {
   int32_t type;      ///< value type
   int32_t lane;
   void* stream;
+  const int32_t* device_count;  ///< as in ferry_all_gather_v_args; `total` may then be larger than the sum
 } ferry_reduce_scatter_v_args;
 
 /// Adds what the ranks hold for each row, in fp32, in rank order from +0, rounded once to `type`, and gives
 /// every rank its own rows of the sum. FERRY_USAGE on every rank, with nothing written: `total` is not the
-/// sum of the counts on a rank. FERRY_UNSUPPORTED: the exchange has device memory.
+/// sum of the counts on a rank. FERRY_UNSUPPORTED: as ferry_all_gather_v().
 ferry_status ferry_reduce_scatter_v(ferry_exchange* exchange, const ferry_reduce_scatter_v_args* args);
 
 /// What a dispatch of some ids delivers to this rank. The arrays belong to the lane, whose next

@@ -1,11 +1,11 @@
-"""The interface of `deep_ep` on one node, normal and low-latency mode, implemented by Ferry.
+"""The interface of `deep_ep`, normal and low-latency mode, on one node and between nodes, implemented by Ferry.
 
     import ferry.deep_ep as deep_ep          # or, for code whose `import deep_ep` cannot change:
     ferry.deep_ep.install()
 
 docs/guides/deep_ep.md lists the differences. In short: row order is fixed; any number of ranks, hidden size and top-k
-works; waits end with Ferry's errors; `use_logfmt` is accepted, but rows are sent as bf16, which is more precise; shrinking,
-masks and RDMA modes raise ferry.UnsupportedError. A Buffer takes a process group of torch.distributed, a ferry.Group or a
+works; waits end with Ferry's errors; `use_logfmt` is accepted, but rows are sent as bf16, which is more precise; shrinking
+and masks raise ferry.UnsupportedError. A Buffer takes a process group of torch.distributed, a ferry.Group or a
 ferry.Rank, and tensors or NumPy arrays.
 """
 

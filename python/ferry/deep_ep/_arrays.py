@@ -47,6 +47,16 @@ class NumpyArrays:
     def contiguous(self, array):
         return self.numpy.ascontiguousarray(array)
 
+    def stack(self, arrays, axis):
+        return self.numpy.stack(arrays, axis)
+
+    def concatenate(self, arrays):
+        return self.numpy.concatenate(arrays)
+
+    def bytes_of(self, array):
+        """uint8 [rows, bytes]: the bytes of each row of a matrix."""
+        return self.contiguous(array).view(self.numpy.uint8)
+
     def where(self, condition, array, value):
         return self.numpy.where(condition, array, array.dtype.type(value))
 
@@ -102,6 +112,15 @@ class TorchArrays:
 
     def contiguous(self, array):
         return self.detached(array).contiguous()
+
+    def stack(self, arrays, axis):
+        return self.torch.stack(arrays, axis)
+
+    def concatenate(self, arrays):
+        return self.torch.cat(arrays)
+
+    def bytes_of(self, array):
+        return self.contiguous(array).view(self.torch.uint8)
 
     def where(self, condition, array, value):
         return self.torch.where(condition, array, value)

@@ -32,14 +32,14 @@ class Buffer:
     ):
         """`group`: a process group, or a ferry.Group or ferry.Rank; or `comm`: a communicator of mpi4py. Collective.
 
-        Sizes in bytes, queue pairs and fabric options are accepted and have no effect: the first call of a shape makes
-        the buffers it needs.
+        Queue pairs and fabric options are accepted and have no effect, and neither has num_nvl_bytes: the first call of a
+        shape makes the buffers it needs. In a group of several nodes num_rdma_bytes must be as large as DeepEP needs it.
         """
         if enable_shrink:
             raise ferry.UnsupportedError("Buffer: enable_shrink is not supported, because a lost rank ends its group")
         if not allow_nvlink_for_low_latency_mode:
             raise ferry.UnsupportedError("Buffer: low-latency mode without NVLink is not supported, because Ferry does not use RDMA")
-        self.exchanges = Exchanges(group_of(group, comm))
+        self.exchanges = Exchanges(group_of(group, comm), int(num_rdma_bytes))
         self.rank = self.exchanges.rank.index
         self.group_size = self.exchanges.rank.size
         self.group = group
@@ -51,7 +51,7 @@ class Buffer:
         self.nvshmem_qp_depth = int(os.environ.get("NVSHMEM_QP_DEPTH", "1024"))
         self.runtime = self.exchanges.group
         self._streams = _CallStreams()
-        self._normal = _NormalCalls(self._streams, self.exchanges, self.exchanges.rank.topology)
+        self._normal = _NormalCalls(self._streams, self.exchanges, self.exchanges.topology)
         self._low_latency = _LowLatencyCalls(self._streams, self.exchanges.first_low_latency)
 
     def destroy(self) -> None:
@@ -143,11 +143,12 @@ class Buffer:
 
         `x`: bfloat16 [T, H], or (float8_e4m3fn [T, H], scales). Returns one row for each token and source rank, by source
         rank, then token. With a handle the routes are those of the call that returned it, and only recv_x and the event
-        are set. Otherwise the routes are topk_idx, or is_token_in_rank if there is no topk_idx.
+        are set. Otherwise the routes are topk_idx, or is_token_in_rank if there is no topk_idx. The handle has 6 elements
+        on one node, and 10 between nodes, where num_tokens_per_rdma_rank is needed.
         """
         if handle is None:
             return self._normal.dispatch(
-                x, num_tokens_per_rank, is_token_in_rank, num_tokens_per_expert, topk_idx, topk_weights, expert_alignment,
+                x, num_tokens_per_rank, num_tokens_per_rdma_rank, is_token_in_rank, num_tokens_per_expert, topk_idx, topk_weights, expert_alignment,
                 num_worst_tokens, config, Buffer.num_sms, previous_event, async_finish, allocate_on_comm_stream)
         with_ids = topk_idx is not None or topk_weights is not None
         return self._normal.dispatch_by_handle(
@@ -172,13 +173,48 @@ class Buffer:
         return self._normal.combine(
             x, handle, topk_weights, bias, config, Buffer.num_sms, previous_event, async_finish, allocate_on_comm_stream)
 
-    def internode_dispatch(self, *arguments, **settings):
-        """Raises UnsupportedError: use dispatch(), for any number of ranks of one node."""
-        raise ferry.UnsupportedError("internode_dispatch: all ranks are on one node: use dispatch()")
+    def internode_dispatch(
+        self,
+        x,
+        handle=None,
+        num_tokens_per_rank=None,
+        num_tokens_per_rdma_rank=None,
+        is_token_in_rank=None,
+        num_tokens_per_expert=None,
+        topk_idx=None,
+        topk_weights=None,
+        expert_alignment: int = 1,
+        num_worst_tokens: int = 0,
+        config: Config | None = None,
+        previous_event: EventOverlap | None = None,
+        async_finish: bool = False,
+        allocate_on_comm_stream: bool = False,
+    ):
+        """As dispatch(), for a group of several nodes."""
+        self._require_nodes("dispatch")
+        return self.dispatch(
+            x, handle, num_tokens_per_rank, num_tokens_per_rdma_rank, is_token_in_rank, num_tokens_per_expert, topk_idx,
+            topk_weights, expert_alignment, num_worst_tokens, config, previous_event, async_finish, allocate_on_comm_stream)
 
-    def internode_combine(self, *arguments, **settings):
-        """Raises UnsupportedError: use combine(), for any number of ranks of one node."""
-        raise ferry.UnsupportedError("internode_combine: all ranks are on one node: use combine()")
+    def internode_combine(
+        self,
+        x,
+        handle,
+        topk_weights=None,
+        bias=None,
+        config: Config | None = None,
+        previous_event: EventOverlap | None = None,
+        async_finish: bool = False,
+        allocate_on_comm_stream: bool = False,
+    ):
+        """As combine(), for a group of several nodes."""
+        self._require_nodes("combine")
+        return self.combine(
+            x, handle, topk_weights, bias, config, previous_event, async_finish, allocate_on_comm_stream)
+
+    def _require_nodes(self, method):
+        if self.exchanges.nodes == 1:
+            raise ferry.UnsupportedError(f"internode_{method}: all ranks are on one node: use {method}()")
 
     # Low-latency mode.
 

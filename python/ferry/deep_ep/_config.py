@@ -22,8 +22,26 @@ class Config:
         return self.num_sms // 2 * num_ranks * self.num_max_nvl_chunked_recv_tokens * hidden_bytes
 
     def get_rdma_buffer_size_hint(self, hidden_bytes: int, num_ranks: int) -> int:
-        """0, because all ranks are on one node."""
+        """Bytes of DeepEP's buffers between nodes: a num_rdma_bytes that calls accept. Ferry does not use them.
+
+        As in DeepEP, nodes have 8 ranks. Up to 8 ranks, which Ferry takes on several nodes too, count as two nodes.
+        """
+        return rdma_bytes(self, hidden_bytes, HINT_SCALES, HINT_SLOTS, num_ranks)
+
+
+HINT_SCALES = HINT_SLOTS = 128  # the interface does not pass them
+
+
+def rdma_bytes(config: Config, row_bytes: int, scales: int, slots: int, ranks: int) -> int:
+    """Bytes of DeepEP's buffers between nodes for rows with `scales` float32 and `slots` ids and weights; 0 for one rank."""
+    if ranks == 1:
         return 0
+    row = -(-(row_bytes + 8 + 4 * scales + 8 * slots) // 16) * 16  # 8 bytes of recv_src_meta
+    queues = max(1, config.num_sms // 2) * max(2, -(-ranks // NODE_RANKS)) * 2  # channels, nodes, to send and to receive
+    return queues * (config.num_max_rdma_chunked_recv_tokens * row + 4 * (2 * NODE_RANKS + 4))
+
+
+NODE_RANKS = 8  # of DeepEP
 
 
 def dispatch_config(num_sms: int) -> Config:

@@ -6,9 +6,9 @@ import struct
 
 import ferry
 from ferry._core import _MUST_AGREE
-from ferry.deep_ep import _layout, _normal
+from ferry.deep_ep import _layout, _nodes, _normal
 from ferry.deep_ep._arrays import arrays_of
-from ferry.deep_ep._config import low_latency_settings, normal_settings
+from ferry.deep_ep._config import dispatch_config, low_latency_settings, low_latency_size_hint, normal_settings, rdma_bytes
 
 DEADLINE = 100.0  # seconds; callers of deep_ep expect about this
 ROUNDING = 256  # the most tokens of a rank are rounded up to this, so that a slightly larger step needs no new exchange
@@ -29,7 +29,8 @@ def group_of(group, comm) -> ferry.Group | ferry.Rank:
     if isinstance(group, (ferry.Group, ferry.Rank)):
         return group
     if comm is not None:
-        made = ferry.Group.custom(comm.Get_rank(), comm.Get_size(), comm.allgather, comm.Barrier)
+        made = ferry.Group.custom(
+            comm.Get_rank(), comm.Get_size(), comm.allgather, comm.Barrier, all_to_all_v=_transport_of(comm))
     else:
         try:
             made = ferry.Group.torch(group)
@@ -41,11 +42,36 @@ def group_of(group, comm) -> ferry.Group | ferry.Rank:
     return made
 
 
+def _transport_of(comm):
+    """Moves rows between nodes over a duplicate of a communicator of mpi4py; None for others. Collective."""
+    if not hasattr(comm, "Alltoallv"):
+        return None
+    from mpi4py import MPI
+
+    own = comm.Dup()
+
+    def all_to_all_v(lane, send, send_bytes, send_offsets, receive, receive_bytes, receive_offsets):
+        own.Alltoallv([send, send_bytes, send_offsets, MPI.BYTE], [receive, receive_bytes, receive_offsets, MPI.BYTE])
+
+    return all_to_all_v
+
+
 class Exchanges:
-    def __init__(self, group):
+    def __init__(self, group, num_rdma_bytes=0):
+        """Collective. `num_rdma_bytes`: of the Buffer, needed between nodes."""
         self.group = group
         self.rank = group if isinstance(group, ferry.Rank) else group.join()
+        self.topology = self.rank.topology
+        self.nodes = self.topology.nodes
+        self.num_rdma_bytes = num_rdma_bytes
         self._made = {}
+        if self.nodes == 1:
+            return
+        for rank, (theirs,) in enumerate(struct.unpack("q", mine) for mine in self.rank.all_gather(struct.pack("q", num_rdma_bytes))):
+            if theirs <= 0:
+                raise ferry.UsageError(
+                    f"Buffer: rank {rank} has num_rdma_bytes = {theirs}, must be above 0 in a group of {self.nodes} nodes: "
+                    "pass what Config.get_rdma_buffer_size_hint or Buffer.get_low_latency_rdma_size_hint returns")
 
     def close(self):
         for exchanges in self._made.values():
@@ -55,7 +81,11 @@ class Exchanges:
         if not isinstance(self.group, ferry.Rank):
             self.group.leave()
 
-    def agree(self, backend, error, settings, tokens):
+    def rdma_bytes(self, config, num_sms, row_bytes, scales, slots):
+        """The least num_rdma_bytes for a call between nodes with this config; without one, with the default."""
+        return rdma_bytes(config or dispatch_config(num_sms), row_bytes, scales, slots, self.rank.size)
+
+    def agree(self, on_device, error, settings, tokens):
         """Collective: the exchange for a dispatch with new routes on all ranks, with room for `tokens` of each.
 
         `settings`: hidden, experts as the caller counts them, and top-k (0 without ids), which all ranks must have in common;
@@ -72,7 +102,7 @@ class Exchanges:
                 raise ferry.UsageError(
                     f"dispatch: rank {rank} has [hidden, experts, top_k] = {theirs}, "
                     f"rank {self.rank.index} has {list(mine[1:])}")
-        return self._normal(backend, max(1, *tokens_of_ranks), *settings)
+        return self._normal(on_device, max(1, *tokens_of_ranks), *settings)
 
     def _gather(self, call, numbers=(0, 0, 0, 0), error=None):
         """Collective: the four numbers of every rank. UsageError on all ranks if they are not in the same call."""
@@ -92,7 +122,7 @@ class Exchanges:
         message = gathered[first].rstrip(b"\0").decode(errors="ignore")
         raise ferry.UsageError(f"rank {first} refused dispatch: {message}")
 
-    def _normal(self, backend, most, hidden, experts, top_k):
+    def _normal(self, on_device, most, hidden, experts, top_k):
         """Collective: an exchange with room for `most` tokens of each rank. Without ids each rank is one expert."""
         key = ("normal", hidden, experts, top_k)
         made = self._made.get(key, [])
@@ -100,8 +130,29 @@ class Exchanges:
             # Handles keep the smaller exchange alive as long as they need it.
             rounded = -(-most // ROUNDING) * ROUNDING
             settings = normal_settings(rounded, hidden, experts if top_k else self.rank.size, top_k or self.rank.size)
-            made = self._made[key] = [self._make_on(backend, settings)]
+            made = self._made[key] = [self._make_on(on_device, settings)]
         return made[0]
+
+    def node_routes(self, exchange, is_token_in_rank):
+        """Collective: the routes of every rank to this node, for the handle of a dispatch by `exchange`; see _nodes.
+
+        None if a node has too many ranks. Every rank sends a row to each node, which goes to all its ranks.
+        """
+        most = max(len(self.topology.ranks_of(node)) for node in range(self.nodes))
+        if most > _nodes.MOST_RANKS_OF_A_NODE:
+            return None
+        arrays = arrays_of(is_token_in_rank)
+        columns = -(-(1 + exchange.config.max_tokens) // 8) * 8  # rows are multiples of 16 bytes in every type
+        key = ("node routes", columns)
+        if key not in self._made:
+            settings = normal_settings(self.nodes, columns, self.rank.size, most) | {
+                "format": f"raw:{4 * columns}", "capacity": self.rank.size}  # one row from every rank
+            self._made[key] = [self._make_on(arrays.on_device, settings)]
+        rows = _nodes.rows_to_send(arrays, is_token_in_rank, self.topology, columns)
+        received = arrays.empty((self.rank.size, columns), "int32", rows)
+        self._made[key][0].dispatch(
+            (rows,), _nodes.ids_of_nodes(arrays, self.topology, rows), memory=ferry.ReceiveBuffers(received))
+        return received
 
     def expert_counts(self, num_tokens_per_expert, alignment):
         """Collective: routes to each local expert, rounded up, of a dispatch without ids: the sum of all ranks' counts.
@@ -124,7 +175,7 @@ class Exchanges:
         key = ("counts", columns)
         if key not in self._made:
             settings = normal_settings(1, columns, self.rank.size, self.rank.size) | {"format": f"raw:{4 * columns}"}
-            self._made[key] = [self._make_on("cuda" if arrays.on_device else "cpu", settings)]
+            self._made[key] = [self._make_on(arrays.on_device, settings)]
         return self._made[key][0]
 
     def combined_weights(self, handle, topk_weights):
@@ -146,15 +197,31 @@ class Exchanges:
             settings = normal_settings(config.max_tokens, columns, config.experts, config.top_k)
             exchange.refuse(_MUST_AGREE)  # a rank that is in a dispatch agrees too, and all learn that their calls differ
             self._gather(FIRST_WEIGHTS)
-            self._made[key] = [self._make_on(config.backend, settings | {"format": "fp32", "combine_type": "fp32"})]
+            self._made[key] = [self._make_on(config.memory == "device", settings | {"format": "fp32", "combine_type": "fp32"})]
         return self._made[key][0]
 
-    def first_low_latency(self, backend, *shape):
+    def first_low_latency(self, on_device, *shape):
         """Collective: one more exchange for low-latency calls of `shape`: M, H, E and K."""
-        self._gather(FIRST_LOW_LATENCY)
-        exchange = self._make_on(backend, low_latency_settings(*shape))
+        gathered = self._gather(FIRST_LOW_LATENCY, (self.num_rdma_bytes, *shape[:3]))
+        if self.nodes > 1:
+            for rank, (theirs, most, hidden, experts) in enumerate(gathered):
+                needed = low_latency_size_hint(most, hidden, self.rank.size, experts)
+                if theirs < needed:
+                    raise ferry.UsageError(
+                        f"low-latency mode: rank {rank} has num_rdma_bytes = {theirs}, but such calls between nodes take {needed}: "
+                        "pass what Buffer.get_low_latency_rdma_size_hint returns")
+        exchange = self._make_on(on_device, low_latency_settings(*shape))
         self._made.setdefault("low latency", []).append(exchange)
         return exchange
 
-    def _make_on(self, backend, settings):
-        return ferry.Exchange(self.group, backend=backend, deadline=DEADLINE, **settings)
+    def _make_on(self, on_device, settings):
+        return ferry.Exchange(self.group, deadline=DEADLINE, **self._transport(on_device), **settings)
+
+    def _transport(self, on_device):
+        """The settings of an exchange that moves rows between this group's ranks."""
+        if not self.rank.shares_memory:
+            return {"backend": "collective", "memory": "device" if on_device else "host"}
+        if self.nodes == 1:
+            return {"backend": "cuda" if on_device else "cpu"}
+        # Simulated nodes. They take the way that messages take between hosts where the backend has it.
+        return {"backend": "cuda", "reduction_level": "rank"} if on_device else {"backend": "cpu", "hops": "two"}

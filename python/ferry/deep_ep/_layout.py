@@ -43,10 +43,21 @@ def recv_channel_prefix_matrix(arrays, source, tokens_of_ranks, channels):
     return arrays.to(counts.cumsum(1) - counts, "int32")
 
 
-def send_head(arrays, is_token_in_rank):
-    """int32 [T, R]: the token's index among the tokens that go to the rank; -1 if it does not go there."""
-    number = arrays.to(arrays.to(is_token_in_rank, "int32").cumsum(0) - 1, "int32")
-    return arrays.where(is_token_in_rank, number, -1)
+def send_head(arrays, goes, channels):
+    """int32 [T, D]: the token's index among the tokens of its channel that go to the destination; -1 if it does not."""
+    tokens = len(goes)
+    count = arrays.to(goes, "int64")
+    before = count.cumsum(0) - count
+    block = max(1, -(-tokens // channels))
+    first_of_channel = channel_of_token(arrays, tokens, channels, goes) * block
+    return arrays.where(goes, arrays.to(before - before[first_of_channel], "int32"), -1)
+
+
+def sources(arrays, handle):
+    """int32 [rows, 3]: source rank, token and slot of the received rows."""
+    plan = handle.plan
+    tokens = arrays.on_host(plan.tokens_between)[:, handle.exchange.rank].sum()
+    return plan.sources[: min(int(tokens), handle.rows)]
 
 
 def layout_range(arrays, counts):

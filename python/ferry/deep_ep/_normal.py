@@ -6,12 +6,14 @@ Compiled code does the calls. Here is what it seldom needs: the elements of hand
 from __future__ import annotations
 
 import ferry
-from ferry.deep_ep import _layout
+from ferry.deep_ep import _layout, _nodes
 from ferry.deep_ep._arrays import arrays_of
 
 
 def element(handle, index):
     """Element `index` of a NormalHandle, apart from is_token_in_rank."""
+    if handle.topology.nodes > 1:
+        return _nodes.element(handle, index)
     plan, in_rank = handle.plan, handle.is_token_in_rank
     arrays = arrays_of(in_rank)
     if index == 0:
@@ -23,17 +25,10 @@ def element(handle, index):
             raise ferry.UnsupportedError(
                 "handle: after a dispatch with num_worst_tokens the host does not know the other ranks' tokens")
         return _layout.recv_channel_prefix_matrix(
-            arrays, sources(arrays, handle), handle.tokens_of_ranks, handle.channels)
+            arrays, _layout.sources(arrays, handle), handle.tokens_of_ranks, handle.channels)
     if index == 3:
-        return arrays.contiguous(sources(arrays, handle)[:, 1])
-    return _layout.send_head(arrays, in_rank)
-
-
-def sources(arrays, handle):
-    """int32 [rows, 3]: source rank, token and slot of the received rows."""
-    plan = handle.plan
-    tokens = arrays.on_host(plan.tokens_between)[:, handle.exchange.rank].sum()
-    return plan.sources[: min(int(tokens), handle.rows)]
+        return arrays.contiguous(_layout.sources(arrays, handle)[:, 1])
+    return _layout.send_head(arrays, in_rank, handle.channels)
 
 
 def ids_from_ranks(is_token_in_rank):

@@ -84,7 +84,7 @@ class ReceiveHook {
 // The low-latency calls of one Buffer.
 class LowLatencyCalls {
  public:
-  // `make_exchange(backend, max_tokens, hidden, experts, top_k)` returns a new ferry.Exchange. Collective.
+  // `make_exchange(on_device, max_tokens, hidden, experts, top_k)` returns a new ferry.Exchange. Collective.
   LowLatencyCalls(nb::object streams, nb::object make_exchange)
       : streams_(std::move(streams)), make_exchange_(std::move(make_exchange)) {}
 
@@ -100,6 +100,9 @@ class LowLatencyCalls {
  private:
   void require_open() const;
   std::shared_ptr<LowLatencyPool> pool_of(const LowLatencyShape& shape);
+  // The handle that a combine was given. If it is something else, the peers' combines end with the same
+  // error, if they are of the shape of the last call.
+  const LowLatencyHandle& handle_of_combine(const nb::object& object);
   CallStreams& streams() const { return nb::cast<CallStreams&>(streams_); }
   // The EventOverlap that a call returns. `used`: tensors that the call reads and writes, of memory of stream
   // `current`.
@@ -108,6 +111,7 @@ class LowLatencyCalls {
 
   nb::object streams_, make_exchange_;
   std::vector<std::shared_ptr<LowLatencyPool>> pools_;
+  std::shared_ptr<LowLatencyPool> last_;  // of the last call
   bool closed_ = false;
 };
 

@@ -56,6 +56,7 @@ nb::tuple LowLatencyCalls::dispatch(const nb::object& x, const nb::object& topk_
                              .experts = integer_from(1, experts, "num_experts"),
                              .top_k = static_cast<int>(ids.shape[1]),
                              .on_device = !is_host(tokens.device)});
+  last_ = pool;
   PooledExchange& used = pool->acquire(make_exchange_);
   LaneCall call(*used.exchange, 0);
   const Stream current = stream_of(nb::none(), tokens.framework, call.device());

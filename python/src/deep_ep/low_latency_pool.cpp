@@ -31,8 +31,7 @@ PooledExchange& LowLatencyPool::acquire(const nb::object& make) {
     throw UsageError(
         str(kMost, " low-latency calls wait for their hooks to be called, which is the most there may be"));
   }
-  nb::object made =
-      make(shape.on_device ? "cuda" : "cpu", shape.max_tokens, shape.hidden, shape.experts, shape.top_k);
+  nb::object made = make(shape.on_device, shape.max_tokens, shape.hidden, shape.experts, shape.top_k);
   auto& exchange = nb::cast<PyExchange&>(made);
   if (exchanges.empty()) learn(exchange);
   exchanges.push_back(std::make_unique<PooledExchange>(PooledExchange{std::move(made), &exchange}));

@@ -13,8 +13,11 @@
 
 namespace ferry::python {
 
-// The Python class of handles: (rank_prefix_matrix, channel_prefix_matrix, recv_channel_prefix_matrix,
-// recv_src_idx, is_token_in_rank, send_head). Python computes an element on first access.
+// The Python class of handles. On one node: (rank_prefix_matrix, channel_prefix_matrix,
+// recv_channel_prefix_matrix, recv_src_idx, is_token_in_rank, send_head). On several: (is_token_in_rank,
+// rdma_channel_prefix_matrix, gbl_channel_prefix_matrix, recv_rdma_channel_prefix_matrix,
+// recv_rdma_rank_prefix_sum, recv_gbl_channel_prefix_matrix, recv_gbl_rank_prefix_sum, recv_src_meta,
+// send_rdma_head, send_nvl_head). Python computes an element on first access.
 struct NormalHandle {
   nb::object owner;  // the ferry.Exchange
   PyExchange* exchange;
@@ -23,7 +26,13 @@ struct NormalHandle {
   nb::object is_token_in_rank;
   std::vector<std::int32_t> tokens_of_ranks;  // empty after num_worst_tokens: the host does not know them
   int channels;
-  std::array<nb::object, 6> elements{};
+  Topology topology;
+  // Several nodes: int32 [R, 1 + T or more], the routes of every rank to this node. A rank's N, then for each
+  // of its tokens the ranks of this node that it goes to, as bits by local rank. None if a node is too large.
+  nb::object node_routes = nb::none();
+  std::array<nb::object, 10> elements{};
+
+  Py_ssize_t size() const { return topology.nodes() > 1 ? 10 : 6; }
 };
 
 // The calls of normal mode of one Buffer.
@@ -69,7 +78,14 @@ class NormalCalls {
   // Whether the current exchange serves such a call with `tokens` tokens on a rank.
   bool fits(const NormalShape& shape, std::int64_t tokens) const;
   // Ends the peers' next call on the current exchange with `reason`.
-  void refuse(const std::string& reason, Stream stream);
+  void refuse(const std::string& reason, Stream stream, Operation operation = Operation::dispatch);
+  // The handle that a call was given. If it is something else, the peers' calls on the current exchange end
+  // with the same error.
+  const NormalHandle& handle_of(const nb::object& object, Operation operation);
+  // Throws UsageError if num_rdma_bytes has no room for a call between nodes: rows of `row_bytes` with
+  // `scales` float32 and `slots` ids and weights.
+  void require_rdma_bytes(const CallSettings& settings, std::int64_t row_bytes, std::int64_t scales,
+                          std::int64_t slots) const;
   // Collective: the ranks' hosts agree on an exchange with room for `tokens` of each. Raises the error of a
   // rank that has one; `error`: this rank's or None, `routes`: null if it has one.
   void agree(const nb::object& error, const Routes* routes, std::int64_t tokens);

@@ -137,13 +137,18 @@ nb::object recv_x_of(const InputRows& rows, const std::array<nb::object, 2>& par
   return nb::make_tuple(values, python_function(first_columns, "first_columns")(scales, rows.scale_columns));
 }
 
-Routes::Routes(const NewRoutes& given, const Place& place, int ranks)
+Routes::Routes(const NewRoutes& given, const Place& place, const Topology& topology)
     : in(place.device, Gradients::recorded) {
+  const int ranks = topology.ranks(), nodes = topology.nodes();
   if (given.tokens_per_rank.is_none() || given.is_token_in_rank.is_none() ||
       given.routes_per_expert.is_none()) {
     throw UsageError(
         "dispatch: without a handle num_tokens_per_rank, is_token_in_rank and num_tokens_per_expert are "
         "needed");
+  }
+  if (nodes > 1 && given.tokens_per_node.is_none()) {
+    throw UsageError(str("dispatch: between ", nodes,
+                         " nodes num_tokens_per_rdma_rank is needed: pass what get_dispatch_layout returns"));
   }
   if (given.topk_idx.is_none() != given.topk_weights.is_none())
     throw UsageError("dispatch: topk_idx and topk_weights go together");
@@ -159,6 +164,11 @@ Routes::Routes(const NewRoutes& given, const Place& place, int ranks)
   if (in_rank.element != kBool)
     throw UsageError(str("is_token_in_rank: expected bool, got ", name_of(in_rank.element)));
   require_shape(in_rank, "is_token_in_rank", {tokens, ranks});
+  if (nodes > 1) {
+    const Array per_node = inspect_like(given.tokens_per_node, "num_tokens_per_rdma_rank", 1, of_x);
+    require_integers(per_node, "num_tokens_per_rdma_rank");
+    require_shape(per_node, "num_tokens_per_rdma_rank", {nodes});
+  }
   const Array per_expert = inspect_like(given.routes_per_expert, "num_tokens_per_expert", 1, of_x);
   require_integers(per_expert, "num_tokens_per_expert");
   shape = {.hidden = rows.columns[0], .experts = per_expert.shape[0], .top_k = 0};

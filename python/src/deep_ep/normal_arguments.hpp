@@ -25,8 +25,8 @@ struct CallSettings {
 
 // The arguments of a dispatch with new routes, unread.
 struct NewRoutes {
-  const nb::object &x, &tokens_per_rank, &is_token_in_rank, &routes_per_expert, &topk_idx, &topk_weights,
-      &alignment, &worst;
+  const nb::object &x, &tokens_per_rank, &tokens_per_node, &is_token_in_rank, &routes_per_expert, &topk_idx,
+      &topk_weights, &alignment, &worst;
 
   // num_worst_tokens, if that is an integer above 0.
   std::optional<std::int64_t> worst_rows() const;
@@ -46,6 +46,8 @@ struct InputRows {
   std::array<Element, 2> elements{};
   std::array<std::int64_t, 2> columns{};
   std::int64_t scale_columns = 0;  // of the caller; those of the part are a multiple of 16 bytes
+
+  std::int64_t row_bytes() const { return columns[0] * (parts == 1 ? 2 : 1); }
 };
 
 // Reads x. Copies what is not dense.
@@ -58,7 +60,7 @@ nb::object first_rows(const nb::object& array, std::int64_t count);
 
 // The checked arguments of a dispatch with new routes.
 struct Routes {
-  Routes(const NewRoutes& given, const Place& place, int ranks);
+  Routes(const NewRoutes& given, const Place& place, const Topology& topology);
 
   bool has_ids() const { return shape.top_k > 0; }
 

@@ -63,12 +63,9 @@ nb::tuple NormalCalls::layout(const nb::object& topk_idx, const nb::object& expe
 
 namespace {
 
-constexpr Py_ssize_t kElements = 6;
-constexpr Py_ssize_t kTokenInRank = 4;
-
 nb::object normal_element(const nb::object& self, Py_ssize_t index) {
   auto& handle = nb::cast<NormalHandle&>(self);
-  if (index == kTokenInRank) return handle.is_token_in_rank;
+  if (index == (handle.topology.nodes() > 1 ? 0 : 4)) return handle.is_token_in_rank;
   nb::object& made = handle.elements[static_cast<std::size_t>(index)];
   static CachedAttribute make;
   if (!made.is_valid()) made = make.get("ferry.deep_ep._normal", "element")(self, index);
@@ -76,15 +73,19 @@ nb::object normal_element(const nb::object& self, Py_ssize_t index) {
 }
 
 nb::object normal_item(const nb::object& self, const nb::object& index) {
-  return item_of(index, kElements, [&](Py_ssize_t at) { return normal_element(self, at); });
+  const Py_ssize_t count = nb::cast<const NormalHandle&>(self).size();
+  return item_of(index, count, [&](Py_ssize_t at) { return normal_element(self, at); });
 }
 
 void bind_normal_handle(nb::module_& module) {
   nb::class_<NormalHandle>(
       module, "NormalHandle",
       "(rank_prefix_matrix, channel_prefix_matrix, recv_channel_prefix_matrix, recv_src_idx, "
-      "is_token_in_rank, send_head) of a dispatch; each is computed on first access.")
-      .def("__len__", [](const NormalHandle&) { return kElements; })
+      "is_token_in_rank, send_head) of a dispatch; between nodes (is_token_in_rank, "
+      "rdma_channel_prefix_matrix, gbl_channel_prefix_matrix, recv_rdma_channel_prefix_matrix, "
+      "recv_rdma_rank_prefix_sum, recv_gbl_channel_prefix_matrix, recv_gbl_rank_prefix_sum, recv_src_meta, "
+      "send_rdma_head, send_nvl_head). Each is computed on first access.")
+      .def("__len__", &NormalHandle::size)
       .def("__getitem__", &normal_item, "index"_a,
            nb::sig("def __getitem__(self, index: typing.Any) -> typing.Any"))
       .def_ro("exchange", &NormalHandle::owner, "The Exchange that the dispatch used.",
@@ -95,7 +96,13 @@ void bind_normal_handle(nb::module_& module) {
               nb::sig("def is_token_in_rank(self) -> typing.Any"))
       .def_ro("tokens_of_ranks", &NormalHandle::tokens_of_ranks,
               "N of every rank; empty after num_worst_tokens, where the host does not know them.")
-      .def_ro("channels", &NormalHandle::channels, "C of the matrices by channel.");
+      .def_ro("channels", &NormalHandle::channels, "C of the matrices by channel.")
+      .def_ro("topology", &NormalHandle::topology, "The nodes of the group.")
+      .def_ro(
+          "node_routes", &NormalHandle::node_routes,
+          "Between nodes: int32 [R, 1 + T or more], every rank's N, then for each of its tokens the ranks of "
+          "this node that it goes to, as bits by local rank. None if a node has more than 31 ranks.",
+          nb::sig("def node_routes(self) -> typing.Any"));
 }
 
 }  // namespace
@@ -122,22 +129,23 @@ void bind_normal(nb::module_& module) {
                   "async_finish: typing.Any) -> tuple"))
       .def(
           "dispatch",
-          [](NormalCalls& self, Object x, Object tokens_per_rank, Object is_token_in_rank,
-             Object routes_per_expert, Object topk_idx, Object topk_weights, Object alignment, Object worst,
-             Object config, Object default_sms, Object previous_event, Object async_finish,
-             Object allocate_on_comm_stream) {
+          [](NormalCalls& self, Object x, Object tokens_per_rank, Object tokens_per_node,
+             Object is_token_in_rank, Object routes_per_expert, Object topk_idx, Object topk_weights,
+             Object alignment, Object worst, Object config, Object default_sms, Object previous_event,
+             Object async_finish, Object allocate_on_comm_stream) {
             return self.dispatch(
-                {x, tokens_per_rank, is_token_in_rank, routes_per_expert, topk_idx, topk_weights, alignment,
-                 worst},
+                {x, tokens_per_rank, tokens_per_node, is_token_in_rank, routes_per_expert, topk_idx,
+                 topk_weights, alignment, worst},
                 {config, default_sms, previous_event, async_finish, allocate_on_comm_stream});
           },
-          "x"_a.none(), "tokens_per_rank"_a.none(), "is_token_in_rank"_a.none(), "routes_per_expert"_a.none(),
-          "topk_idx"_a.none(), "topk_weights"_a.none(), "alignment"_a.none(), "worst"_a.none(),
-          "config"_a.none(), "default_sms"_a.none(), "previous_event"_a.none(), "async_finish"_a.none(),
-          "allocate_on_comm_stream"_a.none(),
+          "x"_a.none(), "tokens_per_rank"_a.none(), "tokens_per_node"_a.none(), "is_token_in_rank"_a.none(),
+          "routes_per_expert"_a.none(), "topk_idx"_a.none(), "topk_weights"_a.none(), "alignment"_a.none(),
+          "worst"_a.none(), "config"_a.none(), "default_sms"_a.none(), "previous_event"_a.none(),
+          "async_finish"_a.none(), "allocate_on_comm_stream"_a.none(),
           nb::sig(signature("dispatch",
-                            "x: typing.Any, tokens_per_rank: typing.Any, is_token_in_rank: typing.Any, "
-                            "routes_per_expert: typing.Any, topk_idx: typing.Any, topk_weights: typing.Any, "
+                            "x: typing.Any, tokens_per_rank: typing.Any, tokens_per_node: typing.Any, "
+                            "is_token_in_rank: typing.Any, routes_per_expert: typing.Any, topk_idx: "
+                            "typing.Any, topk_weights: typing.Any, "
                             "alignment: typing.Any, worst: typing.Any",
                             kSettings)
                       .c_str()))

@@ -1,6 +1,5 @@
 // Runs the combines of normal mode.
 #include "base/text.hpp"
-#include "cast.hpp"
 #include "combine.hpp"
 #include "deep_ep/normal.hpp"
 #include "ferry/error.hpp"
@@ -49,7 +48,7 @@ nb::tuple NormalCalls::combine(const nb::object& x, const nb::object& object, co
                                const nb::object& bias, const CallSettings& settings) {
   std::optional<PartTimer> timer(std::in_place, HostPart::arguments);
   require_open();
-  const auto& handle = cast_argument<NormalHandle>(object, "handle", "a handle of dispatch");
+  const NormalHandle& handle = handle_of(object, Operation::combine);
   const Config& config = handle.exchange->config();
   const Framework framework = handle.plan.framework;
   timer.emplace(HostPart::streams);
@@ -65,6 +64,8 @@ nb::tuple NormalCalls::combine(const nb::object& x, const nb::object& object, co
       const int num_sms = settings.checked();
       in.options.sm_limit = is_host(call.device()) ? 0 : num_sms;
       check_rows(x, handle, config.hidden, in);
+      require_rdma_bytes(settings, 2 * std::int64_t{config.hidden}, 0,
+                         topk_weights.is_none() ? 0 : config.top_k);
       const Shape shape = {handle.plan.tokens, config.hidden};
       biases = biases_of(bias);
       for (std::size_t i = 0; i < biases.size(); ++i)

@@ -51,10 +51,6 @@ struct NormalCalls::Received {
 
 namespace {
 
-NormalHandle& handle_of(const nb::object& object) {
-  return cast_argument<NormalHandle>(object, "handle", "a handle of dispatch");
-}
-
 int sm_limit_of(const LaneCall& call, int num_sms) {
   return is_host(call.device()) ? 0 : num_sms;
 }
@@ -107,11 +103,35 @@ bool NormalCalls::fits(const NormalShape& shape, std::int64_t tokens) const {
          tokens <= current_.exchange->config().max_tokens;
 }
 
-void NormalCalls::refuse(const std::string& reason, Stream stream) {
+void NormalCalls::refuse(const std::string& reason, Stream stream, Operation operation) {
   LaneCall call(*current_.exchange, 0);
   call.set_stream(stream);
   const nb::gil_scoped_release unlocked;
-  call.exchange().refuse(Operation::dispatch, 0, UsageError(reason), stream);
+  call.exchange().refuse(operation, 0, UsageError(reason), stream);
+}
+
+const NormalHandle& NormalCalls::handle_of(const nb::object& object, Operation operation) {
+  try {
+    return cast_argument<NormalHandle>(object, "handle", "a handle of dispatch");
+  } catch (const UsageError& error) {
+    if (current_.exchange != nullptr) {
+      const PyExchange& exchange = *current_.exchange;
+      refuse(error.what(), stream_of(nb::none(), exchange.framework(), exchange.state().device), operation);
+    }
+    throw;
+  }
+}
+
+void NormalCalls::require_rdma_bytes(const CallSettings& settings, std::int64_t row_bytes,
+                                     std::int64_t scales, std::int64_t slots) const {
+  if (topology_.nodes() == 1) return;
+  const auto needed = nb::cast<std::int64_t>(
+      python_.attr("rdma_bytes")(settings.config, settings.default_sms, row_bytes, scales, slots));
+  const auto given = nb::cast<std::int64_t>(python_.attr("num_rdma_bytes"));
+  if (given >= needed) return;
+  throw UsageError(str("Buffer: num_rdma_bytes = ", given, ", but a call between nodes with rows of ",
+                       counted(row_bytes, "byte"), " takes ", needed,
+                       " with this config: pass what config.get_rdma_buffer_size_hint returns"));
 }
 
 void NormalCalls::agree(const nb::object& error, const Routes* routes, std::int64_t tokens) {
@@ -119,7 +139,7 @@ void NormalCalls::agree(const nb::object& error, const Routes* routes, std::int6
   nb::object settings = nb::none();
   if (routes != nullptr)
     settings = nb::make_tuple(routes->shape.hidden, routes->shape.experts, routes->shape.top_k);
-  nb::object owner = python_.attr("agree")(on_device ? "cuda" : "cpu", error, settings, tokens);
+  nb::object owner = python_.attr("agree")(on_device, error, settings, tokens);
   auto& exchange = nb::cast<PyExchange&>(owner);
   const Framework framework = routes->in.arguments.framework();
   exchange.set_framework(framework);
@@ -168,13 +188,15 @@ nb::tuple NormalCalls::dispatch(const NewRoutes& given, const CallSettings& sett
   int num_sms = 0;
   try {
     num_sms = settings.checked();
-    routes.emplace(given, place, ranks_);
+    routes.emplace(given, place, topology_);
+    require_rdma_bytes(settings, routes->rows.row_bytes(), routes->rows.scale_columns, routes->shape.top_k);
   } catch (nb::python_error& caught) {
     if (!caught.matches(PyExc_Exception)) throw;
     error = nb::borrow(caught.value());
   } catch (const std::exception&) {
     error = exception_object(std::current_exception());
   }
+  if (!error.is_none()) routes.reset();
   Routes* const read = routes ? &*routes : nullptr;
   const std::int64_t tokens = routes ? routes->in.tokens.count : 0;
   const Framework framework = routes ? routes->in.arguments.framework() : Framework::numpy;
@@ -220,10 +242,19 @@ nb::tuple NormalCalls::deliver(LaneCall& call, Routes& routes, Received& receive
   in.options.memory = received.memory;
   in.options.sm_limit = sm_limit_of(call, num_sms);
   std::optional<PartTimer> timer(std::in_place, HostPart::exchange);
-  {
+  nb::object node_routes = nb::none();
+  const auto exchange_node_routes = [&] {
+    if (topology_.nodes() > 1)
+      node_routes = python_.attr("node_routes")(current.owner, given.is_token_in_rank);
+  };
+  try {
     const nb::gil_scoped_release unlocked;
     call.exchange().dispatch(in.tokens, in.ids, in.weights, in.options, call.stream());
+  } catch (const Error& error) {
+    if (LaneCall::delivers_result(error)) exchange_node_routes();  // the peers' calls go on
+    throw;
   }
+  exchange_node_routes();
   timer.emplace(HostPart::results);
   const ReceiveSizes& sizes = exchange.receive_sizes();
   PyPlan plan{.plan = Plan::over(received.memory.plan, static_cast<std::size_t>(sizes.plan_bytes)),
@@ -245,7 +276,9 @@ nb::tuple NormalCalls::deliver(LaneCall& call, Routes& routes, Received& receive
                       .rows = rows,
                       .is_token_in_rank = given.is_token_in_rank,
                       .tokens_of_ranks = {},
-                      .channels = std::max(1, num_sms / 2)};
+                      .channels = std::max(1, num_sms / 2),
+                      .topology = topology_,
+                      .node_routes = node_routes};
   if (counts != nullptr) {
     handle.tokens_of_ranks.assign(counts->tokens.begin(), counts->tokens.end());
     list = routes.has_ids() ? nb::object(rounded_up(counts->routes, routes.alignment))
@@ -269,7 +302,7 @@ nb::tuple NormalCalls::dispatch_by_handle(const nb::object& x, const nb::object&
                                           const CallSettings& settings) {
   std::optional<PartTimer> timer(std::in_place, HostPart::arguments);
   require_open();
-  const NormalHandle& handle = handle_of(object);
+  const NormalHandle& handle = handle_of(object, Operation::dispatch);
   LaneCall call(*handle.exchange, 0);
   timer.emplace(HostPart::streams);
   StreamedCall streamed(streams(), handle.plan.framework, call.device(), event_of(settings.previous_event),
@@ -283,6 +316,7 @@ nb::tuple NormalCalls::dispatch_by_handle(const nb::object& x, const nb::object&
     in.options.sm_limit = sm_limit_of(call, settings.checked());
     if (with_ids) throw UsageError("dispatch: a handle excludes topk_idx and topk_weights");
     rows = read_rows(x, in);
+    require_rdma_bytes(settings, rows.row_bytes(), rows.scale_columns, 0);
     const PartTimer allocating(HostPart::allocation);
     const NewArrays arrays(in.arguments.framework(), call.device());
     const std::int64_t room = std::max<std::int64_t>(handle.rows, 1);

@@ -306,6 +306,44 @@ def test_nvfp4(rng, name):
     ferry.Group.threads(4).run(body)
 
 
+# The scales of a group by a permutation of its tiles: [tiles of rows, tiles, 32, 4, 4] holds row 128 i + 32 b + a and
+# block 4 j + c at [i, j, a, b, c].
+def rows_of_tiles(tiles):
+    tall, wide = tiles.shape[:2]
+    return tiles.transpose(0, 3, 2, 1, 4).reshape(128 * tall, 4 * wide)
+
+
+@pytest.mark.parametrize("layout", ["expert_major", "expert_padded"])
+@pytest.mark.parametrize("name", ["mxfp8", "mxfp4-up", "nvfp4", "nvfp4-token"])
+def test_scales_as_tiles(rng, name, layout):
+    hidden = 96
+    step = random_step(rng, hidden=hidden)
+
+    def body(rank):
+        in_rows = exchange_for(rank, step, hidden=hidden, format=name, layout=layout)
+        in_tiles = exchange_for(rank, step, hidden=hidden, format=f"{name}-tiles", layout=layout)
+        rows, tiled = (exchange.dispatch(*inputs(step, rank)) for exchange in (in_rows, in_tiles))
+        assert rows.tile_offsets is None
+        assert tiled.scales.shape[1:] == (2 if name.startswith("nvfp4") else 1, 32, 4, 4)
+        assert tiled.scales.dtype == rows.scales.dtype
+        assert len(tiled.tile_offsets) == tiled.groups + 1
+        for group, count in enumerate(tiled.counts):
+            first = tiled.tile_offsets[group]
+            scales = rows_of_tiles(tiled.scales[first : first + -(-int(count) // 128)].view(np.uint8))
+            begin = rows.row_offsets[group]
+            flat = rows.scales.reshape(-1, rows.scales.shape[-1]).view(np.uint8)
+            assert np.array_equal(scales[:count, : flat.shape[1]], flat[begin : begin + count])
+            assert not scales[count:].any()
+            assert not scales[:, flat.shape[1] :].any()
+        out = tuple(np.full_like(part, 1) if part.dtype == np.uint8 else np.empty_like(part) for part in tiled.parts)
+        again = in_tiles.dispatch(*inputs(step, rank), memory=ferry.ReceiveBuffers(out))
+        assert again.scales is out[1]
+        with pytest.raises(ferry.UsageError, match=r"parts\[1\]"):
+            in_tiles.dispatch(*inputs(step, rank), memory=ferry.ReceiveBuffers((out[0], out[1][:1], *out[2:])))
+
+    ferry.Group.threads(4).run(body)
+
+
 def test_raw_parts_are_moved_unchanged(rng):
     step = random_step(rng)
     parts = [

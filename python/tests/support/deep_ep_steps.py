@@ -23,11 +23,11 @@ def full_step(rng, ranks=2):
     return type(step)(16, 3, tokens, ids, [rng.random((5, 3), np.float32) for _ in range(ranks)])
 
 
-def on_ranks(ranks, nodes=1):
+def on_ranks(ranks):
     """Runs a test's body on every rank, with a Buffer."""
 
     def decorate(body):
-        ferry.Group.threads(ranks, nodes).run(
+        ferry.Group.threads(ranks).run(
             lambda rank: body(rank.index, deep_ep.Buffer(rank, int(2e9), 0, explicitly_destroy=True)))
         return body
 
@@ -37,9 +37,9 @@ def on_ranks(ranks, nodes=1):
 def layout_and_dispatch(buffer, step, me, x=None, **settings):
     ids = step.ids[me]
     per_rank, per_rdma, per_expert, in_rank, event = buffer.get_dispatch_layout(ids, step.experts)
-    given = {"topk_idx": ids, "topk_weights": step.weights[me], "num_tokens_per_expert": per_expert}
-    return buffer.dispatch(step.tokens[me] if x is None else x, num_tokens_per_rank=per_rank, num_tokens_per_rdma_rank=per_rdma,
-                           is_token_in_rank=in_rank, **(given | settings))
+    given = {"topk_idx": ids, "topk_weights": step.weights[me], "num_tokens_per_expert": per_expert, "num_tokens_per_rank": per_rank,
+             "num_tokens_per_rdma_rank": per_rdma, "is_token_in_rank": in_rank}
+    return buffer.dispatch(step.tokens[me] if x is None else x, **(given | settings))
 
 
 def low_latency(buffer, step, me, most=9, **settings):

@@ -17,12 +17,12 @@ def device_of(rank):
     return torch.device("cuda", rank % GPUS) if GPUS else torch.device("cpu")
 
 
-def _in_a_process(rank, file, seed, body, results):
+def _in_a_process(rank, ranks, backend, file, seed, body, results):
     try:
         torch.set_num_threads(1)
         if GPUS:
             torch.cuda.set_device(device_of(rank))
-        dist.init_process_group(BACKEND, init_method=f"file://{file}", rank=rank, world_size=RANKS)
+        dist.init_process_group(backend, init_method=f"file://{file}", rank=rank, world_size=ranks)
         results.put((rank, body(rank, device_of(rank), np.random.default_rng(seed)), None))
         dist.barrier()
         dist.destroy_process_group()
@@ -31,12 +31,13 @@ def _in_a_process(rank, file, seed, body, results):
         raise
 
 
-def run(body, rng):
+def run(body, rng, ranks=RANKS, backend=BACKEND):
     """Calls body(rank, device, rng) as every rank, with the same random numbers; returns the results by rank."""
     context = torch.multiprocessing.get_context("spawn")
     results, seed = context.SimpleQueue(), int(rng.integers(1 << 31))
     with tempfile.TemporaryDirectory() as folder:
-        processes = [context.Process(target=_in_a_process, args=(r, f"{folder}/meet", seed, body, results)) for r in range(RANKS)]
+        processes = [context.Process(target=_in_a_process, args=(r, ranks, backend, f"{folder}/meet", seed, body, results))
+                     for r in range(ranks)]
         for process in processes:
             process.start()
         received = sorted((results.get() for _ in processes), key=lambda result: result[0])

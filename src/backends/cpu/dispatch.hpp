@@ -10,6 +10,7 @@
 #include "backends/cpu/lane.hpp"
 #include "layout/message.hpp"
 #include "plan/planning.hpp"
+#include "plan/scale_tiles.hpp"
 
 namespace ferry::cpu {
 
@@ -60,6 +61,10 @@ class Dispatch {
   void prepare_result();
   void write_shared_rows();
   void write_groups();
+  void prepare_shared_tiles(const SharedRows& shared);
+  void prepare_tiles();
+  void clear_tiles(int begin_group, int end_group);
+  std::int64_t row_tile_limit() const;
   void write_shared_metadata(std::int64_t begin, std::int64_t end);
   void write_expert_rows(const TokenData& token, const std::int32_t* rows);
   void write_rank_major_row(const TokenData& token, const std::int32_t* rows);
@@ -85,6 +90,7 @@ class Dispatch {
   ChunkSchedule chunks_;
   OptionalArgument weights_;
   RowOffsetTable row_offsets_;
+  ScaleTiles tiles_;  // of formats with scales as tiles
   DispatchResult result_;
   std::int64_t stored_rows_ = 0;            // rows from here on are not stored: ReceiveBuffers::rows
   std::vector<std::int32_t> valid_counts_;  // by plan: the plan's counts, invalid ones replaced

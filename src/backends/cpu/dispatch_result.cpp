@@ -1,5 +1,6 @@
 // Builds the DispatchResult: where each array is, and the writes to rows, groups and padding.
 #include <algorithm>
+#include <cstring>
 
 #include "backends/cpu/dispatch.hpp"
 
@@ -15,11 +16,10 @@ void Dispatch::prepare_parts() {
   for (int p = 0; p < parts_.count; ++p) {
     const auto i = static_cast<std::size_t>(p);
     void* own = config.own_receive_buffers ? lane_.array<std::byte>(end) : nullptr;
-    end = align_up(end + part_bytes_total(parts_.part[p], rows), 64);
-    result_.parts[i] = {
-        .data = buffers.parts[i] != nullptr ? buffers.parts[i] : own,
-        .row_bytes = parts_.part[p].columns ? parts_.part[p].element_bytes : parts_.part[p].row_bytes,
-        .leading_dimension = leading_dimension(parts_.part[p], rows)};
+    end = align_up(end + part_bytes_total(parts_.part[p], rows, groups_of(config, me)), 64);
+    result_.parts[i] = {.data = buffers.parts[i] != nullptr ? buffers.parts[i] : own,
+                        .row_bytes = received_row_bytes(parts_.part[p]),
+                        .leading_dimension = leading_dimension(parts_.part[p], rows)};
   }
   result_.data = result_.parts[0].data;
   stored_rows_ = by_plan_ || buffers.rows == 0 ? rows : buffers.rows;
@@ -58,12 +58,60 @@ void Dispatch::prepare_result() {
   row_store_ = store_for(std::int64_t{plan_.header->total} * parts_.part[0].row_bytes);
 }
 
+// Rows of tiles in the memory of the scales. A plan's rows may be fewer than the capacity: the caller has
+// memory for those.
+std::int64_t Dispatch::row_tile_limit() const {
+  const std::int64_t rows = by_plan_ ? header_.total : row_capacity(context_.config, context_.me());
+  return row_tiles(rows) + groups_of(context_.config, context_.me());
+}
+
+// Zeroes the tiles that hold rows of these groups, before the rows are stored.
+void Dispatch::clear_tiles(int begin_group, int end_group) {
+  for (int p = 0; p < parts_.count; ++p) {
+    if (!parts_.part[p].tiles) continue;
+    const ReceivedPart& out = result_.parts[static_cast<std::size_t>(p)];
+    for (int group = begin_group; group < end_group; ++group) {
+      const auto g = static_cast<std::size_t>(group);
+      std::memset(static_cast<std::byte*>(out.data) + tiles_.first()[g] * out.row_bytes, 0,
+                  static_cast<std::size_t>(tiles_.used(g) * out.row_bytes));
+    }
+  }
+}
+
+// The tiles of the shared experts come first, so they follow from this rank's tokens alone.
+void Dispatch::prepare_shared_tiles(const SharedRows& shared) {
+  if (!encoding_.scale_tiles) return;
+  std::vector<std::int32_t> offsets, counts;
+  const int groups = context_.config.shared_experts;
+  for (int group = 0; group < groups; ++group) {
+    const std::int64_t offset = std::min(group * shared.stride, shared.capacity);
+    offsets.push_back(static_cast<std::int32_t>(offset));
+    counts.push_back(
+        static_cast<std::int32_t>(std::min({shared.count, shared.stride, shared.capacity - offset})));
+  }
+  tiles_.compute(context_.config.layout, offsets, counts, group_capacity(context_.config, context_.me()),
+                 row_tile_limit());
+  clear_tiles(0, groups);
+}
+
+void Dispatch::prepare_tiles() {
+  if (!encoding_.scale_tiles) return;
+  const auto groups = static_cast<std::size_t>(result_.groups);
+  tiles_.compute(context_.config.layout, {result_.row_offsets, groups}, {result_.counts, groups},
+                 result_.capacity, row_tile_limit());
+  auto* const offsets = lane_.array<std::int32_t>(lane_.arrays.tile_offsets);
+  std::copy(tiles_.first().begin(), tiles_.first().end(), offsets);
+  result_.tile_offsets = offsets;
+  clear_tiles(context_.config.shared_experts, result_.groups);
+}
+
 // The rows of shared experts are this rank's tokens. Their positions follow from N, so they are written while
 // the messages are on their way, in the send phase.
 void Dispatch::write_shared_rows() {
   const Config& config = context_.config;
   const SharedRows shared = shared_rows(config, context_.me(), plan_.header->tokens);
   row_store_ = store_for(config.shared_experts * shared.count * parts_.part[0].row_bytes);
+  prepare_shared_tiles(shared);
   // A plan's rows may be fewer than the capacity: the caller has memory for those.
   const std::int64_t end = by_plan_ ? header_.total : shared.capacity;
   const auto first = static_cast<std::int32_t>(shared.first),
@@ -135,9 +183,11 @@ void Dispatch::write_parts(const TokenData& token, const std::int32_t* rows, int
   for (int p = 0; p < parts_.count; ++p) {
     const PartLayout& part = parts_.part[p];
     const ReceivedPart& out = result_.parts[static_cast<std::size_t>(p)];
-    if (part.columns) {
-      for (int i = 0; i < count; ++i)
-        store_part_row(part, out.data, rows[i], out.leading_dimension, token.parts[p]);
+    if (part.columns || part.tiles) {
+      for (int i = 0; i < count; ++i) {
+        const std::int64_t row = part.tiles ? tiles_.tile_row(rows[i]) : rows[i];
+        if (row >= 0) store_part_row(part, out.data, row, out.leading_dimension, token.parts[p]);
+      }
       continue;
     }
     void* outs[std::max(kMaxTopK, kMaxSharedExperts)];
@@ -188,6 +238,7 @@ void Dispatch::write_groups() {
     }
   }
   offsets[result_.groups] = static_cast<std::int32_t>(row_offsets_.total(me));
+  prepare_tiles();
   for (int group = 0; group < result_.groups; ++group) {
     const std::int64_t begin = offsets[group], filled = begin + counts[group];
     // expert_padded: rows up to the aligned count are padding; rows beyond it are not written.
@@ -214,6 +265,7 @@ void Dispatch::write_padding(std::int64_t begin, std::int64_t end) {
     if (result_.group_of_row != nullptr) call_.memory.group_of_row[row] = -1;
     if (!context_.config.zero_padding) continue;
     for (int p = 0; p < parts_.count; ++p) {
+      if (parts_.part[p].tiles) continue;  // zeroed with their tiles
       const ReceivedPart& out = result_.parts[static_cast<std::size_t>(p)];
       zero_part_row(parts_.part[p], out.data, row, out.leading_dimension);
     }

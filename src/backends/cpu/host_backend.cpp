@@ -61,11 +61,11 @@ const StepMetadata* HostBackend::metadata(const MetadataCall& call, Stream) {
   return &lane.metadata;
 }
 
-std::int64_t HostBackend::all_gather_v(const AllGatherCall& call) {
+std::int64_t HostBackend::all_gather_v(const AllGatherCall& call, Stream) {
   return cpu::all_gather_v(operations(call.lane).lane, call);
 }
 
-void HostBackend::reduce_scatter_v(const ReduceScatterCall& call) {
+void HostBackend::reduce_scatter_v(const ReduceScatterCall& call, Stream) {
   cpu::reduce_scatter_v(operations(call.lane).lane, call);
 }
 

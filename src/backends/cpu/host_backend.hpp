@@ -49,8 +49,8 @@ class HostBackend : public Backend, private GatherOperations {
     Combine combine;
   };
 
-  std::int64_t all_gather_v(const AllGatherCall& call) override;
-  void reduce_scatter_v(const ReduceScatterCall& call) override;
+  std::int64_t all_gather_v(const AllGatherCall& call, Stream stream) override;
+  void reduce_scatter_v(const ReduceScatterCall& call, Stream stream) override;
 
   LaneOperations& operations(int lane) { return lanes_[static_cast<std::size_t>(lane)]; }
 

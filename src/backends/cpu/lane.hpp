@@ -40,7 +40,7 @@ struct LocalArrays {
   std::int64_t parts = 0;  // of received rows; each dispatch lays the area out for its format
   std::int64_t weight = 0, local_ids = 0, dots = 0, row_weights = 0;
   std::int64_t shared_outputs = 0;  // [S, T, H] of the combine type, between the phases of a combine
-  std::int64_t group_expert = 0, counts = 0, row_offsets = 0;
+  std::int64_t group_expert = 0, counts = 0, row_offsets = 0, tile_offsets = 0;
   std::int64_t parts_bytes = 0;
   std::int64_t bytes = 0;  // of all arrays
 };

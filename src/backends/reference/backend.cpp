@@ -19,7 +19,7 @@ std::int64_t received_bytes(const Config& config, int rank) {
   const std::int64_t rows = row_capacity(config, rank);
   std::int64_t bytes = 0;
   for (const oracle::PartShape& shape : oracle::part_shapes(config.format, config.hidden, rows))
-    bytes += shape.bytes_of(rows);
+    bytes += shape.bytes_of(rows, groups_of(config, rank));
   return bytes;
 }
 
@@ -29,7 +29,7 @@ std::int64_t plan_and_metadata_bytes(const Config& config, int rank) {
   const std::int64_t row_bytes =
       sizeof(Source) + 8 * slots + 8;  // source; weight and local id of each slot; group; dot
   return view_plan(nullptr, plan_shape(config)).bytes + row_capacity(config, rank) * row_bytes +
-         12 * groups_of(config, rank);
+         16 * groups_of(config, rank);
 }
 
 class ReferenceBackend final : public Backend, private GatherOperations {
@@ -88,10 +88,12 @@ class ReferenceBackend final : public Backend, private GatherOperations {
   }
 
  private:
-  std::int64_t all_gather_v(const AllGatherCall& call) override {
+  std::int64_t all_gather_v(const AllGatherCall& call, Stream) override {
     return lanes_[call.lane].all_gather_v(call);
   }
-  void reduce_scatter_v(const ReduceScatterCall& call) override { lanes_[call.lane].reduce_scatter_v(call); }
+  void reduce_scatter_v(const ReduceScatterCall& call, Stream) override {
+    lanes_[call.lane].reduce_scatter_v(call);
+  }
 
   const ReferenceContext context_;
   std::deque<Lane> lanes_;  // a deque: lanes hold channels, which cannot move

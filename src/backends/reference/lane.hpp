@@ -66,7 +66,7 @@ class Lane {
     std::vector<std::byte> plan;
     oracle::RowMetadata metadata;
     std::vector<float> dots;
-    std::vector<std::int32_t> counts, row_offsets, group_expert;
+    std::vector<std::int32_t> counts, row_offsets, group_expert, tile_offsets;
     HostTotals totals;
   };
 

@@ -221,14 +221,19 @@ void Lane::write_received(const oracle::GlobalInputs& inputs, const oracle::RowP
   for (std::size_t part = 0; part < shapes.size(); ++part) {
     auto* data = static_cast<std::byte*>(buffers.parts[part]);
     if (data == nullptr) {
-      received_.parts[part].resize(shapes[part].bytes_of(capacity));
+      received_.parts[part].resize(
+          shapes[part].bytes_of(capacity, static_cast<std::int64_t>(here.counts.size())));
       data = received_.parts[part].data();
     }
     oracle::write_part(inputs, stored, context_.me(), static_cast<int>(part), data);
     result_.parts[part] = {.data = data,
-                           .row_bytes = shapes[part].element_bytes,
+                           .row_bytes = shapes[part].row_bytes(),
                            .leading_dimension = shapes[part].leading_dimension};
   }
+  const bool has_tiles = std::any_of(shapes.begin(), shapes.end(),
+                                     [](const oracle::PartShape& shape) { return shape.tile_blocks > 0; });
+  if (has_tiles) received_.tile_offsets = oracle::group_tiles(inputs, positions, context_.me());
+  result_.tile_offsets = has_tiles ? received_.tile_offsets.data() : nullptr;
   result_.data = result_.parts[0].data;
   result_.groups = static_cast<int>(here.counts.size());
   result_.capacity = here.capacity;

@@ -84,10 +84,12 @@ class SlicedBackend : public Backend, private GatherOperations {
     throw error;
   }
 
-  std::int64_t all_gather_v(const AllGatherCall& call) override {
-    return context_.gather->all_gather_v(call);
+  std::int64_t all_gather_v(const AllGatherCall& call, Stream stream) override {
+    return context_.gather->all_gather_v(call, stream);
   }
-  void reduce_scatter_v(const ReduceScatterCall& call) override { context_.gather->reduce_scatter_v(call); }
+  void reduce_scatter_v(const ReduceScatterCall& call, Stream stream) override {
+    context_.gather->reduce_scatter_v(call, stream);
+  }
 
   const std::unique_ptr<Backend> inner_;
   const SlicedContext context_;

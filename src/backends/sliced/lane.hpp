@@ -91,7 +91,8 @@ std::vector<Terms> Lane::exchange_terms(const Terms& mine) const {
                                  .count = 1,
                                  .row_bytes = sizeof mine,
                                  .gathered = all.data(),
-                                 .capacity = context_.ranks()});
+                                 .capacity = context_.ranks()},
+                                {});
   return all;
 }
 

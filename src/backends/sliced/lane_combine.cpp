@@ -113,7 +113,8 @@ void Lane::combine(CombineCall call, Stream stream) {
                                      .total = segments.gathered,
                                      .type = type,
                                      .sums = own,
-                                     .count = own_rows});
+                                     .count = own_rows},
+                                    {});
   count_sent(false, config.hidden * bytes_of(type),
              [&](int i) { return segments.rows[static_cast<std::size_t>(i)]; });
 
@@ -134,7 +135,8 @@ void Lane::combine(CombineCall call, Stream stream) {
                                  .count = slice.count * slots,
                                  .row_bytes = stride,
                                  .gathered = own,
-                                 .capacity = std::int64_t{config.max_tokens} * slots});
+                                 .capacity = std::int64_t{config.max_tokens} * slots},
+                                {});
   count_sent(false, stride, [&](int) { return slice.count * slots; });
   const std::int64_t to_stride = call.result.stride != 0 ? call.result.stride : value_row;
   for (std::int64_t row = 0; row < count * slots; ++row)

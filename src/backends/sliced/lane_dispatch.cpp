@@ -194,7 +194,8 @@ DispatchResult Lane::dispatch(DispatchCall call, Stream stream) {
                                  .count = *routed.total,
                                  .row_bytes = row_bytes,
                                  .gathered = array<std::byte>(arrays_.all),
-                                 .capacity = row_capacity(config, context_.me())});
+                                 .capacity = row_capacity(config, context_.me())},
+                                {});
   count_sent(true, row_bytes, [&](int) { return std::int64_t{*routed.total}; });
   return unpack(routed, call, segments, row_bytes);
 }

@@ -9,6 +9,7 @@
 
 #include "format/parts.hpp"
 #include "tools/ferry/commands/commands.hpp"
+#include "tools/ferry/common/scale_row.hpp"
 
 namespace ferry::app {
 
@@ -119,9 +120,9 @@ struct Checker {
     const ReceivedPart& found = received.parts[static_cast<std::size_t>(p)];
     const auto* data = static_cast<const std::byte*>(found.data);
     const auto bytes = static_cast<std::size_t>(part.element_bytes);
+    const std::int64_t place = scale_row(received, part, row);
     for (std::int64_t e = 0; e < elements_of(part); ++e) {
-      const std::int64_t at = part.columns ? (e * found.leading_dimension + row) * part.element_bytes
-                                           : row * part.row_bytes + e * part.element_bytes;
+      const std::int64_t at = element_offset(part, place, e, found.leading_dimension);
       if (std::memcmp(data + at, expected + e * part.element_bytes, bytes) != 0) return false;
     }
     return true;

@@ -213,8 +213,8 @@ void GpuBenchRunner::poison(const TimedCall& call, int set_index) {
   if (call.work == Work::combine || call.work == Work::metadata) return;
   const PartList parts = parts_of(point_.config.format, point_.config.hidden);
   for (int p = 0; p < parts.count; ++p) {
-    const auto bytes =
-        static_cast<std::size_t>(part_bytes_total(parts.part[p], received_row_capacity(exchange_)));
+    const auto bytes = static_cast<std::size_t>(
+        part_bytes_total(parts.part[p], received_row_capacity(exchange_), received_.groups));
     void* data = received_.parts[static_cast<std::size_t>(p)].data;
     cuda::check(cudaMemsetAsync(data, kPoison, bytes, stream_.get()), "fill device memory");
   }

@@ -22,6 +22,7 @@ void add_run(CLI::App& program);
 void add_bench(CLI::App& program);
 void add_launch(CLI::App& program);
 void add_limits(CLI::App& program);
+void add_model(CLI::App& program);
 void add_doctor(CLI::App& program);
 void add_trace(CLI::App& program);
 

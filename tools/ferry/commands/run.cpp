@@ -93,7 +93,7 @@ void add_exchange_options(CLI::App& command, RunOptions& options) {
   command
       .add_option("--format", options.format,
                   "bf16 (default), fp16, fp32,\nfp8[-columns][-pow2[-packed]],\nmxfp8 or "
-                  "mxfp4[-up|-ocp][-columns],\nnvfp4[-token][-columns]")
+                  "mxfp4[-up|-ocp][-columns|-tiles],\nnvfp4[-token][-columns|-tiles]")
       ->type_name("NAME");
   add_choice(command, "--reduction", options.reduction, "partial (default), exact or unreduced",
              {"partial", "exact", "unreduced"});

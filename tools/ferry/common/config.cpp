@@ -60,8 +60,8 @@ Hops hops_of(const std::string& name) {
 
 Format format_of(const std::string& name) {
   const std::string choices =
-      "must be bf16, fp16, fp32, fp8[-columns][-pow2[-packed]], mxfp8 or mxfp4[-up|-ocp][-columns], "
-      "nvfp4[-token][-columns]";
+      "must be bf16, fp16, fp32, fp8[-columns][-pow2[-packed]], mxfp8 or mxfp4[-up|-ocp][-columns|-tiles], "
+      "nvfp4[-token][-columns|-tiles]";
   if (name.starts_with("raw")) {
     throw UsageError(fmt::format(
         "--format {}: {}; the experts cannot compute with raw parts, which have no values", name, choices));

@@ -140,16 +140,25 @@ void DispatchCheck::check_slots(const Row& row, const DispatchResult& received, 
   }
 }
 
+// The row of the scales of a kept row in the tiles of all groups.
+std::int64_t DispatchCheck::tile_row(const Row& row) const {
+  const oracle::RankRows& here = positions_.ranks[at(row.rank)];
+  const auto group = at(row.info->group);
+  const std::int64_t first = oracle::group_tiles(global_, positions_, row.rank)[group];
+  return 128 * first + row.index - here.row_offsets[group];
+}
+
 void DispatchCheck::check_values(const Row& row, const DispatchResult& received,
                                  const std::vector<oracle::PartShape>& shapes, CheckCounter& counter) {
   for (std::size_t part = 0; part < shapes.size(); ++part) {
     const oracle::PartShape& shape = shapes[part];
     const std::vector<std::byte> expected =
         encoded(row.from().rank, row.from().token, static_cast<int>(part));
-    const auto* found = static_cast<const std::byte*>(received.parts[part].data) + row.index * shape.row_step;
+    const auto* found = static_cast<const std::byte*>(received.parts[part].data);
+    const std::int64_t place = shape.tile_blocks > 0 ? tile_row(row) : row.index;
     bool equal = true;
     for (std::int64_t e = 0; e < shape.elements; ++e) {
-      equal = equal && std::memcmp(found + e * shape.element_step, &expected[at(e * shape.element_bytes)],
+      equal = equal && std::memcmp(found + shape.offset(place, e), &expected[at(e * shape.element_bytes)],
                                    at(shape.element_bytes)) == 0;
     }
     record(equal, row, part == 0 ? "a value" : "a scale", counter);

@@ -34,6 +34,7 @@ class DispatchCheck {
   bool check_tables(int rank, const DispatchResult& received, CheckCounter& counter) const;
   void check_metadata(const Row& row, const DispatchResult& received, CheckCounter& counter) const;
   void check_slots(const Row& row, const DispatchResult& received, CheckCounter& counter) const;
+  std::int64_t tile_row(const Row& row) const;
   void check_values(const Row& row, const DispatchResult& received,
                     const std::vector<oracle::PartShape>& shapes, CheckCounter& counter);
   void record(bool equal, const Row& row, const char* what, CheckCounter& counter) const;

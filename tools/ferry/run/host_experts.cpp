@@ -7,6 +7,7 @@
 #include "backends/cpu/kernels/kernels.hpp"
 #include "format/decode.hpp"
 #include "format/parts.hpp"
+#include "tools/ferry/common/scale_row.hpp"
 #include "tools/ferry/run/device_context.hpp"
 
 namespace ferry::app {
@@ -123,10 +124,11 @@ void HostExperts::load_quantised_row(const DispatchResult& received, std::int64_
   const PartList parts = parts_of(spec_.config.format, hidden_);
   const auto* codes = static_cast<const std::byte*>(received.data) + row * parts.part[0].row_bytes;
   const ReceivedPart& scales = received.parts[1];
+  const std::int64_t place = scale_row(received, parts.part[1], row);
   const float row_scale = encoding.row_scale ? static_cast<const float*>(received.parts[2].data)[row] : 1.0f;
   for (std::int64_t block = 0; block < encoding.blocks(hidden_); ++block) {
     const float scale =
-        received_scale(encoding, parts.part[1], scales.data, scales.leading_dimension, row, block) *
+        received_scale(encoding, parts.part[1], scales.data, scales.leading_dimension, place, block) *
         row_scale;
     const std::int64_t begin = block * encoding.block, end = std::min(begin + encoding.block, hidden_);
     for (std::int64_t c = begin; c < end; ++c) values[c] = quantised_element(encoding, codes, c) * scale;

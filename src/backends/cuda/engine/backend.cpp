@@ -71,6 +71,7 @@ class EngineBackend final : public CudaBackend {
                [&] { return engine_lane(call.lane).metadata(call, stream); });
   }
 
+  GatherOperations* gather_operations() override { return nullptr; }
   void refuse(Operation operation, int lane, const Error& error, Stream) noexcept override {
     if (lane >= 0 && lane < exchange_.config.lanes) engine_lane(lane).refuse(operation, error);
   }

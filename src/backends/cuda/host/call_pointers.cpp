@@ -66,4 +66,20 @@ CallPointers pointers_of(const MetadataCall& call) {
   return pointers;
 }
 
+CallPointers pointers_of(const AllGatherCall& call) {
+  CallPointers pointers;
+  if (call.count > 0) pointers.add("rows", call.rows, 1);
+  if (call.capacity > 0) pointers.add("gathered", call.gathered, 1);
+  pointers.add("device_count", call.device_count, kWords);
+  return pointers;
+}
+
+CallPointers pointers_of(const ReduceScatterCall& call) {
+  CallPointers pointers;
+  if (call.total > 0) pointers.add("rows", call.rows, bytes_of(call.type));
+  if (call.count > 0) pointers.add("sums", call.sums, bytes_of(call.type));
+  pointers.add("device_count", call.device_count, kWords);
+  return pointers;
+}
+
 }  // namespace ferry::cuda

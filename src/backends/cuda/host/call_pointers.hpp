@@ -13,5 +13,7 @@ CallPointers pointers_of(const DispatchCall& call);
 CallPointers pointers_of(const CombineCall& call);
 CallPointers pointers_of_route_values(const float* values, const Plan& plan, const float* row_values);
 CallPointers pointers_of(const MetadataCall& call);
+CallPointers pointers_of(const AllGatherCall& call);
+CallPointers pointers_of(const ReduceScatterCall& call);
 
 }  // namespace ferry::cuda

@@ -10,7 +10,7 @@
 
 namespace ferry::cuda {
 
-class CudaBackend : public Backend {
+class CudaBackend : public Backend, protected GatherOperations {
  public:
   // Collective.
   CudaBackend(const Rank& rank, const Config& config, Reach reach = Reach::mapped);
@@ -36,6 +36,7 @@ class CudaBackend : public Backend {
                     Stream stream) override;
   DispatchCounts dispatch_counts(const Ids& ids, std::int32_t tokens, int lane, Stream stream) override;
   const StepMetadata* metadata(const MetadataCall& call, Stream stream) override;
+  GatherOperations* gather_operations() override { return this; }
   void refuse(Operation operation, int lane, const Error& error, Stream stream) noexcept override;
   void synchronize(int lane, Stream stream) override;
   void raise_device_error(int lane) override;
@@ -67,6 +68,8 @@ class CudaBackend : public Backend {
   const ExchangeState exchange_;
 
  private:
+  std::int64_t all_gather_v(const AllGatherCall& call, Stream stream) override;
+  void reduce_scatter_v(const ReduceScatterCall& call, Stream stream) override;
   DispatchResult dispatch(const DispatchCall& call, Phase phase, Stream stream);
   void combine(const CombineCall& call, Phase phase, Stream stream);
 

@@ -5,6 +5,7 @@
 #include "backends/cuda/protocol/plan_fault.hpp"
 #include "base/text.hpp"
 #include "exchange/call_options.hpp"
+#include "exchange/gather.hpp"
 
 namespace ferry::cuda {
 namespace {
@@ -58,6 +59,8 @@ const char* argument_name(Operation operation, int index) {
     case DeviceError::Reason::too_many:
       throw UsageError(str(to_string(error.operation), ": a count of ", error.mine,
                            " in device memory on rank ", rank, ", must be 0 to ", error.theirs));
+    case DeviceError::Reason::rows_held:
+      raise_rows_held(error.operation, error.peer, error.mine, error.theirs);
     case DeviceError::Reason::bad_plan:
       break;
   }

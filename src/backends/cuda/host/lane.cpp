@@ -15,6 +15,7 @@
 #include "base/environment.hpp"
 #include "base/text.hpp"
 #include "exchange/configuration.hpp"
+#include "exchange/gather.hpp"
 
 namespace ferry::cuda {
 namespace {
@@ -229,6 +230,44 @@ const StepMetadata* Lane::metadata(const MetadataCall& call, Stream stream) {
   return metadata;
 }
 
+void Lane::all_gather_v(const AllGatherCall& call, Stream stream) {
+  require_own_stream(Operation::all_gather_v, stream);
+  pointer_check_.require_usable("all_gather_v", pointers_of(call));
+  const auto group = SubGroup::of(view_.rank, call.sub_group, view_.ranks);
+  GatherArguments arguments{.lane = view_,
+                            .terms = AgreedOptions::of(Operation::all_gather_v),
+                            .rows = static_cast<const std::byte*>(call.rows),
+                            .out = static_cast<std::byte*>(call.gathered),
+                            .row_bytes = call.row_bytes,
+                            .held = call.capacity,
+                            .count = static_cast<std::int32_t>(call.count),
+                            .first = static_cast<std::int32_t>(group.first),
+                            .members = static_cast<std::int32_t>(group.count),
+                            .device_count = call.device_count};
+  arguments.terms.add(call.row_bytes);
+  launch_all_gather(arguments, shape(0), handle_of(stream));
+  ++calls_;
+}
+
+void Lane::reduce_scatter_v(const ReduceScatterCall& call, Stream stream) {
+  require_own_stream(Operation::reduce_scatter_v, stream);
+  pointer_check_.require_usable("reduce_scatter_v", pointers_of(call));
+  const auto group = SubGroup::of(view_.rank, call.sub_group, view_.ranks);
+  GatherArguments arguments{.lane = view_,
+                            .terms = AgreedOptions::of(Operation::reduce_scatter_v),
+                            .rows = static_cast<const std::byte*>(call.rows),
+                            .out = static_cast<std::byte*>(call.sums),
+                            .row_bytes = exchange_.config.hidden * bytes_of(call.type),
+                            .held = call.total,
+                            .count = static_cast<std::int32_t>(call.count),
+                            .first = static_cast<std::int32_t>(group.first),
+                            .members = static_cast<std::int32_t>(group.count),
+                            .device_count = call.device_count};
+  arguments.terms.add(static_cast<std::int64_t>(call.type));
+  launch_reduce_scatter(arguments, call.type, shape(0), handle_of(stream));
+  ++calls_;
+}
+
 void Lane::refuse(Operation operation, const Error& error, Stream stream) {
   const RefusalArguments arguments{.lane = view_, .operation = operation, .refusal = ErrorRecord::of(error)};
   if (streams_.other_rank_on(stream, calls_ + 1) < 0) {
@@ -250,9 +289,10 @@ void Lane::wait_for_calls() const {
   const auto deadline =
       std::chrono::steady_clock::now() + std::chrono::duration<double>(exchange_.config.deadline);
   for (;;) {
-    std::uint64_t ended = 0;
+    std::uint64_t ended = 0, rounds = 0;
     copy_blocking(&ended, view_.state->calls, sizeof ended);
-    if (ended >= calls_ || std::chrono::steady_clock::now() > deadline) return;
+    copy_blocking(&rounds, &view_.state->further_rounds, sizeof rounds);
+    if (ended - rounds >= calls_ || std::chrono::steady_clock::now() > deadline) return;
     std::this_thread::sleep_for(std::chrono::microseconds(50));
   }
 }

@@ -18,6 +18,7 @@
 #include "backends/cuda/memory/symmetric.hpp"
 #include "backends/cuda/operations/dispatch_counts.hpp"
 #include "backends/cuda/operations/engine_messages.hpp"
+#include "backends/cuda/operations/gather.hpp"
 #include "backends/cuda/operations/small_operations.hpp"
 #include "exchange/backend.hpp"
 
@@ -63,6 +64,8 @@ class Lane {
   void route_values(const float* values, const Plan& plan, float* row_values, Phase phase,
                     Operation operation, Stream stream);
   const StepMetadata* metadata(const MetadataCall& call, Stream stream);
+  void all_gather_v(const AllGatherCall& call, Stream stream);
+  void reduce_scatter_v(const ReduceScatterCall& call, Stream stream);
   // dispatch_counts in steps: enqueues the kernel; waits a while for its end, and returns whether it has
   // ended; returns whether it has counted, or was aborted; reads the counts.
   void count_dispatch(const Ids& ids, std::int32_t tokens, Stream stream);

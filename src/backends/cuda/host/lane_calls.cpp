@@ -80,9 +80,9 @@ void Lane::set_receive_buffers(const DispatchCall& call, DispatchArguments& argu
     const auto i = static_cast<std::size_t>(p);
     const PartLayout& part = arguments.parts.part[p];
     void* own = config.own_receive_buffers ? view_.at(view_.rank, view_.receive_buffers + end) : nullptr;
-    end = align_up(end + part_bytes_total(part, rows), 256);
+    end = align_up(end + part_bytes_total(part, rows, groups_of(config, view_.rank)), 256);
     result.parts[i] = {.data = memory.parts[i] != nullptr ? memory.parts[i] : own,
-                       .row_bytes = part.columns ? part.element_bytes : part.row_bytes,
+                       .row_bytes = received_row_bytes(part),
                        .leading_dimension = leading_dimension(part, rows)};
     arguments.received_parts[p] = static_cast<std::byte*>(result.parts[i].data);
     arguments.leading_dimension[p] = result.parts[i].leading_dimension;

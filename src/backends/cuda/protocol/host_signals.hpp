@@ -41,6 +41,8 @@ struct DeviceError {
     option,     // option number `index` is `mine` here and `theirs` on the peer
     given,      // optional argument `index` is given on rank `mine` and not on rank `theirs`
     too_many,   // a count in device memory is `mine`; at most `theirs` are allowed
+    rows_held,  // of a gather: `peer` holds, or has room for, `mine` rows, where the counts add up to
+                // `theirs`
     bad_plan    // `index` is a PlanFault; `mine` and `theirs` are the numbers that do not fit
   };
 

@@ -1,0 +1,29 @@
+// all_gather_v and reduce_scatter_v: rows of all ranks without routing. One launch each.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "backends/cuda/protocol/lane_view.hpp"
+#include "backends/cuda/runtime/launch.hpp"
+
+namespace ferry::cuda {
+
+// Of both operations.
+struct GatherArguments {
+  LaneView lane;
+  AgreedOptions terms;
+  const std::byte* rows;
+  std::byte* out;  // `gathered`, or `sums`
+  std::int64_t row_bytes;
+  std::int64_t held;                 // as GatherTerms::held
+  std::int32_t count;                // this rank's rows; with device_count the most it may be
+  std::int32_t first, members;       // the ranks that gather from each other: [first, first + members)
+  const std::int32_t* device_count;  // or null
+};
+
+void launch_all_gather(const GatherArguments& arguments, const LaunchShape& shape, cudaStream_t stream);
+// `type`: of the values.
+void launch_reduce_scatter(const GatherArguments& arguments, DType type, const LaunchShape& shape,
+                           cudaStream_t stream);
+
+}  // namespace ferry::cuda

@@ -1,0 +1,155 @@
+"""ferry model: tables and JSON, calibration and check from files, refusals."""
+
+import json
+import pathlib
+import unittest
+
+from program import ProgramTest, ferry
+
+RESULTS = pathlib.Path(__file__).parents[2] / "bench/results"
+LIMITS = RESULTS / "2026-11-22-4xh200-limits.json"
+CALIBRATION = [RESULTS / "model" / name
+               for name in ("2026-11-22-4xh200.json", "2026-11-23-2xh200.json", "2026-11-24-1xh200.json")]
+SWEEP = RESULTS / "2026-11-22-4xh200-bench-sweep.json"
+
+
+class ModelTest(ProgramTest):
+    def calls(self, *arguments):
+        report = json.loads(self.succeed("model", *arguments, "--json", "-"))
+        self.assertEqual((report["schema"], report["schema_version"]), ("ferry.model.times", 1))
+        return report["calls"]
+
+    def check_width(self, text):
+        self.assertLessEqual(max(len(line) for line in text.splitlines() if str(RESULTS) not in line), 100, text)
+
+    def test_times_of_one_node(self):
+        calls = self.calls("--ranks", "4", "--tokens", "1:4096", "--format", "fp8")
+        self.assertEqual([call["tokens"] for call in calls if call["work"] == "dispatch"], [2**n for n in range(13)])
+        for one, more in zip(calls, calls[2:]):
+            self.assertLess(one["us"], more["us"])
+        for call in calls:
+            self.assertEqual(call["network_us"], 0)
+            self.assertGreaterEqual(call["us"], call["start_us"] + call["link_us"])
+        # Measured on 4 x H200: 265 us and 487 us.
+        self.assertAlmostEqual(calls[-2]["us"] / 265, 1, delta=0.15)
+        self.assertAlmostEqual(calls[-1]["us"] / 487, 1, delta=0.15)
+
+    def test_every_option_matters(self):
+        base = ["--ranks", "4", "--tokens", "4096", "--work", "dispatch"]
+        plain = self.calls(*base)[0]["us"]
+        for more in (["--format", "fp32"], ["--hidden", "14336"], ["--sms", "16"], ["--form", "phases"], ["--launch", "eager"],
+                     ["--trace", "synth:decode"], ["--link-rate", "100"], ["--ranks", "8"]):
+            with self.subTest(more=more):
+                self.assertGreater(self.calls(*base, *more)[0]["us"], plain)
+        for less in (["--format", "fp8"], ["--top-k", "2"], ["--layout", "rank_major", "--sms", "16"]):
+            with self.subTest(less=less):
+                self.assertLess(self.calls(*base, *less)[0]["us"],
+                                plain if "--sms" not in less else self.calls(*base, "--sms", "16")[0]["us"])
+
+    def test_several_nodes(self):
+        base = ["--ranks", "32", "--nodes", "4", "--tokens", "128", "--work", "combine"]
+        one, two = self.calls(*base)
+        self.assertEqual((one["hops"], two["hops"]), ("one", "two"))
+        self.assertLess(two["bytes"]["between_nodes"], one["bytes"]["between_nodes"])
+        self.assertGreater(two["bytes"]["within_node"], one["bytes"]["within_node"])
+        faster = self.calls(*base, "--network", "ib800", "--hops", "one")
+        self.assertEqual(len(faster), 1)
+        self.assertLess(faster[0]["us"], one["us"])
+        for more in (["--nic-rate", "10"], ["--nic-latency", "50"], ["--nic-messages", "0.5"]):
+            self.assertGreater(self.calls(*base, *more)[0]["us"], one["us"])
+        text = self.succeed("model", *base)
+        self.assertIn("ib400: 45.0 GB/s a rank", text)
+        self.check_width(text)
+
+    def test_scale(self):
+        arguments = ["model", "--scale", "--tokens", "16", "--format", "fp8"]
+        report = json.loads(self.succeed(*arguments, "--json", "-"))
+        self.assertEqual([table["network"]["name"] for table in report["tables"]], ["ib400", "ib800"])
+        for table in report["tables"]:
+            self.assertEqual([point["ranks"] for point in table["points"]], [16, 32, 64, 128, 256, 512, 1024])
+            self.assertEqual([point["experts"] for point in table["points"]], [256] * 5 + [512, 1024])
+            for point in table["points"]:
+                self.assertEqual(point["nodes"], point["ranks"] // 8)
+                self.assertLess(point["two_hops"]["dispatch"]["bytes"]["between_nodes"],
+                                1.3 * point["one_hop"]["dispatch"]["bytes"]["between_nodes"])
+        first = report["tables"][0]["points"][0]  # two nodes: at most one row for each token
+        self.assertLessEqual(first["two_hops"]["dispatch"]["bytes"]["between_nodes"], 16 * (7168 + 7168 // 128 * 4))
+        self.check_width(self.succeed(*arguments))
+
+    def test_calibrate_and_check(self):
+        constants = self.path("constants.json")
+        text = self.succeed("model", "--calibrate", LIMITS, *CALIBRATION, "-o", constants)
+        self.assertRegex(text, r"Fit       18 points, median error [\d.]+ %, worst [\d.]+ %")
+        with open(constants, encoding="utf-8") as file:
+            written = json.load(file)
+        self.assertEqual((written["schema"], written["kept"]), ("ferry.model.constants", []))
+        for model in [], ["--constants", constants]:
+            text = self.succeed("model", "--check", SWEEP, *model)
+            self.assertIn("6 calibrated on", text)
+            self.check_width(text)
+            report = json.loads(self.succeed("model", "--check", SWEEP, *model, "--json", "-"))
+            points = report["records"][0]["points"]
+            self.assertEqual((len(points), report["points"]), (36, 36))
+            for point in points:
+                self.assertAlmostEqual(point["error"], point["us"] / point["measured_us"] - 1)
+            self.assertAlmostEqual(report["worst_error"], max(abs(point["error"]) for point in points))
+
+    def test_the_page_says_what_the_program_says(self):
+        page = (RESULTS.parents[1] / "docs/model.md").read_text(encoding="utf-8")
+        records = [path for path in sorted(RESULTS.glob("*h200-*.json")) if "-bench-" in path.name or "nvfp4" in path.name]
+        report = json.loads(self.succeed("model", "--check", *records, "--json", "-"))
+        self.assertIn(f"<!-- errors -->{report['points']} points, median {report['median_error'] * 100:.1f} %, worst "
+                      f"{report['worst_error'] * 100:.1f} %<!-- /errors -->", page)
+        over = [point for record in report["records"] for point in record["points"] if abs(point["error"]) > 0.15]
+        self.assertIn(f"more than 15 % at {len(over)} of the {report['points']} points", page)
+        scale = self.succeed("model", "--scale", "--format", "fp8", "--tokens", "128,4096", "--network", "ib400")
+        self.assertEqual(page.split("<!-- scale -->\n```text\n")[1].split("```\n<!-- /scale -->")[0], scale)
+
+    def test_a_check_beyond_the_targets_fails(self):
+        constants = self.path("constants.json")
+        self.succeed("model", "--calibrate", LIMITS, *CALIBRATION, "-o", constants)
+        with open(constants, encoding="utf-8") as file:
+            written = json.load(file)
+        written["constants"]["dispatch_few"]["value"] *= 3
+        with open(constants, "w", encoding="utf-8") as file:
+            json.dump(written, file)
+        self.refuse_after_output(["targets are 15 % and 30 %", "--calibrate"], "model", "--check", SWEEP, "--constants", constants)
+
+    def refuse_after_output(self, words, *arguments):
+        done = ferry(*arguments)
+        self.assertEqual(done.returncode, 1, done.stderr)
+        for word in words:
+            self.assertIn(word, done.stderr)
+
+    def test_refusals(self):
+        cpu = RESULTS / "2026-11-24-cpu-bench.json"
+        not_json = self.path("text")
+        pathlib.Path(not_json).write_text("no JSON", encoding="utf-8")
+        broken = json.loads(SWEEP.read_text(encoding="utf-8"))
+        del broken["measured"]["rows"][0]["pairs"]
+        pathlib.Path(self.path("broken.json")).write_text(json.dumps(broken), encoding="utf-8")
+        bench, limits = "ferry bench --backend cuda --json", "ferry limits --backend cuda --json"
+        self.refuse(3, ["none.json", "No such file"], "model", "--check", self.path("none.json"))
+        self.refuse(2, ["not JSON", bench], "model", "--check", not_json)
+        self.refuse(2, ["schema ferry.bench, not ferry.bench.cuda", bench], "model", "--check", cpu)
+        self.refuse(2, ["pairs", bench], "model", "--check", self.path("broken.json"))
+        self.refuse(2, ["not ferry.limits.cuda", limits], "model", "--calibrate", SWEEP, SWEEP)
+        self.refuse(2, ["--calibrate", "ferry limits"], "model", "--calibrate", LIMITS)
+        self.refuse(2, ["not ferry.model.constants", "--calibrate"], "model", "--constants", SWEEP)
+        self.refuse(2, ["no point is left"], "model", "--check", CALIBRATION[0])
+        self.refuse(2, ["give one of them"], "model", "--scale", "--check", SWEEP)
+        self.refuse(2, ["-o", "--json"], "model", "-o", self.path("x"))
+        self.refuse(2, ["--experts 36", "--ranks 8"], "model", "--experts", "36")
+        self.refuse(2, ["--nodes 3", "--ranks 8"], "model", "--nodes", "3")
+        self.refuse(2, ["--top-k 9"], "model", "--experts", "8", "--top-k", "9")
+        self.refuse(2, ["--network ether", "ib400"], "model", "--nodes", "2", "--network", "ether")
+        self.refuse(2, ["--network", "--nodes"], "model", "--network", "ib400")
+        self.refuse(2, ["--node-ranks 6"], "model", "--scale", "--node-ranks", "6")
+        self.refuse(2, ["--scale with --trace"], "model", "--scale", "--trace", "synth:decode")
+        self.refuse(2, ["--format int3"], "model", "--format", "int3")
+        self.refuse(2, ["rank_major"], "model", "--layout", "rank_major", "--reduction", "exact")
+        self.refuse(2, ["synth:none"], "model", "--trace", "synth:none")
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,119 @@
+#include "tools/ferry/model/constants.hpp"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+
+#include "ferry/error.hpp"
+#include "ferry/version.hpp"
+#include "tools/ferry/model/records.hpp"
+
+namespace ferry::app {
+
+namespace {
+
+constexpr const char* kSchema = "ferry.model.constants";
+constexpr int kSchemaVersion = 1;
+constexpr const char* kRemedy = "write one with ferry model --calibrate LIMITS.json BENCH.json -o FILE";
+
+// The values are what `ferry model --calibrate` finds from bench/results/2026-11-22-4xh200-limits.json and
+// the records in bench/results/model; a test compares them.
+// clang-format off
+constexpr std::array<ConstantEntry, kConstants> kTable = {{
+    {Constant::dispatch_few, "dispatch_few", 8.589, "us", "start of a dispatch of fewer than 256 tokens"},
+    {Constant::dispatch_many, "dispatch_many", 22.34, "us", "start of a dispatch of 256 tokens or more"},
+    {Constant::combine_ll, "combine_ll", 5.442, "us", "start of a combine whose sums are LL packets"},
+    {Constant::combine_few, "combine_few", 9.053, "us", "start of a combine of fewer than 256 tokens"},
+    {Constant::combine_many, "combine_many", 19.85, "us", "start of a combine of 256 tokens or more"},
+    {Constant::doubling, "doubling", 0.5916, "us", "added to a start for each doubling of the ranks"},
+    {Constant::plan, "plan", 2.521, "us", "added by a dispatch with an existing plan"},
+    {Constant::phases, "phases", 10.49, "us", "added by a call in two phases"},
+    {Constant::eager, "eager", 1.369, "us", "added for each kernel launched without a graph"},
+    {Constant::store, "store", 47.65, "GB/s", "dispatch: an SM stores"},
+    {Constant::read, "read", 64.19, "GB/s", "combine: an SM reads and adds expert rows"},
+    {Constant::sum, "sum", 44.83, "GB/s", "combine: an SM sends sums and adds them at home"},
+    {Constant::row, "row", 36.49, "GB/s", "exact, unreduced: an SM sends and adds rows"},
+    {Constant::fp8, "fp8", 0.5812, "us", "an SM quantises 7,168 values to fp8 or mxfp8"},
+    {Constant::mxfp4, "mxfp4", 3.191, "us", "an SM quantises 7,168 values to mxfp4"},
+    {Constant::nvfp4, "nvfp4", 7.408, "us", "an SM quantises 7,168 values to nvfp4"},
+    {Constant::nvfp4_token, "nvfp4_token", 9.776, "us", "an SM quantises 7,168 values to nvfp4-token"},
+    {Constant::memory, "memory", 3685, "GB/s", "a GPU reads and writes its memory"},
+}};
+// clang-format on
+
+constexpr bool in_order() {
+  for (std::size_t i = 0; i < kConstants; ++i)
+    if (kTable[i].constant != static_cast<Constant>(i)) return false;
+  return true;
+}
+static_assert(in_order(), "the table lists the constants in the order of Constant");
+
+}  // namespace
+
+const std::array<ConstantEntry, kConstants>& constant_table() {
+  return kTable;
+}
+
+Constants::Constants() : values_{} {
+  for (std::size_t i = 0; i < kConstants; ++i) values_[i] = kTable[i].value;
+}
+
+Model built_in_model() {
+  Model model;
+  // bench/results/2026-11-22-4xh200-limits.json
+  model.limits.gpus.assign(4, "NVIDIA H200");
+  model.limits.ranks = 4;
+  model.limits.push = {{1, 45.20e9},   {2, 90.73e9},   {4, 176.48e9},  {8, 337.00e9},  {16, 329.90e9},
+                       {24, 319.33e9}, {32, 333.57e9}, {64, 347.29e9}, {132, 331.60e9}};
+  model.limits.flag_seconds = 1.293e-6;
+  model.limits.barrier_seconds = 1.448e-6;
+  model.limits.launch = {{1, 0.676e-6}, {16, 0.684e-6}, {132, 0.745e-6}};
+  model.source = "built in: 18 points on 4, 2 and 1 x NVIDIA H200";
+  // Of the lines in bench/results/model.
+  model.calibrated_us = {9.92479995, 6.90080002, 19.0160006, 81.0720026, 79.668802,  147.403204,
+                         691.656017, 806.26564,  1155.09119, 604.395199, 500.379181, 11.2896003,
+                         37.3167992, 29.3487996, 9.23840031, 510.008001, 1028.79362, 1322.08796};
+  return model;
+}
+
+nlohmann::ordered_json json_of(const Model& model) {
+  nlohmann::ordered_json json{{"schema", kSchema},
+                              {"schema_version", kSchemaVersion},
+                              {"ferry_version", std::string(version())},
+                              {"source", model.source}};
+  for (const ConstantEntry& entry : constant_table())
+    json["constants"][entry.name] = {
+        {"value", model.constants[entry.constant]}, {"unit", entry.unit}, {"meaning", entry.meaning}};
+  json["kept"] = model.kept;
+  json["calibrated_us"] = model.calibrated_us;
+  json["limits"] = json_of(model.limits);
+  return json;
+}
+
+Model read_model(const std::string& path) {
+  const nlohmann::ordered_json json = read_json_file(path, kRemedy);
+  const std::string schema = json.is_object() ? json.value("schema", std::string()) : std::string();
+  if (schema != kSchema)
+    throw UsageError(fmt::format("{}: {}, not {}; {}", path,
+                                 schema.empty() ? "no schema" : fmt::format("schema {}", schema), kSchema,
+                                 kRemedy));
+  Model model;
+  try {
+    model.source = json.at("source");
+    for (const ConstantEntry& entry : constant_table()) {
+      const double value = json.at("constants").at(entry.name).at("value");
+      if (!(value > 0))
+        throw UsageError(
+            fmt::format("{}: {} is {}, not a positive number; {}", path, entry.name, value, kRemedy));
+      model.constants[entry.constant] = value;
+    }
+    model.kept = json.at("kept").get<std::vector<std::string>>();
+    model.calibrated_us = json.at("calibrated_us").get<std::vector<double>>();
+    model.limits = limits_from(json.at("limits"));
+  } catch (const nlohmann::json::exception& error) {
+    throw UsageError(fmt::format("{}: {}; {}", path, error.what(), kRemedy));
+  }
+  return model;
+}
+
+}  // namespace ferry::app

@@ -1,0 +1,241 @@
+#include "tools/ferry/model/cost.hpp"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <cmath>
+#include <initializer_list>
+
+#include "ferry/error.hpp"
+#include "format/parts.hpp"
+#include "tools/ferry/common/config.hpp"
+
+namespace ferry::app {
+
+namespace {
+
+// Facts of the kernels: src/backends/cuda/host/role_costs.cpp names both.
+constexpr int kManyTokens = 256;
+constexpr int kLLMessages = 32;
+
+constexpr int kWindowMessages = 64;      // two hops: messages that a relay has before it forwards the first
+constexpr double kSharpness = 4;         // of the smooth maximum
+constexpr double kPerGiga = 1e-3;        // us for bytes over GB/s
+constexpr double kQuantised = 2 * 7168;  // bytes of the tokens for which the costs of quantising hold
+
+// Near the largest of the terms; up to 2^(1/4) = 1.19 times it where two are equal, because what overlaps
+// still gets into each other's way.
+double smooth_max(std::initializer_list<double> terms) {
+  const double most = std::max(terms);
+  if (most <= 0) return 0;
+  double sum = 0;
+  for (const double term : terms) sum += std::pow(term / most, kSharpness);
+  return most * std::pow(sum, 1 / kSharpness);
+}
+
+// us of an SM to quantise one token of this call; 0 if the format does not quantise.
+double quantising(const ModelCall& call, const Constants& constants) {
+  const std::string name = to_string(call.format);
+  const double scale = static_cast<double>(call.row_bytes()) / kQuantised;
+  if (name.starts_with("nvfp4-token")) return constants[Constant::nvfp4_token] * scale;
+  if (name.starts_with("nvfp4")) return constants[Constant::nvfp4] * scale;
+  if (name.starts_with("mxfp4")) return constants[Constant::mxfp4] * scale;
+  if (name.starts_with("fp8") || name.starts_with("mxfp8")) return constants[Constant::fp8] * scale;
+  return 0;
+}
+
+// The machine as one rank sees it.
+struct RankMachine {
+  RankMachine(const GpuLimits& limits, const ModelCall& call) {
+    const auto gpus = static_cast<double>(std::max<std::size_t>(limits.gpus.size(), 1));
+    // Limits with fewer GPUs than ranks were measured with ranks that share them.
+    sharing = std::max(1.0, limits.ranks / gpus);
+    const double all = limits.push.empty() ? 1 : limits.push.back().first;
+    sms = all / sharing;
+    if (call.call.sm_limit > 0) sms = std::min<double>(sms, call.call.sm_limit);
+    push = best_push(limits, call.call.sm_limit) * 1e-9;
+    flag_us = limits.flag_seconds * 1e6;
+  }
+
+  double sharing;  // ranks on a GPU
+  double sms;      // of a call
+  double push;     // GB/s out of a rank to the ranks of its node
+  double flag_us;
+};
+
+struct Terms {
+  double start = 0;
+  double near_bytes = 0, far_bytes = 0, far_rows = 0;  // on the link, on the network
+  double row_bytes = 0;                                // of a row that travels
+  double sm_us = 0;                                    // work of one SM that did all
+  double memory_bytes = 0;
+};
+
+Terms dispatch_terms(const ModelCall& call, const Loads& loads, const Constants& constants) {
+  const auto bytes = static_cast<double>(call.message_bytes()), token = static_cast<double>(call.row_bytes());
+  const bool few = call.shape.tokens < kManyTokens, two = call.hops == Hops::two;
+  const double arrivals = loads.arrivals();
+  const double rows = call.layout == Layout::rank_major ? arrivals : std::max(loads.routes, arrivals);
+  const double quantise = quantising(call, constants);
+  const double staged = two ? loads.far_nodes : loads.far, forwarded = two ? loads.forwarded : 0;
+  Terms terms;
+  terms.start = few ? constants[Constant::dispatch_few] + quantise : constants[Constant::dispatch_many];
+  terms.near_bytes = (loads.near + forwarded) * bytes;
+  terms.far_bytes = staged * bytes;
+  terms.far_rows = staged;
+  terms.row_bytes = bytes;
+  terms.sm_us = (rows + staged + forwarded) * bytes / constants[Constant::store] * kPerGiga +
+                call.shape.tokens * quantise;
+  // Tokens are read, rows written, arrived messages read. What crosses the network is also written to send
+  // staging, read by the NIC, and written by the peer's; a relay reads it.
+  terms.memory_bytes = call.shape.tokens * token + (rows + arrivals) * bytes + (two ? 4 : 3) * staged * bytes;
+  return terms;
+}
+
+Terms combine_terms(const ModelCall& call, const Loads& loads, const Constants& constants) {
+  const auto bytes = static_cast<double>(call.row_bytes());
+  const bool partial = call.call.reduction == Reduction::partial, two = call.hops == Hops::two;
+  const double pairs = loads.arrivals();
+  const double rows = call.layout == Layout::rank_major ? pairs : std::max(loads.routes, pairs);
+  const bool packets = partial && call.shape.nodes == 1 &&
+                       call.shape.tokens * std::max(call.shape.ranks - 1, 1) <= kLLMessages;
+  const bool few = call.shape.tokens < kManyTokens;
+  const double near = partial ? loads.near : loads.near_routes;
+  // Only sums become fewer in two hops: a relay adds those of its node.
+  const double far = partial ? loads.far : loads.far_routes;
+  const double staged = two && partial ? loads.far_nodes : far;
+  const double forwarded = !two ? 0 : partial ? loads.forwarded : loads.far_routes;
+  Terms terms;
+  terms.start = constants[packets ? Constant::combine_ll
+                          : few   ? Constant::combine_few
+                                  : Constant::combine_many];
+  terms.near_bytes = (near + forwarded) * bytes * (packets ? 2 : 1);  // a packet is half flag
+  terms.far_bytes = staged * bytes;
+  terms.far_rows = staged;
+  terms.row_bytes = bytes;
+  const double added = two ? staged : 0;  // by relays
+  terms.sm_us = partial ? rows * bytes / constants[Constant::read] * kPerGiga +
+                              (pairs + added) * bytes / constants[Constant::sum] * kPerGiga
+                        : (rows + added) * bytes / constants[Constant::row] * kPerGiga;
+  // Rows are read, sums written, results written. Sums are read soon after, from the L2 cache.
+  terms.memory_bytes =
+      (rows + (partial ? pairs : rows) + call.shape.tokens) * bytes + (two ? 4 : 3) * staged * bytes;
+  return terms;
+}
+
+// The steps of few tokens follow one another; those of many overlap.
+Cost combined(const Terms& terms, const ModelCall& call, const Constants& constants,
+              const RankMachine& machine, const Network& network) {
+  const RoutingShape& shape = call.shape;
+  const bool two = call.hops == Hops::two && shape.nodes > 1;
+  Cost cost;
+  cost.start = terms.start + constants[Constant::doubling] * std::log2(shape.ranks);
+  cost.link = machine.push > 0 ? terms.near_bytes / machine.push * kPerGiga : 0;
+  cost.sms = terms.sm_us / machine.sms;
+  cost.memory = machine.sharing * terms.memory_bytes / constants[Constant::memory] * kPerGiga;
+  if (shape.nodes > 1) {
+    const int peers = two ? shape.nodes - 1 : shape.ranks - shape.node_ranks();
+    const double post = 1e6 / network.messages_per_second, a_byte = 1e6 / network.bytes_per_second;
+    cost.network = std::max(terms.far_bytes * a_byte, terms.far_rows * post) + 2 * peers * post;
+    cost.start += network.latency_us + (two ? 2 * machine.flag_us : 0);
+    if (two && shape.tokens >= kManyTokens)
+      cost.start += std::min<double>(kWindowMessages, terms.far_rows) * terms.row_bytes * a_byte;
+  }
+  if (shape.tokens >= kManyTokens)
+    cost.total = cost.start + smooth_max({cost.link, cost.network, cost.sms, cost.memory});
+  else if (two)
+    cost.total = cost.start + cost.network + cost.link + cost.sms;
+  else
+    cost.total = cost.start + std::max(cost.network, cost.link) + cost.sms;
+  const int kernels = call.call.in_phases ? 2 : 1;
+  const double launches = (call.call.in_phases ? constants[Constant::phases] : 0) +
+                          (call.call.eager ? kernels * constants[Constant::eager] : 0);
+  cost.start += launches;
+  cost.total += launches;
+  return cost;
+}
+
+Cost sum_of(const Cost& a, const Cost& b) {
+  return {.start = a.start + b.start,
+          .link = a.link + b.link,
+          .network = a.network + b.network,
+          .sms = a.sms + b.sms,
+          .memory = a.memory + b.memory,
+          .total = a.total + b.total};
+}
+
+}  // namespace
+
+std::int64_t ModelCall::message_bytes() const {
+  const PartList parts = parts_of(format, hidden);
+  std::int64_t bytes = 0;
+  for (int p = 0; p < parts.count; ++p) bytes += parts.part[p].row_bytes;
+  return bytes;
+}
+
+std::int64_t ModelCall::row_bytes() const {
+  return std::int64_t{hidden} * bytes_of(token_type(format));
+}
+
+const char* Cost::largest() const {
+  const char* name = "start";
+  double most = start;
+  const auto consider = [&](double term, const char* its_name) {
+    if (term > most) most = term, name = its_name;
+  };
+  consider(link, "link");
+  consider(network, "network");
+  consider(sms, "SMs");
+  consider(memory, "memory");
+  return name;
+}
+
+Cost cost_of(const ModelCall& call, const Loads& loads, const Constants& constants, const GpuLimits& limits,
+             const Network& network) {
+  const RankMachine machine(limits, call);
+  const auto dispatch = [&] {
+    return combined(dispatch_terms(call, loads, constants), call, constants, machine, network);
+  };
+  const auto combine = [&] {
+    return combined(combine_terms(call, loads, constants), call, constants, machine, network);
+  };
+  switch (call.call.work) {
+    case Work::dispatch:
+      return dispatch();
+    case Work::dispatch_plan: {
+      Cost cost = dispatch();
+      cost.start += constants[Constant::plan];
+      cost.total += constants[Constant::plan];
+      return cost;
+    }
+    case Work::combine:
+      return combine();
+    case Work::pair:
+      return sum_of(dispatch(), combine());
+    case Work::metadata:
+    case Work::nccl:
+    case Work::nccl_rows:
+      break;
+  }
+  throw UsageError(fmt::format("the model has no times of {}", to_string(call.call.work)));
+}
+
+LinkBytes link_bytes(const ModelCall& call, const Loads& loads) {
+  const Constants any;
+  const Terms terms =
+      call.call.work == Work::combine ? combine_terms(call, loads, any) : dispatch_terms(call, loads, any);
+  return {.between = terms.far_bytes, .within = terms.near_bytes};
+}
+
+const std::vector<Network>& networks() {
+  // Usable: 90 % of the line rate. Latencies and message rates are assumptions, not measurements.
+  static const std::vector<Network> known{
+      {"ib200", "one 200 Gb/s InfiniBand NIC for each rank", 22.5e9, 4, 50e6},
+      {"ib400", "one 400 Gb/s InfiniBand NIC for each rank", 45e9, 4, 50e6},
+      {"ib800", "one 800 Gb/s InfiniBand NIC for each rank", 90e9, 4, 50e6},
+      {"roce400", "one 400 Gb/s RoCE NIC for every two ranks", 22.5e9, 6, 25e6},
+  };
+  return known;
+}
+
+}  // namespace ferry::app

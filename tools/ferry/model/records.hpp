@@ -1,0 +1,41 @@
+// Reads what `ferry limits --backend cuda --json` and `ferry bench --backend cuda --json` have written, also
+// inside the records of scripts/gpu (member `measured`).
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "tools/ferry/model/cost.hpp"
+
+namespace ferry::app {
+
+struct MeasuredPoint {
+  ModelCall call;
+  Loads loads;  // from the record's own counts, so that no trace is needed
+  std::string router;
+  double us = 0;  // median
+  std::shared_ptr<const GpuLimits> limits;
+};
+
+struct BenchRecord {
+  std::string path;
+  std::vector<MeasuredPoint> points;
+  std::vector<std::shared_ptr<const GpuLimits>> limits;  // one for each number of ranks
+  int left_out = 0;                                      // lines that the model has no times of
+};
+
+// Both throw SystemError for a file that cannot be read, and UsageError, with the remedy, for one that is no
+// such record.
+GpuLimits read_limits(const std::string& path);
+BenchRecord read_bench(const std::string& path);
+
+// The JSON in a file. `remedy` ends the message if it is none.
+nlohmann::ordered_json read_json_file(const std::string& path, const std::string& remedy);
+
+// From an object as json_of(GpuLimits) makes it.
+GpuLimits limits_from(const nlohmann::ordered_json& json);
+
+}  // namespace ferry::app
