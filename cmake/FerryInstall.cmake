@@ -25,7 +25,7 @@ file(GLOB pages CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/*.md)
 macro(ferry_install_documents folder)
   install(FILES ${pages} ${PROJECT_SOURCE_DIR}/LICENSE DESTINATION ${folder} ${ARGN})
   install(DIRECTORY ${PROJECT_SOURCE_DIR}/docs ${PROJECT_SOURCE_DIR}/examples DESTINATION ${folder} ${ARGN}
-          PATTERN CMakeLists.txt EXCLUDE PATTERN __pycache__ EXCLUDE
+          PATTERN CMakeLists.txt EXCLUDE PATTERN compare.cmake EXCLUDE PATTERN __pycache__ EXCLUDE
           PATTERN docs/index.md EXCLUDE PATTERN docs/site EXCLUDE)
 endmacro()
 ferry_install_documents(${CMAKE_INSTALL_DATAROOTDIR}/doc/ferry)

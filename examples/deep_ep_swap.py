@@ -1,6 +1,7 @@
 # A program for DeepEP, before and after: normal mode, as in prefill or training, and low-latency mode, as in decode.
 #   torchrun --nproc-per-node=2 examples/deep_ep_swap.py             # over Ferry
 #   torchrun --nproc-per-node=2 examples/deep_ep_swap.py --before    # over DeepEP, if it is installed
+# The same between nodes: add --nnodes and --rdzv-endpoint.
 import os
 import sys
 
@@ -45,7 +46,9 @@ def main():
         torch.cuda.set_device(device)
     # gloo is enough for Ferry, which has its own kernels, and it takes ranks that share a GPU.
     dist.init_process_group("nccl" if "--before" in sys.argv[1:] else "gloo")
-    rdma_bytes = deep_ep.Buffer.get_low_latency_rdma_size_hint(TOKENS, HIDDEN, ranks, EXPERTS)
+    configs = deep_ep.Buffer.get_dispatch_config(ranks), deep_ep.Buffer.get_combine_config(ranks)
+    rdma_bytes = max(deep_ep.Buffer.get_low_latency_rdma_size_hint(TOKENS, HIDDEN, ranks, EXPERTS),
+                     *(config.get_rdma_buffer_size_hint(2 * HIDDEN, ranks) for config in configs))
     buffer = deep_ep.Buffer(dist.group.WORLD, int(1e9), rdma_bytes, low_latency_mode=True,
                             num_qps_per_rank=EXPERTS // ranks, allow_nvlink_for_low_latency_mode=True,
                             explicitly_destroy=True)

@@ -47,6 +47,7 @@ ROOMS = {
     "backends/cuda/engine": "base engine exchange group layout plan backends/collective backends/cuda/runtime"
                             " backends/cuda/memory backends/cuda/operations backends/cuda/host",
     "nvfuser": "base format",
+    "max": "base exchange layout plan",
     "program": "base exchange",
     "trace": "base",
     "capi": "base plan exchange",

@@ -21,7 +21,7 @@ html_extra_path = [os.environ["FERRY_SITE_EXTRA"]]  # the C++ reference, made by
 autodoc_member_order = "bysource"
 
 # Modules have pages of their own, and some need PyTorch.
-ferry.__all__ = [name for name in ferry.__all__ if name not in ("deep_ep", "megatron", "nvfuser", "torch")]
+ferry.__all__ = [name for name in ferry.__all__ if name not in ("deep_ep", "max", "megatron", "nvfuser", "torch")]
 
 # Pages that begin with a document of the repository's root.
 FROM_ROOT = {"index": "README.md", "site/changes": "CHANGELOG.md", "site/contributing": "CONTRIBUTING.md"}

@@ -12,6 +12,7 @@
 //   error.hpp            the exceptions and the numbers they carry
 //   program.hpp          a layer as a value: steps over named values
 //   evaluator.hpp        runs programs
+//   max.hpp              dispatch and combine in the call shapes of MAX
 //   nvfuser.hpp          dispatch and combine in the call shapes of nvFuser
 //   trace.hpp            recorded and synthetic routing
 //   types.hpp            enumerations, and the symbols N, K, T, E, R, L, H, G in which shapes are written
@@ -30,6 +31,7 @@
 #include "ferry/exchange.hpp"
 #include "ferry/format.hpp"
 #include "ferry/group.hpp"
+#include "ferry/max.hpp"
 #include "ferry/nvfuser.hpp"
 #include "ferry/placement.hpp"
 #include "ferry/plan.hpp"

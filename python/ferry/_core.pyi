@@ -34,6 +34,12 @@ class Placement:
         Any table: the (rank, local expert) of each expert. UsageError if a rank's local experts are not 0, 1, 2, ... once each.
         """
 
+    @staticmethod
+    def ep_tp(experts: int, ep: int, tp: int) -> Placement:
+        """
+        Experts in slices, on ep * tp ranks: slice i of expert e is on rank e // (experts // ep) * tp + i. The tp ranks that hold slices of the same experts pass the same tokens. On host memory.
+        """
+
     @property
     def experts(self) -> int:
         """E, the number of experts."""
@@ -43,11 +49,15 @@ class Placement:
         """R, the number of ranks."""
 
     @property
+    def tp(self) -> int:
+        """Slices of each expert: 1 unless made by ep_tp()."""
+
+    @property
     def version(self) -> int:
-        """The version given to table(); 0 for blocks()."""
+        """The version given to table(); 0 for others."""
 
     def location(self, expert: int) -> tuple[int, int]:
-        """(rank, local expert) of an expert."""
+        """(rank, local expert) of an expert; ep_tp: of its slice 0."""
 
     def experts_of(self, rank: int) -> list[int]:
         """The global ids of a rank's experts, in local order."""
@@ -56,9 +66,9 @@ class Placement:
 
     def __hash__(self) -> int: ...
 
-    def __getstate__(self) -> tuple[tuple[tuple[int, int], ...], int, int]: ...
+    def __getstate__(self) -> tuple[tuple[tuple[int, int], ...], int, int, int]: ...
 
-    def __setstate__(self, state: tuple[tuple[tuple[int, int], ...], int, int], /) -> None: ...
+    def __setstate__(self, state: tuple[tuple[tuple[int, int], ...], int, int, int], /) -> None: ...
 
     def __repr__(self) -> str: ...
 
@@ -281,9 +291,9 @@ class Sizes:
 
     def __repr__(self) -> str: ...
 
-def size_of(config: Config, ranks: int, rank: int = 0) -> Sizes:
+def size_of(config: Config, ranks: int | Topology, rank: int = 0) -> Sizes:
     """
-    Sizes: exactly what an exchange of this configuration maps on one rank of `ranks`. Needs no group and allocates nothing.
+    Sizes: exactly what an exchange of this configuration maps on one rank of `ranks`, or of a Topology for ranks on several nodes. Needs no group and allocates nothing.
     """
 
 def capacity_of(config: Config, ranks: int, rank: int = 0) -> int:
@@ -324,6 +334,11 @@ class Topology:
 
     def ranks_of(self, node: int) -> list[int]:
         """The ranks of a node, in increasing order."""
+
+    def relay_of(self, source: int, node: int) -> int:
+        """
+        The rank of `node` that passes on what rank `source` and the node send each other in two hops.
+        """
 
     def __repr__(self) -> str: ...
 
@@ -370,13 +385,13 @@ class Group:
     """The ranks that work together, and how they find each other."""
 
     @staticmethod
-    def threads(ranks: int, nodes: int = 1) -> Group:
+    def threads(ranks: int | Topology, nodes: int = 1) -> Group:
         """
-        Ranks are threads of this process; run() starts them. `nodes` simulates nodes of equal size.
+        Ranks are threads of this process; run() starts them. `nodes` simulates nodes of equal size, a Topology in place of the number of ranks nodes of any sizes.
         """
 
     @staticmethod
-    def processes(ranks: int, nodes: int = 1) -> Group:
+    def processes(ranks: int | Topology, nodes: int = 1) -> Group:
         """
         Ranks are processes on this host, forked by run(), which sends back what they return or raise by pickle.
 
@@ -468,7 +483,7 @@ class Plan:
 
     @property
     def tokens(self) -> int:
-        """N, the tokens of this rank."""
+        """N, the tokens of this rank; experts in slices: of its slice."""
 
     @property
     def total(self) -> int:
@@ -1023,6 +1038,10 @@ class Trace:
     @property
     def experts(self) -> int:
         """E, the number of experts."""
+
+    @property
+    def sequence_lengths(self) -> list[int]:
+        """Tokens of each sequence, in order; empty if they are not known."""
 
     @property
     def ids(self) -> Any:

@@ -13,10 +13,14 @@ void bind_dispatch_result(nanobind::module_& module);
 void bind_exchange(nanobind::module_& module);
 void bind_program(nanobind::module_& module);
 void bind_operators(nanobind::module_& module);
+void bind_max(nanobind::module_& module);
 void bind_trace(nanobind::module_& module);
 void bind_deep_ep_streams(nanobind::module_& module);
 void bind_low_latency(nanobind::module_& module);
 void bind_normal(nanobind::module_& module);
 void bind_host_parts(nanobind::module_& module);
+
+// After all of these.
+void publish_signatures(nanobind::module_& module);
 
 }  // namespace ferry::python

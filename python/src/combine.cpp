@@ -35,7 +35,7 @@ Shape result_shape(const Config& config, std::int64_t tokens, Reduction reductio
 
 void make_or_read_result(const nb::object& given, const Config& config, Reduction reduction,
                          CombineInput& in) {
-  const Shape shape = result_shape(config, in.plan->tokens, reduction);
+  const Shape shape = result_shape(config, in.plan->result_tokens(), reduction);
   in.result_array = given;
   if (given.is_none()) {
     in.result_array =
@@ -48,7 +48,7 @@ void read_shared_outputs(const nb::object& given, const Config& config, CombineI
   if (given.is_none()) return;
   if (in.result_array.is_none()) throw UsageError("combine: shared_outputs needs outputs");
   const Array& array = in.arguments.dense(given, "shared_outputs", element_of(in.result.type),
-                                          {config.shared_experts, in.plan->tokens, config.hidden});
+                                          {config.shared_experts, in.plan->result_tokens(), config.hidden});
   require_writable(array, "shared_outputs");
   in.options.shared_outputs = array.data;
 }
@@ -106,7 +106,7 @@ void read_combine(PyExchange& self, LaneCall& call, const PyCombineArguments& gi
                             call.device()));
   in.options.row_weights = read_row_values(given.row_weights, "row_weights", in);
   in.options.topk_weights =
-      read_route_values(self, given.topk_weights, "topk_weights", in.plan->tokens, in.arguments);
+      read_route_values(self, given.topk_weights, "topk_weights", in.plan->result_tokens(), in.arguments);
   if (given.outputs.is_none() && given.row_values.is_none()) {
     throw UsageError("combine: needs outputs, row_values or both");
   }
@@ -115,7 +115,7 @@ void read_combine(PyExchange& self, LaneCall& call, const PyCombineArguments& gi
   read_shared_outputs(given.shared_outputs, config, in);
   if (!given.row_values.is_none()) {
     in.options.route_values =
-        new_route_values(self, in.plan->tokens, in.arguments.framework(), in.route_values_array);
+        new_route_values(self, in.plan->result_tokens(), in.arguments.framework(), in.route_values_array);
   }
   self.set_framework(in.arguments.framework());
 }

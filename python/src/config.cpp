@@ -198,10 +198,14 @@ void bind_sizes(nb::module_& module) {
                    ", messages=", s.messages, ", total=", s.total(), ")");
       });
   module.def(
-      "size_of", [](const Config& config, int ranks, int rank) { return size_of(config, ranks, rank); },
+      "size_of",
+      [](const Config& config, const std::variant<int, Topology>& ranks, int rank) {
+        return std::visit([&](const auto& given) { return size_of(config, given, rank); }, ranks);
+      },
       "config"_a, "ranks"_a, "rank"_a = 0,
-      "Sizes: exactly what an exchange of this configuration maps on one rank of `ranks`. Needs no group and "
-      "allocates nothing.");
+      "Sizes: exactly what an exchange of this configuration maps on one rank of `ranks`, or of a Topology "
+      "for ranks "
+      "on several nodes. Needs no group and allocates nothing.");
   module.def("capacity_of", &capacity_of, "config"_a, "ranks"_a, "rank"_a = 0,
              "Rows a rank can receive under this configuration (expert_padded: rows of one expert).");
   module.def("plan_bytes", &plan_bytes, "config"_a, "ranks"_a,
@@ -216,18 +220,25 @@ Placement placement_of(const Locations& locations, int ranks, std::uint64_t vers
   return Placement::table(std::move(table), ranks, version);
 }
 
-// What is pickled of a Placement: the arguments of placement_of().
+// What is pickled of a Placement: the arguments of placement_of(), and tp.
 nb::tuple state_of(const Placement& placement) {
   nb::list locations;
   for (const auto& [rank, local] : placement.locations()) locations.append(nb::make_tuple(rank, local));
-  return nb::make_tuple(nb::tuple(locations), placement.ranks(), placement.version());
+  return nb::make_tuple(nb::tuple(locations), placement.ranks(), placement.version(), placement.tp());
 }
 
 void set_placement_state(Placement* self, const nb::tuple& state) {
   const auto locations = nb::cast<Locations>(state[0]);
   const auto ranks = nb::cast<int>(state[1]);
   const auto version = nb::cast<std::uint64_t>(state[2]);
-  new (self) Placement(locations.empty() ? Placement() : placement_of(locations, ranks, version));
+  const auto tp = nb::cast<int>(state[3]);
+  if (locations.empty()) {
+    new (self) Placement();
+  } else if (tp > 1) {
+    new (self) Placement(Placement::ep_tp(static_cast<int>(locations.size()), ranks / tp, tp));
+  } else {
+    new (self) Placement(placement_of(locations, ranks, version));
+  }
 }
 
 void bind_placement(nb::module_& module) {
@@ -238,9 +249,14 @@ void bind_placement(nb::module_& module) {
           "table", &placement_of, "locations"_a, "ranks"_a, "version"_a = 0,
           "Any table: the (rank, local expert) of each expert. UsageError if a rank's local experts are not "
           "0, 1, 2, ... once each.")
+      .def_static("ep_tp", &Placement::ep_tp, "experts"_a, "ep"_a, "tp"_a,
+                  "Experts in slices, on ep * tp ranks: slice i of expert e is on rank e // (experts // ep) "
+                  "* tp + i. "
+                  "The tp ranks that hold slices of the same experts pass the same tokens. On host memory.")
       .def_prop_ro("experts", &Placement::experts, "E, the number of experts.")
       .def_prop_ro("ranks", &Placement::ranks, "R, the number of ranks.")
-      .def_prop_ro("version", &Placement::version, "The version given to table(); 0 for blocks().")
+      .def_prop_ro("tp", &Placement::tp, "Slices of each expert: 1 unless made by ep_tp().")
+      .def_prop_ro("version", &Placement::version, "The version given to table(); 0 for others.")
       .def(
           "location",
           [](const Placement& self, int expert) {
@@ -249,7 +265,7 @@ void bind_placement(nb::module_& module) {
             }
             return std::pair(self.location(expert).rank, self.location(expert).local);
           },
-          "expert"_a, "(rank, local expert) of an expert.")
+          "expert"_a, "(rank, local expert) of an expert; ep_tp: of its slice 0.")
       .def(
           "experts_of",
           [](const Placement& self, int rank) {
@@ -262,12 +278,13 @@ void bind_placement(nb::module_& module) {
       .def(nb::self == nb::self, nb::sig("def __eq__(self, other: object, /) -> bool"))
       .def("__hash__", [](const Placement& self) { return nb::hash(state_of(self)); })
       .def("__getstate__", &state_of,
-           nb::sig("def __getstate__(self) -> tuple[tuple[tuple[int, int], ...], int, int]"))
+           nb::sig("def __getstate__(self) -> tuple[tuple[tuple[int, int], ...], int, int, int]"))
       .def("__setstate__", &set_placement_state,
-           nb::sig("def __setstate__(self, state: tuple[tuple[tuple[int, int], ...], int, int], /) -> None"))
+           nb::sig(
+               "def __setstate__(self, state: tuple[tuple[tuple[int, int], ...], int, int, int], /) -> None"))
       .def("__repr__", [](const Placement& self) {
         return str("Placement(", counted(self.experts(), "expert"), " on ", counted(self.ranks(), "rank"),
-                   ", version ", self.version(), ")");
+                   self.tp() > 1 ? str(", tp ", self.tp()) : str(", version ", self.version()), ")");
       });
 }
 

@@ -189,7 +189,8 @@ void read_global_scale(const nb::object& given, DispatchInput& in) {
 
 Ids ids_of(const Array& array, std::int64_t tokens, int top_k, const char* name) {
   if (array.element != kInt32 && array.element != kInt64)
-    throw UsageError(str(name, ": expected int32 or int64, got ", name_of(array.element)));
+    throw UsageError(
+        str(name, ": expected int32 or int64, got ", name_of(array.element), ": convert it to one of these"));
   if (array.shape != Shape{tokens, top_k}) {
     throw UsageError(str(name, ": expected an array of shape [N, K] = ", shape_text({tokens, top_k}),
                          ", got ", shape_text(array.shape)));

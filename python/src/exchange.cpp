@@ -3,6 +3,7 @@
 #include "arrays/framework.hpp"
 #include "base/text.hpp"
 #include "exchange/configuration.hpp"
+#include "exchange/sliced.hpp"
 #include "process_owner.hpp"
 
 namespace ferry::python {
@@ -24,7 +25,7 @@ ReceiveSizes receive_sizes_of(const Exchange& exchange) {
           .rows = rows,
           .groups = groups,
           .plan_bytes = bytes,
-          .plan_shape = plan_shape(config),
+          .plan_shape = plan_shape(config.placement.tp() > 1 ? routed_config(config) : config),
           .weight = {kFp32, {rows}},
           .counts = {kInt32, {groups}},
           .row_offsets = {kInt32, {groups + 1}},
@@ -75,6 +76,11 @@ PyDispatchResult PyExchange::make_result(int lane, const DispatchResult& receive
               .shape = sizes_.plan_shape,
               .tokens = context.tokens,
               .storage_writes = write_count(received.plan.storage())};
+  if (config().placement.tp() > 1) {
+    plan.all_tokens = plan.tokens;
+    plan.tokens = received.plan.tokens();
+    plan.gathered_total = *received.total;
+  }
   if (in_lane) {
     plan.state = state_;
     plan.lane = lane;
@@ -95,6 +101,11 @@ float* PyExchange::placeholder(Framework framework) {
 
 PyPlan plan_over(const PyExchange& self, const nb::object& storage, std::optional<std::int64_t> tokens) {
   ExchangeState& state = self.state();
+  if (self.config().placement.tp() > 1) {
+    throw UnsupportedError(
+        "plan_over: experts in slices do not have it, because their plans do not hold all tokens: keep "
+        "plan.copy()");
+  }
   Arguments arguments(state.device);
   const Array& array = arguments.dense(storage, "storage", kByte, {-1});
   PyPlan result{.plan = Plan::over(array.data, static_cast<std::size_t>(array.shape[0])),

@@ -249,6 +249,14 @@ void bind_topology(nb::module_& module) {
             return self.ranks_of(checked_index("node", node, self.nodes()));
           },
           "node"_a, "The ranks of a node, in increasing order.")
+      .def(
+          "relay_of",
+          [](const Topology& self, int source, int node) {
+            return self.relay_of(checked_index("source", source, self.ranks()),
+                                 checked_index("node", node, self.nodes()));
+          },
+          "source"_a, "node"_a,
+          "The rank of `node` that passes on what rank `source` and the node send each other in two hops.")
       .def("__repr__", [](const Topology& self) {
         return str("Topology(", counted(self.ranks(), "rank"), " on ",
                    counted(self.nodes(), self.simulated() ? "simulated node" : "node"), ")");
@@ -256,6 +264,16 @@ void bind_topology(nb::module_& module) {
 }
 
 }  // namespace
+
+Topology topology_of(const Ranks& ranks, int nodes) {
+  if (const int* count = std::get_if<int>(&ranks)) return Topology::blocks(*count, nodes, nodes > 1);
+  const auto& given = std::get<Topology>(ranks);
+  if (nodes != 1)
+    throw UsageError(str("nodes = ", nodes, " with a Topology, which has nodes of its own: pass none"));
+  std::vector<int> node_of;
+  for (int rank = 0; rank < given.ranks(); ++rank) node_of.push_back(given.node_of(rank));
+  return Topology(node_of, given.nodes() > 1);
+}
 
 void bind_group(nb::module_& module) {
   bind_topology(module);
@@ -295,11 +313,13 @@ void bind_group(nb::module_& module) {
   nb::class_<PyGroup>(module, "Group", "The ranks that work together, and how they find each other.")
       .def_static(
           "threads",
-          [](int ranks, int nodes) {
-            return PyGroup(Group::threads(ranks, nodes), BackendKind::cpu, Starts::threads);
+          [](const Ranks& ranks, int nodes) {
+            return PyGroup(Group::threads(topology_of(ranks, nodes)), BackendKind::cpu, Starts::threads);
           },
           "ranks"_a, "nodes"_a = 1,
-          "Ranks are threads of this process; run() starts them. `nodes` simulates nodes of equal size.")
+          "Ranks are threads of this process; run() starts them. `nodes` simulates nodes of equal size, a "
+          "Topology "
+          "in place of the number of ranks nodes of any sizes.")
       .def_static(
           "processes", &make_processes, "ranks"_a, "nodes"_a = 1,
           R"(Ranks are processes on this host, forked by run(), which sends back what they return or raise by pickle.

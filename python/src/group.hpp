@@ -2,6 +2,7 @@
 #pragma once
 
 #include <optional>
+#include <variant>
 #include <vector>
 
 #include "casters.hpp"
@@ -44,8 +45,14 @@ class PyGroup {
   std::optional<PyRank> joined_;
 };
 
+// How many ranks there are, or the nodes that they are on.
+using Ranks = std::variant<int, Topology>;
+
+// Of simulated nodes, if there are several: `nodes` of equal size, or those of a topology.
+Topology topology_of(const Ranks& ranks, int nodes);
+
 // A group whose run() forks a process for each rank.
-PyGroup make_processes(int ranks, int nodes);
+PyGroup make_processes(const Ranks& ranks, int nodes);
 
 // Runs `body` in the processes of such a group; returns the results in rank order.
 std::vector<nanobind::object> run_processes(Group group, const nanobind::callable& body);

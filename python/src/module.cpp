@@ -29,9 +29,11 @@ NB_MODULE(_core, module) {
   bind_exchange(module);
   bind_program(module);
   bind_operators(module);
+  bind_max(module);
   bind_trace(module);
   bind_deep_ep_streams(module);
   bind_low_latency(module);
   bind_normal(module);
   bind_host_parts(module);
+  publish_signatures(module);
 }

@@ -84,6 +84,7 @@ std::int64_t PyPlan::total() const {
 }
 
 std::int64_t max_rows_touched(const PyPlan& plan) {
+  if (plan.gathered_total >= 0) return plan.gathered_total;
   const bool known = is_host(plan.device) || plan.known_total >= 0;
   if (known) return std::min(plan.total(), plan.shape.capacity);
   return plan.row_bound >= 0 ? plan.row_bound : plan.shape.capacity;
@@ -96,7 +97,7 @@ void bind_plan(nb::module_& module) {
 A plan serves any number of dispatches and combines, in any format, of exchanges that agree on placement and sizes. The
 plan of a call lies in the lane's memory until the lane's next dispatch: copy() it to keep it longer. Its tables are
 arrays of the call's framework, on the exchange's device.)")
-      .def_ro("tokens", &PyPlan::tokens, "N, the tokens of this rank.")
+      .def_ro("tokens", &PyPlan::tokens, "N, the tokens of this rank; experts in slices: of its slice.")
       .def_prop_ro("total", &PyPlan::total,
                    "Rows on this rank, padding between groups included. With 'cuda' only after wait_total().")
       .def_prop_ro(

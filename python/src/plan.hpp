@@ -14,9 +14,12 @@ struct PyPlan {
   Framework framework = Framework::numpy;
   Device device = kHost;
   PlanShape shape{};
-  std::int64_t tokens = 0;        // N of this rank
+  std::int64_t tokens = 0;        // N of this rank; experts in slices: the tokens of its slice
   std::int64_t known_total = -1;  // plans in device memory: the total, once the host has read it
   std::int64_t row_bound = -1;    // set_row_bound(); -1: the capacity
+  // Experts in slices, where a plan is that of the routes before the gather; else -1.
+  std::int64_t all_tokens = -1;      // N, of which `tokens` are the slice
+  std::int64_t gathered_total = -1;  // rows on this rank after the gather
 
   // A plan in a lane's own memory, which the lane's next dispatch overwrites. Other plans have lane -1.
   SharedState state{};
@@ -29,6 +32,8 @@ struct PyPlan {
   const Plan& checked() const;
   // Rows on this rank. Throws UsageError where only the device knows.
   std::int64_t total() const;
+  // Tokens of a combine's result.
+  std::int64_t result_tokens() const { return all_tokens >= 0 ? all_tokens : tokens; }
 };
 
 // Number of plans that dispatches of this process have written to this memory of a caller.

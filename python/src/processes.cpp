@@ -154,9 +154,11 @@ void raise_first(const std::vector<Outcome>& outcomes) {
 
 }  // namespace
 
-PyGroup make_processes(int ranks, int nodes) {
-  return PyGroup(Group(launch_processes(Topology::blocks(ranks, nodes, nodes > 1), fork_interpreter)),
-                 BackendKind::cpu, Starts::processes);
+PyGroup make_processes(const Ranks& ranks, int nodes) {
+  const auto start = [](const Topology& topology) {
+    return Group(launch_processes(topology, fork_interpreter));
+  };
+  return PyGroup(start(topology_of(ranks, nodes)), BackendKind::cpu, Starts::processes);
 }
 
 std::vector<nb::object> run_processes(Group group, const nb::callable& body) {

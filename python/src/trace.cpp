@@ -80,6 +80,8 @@ void bind_trace(nb::module_& module) {
       .def_ro("tokens", &Trace::tokens, "Tokens of one layer.")
       .def_ro("top_k", &Trace::top_k, "K, experts of a token.")
       .def_ro("experts", &Trace::experts, "E, the number of experts.")
+      .def_ro("sequence_lengths", &Trace::sequence_lengths,
+              "Tokens of each sequence, in order; empty if they are not known.")
       .def_prop_ro(
           "ids", [](const Trace& t) { return copied(t.ids, kInt32, {t.layers, t.tokens, t.top_k}); },
           "int32 [layers, tokens, K]: expert ids, -1 for a masked slot. A copy.")

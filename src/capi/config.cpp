@@ -19,6 +19,14 @@ ferry_status ferry_sizes_of(const ferry_config* config, int ranks, int rank, fer
       [&] { write_sized(sizes, to_c(size_of(read_config(config, ranks), ranks, rank)), "ferry_sizes"); });
 }
 
+ferry_status ferry_sizes_on_nodes(const ferry_config* config, const int32_t* node_of_rank, int ranks,
+                                  int rank, ferry_sizes* sizes) {
+  return guarded([&] {
+    const Topology topology = to_topology(node_of_rank, ranks);
+    write_sized(sizes, to_c(size_of(read_config(config, ranks), topology, rank)), "ferry_sizes");
+  });
+}
+
 ferry_status ferry_capacity_of(const ferry_config* config, int ranks, int rank, int64_t* rows) {
   return guarded([&] { required(rows, "rows") = capacity_of(read_config(config, ranks), ranks, rank); });
 }

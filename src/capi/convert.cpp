@@ -4,6 +4,9 @@
 #include <cstddef>
 #include <vector>
 
+#include "capi/boundary.hpp"
+#include "exchange/configuration.hpp"
+
 namespace ferry::capi {
 namespace {
 
@@ -66,6 +69,12 @@ Placement to_placement(const std::int32_t* expert_rank, const std::int32_t* expe
   return Placement::table(std::move(locations), ranks, version);
 }
 
+Topology to_topology(const std::int32_t* node_of_rank, int ranks) {
+  required(node_of_rank, "node_of_rank");
+  if (ranks < 1) throw UsageError(str("ranks = ", ranks, ", must be 1 or more"));
+  return Topology({node_of_rank, node_of_rank + ranks}, true);
+}
+
 DType to_dtype(std::int32_t type, const char* field) {
   return to_enum(type, DType::fp32, field);
 }
@@ -94,6 +103,31 @@ std::optional<Reduction> to_reduction(std::int32_t reduction) {
   return to_choice(reduction, Reduction::unreduced, "reduction");
 }
 
+namespace {
+
+// Of ferry_config: a table, or experts in slices, whose table may be repeated.
+Placement placement_of(const ferry_config& given, int ranks) {
+  Placement table =
+      to_placement(given.expert_rank, given.expert_local, given.experts, ranks, given.placement_version);
+  const std::int64_t slices = given.expert_slices;
+  if (slices == 0 || slices == 1) return table;
+  if (slices < 0 || ranks % slices != 0) {
+    throw UsageError(str("ferry_config.expert_slices = ", slices, ", must be 0 or a divisor of the ",
+                         counted(ranks, "rank")));
+  }
+  const int tp = static_cast<int>(slices);
+  Placement sliced = Placement::ep_tp(given.experts, ranks / tp, tp);
+  if (!table.empty() && table.locations() != sliced.locations()) {
+    throw UsageError(str("ferry_config.expert_slices = ", slices,
+                         " with another placement: set expert_rank and expert_local to NULL"));
+  }
+  if (given.placement_version != 0)
+    throw UsageError("ferry_config.placement_version with expert_slices: must be 0");
+  return sliced;
+}
+
+}  // namespace
+
 Config to_config(const ferry_config& given, int ranks) {
   const Config defaults;
   Config config;
@@ -115,8 +149,7 @@ Config to_config(const ferry_config& given, int ranks) {
   config.input = to_enum(given.input, Input::replicated, "ferry_config.input");
   config.shared_split = given.shared_split;
   config.transfer = to_enum(given.transfer, Transfer::gather, "ferry_config.transfer");
-  config.placement =
-      to_placement(given.expert_rank, given.expert_local, given.experts, ranks, given.placement_version);
+  config.placement = placement_of(given, ranks);
   config.layout = to_enum(given.layout, Layout::rank_major, "ferry_config.layout");
   config.alignment = given.alignment == 0 ? defaults.alignment : given.alignment;
   config.capacity = given.capacity;
@@ -132,6 +165,15 @@ Config to_config(const ferry_config& given, int ranks) {
   config.own_receive_buffers = given.external_receive_buffers == 0;
   config.check_calls = given.manual_check == 0;
   return config;
+}
+
+Config config_or_refuse(const Rank& rank, const ferry_config* given) {
+  try {
+    return to_config(read_sized(given, "ferry_config"), rank.size());
+  } catch (const Error& error) {
+    refuse_configuration(rank, error);
+    throw;
+  }
 }
 
 Tokens to_tokens(const ferry_tokens& given) {
@@ -210,6 +252,7 @@ ferry_config to_c(const Config& config) {
   c.transfer = static_cast<std::int64_t>(config.transfer);
   c.layout = static_cast<std::int32_t>(config.layout);
   c.placement_version = config.placement.version();
+  c.expert_slices = config.placement.tp() > 1 ? config.placement.tp() : 0;
   c.capacity = config.capacity;
   c.alignment = config.alignment;
   c.repeats = config.repeats;

@@ -9,6 +9,7 @@
 #include "ferry/error.hpp"
 #include "ferry/exchange.hpp"
 #include "ferry/ferry.h"
+#include "ferry/group.hpp"
 
 namespace ferry::capi {
 
@@ -38,9 +39,14 @@ DType to_dtype(std::int32_t type, const char* field);
 std::optional<Format> to_format(const ferry_format& format);
 std::optional<Reduction> to_reduction(std::int32_t reduction);
 Config to_config(const ferry_config& config, int ranks);
+// Construction is collective: if this rank's configuration cannot be converted, the peers' construction ends
+// too.
+Config config_or_refuse(const Rank& rank, const ferry_config* config);
 // Empty if both arrays are NULL.
 Placement to_placement(const std::int32_t* expert_rank, const std::int32_t* expert_local, int experts,
                        int ranks, std::uint64_t version = 0);
+// `node_of_rank`: [ranks], not NULL.
+Topology to_topology(const std::int32_t* node_of_rank, int ranks);
 
 Tokens to_tokens(const ferry_tokens& tokens);
 Ids to_ids(const void* ids, std::int32_t type);

@@ -3,23 +3,8 @@
 #include "capi/boundary.hpp"
 #include "capi/convert.hpp"
 #include "capi/handles.hpp"
-#include "exchange/configuration.hpp"
 
 namespace ferry::capi {
-namespace {
-
-// Construction is collective. If this rank's configuration cannot be converted, the peers' construction must
-// end too.
-Config config_or_refuse(const Rank& rank, const ferry_config* given) {
-  try {
-    return to_config(read_sized(given, "ferry_config"), rank.size());
-  } catch (const Error& error) {
-    refuse_configuration(rank, error);
-    throw;
-  }
-}
-
-}  // namespace
 
 extern "C" {
 

@@ -1,6 +1,7 @@
 #include "ferry/group.hpp"
 
 #include "capi/boundary.hpp"
+#include "capi/convert.hpp"
 #include "capi/handles.hpp"
 
 namespace ferry::capi {
@@ -30,6 +31,7 @@ Bootstrap to_bootstrap(const ferry_bootstrap* given) {
   if (c.barrier != nullptr) {
     bootstrap.barrier = [c] { raise(c.barrier(c.user), "ferry_bootstrap.barrier"); };
   }
+  if (c.host_id != nullptr) bootstrap.host_id = c.host_id;
   return bootstrap;
 }
 
@@ -69,6 +71,14 @@ ferry_status ferry_group_threads(int ranks, int nodes, ferry_group** group) {
 
 ferry_status ferry_group_processes(int ranks, int nodes, ferry_group** group) {
   return make_group(group, [&] { return Group::processes(ranks, nodes_or_one(nodes)); });
+}
+
+ferry_status ferry_group_threads_on_nodes(const int32_t* node_of_rank, int ranks, ferry_group** group) {
+  return make_group(group, [&] { return Group::threads(to_topology(node_of_rank, ranks)); });
+}
+
+ferry_status ferry_group_processes_on_nodes(const int32_t* node_of_rank, int ranks, ferry_group** group) {
+  return make_group(group, [&] { return Group::processes(to_topology(node_of_rank, ranks)); });
 }
 
 ferry_status ferry_group_mpi(ferry_group** group) {

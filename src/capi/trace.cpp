@@ -1,6 +1,8 @@
 #include "ferry/trace.hpp"
 
 #include <algorithm>
+#include <span>
+#include <vector>
 
 #include "capi/boundary.hpp"
 #include "capi/handles.hpp"
@@ -38,6 +40,8 @@ ferry_status ferry_trace_query(const ferry_trace* handle, ferry_trace_info* info
     c.tokens = trace.tokens;
     c.ids = trace.ids.data();
     c.weights = trace.weights.data();
+    c.sequences = static_cast<std::int64_t>(trace.sequence_lengths.size());
+    if (c.sequences > 0) c.sequence_lengths = trace.sequence_lengths.data();
     write_sized(info, c, "ferry_trace_info");
   });
 }
@@ -55,6 +59,55 @@ ferry_status ferry_trace_partition(const ferry_trace* handle, const ferry_trace_
     std::copy(part.ids.begin(), part.ids.end(), args.ids);
     if (args.weights != nullptr) std::copy(part.weights.begin(), part.weights.end(), args.weights);
     if (args.first_token != nullptr) *args.first_token = part.first_token;
+  });
+}
+
+ferry_status ferry_trace_expert_counts(const ferry_trace* trace, int layer, int64_t* counts) {
+  return guarded([&] {
+    const std::vector<std::int64_t> found = expert_counts(required(trace, "trace").trace, layer);
+    std::copy(found.begin(), found.end(), &required(counts, "counts"));
+  });
+}
+
+ferry_status ferry_rank_counts(const int64_t* counts, int experts, const int32_t* expert_rank, int ranks,
+                               int64_t* per_rank) {
+  return guarded([&] {
+    required(counts, "counts");
+    required(per_rank, "rank_counts");
+    Placement placement = Placement::blocks(experts, ranks);
+    if (expert_rank != nullptr) {
+      std::vector<ExpertLocation> locations;
+      std::vector<int> held(static_cast<std::size_t>(ranks), 0);
+      for (int e = 0; e < experts; ++e) {
+        const std::int32_t rank = expert_rank[e];
+        const bool known = rank >= 0 && rank < ranks;  // else table() refuses it
+        locations.push_back({rank, known ? held[static_cast<std::size_t>(rank)]++ : 0});
+      }
+      placement = Placement::table(std::move(locations), ranks);
+    }
+    const std::span given(counts, static_cast<std::size_t>(experts));
+    const std::vector<std::int64_t> found = rank_counts(given, placement);
+    std::copy(found.begin(), found.end(), per_rank);
+  });
+}
+
+ferry_status ferry_statistics_of_load(const int64_t* counts, int experts, ferry_load_statistics* statistics) {
+  return guarded([&] {
+    required(counts, "counts");
+    if (experts < 1) throw UsageError(str("experts = ", experts, ", must be 1 or more"));
+    const LoadStatistics found = load_statistics({counts, static_cast<std::size_t>(experts)});
+    ferry_load_statistics c{};
+    c.routes = found.routes;
+    c.max = found.max;
+    c.p99 = found.p99;
+    c.p90 = found.p90;
+    c.p50 = found.p50;
+    c.p10 = found.p10;
+    c.min = found.min;
+    c.sigma_ln = found.sigma_ln;
+    c.gini = found.gini;
+    c.idle = found.idle;
+    write_sized(statistics, c, "ferry_load_statistics");
   });
 }
 

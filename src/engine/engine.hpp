@@ -39,6 +39,11 @@ class Communicator {
   // memory of `transfer`.
   virtual void all_to_all_v(const AllToAllV& transfer, const std::shared_ptr<void>& keep,
                             const std::function<void()>& check) = 0;
+
+  // Tells the transport of memory of the rank's device that transfers will use, where it gains by that. All
+  // ranks do so for the memory of a transfer, or none. The registration ends with the object that is
+  // returned; end it before the memory is freed. Null: none.
+  virtual std::shared_ptr<void> register_memory(std::byte*, std::int64_t) { return nullptr; }
 };
 
 // The transport of one rank.

@@ -1,13 +1,17 @@
 #include "engine/nccl_engine.hpp"
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <cstring>
 #include <exception>
 #include <limits>
+#include <map>
+#include <mutex>
 #include <thread>
 #include <utility>
 
+#include "base/environment.hpp"
 #include "base/error_record.hpp"
 #include "base/keep_forever.hpp"
 #include "base/text.hpp"
@@ -19,6 +23,19 @@ namespace ferry {
 namespace {
 
 using NcclCheck = std::function<void()>;
+
+// As nvidia-smi -L writes it: GPU-01234567-89ab-cdef-0123-456789abcdef.
+std::string name_of(const DeviceId& device) {
+  constexpr const char* kDigits = "0123456789abcdef";
+  std::string name = "GPU-";
+  for (std::size_t i = 0; i < device.size(); ++i) {
+    if (i == 4 || i == 6 || i == 8 || i == 10) name += '-';
+    const auto byte = std::to_integer<unsigned>(device[i]);
+    name += kDigits[byte >> 4];
+    name += kDigits[byte & 15];
+  }
+  return name;
+}
 
 // Waits until a call of a non-blocking communicator, which has returned `status`, has ended. Throws what
 // `check` throws, and SystemError if the call failed.
@@ -55,17 +72,33 @@ class NcclGroup {
   bool open_ = true;
 };
 
-// A communicator of NCCL, with the stream of its transfers. One thread at a time.
-class NcclConnection {
+// What a connection needs of its rank when it ends.
+struct Ending {
+  std::function<bool()> group_has_failed;
+  double seconds;  // that it waits for the peers to end theirs
+};
+
+// A communicator of NCCL, with the stream of its transfers. Transfers run in one thread at a time, and other
+// threads may register memory meanwhile.
+class NcclConnection : public std::enable_shared_from_this<NcclConnection> {
  public:
-  // `serial`: the same on every rank.
-  NcclConnection(const Nccl& nccl, Nccl::Comm comm, const DeviceAccess& device, std::int64_t serial)
-      : nccl_(nccl), comm_(comm), stream_(device.make_stream()), device_(device.id), serial_(serial) {}
+  // `serial`: the same on every rank. `registers`: so is that.
+  NcclConnection(const Nccl& nccl, Nccl::Comm comm, const DeviceAccess& device, std::int64_t serial,
+                 bool registers, Ending ending)
+      : nccl_(nccl),
+        comm_(comm),
+        stream_(device.make_stream()),
+        device_(device.id),
+        serial_(serial),
+        registers_(registers),
+        ending_(std::move(ending)) {}
   NcclConnection(const NcclConnection&) = delete;
   NcclConnection& operator=(const NcclConnection&) = delete;
-  // A rank may end while its peers go on, so nothing here waits for them.
   ~NcclConnection() {
-    if (!failure_) nccl_.abort(comm_);
+    if (failure_) return;
+    // A rank that ends by an exception does not wait for its peers.
+    const bool finalized = std::uncaught_exceptions() == 0 && finalize();
+    finalized ? nccl_.destroy(comm_) : nccl_.abort(comm_);
   }
 
   const DeviceId& device() const { return device_; }
@@ -81,6 +114,7 @@ class NcclConnection {
         exchange_host_memory(transfer, check);
       }
     } catch (...) {
+      const std::lock_guard lock(mutex_);
       failure_ = std::current_exception();
       nccl_.abort(comm_);
       keep_forever(keep);
@@ -88,7 +122,42 @@ class NcclConnection {
     }
   }
 
+  // As Communicator::register_memory.
+  std::shared_ptr<void> register_memory(std::byte* data, std::int64_t bytes) {
+    if (!registers_) return nullptr;
+    void* handle = nullptr;
+    {
+      const std::lock_guard lock(mutex_);
+      if (failure_) std::rethrow_exception(failure_);
+      nccl_.require(nccl_.register_memory(comm_, data, static_cast<std::size_t>(bytes), &handle),
+                    "ncclCommRegister");
+    }
+    return {handle, [connection = shared_from_this()](void* given) { connection->deregister(given); }};
+  }
+
  private:
+  // NCCL has ended the registrations of a communicator that it has aborted.
+  void deregister(void* handle) {
+    const std::lock_guard lock(mutex_);
+    if (!failure_) nccl_.deregister_memory(comm_, handle);
+  }
+
+  // Waits until all ranks have ended their communicators, which they do at about the same time. Returns
+  // whether this one is ready to be destroyed. Otherwise it must be aborted: the group has failed, or a peer
+  // takes too long.
+  bool finalize() {
+    const WaitLimit limit{.seconds = ending_.seconds};
+    try {
+      settle_nccl(nccl_, comm_, nccl_.finalize(comm_), "ncclCommFinalize", [&] {
+        if (ending_.group_has_failed()) throw SystemError("the group has failed", EIO);
+        if (limit.seconds_left() <= 0) throw SystemError("a peer has not ended its communicator", ETIME);
+      });
+    } catch (const Error&) {
+      return false;
+    }
+    return true;
+  }
+
   void exchange(const AllToAllV& transfer, const NcclCheck& check) {
     NcclGroup group(nccl_);
     for (std::size_t peer = 0; peer < transfer.send_bytes.size(); ++peer) {
@@ -150,7 +219,10 @@ class NcclConnection {
   const std::unique_ptr<DeviceStream> stream_;
   const DeviceId device_;
   const std::int64_t serial_;
-  std::exception_ptr failure_;
+  const bool registers_;
+  const Ending ending_;
+  std::mutex mutex_;            // of failure_ and of what is registered
+  std::exception_ptr failure_;  // NCCL has aborted the communicator, and freed it
 };
 
 // A lane. All share the connection: transfers run one at a time in any case, and ranks that call their lanes
@@ -163,6 +235,9 @@ class NcclCommunicator final : public Communicator {
   void all_to_all_v(const AllToAllV& transfer, const std::shared_ptr<void>& keep,
                     const NcclCheck& check) override {
     connection_->all_to_all_v(transfer, keep, check);
+  }
+  std::shared_ptr<void> register_memory(std::byte* data, std::int64_t bytes) override {
+    return connection_->register_memory(data, bytes);
   }
 
  private:
@@ -197,7 +272,8 @@ class NcclEngine final : public Engine {
     DeviceId device;
     std::int64_t connection;  // that it still has, to this device; kNone: none
     int version;              // of NCCL; 0: it has none, and says why
-    char problem[488];        // ends with a zero
+    int registers;            // 1: it can register memory, and is asked to
+    char problem[480];        // ends with a zero
   };
   static constexpr std::int64_t kNone = -1;
 
@@ -206,12 +282,14 @@ class NcclEngine final : public Engine {
   // Collective. The connection that all ranks have, or a new one.
   std::shared_ptr<NcclConnection> connection_of_all_ranks() {
     std::shared_ptr<NcclConnection> connection = connection_.lock();
-    Introduction mine{.device = device_.id, .connection = kNone, .version = 0, .problem = {}};
+    Introduction mine{.device = device_.id, .connection = kNone, .version = 0, .registers = 0, .problem = {}};
     if (connection && connection->device() == device_.id) mine.connection = connection->serial();
     const Nccl* nccl = nullptr;
     try {
       nccl = &load_nccl();
       mine.version = nccl->version_number();
+      if (nccl->register_memory != nullptr && nccl->deregister_memory != nullptr)
+        mine.registers = Environment::says_yes(&Environment::nccl_register) ? 1 : 0;
     } catch (const Error& error) {
       std::strncpy(mine.problem, error.what(), sizeof mine.problem - 1);
     }
@@ -223,7 +301,10 @@ class NcclEngine final : public Engine {
     });
     if (all_have_it) return connection;
     const Nccl::UniqueId id = id_of_rank_0(*nccl);
-    connection = std::make_shared<NcclConnection>(*nccl, connect(*nccl, id), device_, connections_made_++);
+    const bool all_register =
+        std::all_of(all.begin(), all.end(), [](const Introduction& each) { return each.registers != 0; });
+    connection = std::make_shared<NcclConnection>(*nccl, connect(*nccl, id), device_, connections_made_++,
+                                                  all_register, ending());
     connection_ = connection;
     return connection;
   }
@@ -238,12 +319,33 @@ class NcclEngine final : public Engine {
                                    " of NCCL and rank ", rank, " has ", all[rank].version,
                                    ": use the same on all ranks"));
       }
-      for (std::size_t other = 0; other < rank; ++other) {
-        if (all[other].device != all[rank].device) continue;
-        throw UnsupportedError(str("the engine nccl needs a GPU for each rank, and ranks ", other, " and ",
-                                   rank, " share one: use a rank for each GPU, or the backend cuda"));
-      }
     }
+    require_own_devices(all);
+  }
+
+  static void require_own_devices(const std::vector<Introduction>& all) {
+    std::map<DeviceId, std::vector<int>> ranks_of;
+    for (std::size_t rank = 0; rank < all.size(); ++rank)
+      ranks_of[all[rank].device].push_back(static_cast<int>(rank));
+    std::string shared;
+    for (const auto& [device, ranks] : ranks_of) {
+      if (ranks.size() < 2) continue;
+      shared += shared.empty() ? "" : "; ";
+      for (std::size_t i = 0; i < ranks.size(); ++i)
+        shared += str(i == 0 ? "ranks " : i + 1 < ranks.size() ? ", " : " and ", ranks[i]);
+      shared += str(" share ", name_of(device));
+    }
+    if (shared.empty()) return;
+    throw UnsupportedError(str("the engine nccl needs a GPU for each rank: ", shared,
+                               ". Give each rank a GPU of its own, by cudaSetDevice() or "
+                               "CUDA_VISIBLE_DEVICES and its local rank, or use the backend cuda"));
+  }
+
+  Ending ending() const {
+    const WaitRecord none{Operation::none, 0, rank_.index(), -1, 0, 0};
+    // Half: peers that wait for this rank meanwhile wait longer.
+    return {.group_has_failed = [rank = &rank_, none] { return rank->check_peers(none); },
+            .seconds = deadline_ / 2};
   }
 
   Nccl::UniqueId id_of_rank_0(const Nccl& nccl) const {

@@ -15,10 +15,11 @@ namespace ferry {
 //
 // communicators() throws UnsupportedError on all ranks if one of them has no NCCL, or if two share a device,
 // which NCCL does not allow; TimeoutError or PeerLostError if a rank does not come. Transfers of host memory
-// go through the device.
+// go through the device. The end of the last lane that uses the communicator waits up to half the deadline
+// for the other ranks to end theirs.
 Engine& nccl_engine_of(RankState& rank, double deadline, DeviceAccess device);
 
-// One of its own. `rank` outlives it.
+// One of its own. `rank` outlives it and its communicators.
 std::shared_ptr<Engine> make_nccl_engine(RankState& rank, double deadline, DeviceAccess device);
 
 }  // namespace ferry

@@ -43,8 +43,13 @@ std::vector<std::string> paths_in(const char* name) {
 }
 
 template <class Function>
-void find_function(Function& function, void* library, const std::string& path, const char* name) {
+void find_optional(Function& function, void* library, const char* name) {
   function = reinterpret_cast<Function>(dlsym(library, name));
+}
+
+template <class Function>
+void find_function(Function& function, void* library, const std::string& path, const char* name) {
+  find_optional(function, library, name);
   if (function == nullptr)
     throw UnsupportedError(str(path, " has no ", name, ": it is not NCCL, or older than 2.18"));
 }
@@ -58,12 +63,15 @@ Nccl functions_of(void* library, const std::string& path) {
   find_function(nccl.init_rank_config, library, path, "ncclCommInitRankConfig");
   find_function(nccl.async_error, library, path, "ncclCommGetAsyncError");
   find_function(nccl.abort, library, path, "ncclCommAbort");
+  find_function(nccl.finalize, library, path, "ncclCommFinalize");
   find_function(nccl.destroy, library, path, "ncclCommDestroy");
   find_function(nccl.error_text, library, path, "ncclGetErrorString");
   find_function(nccl.group_start, library, path, "ncclGroupStart");
   find_function(nccl.group_end, library, path, "ncclGroupEnd");
   find_function(nccl.send, library, path, "ncclSend");
   find_function(nccl.receive, library, path, "ncclRecv");
+  find_optional(nccl.register_memory, library, "ncclCommRegister");
+  find_optional(nccl.deregister_memory, library, "ncclCommDeregister");
   if (nccl.version_number() < Nccl::kOldest)
     throw UnsupportedError(str(path, " is NCCL ", nccl.version_text(), ": 2.18 or later is needed"));
   return nccl;

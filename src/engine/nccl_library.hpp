@@ -33,6 +33,7 @@ struct Nccl {
   int (*init_rank)(Comm* comm, int ranks, UniqueId id, int rank);
   int (*init_rank_config)(Comm* comm, int ranks, UniqueId id, int rank, Config* config);
   int (*async_error)(Comm comm, int* status);
+  int (*finalize)(Comm comm);
   int (*destroy)(Comm comm);
   int (*abort)(Comm comm);
   const char* (*error_text)(int status);
@@ -40,6 +41,9 @@ struct Nccl {
   int (*group_end)();
   int (*send)(const void* data, std::size_t count, int type, int peer, Comm comm, void* stream);
   int (*receive)(void* data, std::size_t count, int type, int peer, Comm comm, void* stream);
+  // Null before 2.19.
+  int (*register_memory)(Comm comm, void* data, std::size_t bytes, void** handle);
+  int (*deregister_memory)(Comm comm, void* handle);
 
   std::string path;  // of the library
 

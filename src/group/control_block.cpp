@@ -161,7 +161,7 @@ void ControlBlock::throw_failure(WaitRecord waiting) const {
   const bool reported_by_this_rank = error.wait.rank == waiting.rank;
   if (reported_by_this_rank) error.raise();
   waiting.peer = error.wait.peer;
-  waiting.via = error.wait.via;
+  if (waiting.via < 0) waiting.via = error.wait.via;
   error.wait = waiting;
   error.raise(
       str(to_string(waiting.operation), " ", waiting.call, " ended early on rank ", waiting.rank, ": "));

@@ -71,6 +71,8 @@ const char* to_string(FaultPoint point) {
       return "gather_waited";
     case FaultPoint::relay_holds:
       return "relay_holds";
+    case FaultPoint::hop_begin:
+      return "hop_begin";
   }
   return "unknown";
 }

@@ -32,6 +32,7 @@ enum class FaultPoint : int {
   gather_posted,
   gather_waited,
   relay_holds,  // two hops: a rank has the messages of the first, and has forwarded none
+  hop_begin,    // two hops: the ranks agree to a call with messages; this one has sent none
 };
 
 inline constexpr std::array kFaultPoints = {
@@ -43,7 +44,7 @@ inline constexpr std::array kFaultPoints = {
     FaultPoint::metadata_waited,     FaultPoint::route_values_begin,  FaultPoint::route_values_sent,
     FaultPoint::route_values_posted, FaultPoint::route_values_waited, FaultPoint::gather_begin,
     FaultPoint::gather_sent,         FaultPoint::gather_posted,       FaultPoint::gather_waited,
-    FaultPoint::relay_holds,
+    FaultPoint::relay_holds,         FaultPoint::hop_begin,
 };
 
 const char* to_string(FaultPoint point);

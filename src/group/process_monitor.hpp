@@ -25,8 +25,8 @@ class ProcessMonitor {
   int find_dead_rank(int excused = -1);
 
  private:
-  bool open_pidfd(int rank);
-  bool ended(int rank);
+  bool open_pidfd(int rank, int this_process);
+  bool ended(int rank, int this_process);
 
   const ControlBlock& control_;
   std::mutex mutex_;         // threads of several lanes may wait at once

@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <cmath>
+#include <string>
 #include <vector>
 
 #include "capi/run.hpp"
@@ -33,6 +34,26 @@ TEST(Groups, OfThreadsRunEveryRank) {
                 }),
             FERRY_OK)
       << ferry_last_error();
+}
+
+TEST(Groups, OfThreadsHaveNodesOfAnySizes) {
+  const std::vector<std::int32_t> labels = {7, 3, 7, 7};
+  ferry_group* made = nullptr;
+  ASSERT_EQ(ferry_group_threads_on_nodes(labels.data(), 4, &made), FERRY_OK) << ferry_last_error();
+  const GroupHandle group(made, ferry_group_destroy);
+  EXPECT_EQ(run(made,
+                [&](ferry_rank* rank) {
+                  EXPECT_EQ(ferry_rank_nodes(rank), 2);
+                  std::vector<std::int32_t> node_of(4, -1);
+                  ASSERT_EQ(ferry_rank_topology(rank, node_of.data()), FERRY_OK);
+                  EXPECT_EQ(node_of, (std::vector<std::int32_t>{0, 1, 0, 0}));
+                }),
+            FERRY_OK)
+      << ferry_last_error();
+  ferry_group* refused = nullptr;
+  EXPECT_EQ(ferry_group_threads_on_nodes(nullptr, 4, &refused), FERRY_USAGE);
+  EXPECT_EQ(ferry_group_processes_on_nodes(labels.data(), 0, &refused), FERRY_USAGE);
+  EXPECT_EQ(refused, nullptr);
 }
 
 TEST(Groups, ThatStartTheirRanksCannotBeJoined) {
@@ -125,10 +146,18 @@ TEST(Groups, UseTheCallersBootstrap) {
   bootstrap.all_gather = gather_alone;
   bootstrap.barrier = barrier_alone;
   bootstrap.user = &calls;
+  std::string host = "any host";
+  bootstrap.host_id = host.c_str();
   ferry_group* made = nullptr;
   ASSERT_EQ(ferry_group_custom(&bootstrap, nullptr, &made), FERRY_OK) << ferry_last_error();
+  host = "not read any more";
   const GroupHandle group(made, ferry_group_destroy);
-  EXPECT_EQ(run(made, [](ferry_rank* rank) { EXPECT_EQ(ferry_rank_size(rank), 1); }), FERRY_OK);
+  EXPECT_EQ(run(made,
+                [](ferry_rank* rank) {
+                  EXPECT_EQ(ferry_rank_size(rank), 1);
+                  EXPECT_TRUE(rank->rank.topology().simulated());  // by its text
+                }),
+            FERRY_OK);
   EXPECT_GT(calls.gathers, 0);
   EXPECT_GT(calls.barriers, 0);
 

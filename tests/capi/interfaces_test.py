@@ -11,6 +11,8 @@ ROWS = [[cell.strip() for cell in line.strip("|").split("|")] for line in PAGE.s
 CPP, C, PYTHON = ({cell.strip("`") for row in ROWS for cell in row[column:column + 1] if cell.startswith("`")}
                   for column in range(3))
 
+# Layers in namespaces of their own, which have classes of the same names.
+LAYERS = {"max": "max.hpp", "nvfuser": "nvfuser.hpp"}
 HEADERS = {path.name: path.read_text(encoding="utf-8") for path in (REPOSITORY / "include/ferry").glob("*.hpp")}
 C_HEADERS = "\n".join(path.read_text(encoding="utf-8") for path in (REPOSITORY / "include/ferry/c").glob("*.h"))
 STUB = ast.parse((REPOSITORY / "python/ferry/_core.pyi").read_text(encoding="utf-8"))
@@ -33,24 +35,102 @@ def functions_of(header, name):
     return found - {"void"}  # of std::function<void(Rank)>
 
 
+# Structs of C++ and what C has of their fields: the struct of C, and names that differ (None: another form, which the headers say).
+FIELDS = [
+    ("Config", ["ferry_config"], {"placement": "expert_rank", "own_receive_buffers": "external_receive_buffers",
+                                  "check_calls": "manual_check"}),
+    ("Format", ["ferry_format"], {"fp8": "flags", "mx": "flags", "nvfp4_options": "flags"}),
+    ("Sizes", ["ferry_sizes"], {}),
+    ("Tokens", ["ferry_tokens", "ferry_dispatch_args"], {}),
+    ("ReceiveBuffers", ["ferry_receive_buffers", "ferry_more_receive_buffers"], {}),
+    ("ReceivedPart", ["ferry_received_part"], {}),
+    ("DispatchResult", ["ferry_dispatch_result"], {}),
+    ("DispatchOptions", ["ferry_dispatch_args"], {}),
+    ("CombineOptions", ["ferry_combine_args"], {}),
+    ("DispatchCounts", ["ferry_dispatch_counts_result"], {}),
+    ("StepMetadata", ["ferry_step_metadata"], {}),
+    ("LoadCounts", ["ferry_load_counts"], {}),
+    ("WireCounts", ["ferry_wire_counts"], {"between_nodes": "dispatch_bytes_between_nodes"}),
+    ("Bootstrap", ["ferry_bootstrap"], {}),
+    ("EngineFunctions", ["ferry_engine_functions"], {"ordered_lanes": "unordered_lanes"}),
+    ("WaitRecord", ["ferry_wait_record"], {"via": None}),  # ferry_error_record.wait_via
+    ("Trace", ["ferry_trace_info"], {}),
+    ("PartitionSpec", ["ferry_trace_partition_args"], {}),
+    ("LoadStatistics", ["ferry_load_statistics"], {}),
+]
+
+
+def without_comments(text):
+    return re.sub(r"//[^\n]*", "", text)
+
+
+def fields_of_cpp(name):
+    # Call shapes of other systems have structs of the same names.
+    core = [text for header, text in HEADERS.items() if header not in ("max.hpp", "nvfuser.hpp")]
+    body = next(found[1] for text in core if (found := re.search(rf"struct {name} \{{(.*?)\n\}};", text, re.DOTALL)))
+    body = without_comments(body)
+    while "<" in body:
+        body = re.sub(r"<[^<>]*>", "", body)
+    statements, depth, current = [], 0, ""
+    for character in body:
+        depth += {"{": 1, "(": 1, "}": -1, ")": -1}.get(character, 0)
+        current += character
+        if depth == 0 and (character == ";" or (character == "}" and "(" in current.split("{")[0])):
+            statements.append(current.strip(" \n;"))
+            current = ""
+    names = set()
+    for statement in statements:
+        if "(" in statement.split("=")[0] or "operator" in statement or statement.startswith(("friend", "static")):
+            continue  # a function
+        plain = re.sub(r"=[^,]*", "", re.sub(r"\{[^{}]*\}", "", statement))
+        names |= {declared.split()[-1].strip("*&") for declared in plain.split(",")}
+    return names
+
+
+def fields_of_c(name):
+    body = without_comments(re.search(rf"typedef struct {name} \{{(.*?)\n\}} {name};", C_HEADERS, re.DOTALL)[1])
+    names = set()
+    for statement in body.split(";"):
+        pointer = re.search(r"\(\*(\w+)\)", statement)
+        names |= {pointer[1]} if pointer else set(re.findall(r"(\w+)(?:\[\w+\])?\s*(?:,|$)", statement.strip()))
+    return names
+
+
 class InterfacesTest(unittest.TestCase):
+    def test_the_structs_of_c_have_the_fields_of_cpp(self):
+        for cpp, structs, renamed in FIELDS:
+            with self.subTest(struct=cpp):
+                fields = fields_of_cpp(cpp)
+                self.assertGreater(len(fields), 1)
+                self.assertLessEqual(set(renamed), fields)
+                expected = {renamed.get(field, field) for field in fields} - {None}
+                self.assertLessEqual(expected, set().union(*map(fields_of_c, structs)))
+
+    def test_python_has_the_settings_of_cpp(self):
+        config = next(node for node in STUB.body if isinstance(node, ast.ClassDef) and node.name == "Config")
+        constructor = next(node for node in config.body if isinstance(node, ast.FunctionDef) and node.name == "__init__")
+        self.assertEqual({argument.arg for argument in constructor.args.kwonlyargs}, fields_of_cpp("Config"))
+
     def test_the_table_has_four_columns(self):
         for row in ROWS:
             self.assertEqual(len(row), 4, row)
 
     def test_every_name_of_cpp_is_declared(self):
-        text = "\n".join(HEADERS.values())
         for name in CPP:
             with self.subTest(name=name):
-                owner, _, function = name.rpartition("::")
+                layer, _, rest = name.partition("::")
+                chosen = {LAYERS[layer]} if layer in LAYERS else HEADERS.keys() - set(LAYERS.values())
+                headers = {header: HEADERS[header] for header in chosen}
+                owner, _, function = (rest if layer in LAYERS else name).rpartition("::")
+                text = "\n".join(headers.values())
                 if "(" in name:
                     self.assertTrue(name in text, "declared nowhere")
                 elif owner:
-                    header = next(h for h, body in HEADERS.items() if re.search(rf"(class|struct) {owner} \{{", body))
-                    body = re.search(rf"(class|struct) {owner} \{{(.*?)\n\}};", HEADERS[header], re.DOTALL)[2]
+                    header = next(h for h, body in headers.items() if re.search(rf"(class|struct) {owner} \{{", body))
+                    body = re.search(rf"(class|struct) {owner} \{{(.*?)\n\}};", headers[header], re.DOTALL)[2]
                     self.assertTrue(re.search(re.escape(function) + r"\(", body), "declared nowhere")
                 else:
-                    self.assertTrue(re.search(rf"\b{name}\(", text), "declared nowhere")
+                    self.assertTrue(re.search(rf"\b{function}\(", text), "declared nowhere")
 
     def test_every_function_of_c_is_in_the_table(self):
         declared = set(re.findall(r"^(?:ferry_status|int|void|const char\*) (ferry_\w+)\(", C_HEADERS, re.MULTILINE))

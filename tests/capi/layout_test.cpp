@@ -115,6 +115,18 @@ EXPECT_AT(ferry_all_gather_v_args, lane, 48);
 EXPECT_AT(ferry_reduce_scatter_v_args, total, 16);
 EXPECT_AT(ferry_reduce_scatter_v_args, count, 32);
 EXPECT_AT(ferry_reduce_scatter_v_args, type, 40);
+EXPECT_AT(ferry_max_dispatch_result, output_tokens, 8);
+EXPECT_AT(ferry_max_dispatch_result, row_offsets, 112);
+EXPECT_AT(ferry_max_dispatch_result, counts, 136);
+EXPECT_AT(ferry_max_dispatch_result, ranks, 160);
+EXPECT_AT(ferry_max_dispatch_args, topk_ids, 88);
+EXPECT_AT(ferry_max_dispatch_args, result, 104);
+EXPECT_AT(ferry_max_dispatch_wait_args, result, 16);
+EXPECT_AT(ferry_max_combine_args, src_info, 32);
+EXPECT_AT(ferry_max_combine_args, number, 56);
+EXPECT_AT(ferry_max_combine_args, topk_ids, 72);
+EXPECT_AT(ferry_max_combine_args, output_tokens, 88);
+EXPECT_AT(ferry_max_combine_args, shared_outputs, 120);
 EXPECT_AT(ferry_load_counts, dispatches, 24);
 EXPECT_AT(ferry_wire_counts, combine_messages, 32);
 EXPECT_AT(ferry_wire_counts, combine_messages_between_nodes, 64);
@@ -122,11 +134,13 @@ EXPECT_AT(ferry_wire_counts, combine_messages_between_nodes, 64);
 // A struct that may grow has no padding at its end. Otherwise a new field could start in padding that older
 // programs have not initialised.
 static_assert(sizeof(ferry_error_record) == offsetof(ferry_error_record, wait_via) + 8);
-static_assert(sizeof(ferry_bootstrap) == offsetof(ferry_bootstrap, user) + 8);
+static_assert(sizeof(ferry_bootstrap) == offsetof(ferry_bootstrap, host_id) + 8);
 static_assert(offsetof(ferry_config, shared_experts) == offsetof(ferry_config, memory) + 8);
 static_assert(offsetof(ferry_config, input) == offsetof(ferry_config, shared_experts) + 8);
 static_assert(offsetof(ferry_config, transfer) == offsetof(ferry_config, shared_split) + 4);
-static_assert(sizeof(ferry_config) == offsetof(ferry_config, transfer) + 8);
+static_assert(offsetof(ferry_config, expert_slices) == offsetof(ferry_config, transfer) + 8);
+static_assert(sizeof(ferry_config) == offsetof(ferry_config, expert_slices) + 8);
+static_assert(sizeof(ferry_load_statistics) == offsetof(ferry_load_statistics, idle) + 8);
 static_assert(sizeof(ferry_sizes) == offsetof(ferry_sizes, messages) + 8);
 static_assert(sizeof(ferry_dispatch_layout_args) == offsetof(ferry_dispatch_layout_args, node_of_rank) + 8);
 static_assert(sizeof(ferry_plan_info) == offsetof(ferry_plan_info, sources) + 8);
@@ -144,8 +158,12 @@ static_assert(sizeof(ferry_all_gather_v_args) == offsetof(ferry_all_gather_v_arg
 static_assert(sizeof(ferry_reduce_scatter_v_args) == offsetof(ferry_reduce_scatter_v_args, device_count) + 8);
 static_assert(sizeof(ferry_dispatch_counts_args) == offsetof(ferry_dispatch_counts_args, result) + 8);
 static_assert(sizeof(ferry_dispatch_counts_result) == offsetof(ferry_dispatch_counts_result, ranks) + 8);
-static_assert(sizeof(ferry_trace_info) == offsetof(ferry_trace_info, weights) + 8);
+static_assert(sizeof(ferry_trace_info) == offsetof(ferry_trace_info, sequences) + 8);
 static_assert(sizeof(ferry_trace_partition_args) == offsetof(ferry_trace_partition_args, first_token) + 8);
+static_assert(sizeof(ferry_max_dispatch_result) == offsetof(ferry_max_dispatch_result, ranks) + 8);
+static_assert(sizeof(ferry_max_dispatch_args) == offsetof(ferry_max_dispatch_args, result) + 8);
+static_assert(sizeof(ferry_max_dispatch_wait_args) == offsetof(ferry_max_dispatch_wait_args, result) + 8);
+static_assert(sizeof(ferry_max_combine_args) == offsetof(ferry_max_combine_args, shared_outputs) + 8);
 static_assert(sizeof(ferry_load_counts) == offsetof(ferry_load_counts, dispatches) + 8);
 static_assert(sizeof(ferry_wire_counts) == offsetof(ferry_wire_counts, combine_messages_between_nodes) + 8);
 
@@ -156,9 +174,9 @@ TEST(Layout, OfStructsHasNotChanged) {
       {"ferry_bad_source", 24},
       {"ferry_overflow", 32},
       {"ferry_error_record", 160},
-      {"ferry_bootstrap", 40},
+      {"ferry_bootstrap", 48},
       {"ferry_format", 40},
-      {"ferry_config", 200},
+      {"ferry_config", 208},
       {"ferry_sizes", 64},
       {"ferry_plan", 24},
       {"ferry_source", 12},
@@ -179,11 +197,15 @@ TEST(Layout, OfStructsHasNotChanged) {
       {"ferry_step_metadata", 12},
       {"ferry_dispatch_layout_args", 112},
       {"ferry_metadata_args", 48},
-      {"ferry_all_gather_v_args", 64},
-      {"ferry_reduce_scatter_v_args", 56},
+      {"ferry_all_gather_v_args", 72},
+      {"ferry_reduce_scatter_v_args", 64},
+      {"ferry_max_dispatch_result", 168},
+      {"ferry_max_dispatch_args", 112},
+      {"ferry_max_dispatch_wait_args", 24},
+      {"ferry_max_combine_args", 128},
       {"ferry_dispatch_counts_args", 48},
       {"ferry_dispatch_counts_result", 48},
-      {"ferry_trace_info", 64},
+      {"ferry_trace_info", 80},
       {"ferry_trace_partition_args", 64},
       {"ferry_load_counts", 32},
       {"ferry_wire_counts", 72},

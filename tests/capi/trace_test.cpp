@@ -36,6 +36,10 @@ TEST(Traces, AreThoseOfTheOtherInterface) {
   EXPECT_EQ(std::vector(info.ids, info.ids + cpp.ids.size()), cpp.ids);
   EXPECT_EQ(std::vector(info.weights, info.weights + cpp.weights.size()), cpp.weights);
 
+  ASSERT_EQ(info.sequences, static_cast<std::int64_t>(cpp.sequence_lengths.size()));
+  ASSERT_GT(info.sequences, 0);
+  EXPECT_EQ(std::vector(info.sequence_lengths, info.sequence_lengths + info.sequences), cpp.sequence_lengths);
+
   const PartitionSpec spec{.layer = 1, .rank = 2, .ranks = 3, .tokens_per_rank = 5, .step = 4};
   const TracePartition part = partition(cpp, spec);
   std::vector<std::int32_t> ids(part.ids.size());
@@ -57,6 +61,42 @@ TEST(Traces, AreThoseOfTheOtherInterface) {
   EXPECT_EQ(first, part.first_token);
   args.layer = 2;
   EXPECT_EQ(ferry_trace_partition(c.get(), &args), FERRY_USAGE);
+}
+
+TEST(Traces, HaveTheStatisticsOfTheOtherInterface) {
+  const std::string name = "synth:decode:experts=16,top_k=2,tokens=24,layers=2";
+  const Trace cpp = open_trace(name);
+  const TraceHandle c = open(name);
+  std::vector<std::int64_t> counts(16, -7);
+  ASSERT_EQ(ferry_trace_expert_counts(c.get(), 1, counts.data()), FERRY_OK) << ferry_last_error();
+  EXPECT_EQ(counts, expert_counts(cpp, 1));
+  EXPECT_EQ(ferry_trace_expert_counts(c.get(), 2, counts.data()), FERRY_USAGE);
+
+  std::vector<std::int64_t> ranks(3, -7);
+  ASSERT_EQ(ferry_rank_counts(counts.data(), 16, nullptr, 3, ranks.data()), FERRY_OK) << ferry_last_error();
+  EXPECT_EQ(ranks, rank_counts(counts, Placement::blocks(16, 3)));
+  std::vector<std::int32_t> rank_of(16);
+  std::vector<std::int64_t> expected(3, 0);
+  for (std::size_t e = 0; e < 16; ++e) {
+    rank_of[e] = static_cast<std::int32_t>(e * 7 % 3);
+    expected[e * 7 % 3] += counts[e];
+  }
+  ASSERT_EQ(ferry_rank_counts(counts.data(), 16, rank_of.data(), 3, ranks.data()), FERRY_OK);
+  EXPECT_EQ(ranks, expected);
+  rank_of[5] = 3;
+  EXPECT_EQ(ferry_rank_counts(counts.data(), 16, rank_of.data(), 3, ranks.data()), FERRY_USAGE);
+  EXPECT_TRUE(last_error_contains("expert 5 is on rank 3"));
+
+  auto found = sized<ferry_load_statistics>();
+  ASSERT_EQ(ferry_statistics_of_load(counts.data(), 16, &found), FERRY_OK) << ferry_last_error();
+  const LoadStatistics same = load_statistics(counts);
+  EXPECT_EQ(found.routes, same.routes);
+  EXPECT_EQ(
+      std::vector(
+          {found.max, found.p99, found.p90, found.p50, found.p10, found.min, found.sigma_ln, found.gini}),
+      std::vector({same.max, same.p99, same.p90, same.p50, same.p10, same.min, same.sigma_ln, same.gini}));
+  EXPECT_EQ(found.idle, same.idle);
+  EXPECT_EQ(ferry_statistics_of_load(counts.data(), 0, &found), FERRY_USAGE);
 }
 
 TEST(Traces, AreSavedAndReadBack) {

@@ -2,7 +2,7 @@
 
 import unittest
 
-from program import ProgramTest
+from program import ProgramTest, ferry
 
 COMMANDS = [["run"], ["bench"], ["launch"], ["limits"], ["model"], ["doctor"], ["trace"], ["trace", "info"], ["trace", "synth"], ["trace", "list"]]
 
@@ -33,6 +33,14 @@ class HelpTest(ProgramTest):
 
     def test_bench_explains_shares_above_memcpy(self):
         self.assertIn("above 100 %", self.succeed("bench", "--help"))
+
+    def test_a_misspelt_option_is_answered_with_the_nearest(self):
+        self.refuse(2, ["--formats", "did you mean --format?"], "bench", "--formats", "bf16")
+        self.refuse(2, ["--htm=", "did you mean --html?"], "run", "--htm=page.html")
+        self.refuse(2, ["--tokns", "did you mean --tokens?"], "run", "--tokns", "4")
+        self.refuse(2, ["--rank", "did you mean --ranks?"], "trace", "info", "synth:decode", "--rank", "3")
+        done = ferry("run", "--nothing-like-it")
+        self.assertNotIn("did you mean", done.stderr)
 
     def test_version(self):
         self.assertRegex(self.succeed("--version"), r"\Aferry \d+\.\d+\.\d+\n\Z")

@@ -265,13 +265,26 @@ TEST(ModelCalibration, FindsConstantsThatMeetTheTargetsFromAFarStart) {
   expect_targets(model);
 }
 
+// From one run on four GPUs: all times on two GPUs, and the other lines on four.
+TEST(ModelCalibration, FourGpusPredictTwo) {
+  const Model model = calibrate(read_limits(kResults / "2026-11-22-4xh200-limits.json"),
+                                {read_bench(kResults / "model/2026-11-22-4xh200.json")});
+  std::vector<BenchRecord> records;
+  std::vector<PointError> errors = left_out_errors(model, records);
+  std::erase_if(errors, [](const PointError& one) { return one.point->call.shape.ranks != 2; });
+  const ErrorSummary summary = summary_of(errors);
+  EXPECT_EQ(summary.points, 290u);
+  EXPECT_LE(summary.median, kMedianTarget);
+  EXPECT_LE(summary.worst, kWorstTarget);
+}
+
 TEST(ModelCalibration, YieldsTheBuiltInConstants) {
   const Model model = calibrated(Constants()), built_in = built_in_model();
   for (const ConstantEntry& entry : constant_table())
     EXPECT_NEAR(model.constants[entry.constant] / entry.value, 1, 0.02) << entry.name;
-  ASSERT_EQ(model.calibrated_us.size(), built_in.calibrated_us.size());
-  for (std::size_t i = 0; i < model.calibrated_us.size(); ++i)
-    EXPECT_NEAR(model.calibrated_us[i] / built_in.calibrated_us[i], 1, 1e-8);
+  ASSERT_EQ(model.calibrated.size(), built_in.calibrated.size());
+  for (std::size_t i = 0; i < model.calibrated.size(); ++i)
+    EXPECT_NEAR(model.calibrated[i].us / built_in.calibrated[i].us, 1, 1e-8);
   ASSERT_EQ(model.limits.push.size(), built_in.limits.push.size());
   for (std::size_t i = 0; i < model.limits.push.size(); ++i)
     EXPECT_NEAR(model.limits.push[i].second / built_in.limits.push[i].second, 1, 1e-3);
@@ -285,7 +298,7 @@ TEST(ModelCalibration, PointsAreLeftOutOfTheCheck) {
   const std::size_t compared = left_out_errors(model, records).size();
   std::size_t all = 0;
   for (const BenchRecord& record : records) all += record.points.size();
-  EXPECT_EQ(all - compared, model.calibrated_us.size());
+  EXPECT_EQ(all - compared, model.calibrated.size());
 }
 
 TEST(ModelCalibration, KeepsWhatNoPointDependsOn) {

@@ -128,6 +128,14 @@ class ModelTest(ProgramTest):
         broken = json.loads(SWEEP.read_text(encoding="utf-8"))
         del broken["measured"]["rows"][0]["pairs"]
         pathlib.Path(self.path("broken.json")).write_text(json.dumps(broken), encoding="utf-8")
+        for member, value in ("p50_us", 0), ("format", "int3"), ("tokens", 0), ("hidden", "wide"):
+            wrong = json.loads(SWEEP.read_text(encoding="utf-8"))
+            wrong["measured"]["rows"][0][member] = value
+            pathlib.Path(self.path("wrong.json")).write_text(json.dumps(wrong), encoding="utf-8")
+            self.refuse(2, ["wrong.json", "ferry bench --backend cuda"], "model", "--check", self.path("wrong.json"))
+        pathlib.Path(self.path("number.json")).write_text('{"schema": 1}', encoding="utf-8")
+        self.refuse(2, ["number.json", "--calibrate"], "model", "--constants", self.path("number.json"))
+        self.refuse(2, ["number.json", "ferry bench"], "model", "--check", self.path("number.json"))
         bench, limits = "ferry bench --backend cuda --json", "ferry limits --backend cuda --json"
         self.refuse(3, ["none.json", "No such file"], "model", "--check", self.path("none.json"))
         self.refuse(2, ["not JSON", bench], "model", "--check", not_json)
@@ -146,6 +154,7 @@ class ModelTest(ProgramTest):
         self.refuse(2, ["--network", "--nodes"], "model", "--network", "ib400")
         self.refuse(2, ["--node-ranks 6"], "model", "--scale", "--node-ranks", "6")
         self.refuse(2, ["--scale with --trace"], "model", "--scale", "--trace", "synth:decode")
+        self.refuse(2, ["--hidden 100"], "model", "--hidden", "100", "--format", "fp8")
         self.refuse(2, ["--format int3"], "model", "--format", "int3")
         self.refuse(2, ["rank_major"], "model", "--layout", "rank_major", "--reduction", "exact")
         self.refuse(2, ["synth:none"], "model", "--trace", "synth:none")

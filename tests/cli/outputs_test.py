@@ -208,6 +208,18 @@ class OtherCommandsTest(ProgramTest):
         self.assertEqual([(name, meaning) for name, _, meaning in listed], documented)
         self.assertEqual([value for _, value, _ in listed], ["rack 7"] + (len(documented) - 1) * ["not set"])
 
+    def test_every_variable_that_the_sources_read_is_documented(self):
+        root = pathlib.Path(__file__).parents[2]
+        named = "".join((root / page).read_text(encoding="utf-8") for page in ("docs/environment.md", "docs/protocol.md"))
+        reads = re.compile(r"""(?:getenv|variable_text|paths_in|read_variable|environ(?:\.get)?)[(\[][^;\n]*?["'](\w+)["']""")
+        found = set()
+        for folder in ("src", "include", "tools", "python/src", "python/ferry"):
+            for path in (root / folder).rglob("*"):
+                if path.suffix in (".c", ".cpp", ".hpp", ".h", ".cu", ".cuh", ".py"):
+                    found |= {name for name in reads.findall(path.read_text(encoding="utf-8")) if name.isupper()}
+        self.assertLessEqual({"FERRY_JITTER", "FERRY_BLOCK_ROLES", "VIRTUAL_ENV"}, found)
+        self.assertEqual({name for name in found if f"`{name}" not in named}, set())
+
     def test_names_the_documents_of_its_installation(self):
         for program, documents in [("wheel/ferry", "wheel/documents"), ("prefix/bin/ferry", "prefix/share/doc/ferry")]:
             with self.subTest(program=program):

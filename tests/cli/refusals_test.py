@@ -12,8 +12,8 @@ class RefusalsTest(ProgramTest):
 
     def test_usage(self):
         for words, arguments in [
-            (["subcommand", "run, bench, launch, limits, doctor, trace"], []),
-            (["walk", "run, bench, launch, limits, doctor, trace"], ["walk"]),
+            (["subcommand", "run, bench, launch, limits, model, doctor, trace"], []),
+            (["walk", "run, bench, launch, limits, model, doctor, trace"], ["walk"]),
             (["--rank"], ["run", "--rank", "3"]),
             (["0", "--ranks"], ["run", "--ranks", "0"]),
             (["-1", "--ranks"], ["run", "--ranks=-1"]),
@@ -25,6 +25,9 @@ class RefusalsTest(ProgramTest):
             (["65", "--overlap"], ["run", "--overlap", "65"]),
             (["--overlap", "--backend cuda"], ["run", *SMALL, "--overlap", "2", "--backend", "cuda"]),
             (["--shared-experts 1", "--backend cuda"], ["run", *SMALL, "--shared-experts", "1", "--backend", "cuda"]),
+            (["--engine nccl", "--backend cpu", "collective"], ["run", *SMALL, "--engine", "nccl"]),
+            (["--memory device", "--backend cuda"], ["run", *SMALL, "--memory", "device", "--backend", "cuda"]),
+            (["abacus", "--engine"], ["run", *SMALL, "--engine", "abacus"]),
             (["--shared-experts 1", "unreduced"], ["run", *SMALL, "--shared-experts", "1", "--reduction", "unreduced"]),
             (["--overlap", "--shared-experts"], ["run", *SMALL, "--shared-experts", "1", "--overlap", "2"]),
             (["shared_experts = 1", "rank_major"], ["run", *SMALL, "--shared-experts", "1", "--layout", "rank_major"]),

@@ -100,6 +100,27 @@ TEST_P(TwoHops, ARefusalEndsTheCallOnEveryRank) {
   });
 }
 
+TEST_P(TwoHops, OtherHopsOrWindowsOfARankAreRefused) {
+  run_nodes(GetParam(), {0, 0, 1, 1}, [&](const Rank& rank) {
+    const auto expect_refused = [&](const Config& config, const char* difference) {
+      try {
+        const Exchange exchange(rank, config);
+        ADD_FAILURE() << "rank " << rank.index() << ": accepted";
+      } catch (const UsageError& error) {
+        EXPECT_NE(std::string(error.what()).find(difference), std::string::npos) << error.what();
+      }
+    };
+    const bool other = rank.index() == 2;
+    expect_refused(two_hop_config(GetParam(), 4, other ? Hops::one : Hops::two),
+                   "hops is two on rank 0 and one on rank 2");
+    expect_refused(two_hop_config(GetParam(), 4, Hops::two, other ? 7 : 64),
+                   "window is 64 on rank 0 and 7 on rank 2");
+    const Config config = two_hop_config(GetParam(), 4, Hops::two);
+    Exchange exchange(rank, config);  // the group goes on
+    step(exchange, inputs_of(config, rank.index()), Form::fused);
+  });
+}
+
 INSTANTIATE_TEST_SUITE_P(Backends, TwoHops, testing::Values(BackendKind::collective, BackendKind::cpu),
                          [](const auto& test) { return std::string(to_string(test.param)); });
 

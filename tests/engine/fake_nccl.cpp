@@ -1,12 +1,15 @@
 // What Ferry uses of NCCL, between threads of one process and on host memory. A stream is a pointer to
-// std::atomic<int>: transfers that it still waits for.
+// std::atomic<int>: transfers that it still waits for. It ends the process if it is used against NCCL's
+// rules.
 #include <atomic>
 #include <condition_variable>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -23,11 +26,13 @@ struct UniqueId {
 struct Message {
   const void* data;
   std::size_t bytes;
+  bool registered;
   std::atomic<bool> taken = false;
 };
 
 // The ranks of one communicator.
 struct Meeting {
+  int ranks = 0, finalized = 0;
   std::mutex mutex;
   std::condition_variable changed;
   std::map<std::pair<int, int>, std::vector<std::shared_ptr<Message>>> messages;  // by sender and receiver
@@ -41,7 +46,18 @@ struct Comm {
   std::atomic<int> status = kSuccess;
   std::atomic<int> polls_in_progress = 0;
   std::atomic<bool> aborted = false;
+  std::atomic<bool> finalizing = false;
+  std::set<std::pair<const char*, const char*>> registered;  // guarded by the meeting's mutex
 };
+
+// Calls of all communicators, for fake_nccl_calls().
+std::atomic<int> finalized, destroyed, aborted, registered_ever, registered_now, registered_sends;
+
+// What is against NCCL's rules.
+[[noreturn]] void misuse(const char* what) {
+  std::fprintf(stderr, "fake_nccl: %s\n", what);
+  std::abort();
+}
 
 struct Operation {
   Comm* comm;
@@ -50,6 +66,7 @@ struct Operation {
   std::size_t bytes;
   int peer;
   std::atomic<int>* stream;
+  bool registered;
 };
 
 // The group of a thread.
@@ -99,6 +116,7 @@ void carry_out(const std::vector<Operation>& operations) {
     sent.push_back(std::make_shared<Message>());
     sent.back()->data = each.data;
     sent.back()->bytes = each.bytes;
+    sent.back()->registered = each.registered;
     const std::lock_guard lock(meeting.mutex);
     meeting.messages[{comm->rank, each.peer}].push_back(sent.back());
     meeting.changed.notify_all();
@@ -113,7 +131,8 @@ void carry_out(const std::vector<Operation>& operations) {
     const std::lock_guard lock(meeting.mutex);
     const std::shared_ptr<Message> message = waiting.front();
     waiting.erase(waiting.begin());
-    if (message->bytes != each.bytes) std::abort();
+    if (message->bytes != each.bytes) misuse("sender and receiver have another number of bytes");
+    if (message->registered != each.registered) misuse("registered memory meets memory that is not");
     std::memcpy(each.data, message->data, each.bytes);
     message->taken = true;
     meeting.changed.notify_all();
@@ -126,7 +145,17 @@ void carry_out(const std::vector<Operation>& operations) {
 // FAKE_NCCL_SEND_FAILS: the rank whose sends are refused.
 int add(const Operation& operation) {
   if (operation.sends && number_in("FAKE_NCCL_SEND_FAILS", -1) == operation.comm->rank) return kSystemError;
-  group_of_thread().operations.push_back(operation);
+  Comm& comm = *operation.comm;
+  if (comm.finalizing || comm.aborted) misuse("a transfer of a communicator that has ended");
+  Operation added = operation;
+  {
+    const std::lock_guard lock(comm.meeting->mutex);
+    const auto* begin = static_cast<const char*>(operation.data);
+    for (const auto& [first, end] : comm.registered)
+      added.registered |= first <= begin && begin + operation.bytes <= end;
+  }
+  if (added.registered && added.sends) ++registered_sends;
+  group_of_thread().operations.push_back(added);
   return kInProgress;
 }
 
@@ -146,10 +175,11 @@ int ncclGetUniqueId(UniqueId* id) {
   return kSuccess;
 }
 
-int ncclCommInitRankConfig(void** comm, int, UniqueId id, int rank, void*) {
+int ncclCommInitRankConfig(void** comm, int ranks, UniqueId id, int rank, void*) {
   const std::lock_guard lock(shared().mutex);
   std::shared_ptr<Meeting>& meeting = shared().meetings[id.bytes];
   if (!meeting) meeting = std::make_shared<Meeting>();
+  meeting->ranks = ranks;
   Comm* const made = shared().comms.emplace_back(std::make_unique<Comm>(meeting, rank)).get();
   made->polls_in_progress = number_in("FAKE_NCCL_POLLS", 3);
   *comm = made;
@@ -164,7 +194,9 @@ int ncclCommInitRank(void** comm, int ranks, UniqueId id, int rank) {
 // FAKE_NCCL_FAILS: the rank whose transfers fail.
 int ncclCommGetAsyncError(void* comm, int* status) {
   auto& mine = *static_cast<Comm*>(comm);
-  *status = mine.polls_in_progress > 0 ? kInProgress : mine.status.load();
+  const std::lock_guard lock(mine.meeting->mutex);
+  const bool waits = mine.finalizing && mine.meeting->finalized < mine.meeting->ranks;
+  *status = mine.polls_in_progress > 0 || waits ? kInProgress : mine.status.load();
   if (mine.polls_in_progress > 0) --mine.polls_in_progress;
   return kSuccess;
 }
@@ -172,13 +204,68 @@ int ncclCommGetAsyncError(void* comm, int* status) {
 int ncclCommAbort(void* comm) {
   auto& mine = *static_cast<Comm*>(comm);
   const std::lock_guard lock(mine.meeting->mutex);
-  mine.aborted = true;
+  if (mine.aborted.exchange(true)) misuse("a communicator is aborted that has ended");
+  ++aborted;
+  registered_now -= static_cast<int>(mine.registered.size());
   mine.meeting->changed.notify_all();
   return kSuccess;
 }
 
+// FAKE_NCCL_FINALIZE_FAILS: the rank for which it fails. As NCCL's, it ends when all ranks have called it.
+int ncclCommFinalize(void* comm) {
+  auto& mine = *static_cast<Comm*>(comm);
+  const std::lock_guard lock(mine.meeting->mutex);
+  if (!mine.registered.empty()) misuse("memory is still registered at the end");
+  mine.finalizing = true;
+  mine.polls_in_progress = number_in("FAKE_NCCL_POLLS", 3);
+  if (number_in("FAKE_NCCL_FINALIZE_FAILS", -1) == mine.rank) mine.status = kSystemError;
+  ++mine.meeting->finalized;
+  ++finalized;
+  return kInProgress;
+}
+
 int ncclCommDestroy(void* comm) {
-  return ncclCommAbort(comm);
+  auto& mine = *static_cast<Comm*>(comm);
+  const std::lock_guard lock(mine.meeting->mutex);
+  if (!mine.finalizing || mine.meeting->finalized < mine.meeting->ranks)
+    misuse("a communicator is destroyed before all ranks have finalized it");
+  if (mine.aborted.exchange(true)) misuse("a communicator is destroyed that has ended");
+  ++destroyed;
+  return kSuccess;
+}
+
+#ifndef FAKE_NCCL_WITHOUT_REGISTRATION
+// FAKE_NCCL_REGISTER_FAILS: the rank for which it fails.
+int ncclCommRegister(void* comm, void* data, std::size_t bytes, void** handle) {
+  auto& mine = *static_cast<Comm*>(comm);
+  if (number_in("FAKE_NCCL_REGISTER_FAILS", -1) == mine.rank) return kSystemError;
+  const std::lock_guard lock(mine.meeting->mutex);
+  const auto* begin = static_cast<const char*>(data);
+  mine.registered.insert({begin, begin + bytes});
+  ++registered_ever;
+  ++registered_now;
+  *handle = data;
+  return kSuccess;
+}
+
+int ncclCommDeregister(void* comm, void* handle) {
+  auto& mine = *static_cast<Comm*>(comm);
+  const std::lock_guard lock(mine.meeting->mutex);
+  if (mine.aborted) misuse("memory of a communicator that has ended is deregistered");
+  const auto known = mine.registered.lower_bound({static_cast<const char*>(handle), nullptr});
+  if (known == mine.registered.end() || known->first != handle) misuse("unknown memory is deregistered");
+  mine.registered.erase(known);
+  --registered_now;
+  return kSuccess;
+}
+#endif
+
+// How often something has happened since the library was loaded.
+int fake_nccl_calls(const char* what) {
+  const std::map<std::string, int> counts = {
+      {"finalize", finalized},       {"destroy", destroyed},         {"abort", aborted},
+      {"register", registered_ever}, {"registered", registered_now}, {"registered sends", registered_sends}};
+  return counts.at(what);
 }
 
 const char* ncclGetErrorString(int status) {
@@ -208,10 +295,11 @@ int ncclGroupEnd() {
 
 int ncclSend(const void* data, std::size_t count, int, int peer, void* comm, void* stream) {
   return add({static_cast<Comm*>(comm), true, const_cast<void*>(data), count, peer,
-              static_cast<std::atomic<int>*>(stream)});
+              static_cast<std::atomic<int>*>(stream), false});
 }
 
 int ncclRecv(void* data, std::size_t count, int, int peer, void* comm, void* stream) {
-  return add({static_cast<Comm*>(comm), false, data, count, peer, static_cast<std::atomic<int>*>(stream)});
+  return add(
+      {static_cast<Comm*>(comm), false, data, count, peer, static_cast<std::atomic<int>*>(stream), false});
 }
 }

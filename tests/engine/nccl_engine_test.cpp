@@ -11,25 +11,10 @@
 namespace ferry::test {
 namespace {
 
-// Device memory, which here is host memory too.
-class OnDevice final : public Communicator {
- public:
-  explicit OnDevice(Communicator& communicator) : communicator_(communicator) {}
-
-  void all_to_all_v(const AllToAllV& transfer, const std::shared_ptr<void>& keep,
-                    const std::function<void()>& check) override {
-    AllToAllV on_device = transfer;
-    on_device.device = true;
-    communicator_.all_to_all_v(on_device, keep, check);
-  }
-
- private:
-  Communicator& communicator_;
-};
-
 TEST(NcclEngine, MovesTheBytesOfEveryPairInHostAndDeviceMemory) {
   for (const int ranks : {1, 2, 3, 5}) {
-    run_nccl(ranks, [&](int rank, Engine& engine) {
+    run_nccl(ranks, [&](const Rank& member, Engine& engine) {
+      const int rank = member.index();
       EXPECT_EQ(engine.kind(), EngineKind::nccl);
       EXPECT_TRUE(engine.ordered_lanes() && engine.takes_device_memory());
       const auto lanes = engine.communicators(2);
@@ -45,9 +30,9 @@ TEST(NcclEngine, MovesTheBytesOfEveryPairInHostAndDeviceMemory) {
 }
 
 TEST(NcclEngine, ACheckThatThrowsAbortsTheTransferForGood) {
-  run_nccl(2, [](int rank, Engine& engine) {
+  const auto body = [](const Rank& rank, Engine& engine) {
     const auto lanes = engine.communicators(1);
-    if (rank == 1) return;  // never takes part
+    if (rank.index() == 1) return;  // never takes part
     const auto memory =
         std::make_shared<RankTransfer>(std::vector<std::vector<std::int64_t>>{{0, 8}, {8, 0}}, 0);
     int checks = 0;
@@ -57,31 +42,33 @@ TEST(NcclEngine, ACheckThatThrowsAbortsTheTransferForGood) {
     OnDevice device(*lanes[0]);
     EXPECT_THROW(device.all_to_all_v(memory->arguments(), memory, give_up), TimeoutError);
     EXPECT_THROW(device.all_to_all_v(memory->arguments(), memory, [] {}), TimeoutError);
-  });
+  };
+  run_nccl(2, body, 1);
 }
 
 TEST(NcclEngine, AnErrorOfNcclIsNamed) {
   const Setting failing("FAKE_NCCL_FAILS", "0");
-  run_nccl(2, [](int rank, Engine& engine) {
+  const auto body = [](const Rank& rank, Engine& engine) {
     const auto lanes = engine.communicators(1);
     const auto memory =
-        std::make_shared<RankTransfer>(std::vector<std::vector<std::int64_t>>{{0, 8}, {8, 0}}, rank);
-    if (rank == 1) return;
+        std::make_shared<RankTransfer>(std::vector<std::vector<std::int64_t>>{{0, 8}, {8, 0}}, rank.index());
+    if (rank.index() == 1) return;
     try {
       lanes[0]->all_to_all_v(memory->arguments(), memory, [] {});
       ADD_FAILURE() << "no error";
     } catch (const SystemError& error) {
       EXPECT_NE(std::string(error.what()).find("unhandled system error"), std::string::npos) << error.what();
     }
-  });
+  };
+  run_nccl(2, body, 1);
 }
 
 // A group of NCCL that stays open would take in what this thread sends on other communicators.
 TEST(NcclEngine, ASendThatFailsEndsItsGroup) {
   setenv("FERRY_NCCL_LIBRARY", FERRY_FAKE_NCCL, 1);
   Group::threads(2).run([](Rank rank) {
-    const std::shared_ptr<Engine> engines[] = {make_nccl_engine(rank.state(), 10.0, device_of(rank.index())),
-                                               make_nccl_engine(rank.state(), 10.0, device_of(rank.index()))};
+    const std::shared_ptr<Engine> engines[] = {make_nccl_engine(rank.state(), 1.0, device_of(rank.index())),
+                                               make_nccl_engine(rank.state(), 1.0, device_of(rank.index()))};
     const auto failing = engines[0]->communicators(1), working = engines[1]->communicators(1);
     if (rank.index() == 0) {
       const Setting fails("FAKE_NCCL_SEND_FAILS", "0");
@@ -94,15 +81,20 @@ TEST(NcclEngine, ASendThatFailsEndsItsGroup) {
   });
 }
 
-TEST(NcclEngine, RanksThatShareADeviceAreNamed) {
+TEST(NcclEngine, RanksThatShareADeviceAreNamedWithIt) {
   setenv("FERRY_NCCL_LIBRARY", FERRY_FAKE_NCCL, 1);
-  Group::threads(3).run([](Rank rank) {
-    const auto engine = make_nccl_engine(rank.state(), 10.0, device_of(rank.index() == 2 ? 0 : rank.index()));
+  Group::threads(6).run([](Rank rank) {
+    constexpr int kDevices[] = {0x1a, 1, 0x1a, 3, 1, 0x1a};
+    const auto engine = make_nccl_engine(rank.state(), 10.0, device_of(kDevices[rank.index()]));
     try {
       engine->communicators(1);
       ADD_FAILURE() << "no error";
     } catch (const UnsupportedError& error) {
-      EXPECT_NE(std::string(error.what()).find("ranks 0 and 2 share one"), std::string::npos) << error.what();
+      const std::string text = error.what();
+      for (const char* part : {"ranks 0, 2 and 5 share GPU-1a000000-0000-0000-0000-000000000000",
+                               "ranks 1 and 4 share GPU-01000000-", "CUDA_VISIBLE_DEVICES"}) {
+        EXPECT_NE(text.find(part), std::string::npos) << text;
+      }
     }
   });
 }

@@ -1,6 +1,8 @@
 // Ranks with the engine `nccl`, over a library that stands in for NCCL (fake_nccl.cpp).
 #pragma once
 
+#include <dlfcn.h>
+
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
@@ -52,13 +54,36 @@ inline DeviceAccess device_of(int number) {
   return {.id = id, .make_stream = [] { return std::make_unique<HostStream>(); }};
 }
 
+// Device memory, which here is host memory too.
+class OnDevice final : public Communicator {
+ public:
+  explicit OnDevice(Communicator& communicator) : communicator_(communicator) {}
+
+  void all_to_all_v(const AllToAllV& transfer, const std::shared_ptr<void>& keep,
+                    const std::function<void()>& check) override {
+    AllToAllV on_device = transfer;
+    on_device.device = true;
+    communicator_.all_to_all_v(on_device, keep, check);
+  }
+
+ private:
+  Communicator& communicator_;
+};
+
 // Runs `body(rank, engine)` with an engine for each rank, on devices of their own.
-inline void run_nccl(int ranks, const std::function<void(int rank, Engine& engine)>& body) {
-  setenv("FERRY_NCCL_LIBRARY", FERRY_FAKE_NCCL, 1);
+inline void run_nccl(int ranks, const std::function<void(Rank rank, Engine& engine)>& body,
+                     double deadline = 10, const char* library = FERRY_FAKE_NCCL) {
+  setenv("FERRY_NCCL_LIBRARY", library, 1);
   Group::threads(ranks).run([&](Rank rank) {
-    const std::shared_ptr<Engine> engine = make_nccl_engine(rank.state(), 10.0, device_of(rank.index()));
-    body(rank.index(), *engine);
+    const std::shared_ptr<Engine> engine = make_nccl_engine(rank.state(), deadline, device_of(rank.index()));
+    body(rank, *engine);
   });
+}
+
+// Calls of the stand-in: see fake_nccl_calls().
+inline int nccl_calls(const char* what, const char* library = FERRY_FAKE_NCCL) {
+  using Calls = int (*)(const char*);
+  return reinterpret_cast<Calls>(dlsym(dlopen(library, RTLD_NOW | RTLD_LOCAL), "fake_nccl_calls"))(what);
 }
 
 // An environment variable while the object lives. No other thread may read the environment when it changes.

@@ -180,9 +180,14 @@ constexpr Operation kCalls[] = {Operation::metadata, Operation::dispatch,     Op
                                 Operation::combine,  Operation::all_gather_v, Operation::all_gather_v};
 constexpr int kCallsOfStep = std::size(kCalls);
 
+// Points of calls in two hops alone.
+bool is_of_hops(FaultPoint point) {
+  return point == FaultPoint::relay_holds || point == FaultPoint::hop_begin;
+}
+
 // Index in kCalls of the call that the point belongs to; -1: construction.
 int call_of(FaultPoint point) {
-  if (point == FaultPoint::relay_holds) return 1;  // the first call with messages
+  if (is_of_hops(point)) return 1;  // the first call with messages
   const std::string name = to_string(point);
   if (name.starts_with("gather")) return kCallsOfStep - 1;  // the call of rows
   for (int i = 0; i < kCallsOfStep; ++i) {
@@ -195,7 +200,7 @@ int call_of(FaultPoint point) {
 // in the next chunk of this call.
 bool has_posted(FaultPoint point) {
   const std::string name = to_string(point);
-  return !name.ends_with("_begin") && !name.ends_with("_sent") && point != FaultPoint::relay_holds;
+  return !name.ends_with("_begin") && !name.ends_with("_sent") && !is_of_hops(point);
 }
 
 // Whether the victim has posted the call, but not its later chunks.
@@ -343,13 +348,14 @@ constexpr FaultPoint kPointsOfChunkedCalls[] = {
     FaultPoint::combine_posted,  FaultPoint::combine_waited,  FaultPoint::combine_chunk_sent};
 
 // In two hops a fused call posts in the wait, so those before it are like dispatch_begin.
-constexpr FaultPoint kPointsOfTwoHops[] = {FaultPoint::dispatch_begin, FaultPoint::relay_holds,
-                                           FaultPoint::dispatch_waited, FaultPoint::combine_waited};
+constexpr FaultPoint kPointsOfTwoHops[] = {FaultPoint::dispatch_begin, FaultPoint::hop_begin,
+                                           FaultPoint::relay_holds, FaultPoint::dispatch_waited,
+                                           FaultPoint::combine_waited};
 
 // The points that a call of one chunk and one hop passes.
 std::vector<FaultPoint> points_of_unchunked_calls() {
   std::vector<FaultPoint> points(kFaultPoints.begin(), kFaultPoints.end());
-  std::erase(points, FaultPoint::relay_holds);
+  std::erase_if(points, is_of_hops);
   std::erase(points, FaultPoint::dispatch_chunk_sent);
   std::erase(points, FaultPoint::combine_chunk_sent);
   return points;

@@ -6,6 +6,9 @@
 #include <cstdio>
 #include <exception>
 #include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
 
 #include "ferry/error.hpp"
 #include "ferry/version.hpp"
@@ -69,9 +72,48 @@ void build(CLI::App& program) {
   add_trace(program);
 }
 
-// Where to find help after a usage error; lists the subcommands if none was named.
+// Letters to insert, remove or replace to make one text of the other.
+std::size_t edit_distance(std::string_view a, std::string_view b) {
+  std::vector<std::size_t> row(b.size() + 1);
+  for (std::size_t j = 0; j <= b.size(); ++j) row[j] = j;
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    std::size_t diagonal = std::exchange(row[0], i + 1);
+    for (std::size_t j = 0; j < b.size(); ++j) {
+      const std::size_t replaced = diagonal + (a[i] == b[j] ? 0 : 1);
+      diagonal = row[j + 1];
+      row[j + 1] = std::min({replaced, row[j] + 1, diagonal + 1});
+    }
+  }
+  return row.back();
+}
+
+// The options of `command` that are meant by misspelt ones among the arguments it did not expect, each after
+// a comma.
+std::string near_options(const CLI::App& command) {
+  std::string found;
+  for (const std::string& argument : command.remaining(true)) {
+    if (!argument.starts_with("--")) continue;
+    const std::string_view given = std::string_view(argument).substr(2, argument.find('=') - 2);
+    std::pair<std::size_t, std::string> nearest{3, ""};
+    for (const CLI::Option* option : command.get_options()) {
+      for (const std::string& name : option->get_lnames())
+        nearest = std::min(nearest, {edit_distance(given, name), name});
+    }
+    if (nearest.first < 3 && nearest.first < given.size()) found += ", --" + nearest.second;
+  }
+  return found;
+}
+
+// What to do after a usage error: names the subcommands if none was given, and options like a misspelt one.
 std::string hint(const CLI::App& program) {
-  if (!program.get_subcommands().empty()) return " (see --help)";
+  if (!program.get_subcommands().empty()) {
+    const CLI::App* command = &program;
+    while (!command->get_subcommands().empty())
+      command = command->get_subcommands().front();  // such as trace info
+    const std::string near = near_options(*command);
+    if (!near.empty()) return fmt::format(" (did you mean {}? see --help)", near.substr(2));
+    return " (see --help)";
+  }
   std::string names;
   for (const CLI::App* command : program.get_subcommands({}))
     names += (names.empty() ? "" : ", ") + command->get_name();

@@ -129,6 +129,9 @@ typedef struct ferry_config {
   int32_t input;            ///< default: FERRY_INPUT_OWN
   int32_t shared_split;     ///< see ferry::Config::shared_split; default 0
   int64_t transfer;         ///< default: FERRY_TRANSFER_ROUTED
+  /// tp: each expert is in so many slices, on R = ep * tp ranks, as ferry::Placement::ep_tp() places them;
+  /// both arrays of the placement are NULL, or hold what that function gives. 0: 1.
+  int64_t expert_slices;
 } ferry_config;
 
 /// Bytes that an exchange takes on one rank, by purpose.
@@ -148,6 +151,10 @@ typedef struct ferry_sizes {
 
 /// The exact bytes that it maps.
 ferry_status ferry_sizes_of(const ferry_config* config, int ranks, int rank, ferry_sizes* sizes);
+/// The same for ranks on several nodes, which differ where messages take two hops. `node_of_rank` [ranks]:
+/// ranks with equal numbers, which may be any, are on one node.
+ferry_status ferry_sizes_on_nodes(const ferry_config* config, const int32_t* node_of_rank, int ranks,
+                                  int rank, ferry_sizes* sizes);
 /// The rows that the rank can receive (expert_padded: rows of one expert).
 ferry_status ferry_capacity_of(const ferry_config* config, int ranks, int rank, int64_t* rows);
 /// The bytes of a plan's storage, the same on every rank.

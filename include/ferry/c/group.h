@@ -25,6 +25,9 @@ typedef struct ferry_bootstrap {
   ferry_status (*all_gather)(const void* mine, void* all, size_t bytes, void* user);
   ferry_status (*barrier)(void* user);
   void* user;  ///< passed to both functions
+  /// Simulates hosts: ranks of one host with different texts are treated as ranks of different hosts. Read by
+  /// ferry_group_custom(). NULL: the environment variable FERRY_HOST_ID.
+  const char* host_id;
 } ferry_bootstrap;
 
 /// The caller's own transport, used by exchanges with the backend `collective`. Ferry calls these functions
@@ -63,6 +66,11 @@ typedef struct ferry_engine_functions {
 ferry_status ferry_group_threads(int ranks, int nodes, ferry_group** group);
 /// `ranks` forked processes; otherwise as ferry_group_threads().
 ferry_status ferry_group_processes(int ranks, int nodes, ferry_group** group);
+/// `ranks` threads of this process on nodes of any sizes, all simulated. `node_of_rank` [ranks]: ranks with
+/// equal numbers, which may be any, are on one node.
+ferry_status ferry_group_threads_on_nodes(const int32_t* node_of_rank, int ranks, ferry_group** group);
+/// `ranks` forked processes; otherwise as ferry_group_threads_on_nodes().
+ferry_status ferry_group_processes_on_nodes(const int32_t* node_of_rank, int ranks, ferry_group** group);
 /// This process is one rank of an MPI job. FERRY_UNSUPPORTED: the MPI module was not found, or MPI has
 /// failed.
 ferry_status ferry_group_mpi(ferry_group** group);

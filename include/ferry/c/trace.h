@@ -34,11 +34,13 @@ typedef struct ferry_trace_info {
   const char* name;    ///< the name it was opened by
   const char* source;  ///< its origin, in words
   int32_t layers;
-  int32_t top_k;         ///< K
-  int32_t experts;       ///< E
-  int64_t tokens;        ///< tokens of one layer
-  const int32_t* ids;    ///< [layers, tokens, K], each in [-1, E); -1 is a masked slot
-  const float* weights;  ///< [layers, tokens, K]
+  int32_t top_k;                    ///< K
+  int32_t experts;                  ///< E
+  int64_t tokens;                   ///< tokens of one layer
+  const int32_t* ids;               ///< [layers, tokens, K], each in [-1, E); -1 is a masked slot
+  const float* weights;             ///< [layers, tokens, K]
+  const int64_t* sequence_lengths;  ///< [sequences], whose sum is `tokens`; NULL if they are not known
+  int64_t sequences;
 } ferry_trace_info;
 
 ferry_status ferry_trace_query(const ferry_trace* trace, ferry_trace_info* info);
@@ -57,6 +59,25 @@ typedef struct ferry_trace_partition_args {
 
 /// Selects a rank's part of a step: see ferry::PartitionSpec.
 ferry_status ferry_trace_partition(const ferry_trace* trace, const ferry_trace_partition_args* args);
+
+/// Routes to each expert in one layer: receives `counts` [E]. Masked slots are not counted.
+ferry_status ferry_trace_expert_counts(const ferry_trace* trace, int layer, int64_t* counts);
+/// Routes to each rank, from `counts` [experts]: receives `rank_counts` [ranks]. `expert_rank` [experts] is
+/// the rank of each expert; NULL: see ferry_placement_blocks().
+ferry_status ferry_rank_counts(const int64_t* counts, int experts, const int32_t* expert_rank, int ranks,
+                               int64_t* rank_counts);
+
+/// How unevenly the experts are loaded: see ferry::LoadStatistics.
+typedef struct ferry_load_statistics {
+  size_t size;
+  int64_t routes;
+  double max, p99, p90, p50, p10, min;  ///< loads divided by the mean load
+  double sigma_ln, gini;
+  int64_t idle;  ///< experts without a route
+} ferry_load_statistics;
+
+/// Statistics of `counts` [experts]. FERRY_USAGE: no counts, a negative count, or a sum of 0.
+ferry_status ferry_statistics_of_load(const int64_t* counts, int experts, ferry_load_statistics* statistics);
 
 #ifdef __cplusplus
 }

@@ -47,6 +47,9 @@ class NumpyArrays:
     def contiguous(self, array):
         return self.numpy.ascontiguousarray(array)
 
+    def sorted_rows(self, array):
+        return self.numpy.sort(array, 1)
+
     def stack(self, arrays, axis):
         return self.numpy.stack(arrays, axis)
 
@@ -112,6 +115,9 @@ class TorchArrays:
 
     def contiguous(self, array):
         return self.detached(array).contiguous()
+
+    def sorted_rows(self, array):
+        return self.torch.sort(array, 1).values
 
     def stack(self, arrays, axis):
         return self.torch.stack(arrays, axis)

@@ -129,7 +129,8 @@ class Exchanges:
         if not made or made[0].config.max_tokens < most:
             # Handles keep the smaller exchange alive as long as they need it.
             rounded = -(-most // ROUNDING) * ROUNDING
-            settings = normal_settings(rounded, hidden, experts if top_k else self.rank.size, top_k or self.rank.size)
+            slots = top_k or min(self.rank.size, _layout.MOST_SLOTS)
+            settings = normal_settings(rounded, hidden, experts if top_k else self.rank.size, slots)
             made = self._made[key] = [self._make_on(on_device, settings)]
         return made[0]
 
@@ -157,7 +158,7 @@ class Exchanges:
     def expert_counts(self, num_tokens_per_expert, alignment):
         """Collective: routes to each local expert, rounded up, of a dispatch without ids: the sum of all ranks' counts.
 
-        Every rank sends its counts to all ranks, as one row of an exchange. The host waits for the rows.
+        Every rank sends its counts to all ranks, as rows of an exchange, one for MOST_SLOTS ranks. The host waits for them.
         """
         experts, ranks = len(num_tokens_per_expert), self.rank.size
         columns = -(-experts // 8) * 8  # rows are multiples of 16 bytes in every type
@@ -165,16 +166,21 @@ class Exchanges:
         exchange = self._for_counts(arrays, columns)
         row = _normal.padded_columns(arrays.to(num_tokens_per_expert, "int32")[None], columns)
         received = arrays.empty((ranks, columns), "int32", row)
-        exchange.dispatch((row,), arrays.arange(ranks, "int32", row)[None], memory=ferry.ReceiveBuffers(received))
+        slots, rows = exchange.config.top_k, exchange.config.max_tokens
+        all_ranks = [rank if rank < ranks else -1 for rank in range(rows * slots)]
+        ids = arrays.from_list(all_ranks, "int32", row).reshape(rows, slots)
+        exchange.dispatch((arrays.concatenate([row] * rows),), ids, memory=ferry.ReceiveBuffers(received))
         local = ferry.Placement.blocks(experts, ranks).experts_of(self.rank.index)
         sums = arrays.on_host(received).sum(0).tolist()
         return _layout.rounded_up([sums[expert] for expert in local], alignment)
 
     def _for_counts(self, arrays, columns):
-        """An exchange that sends one row of `columns` int32 to every rank. Collective the first time."""
+        """An exchange that sends a row of `columns` int32 to every rank. Collective the first time."""
         key = ("counts", columns)
         if key not in self._made:
-            settings = normal_settings(1, columns, self.rank.size, self.rank.size) | {"format": f"raw:{4 * columns}"}
+            ranks, slots = self.rank.size, min(self.rank.size, _layout.MOST_SLOTS)
+            settings = normal_settings(-(-ranks // slots), columns, ranks, slots) | {
+                "format": f"raw:{4 * columns}", "capacity": ranks}  # one row from every rank
             self._made[key] = [self._make_on(arrays.on_device, settings)]
         return self._made[key][0]
 

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import ferry
+
+
+MOST_SLOTS = 32  # of a token
+
 
 def ids_from_ranks(arrays, is_token_in_rank):
-    """Ids for a dispatch without expert ids: one expert a rank, int32 [T, R], -1 where a token does not go."""
+    """Ids for a dispatch without expert ids: one expert a rank, int32 [T, min(R, MOST_SLOTS)], -1 where a token does not go."""
     ranks = is_token_in_rank.shape[1]
     numbers = arrays.arange(ranks, "int32", is_token_in_rank)
-    return arrays.contiguous(arrays.where(is_token_in_rank, numbers[None, :] + arrays.to(is_token_in_rank, "int32") * 0, -1))
+    ids = arrays.where(is_token_in_rank, numbers[None, :] + arrays.to(is_token_in_rank, "int32") * 0, -1)
+    if ranks > MOST_SLOTS:
+        ids = arrays.sorted_rows(ids)
+        if len(ids) and int(ids[:, ranks - MOST_SLOTS - 1].max()) >= 0:
+            raise ferry.UsageError(f"dispatch: without topk_idx a token may go to {MOST_SLOTS} ranks, and one goes to more")
+        ids = ids[:, ranks - MOST_SLOTS :]
+    return arrays.contiguous(ids)
 
 
 def rounded_up(counts, alignment):

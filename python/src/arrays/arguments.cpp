@@ -25,7 +25,8 @@ void require_element(const Array& array, const char* name, std::initializer_list
   if (std::find(elements.begin(), elements.end(), array.element) != elements.end()) return;
   std::string names;
   for (const Element element : elements) names += str(names.empty() ? "" : " or ", name_of(element));
-  throw UsageError(str(name, ": expected ", names, ", got ", name_of(array.element)));
+  throw UsageError(str(name, ": expected ", names, ", got ", name_of(array.element), ": convert it to ",
+                       elements.size() == 1 ? names : "one of these"));
 }
 
 bool is_empty(const Array& array) {

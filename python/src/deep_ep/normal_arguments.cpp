@@ -172,7 +172,7 @@ Routes::Routes(const NewRoutes& given, const Place& place, const Topology& topol
   const Array per_expert = inspect_like(given.routes_per_expert, "num_tokens_per_expert", 1, of_x);
   require_integers(per_expert, "num_tokens_per_expert");
   shape = {.hidden = rows.columns[0], .experts = per_expert.shape[0], .top_k = 0};
-  slots = ranks;
+  slots = std::min(ranks, kMaxTopK);
   nb::object ids = given.topk_idx;
   if (!with_ids) {
     static CachedAttribute ids_from_ranks;

@@ -67,7 +67,7 @@ struct Routes {
   DispatchInput in;
   InputRows rows;
   NormalShape shape;
-  int slots = 0;         // K, or without ids the number of ranks
+  int slots = 0;         // K, or without ids the most ranks that a token goes to
   Element id_element{};  // of topk_idx
   int alignment = 1;
 };

@@ -75,7 +75,7 @@ class _Once:
 
 
 DISPATCH = {
-    "dtype": ((X.astype(np.float64), IDS), "tokens: expected bfloat16 or float16 or float32, got float64"),
+    "dtype": ((X.astype(np.float64), IDS), "tokens: expected bfloat16 or float16 or float32, got float64: convert it to one of these$"),
     "type of another format": ((X.astype(np.float32), IDS),
                                "convert the tokens to bf16, or choose the format fp32"),
     "shape": ((np.ones((3, HIDDEN + 8), bf16), IDS), r"tokens: expected rows of 16 columns, got shape \[3, 24\]"),
@@ -92,10 +92,10 @@ DISPATCH = {
     "used capsule": ((used_capsule(), IDS), "tokens: a DLPack capsule that was used before"),
     "device": ((OnADevice(), IDS), "tokens: expected an array on host.*got one on cuda:0"),
     "two frameworks": ((X, memoryview(IDS)), "ids: expected an array of NumPy"),
-    "ids: type": ((X, IDS.astype(np.float32)), "ids: expected int32 or int64, got float32"),
+    "ids: type": ((X, IDS.astype(np.float32)), "ids: expected int32 or int64, got float32: convert it to one of these$"),
     "ids: shape": ((X, IDS[:2]), r"ids: expected an array of shape \[N, K\] = \[3, 2\], got \[2, 2\]"),
     "ids: strides": ((X, np.zeros((3, 4), np.int32)[:, :2]), r"ids: expected a C-contiguous array, got shape .* with strides .*; numpy\.ascontiguousarray\(\)"),
-    "weights: type": ((X, IDS, W.astype(np.float64)), "weights: expected float32, got float64"),
+    "weights: type": ((X, IDS, W.astype(np.float64)), "weights: expected float32, got float64: convert it to float32$"),
     "weights: shape": ((X, IDS, W[:, :1]), r"weights: expected an array of shape \[3, 2\]"),
     "too many": ((np.ones((5, HIDDEN), bf16), np.zeros((5, TOP_K), np.int32)), "max_tokens is 4"),
 }

@@ -59,6 +59,25 @@ def test_configurations_are_values(setting):
     assert repr(other) == repr(plain)[:-1] + f", {setting}={OTHERS[setting]!r})"
 
 
+def test_placements_in_slices_are_values():
+    sliced, whole = ferry.Placement.ep_tp(6, 2, 2), ferry.Placement.table([(e // 3 * 2, e % 3) for e in range(6)], 4)
+    assert (sliced.experts, sliced.ranks, sliced.tp, whole.tp) == (6, 4, 2, 1)
+    assert sliced.location(4) == whole.location(4) == (2, 1) and sliced.experts_of(3) == [3, 4, 5] and whole.experts_of(3) == []
+    again = pickle.loads(pickle.dumps(sliced))
+    assert again == copy.deepcopy(sliced) == sliced != whole and hash(again) == hash(sliced) and again.experts_of(3) == [3, 4, 5]
+    assert repr(sliced) == "Placement(6 experts on 4 ranks, tp 2)"
+    with pytest.raises(ferry.UsageError, match="ep must divide the experts"):
+        ferry.Placement.ep_tp(5, 2, 2)
+
+
+def test_sizes_know_the_nodes():
+    config = ferry.Config(**SETTINGS, backend="collective")
+    nodes = ferry.Topology([0, 0, 1, 1])
+    one_hop, two_hops = ferry.size_of(config, 4, 1), ferry.size_of(config, nodes, 1)
+    assert one_hop.messages != two_hops.messages
+    assert ferry.size_of(config, ranks=4).total == ferry.size_of(config, ferry.Topology([0] * 4)).total
+
+
 def text_of(config):
     return repr(config), ferry.size_of(config, 4).total
 
@@ -131,6 +150,7 @@ def test_any_placement():
 
 def test_traces_and_load_statistics(tmp_path):
     trace = ferry.open_trace("synth:decode:experts=32,top_k=4,tokens=64,layers=2,seed=3")
+    assert trace.sequence_lengths == [64]
     assert (trace.layers, trace.tokens, trace.top_k, trace.experts) == (2, 64, 4, 32)
     assert trace.ids.shape == trace.weights.shape == (2, 64, 4) and np.allclose(trace.weights.sum(-1), 1, atol=1e-5)
     ids, weights = trace.partition(1, rank=2, ranks=4, tokens_per_rank=8, step=1)

@@ -96,6 +96,12 @@ def test_an_exception_of_the_function_is_named():
         assert "the engine of rank 1 failed in dispatch 1" in str(error) and "the cable is out" in str(error)
 
 
+def test_a_function_that_returns_early_is_noticed():
+    for error in errors_of(lambda rank, transfer: lambda *arguments: None)[0]:
+        assert isinstance(error, ferry.PeerLostError)
+        assert "all_to_all_v returned before the bytes of rank" in str(error)
+
+
 def test_the_memory_ends_with_the_call():
     kept = []
 

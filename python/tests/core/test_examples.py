@@ -9,7 +9,7 @@ import pytest
 EXAMPLES = pathlib.Path(__file__).parents[3] / "examples"
 
 
-@pytest.mark.parametrize(("name", "expected"), [("first", "first"), ("bootstrap", "first"), ("nvfuser", "nvfuser"),
+@pytest.mark.parametrize(("name", "expected"), [("first", "first"), ("bootstrap", "first"), ("nvfuser", "nvfuser"), ("max", "max"),
                                                 ("grouped_gemm", "grouped_gemm"), ("programs", "programs"),
                                                 ("megatron_inference", "megatron_inference")])
 def test_example(name, expected):

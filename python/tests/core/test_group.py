@@ -33,6 +33,17 @@ def test_the_nodes_of_a_group():
         "Topology(6 ranks on 2 simulated nodes)", True, [0, 0, 0, 1, 1, 1], [0, 1, 2, 0, 1, 2], [[0, 1, 2], [3, 4, 5]])
 
 
+@pytest.mark.parametrize("start", [ferry.Group.threads, ferry.Group.processes])
+def test_nodes_of_any_sizes(start):
+    def nodes_of(rank):
+        topology = rank.topology
+        return topology.simulated, [topology.node_of(r) for r in range(4)], topology.relay_of(3, 1), topology.relay_of(1, 0)
+
+    assert start(ferry.Topology([5, 2, 5, 5])).run(nodes_of) == [(True, [0, 1, 0, 0], 1, 0)] * 4
+    with pytest.raises(ferry.UsageError, match="has nodes of its own"):
+        start(ferry.Topology([0, 1]), nodes=2)
+
+
 def test_partial_sums_by_node():
     """Experts' rows of 256, 1 and 1 lie on ranks 0 to 2, and bf16 rounds 257 to 256."""
 

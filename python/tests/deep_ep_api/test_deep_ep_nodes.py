@@ -6,7 +6,7 @@ import pytest
 import ferry
 import ferry.deep_ep as deep_ep
 from deep_ep_steps import HIDDEN, fp8, layout_and_dispatch, step_of
-from node_ranks import EVEN, OTHERS, TRANSPORTS, name_of
+from node_ranks import EVEN, OF_DEEP_EP, OTHERS, TRANSPORTS, name_of
 from oracle import bf16, messages_to, rank_of, routes_to, same_bits
 
 CHANNELS = 10  # of the default number of SMs
@@ -116,9 +116,9 @@ class Expected:
         assert handle[-3].shape == (len(messages_to(self.step, self.me)), 8) and handle[-4].tolist() == handle[6].tolist()
 
 
-@cases
+@pytest.mark.parametrize("case", [*EVEN, OF_DEEP_EP, *OTHERS], ids=name_of)
 def test_every_element_of_a_handle(rng, case):
-    step = step_for(rng, case)
+    step = step_for(rng, case, most=45 if len(case[1]) < 16 else 9)
 
     def body(me, buffer):
         handle = layout_and_dispatch(buffer, step, me)[4]
@@ -310,6 +310,47 @@ def test_dispatch_without_ids(rng, case):
         assert none is None and same_bits(y, sums_of_nodes(step, case[1], me))
 
     on_nodes(case, body)
+
+
+@cases
+def test_a_token_crosses_once_for_each_node(rng, case):
+    step = step_for(rng, case)
+
+    def body(me, buffer):
+        rows, *_, handle, _ = layout_and_dispatch(buffer, step, me)
+        for _ in range(2):
+            buffer.dispatch(step.tokens[me], handle)
+            buffer.combine(rows, handle)
+        expected, wire = Expected(step, case[1], me), handle.exchange.wire_counts()
+        own = case[1][me]
+        sent = sum(row[-1] for node, row in enumerate(expected.rdma_channel_prefix_matrix()) if node != own)
+        assert wire.dispatch_messages_between_nodes == 3 * sent
+        return 2 * sent, wire.combine_messages_between_nodes
+
+    # Combine returns one sum for each of them.
+    sent, returned = zip(*on_nodes(case, body))
+    assert sum(returned) == sum(sent)
+
+
+def test_more_ranks_than_slots(rng):
+    """Without ids a token has one slot for each rank that it goes to, of which there may be 32."""
+    case = ("shared memory", [0] * 17 + [1] * 17)
+    ranks = len(case[1])
+    step = step_of(rng, ranks, 3, experts=ranks, top_k=8)
+
+    def body(me, buffer):
+        rows, _, _, counts, handle, _ = layout_and_dispatch(buffer, step, me, topk_idx=None, topk_weights=None)
+        assert counts == [len(routes_to(step, me))]
+        assert [rows[i].tobytes() for i in range(len(rows))] == [step.tokens[s][t].tobytes() for s, t in messages_to(step, me)]
+        assert handle[6].tolist() == Expected(step, case[1], me).recv_gbl_rank_prefix_sum()
+        assert same_bits(buffer.combine(outputs_of(me, rows), handle)[0], sums_of_nodes(step, case[1], me))
+        everywhere = np.ones((1, ranks), bool)
+        with pytest.raises(ferry.UsageError, match="a token may go to 32 ranks, and one goes to more" if me == 1 else "rank 1 refused"):
+            buffer.dispatch(np.ones((1, HIDDEN), bf16), None, np.ones(ranks, np.int32), np.ones(2, np.int32),
+                            everywhere if me == 1 else ~everywhere, np.ones(ranks, np.int32))
+        return True
+
+    assert on_nodes(case, body) == [True] * ranks
 
 
 @even

@@ -1,11 +1,14 @@
 """Errors of deep_ep between nodes: typed, on every rank at once, and the next call works."""
 
+import time
+
 import numpy as np
 import pytest
 
 import ferry
 import ferry.deep_ep as deep_ep
 from deep_ep_steps import HIDDEN, layout_and_dispatch, low_latency
+from ferry.deep_ep import _exchanges
 from node_ranks import EVEN, TRANSPORTS, name_of
 from oracle import bf16, messages_to, random_ids, same_bits, Step
 
@@ -133,7 +136,7 @@ BAD_BY_HANDLE = {
     "combine: weights": "topk_weights", "combine: config": "expected a Config", "combine: no handle": "a handle of dispatch",
     "combine: low-latency handle": "a handle of dispatch", "dispatch: x": "bfloat16", "dispatch: ids": "handle excludes",
     "dispatch: other tokens": "tokens", "dispatch: a tuple": "a handle of dispatch", "dispatch: low-latency handle": "a handle of dispatch",
-    "dispatch: another call's handle": "tokens", "combine: another call's handle": "row",
+    "dispatch: another call's handle": "tokens", "combine: another call's handle": r"row|bias\[0\]",
     "dispatch: a handle of as many tokens": "call that made the plan", "combine: a handle of as many tokens": "call that made the plan",
 }
 
@@ -244,3 +247,29 @@ def test_use_after_destroy(rng, case):
         return True
 
     assert on_nodes(case, body) == [True] * 4
+
+
+@cases
+@pytest.mark.parametrize("call", ["dispatch", "dispatch by a handle", "combine"])
+def test_a_rank_that_takes_no_part(rng, case, call, monkeypatch):
+    monkeypatch.setattr(_exchanges, "DEADLINE", 1.0)
+    step = full_step(rng, case)
+    found = []
+
+    def body(me, buffer):
+        rows, *_, handle, _ = layout_and_dispatch(buffer, step, me)
+        if me == WRONG:  # exists, but does not take part
+            while len(found) < 3:
+                time.sleep(0.01)
+            return True
+        try:
+            begin = time.monotonic()
+            {"dispatch": lambda: layout_and_dispatch(buffer, step, me), "combine": lambda: buffer.combine(rows, handle),
+             "dispatch by a handle": lambda: buffer.dispatch(step.tokens[me], handle)}[call]()
+        except (ferry.TimeoutError, ferry.PeerLostError) as error:
+            assert time.monotonic() - begin < 40
+            found.append(error)
+        return True
+
+    assert on_nodes(case, body) == [True] * 4
+    assert any(isinstance(error, ferry.TimeoutError) for error in found)

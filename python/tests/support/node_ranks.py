@@ -65,6 +65,7 @@ def in_shared_memory(node_of_rank, body):
 
 TRANSPORTS = {"functions": over_functions, "shared memory": in_shared_memory}
 EVEN = [("shared memory", [0, 0, 1, 1]), ("functions", [0, 0, 1, 1]), ("shared memory", [0, 0, 0, 0, 1, 1, 1, 1])]
+OF_DEEP_EP = ("shared memory", [0] * 8 + [1] * 8)  # two nodes of 8 ranks
 # Nodes of one rank, ranks that take turns, and nodes of different sizes.
 OTHERS = [("functions", nodes) for nodes in ([0, 1], [0, 1, 0, 1], [0, 0, 0, 1, 1], [0, 1, 1, 2])]
 

@@ -89,9 +89,14 @@ Sizes packed_sizes(const Config& config, const Topology& topology, int rank) {
   const MessageMemory memory = needs_of(config, topology, rank).of_lane();
   const bool relays = hops_of(config, topology).relays;
   const int ranks = config.placement.ranks();
-  const std::int64_t table_bytes = MessageHops::table_bytes(ranks, relays);
-  const std::int64_t blocks = EngineCall::block_bytes(call_summary_bytes(config), ranks, table_bytes) +
-                              PairBlocks<SecondHopHeader>::bytes(relays ? ranks : 0, table_bytes);
+  std::int64_t blocks = 0;
+  if (relays) {
+    const HopTables tables(topology, rank);
+    blocks = EngineCall::blocks_bytes(call_summary_bytes(config), ranks, tables.first_hop()) +
+             MessageHops::second_headers_bytes(tables.second_hop());
+  } else {
+    blocks = EngineCall::blocks_bytes(call_summary_bytes(config), ranks, {});
+  }
   Sizes sizes = cpu::local_sizes(config, rank);
   sizes.messages =
       config.lanes * (memory.outbox + memory.inbox + memory.second_outbox + memory.second_inbox + blocks);

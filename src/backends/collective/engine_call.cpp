@@ -12,10 +12,15 @@
 namespace ferry::collective {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
 constexpr std::chrono::milliseconds kCheckPeriod(10);
 constexpr std::chrono::milliseconds kInterruptPeriod(250);
+// How often a wait looks at all processes of the host, which takes time for each rank. A failure of the group
+// is noticed at every check.
+constexpr std::chrono::milliseconds kPeerPeriod(50);
+
+// How much longer than its deadline a rank waits for what a relay forwards, in seconds: at most, and as a
+// part of the deadline. The relay's own wait for the rank before it began about then, and must end first.
+constexpr double kMostExtraSeconds = 0.5, kExtraPart = 0.25;
 
 constexpr std::int64_t align_summary(std::int64_t bytes) {
   return (bytes + 7) / 8 * 8;
@@ -25,16 +30,30 @@ constexpr std::int64_t align_summary(std::int64_t bytes) {
 constexpr std::int64_t kFirstBytes = 3072;
 static_assert(PairBlocks<BlockHeader>::kHeaderBytes <= kFirstBytes);
 
-// Of a block, at least so many that all blocks have a first transfer.
-std::int64_t content_bytes(std::int64_t summary_bytes, std::int64_t table_bytes) {
-  return std::max(align_summary(summary_bytes) + table_bytes,
-                  kFirstBytes - PairBlocks<BlockHeader>::kHeaderBytes);
+// Of the contents of the blocks to and from each rank. [R]
+struct ContentBytes {
+  std::vector<std::int64_t> sent, received;
+
+  ContentBytes(std::int64_t summary_bytes, int ranks, const TableBytes& tables) {
+    // At least so many that all blocks have a first transfer.
+    constexpr std::int64_t kLeast = kFirstBytes - PairBlocks<BlockHeader>::kHeaderBytes;
+    const std::int64_t summary = align_summary(summary_bytes);
+    for (int peer = 0; peer < ranks; ++peer) {
+      sent.push_back(std::max(kLeast, summary + tables.sent_to(peer)));
+      received.push_back(std::max(kLeast, summary + tables.received_from(peer)));
+    }
+  }
+};
+
+PairBlocks<BlockHeader> make_blocks(const ContentBytes& contents) {
+  return {contents.sent, contents.received};
 }
 
 }  // namespace
 
-std::int64_t EngineCall::block_bytes(std::int64_t summary_bytes, int ranks, std::int64_t table_bytes) {
-  return PairBlocks<BlockHeader>::bytes(ranks, content_bytes(summary_bytes, table_bytes));
+std::int64_t EngineCall::blocks_bytes(std::int64_t summary_bytes, int ranks, const TableBytes& tables) {
+  const ContentBytes contents(summary_bytes, ranks, tables);
+  return PairBlocks<BlockHeader>::bytes(contents.sent, contents.received);
 }
 
 EngineCall::EngineCall(Rank rank, std::unique_ptr<Communicator> communicator, int lane,
@@ -47,11 +66,12 @@ EngineCall::EngineCall(Rank rank, std::unique_ptr<Communicator> communicator, in
       lane_number_(rank_.state().number_lane()),
       progress_(rank_.state().control(), me_, lane_number_),
       summary_bytes_(align_summary(summary_bytes)),
+      has_tables_(!messages->tables().sent.empty()),
       deadline_(deadline),
       communicator_(std::move(communicator)),
-      memory_(std::make_shared<Memory>(
-          Memory{.blocks = {ranks_, content_bytes(summary_bytes, messages->table_bytes())},
-                 .messages = std::move(messages)})),
+      memory_(
+          std::make_shared<Memory>(Memory{.blocks = make_blocks({summary_bytes, ranks_, messages->tables()}),
+                                          .messages = std::move(messages)})),
       ordered_(ordered != nullptr),
       thread_(std::move(ordered)) {}
 
@@ -73,7 +93,8 @@ std::uint64_t EngineCall::begin(Operation operation, std::span<const CallOption>
   memory_->messages->clear();
   prepare_ = {};
   transfers_ = 0;
-  exchanging_ = overdue_ = exchanging_blocks_ = false;
+  exchanging_ = overdue_ = exchanging_blocks_ = in_second_hop_ = false;
+  step_begin_ = Clock::time_point();
   begun_ = true;
   return call_;
 }
@@ -107,11 +128,11 @@ void EngineCall::wait() {
     if (const std::exception_ptr error = started_.get()) std::rethrow_exception(error);
     return;
   }
-  const WaitLimit limit{.seconds = deadline_};
-  Clock::time_point last_interrupt_check = Clock::now();
+  const Clock::time_point begin = Clock::now();
+  Clock::time_point last_interrupt_check = begin;
   exchange([&] {
     check_group();
-    if (limit.seconds_left() <= 0) time_out();
+    if (is_overdue(begin)) time_out();
     if (Clock::now() - last_interrupt_check < kInterruptPeriod) return;
     last_interrupt_check = Clock::now();
     if (rank_.state().check_interrupt(record())) rank_.state().control().throw_failure(record());
@@ -140,11 +161,11 @@ void EngineCall::start_in_thread() {
 // The exchange itself has no deadline: a peer may start its send phase as late as it likes while nobody
 // waits. A wait that ends fails the group, which ends the exchange.
 void EngineCall::wait_for_started() {
-  const WaitLimit limit{.seconds = deadline_};
-  Clock::time_point last_interrupt_check = Clock::now();
+  const Clock::time_point begin = Clock::now();
+  Clock::time_point last_interrupt_check = begin;
   while (started_.wait_for(kCheckPeriod) != std::future_status::ready) {
     const bool failed = rank_.state().control().failed();
-    if (limit.seconds_left() <= 0) {
+    if (is_overdue(begin)) {
       // The thread knows which rank is missing, unless another lane's exchange keeps it.
       overdue_ = true;
       if (!exchanging_ && !failed) rank_.state().time_out(record(), deadline_);
@@ -154,6 +175,20 @@ void EngineCall::wait_for_started() {
     last_interrupt_check = Clock::now();
     rank_.state().check_interrupt(record());
   }
+}
+
+// Whether a wait that began at `begin` has lasted too long. The deadline counts from the beginning of a step
+// of the exchange: that a step has ended is a sign of all ranks. So a relay that waits for a rank, and the
+// ranks that wait for the relay, begin together.
+bool EngineCall::is_overdue(Clock::time_point begin) const {
+  const double extra = in_second_hop_ ? std::min(kMostExtraSeconds, kExtraPart * deadline_) : 0;
+  const WaitLimit limit{.seconds = deadline_ + extra, .since = std::max(begin, step_begin_.load())};
+  return limit.seconds_left() <= 0;
+}
+
+void EngineCall::begin_step() {
+  step_begin_ = Clock::now();
+  in_second_hop_ = memory_->messages->in_second_hop();
 }
 
 void EngineCall::exchange(const Check& check) {
@@ -170,7 +205,7 @@ void EngineCall::exchange(const Check& check) {
 
 // The carrier's table in a block; null if it has none.
 std::int64_t* EngineCall::table_in(const std::byte* block_content) const {
-  if (memory_->messages->table_bytes() == 0) return nullptr;
+  if (!has_tables_) return nullptr;
   return reinterpret_cast<std::int64_t*>(const_cast<std::byte*>(block_content) + summary_bytes_);
 }
 
@@ -192,29 +227,36 @@ void EngineCall::write_headers() {
 void EngineCall::exchange_blocks(const Check& check) {
   const PairBlocks<BlockHeader>& blocks = memory_->blocks;
   for (int peer = 0; peer < ranks_; ++peer) blocks.forget(peer);
-  const std::int64_t first = ordered_ ? kFirstBytes : blocks.block_bytes();
-  transfer_blocks(0, first, check);
+  if (ordered_) {
+    transfer_blocks(0, kFirstBytes, check);
+  } else {
+    transfer_blocks(0, std::nullopt, check);
+  }
   for (int peer = 0; peer < ranks_; ++peer) {
     if (peer != me_ && !blocks.arrived(peer)) fail_transfer(peer);
   }
   require_same_order();
-  if (first < blocks.block_bytes()) transfer_blocks(first, blocks.block_bytes() - first, check);
+  // All ranks decide alike: without tables all blocks have one size.
+  if (ordered_ && (has_tables_ || blocks.sent_bytes(0) > kFirstBytes))
+    transfer_blocks(kFirstBytes, std::nullopt, check);
 }
 
-// Exchanges `bytes` bytes of all blocks, from byte `first` on.
-void EngineCall::transfer_blocks(std::int64_t first, std::int64_t bytes, const Check& check) {
+// Exchanges the bytes of all blocks from `begin` on, up to `end`. Empty: up to their end.
+void EngineCall::transfer_blocks(std::int64_t begin, std::optional<std::int64_t> end, const Check& check) {
   const PairBlocks<BlockHeader>& blocks = memory_->blocks;
-  std::vector<std::int64_t> bytes_of_peer, offsets;
+  std::vector<std::int64_t> sent_bytes, sent_offsets, received_bytes, received_offsets;
   for (int peer = 0; peer < ranks_; ++peer) {
-    bytes_of_peer.push_back(peer == me_ ? 0 : bytes);
-    offsets.push_back(blocks.offset(peer) + first);
+    sent_bytes.push_back(peer == me_ ? 0 : end.value_or(blocks.sent_bytes(peer)) - begin);
+    received_bytes.push_back(peer == me_ ? 0 : end.value_or(blocks.received_bytes(peer)) - begin);
+    sent_offsets.push_back(blocks.sent_offset(peer) + begin);
+    received_offsets.push_back(blocks.received_offset(peer) + begin);
   }
   transfer({.send = blocks.sent(),
-            .send_bytes = bytes_of_peer,
-            .send_offsets = offsets,
+            .send_bytes = sent_bytes,
+            .send_offsets = sent_offsets,
             .receive = blocks.received(),
-            .receive_bytes = bytes_of_peer,
-            .receive_offsets = offsets},
+            .receive_bytes = received_bytes,
+            .receive_offsets = received_offsets},
            check);
 }
 
@@ -256,6 +298,7 @@ void EngineCall::exchange_messages(const Check& check) {
     return peer == me_ ? blocks.header_to(me_).messages : blocks.header_from(peer).messages;
   };
   const auto table = [&](int peer) { return table_in(summary_from(peer)); };
+  begin_step();
   try {
     memory_->messages->exchange(call_, following, table, wire);
   } catch (...) {
@@ -270,6 +313,7 @@ void EngineCall::fail_transfer(int peer) const {
 
 void EngineCall::transfer(const AllToAllV& transfer, const Check& check) {
   progress_.reach(call_, 2 * ++transfers_);
+  if (memory_->messages->in_second_hop() && !in_second_hop_) begin_step();
   try {
     communicator_->all_to_all_v(transfer, memory_, check);
   } catch (...) {
@@ -283,9 +327,22 @@ WaitRecord EngineCall::record() const {
 }
 
 // Throws if the group has failed by a rank whose part of the current transfer is missing.
-void EngineCall::check_group() const {
-  if (rank_.state().check_peers(record()) && !has_lost_finished_rank())
-    rank_.state().control().throw_failure(record());
+void EngineCall::check_group() {
+  bool failed = rank_.state().control().failed();
+  if (const Clock::time_point now = Clock::now(); !failed && now - peers_checked_ >= kPeerPeriod) {
+    peers_checked_ = now;
+    failed = rank_.state().check_peers(record());
+  }
+  if (failed && !has_lost_finished_rank()) throw_failure();
+}
+
+// The failure of the group. If this rank waits for what the failed rank sends it by way of a relay, the error
+// names the relay too.
+void EngineCall::throw_failure() const {
+  WaitRecord waited = record();
+  const int lost = rank_.state().control().failure().wait.peer;
+  if (lost >= 0 && memory_->messages->in_second_hop()) waited.via = memory_->messages->relay_from(lost);
+  rank_.state().control().throw_failure(waited);
 }
 
 // Whether the rank whose loss has failed the group had finished the current exchange of blocks. Since every
@@ -298,35 +355,39 @@ bool EngineCall::has_lost_finished_rank() const {
 }
 
 // In the thread that runs the exchange.
-void EngineCall::check_in_thread() const {
+void EngineCall::check_in_thread() {
   check_group();
   if (overdue_) time_out();
 }
 
-// The rank that this one waits for in the current transfer; -1: not known, or more than one. A rank of this
-// host that has not begun the transfer is known. Otherwise the blocks tell: those that have not come are of
-// ranks that may not have called.
-int EngineCall::missing_rank() const {
+// Whom this rank waits for in the current transfer, as far as is known: a rank of this host that has not
+// begun the transfer, or the only one from which something is missing. In the second hop a relay is named as
+// such: it waits for the ranks behind it, or is itself what is missing.
+WaitRecord EngineCall::missing() const {
+  const MessageCarrier& messages = *memory_->messages;
+  const bool second_hop = messages.in_second_hop();
+  const auto waiting_for = [&](int peer) {
+    WaitRecord waited = record();
+    (second_hop && messages.is_relay(peer) ? waited.via : waited.peer) = peer;
+    return waited;
+  };
   int missing = -1, candidates = 0;
   for (int peer = 0; peer < ranks_; ++peer) {
     if (peer == me_) continue;
     const std::optional<bool> reached = progress_.has_reached(peer, call_, 2 * transfers_);
-    if (reached.has_value() && !*reached) return peer;
-    if (reached.has_value() || memory_->blocks.arrived(peer)) continue;
+    if (reached.has_value() && !*reached) return waiting_for(peer);
+    const bool arrived = exchanging_blocks_ ? memory_->blocks.arrived(peer) : messages.has_arrived(peer);
+    if (reached.has_value() || arrived || (second_hop && !messages.is_relay(peer))) continue;
     missing = peer;
     ++candidates;
   }
-  return candidates == 1 ? missing : -1;
+  return candidates == 1 ? waiting_for(missing) : record();
 }
 
 // In the thread that runs the exchange, during a transfer.
 void EngineCall::time_out() const {
-  WaitRecord waited = record();
-  waited.peer = missing_rank();
-  // A relay that is late waits for the ranks behind it, or is itself what is missing.
-  if (memory_->messages->awaits_relays()) waited.via = std::exchange(waited.peer, -1);
-  rank_.state().time_out(waited, deadline_);
-  rank_.state().control().throw_failure(record());
+  rank_.state().time_out(missing(), deadline_);
+  throw_failure();
 }
 
 // A failed transfer is final for the group. If the group has failed, its failure is what ended the transfer.
@@ -339,7 +400,7 @@ void EngineCall::fail_group(const std::exception_ptr& error) const {
                                  ": ", ErrorRecord::of(error).text);
     control.fail(me_, failure_record(ErrorRecord::Kind::peer_lost, failed, text));
   }
-  control.throw_failure(record());
+  throw_failure();
 }
 
 }  // namespace ferry::collective

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <exception>
 #include <functional>
@@ -41,8 +42,8 @@ class EngineCall {
   EngineCall(Rank rank, std::unique_ptr<Communicator> communicator, int lane, std::int64_t summary_bytes,
              std::unique_ptr<MessageCarrier> messages, double deadline,
              std::shared_ptr<TransferThread> ordered);
-  // Bytes of all blocks.
-  static std::int64_t block_bytes(std::int64_t summary_bytes, int ranks, std::int64_t table_bytes);
+  // Bytes of all blocks. `tables`: MessageCarrier::tables().
+  static std::int64_t blocks_bytes(std::int64_t summary_bytes, int ranks, const TableBytes& tables);
   // Waits for an exchange that has been started.
   ~EngineCall();
   EngineCall(const EngineCall&) = delete;
@@ -71,22 +72,27 @@ class EngineCall {
     std::unique_ptr<MessageCarrier> messages;
   };
 
+  using Clock = std::chrono::steady_clock;
+
   void start_in_thread();
   void finish_started(Operation next);
   void wait_for_started();
+  bool is_overdue(Clock::time_point begin) const;
+  void begin_step();
   void exchange(const Check& check);
   std::int64_t* table_in(const std::byte* block_content) const;
   void write_headers();
   void exchange_blocks(const Check& check);
-  void transfer_blocks(std::int64_t first, std::int64_t bytes, const Check& check);
+  void transfer_blocks(std::int64_t begin, std::optional<std::int64_t> end, const Check& check);
   void require_same_order() const;
   void require_agreement() const;
   void exchange_messages(const Check& check);
   void transfer(const AllToAllV& transfer, const Check& check);
-  void check_group() const;
+  void check_group();
+  [[noreturn]] void throw_failure() const;
   bool has_lost_finished_rank() const;
-  void check_in_thread() const;
-  int missing_rank() const;
+  void check_in_thread();
+  WaitRecord missing() const;
   [[noreturn]] void time_out() const;
   WaitRecord record() const;
   [[noreturn]] void fail_transfer(int peer) const;
@@ -96,6 +102,7 @@ class EngineCall {
   const int me_, ranks_, lane_, lane_number_;
   const CallProgress progress_;
   const std::int64_t summary_bytes_;  // of a block's content; the carrier's table follows
+  const bool has_tables_;
   const double deadline_;
   const std::unique_ptr<Communicator> communicator_;
   const std::shared_ptr<Memory> memory_;
@@ -109,8 +116,12 @@ class EngineCall {
   std::function<void(const Check&)> prepare_;
   int transfers_ = 0;                     // that the exchange has begun
   bool exchanging_blocks_ = false;        // no messages yet
+  Clock::time_point peers_checked_;       // last, in the thread of the exchange
   std::atomic<bool> exchanging_ = false;  // the exchange has begun
-  std::atomic<bool> overdue_ = false;     // the deadline of a wait for the thread's exchange has passed
+  // The steps of the exchange: the blocks, the messages, those of the second hop.
+  std::atomic<Clock::time_point> step_begin_ = Clock::time_point();
+  std::atomic<bool> in_second_hop_ = false;
+  std::atomic<bool> overdue_ = false;  // the deadline of a wait for the thread's exchange has passed
 
   const bool ordered_;
   std::shared_ptr<TransferThread> thread_;   // null until needed

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 
+#include "backends/collective/hop_tables.hpp"
 #include "backends/collective/pair_blocks.hpp"
 #include "engine/engine.hpp"
 
@@ -23,15 +24,23 @@ class MessageCarrier {
   // Starts a call that carries no messages until they are reserved.
   virtual void clear() = 0;
   virtual bool has_messages() const = 0;
-  // During exchange(): whether this rank waits for what relays forward.
-  virtual bool awaits_relays() const { return false; }
-  // What this rank's block for `peer` says of the messages. A carrier may have a table of table_bytes() at
-  // the end of each block; otherwise `table` is null.
-  virtual std::int64_t table_bytes() const { return 0; }
+  // A block may end with a table for the carrier. Bytes of the tables; the same in all calls.
+  virtual TableBytes tables() const { return {}; }
+  // What this rank's block for `peer` says of the messages. `table`: of that block; null without tables.
   virtual FollowingMessages announce(int peer, std::int64_t* table) const = 0;
   // Collective. `following(p)` and `table(p)` are what the block of rank p said.
   virtual void exchange(std::uint64_t call, const std::function<FollowingMessages(int peer)>& following,
                         const std::function<const std::int64_t*(int peer)>& table, const Wire& wire) = 0;
+
+  // For the errors of a wait during exchange(), in the thread that runs it.
+  // Whether this rank waits for what relays forward.
+  virtual bool in_second_hop() const { return false; }
+  // The relay that passes on what `peer` sends to this rank; -1: none.
+  virtual int relay_from(int) const { return -1; }
+  // Whether `peer` passes on what others send to this rank.
+  virtual bool is_relay(int) const { return false; }
+  // False if what the current transfer brings from `peer` is known to be missing.
+  virtual bool has_arrived(int) const { return true; }
 };
 
 }  // namespace ferry::collective

@@ -28,7 +28,15 @@ std::uint64_t absence_mark(std::uint64_t call, std::int64_t round, int peer) {
   return (number ^ number >> 29) * 0x9E3779B97F4A7C15u;
 }
 
+PairBlocks<SecondHopHeader> make_second_headers(const TableBytes& tables) {
+  return {tables.sent, tables.received};
+}
+
 }  // namespace
+
+std::int64_t MessageHops::second_headers_bytes(const TableBytes& tables) {
+  return PairBlocks<SecondHopHeader>::bytes(tables.sent, tables.received);
+}
 
 void MessageHops::Blocks::place() {
   std::int64_t end = 0;
@@ -49,10 +57,12 @@ MessageHops::MessageHops(const Topology& topology, int rank, const HopOptions& o
       inbox_{.memory = LocalMemory(bytes.inbox), .bytes = {}, .offsets = {}},
       second_outbox_{.memory = LocalMemory(bytes.second_outbox), .bytes = {}, .offsets = {}},
       second_inbox_{.memory = LocalMemory(bytes.second_inbox), .bytes = {}, .offsets = {}},
-      second_headers_(options.relays ? ranks_ : 0, table_bytes(ranks_, options.relays)),
+      tables_(topology, rank),
+      second_headers_(make_second_headers(options.relays ? tables_.second_hop() : TableBytes())),
       bytes_to_(at(ranks_), 0),
       offset_to_(at(ranks_), 0),
-      delivered_(at(ranks_)) {
+      delivered_(at(ranks_)),
+      awaited_(at(ranks_)) {
   for (Blocks* blocks : {&outbox_, &inbox_, &second_outbox_, &second_inbox_}) {
     blocks->bytes.assign(at(ranks_), 0);
     blocks->offsets.assign(at(ranks_), 0);
@@ -60,10 +70,11 @@ MessageHops::MessageHops(const Topology& topology, int rank, const HopOptions& o
 }
 
 void MessageHops::clear() {
-  has_messages_ = in_second_hop_ = false;
+  has_messages_ = in_second_hop_ = exchanging_headers_ = false;
   std::fill(bytes_to_.begin(), bytes_to_.end(), 0);
   std::fill(outbox_.bytes.begin(), outbox_.bytes.end(), 0);
   std::fill(delivered_.begin(), delivered_.end(), Delivered{});
+  std::fill(awaited_.begin(), awaited_.end(), Awaited{});
   within_node_ = between_nodes_ = {};
 }
 
@@ -97,7 +108,9 @@ FollowingMessages MessageHops::announce(int peer, std::int64_t* table) const {
   std::int64_t most = 0;
   for (int rank = 0; rank < ranks_; ++rank) {
     if (rank != me_) most = std::max(most, outbox_.bytes[at(rank)]);
-    if (options_.relays) table[rank] = first_stop(rank) == peer ? bytes_to_[at(rank)] : 0;
+  }
+  if (options_.relays) {
+    for (const int rank : tables_.receivers(direction_, me_, peer)) *table++ = bytes_to_[at(rank)];
   }
   return following_of(outbox_.bytes[at(peer)], most, message_bytes_, options_.window);
 }
@@ -111,6 +124,7 @@ void MessageHops::count(int to, std::int64_t messages, std::int64_t bytes) {
 
 void MessageHops::exchange(std::uint64_t call, const std::function<FollowingMessages(int peer)>& following,
                            const std::function<const std::int64_t*(int peer)>& table, const Wire& wire) {
+  if (options_.relays) fault_point(FaultPoint::hop_begin, me_);
   std::vector<FollowingMessages> first;
   for (int peer = 0; peer < ranks_; ++peer) {
     first.push_back(following(peer));
@@ -139,24 +153,27 @@ void MessageHops::transfer(const Blocks& sent, const Blocks& received,
                          .receive_offsets = received.offsets};
   std::int64_t round = 0;
   transfer_in_rounds(hop, me_, following, [&](const AllToAllV& each) {
-    // Where the last eight bytes of a peer's round arrive; null if it has none. No message is shorter.
-    const auto last_word = [&](int peer) -> std::byte* {
-      constexpr auto kWord = static_cast<std::int64_t>(sizeof(std::uint64_t));
-      const std::int64_t bytes = each.receive_bytes[at(peer)];
-      return bytes < kWord ? nullptr : each.receive + each.receive_offsets[at(peer)] + bytes - kWord;
-    };
+    constexpr auto kWord = static_cast<std::int64_t>(sizeof(std::uint64_t));  // no message is shorter
     for (int peer = 0; peer < ranks_; ++peer) {
-      const std::uint64_t mark = absence_mark(call, round, peer);
-      if (std::byte* last = last_word(peer)) std::memcpy(last, &mark, sizeof mark);
+      const std::int64_t bytes = each.receive_bytes[at(peer)];
+      awaited_[at(peer)] = {};
+      if (bytes < kWord) continue;
+      std::byte* const last = each.receive + each.receive_offsets[at(peer)] + bytes - kWord;
+      awaited_[at(peer)] = {last, absence_mark(call, round, peer)};
+      std::memcpy(last, &awaited_[at(peer)].mark, sizeof(std::uint64_t));
     }
     wire.transfer(each);
     for (int peer = 0; peer < ranks_; ++peer) {
-      const std::uint64_t mark = absence_mark(call, round, peer);
-      const std::byte* last = last_word(peer);
-      if (last != nullptr && std::memcmp(last, &mark, sizeof mark) == 0) wire.fail(peer);
+      if (!has_arrived(peer)) wire.fail(peer);
     }
     ++round;
   });
+}
+
+bool MessageHops::has_arrived(int peer) const {
+  if (exchanging_headers_) return second_headers_.arrived(peer);
+  const Awaited& awaited = awaited_[at(peer)];
+  return awaited.last == nullptr || peek(awaited.last) != awaited.mark;
 }
 
 // Delivers the messages that have arrived where they belong. Returns those that this rank forwards.
@@ -168,15 +185,16 @@ std::vector<cpu::HeldMessages> MessageHops::hold(const std::function<const std::
       delivered_[at(origin)] = {data, origin == me_ ? outbox_.bytes[at(me_)] : inbox_.bytes[at(origin)]};
       continue;
     }
-    const std::int64_t* bytes = table(origin);
-    for (int final = 0; final < ranks_; ++final) {
-      if (bytes[final] == 0) continue;
+    const std::int64_t* entry = table(origin);
+    for (const int final : tables_.receivers(direction_, origin, me_)) {
+      const std::int64_t bytes = *entry++;
+      if (bytes == 0) continue;
       if (same_node(origin, final)) {
-        delivered_[at(origin)] = {data, bytes[final]};
+        delivered_[at(origin)] = {data, bytes};
       } else {
-        held.push_back({.origin = origin, .final = final, .data = data, .bytes = bytes[final]});
+        held.push_back({.origin = origin, .final = final, .data = data, .bytes = bytes});
       }
-      data += bytes[final];
+      data += bytes;
     }
   }
   return held;
@@ -219,29 +237,41 @@ void MessageHops::write_forwards(const std::vector<Forward>& forwards) {
   }
 }
 
+// What this rank forwards to each rank.
+void MessageHops::write_second_tables(const std::vector<Forward>& forwards) const {
+  const auto table_to = [&](int final) {
+    return reinterpret_cast<std::int64_t*>(second_headers_.content_to(final));
+  };
+  for (int peer = 0; peer < ranks_; ++peer)
+    std::fill_n(table_to(peer), tables_.origins(direction_, me_, peer).size(), 0);
+  for (const auto& [messages, data] : forwards) {
+    if (messages.final == me_) continue;
+    const std::span<const int> origins = tables_.origins(direction_, me_, messages.final);
+    const auto entry = std::lower_bound(origins.begin(), origins.end(), messages.origin) - origins.begin();
+    table_to(messages.final)[entry] = messages.bytes;
+  }
+}
+
 void MessageHops::exchange_second(std::uint64_t call, const std::vector<Forward>& forwards,
                                   const Wire& wire) {
-  in_second_hop_ = true;
-  for (int peer = 0; peer < ranks_; ++peer)
-    std::memset(second_headers_.content_to(peer), 0, static_cast<std::size_t>(table_bytes(ranks_, true)));
-  for (const auto& [messages, data] : forwards) {
-    auto* table = reinterpret_cast<std::int64_t*>(second_headers_.content_to(messages.final));
-    table[messages.origin] = messages.bytes;
-  }
+  in_second_hop_ = exchanging_headers_ = true;
+  write_second_tables(forwards);
   const std::vector<FollowingMessages> following = exchange_second_headers(
       second_headers_, {call, me_, second_outbox_.bytes, message_bytes_, options_.window}, wire);
+  exchanging_headers_ = false;
   for (int peer = 0; peer < ranks_; ++peer)
     second_inbox_.bytes[at(peer)] = peer == me_ ? 0 : following[at(peer)].bytes;
   second_inbox_.place();
   transfer(second_outbox_, second_inbox_, following, call, wire);
   for (int relay = 0; relay < ranks_; ++relay) {
     if (relay == me_) continue;
-    const auto* table = reinterpret_cast<const std::int64_t*>(second_headers_.content_from(relay));
+    const auto* entry = reinterpret_cast<const std::int64_t*>(second_headers_.content_from(relay));
     const std::byte* data = second_inbox_.block(relay);
-    for (int origin = 0; origin < ranks_; ++origin) {
-      if (table[origin] == 0) continue;
-      delivered_[at(origin)] = {data, table[origin]};
-      data += table[origin];
+    for (const int origin : tables_.origins(direction_, relay, me_)) {
+      const std::int64_t bytes = *entry++;
+      if (bytes == 0) continue;
+      delivered_[at(origin)] = {data, bytes};
+      data += bytes;
     }
   }
 }

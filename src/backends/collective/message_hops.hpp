@@ -13,6 +13,7 @@
 #include <functional>
 #include <vector>
 
+#include "backends/collective/hop_tables.hpp"
 #include "backends/collective/message_carrier.hpp"
 #include "backends/cpu/link/peer_link.hpp"
 #include "engine/engine.hpp"
@@ -43,19 +44,20 @@ class MessageHops final : public MessageCarrier {
   void clear() override;
   void reserve(const cpu::Reservation& messages);
   bool has_messages() const override { return has_messages_; }
-  bool awaits_relays() const override { return in_second_hop_; }
   // Where the messages to a rank are written.
   std::byte* outgoing(int rank) const;
 
-  // With relays, a block ends with a table, int64 [R]: the bytes that follow for each rank behind its
-  // receiver.
-  static constexpr std::int64_t table_bytes(int ranks, bool relays) {
-    return relays ? 8 * std::int64_t{ranks} : 0;
-  }
-  std::int64_t table_bytes() const override { return table_bytes(ranks_, options_.relays); }
+  // With relays: the bytes that follow for each rank behind the receiver of a block.
+  TableBytes tables() const override { return options_.relays ? tables_.first_hop() : TableBytes(); }
+  // Bytes of the headers before the second hop.
+  static std::int64_t second_headers_bytes(const TableBytes& tables);
   FollowingMessages announce(int peer, std::int64_t* table) const override;
   void exchange(std::uint64_t call, const std::function<FollowingMessages(int peer)>& following,
                 const std::function<const std::int64_t*(int peer)>& table, const Wire& wire) override;
+  bool in_second_hop() const override { return in_second_hop_; }
+  int relay_from(int peer) const override { return relay_between(topology_, direction_, peer, me_); }
+  bool is_relay(int peer) const override { return collective::is_relay(topology_, direction_, peer, me_); }
+  bool has_arrived(int peer) const override;
 
   // The messages from a rank, after exchange().
   const std::byte* incoming(int rank) const { return delivered_[static_cast<std::size_t>(rank)].data; }
@@ -92,22 +94,31 @@ class MessageHops final : public MessageCarrier {
   std::vector<Forward> plan_forwards(const std::vector<cpu::HeldMessages>& held,
                                      const std::vector<FollowingMessages>& following);
   void write_forwards(const std::vector<Forward>& forwards);
+  void write_second_tables(const std::vector<Forward>& forwards) const;
   void exchange_second(std::uint64_t call, const std::vector<Forward>& forwards, const Wire& wire);
 
   const Topology topology_;
   const int me_, ranks_;
   const HopOptions options_;
-  Blocks outbox_, inbox_;                       // of the first hop
-  Blocks second_outbox_, second_inbox_;         // of the second
+  Blocks outbox_, inbox_;                // of the first hop
+  Blocks second_outbox_, second_inbox_;  // of the second
+  const HopTables tables_;
   PairBlocks<SecondHopHeader> second_headers_;  // with a table: bytes from each rank before the relay
 
   // The current call.
   bool has_messages_ = false, in_second_hop_ = false;
+  bool exchanging_headers_ = false;  // those of the second hop
   cpu::Direction direction_ = cpu::Direction::to_experts;
   cpu::Forwarder* forwarder_ = nullptr;
   std::int64_t message_bytes_ = 1;
   std::vector<std::int64_t> bytes_to_, offset_to_;  // [R] of the messages to each rank, in the outbox
   std::vector<Delivered> delivered_;                // [R]
+  // Of the current round, by rank: where the last eight bytes arrive, and what stands there until then.
+  struct Awaited {
+    const std::byte* last = nullptr;  // null: none
+    std::uint64_t mark = 0;
+  };
+  std::vector<Awaited> awaited_;
   Traffic within_node_, between_nodes_;
 };
 

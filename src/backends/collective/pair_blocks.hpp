@@ -1,10 +1,12 @@
-// The blocks of fixed size that every rank sends to every other one before messages: in each call its call
-// header and summary, and before the second hop what follows in it.
+// The blocks that every rank sends to every other one before messages: in each call its call header and
+// summary, and before the second hop what follows in it. Their sizes are the same in all calls of a lane.
 #pragma once
 
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <span>
+#include <vector>
 
 #include "base/error_record.hpp"
 #include "group/call_agreement.hpp"
@@ -22,7 +24,7 @@ struct FollowingMessages {
 };
 
 struct BlockHeader {
-  std::uint64_t call;
+  std::uint64_t call;        // first: PairBlocks::arrived()
   std::int32_t lane;         // of its exchange
   std::int32_t lane_number;  // RankState::number_lane()
   Operation operation;
@@ -34,46 +36,64 @@ struct BlockHeader {
 };
 
 struct SecondHopHeader {
-  std::uint64_t call;
+  std::uint64_t call;  // first
   FollowingMessages messages;
 };
 
-// The blocks to and from all ranks. A block is a header, then `content_bytes` that the user of the block
-// fills in, aligned to 64 bytes.
+// Eight bytes that the engine may be about to receive.
+std::uint64_t peek(const std::byte* at);
+
+// The blocks to and from all ranks. A block is a header, then content that the user of the block fills in,
+// aligned to 64 bytes.
 template <class Header>
 class PairBlocks {
  public:
   static constexpr std::int64_t kHeaderBytes = (sizeof(Header) + 63) / 64 * 64;
 
-  static constexpr std::int64_t block_bytes(std::int64_t content_bytes) {
-    return kHeaderBytes + (content_bytes + 63) / 64 * 64;
-  }
-  static constexpr std::int64_t bytes(int ranks, std::int64_t content_bytes) {
-    return 2 * ranks * block_bytes(content_bytes);
+  // Bytes of the contents to and from each rank.
+  PairBlocks(std::span<const std::int64_t> sent, std::span<const std::int64_t> received)
+      : sent_offsets_(offsets_of(sent)),
+        received_offsets_(offsets_of(received)),
+        memory_(sent_offsets_.back() + received_offsets_.back()) {}
+  // Bytes of its memory.
+  static std::int64_t bytes(std::span<const std::int64_t> sent, std::span<const std::int64_t> received) {
+    return offsets_of(sent).back() + offsets_of(received).back();
   }
 
-  PairBlocks(int ranks, std::int64_t content_bytes)
-      : ranks_(ranks), block_(block_bytes(content_bytes)), memory_(bytes(ranks, content_bytes)) {}
-
-  std::int64_t block_bytes() const { return block_; }
-  std::int64_t offset(int peer) const { return peer * block_; }
+  // Bytes of the block to a rank, and of that from it; where they begin in sent() and received().
+  std::int64_t sent_bytes(int peer) const { return offset(sent_offsets_, peer + 1) - sent_offset(peer); }
+  std::int64_t received_bytes(int peer) const {
+    return offset(received_offsets_, peer + 1) - received_offset(peer);
+  }
+  std::int64_t sent_offset(int peer) const { return offset(sent_offsets_, peer); }
+  std::int64_t received_offset(int peer) const { return offset(received_offsets_, peer); }
   std::byte* sent() const { return memory_.data(); }
-  std::byte* received() const { return memory_.data() + ranks_ * block_; }
+  std::byte* received() const { return memory_.data() + sent_offsets_.back(); }
 
-  Header& header_to(int peer) const { return *reinterpret_cast<Header*>(sent() + offset(peer)); }
+  Header& header_to(int peer) const { return *reinterpret_cast<Header*>(sent() + sent_offset(peer)); }
   const Header& header_from(int peer) const {
-    return *reinterpret_cast<const Header*>(received() + offset(peer));
+    return *reinterpret_cast<const Header*>(received() + received_offset(peer));
   }
   // A received block has not arrived() from forget() until it is received: calls are numbered from 1.
-  void forget(int peer) const { reinterpret_cast<Header*>(received() + offset(peer))->call = 0; }
-  bool arrived(int peer) const { return header_from(peer).call != 0; }
+  void forget(int peer) const { reinterpret_cast<Header*>(received() + received_offset(peer))->call = 0; }
+  bool arrived(int peer) const { return peek(received() + received_offset(peer)) != 0; }
 
-  std::byte* content_to(int peer) const { return sent() + offset(peer) + kHeaderBytes; }
-  const std::byte* content_from(int peer) const { return received() + offset(peer) + kHeaderBytes; }
+  std::byte* content_to(int peer) const { return sent() + sent_offset(peer) + kHeaderBytes; }
+  const std::byte* content_from(int peer) const { return received() + received_offset(peer) + kHeaderBytes; }
 
  private:
-  int ranks_;
-  std::int64_t block_;
+  // [R + 1]
+  static std::vector<std::int64_t> offsets_of(std::span<const std::int64_t> contents) {
+    std::vector<std::int64_t> offsets{0};
+    for (const std::int64_t bytes : contents)
+      offsets.push_back(offsets.back() + kHeaderBytes + (bytes + 63) / 64 * 64);
+    return offsets;
+  }
+  static std::int64_t offset(const std::vector<std::int64_t>& offsets, int peer) {
+    return offsets[static_cast<std::size_t>(peer)];
+  }
+
+  std::vector<std::int64_t> sent_offsets_, received_offsets_;  // [R + 1]
   LocalMemory memory_;
 };
 

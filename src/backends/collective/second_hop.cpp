@@ -15,19 +15,21 @@ std::vector<FollowingMessages> exchange_second_headers(PairBlocks<SecondHopHeade
   for (int peer = 0; peer < ranks; ++peer) {
     if (peer != hop.me) most = std::max(most, bytes_to(peer));
   }
-  std::vector<std::int64_t> block_bytes, block_offsets;
+  std::vector<std::int64_t> sent_bytes, sent_offsets, received_bytes, received_offsets;
   for (int peer = 0; peer < ranks; ++peer) {
     headers.header_to(peer) = {hop.call, following_of(bytes_to(peer), most, hop.message_bytes, hop.window)};
     headers.forget(peer);
-    block_bytes.push_back(peer == hop.me ? 0 : headers.block_bytes());
-    block_offsets.push_back(headers.offset(peer));
+    sent_bytes.push_back(peer == hop.me ? 0 : headers.sent_bytes(peer));
+    sent_offsets.push_back(headers.sent_offset(peer));
+    received_bytes.push_back(peer == hop.me ? 0 : headers.received_bytes(peer));
+    received_offsets.push_back(headers.received_offset(peer));
   }
   wire.transfer({.send = headers.sent(),
-                 .send_bytes = block_bytes,
-                 .send_offsets = block_offsets,
+                 .send_bytes = sent_bytes,
+                 .send_offsets = sent_offsets,
                  .receive = headers.received(),
-                 .receive_bytes = block_bytes,
-                 .receive_offsets = block_offsets});
+                 .receive_bytes = received_bytes,
+                 .receive_offsets = received_offsets});
   std::vector<FollowingMessages> following;
   for (int peer = 0; peer < ranks; ++peer) {
     if (peer != hop.me && !headers.arrived(peer)) wire.fail(peer);

@@ -91,6 +91,7 @@ class Lane {
   void require_same(const char* operation, const char* argument,
                     std::int32_t CallSummary::* argument_given) const;
 
+  std::int64_t row_of_source(int rank, const Source& source) const;
   oracle::RowPositions positions_of(const Plan& plan);
   oracle::ExpertOutputs read_combine_inputs(const CombineCall& call) const;
   void count_combine(const CombineCall& call);

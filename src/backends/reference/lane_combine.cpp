@@ -7,6 +7,7 @@
 #include "exchange/call_options.hpp"
 #include "exchange/configuration.hpp"
 #include "group/fault_points.hpp"
+#include "layout/row_of_peer.hpp"
 #include "oracle/numbers.hpp"
 
 namespace ferry::reference {
@@ -25,6 +26,8 @@ void Lane::combine_send(const CombineCall& call) {
   std::byte* staging = combine_staging(context_.me());
   auto* weights = reinterpret_cast<float*>(staging + context_.staging.max_rows * combine_row_bytes);
   float* values = weights + context_.staging.max_rows;
+  auto* sources = reinterpret_cast<Source*>(values + context_.staging.max_rows);
+  const std::span<const Source> plan_sources = call.plan.sources();
   const std::int64_t end = leaves_out_rows_ ? stored_rows(call.plan) : total;
   for (std::int64_t row = 0; row < end; ++row) {
     if (rows != nullptr) {
@@ -33,6 +36,7 @@ void Lane::combine_send(const CombineCall& call) {
     }
     weights[row] = call.row_weights != nullptr ? call.row_weights[row] : 1.0f;
     values[row] = call.row_values != nullptr ? call.row_values[row] : 0.0f;
+    sources[row] = plan_sources[row];
   }
   const bool has_rows = total > 0, relevant = has_rows || call.plan.tokens() > 0;
   write_summary(
@@ -65,6 +69,17 @@ std::int64_t Lane::stored_rows(const Plan& plan) const {
   return std::min(end, plan.total());
 }
 
+// The row of `rank` that it says is of this source; -1: none.
+std::int64_t Lane::row_of_source(int rank, const Source& source) const {
+  const std::int64_t row_bytes = context_.config.hidden * bytes_of(context_.config.combine_type),
+                     beside_row = 2 * sizeof(float);
+  const auto* sources = reinterpret_cast<const Source*>(combine_staging(rank) +
+                                                        context_.staging.max_rows * (row_bytes + beside_row));
+  const std::int64_t end = summary_of(rank).rows_end;
+  const Source* const found = std::find(sources, sources + end, source);
+  return found == sources + end ? -1 : found - sources;
+}
+
 // The row positions that a combine needs: those of this rank's own tokens. Skips invalid entries and counts
 // them as bad.
 oracle::RowPositions Lane::positions_of(const Plan& plan) {
@@ -77,9 +92,16 @@ oracle::RowPositions Lane::positions_of(const Plan& plan) {
   std::vector<oracle::RouteTarget>& routes = positions.routes[context_.me()];
   routes.resize(plan.tokens() * std::int64_t{positions.top_k});
   for (std::size_t i = 0; i < routes.size(); ++i) {
-    const std::int32_t rank = view.route_rank[i], row = view.route_row[i];
+    const std::int32_t rank = view.route_rank[i];
+    std::int64_t row = view.route_row[i];
     if (rank == -1 || row == -1) continue;
-    const bool exists = rank >= 0 && rank < context_.ranks() && row >= 0 && row < summary_of(rank).count;
+    const bool rank_exists = rank >= 0 && rank < context_.ranks();
+    if (rank_exists && row == kRowOfPeer) {
+      const auto token = static_cast<std::int32_t>(i) / positions.top_k,
+                 slot = static_cast<std::int32_t>(i) % positions.top_k;
+      row = row_of_source(rank, {.rank = context_.me(), .token = token, .slot = slot});
+    }
+    const bool exists = rank_exists && row >= 0 && row < summary_of(rank).count;
     if (exists && row >= summary_of(rank).rows_end) continue;  // the rank has not stored it
     if (exists) routes[i] = {.destination = rank, .local = -1, .row = row};
     if (!exists) record_bad_source(static_cast<std::int64_t>(i));

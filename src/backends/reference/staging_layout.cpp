@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "exchange/configuration.hpp"
+#include "ferry/plan.hpp"
 #include "group/channel.hpp"
 
 namespace ferry::reference {
@@ -28,7 +29,8 @@ StagingLayout::StagingLayout(const Config& config) {
   for (int rank = 0; rank < ranks; ++rank) max_rows = std::max(max_rows, row_capacity(config, rank));
   channel = round_up_to_page(Channel::bytes(ranks, sizeof(CallSummary)));
   dispatch = round_up_to_page(slots * 12 + config.max_tokens * token_bytes(config));
-  combine = round_up_to_page(max_rows * (config.hidden * bytes_of(config.combine_type) + 8));
+  const std::int64_t beside_row = 2 * sizeof(float) + sizeof(Source);
+  combine = round_up_to_page(max_rows * (config.hidden * bytes_of(config.combine_type) + beside_row));
 }
 
 }  // namespace ferry::reference

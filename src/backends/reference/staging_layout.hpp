@@ -2,7 +2,8 @@
 // peers read them there.
 //
 // For each lane: the channel, then two staging buffers. Each holds a dispatch section [ids, numbers, rows]
-// and a combine section [rows, weights, values]. Calls of a lane alternate between the two buffers.
+// and a combine section [rows, weights, values,
+// sources]. Calls of a lane alternate between the two buffers.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +16,7 @@ struct StagingLayout {
   // Bytes of each section.
   std::int64_t channel;
   std::int64_t dispatch;  // ids [T, K] int64; weights or values [T, K] fp32; rows [T]
-  std::int64_t combine;   // rows [max_rows] of the combine type; their weights and values, fp32
+  std::int64_t combine;   // rows [max_rows] of the combine type; their weights, values (fp32) and sources
 
   std::int64_t slots;     // T * K
   std::int64_t max_rows;  // the largest row capacity of any rank

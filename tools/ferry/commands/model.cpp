@@ -112,6 +112,18 @@ ModelCall call_of(const ModelOptions& options, const RoutingShape& shape, Work w
                  .shape = shape,
                  .hops = hops};
   check_reduction(call.layout, call.call.reduction);
+  // Refuses the sizes that an exchange refuses, such as a hidden size that the format cannot quantise.
+  Trace experts;
+  experts.experts = shape.experts;
+  experts.top_k = shape.top_k;
+  make_config({.ranks = shape.ranks,
+               .tokens = 1,
+               .hidden = call.hidden,
+               .layout = call.layout,
+               .format = call.format,
+               .reduction = call.call.reduction,
+               .deadline_seconds = kHostDeadlineSeconds},
+              experts);
   return call;
 }
 
@@ -226,12 +238,12 @@ void calibrate_model(const ModelOptions& options) {
     records.push_back(read_bench(options.calibrate[i]));
   const Output output(options.output);
   Model model = calibrate(limits, records, model_of(options).constants);
-  if (model.calibrated_us.empty())
+  if (model.calibrated.empty())
     throw UsageError(fmt::format("{}: no line that the model has times of", options.calibrate[1]));
   output.write(json_of(model).dump(2) + "\n");
   if (output.to_stdout()) return;
   Model fitted = model;  // the fit's own errors, for which no point is left out
-  fitted.calibrated_us.clear();
+  fitted.calibrated.clear();
   std::vector<PointError> errors;
   for (const BenchRecord& record : records)
     for (const PointError& one : errors_of(fitted, record)) errors.push_back(one);

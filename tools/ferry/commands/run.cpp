@@ -9,6 +9,7 @@
 #include "ferry/group.hpp"
 #include "tools/ferry/commands/commands.hpp"
 #include "tools/ferry/common/arguments.hpp"
+#include "tools/ferry/common/config.hpp"
 #include "tools/ferry/common/groups.hpp"
 #include "tools/ferry/common/machine.hpp"
 #include "tools/ferry/common/output.hpp"
@@ -45,6 +46,7 @@ Examples:
   ferry run --backend cuda --ranks 4 --hidden 7168
   ferry run --ranks 8 --hosts 2 --reduction-level rank
   mpirun -n 4 ferry run --backend collective --tokens 512
+  mpirun -n 2 ferry run --backend collective --engine nccl
   ferry run --overlap 2 --ranks 2 --timeline overlap.trace.json
   ferry run --program layer.txt
 )";
@@ -54,6 +56,12 @@ void add_group_options(CLI::App& command, RunOptions& options) {
       command, "--backend", options.backend,
       "cpu (default), cuda, reference (the oracle; slow), or\ncollective: the ranks that mpirun has started",
       {"cpu", "reference", "cuda", "collective"});
+  add_choice(command, "--engine", options.engine,
+             "collective: mpi, or nccl between GPUs;\ndefault: automatic, which is mpi",
+             {"automatic", "mpi", "nccl"});
+  add_choice(command, "--memory", options.memory,
+             "collective: host (default), or device: the rank's GPU,\nalso with mpi",
+             {"automatic", "host", "device"});
   add_number(command, "--ranks", options.ranks,
              "number of ranks, all on this machine; default 8;\ncollective: as many as mpirun has started", 1,
              1024);
@@ -198,7 +206,7 @@ std::optional<report::RunReport> run_ranks(const RunSpec& spec, Group& group) {
   run.started_at = started_at;
   // The memcpy of this host's CPU is no limit for GPUs and for ranks of other hosts.
   const bool one_host = me.topology.nodes() == 1 || me.topology.simulated();
-  if (spec.config.backend == BackendKind::cuda || !one_host) return run;
+  if (on_device(spec.config) || !one_host) return run;
   run.machine.memcpy_threads = ranks;
   run.machine.memcpy_bytes_per_second = memcpy_bytes_per_second(ranks).median;
   return run;
@@ -229,8 +237,8 @@ void check_program_options(const RunOptions& options) {
   if (options.shared_experts > 0)
     throw UsageError(
         fmt::format("{} with --shared-experts: a program's experts are those of the trace", option));
-  if (options.backend == "cuda")
-    throw UsageError(fmt::format("{} runs on host memory, not with --backend cuda", option));
+  if (const std::string gpu = options.gpu_option(); !gpu.empty())
+    throw UsageError(fmt::format("{} runs on host memory, not with {}", option, gpu));
   if (!options.compare.empty())
     throw UsageError(
         fmt::format("--compare with {}: only reports of runs without a program are compared", option));

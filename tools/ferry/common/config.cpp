@@ -6,6 +6,7 @@
 #include <array>
 #include <vector>
 
+#include "exchange/configuration.hpp"
 #include "ferry/error.hpp"
 #include "format/parts.hpp"
 #include "plan/shapes.hpp"
@@ -56,6 +57,14 @@ ReductionLevel reduction_level_of(const std::string& name) {
 
 Hops hops_of(const std::string& name) {
   return named(std::array{Hops::automatic, Hops::one, Hops::two}, name);
+}
+
+EngineKind engine_of(const std::string& name) {
+  return named(std::array{EngineKind::automatic, EngineKind::mpi, EngineKind::nccl}, name);
+}
+
+MemoryKind memory_of(const std::string& name) {
+  return named(std::array{MemoryKind::automatic, MemoryKind::host, MemoryKind::device}, name);
 }
 
 Format format_of(const std::string& name) {
@@ -114,6 +123,8 @@ Config make_config(const ConfigOptions& options, const Trace& trace) {
   config.hidden = options.hidden;
   config.max_tokens = options.tokens;
   config.backend = options.backend;
+  config.engine = options.engine;
+  config.memory = options.memory;
   config.placement = Placement::blocks(trace.experts, options.ranks);
   config.layout = options.layout;
   config.alignment = options.alignment;
@@ -129,6 +140,10 @@ Config make_config(const ConfigOptions& options, const Trace& trace) {
   config.deadline = options.deadline_seconds;
   check_config(config, options.ranks);
   return config;
+}
+
+bool on_device(const Config& config) {
+  return chosen_memory(config) == MemoryKind::device;
 }
 
 std::int64_t received_row_capacity(const Exchange& exchange) {

@@ -15,6 +15,8 @@ Layout layout_of(const std::string& name);
 Reduction reduction_of(const std::string& name);
 ReductionLevel reduction_level_of(const std::string& name);
 Hops hops_of(const std::string& name);
+EngineKind engine_of(const std::string& name);
+MemoryKind memory_of(const std::string& name);
 // Refuses raw formats: the program's experts need values to compute with.
 Format format_of(const std::string& name);
 
@@ -29,6 +31,8 @@ inline constexpr double kHostDeadlineSeconds = 300.0;
 
 struct ConfigOptions {
   BackendKind backend = BackendKind::cpu;
+  EngineKind engine = EngineKind::automatic;
+  MemoryKind memory = MemoryKind::automatic;
   int ranks = 0;
   int tokens = 0;  // at most, per rank and call
   int hidden = 0;
@@ -50,6 +54,9 @@ Config make_config(const ConfigOptions& options, const Trace& trace);
 
 // The most rows that one dispatch can deliver, over all groups.
 std::int64_t received_row_capacity(const Exchange& exchange);
+
+// Whether a rank's arrays are on a GPU.
+bool on_device(const Config& config);
 
 // Bytes of one received row, scales included.
 std::int64_t received_row_bytes(const Config& config);

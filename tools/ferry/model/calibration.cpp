@@ -83,9 +83,11 @@ double memory_rate(const GpuLimits& limits) {
   return 2e-9 * limits.ranks * best_push(limits, 0);
 }
 
-bool calibrated_on(const Model& model, double us) {
-  return std::any_of(model.calibrated_us.begin(), model.calibrated_us.end(),
-                     [&](double used) { return std::abs(used / us - 1) < 1e-8; });
+bool calibrated_on(const Model& model, const MeasuredPoint& point) {
+  return std::any_of(model.calibrated.begin(), model.calibrated.end(), [&](const CalibratedPoint& used) {
+    return used.work == to_string(point.call.call.work) && used.ranks == point.call.shape.ranks &&
+           used.tokens == point.call.shape.tokens && std::abs(used.us / point.us - 1) < 1e-8;
+  });
 }
 
 }  // namespace
@@ -101,7 +103,8 @@ Model calibrate(const GpuLimits& limits, const std::vector<BenchRecord>& records
     for (const auto& its : record.limits) rate = std::max(rate, memory_rate(*its));
     for (const MeasuredPoint& point : record.points) {
       points.push_back(&point);
-      model.calibrated_us.push_back(point.us);
+      model.calibrated.push_back(
+          {to_string(point.call.call.work), point.call.shape.ranks, point.call.shape.tokens, point.us});
     }
   }
   if (rate > 0) model.constants[Constant::memory] = rate;
@@ -118,7 +121,7 @@ Model calibrate(const GpuLimits& limits, const std::vector<BenchRecord>& records
 std::vector<PointError> errors_of(const Model& model, const BenchRecord& record) {
   std::vector<PointError> errors;
   for (const MeasuredPoint& point : record.points) {
-    if (calibrated_on(model, point.us)) continue;
+    if (calibrated_on(model, point)) continue;
     const double us = predicted(point, model.constants);
     errors.push_back({&point, us, us / point.us - 1});
   }

@@ -69,10 +69,16 @@ Model built_in_model() {
   model.limits.barrier_seconds = 1.448e-6;
   model.limits.launch = {{1, 0.676e-6}, {16, 0.684e-6}, {132, 0.745e-6}};
   model.source = "built in: 18 points on 4, 2 and 1 x NVIDIA H200";
-  // Of the lines in bench/results/model.
-  model.calibrated_us = {9.92479995, 6.90080002, 19.0160006, 81.0720026, 79.668802,  147.403204,
-                         691.656017, 806.26564,  1155.09119, 604.395199, 500.379181, 11.2896003,
-                         37.3167992, 29.3487996, 9.23840031, 510.008001, 1028.79362, 1322.08796};
+  // The lines in bench/results/model.
+  model.calibrated = {{"dispatch", 4, 1, 9.92479995},    {"combine", 4, 1, 6.90080002},
+                      {"combine", 4, 64, 19.0160006},    {"dispatch", 4, 512, 81.0720026},
+                      {"combine", 4, 512, 79.668802},    {"dispatch", 4, 2048, 147.403204},
+                      {"dispatch", 4, 4096, 691.656017}, {"combine", 4, 4096, 806.26564},
+                      {"combine", 4, 4096, 1155.09119},  {"combine", 4, 4096, 604.395199},
+                      {"dispatch", 4, 4096, 500.379181}, {"dispatch", 4, 1, 11.2896003},
+                      {"dispatch", 4, 128, 37.3167992},  {"dispatch_plan", 4, 128, 29.3487996},
+                      {"dispatch", 2, 1, 9.23840031},    {"dispatch", 4, 4096, 510.008001},
+                      {"dispatch", 4, 4096, 1028.79362}, {"dispatch", 4, 4096, 1322.08796}};
   return model;
 }
 
@@ -85,20 +91,23 @@ nlohmann::ordered_json json_of(const Model& model) {
     json["constants"][entry.name] = {
         {"value", model.constants[entry.constant]}, {"unit", entry.unit}, {"meaning", entry.meaning}};
   json["kept"] = model.kept;
-  json["calibrated_us"] = model.calibrated_us;
+  json["calibrated"] = nlohmann::ordered_json::array();
+  for (const CalibratedPoint& one : model.calibrated)
+    json["calibrated"].push_back(
+        {{"work", one.work}, {"ranks", one.ranks}, {"tokens", one.tokens}, {"us", one.us}});
   json["limits"] = json_of(model.limits);
   return json;
 }
 
 Model read_model(const std::string& path) {
   const nlohmann::ordered_json json = read_json_file(path, kRemedy);
-  const std::string schema = json.is_object() ? json.value("schema", std::string()) : std::string();
-  if (schema != kSchema)
-    throw UsageError(fmt::format("{}: {}, not {}; {}", path,
-                                 schema.empty() ? "no schema" : fmt::format("schema {}", schema), kSchema,
-                                 kRemedy));
   Model model;
   try {
+    const std::string schema = json.is_object() ? json.value("schema", std::string()) : std::string();
+    if (schema != kSchema)
+      throw UsageError(fmt::format("{}: {}, not {}; {}", path,
+                                   schema.empty() ? "no schema" : fmt::format("schema {}", schema), kSchema,
+                                   kRemedy));
     model.source = json.at("source");
     for (const ConstantEntry& entry : constant_table()) {
       const double value = json.at("constants").at(entry.name).at("value");
@@ -108,7 +117,8 @@ Model read_model(const std::string& path) {
       model.constants[entry.constant] = value;
     }
     model.kept = json.at("kept").get<std::vector<std::string>>();
-    model.calibrated_us = json.at("calibrated_us").get<std::vector<double>>();
+    for (const auto& one : json.at("calibrated"))
+      model.calibrated.push_back({one.at("work"), one.at("ranks"), one.at("tokens"), one.at("us")});
     model.limits = limits_from(json.at("limits"));
   } catch (const nlohmann::json::exception& error) {
     throw UsageError(fmt::format("{}: {}; {}", path, error.what(), kRemedy));

@@ -58,13 +58,20 @@ class Constants {
   std::array<double, kConstants> values_;
 };
 
+// A point of a calibration, by which a check knows and leaves it out.
+struct CalibratedPoint {
+  std::string work;
+  int ranks = 0, tokens = 0;
+  double us = 0;  // measured
+};
+
 // Everything that a calibration yields.
 struct Model {
   Constants constants;
-  GpuLimits limits;                   // of the machine
-  std::string source;                 // where the constants come from
-  std::vector<double> calibrated_us;  // times of the points used, by which a check leaves them out
-  std::vector<std::string> kept;      // constants that the points did not determine
+  GpuLimits limits;                         // of the machine
+  std::string source;                       // where the constants come from
+  std::vector<CalibratedPoint> calibrated;  // the points used
+  std::vector<std::string> kept;            // constants that the points did not determine
 };
 
 // Constants and limits from the records in bench/results.

@@ -2,14 +2,11 @@
 
 #include <fmt/core.h>
 
-#include <array>
-#include <cerrno>
-#include <cstdio>
-#include <cstring>
 #include <optional>
 
 #include "ferry/error.hpp"
 #include "tools/ferry/common/config.hpp"
+#include "tools/ferry/common/input.hpp"
 
 namespace ferry::app {
 
@@ -19,21 +16,6 @@ using Json = nlohmann::ordered_json;
 
 constexpr const char* kLimitsRemedy = "write one with ferry limits --backend cuda --json FILE";
 constexpr const char* kBenchRemedy = "write one with ferry bench --backend cuda --json FILE";
-
-std::string read_whole(const std::string& path) {
-  const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(path.c_str(), "rb"), std::fclose);
-  std::string text;
-  std::array<char, 65536> piece{};
-  if (file) {
-    while (const std::size_t bytes = std::fread(piece.data(), 1, piece.size(), file.get()))
-      text.append(piece.data(), bytes);
-  }
-  if (!file || std::ferror(file.get()) != 0) {  // opening a folder succeeds, reading it does not
-    const int error = errno;
-    throw SystemError(fmt::format("{}: {}", path, std::strerror(error)), error);
-  }
-  return text;
-}
 
 // The record's object of the given schema.
 const Json& of_schema(const Json& whole, const char* schema, const std::string& path, const char* remedy) {
@@ -53,6 +35,10 @@ auto reading(const std::string& path, const char* remedy, const Read& read) {
     return read();
   } catch (const nlohmann::json::exception& error) {
     throw UsageError(fmt::format("{}: {}; {}", path, error.what(), remedy));
+  } catch (const UsageError& error) {
+    throw UsageError(std::string(error.what()).starts_with(path)
+                         ? error.what()
+                         : fmt::format("{}: {}; {}", path, error.what(), remedy));
   }
 }
 
@@ -108,18 +94,20 @@ MeasuredPoint point_from(const Json& row, Work work) {
                 .tokens = row.at("tokens"),
                 .experts = row.at("experts"),
                 .top_k = row.at("top_k")};
-  if (call.shape.ranks < 1 || call.shape.tokens < 1)
-    throw UsageError(fmt::format("{} ranks, {} tokens in a line", call.shape.ranks, call.shape.tokens));
+  if (call.shape.ranks < 1 || call.shape.tokens < 1 || call.hidden < 1)
+    throw UsageError(fmt::format("a line of {} ranks, {} tokens and {} columns", call.shape.ranks,
+                                 call.shape.tokens, call.hidden));
   point.loads = loads_from(row, call);
   point.router = row.at("router");
   point.us = row.at("p50_us");
+  if (!(point.us > 0)) throw UsageError(fmt::format("a line of {} us", point.us));
   return point;
 }
 
 }  // namespace
 
 Json read_json_file(const std::string& path, const std::string& remedy) {
-  Json json = Json::parse(read_whole(path), nullptr, false);
+  Json json = Json::parse(read_file(path, path), nullptr, false);
   if (json.is_discarded()) throw UsageError(fmt::format("{}: not JSON; {}", path, remedy));
   return json;
 }

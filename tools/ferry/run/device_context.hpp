@@ -64,8 +64,8 @@ constexpr float factor_of(int expert) {
   return expert / 5 % 2 == 0 ? kPowers[expert % 5] : -kPowers[expert % 5];
 }
 
-// Collective. The GPU context uses GPU rank modulo the number of GPUs, and makes it current in the calling
-// thread.
+// Collective. The GPU context uses the GPU of the rank's number on its host, modulo the number of GPUs, and
+// makes it current in the calling thread.
 // @throws UnsupportedError  make_gpu_context: the build, the driver, a GPU or cuBLAS is missing
 std::unique_ptr<DeviceContext> make_host_context(const Rank& rank, const RunSpec& spec);
 std::unique_ptr<DeviceContext> make_gpu_context(const Rank& rank, const RunSpec& spec);

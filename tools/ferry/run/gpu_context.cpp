@@ -274,7 +274,9 @@ class GpuContext final : public DeviceContext {
 }  // namespace
 
 std::unique_ptr<DeviceContext> make_gpu_context(const Rank& rank, const RunSpec& spec) {
-  use_gpu_of_rank(rank.index());
+  // Simulated hosts share this machine's GPUs.
+  const Topology& topology = rank.topology();
+  use_gpu_of_rank(topology.simulated() ? rank.index() : topology.local_rank_of(rank.index()));
   return std::make_unique<GpuContext>(rank, spec);
 }
 

@@ -28,7 +28,7 @@ std::string short_name(const std::string& name) {
 
 // The precision and the library of the experts' matrix products.
 std::string expert_arithmetic(const RunSpec& spec) {
-  if (spec.config.backend != BackendKind::cuda) return fmt::format("fp32, {}", blas_name());
+  if (!on_device(spec.config)) return fmt::format("fp32, {}", blas_name());
   return fmt::format("{} with fp32 accumulation, cuBLAS", to_string(spec.type));
 }
 
@@ -107,9 +107,8 @@ std::int64_t sum_over_ranks(const RunSpec& spec, const SharedResults& results,
 // Bytes of one dispatch message, and of one row of combine's staging buffers.
 std::int64_t dispatch_message(const RunSpec& spec) {
   const PartList parts = parts_of(spec.config.format, spec.config.hidden);
-  const bool device = spec.config.backend == BackendKind::cuda;
-  return device ? device_message_bytes(device_message_layout(parts), spec.config.top_k)
-                : message_layout(parts, spec.config.top_k).bytes;
+  return on_device(spec.config) ? device_message_bytes(device_message_layout(parts), spec.config.top_k)
+                                : message_layout(parts, spec.config.top_k).bytes;
 }
 
 std::int64_t combine_message(const RunSpec& spec, const Topology& topology) {
@@ -117,6 +116,11 @@ std::int64_t combine_message(const RunSpec& spec, const Topology& topology) {
   chosen.hops = chosen_hops(chosen, topology);
   chosen.reduction_level = chosen_level(chosen, topology);
   if (relays_add(chosen)) return spec.row_bytes() + static_cast<std::int64_t>(sizeof(cpu::SumHead));
+  if (chosen.backend == BackendKind::collective && on_device(chosen)) {
+    // A row ends with a label of eight bytes, and takes a multiple of 16.
+    const std::int64_t row = combine_row_layout(chosen.combine_type, chosen.hidden, chosen.top_k).bytes;
+    return (row + 8 + 15) / 16 * 16;
+  }
   const bool partial = chosen.reduction == Reduction::partial;
   return spec.row_bytes() + (partial ? 0 : static_cast<std::int64_t>(sizeof(RouteTail)));
 }

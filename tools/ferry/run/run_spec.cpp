@@ -11,6 +11,7 @@
 #include "tools/ferry/common/output.hpp"
 #include "tools/ferry/common/random.hpp"
 #include "tools/ferry/common/traces.hpp"
+#include "tools/ferry/limits/gpu_probes.hpp"
 #include "tools/report/units.hpp"
 #include "trace/synth.hpp"
 
@@ -43,7 +44,8 @@ TraceOptions trace_options(const RunOptions& options) {
 void check_shared_experts(const RunOptions& options) {
   if (options.shared_experts == 0) return;
   const std::string given = fmt::format("--shared-experts {}", options.shared_experts);
-  if (options.backend == "cuda") throw UsageError(given + " runs on host memory, not with --backend cuda");
+  if (const std::string gpu = options.gpu_option(); !gpu.empty())
+    throw UsageError(given + " runs on host memory, not with " + gpu);
   if (options.reduction == "unreduced")
     throw UsageError(
         given + " with --reduction unreduced: the results of shared experts are added: use partial or exact");
@@ -52,14 +54,35 @@ void check_shared_experts(const RunOptions& options) {
 void check_input(const RunOptions& options) {
   if (options.input == "own") return;
   const std::string given = "--input " + options.input;
-  if (options.backend == "cuda") throw UsageError(given + " runs on host memory, not with --backend cuda");
+  if (const std::string gpu = options.gpu_option(); !gpu.empty())
+    throw UsageError(given + " runs on host memory, not with " + gpu);
   if (options.reduction != "partial" || options.reduction_level == "node") {
     throw UsageError(fmt::format("{} with --reduction {} --reduction-level {}: use partial, by rank", given,
                                  options.reduction, options.reduction_level));
   }
 }
 
+void check_engine(const RunOptions& options) {
+  if (options.backend == "collective") {
+    if (options.engine == "nccl" && options.memory == "host")
+      throw UsageError("--engine nccl with --memory host: NCCL connects GPUs; use device, or --engine mpi");
+    if (!options.gpu_option().empty() && options.hops == "two") {
+      throw UsageError(
+          "--hops two on GPUs: ferry run does not know the bytes that travel then; use one, or --memory "
+          "host");
+    }
+    return;
+  }
+  if (options.engine != "automatic" || options.memory != "automatic") {
+    throw UsageError(fmt::format(
+        "{} with --backend {}: only collective has a choice",
+        options.engine != "automatic" ? "--engine " + options.engine : "--memory " + options.memory,
+        options.backend));
+  }
+}
+
 void check_options(const RunOptions& options, const Trace& trace) {
+  check_engine(options);
   check_shared_experts(options);
   check_input(options);
   if (options.layer >= trace.layers) {
@@ -89,7 +112,7 @@ void check_memory(const RunOptions& options, const Config& config) {
   double bytes = static_cast<double>(
       ExpertWeights::bytes(config.experts + config.shared_experts, config.hidden, options.inner));
   bytes += ranks * oracle_bytes(options, config);
-  const bool on_host = config.backend != BackendKind::cuda;  // a failed GPU allocation is an error by itself
+  const bool on_host = !on_device(config);  // a failed GPU allocation is an error by itself
   for (int rank = 0; on_host && rank < ranks; ++rank) {
     const Sizes sizes = size_of(config, options.ranks, rank);
     bytes += static_cast<double>(sizes.total() - sizes.results);
@@ -124,13 +147,28 @@ Trace draw(const SynthSpec& spec) {
   return synthesise(spec);
 }
 
+// Throws before any rank starts if this build, or this machine, cannot use GPUs.
+void check_gpus(const RunOptions& options) {
+  const std::string option = options.gpu_option();
+  if (options.backend != "collective" || option.empty()) return;
+  try {
+    if (gpu_names().empty()) throw UnsupportedError("this machine has no GPU");
+  } catch (const Error& error) {
+    throw UnsupportedError(
+        fmt::format("{}: {}; use --engine mpi with --memory host, which need none", option, error.what()));
+  }
+}
+
 Config checked_config(const RunOptions& options, const Trace& trace) {
   check_options(options, trace);
+  check_gpus(options);
   const Layout layout = layout_of(options.layout);
   const Reduction reduction = reduction_of(options.reduction);
   check_reduction(layout, reduction);
   const Config config =
       make_config({.backend = backend_of(options.backend),
+                   .engine = engine_of(options.engine),
+                   .memory = memory_of(options.memory),
                    .ranks = options.ranks,
                    .tokens = options.tokens,
                    .hidden = options.hidden,

@@ -17,8 +17,9 @@ namespace ferry::app {
 // The options of `ferry run`, with their defaults.
 struct RunOptions {
   std::string backend = "cpu";
-  int ranks = 0;  // 0: 8; collective: as many as mpirun has started
-  int hosts = 1;  // simulated
+  std::string engine = "automatic", memory = "automatic";  // of collective
+  int ranks = 0;                                           // 0: 8; collective: as many as mpirun has started
+  int hosts = 1;                                           // simulated
   bool processes = false;
   int deadline = 30;  // seconds
 
@@ -43,6 +44,12 @@ struct RunOptions {
 
   std::string program;  // a file; empty: the layer of dispatch, experts and combine
   int overlap = 1;      // micro-batches of the program
+  // The option that asks for GPUs; empty: none does.
+  std::string gpu_option() const {
+    if (backend == "cuda") return "--backend cuda";
+    if (engine == "nccl") return "--engine nccl";
+    return memory == "device" ? "--memory device" : "";
+  }
   bool runs_program() const { return !program.empty() || overlap > 1; }
 
   std::string json, html, timeline;

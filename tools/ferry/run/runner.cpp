@@ -1,4 +1,5 @@
 #include "tools/ferry/run/runner.hpp"
+#include "tools/ferry/common/config.hpp"
 
 #include <fmt/core.h>
 
@@ -40,8 +41,7 @@ RankRunner::RankRunner(const Rank& rank, const RunSpec& spec, Clock::time_point 
       progress_(progress),
       stage_(stage),
       own_results_(results.rank(rank.index())),
-      context_(spec.config.backend == BackendKind::cuda ? make_gpu_context(rank, spec)
-                                                        : make_host_context(rank, spec)),
+      context_(on_device(spec.config) ? make_gpu_context(rank, spec) : make_host_context(rank, spec)),
       hashes_(static_cast<std::size_t>(spec.options.steps)) {
   progress_.starting.advance();
 }

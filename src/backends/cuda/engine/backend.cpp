@@ -24,6 +24,10 @@ class EngineBackend final : public CudaBackend {
     Engine& engine =
         given != nullptr ? *given : nccl_engine_of(rank.state(), config.deadline, access_current_device());
     std::vector<std::unique_ptr<Communicator>> communicators = engine.communicators(config.lanes);
+    if (exchange_.registers) {
+      const DeviceMemory& memory = exchange_.engine_memory;  // of all lanes
+      registration_ = communicators.front()->register_memory(memory.data(), memory.bytes());
+    }
     for (int index = 0; index < config.lanes; ++index) {
       std::unique_ptr<Communicator>& made = communicators[static_cast<std::size_t>(index)];
       if (!engine.takes_device_memory()) made = stage_device_memory(std::move(made));
@@ -119,7 +123,8 @@ class EngineBackend final : public CudaBackend {
         [&] { engine_lane(call.lane).combine_send(call, split, stream); });
   }
 
-  std::deque<EngineLane> lanes_;  // deque: EngineLane cannot be moved
+  std::shared_ptr<void> registration_;  // ends after the lanes, and before their memory is freed
+  std::deque<EngineLane> lanes_;        // deque: EngineLane cannot be moved
 };
 
 }  // namespace

@@ -11,10 +11,11 @@
 namespace ferry::cuda {
 using collective::FollowingMessages;
 
-DeviceHops::DeviceHops(const ExchangeState& exchange, const Lane& lane, int index)
+DeviceHops::DeviceHops(const ExchangeState& exchange, const Lane& lane, int index, Communicator& communicator)
     : DeviceMessages(exchange.rank.topology(), exchange.me(), exchange.config.window),
       exchange_(exchange),
       lane_(lane),
+      communicator_(communicator),
       ranks_(exchange.rank.size()),
       node_(topology_.node_of(exchange.me())),
       layout_(*exchange.engine),
@@ -24,7 +25,7 @@ DeviceHops::DeviceHops(const ExchangeState& exchange, const Lane& lane, int inde
       first_inbox_(region(layout_.first_inbox)),
       second_outbox_(region(layout_.second_outbox)),
       second_inbox_(region(layout_.second_inbox)),
-      second_headers_(ranks_, table_bytes()),
+      second_headers_(tables().sent, tables().received),
       payloads_(at(topology_.nodes()), 0) {}
 
 DeviceHops::Region DeviceHops::region(const LaneRegion& in) const {
@@ -44,7 +45,7 @@ bool DeviceHops::relays_for(int rank) const {
 
 std::byte* DeviceHops::room_in(Region& region, std::int64_t bytes) const {
   if (bytes <= region.bytes) return region.data;
-  if (region.more.bytes() < bytes) region.more = DeviceMemory(bytes);
+  if (region.more.bytes() < bytes) region.more = TransferMemory(bytes, exchange_, communicator_);
   return region.more.data();
 }
 
@@ -73,7 +74,6 @@ void DeviceHops::copy(void* to, const void* from, std::int64_t bytes) const {
 void DeviceHops::reserve(Outgoing messages) {
   const ScopedDevice device(exchange_.device);
   DeviceMessages::reserve(std::move(messages));
-  in_second_hop_ = false;
   table_.assign(at(ranks_), 0);
   received_.assign(at(ranks_), 0);
   incoming_.assign(at(ranks_), nullptr);

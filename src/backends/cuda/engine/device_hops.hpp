@@ -7,6 +7,7 @@
 
 #include "backends/collective/device_messages.hpp"
 #include "backends/collective/pair_blocks.hpp"
+#include "backends/cuda/engine/transfer_memory.hpp"
 #include "backends/cuda/host/lane.hpp"
 #include "backends/cuda/operations/bundles.hpp"
 #include "backends/cuda/runtime/cuda_stream.hpp"
@@ -29,19 +30,31 @@ class DeviceHops final : public collective::DeviceMessages {
     bool adds;  // by node
   };
 
-  // `lane`: number `index` of the exchange. Both outlive this.
-  DeviceHops(const ExchangeState& exchange, const Lane& lane, int index);
+  // `lane`: number `index` of the exchange. All outlive every exchange().
+  DeviceHops(const ExchangeState& exchange, const Lane& lane, int index, Communicator& communicator);
 
+  void clear() override {
+    DeviceMessages::clear();
+    in_second_hop_ = false;
+  }
   // Before reserve().
   void start(const Kind& kind) { kind_ = kind; }
   // Packs what goes to other nodes, and waits for it. What is sent must have been stored.
   void reserve(Outgoing messages) override;
 
-  bool awaits_relays() const override { return in_second_hop_; }
-  std::int64_t table_bytes() const override { return 8 * std::int64_t{ranks_}; }
+  // Tables have an entry for every rank.
+  collective::TableBytes tables() const override {
+    const std::vector<std::int64_t> bytes(at(ranks_), 8 * std::int64_t{ranks_});
+    return {bytes, bytes};
+  }
   collective::FollowingMessages announce(int peer, std::int64_t* table) const override;
   void exchange(std::uint64_t call, const std::function<collective::FollowingMessages(int peer)>& following,
                 const std::function<const std::int64_t*(int peer)>& table, const Wire& wire) override;
+  bool in_second_hop() const override { return in_second_hop_; }
+  int relay_from(int peer) const override {
+    return collective::relay_between(topology_, direction(), peer, me_);
+  }
+  bool is_relay(int peer) const override { return collective::is_relay(topology_, direction(), peer, me_); }
 
  private:
   using Following = std::vector<collective::FollowingMessages>;
@@ -58,9 +71,12 @@ class DeviceHops final : public collective::DeviceMessages {
   struct Region {
     std::byte* data;
     std::int64_t bytes;
-    DeviceMemory more;
+    TransferMemory more;
   };
 
+  cpu::Direction direction() const {
+    return kind_.rows ? cpu::Direction::to_sources : cpu::Direction::to_experts;
+  }
   int first_stop(int final) const;
   bool relays_for(int rank) const;
   Region region(const LaneRegion& in) const;
@@ -82,6 +98,7 @@ class DeviceHops final : public collective::DeviceMessages {
 
   const ExchangeState& exchange_;
   const Lane& lane_;
+  Communicator& communicator_;
   const int ranks_, node_;
   const EngineLayout& layout_;
   std::byte* const memory_;  // the lane's memory

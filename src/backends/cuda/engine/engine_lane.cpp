@@ -37,8 +37,10 @@ EngineLane::EngineLane(const ExchangeState& exchange, Lane& lane, int index,
     : exchange_(exchange),
       lane_(lane),
       index_(index),
-      hops_(has_relays(exchange.config, exchange.rank.topology()) ? new DeviceHops(exchange, lane, index)
-                                                                  : nullptr),
+      communicator_(*communicator),
+      hops_(has_relays(exchange.config, exchange.rank.topology())
+                ? new DeviceHops(exchange, lane, index, communicator_)
+                : nullptr),
       messages_(hops_ != nullptr ? hops_
                                  : new collective::DeviceMessages(exchange.rank.topology(), exchange.me(),
                                                                   exchange.config.window)),
@@ -151,7 +153,7 @@ void EngineLane::reserve(const Stored& stored, const std::vector<std::int64_t>& 
     out.room_for = [this](std::int64_t bytes) {
       if (bytes <= layout().received_rows * layout().row_bytes) return memory() + layout().row_inbox;
       const ScopedDevice device(exchange_.device);
-      if (more_rows_.bytes() < bytes) more_rows_ = DeviceMemory(bytes);
+      if (more_rows_.bytes() < bytes) more_rows_ = TransferMemory(bytes, exchange_, communicator_);
       return more_rows_.data();
     };
   } else {

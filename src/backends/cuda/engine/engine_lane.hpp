@@ -84,6 +84,7 @@ class EngineLane {
   const ExchangeState& exchange_;
   Lane& lane_;
   const int index_;
+  Communicator& communicator_;                  // of call_
   DeviceHops* const hops_;                      // of call_; null: one hop
   collective::DeviceMessages* const messages_;  // of call_
   std::optional<Stored> sent_;                  // in the current call
@@ -91,7 +92,7 @@ class EngineLane {
   PinnedMemory scalars_;                        // Scalars
   CudaEvent stored_;                            // the send phase has ended, and its headers are here
   LaneCounts counts_;
-  DeviceMemory more_rows_;  // for rows that a damaged plan sends beyond what the inbox has room for
+  TransferMemory more_rows_;  // for rows that a damaged plan sends beyond what the inbox has room for
   std::vector<std::int32_t> tokens_, routes_;  // of the last dispatch_counts: [R], [L]
   collective::EngineCall call_;                // last: its destructor waits for a thread that uses the rest
 };

@@ -65,7 +65,8 @@ ExchangeState::ExchangeState(const Rank& this_rank, const Config& exchange_confi
   } else {
     ranks_on_device = ranks_on_current_device(rank);
     engine = engine_layout(config, rank.topology(), rank.index());
-    engine_memory = DeviceMemory(config.lanes * engine->bytes);
+    registers = config.engine == EngineKind::nccl && Environment::says_yes(&Environment::nccl_register);
+    engine_memory = memory_for_engine(config.lanes * engine->bytes);
   }
   blocks = blocks_of_rank(ranks_on_device, device, config.lanes);
   const Placement& placement = config.placement;
@@ -84,6 +85,10 @@ ExchangeState::ExchangeState(const Rank& this_rank, const Config& exchange_confi
   }
   filled.first_physical[rank.size()] = physical;
   copy_blocking(tables.data() + arrays.routing, host.data(), static_cast<std::int64_t>(host.size()));
+}
+
+DeviceMemory ExchangeState::memory_for_engine(std::int64_t bytes) const {
+  return registers ? DeviceMemory::exportable(bytes) : DeviceMemory(bytes);
 }
 
 Lane::Lane(const ExchangeState& exchange, int index)

@@ -38,6 +38,7 @@ struct ExchangeState {
   int device;                                   // that was current at construction
   std::optional<DeviceSymmetricMemory> memory;  // mapped
   std::optional<EngineLayout> engine;           // engine
+  bool registers = false;                       // engine: its memory may be registered with NCCL
   DeviceMemory engine_memory;                   // of all lanes
   int ranks_on_device;                          // this rank included
   ExchangeArrays arrays;
@@ -46,6 +47,8 @@ struct ExchangeState {
   int blocks;  // this rank's part of the device: blocks that are certain to be resident at once
 
   int me() const { return rank.index(); }
+  // Memory of this device that an engine's transfers may use.
+  DeviceMemory memory_for_engine(std::int64_t bytes) const;
   std::byte* engine_lane(int lane) const { return engine_memory.data() + lane * engine->bytes; }
   HostSignals* report() const { return reinterpret_cast<HostSignals*>(report_memory.data()); }
 };

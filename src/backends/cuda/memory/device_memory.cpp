@@ -30,10 +30,30 @@ DeviceMemory::DeviceMemory(std::int64_t bytes) : DeviceMemory() {
   zero(data, bytes);
 }
 
+DeviceMemory DeviceMemory::exportable(std::int64_t bytes) {
+  DeviceMemory memory;
+  check(cudaGetDevice(&memory.device_), "find the current device");
+  if (bytes == 0) return memory;
+  const std::int64_t unit = Allocation::granularity(memory.device_, true),
+                     mapped = (bytes + unit - 1) / unit * unit;
+  const Allocation allocation = Allocation::on_device(memory.device_, mapped, true);
+  const int devices[] = {memory.device_};
+  memory.mapping_ = std::make_unique<DeviceMapping>(allocation, mapped, devices);
+  memory.data_ = memory.mapping_->data();
+  memory.bytes_ = bytes;
+  zero(memory.data_, bytes);
+  return memory;
+}
+
 DeviceMemory::~DeviceMemory() {
   if (data_ == nullptr) return;
   const ScopedDevice device(device_);
-  cudaFree(data_);
+  if (mapping_ == nullptr) {
+    cudaFree(data_);
+    return;
+  }
+  cudaDeviceSynchronize();
+  mapping_.reset();
 }
 
 PinnedMemory::PinnedMemory(std::int64_t bytes) : PinnedMemory() {

@@ -3,7 +3,10 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <utility>
+
+#include "backends/cuda/memory/vmm.hpp"
 
 namespace ferry::cuda {
 
@@ -17,6 +20,9 @@ class DeviceMemory {
  public:
   DeviceMemory() = default;
   explicit DeviceMemory(std::int64_t bytes);  // throws SystemError; UnsupportedError without a GPU
+  // The same, as other libraries need it to map it for peers or for a network: an allocation that can be
+  // exported. Throws UnsupportedError too if the device has no virtual memory management.
+  static DeviceMemory exportable(std::int64_t bytes);
   ~DeviceMemory();
   DeviceMemory(DeviceMemory&& other) noexcept { swap(other); }
   DeviceMemory& operator=(DeviceMemory&& other) noexcept {
@@ -33,11 +39,13 @@ class DeviceMemory {
     std::swap(data_, other.data_);
     std::swap(bytes_, other.bytes_);
     std::swap(device_, other.device_);
+    std::swap(mapping_, other.mapping_);
   }
 
   std::byte* data_ = nullptr;
   std::int64_t bytes_ = 0;
   int device_ = -1;
+  std::unique_ptr<DeviceMapping> mapping_;  // of exportable memory
 };
 
 // Zeroed, page-aligned host memory that every device of the process accesses by the same pointer. The

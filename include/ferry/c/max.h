@@ -1,0 +1,102 @@
+// Dispatch and combine in the call shapes of MAX's expert-parallel kernels: combine takes src_info,
+// row_offsets and counts in place of a plan. In host memory. See ferry/max.hpp and docs/guides/max.md.
+#ifndef FERRY_C_MAX_H
+#define FERRY_C_MAX_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "ferry/c/error.h"
+#include "ferry/c/exchange.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/// An exchange with the calls below.
+typedef struct ferry_max_exchange ferry_max_exchange;
+
+/// Local. The groups that have rows: counts [2, 0, 3] give row_offsets [0, 2, 5], expert_ids [0, 2] and
+/// number 2. Every group begins at a multiple of `alignment`. `row_offsets` has room for groups + 1 entries,
+/// `expert_ids` for groups; entries past the number of groups with rows are not written.
+ferry_status ferry_max_group_index(const int32_t* counts, int groups, int alignment, uint32_t* row_offsets,
+                                   int32_t* expert_ids, int* number);
+
+/// Collective. As ferry_exchange_create(). FERRY_USAGE: another layout than FERRY_EXPERT_MAJOR, a capacity,
+/// replicated or gathered input. FERRY_UNSUPPORTED: device memory. The reduction is FERRY_UNREDUCED if the
+/// configuration says so, else FERRY_EXACT.
+ferry_status ferry_max_exchange_create(const ferry_rank* rank, const ferry_config* config,
+                                       ferry_max_exchange** exchange);
+/// Local. NULL is allowed.
+void ferry_max_exchange_destroy(ferry_max_exchange* exchange);
+
+/// What a rank has received. The arrays belong to the lane, whose next dispatch overwrites them.
+typedef struct ferry_max_dispatch_result {
+  size_t size;
+  const void* output_tokens;                   ///< [rows, H] values: parts[0].data
+  ferry_received_part parts[FERRY_MAX_PARTS];  ///< formats with scales: values, then scales
+  const uint32_t* row_offsets;  ///< [number + 1] first row of each group with rows, then the number of rows
+  const int32_t* expert_ids;    ///< [number] those groups, ascending; without shared experts local expert ids
+  const int32_t* src_info;      ///< [rows, 2] {token, slot} at the source rank; {-1, -1} on padding
+  const int32_t* counts;        ///< [groups, R] rows of each group from each source rank
+  uint32_t expert_usage_stats[2];  ///< the most rows of a group, and the number of groups with rows
+  int64_t groups;                  ///< G: the shared experts, then this rank's experts
+  int64_t ranks;                   ///< R
+} ferry_max_dispatch_result;
+
+/// Arguments of a dispatch.
+typedef struct ferry_max_dispatch_args {
+  size_t size;
+  ferry_tokens input_tokens;
+  const void* topk_ids;  ///< [N, K] expert ids, dense; -1 masks a slot
+  int32_t id_type;       ///< FERRY_INT32, FERRY_INT64
+  int32_t lane;
+  ferry_max_dispatch_result* result;  ///< may be NULL; not used by the async call
+} ferry_max_dispatch_args;
+
+typedef struct ferry_max_dispatch_wait_args {
+  size_t size;
+  int32_t lane;
+  ferry_max_dispatch_result* result;  ///< may be NULL; also filled when ids out of range are reported
+} ferry_max_dispatch_wait_args;
+
+/// Sends every token to the ranks of its experts, without waiting.
+ferry_status ferry_max_ep_dispatch_async(ferry_max_exchange* exchange, const ferry_max_dispatch_args* args);
+/// Waits for what the ranks have sent.
+ferry_status ferry_max_ep_dispatch_wait(ferry_max_exchange* exchange,
+                                        const ferry_max_dispatch_wait_args* args);
+/// Both.
+ferry_status ferry_max_ep_fused_dispatch(ferry_max_exchange* exchange, const ferry_max_dispatch_args* args);
+
+/// Arguments of a combine. When the async call returns, the arrays that it reads may be reused, apart from
+/// router_weights.
+typedef struct ferry_max_combine_args {
+  size_t size;
+  ferry_rows input_tokens;      ///< [rows, H] the experts' outputs
+  const int32_t* src_info;      ///< [rows, 2] of the dispatch's result, as the next three
+  const uint32_t* row_offsets;  ///< [number + 1]
+  const int32_t* counts;        ///< [G, R]
+  int32_t number;               ///< groups that have rows: expert_usage_stats[1]
+  int32_t lane;
+  int32_t own_ids;       ///< 1: topk_ids and tokens are given; 0: they are those of the lane's last dispatch
+  int32_t id_type;       ///< FERRY_INT32, FERRY_INT64
+  const void* topk_ids;  ///< [tokens, K] the ids of the dispatch
+  int64_t tokens;        ///< its N
+  ferry_rows output_tokens;     ///< [N, H]; unreduced: [N, K, H]
+  const float* router_weights;  ///< [N, K], or NULL: every weight is 1. Not with unreduced
+  void* shared_outputs;         ///< [S, N, H] of the result's type, or NULL: they are added
+} ferry_max_combine_args;
+
+/// Returns every row to the rank, token and slot it came from, without waiting. Memory for results
+/// and router_weights must live until the wait is done.
+ferry_status ferry_max_ep_combine_async(ferry_max_exchange* exchange, const ferry_max_combine_args* args);
+/// Waits for this rank's rows and adds them.
+ferry_status ferry_max_ep_combine_wait(ferry_max_exchange* exchange, int lane);
+/// Both.
+ferry_status ferry_max_ep_fused_combine(ferry_max_exchange* exchange, const ferry_max_combine_args* args);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

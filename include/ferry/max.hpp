@@ -1,0 +1,129 @@
+// Dispatch and combine in the call shapes of MAX's expert-parallel kernels: combine takes src_info,
+// row_offsets and counts in place of a plan.
+//
+//   max::Exchange exchange(rank, config);
+//   max::DispatchResult received = exchange.ep_fused_dispatch(tokens, topk_ids);
+//   ... run the experts on received.output_tokens, group by group ...
+//   exchange.ep_fused_combine({outputs, received}, {.output_tokens = result, .router_weights = weights});
+//
+// docs/guides/max.md explains the arrays. Shapes use the symbols of ferry/types.hpp; `rows` is the last entry
+// of row_offsets.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "ferry/config.hpp"
+#include "ferry/exchange.hpp"
+#include "ferry/group.hpp"
+
+namespace ferry::max {
+
+/// The groups that have rows: where their rows begin, and which groups they are.
+struct GroupIndex {
+  /// [number + 1] first row of each group that has rows, then the number of rows
+  std::vector<std::uint32_t> row_offsets;
+  /// [number] those groups, ascending: indexes of `counts`
+  std::vector<std::int32_t> expert_ids;
+
+  int number() const { return static_cast<int>(expert_ids.size()); }
+};
+
+/// Counts [2, 0, 3] give row_offsets [0, 2, 5], expert_ids [0, 2] and number 2.
+///
+/// @param counts  rows of each group
+/// @param alignment  every group begins at a multiple of it
+/// @throws UsageError  a count is negative, or there are 2^31 rows or more
+GroupIndex group_index(std::span<const std::int32_t> counts, int alignment = 1);
+
+/// What a rank has received. Groups are the shared experts, then this rank's experts in local order; a
+/// group's rows are in the order of source rank, token, slot.
+struct DispatchResult {
+  const void* output_tokens = nullptr;  ///< [rows, H] values; memory of the lane until its next dispatch
+  std::array<ReceivedPart, kMaxParts> parts{};  ///< formats with scales: values, then scales; as above
+  std::vector<std::uint32_t> row_offsets;       ///< [number + 1], as GroupIndex
+  std::vector<std::int32_t> expert_ids;         ///< [number], as GroupIndex: with S = 0 local expert ids
+  std::array<std::uint32_t, 2> expert_usage_stats{};  ///< the most rows of a group, and the number of groups
+  /// [rows, 2] {token, slot} at the source rank; {-1, -1} on padding; slot K + s for shared expert s
+  std::vector<std::int32_t> src_info;
+  std::vector<std::int32_t> counts;  ///< [S + L, R] rows of each group from each source rank
+};
+
+/// What combine reads: the experts' outputs, three arrays of the DispatchResult, and the ids that this rank
+/// dispatched.
+struct CombineInput {
+  CombineInput() = default;
+  CombineInput(const Outputs& outputs, const DispatchResult& received)
+      : input_tokens(outputs),
+        src_info(received.src_info),
+        row_offsets(received.row_offsets),
+        counts(received.counts) {}
+
+  Outputs input_tokens;  ///< [rows, H]
+  std::span<const std::int32_t> src_info;
+  std::span<const std::uint32_t> row_offsets;
+  std::span<const std::int32_t> counts;
+  /// The ids of the dispatch, [tokens, K], and its N. With -1 tokens: those of the lane's last dispatch.
+  Ids topk_ids{};
+  std::int64_t tokens = -1;
+};
+
+/// Where combine writes, and how it adds.
+struct CombineOutput {
+  /// [N, H]: the rows of a token added in slot order, as Reduction::exact. With Config::reduction =
+  /// unreduced [N, K, H]: every row by itself.
+  Result output_tokens;
+  const float* router_weights = nullptr;  ///< [N, K]; null: every weight is 1. Not with unreduced
+  /// [S, N, H] of the result's type, dense: takes the outputs of the shared experts, which are then not
+  /// added. `unreduced` needs it.
+  void* shared_outputs = nullptr;
+};
+
+/// Dispatch and combine for one configuration, in host memory.
+///
+/// Collective: every rank constructs it and makes the same calls of a lane in the same order. The async calls
+/// are the send phases of Exchange and the wait calls its receive phases: what may be reused when is said
+/// there. Different lanes may be used from different threads.
+///
+/// @throws UsageError  an argument of one rank is wrong: on every rank; the exchange stays usable
+/// @throws UsageError  arrays of different dispatches, from ep_combine_wait() on the rank that misses a row
+/// @throws BadIdError  ids out of range, on their rank, when the dispatch is complete
+/// @throws TimeoutError, PeerLostError  final for the group
+class Exchange {
+ public:
+  /// The layout is expert_major, nothing is dropped (`capacity` is 0, `repeats` is set), and the reduction is
+  /// unreduced if `config` says so, else exact. Everything else is as in `config`.
+  /// @throws UnsupportedError  device memory, experts in slices
+  /// @throws UsageError  another layout, a capacity, replicated or gathered input, or as ferry::Exchange
+  Exchange(const Rank& rank, const Config& config);
+  ~Exchange();
+
+  const Config& config() const;  ///< with every default filled in
+  const Rank& rank() const;
+
+  /// Sends every token to the ranks of its experts, `topk_ids` [N, K]; -1 masks a slot.
+  void ep_dispatch_async(const Tokens& input_tokens, const Ids& topk_ids, int lane = 0);
+  DispatchResult ep_dispatch_wait(int lane = 0);
+  DispatchResult ep_fused_dispatch(const Tokens& input_tokens, const Ids& topk_ids, int lane = 0);
+
+  /// The result of the lane's last dispatch, also if it has ended with a BadIdError.
+  DispatchResult last_dispatch_result(int lane = 0) const;
+
+  /// Returns every row to the rank, token and slot it came from. Every rank calls it.
+  void ep_combine_async(const CombineInput& input, const CombineOutput& output, int lane = 0);
+  void ep_combine_wait(int lane = 0);
+  void ep_fused_combine(const CombineInput& input, const CombineOutput& output, int lane = 0);
+
+  /// Takes part in the lane's next call, Operation::dispatch or combine, by refusing it, as
+  /// ferry::Exchange::refuse() does. For bindings that find arguments which they cannot convert.
+  void refuse(Operation operation, int lane, const Error& error) noexcept;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace ferry::max

@@ -1,0 +1,244 @@
+"""Dispatch and combine in the call shapes of MAX's expert-parallel kernels, over ferry.Exchange.
+
+    exchange = ferry.max.Exchange(ferry.Group.torch(), experts=256, top_k=8, hidden=7168, max_tokens=4096)
+    received = exchange.ep_fused_dispatch(x, topk_ids)
+    rows = experts(received.output_tokens, received.row_offsets, received.expert_ids)
+    y = exchange.ep_fused_combine(rows, received.src_info, received.row_offsets, received.counts,
+                                  router_weights=weights)
+
+Arrays are of NumPy or PyTorch, in host memory. docs/guides/max.md has the shapes.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import ferry
+from ferry import _core
+from ferry.deep_ep._arrays import arrays_of
+
+__all__ = ["DispatchResult", "Exchange", "group_index"]
+
+
+class DispatchResult(NamedTuple):
+    """What a rank has received. The rows are in the lane's memory until its next dispatch; the rest are new arrays."""
+
+    output_tokens: Any
+    """[rows, H]. Groups are the shared experts, then this rank's experts; their rows are in the order of source rank,
+    token, slot."""
+    output_scales: Any
+    """Scales of formats that have them, as ferry.DispatchResult.scales; else None."""
+    row_offsets: Any
+    """uint32 [number + 1]: first row of each group that has rows, then the number of rows."""
+    expert_ids: Any
+    """int32 [number]: those groups, ascending. Without shared experts these are local expert ids."""
+    expert_usage_stats: Any
+    """uint32 [2]: the most rows of a group, and the number of groups that have rows."""
+    src_info: Any
+    """int32 [rows, 2]: token and slot of each row at its source rank; -1, -1 on padding; slot top_k + s for shared expert s."""
+    counts: Any
+    """int32 [groups, R]: rows of each group from each source rank."""
+
+
+def group_index(counts: Any, alignment: int = 1) -> tuple[Any, Any]:
+    """(row_offsets, expert_ids) of the groups that have rows: counts [2, 0, 3] give [0, 2, 5] and [0, 2].
+
+    Every group begins at a multiple of `alignment`. Arrays of NumPy, uint32 and int32.
+    """
+    offsets, ids = _core._max_group_index([int(count) for count in counts], alignment)
+    return np.array(offsets, np.uint32), np.array(ids, np.int32)
+
+
+class _Lane:
+    """What a lane keeps from call to call."""
+
+    def __init__(self, exchange: ferry.Exchange):
+        self.pending = ""
+        self.topk_ids = np.zeros((0, exchange.config.top_k), np.int64)
+        self.combines = 0  # the same number on every rank
+        self.plan = np.zeros(exchange.plan_bytes, np.uint8)
+        self.row_tags = np.zeros(exchange.capacity, np.float32)
+        self.route_tags = np.zeros(exchange.config.max_tokens * exchange.config.top_k, np.float32)
+
+
+class Exchange:
+    """Dispatch and combine for one configuration; combine takes src_info, row_offsets and counts in place of a plan.
+
+    Collective: every rank constructs it and makes the same calls of a lane in the same order. The async calls send and wait
+    for no peer; the wait calls return when this rank's result is complete.
+
+    If an argument of one rank is wrong, every rank raises UsageError and the exchange stays usable. If ranks pass arrays of
+    different dispatches, the rank that misses a row raises it when the combine is complete.
+    """
+
+    def __init__(self, group: ferry.Group | ferry.Rank, *, experts: int, top_k: int, hidden: int, max_tokens: int,
+                 reduction: str = "exact", **settings: Any):
+        """`reduction`: 'exact' (combine returns [N, H]) or 'unreduced' ([N, K, H]). `settings`: as of ferry.Exchange, apart
+        from layout, capacity and repeats; the backend is one of host memory."""
+        if settings.get("backend") == "cuda" or settings.get("memory") == "device":
+            raise ferry.UnsupportedError(
+                "max: arrays in device memory are not supported, because no kernel makes row_offsets, expert_ids and src_info: "
+                "use ferry.Exchange with its plans there")
+        if reduction not in ("exact", "unreduced"):
+            raise ferry.UsageError(f"max: reduction {reduction!r}, must be 'exact' or 'unreduced'")
+        for name in ("layout", "capacity", "repeats", "own_receive_buffers", "check_calls"):
+            if name in settings:
+                raise ferry.UsageError(f"max: {name} = {settings[name]!r}: leave it out, ferry.max sets it")
+        self._exchange = ferry.Exchange(group, experts=experts, top_k=top_k, hidden=hidden, max_tokens=max_tokens,
+                                        reduction=reduction, repeats=True, **settings)  # type: ignore[arg-type]
+        if self._exchange.config.memory == "device":
+            raise ferry.UnsupportedError("max: arrays in device memory are not supported: pass memory='host'")
+        self._lanes = [_Lane(self._exchange) for _ in range(self._exchange.config.lanes)]
+
+    @property
+    def config(self) -> ferry.Config:
+        """With every default filled in."""
+        return self._exchange.config
+
+    def ep_dispatch_async(self, input_tokens: Any, topk_ids: Any, *, lane: int = 0) -> None:
+        """Sends input_tokens [N, H] to the ranks of their experts, topk_ids [N, K]; -1 masks a slot."""
+        kept = self._idle(lane)
+        self._exchange.dispatch_send(input_tokens, topk_ids, lane=lane)
+        kept.topk_ids = _host(topk_ids).astype(np.int64)
+        kept.pending = "dispatch"
+
+    def ep_dispatch_wait(self, *, lane: int = 0) -> DispatchResult:
+        """What the ranks have sent to this one."""
+        self._end(lane, "dispatch")
+        return self._result(self._exchange.dispatch_receive(lane=lane))
+
+    def ep_fused_dispatch(self, input_tokens: Any, topk_ids: Any, *, lane: int = 0) -> DispatchResult:
+        """ep_dispatch_async() and ep_dispatch_wait() in one call."""
+        kept = self._idle(lane)
+        try:
+            received = self._exchange.dispatch(input_tokens, topk_ids, lane=lane)
+        except ferry.BadIdError:  # of a dispatch that is complete
+            kept.topk_ids = _host(topk_ids).astype(np.int64)
+            raise
+        kept.topk_ids = _host(topk_ids).astype(np.int64)
+        return self._result(received)
+
+    def last_dispatch_result(self, *, lane: int = 0) -> DispatchResult:
+        """The result of the lane's last dispatch, also if it raised BadIdError."""
+        return self._result(self._exchange.last_dispatch_result(lane))
+
+    def ep_combine_async(self, input_tokens: Any, src_info: Any, row_offsets: Any, counts: Any, *, topk_ids: Any = None,
+                         router_weights: Any = None, output_tokens: Any = None, shared_outputs: Any = None,
+                         lane: int = 0) -> None:
+        """Returns every row of input_tokens [rows, H] to the rank, token and slot it came from.
+
+        src_info, row_offsets, counts   of the dispatch's result
+        topk_ids        [N, K], the ids of the dispatch; default: of the lane's last dispatch
+        router_weights  float32 [N, K]; default: every weight is 1. Not with 'unreduced'
+        output_tokens   to write to; default: a new array of input_tokens' type
+        shared_outputs  [shared_experts, N, H]: takes the outputs of the shared experts, which are then not added
+        """
+        kept, arguments = self._arguments(input_tokens, src_info, row_offsets, counts, topk_ids, router_weights, output_tokens,
+                                          shared_outputs, lane)
+        self._exchange.combine_send(input_tokens, **arguments)
+        kept.pending = "combine"
+
+    def ep_combine_wait(self, *, lane: int = 0) -> Any:
+        """The result of the lane's combine: [N, H], or 'unreduced' [N, K, H]."""
+        kept = self._end(lane, "combine")
+        return self._checked(kept, lambda: self._exchange.combine_receive(lane=lane))
+
+    def ep_fused_combine(self, input_tokens: Any, src_info: Any, row_offsets: Any, counts: Any, *, topk_ids: Any = None,
+                         router_weights: Any = None, output_tokens: Any = None, shared_outputs: Any = None,
+                         lane: int = 0) -> Any:
+        """ep_combine_async() and ep_combine_wait() in one call."""
+        kept, arguments = self._arguments(input_tokens, src_info, row_offsets, counts, topk_ids, router_weights, output_tokens,
+                                          shared_outputs, lane)
+        return self._checked(kept, lambda: self._exchange.combine(input_tokens, **arguments))
+
+    def _lane(self, lane: int) -> _Lane:
+        if not 0 <= lane < len(self._lanes):
+            raise ferry.UsageError(f"lane {lane} does not exist: the exchange has {len(self._lanes)}")
+        return self._lanes[lane]
+
+    def _idle(self, lane: int) -> _Lane:
+        kept = self._lane(lane)
+        if kept.pending:
+            raise ferry.UsageError(f"lane {lane}: call ep_{kept.pending}_wait first")
+        return kept
+
+    def _end(self, lane: int, call: str) -> _Lane:
+        kept = self._lane(lane)
+        if kept.pending != call:
+            raise ferry.UsageError(f"lane {lane}: no {call} to wait for: call ep_{call}_async first")
+        kept.pending = ""
+        return kept
+
+    def _result(self, received: ferry.DispatchResult) -> DispatchResult:
+        config, total, like = self._exchange.config, received.wait_total(), arrays_of(received.data)
+        of_group = _host(received.counts)
+        offsets, ids = group_index(of_group, config.alignment)
+        routes, counts = _host(received.plan.counts), np.zeros((len(of_group), self._exchange.ranks), np.int32)
+        for group, expert in enumerate(_host(received.group_expert).tolist()):
+            if expert < config.experts:
+                counts[group] = routes[:, expert]
+            else:
+                counts[group, self._exchange.rank] = of_group[group]
+        stats = np.array([of_group.max(initial=0), len(ids)], np.uint32)
+        made = (offsets, ids, stats, np.ascontiguousarray(_host(received.source)[:total, 1:]), counts)
+        if like is not arrays_of(offsets):
+            made = tuple(map(like.torch.from_numpy, made))
+        return DispatchResult(received.data[:total], received.scales, *made)
+
+    def _arguments(self, input_tokens: Any, src_info: Any, row_offsets: Any, counts: Any, topk_ids: Any,
+                   router_weights: Any, output_tokens: Any, shared_outputs: Any, lane: int) -> tuple[_Lane, dict[str, Any]]:
+        """The arguments of the combine by the plan that the arrays make. If they are wrong, the peers' combine ends too."""
+        kept, config = self._idle(lane), self._exchange.config
+        kept.combines += 1
+        try:
+            ids = kept.topk_ids
+            if topk_ids is not None:
+                ids = _typed("topk_ids", topk_ids, ("int32", "int64"), (None, config.top_k)).astype(np.int64)
+            total = _core._max_plan_return(
+                self._exchange, kept.plan, _typed("src_info", src_info, ("int32",), (None, 2)),
+                _typed("row_offsets", row_offsets, ("uint32",), (None,)),
+                _typed("counts", counts, ("int32",), (None, self._exchange.ranks)), ids, kept.combines, kept.row_tags,
+                kept.route_tags)
+        except Exception as error:  # a rank that raised alone would leave its peers waiting
+            text = f"ep_combine: rank {self._exchange.rank}: {error or repr(error)}"
+            self._exchange.refuse(text, lane=lane, operation="combine")
+            raise ferry.UsageError(text) from None
+        arrays, tags = arrays_of(input_tokens), kept.row_tags[:total]
+        return kept, {
+            "plan": self._exchange.plan_over(kept.plan), "topk_weights": router_weights, "result": output_tokens,
+            "row_values": tags if arrays is arrays_of(tags) else arrays.torch.from_numpy(tags),
+            "shared_outputs": shared_outputs, "lane": lane}
+
+    def _checked(self, kept: _Lane, combine: Any) -> Any:
+        """The result of the combine, if every row has come back."""
+        try:
+            result, came = combine()
+            _core._max_check_returned(self._exchange, kept.plan, kept.route_tags, np.ascontiguousarray(_host(came)).reshape(-1))
+        except ferry.BadSourceError:
+            raise ferry.UsageError(
+                f"ep_combine: rank {self._exchange.rank} has got other rows than its topk_ids say; pass src_info, row_offsets "
+                "and counts of one dispatch on every rank, and its topk_ids") from None
+        except ferry.UsageError as error:
+            text = str(error)
+            raise ferry.UsageError(text if "ep_combine: " in text else f"ep_combine: {text}") from None
+        return result
+
+
+def _host(array: Any) -> Any:
+    """The array as one of NumPy."""
+    return np.asarray(array)
+
+
+def _typed(name: str, array: Any, types: tuple[str, ...], shape: tuple[int | None, ...]) -> Any:
+    """A dense NumPy array over `array`, whose type and shape are checked; None matches any length."""
+    if not hasattr(array, "dtype") or not hasattr(array, "shape"):
+        raise ferry.UsageError(f"{name}: a {type(array).__name__}, must be an array; pass what dispatch returned")
+    type_name, lengths = arrays_of(array).type_name(array), tuple(array.shape)
+    if type_name not in types or len(lengths) != len(shape) or any(
+            want not in (None, have) for want, have in zip(shape, lengths)):
+        expected = ", ".join("any" if length is None else str(length) for length in shape)
+        raise ferry.UsageError(f"{name}: {type_name} {list(lengths)}, must be {' or '.join(types)} [{expected}]; pass what "
+                               "dispatch returned")
+    return np.ascontiguousarray(_host(array))

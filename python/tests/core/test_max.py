@@ -1,0 +1,210 @@
+"""ferry.max: MAX's call shapes, with NumPy arrays and ranks as threads."""
+
+import numpy as np
+import pytest
+
+import ferry
+import ferry.max
+from max_steps import expected_dispatch, expected_rows, expected_sums, outputs_of
+from oracle import random_step
+
+
+def same(left, right):
+    return left.dtype == right.dtype and left.shape == right.shape and left.tobytes() == right.tobytes()
+
+
+def exchange_of(rank, **settings):
+    return ferry.max.Exchange(rank, **({"experts": 6, "top_k": 2, "hidden": 4, "max_tokens": 4, "format": "fp32",
+                                        "combine_type": "fp32"} | settings))
+
+
+def test_groups_without_rows_are_left_out():
+    for counts in ([2, 0, 3], np.array([2, 0, 3]), (2, 0, 3)):
+        offsets, ids = ferry.max.group_index(counts)
+        assert same(offsets, np.array([0, 2, 5], np.uint32)) and same(ids, np.array([0, 2], np.int32))
+    offsets, ids = ferry.max.group_index([3, 0, 4, 1], alignment=4)
+    assert offsets.tolist() == [0, 4, 8, 12] and ids.tolist() == [0, 2, 3]
+    with pytest.raises(ferry.UsageError, match=r"counts\[1\] = -2, must be 0 or more"):
+        ferry.max.group_index([1, -2])
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("shared", [0, 2])
+def test_random_ids_agree_with_loops(rng, ranks, shared):
+    for reduction in ("exact", "unreduced"):
+        step = random_step(rng, ranks, experts=ranks * 2 + 1, top_k=3, hidden=24, most=9, dtype=np.float32)
+        step.tokens[-1], step.ids[-1], step.weights[-1] = step.tokens[-1][:0], step.ids[-1][:0], step.weights[-1][:0]
+
+        def body(rank):
+            me = rank.index
+            exchange = exchange_of(rank, experts=step.experts, top_k=3, hidden=24, max_tokens=9, shared_experts=shared,
+                                   reduction=reduction, lanes=2)
+            for split in (False, True):
+                if split:
+                    exchange.ep_dispatch_async(step.tokens[me], step.ids[me], lane=1)
+                    received = exchange.ep_dispatch_wait(lane=1)
+                else:
+                    received = exchange.ep_fused_dispatch(step.tokens[me], step.ids[me])
+                got = [received.output_tokens, *received[2:]]
+                assert all(map(same, got, expected_dispatch(step, me, shared)))
+                rows = outputs_of(received.output_tokens, received.row_offsets, received.expert_ids)
+                options = {"router_weights": step.weights[me]} if reduction == "exact" else {}
+                if reduction == "unreduced" and shared:
+                    options["shared_outputs"] = np.empty((shared, *step.tokens[me].shape), np.float32)
+                if split:
+                    exchange.ep_combine_async(rows, received.src_info, received.row_offsets, received.counts, lane=1, **options)
+                    y = exchange.ep_combine_wait(lane=1)
+                else:
+                    y = exchange.ep_fused_combine(rows, received.src_info, received.row_offsets, received.counts, **options)
+                if reduction == "exact":
+                    assert same(y, expected_sums(step, me, step.weights[me], shared))
+                else:
+                    assert same(y, expected_rows(step, me, shared))
+                    for s in range(shared):
+                        assert same(options["shared_outputs"][s], step.tokens[me] * np.float32(s + 1))
+
+        ferry.Group.threads(ranks).run(body)
+
+
+CASE_IDS = (np.array([[3, 5], [5, 0]], np.int32), np.array([[5, 3], [-1, 1]], np.int32))
+
+
+def case(rank):
+    x = np.arange(8, dtype=np.float32).reshape(2, 4) + 100 * rank.index
+    exchange = exchange_of(rank)
+    return exchange, x, exchange.ep_fused_dispatch(x, CASE_IDS[rank.index])
+
+
+def combined(exchange, received, rows=None, **options):
+    return exchange.ep_fused_combine(received.output_tokens if rows is None else rows, received.src_info, received.row_offsets,
+                                     received.counts, **options)
+
+
+def test_combine_of_an_earlier_dispatch():
+    def body(rank):
+        exchange, x, first = case(rank)
+        rows = first.output_tokens.copy()
+        second = exchange.ep_fused_dispatch(x[:1] + 7, CASE_IDS[0][:1])
+        assert same(combined(exchange, second), 2 * (x[:1] + 7))
+        expected = x * np.array([[2], [1 + (rank.index == 0)]], np.float32)
+        assert same(combined(exchange, first, rows, topk_ids=CASE_IDS[rank.index]), expected)
+        # No tokens, which are not those of the last dispatch.
+        none = exchange.ep_fused_dispatch(x[:0], CASE_IDS[0][:0])
+        exchange.ep_fused_dispatch(x, CASE_IDS[rank.index])
+        assert combined(exchange, none, x[:0], topk_ids=CASE_IDS[0][:0]).shape == (0, 4)
+
+    ferry.Group.threads(2).run(body)
+
+
+def changed(array, index, value):
+    array = array.copy()
+    array[index] = value
+    return array
+
+
+# What rank 1 changes of its arguments, and what every rank must be told.
+BAD = {
+    "a token out of range": ("src_info", lambda a: changed(a, (0, 0), 9), r"rank 1: src_info\[0\] = \{9, 0\}, of rank 0, must be below \{4, 2\}"),
+    "a row twice": ("src_info", lambda a: changed(a, 3, [0, 1]), r"rank 1: src_info\[3\] = \{0, 1\}, of rank 0, is also in row 2; pass"),
+    "another expert": ("src_info", lambda a: changed(a, 1, [0, 0]), r"rank 1: src_info\[1\] = \{0, 0\} is a row of expert 3, topk_ids\[0, 0\] of rank 1"),
+    "fewer rows": ("src_info", lambda a: a[:4], "rank 1: src_info has 4 rows, row_offsets say 5; pass"),
+    "indices of another type": ("src_info", lambda a: a.astype(np.int64), r"rank 1: src_info: int64 \[5, 2\], must be int32 \[any, 2\]; pass"),
+    "no array": ("src_info", lambda a: a.tolist(), "rank 1: src_info: a list, must be an array; pass"),
+    "other offsets": ("row_offsets", lambda a: changed(a, 1, 1), r"rank 1: row_offsets\[1\] = 1, counts give 2; pass"),
+    "offsets of another type": ("row_offsets", lambda a: a.astype(np.int32), r"rank 1: row_offsets: int32 \[3\], must be uint32 \[any\]"),
+    "a negative count": ("counts", lambda a: changed(a, (0, 0), -1), r"rank 1: counts\[0, 0\] = -1, must be 0 to max_tokens x top_k = 8; pass"),
+    "counts of another shape": ("counts", lambda a: a[:, :1], r"rank 1: counts: int32 \[3, 1\], must be int32 \[any, 2\]"),
+    "too few counts": ("counts", lambda a: a[:2], "rank 1: counts has 4 entries, must have 3 x 2"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+@pytest.mark.parametrize("split", [False, True])
+def test_bad_input_is_refused_on_every_rank(name, split):
+    field, change, pattern = BAD[name]
+
+    def body(rank):
+        exchange, x, received = case(rank)
+        expected = combined(exchange, received)
+        bad = received._replace(**{field: change(getattr(received, field))}) if rank.index else received
+        with pytest.raises(ferry.UsageError, match=pattern):
+            if split:
+                exchange.ep_combine_async(bad.output_tokens, bad.src_info, bad.row_offsets, bad.counts)
+                exchange.ep_combine_wait()
+            else:
+                combined(exchange, bad)
+        assert same(combined(exchange, received), expected)
+
+    ferry.Group.threads(2).run(body)
+
+
+def test_other_arguments_are_refused_on_every_rank():
+    def body(rank):
+        exchange, x, received = case(rank)
+        wrong = rank.index == 1
+        for options, pattern in (
+            ({"topk_ids": CASE_IDS[1].astype(np.int16)}, r"rank 1: topk_ids: int16 \[2, 2\], must be int32 or int64 \[any, 2\]"),
+            ({"router_weights": np.ones((2, 3), np.float32)}, "topk_weights"),
+        ):
+            with pytest.raises(ferry.UsageError, match=pattern):
+                combined(exchange, received, **(options if wrong else {}))
+        with pytest.raises(ferry.UsageError, match="outputs"):
+            combined(exchange, received, received.output_tokens[:, :2] if wrong else None)
+        with pytest.raises(ferry.UsageError, match="lane 1 does not exist"):
+            exchange.ep_combine_wait(lane=1)
+        with pytest.raises(ferry.UsageError, match="call ep_combine_async first"):
+            exchange.ep_combine_wait()
+        exchange.ep_dispatch_async(x, CASE_IDS[rank.index])
+        with pytest.raises(ferry.UsageError, match="call ep_dispatch_wait first"):
+            combined(exchange, received)
+        assert same(exchange.ep_dispatch_wait().src_info, received.src_info)
+
+    ferry.Group.threads(2).run(body)
+
+
+def test_rows_that_do_not_come_back_are_found():
+    def body(rank):
+        exchange, second = exchange_of(rank, experts=4, top_k=1), rank.index == 1
+        x = np.ones((2, 4), np.float32)
+
+        def dispatch(*ids):
+            return exchange.ep_fused_dispatch(x, np.array(ids if not second else (0, 0), np.int32).reshape(2, 1))
+
+        other_expert, last = dispatch(2, 3), dispatch(2, 2)
+        if second:
+            combined(exchange, other_expert, x)
+        else:
+            with pytest.raises(ferry.UsageError, match=r"topk_ids\[1, 0\] of rank 0 is expert 2: rank 1 has returned no row for it"):
+                combined(exchange, last, x)
+        assert same(combined(exchange, last, x), x)
+
+    ferry.Group.threads(2).run(body)
+
+
+def test_an_id_out_of_range_is_reported_on_its_rank():
+    def body(rank):
+        exchange, x = exchange_of(rank), np.ones((1, 4), np.float32)
+        ids = np.array([[0, 9 if rank.index else 3]], np.int64)
+        if rank.index:
+            with pytest.raises(ferry.BadIdError):
+                exchange.ep_fused_dispatch(x, ids)
+            received = exchange.last_dispatch_result()
+        else:
+            received = exchange.ep_fused_dispatch(x, ids)
+        assert same(combined(exchange, received), x * np.float32(1 if rank.index else 2))
+
+    ferry.Group.threads(2).run(body)
+
+
+def test_unsuitable_settings_are_refused():
+    def body(rank):
+        for settings, error, pattern in (
+            ({"backend": "cuda"}, ferry.UnsupportedError, "device memory"),
+            ({"layout": "expert_padded"}, ferry.UsageError, "max: layout = 'expert_padded': leave it out"),
+            ({"capacity": 8}, ferry.UsageError, "max: capacity = 8: leave it out"),
+            ({"reduction": "partial"}, ferry.UsageError, "max: reduction 'partial', must be 'exact' or 'unreduced'"),
+        ):
+            with pytest.raises(error, match=pattern):
+                exchange_of(rank, **settings)
+
+    ferry.Group.threads(1).run(body)

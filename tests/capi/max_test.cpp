@@ -1,0 +1,174 @@
+// The call shapes of MAX through the C interface: the bytes of the C++ interface, and what is refused.
+#include "ferry/max.hpp"
+
+#include <cstdint>
+#include <vector>
+
+#include "capi/run.hpp"
+
+namespace ferry::capi_test {
+namespace {
+
+using MaxHandle = std::unique_ptr<ferry_max_exchange, void (*)(ferry_max_exchange*)>;
+
+ferry_config max_config() {
+  ferry_config config = small_config();
+  config.experts = 6;
+  config.top_k = 2;
+  config.hidden = 8;
+  config.shared_experts = 1;
+  return config;
+}
+
+MaxHandle make_max(const ferry_rank* rank, const ferry_config& config) {
+  ferry_max_exchange* exchange = nullptr;
+  EXPECT_EQ(ferry_max_exchange_create(rank, &config, &exchange), FERRY_OK) << ferry_last_error();
+  return {exchange, ferry_max_exchange_destroy};
+}
+
+TEST(MaxInC, GroupsWithoutRowsAreLeftOut) {
+  const std::int32_t counts[] = {2, 0, 3};
+  std::uint32_t row_offsets[] = {9, 9, 9, 9};
+  std::int32_t expert_ids[] = {9, 9, 9};
+  int number = 0;
+  ASSERT_EQ(ferry_max_group_index(counts, 3, 1, row_offsets, expert_ids, &number), FERRY_OK);
+  EXPECT_EQ(number, 2);
+  EXPECT_EQ(std::vector(row_offsets, row_offsets + 4), (std::vector<std::uint32_t>{0, 2, 5, 9}));
+  EXPECT_EQ(std::vector(expert_ids, expert_ids + 3), (std::vector<std::int32_t>{0, 2, 9}));
+  EXPECT_EQ(ferry_max_group_index(counts, 3, 0, row_offsets, expert_ids, &number), FERRY_USAGE);
+  EXPECT_TRUE(last_error_contains("alignment = 0, must be 1 or more"));
+  EXPECT_EQ(ferry_max_group_index(counts, 3, 1, nullptr, expert_ids, &number), FERRY_USAGE);
+  EXPECT_TRUE(last_error_contains("row_offsets is NULL"));
+}
+
+// Ranks 0 and 1 with three experts each.
+struct Step {
+  explicit Step(int rank)
+      : ids(rank == 0 ? std::vector<std::int32_t>{3, 5, 5, 0} : std::vector<std::int32_t>{5, 3, -1, 1}) {
+    for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(100 * rank) + i / 8;
+    dispatch.input_tokens.parts[0] = values.data();
+    dispatch.input_tokens.count = 2;
+    dispatch.input_tokens.type = FERRY_FP32;
+    dispatch.topk_ids = ids.data();
+    dispatch.result = &received;
+  }
+  ferry_max_combine_args combine_args() {
+    auto args = sized<ferry_max_combine_args>();
+    args.input_tokens = {.data = const_cast<void*>(received.output_tokens), .stride = 0, .type = FERRY_FP32};
+    args.src_info = received.src_info;
+    args.row_offsets = received.row_offsets;
+    args.counts = received.counts;
+    args.number = static_cast<std::int32_t>(received.expert_usage_stats[1]);
+    args.output_tokens = {.data = result.data(), .stride = 0, .type = FERRY_FP32};
+    args.router_weights = weights.data();
+    return args;
+  }
+
+  std::vector<std::int32_t> ids;
+  std::vector<float> values = std::vector<float>(16), result = std::vector<float>(16),
+                     weights = {0.5f, 0.25f, 2, 1};
+  ferry_max_dispatch_result received = sized<ferry_max_dispatch_result>();
+  ferry_max_dispatch_args dispatch = sized<ferry_max_dispatch_args>();
+};
+
+ferry_config fp32_config() {
+  ferry_config config = max_config();
+  config.format.kind = FERRY_FORMAT_FP32;
+  config.combine_type = FERRY_FP32;
+  return config;
+}
+
+// Of the experts and the shared one, all of which return what they get.
+std::vector<float> expected_result(const Step& step, int rank) {
+  const float weight[] = {0.75f, rank == 0 ? 3.0f : 1.0f};
+  std::vector<float> expected;
+  for (std::size_t i = 0; i < step.values.size(); ++i)
+    expected.push_back(step.values[i] * weight[i / 8] + step.values[i]);
+  return expected;
+}
+
+TEST(MaxInC, DispatchAndCombineInBothForms) {
+  run_threads(2, [](ferry_rank* rank) {
+    const MaxHandle exchange = make_max(rank, fp32_config());
+    const int me = ferry_rank_index(rank);
+    Step step(me);
+    ASSERT_EQ(ferry_max_ep_fused_dispatch(exchange.get(), &step.dispatch), FERRY_OK) << ferry_last_error();
+    const ferry_max_dispatch_result& received = step.received;
+    EXPECT_EQ(received.groups, 4);
+    EXPECT_EQ(received.ranks, 2);
+    const std::vector<std::int32_t> info(
+        received.src_info, received.src_info + 2 * received.row_offsets[received.expert_usage_stats[1]]);
+    EXPECT_EQ(info, me == 0 ? (std::vector<std::int32_t>{0, 2, 1, 2, 1, 1, 1, 1})
+                            : (std::vector<std::int32_t>{0, 2, 1, 2, 0, 0, 0, 1, 0, 1, 1, 0, 0, 0}));
+    auto args = step.combine_args();
+    ASSERT_EQ(ferry_max_ep_fused_combine(exchange.get(), &args), FERRY_OK) << ferry_last_error();
+    EXPECT_EQ(step.result, expected_result(step, me));
+
+    Step again(me);
+    auto wait = sized<ferry_max_dispatch_wait_args>();
+    wait.result = &again.received;
+    ASSERT_EQ(ferry_max_ep_dispatch_async(exchange.get(), &again.dispatch), FERRY_OK);
+    ASSERT_EQ(ferry_max_ep_dispatch_wait(exchange.get(), &wait), FERRY_OK) << ferry_last_error();
+    args = again.combine_args();
+    args.own_ids = 1;
+    args.topk_ids = again.ids.data();
+    args.tokens = 2;
+    ASSERT_EQ(ferry_max_ep_combine_async(exchange.get(), &args), FERRY_OK) << ferry_last_error();
+    ASSERT_EQ(ferry_max_ep_combine_wait(exchange.get(), 0), FERRY_OK) << ferry_last_error();
+    EXPECT_EQ(again.result, expected_result(again, me));
+  });
+}
+
+TEST(MaxInC, BadArgumentsEndTheCallOfEveryRank) {
+  run_threads(2, [](ferry_rank* rank) {
+    const MaxHandle exchange = make_max(rank, fp32_config());
+    const int me = ferry_rank_index(rank);
+    Step step(me);
+    const auto refused = [&](ferry_status status, const char* text) {
+      EXPECT_EQ(status, FERRY_USAGE) << text;
+      EXPECT_TRUE(last_error_contains(text));
+    };
+    if (me == 1) step.dispatch.id_type = 7;
+    refused(ferry_max_ep_fused_dispatch(exchange.get(), &step.dispatch), "id_type = 7");
+    step.dispatch.id_type = FERRY_INT32;
+    ASSERT_EQ(ferry_max_ep_fused_dispatch(exchange.get(), &step.dispatch), FERRY_OK) << ferry_last_error();
+    const auto refused_combine = [&](const char* text, auto change) {
+      auto args = step.combine_args();
+      if (me == 1) change(args);
+      refused(ferry_max_ep_fused_combine(exchange.get(), &args), text);
+    };
+    using Args = ferry_max_combine_args;
+    refused_combine("number = 5, must be 0 to 4", [](Args& args) { args.number = 5; });
+    refused_combine("row_offsets is NULL", [](Args& args) { args.row_offsets = nullptr; });
+    refused_combine("src_info is NULL", [](Args& args) { args.src_info = nullptr; });
+    refused_combine("counts is NULL", [](Args& args) { args.counts = nullptr; });
+    refused_combine("result.type = 9", [](Args& args) { args.output_tokens.type = 9; });
+    refused_combine("row_offsets has 3 entries, counts give 4", [](Args& args) { args.number = 2; });
+    refused_combine("tokens = -1", [](Args& args) {
+      args.own_ids = 1;
+      args.tokens = -1;
+    });
+    auto args = step.combine_args();
+    ASSERT_EQ(ferry_max_ep_fused_combine(exchange.get(), &args), FERRY_OK) << ferry_last_error();
+    EXPECT_EQ(step.result, expected_result(step, me));
+  });
+}
+
+TEST(MaxInC, UnsuitableConfigurationsAreRefused) {
+  run_threads(1, [](ferry_rank* rank) {
+    ferry_max_exchange* exchange = nullptr;
+    ferry_config config = max_config();
+    config.layout = FERRY_EXPERT_PADDED;
+    EXPECT_EQ(ferry_max_exchange_create(rank, &config, &exchange), FERRY_USAGE);
+    EXPECT_TRUE(last_error_contains("must be expert_major"));
+    config = max_config();
+    config.backend = FERRY_CUDA;
+    EXPECT_EQ(ferry_max_exchange_create(rank, &config, &exchange), FERRY_UNSUPPORTED);
+    EXPECT_EQ(ferry_max_exchange_create(nullptr, &config, &exchange), FERRY_USAGE);
+    EXPECT_EQ(ferry_max_ep_fused_dispatch(nullptr, nullptr), FERRY_USAGE);
+    ferry_max_exchange_destroy(nullptr);
+  });
+}
+
+}  // namespace
+}  // namespace ferry::capi_test

@@ -1,0 +1,402 @@
+// MAX's call shapes (ferry/max.hpp): what dispatch returns, and combine from src_info, row_offsets and
+// counts.
+#include "ferry/max.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "harness/harness.hpp"
+#include "oracle/combine.hpp"
+#include "oracle/dispatch.hpp"
+
+namespace ferry::contract {
+namespace {
+
+const oracle::RankInputs& inputs_of(const StepInputs& step, int rank) {
+  return step.inputs.ranks[static_cast<std::size_t>(rank)];
+}
+
+Tokens tokens_of(const TestCase& c, const StepInputs& step, int rank) {
+  const oracle::RankInputs& mine = inputs_of(step, rank);
+  return Tokens::rows(mine.parts[0].data(), mine.tokens, c.type);
+}
+
+// What the rows of the oracle are in MAX's arrays, by a plain loop.
+void check_received(const StepInputs& step, int rank, const max::DispatchResult& got) {
+  const oracle::RankRows& expected = step.positions.ranks[static_cast<std::size_t>(rank)];
+  std::vector<std::uint32_t> offsets;
+  std::vector<std::int32_t> ids, info;
+  std::vector<std::int32_t> counts(expected.counts.size() * step.positions.ranks.size());
+  std::int32_t most = 0;
+  for (std::size_t group = 0; group < expected.counts.size(); ++group) {
+    most = std::max(most, expected.counts[group]);
+    if (expected.counts[group] == 0) continue;
+    offsets.push_back(static_cast<std::uint32_t>(expected.row_offsets[group]));
+    ids.push_back(static_cast<std::int32_t>(group));
+  }
+  offsets.push_back(static_cast<std::uint32_t>(expected.rows.size()));
+  for (const oracle::RowInfo& row : expected.rows) {
+    info.insert(info.end(), {row.source.token, row.source.slot});
+    if (row.state == oracle::RowState::kept)
+      ++counts[static_cast<std::size_t>(row.group) * step.positions.ranks.size() +
+               static_cast<std::size_t>(row.source.rank)];
+  }
+  require(got.row_offsets == offsets, "row_offsets differ");
+  require(got.expert_ids == ids, "expert_ids differ");
+  require(got.src_info == info, "src_info differs");
+  require(got.counts == counts, "counts differ");
+  require_equal(got.expert_usage_stats[0], static_cast<std::uint32_t>(most), "most rows of a group");
+  require_equal(got.expert_usage_stats[1], static_cast<std::uint32_t>(ids.size()), "groups with rows");
+  const auto shapes = oracle::received_shapes(step.inputs, step.positions, rank);
+  for (std::size_t p = 0; p < shapes.size(); ++p) {
+    const std::int64_t bytes = got.parts[p].row_bytes * static_cast<std::int64_t>(expected.rows.size());
+    const auto* const data = static_cast<const std::byte*>(got.parts[p].data);
+    std::vector<std::byte> rows(data, data + bytes);
+    const std::vector<std::byte> received = rows;
+    oracle::write_part(step.inputs, step.positions, rank, static_cast<int>(p), rows.data());
+    require(received == rows, "part ", p, " differs");
+  }
+}
+
+// How the calls of a step are made.
+struct Form {
+  bool split = false;
+  bool pass_ids = false;     // CombineInput::topk_ids; else those of the lane's last dispatch
+  bool other_order = false;  // the rows of a group from one rank are in another order than they came
+  int lane = 0;
+};
+
+max::DispatchResult dispatch(max::Exchange& exchange, const TestCase& c, const StepInputs& step, Form form) {
+  const int rank = exchange.rank().index();
+  const Ids ids = inputs_of(step, rank).ids.data();
+  if (!form.split) return exchange.ep_fused_dispatch(tokens_of(c, step, rank), ids, form.lane);
+  exchange.ep_dispatch_async(tokens_of(c, step, rank), ids, form.lane);
+  return exchange.ep_dispatch_wait(form.lane);
+}
+
+// Reverses the rows of every routed group from every rank, as a dispatch in another order would have.
+void reverse_rows(const Config& config, int ranks, std::int64_t row_bytes, max::DispatchResult& received,
+                  std::vector<std::byte>& rows) {
+  for (std::size_t i = 0; i < received.expert_ids.size(); ++i) {
+    const auto group = static_cast<std::size_t>(received.expert_ids[i]);
+    std::size_t row = received.row_offsets[i];
+    for (std::size_t source = 0; source < static_cast<std::size_t>(ranks); ++source) {
+      const auto count =
+          static_cast<std::size_t>(received.counts[group * static_cast<std::size_t>(ranks) + source]);
+      for (std::size_t a = row, b = row + count;
+           static_cast<int>(group) >= config.shared_experts && a + 1 < b; ++a) {
+        --b;
+        std::swap_ranges(&received.src_info[2 * a], &received.src_info[2 * a] + 2, &received.src_info[2 * b]);
+        std::swap_ranges(&rows[a * static_cast<std::size_t>(row_bytes)],
+                         &rows[a * static_cast<std::size_t>(row_bytes)] + row_bytes,
+                         &rows[b * static_cast<std::size_t>(row_bytes)]);
+      }
+      row += count;
+    }
+  }
+}
+
+void combine(max::Exchange& exchange, const TestCase& c, const StepInputs& step,
+             const oracle::ExpertOutputs& outputs, max::DispatchResult received, Form form) {
+  const int rank = exchange.rank().index();
+  const oracle::RankOutputs& mine = outputs.ranks[static_cast<std::size_t>(rank)];
+  std::vector<std::byte> rows = mine.rows;
+  if (form.other_order)
+    reverse_rows(c.config, c.ranks, c.config.hidden * bytes_of(c.outputs), received, rows);
+  max::CombineInput input({.data = rows.empty() ? nullptr : rows.data(), .type = c.outputs}, received);
+  if (form.pass_ids) {
+    input.topk_ids = inputs_of(step, rank).ids.data();
+    input.tokens = inputs_of(step, rank).tokens;
+  }
+  const auto expected = oracle::combined(c.config, step.positions, outputs, exchange.rank().topology(), rank);
+  const auto shared = oracle::returned_shared_rows(c.config, step.positions, outputs, rank);
+  GuardedBuffer result(static_cast<std::int64_t>(expected.size())),
+      apart(static_cast<std::int64_t>(shared.size()));
+  const max::CombineOutput output{
+      .output_tokens = {.data = expected.empty() ? nullptr : result.data(), .type = c.result},
+      .router_weights = outputs.topk_weighted ? mine.topk_weights.data() : nullptr,
+      .shared_outputs = c.shared_outputs && c.config.shared_experts > 0 ? apart.data() : nullptr};
+  if (form.split) {
+    exchange.ep_combine_async(input, output, form.lane);
+    std::ranges::fill(rows, std::byte{0xFF});  // outputs and arrays may be reused after the send phase
+    std::ranges::fill(received.src_info, 7);
+    std::ranges::fill(received.counts, 7);
+    std::ranges::fill(received.row_offsets, 7);
+    exchange.ep_combine_wait(form.lane);
+  } else {
+    exchange.ep_fused_combine(input, output, form.lane);
+  }
+  require_equal_bytes(result.span(), expected, 2, "result");
+  result.require_guards("result");
+  if (output.shared_outputs == nullptr) return;
+  require_equal_bytes(apart.span(), shared, 2, "shared_outputs");
+  apart.require_guards("shared_outputs");
+}
+
+TestCase max_case(TestCase c, int ranks, int shared_experts, Reduction reduction) {
+  c.ranks = ranks;
+  c.config.experts = 8;
+  c.config.top_k = 3;
+  c.config.max_tokens = 9;
+  c.config.hidden = 48;
+  c.config.shared_experts = shared_experts;
+  c.config.reduction = c.reduction = reduction;
+  c.config.repeats = true;
+  c.masked = 0.2;
+  c.masked_tokens = 0.1;
+  c.weighted = false;
+  c.weights_from = reduction == Reduction::exact ? WeightsFrom::topk_weights : WeightsFrom::none;
+  c.shared_outputs = reduction == Reduction::unreduced;
+  return c;
+}
+
+TEST_P(Contract, MaxCombinesFromSrcInfo) {
+  if (GetParam().on_device()) GTEST_SKIP() << "the call shapes of MAX are for host memory";
+  for (const int ranks : kGroupSizes) {
+    for (const int variant : {0, 1, 2, 3, 4, 5, 6}) {
+      const Reduction reduction = variant % 2 == 0 ? Reduction::exact : Reduction::unreduced;
+      TestCase c = max_case(small_case(static_cast<std::uint64_t>(100 * ranks + variant)), ranks,
+                            variant == 6 ? 2 : variant / 2, reduction);
+      if (variant == 1) c.config.format = Format::fp8_e4m3();
+      if (variant == 2) c.config.alignment = 4;
+      if (variant == 3) c.duplicates = true;
+      if (variant == 4) c.weights_from = WeightsFrom::none;
+      if (variant == 5) c.config.lanes = 2;
+      if (variant == 6) {
+        c.shared_outputs = true;
+        c.outputs = DType::fp32;
+      }
+      run(ranks, describe(c), [&](Rank rank) {
+        max::Exchange exchange(rank, c.config);
+        for (int index = 0; index < 4; ++index) {
+          const StepInputs step = make_inputs(c, index);
+          const Form form{.split = index % 2 == 1,
+                          .pass_ids = index == 2,
+                          .other_order = index >= 2,
+                          .lane = index % c.config.lanes};
+          max::DispatchResult received = dispatch(exchange, c, step, form);
+          check_received(step, rank.index(), received);
+          combine(exchange, c, step, make_expert_outputs(c, step), std::move(received), form);
+        }
+      });
+    }
+  }
+}
+
+// The arrays of a dispatch serve after later dispatches, with the ids of their own.
+TEST_P(Contract, MaxCombinesAnEarlierDispatch) {
+  if (GetParam().on_device()) GTEST_SKIP() << "the call shapes of MAX are for host memory";
+  const TestCase c = max_case(small_case(7), 4, 1, Reduction::exact);
+  run(c.ranks, describe(c), [&](Rank rank) {
+    max::Exchange exchange(rank, c.config);
+    const StepInputs first = make_inputs(c, 0), second = make_inputs(c, 1);
+    const max::DispatchResult earlier = dispatch(exchange, c, first, {});
+    const max::DispatchResult later = dispatch(exchange, c, second, {});
+    combine(exchange, c, second, make_expert_outputs(c, second), later, {});
+    combine(exchange, c, first, make_expert_outputs(c, first), earlier, {.pass_ids = true});
+  });
+}
+
+TEST_P(Contract, MaxCombineEqualsCombineByPlan) {
+  if (GetParam().on_device()) GTEST_SKIP() << "the call shapes of MAX are for host memory";
+  for (const Reduction reduction : {Reduction::exact, Reduction::unreduced}) {
+    const TestCase c = max_case(small_case(3), 4, 0, reduction);
+    run(c.ranks, describe(c), [&](Rank rank) {
+      const int me = rank.index();
+      const StepInputs step = make_inputs(c);
+      const oracle::ExpertOutputs outputs = make_expert_outputs(c, step);
+      const oracle::RankOutputs& mine = outputs.ranks[static_cast<std::size_t>(me)];
+      const Outputs rows{.data = mine.rows.empty() ? nullptr : mine.rows.data()};
+      const std::size_t slots = reduction == Reduction::unreduced ? 3 : 1;
+      std::vector<std::uint16_t> by_plan(
+          static_cast<std::size_t>(inputs_of(step, me).tokens) * slots * 48 + 8, 1),
+          by_info = by_plan;
+      const Ids ids = inputs_of(step, me).ids.data();
+      const float* const weights = outputs.topk_weighted ? mine.topk_weights.data() : nullptr;
+      SyncExchange with_plans(rank, c.config);
+      const DispatchResult received = with_plans.dispatch(tokens_of(c, step, me), ids, nullptr);
+      with_plans.combine(rows, received.plan, {.data = by_plan.data()}, {.topk_weights = weights});
+      max::Exchange exchange(rank, c.config);
+      const max::DispatchResult arrays = exchange.ep_fused_dispatch(tokens_of(c, step, me), ids);
+      exchange.ep_fused_combine({rows, arrays},
+                                {.output_tokens = {.data = by_info.data()}, .router_weights = weights});
+      require(by_plan == by_info, "combine from src_info gives other bytes than combine by plan");
+    });
+  }
+}
+
+void require_error(const std::string& words, const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    require(std::string(error.what()).find(words) != std::string::npos, "'", error.what(),
+            "' does not name '", words, "'");
+    return;
+  }
+  throw Mismatch(str("no error that names '", words, "'"));
+}
+
+// Two ranks with two experts each. Rank 0 has the ids {0, 2}, {1, 1}, rank 1 {2, -1}, {0, 3}, {2, 0}; with
+// one shared expert.
+struct WrongArrays {
+  std::string error;
+  std::function<void(max::DispatchResult&)> change;  // of rank 1
+};
+
+std::vector<WrongArrays> wrong_arrays() {
+  using Received = max::DispatchResult;
+  // Rank 1 receives: shared {0, 2} {1, 2} {2, 2}; expert 2: {0, 1} of rank 0, {0, 0} {2, 0} of rank 1; expert
+  // 3: {1, 1} of rank 1.
+  return {
+      {"rank 1: src_info[3] = {9, 1}, of rank 0, must be below {9, 2}",
+       [](Received& r) { r.src_info[6] = 9; }},
+      {"rank 1: src_info[3] = {0, -1}, of rank 0, must be below", [](Received& r) { r.src_info[7] = -1; }},
+      {"rank 1: src_info[4] = {3, 0}, of rank 1, must be below {3, 2}",
+       [](Received& r) { r.src_info[8] = 3; }},
+      {"rank 1: src_info[4] = {1, 0} is a row of expert 2, topk_ids[1, 0] of rank 1 is another expert; pass",
+       [](Received& r) { r.src_info[8] = 1; }},
+      {"rank 1: src_info[5] = {0, 0}, of rank 1, is also in row 4; pass",
+       [](Received& r) { r.src_info[10] = 0; }},
+      {"rank 1: src_info[1] = {2, 2}, must be {1, 2}: rows of a shared expert",
+       [](Received& r) { r.src_info[2] = 2; }},
+      {"rank 1: src_info has 6 rows, row_offsets say 7", [](Received& r) { r.src_info.resize(12); }},
+      {"rank 1: row_offsets[1] = 2, counts give 3; pass", [](Received& r) { r.row_offsets[1] = 2; }},
+      {"rank 1: row_offsets has 5 entries, counts give 4", [](Received& r) { r.row_offsets.push_back(7); }},
+      {"rank 1: row_offsets is empty", [](Received& r) { r.row_offsets.clear(); }},
+      {"rank 1: counts has 5 entries, must have 3 x 2", [](Received& r) { r.counts.pop_back(); }},
+      {"rank 1: counts[1, 0] = -1, must be 0 to max_tokens x top_k = 18; pass",
+       [](Received& r) { r.counts[2] = -1; }},
+      {"rank 1: counts[0, 1] = 2, must be 3: a shared expert has the 3 tokens of rank 1",
+       [](Received& r) { r.counts[1] = 2; }},
+      {"rank 1: topk_ids[1, 1] = 3, an expert of rank 1, but src_info has no row of it",
+       [](Received& r) {
+         r.counts[5] = 0;
+         r.row_offsets = {0, 3, 6};
+       }},
+  };
+}
+
+TEST_P(Contract, MaxRefusesWrongArraysOnEveryRank) {
+  TestCase c = max_case(small_case(5), 2, 1, Reduction::exact);
+  c.config.experts = 4;
+  c.config.top_k = 2;
+  c.config.hidden = 8;
+  if (GetParam().on_device()) {
+    run(2, describe(c), [&](Rank rank) {
+      require_error("device memory are not supported", [&] { max::Exchange(rank, c.config); });
+    });
+    return;
+  }
+  run(2, describe(c), [&](Rank rank) {
+    const bool second = rank.index() == 1;
+    const std::vector<std::int32_t> ids =
+        second ? std::vector<std::int32_t>{2, -1, 0, 3, 2, 0} : std::vector<std::int32_t>{0, 2, 1, 1};
+    const std::int64_t count = second ? 3 : 2;
+    const std::vector<std::uint16_t> values(static_cast<std::size_t>(count * 8), 0x3F80);
+    std::vector<std::uint16_t> result(static_cast<std::size_t>(count * 8)), expected;
+    max::Exchange exchange(rank, c.config);
+    const max::DispatchResult good =
+        exchange.ep_fused_dispatch(Tokens::rows(values.data(), count), ids.data());
+    const auto combine_with = [&](const max::DispatchResult& arrays, bool split) {
+      std::ranges::fill(result, std::uint16_t{1});
+      const max::CombineInput input({.data = good.output_tokens}, arrays);
+      const max::CombineOutput output{.output_tokens = {.data = result.data()}};
+      if (!split) return exchange.ep_fused_combine(input, output);
+      exchange.ep_combine_async(input, output);
+      exchange.ep_combine_wait();
+    };
+    combine_with(good, false);
+    expected = result;
+    for (const WrongArrays& wrong : wrong_arrays()) {
+      for (const bool split : {false, true}) {
+        max::DispatchResult bad = good;
+        if (second) wrong.change(bad);
+        require_error(wrong.error, [&] { combine_with(bad, split); });
+        combine_with(good, split);
+        require(result == expected, "another result after '", wrong.error, "'");
+      }
+    }
+    require_error("rank 1: topk_ids without tokens; pass tokens", [&] {
+      max::CombineInput input({.data = good.output_tokens}, good);
+      if (second) input.topk_ids = ids.data();
+      exchange.ep_fused_combine(input, {.output_tokens = {.data = result.data()}});
+    });
+    require_error("lane 1 does not exist", [&] { exchange.ep_combine_wait(1); });
+    require_error("call ep_combine_async first", [&] { exchange.ep_combine_wait(); });
+    require_error("call ep_dispatch_async first", [&] { exchange.ep_dispatch_wait(); });
+    exchange.ep_dispatch_async(Tokens::rows(values.data(), count), ids.data());
+    require_error("call ep_dispatch_wait first", [&] { combine_with(good, false); });
+    exchange.ep_dispatch_wait();
+    combine_with(good, true);
+    require(result == expected, "another result after calls out of order");
+  });
+}
+
+// Rank 1 passes the arrays of another dispatch, which contradict nothing that it knows: rank 0 misses a row.
+TEST_P(Contract, MaxFindsRowsThatDoNotComeBack) {
+  if (GetParam().on_device()) GTEST_SKIP() << "the call shapes of MAX are for host memory";
+  TestCase c = max_case(small_case(6), 2, 0, Reduction::exact);
+  c.config.experts = 4;
+  c.config.top_k = 1;
+  c.config.hidden = 8;
+  run(2, describe(c), [&](Rank rank) {
+    const bool second = rank.index() == 1;
+    const std::vector<std::uint16_t> values(16, 0x3F80);
+    std::vector<std::uint16_t> result(16);
+    max::Exchange exchange(rank, c.config);
+    const auto dispatch_of = [&](std::int32_t first, std::int32_t other) {
+      const std::vector<std::int32_t> ids = {first, other};
+      return exchange.ep_fused_dispatch(Tokens::rows(values.data(), 2), ids.data());
+    };
+    const auto combine_with = [&](const max::DispatchResult& arrays) {
+      exchange.ep_fused_combine({{.data = values.data()}, arrays},
+                                {.output_tokens = {.data = result.data()}});
+    };
+    // Token 1 of rank 0 goes to expert 2, then to expert 3; then only token 0 goes to rank 1.
+    const max::DispatchResult other_expert = dispatch_of(second ? 0 : 2, second ? 0 : 3);
+    const max::DispatchResult fewer = dispatch_of(second ? 0 : 2, 0);
+    const max::DispatchResult last = dispatch_of(second ? 0 : 2, second ? 0 : 2);
+    for (const max::DispatchResult* wrong : {&other_expert, &fewer}) {
+      if (second) {
+        combine_with(*wrong);
+      } else {
+        require_error("topk_ids[1, 0] of rank 0 is expert 2: rank 1 has returned no row for it; pass",
+                      [&] { combine_with(last); });
+      }
+      combine_with(last);
+      require(std::ranges::equal(result, values), "another result after a wrong combine");
+    }
+  });
+}
+
+TEST_P(Contract, MaxRefusesUnsuitableConfigurations) {
+  const TestCase c = max_case(small_case(8), 2, 0, Reduction::exact);
+  if (GetParam().on_device()) GTEST_SKIP() << "the call shapes of MAX are for host memory";
+  run(2, describe(c), [&](Rank rank) {
+    const auto refused = [&](const char* words, auto change) {
+      Config wrong = c.config;
+      change(wrong);
+      require_error(words, [&] { max::Exchange(rank, wrong); });
+    };
+    const auto refused_by_one = [&](const char* words, auto change) {
+      Config wrong = c.config;
+      if (rank.index() == 1) change(wrong);
+      require_error(words, [&] { max::Exchange(rank, wrong); });
+    };
+    refused_by_one("max: capacity = 64, must be 0", [](Config& wrong) { wrong.capacity = 64; });
+    refused("max: layout expert_padded, must be expert_major",
+            [](Config& wrong) { wrong.layout = Layout::expert_padded; });
+    refused("max: capacity = 64, must be 0", [](Config& wrong) { wrong.capacity = 64; });
+    refused("replicated", [](Config& wrong) { wrong.input = Input::replicated; });
+    refused("max: experts in slices", [](Config& wrong) { wrong.placement = Placement::ep_tp(8, 1, 2); });
+    refused("max: arrays in device memory", [](Config& wrong) { wrong.memory = MemoryKind::device; });
+  });
+}
+
+}  // namespace
+}  // namespace ferry::contract

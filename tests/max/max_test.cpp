@@ -1,0 +1,106 @@
+// MAX's call shapes with the numbers written out. tests/contract/max_test.cpp has random cases on every
+// backend.
+#include "ferry/max.hpp"
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "ferry/error.hpp"
+
+namespace ferry::test {
+namespace {
+
+using Offsets = std::vector<std::uint32_t>;
+using Numbers = std::vector<std::int32_t>;
+
+void expect_index(const Numbers& counts, int alignment, const Offsets& row_offsets,
+                  const Numbers& expert_ids) {
+  const max::GroupIndex index = max::group_index(counts, alignment);
+  EXPECT_EQ(index.row_offsets, row_offsets);
+  EXPECT_EQ(index.expert_ids, expert_ids);
+  EXPECT_EQ(index.number(), static_cast<int>(expert_ids.size()));
+}
+
+TEST(Max, GroupsWithoutRowsAreLeftOut) {
+  expect_index({2, 0, 3}, 1, {0, 2, 5}, {0, 2});
+  expect_index({0, 0, 1, 0}, 1, {0, 1}, {2});
+  expect_index({4, 1}, 1, {0, 4, 5}, {0, 1});
+  expect_index({0, 0}, 1, {0}, {});
+  expect_index({}, 1, {0}, {});
+  expect_index({3, 0, 4, 1}, 4, {0, 4, 8, 12}, {0, 2, 3});
+}
+
+std::string error_of(const Numbers& counts, int alignment) {
+  try {
+    max::group_index(counts, alignment);
+  } catch (const UsageError& error) {
+    return error.what();
+  }
+  return "none";
+}
+
+TEST(Max, WrongCountsAreRefused) {
+  EXPECT_EQ(error_of({1, -2}, 1), "counts[1] = -2, must be 0 or more");
+  EXPECT_EQ(error_of({1}, 0), "alignment = 0, must be 1 or more");
+  EXPECT_EQ(error_of({2147483647, 1}, 1),
+            "counts[0] to counts[1] add up to 2147483648 rows, must be at most 2147483647");
+}
+
+// Rank 1 gets 2 rows for its first expert, none for its second and 3 for its third.
+TEST(Max, DispatchAndCombineOfTwoRanks) {
+  Group::threads(2).run([](const Rank& rank) {
+    max::Exchange exchange(rank, {.experts = 6,
+                                  .top_k = 2,
+                                  .hidden = 4,
+                                  .max_tokens = 4,
+                                  .format = Format::fp32(),
+                                  .combine_type = DType::fp32});
+    const bool first = rank.index() == 0;
+    const Numbers ids = first ? Numbers{3, 5, 5, 0} : Numbers{5, 3, -1, 1};
+    const std::vector<float> tokens =
+        first ? std::vector<float>{1, 1, 1, 1, 2, 2, 2, 2} : std::vector<float>{4, 4, 4, 4, 8, 8, 8, 8};
+    const max::DispatchResult received =
+        exchange.ep_fused_dispatch(Tokens::rows(tokens.data(), 2, DType::fp32), ids.data());
+    EXPECT_EQ(received.row_offsets, first ? Offsets({0, 1, 2}) : Offsets({0, 2, 5}));
+    EXPECT_EQ(received.expert_ids, first ? Numbers({0, 1}) : Numbers({0, 2}));
+    EXPECT_EQ(received.expert_usage_stats[0], first ? 1u : 3u);
+    EXPECT_EQ(received.expert_usage_stats[1], 2u);
+    EXPECT_EQ(received.src_info, first ? Numbers({1, 1, 1, 1}) : Numbers({0, 0, 0, 1, 0, 1, 1, 0, 0, 0}));
+    EXPECT_EQ(received.counts, first ? Numbers({1, 0, 0, 1, 0, 0}) : Numbers({1, 1, 0, 0, 2, 1}));
+
+    const std::vector<float> weights = {0.5f, 0.25f, 2, 1};
+    std::vector<float> result(8, -1);
+    exchange.ep_fused_combine(
+        {{.data = received.output_tokens, .type = DType::fp32}, received},
+        {.output_tokens = {.data = result.data(), .type = DType::fp32}, .router_weights = weights.data()});
+    EXPECT_EQ(result, first ? std::vector<float>({0.75, 0.75, 0.75, 0.75, 6, 6, 6, 6})
+                            : std::vector<float>({3, 3, 3, 3, 8, 8, 8, 8}));
+  });
+}
+
+TEST(Max, AnIdOutOfRangeIsReportedAndItsResultIsThere) {
+  Group::threads(2).run([](const Rank& rank) {
+    max::Exchange exchange(rank, {.experts = 2, .top_k = 1, .hidden = 8, .max_tokens = 2});
+    const bool first = rank.index() == 0;
+    const Numbers ids = {1, first ? 7 : 0};
+    const std::vector<std::uint16_t> tokens(16, 0x3F80);
+    max::DispatchResult received;
+    if (first) {
+      EXPECT_THROW(exchange.ep_fused_dispatch(Tokens::rows(tokens.data(), 2), ids.data()), BadIdError);
+      received = exchange.last_dispatch_result();
+    } else {
+      received = exchange.ep_fused_dispatch(Tokens::rows(tokens.data(), 2), ids.data());
+    }
+    EXPECT_EQ(received.src_info, first ? Numbers({1, 0}) : Numbers({0, 0, 0, 0}));
+    std::vector<std::uint16_t> result(16, 1), expected = tokens;
+    if (first) std::fill(expected.begin() + 8, expected.end(), std::uint16_t{0});
+    exchange.ep_fused_combine({{.data = received.output_tokens}, received},
+                              {.output_tokens = {.data = result.data()}});
+    EXPECT_EQ(result, expected);
+  });
+}
+
+}  // namespace
+}  // namespace ferry::test
