@@ -803,7 +803,7 @@ class Exchange:
 
     def __repr__(self) -> str: ...
 
-    def dispatch(self, tokens: ferry._typing.Array | Sequence[ferry._typing.Array], ids: ferry._typing.Array | Plan, weights: ferry._typing.Array | None = None, *, format: str | None = None, lane: int = 0, sm_limit: int = 0, memory: ReceiveBuffers | None = None, apply_weights: bool = False, dot_rows: ferry._typing.Array | None = None, count: ferry._typing.Array | None = None, global_scale: float | ferry._typing.Array | None = None, stream: Any | None = None) -> DispatchResult:
+    def dispatch(self, tokens: ferry._typing.Array | Sequence[ferry._typing.Array], ids: ferry._typing.Array | Plan, weights: ferry._typing.Array | None = None, *, format: str | None = None, lane: int = 0, sm_limit: int = 0, memory: ReceiveBuffers | None = None, apply_weights: bool = False, dot_rows: ferry._typing.Array | None = None, count: ferry._typing.Array | None = None, global_scale: float | ferry._typing.Array | None = None, input_scales: ferry._typing.Array | None = None, stream: Any | None = None) -> DispatchResult:
         """
         Sends every token to the ranks of its experts; returns the received rows, grouped by expert. Collective.
 
@@ -816,6 +816,8 @@ class Exchange:
         apply_weights  multiply the received values by their weight
         global_scale   format 'nvfp4': g, a number or float32 [1], the same on all ranks; on GPUs an array there; default
                        1. Values are element * scale * g
+        input_scales   formats 'fp8', 'mxfp8' and 'nvfp4' on host backends: float32 [E + S], a scale of each expert, shared ones
+                       last. Tokens travel as they are; each rank encodes the rows it receives with its experts' scales
         dot_rows       [rows, H] of combine_type: result.dots[row] = dot(token, dot_rows[row]), before apply_weights
         count          'cuda': int32 [1] in device memory, N as read when the call runs; the rows of `tokens` bound it
         sm_limit       'cuda': the most blocks the call uses at once; 0: no limit
@@ -828,7 +830,7 @@ class Exchange:
         dropped: both after the call, whose result last_dispatch_result() then returns.
         """
 
-    def dispatch_send(self, tokens: ferry._typing.Array | Sequence[ferry._typing.Array], ids: ferry._typing.Array | Plan, weights: ferry._typing.Array | None = None, *, format: str | None = None, lane: int = 0, sm_limit: int = 0, memory: ReceiveBuffers | None = None, apply_weights: bool = False, dot_rows: ferry._typing.Array | None = None, count: ferry._typing.Array | None = None, global_scale: float | ferry._typing.Array | None = None, stream: Any | None = None) -> None:
+    def dispatch_send(self, tokens: ferry._typing.Array | Sequence[ferry._typing.Array], ids: ferry._typing.Array | Plan, weights: ferry._typing.Array | None = None, *, format: str | None = None, lane: int = 0, sm_limit: int = 0, memory: ReceiveBuffers | None = None, apply_weights: bool = False, dot_rows: ferry._typing.Array | None = None, count: ferry._typing.Array | None = None, global_scale: float | ferry._typing.Array | None = None, input_scales: ferry._typing.Array | None = None, stream: Any | None = None) -> None:
         """
         The send phase of dispatch, with its arguments, which may be reused when it returns. Does not wait for peers.
         """

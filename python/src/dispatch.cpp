@@ -77,6 +77,8 @@ memory         ReceiveBuffers for the result; default: the lane's own memory
 apply_weights  multiply the received values by their weight
 global_scale   format 'nvfp4': g, a number or float32 [1], the same on all ranks; on GPUs an array there; default
                1. Values are element * scale * g
+input_scales   formats 'fp8', 'mxfp8' and 'nvfp4' on host backends: float32 [E + S], a scale of each expert, shared ones
+               last. Tokens travel as they are; each rank encodes the rows it receives with its experts' scales
 dot_rows       [rows, H] of combine_type: result.dots[row] = dot(token, dot_rows[row]), before apply_weights
 count          'cuda': int32 [1] in device memory, N as read when the call runs; the rows of `tokens` bound it
 sm_limit       'cuda': the most blocks the call uses at once; 0: no limit
@@ -94,6 +96,7 @@ constexpr const char* kDispatchParameters =
     "format: str | None = None, lane: int = 0, sm_limit: int = 0, memory: ReceiveBuffers | None = None, "
     "apply_weights: bool = False, dot_rows: ferry._typing.Array | None = None, count: ferry._typing.Array | "
     "None = None, global_scale: float | ferry._typing.Array | None = None, "
+    "input_scales: ferry._typing.Array | None = None, "
     "stream: typing.Any | None = None) -> ";
 
 template <class Function>
@@ -104,7 +107,7 @@ void define_dispatch(nb::class_<PyExchange>& exchange, const char* name, const c
       [function](PyExchange& self, nb::object tokens, nb::object ids, nb::object weights,
                  std::optional<std::string> format, int lane, int sm_limit, nb::object memory,
                  bool apply_weights, nb::object dot_rows, nb::object count, nb::object global_scale,
-                 nb::object stream, nb::kwargs unknown) {
+                 nb::object input_scales, nb::object stream, nb::kwargs unknown) {
         return function(self, {.tokens = std::move(tokens),
                                .ids = std::move(ids),
                                .weights = std::move(weights),
@@ -116,13 +119,14 @@ void define_dispatch(nb::class_<PyExchange>& exchange, const char* name, const c
                                .dot_rows = std::move(dot_rows),
                                .count = std::move(count),
                                .global_scale = std::move(global_scale),
+                               .input_scales = std::move(input_scales),
                                .stream = std::move(stream),
                                .unknown = std::move(unknown)});
       },
       "tokens"_a.none(), "ids"_a.none(), "weights"_a = nb::none(), nb::kw_only(), "format"_a = nb::none(),
       "lane"_a = 0, "sm_limit"_a = 0, "memory"_a = nb::none(), "apply_weights"_a = false,
       "dot_rows"_a = nb::none(), "count"_a = nb::none(), "global_scale"_a = nb::none(),
-      "stream"_a = nb::none(), "unknown"_a, doc,
+      "input_scales"_a = nb::none(), "stream"_a = nb::none(), "unknown"_a, doc,
       nb::sig(str("def ", name, kDispatchParameters, returned).c_str()));
 }
 

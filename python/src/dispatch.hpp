@@ -17,7 +17,8 @@ struct PyDispatchArguments {
   int sm_limit = 0;
   nb::object memory = nb::none();
   bool apply_weights = false;
-  nb::object dot_rows = nb::none(), count = nb::none(), global_scale = nb::none(), stream = nb::none();
+  nb::object dot_rows = nb::none(), count = nb::none(), global_scale = nb::none(), input_scales = nb::none(),
+             stream = nb::none();
   nb::kwargs unknown{};  // keywords that the operation does not have
 };
 
@@ -29,6 +30,7 @@ struct DispatchInput {
   Arguments arguments;
   std::int64_t capacity = 0;  // rows of this rank
   Format format;
+  PartList parts{};  // of received rows
   std::array<Element, kMaxParts> elements{};
   Tokens tokens;
   Ids ids;

@@ -115,11 +115,10 @@ std::int64_t rows_written(const PartLayout& part, const DispatchInput& in) {
   return std::min(in.capacity, max_rows_touched(nb::cast<PyPlan&>(in.context.plan)));
 }
 
-void read_part_buffers(const Config& config, std::int64_t groups, DispatchInput& in,
-                       const nb::object& given) {
+void read_part_buffers(std::int64_t groups, DispatchInput& in, const nb::object& given) {
   if (given.is_none()) return;
   const std::vector<nb::object> items = list_of(given);
-  const PartList parts = parts_of(in.format, config.hidden);
+  const PartList& parts = in.parts;
   if (items.size() != static_cast<std::size_t>(parts.count)) {
     throw UsageError(str("memory.parts: expected ", parts.count, " parts for format ", to_string(in.format),
                          ", got ", items.size()));
@@ -146,7 +145,7 @@ void read_receive_buffers(const Config& config, const ReceiveSizes& sizes, Dispa
   const bool rank_major = config.layout == Layout::rank_major;
   const Shape slots = rank_major ? Shape{rows, config.top_k} : Shape{rows};
   ReceiveBuffers& memory = in.options.memory;
-  read_part_buffers(config, groups, in, given.parts);
+  read_part_buffers(groups, in, given.parts);
   memory.weight = output<float>(in.arguments, given.weight, "memory.weight", kFp32, slots);
   memory.local_ids = output<std::int32_t>(in.arguments, given.local_ids, "memory.local_ids", kInt32, slots);
   memory.group_of_row =
@@ -185,6 +184,14 @@ void read_global_scale(const nb::object& given, DispatchInput& in) {
   in.options.global_scale = static_cast<const float*>(array.data);
 }
 
+void read_input_scales(const Config& config, const nb::object& given, DispatchInput& in) {
+  if (given.is_none()) return;
+  const std::int64_t experts = std::int64_t{config.experts} + config.shared_experts;
+  const Array& array = in.arguments.dense(given, "input_scales", kFp32, {experts});
+  in.options.input_scales = {static_cast<const float*>(array.data), static_cast<std::size_t>(experts)};
+  if (encoding_of(in.format).quantises()) in.parts = parts_by_expert(in.format, config.hidden);
+}
+
 }  // namespace
 
 Ids ids_of(const Array& array, std::int64_t tokens, int top_k, const char* name) {
@@ -210,7 +217,7 @@ void require_rows(const PyPlan* plan, std::int64_t count, const char* name, std:
 void read_dispatch(PyExchange& self, LaneCall& call, const PyDispatchArguments& given, DispatchInput& in) {
   require_known(given.unknown, "dispatch",
                 "tokens, ids, weights, format, lane, sm_limit, memory, apply_weights, dot_rows, count, "
-                "global_scale, stream");
+                "global_scale, input_scales, stream");
   const Config& config = self.config();
   in.capacity = self.receive_sizes().rows;
   in.format = given.format ? parse_format(*given.format) : config.format;
@@ -248,6 +255,8 @@ void read_dispatch(PyExchange& self, LaneCall& call, const PyDispatchArguments& 
         static_cast<const std::int32_t*>(in.arguments.dense(given.count, "count", kInt32, {1}).data);
   }
   read_global_scale(given.global_scale, in);
+  in.parts = parts_of(in.format, config.hidden);
+  read_input_scales(config, given.input_scales, in);
   in.options.apply_weights = given.apply_weights;
   in.options.lane = given.lane;
   in.options.sm_limit = given.sm_limit;
@@ -258,6 +267,7 @@ void read_dispatch(PyExchange& self, LaneCall& call, const PyDispatchArguments& 
   in.context.device = call.device();
   in.context.format = in.format;
   in.context.elements = in.elements;
+  in.context.parts = in.parts;
   in.context.tokens = in.tokens.count;
   in.context.lane = given.lane;
 }

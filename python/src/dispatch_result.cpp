@@ -62,7 +62,7 @@ Shape column_strides(const PyDispatchResult& self, std::int64_t leading) {
 nb::object part(PyDispatchResult& self, std::size_t index) {
   nb::object& cached = self.parts[index];
   if (cached.is_valid()) return cached;
-  const PartLayout layout = parts_of(self.context.format, exchange_config(self).hidden).part[index];
+  const PartLayout layout = self.context.parts.part[index];
   const ReceivedPart& received = self.received.parts[index];
   const Element element = self.context.elements[index];
   const nb::object& given = self.context.memory.parts;
@@ -78,14 +78,14 @@ nb::object part(PyDispatchResult& self, std::size_t index) {
 }
 
 nb::object all_parts(PyDispatchResult& self) {
-  const int count = parts_of(self.context.format, exchange_config(self).hidden).count;
+  const int count = self.context.parts.count;
   nb::list parts;
   for (int p = 0; p < count; ++p) parts.append(part(self, static_cast<std::size_t>(p)));
   return nb::tuple(parts);
 }
 
 nb::object scales(PyDispatchResult& self) {
-  if (!self.context.format.quantises()) return nb::none();
+  if (!self.context.format.quantises() || self.context.parts.count < 2) return nb::none();
   return part(self, 1);
 }
 

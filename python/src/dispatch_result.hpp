@@ -4,6 +4,7 @@
 #include <array>
 
 #include "ferry/exchange.hpp"
+#include "format/parts.hpp"
 #include "plan.hpp"
 
 namespace ferry::python {
@@ -21,6 +22,7 @@ struct DispatchContext {
   Framework framework = Framework::numpy;
   Device device = kHost;
   Format format;
+  PartList parts{};                           // of received rows
   std::array<Element, kMaxParts> elements{};  // element types of the received parts
   PyReceiveBuffers memory;
   nb::object plan = nb::none();  // the PyPlan given in place of ids

@@ -1,3 +1,6 @@
+#include <span>
+
+#include "base/text.hpp"
 #include "capi/boundary.hpp"
 #include "capi/convert.hpp"
 #include "capi/handles.hpp"
@@ -29,6 +32,12 @@ struct DispatchInput {
   Stream stream;
 };
 
+std::span<const float> to_scales(const float* scales, std::int64_t count) {
+  if (count < 0)
+    throw UsageError(str("dispatch: input_scale_count = ", count, ", must be the number of experts"));
+  return {scales, static_cast<std::size_t>(count)};
+}
+
 DispatchInput to_input(Exchange& exchange, const ferry_dispatch_args& args) {
   return convert_or_refuse(exchange, Operation::dispatch, args.lane, [&]() -> DispatchInput {
     if (args.ids != nullptr && args.plan.storage != nullptr) {
@@ -46,7 +55,8 @@ DispatchInput to_input(Exchange& exchange, const ferry_dispatch_args& args) {
                         .memory = to_receive_buffers(args.memory, args.more_memory),
                         .apply_weights = args.apply_weights != 0,
                         .dot_rows = args.dot_rows,
-                        .global_scale = args.global_scale},
+                        .global_scale = args.global_scale,
+                        .input_scales = to_scales(args.input_scales, args.input_scale_count)},
             .stream = {args.stream}};
   });
 }

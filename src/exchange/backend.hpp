@@ -39,6 +39,7 @@ struct DispatchCall {
   bool apply_weights = false;
   const void* dot_rows = nullptr;
   const float* global_scale = nullptr;
+  std::span<const float> input_scales{};  // [E + S] or empty
   int sm_limit = 0;
 };
 

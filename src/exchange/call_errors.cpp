@@ -40,8 +40,9 @@ std::string describe(const CallDiagnostics& diagnostics, const Config& config) {
             ", the first at index ", b.index, "; they were skipped: the plan is damaged"));
   }
   if (diagnostics.bad_scale) {
-    add("dispatch: global_scale is not positive and finite, or so large that a block's scale overflows: the "
-        "blocks concerned were sent with scale 7F and values 0");
+    add("dispatch: global_scale (or with input_scales a scale of an expert) is not positive and finite, or "
+        "so "
+        "large that a block's scale overflows: the blocks concerned have scale 7F and values 0");
   }
   return text;
 }

@@ -29,6 +29,10 @@ std::string name_of_flag(std::int64_t value) {
   return value != 0 ? "true" : "false";
 }
 
+std::string name_of_input_scales(std::int64_t value) {
+  return value == 0 ? "none" : to_string(static_cast<DType>(value - 1));
+}
+
 std::string name_of_reduction(std::int64_t value) {
   return to_string(static_cast<Reduction>(value));
 }
@@ -73,6 +77,10 @@ CallOptions options_of(const Config& config, const DispatchCall& call) {
   options.add("dispatch from a plan", !call.plan.empty(), name_of_flag);
   options.add("apply_weights", call.apply_weights, name_of_flag);
   options.add(kInputHashOption, hash_of_replicated(config, call));
+  // Rows are encoded where they arrive, so their type must be known there.
+  const bool by_expert = !call.input_scales.empty();
+  options.add("input_scales, with tokens of type",
+              by_expert ? 1 + static_cast<std::int64_t>(call.tokens.type) : 0, name_of_input_scales);
   return options;
 }
 

@@ -5,6 +5,7 @@
 
 #include "base/text.hpp"
 #include "exchange/configuration.hpp"
+#include "exchange/scale_checks.hpp"
 #include "exchange/sliced.hpp"
 #include "format/encoding.hpp"
 #include "format/parts.hpp"
@@ -60,14 +61,21 @@ void check_tokens(const Config& config, int rank, const char* call, const Ids& i
     throw UsageError(str("ids: type = ", number, ", must be 0 (int32) or 1 (int64)"));
 }
 
-void check_message_fits(const Config& config, const Format& format) {
+PartList received_parts(const Config& config, const DispatchCall& call) {
+  return by_expert(call) ? parts_by_expert(call.format, config.hidden) : parts_of(call.format, config.hidden);
+}
+
+void check_message_fits(const Config& config, const DispatchCall& call) {
+  const PartList parts =
+      by_expert(call) ? value_parts(call.tokens.type, config.hidden) : parts_of(call.format, config.hidden);
+  const std::string format = by_expert(call) ? to_string(call.tokens.type) : to_string(call.format);
   const std::int64_t largest = message_layout(parts_of(config.format, config.hidden), config.top_k).bytes;
-  const std::int64_t needed = message_layout(parts_of(format, config.hidden), config.top_k).bytes;
+  const std::int64_t needed = message_layout(parts, config.top_k).bytes;
   if (needed > largest) {
-    throw UsageError(str("dispatch: a message of format ", to_string(format), " takes ",
-                         counted(needed, "byte"), ", but the configuration's format ",
-                         to_string(config.format), " has room for ", largest,
-                         ": construct the exchange with format = ", to_string(format)));
+    throw UsageError(str("dispatch: a message of format ", format, " takes ", counted(needed, "byte"),
+                         by_expert(call) ? " (with input_scales tokens travel as they are)" : "",
+                         ", but the configuration's format ", to_string(config.format), " has room for ",
+                         largest, ": construct the exchange with format = ", format));
   }
 }
 
@@ -90,16 +98,8 @@ void check_row_arithmetic(const Config& config, int rank, const DispatchCall& ca
   }
 }
 
-void check_global_scale(const DispatchCall& call) {
-  const Encoding encoding = encoding_of(call.format);
-  if (call.global_scale == nullptr || (encoding.is_nvfp4() && !encoding.row_scale)) return;
-  throw UsageError(
-      str("dispatch: global_scale is for the format nvfp4 without a scale for each token, this call's is ",
-          to_string(call.format), ": leave it null"));
-}
-
 void check_receive_buffers(const Config& config, int rank, const DispatchCall& call) {
-  const PartList parts = parts_of(call.format, config.hidden);
+  const PartList parts = received_parts(config, call);
   for (int p = 0; p < parts.count; ++p) {
     const void* part = call.memory.parts[static_cast<std::size_t>(p)];
     if (part == nullptr && !config.own_receive_buffers && row_capacity(config, rank) > 0) {
@@ -152,10 +152,10 @@ void check_dispatch(const Config& config, int rank, const DispatchCall& call, Pl
     throw UsageError(str("dispatch: format ", to_string(call.format), " with shared_experts = ",
                          config.shared_experts, ": combine cannot add raw rows: pass another format"));
   }
-  check_message_fits(config, call.format);
+  check_scales(config, rank, call);
+  check_message_fits(config, call);
   if (config.placement.tp() > 1) check_sliced_dispatch(call);
   check_row_arithmetic(config, rank, call);
-  check_global_scale(call);
   check_receive_buffers(config, rank, call);
   if (!call.plan.empty()) {
     check_plan(config, rank, call.plan, plan_in);

@@ -97,6 +97,7 @@ struct Exchange::State {
             .apply_weights = options.apply_weights,
             .dot_rows = options.dot_rows,
             .global_scale = options.global_scale,
+            .input_scales = options.input_scales,
             .sm_limit = options.sm_limit};
   }
 

@@ -57,6 +57,7 @@ void check_sliced_dispatch(const DispatchCall& call) {
   if (!call.plan.empty()) refuse("a dispatch by plan", "pass ids");
   if (encoding_of(call.format).scale_columns || encoding_of(call.format).scale_tiles)
     refuse("scales in columns or tiles", "use a format with scales by rows");
+  if (!call.input_scales.empty()) refuse("input_scales", "pass none");
   if (call.dot_rows != nullptr) refuse("dot_rows and combine_backward", "pass none");
   if (call.memory.rows != 0 || call.memory.count_sums != nullptr)
     refuse("memory.rows and memory.count_sums", "pass memory for the capacity");

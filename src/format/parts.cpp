@@ -69,6 +69,18 @@ PartList parts_of(const Format& format, std::int64_t hidden) {
   return list;
 }
 
+PartList parts_by_expert(const Format& format, std::int64_t hidden) {
+  PartList list = parts_of(format, hidden);
+  if (!encoding_of(format).is_microscaled()) list.count = 1;
+  return list;
+}
+
+PartList value_parts(DType type, std::int64_t hidden) {
+  PartList list;
+  list.part[list.count++] = row_part(hidden * bytes_of(type));
+  return list;
+}
+
 void check_format(const Format& format, std::int64_t hidden, DType input) {
   if (format.kind < FormatKind::bf16 || format.kind > kLastFormatKind) {
     throw UsageError(str("format: kind ", static_cast<int>(format.kind), " is unknown, must be 0 to ",

@@ -48,6 +48,13 @@ FERRY_HD constexpr std::int64_t padded(std::int64_t bytes) {
 // The parts of a row of `hidden` columns. The format must have passed check_format().
 PartList parts_of(const Format& format, std::int64_t hidden);
 
+// The parts of a received row that is encoded with a scale of its expert (DispatchOptions::input_scales): fp8
+// has no block scales then.
+PartList parts_by_expert(const Format& format, std::int64_t hidden);
+
+// The one part of a row of values that travel as they are.
+PartList value_parts(DType type, std::int64_t hidden);
+
 // Throws UsageError for rows that are not a multiple of 16 bytes before or after encoding, for an input type
 // that the format does not accept, for options that exclude each other, and for raw sizes that are not
 // positive multiples of 16. Raw formats use neither `input` nor `hidden`.

@@ -92,8 +92,9 @@ std::int64_t max_rows(const StepInputs& step) {
   return rows;
 }
 
-// One case for each layout and each way to combine it; those of expert_major have shared experts.
-std::vector<TestCase> cases_of_damage(const TestCase& small) {
+// One case for each layout and each way to combine it; those of expert_major have shared experts. On host
+// memory two more, with tiles of scales, of rows that are encoded where they arrive.
+std::vector<TestCase> cases_of_damage(const TestCase& small, const Setup& setup) {
   std::vector<TestCase> cases;
   for (const Layout layout : {Layout::expert_major, Layout::expert_padded, Layout::rank_major}) {
     for (const Reduction reduction : {Reduction::partial, Reduction::exact}) {
@@ -111,17 +112,21 @@ std::vector<TestCase> cases_of_damage(const TestCase& small) {
       // that peers write only once they have received.
       c.sm_limit = cases.size() % 2 == 0 ? 1 : 0;
       cases.push_back(c);
+      if (setup.on_device() || layout == Layout::rank_major || reduction == Reduction::exact) continue;
+      c.config.format = Format::nvfp4({.tiles = true});
+      c.input_scales = true;
+      cases.push_back(c);
     }
   }
   return cases;
 }
 
 TEST_P(Contract, DamagedPlansAreReported) {
-  for (const TestCase& c : cases_of_damage(small_case(1))) {
+  for (const TestCase& c : cases_of_damage(small_case(1), GetParam())) {
     const StepInputs step = make_inputs(c);
     const oracle::ExpertOutputs expert_outputs = make_expert_outputs(c, step);
     run(c.ranks, describe(c), [&](Rank rank) {
-      SyncExchange exchange(rank, c.config);
+      SyncExchange exchange(rank, exchange_config(c));
       const Plan good = dispatch_and_combine(exchange, c, step, expert_outputs);
       const PlanShape shape = static_cast<const PlanHeader*>(good.storage())->shape;
       for (const Table& table : tables_of(shape, max_rows(step))) {
@@ -144,11 +149,11 @@ TEST_P(Contract, DamagedPlansAreReported) {
 
 // A header whose checksum is right and whose numbers are not: a plan's bytes are the caller's.
 TEST_P(Contract, PlanHeadersOutOfRangeAreRefused) {
-  for (const TestCase& c : cases_of_damage(small_case(4))) {
+  for (const TestCase& c : cases_of_damage(small_case(4), GetParam())) {
     const StepInputs step = make_inputs(c);
     const oracle::ExpertOutputs expert_outputs = make_expert_outputs(c, step);
     run(c.ranks, describe(c), [&](Rank rank) {
-      SyncExchange exchange(rank, c.config);
+      SyncExchange exchange(rank, exchange_config(c));
       const Plan good = dispatch_and_combine(exchange, c, step, expert_outputs);
       const std::function<void(PlanHeader&)> damages[] = {
           [](PlanHeader& header) { header.total = -1; },
@@ -200,11 +205,11 @@ TEST_P(Contract, WrongPlanEntriesStayWithinMemory) {
       << "two ranks may write sums to the same address, which the thread sanitizer reports as a race";
 #endif
   constexpr int kRounds = 12;
-  for (const TestCase& c : cases_of_damage(small_case(2))) {
+  for (const TestCase& c : cases_of_damage(small_case(2), GetParam())) {
     const StepInputs step = make_inputs(c);
     const oracle::ExpertOutputs expert_outputs = make_expert_outputs(c, step);
     run(c.ranks, describe(c), [&](Rank rank) {
-      SyncExchange exchange(rank, c.config);
+      SyncExchange exchange(rank, exchange_config(c));
       const Plan good = dispatch_and_combine(exchange, c, step, expert_outputs);
       const PlanShape shape = static_cast<const PlanHeader*>(good.storage())->shape;
       Random random = Random::of({c.seed, static_cast<std::uint64_t>(rank.index())});

@@ -24,7 +24,12 @@ DispatchRun::DispatchRun(SyncExchange& exchange, const TestCase& c, const StepIn
   options_.sm_limit = c.sm_limit;
   options_.apply_weights = step.inputs.apply_weights;
   const Format& format = step.inputs.format;
-  if (format.kind == FormatKind::nvfp4 && !format.nvfp4_options.per_token) {
+  const std::vector<float>& scales = step.inputs.input_scales;
+  if (!scales.empty()) {
+    input_scales_ = GuardedBuffer(static_cast<std::int64_t>(scales.size() * sizeof(float)));
+    std::copy(scales.begin(), scales.end(), input_scales_.as<float>());
+    options_.input_scales = {input_scales_.as<float>(), scales.size()};
+  } else if (format.kind == FormatKind::nvfp4 && !format.nvfp4_options.per_token) {
     global_scale_ = GuardedBuffer(sizeof(float));
     *global_scale_.as<float>() = c.global_scale;
     options_.global_scale = global_scale_.as<float>();
@@ -112,6 +117,7 @@ void DispatchRun::overwrite_inputs() {
   for (GuardedBuffer& part : inputs_) part.fill(kNan);
   ids_.fill(std::byte{0});
   weights_.fill(kNan);
+  input_scales_.fill(kNan);
   inputs_overwritten_ = true;
 }
 
@@ -169,6 +175,8 @@ void DispatchRun::compare() {
   compare_plan();
   const auto parts = static_cast<int>(oracle::received_shapes(step_.inputs, step_.positions, rank_).size());
   for (int part = 0; part < parts; ++part) compare_part(part);
+  for (int part = parts; part < kMaxParts; ++part)
+    require(received_.parts[part].data == nullptr, "part ", part, " of ", parts, " is there");
   if (!inputs_overwritten_) compare_inputs();
 }
 

@@ -66,7 +66,7 @@ class DispatchRun {
   std::int64_t capacity_rows_;  // of all groups together
 
   std::vector<GuardedBuffer> inputs_;
-  GuardedBuffer ids_, weights_, dot_rows_, global_scale_;
+  GuardedBuffer ids_, weights_, dot_rows_, global_scale_, input_scales_;
   std::vector<GuardedBuffer> parts_;
   GuardedBuffer weight_, local_ids_, group_of_row_, plan_, counts_, row_offsets_, dots_, count_sums_;
   std::vector<std::byte> dot_values_;

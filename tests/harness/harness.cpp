@@ -38,6 +38,7 @@ void Setup::choose_backend(Config& config) const {
   config.engine = engine;
   if (backend == BackendKind::cuda) config.reduction_level = ReductionLevel::rank;
   if (on_device() || hops == Hops::two) config.transfer = Transfer::routed;
+  // TestCase::input_scales: see exchange_config().
   if (on_device()) config.format.mx.tiles = config.format.nvfp4_options.tiles = false;
 }
 
@@ -178,7 +179,7 @@ bool run_case(const Setup& setup, const TestCase& c, const StepInputs& step) {
   const oracle::ExpertOutputs expert_outputs = make_expert_outputs(c, step);
   const bool failed_before = testing::Test::HasFailure();
   const auto body = [&](Rank rank) {
-    SyncExchange exchange(rank, c.config);
+    SyncExchange exchange(rank, exchange_config(c));
     dispatch_and_combine(exchange, c, step, expert_outputs);
   };
   run_ranks(setup, c.ranks, describe(c), body, c.nodes);
@@ -257,7 +258,7 @@ struct Sequence {
                            make_expert_outputs(c, replayed)} {}
 
   void run(Rank rank) const {
-    SyncExchange exchange(rank, c.config);
+    SyncExchange exchange(rank, exchange_config(c));
     const Plan kept = dispatch_and_combine(exchange, c, first, all_expert_outputs[0]);
     dispatch_and_combine(exchange, c, second, all_expert_outputs[1]);
     DispatchRun replay(exchange, c, replayed);
@@ -276,6 +277,7 @@ bool run_sequences(const Setup& setup, const std::vector<TestCase>& cases) {
   for (TestCase c : cases) {
     setup.choose_backend(c.config);
     if (!simulates_nodes(setup)) c.nodes.clear();
+    if (setup.on_device()) c.input_scales = false;
     sequences.emplace_back(c);
   }
   const bool failed_before = testing::Test::HasFailure();
@@ -313,7 +315,7 @@ void Contract::run_added() {
     const auto body = [&](Rank rank) {
       for (const PreparedStep& each : prepared) {
         try {
-          SyncExchange exchange(rank, each.c.config);
+          SyncExchange exchange(rank, exchange_config(each.c));
           dispatch_and_combine(exchange, each.c, each.step, each.expert_outputs);
         } catch (const Mismatch& mismatch) {
           throw Mismatch(str(mismatch.what(), " in ", describe(each.c)));

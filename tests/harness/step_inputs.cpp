@@ -20,7 +20,8 @@ enum RandomStream : std::uint64_t {
   kOutputs,
   kTopkWeights,
   kRowValues,
-  kDotRows
+  kDotRows,
+  kInputScales
 };
 
 Random stream(const TestCase& c, RandomStream which, int step, int rank) {
@@ -114,6 +115,12 @@ oracle::GlobalInputs empty_inputs(const TestCase& c) {
   all.weighted = c.weighted;
   all.apply_weights = c.apply_weights;
   all.global_scale = c.global_scale;
+  if (c.input_scales) {
+    Random random = Random::of({c.seed, kInputScales});
+    for (int expert = 0; expert < c.config.experts + c.config.shared_experts; ++expert)
+      all.input_scales.push_back(
+          static_cast<float>(0.001 + random.uniform() * random.pick({0.01, 1.0, 30.0})));
+  }
   all.ranks.resize(c.ranks);
   return all;
 }

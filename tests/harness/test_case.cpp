@@ -216,8 +216,24 @@ TestCase draw_case(std::uint64_t seed, CaseSize size) {
     config.transfer = Transfer::gather;
     config.reduction_level = ReductionLevel::automatic;
   }
+  const bool by_expert = config.format == Format::fp8_e4m3() || config.format.kind == FormatKind::mxfp8 ||
+                         (config.format.kind == FormatKind::nvfp4 && !config.format.nvfp4_options.per_token);
+  if (by_expert && config.layout != Layout::rank_major && random.chance(0.4)) {
+    c.input_scales = true;
+    c.global_scale = 1;
+    c.caller_memory = c.caller_memory || config.format.mx.tiles || config.format.nvfp4_options.tiles;
+  }
   bound_memory(c);
   return c;
+}
+
+Config exchange_config(const TestCase& c) {
+  Config config = c.config;
+  if (!c.input_scales) return config;
+  config.format = c.type == DType::fp32   ? Format::fp32()
+                  : c.type == DType::fp16 ? Format::fp16()
+                                          : Format::bf16();
+  return config;
 }
 
 std::string describe(const TestCase& c) {
@@ -245,6 +261,7 @@ std::string describe(const TestCase& c) {
   flag(g.input == Input::replicated, "replicated");
   flag(g.transfer == Transfer::gather, "gather");
   if (g.shared_split > 0) text += str(" split=", g.shared_split);
+  flag(c.input_scales, "input_scales");
   flag(c.any_bits, "any_bits");
   flag(c.bad_ids > 0, "bad_ids");
   flag(c.ids == IdType::int64, "int64");

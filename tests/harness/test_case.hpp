@@ -40,9 +40,10 @@ struct TestCase {
   bool full = false;         // every rank has max_tokens; otherwise a random number up to it
   std::vector<int> tokens;   // tokens of each rank; empty: random
   IdType ids = IdType::int32;
-  DType type = DType::bf16;  // of the tokens' values
-  float global_scale = 1;    // of nvfp4
-  bool any_bits = false;     // values are random bits: NaN, infinities and denormals included
+  DType type = DType::bf16;   // of the tokens' values
+  float global_scale = 1;     // of nvfp4
+  bool input_scales = false;  // rows are encoded where they arrive, with a scale of their expert
+  bool any_bits = false;      // values are random bits: NaN, infinities and denormals included
   bool weighted = true;
   std::int64_t input_gap = 0;  // unused bytes between rows
 
@@ -66,6 +67,10 @@ struct TestCase {
 };
 
 std::string describe(const TestCase& c);
+
+// The configuration of the case's exchange: with input_scales its format is that of the tokens, which travel
+// as they are, and TestCase::config has that of the calls.
+Config exchange_config(const TestCase& c);
 
 // The type of a format's input values: its own type, or bf16 for fp8 and raw.
 DType natural_type(const Format& format);

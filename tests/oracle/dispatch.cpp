@@ -41,6 +41,11 @@ void write_elements(const PartShape& shape, std::int64_t row, const std::vector<
   }
 }
 
+// The scale of the group's expert, or null without input_scales.
+const float* scale_of_group(const GlobalInputs& inputs, const RankRows& here, std::size_t group) {
+  return inputs.input_scales.empty() ? nullptr : &inputs.input_scales[here.group_expert[group]];
+}
+
 // The tiles of all groups.
 void write_tiles(const GlobalInputs& inputs, const RowPositions& positions, int rank, int part,
                  const PartShape& shape, std::byte* memory) {
@@ -50,7 +55,8 @@ void write_tiles(const GlobalInputs& inputs, const RowPositions& positions, int 
     std::vector<std::vector<std::uint8_t>> scales;
     for (std::int32_t i = 0; i < here.counts[group]; ++i) {
       const Source& source = here.rows[here.row_offsets[group] + i].source;
-      const auto bytes = encoded_part(inputs, source.rank, source.token, part, nullptr);
+      const auto bytes =
+          encoded_part(inputs, source.rank, source.token, part, nullptr, scale_of_group(inputs, here, group));
       const auto* data = reinterpret_cast<const std::uint8_t*>(bytes.data());
       scales.emplace_back(data, data + shape.tile_blocks);
     }
@@ -96,7 +102,9 @@ std::vector<PartShape> received_shapes(const GlobalInputs& inputs, const RowPosi
   const bool padded = inputs.config.layout == Layout::expert_padded;
   const std::int64_t rows =
       rows_of_rank.capacity * (padded ? static_cast<std::int64_t>(rows_of_rank.counts.size()) : 1);
-  return part_shapes(inputs.format, inputs.config.hidden, rows);
+  std::vector<PartShape> shapes = part_shapes(inputs.format, inputs.config.hidden, rows);
+  if (inputs.format.kind == FormatKind::fp8_e4m3 && !inputs.input_scales.empty()) shapes.resize(1);
+  return shapes;
 }
 
 void write_part(const GlobalInputs& inputs, const RowPositions& positions, int rank, int part,
@@ -109,7 +117,8 @@ void write_part(const GlobalInputs& inputs, const RowPositions& positions, int r
     if (rows[r].state == RowState::kept) {
       const float* weight = inputs.apply_weights ? weight_of(inputs, positions, rows[r].source) : nullptr;
       const Source& source = rows[r].source;
-      write_elements(shape, r, encoded_part(inputs, source.rank, source.token, part, weight), memory);
+      const float* scale = scale_of_group(inputs, positions.ranks[rank], rows[r].group);
+      write_elements(shape, r, encoded_part(inputs, source.rank, source.token, part, weight, scale), memory);
     } else if (rows[r].state == RowState::padding && inputs.config.zero_padding) {
       write_elements(shape, r, zero, memory);
     }

@@ -78,14 +78,23 @@ std::vector<std::byte> encoded_fp8(const GlobalInputs& inputs, int rank, std::in
   return inputs.format.fp8.packed ? packed_exponents(row.scales) : bytes_of_vector(row.scales);
 }
 
+// x / scale in double, then rounded to fp32: a quotient of two fp32 that is rounded to double first, which
+// has more than twice as many bits, has the bits of one rounding.
+std::vector<float> divided(std::vector<float> values, float scale) {
+  for (float& x : values) x = static_cast<float>(double{x} / double{scale});
+  return values;
+}
+
 // A format with a scale byte for each block: mxfp8, mxfp4, nvfp4.
-std::vector<std::byte> encoded_blocks(const GlobalInputs& inputs, int rank, std::int64_t token, int part) {
+std::vector<std::byte> encoded_blocks(const GlobalInputs& inputs, int rank, std::int64_t token, int part,
+                                      const float* input_scale) {
   const Format& format = inputs.format;
-  const std::vector<float> values = values_of(inputs, rank, token);
+  std::vector<float> values = values_of(inputs, rank, token);
   BlockRow row;
+  if (input_scale != nullptr && format.kind == FormatKind::mxfp8) values = divided(values, *input_scale);
   if (format.kind == FormatKind::nvfp4) {
-    row =
-        encode_nvfp4(values, format.nvfp4_options.per_token ? nvfp4_row_scale(values) : inputs.global_scale);
+    const float of_call = input_scale != nullptr ? *input_scale : inputs.global_scale;
+    row = encode_nvfp4(values, format.nvfp4_options.per_token ? nvfp4_row_scale(values) : of_call);
   } else {
     row = encode_mx(values, format.kind == FormatKind::mxfp4 ? Element::e2m1 : Element::e4m3, format.mx.rule);
   }
@@ -159,11 +168,16 @@ std::vector<std::int64_t> input_row_bytes(const Format& format, DType type, std:
 }
 
 std::vector<std::byte> encoded_part(const GlobalInputs& inputs, int rank, std::int64_t token, int part,
-                                    const float* weight) {
+                                    const float* weight, const float* input_scale) {
+  if (inputs.format.kind == FormatKind::fp8_e4m3 && input_scale != nullptr) {
+    std::vector<std::uint8_t> codes;
+    for (const float x : divided(values_of(inputs, rank, token), *input_scale)) codes.push_back(e4m3(x));
+    return bytes_of_vector(codes);
+  }
   if (inputs.format.kind == FormatKind::fp8_e4m3) return encoded_fp8(inputs, rank, token, part);
   if (inputs.format.kind == FormatKind::mxfp8 || inputs.format.kind == FormatKind::mxfp4 ||
       inputs.format.kind == FormatKind::nvfp4)
-    return encoded_blocks(inputs, rank, token, part);
+    return encoded_blocks(inputs, rank, token, part, input_scale);
   const std::int64_t bytes = input_row_bytes(inputs.format, inputs.type, inputs.config.hidden)[part];
   const std::byte* row = inputs.ranks[rank].parts[part].data() + token * bytes;
   if (weight == nullptr) return {row, row + bytes};

@@ -40,7 +40,8 @@ std::vector<PartShape> part_shapes(const Format& format, std::int64_t hidden, st
 std::vector<std::int64_t> input_row_bytes(const Format& format, DType type, std::int64_t hidden);
 
 // Part `part` of token `token` of rank `rank`, elements in order. `weight`: factor of the values; null: none.
+// `input_scale`: the scale of the row's expert, if there are input_scales; otherwise null.
 std::vector<std::byte> encoded_part(const GlobalInputs& inputs, int rank, std::int64_t token, int part,
-                                    const float* weight);
+                                    const float* weight, const float* input_scale = nullptr);
 
 }  // namespace ferry::oracle

@@ -31,7 +31,8 @@ struct GlobalInputs {
   DType type = DType::bf16;  // of the values; unused for raw parts
   bool weighted = false;     // the ranks pass weights
   bool apply_weights = false;
-  float global_scale = 1;  // of nvfp4
+  float global_scale = 1;           // of nvfp4
+  std::vector<float> input_scales;  // [E + S]: rows are encoded with the scale of their expert; or empty
   std::vector<RankInputs> ranks;
 
   int size() const { return static_cast<int>(ranks.size()); }

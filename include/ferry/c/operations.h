@@ -48,6 +48,10 @@ typedef struct ferry_dispatch_args {
   /// FERRY_FORMAT_NVFP4 without FERRY_NVFP4_PER_TOKEN: address of g, one fp32, read while the call runs;
   /// NULL: 1. See ferry::DispatchOptions::global_scale.
   const float* global_scale;
+  /// [E + S] a scale of each expert, with which rows are encoded where they arrive; NULL: none. See
+  /// ferry::DispatchOptions::input_scales.
+  const float* input_scales;
+  int64_t input_scale_count;  ///< length of input_scales: E + S
 } ferry_dispatch_args;
 
 typedef struct ferry_dispatch_receive_args {

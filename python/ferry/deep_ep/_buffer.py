@@ -234,16 +234,25 @@ class Buffer:
         use_ue8m0: bool = False,
         async_finish: bool = False,
         return_recv_hook: bool = False,
+        use_nvfp4: bool = False,
+        x_global_scale=None,
+        use_ue8m0_for_sf: bool = False,
     ):
         """(recv, recv_count int32 [L], handle, event, hook).
 
         recv: bfloat16 [L, R*M, H], or (float8_e4m3fn, scales). Scales are float32 [L, R*M, H/128], or with use_ue8m0
         int32 [L, R*M, H/512] of four exponents each; neighbouring rows are neighbours in memory. Rows of an expert are
         ordered by source rank, then token. dispatch_wait_recv_cost_stats is not written: waits are not measured.
+
+        use_nvfp4 goes before use_fp8: (uint8 [R*M, H/2, L], scales float8_e4m3fn [32, 4, ceil(R*M/128), 4, ceil(H/64), L]),
+        both with L first in memory; on CPUs. A value is element * scale / x_global_scale. x_global_scale: a number or
+        float32 of one value; default 1.
         """
+        if use_nvfp4 and use_ue8m0_for_sf:
+            raise ferry.UnsupportedError("low_latency_dispatch: use_ue8m0_for_sf: scales of NVFP4 are e4m3")
         return self._low_latency.dispatch(
             x, topk_idx, num_max_dispatch_tokens_per_rank, num_experts, cumulative_local_expert_recv_stats, use_fp8,
-            round_scale, use_ue8m0, async_finish, return_recv_hook)
+            round_scale, use_ue8m0, use_nvfp4, x_global_scale, async_finish, return_recv_hook)
 
     def low_latency_combine(
         self,

@@ -24,6 +24,16 @@ struct PooledExchange {
   bool busy = false;  // between the phases of a call
 };
 
+// How rows of a dispatch are quantised.
+struct LowLatencyFormat {
+  bool use_fp8 = false, round_scale = false, use_ue8m0 = false;
+  bool use_nvfp4 = false;                  // before use_fp8
+  nb::object x_global_scale = nb::none();  // of nvfp4: 1 / g
+
+  // Throws UsageError for options that exclude each other.
+  Format format() const;
+};
+
 // Equal exchanges, one for each call between its two phases. All ranks make the same number of them.
 struct LowLatencyPool {
   static constexpr std::size_t kMost = 4;
@@ -40,7 +50,7 @@ struct LowLatencyPool {
   // Of each exchange, known once there is one:
   PlanShape plan_shape;
   std::int64_t local_experts = 0, capacity = 0;  // L, R*M
-  TensorShape values, fp8_values, scales, packed_scales, counts, plan;
+  TensorShape values, fp8_values, scales, packed_scales, nvfp4_values, nvfp4_scales, counts, plan;
 
  private:
   void learn(const PyExchange& exchange);
@@ -89,8 +99,8 @@ class LowLatencyCalls {
       : streams_(std::move(streams)), make_exchange_(std::move(make_exchange)) {}
 
   nb::tuple dispatch(const nb::object& x, const nb::object& topk_idx, const nb::object& max_tokens,
-                     const nb::object& experts, const nb::object& stats, bool use_fp8, bool round_scale,
-                     bool use_ue8m0, bool async_finish, bool hooked);
+                     const nb::object& experts, const nb::object& stats, const LowLatencyFormat& format,
+                     bool async_finish, bool hooked);
   nb::tuple combine(const nb::object& x, const nb::object& topk_idx, const nb::object& topk_weights,
                     const nb::object& handle, bool use_logfmt, bool zero_copy, bool async_finish, bool hooked,
                     const nb::object& out);

@@ -53,7 +53,8 @@ nb::object low_latency_item(const nb::object& self, const nb::object& index) {
 constexpr const char* kDispatchSignature =
     "def dispatch(self, x: typing.Any, topk_idx: typing.Any, max_tokens: typing.Any, experts: typing.Any, "
     "stats: typing.Any, use_fp8: typing.Any, round_scale: typing.Any, use_ue8m0: typing.Any, "
-    "async_finish: typing.Any, hooked: typing.Any) -> tuple";
+    "use_nvfp4: typing.Any, x_global_scale: typing.Any, async_finish: typing.Any, hooked: typing.Any) -> "
+    "tuple";
 constexpr const char* kCombineSignature =
     "def combine(self, x: typing.Any, topk_idx: typing.Any, topk_weights: typing.Any, handle: typing.Any, "
     "use_logfmt: typing.Any, zero_copy: typing.Any, async_finish: typing.Any, hooked: typing.Any, "
@@ -91,14 +92,19 @@ void bind_low_latency(nb::module_& module) {
           [](LowLatencyCalls& self, const nb::object& x, const nb::object& topk_idx,
              const nb::object& max_tokens, const nb::object& experts, const nb::object& stats,
              const nb::object& use_fp8, const nb::object& round_scale, const nb::object& use_ue8m0,
-             const nb::object& async_finish, const nb::object& hooked) {
-            return self.dispatch(x, topk_idx, max_tokens, experts, stats, is_true(use_fp8),
-                                 is_true(round_scale), is_true(use_ue8m0), is_true(async_finish),
-                                 is_true(hooked));
+             const nb::object& use_nvfp4, const nb::object& x_global_scale, const nb::object& async_finish,
+             const nb::object& hooked) {
+            return self.dispatch(x, topk_idx, max_tokens, experts, stats,
+                                 {.use_fp8 = is_true(use_fp8),
+                                  .round_scale = is_true(round_scale),
+                                  .use_ue8m0 = is_true(use_ue8m0),
+                                  .use_nvfp4 = is_true(use_nvfp4),
+                                  .x_global_scale = x_global_scale},
+                                 is_true(async_finish), is_true(hooked));
           },
           "x"_a.none(), "topk_idx"_a.none(), "max_tokens"_a.none(), "experts"_a.none(), "stats"_a.none(),
-          "use_fp8"_a.none(), "round_scale"_a.none(), "use_ue8m0"_a.none(), "async_finish"_a.none(),
-          "hooked"_a.none(), nb::sig(kDispatchSignature))
+          "use_fp8"_a.none(), "round_scale"_a.none(), "use_ue8m0"_a.none(), "use_nvfp4"_a.none(),
+          "x_global_scale"_a.none(), "async_finish"_a.none(), "hooked"_a.none(), nb::sig(kDispatchSignature))
       .def(
           "combine",
           [](LowLatencyCalls& self, const nb::object& x, const nb::object& topk_idx,

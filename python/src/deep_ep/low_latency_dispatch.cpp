@@ -16,8 +16,9 @@ struct Received {
 
   Received(const LowLatencyPool& pool, const Format& format, const NewArrays& arrays) {
     const PartTimer timer(HostPart::allocation);
-    const bool fp8 = format.quantises();
-    values = arrays.make(fp8 ? pool.fp8_values : pool.values, memory.parts[0]);
+    const bool nvfp4 = format.kind == FormatKind::nvfp4, fp8 = format.quantises() && !nvfp4;
+    values = arrays.make(nvfp4 ? pool.nvfp4_values : fp8 ? pool.fp8_values : pool.values, memory.parts[0]);
+    if (nvfp4) scales = arrays.make(pool.nvfp4_scales, memory.parts[1]);
     if (fp8) scales = arrays.make(format.fp8.packed ? pool.packed_scales : pool.scales, memory.parts[1]);
     counts = arrays.make(pool.counts, memory.counts);
     plan = arrays.make(pool.plan, memory.plan);
@@ -34,7 +35,34 @@ struct Received {
   }
 };
 
-Format format_of(bool use_fp8, bool round_scale, bool use_ue8m0) {
+// g of NVFP4 from the caller's factor 1 / g: a number, or an array whose values are all the same.
+float scale_of_factor(const nb::object& factor, DispatchInput& in) {
+  if (PyFloat_Check(factor.ptr()) != 0 || PyLong_Check(factor.ptr()) != 0)
+    return static_cast<float>(1.0 / nb::cast<double>(factor));
+  const char* const name = "x_global_scale";
+  const Array& array = in.arguments.add(factor, name);
+  require_dense(array, name);
+  std::int64_t values = 1;
+  for (const std::int64_t length : array.shape) values *= length;
+  if (array.element != kFp32 || values == 0) {
+    throw UsageError(str(name, ": expected a number or float32 values, got ", name_of(array.element), " ",
+                         shape_text(array.shape)));
+  }
+  const auto* const factors = static_cast<const float*>(array.data);
+  for (std::int64_t i = 1; i < values; ++i) {
+    if (factors[i] == factors[0]) continue;
+    throw UsageError(str(name, ": values ", factors[0], " and ", factors[i],
+                         " differ, but a token has one factor: pass one, or call Exchange.dispatch with "
+                         "input_scales"));
+  }
+  return 1.0f / factors[0];
+}
+
+}  // namespace
+
+Format LowLatencyFormat::format() const {
+  // Callers pass the options of fp8 with use_nvfp4 too, where they mean nothing.
+  if (use_nvfp4) return Format::nvfp4({.tiles = true});
   if (use_ue8m0 && !round_scale)
     throw UsageError("use_ue8m0 needs round_scale: an exponent can only represent a power of two");
   if (!use_fp8) return {};
@@ -42,11 +70,9 @@ Format format_of(bool use_fp8, bool round_scale, bool use_ue8m0) {
           .fp8 = {.column_major = true, .power_of_two = round_scale, .packed = use_ue8m0}};
 }
 
-}  // namespace
-
 nb::tuple LowLatencyCalls::dispatch(const nb::object& x, const nb::object& topk_idx,
                                     const nb::object& max_tokens, const nb::object& experts,
-                                    const nb::object& stats, bool use_fp8, bool round_scale, bool use_ue8m0,
+                                    const nb::object& stats, const LowLatencyFormat& format,
                                     bool async_finish, bool hooked) {
   std::optional<PartTimer> timer(std::in_place, HostPart::arguments);
   require_open();
@@ -65,12 +91,19 @@ nb::tuple LowLatencyCalls::dispatch(const nb::object& x, const nb::object& topk_
   std::optional<Received> received;
   call.read_or_refuse({Operation::dispatch}, [&] {
     refuse_hook_with_event(async_finish, hooked);
-    in.options.format = format_of(use_fp8, round_scale, use_ue8m0);
+    in.options.format = format.format();
+    if (format.use_nvfp4 && pool->shape.on_device)
+      throw UnsupportedError(
+          "low_latency_dispatch: use_nvfp4 is not available on device memory: pass use_fp8");
     const Array& rows =
         in.arguments.rows(dense_array(x, tokens), "x", pool->shape.hidden, {kBf16, kFp16, kFp32});
     in.tokens = Tokens::rows(rows.data, rows.shape[0], *value_type_of(rows.element), 0);
     in.ids = ids_of(in.arguments.add(dense_array(topk_idx, ids), "topk_idx"), rows.shape[0],
                     pool->shape.top_k, "topk_idx");
+    if (format.use_nvfp4 && !format.x_global_scale.is_none()) {
+      in.global_scale = scale_of_factor(format.x_global_scale, in);
+      in.options.global_scale = &in.global_scale;
+    }
     received.emplace(*pool, *in.options.format, NewArrays(tokens.framework, call.device()));
     if (stats.is_none()) return;
     const char* const name = "cumulative_local_expert_recv_stats";

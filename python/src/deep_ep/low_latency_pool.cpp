@@ -2,6 +2,7 @@
 #include "deep_ep/low_latency.hpp"
 #include "exchange/configuration.hpp"
 #include "ferry/error.hpp"
+#include "format/parts.hpp"
 #include "host_parts.hpp"
 
 namespace ferry::python {
@@ -19,6 +20,13 @@ void LowLatencyPool::learn(const PyExchange& exchange) {
   const Shape strides = {capacity, 1, column};
   scales = {kFp32, {local_experts, capacity, (config.hidden + 127) / 128}, strides};
   packed_scales = {kInt32, {local_experts, capacity, (config.hidden + 511) / 512}, strides};
+  // As DeepEP returns them: [R*M, H/2, L] and [32, 4, rows of tiles, 4, tiles, L], with the last dimension
+  // first in memory and then the third, the fifth, the first, the second and the fourth.
+  const std::int64_t half = config.hidden / 2, wide = (config.hidden + 63) / 64, tall = row_tiles(capacity);
+  nvfp4_values = {kByte, {capacity, half, local_experts}, {half, 1, capacity * half}};
+  nvfp4_scales = {kFp8,
+                  {32, 4, tall, 4, wide, local_experts},
+                  {16, 4, wide * kTileBytes, 1, kTileBytes, tall * wide * kTileBytes}};
   counts = {kInt32, {local_experts}};
   plan = {kByte, {exchange.receive_sizes().plan_bytes}};
 }

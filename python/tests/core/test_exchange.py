@@ -344,6 +344,37 @@ def test_scales_as_tiles(rng, name, layout):
     ferry.Group.threads(4).run(body)
 
 
+@pytest.mark.parametrize("name", ["fp8", "mxfp8", "nvfp4"])
+def test_input_scales(rng, name):
+    step = random_step(rng, hidden=96)
+    experts = step.experts
+    scales = rng.uniform(0.01, 3, experts).astype(np.float32)
+
+    def body(rank):
+        exchange = exchange_for(rank, step, hidden=96)  # bf16, as the tokens travel
+        rows = exchange.dispatch(*inputs(step, rank), format=name, input_scales=scales)
+        assert len(rows.parts) == (1 if name == "fp8" else 2)
+        assert (rows.scales is None) == (name == "fp8")
+        for position, (expert, source, token, _) in enumerate(routes_to(step, rank.index)):
+            x = step.tokens[source][token].astype(np.float32) / scales[expert]
+            if name == "fp8":
+                assert same_bits(rows.data[position], np.clip(x, -448, 448).astype(ml_dtypes.float8_e4m3fn))
+            elif name == "mxfp8":
+                half, exponents = np.frexp(np.abs(x.reshape(3, 32)).max(1))
+                exponents = np.where(np.abs(x.reshape(3, 32)).max(1) == 0, -127, exponents - 9 + (half > 0.875))
+                assert np.array_equal(rows.scales[position][:3], (exponents + 127).astype(np.uint8))
+            else:
+                blocks = step.tokens[source][token].astype(np.float32).reshape(6, 16)
+                expected = (np.abs(blocks).max(axis=1) / np.float32(6) / scales[expert]).astype(ml_dtypes.float8_e4m3fn)
+                assert same_bits(np.ascontiguousarray(rows.scales[position])[:6], expected)
+        with pytest.raises(ferry.UsageError, match="input_scales: expected"):
+            exchange.dispatch(*inputs(step, rank), format=name, input_scales=scales[:-1])
+        with pytest.raises(ferry.UsageError, match="input_scales are for the formats"):
+            exchange.dispatch(*inputs(step, rank), input_scales=scales)
+
+    ferry.Group.threads(4).run(body)
+
+
 def test_raw_parts_are_moved_unchanged(rng):
     step = random_step(rng)
     parts = [

@@ -1,5 +1,6 @@
 """The deep_ep interface with NumPy on the CPU backend: shapes, types, order and conventions of every method."""
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -259,6 +260,71 @@ def test_fp8_of_low_latency_mode(rng, scales):
                     assert exponents.tolist() == (rounded.view(np.int32) >> 23).tolist()
                 else:
                     assert same_bits(scale[local, position].copy(), exact if scales == "plain" else rounded)
+
+
+# Reads NVFP4 rows as callers do: values [R*M, H/2, L], scales [32, 4, rows of tiles, 4, tiles, L], and the factor that they
+# passed. Returns [L, R*M, H] in fp32.
+def decoded_nvfp4(values, scales, x_global_scale):
+    packed = values.transpose(2, 0, 1)
+    codes = np.stack([packed & 0xF, packed >> 4], axis=-1).reshape(*packed.shape[:2], -1)
+    table = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
+    tiles = scales.astype(np.float32).transpose(5, 2, 4, 0, 1, 3)  # [L, rows of tiles, tiles, 32, 4, 4]
+    local, tall, wide = tiles.shape[:3]
+    of_rows = tiles.transpose(0, 1, 4, 3, 2, 5).reshape(local, tall * 128, wide * 4)
+    of_columns = of_rows.repeat(16, axis=2)[:, : codes.shape[1], : codes.shape[2]]
+    return table[codes] * (of_columns * (np.float32(1) / x_global_scale))
+
+
+@pytest.mark.parametrize("hook", [False, True])
+@pytest.mark.parametrize("hidden", [256, 288])
+def test_nvfp4_of_low_latency_mode(rng, hook, hidden):
+    step = step_of(rng, hidden=hidden)
+    # Callers calibrate the factor so that the largest value fits: 448 * 6 / amax.
+    factor = np.float32(448 * 6) / max(np.abs(x.astype(np.float32)).max(initial=1) for x in step.tokens)
+
+    @on_ranks(4)
+    def _(me, buffer):
+        given = [factor.reshape(1), float(factor), np.full((16,), factor), np.array(factor)][me]
+        (values, scales), counts, handle, _, call = low_latency(
+            buffer, step, me, use_fp8=me % 2 == 0, use_nvfp4=True, x_global_scale=given, return_recv_hook=hook)
+        if hook:
+            call()
+        assert values.shape == (36, hidden // 2, 4) and values.dtype == np.uint8
+        assert values.strides == (hidden // 2, 1, 36 * hidden // 2)
+        wide = -(-hidden // 64)
+        assert scales.shape == (32, 4, 1, 4, wide, 4) and scales.dtype == fp8
+        assert scales.strides == (16, 4, wide * 512, 1, 512, wide * 512)
+        decoded, g = decoded_nvfp4(values, scales, factor), np.float32(1) / factor
+        for local in range(4):
+            routes = [route for route in routes_to(step, me) if route[0] == me * 4 + local]
+            assert counts[local] == len(routes)
+            for position, (_, rank, token, _) in enumerate(routes):
+                x = step.tokens[rank][token].astype(np.float32).reshape(-1, 16)
+                amax = np.abs(x).max(1, keepdims=True)
+                error = np.abs(decoded[local, position].reshape(-1, 16) - x)
+                assert (error <= 0.25 * amax + 1e-6).all()
+                exact = (amax / np.float32(6) / g).astype(fp8).astype(np.float32) * g
+                codes = np.clip(x / exact, -6, 6).astype(ml_dtypes.float4_e2m1fn).astype(np.float32)
+                assert np.allclose(decoded[local, position].reshape(-1, 16), codes * exact, rtol=1e-6, atol=0)
+        # The experts' outputs go back as without quantisation.
+        y, *_ = buffer.low_latency_combine(decoded.astype(bf16), step.ids[me], step.weights[me], handle)
+        assert y.shape == step.tokens[me].shape and np.isfinite(y.astype(np.float32)).all()
+
+
+def test_bad_factors_of_nvfp4(rng):
+    step = step_of(rng)
+
+    @on_ranks(4)
+    def _(me, buffer):
+        for bad, words in [(np.array([1, 2], np.float32), "x_global_scale: values 1 and 2 differ"),
+                           (np.ones(1, np.float64), "x_global_scale: expected a number or float32"),
+                           (np.ones(0, np.float32), "x_global_scale: expected a number or float32")]:
+            with pytest.raises(ferry.UsageError, match=words):
+                low_latency(buffer, step, me, use_nvfp4=True, x_global_scale=bad if me == 1 else 1.0)
+        with pytest.raises(ferry.UnsupportedError, match="use_ue8m0_for_sf"):
+            low_latency(buffer, step, me, use_nvfp4=True, use_ue8m0_for_sf=True)
+        (values, _), *_ = low_latency(buffer, step, me, use_nvfp4=True)  # without a factor: 1
+        assert values.dtype == np.uint8
 
 
 @pytest.mark.parametrize("hook", [False, True])

@@ -7,6 +7,7 @@
 #include "backends/cpu/call_summary.hpp"
 #include "backends/cpu/chunk_schedule.hpp"
 #include "backends/cpu/dispatch_relay.hpp"
+#include "backends/cpu/expert_scale.hpp"
 #include "backends/cpu/lane.hpp"
 #include "layout/message.hpp"
 #include "plan/planning.hpp"
@@ -16,7 +17,8 @@ namespace ferry::cpu {
 
 class Dispatch {
  public:
-  explicit Dispatch(Lane& lane) : lane_(lane), context_(lane.context), relay_(lane.context) {}
+  explicit Dispatch(Lane& lane)
+      : lane_(lane), context_(lane.context), expert_encoder_(lane.context.kernels), relay_(lane.context) {}
 
   // `split`: the caller may reuse its memory after this, so this rank's own tokens are staged as well.
   void send(const DispatchCall& call, bool split);
@@ -69,6 +71,9 @@ class Dispatch {
   void write_expert_rows(const TokenData& token, const std::int32_t* rows);
   void write_rank_major_row(const TokenData& token, const std::int32_t* rows);
   void write_parts(const TokenData& token, const std::int32_t* rows, int count);
+  void write_encoded(const TokenData& token, std::int32_t row, int expert);
+  void store_part(int part, std::int32_t row, const void* in);
+  int expert_of_row(std::int32_t row) const;
   void write_weighted(const TokenData& token, std::int32_t row, float weight) const;
   void write_computed(const TokenData& token, std::int32_t row, float weight);
   void write_padding(std::int64_t begin, std::int64_t end);
@@ -82,15 +87,19 @@ class Dispatch {
   bool by_plan_ = false;  // dispatch from a plan
   PlanView plan_{};
   PlanHeader
-      header_{};  // by plan: as it was checked, because the caller may change its plan between the phases
-  PartList parts_;
+      header_{};    // by plan: as it was checked, because the caller may change its plan between the phases
+  PartList parts_;  // of received rows
+  PartList message_parts_;  // of messages: the same, or with input_scales the tokens as they are
   Encoding encoding_;
+  std::vector<float> input_scales_;  // [E + S], or empty
   MessageLayout layout_{};
   Store staging_store_ = Store::cached, row_store_ = Store::cached;
   ChunkSchedule chunks_;
   OptionalArgument weights_;
   RowOffsetTable row_offsets_;
-  ScaleTiles tiles_;  // of formats with scales as tiles
+  ExpertScaleEncoder expert_encoder_;
+  std::vector<std::byte> scale_row_;  // of one row
+  ScaleTiles tiles_;                  // of formats with scales as tiles
   DispatchResult result_;
   std::int64_t stored_rows_ = 0;            // rows from here on are not stored: ReceiveBuffers::rows
   std::vector<std::int32_t> valid_counts_;  // by plan: the plan's counts, invalid ones replaced

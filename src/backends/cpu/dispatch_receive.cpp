@@ -177,7 +177,7 @@ void Dispatch::drop_own_rows(std::int32_t token) const {
 
 Dispatch::TokenData Dispatch::staged_token(const std::byte* message) const {
   TokenData data{};
-  for (int p = 0; p < parts_.count; ++p) data.parts[p] = message + layout_.part_offset[p];
+  for (int p = 0; p < message_parts_.count; ++p) data.parts[p] = message + layout_.part_offset[p];
   data.ids = reinterpret_cast<const std::int32_t*>(message + layout_.ids_offset);
   data.weights = reinterpret_cast<const float*>(message + layout_.weights_offset);
   return data;
@@ -185,12 +185,12 @@ Dispatch::TokenData Dispatch::staged_token(const std::byte* message) const {
 
 Dispatch::TokenData Dispatch::caller_token(std::int64_t token) {
   TokenData data{};
-  if (encoding_.quantises()) {
+  if (encoding_.quantises() && input_scales_.empty()) {
     scratch_.resize(static_cast<std::size_t>(layout_.bytes));
     encode(token, scratch_.data());
     for (int p = 0; p < parts_.count; ++p) data.parts[p] = scratch_.data() + layout_.part_offset[p];
   } else {
-    for (int p = 0; p < parts_.count; ++p) data.parts[p] = caller_part(p, token);
+    for (int p = 0; p < message_parts_.count; ++p) data.parts[p] = caller_part(p, token);
   }
   data.ids = plan_.route_expert + token * context_.config.top_k;
   data.weights = call_.weights + token * context_.config.top_k;

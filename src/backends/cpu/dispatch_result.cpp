@@ -126,6 +126,11 @@ void Dispatch::write_shared_rows() {
       if (!by_plan_) plan_.sources[row] = {context_.me(), token, config.top_k + expert};
     }
     const TokenData data = caller_token(token);
+    if (!input_scales_.empty()) {
+      for (int i = 0; i < count; ++i)
+        write_encoded(data, rows[i], config.experts + static_cast<int>(rows[i] / shared.stride));
+      continue;
+    }
     if (!call_.apply_weights) write_parts(data, rows, count);
     for (int i = 0; i < count && call_.apply_weights; ++i) write_weighted(data, rows[i], 1.0f);
   }
@@ -179,15 +184,41 @@ void Dispatch::write_rank_major_row(const TokenData& token, const std::int32_t* 
   write_parts(token, &row, 1);
 }
 
+// The expert of a row of a routed expert.
+int Dispatch::expert_of_row(std::int32_t row) const {
+  const std::int32_t* const end = result_.row_offsets + result_.groups;
+  return result_.group_expert[std::upper_bound(result_.row_offsets, end, row) - result_.row_offsets - 1];
+}
+
+// Encodes a row with the scale of its expert.
+void Dispatch::write_encoded(const TokenData& token, std::int32_t row, int expert) {
+  scale_row_.resize(static_cast<std::size_t>(parts_.part[1].wire_bytes));
+  const EncodedRow to{static_cast<std::byte*>(result_.data) + row * parts_.part[0].row_bytes,
+                      scale_row_.data(), nullptr};
+  if (!expert_encoder_.encode(to, token.parts[0], call_.tokens.type, context_.config.hidden, encoding_,
+                              input_scales_[static_cast<std::size_t>(expert)]))
+    lane_.diagnostics.bad_scale = true;
+  if (parts_.count > 1) store_part(1, row, scale_row_.data());
+}
+
+// Stores one row of a part by elements.
+void Dispatch::store_part(int part, std::int32_t row, const void* in) {
+  const PartLayout& layout = parts_.part[part];
+  const ReceivedPart& out = result_.parts[static_cast<std::size_t>(part)];
+  const std::int64_t place = layout.tiles ? tiles_.tile_row(row) : row;
+  if (place >= 0) store_part_row(layout, out.data, place, out.leading_dimension, in);
+}
+
 void Dispatch::write_parts(const TokenData& token, const std::int32_t* rows, int count) {
+  if (!input_scales_.empty()) {
+    for (int i = 0; i < count; ++i) write_encoded(token, rows[i], expert_of_row(rows[i]));
+    return;
+  }
   for (int p = 0; p < parts_.count; ++p) {
     const PartLayout& part = parts_.part[p];
     const ReceivedPart& out = result_.parts[static_cast<std::size_t>(p)];
     if (part.columns || part.tiles) {
-      for (int i = 0; i < count; ++i) {
-        const std::int64_t row = part.tiles ? tiles_.tile_row(rows[i]) : rows[i];
-        if (row >= 0) store_part_row(part, out.data, row, out.leading_dimension, token.parts[p]);
-      }
+      for (int i = 0; i < count; ++i) store_part(p, rows[i], token.parts[p]);
       continue;
     }
     void* outs[std::max(kMaxTopK, kMaxSharedExperts)];

@@ -13,9 +13,13 @@ void Dispatch::send(const DispatchCall& call, bool split) {
   call_ = call;
   split_ = split;
   by_plan_ = !call.plan.empty();
-  parts_ = parts_of(call.format, context_.config.hidden);
+  input_scales_.assign(call.input_scales.begin(), call.input_scales.end());
+  const bool by_expert = !input_scales_.empty();
+  const int hidden = context_.config.hidden;
+  parts_ = by_expert ? parts_by_expert(call.format, hidden) : parts_of(call.format, hidden);
+  message_parts_ = by_expert ? value_parts(call.tokens.type, hidden) : parts_;
   encoding_ = encoding_of(call.format);
-  layout_ = message_layout(parts_, context_.config.top_k);
+  layout_ = message_layout(message_parts_, context_.config.top_k);
   weights_ = {};
   CallOptions options = options_of(context_.config, call);
   add_plan(call.plan, &options);
@@ -181,7 +185,7 @@ const std::byte* Dispatch::caller_part(int part, std::int64_t token) const {
 }
 
 void Dispatch::encode(std::int64_t token, std::byte* message) const {
-  if (encoding_.quantises()) {
+  if (encoding_.quantises() && input_scales_.empty()) {
     const EncodedRow to{message + layout_.part_offset[0], message + layout_.part_offset[1],
                         message + layout_.part_offset[2]};
     const float global_scale = call_.global_scale != nullptr ? *call_.global_scale : 1.0f;
@@ -190,9 +194,9 @@ void Dispatch::encode(std::int64_t token, std::byte* message) const {
       lane_.diagnostics.bad_scale = true;
     return;
   }
-  for (int p = 0; p < parts_.count; ++p) {
-    context_.kernels.copy(message + layout_.part_offset[p], caller_part(p, token), parts_.part[p].row_bytes,
-                          staging_store_);
+  for (int p = 0; p < message_parts_.count; ++p) {
+    context_.kernels.copy(message + layout_.part_offset[p], caller_part(p, token),
+                          message_parts_.part[p].row_bytes, staging_store_);
   }
 }
 

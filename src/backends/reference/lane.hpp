@@ -80,6 +80,7 @@ class Lane {
   std::vector<std::int64_t> ids_of_call();
   void stage_inputs();
   oracle::GlobalInputs read_global_inputs();
+  void find_bad_scales_of_experts(const oracle::GlobalInputs& inputs, const oracle::RowPositions& positions);
   void find_bad_scales(const oracle::GlobalInputs& inputs);
   PlanView open_plan();
   void finish_plan(const oracle::GlobalInputs& inputs, const oracle::RowPositions& positions,
@@ -112,7 +113,8 @@ class Lane {
   bool leaves_out_rows_ = false;               // a dispatch has not stored all of its rows
   std::vector<std::int32_t> routes_, tokens_;  // of the last dispatch_counts
   DispatchCall dispatch_;
-  float global_scale_ = 1;  // of the dispatch, read in its send phase
+  float global_scale_ = 1;           // of the dispatch, read in its send phase
+  std::vector<float> input_scales_;  // likewise
   CombineCall combine_;
 };
 

@@ -14,6 +14,7 @@ namespace ferry::reference {
 void Lane::dispatch_send(const DispatchCall& call) {
   dispatch_ = call;
   global_scale_ = call.global_scale != nullptr ? *call.global_scale : 1;
+  input_scales_.assign(call.input_scales.begin(), call.input_scales.end());
   CallOptions options = options_of(context_.config, call);
   add_plan(call.plan, &options);
   // Peers read the rows as they are, so they must know their type.
@@ -75,6 +76,7 @@ oracle::GlobalInputs Lane::read_global_inputs() {
                               .weighted = false,
                               .apply_weights = dispatch_.apply_weights,
                               .global_scale = global_scale_,
+                              .input_scales = input_scales_,
                               .ranks = {}};
   const auto row_bytes =
       oracle::input_row_bytes(dispatch_.format, dispatch_.tokens.type, context_.config.hidden);
@@ -118,7 +120,11 @@ DispatchResult Lane::dispatch_receive() {
   } else {
     result_.plan = dispatch_.plan;
   }
-  find_bad_scales(inputs);
+  if (input_scales_.empty()) {
+    find_bad_scales(inputs);
+  } else {
+    find_bad_scales_of_experts(inputs, positions);
+  }
   write_received(inputs, positions);
   count_traffic(inputs, positions);
   fault_point(FaultPoint::dispatch_done, context_.me());
@@ -135,6 +141,19 @@ void Lane::find_bad_scales(const oracle::GlobalInputs& inputs) {
                                   [&](std::int64_t id) { return id >= 0 && id < context_.config.experts; });
     const std::vector<std::byte> scales = oracle::encoded_part(inputs, me, token, 1, nullptr);
     if (sent && std::count(scales.begin(), scales.end(), std::byte{0x7F}) > 0) diagnostics.bad_scale = true;
+  }
+}
+
+// With input_scales the rank that receives a row encodes it.
+void Lane::find_bad_scales_of_experts(const oracle::GlobalInputs& inputs,
+                                      const oracle::RowPositions& positions) {
+  const oracle::RankRows& here = positions.ranks[context_.me()];
+  if (inputs.format.kind != FormatKind::nvfp4) return;
+  for (const oracle::RowInfo& row : here.rows) {
+    if (row.state != oracle::RowState::kept) continue;
+    const float* scale = &inputs.input_scales[here.group_expert[row.group]];
+    const auto scales = oracle::encoded_part(inputs, row.source.rank, row.source.token, 1, nullptr, scale);
+    if (std::count(scales.begin(), scales.end(), std::byte{0x7F}) > 0) diagnostics.bad_scale = true;
   }
 }
 
@@ -277,8 +296,11 @@ void Lane::write_received(const oracle::GlobalInputs& inputs, const oracle::RowP
 
 void Lane::count_traffic(const oracle::GlobalInputs& inputs, const oracle::RowPositions& positions) {
   std::int64_t message_bytes = 8 + 8 * std::int64_t{positions.top_k};  // token and position; ids; weights
-  for (const oracle::PartShape& shape : oracle::part_shapes(inputs.format, context_.config.hidden, 0)) {
-    message_bytes += oracle::round_up(shape.elements * shape.element_bytes, 16);
+  if (!inputs.input_scales.empty()) {
+    message_bytes += context_.config.hidden * bytes_of(inputs.type);
+  } else {
+    for (const oracle::PartShape& shape : oracle::part_shapes(inputs.format, context_.config.hidden, 0))
+      message_bytes += oracle::round_up(shape.elements * shape.element_bytes, 16);
   }
   message_bytes = oracle::round_up(message_bytes, 16);
   const oracle::SentMessages sent =

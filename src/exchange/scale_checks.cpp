@@ -1,0 +1,75 @@
+#include "exchange/scale_checks.hpp"
+
+#include <cmath>
+
+#include "base/text.hpp"
+#include "format/encoding.hpp"
+
+namespace ferry {
+namespace {
+
+void check_global_scale(const DispatchCall& call) {
+  const Encoding encoding = encoding_of(call.format);
+  if (call.global_scale == nullptr || (encoding.is_nvfp4() && !encoding.row_scale)) return;
+  throw UsageError(
+      str("dispatch: global_scale is for the format nvfp4 without a scale for each token, this call's is ",
+          to_string(call.format), ": leave it null"));
+}
+
+// The scales of this rank's experts: the others are not read here.
+void check_scale_values(const Config& config, int rank, const DispatchCall& call) {
+  const auto check = [&](int expert) {
+    const float scale = call.input_scales[static_cast<std::size_t>(expert)];
+    if (scale > 0 && std::isfinite(scale)) return;
+    throw UsageError(str("dispatch: input_scales[", expert, "] = ", scale, " on rank ", rank,
+                         ", must be positive and finite"));
+  };
+  for (const int expert : config.placement.experts_of(rank)) check(expert);
+  for (int shared = 0; shared < config.shared_experts; ++shared) check(config.experts + shared);
+}
+
+void check_input_scales(const Config& config, int rank, const DispatchCall& call) {
+  if (!by_expert(call)) return;
+  const Encoding encoding = encoding_of(call.format);
+  const bool plain_fp8 = call.format == Format::fp8_e4m3();
+  const bool mxfp8 = encoding.is_mx() && encoding.element == ElementType::e4m3;
+  if (!plain_fp8 && !mxfp8 && (!encoding.is_nvfp4() || encoding.row_scale)) {
+    throw UsageError(
+        str("dispatch: input_scales are for the formats fp8 (without options), mxfp8 and nvfp4 "
+            "(without a scale for each token), this call's is ",
+            to_string(call.format), ": pass none"));
+  }
+  if (config.layout == Layout::rank_major) {
+    throw UsageError(
+        "dispatch: input_scales need an expert layout: a rank_major row stands for several experts");
+  }
+  if (config.memory == MemoryKind::device) {
+    throw UnsupportedError(
+        "dispatch: input_scales are not available on device memory: pass global_scale, or use a backend of "
+        "host memory");
+  }
+  if (call.global_scale != nullptr)
+    throw UsageError("dispatch: input_scales and global_scale exclude each other: pass one of them");
+  const std::int64_t expected = std::int64_t{config.experts} + config.shared_experts;
+  if (static_cast<std::int64_t>(call.input_scales.size()) != expected) {
+    throw UsageError(str("dispatch: input_scales has ", counted(call.input_scales.size(), "value"),
+                         " on rank ", rank, ", must have one for each of the ", expected,
+                         " experts, shared ones included"));
+  }
+  if (call.input_scales.data() == nullptr)
+    throw UsageError(str("dispatch: input_scales: the address is null on rank ", rank));
+  check_scale_values(config, rank, call);
+}
+
+}  // namespace
+
+bool by_expert(const DispatchCall& call) {
+  return call.input_scales.data() != nullptr || !call.input_scales.empty();
+}
+
+void check_scales(const Config& config, int rank, const DispatchCall& call) {
+  check_global_scale(call);
+  check_input_scales(config, rank, call);
+}
+
+}  // namespace ferry
