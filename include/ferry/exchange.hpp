@@ -165,6 +165,19 @@ struct Result {
   std::int64_t stride = 0;  ///< bytes from one row to the next (unreduced: from slot to slot); 0: dense
 };
 
+/// What combine does with each value y of the result, after it has been rounded to the result's type: y
+/// becomes round(fma(scale, y, r)), with r of the residual row of the token. The bits are those of a pass of
+/// its own over the result; here the row is still in a cache. Host memory; not with unreduced.
+struct Epilogue {
+  /// [N, H] of the result's type; null: nothing is added. Addresses and strides as of the result, which it
+  /// must not overlap.
+  const void* residual = nullptr;
+  std::int64_t stride = 0;  ///< bytes from one residual row to the next; 0: dense
+  float scale = 1.0f;
+
+  bool empty() const { return residual == nullptr && scale == 1.0f; }
+};
+
 /// Options of a combine. At most one of row_weights and topk_weights is passed; without both, every weight
 /// is 1. rank_major takes `partial` without weights and values; `unreduced` takes no weights. All ranks pass
 /// the same reduction.
@@ -181,6 +194,7 @@ struct CombineOptions {
   /// [S, N, H] of the result's type, dense: takes the outputs of the shared experts, which are then not
   /// added. +0 where a shared row was dropped. `unreduced` needs it. Each rank may choose for itself.
   void* shared_outputs = nullptr;
+  Epilogue epilogue{};  ///< the residual is read in the receive phase; each rank may choose for itself
   int lane = 0;
   int sm_limit = 0;  ///< GPU backends: most thread blocks at once; 0: no limit
 };
@@ -302,9 +316,9 @@ class Exchange {
   void combine(const Outputs& outputs, const Plan& plan, const Result& result,
                const CombineOptions& options = {}, Stream stream = {});
   /// The send phase of a combine. Waits for no peer's data. When it is done, outputs, row_weights and
-  /// row_values may be reused; the plan, the result, shared_outputs, topk_weights and route_values must live
-  /// until the receive phase is done. Between the phases, the lane accepts only combine_receive().
-  /// topk_weights with `partial` are refused, because they need a round trip of their own.
+  /// row_values may be reused; the plan, the result, shared_outputs, the residual, topk_weights and
+  /// route_values must live until the receive phase is done. Between the phases, the lane accepts only
+  /// combine_receive(). topk_weights with `partial` are refused, because they need a round trip of their own.
   void combine_send(const Outputs& outputs, const Plan& plan, const Result& result,
                     const CombineOptions& options = {}, Stream stream = {});
   /// The receive phase of the lane's combine: blocks and throws as combine().

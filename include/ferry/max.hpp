@@ -80,6 +80,7 @@ struct CombineOutput {
   /// [S, N, H] of the result's type, dense: takes the outputs of the shared experts, which are then not
   /// added. `unreduced` needs it.
   void* shared_outputs = nullptr;
+  Epilogue epilogue{};  ///< scale, and a residual that is added; not with unreduced
 };
 
 /// Dispatch and combine for one configuration, in host memory.

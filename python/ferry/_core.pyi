@@ -840,7 +840,7 @@ class Exchange:
         The receive phase of dispatch: returns its result. May run in another thread or on another stream.
         """
 
-    def combine(self, outputs: ferry._typing.Array | None, plan: Plan, *, row_weights: ferry._typing.Array | None = None, topk_weights: ferry._typing.Array | None = None, reduction: Literal['partial', 'exact', 'unreduced'] | None = None, row_values: ferry._typing.Array | None = None, result: ferry._typing.Array | None = None, shared_outputs: ferry._typing.Array | None = None, lane: int = 0, sm_limit: int = 0, stream: Any | None = None) -> Any:
+    def combine(self, outputs: ferry._typing.Array | None, plan: Plan, *, row_weights: ferry._typing.Array | None = None, topk_weights: ferry._typing.Array | None = None, reduction: Literal['partial', 'exact', 'unreduced'] | None = None, row_values: ferry._typing.Array | None = None, result: ferry._typing.Array | None = None, shared_outputs: ferry._typing.Array | None = None, residual: ferry._typing.Array | None = None, scale: float = 1.0, lane: int = 0, sm_limit: int = 0, stream: Any | None = None) -> Any:
         """
         Returns the experts' outputs to their source ranks and sums them by token. Collective.
 
@@ -854,6 +854,8 @@ class Exchange:
         result         [N, H], unreduced [N, K, H], to write to; default: a new array of outputs' type
         shared_outputs [shared_experts, N, H] of the result's type, to which the outputs of the shared experts are written instead
                        of being added; needed with 'unreduced'
+        residual       [N, H] of the result's type: the result is rounded, multiplied by `scale` and added to it in fp32, and rounded
+        scale          again. Host memory; not with 'unreduced'
         sm_limit       'cuda': the most blocks the call uses at once; 0: no limit
         stream         'cuda': default the current stream of the arrays' framework
 
@@ -865,7 +867,7 @@ class Exchange:
         `lane`. Raises BadSourceError for a damaged plan.
         """
 
-    def combine_send(self, outputs: ferry._typing.Array | None, plan: Plan, *, row_weights: ferry._typing.Array | None = None, topk_weights: ferry._typing.Array | None = None, reduction: Literal['partial', 'exact', 'unreduced'] | None = None, row_values: ferry._typing.Array | None = None, result: ferry._typing.Array | None = None, shared_outputs: ferry._typing.Array | None = None, lane: int = 0, sm_limit: int = 0, stream: Any | None = None) -> None:
+    def combine_send(self, outputs: ferry._typing.Array | None, plan: Plan, *, row_weights: ferry._typing.Array | None = None, topk_weights: ferry._typing.Array | None = None, reduction: Literal['partial', 'exact', 'unreduced'] | None = None, row_values: ferry._typing.Array | None = None, result: ferry._typing.Array | None = None, shared_outputs: ferry._typing.Array | None = None, residual: ferry._typing.Array | None = None, scale: float = 1.0, lane: int = 0, sm_limit: int = 0, stream: Any | None = None) -> None:
         """
         The send phase of combine, with its arguments. `outputs` may be reused when it returns.
 

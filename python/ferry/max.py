@@ -126,7 +126,7 @@ class Exchange:
 
     def ep_combine_async(self, input_tokens: Any, src_info: Any, row_offsets: Any, counts: Any, *, topk_ids: Any = None,
                          router_weights: Any = None, output_tokens: Any = None, shared_outputs: Any = None,
-                         lane: int = 0) -> None:
+                         residual: Any = None, scale: float = 1.0, lane: int = 0) -> None:
         """Returns every row of input_tokens [rows, H] to the rank, token and slot it came from.
 
         src_info, row_offsets, counts   of the dispatch's result
@@ -134,9 +134,10 @@ class Exchange:
         router_weights  float32 [N, K]; default: every weight is 1. Not with 'unreduced'
         output_tokens   to write to; default: a new array of input_tokens' type
         shared_outputs  [shared_experts, N, H]: takes the outputs of the shared experts, which are then not added
+        residual, scale [N, H] of the result's type: the result is multiplied by scale and added to it. Not with 'unreduced'
         """
         kept, arguments = self._arguments(input_tokens, src_info, row_offsets, counts, topk_ids, router_weights, output_tokens,
-                                          shared_outputs, lane)
+                                          shared_outputs, residual, scale, lane)
         self._exchange.combine_send(input_tokens, **arguments)
         kept.pending = "combine"
 
@@ -147,10 +148,10 @@ class Exchange:
 
     def ep_fused_combine(self, input_tokens: Any, src_info: Any, row_offsets: Any, counts: Any, *, topk_ids: Any = None,
                          router_weights: Any = None, output_tokens: Any = None, shared_outputs: Any = None,
-                         lane: int = 0) -> Any:
+                         residual: Any = None, scale: float = 1.0, lane: int = 0) -> Any:
         """ep_combine_async() and ep_combine_wait() in one call."""
         kept, arguments = self._arguments(input_tokens, src_info, row_offsets, counts, topk_ids, router_weights, output_tokens,
-                                          shared_outputs, lane)
+                                          shared_outputs, residual, scale, lane)
         return self._checked(kept, lambda: self._exchange.combine(input_tokens, **arguments))
 
     def _lane(self, lane: int) -> _Lane:
@@ -188,7 +189,8 @@ class Exchange:
         return DispatchResult(received.data[:total], received.scales, *made)
 
     def _arguments(self, input_tokens: Any, src_info: Any, row_offsets: Any, counts: Any, topk_ids: Any,
-                   router_weights: Any, output_tokens: Any, shared_outputs: Any, lane: int) -> tuple[_Lane, dict[str, Any]]:
+                   router_weights: Any, output_tokens: Any, shared_outputs: Any, residual: Any, scale: float,
+                   lane: int) -> tuple[_Lane, dict[str, Any]]:
         """The arguments of the combine by the plan that the arrays make. If they are wrong, the peers' combine ends too."""
         kept, config = self._idle(lane), self._exchange.config
         kept.combines += 1
@@ -209,7 +211,7 @@ class Exchange:
         return kept, {
             "plan": self._exchange.plan_over(kept.plan), "topk_weights": router_weights, "result": output_tokens,
             "row_values": tags if arrays is arrays_of(tags) else arrays.torch.from_numpy(tags),
-            "shared_outputs": shared_outputs, "lane": lane}
+            "shared_outputs": shared_outputs, "residual": residual, "scale": scale, "lane": lane}
 
     def _checked(self, kept: _Lane, combine: Any) -> Any:
         """The result of the combine, if every row has come back."""

@@ -53,6 +53,20 @@ void read_shared_outputs(const nb::object& given, const Config& config, CombineI
   in.options.shared_outputs = array.data;
 }
 
+void read_epilogue(const PyCombineArguments& given, const Config& config, CombineInput& in) {
+  in.options.epilogue.scale = static_cast<float>(given.scale);
+  if (given.residual.is_none()) return;
+  if (in.result_array.is_none()) throw UsageError("combine: residual needs outputs");
+  const Array& array =
+      in.arguments.rows(given.residual, "residual", config.hidden, {element_of(in.result.type)});
+  if (array.shape != Shape{in.plan->tokens, config.hidden}) {
+    throw UsageError(str("residual: expected shape ", shape_text({in.plan->tokens, config.hidden}), ", got ",
+                         shape_text(array.shape)));
+  }
+  in.options.epilogue.residual = array.data;
+  in.options.epilogue.stride = strided_rows(array, "residual").stride;
+}
+
 const float* read_row_values(const nb::object& given, const char* name, CombineInput& in) {
   if (given.is_none()) return nullptr;
   const Array& array = in.arguments.dense(
@@ -89,10 +103,10 @@ void read_result(const Shape& shape, CombineInput& in) {
 
 void read_combine(PyExchange& self, LaneCall& call, const PyCombineArguments& given, const PyPlan& plan,
                   CombineInput& in) {
-  require_known(
-      given.unknown, "combine",
-      "outputs, plan, row_weights, topk_weights, reduction, row_values, result, shared_outputs, lane, "
-      "sm_limit, stream");
+  require_known(given.unknown, "combine",
+                "outputs, plan, row_weights, topk_weights, reduction, row_values, result, shared_outputs, "
+                "residual, scale, "
+                "lane, sm_limit, stream");
   const Config& config = self.config();
   in.capacity = self.receive_sizes().rows;
   in.plan = &plan;
@@ -113,6 +127,7 @@ void read_combine(PyExchange& self, LaneCall& call, const PyCombineArguments& gi
   in.result_array = nb::none();
   if (!given.outputs.is_none()) make_or_read_result(given.result, config, reduction, in);
   read_shared_outputs(given.shared_outputs, config, in);
+  read_epilogue(given, config, in);
   if (!given.row_values.is_none()) {
     in.options.route_values =
         new_route_values(self, in.plan->result_tokens(), in.arguments.framework(), in.route_values_array);
@@ -245,6 +260,8 @@ row_values     float32 [rows]: one more number for each row
 result         [N, H], unreduced [N, K, H], to write to; default: a new array of outputs' type
 shared_outputs [shared_experts, N, H] of the result's type, to which the outputs of the shared experts are written instead
                of being added; needed with 'unreduced'
+residual       [N, H] of the result's type: the result is rounded, multiplied by `scale` and added to it in fp32, and rounded
+scale          again. Host memory; not with 'unreduced'
 sm_limit       'cuda': the most blocks the call uses at once; 0: no limit
 stream         'cuda': default the current stream of the arrays' framework
 
@@ -261,8 +278,8 @@ constexpr const char* kCombineParameters =
     "topk_weights: ferry._typing.Array | None = None, reduction: typing.Literal['partial', 'exact', "
     "'unreduced'] | None = None, "
     "row_values: ferry._typing.Array | None = None, result: ferry._typing.Array | None = None, "
-    "shared_outputs: ferry._typing.Array | None = None, lane: int = 0, sm_limit: int = 0, stream: typing.Any "
-    "| None = None) -> ";
+    "shared_outputs: ferry._typing.Array | None = None, residual: ferry._typing.Array | None = None, "
+    "scale: float = 1.0, lane: int = 0, sm_limit: int = 0, stream: typing.Any | None = None) -> ";
 
 template <class Function>
 void define_combine(nb::class_<PyExchange>& exchange, const char* name, const char* returned, const char* doc,
@@ -271,8 +288,8 @@ void define_combine(nb::class_<PyExchange>& exchange, const char* name, const ch
       name,
       [function](PyExchange& self, nb::object outputs, nb::object plan, nb::object row_weights,
                  nb::object topk_weights, std::optional<std::string> reduction, nb::object row_values,
-                 nb::object result, nb::object shared_outputs, int lane, int sm_limit, nb::object stream,
-                 nb::kwargs unknown) {
+                 nb::object result, nb::object shared_outputs, nb::object residual, double scale, int lane,
+                 int sm_limit, nb::object stream, nb::kwargs unknown) {
         return function(self, {.outputs = std::move(outputs),
                                .plan = std::move(plan),
                                .row_weights = std::move(row_weights),
@@ -281,6 +298,8 @@ void define_combine(nb::class_<PyExchange>& exchange, const char* name, const ch
                                .row_values = std::move(row_values),
                                .result = std::move(result),
                                .shared_outputs = std::move(shared_outputs),
+                               .residual = std::move(residual),
+                               .scale = scale,
                                .lane = lane,
                                .sm_limit = sm_limit,
                                .stream = std::move(stream),
@@ -288,8 +307,8 @@ void define_combine(nb::class_<PyExchange>& exchange, const char* name, const ch
       },
       "outputs"_a.none(), "plan"_a.none(), nb::kw_only(), "row_weights"_a = nb::none(),
       "topk_weights"_a = nb::none(), "reduction"_a = nb::none(), "row_values"_a = nb::none(),
-      "result"_a = nb::none(), "shared_outputs"_a = nb::none(), "lane"_a = 0, "sm_limit"_a = 0,
-      "stream"_a = nb::none(), "unknown"_a, doc,
+      "result"_a = nb::none(), "shared_outputs"_a = nb::none(), "residual"_a = nb::none(), "scale"_a = 1.0,
+      "lane"_a = 0, "sm_limit"_a = 0, "stream"_a = nb::none(), "unknown"_a, doc,
       nb::sig(str("def ", name, kCombineParameters, returned).c_str()));
 }
 

@@ -14,6 +14,8 @@ struct PyCombineArguments {
   nb::object outputs, plan{}, row_weights = nb::none(), topk_weights = nb::none();
   std::optional<std::string> reduction{};
   nb::object row_values = nb::none(), result = nb::none(), shared_outputs = nb::none();
+  nb::object residual = nb::none();
+  double scale = 1;
   int lane = 0;
   int sm_limit = 0;
   nb::object stream = nb::none();

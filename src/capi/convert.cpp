@@ -220,6 +220,13 @@ Result to_result(const ferry_rows& rows) {
   return {.data = rows.data, .type = to_dtype(rows.type, "result.type"), .stride = rows.stride};
 }
 
+Epilogue to_epilogue(const ferry_epilogue* epilogue) {
+  if (epilogue == nullptr) return {};
+  return {.residual = epilogue->residual,
+          .stride = epilogue->stride,
+          .scale = static_cast<float>(epilogue->scale)};
+}
+
 ferry_format to_c(const Format& format) {
   ferry_format c{};
   c.kind = static_cast<std::int32_t>(format.kind) + 1;

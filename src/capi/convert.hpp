@@ -55,6 +55,7 @@ ReceiveBuffers to_receive_buffers(const ferry_receive_buffers& buffers,
                                   const ferry_more_receive_buffers& more = {});
 Outputs to_outputs(const ferry_rows& rows);
 Result to_result(const ferry_rows& rows);
+Epilogue to_epilogue(const ferry_epilogue* epilogue);
 
 // Without the placement arrays, for which ferry_exchange has storage.
 ferry_config to_c(const Config& config);

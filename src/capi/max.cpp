@@ -107,7 +107,8 @@ CombineArguments to_input(ferry_max_exchange& handle, const ferry_max_combine_ar
     }
     in.output = {.output_tokens = to_result(args.output_tokens),
                  .router_weights = args.router_weights,
-                 .shared_outputs = args.shared_outputs};
+                 .shared_outputs = args.shared_outputs,
+                 .epilogue = to_epilogue(args.epilogue)};
     return in;
   });
 }

@@ -118,6 +118,7 @@ CombineInput to_input(Exchange& exchange, const ferry_combine_args& args) {
                         .row_values = args.row_values,
                         .route_values = args.route_values,
                         .shared_outputs = args.shared_outputs,
+                        .epilogue = to_epilogue(args.epilogue),
                         .lane = args.lane,
                         .sm_limit = args.sm_limit},
             .stream = {args.stream}};

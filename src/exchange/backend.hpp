@@ -64,6 +64,7 @@ struct CombineCall {
   const float* row_values = nullptr;
   float* route_values = nullptr;
   void* shared_outputs = nullptr;  // [S, N, H] of the result's type
+  Epilogue epilogue{};             // host memory only; not with unreduced
   int sm_limit = 0;
 };
 
@@ -120,8 +121,8 @@ class Backend {
   virtual void combine(const CombineCall& call, Stream stream) = 0;
 
   // The phases of the split form. The caller may reuse the inputs of a send phase when it returns, apart from
-  // the plan, dot_rows, the receive buffers, the result, shared_outputs, topk_weights and route_values, which
-  // it keeps until the receive phase is done.
+  // the plan, dot_rows, the receive buffers, the result, shared_outputs, the residual, topk_weights and
+  // route_values, which it keeps until the receive phase is done.
   virtual void dispatch_send(const DispatchCall& call, Stream stream) = 0;
   virtual DispatchResult dispatch_receive(int lane, Stream stream) = 0;
   virtual void combine_send(const CombineCall& call, Stream stream) = 0;

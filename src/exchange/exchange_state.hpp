@@ -145,6 +145,7 @@ struct Exchange::State {
                      .row_values = options.row_values,
                      .route_values = options.route_values,
                      .shared_outputs = options.shared_outputs,
+                     .epilogue = options.epilogue,
                      .sm_limit = options.sm_limit};
     check_or_refuse(Operation::combine, call.lane, stream,
                     [&] { check_combine(config, rank.index(), call, split, plan_in()); });

@@ -66,6 +66,7 @@ void check_sliced_dispatch(const DispatchCall& call) {
 void check_sliced_combine(const CombineCall& call) {
   if (call.row_values != nullptr || call.route_values != nullptr)
     refuse("row_values and route_values", "pass none");
+  if (!call.epilogue.empty()) refuse("an epilogue", "apply it to the result");
 }
 
 }  // namespace ferry

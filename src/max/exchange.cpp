@@ -225,6 +225,7 @@ CombineOptions Exchange::State::options_of(LaneState& lane, const CombineOutput&
           .row_values = lane.tags.rows.data(),
           .route_values = lane.came.data(),
           .shared_outputs = output.shared_outputs,
+          .epilogue = output.epilogue,
           .lane = index};
 }
 

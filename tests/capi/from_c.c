@@ -29,6 +29,7 @@ const from_c_size from_c_sizes[] = {
     SIZE_OF(ferry_dispatch_result),
     SIZE_OF(ferry_dispatch_args),
     SIZE_OF(ferry_dispatch_receive_args),
+    SIZE_OF(ferry_epilogue),
     SIZE_OF(ferry_combine_args),
     SIZE_OF(ferry_combine_receive_args),
     SIZE_OF(ferry_combine_backward_args),

@@ -150,7 +150,7 @@ static_assert(offsetof(ferry_dispatch_args, input_scales) == offsetof(ferry_disp
 static_assert(sizeof(ferry_dispatch_args) == offsetof(ferry_dispatch_args, input_scale_count) + 8);
 static_assert(sizeof(ferry_dispatch_receive_args) == offsetof(ferry_dispatch_receive_args, result) + 8);
 static_assert(offsetof(ferry_combine_args, shared_outputs) == offsetof(ferry_combine_args, stream) + 8);
-static_assert(sizeof(ferry_combine_args) == offsetof(ferry_combine_args, shared_outputs) + 8);
+static_assert(sizeof(ferry_combine_args) == offsetof(ferry_combine_args, epilogue) + 8);
 static_assert(sizeof(ferry_combine_receive_args) == offsetof(ferry_combine_receive_args, stream) + 8);
 static_assert(sizeof(ferry_combine_backward_args) == offsetof(ferry_combine_backward_args, result) + 8);
 static_assert(sizeof(ferry_route_values_args) == offsetof(ferry_route_values_args, stream) + 8);
@@ -164,7 +164,7 @@ static_assert(sizeof(ferry_trace_partition_args) == offsetof(ferry_trace_partiti
 static_assert(sizeof(ferry_max_dispatch_result) == offsetof(ferry_max_dispatch_result, ranks) + 8);
 static_assert(sizeof(ferry_max_dispatch_args) == offsetof(ferry_max_dispatch_args, result) + 8);
 static_assert(sizeof(ferry_max_dispatch_wait_args) == offsetof(ferry_max_dispatch_wait_args, result) + 8);
-static_assert(sizeof(ferry_max_combine_args) == offsetof(ferry_max_combine_args, shared_outputs) + 8);
+static_assert(sizeof(ferry_max_combine_args) == offsetof(ferry_max_combine_args, epilogue) + 8);
 static_assert(sizeof(ferry_load_counts) == offsetof(ferry_load_counts, dispatches) + 8);
 static_assert(sizeof(ferry_wire_counts) == offsetof(ferry_wire_counts, combine_messages_between_nodes) + 8);
 
@@ -191,7 +191,8 @@ TEST(Layout, OfStructsHasNotChanged) {
       {"ferry_dispatch_result", 248},
       {"ferry_dispatch_args", 344},
       {"ferry_dispatch_receive_args", 32},
-      {"ferry_combine_args", 144},
+      {"ferry_epilogue", 24},
+      {"ferry_combine_args", 152},
       {"ferry_combine_receive_args", 24},
       {"ferry_combine_backward_args", 264},
       {"ferry_route_values_args", 64},
@@ -203,7 +204,7 @@ TEST(Layout, OfStructsHasNotChanged) {
       {"ferry_max_dispatch_result", 168},
       {"ferry_max_dispatch_args", 112},
       {"ferry_max_dispatch_wait_args", 24},
-      {"ferry_max_combine_args", 128},
+      {"ferry_max_combine_args", 136},
       {"ferry_dispatch_counts_args", 48},
       {"ferry_dispatch_counts_result", 48},
       {"ferry_trace_info", 80},

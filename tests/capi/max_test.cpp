@@ -103,6 +103,12 @@ TEST(MaxInC, DispatchAndCombineInBothForms) {
     auto args = step.combine_args();
     ASSERT_EQ(ferry_max_ep_fused_combine(exchange.get(), &args), FERRY_OK) << ferry_last_error();
     EXPECT_EQ(step.result, expected_result(step, me));
+    const ferry_epilogue epilogue{.residual = step.values.data(), .stride = 0, .scale = 2};
+    args.epilogue = &epilogue;
+    ASSERT_EQ(ferry_max_ep_fused_combine(exchange.get(), &args), FERRY_OK) << ferry_last_error();
+    std::vector<float> scaled = expected_result(step, me);
+    for (std::size_t i = 0; i < scaled.size(); ++i) scaled[i] = 2 * scaled[i] + step.values[i];
+    EXPECT_EQ(step.result, scaled);
 
     Step again(me);
     auto wait = sized<ferry_max_dispatch_wait_args>();

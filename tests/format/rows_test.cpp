@@ -94,7 +94,8 @@ TEST_P(Rows, ApplyWeight) {
   }
 }
 
-std::uint32_t expected_sum(const cpu::RowSum& sum, const std::vector<Memory>& rows, std::int64_t column) {
+std::uint32_t expected_sum(const cpu::RowSum& sum, const std::vector<Memory>& rows, std::int64_t column,
+                           const Memory* residual) {
   float a = 0.0f;
   for (int r = 0; r < sum.count; ++r) {
     std::uint32_t bits = rows[r].bits(sum.row_type, column);
@@ -102,7 +103,11 @@ std::uint32_t expected_sum(const cpu::RowSum& sum, const std::vector<Memory>& ro
     const float v = decode(sum.combine_type, bits);
     a = sum.weights != nullptr ? std::fma(sum.weights[r], v, a) : a + v;
   }
-  return encode(sum.out_type, a);
+  const std::uint32_t y = encode(sum.out_type, a);
+  if (!sum.epilogue) return y;
+  float added = -0.0f;
+  if (residual != nullptr) added = decode(sum.out_type, residual->bits(sum.out_type, column));
+  return encode(sum.out_type, std::fma(sum.scale, decode(sum.out_type, y), added));
 }
 
 TEST_P(Rows, WeightedSum) {
@@ -121,6 +126,8 @@ TEST_P(Rows, WeightedSum) {
           }
           for (const Memory& row : rows) pointers.push_back(row.data());
           Memory out = empty_row(out_type, columns);
+          const Memory residual = random_row(out_type, columns);
+          const bool adds = repeat % 4 == 1;
           const cpu::RowSum sum{.out = out.data(),
                                 .out_type = out_type,
                                 .rows = pointers.data(),
@@ -129,12 +136,15 @@ TEST_P(Rows, WeightedSum) {
                                 .weights = repeat % 3 == 0 ? nullptr : weights.data(),
                                 .count = count,
                                 .columns = columns,
-                                .store = any_store()};
+                                .store = any_store(),
+                                .epilogue = repeat % 4 < 2,
+                                .residual = adds ? residual.data() : nullptr,
+                                .scale = random_weight()};
           kernels_.weighted_sum(sum);
           cpu::stream_fence();
           ASSERT_TRUE(out.guards_intact());
           for (std::int64_t c = 0; c < columns; ++c) {
-            ASSERT_EQ(out.bits(out_type, c), expected_sum(sum, rows, c))
+            ASSERT_EQ(out.bits(out_type, c), expected_sum(sum, rows, c, adds ? &residual : nullptr))
                 << to_string(row_type) << " by " << to_string(combine_type) << " to " << to_string(out_type)
                 << ", " << count << " rows, " << columns << " columns, column " << c;
           }

@@ -144,6 +144,16 @@ std::vector<std::byte> unreduced(const CombineView& view) {
 
 }  // namespace
 
+std::vector<std::byte> with_epilogue(DType type, std::vector<std::byte> result, float scale,
+                                     const std::byte* residual) {
+  const std::size_t size = bytes_of(type);
+  for (std::size_t at = 0; at < result.size(); at += size) {
+    const float added = residual != nullptr ? load(type, residual + at) : -0.0f;
+    store(type, std::fma(scale, load(type, result.data() + at), added), result.data() + at);
+  }
+  return result;
+}
+
 std::vector<std::byte> combined(const Config& config, const RowPositions& positions,
                                 const ExpertOutputs& inputs, const Topology& topology, int rank) {
   const CombineView view{config, positions, inputs, topology, rank};

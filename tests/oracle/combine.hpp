@@ -35,6 +35,11 @@ struct ExpertOutputs {
 std::vector<std::byte> combined(const Config& config, const RowPositions& positions,
                                 const ExpertOutputs& inputs, const Topology& topology, int rank);
 
+// The result, [tokens, hidden] of `type`, after the epilogue: y = round(fma(scale, y, r)), with r of
+// `residual`, dense, or -0 if it is null.
+std::vector<std::byte> with_epilogue(DType type, std::vector<std::byte> result, float scale,
+                                     const std::byte* residual);
+
 // combine's shared_outputs on `rank`: the rows of the shared experts, [shared experts, tokens, hidden],
 // dense.
 std::vector<std::byte> returned_shared_rows(const Config& config, const RowPositions& positions,

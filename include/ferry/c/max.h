@@ -8,6 +8,7 @@
 
 #include "ferry/c/error.h"
 #include "ferry/c/exchange.h"
+#include "ferry/c/operations.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -82,9 +83,10 @@ typedef struct ferry_max_combine_args {
   int32_t id_type;       ///< FERRY_INT32, FERRY_INT64
   const void* topk_ids;  ///< [tokens, K] the ids of the dispatch
   int64_t tokens;        ///< its N
-  ferry_rows output_tokens;     ///< [N, H]; unreduced: [N, K, H]
-  const float* router_weights;  ///< [N, K], or NULL: every weight is 1. Not with unreduced
-  void* shared_outputs;         ///< [S, N, H] of the result's type, or NULL: they are added
+  ferry_rows output_tokens;        ///< [N, H]; unreduced: [N, K, H]
+  const float* router_weights;     ///< [N, K], or NULL: every weight is 1. Not with unreduced
+  void* shared_outputs;            ///< [S, N, H] of the result's type, or NULL: they are added
+  const ferry_epilogue* epilogue;  ///< or NULL: see ferry_combine_args
 } ferry_max_combine_args;
 
 /// Returns every row to the rank, token and slot it came from, without waiting. Memory for results

@@ -71,6 +71,13 @@ ferry_status ferry_dispatch_send(ferry_exchange* exchange, const ferry_dispatch_
 /// The receive phase of the lane's dispatch.
 ferry_status ferry_dispatch_receive(ferry_exchange* exchange, const ferry_dispatch_receive_args* args);
 
+/// What combine does with each value of the result: see ferry::Epilogue.
+typedef struct ferry_epilogue {
+  const void* residual;  ///< [N, H] of the result's type, or NULL: nothing is added
+  int64_t stride;        ///< bytes from one residual row to the next; 0: dense
+  double scale;          ///< rounded to fp32
+} ferry_epilogue;
+
 /// Arguments of a combine. Without row_weights and topk_weights, every weight is 1.
 typedef struct ferry_combine_args {
   size_t size;
@@ -87,6 +94,7 @@ typedef struct ferry_combine_args {
   /// [S, N, H] of the result's type, dense, or NULL: takes the outputs of the shared experts, which are then
   /// not added. Needed by FERRY_UNREDUCED.
   void* shared_outputs;
+  const ferry_epilogue* epilogue;  ///< or NULL; read by the call, its residual in the receive phase
 } ferry_combine_args;
 
 typedef struct ferry_combine_receive_args {

@@ -96,6 +96,26 @@ def test_combine_of_an_earlier_dispatch():
     ferry.Group.threads(2).run(body)
 
 
+def test_scale_and_residual():
+    def body(rank):
+        exchange, x, received = case(rank)
+        y = combined(exchange, received)
+        assert same(combined(exchange, received, scale=0.5, residual=x), y * np.float32(0.5) + x)
+        assert same(combined(exchange, received, scale=3), y * np.float32(3))
+        strided = np.zeros((2, 8), np.float32)
+        strided[:, :4] = x
+        exchange.ep_combine_async(received.output_tokens, received.src_info, received.row_offsets, received.counts,
+                                  residual=strided[:, :4])
+        assert same(exchange.ep_combine_wait(), y + x)
+        for wrong, pattern in ((x.astype(np.float16), "residual: expected float32, got float16"),
+                               (x[:1], r"residual: expected shape \[2, 4\], got \[1, 4\]")):
+            with pytest.raises(ferry.UsageError, match=pattern):
+                combined(exchange, received, residual=wrong if rank.index else x)
+        assert same(combined(exchange, received), y)
+
+    ferry.Group.threads(2).run(body)
+
+
 def changed(array, index, value):
     array = array.copy()
     array[index] = value

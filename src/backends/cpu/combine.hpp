@@ -90,6 +90,7 @@ class Combine {
   const void* row_of_route(std::int64_t route, int slot);
   float weight_of_route(std::int64_t route) const;
   void* result_row(std::int64_t row) const;
+  const void* residual_row(std::int64_t token) const;
 
   // The rows that this rank sends to another one, or receives from it.
   struct PairRows {

@@ -172,6 +172,15 @@ void* Combine::result_row(std::int64_t row) const {
   return static_cast<std::byte*>(call_.result.data) + row * stride;
 }
 
+// Null: nothing is added.
+const void* Combine::residual_row(std::int64_t token) const {
+  const Epilogue& epilogue = call_.epilogue;
+  if (epilogue.residual == nullptr) return nullptr;
+  const std::int64_t dense = context_.config.hidden * bytes_of(call_.result.type);
+  return static_cast<const std::byte*>(epilogue.residual) +
+         token * (epilogue.stride != 0 ? epilogue.stride : dense);
+}
+
 // Whether the route's row is read directly from this rank's outputs: its expert is on this rank, and the call
 // is fused, so that the outputs are still valid.
 bool Combine::is_local(std::int64_t route) const {
@@ -241,6 +250,9 @@ void Combine::add_partial_sums(std::int64_t token, std::int64_t end) {
                                  .count = count,
                                  .columns = context_.config.hidden,
                                  .store = row_store_,
+                                 .epilogue = !call_.epilogue.empty(),
+                                 .residual = residual_row(token),
+                                 .scale = call_.epilogue.scale,
                                  .next = next,
                                  .next_count = next_count});
 }
@@ -292,7 +304,10 @@ void Combine::add_rows(std::int64_t token) {
                                  .weights = weights,
                                  .count = count,
                                  .columns = context_.config.hidden,
-                                 .store = row_store_});
+                                 .store = row_store_,
+                                 .epilogue = !call_.epilogue.empty(),
+                                 .residual = residual_row(token),
+                                 .scale = call_.epilogue.scale});
 }
 
 void Combine::copy_rows(std::int64_t token) {

@@ -95,6 +95,7 @@ class Lane {
   std::int64_t row_of_source(int rank, const Source& source) const;
   oracle::RowPositions positions_of(const Plan& plan);
   oracle::ExpertOutputs read_combine_inputs(const CombineCall& call) const;
+  std::vector<std::byte> with_residual(std::vector<std::byte> result) const;
   void count_combine(const CombineCall& call);
 
   std::vector<GatherTerms> exchange_terms(Operation operation, const GatherTerms& mine,

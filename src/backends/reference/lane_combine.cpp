@@ -148,6 +148,19 @@ oracle::ExpertOutputs Lane::read_combine_inputs(const CombineCall& call) const {
   return inputs;
 }
 
+// The result after the call's epilogue.
+std::vector<std::byte> Lane::with_residual(std::vector<std::byte> result) const {
+  const Epilogue& epilogue = combine_.epilogue;
+  const std::int64_t row_bytes = context_.config.hidden * bytes_of(combine_.result.type);
+  const std::int64_t stride = epilogue.stride > 0 ? epilogue.stride : row_bytes;
+  const auto* const rows = static_cast<const std::byte*>(epilogue.residual);
+  std::vector<std::byte> residual(rows != nullptr ? result.size() : 0);
+  for (std::size_t at = 0, row = 0; at < residual.size(); at += row_bytes, ++row)
+    std::memcpy(residual.data() + at, rows + row * stride, row_bytes);
+  return oracle::with_epilogue(combine_.result.type, std::move(result), epilogue.scale,
+                               rows != nullptr ? residual.data() : nullptr);
+}
+
 void Lane::combine_receive() {
   wait_all();
   fault_point(FaultPoint::combine_waited, context_.me());
@@ -157,8 +170,9 @@ void Lane::combine_receive() {
   const oracle::RowPositions positions = positions_of(combine_.plan);
   const oracle::ExpertOutputs inputs = read_combine_inputs(combine_);
   if (combine_.result.data != nullptr) {
-    const std::vector<std::byte> result =
+    std::vector<std::byte> result =
         combined(context_.config, positions, inputs, context_.rank.topology(), context_.me());
+    if (!combine_.epilogue.empty()) result = with_residual(std::move(result));
     const std::int64_t row_bytes = context_.config.hidden * bytes_of(combine_.result.type);
     const std::int64_t stride = combine_.result.stride > 0 ? combine_.result.stride : row_bytes;
     auto* out = static_cast<std::byte*>(combine_.result.data);

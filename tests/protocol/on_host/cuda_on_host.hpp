@@ -2,61 +2,16 @@
 // interleavings. A host thread stands for a block whose threads all do the same.
 #pragma once
 
-#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
-#include <functional>
-#include <map>
-#include <mutex>
-#include <set>
-#include <string>
 #include <thread>
-#include <type_traits>
+
+#include "protocol/on_host/accesses.hpp"
 
 #define __device__
 #define __forceinline__ inline
 #define __noinline__  // empty, because the standard library uses the name inside __attribute__
-
-namespace ferry::on_host {
-
-// A test's hook in the calling thread: runs before each access to a word that threads share. The hook is not
-// run for the accesses that it makes itself.
-inline thread_local std::function<void()> before_access;
-
-inline void step() {
-  if (!before_access) return;
-  std::function<void()> hook;
-  hook.swap(before_access);
-  hook();
-  hook.swap(before_access);
-}
-
-// The width of the accesses to every word, by its address.
-class AccessWidths {
- public:
-  void note(const void* address, int bytes) {
-    const std::lock_guard lock(mutex_);
-    for (int at = 0; at < bytes; at += 8) {
-      std::set<int>& widths = widths_[static_cast<const char*>(address) + at];
-      widths.insert(bytes);
-      mixed_ = mixed_ || widths.size() > 1;
-    }
-  }
-  bool mixed() const { return mixed_; }
-  void reset() {
-    widths_.clear();
-    mixed_ = false;
-  }
-
- private:
-  std::mutex mutex_;
-  std::map<const void*, std::set<int>> widths_;
-  bool mixed_ = false;
-};
-inline AccessWidths access_widths;
-
-}  // namespace ferry::on_host
 
 // --- the functions and variables of CUDA that the protocol uses ------------------------------------------
 
@@ -96,32 +51,4 @@ inline void __threadfence() {
 // NOLINTEND(bugprone-reserved-identifier)
 inline long long clock64() {
   return std::chrono::steady_clock::now().time_since_epoch().count();
-}
-
-template <class Word>
-Word atomicExch(Word* word, std::type_identity_t<Word> value) {
-  ferry::on_host::step();
-  return std::atomic_ref(*word).exchange(value, std::memory_order_relaxed);
-}
-template <class Word>
-Word atomicAdd(Word* word, std::type_identity_t<Word> value) {
-  ferry::on_host::step();
-  return std::atomic_ref(*word).fetch_add(value, std::memory_order_relaxed);
-}
-template <class Word>
-Word atomicMin(Word* word, std::type_identity_t<Word> value) {
-  ferry::on_host::step();
-  std::atomic_ref at(*word);
-  Word seen = at.load(std::memory_order_relaxed);
-  while (value < seen && !at.compare_exchange_weak(seen, value, std::memory_order_relaxed)) {
-  }
-  return seen;
-}
-inline unsigned atomicInc(unsigned* word, unsigned most) {
-  ferry::on_host::step();
-  std::atomic_ref at(*word);
-  unsigned seen = at.load(std::memory_order_relaxed);
-  while (!at.compare_exchange_weak(seen, seen >= most ? 0 : seen + 1, std::memory_order_relaxed)) {
-  }
-  return seen;
 }

@@ -29,7 +29,8 @@ void stream_fence();
 
 // A weighted sum of rows, per column: a = +0; for each row, ascending: a = fma(weight, v, a), or a = a + v
 // without weights; out = round(a) to `out_type`. v is the row's value, rounded to `combine_type` if that
-// differs from `row_type`. Without rows the result is +0.
+// differs from `row_type`. Without rows the result is +0. With an epilogue out = round(fma(scale, out, r)), r
+// of the residual.
 struct RowSum {
   void* out = nullptr;
   DType out_type = DType::bf16;
@@ -40,6 +41,9 @@ struct RowSum {
   int count = 0;
   std::int64_t columns = 0;
   Store store = Store::cached;
+  bool epilogue = false;
+  const void* residual = nullptr;  // row of `out_type`, or null: nothing is added
+  float scale = 1.0f;
   // Rows of the next sum, to be prefetched from memory while this sum is computed.
   const void* const* next = nullptr;  // [next_count]
   int next_count = 0;

@@ -183,8 +183,25 @@ void sum_block(char* out, float* sums, const RowSum& sum, std::int64_t first, st
   }
 }
 
+// A block of the result while it is in the cache. Adding -0 changes no value.
+template <class Out>
+void scale_and_add(char* __restrict out, const char* __restrict residual, float scale, std::int64_t columns) {
+  for (std::int64_t c = 0; c < columns; ++c) {
+    const float added = residual != nullptr ? Out::value(load<Out>(residual, c)) : -0.0f;
+    store<Out>(out, c, Out::round(fused_multiply_add(scale, Out::value(load<Out>(out, c)), added)));
+  }
+}
+
+template <class Out>
+void finish_block(char* out, const RowSum& sum, std::int64_t first, std::int64_t columns) {
+  constexpr std::int64_t kBytes = sizeof(typename Out::Bits);
+  const auto* const residual = static_cast<const char*>(sum.residual);
+  scale_and_add<Out>(out, residual != nullptr ? residual + first * kBytes : nullptr, sum.scale, columns);
+}
+
 void weighted_sum(const RowSum& sum) {
-  if (sum.count == 0) return zero(sum.out, sum.columns * (sum.out_type == DType::fp32 ? 4 : 2));
+  if (sum.count == 0 && !sum.epilogue)
+    return zero(sum.out, sum.columns * (sum.out_type == DType::fp32 ? 4 : 2));
   with_type(sum.out_type, [&sum](auto out_type) {
     with_type(sum.combine_type, [&sum](auto combine_type) {
       using Out = decltype(out_type);
@@ -193,7 +210,10 @@ void weighted_sum(const RowSum& sum) {
                         alignas(kLine) float sums[kBlock];
                         prefetch_ahead(sum, first);
                         prefetch_next(sum, first, count);
+                        if (sum.count == 0)
+                          zero(out, count * static_cast<std::int64_t>(sizeof(typename Out::Bits)));
                         sum_block<decltype(combine_type), Out>(out, sums, sum, first, count);
+                        if (sum.epilogue) finish_block<Out>(out, sum, first, count);
                       });
     });
   });

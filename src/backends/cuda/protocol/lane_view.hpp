@@ -49,11 +49,7 @@ struct LaneState {
   unsigned long long hash_sum;
   std::uint32_t hashed_blocks;
 
-  // Of a gather in rounds: blocks that have ended the current round, 0 between rounds, and the last round
-  // that all have ended.
-  std::uint32_t ended_round_blocks;
-  Flag ended_round;
-  std::uint64_t further_rounds;  // call numbers that rounds have taken, beyond one a call
+  std::uint64_t further_rounds;  // call numbers that rounds of gathers have taken, beyond one a call
 };
 
 // The kinds of data that a rank sends in a call. Each has an end-of-stream flag of its own.

@@ -1,0 +1,111 @@
+// Runs the blocks of kernels on the host: each thread of a block is a fiber, and all fibers take turns on one
+// host thread. A fiber runs until it waits: at a barrier, in a function of the whole warp, or in a pause.
+//
+// So the logic of a kernel runs as on a GPU, with as many ranks, blocks and threads, in any order of their
+// turns. Memory orders are not tested: every store is seen at once.
+#pragma once
+
+#include <ucontext.h>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <random>
+#include <stdexcept>
+#include <vector>
+
+namespace ferry::on_host {
+
+struct Index3 {
+  unsigned x = 0;
+};
+
+// A barrier that also reduces one flag of each thread, as __syncthreads_or() and its like.
+class Barrier {
+ public:
+  explicit Barrier(unsigned count) : threads_(count) {}
+
+  struct Flags {
+    bool any, all;
+  };
+  // Returns when all threads have called it.
+  Flags wait(bool flag);
+
+ private:
+  const unsigned threads_;
+  unsigned arrived_ = 0;
+  std::uint64_t round_ = 0;
+  Flags current_{false, true};
+  std::array<Flags, 2> of_round_{};  // the last two rounds: a thread may be slow to read its result
+};
+
+struct Warp {
+  Barrier barrier{32};
+  std::array<std::uint64_t, 32> values{};  // one of each thread
+};
+
+struct Block {
+  Block(unsigned block, unsigned of_blocks, unsigned block_threads)
+      : index(block),
+        blocks(of_blocks),
+        threads(block_threads),
+        barrier(block_threads),
+        warps(block_threads / 32) {}
+
+  const unsigned index, blocks, threads;
+  unsigned pause = 0;  // turns that the block still misses
+  Barrier barrier;
+  std::vector<Warp> warps;
+};
+
+// All blocks of all launches that run at the same time.
+class Grid {
+ public:
+  // `seed`: of the order in which fibers take turns.
+  explicit Grid(std::uint64_t seed);
+  ~Grid();
+  Grid(const Grid&) = delete;
+  Grid& operator=(const Grid&) = delete;
+
+  // Adds a launch. `kernel(block)`: what every thread of block `block` runs.
+  void add(unsigned blocks, unsigned threads, std::function<void(unsigned block)> kernel);
+
+  // Runs everything to its end. @throws std::runtime_error  it does not end
+  void run();
+
+  // Of the fiber that runs now.
+  static void yield();
+  static void sleep_while(const std::uint64_t& word, std::uint64_t value);
+  static unsigned thread();
+  static Block& block();
+  static Warp& warp() { return block().warps[thread() / 32]; }
+
+ private:
+  struct Fiber;
+  void prepare(Fiber& fiber);
+  static void enter();
+
+  static Grid* running_;
+  std::mt19937_64 random_;
+  std::vector<std::unique_ptr<Block>> blocks_;
+  std::vector<std::shared_ptr<std::function<void(unsigned)>>> kernels_;
+  std::vector<std::unique_ptr<Fiber>> fibers_;
+  Fiber* current_ = nullptr;
+  ucontext_t scheduler_{};
+};
+
+// [warp] Gives `read` the values of all threads of the warp.
+template <class Read>
+auto with_values(std::uint64_t mine, Read read) {
+  Warp& warp = Grid::warp();
+  warp.values[Grid::thread() % 32] = mine;
+  warp.barrier.wait(true);
+  const auto result = read(warp.values);
+  warp.barrier.wait(true);  // before the next values are stored
+  return result;
+}
+
+}  // namespace ferry::on_host

@@ -1,0 +1,4 @@
+// Stands in for the CUDA toolkit's header where kernels are compiled for the host.
+#pragma once
+
+using cudaStream_t = struct CUstream_st*;
