@@ -371,17 +371,19 @@ WaitRecord EngineCall::missing() const {
     (second_hop && messages.is_relay(peer) ? waited.via : waited.peer) = peer;
     return waited;
   };
-  int missing = -1, candidates = 0;
+  std::vector<int> missing, missing_relays;
   for (int peer = 0; peer < ranks_; ++peer) {
     if (peer == me_) continue;
     const std::optional<bool> reached = progress_.has_reached(peer, call_, 2 * transfers_);
     if (reached.has_value() && !*reached) return waiting_for(peer);
     const bool arrived = exchanging_blocks_ ? memory_->blocks.arrived(peer) : messages.has_arrived(peer);
-    if (reached.has_value() || arrived || (second_hop && !messages.is_relay(peer))) continue;
-    missing = peer;
-    ++candidates;
+    if (reached.has_value() || arrived) continue;
+    missing.push_back(peer);
+    if (second_hop && messages.is_relay(peer)) missing_relays.push_back(peer);
   }
-  return candidates == 1 ? waiting_for(missing) : record();
+  // A rank that is late keeps its relay too, which is then the one that this rank waits for.
+  const std::vector<int>& known = missing_relays.empty() ? missing : missing_relays;
+  return known.size() == 1 ? waiting_for(known.front()) : record();
 }
 
 // In the thread that runs the exchange, during a transfer.
