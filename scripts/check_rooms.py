@@ -48,7 +48,7 @@ ROOMS = {
                             " backends/cuda/memory backends/cuda/operations backends/cuda/host",
     "nvfuser": "base format",
     "max": "base exchange layout plan",
-    "program": "base",
+    "program": "base exchange",
     "trace": "base",
     "capi": "base plan exchange",
 }  # fmt: skip

@@ -381,11 +381,12 @@ class Exchange {
   /// @param capacity  rows that `gathered` has room for; rows past the sum are not written
   /// @param device_count  device backends: the number of rows is read from here when the call runs, and is
   /// 0 to `count`; another number counts as 0, and is reported by synchronize()
+  /// @return  the sum of all counts; device backends, which do not wait for it: -1
   /// @throws UsageError  on every rank, with nothing written: `gathered` is too small on a rank
   /// @throws UnsupportedError  `collective` on device memory; device_count on host backends
-  void all_gather_v(const void* rows, std::int64_t count, std::int64_t row_bytes, void* gathered,
-                    std::int64_t capacity, int lane = 0, Stream stream = {},
-                    const std::int32_t* device_count = nullptr);
+  std::int64_t all_gather_v(const void* rows, std::int64_t count, std::int64_t row_bytes, void* gathered,
+                            std::int64_t capacity, int lane = 0, Stream stream = {},
+                            const std::int32_t* device_count = nullptr);
 
   /// Adds what the ranks hold for each row, and gives every rank its own rows of the sum: the first counts[0]
   /// rows belong to rank 0, and so on. The opposite of all_gather_v().
@@ -429,6 +430,7 @@ class Exchange {
   WireCounts wire_counts() const;  ///< Local. As load_counts().
 
  private:
+  friend class ExchangeAccess;
   struct State;
   std::unique_ptr<State> state_;
 };

@@ -14,9 +14,12 @@
 // ferry/evaluator.hpp runs programs. docs/programs.md defines steps, values and the text form.
 #pragma once
 
+#include <map>
 #include <string>
 #include <string_view>
 #include <vector>
+
+#include "ferry/config.hpp"
 
 namespace ferry {
 
@@ -54,6 +57,10 @@ enum class ValueKind : int {
 ///   and Exchange::check() of its lane throw. Makes the same value
 /// - `part`: rows [i*N/n, (i+1)*N/n) of tokens, ids or weights, without a copy
 /// - `join`: rows of several tokens values, one after the other
+/// - `all_gather_v`: (tokens, ids or weights): the rows of all ranks, one rank's after another's
+/// - `reduce_scatter_v`: (tokens, like): tokens with a row for each row of all ranks; the ranks' values are
+///   added, and each rank gets its own rows of the sum, as many as `like` has or says: tokens, ids, weights
+///   or count
 enum class StepKind : int {
   dispatch = 0,
   dispatch_send = 1,
@@ -66,6 +73,8 @@ enum class StepKind : int {
   wait = 8,
   part = 9,
   join = 10,
+  all_gather_v = 11,
+  reduce_scatter_v = 12,
 };
 
 /// Names as they are written above; "unknown" for a value that is not an enumerator. Static strings.
@@ -87,14 +96,16 @@ struct ProgramStep {
   /// `call`: one or more of kind tokens, ids, weights, outputs or count. Other steps: one.
   std::vector<ProgramName> outputs{};
   std::string function{};  ///< `call`: name of the caller's function
-  /// dispatch, combine, their send phases, metadata: the exchange that they are calls of. `call`, `part`,
-  /// `join`: the exchange whose configuration says how large a row is and how many there may be.
+  /// Steps that start a call of an exchange: that exchange. `call`, `part`, `join`: the exchange whose
+  /// configuration says how large a row is and how many there may be.
   std::string exchange{};
-  int lane = 0;           ///< dispatch, combine, their send phases, metadata
+  int lane = 0;           ///< steps that start a call of an exchange
   int index = 0, of = 1;  ///< `part`: i and n
   /// Exchanges on GPUs: number of the stream that does the step's work, 0: the caller's. On host memory steps
   /// run one after the other, whatever their streams.
   int stream = 0;
+  /// dispatch, combine, their send phases: most thread blocks of the call on a GPU; 0: its lane's share.
+  int sm_limit = 0;
 
   /// "rows (dispatch)", as errors name the step.
   std::string name() const;
@@ -119,6 +130,17 @@ struct Program {
 /// @throws UsageError  names the first step at fault, the value and the remedy
 void check(const Program& program);
 
+/// Configurations by the names that the steps give their exchanges; the empty name is that of steps which
+/// name none. A single one without a name is that of every step.
+using ProgramConfigs = std::map<std::string, Config, std::less<>>;
+
+/// Local. Says also which calls of exchanges those of these configurations cannot carry out: needs no group.
+/// @throws UsageError  as check(program); an exchange or lane that is not there, an option that a step cannot
+/// have
+/// @throws UnsupportedError  a step that such an exchange does not have. Both name the step
+void check(const Program& program, const ProgramConfigs& configs);
+void check(const Program& program, const Config& config);
+
 /// The text form. parse_program() of it gives an equal program, if check() accepts it and the kinds of its
 /// values are filled in, as parse_program() does.
 std::string to_string(const Program& program);
@@ -136,9 +158,10 @@ std::string to_svg(const Program& program);
 /// before each receive phase, so that messages of one are on their way while the functions of another run.
 ///
 /// Outputs have the bytes of the plain program if nothing is dropped and the functions treat each row alone.
-/// Inputs must be tokens, ids or weights, outputs tokens. A combine with topk_weights stays in one piece.
+/// Inputs must be tokens, ids or weights, outputs tokens. A combine with topk_weights stays in one piece. A
+/// step's sm_limit is divided among the micro-batches, so that together they take as many as before.
 /// @throws UsageError  fewer than one batch, other inputs or outputs, steps of the kinds metadata, part or
-/// join; as check()
+/// join, rows of all ranks that are returned, or added without having been gathered; as check()
 Program overlap(const Program& program, int batches);
 
 }  // namespace ferry

@@ -1,6 +1,6 @@
 """The compiled part of ferry. Import ferry instead."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeVar, overload
 
 import ferry._counts
@@ -893,10 +893,10 @@ class Exchange:
 
     def all_gather_v(self, rows: ferry._typing.Array, out: ferry._typing.Array, *, count: ferry._typing.Array | None = None, lane: int = 0, stream: Any | None = None) -> Any:
         """
-        Copies the rows of all ranks into `out`, in rank order, and returns `out`. Collective.
+        Copies the rows of all ranks into `out`, in rank order, and returns its rows that were written. Collective.
 
         `rows` is [n, ...] of any type; every rank has its own n, 0 too. `out` is [sum of n or more, ...] of the same type; rows
-        past the sum are not written, and metadata(n) tells the sum. On device memory `count`, an int32 array [1] there, may
+        past the sum are not written. On device memory the host does not know the sum, and all of `out` is returned; `count`, an int32 array [1] there, may
         hold n instead, at most the number of `rows`. `collective` on device memory: UnsupportedError.
         """
 
@@ -952,6 +952,12 @@ class ProgramStep:
     def stream(self) -> int:
         """On GPUs: number of its stream; 0: the caller's."""
 
+    @property
+    def sm_limit(self) -> int:
+        """
+        dispatch, combine and their send phases on GPUs: the most thread blocks; 0: the lane's share.
+        """
+
 class Program:
     """
     A layer, or several, as a value: steps over named values. Program(text) reads the text form and checks it.
@@ -976,6 +982,18 @@ class Program:
     @property
     def outputs(self) -> list[str]:
         """Names of the values that a run returns."""
+
+    @overload
+    def check(self, config: Config) -> None: ...
+
+    @overload
+    def check(self, configs: Mapping[str, Config]) -> None:
+        """
+        Says which steps exchanges of this configuration, or of these by name, cannot carry out. Local.
+
+        Raises UsageError for an exchange or lane that is not there and for options that a step cannot have, UnsupportedError for
+        a step that such an exchange does not have. Both name the step.
+        """
 
     def overlap(self, batches: int) -> Program:
         """

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ferry._core import Exchange, Program, ProgramStep
 
 _SEND_PHASES = ("dispatch_send", "combine_send")
-_CALLS = ("dispatch", "combine", "metadata", *_SEND_PHASES)  # steps that start a call of a lane
+_CALLS = ("dispatch", "combine", "metadata", "all_gather_v", "reduce_scatter_v", *_SEND_PHASES)  # steps that start a call of a lane
 
 
 class Evaluator:
@@ -31,14 +31,14 @@ class Evaluator:
     With backends on GPUs all work, that of the functions too, is enqueued on the current stream of the arrays' framework. With
     PyTorch, steps of other streams than 0 run on streams of the evaluator, which a run forks from the current one and joins.
 
-    Raises UsageError for exchanges, lanes or functions that the program needs and that are not there.
+    Raises what Program.check() raises for the configurations of the exchanges, and UsageError for functions that are missing.
     """
 
     def __init__(self, program: Program, exchanges: Exchange | Mapping[str, Exchange],
                  functions: Mapping[str, Callable[..., Any]] | None = None) -> None:
         self.program = program
-        self._exchanges = exchanges if isinstance(exchanges, Mapping) else None
-        self._only = None if isinstance(exchanges, Mapping) else exchanges
+        self._exchanges = dict(exchanges) if isinstance(exchanges, Mapping) else {"": exchanges}
+        program.check({name: exchange.config for name, exchange in self._exchanges.items()})
         self._functions = dict(functions or {})
         self._steps: Sequence[ProgramStep] = program.steps
         self._calls = {}  # value of a call of an exchange: (exchange, lane)
@@ -51,12 +51,7 @@ class Evaluator:
             if not callable(self._functions.get(step.function)):
                 self._refuse(step, f"no function {step.function} was passed")
         elif step.kind in _CALLS:
-            exchange = self._only if self._exchanges is None else self._exchanges.get(step.exchange)
-            if exchange is None:
-                self._refuse(step, f"no exchange '{step.exchange}' was passed")
-            if step.lane >= exchange.config.lanes:
-                self._refuse(step, f"lane {step.lane} does not exist: its exchange has lanes={exchange.config.lanes}; "
-                                   f"construct it with lanes={step.lane + 1}")
+            exchange = self._exchanges.get(step.exchange) or self._exchanges[""]  # one without a name takes every step
             self._calls[step.outputs[0][0]] = exchange, step.lane
         elif step.kind not in ("part", "join"):  # receive phases, wait
             self._calls[step.outputs[0][0]] = self._calls[step.inputs[0]]
@@ -93,6 +88,14 @@ class Evaluator:
         return tuple(run.values[name] for name in self.program.outputs)
 
 
+def _framework(array):
+    return sys.modules[type(array).__module__.partition(".")[0]]  # numpy, torch or cupy
+
+
+def _operation_of(kind):
+    return kind.removesuffix("_send")
+
+
 class _Run:
     """One run: its values, and how far it has come."""
 
@@ -123,11 +126,11 @@ class _Run:
 
     def _dispatch(self, step, tokens, routes, weights=None):
         exchange, lane = self._begin(step)
-        return exchange.dispatch(tokens, getattr(routes, "plan", routes), weights, lane=lane)
+        return exchange.dispatch(tokens, getattr(routes, "plan", routes), weights, lane=lane, sm_limit=step.sm_limit)
 
     def _dispatch_send(self, step, tokens, routes, weights=None):
         exchange, lane = self._begin(step)
-        exchange.dispatch_send(tokens, getattr(routes, "plan", routes), weights, lane=lane)
+        exchange.dispatch_send(tokens, getattr(routes, "plan", routes), weights, lane=lane, sm_limit=step.sm_limit)
 
     def _dispatch_receive(self, step, _):
         exchange, lane = self._begin(step)
@@ -135,11 +138,11 @@ class _Run:
 
     def _combine(self, step, outputs, received, weights=None):
         exchange, lane = self._begin(step)
-        return exchange.combine(outputs, received.plan, lane=lane, **self._weights(step, weights))
+        return exchange.combine(outputs, received.plan, lane=lane, sm_limit=step.sm_limit, **self._weights(step, weights))
 
     def _combine_send(self, step, outputs, received, weights=None):
         exchange, lane = self._begin(step)
-        exchange.combine_send(outputs, received.plan, lane=lane, **self._weights(step, weights))
+        exchange.combine_send(outputs, received.plan, lane=lane, sm_limit=step.sm_limit, **self._weights(step, weights))
 
     def _combine_receive(self, step, _):
         exchange, lane = self._begin(step)
@@ -156,6 +159,16 @@ class _Run:
         found = exchange.metadata(count, lane=lane)  # memory of the lane, which its next call overwrites
         return found.clone() if hasattr(found, "clone") else found.copy()
 
+    def _all_gather_v(self, step, rows):
+        exchange, lane = self._begin(step)
+        most = exchange.config.max_tokens * exchange.ranks
+        return exchange.all_gather_v(rows, _framework(rows).empty((most, *rows.shape[1:]), dtype=rows.dtype), lane=lane)
+
+    def _reduce_scatter_v(self, step, rows, like):
+        exchange, lane = self._begin(step)
+        count = len(like) if hasattr(like, "shape") else like
+        return exchange.reduce_scatter_v(rows, _framework(rows).empty((count, *rows.shape[1:]), dtype=rows.dtype), lane=lane)
+
     def _wait(self, step, value):
         exchange, lane = self._begin(step)
         exchange.synchronize(lane=lane)
@@ -167,8 +180,7 @@ class _Run:
         return whole[step.index * rows // step.of:(step.index + 1) * rows // step.of]
 
     def _join(self, step, *parts):
-        framework = sys.modules[type(parts[0]).__module__.partition(".")[0]]  # numpy, torch or cupy
-        return framework.concatenate(parts)
+        return _framework(parts[0]).concatenate(parts)
 
     def _call(self, step, *given):
         made = self._functions[step.function](*given)
@@ -197,7 +209,7 @@ class _Run:
                         getattr(exchange, step.kind)(lane=lane)
                     else:
                         exchange.refuse(f"{reason}: failed on rank {exchange.rank}: {error}", lane=lane,
-                                        operation=step.kind.partition("_")[0])
+                                        operation=_operation_of(step.kind))
             except (TimeoutError, PeerLostError):
                 return
             except Exception:  # of a call whose result this run does not need any more

@@ -67,12 +67,14 @@ nb::object all_gather_v(PyExchange& self, const nb::object& rows, const nb::obje
     device_count = device_count_of(arguments, count);
     call.set_stream(stream_of(stream, arguments.framework(), call.device()));
   });
+  std::int64_t total = 0;
   {
     const nb::gil_scoped_release unlocked;
-    call.exchange().all_gather_v(from.data(), from.count(), from.row_bytes, to.data(), to.count(), lane,
-                                 call.stream(), device_count);
+    total = call.exchange().all_gather_v(from.data(), from.count(), from.row_bytes, to.data(), to.count(),
+                                         lane, call.stream(), device_count);
   }
-  return out;
+  if (total < 0 || total == to.count()) return out;
+  return out[nb::slice(nb::int_(0), nb::int_(total), nb::int_(1))];
 }
 
 nb::object reduce_scatter_v(PyExchange& self, const nb::object& rows, const nb::object& out,
@@ -110,16 +112,17 @@ nb::object reduce_scatter_v(PyExchange& self, const nb::object& rows, const nb::
 
 void bind_gather(nb::class_<PyExchange>& exchange) {
   exchange
-      .def("all_gather_v", &all_gather_v, "rows"_a.none(), "out"_a.none(), nb::kw_only(),
-           "count"_a = nb::none(), "lane"_a = 0, "stream"_a = nb::none(),
-           R"(Copies the rows of all ranks into `out`, in rank order, and returns `out`. Collective.
+      .def(
+          "all_gather_v", &all_gather_v, "rows"_a.none(), "out"_a.none(), nb::kw_only(),
+          "count"_a = nb::none(), "lane"_a = 0, "stream"_a = nb::none(),
+          R"(Copies the rows of all ranks into `out`, in rank order, and returns its rows that were written. Collective.
 
 `rows` is [n, ...] of any type; every rank has its own n, 0 too. `out` is [sum of n or more, ...] of the same type; rows
-past the sum are not written, and metadata(n) tells the sum. On device memory `count`, an int32 array [1] there, may
+past the sum are not written. On device memory the host does not know the sum, and all of `out` is returned; `count`, an int32 array [1] there, may
 hold n instead, at most the number of `rows`. `collective` on device memory: UnsupportedError.)",
-           nb::sig("def all_gather_v(self, rows: ferry._typing.Array, out: ferry._typing.Array, *, count: "
-                   "ferry._typing.Array | None = None, lane: int = 0, stream: typing.Any | None = None) -> "
-                   "typing.Any"))
+          nb::sig("def all_gather_v(self, rows: ferry._typing.Array, out: ferry._typing.Array, *, count: "
+                  "ferry._typing.Array | None = None, lane: int = 0, stream: typing.Any | None = None) -> "
+                  "typing.Any"))
       .def(
           "reduce_scatter_v", &reduce_scatter_v, "rows"_a.none(), "out"_a.none(), nb::kw_only(),
           "count"_a = nb::none(), "lane"_a = 0, "stream"_a = nb::none(),

@@ -1,5 +1,8 @@
 // Binds programs as values. ferry/_evaluator.py runs them.
+#include <nanobind/stl/map.h>
+
 #include <functional>
+#include <map>
 #include <string>
 #include <utility>
 #include <vector>
@@ -28,6 +31,12 @@ constexpr const char* kProgramDoc =
 str() gives the text back. Programs are equal if their texts are. ferry.Evaluator runs them; docs/programs.md
 defines steps, values and text. Raises UsageError, which names the line or the step, the value and the remedy.)";
 
+constexpr const char* kCheckDoc =
+    R"(Says which steps exchanges of this configuration, or of these by name, cannot carry out. Local.
+
+Raises UsageError for an exchange or lane that is not there and for options that a step cannot have, UnsupportedError for
+a step that such an exchange does not have. Both name the step.)";
+
 }  // namespace
 
 void bind_program(nb::module_& module) {
@@ -47,7 +56,10 @@ void bind_program(nb::module_& module) {
       .def_ro("lane", &ProgramStep::lane)
       .def_ro("index", &ProgramStep::index, "'part': which part ...")
       .def_ro("of", &ProgramStep::of, "... of how many.")
-      .def_ro("stream", &ProgramStep::stream, "On GPUs: number of its stream; 0: the caller's.");
+      .def_ro("stream", &ProgramStep::stream, "On GPUs: number of its stream; 0: the caller's.")
+      .def_ro(
+          "sm_limit", &ProgramStep::sm_limit,
+          "dispatch, combine and their send phases on GPUs: the most thread blocks; 0: the lane's share.");
 
   nb::class_<Program>(module, "Program", kProgramDoc)
       .def(
@@ -59,6 +71,15 @@ void bind_program(nb::module_& module) {
           "(name, kind) of each input.")
       .def_ro("steps", &Program::steps, "In the order in which they run.")
       .def_ro("outputs", &Program::outputs, "Names of the values that a run returns.")
+      .def(
+          "check", [](const Program& self, const Config& config) { check(self, config); }, "config"_a,
+          kCheckDoc)
+      .def(
+          "check",
+          [](const Program& self, const std::map<std::string, Config>& configs) {
+            check(self, ProgramConfigs(configs.begin(), configs.end()));
+          },
+          "configs"_a, kCheckDoc)
       .def(
           "overlap", [](const Program& self, int batches) { return overlap(self, batches); }, "batches"_a,
           R"(The program in micro-batches: tokens [i*N/n, (i+1)*N/n) of each rank, on lanes of their own.

@@ -9,6 +9,7 @@
 
 namespace ferry {
 
+class DeviceWork;
 class Engine;
 
 // What a lane's calls have found since the last check(), which raises it. A count of 0 means "none".
@@ -23,6 +24,7 @@ struct Capabilities {
   bool device_memory = false;  // tokens, ids, rows and plans are in device memory
   bool streams = false;        // calls are enqueued on a stream
   bool late_errors = false;    // a call may end with an error after it has returned
+  bool capture = false;        // calls may be captured into a CUDA graph
 };
 
 // The arguments of a dispatch, checked, with every default filled in.
@@ -93,7 +95,8 @@ struct ReduceScatterCall {
 // The part of a backend that gathers and scatters rows without routing. Errors as of Backend.
 class GatherOperations {
  public:
-  virtual void all_gather_v(const AllGatherCall& call, Stream stream) = 0;
+  // Returns the number of gathered rows, or -1 on device backends.
+  virtual std::int64_t all_gather_v(const AllGatherCall& call, Stream stream) = 0;
   virtual void reduce_scatter_v(const ReduceScatterCall& call, Stream stream) = 0;
 
  protected:
@@ -133,6 +136,8 @@ class Backend {
 
   // Null: this backend does not have them.
   virtual GatherOperations* gather_operations() { return nullptr; }
+  // Null: host memory.
+  virtual std::unique_ptr<DeviceWork> make_device_work() const;
 
   // Blocks until the counts of all ranks are known; throws every error.
   virtual DispatchCounts dispatch_counts(const Ids& ids, std::int32_t tokens, int lane, Stream stream) = 0;

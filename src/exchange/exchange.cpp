@@ -8,6 +8,7 @@
 #include "base/text.hpp"
 #include "exchange/checks.hpp"
 #include "exchange/configuration.hpp"
+#include "exchange/device_work.hpp"
 #include "exchange/exchange_state.hpp"
 
 namespace ferry {
@@ -232,6 +233,18 @@ void Exchange::check(int lane) {
 void Exchange::synchronize(int lane, Stream stream) {
   state_->lane(lane);
   state_->backend->synchronize(lane, stream);
+}
+
+std::unique_ptr<DeviceWork> Backend::make_device_work() const {
+  return nullptr;
+}
+
+std::unique_ptr<DeviceWork> make_device_work(const Exchange& exchange) {
+  return ExchangeAccess::backend_of(exchange).make_device_work();
+}
+
+bool can_be_captured(const Exchange& exchange) {
+  return ExchangeAccess::backend_of(exchange).capabilities().capture;
 }
 
 const DispatchResult& Exchange::last_dispatch_result(int lane) const {

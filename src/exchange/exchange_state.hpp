@@ -153,4 +153,10 @@ struct Exchange::State {
   }
 };
 
+// For the evaluator of programs.
+class ExchangeAccess {
+ public:
+  static const Backend& backend_of(const Exchange& exchange) { return *exchange.state_->backend; }
+};
+
 }  // namespace ferry

@@ -91,9 +91,9 @@ void check_reduce_scatter(std::span<const GatherTerms> ranks, int sub_group) {
   }
 }
 
-void Exchange::all_gather_v(const void* rows, std::int64_t count, std::int64_t row_bytes, void* gathered,
-                            std::int64_t capacity, int lane, Stream stream,
-                            const std::int32_t* device_count) {
+std::int64_t Exchange::all_gather_v(const void* rows, std::int64_t count, std::int64_t row_bytes,
+                                    void* gathered, std::int64_t capacity, int lane, Stream stream,
+                                    const std::int32_t* device_count) {
   const ProfilerRange range("all_gather_v");
   state_->idle_lane(lane);
   GatherOperations& operations = operations_of("all_gather_v", *state_->backend);
@@ -109,14 +109,14 @@ void Exchange::all_gather_v(const void* rows, std::int64_t count, std::int64_t r
     check_row_memory("all_gather_v", "gathered", gathered, capacity, me);
     check_device_count("all_gather_v", device_count, state_->plan_in());
   });
-  operations.all_gather_v({.lane = lane,
-                           .rows = rows,
-                           .count = count,
-                           .row_bytes = row_bytes,
-                           .gathered = gathered,
-                           .capacity = capacity,
-                           .device_count = device_count},
-                          stream);
+  return operations.all_gather_v({.lane = lane,
+                                  .rows = rows,
+                                  .count = count,
+                                  .row_bytes = row_bytes,
+                                  .gathered = gathered,
+                                  .capacity = capacity,
+                                  .device_count = device_count},
+                                 stream);
 }
 
 void Exchange::reduce_scatter_v(const void* rows, std::int64_t total, DType type, void* sums,

@@ -152,6 +152,10 @@ class ProgramChecker {
       fail(str("is part ", step.index, " of ", step.of, ": ",
                step.kind == StepKind::part ? "i is 0 to n - 1" : "only `part` takes parts"));
     if (step.stream < 0) fail(str("has stream ", step.stream, ": streams start at 0"));
+    const bool has_limit = is_dispatch(step.kind) || is_combine(step.kind);
+    if (step.sm_limit < 0 || (step.sm_limit > 0 && !has_limit))
+      fail(str("has sm_limit ", step.sm_limit, ": ",
+               has_limit ? "0 is no limit" : "only dispatch, combine and their send phases have one"));
   }
 
   CheckedValue input(std::size_t place) const {

@@ -4,6 +4,7 @@
 #include "base/text.hpp"
 #include "ferry/error.hpp"
 #include "program/compiled.hpp"
+#include "program/requirements.hpp"
 #include "program/steps.hpp"
 
 namespace ferry {
@@ -24,15 +25,18 @@ class ProgramCompiler {
       : program_(program), exchanges_(exchanges), functions_(functions) {}
 
   CompiledProgram compile() {
-    check(program_);
-    for (const ProgramName& input : program_.inputs) add_value(input.name, input.kind);
+    check(program_, configs());
+    made_.streams = plan_streams(program_);
+    for (const auto& [name, exchange] : exchanges_)
+      if (exchange != nullptr && made_.device == nullptr) made_.device = make_device_work(*exchange);
+    for (const ProgramName& input : program_.inputs)
+      value(add_value(input.name, input.kind)).most_rows = most_tokens();
     for (const ProgramStep& step : program_.steps) add_step(step);
     for (const std::string& output : program_.outputs) made_.outputs.push_back(numbers_.at(output));
     for (std::size_t i = 0; i < made_.steps.size(); ++i)
       if (made_.steps[i].kind == StepKind::join) place_parts(made_.steps[i]);
     for (CompiledValue& value : made_.values)
-      if (value.join < 0 && value.row_bytes > 0)
-        value.memory = allocate_rows(value.most_rows * value.row_bytes);
+      if (value.join < 0 && value.row_bytes > 0) allocate(value);
     return std::move(made_);
   }
 
@@ -40,8 +44,22 @@ class ProgramCompiler {
   [[noreturn]] void refuse(const CompiledStep& step, const std::string& what) const {
     throw UsageError(str("program ", program_.name, ", step ", step.name, ": ", what));
   }
-  [[noreturn]] void unsupported(const CompiledStep& step, const std::string& what) const {
-    throw UnsupportedError(str("program ", program_.name, ", step ", step.name, ": ", what));
+
+  ProgramConfigs configs() const {
+    ProgramConfigs found;
+    for (const auto& [name, exchange] : exchanges_)
+      if (exchange != nullptr) found.emplace(name, exchange->config());
+    return found;
+  }
+
+  void allocate(CompiledValue& value) const {
+    const std::int64_t bytes = value.most_rows * value.row_bytes;
+    if (made_.device != nullptr) {
+      value.memory = made_.device->allocate(bytes);
+    } else {
+      value.host_memory = allocate_rows(bytes);
+      value.memory = value.host_memory.get();
+    }
   }
 
   int add_value(const std::string& name, ValueKind kind) {
@@ -63,6 +81,7 @@ class ProgramCompiler {
     step.lane = given.lane;
     step.index = given.index;
     step.of = given.of;
+    step.sm_limit = given.sm_limit;
     std::vector<ValueKind> kinds;
     for (const std::string& input : given.inputs) {
       step.inputs.push_back(numbers_.at(input));
@@ -74,9 +93,8 @@ class ProgramCompiler {
       assigned_by_.back() = number;
       made_by_.emplace(step.outputs.back(), number);
     }
-    find_exchange(given, step);
+    set_exchange(given, step);
     if (step.kind == StepKind::call) find_function(given, step);
-    if (shape_of(step.kind).has_lane) check_call(step);
     if (step.kind == StepKind::combine) step.result = step.outputs.front();
     if (is_receive_phase(step.kind)) step.sender = made_by_.at(step.inputs.front());
     if (step.kind == StepKind::combine_receive) {
@@ -84,27 +102,24 @@ class ProgramCompiler {
       assigned_by_[static_cast<std::size_t>(step.outputs.front())] = step.sender;
     }
     size_memory(step);
+    const bool calls = shape_of(step.kind).has_lane || is_receive_phase(step.kind);
+    if (made_.device != nullptr && made_.capture_obstacle < 0 &&
+        (step.kind == StepKind::wait || (calls && !can_be_captured(*step.exchange))))
+      made_.capture_obstacle = number;
     made_.steps.push_back(std::move(step));
   }
 
   // The exchange that the step names, or that of the call that made its input.
-  void find_exchange(const ProgramStep& given, CompiledStep& step) const {
+  void set_exchange(const ProgramStep& given, CompiledStep& step) const {
     if (!shape_of(step.kind).has_exchange) {
       const CompiledStep& maker = made_.steps[static_cast<std::size_t>(made_by_.at(step.inputs.front()))];
       step.exchange = maker.exchange;
       step.lane = maker.lane;
       return;
     }
-    const auto found = exchanges_.find(given.exchange);
-    if (found != exchanges_.end()) {
-      step.exchange = found->second;
-    } else if (exchanges_.size() == 1 && exchanges_.begin()->first.empty()) {
-      step.exchange = exchanges_.begin()->second;  // the one that takes every step
-    }
-    if (step.exchange == nullptr)
-      refuse(step, given.exchange.empty()
-                       ? std::string("names no exchange, and no exchange without a name was passed")
-                       : str("no exchange ", given.exchange, " was passed"));
+    const auto found = find_exchange(exchanges_, given.exchange);
+    if (found == exchanges_.end() || found->second == nullptr) refuse(step, no_such_exchange(given.exchange));
+    step.exchange = found->second;
   }
 
   void find_function(const ProgramStep& given, CompiledStep& step) const {
@@ -114,50 +129,91 @@ class ProgramCompiler {
     step.function = &found->second;
   }
 
-  void check_call(const CompiledStep& step) {
-    const Config& config = step.exchange->config();
-    if (config.backend == BackendKind::cuda || config.memory == MemoryKind::device)
-      unsupported(step,
-                  "its exchange has device memory; the C++ evaluator runs on host memory, ferry.Program of "
-                  "Python on both");
-    if (step.lane >= config.lanes)
-      refuse(step, str("lane ", step.lane, " does not exist: its exchange has ",
-                       counted(config.lanes, "lane"), "; construct it with ", step.lane + 1));
-    if (is_dispatch(step.kind)) {
-      if (config.format.is_raw())
-        unsupported(step, "its exchange has a raw format, whose parts are no tokens value");
-      if (!config.own_receive_buffers)
-        refuse(step, "its exchange owns no receive buffers; set Config::own_receive_buffers");
-    }
-    if (!is_combine(step.kind)) return;
-    if (config.reduction == Reduction::unreduced)
-      unsupported(step, "its exchange does not reduce, so its results are no tokens");
-    if (step.inputs.size() < 3) return;
-    if (config.layout == Layout::rank_major) refuse(step, "rank_major takes no weights");
-    if (step.kind == StepKind::combine_send && config.reduction == Reduction::partial &&
-        kind_of(step.inputs[2]) == ValueKind::weights)
-      refuse(step,
-             "topk_weights with the reduction partial need a combine in one piece, or the reduction exact");
-  }
-
+  // How many rows the values of a step can have, and the memory of those that the evaluator holds.
   void size_memory(const CompiledStep& step) {
-    const bool makes_result = step.kind == StepKind::combine || step.kind == StepKind::combine_receive;
-    if (!makes_result && step.kind != StepKind::call && step.kind != StepKind::join) return;
-    const Config& config = step.exchange->config();
+    const Config* const config = step.exchange == nullptr ? nullptr : &step.exchange->config();
     for (const int output : step.outputs) {
       CompiledValue& made = value(output);
-      made.type = config.combine_type;
-      const std::int64_t row = std::int64_t{config.hidden} * bytes_of(made.type);
-      made.most_rows = config.max_tokens;
-      if (made.kind == ValueKind::tokens) made.row_bytes = row;
-      if (step.kind == StepKind::join) made.most_rows *= static_cast<std::int64_t>(step.inputs.size());
-      if (made.kind == ValueKind::ids || made.kind == ValueKind::weights)
-        made.row_bytes = std::int64_t{4} * config.top_k;
-      if (made.kind != ValueKind::outputs) continue;
-      made.row_bytes = row;
-      made.most_rows = step.exchange->capacity();
-      if (config.layout == Layout::expert_padded) made.most_rows *= groups_of(*step.exchange);
+      made.most_rows = most_rows(step, made.kind);
+      if (!has_memory(step.kind)) continue;
+      made.type = config->combine_type;
+      made.row_bytes = row_bytes(made.kind, *config);
+      // The type of gathered values is that of the input, which a run brings.
+      if (is_gather(step.kind) && made.kind != ValueKind::weights)
+        made.row_bytes = widest_row(made.kind, *config);
     }
+  }
+
+  static bool has_memory(StepKind kind) {
+    return kind == StepKind::combine || kind == StepKind::combine_receive || kind == StepKind::call ||
+           kind == StepKind::join || kind == StepKind::metadata || is_gather(kind);
+  }
+
+  std::int64_t row_bytes(ValueKind kind, const Config& config) const {
+    const bool on_device = made_.device != nullptr;
+    switch (kind) {
+      case ValueKind::tokens:
+      case ValueKind::outputs:
+        return std::int64_t{config.hidden} * bytes_of(config.combine_type);
+      case ValueKind::ids:
+      case ValueKind::weights:
+        return std::int64_t{4} * config.top_k;
+      case ValueKind::count:  // on host memory a member of the value
+        return on_device ? static_cast<std::int64_t>(sizeof(std::int32_t)) : 0;
+      case ValueKind::metadata:
+        return on_device ? static_cast<std::int64_t>(sizeof(StepMetadata)) : 0;
+      default:
+        return 0;
+    }
+  }
+
+  static std::int64_t widest_row(ValueKind kind, const Config& config) {
+    return kind == ValueKind::tokens ? std::int64_t{config.hidden} * bytes_of(DType::fp32)
+                                     : std::int64_t{config.top_k} * bytes_of(IdType::int64);
+  }
+
+  std::int64_t most_rows(const CompiledStep& step, ValueKind kind) {
+    if (kind == ValueKind::count || kind == ValueKind::metadata) return 1;
+    std::int64_t most = 0, sum = 0;
+    for (const int input : step.inputs) {
+      most = std::max(most, value(input).most_rows);
+      sum += value(input).most_rows;
+    }
+    if (step.exchange == nullptr) return most;
+    const Config& config = step.exchange->config();
+    const std::int64_t tokens = config.max_tokens;
+    switch (step.kind) {
+      case StepKind::call:
+        return kind == ValueKind::outputs ? most_outputs(*step.exchange)
+                                          : std::max(most_by_token(step), tokens);
+      case StepKind::join:
+        return sum;
+      case StepKind::wait:
+        return most;
+      case StepKind::all_gather_v:
+        return tokens * step.exchange->rank().size();
+      default:
+        return tokens;
+    }
+  }
+
+  std::int64_t most_tokens() const {
+    std::int64_t most = 0;
+    for (const auto& [name, exchange] : exchanges_)
+      if (exchange != nullptr) most = std::max<std::int64_t>(most, exchange->config().max_tokens);
+    return most;
+  }
+
+  std::int64_t most_by_token(const CompiledStep& step) {
+    std::int64_t most = 0;
+    for (const int input : step.inputs)
+      if (contains(kByToken, kind_of(input))) most = std::max(most, value(input).most_rows);
+    return most;
+  }
+
+  static std::int64_t most_outputs(const Exchange& exchange) {
+    const bool padded = exchange.config().layout == Layout::expert_padded;
+    return exchange.capacity() * (padded ? groups_of(exchange) : 1);
   }
 
   static std::int64_t groups_of(const Exchange& exchange) {

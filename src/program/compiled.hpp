@@ -7,7 +7,9 @@
 #include <string>
 #include <vector>
 
+#include "exchange/device_work.hpp"
 #include "ferry/evaluator.hpp"
+#include "program/stream_plan.hpp"
 
 namespace ferry {
 
@@ -20,8 +22,9 @@ using ProgramMemory = std::unique_ptr<std::byte, ProgramMemoryDeleter>;
 // A value's memory in the evaluator; values that come from elsewhere have none.
 struct CompiledValue {
   ValueKind kind = ValueKind::tokens;
-  ProgramMemory memory{};
-  std::int64_t most_rows = 0;  // for which there is memory
+  std::byte* memory = nullptr;
+  ProgramMemory host_memory{};  // that owns it, unless it is memory of CompiledProgram::device
+  std::int64_t most_rows = 0;   // that the value can have; for which there is memory
   std::int64_t row_bytes = 0;
   DType type = DType::bf16;
   // The value lies in the memory of a join, behind the parts before it: `join` is that value, -1 if there is
@@ -39,10 +42,14 @@ struct CompiledStep {
   int result = -1;                   // combine, combine_send: the value that holds the result
   int sender = -1;                   // receive phases: the step of the send phase
   int index = 0, of = 1;
+  int sm_limit = 0;
   const ProgramFunction* function = nullptr;
 };
 
 struct CompiledProgram {
+  std::unique_ptr<DeviceWork> device;  // null: host memory
+  StreamPlan streams;
+  int capture_obstacle = -1;          // the first step that cannot be captured into a CUDA graph
   std::vector<CompiledValue> values;  // the program's inputs first
   std::vector<CompiledStep> steps;
   std::vector<int> outputs;

@@ -11,6 +11,8 @@
 #include "base/text.hpp"
 #include "ferry/error.hpp"
 #include "program/compiled.hpp"
+#include "program/rows.hpp"
+#include "program/run_streams.hpp"
 #include "program/steps.hpp"
 
 namespace ferry {
@@ -24,7 +26,9 @@ bool ends_group(const Error& error) {
 // The operation that a step with a lane is a call of.
 Operation operation_of(StepKind kind) {
   if (is_dispatch(kind)) return Operation::dispatch;
-  return is_combine(kind) ? Operation::combine : Operation::metadata;
+  if (is_combine(kind)) return Operation::combine;
+  if (kind == StepKind::all_gather_v) return Operation::all_gather_v;
+  return kind == StepKind::reduce_scatter_v ? Operation::reduce_scatter_v : Operation::metadata;
 }
 
 }  // namespace
@@ -35,6 +39,7 @@ class Evaluator::State {
       : program_(std::move(program)),
         functions_(std::move(functions)),
         compiled_(compile(program_, exchanges, functions_)),
+        streams_(compiled_.streams, compiled_.device.get()),
         values_(compiled_.values.size()),
         sent_(compiled_.steps.size()) {
     for (std::size_t i = 0; i < values_.size(); ++i) values_[i].kind = compiled_.values[i].kind;
@@ -50,20 +55,25 @@ class Evaluator::State {
 
   void set_observer(std::function<void(std::size_t)> observer) { observer_ = std::move(observer); }
 
-  std::span<const ProgramValue* const> run(std::span<const ProgramValue> inputs) {
+  std::span<const ProgramValue* const> run(std::span<const ProgramValue> inputs, Stream stream) {
+    require_no_obstacle(stream);
     std::fill(sent_.begin(), sent_.end(), false);
     step_ = 0;
     try {
       phase_ = Phase::binding;
+      streams_.begin(stream);
       bind(inputs);
       for (; step_ < compiled_.steps.size(); ++step_) {
         phase_ = Phase::before_call;
         if (observer_) observer_(step_);
+        streams_.before(step_);
         run_step(compiled_.steps[step_]);
+        streams_.after(step_);
       }
       if (observer_) observer_(step_);
+      streams_.end();
     } catch (const Error& error) {
-      if (!ends_group(error)) refuse_rest(error.what());
+      ends_group(error) ? streams_.join_all() : refuse_rest(error.what());
       if (phase_ == Phase::in_function) throw;
       ErrorRecord::of(error).raise_with(where() + error.what());
     } catch (const std::exception& error) {
@@ -95,6 +105,18 @@ class Evaluator::State {
     return str("program ", program_.name, ", step ", compiled_.steps[step_].name, ": ");
   }
 
+  // Says before anything is enqueued what cannot be captured.
+  void require_no_obstacle(Stream stream) const {
+    if (compiled_.capture_obstacle < 0 || !compiled_.device->is_captured(stream)) return;
+    const CompiledStep& step = compiled_.steps[static_cast<std::size_t>(compiled_.capture_obstacle)];
+    throw UnsupportedError(str(
+        "program ", program_.name, ", step ", step.name, ": cannot be captured into a CUDA graph, because ",
+        step.kind == StepKind::wait ? "the host waits in it: leave it out, and call Exchange::synchronize() "
+                                      "after the replay"
+                                    : "the host reads how much the backend collective receives: use the "
+                                      "backend cuda"));
+  }
+
   void bind(std::span<const ProgramValue> inputs) {
     if (inputs.size() != program_.inputs.size())
       throw UsageError(str("run() was given ", counted(inputs.size(), "input"), ", the program has ",
@@ -115,7 +137,7 @@ class Evaluator::State {
         return run_dispatch(step);
       case StepKind::dispatch_receive:
         phase_ = Phase::in_call;
-        set_received(step, step.exchange->dispatch_receive(step.lane),
+        set_received(step, step.exchange->dispatch_receive(step.lane, stream()),
                      compiled_.steps[static_cast<std::size_t>(step.sender)]);
         return;
       case StepKind::combine:
@@ -123,19 +145,15 @@ class Evaluator::State {
         return run_combine(step);
       case StepKind::combine_receive:
         phase_ = Phase::in_call;
-        step.exchange->combine_receive(step.lane);
+        step.exchange->combine_receive(step.lane, stream());
         return;
-      case StepKind::metadata: {
-        ProgramValue& made = value(step.outputs.front());
-        phase_ = Phase::in_call;
-        step.exchange->metadata(value(step.inputs.front()).count, step.lane, {}, &made.metadata);
-        return;
-      }
+      case StepKind::metadata:
+        return run_metadata(step);
       case StepKind::call:
         return run_function(step);
       case StepKind::wait:
         phase_ = Phase::in_call;
-        step.exchange->synchronize(step.lane);
+        step.exchange->synchronize(step.lane, stream());
         step.exchange->check(step.lane);
         value(step.outputs.front()) = value(step.inputs.front());
         return;
@@ -143,6 +161,10 @@ class Evaluator::State {
         return take_part(step);
       case StepKind::join:
         return join(step);
+      case StepKind::all_gather_v:
+        return gather(step);
+      case StepKind::reduce_scatter_v:
+        return scatter(step);
     }
   }
 
@@ -153,12 +175,12 @@ class Evaluator::State {
                            ", the rows of ", rows.rows));
     const float* weights = step.inputs.size() > 2 ? weights_of(step.inputs[2], rows.rows) : nullptr;
     const Tokens tokens = Tokens::rows(rows.data, rows.rows, rows.type, rows.stride);
-    const DispatchOptions options{.lane = step.lane};
+    const DispatchOptions options{.lane = step.lane, .sm_limit = step.sm_limit};
     const auto run = [&](const auto& given) {
       phase_ = Phase::in_call;
       if (step.kind == StepKind::dispatch)
-        return set_received(step, step.exchange->dispatch(tokens, given, weights, options), step);
-      step.exchange->dispatch_send(tokens, given, weights, options);
+        return set_received(step, step.exchange->dispatch(tokens, given, weights, options, stream()), step);
+      step.exchange->dispatch_send(tokens, given, weights, options, stream());
       sent_[step_] = true;
     };
     if (routes.kind == ValueKind::received) return run(routes.received.plan);
@@ -174,16 +196,16 @@ class Evaluator::State {
 
   // A rank without tokens may have no array of weights, but says with an address that it takes part in them.
   const float* weights_of(int number, std::int64_t tokens) {
-    static const float none = 0;
     const ProgramValue& weights = value(number);
     if (weights.rows != tokens)
       throw UsageError(str("the weights are of ", counted(weights.rows, "token"), ", the rows of ", tokens));
-    return weights.data == nullptr && tokens == 0 ? &none : static_cast<const float*>(weights.data);
+    return weights.data == nullptr && tokens == 0 ? streams_.address()
+                                                  : static_cast<const float*>(weights.data);
   }
 
   void run_combine(const CompiledStep& step) {
     const ProgramValue &rows = value(step.inputs[0]), &received = value(step.inputs[1]);
-    CombineOptions options{.lane = step.lane};
+    CombineOptions options{.lane = step.lane, .sm_limit = step.sm_limit};
     if (step.inputs.size() > 2) {
       const ProgramValue& third = value(step.inputs[2]);
       if (third.kind == ValueKind::received)
@@ -196,21 +218,69 @@ class Evaluator::State {
     const Result result{value(step.result).data, value(step.result).type};
     phase_ = Phase::in_call;
     if (step.kind == StepKind::combine)
-      return step.exchange->combine(outputs, received.received.plan, result, options);
-    step.exchange->combine_send(outputs, received.received.plan, result, options);
+      return step.exchange->combine(outputs, received.received.plan, result, options, stream());
+    step.exchange->combine_send(outputs, received.received.plan, result, options, stream());
     sent_[step_] = true;
+  }
+
+  void run_metadata(const CompiledStep& step) {
+    const ProgramValue& count = value(step.inputs.front());
+    ProgramValue& made = value(step.outputs.front());
+    StepMetadata* into = &made.metadata;
+    if (compiled_.device != nullptr) {
+      into = reinterpret_cast<StepMetadata*>(compiled(step.outputs.front()).memory);
+      made.device_metadata = into;
+    }
+    phase_ = Phase::in_call;
+    if (count.device_count != nullptr)
+      step.exchange->metadata(count.device_count, step.lane, stream(), into);
+    else
+      step.exchange->metadata(count.count, step.lane, stream(), into);
+  }
+
+  void gather(const CompiledStep& step) {
+    const ProgramValue& rows = value(step.inputs.front());
+    const int number = step.outputs.front();
+    const std::int64_t row = row_bytes(rows, step.exchange->config());
+    require_dense(rows, row);
+    prepare(number, 0);
+    ProgramValue& made = value(number);
+    made.type = rows.type;
+    made.id_type = rows.id_type;
+    phase_ = Phase::in_call;
+    made.rows = step.exchange->all_gather_v(rows.data, rows.rows, row, made.data, compiled(number).most_rows,
+                                            step.lane, stream());
+  }
+
+  void scatter(const CompiledStep& step) {
+    const ProgramValue &rows = value(step.inputs[0]), &like = value(step.inputs[1]);
+    const int number = step.outputs.front();
+    const std::int64_t count = like.kind == ValueKind::count ? like.count : like.rows;
+    require_dense(rows, row_bytes(rows, step.exchange->config()));
+    if (count < 0 || count > compiled(number).most_rows)
+      throw UsageError(str("this rank's rows of the sum are ", count, "; 0 to ", compiled(number).most_rows,
+                           " are possible"));
+    prepare(number, count);
+    ProgramValue& made = value(number);
+    made.type = rows.type;
+    phase_ = Phase::in_call;
+    step.exchange->reduce_scatter_v(rows.data, rows.rows, rows.type, made.data, count, step.lane, stream());
   }
 
   // Points a value to its memory in the evaluator.
   void prepare(int number, std::int64_t rows) {
     const CompiledValue& made = compiled(number);
     ProgramValue& set = value(number);
-    std::byte* memory = made.memory.get();
+    std::byte* memory = made.memory;
     if (made.join >= 0) {
-      memory = compiled(made.join).memory.get();
+      memory = compiled(made.join).memory;
       for (const int part : made.parts_before) memory += value(part).rows * made.row_bytes;
     }
     set = {.kind = made.kind, .data = memory, .rows = rows, .type = made.type};
+    if (made.kind == ValueKind::count) {
+      set.device_count = reinterpret_cast<std::int32_t*>(std::exchange(set.data, nullptr));
+      set.rows = 0;
+    }
   }
 
   void run_function(const CompiledStep& step) {
@@ -219,11 +289,14 @@ class Evaluator::State {
       if (contains(kByToken, value(input).kind)) tokens = value(input).rows;
     for (const int output : step.outputs) {
       const bool by_token = contains(kByToken, compiled(output).kind);
+      if (by_token && tokens > compiled(output).most_rows)
+        throw UsageError(str("the function's input has ", tokens, " rows; at most ",
+                             compiled(output).most_rows, " are possible: max_tokens of the exchange"));
       prepare(output, by_token ? tokens : compiled(output).most_rows);
     }
     const Operands& operands = operands_[step_];
     phase_ = Phase::in_function;
-    (*step.function)(operands.inputs, operands.outputs);
+    (*step.function)(operands.inputs, operands.outputs, stream());
     phase_ = Phase::before_call;
     for (const int output : step.outputs) {
       const std::int64_t rows = value(output).rows, most = compiled(output).most_rows;
@@ -238,16 +311,11 @@ class Evaluator::State {
     const Config& config = step.exchange->config();
     const std::int64_t first = step.index * whole.rows / step.of,
                        end = (step.index + 1) * whole.rows / step.of;
-    std::int64_t row = config.top_k * (whole.kind == ValueKind::ids ? bytes_of(whole.id_type) : 4);
-    if (whole.kind == ValueKind::tokens) row = row_step(whole, config);
+    const std::int64_t row = whole.stride != 0 ? whole.stride : row_bytes(whole, config);
     ProgramValue& part = value(step.outputs.front());
     part = whole;
     part.rows = end - first;
     if (whole.data != nullptr) part.data = static_cast<std::byte*>(whole.data) + first * row;
-  }
-
-  static std::int64_t row_step(const ProgramValue& tokens, const Config& config) {
-    return tokens.stride != 0 ? tokens.stride : config.hidden * bytes_of(tokens.type);
   }
 
   void join(const CompiledStep& step) {
@@ -263,14 +331,19 @@ class Evaluator::State {
       if (joined.rows + part.rows > compiled(number).most_rows)
         throw UsageError(str("the parts have more than ", compiled(number).most_rows,
                              " rows: max_tokens of the exchange for each"));
-      auto* const to = static_cast<std::byte*>(joined.data) + joined.rows * row;
-      const auto* const from = static_cast<const std::byte*>(part.data);
-      const std::int64_t stride = row_step(part, step.exchange->config());
-      if (from != to)
-        for (std::int64_t i = 0; i < part.rows; ++i)
-          std::memcpy(to + i * row, from + i * stride, static_cast<std::size_t>(row));
+      copy_rows(static_cast<std::byte*>(joined.data) + joined.rows * row, row, part);
       joined.rows += part.rows;
     }
+  }
+
+  void copy_rows(std::byte* to, std::int64_t row, const ProgramValue& rows) {
+    const auto* const from = static_cast<const std::byte*>(rows.data);
+    const std::int64_t stride = rows.stride != 0 ? rows.stride : row;
+    if (from == to) return;
+    if (compiled_.device != nullptr)
+      return compiled_.device->copy_rows(to, row, from, stride, row, rows.rows, stream());
+    for (std::int64_t i = 0; i < rows.rows; ++i)
+      std::memcpy(to + i * row, from + i * stride, static_cast<std::size_t>(row));
   }
 
   // Takes part in the calls that are left without doing them, so that each lane has had the same calls on
@@ -280,17 +353,21 @@ class Evaluator::State {
     const UsageError error(where() + "failed on rank " + rank() + ": " + reason);
     for (step_ += phase_ == Phase::in_call; step_ < compiled_.steps.size(); ++step_) {
       const CompiledStep& step = compiled_.steps[step_];
-      if (shape_of(step.kind).has_lane) step.exchange->refuse(operation_of(step.kind), step.lane, error);
+      if (shape_of(step.kind).has_lane)
+        step.exchange->refuse(operation_of(step.kind), step.lane, error, stream());
       if (!is_receive_phase(step.kind) || !sent_[static_cast<std::size_t>(step.sender)]) continue;
       try {
-        if (step.kind == StepKind::dispatch_receive) step.exchange->dispatch_receive(step.lane);
-        if (step.kind == StepKind::combine_receive) step.exchange->combine_receive(step.lane);
+        if (step.kind == StepKind::dispatch_receive) step.exchange->dispatch_receive(step.lane, stream());
+        if (step.kind == StepKind::combine_receive) step.exchange->combine_receive(step.lane, stream());
       } catch (const Error& other) {
         if (ends_group(other)) break;
       }
     }
     step_ = failed;
+    streams_.join_all();
   }
+
+  Stream stream() const { return streams_.of(step_); }
 
   std::string rank() const {
     for (const CompiledStep& step : compiled_.steps)
@@ -302,6 +379,7 @@ class Evaluator::State {
   ProgramFunctions functions_;
   std::function<void(std::size_t)> observer_;
   CompiledProgram compiled_;
+  RunStreams streams_;
   std::vector<ProgramValue> values_;
   std::vector<Operands> operands_;
   std::vector<const ProgramValue*> outputs_;
@@ -310,23 +388,6 @@ class Evaluator::State {
   Phase phase_ = Phase::before_call;
   std::vector<bool> sent_;  // by step: a send phase that has begun a call
 };
-
-ProgramValue ProgramValue::tokens(const void* data, std::int64_t rows, DType type, std::int64_t stride) {
-  return {.kind = ValueKind::tokens,
-          .data = const_cast<void*>(data),
-          .rows = rows,
-          .stride = stride,
-          .type = type};
-}
-ProgramValue ProgramValue::ids(const Ids& ids, std::int64_t rows) {
-  return {.kind = ValueKind::ids, .data = const_cast<void*>(ids.data), .rows = rows, .id_type = ids.type};
-}
-ProgramValue ProgramValue::weights(const float* data, std::int64_t rows) {
-  return {.kind = ValueKind::weights, .data = const_cast<float*>(data), .rows = rows};
-}
-ProgramValue ProgramValue::number(std::int32_t count) {
-  return {.kind = ValueKind::count, .count = count};
-}
 
 Evaluator::Evaluator(Program program, Exchange& exchange, ProgramFunctions functions)
     : Evaluator(std::move(program), ProgramExchanges{{"", &exchange}}, std::move(functions)) {}
@@ -340,8 +401,8 @@ const Program& Evaluator::program() const {
   return state_->program();
 }
 
-std::span<const ProgramValue* const> Evaluator::run(std::span<const ProgramValue> inputs) {
-  return state_->run(inputs);
+std::span<const ProgramValue* const> Evaluator::run(std::span<const ProgramValue> inputs, Stream stream) {
+  return state_->run(inputs, stream);
 }
 
 void Evaluator::set_observer(std::function<void(std::size_t)> observer) {

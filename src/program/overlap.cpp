@@ -48,6 +48,7 @@ class BatchedProgram {
     for (const ProgramStep& step : program_.steps)
       if (step.kind == StepKind::metadata || step.kind == StepKind::part || step.kind == StepKind::join)
         fail(str("step ", step.name()), "works on all tokens of the rank at once");
+    check_gathered_rows();
     for (const std::string& output : program_.outputs) {
       const ProgramStep* const maker = maker_of(program_.steps, output);
       if (maker == nullptr) fail(str("output ", output), "is an input: take it from there");
@@ -55,6 +56,29 @@ class BatchedProgram {
       if (made->kind != ValueKind::tokens)
         fail(str("output ", output), str("is of kind ", to_string(made->kind), ", only tokens are joined"));
     }
+  }
+
+  // The rows of all ranks come in another order for each number of micro-batches. So they are not returned,
+  // and only such rows are added: then each rank's own rows come back.
+  void check_gathered_rows() const {
+    std::set<std::string, std::less<>> gathered;
+    const auto is_gathered = [&](const std::string& name) { return gathered.contains(name); };
+    for (const ProgramStep& step : program_.steps) {
+      const bool takes = std::ranges::any_of(step.inputs, is_gathered);
+      if (step.kind == StepKind::reduce_scatter_v && !is_gathered(step.inputs.front()))
+        fail(str("step ", step.name()),
+             str(step.inputs.front(),
+                 " is made of no rows that the program has gathered, so it cannot be "
+                 "split as they are"));
+      if (step.kind != StepKind::all_gather_v && (step.kind == StepKind::reduce_scatter_v || !takes))
+        continue;
+      for (const ProgramName& output : step.outputs) gathered.insert(output.name);
+    }
+    for (const std::string& output : program_.outputs)
+      if (is_gathered(output))
+        fail(str("output ", output),
+             "is made of the rows of all ranks, which micro-batches gather in another "
+             "order: return a reduce_scatter_v of it");
   }
 
   static const ProgramStep* maker_of(const std::vector<ProgramStep>& steps, const std::string& name) {
@@ -147,6 +171,7 @@ class BatchedProgram {
     for (ProgramName& output : step.outputs) output.name = name_in(output.name, batch);
     if (shape_of(step.kind).has_lane) step.lane += batch * lanes_.at(step.exchange);
     step.stream += batch * streams_;
+    if (step.sm_limit > 0) step.sm_limit = std::max(1, step.sm_limit / batches_);
     return step;
   }
 

@@ -12,10 +12,19 @@ namespace {
 
 constexpr std::array<const char*, kValueKinds> kValueNames = {
     "tokens", "ids", "weights", "received", "outputs", "count", "metadata", "sent_dispatch", "sent_combine"};
-constexpr std::array<const char*, kStepKinds> kStepNames = {"dispatch", "dispatch_send", "dispatch_receive",
-                                                            "combine",  "combine_send",  "combine_receive",
-                                                            "metadata", "call",          "wait",
-                                                            "part",     "join"};
+constexpr std::array<const char*, kStepKinds> kStepNames = {"dispatch",
+                                                            "dispatch_send",
+                                                            "dispatch_receive",
+                                                            "combine",
+                                                            "combine_send",
+                                                            "combine_receive",
+                                                            "metadata",
+                                                            "call",
+                                                            "wait",
+                                                            "part",
+                                                            "join",
+                                                            "all_gather_v",
+                                                            "reduce_scatter_v"};
 
 constexpr StepShape kDispatch{
     {kinds(ValueKind::tokens), kinds(ValueKind::ids, ValueKind::received), kinds(ValueKind::weights)},
@@ -45,6 +54,8 @@ constexpr std::array<StepShape, kStepKinds> kShapes = {
     StepShape{{kinds(ValueKind::received, ValueKind::tokens, ValueKind::metadata)}, 1, 1},
     StepShape{{kByToken}, 1, 1, false, false, true},
     StepShape{{kinds(ValueKind::tokens)}, 1, 1, true, false, true},
+    StepShape{{kByToken}, 1, 1, false, true, true},
+    StepShape{{kinds(ValueKind::tokens), kInputKinds}, 2, 2, false, true, true},
 };
 
 bool is_letter(char c) {
@@ -90,6 +101,10 @@ bool is_combine(StepKind kind) {
   return kind == StepKind::combine || kind == StepKind::combine_send;
 }
 
+bool is_gather(StepKind kind) {
+  return kind == StepKind::all_gather_v || kind == StepKind::reduce_scatter_v;
+}
+
 ValueKind made_by(StepKind kind, std::span<const ValueKind> inputs) {
   switch (kind) {
     case StepKind::dispatch:
@@ -103,11 +118,13 @@ ValueKind made_by(StepKind kind, std::span<const ValueKind> inputs) {
       return ValueKind::metadata;
     case StepKind::wait:
     case StepKind::part:
+    case StepKind::all_gather_v:
       return inputs.front();
     case StepKind::combine:
     case StepKind::combine_receive:
     case StepKind::join:
     case StepKind::call:
+    case StepKind::reduce_scatter_v:
       break;
   }
   return ValueKind::tokens;

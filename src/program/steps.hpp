@@ -10,7 +10,7 @@
 
 namespace ferry {
 
-inline constexpr int kValueKinds = 9, kStepKinds = 11;
+inline constexpr int kValueKinds = 9, kStepKinds = 13;
 
 // A set of kinds.
 constexpr unsigned kinds() {
@@ -48,6 +48,7 @@ StepKind receive_phase_of(StepKind kind);
 bool is_receive_phase(StepKind kind);
 bool is_dispatch(StepKind kind);  // dispatch, dispatch_send
 bool is_combine(StepKind kind);   // combine, combine_send
+bool is_gather(StepKind kind);    // all_gather_v, reduce_scatter_v
 
 // The kind of the value that a step makes, other than `call`. `inputs`: kinds of its inputs, which fit.
 ValueKind made_by(StepKind kind, std::span<const ValueKind> inputs);

@@ -28,6 +28,7 @@ std::string print_step(const ProgramStep& step) {
   if (step.lane != 0) line += str(" lane=", step.lane);
   if (step.kind == StepKind::part) line += str(" index=", step.index, " of=", step.of);
   if (step.stream != 0) line += str(" stream=", step.stream);
+  if (step.sm_limit != 0) line += str(" sm_limit=", step.sm_limit);
   return line;
 }
 
@@ -117,8 +118,11 @@ void read_attribute(LineReader& line, ProgramStep& step) {
     step.of = line.number(attribute);
   } else if (attribute == "stream") {
     step.stream = line.number(attribute);
+  } else if (attribute == "sm_limit") {
+    step.sm_limit = line.number(attribute);
   } else {
-    line.fail(str("there is no attribute '", attribute, "'; there are: exchange, lane, index, of, stream"));
+    line.fail(str("there is no attribute '", attribute,
+                  "'; there are: exchange, lane, index, of, stream, sm_limit"));
   }
 }
 

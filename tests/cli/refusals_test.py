@@ -37,7 +37,6 @@ class RefusalsTest(ProgramTest):
             (["transfer = gather", "rank_major"], ["run", *SMALL, "--input", "gathered", "--layout", "rank_major"]),
             (["scattered", "--input"], ["run", "--input", "scattered"]),
             (["17", "--shared-experts"], ["run", "--shared-experts", "17"]),
-            (["--overlap", "--json"], ["run", *SMALL, "--overlap", "2", "--json", "-"]),
             (["diagonal", "--layout"], ["run", "--layout", "diagonal"]),
             (["sum", "--reduction"], ["run", "--reduction", "sum"]),
             (["abacus", "--backend"], ["run", "--backend", "abacus"]),

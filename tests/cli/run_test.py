@@ -66,20 +66,41 @@ class RunTest(ProgramTest):
                 self.assertEqual(run["configuration"]["group"], "processes")
 
     def test_programs(self):
-        path, timeline = self.path("layers.txt"), self.path("timeline.json")
+        path, timeline, report, page = (self.path(name) for name in ("layers.txt", "timeline.json", "report.json", "page.html"))
         with open(path, "w", encoding="utf-8") as file:
             file.write(TWO_LAYERS)
         for batches, options in enumerate([["--layout", "rank_major"], ["--format", "fp8", "--processes"], ["--program", path]], 2):
             with self.subTest(options=options):
-                table = self.succeed("run", *SMALL, "--overlap", batches, "--timeline", timeline, *options)
+                table = self.succeed("run", *SMALL, "--overlap", batches, "--timeline", timeline, "--json", report, "--html", page, *options)
                 values = 3 * 2 * 5 * 128  # ranks, steps, tokens, columns
                 self.assertRegex(table, rf"\n{batches} micro-batches against the plain program +{values} values, all equal\n")
                 with open(timeline, encoding="utf-8") as file:
                     events = [event for event in json.load(file)["traceEvents"] if event["ph"] == "X"]
                 self.assertEqual({event["pid"] for event in events}, {0, 1, 2})
-                self.assertEqual({event["tid"] for event in events}, set(range(batches)))
+                self.assertEqual({event["tid"] for event in events}, set(range(1 + batches)))
                 self.assertGreaterEqual(min(event["dur"] for event in events), 0)
+                with open(report, encoding="utf-8") as file:
+                    run = json.load(file)
+                self.check_program_report(run, batches, values)
+                with open(page, encoding="utf-8") as file:
+                    text = file.read()
+                self.assertEqual(json.loads(text.split('id="run">')[1].split("</script>")[0]), run)
+                boxes = sum(len(run[part]["steps"]) for part in ("plain", "batched")) * 3
+                self.assertEqual(text.count("<title>"), 1 + boxes)  # the page's, and a box for each step on each rank
         self.assertIn("a second time against the plain program", self.succeed("run", *SMALL, "--program", path))
+
+    def check_program_report(self, run, batches, values):
+        self.assertEqual((run["schema"], run["schema_version"], run["micro_batches"]), ("ferry.program_run", 1, batches))
+        self.assertEqual(run["checks"]["passed"], run["checks"]["total"])
+        self.assertEqual(run["checks"]["list"][-1]["compared"], values)
+        for part in (run["plain"], run["batched"]):
+            self.assertEqual(part["text"].count(" = "), len(part["steps"]))
+            self.assertEqual(len(part["times"]["runs_us"]), 2)
+            self.assertEqual([len(rank) for rank in part["timeline_us"]], [len(part["steps"])] * 3)
+            for rank in part["timeline_us"]:
+                spans = [moment for span in rank for moment in span]
+                self.assertEqual(spans, sorted(spans))
+        self.assertEqual({step["micro_batch"] for step in run["batched"]["steps"]}, set(range(batches)))
 
     def test_reductions(self):
         for layout, reduction in itertools.product(LAYOUTS[:2], REDUCTIONS):

@@ -29,10 +29,15 @@ Config program_config(Random& random, int ranks) {
   return config;
 }
 
-void require_tokens(const ProgramValue& value, const Floats& expected, const std::string& what) {
-  require_equal(value.rows * kHidden, static_cast<std::int64_t>(expected.size()), what, ": values");
+void require_values(const ProgramValue& value, std::int64_t columns, const Floats& expected,
+                    const std::string& what) {
+  require_equal(value.rows * columns, static_cast<std::int64_t>(expected.size()), what, ": values");
   require_equal_bytes({static_cast<const std::byte*>(value.data), expected.size() * 4},
                       std::as_bytes(std::span(expected)), 4, what);
+}
+
+void require_tokens(const ProgramValue& value, const Floats& expected, const std::string& what) {
+  require_values(value, kHidden, expected, what);
 }
 
 TEST_P(Contract, RandomProgramsMakeTheBitsOfEagerCalls) {
@@ -57,6 +62,8 @@ TEST_P(Contract, RandomProgramsMakeTheBitsOfEagerCalls) {
             const std::string& name = program.outputs[i];
             if (outputs[i]->kind == ValueKind::tokens) {
               require_tokens(*outputs[i], eager.tokens(name), name);
+            } else if (outputs[i]->kind == ValueKind::weights) {
+              require_values(*outputs[i], config.top_k, eager.weights(name), name);
             } else {
               require(std::memcmp(&outputs[i]->metadata, &eager.metadata(name), sizeof(StepMetadata)) == 0,
                       name, " differs");
@@ -116,6 +123,85 @@ TEST_P(Contract, MicroBatchesMakeTheBytesOfThePlainProgram) {
       });
     }
   }
+}
+
+// Tokens of all ranks, each added to the sum of the ranks by its factor: gathered, and scattered again.
+Program gathered_layer() {
+  return parse_program(R"(
+    program gathered
+    input x: tokens
+    all = all_gather_v(x)
+    part: tokens = call mix(all, all)
+    y = reduce_scatter_v(part, x)
+    output y
+  )");
+}
+
+TEST_P(Contract, GatheredRowsInMicroBatchesMakeTheBytesOfThePlainProgram) {
+  if (GetParam().on_device()) GTEST_SKIP() << "no gathers of device memory";
+  for (const int batches : {1, 2, 3}) {
+    const std::uint64_t seed = seed_of(static_cast<std::uint64_t>(batches));
+    Random random(seed);
+    Config config = on_backend(program_config(random, 3));
+    config.lanes = batches;
+    const Program batched = overlap(gathered_layer(), batches);
+    run(3, to_string(batched), [&](const Rank& rank) {
+      const RankInputs inputs(config, seed, rank.index(), config.max_tokens);
+      Exchange plain_exchange(rank, config), exchange(rank, config);
+      Evaluator whole(gathered_layer(), plain_exchange, kFunctions), split(batched, exchange, kFunctions);
+      const std::vector<ProgramValue> given = {inputs.values()[0]};
+      const ProgramValue& expected = *whole.run(given)[0];
+      const auto* const values = static_cast<const float*>(expected.data);
+      require_tokens(*split.run(given)[0], Floats(values, values + expected.rows * kHidden), "y");
+      // Every rank has added the same 1.5 x.
+      for (std::size_t i = 0; i < inputs.x.size(); ++i) {
+        const float one = inputs.x[i] + inputs.x[i] / 2;
+        require_equal(values[i], 0.0f + one + one + one, "value ", i);
+      }
+    });
+  }
+}
+
+// The rank whose function fails takes part in the gather that is left by refusing it.
+TEST_P(Contract, AFunctionBetweenGathersThatFailsEndsTheRunOnAllRanks) {
+  if (GetParam().on_device()) GTEST_SKIP() << "no gathers of device memory";
+  Random random(seed_of(5));
+  Config config = on_backend(program_config(random, 3));
+  config.lanes = 2;
+  run(3, "a failing function between gathers", [&](const Rank& rank) {
+    Exchange exchange(rank, config);
+    const RankInputs inputs(config, seed_of(6), rank.index(), config.max_tokens);
+    const std::vector<ProgramValue> given = {inputs.values()[0]};
+    bool fails = false;
+    ProgramFunctions functions = kFunctions;
+    functions["mix"] = [&](Inputs taken, Made made) {
+      if (fails) throw std::out_of_range("no such part");
+      mix(taken, made);
+    };
+    Evaluator evaluator(overlap(gathered_layer(), 2), exchange, functions);
+    const ProgramValue& first = *evaluator.run(given)[0];
+    const auto* const values = static_cast<const float*>(first.data);
+    const Floats expected(values, values + first.rows * kHidden);
+    fails = rank.index() == 1;
+    std::string found;
+    try {
+      evaluator.run(given);
+    } catch (const std::out_of_range& error) {
+      found = error.what();
+    } catch (const UsageError& error) {
+      found = error.what();
+    }
+    if (fails) {
+      require_equal(found, "no such part", "rank ", rank.index());
+    } else {
+      require(found.starts_with("program gathered, step y.0 (reduce_scatter_v): ") &&
+                  found.find("rank 1 refused reduce_scatter_v ") != std::string::npos &&
+                  found.find("failed on rank 1: no such part") != std::string::npos,
+              "rank ", rank.index(), ": '", found, "'");
+    }
+    fails = false;
+    require_tokens(*evaluator.run(given)[0], expected, "after the failure");
+  });
 }
 
 // The function fails on one rank, or on all; the other ranks get its text, and the next run is as if nothing

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/text.hpp"
+#include "ferry/evaluator.hpp"
 #include "ferry/ferry.hpp"
 #include "runtime/support.hpp"
 
@@ -37,6 +38,30 @@ void fail(const std::string& how) {
   throw std::runtime_error("enough");
 }
 
+// The same as a program in two micro-batches. The faulty rank is killed in its first function.
+void run_program(Exchange& exchange, bool fails) {
+  const Program program = overlap(parse_program(R"(
+    program moe
+    input x: tokens
+    input ids: ids
+    rows = dispatch(x, ids)
+    out: outputs = call experts(rows)
+    y = combine(out, rows)
+    output y
+  )"),
+                                  2);
+  Evaluator layer(program, exchange, {{"experts", [&](auto inputs, auto outputs) {
+                                         if (fails) std::raise(SIGKILL);
+                                         outputs[0]->data = inputs[0]->received.data;
+                                       }}});
+  const std::vector<float> tokens(kTokens * kHidden, 1);
+  std::vector<std::int32_t> ids(kTokens);
+  for (int token = 0; token < kTokens; ++token) ids[token] = token % exchange.rank().size();
+  const auto inputs = {ProgramValue::tokens(tokens.data(), kTokens, DType::fp32),
+                       ProgramValue::ids(ids.data(), kTokens)};
+  layer.run(std::span(inputs));
+}
+
 void run_rank(const Rank& rank, const std::string& how) {
   Exchange exchange(rank, {.experts = rank.size(),
                            .top_k = 1,
@@ -45,12 +70,15 @@ void run_rank(const Rank& rank, const std::string& how) {
                            .backend = BackendKind::collective,
                            .format = Format::fp32(),
                            .combine_type = DType::fp32,
+                           .lanes = 2,
                            .deadline = how == "stall" ? kDeadline : kLongDeadline});
   for (int i = 0; i < 3; ++i) step(exchange);
-  if (rank.index() == kFaultyRank) return fail(how);
+  const bool in_program = how == "kill_in_program", faulty = rank.index() == kFaultyRank;
+  if (in_program) run_program(exchange, false);
+  if (faulty && !in_program) return fail(how);
   const Stopwatch watch;
   try {
-    step(exchange);
+    in_program ? run_program(exchange, faulty) : step(exchange);
     FERRY_CHECK(false, "a step without all ranks ended");
   } catch (const Error& error) {
     FERRY_CHECK(watch.seconds() < kLongest, str(watch.seconds(), " s until ", error.what()));
@@ -65,7 +93,8 @@ void run_rank(const Rank& rank, const std::string& how) {
 
 int main(int argc, char** argv) {
   try {
-    if (argc != 2) throw std::invalid_argument("one argument is needed: stall, throw or kill");
+    if (argc != 2)
+      throw std::invalid_argument("one argument is needed: stall, throw, kill or kill_in_program");
     ferry::Group::mpi().run([&](const ferry::Rank& rank) { ferry::test::run_rank(rank, argv[1]); });
   } catch (const std::exception& error) {
     std::cerr << error.what() << "\n";

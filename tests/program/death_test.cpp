@@ -1,7 +1,8 @@
-// A rank that dies inside a function of a program.
+// A rank that is killed inside a function of a program.
 #include <gtest/gtest.h>
 
 #include <array>
+#include <atomic>
 #include <csignal>
 #include <string>
 #include <vector>
@@ -9,12 +10,26 @@
 #include "ferry/error.hpp"
 #include "ferry/evaluator.hpp"
 #include "runtime/shared_value.hpp"
+#include "runtime/support.hpp"
 
 namespace ferry::test {
 namespace {
 
-TEST(ProgramDeath, EndsTheRunOfTheOthersAtTheStepThatNeedsTheRank) {
-  const SharedValue<std::array<char, 200>> found;
+constexpr int kVictim = 1;
+constexpr double kLongestWait = 20;  // seconds, for the other ranks to come as far as they can
+
+struct DeathRecord {
+  std::array<std::atomic<int>, 3> calls{};        // of the function, by rank
+  std::array<std::array<char, 200>, 3> errors{};  // by rank
+};
+
+// Whether the others are past the last step before the second micro-batch's combine.
+bool others_have_called_twice(const DeathRecord& record) {
+  return record.calls[0] == 2 && record.calls[2] == 2;
+}
+
+void run_until_a_rank_dies(const Rank& rank, const Config& config, DeathRecord& record) {
+  const auto me = static_cast<std::size_t>(rank.index());
   const Program program = overlap(parse_program(R"(
     program moe
     input x: tokens
@@ -25,34 +40,68 @@ TEST(ProgramDeath, EndsTheRunOfTheOthersAtTheStepThatNeedsTheRank) {
     output y
   )"),
                                   2);
-  EXPECT_THROW(Group::processes(3).run([&](const Rank& rank) {
-    Exchange exchange(rank, {.experts = 3,
-                             .top_k = 1,
-                             .hidden = 4,
-                             .max_tokens = 4,
-                             .format = Format::fp32(),
-                             .combine_type = DType::fp32,
-                             .lanes = 2});
-    Evaluator layer(program, exchange, {{"experts", [&](auto inputs, auto outputs) {
-                                           if (rank.index() == 1) std::raise(SIGKILL);
-                                           outputs[0]->data = inputs[0]->received.data;
-                                         }}});
-    const std::vector<float> x(16, 1.0f);
-    const std::vector<std::int32_t> ids = {0, 1, 2, 0};
-    const auto given = {ProgramValue::tokens(x.data(), 4, DType::fp32), ProgramValue::ids(ids.data(), 4)};
-    try {
-      layer.run(std::span(given));
-    } catch (const PeerLostError& error) {
-      if (rank.index() == 0) std::string(error.what()).copy(found->data(), found->size() - 1);
-      throw;
-    }
+  Exchange exchange(rank, config);
+  Evaluator layer(program, exchange,
+                  {{"experts", [&](auto inputs, auto outputs) {
+                      ++record.calls[me];
+                      outputs[0]->data = inputs[0]->received.data;
+                      if (rank.index() != kVictim) return;
+                      const Stopwatch watch;
+                      while (!others_have_called_twice(record) && watch.seconds() < kLongestWait)
+                        sleep_seconds(0.001);
+                      std::raise(SIGKILL);
+                    }}});
+  const std::vector<float> x(16, 1.0f);
+  const std::vector<std::int32_t> ids = {0, 1, 2, 0};
+  const auto given = {ProgramValue::tokens(x.data(), 4, DType::fp32), ProgramValue::ids(ids.data(), 4)};
+  try {
+    layer.run(std::span(given));
+  } catch (const PeerLostError& error) {
+    std::string(error.what()).copy(record.errors[me].data(), record.errors[me].size() - 1);
+    throw;
+  }
+}
+
+// The victim is killed in its first function, before it has sent anything of its combines. The others are
+// then between the experts of the second micro-batch and the receive phase that needs its rows: that phase
+// ends with the error, or the send phase before it, where the death is known already.
+void expect_the_error_at_its_step(const std::vector<int>& nodes, const Config& config) {
+  const SharedValue<DeathRecord> record;
+  EXPECT_THROW(Group::processes(Topology(nodes)).run([&](const Rank& rank) {
+    run_until_a_rank_dies(rank, config, *record);
   }),
                PeerLostError);
-  // The receive phase needs the dead rank's rows. A send phase that begins after the death ends at once.
-  const std::string text = found->data();
-  EXPECT_TRUE(text.starts_with("program moe, step y.0 (combine_receive): ") ||
-              text.starts_with("program moe, step y.sent.0 (combine_send): "))
-      << text;
+  for (const int rank : {0, 2}) {
+    const std::string text = record->errors[static_cast<std::size_t>(rank)].data();
+    EXPECT_TRUE(text.starts_with("program moe, step y.0 (combine_receive): ") ||
+                text.starts_with("program moe, step y.sent.1 (combine_send): "))
+        << "rank " << rank << ": " << text;
+  }
+}
+
+Config death_config(BackendKind backend, Hops hops) {
+  return {.experts = 3,
+          .top_k = 1,
+          .hidden = 4,
+          .max_tokens = 4,
+          .backend = backend,
+          .hops = hops,
+          .format = Format::fp32(),
+          .combine_type = DType::fp32,
+          .lanes = 2};
+}
+
+TEST(ProgramDeath, EndsTheRunOfTheOthersAtTheStepThatNeedsTheRank) {
+  expect_the_error_at_its_step({0, 0, 0}, death_config(BackendKind::cpu, Hops::one));
+}
+
+TEST(ProgramDeath, OfTheReferenceBackend) {
+  expect_the_error_at_its_step({0, 0, 0}, death_config(BackendKind::reference, Hops::one));
+}
+
+// The victim is rank 0's relay.
+TEST(ProgramDeath, OfARelayInTwoHops) {
+  expect_the_error_at_its_step({0, 1, 1}, death_config(BackendKind::cpu, Hops::two));
 }
 
 }  // namespace

@@ -101,6 +101,16 @@ class EagerRun {
       case StepKind::metadata:
         metadata_[name] = *exchange_.metadata(counts_.at(step.inputs[0]), step.lane);
         return;
+      case StepKind::all_gather_v:
+        return gather(step, name);
+      case StepKind::reduce_scatter_v: {
+        const Floats& rows = tokens_.at(step.inputs[0]);
+        Floats& sums = tokens_[name];
+        sums.resize(static_cast<std::size_t>(inputs_.tokens * kHidden));
+        exchange_.reduce_scatter_v(address(rows), rows_of(rows, kHidden), DType::fp32, sums.data(),
+                                   inputs_.tokens, step.lane);
+        return;
+      }
       case StepKind::wait:
         rows_[name] = rows_.at(step.inputs[0]);
         return;
@@ -110,6 +120,7 @@ class EagerRun {
   }
 
   const Floats& tokens(const std::string& name) const { return tokens_.at(name); }
+  const Floats& weights(const std::string& name) const { return weights_.at(name); }
   const StepMetadata& metadata(const std::string& name) const { return metadata_.at(name); }
 
  private:
@@ -120,10 +131,25 @@ class EagerRun {
     std::vector<std::int32_t> counts, row_offsets, group_expert;
   };
 
-  const float* weights_of(const std::string& name) const {
+  static const float* address(const Floats& values) {
     static const float none = 0;
-    const Floats& weights = weights_.at(name);
-    return weights.empty() ? &none : weights.data();
+    return values.empty() ? &none : values.data();
+  }
+  const float* weights_of(const std::string& name) const { return address(weights_.at(name)); }
+
+  static std::int64_t rows_of(const Floats& values, std::int64_t columns) {
+    return static_cast<std::int64_t>(values.size()) / columns;
+  }
+
+  void gather(const ProgramStep& step, const std::string& name) {
+    const bool is_tokens = tokens_.contains(step.inputs[0]);
+    const std::int64_t columns = is_tokens ? kHidden : inputs_.top_k;
+    const Floats& mine = (is_tokens ? tokens_ : weights_).at(step.inputs[0]);
+    Floats all(static_cast<std::size_t>(exchange_.config().max_tokens * exchange_.rank().size() * columns));
+    const std::int64_t rows = exchange_.all_gather_v(address(mine), rows_of(mine, columns), columns * 4,
+                                                     all.data(), rows_of(all, columns), step.lane);
+    all.resize(static_cast<std::size_t>(rows * columns));
+    (is_tokens ? tokens_ : weights_)[name] = all;
   }
 
   void dispatch(const ProgramStep& step, const std::string& name) {
@@ -189,11 +215,12 @@ class EagerRun {
       made.data = outputs.data();
       experts(taken, given);
     } else if (step.function == "mix") {
-      first = ProgramValue::tokens(tokens_.at(step.inputs[0]).data(), inputs_.tokens, DType::fp32);
-      second = ProgramValue::tokens(tokens_.at(step.inputs[1]).data(), inputs_.tokens, DType::fp32);
-      made.rows = inputs_.tokens;
+      const std::size_t values = tokens_.at(step.inputs[0]).size();
+      made.rows = static_cast<std::int64_t>(values) / kHidden;
+      first = ProgramValue::tokens(tokens_.at(step.inputs[0]).data(), made.rows, DType::fp32);
+      second = ProgramValue::tokens(tokens_.at(step.inputs[1]).data(), made.rows, DType::fp32);
       Floats& tokens = tokens_[name];
-      tokens.resize(static_cast<std::size_t>(inputs_.tokens * kHidden));
+      tokens.resize(values);
       made.data = tokens.data();
       mix(taken, given);
     } else {

@@ -3,10 +3,14 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <cstdlib>
 #include <functional>
 #include <new>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "ferry/error.hpp"
@@ -183,6 +187,127 @@ TEST(Evaluator, PartsAndJoinsInAnyOrder) {
     EXPECT_EQ(column(*outputs[0]), (std::vector<float>{2, 4, 6}));
     EXPECT_EQ(column(*outputs[1]), (std::vector<float>{4, 6, 1, 2, 3, 2, 4, 6}));
   });
+}
+
+// The memory of a function's outputs has room for its inputs' rows, also of joined and gathered ones.
+TEST(Evaluator, FunctionsOfManyRowsHaveRoomForThem) {
+  constexpr int kRanks = 3;
+  Group::threads(kRanks).run([](const Rank& rank) {
+    Exchange exchange(rank, layer_config());
+    const Program program = parse_program(R"(
+      program many
+      input x: tokens
+      all = all_gather_v(x)
+      both = join(all, x)
+      y: tokens = call same(both)
+      output y
+    )");
+    Evaluator evaluator(program, exchange, {{"same", [](auto inputs, auto outputs) {
+                                               const auto* const from =
+                                                   static_cast<const float*>(inputs[0]->data);
+                                               std::copy(from, from + inputs[0]->rows * 4,
+                                                         static_cast<float*>(outputs[0]->data));
+                                             }}});
+    const std::vector<float> x(20, 1.0f + static_cast<float>(rank.index()));
+    const auto four = {ProgramValue::tokens(x.data(), 4, DType::fp32)};
+    const ProgramValue& y = *evaluator.run(std::span(four))[0];
+    ASSERT_EQ(y.rows, (kRanks + 1) * 4);
+    for (int row = 0; row < y.rows; ++row) {
+      const float expected = row < kRanks * 4 ? 1.0f + static_cast<float>(row / 4) : x[0];
+      EXPECT_EQ(static_cast<const float*>(y.data)[4 * row], expected) << "row " << row;
+    }
+  });
+}
+
+TEST(Evaluator, RefusesMoreRowsThanAFunctionHasRoomFor) {
+  alone([](const Rank& rank) {
+    Exchange exchange(rank, layer_config());
+    Evaluator evaluator(parse_program("program many\ninput x: tokens\ny: tokens = call same(x)\noutput y\n"),
+                        exchange, {{"same", [](auto, auto) { FAIL() << "called"; }}});
+    const std::vector<float> x(20, 1.0f);
+    const auto five = {ProgramValue::tokens(x.data(), 5, DType::fp32)};
+    EXPECT_EQ(refusal([&] { evaluator.run(std::span(five)); }),
+              "usage: program many, step y (call same): the function's input has 5 rows; at most 4 are "
+              "possible: max_tokens of the exchange");
+  });
+}
+
+TEST(Evaluator, FunctionsMayTakeTheStream) {
+  alone([](const Rank& rank) {
+    Exchange exchange(rank, layer_config());
+    int calls = 0;
+    Evaluator evaluator(parse_program(kLayer), exchange,
+                        {{"experts", [&](auto inputs, auto outputs, Stream stream) {
+                            EXPECT_EQ(stream.handle, nullptr);
+                            ++calls;
+                            same_rows(inputs, outputs);
+                          }}});
+    const std::vector<float> x(4, 1.0f);
+    const std::vector<std::int32_t> ids = {2};
+    const auto given = {ProgramValue::tokens(x.data(), 1, DType::fp32), ProgramValue::ids(ids.data(), 1)};
+    EXPECT_EQ(static_cast<const float*>(evaluator.run(std::span(given))[0]->data)[3], 1.0f);
+    EXPECT_EQ(calls, 1);
+  });
+}
+
+TEST(Evaluator, GathersNeedDenseRows) {
+  alone([](const Rank& rank) {
+    Exchange exchange(rank, layer_config());
+    Evaluator evaluator(parse_program("program g\ninput x: tokens\ny = all_gather_v(x)\noutput y\n"),
+                        exchange);
+    const std::vector<float> x(16, 1.0f);
+    const auto strided = {ProgramValue::tokens(x.data(), 2, DType::fp32, 32)};
+    EXPECT_EQ(
+        refusal([&] { evaluator.run(std::span(strided)); }),
+        "usage: program g, step y (all_gather_v): the rows are 32 bytes apart, dense rows of 16 are needed");
+  });
+}
+
+// Rank 1 sends only when rank 0 has finished its shared experts: rank 0 can have run them only between its
+// own send phase, whose rows are on their way, and the receive phase that waits for rank 1.
+TEST(Evaluator, SharedExpertsRunWhileRowsAreOnTheirWay) {
+  std::atomic<bool> shared_done = false;
+  std::vector<std::string> order;  // of rank 0
+  Group::threads(2).run([&](const Rank& rank) {
+    Exchange exchange(rank, layer_config());
+    const Program program = parse_program(R"(
+      program block
+      input x: tokens
+      input ids: ids
+      ready: tokens = call when_the_other_is_done(x)
+      sent = dispatch_send(ready, ids)
+      shared: tokens = call shared_experts(x)
+      rows = dispatch_receive(sent)
+      out: outputs = call experts(rows)
+      y = combine(out, rows)
+      output y
+    )");
+    const ProgramFunction when_the_other_is_done = [&](auto inputs, auto outputs) {
+      for (int i = 0; rank.index() == 1 && !shared_done && i < 20'000; ++i)
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      outputs[0]->data = inputs[0]->data;
+    };
+    const ProgramFunction shared_experts = [&](auto inputs, auto outputs) {
+      outputs[0]->data = inputs[0]->data;
+      if (rank.index() == 0) shared_done = true;
+    };
+    Evaluator layer(program, exchange,
+                    {{"when_the_other_is_done", when_the_other_is_done},
+                     {"shared_experts", shared_experts},
+                     {"experts", same_rows}});
+    if (rank.index() == 0)
+      layer.set_observer([&](std::size_t step) {
+        order.push_back(step < program.steps.size() ? program.steps[step].name() : "end");
+      });
+    const std::vector<float> x(4, 1.0f + static_cast<float>(rank.index()));
+    const std::vector<std::int32_t> ids = {rank.index() == 0 ? 3 : 0};  // an expert of the other rank
+    const auto given = {ProgramValue::tokens(x.data(), 1, DType::fp32), ProgramValue::ids(ids.data(), 1)};
+    EXPECT_EQ(static_cast<const float*>(layer.run(std::span(given))[0]->data)[3], x[3]);
+  });
+  EXPECT_TRUE(shared_done);
+  EXPECT_EQ(order, (std::vector<std::string>{"ready (call when_the_other_is_done)", "sent (dispatch_send)",
+                                             "shared (call shared_experts)", "rows (dispatch_receive)",
+                                             "out (call experts)", "y (combine)", "end"}));
 }
 
 TEST(Evaluator, ARunAllocatesNothing) {

@@ -60,6 +60,10 @@ TEST(Program, RefusesTwoOpenCallsOnALane) {
             "step b (metadata): lane 0 is between the phases of a (dispatch_send): receive that first, or "
             "use another "
             "lane");
+  EXPECT_EQ(
+      fault_of("a = dispatch_send(x, ids)\nb = all_gather_v(x)\nc = dispatch_receive(a)\n"),
+      "step b (all_gather_v): lane 0 is between the phases of a (dispatch_send): receive that first, or "
+      "use another lane");
   EXPECT_EQ(fault_of("a = dispatch_send(x, ids)\nb = dispatch_send(x, ids) lane=1\n"
                      "c = dispatch_receive(a)\nd = dispatch_receive(b)\n"),
             "accepted");
@@ -90,6 +94,14 @@ TEST(Program, RefusesKindsThatDoNotFit) {
   EXPECT_EQ(fault_of("m = metadata(n, n)\n"), "step m (metadata): takes 2 values, needs 1");
   EXPECT_EQ(fault_of("a = join()\n"), "step a (join): takes 0 values, needs 1 or more");
   EXPECT_EQ(fault_of("a = wait(x)\n"), "step a (wait): x is not made by an exchange: nothing to wait for");
+  EXPECT_EQ(fault_of("a = all_gather_v(n)\n"),
+            "step a (all_gather_v): n is of kind count, needed here: tokens, ids or weights");
+  EXPECT_EQ(fault_of("a = reduce_scatter_v(x)\n"), "step a (reduce_scatter_v): takes 1 values, needs 2");
+  EXPECT_EQ(fault_of("a = reduce_scatter_v(w, x)\n"),
+            "step a (reduce_scatter_v): w is of kind weights, needed here: tokens");
+  EXPECT_EQ(
+      fault_of(std::string(kRows) + "a = reduce_scatter_v(x, rows)\n"),
+      "step a (reduce_scatter_v): rows is of kind received, needed here: tokens, ids, weights or count");
   EXPECT_EQ(fault_of("a: received = call f(x)\n"),
             "step a (call f): a is of kind received: functions make tokens, ids, weights, outputs or count");
   EXPECT_EQ(fault_of("input m: metadata\n"),
@@ -147,6 +159,10 @@ TEST(Program, RefusesNamesAndFields) {
             "step b (dispatch_receive): has lane 1: it starts no call of a lane");
   EXPECT_EQ(fault_of("a = dispatch_send(x, ids)\nb = dispatch_receive(a) exchange=e\n"),
             "step b (dispatch_receive): has an exchange, e: it works on that of its input");
+  EXPECT_EQ(fault_of("rows = dispatch(x, ids) sm_limit=-1\n"),
+            "step rows (dispatch): has sm_limit -1: 0 is no limit");
+  EXPECT_EQ(fault_of("m = metadata(n) sm_limit=1\n"),
+            "step m (metadata): has sm_limit 1: only dispatch, combine and their send phases have one");
   EXPECT_EQ(fault_of("a = part(x) index=2 of=2\n"), "step a (part): is part 2 of 2: i is 0 to n - 1");
   EXPECT_EQ(fault_of("a, b = dispatch(x, ids)\n"),
             "step a, b (dispatch): makes 2 values: only calls make more than one");
@@ -164,13 +180,15 @@ TEST(Program, TextNamesTheLineAtFault) {
   const auto fault = [](const std::string& text) { return refusal([&] { parse_program(text); }); };
   EXPECT_EQ(fault("program a\nrows = despatch(x)\n"),
             "program text, line 2: there is no kind of step 'despatch'; there are: dispatch, dispatch_send, "
-            "dispatch_receive, combine, combine_send, combine_receive, metadata, call, wait, part, join");
+            "dispatch_receive, combine, combine_send, combine_receive, metadata, call, wait, part, join, "
+            "all_gather_v, reduce_scatter_v");
   EXPECT_EQ(fault("program a\n\nx = join(a b)\n"), "program text, line 3: expected ',' before 'b)'");
   EXPECT_EQ(fault("program a\nx = join(a) lane=two\n"),
             "program text, line 2: lane is 'two', expected a number");
   EXPECT_EQ(
       fault("program a\nx = join(a) speed=2\n"),
-      "program text, line 2: there is no attribute 'speed'; there are: exchange, lane, index, of, stream");
+      "program text, line 2: there is no attribute 'speed'; there are: exchange, lane, index, of, stream, "
+      "sm_limit");
   EXPECT_EQ(fault("program a\nx = call f(a)\n"),
             "program text, line 2: a call says the kinds of its values: x: outputs = call ...");
   EXPECT_EQ(fault("program a\nx: tokens = join(a)\n"),
@@ -184,7 +202,7 @@ TEST(Program, TextNamesTheLineAtFault) {
 TEST(Program, TextReadsBack) {
   const std::string text =
       "program moe\ninput x: tokens\ninput ids: ids\ninput n: count\n"
-      "sent = dispatch_send(x, ids) exchange=inner lane=3\n"
+      "sent = dispatch_send(x, ids) exchange=inner lane=3 sm_limit=20\n"
       "m = metadata(n)\n"
       "early: outputs, w: weights = call shared.gate(x, m) exchange=inner\n"
       "rows = dispatch_receive(sent)\n"
@@ -192,7 +210,9 @@ TEST(Program, TextReadsBack) {
       "y = combine(early, ready, w) exchange=inner\n"
       "half = part(y) index=1 of=2\n"
       "z = join(y, half)\n"
-      "output z\noutput ready\n";
+      "all = all_gather_v(z) exchange=inner lane=1\n"
+      "mine = reduce_scatter_v(all, n) lane=2\n"
+      "output mine\noutput z\noutput ready\n";
   const Program program = parse_program(text);
   EXPECT_EQ(to_string(program), text);
   EXPECT_EQ(parse_program("# a comment\n\n  " + text + "\t# another\n"), program);
@@ -262,6 +282,77 @@ TEST(Program, MicroBatchesTakeTurnsBeforeEachReceivePhase) {
             "y.1 = combine_receive(y.sent.1) stream=1\n"
             "y = join(y.0, y.1)\n"
             "output y\n");
+}
+
+TEST(Program, MicroBatchesShareTheSmLimit) {
+  const Program batched = overlap(parse_program("program moe\ninput x: tokens\ninput ids: ids\n"
+                                                "rows = dispatch(x, ids) sm_limit=8\n"
+                                                "out: outputs = call experts(rows)\n"
+                                                "y = combine(out, rows) sm_limit=2\noutput y\n"),
+                                  3);
+  for (const ProgramStep& step : batched.steps) {
+    const int expected = step.kind == StepKind::dispatch_send  ? 2
+                         : step.kind == StepKind::combine_send ? 1
+                                                               : 0;
+    EXPECT_EQ(step.sm_limit, expected) << step.name();
+  }
+}
+
+TEST(Program, OverlapRefusesGatheredRowsInAnotherOrder) {
+  const auto fault = [](const std::string& steps) {
+    return refusal([&] {
+      overlap(parse_program("program moe\ninput x: tokens\nall = all_gather_v(x)\n"
+                            "part: tokens = call f(all)\n" +
+                            steps),
+              2);
+    });
+  };
+  EXPECT_EQ(fault("y = reduce_scatter_v(part, x)\noutput y\n"), "accepted");
+  EXPECT_EQ(fault("output part\n"),
+            "overlap of program moe, output part: is made of the rows of all ranks, which micro-batches "
+            "gather in another order: return a reduce_scatter_v of it");
+  EXPECT_EQ(fault("y = reduce_scatter_v(x, x)\noutput y\n"),
+            "overlap of program moe, step y (reduce_scatter_v): x is made of no rows that the program has "
+            "gathered, so it cannot be split as they are");
+}
+
+// What exchanges of a configuration cannot do, found without any.
+TEST(Program, CheckRefusesWhatConfigurationsCannotDo) {
+  const Config host{.experts = 4, .top_k = 1, .hidden = 8, .max_tokens = 4};
+  Config device = host;
+  device.backend = BackendKind::cuda;
+  const auto fault = [](const std::string& steps, const ProgramConfigs& configs) {
+    try {
+      check(parse_program(layer_of(steps)), configs);
+    } catch (const Error& error) {
+      return std::string(to_string(error.code())) + ": " + error.what();
+    }
+    return std::string("accepted");
+  };
+  const std::string gathers = "all = all_gather_v(x)\n";
+  EXPECT_EQ(fault(gathers, {{"", host}}), "accepted");
+  EXPECT_EQ(fault(gathers, {{"", device}}),
+            "unsupported: program moe, step all (all_gather_v): its exchange has device memory, where the "
+            "host does not know how many rows are gathered; call Exchange::all_gather_v() in a function, on "
+            "a lane of its own");
+  Config nccl = host;
+  nccl.backend = BackendKind::collective;
+  nccl.engine = EngineKind::nccl;
+  EXPECT_EQ(fault("y = reduce_scatter_v(x, n)\n", {{"", nccl}}),
+            "unsupported: program moe, step y (reduce_scatter_v): its exchange has device memory, where the "
+            "host does not know how many rows are gathered; call Exchange::reduce_scatter_v() in a function, "
+            "on a lane of its own");
+  EXPECT_EQ(fault("a = dispatch(x, ids)\nb = dispatch(x, ids) exchange=e\n", {{"", host}, {"e", device}}),
+            "usage: program moe, step b (dispatch): its exchange has device memory, that of earlier steps "
+            "host memory: a program has one kind");
+  EXPECT_EQ(fault("a = dispatch(x, ids) exchange=e\n", {{"f", host}}),
+            "usage: program moe, step a (dispatch): no exchange e was passed");
+  EXPECT_EQ(
+      fault("a = dispatch(x, ids) lane=2\n", {{"", host}}),
+      "usage: program moe, step a (dispatch): lane 2 does not exist: its exchange has 1 lane; construct "
+      "it with 3");
+  EXPECT_EQ(fault("a = dispatch(x, w)\n", {{"", host}}),
+            "usage: program moe, step a (dispatch): w is of kind weights, needed here: ids or received");
 }
 
 TEST(Program, OverlapRefusesWhatHasNoRowsToSplit) {

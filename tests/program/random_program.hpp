@@ -2,6 +2,7 @@
 // eager_run.hpp.
 #pragma once
 
+#include <algorithm>
 #include <map>
 #include <optional>
 #include <string>
@@ -42,21 +43,25 @@ class ProgramMaker {
     while (!open_.empty()) receive(0);
     for (const std::string& tokens : named_[ValueKind::tokens]) program_.outputs.push_back(tokens);
     for (const std::string& metadata : named_[ValueKind::metadata]) program_.outputs.push_back(metadata);
+    for (const auto& [kind, names] : gathered_)
+      program_.outputs.insert(program_.outputs.end(), names.begin(), names.end());
     return program_;
   }
 
  private:
-  std::string one_of(ValueKind kind) {
-    const auto& names = named_[kind];
+  std::string one_of(ValueKind kind) { return one_of(named_[kind]); }
+
+  std::string one_of(const std::vector<std::string>& names) {
     return names.empty()
                ? "missing"
                : names[static_cast<std::size_t>(random_.below(static_cast<std::int64_t>(names.size())))];
   }
 
   std::optional<ProgramStep> draw_step() {
-    const StepKind kind = random_.pick({StepKind::dispatch, StepKind::dispatch_send, StepKind::combine,
-                                        StepKind::combine, StepKind::combine_send, StepKind::metadata,
-                                        StepKind::call, StepKind::call, StepKind::wait});
+    const StepKind kind =
+        random_.pick({StepKind::dispatch, StepKind::dispatch_send, StepKind::combine, StepKind::combine,
+                      StepKind::combine_send, StepKind::metadata, StepKind::call, StepKind::call,
+                      StepKind::wait, StepKind::all_gather_v, StepKind::reduce_scatter_v});
     ProgramStep step{.kind = kind, .outputs = {{"v" + std::to_string(program_.steps.size())}}, .lane = 0};
     const bool dispatch = kind == StepKind::dispatch || kind == StepKind::dispatch_send;
     if (dispatch) {
@@ -71,6 +76,10 @@ class ProgramMaker {
         step.inputs.push_back(partial_send || random_.chance(0.5) ? rows : one_of(ValueKind::weights));
     } else if (kind == StepKind::metadata) {
       step.inputs = {one_of(ValueKind::count)};
+    } else if (kind == StepKind::all_gather_v) {
+      step.inputs = {one_of(random_.chance(0.7) ? ValueKind::tokens : ValueKind::weights)};
+    } else if (kind == StepKind::reduce_scatter_v) {
+      step.inputs = {one_of(gathered_[ValueKind::tokens]), random_.chance(0.5) ? "x" : "weights"};
     } else if (kind == StepKind::wait) {
       step.inputs = {one_of(ValueKind::received)};
     } else if (random_.chance(0.6)) {
@@ -78,8 +87,9 @@ class ProgramMaker {
       step.inputs = {one_of(ValueKind::received)};
       step.outputs[0].kind = ValueKind::outputs;
     } else if (random_.chance(0.5)) {
+      auto& names = (random_.chance(0.4) ? gathered_ : named_)[ValueKind::tokens];
       step.function = "mix";
-      step.inputs = {one_of(ValueKind::tokens), one_of(ValueKind::tokens)};
+      step.inputs = {one_of(names), one_of(names)};
       step.outputs[0].kind = ValueKind::tokens;
     } else {
       step.function = "regate";
@@ -87,8 +97,7 @@ class ProgramMaker {
       step.outputs[0].kind = ValueKind::weights;
       step.outputs.push_back({step.outputs[0].name + ".n", ValueKind::count});
     }
-    if (dispatch || kind == StepKind::combine || kind == StepKind::combine_send || kind == StepKind::metadata)
-      step.lane = random_.below(3);
+    if (kind != StepKind::call && kind != StepKind::wait) step.lane = random_.below(3);
     return accepted(step) ? std::optional(step) : std::nullopt;
   }
 
@@ -117,6 +126,12 @@ class ProgramMaker {
     add(step);
   }
 
+  bool is_gathered(const ProgramStep& step) {
+    const auto& tokens = gathered_[ValueKind::tokens];
+    return step.kind == StepKind::all_gather_v ||
+           (step.function == "mix" && std::ranges::find(tokens, step.inputs[0]) != tokens.end());
+  }
+
   void add(ProgramStep step) {
     const std::string name = step.outputs[0].name;
     switch (step.kind) {
@@ -137,8 +152,13 @@ class ProgramMaker {
       default:
         break;
     }
+    const auto& weights = named_[ValueKind::weights];
+    if (step.kind == StepKind::all_gather_v)
+      step.outputs[0].kind = std::ranges::find(weights, step.inputs[0]) == weights.end() ? ValueKind::tokens
+                                                                                         : ValueKind::weights;
     if (step.outputs[0].kind == ValueKind::outputs) rows_of_[name] = step.inputs[0];
-    for (const ProgramName& made : step.outputs) named_[made.kind].push_back(made.name);
+    auto& names = is_gathered(step) ? gathered_ : named_;
+    for (const ProgramName& made : step.outputs) names[made.kind].push_back(made.name);
     program_.steps.push_back(std::move(step));
   }
 
@@ -146,8 +166,9 @@ class ProgramMaker {
   Reduction reduction_;
   Program program_ = empty_program();
   std::map<ValueKind, std::vector<std::string>> named_;
-  std::map<std::string, std::string> rows_of_;  // outputs -> the received rows that they answer
-  std::vector<ProgramStep> open_;               // receive phases that are missing yet
+  std::map<ValueKind, std::vector<std::string>> gathered_;  // with a row for each row of all ranks
+  std::map<std::string, std::string> rows_of_;              // outputs -> the received rows that they answer
+  std::vector<ProgramStep> open_;                           // receive phases that are missing yet
 };
 
 }  // namespace ferry::contract

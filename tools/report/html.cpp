@@ -4,6 +4,7 @@
 #include <string_view>
 
 #include "tools/report/json.hpp"
+#include "tools/report/json_parts.hpp"
 #include "tools/report/page.hpp"
 
 namespace ferry::report {
@@ -16,18 +17,18 @@ int most_steps(int ranks) {
   return std::max(1, kMostRankSteps / std::max(1, ranks));
 }
 
+void put(std::string& page, std::string_view mark, std::string_view text) {
+  page.replace(page.find(mark), mark.size(), text);
+}
+
+}  // namespace
+
 // Escapes "<", which could end the script element. In JSON it occurs only in strings, where \u003c means the
 // same.
 std::string for_script(std::string json) {
   for (std::size_t at = 0; (at = json.find('<', at)) != std::string::npos;) json.replace(at, 1, "\\u003c");
   return json;
 }
-
-void put(std::string& page, std::string_view mark, std::string_view text) {
-  page.replace(page.find(mark), mark.size(), text);
-}
-
-}  // namespace
 
 std::string to_html(const RunReport& run) {
   const nlohmann::ordered_json json = to_json(run, most_steps(run.configuration.ranks));

@@ -5,16 +5,13 @@
 #include <string>
 
 #include "tools/report/comparison.hpp"
+#include "tools/report/json_parts.hpp"
 #include "tools/report/summary.hpp"
 
 namespace ferry::report {
 namespace {
 
 using Json = nlohmann::ordered_json;
-
-double to_nanosecond(double us) {
-  return std::round(us * 1000.0) / 1000.0;
-}
 
 // Names come from the command line and may hold any bytes, but JSON must be UTF-8.
 std::string utf8(const std::string& text) {
@@ -24,6 +21,12 @@ std::string utf8(const std::string& text) {
 template <class T>
 Json or_null(const std::optional<T>& value) {
   return value ? Json(*value) : Json(nullptr);
+}
+
+}  // namespace
+
+double to_nanosecond(double us) {
+  return std::round(us * 1000.0) / 1000.0;
 }
 
 Json json_of(const TraceUse& workload) {
@@ -71,7 +74,7 @@ Json json_of(const Machine& machine) {
           {"memcpy_bytes_per_second", machine.memcpy_bytes_per_second}};
 }
 
-Json json_of(const std::vector<Check>& checks, int passed) {
+Json json_of(const std::vector<Check>& checks) {
   Json list = Json::array();
   for (const Check& check : checks) {
     list.push_back({{"name", check.name},
@@ -82,8 +85,11 @@ Json json_of(const std::vector<Check>& checks, int passed) {
                     {"tolerance", or_null(check.tolerance)},
                     {"detail", check.detail}});
   }
-  return {{"passed", passed}, {"total", checks.size()}, {"list", list}};
+  return {
+      {"passed", std::ranges::count(checks, true, &Check::passed)}, {"total", checks.size()}, {"list", list}};
 }
+
+namespace {
 
 Json json_of(const Latency& latency) {
   return {{"mean_us", to_nanosecond(latency.mean_us)},
@@ -183,7 +189,7 @@ Json to_json(const RunReport& given, int most_steps) {
             {"workload", json_of(run.workload)},
             {"configuration", json_of(run.configuration)},
             {"machine", json_of(run.machine)},
-            {"checks", json_of(run.checks, summary.checks_passed)},
+            {"checks", json_of(run.checks)},
             {"tokens_per_second", summary.tokens_per_second},
             {"latency", latency_json(summary)},
             {"mean_step", json_of(summary.shares)},

@@ -2,6 +2,7 @@
 
 import contextlib
 import sys
+import threading
 import types
 
 import ml_dtypes
@@ -130,6 +131,51 @@ def test_every_kind_of_step(rng):
     ferry.Group.threads(2).run(body)
 
 
+GATHERED = ferry.Program("""
+    program gathered
+    input x: tokens
+    input ids: ids
+    all = all_gather_v(x)
+    all_ids = all_gather_v(ids)
+    part: tokens = call part(all, all_ids)
+    y = reduce_scatter_v(part, x)
+    output y
+""")
+
+
+@pytest.mark.parametrize("framework", ["numpy", "torch"])
+def test_gathered_rows(rng, framework):
+    step = step_of(rng, 3)
+    convert = pytest.importorskip(framework).asarray
+
+    def part(tokens, ids):  # this rank's part of the sum: the tokens whose first expert is its own
+        return tokens * (ids[:, :1] % 3 == rank_of.index)
+
+    rank_of = threading.local()
+
+    def body(rank):
+        rank_of.index = rank.index
+        x, ids = step.tokens[rank.index], step.ids[rank.index]
+        plain = ferry.Evaluator(GATHERED, exchange_of(rank, step), {"part": part})
+        batched = ferry.Evaluator(GATHERED.overlap(2), exchange_of(rank, step, lanes=2), {"part": part})
+        for layer in (plain, batched):
+            (y,) = layer.run(convert(x), convert(ids))
+            assert same(np.asarray(y), x + np.float32(0))  # every token once, +0 from the other ranks
+
+    ferry.Group.threads(3).run(body)
+
+
+def test_check_refuses_what_configurations_cannot_do():
+    settings = {"experts": 4, "top_k": 1, "hidden": 8, "max_tokens": 4}
+    host, device = ferry.Config(**settings), ferry.Config(**settings, backend="cuda")
+    GATHERED.check(host)
+    GATHERED.check({"": host})
+    with pytest.raises(ferry.UnsupportedError, match=r"program gathered, step all \(all_gather_v\): its exchange has device memory"):
+        GATHERED.check(device)
+    with pytest.raises(ferry.UsageError, match=r"step rows.sent.1 \(dispatch_send\): lane 1 does not exist"):
+        ferry.Program(LAYER).overlap(2).check(host)
+
+
 def test_a_function_that_fails_ends_the_run_on_all_ranks(rng):
     step = step_of(rng, 3)
     program = ferry.Program(LAYER).overlap(2)
@@ -170,9 +216,9 @@ def test_what_is_missing_is_refused(rng):
         exchange, program = exchange_of(rank, step), ferry.Program(LAYER)
         with pytest.raises(ferry.UsageError, match=r"step outputs \(call experts\): no function experts was passed"):
             ferry.Evaluator(program, exchange)
-        with pytest.raises(ferry.UsageError, match=r"step rows \(dispatch\): no exchange '' was passed"):
+        with pytest.raises(ferry.UsageError, match=r"step rows \(dispatch\): names no exchange, and no exchange without a name"):
             ferry.Evaluator(program, {"inner": exchange}, {"experts": experts})
-        with pytest.raises(ferry.UsageError, match=r"lane 1 does not exist: its exchange has lanes=1"):
+        with pytest.raises(ferry.UsageError, match=r"lane 1 does not exist: its exchange has 1 lane; construct it with 2"):
             ferry.Evaluator(program.overlap(2), exchange, {"experts": experts})
         layer = ferry.Evaluator(program, exchange, {"experts": experts})
         with pytest.raises(ferry.UsageError, match="given 1 inputs, the program has 3: x, ids, weights"):

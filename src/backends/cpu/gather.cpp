@@ -76,7 +76,7 @@ void send_in_rounds(Lane& lane, Operation operation, const std::vector<Block>& b
 
 }  // namespace
 
-void all_gather_v(Lane& lane, const AllGatherCall& call) {
+std::int64_t all_gather_v(Lane& lane, const AllGatherCall& call) {
   const std::vector<GatherTerms> all = exchange_terms(
       lane, Operation::all_gather_v, {call.count, call.capacity}, {"row_bytes", call.row_bytes});
   check_all_gather(all, call.sub_group);
@@ -99,6 +99,7 @@ void all_gather_v(Lane& lane, const AllGatherCall& call) {
                      out += block_bytes;
                    }
                  });
+  return sum_of_counts(group.terms(all));
 }
 
 void reduce_scatter_v(Lane& lane, const ReduceScatterCall& call) {

@@ -8,7 +8,7 @@
 
 namespace ferry::cpu {
 
-void all_gather_v(Lane& lane, const AllGatherCall& call);
+std::int64_t all_gather_v(Lane& lane, const AllGatherCall& call);
 void reduce_scatter_v(Lane& lane, const ReduceScatterCall& call);
 
 }  // namespace ferry::cpu

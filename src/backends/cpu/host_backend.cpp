@@ -61,8 +61,8 @@ const StepMetadata* HostBackend::metadata(const MetadataCall& call, Stream) {
   return &lane.metadata;
 }
 
-void HostBackend::all_gather_v(const AllGatherCall& call, Stream) {
-  cpu::all_gather_v(operations(call.lane).lane, call);
+std::int64_t HostBackend::all_gather_v(const AllGatherCall& call, Stream) {
+  return cpu::all_gather_v(operations(call.lane).lane, call);
 }
 
 void HostBackend::reduce_scatter_v(const ReduceScatterCall& call, Stream) {

@@ -49,7 +49,7 @@ class HostBackend : public Backend, private GatherOperations {
     Combine combine;
   };
 
-  void all_gather_v(const AllGatherCall& call, Stream stream) override;
+  std::int64_t all_gather_v(const AllGatherCall& call, Stream stream) override;
   void reduce_scatter_v(const ReduceScatterCall& call, Stream stream) override;
 
   LaneOperations& operations(int lane) { return lanes_[static_cast<std::size_t>(lane)]; }

@@ -88,7 +88,9 @@ class ReferenceBackend final : public Backend, private GatherOperations {
   }
 
  private:
-  void all_gather_v(const AllGatherCall& call, Stream) override { lanes_[call.lane].all_gather_v(call); }
+  std::int64_t all_gather_v(const AllGatherCall& call, Stream) override {
+    return lanes_[call.lane].all_gather_v(call);
+  }
   void reduce_scatter_v(const ReduceScatterCall& call, Stream) override {
     lanes_[call.lane].reduce_scatter_v(call);
   }

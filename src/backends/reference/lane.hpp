@@ -49,7 +49,7 @@ class Lane {
   DispatchCounts dispatch_counts(const Ids& ids, std::int32_t tokens);
 
   // lane_gather.cpp
-  void all_gather_v(const AllGatherCall& call);
+  std::int64_t all_gather_v(const AllGatherCall& call);
   void reduce_scatter_v(const ReduceScatterCall& call);
 
   void refuse(Operation operation, const Error& error) noexcept { channel_.refuse(operation, error); }

@@ -60,7 +60,7 @@ std::vector<oracle::Bytes> Lane::publish(Operation operation, const void* rows,
   return all;
 }
 
-void Lane::all_gather_v(const AllGatherCall& call) {
+std::int64_t Lane::all_gather_v(const AllGatherCall& call) {
   const std::vector<GatherTerms> all =
       exchange_terms(Operation::all_gather_v, {call.count, call.capacity}, {"row_bytes", call.row_bytes});
   check_all_gather(all, call.sub_group);
@@ -70,6 +70,7 @@ void Lane::all_gather_v(const AllGatherCall& call) {
   const oracle::Bytes rows =
       oracle::gathered(of_group(group, publish(Operation::all_gather_v, call.rows, bytes)));
   if (!rows.empty()) std::memcpy(call.gathered, rows.data(), rows.size());
+  return sum_of_counts(group.terms(all));
 }
 
 void Lane::reduce_scatter_v(const ReduceScatterCall& call) {

@@ -84,8 +84,8 @@ class SlicedBackend : public Backend, private GatherOperations {
     throw error;
   }
 
-  void all_gather_v(const AllGatherCall& call, Stream stream) override {
-    context_.gather->all_gather_v(call, stream);
+  std::int64_t all_gather_v(const AllGatherCall& call, Stream stream) override {
+    return context_.gather->all_gather_v(call, stream);
   }
   void reduce_scatter_v(const ReduceScatterCall& call, Stream stream) override {
     context_.gather->reduce_scatter_v(call, stream);

@@ -231,7 +231,7 @@ void throw_if_failed(const report::RunReport& run) {
   }
 }
 
-// Host memory only; the report of a plain run has no place for programs.
+// Host memory only.
 void check_program_options(const RunOptions& options) {
   const char* const option = options.program.empty() ? "--overlap" : "--program";
   if (options.shared_experts > 0)
@@ -239,10 +239,9 @@ void check_program_options(const RunOptions& options) {
         fmt::format("{} with --shared-experts: a program's experts are those of the trace", option));
   if (const std::string gpu = options.gpu_option(); !gpu.empty())
     throw UsageError(fmt::format("{} runs on host memory, not with {}", option, gpu));
-  if (!options.json.empty() || !options.html.empty())
-    throw UsageError(fmt::format("{} prints a table and writes --timeline, but no --json or --html", option));
   if (!options.compare.empty())
-    throw UsageError(fmt::format("--compare with {}: only runs without a program have a report", option));
+    throw UsageError(
+        fmt::format("--compare with {}: only reports of runs without a program are compared", option));
 }
 
 void run_program_trace(const RunSpec& spec, Group& group, const OutputFiles& files) {
@@ -251,15 +250,21 @@ void run_program_trace(const RunSpec& spec, Group& group, const OutputFiles& fil
   const ProgramResults results(spec.options.ranks, spec.options.steps, plain.steps.size(),
                                batched.steps.size());
   group.set_deadline(spec.config.deadline);
-  int me = 0;
+  Membership me{.topology = simulated_nodes(spec.options)};
+  const std::string started_at = utc_now();
   group.run([&](const Rank& rank) {
-    if (spec.config.backend == BackendKind::collective) me = rank.index();
+    if (spec.config.backend == BackendKind::collective)
+      me = {.rank = rank.index(), .topology = rank.topology()};
     run_programs(rank, spec, plain, batched, results);
   });
-  if (me != 0) return;
-  if (!files.to_stdout()) fmt::print("{}", program_table(spec, plain, results));
-  if (files.timeline.wanted()) files.timeline.write(program_timeline(spec, plain, batched, results));
-  if (!files.to_stdout()) fmt::print("{}", written_files({&files.timeline}));
+  if (me.rank != 0) return;
+  report::ProgramReport run = make_program_report(spec, me.topology, plain, batched, results);
+  run.started_at = started_at;
+  if (!files.to_stdout()) fmt::print("{}", program_table(run));
+  if (files.json.wanted()) files.json.write(report::to_json(run).dump(2) + "\n");
+  if (files.html.wanted()) files.html.write(report::to_html(run));
+  if (files.timeline.wanted()) files.timeline.write(report::to_trace_events(run));
+  if (!files.to_stdout()) fmt::print("{}", written_files({&files.json, &files.html, &files.timeline}));
   if (results.summary().sums.wrong + results.summary().batches.wrong > 0)
     throw CheckFailed("check failed: results of the program differ");
 }

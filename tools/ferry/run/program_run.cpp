@@ -9,14 +9,15 @@
 #include <fstream>
 #include <iterator>
 #include <map>
-#include <nlohmann/json.hpp>
 
 #include "ferry/evaluator.hpp"
+#include "ferry/version.hpp"
 #include "tools/ferry/common/config.hpp"
 #include "tools/ferry/common/machine.hpp"
 #include "tools/ferry/run/combine_check.hpp"
 #include "tools/ferry/run/dispatch_check.hpp"
 #include "tools/ferry/run/host_experts.hpp"
+#include "tools/ferry/run/report.hpp"
 
 namespace ferry::app {
 
@@ -186,14 +187,8 @@ void require_known_inputs(const Program& program) {
                                    program.name, input.name));
 }
 
-void add_steps(nlohmann::json& events, int rank, const Program& program, const double* times) {
-  for (std::size_t i = 0; i < program.steps.size(); ++i)
-    events.push_back({{"ph", "X"},
-                      {"pid", rank},
-                      {"tid", program.steps[i].stream},
-                      {"ts", times[i]},
-                      {"dur", times[i + 1] - times[i]},
-                      {"name", program.steps[i].name()}});
+std::string second_name(const report::ProgramReport& run) {
+  return run.micro_batches > 1 ? fmt::format("{} micro-batches", run.micro_batches) : "a second time";
 }
 
 }  // namespace
@@ -235,42 +230,50 @@ void run_programs(const Rank& rank, const RunSpec& spec, const Program& plain, c
   RankPrograms(rank, spec, plain, batched, results).run();
 }
 
-std::string program_table(const RunSpec& spec, const Program& plain, const ProgramResults& results) {
+report::ProgramReport make_program_report(const RunSpec& spec, const Topology& topology, const Program& plain,
+                                          const Program& batched, const ProgramResults& results) {
   const RunOptions& options = spec.options;
-  std::string table = fmt::format("program {}, {} steps; {} ranks, {} tokens a rank, {} runs\n\n", plain.name,
-                                  plain.steps.size(), options.ranks, options.tokens, options.steps);
-  const auto check = [&](const char* what, const CheckCounter& counter) {
-    table += fmt::format("{:<44} {}\n", what,
-                         counter.wrong == 0 ? fmt::format("{} values, all equal", counter.compared)
-                                            : fmt::format("{} of {} wrong, {}", counter.wrong,
-                                                          counter.compared, counter.first_failure.data()));
+  const int ranks = options.ranks;
+  report::ProgramReport run{.ferry_version = std::string(version()),
+                            .command = command_line(),
+                            .workload = workload_of(spec),
+                            .configuration = configuration_of(spec, topology),
+                            .machine = {.cpu = cpu_name(), .cores = cores(), .memory_bytes = memory_bytes()},
+                            .micro_batches = std::max(options.overlap, 1)};
+  const auto runs_of = [&](const Program& program, const double* times, std::size_t offset) {
+    report::ProgramRuns runs{.program = program, .times_us = {times, times + options.steps}};
+    for (int rank = 0; rank < ranks; ++rank) {
+      const double* const begins = results.step_times() + at(rank) * results.times_of_rank() + offset;
+      runs.begin_us.insert(runs.begin_us.end(), begins, begins + program.steps.size() + 1);
+    }
+    return runs;
   };
+  run.plain = runs_of(plain, results.times(), 0);
+  run.batched = runs_of(batched, results.times() + options.steps, plain.steps.size() + 1);
   const ProgramResults::Summary& found = results.summary();
-  if (options.program.empty()) check("sums with scaling experts, bit for bit", found.sums);
-  const std::string split_name =
-      options.overlap > 1 ? fmt::format("{} micro-batches", options.overlap) : "a second time";
-  check((split_name + " against the plain program").c_str(), found.batches);
-  const auto median = [&](const double* times) { return spread_of({times, times + options.steps}).median; };
-  const double whole = median(results.times()), split = median(results.times() + options.steps);
-  table += fmt::format("\n{:<44} {:.1f} us\n{:<44} {:.1f} us, {:.2f} of it\n",
-                       "median run, slowest rank: plain program", whole, split_name, split, split / whole);
-  return table;
+  if (options.program.empty())
+    run.checks.push_back(
+        check_of("sums with scaling experts, bit for bit", found.sums,
+                 "against the same sums computed on the source rank in the specified order"));
+  run.checks.push_back(check_of((second_name(run) + " against the plain program").c_str(), found.batches,
+                                "bytes of every output in every step"));
+  return run;
 }
 
-std::string program_timeline(const RunSpec& spec, const Program& plain, const Program& batched,
-                             const ProgramResults& results) {
-  nlohmann::json events = nlohmann::json::array();
-  for (int rank = 0; rank < spec.options.ranks; ++rank) {
-    events.push_back({{"ph", "M"},
-                      {"pid", rank},
-                      {"tid", 0},
-                      {"name", "process_name"},
-                      {"args", {{"name", fmt::format("rank {}", rank)}}}});
-    const double* const times = results.step_times() + at(rank) * results.times_of_rank();
-    add_steps(events, rank, plain, times);
-    add_steps(events, rank, batched, times + plain.steps.size() + 1);
-  }
-  return nlohmann::json{{"displayTimeUnit", "ms"}, {"traceEvents", events}}.dump() + "\n";
+std::string program_table(const report::ProgramReport& run) {
+  std::string table = fmt::format("program {}, {} steps; {} ranks, {} tokens a rank, {} runs\n\n",
+                                  run.plain.program.name, run.plain.program.steps.size(),
+                                  run.configuration.ranks, run.workload.tokens_per_rank, run.workload.steps);
+  for (const report::Check& check : run.checks)
+    table += fmt::format("{:<44} {}\n", check.name,
+                         check.passed
+                             ? fmt::format("{} values, all equal", check.compared)
+                             : fmt::format("{} of {} wrong, {}", check.wrong, check.compared, check.detail));
+  const double whole = spread_of(run.plain.times_us).median, split = spread_of(run.batched.times_us).median;
+  table +=
+      fmt::format("\n{:<44} {:.1f} us\n{:<44} {:.1f} us, {:.2f} of it\n",
+                  "median run, slowest rank: plain program", whole, second_name(run), split, split / whole);
+  return table;
 }
 
 }  // namespace ferry::app

@@ -9,6 +9,7 @@
 #include "ferry/program.hpp"
 #include "tools/ferry/common/check_counter.hpp"
 #include "tools/ferry/run/run_spec.hpp"
+#include "tools/report/program_report.hpp"
 
 namespace ferry::app {
 
@@ -48,9 +49,10 @@ class ProgramResults {
 void run_programs(const Rank& rank, const RunSpec& spec, const Program& plain, const Program& batched,
                   const ProgramResults& results);
 
-// The table that `ferry run` prints, and the timeline of the last step in Chrome trace format.
-std::string program_table(const RunSpec& spec, const Program& plain, const ProgramResults& results);
-std::string program_timeline(const RunSpec& spec, const Program& plain, const Program& batched,
-                             const ProgramResults& results);
+// The table that `ferry run` prints.
+std::string program_table(const report::ProgramReport& run);
+// Call it after all ranks have ended. The caller fills in started_at.
+report::ProgramReport make_program_report(const RunSpec& spec, const Topology& topology, const Program& plain,
+                                          const Program& batched, const ProgramResults& results);
 
 }  // namespace ferry::app

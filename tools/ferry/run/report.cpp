@@ -26,6 +26,19 @@ std::string short_name(const std::string& name) {
   return name.substr(0, name.find(':', name.find(':') + 1));
 }
 
+// The precision and the library of the experts' matrix products.
+std::string expert_arithmetic(const RunSpec& spec) {
+  if (!on_device(spec.config)) return fmt::format("fp32, {}", blas_name());
+  return fmt::format("{} with fp32 accumulation, cuBLAS", to_string(spec.type));
+}
+
+const char* group_of(const RunSpec& spec) {
+  if (spec.config.backend == BackendKind::collective) return "mpi";
+  return spec.options.processes ? "processes" : "threads";
+}
+
+}  // namespace
+
 report::TraceUse workload_of(const RunSpec& spec) {
   report::TraceUse workload{.trace = spec.trace.name,
                             .synthesised = spec.synth.has_value(),
@@ -40,17 +53,6 @@ report::TraceUse workload_of(const RunSpec& spec) {
     workload.seed = spec.synth->seed;
   }
   return workload;
-}
-
-// The precision and the library of the experts' matrix products.
-std::string expert_arithmetic(const RunSpec& spec) {
-  if (!on_device(spec.config)) return fmt::format("fp32, {}", blas_name());
-  return fmt::format("{} with fp32 accumulation, cuBLAS", to_string(spec.type));
-}
-
-const char* group_of(const RunSpec& spec) {
-  if (spec.config.backend == BackendKind::collective) return "mpi";
-  return spec.options.processes ? "processes" : "threads";
 }
 
 report::Configuration configuration_of(const RunSpec& spec, const Topology& topology) {
@@ -78,12 +80,6 @@ report::Configuration configuration_of(const RunSpec& spec, const Topology& topo
               fmt::format("SwiGLU, {} inner columns, {}", spec.options.inner, expert_arithmetic(spec))};
 }
 
-CheckCounter total(const RunSpec& spec, const SharedResults& results, CheckCounter RankResults::* member) {
-  CheckCounter sum;
-  for (int rank = 0; rank < spec.options.ranks; ++rank) sum.add(results.rank(rank).*member);
-  return sum;
-}
-
 report::Check check_of(const char* name, const CheckCounter& counter, const std::string& description) {
   return {
       .name = name,
@@ -91,6 +87,14 @@ report::Check check_of(const char* name, const CheckCounter& counter, const std:
       .compared = counter.compared,
       .wrong = counter.wrong,
       .detail = counter.wrong == 0 ? description : "first at " + std::string(counter.first_failure.data())};
+}
+
+namespace {
+
+CheckCounter total(const RunSpec& spec, const SharedResults& results, CheckCounter RankResults::* member) {
+  CheckCounter sum;
+  for (int rank = 0; rank < spec.options.ranks; ++rank) sum.add(results.rank(rank).*member);
+  return sum;
 }
 
 std::int64_t sum_over_ranks(const RunSpec& spec, const SharedResults& results,

@@ -1,7 +1,10 @@
 // Turns the results of the ranks of a `ferry run` into its report.
 #pragma once
 
+#include <string>
+
 #include "ferry/topology.hpp"
+#include "tools/ferry/common/check_counter.hpp"
 #include "tools/ferry/run/run_spec.hpp"
 #include "tools/ferry/run/shared_results.hpp"
 #include "tools/report/run_report.hpp"
@@ -11,5 +14,10 @@ namespace ferry::app {
 // Call it after all ranks have ended. The caller fills in RunReport::started_at and the memcpy rate of
 // RunReport::machine.
 report::RunReport make_report(const RunSpec& spec, const Topology& topology, const SharedResults& results);
+
+// Parts that a report of programs has too.
+report::TraceUse workload_of(const RunSpec& spec);
+report::Configuration configuration_of(const RunSpec& spec, const Topology& topology);
+report::Check check_of(const char* name, const CheckCounter& counter, const std::string& description);
 
 }  // namespace ferry::app

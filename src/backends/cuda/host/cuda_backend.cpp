@@ -138,11 +138,12 @@ const StepMetadata* CudaBackend::metadata(const MetadataCall& call, Stream strea
                        [&] { return lane(call.lane).metadata(call, stream); });
 }
 
-void CudaBackend::all_gather_v(const AllGatherCall& call, Stream stream) {
+std::int64_t CudaBackend::all_gather_v(const AllGatherCall& call, Stream stream) {
   throw_if_failed(Operation::all_gather_v);
   fault_point(FaultPoint::gather_begin, exchange_.me());
   run_or_refuse(Operation::all_gather_v, call.lane, stream,
                 [&] { lane(call.lane).all_gather_v(call, stream); });
+  return -1;
 }
 
 void CudaBackend::reduce_scatter_v(const ReduceScatterCall& call, Stream stream) {

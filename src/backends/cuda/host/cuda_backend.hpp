@@ -18,7 +18,7 @@ class CudaBackend : public Backend, protected GatherOperations {
   ~CudaBackend() override;
 
   Capabilities capabilities() const override {
-    return {.device_memory = true, .streams = true, .late_errors = true};
+    return {.device_memory = true, .streams = true, .late_errors = true, .capture = true};
   }
   Sizes sizes() const override { return cuda_backend_sizes(exchange_.config, exchange_.me()); }
 
@@ -44,6 +44,7 @@ class CudaBackend : public Backend, protected GatherOperations {
   const void* received_rows(int lane) const override {
     return lanes_[static_cast<std::size_t>(lane)].received_rows();
   }
+  std::unique_ptr<DeviceWork> make_device_work() const override;
   LoadCounts load_counts() const override;
   WireCounts wire_counts() const override;
 
@@ -67,7 +68,7 @@ class CudaBackend : public Backend, protected GatherOperations {
   const ExchangeState exchange_;
 
  private:
-  void all_gather_v(const AllGatherCall& call, Stream stream) override;
+  std::int64_t all_gather_v(const AllGatherCall& call, Stream stream) override;
   void reduce_scatter_v(const ReduceScatterCall& call, Stream stream) override;
   DispatchResult dispatch(const DispatchCall& call, Phase phase, Stream stream);
   void combine(const CombineCall& call, Phase phase, Stream stream);

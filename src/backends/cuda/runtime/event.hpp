@@ -20,6 +20,10 @@ class CudaEvent {
   CudaEvent& operator=(const CudaEvent&) = delete;
 
   void record(cudaStream_t stream) const { check(cudaEventRecord(event_, stream), "record an event"); }
+  // Work that `stream` is given from now on waits for the work before the last record().
+  void hold_back(cudaStream_t stream) const {
+    check(cudaStreamWaitEvent(stream, event_, 0), "make a stream wait for an event");
+  }
   // Whether the work before the last record() is done. Throws SystemError if it failed.
   bool done() const {
     const cudaError_t state = cudaEventQuery(event_);

@@ -1,0 +1,85 @@
+// What programs need of the device of a CUDA exchange.
+#include "exchange/device_work.hpp"
+
+#include <cuda_runtime_api.h>
+
+#include <deque>
+
+#include "backends/cuda/host/cuda_backend.hpp"
+#include "backends/cuda/memory/device_memory.hpp"
+#include "backends/cuda/runtime/cuda_stream.hpp"
+#include "backends/cuda/runtime/current_device.hpp"
+#include "backends/cuda/runtime/event.hpp"
+#include "backends/cuda/runtime/launch.hpp"
+
+namespace ferry::cuda {
+
+namespace {
+
+class CudaDeviceWork final : public DeviceWork {
+ public:
+  explicit CudaDeviceWork(int device) : device_(device) {}
+  ~CudaDeviceWork() override {
+    const ScopedDevice device(device_);
+    for (const CudaStream& stream : streams_) cudaStreamSynchronize(stream.get());
+    streams_.clear();
+    events_.clear();
+    memory_.clear();
+  }
+
+  Stream make_stream() override {
+    const ScopedDevice device(device_);
+    return streams_.emplace_back();
+  }
+  int make_event() override {
+    const ScopedDevice device(device_);
+    events_.emplace_back();
+    return static_cast<int>(events_.size()) - 1;
+  }
+  std::byte* allocate(std::int64_t bytes) override {
+    const ScopedDevice device(device_);
+    return memory_.emplace_back(bytes).data();
+  }
+
+  void record(int event, Stream stream) override {
+    const ScopedDevice device(device_);  // the null stream is one of the current device
+    this->event(event).record(handle_of(stream));
+  }
+  void wait(int event, Stream stream) override {
+    const ScopedDevice device(device_);
+    this->event(event).hold_back(handle_of(stream));
+  }
+  void copy_rows(void* to, std::int64_t to_stride, const void* from, std::int64_t from_stride,
+                 std::int64_t row_bytes, std::int64_t rows, Stream stream) override {
+    if (rows == 0) return;
+    const ScopedDevice device(device_);
+    const auto size = [](std::int64_t value) { return static_cast<std::size_t>(value); };
+    check(cudaMemcpy2DAsync(to, size(to_stride), from, size(from_stride), size(row_bytes), size(rows),
+                            cudaMemcpyDeviceToDevice, handle_of(stream)),
+          "copy rows");
+  }
+
+  bool is_captured(Stream stream) const override {
+    const ScopedDevice device(device_);
+    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    check(cudaStreamIsCapturing(handle_of(stream), &status), "query the capture state of a stream");
+    return status != cudaStreamCaptureStatusNone;
+  }
+
+ private:
+  const CudaEvent& event(int number) const { return events_[static_cast<std::size_t>(number)]; }
+
+  int device_;
+  // deque: neither streams nor events can be moved
+  std::deque<CudaStream> streams_;
+  std::deque<CudaEvent> events_;
+  std::deque<DeviceMemory> memory_;
+};
+
+}  // namespace
+
+std::unique_ptr<DeviceWork> CudaBackend::make_device_work() const {
+  return std::make_unique<CudaDeviceWork>(exchange_.device);
+}
+
+}  // namespace ferry::cuda
