@@ -235,21 +235,27 @@ const StepMetadata* Lane::metadata(const MetadataCall& call, Stream stream) {
   return metadata;
 }
 
+GatherArguments Lane::gather_arguments(Operation operation, int sub_group) const {
+  const auto group = SubGroup::of(view_.rank, sub_group, view_.ranks);
+  GatherArguments arguments{};
+  arguments.lane = view_;
+  arguments.terms = AgreedOptions::of(operation);
+  arguments.first = static_cast<std::int32_t>(group.first);
+  arguments.members = static_cast<std::int32_t>(group.count);
+  return arguments;
+}
+
 void Lane::all_gather_v(const AllGatherCall& call, Stream stream) {
   require_own_stream(Operation::all_gather_v, stream);
   pointer_check_.require_usable("all_gather_v", pointers_of(call));
-  const auto group = SubGroup::of(view_.rank, call.sub_group, view_.ranks);
-  GatherArguments arguments{.lane = view_,
-                            .terms = AgreedOptions::of(Operation::all_gather_v),
-                            .rows = static_cast<const std::byte*>(call.rows),
-                            .out = static_cast<std::byte*>(call.gathered),
-                            .row_bytes = call.row_bytes,
-                            .held = call.capacity,
-                            .count = static_cast<std::int32_t>(call.count),
-                            .first = static_cast<std::int32_t>(group.first),
-                            .members = static_cast<std::int32_t>(group.count),
-                            .device_count = call.device_count};
+  GatherArguments arguments = gather_arguments(Operation::all_gather_v, call.sub_group);
   arguments.terms.add(call.row_bytes);
+  arguments.rows = static_cast<const std::byte*>(call.rows);
+  arguments.out = static_cast<std::byte*>(call.gathered);
+  arguments.row_bytes = call.row_bytes;
+  arguments.held = call.capacity;
+  arguments.count = static_cast<std::int32_t>(call.count);
+  arguments.device_count = call.device_count;
   launch_all_gather(arguments, shape(0), handle_of(stream));
   ++calls_;
 }
@@ -257,18 +263,14 @@ void Lane::all_gather_v(const AllGatherCall& call, Stream stream) {
 void Lane::reduce_scatter_v(const ReduceScatterCall& call, Stream stream) {
   require_own_stream(Operation::reduce_scatter_v, stream);
   pointer_check_.require_usable("reduce_scatter_v", pointers_of(call));
-  const auto group = SubGroup::of(view_.rank, call.sub_group, view_.ranks);
-  GatherArguments arguments{.lane = view_,
-                            .terms = AgreedOptions::of(Operation::reduce_scatter_v),
-                            .rows = static_cast<const std::byte*>(call.rows),
-                            .out = static_cast<std::byte*>(call.sums),
-                            .row_bytes = exchange_.config.hidden * bytes_of(call.type),
-                            .held = call.total,
-                            .count = static_cast<std::int32_t>(call.count),
-                            .first = static_cast<std::int32_t>(group.first),
-                            .members = static_cast<std::int32_t>(group.count),
-                            .device_count = call.device_count};
+  GatherArguments arguments = gather_arguments(Operation::reduce_scatter_v, call.sub_group);
   arguments.terms.add(static_cast<std::int64_t>(call.type));
+  arguments.rows = static_cast<const std::byte*>(call.rows);
+  arguments.out = static_cast<std::byte*>(call.sums);
+  arguments.row_bytes = exchange_.config.hidden * bytes_of(call.type);
+  arguments.held = call.total;
+  arguments.count = static_cast<std::int32_t>(call.count);
+  arguments.device_count = call.device_count;
   launch_reduce_scatter(arguments, call.type, shape(0), handle_of(stream));
   ++calls_;
 }

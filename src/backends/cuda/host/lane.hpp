@@ -132,6 +132,7 @@ class Lane {
   void wait_for_calls() const;
   void init_memory() const;
   LaunchShape shape(int sm_limit) const;
+  GatherArguments gather_arguments(Operation operation, int sub_group) const;
   DispatchArguments dispatch_arguments(const DispatchCall& call, bool fused) const;
   void set_receive_buffers(const DispatchCall& call, DispatchArguments& arguments);
 
