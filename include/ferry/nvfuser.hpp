@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "ferry/config.hpp"
+#include "ferry/error.hpp"
 #include "ferry/exchange.hpp"
 #include "ferry/group.hpp"
 
@@ -63,6 +64,9 @@ class Exchange {
 
   /// Sends every token to the ranks of its experts, `ids` [N, K]; -1 masks a slot.
   DispatchResult dispatch(const Tokens& tokens, const Ids& ids);
+
+  /// Local. In place of dispatch(): ends the peers' dispatch with this error. For bindings.
+  void refuse_dispatch(const Error& error) noexcept;
 
   /// Writes `result` [N, H], dense, of the exchange's type: each token's rows added in fp32 from +0 in rank
   /// order and rounded once; zeros for a token without rows. `tokens` is N of the dispatch.

@@ -144,6 +144,10 @@ DispatchResult Exchange::dispatch(const Tokens& tokens, const Ids& ids) {
   return received;
 }
 
+void Exchange::refuse_dispatch(const Error& error) noexcept {
+  state_->there.refuse(Operation::dispatch, 0, error);
+}
+
 void Exchange::combine(const CombineInput& input, std::int64_t tokens, void* result) {
   const State& state = *state_;
   std::string fault;

@@ -127,6 +127,12 @@ EXPECT_AT(ferry_max_combine_args, number, 56);
 EXPECT_AT(ferry_max_combine_args, topk_ids, 72);
 EXPECT_AT(ferry_max_combine_args, output_tokens, 88);
 EXPECT_AT(ferry_max_combine_args, shared_outputs, 120);
+EXPECT_AT(ferry_nvfuser_dispatch_result, recv_topk_idx, 16);
+EXPECT_AT(ferry_nvfuser_dispatch_result, rows, 56);
+EXPECT_AT(ferry_nvfuser_dispatch_args, ids, 88);
+EXPECT_AT(ferry_nvfuser_dispatch_args, result, 104);
+EXPECT_AT(ferry_nvfuser_combine_args, row_count, 16);
+EXPECT_AT(ferry_nvfuser_combine_args, tokens, 56);
 EXPECT_AT(ferry_load_counts, dispatches, 24);
 EXPECT_AT(ferry_wire_counts, combine_messages, 32);
 EXPECT_AT(ferry_wire_counts, combine_messages_between_nodes, 64);
@@ -165,6 +171,9 @@ static_assert(sizeof(ferry_max_dispatch_result) == offsetof(ferry_max_dispatch_r
 static_assert(sizeof(ferry_max_dispatch_args) == offsetof(ferry_max_dispatch_args, result) + 8);
 static_assert(sizeof(ferry_max_dispatch_wait_args) == offsetof(ferry_max_dispatch_wait_args, result) + 8);
 static_assert(sizeof(ferry_max_combine_args) == offsetof(ferry_max_combine_args, epilogue) + 8);
+static_assert(sizeof(ferry_nvfuser_dispatch_result) == offsetof(ferry_nvfuser_dispatch_result, rows) + 8);
+static_assert(sizeof(ferry_nvfuser_dispatch_args) == offsetof(ferry_nvfuser_dispatch_args, result) + 8);
+static_assert(sizeof(ferry_nvfuser_combine_args) == offsetof(ferry_nvfuser_combine_args, result) + 8);
 static_assert(sizeof(ferry_load_counts) == offsetof(ferry_load_counts, dispatches) + 8);
 static_assert(sizeof(ferry_wire_counts) == offsetof(ferry_wire_counts, combine_messages_between_nodes) + 8);
 
@@ -205,6 +214,9 @@ TEST(Layout, OfStructsHasNotChanged) {
       {"ferry_max_dispatch_args", 112},
       {"ferry_max_dispatch_wait_args", 24},
       {"ferry_max_combine_args", 136},
+      {"ferry_nvfuser_dispatch_result", 64},
+      {"ferry_nvfuser_dispatch_args", 112},
+      {"ferry_nvfuser_combine_args", 72},
       {"ferry_dispatch_counts_args", 48},
       {"ferry_dispatch_counts_result", 48},
       {"ferry_trace_info", 80},
