@@ -178,8 +178,10 @@ int ncclGetUniqueId(UniqueId* id) {
 int ncclCommInitRankConfig(void** comm, int ranks, UniqueId id, int rank, void*) {
   const std::lock_guard lock(shared().mutex);
   std::shared_ptr<Meeting>& meeting = shared().meetings[id.bytes];
-  if (!meeting) meeting = std::make_shared<Meeting>();
-  meeting->ranks = ranks;
+  if (!meeting) {
+    meeting = std::make_shared<Meeting>();
+    meeting->ranks = ranks;  // once: another rank may already poll, without this lock
+  }
   Comm* const made = shared().comms.emplace_back(std::make_unique<Comm>(meeting, rank)).get();
   made->polls_in_progress = number_in("FAKE_NCCL_POLLS", 3);
   *comm = made;
