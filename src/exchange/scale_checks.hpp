@@ -5,7 +5,7 @@
 
 namespace ferry {
 
-// Whether rows are encoded where they arrive, with a scale of their expert.
+// True if receivers encode the rows, with a scale for each expert.
 bool by_expert(const DispatchCall& call);
 
 // Throws UsageError or UnsupportedError.

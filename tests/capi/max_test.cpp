@@ -78,7 +78,7 @@ ferry_config fp32_config() {
   return config;
 }
 
-// Of the experts and the shared one, all of which return what they get.
+// The sum if every expert, the shared one too, returns its input.
 std::vector<float> expected_result(const Step& step, int rank) {
   const float weight[] = {0.75f, rank == 0 ? 3.0f : 1.0f};
   std::vector<float> expected;

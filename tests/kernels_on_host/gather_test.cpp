@@ -1,6 +1,6 @@
 // The kernels of all_gather_v and reduce_scatter_v, run on the host: random counts, sizes and addresses, any
 // number of rounds and blocks, against the oracle.
-#include "backends/cuda/device/ptx.cuh"  // before the kernels' code: what stands in for CUDA
+#include "backends/cuda/device/ptx.cuh"  // first: the stand-in for CUDA
 //
 #include <gtest/gtest.h>
 
@@ -38,7 +38,7 @@ struct Buffer {
   oracle::Bytes bytes;
 };
 
-// Of the case with this number.
+// The seed of the case with this number.
 std::uint64_t seed_for(std::uint64_t number) {
   return test::seed() + number;
 }

@@ -30,7 +30,7 @@ constexpr std::int64_t align_summary(std::int64_t bytes) {
 constexpr std::int64_t kFirstBytes = 3072;
 static_assert(PairBlocks<BlockHeader>::kHeaderBytes <= kFirstBytes);
 
-// Of the contents of the blocks to and from each rank. [R]
+// Bytes in the blocks to each rank and from each rank. [R]
 struct ContentBytes {
   std::vector<std::int64_t> sent, received;
 
@@ -177,9 +177,9 @@ void EngineCall::wait_for_started() {
   }
 }
 
-// Whether a wait that began at `begin` has lasted too long. The deadline counts from the beginning of a step
-// of the exchange: that a step has ended is a sign of all ranks. So a relay that waits for a rank, and the
-// ranks that wait for the relay, begin together.
+// Returns whether a wait that began at `begin` has exceeded its deadline. The deadline counts from the
+// beginning of the current step: a step ends only when all ranks have reached it. So a relay and the ranks
+// that wait for it start counting together.
 bool EngineCall::is_overdue(Clock::time_point begin) const {
   const double extra = in_second_hop_ ? std::min(kMostExtraSeconds, kExtraPart * deadline_) : 0;
   const WaitLimit limit{.seconds = deadline_ + extra, .since = std::max(begin, step_begin_.load())};
@@ -381,7 +381,7 @@ WaitRecord EngineCall::missing() const {
     missing.push_back(peer);
     if (second_hop && messages.is_relay(peer)) missing_relays.push_back(peer);
   }
-  // A rank that is late keeps its relay too, which is then the one that this rank waits for.
+  // A late rank also delays its relay. This rank waits for the relay, so it names that one.
   const std::vector<int>& known = missing_relays.empty() ? missing : missing_relays;
   return known.size() == 1 ? waiting_for(known.front()) : record();
 }

@@ -29,7 +29,7 @@ HopTables::HopTables(const Topology& topology, int rank)
     const int stop = topology_.node_of(other) == node_ ? other : topology_.relay_of(other, node_);
     behind_[static_cast<std::size_t>(topology_.local_rank_of(stop))].push_back(other);
   }
-  // Of the two directions the one with more entries.
+  // Sized for the direction of a call that has more entries.
   const auto bytes = [&](int from, int to) {
     const std::span<const int> ranks =
         topology_.node_of(from) == topology_.node_of(to) ? behind(to) : ranks_behind_relay(from, to);
@@ -41,7 +41,7 @@ HopTables::HopTables(const Topology& topology, int rank)
   }
 }
 
-// Of a rank of this node.
+// `rank`: of this node.
 std::span<const int> HopTables::behind(int rank) const {
   return behind_[static_cast<std::size_t>(topology_.local_rank_of(rank))];
 }

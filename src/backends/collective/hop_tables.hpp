@@ -23,7 +23,7 @@ struct TableBytes {
 
 // The relay that passes on what rank `from` sends to rank `to`; -1 if it goes there straight.
 int relay_between(const Topology& topology, cpu::Direction direction, int from, int to);
-// Whether rank `relay` may pass on what others send to rank `to`.
+// True if rank `relay` forwards messages of other ranks to rank `to`.
 bool is_relay(const Topology& topology, cpu::Direction direction, int relay, int to);
 
 // An entry is a number of bytes. Sender and receiver know from the topology which ranks the entries of a

@@ -33,11 +33,11 @@ class MessageCarrier {
                         const std::function<const std::int64_t*(int peer)>& table, const Wire& wire) = 0;
 
   // For the errors of a wait during exchange(), in the thread that runs it.
-  // Whether this rank waits for what relays forward.
+  // True while this rank waits for forwarded messages.
   virtual bool in_second_hop() const { return false; }
   // The relay that passes on what `peer` sends to this rank; -1: none.
   virtual int relay_from(int) const { return -1; }
-  // Whether `peer` passes on what others send to this rank.
+  // True if `peer` forwards messages of other ranks to this rank.
   virtual bool is_relay(int) const { return false; }
   // False if what the current transfer brings from `peer` is known to be missing.
   virtual bool has_arrived(int) const { return true; }

@@ -113,7 +113,7 @@ class MessageHops final : public MessageCarrier {
   std::int64_t message_bytes_ = 1;
   std::vector<std::int64_t> bytes_to_, offset_to_;  // [R] of the messages to each rank, in the outbox
   std::vector<Delivered> delivered_;                // [R]
-  // Of the current round, by rank: where the last eight bytes arrive, and what stands there until then.
+  // [R] In the current round: where the last eight bytes of each rank arrive, and the mark there until then.
   struct Awaited {
     const std::byte* last = nullptr;  // null: none
     std::uint64_t mark = 0;
