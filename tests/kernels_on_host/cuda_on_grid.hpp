@@ -64,6 +64,11 @@ inline std::int64_t __shfl_sync(unsigned, std::int64_t value, int thread) {
     return static_cast<std::int64_t>(values[static_cast<std::size_t>(thread % 32)]);
   });
 }
+inline unsigned __reduce_min_sync(unsigned, unsigned value) {
+  return ferry::on_host::with_values(value, [](const auto& values) {
+    return static_cast<unsigned>(*std::min_element(values.begin(), values.end()));
+  });
+}
 inline int __ffs(int value) {
   return __builtin_ffs(value);
 }
