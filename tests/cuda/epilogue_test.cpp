@@ -1,4 +1,5 @@
 // The epilogue of combine in CUDA graphs: a launch of its own behind the combine, for the N of each replay.
+#include "cuda/device_test.hpp"
 #include "cuda/replays.hpp"
 
 namespace ferry::contract {

@@ -1,4 +1,5 @@
 // Shared experts and replicated input in CUDA graphs: replays read N and the ids anew.
+#include "cuda/device_test.hpp"
 #include "cuda/replays.hpp"
 
 namespace ferry::contract {
