@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <functional>
 #include <map>
+#include <memory>
 #include <optional>
 #include <utility>
 
@@ -118,6 +119,15 @@ void run_group(const Setup& setup, int ranks, const std::vector<int>& nodes,
   }
 }
 
+// NCCL takes a good part of a second to connect: the exchanges of a body share a connection while this
+// exists.
+std::unique_ptr<SyncExchange> keep_connected(const Setup& setup, const Rank& rank) {
+  if (setup.engine != EngineKind::nccl) return nullptr;
+  TestCase c;
+  setup.choose_backend(c.config);
+  return std::make_unique<SyncExchange>(rank, c.config);
+}
+
 }  // namespace
 
 void run_ranks(const Setup& setup, int ranks, const std::string& what, const std::function<void(Rank)>& body,
@@ -128,6 +138,7 @@ void run_ranks(const Setup& setup, int ranks, const std::string& what, const std
     try {
       std::optional<device::RankScope> scope;
       if (setup.on_device()) scope.emplace(rank.topology().local_rank_of(rank.index()));
+      const std::unique_ptr<SyncExchange> connected = keep_connected(setup, rank);
       body(rank);
     } catch (const Mismatch& mismatch) {
       throw Mismatch(str("rank ", rank.index(), ": ", mismatch.what()));
