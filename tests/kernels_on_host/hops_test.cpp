@@ -13,6 +13,7 @@
 #include "backends/cuda/combine/combine.hpp"
 #include "backends/cuda/two_hops/hop_block.cuh"
 #include "kernels_on_host/grid.hpp"
+#include "kernels_on_host/network.hpp"
 #include "oracle/gather.hpp"
 #include "oracle/numbers.hpp"
 #include "seed.hpp"
@@ -253,8 +254,8 @@ class HopRun {
     }
   }
 
-  // Blocks of each rank: fewer than there are tasks, too.
-  void set_blocks(int most) { most_blocks_ = most; }
+  // What is put between nodes arrives late, in any order that a network has.
+  void make_puts_late() { late_ = true; }
 
   // Runs a dispatch in which rank `absent` does not take part.
   std::map<int, WaitRecord> run_without(int absent) {
@@ -339,24 +340,41 @@ class HopRun {
 
   void run(int absent = -1) {
     on_host::Grid grid(random_());
+    Network network(random_());
+    std::vector<unsigned> blocks(at(ranks_), 0);
+    unsigned running = 0;
     for (int r = 0; r < ranks_; ++r) {
       if (r == absent) continue;
-      const unsigned blocks = 1 + static_cast<unsigned>(random_() % at(most_blocks_));
-      auto states = std::make_shared<std::deque<HopState>>(blocks);
-      auto transport = std::make_shared<Pretended>();
+      blocks[at(r)] = 1 + static_cast<unsigned>(random_() % at(most_blocks_));
+      running += blocks[at(r)] * kHopThreads;
+    }
+    if (late_) network.attach(grid, running);
+    for (int r = 0; r < ranks_; ++r) {
+      if (r == absent) continue;
+      Pretended pretended{};
       for (int peer = 0; peer < ranks_; ++peer) {
-        if (topology_.node_of(peer) != topology_.node_of(r)) transport->remote.add(peer);
+        if (topology_.node_of(peer) != topology_.node_of(r)) pretended.remote.add(peer);
       }
-      const HopArguments* call = &rank_[at(r)].call;
-      grid.add(blocks, kHopThreads, [call, states, transport](unsigned block) {
-        HopBlock<Pretended>(*call, *transport, &(*states)[block]).run();
-      });
+      if (late_) {
+        launch(grid, r, blocks[at(r)], LatePuts{pretended, &network}, running);
+      } else {
+        launch(grid, r, blocks[at(r)], pretended, running);
+      }
     }
     grid.run();
     // The launch of the receive phase counts the call.
     for (Rank& rank : rank_) {
       for (std::uint64_t& calls : rank.state.calls) calls = number_;
     }
+  }
+  template <class Transport>
+  void launch(on_host::Grid& grid, int r, unsigned blocks, const Transport& transport, unsigned& running) {
+    const auto states = std::make_shared<std::deque<HopState>>(blocks);
+    const HopArguments* call = &rank_[at(r)].call;
+    grid.add(blocks, kHopThreads, [call, states, transport, &running](unsigned block) {
+      HopBlock<Transport>(*call, transport, &(*states)[block]).run();
+      --running;
+    });
   }
 
   void expect_messages(int s, int d, const std::vector<std::set<int>>& to) {
@@ -451,7 +469,8 @@ class HopRun {
   std::int64_t header_bytes_, flags_, block_bytes_, row_bytes_;
   std::deque<Rank> rank_;
   std::uint64_t number_ = 0;
-  int most_blocks_ = 3;
+  bool late_ = false;
+  static constexpr int most_blocks_ = 3;
 };
 
 const std::vector<std::vector<int>> kNodes = {
@@ -461,39 +480,40 @@ std::uint64_t seed_for(std::uint64_t number) {
   return test::seed() + number;
 }
 
-class Hops : public testing::TestWithParam<std::tuple<int, int>> {
+class Hops : public testing::TestWithParam<std::tuple<int, int, bool>> {
  protected:
-  int nodes() const { return std::get<0>(GetParam()); }
-  int window() const { return std::get<1>(GetParam()); }
   HopRun run() const {
-    return HopRun(seed_for(static_cast<std::uint64_t>(nodes() * 100 + window())), kNodes[at(nodes())], window(), 4);
+    const auto [nodes, window, late] = GetParam();
+    HopRun calls(seed_for(static_cast<std::uint64_t>(nodes * 100 + window)), kNodes[at(nodes)], window, 4);
+    if (late) calls.make_puts_late();
+    return calls;
   }
 };
 
 TEST_P(Hops, MessagesArriveUnchanged) {
   HopRun calls = run();
-  for (int call = 0; call < 3; ++call) calls.messages(call == 1);
+  for (const bool by_plan : {false, true}) calls.messages(by_plan);
 }
 
 TEST_P(Hops, RowsReturnUnchanged) {
   HopRun calls = run();
   for (int call = 0; call < 2; ++call) calls.rows(false);
-  calls.messages();
 }
 
 TEST_P(Hops, RelaysAddTheRowsOfTheirNode) {
   HopRun calls = run();
-  for (int call = 0; call < 2; ++call) calls.rows(true);
+  calls.rows(true);
   calls.messages();
-  calls.rows(false);
+  calls.rows(true);
 }
 
 INSTANTIATE_TEST_SUITE_P(Windows, Hops,
                          testing::Combine(testing::Range(0, static_cast<int>(kNodes.size())),
-                                          testing::Values(1, 2, 7, 64)),
+                                          testing::Values(1, 7, 64), testing::Bool()),
                          [](const auto& parameter) {
                            return "nodes" + std::to_string(std::get<0>(parameter.param)) + "_window" +
-                                  std::to_string(std::get<1>(parameter.param));
+                                  std::to_string(std::get<1>(parameter.param)) +
+                                  (std::get<2>(parameter.param) ? "_late" : "");
                          });
 
 TEST(HopCalls, RefusalsAndDifferencesEndTheCallOnEveryRank) {

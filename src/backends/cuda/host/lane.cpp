@@ -59,15 +59,19 @@ ExchangeState::ExchangeState(const Rank& this_rank, const Config& exchange_confi
       arrays(exchange_arrays(exchange_config)),
       tables(arrays.bytes),
       report_memory(sizeof(HostSignals)) {
-  if (reach == Reach::mapped) {
-    memory.emplace(rank, device_layout(config).bytes());
-    ranks_on_device = memory->ranks_on_my_device();
-  } else {
-    ranks_on_device = ranks_on_current_device(rank);
+  if (reach != Reach::mapped) {
     engine = engine_layout(config, rank.topology(), rank.index());
     registers = config.engine == EngineKind::nccl && Environment::says_yes(&Environment::nccl_register);
-    engine_memory = memory_for_engine(config.lanes * engine->bytes);
   }
+  if (reach == Reach::engine) {
+    ranks_on_device = ranks_on_current_device(rank);
+  } else {
+    if (reach == Reach::hops)
+      hops = hop_layout(config, rank.topology(), engine->header_bytes, engine->row_bytes);
+    memory.emplace(rank, hops ? config.lanes * hops->bytes : device_layout(config).bytes());
+    ranks_on_device = memory->ranks_on_my_device();
+  }
+  if (engine) engine_memory = memory_for_engine(config.lanes * engine->bytes);
   blocks = blocks_of_rank(ranks_on_device, device, config.lanes);
   const Placement& placement = config.placement;
   std::vector<std::byte> host(static_cast<std::size_t>(RoutingTables::bytes(config.experts, rank.size())));
@@ -96,6 +100,7 @@ Lane::Lane(const ExchangeState& exchange, int index)
       index_(index),
       arrays_(lane_arrays(exchange_.config, exchange_.me())),
       memory_(arrays_.bytes),
+      hop_memory_(exchange_.hops ? HopWorkingMemory::of(exchange_.hops->shape).bytes : 0),
       pinned_(sizeof(LanePinnedMemory)),
       counts_(
           HostCounts::bytes(exchange_.rank.size(), exchange_.config.placement.local_experts(exchange_.me()))),
@@ -278,13 +283,13 @@ void Lane::reduce_scatter_v(const ReduceScatterCall& call, Stream stream) {
 void Lane::refuse(Operation operation, const Error& error, Stream stream) {
   const RefusalArguments arguments{.lane = view_, .operation = operation, .refusal = ErrorRecord::of(error)};
   if (streams_.other_rank_on(stream, calls_ + 1) < 0) {
-    launch_refusal(arguments, handle_of(stream));
+    post_refusal(arguments, handle_of(stream));
   } else {
     // On `stream` the refusal would wait for the other rank's kernel, which waits for the refusal. Nothing
     // orders another stream after the lane's earlier calls, and its next call after that stream.
     wait_for_calls();
     const CudaStream own;
-    launch_refusal(arguments, own.get());
+    post_refusal(arguments, own.get());
     own.synchronize();
   }
   ++calls_;

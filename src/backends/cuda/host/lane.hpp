@@ -3,6 +3,7 @@
 
 #include <optional>
 #include <span>
+#include <vector>
 
 #include "backends/cuda/combine/combine.hpp"
 #include "backends/cuda/combine/epilogue.hpp"
@@ -21,13 +22,14 @@
 #include "backends/cuda/operations/engine_messages.hpp"
 #include "backends/cuda/operations/gather.hpp"
 #include "backends/cuda/operations/small_operations.hpp"
+#include "backends/cuda/two_hops/hop_memory.hpp"
 #include "exchange/backend.hpp"
 
 namespace ferry::cuda {
 
-// How the kernels of one rank reach another rank's memory: directly, or not at all, because an engine carries
-// what they send.
-enum class Reach { mapped, engine };
+// How the kernels of one rank reach another rank's memory: directly; not at all, because an engine carries
+// what they send; or likewise, because a launch between the phases carries it in two hops.
+enum class Reach { mapped, engine, hops };
 
 // State of an exchange that all its lanes use. Constant after construction.
 struct ExchangeState {
@@ -37,8 +39,9 @@ struct ExchangeState {
   Rank rank;
   Config config;
   int device;                                   // that was current at construction
-  std::optional<DeviceSymmetricMemory> memory;  // mapped
-  std::optional<EngineLayout> engine;           // engine
+  std::optional<EngineLayout> engine;           // engine, hops
+  std::optional<HopLayout> hops;                // hops: of the symmetric memory of a lane
+  std::optional<DeviceSymmetricMemory> memory;  // mapped, hops
   bool registers = false;                       // engine: its memory may be registered with NCCL
   DeviceMemory engine_memory;                   // of all lanes
   int ranks_on_device;                          // this rank included
@@ -98,6 +101,18 @@ class Lane {
   // how many there are.
   void add_for_relay(std::span<const ArrivedRows> rows, std::byte* out, std::int32_t* count,
                      cudaStream_t stream) const;
+  // In two hops: these follow the send phase of the same name, or are whole calls of several launches.
+  DispatchResult hop_dispatch_receive(Stream stream);
+  void hop_combine_receive(Stream stream);
+  void hop_combine(const CombineCall& call, Stream stream);
+  void hop_route_values(const float* values, const Plan& plan, float* row_values, Operation operation,
+                        Stream stream);
+  const StepMetadata* hop_metadata(const MetadataCall& call, Stream stream);
+  // dispatch_counts: the second is for when the stream has executed the first.
+  void hop_count_dispatch(const Ids& ids, std::int32_t tokens, Stream stream);
+  DispatchCounts hop_dispatch_counts();
+  void add_hop_wire(WireCounts& counts) const;
+
   // The memory of the step metadata, on the device.
   StepMetadata* step_metadata() const { return array<StepMetadata>(arrays_.metadata); }
   const LaneView& view() const { return view_; }
@@ -129,7 +144,13 @@ class Lane {
   // The epilogue of a combine, whose result is what `combine` says; none: nothing to do.
   std::optional<EpilogueArguments> plan_epilogue(const CombineCall& call,
                                                  const CombineArguments& combine) const;
+  // Whether something else than the kernels of the phases carries what they send.
   bool over_engine() const { return exchange_.engine.has_value(); }
+  HopArguments hop_arguments(Operation operation, HopContent content) const;
+  void hop_messages(Operation operation, const LaneView& lane, const PlanView& plan, std::int64_t parts,
+                    bool planned, const LaunchShape& shape, Stream stream) const;
+  void hop_headers(Operation operation, cudaStream_t stream) const;
+  void post_refusal(const RefusalArguments& arguments, cudaStream_t stream) const;
   void require_own_stream(Operation operation, Stream stream) {
     streams_.require_own(operation, stream, calls_ + 1);
   }
@@ -144,6 +165,7 @@ class Lane {
   const int index_;
   const LaneArrays arrays_;
   DeviceMemory memory_;
+  DeviceMemory hop_memory_;  // HopWorkingMemory
   PinnedMemory pinned_;
   PinnedMemory counts_;  // HostCounts
   LaneView view_;
@@ -159,6 +181,7 @@ class Lane {
   DispatchResult result_;
   std::uint64_t calls_ = 0;    // enqueued so far
   std::uint64_t counted_ = 0;  // calls of dispatch_counts
+  std::vector<std::int32_t> hop_tokens_, hop_routes_;  // of the last one in two hops: [R], [L]
 };
 
 }  // namespace ferry::cuda

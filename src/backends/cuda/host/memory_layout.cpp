@@ -114,7 +114,8 @@ LaneArrays lane_arrays(const Config& config, int rank) {
 
 }  // namespace cuda
 
-Sizes cuda_backend_sizes(const Config& config, int rank) {
+Sizes cuda_backend_sizes(const Config& config, const Topology& topology, int rank) {
+  if (has_relays(config, topology)) return relayed_cuda_backend_sizes(config, topology, rank);
   cuda::check_limits(config);
   const cuda::DeviceLayout layout = cuda::device_layout(config);
   const std::int64_t lanes = config.lanes;

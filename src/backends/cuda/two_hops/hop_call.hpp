@@ -56,7 +56,7 @@ struct HopTaskState {
 // Device memory of a lane, beside the windows.
 struct HopMemory {
   HopTaskState* states;  // [tasks][32]
-  HopCounts* counts;     // [dispatch, combine][within a node, between nodes]
+  HopCounts* counts;     // [dispatch, combine][within a node, between nodes]; null: not counted
 };
 
 struct HopArguments {

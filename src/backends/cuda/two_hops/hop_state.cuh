@@ -134,7 +134,7 @@ struct HopWork {
 
   // [warp] Adds to the wire counts.
   __device__ __forceinline__ void count(int peer, std::int64_t messages, std::int64_t bytes) const {
-    if (thread() != 0 || messages == 0) return;
+    if (thread() != 0 || messages == 0 || call.memory.counts == nullptr) return;
     HopCounts* to = call.memory.counts + (routes.rows() ? 2 : 0) + (routes.here(peer) ? 0 : 1);
     atomicAdd(&to->messages, static_cast<unsigned long long>(messages));
     atomicAdd(&to->bytes, static_cast<unsigned long long>(bytes));

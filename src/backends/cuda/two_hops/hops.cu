@@ -1,9 +1,9 @@
 // The kernels between the phases of a call in two hops, and their launches.
 #include <algorithm>
 
-#include "backends/cuda/two_hops/hop_block.cuh"
-#include "backends/cuda/two_hops/header_calls.hpp"
 #include "backends/cuda/protocol/plan_header.cuh"
+#include "backends/cuda/two_hops/header_calls.hpp"
+#include "backends/cuda/two_hops/hop_block.cuh"
 
 namespace ferry::cuda {
 namespace {
@@ -129,19 +129,6 @@ __global__ void unmute_kernel(const __grid_constant__ MuteArguments call) {
 }
 
 }  // namespace
-
-HopTopology HopTopology::of(const Topology& topology, int rank) {
-  HopTopology of{};
-  const int mine = topology.node_of(rank);
-  for (int other = 0; other < topology.ranks(); ++other) {
-    const int node = topology.node_of(other);
-    of.node[other] = static_cast<std::int16_t>(node);
-    of.local[other] = static_cast<std::int16_t>(topology.local_rank_of(other));
-    of.relay_there[other] = static_cast<std::int16_t>(topology.relay_of(rank, node));
-    of.relay_here[other] = static_cast<std::int16_t>(topology.relay_of(other, mine));
-  }
-  return of;
-}
 
 void launch_hops(const HopArguments& arguments, const LaunchShape& shape, cudaStream_t stream) {
   LaunchShape of = shape;
