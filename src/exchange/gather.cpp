@@ -36,8 +36,8 @@ GatherOperations& operations_of(const char* operation, Backend& backend) {
   GatherOperations* const operations = backend.gather_operations();
   if (operations != nullptr) return *operations;
   throw UnsupportedError(str(operation,
-                             ": not available for device memory over an engine yet: use the backend cuda, an "
-                             "exchange of host memory, or the collectives of NCCL"));
+                             ": not available for device memory over an engine or in two hops yet: use the backend "
+                             "cuda with hops one, an exchange of host memory, or the collectives of NCCL"));
 }
 
 }  // namespace

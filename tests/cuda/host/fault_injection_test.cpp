@@ -35,8 +35,8 @@ TEST(FaultInjectionOptions, RefusesUnknownStallPoints) {
   } catch (const UsageError& error) {
     EXPECT_STREQ(
         error.what(),
-        "FERRY_STALL = 'rows', must be header, counts, route_values, metadata, row, flag, end_of_stream or "
-        "poll");
+        "FERRY_STALL = 'rows', must be header, counts, route_values, metadata, row, flag, end_of_stream, poll, "
+        "hop_send, hop_relay or hop_receive");
   }
 }
 

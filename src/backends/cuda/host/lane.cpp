@@ -112,6 +112,7 @@ Lane::Lane(const ExchangeState& exchange, int index)
       streams_(exchange_id(exchange_), index, view_.rank, exchange_.device) {
   prepare_dispatch(view_);
   prepare_combine();
+  if (exchange_.hops) prepare_hops();
   init_memory();
 }
 

@@ -147,7 +147,7 @@ class Lane {
   // Whether something else than the kernels of the phases carries what they send.
   bool over_engine() const { return exchange_.engine.has_value(); }
   HopArguments hop_arguments(Operation operation, HopContent content) const;
-  void hop_messages(Operation operation, const LaneView& lane, const PlanView& plan, std::int64_t parts,
+  void hop_messages(HopArguments arguments, const LaneView& lane, const PlanView& plan, std::int64_t parts,
                     bool planned, const LaunchShape& shape, Stream stream) const;
   void hop_headers(Operation operation, cudaStream_t stream) const;
   void post_refusal(const RefusalArguments& arguments, cudaStream_t stream) const;

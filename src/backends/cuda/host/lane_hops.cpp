@@ -47,10 +47,9 @@ HopArguments Lane::hop_arguments(Operation operation, HopContent content) const 
 }
 
 // `planned`: by this plan; `parts`: bytes of a message's parts.
-void Lane::hop_messages(Operation operation, const LaneView& lane, const PlanView& plan, std::int64_t parts,
-                        bool planned, const LaunchShape& shape, Stream stream) const {
+void Lane::hop_messages(HopArguments arguments, const LaneView& lane, const PlanView& plan,
+                        std::int64_t parts, bool planned, const LaunchShape& shape, Stream stream) const {
   if (planned) launch_clear_inbox(lane, handle_of(stream));
-  HopArguments arguments = hop_arguments(operation, HopContent::messages);
   arguments.payload_bytes = static_cast<std::int32_t>(align_up(parts, 16));
   arguments.metadata_bytes = static_cast<std::int32_t>(sizeof(LLPacket)) * view_.top_k;
   // Values of routes, which have no parts, are not counted and have no flags.
@@ -62,7 +61,10 @@ void Lane::hop_messages(Operation operation, const LaneView& lane, const PlanVie
 }
 
 DispatchResult Lane::hop_dispatch_receive(Stream stream) {
-  hop_messages(Operation::dispatch, dispatch_.lane, dispatch_.plan,
+  HopArguments arguments = hop_arguments(Operation::dispatch, HopContent::messages);
+  arguments.result_counts = dispatch_.counts;
+  arguments.result_offsets = dispatch_.row_offsets;
+  hop_messages(arguments, dispatch_.lane, dispatch_.plan,
                dispatch_.message.bytes - std::int64_t{sizeof(LLPacket)} * view_.top_k, dispatch_.by_plan,
                phase_shape_, stream);
   return dispatch_receive(stream);
@@ -73,7 +75,7 @@ void Lane::hop_route_values(const float* values, const Plan& plan, float* row_va
   route_values(values, plan, row_values, Phase::send, operation, stream);
   LaneView lane = view_;
   place_engine_messages(*exchange_.engine, 0, &lane);
-  hop_messages(operation, lane, view_plan(plan.storage(), view_.plan_shape), 0, true, shape(0), stream);
+  hop_messages(hop_arguments(operation, HopContent::messages), lane, view_plan(plan.storage(), view_.plan_shape), 0, true, shape(0), stream);
   route_values(values, plan, row_values, Phase::receive, operation, stream);
 }
 

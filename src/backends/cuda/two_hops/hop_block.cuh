@@ -43,9 +43,9 @@ class HopBlock {
       state_.failed = is_aborted(lane_, kExchangeFailed) ? 1 : 0;
     }
     __syncthreads();
-    if (state_.failed != 0) return;
+    if (state_.failed != 0) return leave_empty();
     if (blockIdx.x == 0) send_headers();
-    if (!await_headers()) return;
+    if (!await_headers()) return leave_empty();
     if (blockIdx.x == 0) deliver_headers();
     if (warp() == 0) compare_headers();
     __syncthreads();
@@ -55,7 +55,7 @@ class HopBlock {
     if (thread() == 0) place_rows();
     if (warp() == 0) HopRoutes{call_}.list_units(&state_);
     __syncthreads();
-    run_tasks();
+    if (!run_tasks()) leave_empty();
   }
 
  private:
@@ -187,8 +187,20 @@ class HopBlock {
     return true;
   }
 
-  // [warp] Works on the tasks of this warp in turn until all have ended or the call is aborted.
-  __device__ void run_tasks() const {
+  // [threads] The exchange has failed: the receive phase will do nothing, and the caller's next kernels read
+  // the result of a dispatch.
+  __device__ void leave_empty() const {
+    if (call_.result_counts == nullptr) return;
+    for (int group = thread(); group <= lane_.groups; group += kHopThreads) {
+      if (group < lane_.groups) call_.result_counts[group] = 0;
+      call_.result_offsets[group] = 0;
+    }
+    if (thread() == 0)
+      store_packet_relaxed_sys(reinterpret_cast<LLPacket*>(lane_.totals), {state_.number, 0});
+  }
+
+  // [warp] Works on the tasks of this warp in turn. False: the call was aborted.
+  __device__ bool run_tasks() const {
     const HopWork<Transport> work{
         call_, state_, {call_, transport_, state_.number}, HopRoutes{call_}};
     const int channels = call_.layout.shape.channels, tasks = state_.units * channels;
@@ -210,7 +222,7 @@ class HopBlock {
         left = left || at.done == 0;
         states[std::int64_t{task} * 32] = at;
       }
-      if (!left) return;
+      if (!left) return true;
       if (moved) {
         idle = 0;
         continue;
@@ -221,7 +233,7 @@ class HopBlock {
       const std::uint64_t now = from_first_long(global_nanoseconds());
       if (now < next_look) continue;
       next_look = now + kAbortPollIntervalNs;
-      if (!look_at_waits(work, worker, workers, tasks, now)) return;
+      if (!look_at_waits(work, worker, workers, tasks, now)) return false;
     }
   }
   __device__ static std::uint64_t from_first_long(std::uint64_t value) {

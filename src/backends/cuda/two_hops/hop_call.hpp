@@ -76,6 +76,8 @@ struct HopArguments {
   const std::int32_t* sent_tokens;  // [R, T] of the plan
   // How many go to each rank: [R]; null: the call headers say it.
   const std::int32_t* counts;
+  // Of a dispatch: what the caller reads, in device memory; else null.
+  std::int32_t *result_counts, *result_offsets;
   // Rows.
   std::byte *row_outbox, *row_inbox;
   std::int64_t row_bytes, label_offset, most_sent, most_received;
@@ -89,6 +91,10 @@ struct HopArguments {
 constexpr int hop_tasks(const HopShape& shape) {
   return (4 * shape.ranks + 1) * shape.channels;
 }
+
+// Call on the lane's device before the first launch for it: a kernel that is loaded while others wait for it
+// would wait for them.
+void prepare_hops();
 
 void launch_hops(const HopArguments& arguments, const LaunchShape& shape, cudaStream_t stream);
 

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "backends/cuda/protocol/plan_header.cuh"
+#include "backends/cuda/runtime/error.hpp"
 #include "backends/cuda/two_hops/header_calls.hpp"
 #include "backends/cuda/two_hops/hop_block.cuh"
 
@@ -129,6 +130,19 @@ __global__ void unmute_kernel(const __grid_constant__ MuteArguments call) {
 }
 
 }  // namespace
+
+void prepare_hops() {
+  for (const void* kernel :
+       {reinterpret_cast<const void*>(&hop_kernel), reinterpret_cast<const void*>(&clear_inbox_kernel),
+        reinterpret_cast<const void*>(&post_metadata_kernel),
+        reinterpret_cast<const void*>(&finish_metadata_kernel),
+        reinterpret_cast<const void*>(&post_refusal_kernel),
+        reinterpret_cast<const void*>(&finish_headers_kernel), reinterpret_cast<const void*>(&mute_kernel),
+        reinterpret_cast<const void*>(&unmute_kernel)}) {
+    cudaFuncAttributes attributes{};
+    check(cudaFuncGetAttributes(&attributes, kernel), "load a kernel");
+  }
+}
 
 void launch_hops(const HopArguments& arguments, const LaunchShape& shape, cudaStream_t stream) {
   LaunchShape of = shape;
