@@ -43,7 +43,6 @@ class SlicedBackend final : public Backend, private GatherOperations {
                  .gather = inner_->gather_operations(),
                  .blocks = cuda_.blocks_of_lane()} {
     for (int lane = 0; lane < config.lanes; ++lane) lanes_.emplace_back(context_, lane, cuda_.view_of(lane));
-    rank.barrier();
   }
 
   Capabilities capabilities() const override { return inner_->capabilities(); }

@@ -1,7 +1,6 @@
 #include "backends/cuda/sliced/lane.hpp"
 
 #include <algorithm>
-#include <initializer_list>
 #include <utility>
 
 #include "backends/cuda/runtime/launch.hpp"
@@ -15,38 +14,33 @@ namespace {
 constexpr std::int64_t kLine = 256;
 constexpr std::int64_t kRowsOfBlock = 16;  // a row for each warp
 
-// The calls inside that an operation consists of.
-constexpr Operation kDispatchCalls[] = {Operation::all_gather_v, Operation::dispatch,
-                                        Operation::all_gather_v};
-constexpr Operation kCombineCalls[] = {Operation::all_gather_v, Operation::reduce_scatter_v,
-                                       Operation::combine, Operation::all_gather_v};
-
-std::span<const Operation> calls_of(Operation operation) {
-  if (operation == Operation::dispatch) return kDispatchCalls;
-  return kCombineCalls;
+// The calls inside that an operation consists of: to gather terms, to route and to gather rows; in a combine
+// to gather terms, to add, to combine and to gather results.
+int calls_of(Operation operation) {
+  return operation == Operation::dispatch ? 3 : 4;
 }
 
 // Makes the calls inside. If one throws, it has refused its own number; the peers' later ones must end too.
 class Calls {
  public:
   Calls(Backend& inner, Operation operation, int lane, Stream stream)
-      : inner_(inner), left_(calls_of(operation)), lane_(lane), stream_(stream) {}
+      : inner_(inner), operation_(operation), left_(calls_of(operation)), lane_(lane), stream_(stream) {}
 
   template <class Call>
   auto make(Call call) {
-    left_ = left_.subspan(1);
+    --left_;
     try {
       return call();
     } catch (const UsageError& error) {
-      for (const Operation operation : left_) inner_.refuse(operation, lane_, error, stream_);
+      for (; left_ > 0; --left_) inner_.refuse(operation_, lane_, error, stream_);
       throw;
     }
   }
 
  private:
   Backend& inner_;
-  std::span<const Operation> left_;
-  int lane_;
+  Operation operation_;
+  int left_, lane_;
   Stream stream_;
 };
 
@@ -403,7 +397,7 @@ void SlicedLane::combine(const CombineCall& call, Stream stream) {
 }
 
 void SlicedLane::refuse(Operation operation, const Error& error, Stream stream) const noexcept {
-  for (const Operation call : calls_of(operation)) context_.inner->refuse(call, index_, error, stream);
+  for (int i = 0; i < calls_of(operation); ++i) context_.inner->refuse(operation, index_, error, stream);
 }
 
 }  // namespace ferry::cuda
