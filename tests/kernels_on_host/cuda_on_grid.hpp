@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstdint>
 
 #include "kernels_on_host/grid.hpp"
@@ -25,6 +26,9 @@ struct alignas(8) uint2 {
 };
 struct alignas(16) uint4 {
   std::uint32_t x, y, z, w;
+};
+struct alignas(16) ulonglong2 {
+  unsigned long long x, y;
 };
 inline uint2 make_uint2(std::uint32_t x, std::uint32_t y) {
   return {x, y};
@@ -78,6 +82,9 @@ inline unsigned __umulhi(unsigned a, unsigned b) {
 }
 inline float __fadd_rn(float a, float b) {
   return a + b;
+}
+inline float __fmaf_rn(float a, float b, float c) {
+  return std::fma(a, b, c);
 }
 inline void __threadfence() {}  // one host thread
 // NOLINTEND(bugprone-reserved-identifier)
