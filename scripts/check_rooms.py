@@ -36,6 +36,7 @@ ROOMS = {
     "backends/cuda/memory": "base base/os memory backends/cuda/runtime",
     "backends/cuda/device": "base format layout",
     "backends/cuda/protocol": "base group layout backends/cuda/device",
+    "backends/cuda/transport": "layout backends/cuda/device backends/cuda/protocol",
     "backends/cuda/operations": "base layout plan exchange backends/cuda/runtime backends/cuda/memory backends/cuda/device"
                                 " backends/cuda/protocol",
     "backends/cuda/dispatch": "base format layout plan backends/cuda/runtime backends/cuda/device backends/cuda/protocol",

@@ -1,17 +1,20 @@
-// Many replays of a dispatch and a combine that a CUDA graph holds.
+// Replays a captured dispatch and combine many times, with other ids and another N each time.
 #pragma once
+
+#include <functional>
 
 #include "cuda/device_test.hpp"
 
 namespace ferry::contract {
 
-// Compares every replay on the device.
-inline void replay_often(const TestCase& c) {
+// Compares every replay on the device. `prepare`: changes the options of the calls before they are captured.
+inline void replay_often(const TestCase& c, const std::function<void(DeviceRun&)>& prepare = {}) {
   constexpr int kSets = 6;
   const int replays = number_from_environment("FERRY_REPLAYS", 10000);
   run_ranks({BackendKind::cuda, RankKind::threads}, c.ranks, describe(c), [&](Rank rank) {
     ferry::Exchange exchange(rank, exchange_config(c));
     DeviceRun device_run(exchange, c);
+    if (prepare) prepare(device_run);
     add_steps(device_run, c, kSets);
     device_run.prepare_comparisons();
     const TestStream stream;

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <bit>
 #include <chrono>
+#include <cmath>
 #include <cstdint>
 
 #include "kernels_on_host/grid.hpp"
@@ -89,6 +90,9 @@ inline unsigned __umulhi(unsigned a, unsigned b) {
 }
 inline float __fadd_rn(float a, float b) {
   return a + b;
+}
+inline float __fmaf_rn(float a, float b, float c) {
+  return std::fma(a, b, c);
 }
 inline void __threadfence() {}  // one host thread
 // NOLINTEND(bugprone-reserved-identifier)
