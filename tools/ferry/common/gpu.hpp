@@ -25,9 +25,7 @@ class GpuEvent {
   GpuEvent& operator=(const GpuEvent&) = delete;
 
   void record(const cuda::CudaStream& stream) const { record(stream.get()); }
-  void record(cudaStream_t stream) const {
-    cuda::check(cudaEventRecord(event_, stream), "record an event");
-  }
+  void record(cudaStream_t stream) const { cuda::check(cudaEventRecord(event_, stream), "record an event"); }
   void wait() const { cuda::check(cudaEventSynchronize(event_), "wait for an event"); }
   double seconds_since(const GpuEvent& earlier) const {
     float milliseconds = 0;
