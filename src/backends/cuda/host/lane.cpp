@@ -113,6 +113,7 @@ Lane::Lane(const ExchangeState& exchange, int index)
   prepare_dispatch(view_);
   prepare_combine();
   if (exchange_.hops) prepare_hops();
+  prepare_scale_tiles();
   init_memory();
 }
 
