@@ -35,9 +35,10 @@ void check_device_count(const char* operation, const std::int32_t* device_count,
 GatherOperations& operations_of(const char* operation, Backend& backend) {
   GatherOperations* const operations = backend.gather_operations();
   if (operations != nullptr) return *operations;
-  throw UnsupportedError(str(operation,
-                             ": not available for device memory over an engine or in two hops yet: use the backend "
-                             "cuda with hops one, an exchange of host memory, or the collectives of NCCL"));
+  throw UnsupportedError(
+      str(operation,
+          ": not available for device memory over an engine or in two hops yet: use the backend "
+          "cuda with hops one, an exchange of host memory, or the collectives of NCCL"));
 }
 
 }  // namespace

@@ -90,9 +90,14 @@ std::unique_ptr<Backend> make_backend(const Rank& rank, const Config& config) {
     throw UnsupportedError(str("the backend ", to_string(config.backend),
                                " has no reduction_level node, the default of a group of several nodes (this "
                                "one has ",
-                               rank.topology().nodes(), "), in one hop: pass reduction_level rank, or hops two"));
+                               rank.topology().nodes(),
+                               "), in one hop: pass reduction_level rank, or hops two"));
   }
   if (config.placement.tp() == 1) return entry.make(rank, config);
+  if (config.backend == BackendKind::cuda && has_relays(config, rank.topology())) {
+    throw UnsupportedError(
+        "experts in slices take one hop on device memory: pass hops one, or use the backend cpu");
+  }
   std::unique_ptr<Backend> inner = entry.make(rank, routed_config(config));
   return config.memory == MemoryKind::device ? make_device_sliced_backend(rank, config, std::move(inner))
                                              : make_sliced_backend(rank, config, std::move(inner));

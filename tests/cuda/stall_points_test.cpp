@@ -26,16 +26,24 @@ struct StallPoint {
 
 // All points that each operation passes.
 constexpr std::array kStallPoints = {
-    StallPoint{Operation::dispatch, "header"},      StallPoint{Operation::dispatch, "counts"},
-    StallPoint{Operation::dispatch, "metadata"},    StallPoint{Operation::dispatch, "row"},
-    StallPoint{Operation::dispatch, "flag"},        StallPoint{Operation::dispatch, "end_of_stream"},
-    StallPoint{Operation::dispatch, "poll"},        StallPoint{Operation::combine, "header"},
-    StallPoint{Operation::combine, "route_values"}, StallPoint{Operation::combine, "row"},
-    StallPoint{Operation::combine, "flag"},         StallPoint{Operation::combine, "end_of_stream"},
+    StallPoint{Operation::dispatch, "header"},
+    StallPoint{Operation::dispatch, "counts"},
+    StallPoint{Operation::dispatch, "metadata"},
+    StallPoint{Operation::dispatch, "row"},
+    StallPoint{Operation::dispatch, "flag"},
+    StallPoint{Operation::dispatch, "end_of_stream"},
+    StallPoint{Operation::dispatch, "poll"},
+    StallPoint{Operation::combine, "header"},
+    StallPoint{Operation::combine, "route_values"},
+    StallPoint{Operation::combine, "row"},
+    StallPoint{Operation::combine, "flag"},
+    StallPoint{Operation::combine, "end_of_stream"},
     StallPoint{Operation::combine, "poll"},
     // The roles of two hops. The rank that stalls is a relay, except where it receives.
-    StallPoint{Operation::dispatch, "hop_send", "010"}, StallPoint{Operation::dispatch, "hop_relay", "010"},
-    StallPoint{Operation::dispatch, "hop_receive", "001"}, StallPoint{Operation::combine, "hop_relay", "010"},
+    StallPoint{Operation::dispatch, "hop_send", "010"},
+    StallPoint{Operation::dispatch, "hop_relay", "010"},
+    StallPoint{Operation::dispatch, "hop_receive", "001"},
+    StallPoint{Operation::combine, "hop_relay", "010"},
 };
 
 enum class Fate { stays, is_killed };  // of the process whose kernel stalls

@@ -58,7 +58,8 @@ HopTopology topology_of(const std::vector<int>& labels, int rank) {
 // Some ranks and their lanes, on which calls follow one another.
 class HopRun {
  public:
-  HopRun(std::uint64_t seed, std::vector<int> labels, int window, int channels, std::uint64_t deadline = ~0ull)
+  HopRun(std::uint64_t seed, std::vector<int> labels, int window, int channels,
+         std::uint64_t deadline = ~0ull)
       : random_(seed), labels_(std::move(labels)), topology_(labels_), ranks_(topology_.ranks()) {
     signals_ = DeviceSignals::of(ranks_, kExperts, kTokens, kTopK, kTokens * kTopK, 64);
     header_bytes_ = (signals_.header_bytes + 8 * kPayloads + 127) / 128 * 128;
@@ -127,7 +128,8 @@ class HopRun {
       call.row = row_;
     }
     for (Rank& rank : rank_) {
-      for (int peer = 0; peer < ranks_; ++peer) rank.call.wires.symmetric[peer] = rank_[at(peer)].windows.data();
+      for (int peer = 0; peer < ranks_; ++peer)
+        rank.call.wires.symmetric[peer] = rank_[at(peer)].windows.data();
     }
   }
 
@@ -223,12 +225,12 @@ class HopRun {
           const auto* row = reinterpret_cast<const std::byte*>(found.word);
           const oracle::Bytes expected = of.size() == 1 ? of[0] : sum_of(of);
           // All but the padding between the values of the routes and the label.
-          EXPECT_TRUE(std::equal(expected.begin(), expected.begin() + row_.tail_offset + 4 * kTopK, row) &&
-                      std::equal(expected.begin() + row_.bytes, expected.begin() + row_.bytes + 8,
-                                 row + row_.bytes))
+          EXPECT_TRUE(
+              std::equal(expected.begin(), expected.begin() + row_.tail_offset + 4 * kTopK, row) &&
+              std::equal(expected.begin() + row_.bytes, expected.begin() + row_.bytes + 8, row + row_.bytes))
               << "row " << first[key] << " of rank " << s;
-          const auto* flags = reinterpret_cast<const Flag*>(rank.inbox.data() + rank.call.row_flags) +
-                              first[key] * kQuarters;
+          const auto* flags =
+              reinterpret_cast<const Flag*>(rank.inbox.data() + rank.call.row_flags) + first[key] * kQuarters;
           for (int f = 0; f < kQuarters; ++f) EXPECT_EQ(flags[f].value, number_);
         }
       }
@@ -328,8 +330,8 @@ class HopRun {
   void post_header(int s, const std::vector<std::int32_t>& counts) {
     for (int d = 0; d < ranks_; ++d) {
       Rank& rank = rank_[at(s)];
-      auto* header = reinterpret_cast<LLPacket*>(
-          d == s ? rank.inbox.data() + s * block_bytes_ : rank.outbox.data() + d * block_bytes_);
+      auto* header = reinterpret_cast<LLPacket*>(d == s ? rank.inbox.data() + s * block_bytes_
+                                                        : rank.outbox.data() + d * block_bytes_);
       HeaderFacts facts;
       facts.operation = static_cast<std::uint8_t>(rank.call.operation);
       for (int i = 0; i < kHeaderCounts; ++i) header[i] = {number_, at(5 + i)};

@@ -20,7 +20,9 @@ class CudaBackend : public Backend, protected GatherOperations {
   Capabilities capabilities() const override {
     return {.device_memory = true, .streams = true, .late_errors = true, .capture = true};
   }
-  Sizes sizes() const override { return cuda_backend_sizes(exchange_.config, exchange_.rank.topology(), exchange_.me()); }
+  Sizes sizes() const override {
+    return cuda_backend_sizes(exchange_.config, exchange_.rank.topology(), exchange_.me());
+  }
 
   DispatchResult dispatch(const DispatchCall& call, Stream stream) override {
     return dispatch(call, Phase::fused, stream);

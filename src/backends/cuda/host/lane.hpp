@@ -15,6 +15,7 @@
 #include "backends/cuda/host/call_pointers.hpp"
 #include "backends/cuda/host/diagnostics_reader.hpp"
 #include "backends/cuda/host/engine_layout.hpp"
+#include "backends/cuda/host/hop_memory.hpp"
 #include "backends/cuda/host/lane_streams.hpp"
 #include "backends/cuda/host/memory_layout.hpp"
 #include "backends/cuda/memory/device_memory.hpp"
@@ -23,7 +24,6 @@
 #include "backends/cuda/operations/engine_messages.hpp"
 #include "backends/cuda/operations/gather.hpp"
 #include "backends/cuda/operations/small_operations.hpp"
-#include "backends/cuda/two_hops/hop_memory.hpp"
 #include "exchange/backend.hpp"
 
 namespace ferry::cuda {
@@ -188,8 +188,8 @@ class Lane {
   std::optional<EpilogueArguments> epilogue_;
   LaunchShape phase_shape_;
   DispatchResult result_;
-  std::uint64_t calls_ = 0;    // enqueued so far
-  std::uint64_t counted_ = 0;  // calls of dispatch_counts
+  std::uint64_t calls_ = 0;                            // enqueued so far
+  std::uint64_t counted_ = 0;                          // calls of dispatch_counts
   std::vector<std::int32_t> hop_tokens_, hop_routes_;  // of the last one in two hops: [R], [L]
 };
 

@@ -41,8 +41,8 @@ HopArguments Lane::hop_arguments(Operation operation, HopContent content) const 
   arguments.arrived = reinterpret_cast<LLPacket*>(memory + layout.arrived);
   arguments.row_flags = layout.row_flags - layout.inbox;
   arguments.combine_type = exchange_.config.combine_type;
-  arguments.row = combine_row_layout(exchange_.config.combine_type, exchange_.config.hidden,
-                                     exchange_.config.top_k);
+  arguments.row =
+      combine_row_layout(exchange_.config.combine_type, exchange_.config.hidden, exchange_.config.top_k);
   return arguments;
 }
 
@@ -75,7 +75,8 @@ void Lane::hop_route_values(const float* values, const Plan& plan, float* row_va
   route_values(values, plan, row_values, Phase::send, operation, stream);
   LaneView lane = view_;
   place_engine_messages(*exchange_.engine, 0, &lane);
-  hop_messages(hop_arguments(operation, HopContent::messages), lane, view_plan(plan.storage(), view_.plan_shape), 0, true, shape(0), stream);
+  hop_messages(hop_arguments(operation, HopContent::messages), lane,
+               view_plan(plan.storage(), view_.plan_shape), 0, true, shape(0), stream);
   route_values(values, plan, row_values, Phase::receive, operation, stream);
 }
 
@@ -138,8 +139,8 @@ void Lane::post_refusal(const RefusalArguments& arguments, cudaStream_t stream) 
   if (!exchange_.hops) return launch_refusal(arguments, stream);
   launch_post_refusal(arguments, stream);
   hop_headers(arguments.operation, stream);
-  launch_finish_headers(
-      {.lane = view_, .terms = AgreedOptions::of(arguments.operation), .compares = false}, stream);
+  launch_finish_headers({.lane = view_, .terms = AgreedOptions::of(arguments.operation), .compares = false},
+                        stream);
 }
 
 void Lane::hop_count_dispatch(const Ids& ids, std::int32_t tokens, Stream stream) {
@@ -166,8 +167,8 @@ DispatchCounts Lane::hop_dispatch_counts() {
     copy_blocking(header.data(), inbox + source * layout.block_bytes,
                   static_cast<std::int64_t>(header.size() * sizeof(LLPacket)));
     const auto count = [&](int i) {
-      return static_cast<std::int32_t>(
-          header[static_cast<std::size_t>(kHeaderCounts + i / 2)].word >> (32 * (i % 2)));
+      return static_cast<std::int32_t>(header[static_cast<std::size_t>(kHeaderCounts + i / 2)].word >>
+                                       (32 * (i % 2)));
     };
     hop_tokens_[static_cast<std::size_t>(source)] = HeaderFacts::of(header[kHeaderFacts].word).count;
     messages += count(view_.signals.first_messages + view_.rank);
@@ -177,8 +178,8 @@ DispatchCounts Lane::hop_dispatch_counts() {
   DispatchCounts counts;
   counts.tokens = hop_tokens_;
   counts.routes = hop_routes_;
-  counts.total = total_rows(exchange_.config, view_.rank,
-                            counts.tokens[static_cast<std::size_t>(view_.rank)], messages, counts.routes);
+  counts.total = total_rows(exchange_.config, view_.rank, counts.tokens[static_cast<std::size_t>(view_.rank)],
+                            messages, counts.routes);
   return counts;
 }
 

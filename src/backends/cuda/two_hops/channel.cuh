@@ -32,8 +32,7 @@ __device__ __forceinline__ std::int32_t from_first(std::int32_t value) {
 // [warp] Copies whole 16-byte units.
 __device__ __forceinline__ void copy_warp(std::byte* to, const std::byte* from, std::int64_t bytes) {
   const int end = static_cast<int>(bytes);
-  copy_granules<4>(from, {0, end},
-                   [&](const Granules<4>& granules, int at) { granules.store(to, at, end); });
+  copy_granules<4>(from, {0, end}, [&](const Granules<4>& granules, int at) { granules.store(to, at, end); });
 }
 
 // One rank's view of the channels of a call.

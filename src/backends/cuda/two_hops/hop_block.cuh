@@ -114,7 +114,8 @@ class HopBlock {
         copy_warp(block, reinterpret_cast<const std::byte*>(received_header(source)), call_.header_bytes);
       __syncwarp();
       if (thread() % 32 < kPayloads)
-        store_relaxed_sys(reinterpret_cast<Flag*>(block + call_.end_of_stream) + thread() % 32, state_.number);
+        store_relaxed_sys(reinterpret_cast<Flag*>(block + call_.end_of_stream) + thread() % 32,
+                          state_.number);
     }
   }
 
@@ -124,8 +125,8 @@ class HopBlock {
     const int rank = thread() % 32;
     const bool is_rank = rank < lane_.ranks;
     const LLPacket *const own = sent_header(), *const header = is_rank && rank != lane_.rank
-                                                                  ? received_header(rank)
-                                                                  : own;
+                                                                   ? received_header(rank)
+                                                                   : own;
     const LLPacket terms = header[kHeaderTerms], facts = header[kHeaderFacts], mine = own[kHeaderTerms];
     bool agreed = mine.call == state_.number && mine.word != 0 && terms.word == mine.word;
     agreed = __all_sync(~0u, agreed);
@@ -201,8 +202,7 @@ class HopBlock {
 
   // [warp] Works on the tasks of this warp in turn. False: the call was aborted.
   __device__ bool run_tasks() const {
-    const HopWork<Transport> work{
-        call_, state_, {call_, transport_, state_.number}, HopRoutes{call_}};
+    const HopWork<Transport> work{call_, state_, {call_, transport_, state_.number}, HopRoutes{call_}};
     const int channels = call_.layout.shape.channels, tasks = state_.units * channels;
     // Tasks of a stream go to different blocks.
     const int worker = warp() * static_cast<int>(gridDim.x) + static_cast<int>(blockIdx.x),
@@ -237,8 +237,7 @@ class HopBlock {
     }
   }
   __device__ static std::uint64_t from_first_long(std::uint64_t value) {
-    return static_cast<std::uint64_t>(
-        __shfl_sync(~0u, static_cast<unsigned long long>(value), 0));
+    return static_cast<std::uint64_t>(__shfl_sync(~0u, static_cast<unsigned long long>(value), 0));
   }
 
   // [warp] Once a millisecond in a warp that waits. False: the call is aborted.
@@ -262,8 +261,7 @@ class HopBlock {
       const bool relay_is_first = via >= 0 || unit.role == HopRole::sender;
       const std::uint64_t later = relay_is_first ? min(lane_.deadline / 4, std::uint64_t{500'000'000}) : 0;
       if (now - at.since <= lane_.deadline || now - at.since - lane_.deadline <= later) continue;
-      if (thread() % 32 == 0)
-        report_hop_timeout(lane_, {call_.operation, state_.number, peer}, via);
+      if (thread() % 32 == 0) report_hop_timeout(lane_, {call_.operation, state_.number, peer}, via);
       aborted = true;
     }
     return !__any_sync(~0u, aborted);

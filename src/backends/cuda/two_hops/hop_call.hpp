@@ -1,8 +1,8 @@
 // The launch between the phases of a call in two hops: it moves what the send phase has stored in this rank's
 // outbox into the inboxes of other ranks, through windows and by relays.
 //
-// Outbox, inbox and packed rows are those of a lane whose messages an engine carries (host/engine_layout.hpp):
-// the kernels of the phases are the same.
+// Outbox, inbox and packed rows are those of a lane whose messages an engine carries
+// (host/engine_layout.hpp): the kernels of the phases are the same.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -39,17 +39,17 @@ struct HopCounts {
 
 // Where a task stands, by thread of its warp; kept while the warp works on another task. Starts as zeros.
 struct HopTaskState {
-  std::int32_t next;     // item, or message of the channel
-  std::int32_t cursor;   // of this thread's rank: its next message, or how many its channel has read
-  std::int32_t sent;     // to this thread's rank
-  std::int32_t place;    // in the list of ranks
+  std::int32_t next;    // item, or message of the channel
+  std::int32_t cursor;  // of this thread's rank: its next message, or how many its channel has read
+  std::int32_t sent;    // to this thread's rank
+  std::int32_t place;   // in the list of ranks
   std::uint32_t pending, started;
-  std::int32_t peer;     // for whom it waits
-  std::uint32_t moved;   // has moved something in this step
+  std::int32_t peer;    // for whom it waits
+  std::uint32_t moved;  // has moved something in this step
   std::uint32_t done;
   std::int32_t own, own_token;  // of a relay that adds: this rank's next row
   std::int32_t spare;
-  std::uint64_t since;   // when it began to wait; 0: it does not wait
+  std::uint64_t since;  // when it began to wait; 0: it does not wait
   std::uint64_t spare_too;
 };
 

@@ -40,18 +40,18 @@ struct HopShape {
 // Offsets in a lane's section. Bytes.
 struct HopLayout {
   HopShape shape;
-  std::int64_t entries_bytes;       // of a slot of hop 1: prefix and entries
+  std::int64_t entries_bytes;  // of a slot of hop 1: prefix and entries
   std::int64_t slot_bytes[kHops];
-  std::int64_t header_flags;        // [2 parities][R sources] flags: the header of the call has arrived
-  std::int64_t flags[kHops];        // [R origins][channels][slots] the message in the slot has arrived
-  std::int64_t ends[kHops];         // [R origins][channels] how many messages the channel has in the call
-  std::int64_t credits[kHops];      // [R origins][R readers][channels] read, in the writer's memory
+  std::int64_t header_flags;    // [2 parities][R sources] flags: the header of the call has arrived
+  std::int64_t flags[kHops];    // [R origins][channels][slots] the message in the slot has arrived
+  std::int64_t ends[kHops];     // [R origins][channels] how many messages the channel has in the call
+  std::int64_t credits[kHops];  // [R origins][R readers][channels] read, in the writer's memory
   std::int64_t signals_end;
-  std::int64_t headers;             // [2 parities][R sources]
-  std::int64_t windows[kHops];      // [R origins][channels][slots]
+  std::int64_t headers;         // [2 parities][R sources]
+  std::int64_t windows[kHops];  // [R origins][channels][slots]
   // For peers that are not mapped: what this rank has written and they have not read.
-  std::int64_t staged_headers;      // [2 parities][R peers]
-  std::int64_t staging;             // [node ranks][R peers][channels][slots]
+  std::int64_t staged_headers;  // [2 parities][R peers]
+  std::int64_t staging;         // [node ranks][R peers][channels][slots]
   std::int64_t staging_slot;
   std::int64_t bytes;
 
@@ -61,8 +61,7 @@ struct HopLayout {
                        slots = std::int64_t{shape.channels} * shape.slots;
     HopLayout layout{};
     layout.shape = shape;
-    layout.entries_bytes =
-        kHopPrefix + (std::int64_t{sizeof(HopEntry)} * shape.node_ranks + 15) / 16 * 16;
+    layout.entries_bytes = kHopPrefix + (std::int64_t{sizeof(HopEntry)} * shape.node_ranks + 15) / 16 * 16;
     const auto larger = [](std::int64_t a, std::int64_t b) { return a > b ? a : b; };
     layout.slot_bytes[0] =
         lines(layout.entries_bytes +
@@ -117,10 +116,9 @@ struct HopLayout {
   }
   // `origin`: its local rank.
   FERRY_HD constexpr std::int64_t staged(int origin, int peer, int of_channel, int nth) const {
-    return staging + (((std::int64_t{origin} * shape.ranks + peer) * shape.channels + of_channel) *
-                          shape.slots +
-                      nth) *
-                         staging_slot;
+    return staging +
+           (((std::int64_t{origin} * shape.ranks + peer) * shape.channels + of_channel) * shape.slots + nth) *
+               staging_slot;
   }
 };
 

@@ -50,9 +50,9 @@ __device__ bool send_directly(const HopWork<Transport>& work, HopTaskState& at, 
   return true;
 }
 
-// [warp] Writes message `k` of a channel of hop 1. `entries`: threads whose rank, `rank`, gets this payload. It
-// is this rank's message `index` to it, of which the entry says `noted`; that of the thread `leader` has the
-// payload.
+// [warp] Writes message `k` of a channel of hop 1. `entries`: threads whose rank, `rank`, gets this payload.
+// It is this rank's message `index` to it, of which the entry says `noted`; that of the thread `leader` has
+// the payload.
 template <class Transport>
 __device__ __forceinline__ void write_bundle(const HopWork<Transport>& work, int relay, int channel,
                                              std::int32_t k, std::uint32_t entries, int leader, int rank,
@@ -81,13 +81,12 @@ __device__ __forceinline__ void write_bundle(const HopWork<Transport>& work, int
   }
   work.channels.publish(0, me, relay, channel, k,
                         call.layout.entries_bytes + payload + std::int64_t{count} * metadata);
-  work.count(relay, 1,
-             payload + (work.routes.rows() ? 0 : count * std::int64_t{metadata + kHopPrefix}));
+  work.count(relay, 1, payload + (work.routes.rows() ? 0 : count * std::int64_t{metadata + kHopPrefix}));
 }
 
 // [warp] Sends every channels-th payload for the ranks behind `relay`: of messages a token once for all of
-// them, of rows each for itself. Thread r stands for rank r. All channels go through all messages, in an order
-// that follows from the messages alone, and each sends its share.
+// them, of rows each for itself. Thread r stands for rank r. All channels go through all messages, in an
+// order that follows from the messages alone, and each sends its share.
 template <class Transport>
 __device__ bool send_to_relay(const HopWork<Transport>& work, HopTaskState& at, int relay, int channel) {
   constexpr std::uint32_t kNone = ~0u;
@@ -156,7 +155,8 @@ __device__ bool receive_from(const HopWork<Transport>& work, HopTaskState& at, i
 template <class Transport>
 __device__ bool note_own_rows(const HopWork<Transport>& work, int channel) {
   const int me = work.routes.me();
-  for (std::int64_t i = 32 * channel + work.thread(); i < work.state.count[me]; i += 32 * work.of_channels()) {
+  for (std::int64_t i = 32 * channel + work.thread(); i < work.state.count[me];
+       i += 32 * work.of_channels()) {
     const std::byte* const row = work.stored(me, static_cast<std::int32_t>(i));
     const std::int64_t index = work.index_of(work.label_of(row));
     if (index >= 0 && index < work.call.most_received) work.note_row(index, row);

@@ -54,7 +54,8 @@ struct HopRoutes {
   // Whether this rank's messages to `rank` go to the relay `relay`, which is another rank.
   __device__ bool sends_by(int relay, int rank) const {
     if (here(rank)) return false;
-    return relay != me() && (rows() ? call.topology.relay_here[rank] : call.topology.relay_there[rank]) == relay;
+    return relay != me() &&
+           (rows() ? call.topology.relay_here[rank] : call.topology.relay_there[rank]) == relay;
   }
   // Whether this rank may pass on to `rank` what comes from `origin`.
   __device__ bool passes_on_to(int rank) const { return rows() ? relays_for(rank) : here(rank); }
@@ -83,7 +84,8 @@ struct HopRoutes {
       units += __popc(static_cast<int>(all));
     };
     bool is_relay = false;  // of this rank, which sends to others by it
-    for (int last = 0; is_rank && last < call.wires.ranks; ++last) is_relay = is_relay || sends_by(rank, last);
+    for (int last = 0; is_rank && last < call.wires.ranks; ++last)
+      is_relay = is_relay || sends_by(rank, last);
     add(HopRole::own, rows() && rank == me());
     add(HopRole::direct, is_rank && sends_directly(rank));
     add(HopRole::sender, is_relay);

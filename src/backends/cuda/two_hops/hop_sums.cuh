@@ -19,7 +19,8 @@ __device__ __forceinline__ std::int32_t next_of_channel(const HopWork<Transport>
   const std::int32_t count = work.state.count[rank];
   for (; i < count; i += 32) {
     const std::int32_t mine = i + work.thread();
-    const std::int32_t of_mine = mine < count ? work.token_of_row(work.label_of(work.stored(rank, mine))) : -1;
+    const std::int32_t of_mine =
+        mine < count ? work.token_of_row(work.label_of(work.stored(rank, mine))) : -1;
     const std::uint32_t found = __ballot_sync(~0u, of_mine >= 0 && of_mine % work.of_channels() == channel);
     if (found == 0) continue;
     const int first = __ffs(static_cast<int>(found)) - 1;

@@ -84,8 +84,7 @@ __global__ void __launch_bounds__(32, 1)
   store_call_number(lane, number);
 }
 
-__global__ void __launch_bounds__(32, 1)
-    post_refusal_kernel(const __grid_constant__ RefusalArguments call) {
+__global__ void __launch_bounds__(32, 1) post_refusal_kernel(const __grid_constant__ RefusalArguments call) {
   const LaneView& lane = call.lane;
   if (is_aborted(lane, kExchangeFailed)) return;
   const std::uint64_t number = lane.state->calls[0] + 1;
@@ -148,13 +147,13 @@ void launch_hops(const HopArguments& arguments, const LaunchShape& shape, cudaSt
   LaunchShape of = shape;
   const int useful = (hop_tasks(arguments.layout.shape) + kHopWarps - 1) / kHopWarps;
   of.blocks = std::max(1, std::min(shape.blocks, arguments.content == HopContent::headers ? 1 : useful));
-  launch(reinterpret_cast<const void*>(&hop_kernel), const_cast<HopArguments*>(&arguments), kHopThreads, 0, of,
-         stream, "launching the hops of a call");
+  launch(reinterpret_cast<const void*>(&hop_kernel), const_cast<HopArguments*>(&arguments), kHopThreads, 0,
+         of, stream, "launching the hops of a call");
 }
 
 void launch_clear_inbox(const LaneView& lane, cudaStream_t stream) {
-  launch(reinterpret_cast<const void*>(&clear_inbox_kernel), const_cast<LaneView*>(&lane), kClearThreads,
-         0, {.blocks = kClearBlocksOfRank * lane.ranks}, stream, "clearing slot metadata");
+  launch(reinterpret_cast<const void*>(&clear_inbox_kernel), const_cast<LaneView*>(&lane), kClearThreads, 0,
+         {.blocks = kClearBlocksOfRank * lane.ranks}, stream, "clearing slot metadata");
 }
 
 void launch_post_metadata(const MetadataArguments& arguments, cudaStream_t stream) {
@@ -168,8 +167,8 @@ void launch_finish_metadata(const MetadataArguments& arguments, cudaStream_t str
 }
 
 void launch_post_refusal(const RefusalArguments& arguments, cudaStream_t stream) {
-  launch(reinterpret_cast<const void*>(&post_refusal_kernel), const_cast<RefusalArguments*>(&arguments), 32, 0,
-         {}, stream, "posting a refusal");
+  launch(reinterpret_cast<const void*>(&post_refusal_kernel), const_cast<RefusalArguments*>(&arguments), 32,
+         0, {}, stream, "posting a refusal");
 }
 
 void launch_finish_headers(const FinishHeadersArguments& arguments, cudaStream_t stream) {
@@ -178,8 +177,8 @@ void launch_finish_headers(const FinishHeadersArguments& arguments, cudaStream_t
 }
 
 void launch_mute(const MuteArguments& arguments, cudaStream_t stream) {
-  launch(reinterpret_cast<const void*>(&mute_kernel), const_cast<MuteArguments*>(&arguments), 1, 0, {}, stream,
-         "between the parts of a combine");
+  launch(reinterpret_cast<const void*>(&mute_kernel), const_cast<MuteArguments*>(&arguments), 1, 0, {},
+         stream, "between the parts of a combine");
 }
 
 void launch_unmute(const MuteArguments& arguments, cudaStream_t stream) {

@@ -1,4 +1,4 @@
-#include "backends/cuda/two_hops/hop_memory.hpp"
+#include "backends/cuda/host/hop_memory.hpp"
 
 #include <algorithm>
 
@@ -51,27 +51,12 @@ HopWorkingMemory HopWorkingMemory::of(const HopShape& shape) {
   return memory;
 }
 
-HopTopology HopTopology::of(const Topology& topology, int rank) {
-  HopTopology of{};
-  const int mine = topology.node_of(rank);
-  for (int other = 0; other < topology.ranks(); ++other) {
-    const int node = topology.node_of(other);
-    const auto i = static_cast<std::size_t>(other);
-    of.node[i] = static_cast<std::int16_t>(node);
-    of.local[i] = static_cast<std::int16_t>(topology.local_rank_of(other));
-    of.relay_there[i] = static_cast<std::int16_t>(topology.relay_of(rank, node));
-    of.relay_here[i] = static_cast<std::int16_t>(topology.relay_of(other, mine));
-  }
-  return of;
-}
-
 }  // namespace cuda
 
 Sizes relayed_cuda_backend_sizes(const Config& config, const Topology& topology, int rank) {
   cuda::check_limits(config);
   const cuda::EngineLayout engine = cuda::engine_layout(config, topology, rank);
-  const cuda::HopLayout hops =
-      cuda::hop_layout(config, topology, engine.header_bytes, engine.row_bytes);
+  const cuda::HopLayout hops = cuda::hop_layout(config, topology, engine.header_bytes, engine.row_bytes);
   Sizes sizes = device_collective_sizes(config, topology, rank);
   sizes.dispatch_staging = config.lanes * (hops.bytes - hops.signals_end);
   sizes.signals = config.lanes * hops.signals_end;
