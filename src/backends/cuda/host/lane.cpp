@@ -210,11 +210,11 @@ LaunchShape Lane::shape(int sm_limit) const {
 }
 
 void Lane::route_values(const float* values, const Plan& plan, float* row_values, Phase phase,
-                        Operation operation, Stream stream) {
+                        Operation operation, const AgreedOptions& terms, Stream stream) {
   require_own_stream(Operation::route_values, stream);
   pointer_check_.require_usable("route_values", pointers_of_route_values(values, plan, row_values));
   RouteValuesArguments arguments{.lane = view_,
-                                 .terms = AgreedOptions::of(Operation::route_values),
+                                 .terms = terms,
                                  .plan = plan.storage(),
                                  .values = values,
                                  .row_values = row_values,
@@ -294,7 +294,7 @@ void Lane::refuse(Operation operation, const Error& error, Stream stream) {
     post_refusal(arguments, own.get());
     own.synchronize();
   }
-  ++calls_;
+  calls_ += exchange_.hops && operation == Operation::combine ? 2 : 1;
 }
 
 // Returns when all calls enqueued so far have ended, or the deadline has passed. No call may have been

@@ -25,6 +25,7 @@
 #include "backends/cuda/operations/gather.hpp"
 #include "backends/cuda/operations/small_operations.hpp"
 #include "exchange/backend.hpp"
+#include "exchange/call_options.hpp"
 
 namespace ferry::cuda {
 
@@ -58,6 +59,10 @@ struct ExchangeState {
   HostSignals* report() const { return reinterpret_cast<HostSignals*>(report_memory.data()); }
 };
 
+// The options of a call as kernels compare them. The plan's call follows in the kernel, which reads it from
+// the plan's header.
+AgreedOptions agreed_options_of(Operation operation, const CallOptions& options);
+
 class Lane {
  public:
   Lane(const ExchangeState& exchange, int index);
@@ -70,7 +75,12 @@ class Lane {
   void combine_receive(Stream stream);
   // `operation`: on whose behalf the values travel.
   void route_values(const float* values, const Plan& plan, float* row_values, Phase phase,
-                    Operation operation, Stream stream);
+                    Operation operation, Stream stream) {
+    route_values(values, plan, row_values, phase, operation, AgreedOptions::of(Operation::route_values),
+                 stream);
+  }
+  void route_values(const float* values, const Plan& plan, float* row_values, Phase phase,
+                    Operation operation, const AgreedOptions& terms, Stream stream);
   const StepMetadata* metadata(const MetadataCall& call, Stream stream);
   void all_gather_v(const AllGatherCall& call, Stream stream);
   void reduce_scatter_v(const ReduceScatterCall& call, Stream stream);
@@ -112,7 +122,7 @@ class Lane {
   void hop_combine_receive(Stream stream);
   void hop_combine(const CombineCall& call, Stream stream);
   void hop_route_values(const float* values, const Plan& plan, float* row_values, Operation operation,
-                        Stream stream);
+                        const AgreedOptions& terms, Stream stream);
   const StepMetadata* hop_metadata(const MetadataCall& call, Stream stream);
   // dispatch_counts: the second is for when the stream has executed the first.
   void hop_count_dispatch(const Ids& ids, std::int32_t tokens, Stream stream);
@@ -155,6 +165,7 @@ class Lane {
   HopArguments hop_arguments(Operation operation, HopContent content) const;
   void hop_messages(HopArguments arguments, const LaneView& lane, const PlanView& plan, std::int64_t parts,
                     bool planned, const LaunchShape& shape, Stream stream) const;
+  void hop_rows(Stream stream);
   void hop_headers(Operation operation, cudaStream_t stream) const;
   void post_refusal(const RefusalArguments& arguments, cudaStream_t stream) const;
   void require_own_stream(Operation operation, Stream stream) {

@@ -71,13 +71,13 @@ DispatchResult Lane::hop_dispatch_receive(Stream stream) {
 }
 
 void Lane::hop_route_values(const float* values, const Plan& plan, float* row_values, Operation operation,
-                            Stream stream) {
-  route_values(values, plan, row_values, Phase::send, operation, stream);
+                            const AgreedOptions& terms, Stream stream) {
+  route_values(values, plan, row_values, Phase::send, operation, terms, stream);
   LaneView lane = view_;
   place_engine_messages(*exchange_.engine, 0, &lane);
   hop_messages(hop_arguments(operation, HopContent::messages), lane,
                view_plan(plan.storage(), view_.plan_shape), 0, true, shape(0), stream);
-  route_values(values, plan, row_values, Phase::receive, operation, stream);
+  route_values(values, plan, row_values, Phase::receive, operation, terms, stream);
 }
 
 void Lane::hop_combine(const CombineCall& call, Stream stream) {
@@ -86,26 +86,35 @@ void Lane::hop_combine(const CombineCall& call, Stream stream) {
     hop_combine_receive(stream);
     return;
   }
+  // Nothing may be refused after the first part.
   require_own_stream(Operation::combine, stream);
   pointer_check_.require_usable("combine", pointers_of(call));
-  shape(call.sm_limit);  // checks it: nothing may be refused after the first part
+  shape(call.sm_limit);
   auto* const row_weights =
       reinterpret_cast<float*>(exchange_.engine_lane(index_) + exchange_.engine->row_weights);
   const MuteArguments mute{
       view_, reinterpret_cast<std::uint64_t*>(hop_memory_.data() +
                                               HopWorkingMemory::of(exchange_.hops->shape).muted)};
-  hop_route_values(call.topk_weights, call.plan, row_weights, Operation::combine, stream);
-  --calls_;  // the first part of this call
+  // Ranks compare the options of the combine in its first part.
+  hop_route_values(call.topk_weights, call.plan, row_weights, Operation::combine,
+                   agreed_options_of(Operation::combine, options_of(call)), stream);
   launch_mute(mute, handle_of(stream));
   CombineCall with_row_weights = call;
   with_row_weights.topk_weights = nullptr;
   with_row_weights.row_weights = row_weights;
   combine(with_row_weights, Phase::send, stream);
-  hop_combine_receive(stream);
+  hop_rows(stream);
   launch_unmute(mute, handle_of(stream));
 }
 
 void Lane::hop_combine_receive(Stream stream) {
+  hop_rows(stream);
+  launch_skip_number(view_, handle_of(stream));
+  ++calls_;
+}
+
+// The hops and the receive phase of a combine.
+void Lane::hop_rows(Stream stream) {
   const HopContent content = adds_by_node() ? HopContent::sums : HopContent::rows;
   HopArguments arguments = hop_arguments(Operation::combine, content);
   arguments.counts =

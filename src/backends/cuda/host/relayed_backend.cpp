@@ -35,7 +35,8 @@ class RelayedCudaBackend final : public CudaBackend {
                     Stream stream) override {
     begin(Operation::route_values, FaultPoint::route_values_begin);
     run_or_refuse(Operation::route_values, index, stream, [&] {
-      lane(index).hop_route_values(values, plan, row_values, Operation::route_values, stream);
+      lane(index).hop_route_values(values, plan, row_values, Operation::route_values,
+                                   AgreedOptions::of(Operation::route_values), stream);
     });
   }
   const StepMetadata* metadata(const MetadataCall& call, Stream stream) override {

@@ -23,8 +23,12 @@ struct FinishHeadersArguments {
 };
 void launch_finish_headers(const FinishHeadersArguments& arguments, cudaStream_t stream);
 
-// A combine whose weights travel first is two calls on the device. If the first has been aborted, as by a
-// rank that has refused the combine, the second must not begin: that rank has no such call.
+// A combine takes two call numbers, because its weights may travel in a call of their own, and a rank that
+// refuses a combine does not know whether those of its peers do. This takes the second without a call.
+void launch_skip_number(const LaneView& lane, cudaStream_t stream);
+
+// Around the second part. If the first has been aborted, as by a rank that has refused the combine, the
+// second does nothing but take its number.
 struct MuteArguments {
   LaneView lane;
   std::uint64_t* muted;  // device memory of the lane

@@ -61,7 +61,7 @@ class HopBlock {
  private:
   __device__ static int thread() { return static_cast<int>(threadIdx.x); }
   __device__ static int warp() { return static_cast<int>(threadIdx.x / 32); }
-  __device__ int parity() const { return static_cast<int>(state_.number & 1); }
+  __device__ int parity() const { return static_cast<int>(state_.number % kHopParities); }
   template <class T = std::byte>
   __device__ T* mine(std::int64_t offset) const {
     return lane_.template at<T>(lane_.rank, offset);

@@ -23,6 +23,7 @@ struct HopEntry {
 };
 
 inline constexpr int kHops = 2;
+inline constexpr int kHopParities = 4;          // buffers of call headers: call number modulo this
 inline constexpr std::int64_t kHopPrefix = 16;  // bytes at the beginning of a slot: a count, or an index
 
 // What the layout follows from; the same on every rank.
@@ -42,15 +43,15 @@ struct HopLayout {
   HopShape shape;
   std::int64_t entries_bytes;  // of a slot of hop 1: prefix and entries
   std::int64_t slot_bytes[kHops];
-  std::int64_t header_flags;    // [2 parities][R sources] flags: the header of the call has arrived
+  std::int64_t header_flags;    // [parities][R sources] flags: the header of the call has arrived
   std::int64_t flags[kHops];    // [R origins][channels][slots] the message in the slot has arrived
   std::int64_t ends[kHops];     // [R origins][channels] how many messages the channel has in the call
   std::int64_t credits[kHops];  // [R origins][R readers][channels] read, in the writer's memory
   std::int64_t signals_end;
-  std::int64_t headers;         // [2 parities][R sources]
+  std::int64_t headers;         // [parities][R sources]
   std::int64_t windows[kHops];  // [R origins][channels][slots]
   // For peers that are not mapped: what this rank has written and they have not read.
-  std::int64_t staged_headers;  // [2 parities][R peers]
+  std::int64_t staged_headers;  // [parities][R peers]
   std::int64_t staging;         // [node ranks][R peers][channels][slots]
   std::int64_t staging_slot;
   std::int64_t bytes;
@@ -75,16 +76,16 @@ struct HopLayout {
       end = lines(begin + bytes);
       return begin;
     };
-    layout.header_flags = take(8 * 2 * ranks);
+    layout.header_flags = take(8 * kHopParities * ranks);
     for (int hop = 0; hop < kHops; ++hop) {
       layout.flags[hop] = take(8 * ranks * slots);
       layout.ends[hop] = take(8 * ranks * channels);
       layout.credits[hop] = take(8 * ranks * ranks * channels);
     }
-    layout.headers = take(2 * ranks * shape.header_bytes);
+    layout.headers = take(kHopParities * ranks * shape.header_bytes);
     layout.signals_end = end;
     for (int hop = 0; hop < kHops; ++hop) layout.windows[hop] = take(ranks * slots * layout.slot_bytes[hop]);
-    layout.staged_headers = take(2 * ranks * shape.header_bytes);
+    layout.staged_headers = take(kHopParities * ranks * shape.header_bytes);
     layout.staging = take(shape.node_ranks * ranks * slots * layout.staging_slot);
     layout.bytes = (end + 4095) / 4096 * 4096;
     return layout;

@@ -113,19 +113,23 @@ __global__ void __launch_bounds__(32, 1)
 
 // If the first part, the call `calls[0]`, has been aborted, the second does nothing, like calls after a
 // failure.
-__global__ void mute_kernel(const __grid_constant__ MuteArguments call) {
-  const LaneView& lane = call.lane;
-  *call.muted = 0;
-  const std::uint64_t aborted = load_acquire_gpu(&lane.state->aborted_call);
-  if (aborted != lane.state->calls[0]) {
-    ++lane.state->further_rounds;  // the second part takes a number that the host does not count
-    return;
-  }
-  *call.muted = aborted;
-  set_aborted(lane, kExchangeFailed);
+__global__ void __launch_bounds__(32, 1) mute_kernel(const __grid_constant__ MuteArguments call) {
+  if (threadIdx.x != 0) return;
+  const std::uint64_t aborted = load_acquire_gpu(&call.lane.state->aborted_call);
+  const bool mutes = aborted == call.lane.state->calls[0];
+  *call.muted = mutes ? aborted : 0;
+  if (mutes) set_aborted(call.lane, kExchangeFailed);
 }
-__global__ void unmute_kernel(const __grid_constant__ MuteArguments call) {
-  if (*call.muted != 0) store_release_gpu(&call.lane.state->aborted_call, *call.muted);
+__global__ void __launch_bounds__(32, 1) unmute_kernel(const __grid_constant__ MuteArguments call) {
+  const std::uint64_t muted = *call.muted;
+  if (muted == 0) return;
+  if (threadIdx.x == 0) store_release_gpu(&call.lane.state->aborted_call, muted);
+  store_call_number(call.lane, muted + 1);
+}
+__global__ void __launch_bounds__(32, 1) skip_number_kernel(const __grid_constant__ LaneView lane) {
+  if (is_aborted(lane, kExchangeFailed)) return;
+  const std::uint64_t number = lane.state->calls[0] + 1;
+  store_call_number(lane, number);
 }
 
 }  // namespace
@@ -137,7 +141,7 @@ void prepare_hops() {
         reinterpret_cast<const void*>(&finish_metadata_kernel),
         reinterpret_cast<const void*>(&post_refusal_kernel),
         reinterpret_cast<const void*>(&finish_headers_kernel), reinterpret_cast<const void*>(&mute_kernel),
-        reinterpret_cast<const void*>(&unmute_kernel)}) {
+        reinterpret_cast<const void*>(&unmute_kernel), reinterpret_cast<const void*>(&skip_number_kernel)}) {
     cudaFuncAttributes attributes{};
     check(cudaFuncGetAttributes(&attributes, kernel), "load a kernel");
   }
@@ -176,13 +180,18 @@ void launch_finish_headers(const FinishHeadersArguments& arguments, cudaStream_t
          const_cast<FinishHeadersArguments*>(&arguments), 32, 0, {}, stream, "ending a call of headers");
 }
 
+void launch_skip_number(const LaneView& lane, cudaStream_t stream) {
+  launch(reinterpret_cast<const void*>(&skip_number_kernel), const_cast<LaneView*>(&lane), 32, 0, {}, stream,
+         "ending a combine");
+}
+
 void launch_mute(const MuteArguments& arguments, cudaStream_t stream) {
-  launch(reinterpret_cast<const void*>(&mute_kernel), const_cast<MuteArguments*>(&arguments), 1, 0, {},
+  launch(reinterpret_cast<const void*>(&mute_kernel), const_cast<MuteArguments*>(&arguments), 32, 0, {},
          stream, "between the parts of a combine");
 }
 
 void launch_unmute(const MuteArguments& arguments, cudaStream_t stream) {
-  launch(reinterpret_cast<const void*>(&unmute_kernel), const_cast<MuteArguments*>(&arguments), 1, 0, {},
+  launch(reinterpret_cast<const void*>(&unmute_kernel), const_cast<MuteArguments*>(&arguments), 32, 0, {},
          stream, "after the parts of a combine");
 }
 
