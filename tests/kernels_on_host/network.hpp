@@ -31,7 +31,10 @@ class Network {
   void attach(on_host::Grid& grid, const unsigned& running) {
     grid.add(1, 32, [this, &running](unsigned) {
       while (running != 0 || !pending_.empty()) {
-        if (on_host::Grid::thread() == 0 && !pending_.empty() && random_() % 4 != 0) deliver_one();
+        if (on_host::Grid::thread() == 0) {
+          for (std::size_t tries = (pending_.size() + 1) / 2; tries > 0 && !pending_.empty(); --tries)
+            deliver_one();
+        }
         on_host::Grid::yield();
       }
     });

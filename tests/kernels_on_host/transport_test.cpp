@@ -4,7 +4,7 @@
 //
 #include <gtest/gtest.h>
 
-#include "backends/cuda/transport/transport.cuh"
+#include "backends/cuda/transport/message_check.cuh"
 #include "kernels_on_host/lanes.hpp"
 #include "kernels_on_host/network.hpp"
 #include "seed.hpp"
@@ -13,97 +13,45 @@ namespace ferry::cuda {
 namespace {
 
 constexpr int kBytes = 1040;  // of a message: more than two granules
-constexpr int kMessages = 23;
+constexpr int kMessages = 23, kChannels = 2;
 constexpr std::uint64_t kCall = 4;
-constexpr unsigned kThreads = 32;
-
-using Words = std::uint64_t[kBytes / 8];
-
-std::uint64_t word_of(int from, int to, int message, int at) {
-  return static_cast<std::uint64_t>(((from * 64 + to) * 64 + message) * 4096 + at);
-}
-
-// Where things lie in this test. A pair's messages go through `window` places at the receiver; in a place of
-// send staging the sender composes the message for the same place.
-struct Pair {
-  const LaneView& lane;
-  int window;
-
-  std::byte* place(int source, int message) const {
-    return lane.message(lane.rank, 0, source, message % window, kBytes);
-  }
-  std::byte* staging(int peer, int message) const {
-    return lane.message(lane.rank, 1, peer, message % window, kBytes);
-  }
-  Flag* flag(int source, int message) const {
-    return lane.dispatch_flags(lane.rank, 0, source, message % window);
-  }
-  // How many messages `peer` has read, which this rank has sent it.
-  Flag* credit(int peer) const { return lane.end_of_stream_flag(Payload::weights, lane.rank, 0, peer); }
-};
+constexpr unsigned kThreads = 64;
 
 WaitTarget target(int peer) {
   return {Operation::dispatch, kCall, peer};
 }
 
-// [warp] Block 2 * peer sends to that peer, block 2 * peer + 1 receives from it.
-template <class Transport>
-void exchange(const LaneView& lane, const Transport& transport, int window, unsigned block, int* wrong) {
-  const int peer = static_cast<int>(block / 2);
-  const Pair pair{lane, window};
-  const unsigned thread = threadIdx.x;
-  if (peer == lane.rank) return;
-  for (int m = 0; m < kMessages; ++m) {
-    const auto number = static_cast<std::uint64_t>(m) + 1;
-    if (block % 2 == 0) {
-      // The place is free once the message before in it has been read.
-      const std::uint64_t read = m < window ? 0 : number - static_cast<std::uint64_t>(window);
-      if (transport.wait(lane, pair.credit(peer), read, nullptr, target(peer)) != WaitResult::ready) {
-        ++*wrong;
-        return;
-      }
-      const bool staged = transport.is_staged(peer);
-      // Both ranks name the place by its address in their own memory: it is the sender's at the receiver.
-      std::byte* there = pair.place(lane.rank, m);
-      std::byte* composed = staged ? pair.staging(peer, m) : transport.at(lane, peer, there);
-      auto& words = *reinterpret_cast<Words*>(composed);
-      for (int at = static_cast<int>(thread); at < kBytes / 8; at += kThreads)
-        words[at] = word_of(lane.rank, peer, m, at);
-      Flag* flag = pair.flag(lane.rank, m);
-      if (staged) {
-        transport.put_with_signal(lane, peer, there, composed, kBytes, flag, number);
-      } else {
-        transport.signal(lane, peer, flag, number);
-      }
-    } else {
-      if (transport.wait(lane, pair.flag(peer, m), number, nullptr, target(peer)) != WaitResult::ready) {
-        ++*wrong;
-        return;
-      }
-      const auto& words = *reinterpret_cast<const Words*>(pair.place(peer, m));
-      for (int at = static_cast<int>(thread); at < kBytes / 8; at += kThreads)
-        *wrong += words[at] != word_of(peer, lane.rank, m, at);
-      transport.signal(lane, peer, pair.credit(lane.rank), number);
-    }
-  }
-}
-
-// All ranks exchange their messages. `policy(rank)`: the transport of a rank.
+// All ranks exchange messages, twice on the same memory. `policy(rank)`: the transport of a rank.
 template <class Policy>
 void expect_exchanged(int ranks, int window, std::uint64_t seed, Network* network, Policy policy) {
-  HostLanes lanes(ranks, std::max(window, 4), kBytes);
-  on_host::Grid grid(seed);
-  int wrong = 0;
-  unsigned running = static_cast<unsigned>(2 * ranks * ranks) * kThreads;
-  if (network != nullptr) network->attach(grid, running);
-  for (int r = 0; r < ranks; ++r) {
-    grid.add(static_cast<unsigned>(2 * ranks), kThreads, [&, r, transport = policy(r)](unsigned block) {
-      exchange(lanes.view(r), transport, window, block, &wrong);
-      --running;
-    });
+  const MessageCheckLayout layout{ranks, kChannels, window, kBytes};
+  // A message of these lanes is as large as all that the check needs.
+  HostLanes lanes(ranks, 4, layout.total());
+  unsigned long long wrong = 0;
+  unsigned ended = 0;
+  for (int round = 0; round < 2; ++round) {
+    on_host::Grid grid(seed + static_cast<std::uint64_t>(round));
+    const auto blocks = static_cast<unsigned>((2 * (ranks - 1) * kChannels * 32 + 63) / kThreads);
+    unsigned running = static_cast<unsigned>(ranks) * blocks * kThreads;
+    if (network != nullptr) network->attach(grid, running);
+    for (int r = 0; r < ranks; ++r) {
+      const MessageCheck check{.lane = lanes.view(r),
+                               .layout = layout,
+                               .messages = kMessages,
+                               .first = static_cast<std::uint64_t>(round * kMessages),
+                               .call = kCall + static_cast<std::uint64_t>(round),
+                               .compare = true,
+                               .wrong = &wrong,
+                               .ended = &ended};
+      grid.add(blocks, kThreads, [&, check, transport = policy(r)](unsigned block) {
+        check_messages(check, transport, static_cast<int>((block * kThreads + threadIdx.x) / 32));
+        --running;
+      });
+    }
+    grid.run();
   }
-  grid.run();
-  EXPECT_EQ(wrong, 0);
+  EXPECT_EQ(wrong, 0u);
+  EXPECT_EQ(ended, 0u);
 }
 
 // The ranks of other nodes, of two ranks each.
@@ -141,7 +89,7 @@ TEST(Transport, WaitsEnd) {
   HostLanes lanes(2, 4, kBytes);
   LaneView late = lanes.view(0);
   late.deadline = 2'000'000;
-  const Pair pair{late, 1};
+  const Flag* flag = late.dispatch_flags(0, 0, 1, 0);
   Flag* end = late.end_of_stream_flag(Payload::rows, 0, 0, 1);
   WaitResult came{}, finished{}, missed{};
   on_host::Grid grid(test::seed());
@@ -150,9 +98,9 @@ TEST(Transport, WaitsEnd) {
       PlainStores::signal(lanes.view(1), 0, lanes.view(1).dispatch_flags(1, 0, 1, 0), 9);
       PlainStores::signal(lanes.view(1), 0, lanes.view(1).end_of_stream_flag(Payload::rows, 1, 0, 1), kCall);
     } else if (threadIdx.x == 0) {
-      came = PlainStores::wait(late, pair.flag(1, 0), 9, nullptr, target(1));
-      finished = PlainStores::wait(late, pair.flag(1, 0), 10, end, target(1));
-      missed = PlainStores::wait(late, pair.flag(1, 0), 10, nullptr, target(1));
+      came = PlainStores::wait(late, flag, 9, nullptr, target(1));
+      finished = PlainStores::wait(late, flag, 10, end, target(1));
+      missed = PlainStores::wait(late, flag, 10, nullptr, target(1));
     }
   });
   grid.run();
