@@ -8,7 +8,8 @@ if(TARGET ferry_shared)
   list(APPEND libraries ferry_shared)
 endif()
 install(TARGETS ${libraries} EXPORT ferryTargets)
-install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/ferry TYPE INCLUDE FILES_MATCHING PATTERN "*.h" PATTERN "*.hpp")
+install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/ferry TYPE INCLUDE FILES_MATCHING PATTERN "*.h" PATTERN "*.hpp"
+                                                                                  PATTERN "*.cuh")
 install(EXPORT ferryTargets NAMESPACE ferry:: DESTINATION ${package_dir})
 
 # Programs that link the static library need the CUDA runtime, and no toolkit: its licence lets it be passed on.

@@ -36,6 +36,7 @@ ROOMS = {
     "backends/cuda/memory": "base base/os memory backends/cuda/runtime",
     "backends/cuda/device": "base format layout",
     "backends/cuda/protocol": "base group layout backends/cuda/device",
+    "backends/cuda/transport": "base layout backends/cuda/device backends/cuda/protocol",
     "backends/cuda/operations": "base layout plan exchange backends/cuda/runtime backends/cuda/memory backends/cuda/device"
                                 " backends/cuda/protocol",
     "backends/cuda/dispatch": "base format layout plan backends/cuda/runtime backends/cuda/device backends/cuda/protocol",
@@ -46,6 +47,8 @@ ROOMS = {
                           " backends/cuda/protocol backends/cuda/operations backends/cuda/dispatch backends/cuda/combine",
     "backends/cuda/engine": "base engine exchange group layout plan backends/collective backends/cuda/runtime"
                             " backends/cuda/memory backends/cuda/operations backends/cuda/host",
+    "backends/nvshmem/module": "backends/cuda/transport layout",
+    "backends/nvshmem": "base group memory backends/cuda/runtime backends/cuda/memory backends/nvshmem/module",
     "nvfuser": "base format",
     "max": "base exchange layout plan",
     "program": "base exchange",

@@ -65,6 +65,8 @@ def outcomes_of(log):
             continue
         what, name, time = match.groups()
         if what == "RUN":
+            if running:
+                add(running, "failed")
             running = name
         elif time is not None:
             add(name, OUTCOME[what])

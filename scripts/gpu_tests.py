@@ -87,8 +87,10 @@ def by_suite(names):
 
 
 def machine_of(record):
+    """Number and model: 2xh100 of two "NVIDIA H100 80GB HBM3"."""
     gpus = record["machine"]["gpus"]
-    return f"{len(gpus)}x{gpus[0].split()[-1].lower()}"
+    model = next(word for word in gpus[0].split() if any(letter.isdigit() for letter in word))
+    return f"{len(gpus)}x{model.lower()}"
 
 
 def run_of(record):

@@ -167,7 +167,8 @@ struct Result {
 
 /// What combine does with each value y of the result, after it has been rounded to the result's type: y
 /// becomes round(fma(scale, y, r)), with r of the residual row of the token. The bits are those of a pass of
-/// its own over the result; here the row is still in a cache. Host memory; not with unreduced.
+/// its own over the result. On host memory the row is still in a cache; device backends launch a kernel
+/// behind the combine. Not with unreduced.
 struct Epilogue {
   /// [N, H] of the result's type; null: nothing is added. Addresses and strides as of the result, which it
   /// must not overlap.

@@ -855,7 +855,7 @@ class Exchange:
         shared_outputs [shared_experts, N, H] of the result's type, to which the outputs of the shared experts are written instead
                        of being added; needed with 'unreduced'
         residual       [N, H] of the result's type: the result is rounded, multiplied by `scale` and added to it in fp32, and rounded
-        scale          again. Host memory; not with 'unreduced'
+        scale          again. Not with 'unreduced'
         sm_limit       'cuda': the most blocks the call uses at once; 0: no limit
         stream         'cuda': default the current stream of the arrays' framework
 

@@ -45,6 +45,12 @@ class Evaluator:
         for step in self._steps:
             self._bind(step)
         self._streams = Streams(program)
+        self._observer = None
+
+    def set_observer(self, observer: Callable[[int], None] | None) -> None:
+        """From now on run() calls `observer` with the number of each step before that step begins, and with the number of steps
+        after the last: for timelines. With PyTorch on GPUs the step's stream is then the current one. It must not raise."""
+        self._observer = observer
 
     def _bind(self, step):
         if step.kind == "call":
@@ -76,6 +82,8 @@ class Evaluator:
             for at, step in enumerate(self._steps):
                 run.at, run.in_call = at, False
                 with self._streams.of(step, run.values):
+                    if self._observer is not None:
+                        self._observer(at)
                     run.step(step)
         except BaseException as error:
             if not isinstance(error, (TimeoutError, PeerLostError)):
@@ -85,6 +93,8 @@ class Evaluator:
             raise
         finally:
             self._streams.end((name, run.values.get(name)) for name in self.program.outputs)
+        if self._observer is not None:
+            self._observer(len(self._steps))
         return tuple(run.values[name] for name in self.program.outputs)
 
 

@@ -27,6 +27,10 @@ std::span<const EnvironmentVariable> environment_variables() {
        "path of libnccl.so.2, if neither the loader nor a Python installation has it"},
       {"FERRY_NCCL_REGISTER", &Environment::nccl_register,
        "1, on all ranks: the engine nccl registers the memory of messages with NCCL 2.19 or later"},
+      {"FERRY_NVSHMEM_LIBRARY", &Environment::nvshmem_library,
+       "path of libnvshmem_host.so.3, if neither the loader nor a Python installation has it"},
+      {"FERRY_NVSHMEM_MODULE", &Environment::nvshmem_module,
+       "path of libferry_nvshmem.so, if it is not beside the library"},
       {"FERRY_NVTX", &Environment::nvtx,
        "1: ranges of all calls for profilers that read NVTX, such as Nsight Systems; needs a build with "
        "CUDA"},

@@ -363,7 +363,8 @@ class NcclEngine final : public Engine {
                         .min_ctas = kUndefined,
                         .max_ctas = kUndefined,
                         .net_name = nullptr,
-                        .split_share = kUndefined};
+                        .split_share = kUndefined,
+                        .traffic_class = kUndefined};
     Nccl::Comm comm = nullptr;
     const int status = nccl.init_rank_config(&comm, ranks(), id, rank_.index(), &config);
     const WaitLimit limit{.seconds = deadline_};

@@ -25,6 +25,7 @@ struct Nccl {
     int blocking, cga_cluster_size, min_ctas, max_ctas;
     const char* net_name;
     int split_share;
+    int traffic_class;  // of NCCL 2.26, which finds it where earlier versions have padding
   };
   static constexpr int kOldest = 21800;
 

@@ -64,7 +64,7 @@ struct CombineCall {
   const float* row_values = nullptr;
   float* route_values = nullptr;
   void* shared_outputs = nullptr;  // [S, N, H] of the result's type
-  Epilogue epilogue{};             // host memory only; not with unreduced
+  Epilogue epilogue{};             // not with unreduced
   int sm_limit = 0;
 };
 

@@ -285,13 +285,8 @@ void check_shared_outputs(const Config& config, int rank, const CombineCall& cal
   check_rows("shared_outputs", rank, call.shared_outputs, 0, config.hidden * bytes_of(call.result.type));
 }
 
-void check_epilogue(const Config& config, int rank, const CombineCall& call, PlanIn plan_in) {
+void check_epilogue(const Config& config, int rank, const CombineCall& call) {
   if (call.epilogue.empty()) return;
-  if (plan_in == PlanIn::device) {
-    throw UnsupportedError(
-        "combine: an epilogue is not supported on device memory: scale the result and add the residual in a "
-        "kernel of your own");
-  }
   if (call.reduction == Reduction::unreduced)
     throw UsageError(str("combine: unreduced has no epilogue, rank ", rank, " gives one: pass none"));
   if (call.epilogue.residual == nullptr) return;
@@ -327,7 +322,7 @@ void check_combine(const Config& config, int rank, const CombineCall& call, bool
                          to_string(config.reduction),
                          ": construct the exchange with reduction = ", to_string(call.reduction)));
   }
-  check_epilogue(config, rank, call, plan_in);
+  check_epilogue(config, rank, call);
   if (config.layout == Layout::rank_major) {
     if (returns_every_row || call.row_weights != nullptr || call.topk_weights != nullptr ||
         call.row_values != nullptr || call.route_values != nullptr) {

@@ -25,6 +25,24 @@ if "--json" in sys.argv:
     with open(sys.argv[sys.argv.index("--json") + 1], "w") as file:
         json.dump({"schema": "ferry.bench.cuda", "schema_version": 3, "limits": [], "rows": []}, file)
 """
+# Runs the program of rank 0, as mpirun -n 1 env NAME=VALUE PROGRAM ... : -n 1 ... does.
+MPIRUN = """#!/bin/sh
+while [ "$1" != -n ]; do shift; done
+shift 2
+exec "$@"
+"""
+ENGINE_PROGRAM = """#!/usr/bin/env python3
+import json, os, sys
+arguments = sys.argv[1:]
+with open(os.environ["FERRY_TEST_CALLS"], "a") as calls:
+    calls.write(json.dumps([os.environ.get(name, "") for name in ("FERRY_NCCL_REGISTER", "FERRY_HOST_ID", "NCCL_HOSTID")] + arguments) + "\\n")
+def times(us):
+    return {"p50_us": us, "least_us": us - 1, "most_us": us + 1}
+call = times(240) | {"all_to_all": times(150), "copy": times(50), "bound_us": 200}
+end = arguments.index(":")
+with open(arguments[arguments.index("--json", 0, end) + 1], "w") as file:
+    json.dump({"points": [{"layout": name, "dispatch": call, "combine": call} for name in ("expert_major", "rank_major")]}, file)
+"""
 
 
 class GpuPartsTest(ProgramTest):
@@ -70,6 +88,27 @@ class GpuPartsTest(ProgramTest):
     def test_recorded_routing_is_measured_if_present(self):
         self.assertNotIn("deepseek_v2_lite/intent", self.run_parts("bench-skew", FERRY_TRACES="")[0])
         self.assertIn("deepseek_v2_lite/intent", self.run_parts("bench-skew", FERRY_TRACES=self.folder)[1])
+
+    def test_calls_over_nccl_are_measured_beside_their_bounds(self):
+        self.put("bin/mpirun", MPIRUN)
+        self.put("build/gpu/tools/ferry/ferry", ENGINE_PROGRAM)
+        calls = self.run_parts("bench-nccl")
+        self.assertEqual([tuple(call[:3]) for call in calls],
+                         [("", "", ""), ("1", "", ""), ("", "first", "")] * 2 + [("", "first", "first")])
+        for call in calls:
+            arguments = call[3:call.index(":")]
+            self.assertEqual(arguments[:3], ["bench", "--backend", "collective"])
+            if os.path.exists("/dev/nvidia0"):
+                continue
+            done = ferry(*arguments[:arguments.index("--json")])
+            self.assertEqual(done.returncode, 3, f"{arguments}: {done.stderr}")  # missing driver or backend, not a bad argument
+        measured = json.loads((self.root / "build/gpu/results/bench-nccl.json").read_text())["measured"]
+        self.assertEqual({line["setting"]: line["ratio"] for line in measured["summary"]},
+                         {name: 1.2 for name in ["one host", "one host, registered", "two hops, 1 + 1", "two hops, 1 + 1, network"]})
+        self.assertEqual([(line["layout"], line["call"]) for line in measured["summary"][:4]],
+                         [(layout, call) for layout in ("expert_major", "rank_major") for call in ("dispatch", "combine")])
+        log = (self.root / "build/gpu/results/bench-nccl.log").read_text()
+        self.assertEqual(log.count("target 1.25: met"), 4)
 
 
 if __name__ == "__main__":

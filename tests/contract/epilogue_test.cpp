@@ -57,7 +57,6 @@ void check_epilogue(SyncExchange& exchange, const TestCase& c, int index, float 
 }
 
 TEST_P(Contract, EpilogueScalesAndAddsTheResidual) {
-  if (GetParam().on_device()) GTEST_SKIP() << "epilogues are for host memory";
   for (const int ranks : kGroupSizes) {
     for (const int variant : {0, 1, 2, 3, 4}) {
       TestCase c = epilogue_case(small_case(static_cast<std::uint64_t>(10 * ranks + variant)), ranks);
@@ -80,7 +79,6 @@ TEST_P(Contract, EpilogueScalesAndAddsTheResidual) {
 TEST_P(Contract, EpiloguesAreRefusedByNameWhereTheyAreNotAvailable) {
   TestCase c = epilogue_case(small_case(3), 2);
   c.config.reduction = Reduction::unreduced;
-  const bool on_device = GetParam().on_device();
   run(2, describe(c), [&](Rank rank) {
     SyncExchange exchange(rank, c.config);
     const StepInputs step = make_inputs(c);
@@ -100,10 +98,6 @@ TEST_P(Contract, EpiloguesAreRefusedByNameWhereTheyAreNotAvailable) {
       }
       require(text.find(words) != std::string::npos, "'", text, "' does not name '", words, "'");
     };
-    if (on_device) {
-      if (second) refused("not supported on device memory", Reduction::partial, {.scale = 2});
-      return;
-    }
     refused("unreduced has no epilogue, rank 1 gives one: pass none", Reduction::unreduced, {.scale = 2});
     refused("residual", Reduction::partial, {.residual = residual.data() + 4});
     refused("residual: stride = 8 bytes on rank 1", Reduction::partial,

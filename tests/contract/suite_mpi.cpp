@@ -48,7 +48,10 @@ void be_quiet() {
 
 int main(int argc, char** argv) {
   testing::InitGoogleTest(&argc, argv);
+  if (GTEST_FLAG_GET(list_tests)) return RUN_ALL_TESTS();
   ferry::contract::share_seed();
   if (ferry::open_mpi().rank > 0) ferry::contract::be_quiet();
-  return RUN_ALL_TESTS();
+  const int failed = RUN_ALL_TESTS();
+  ferry::contract::disconnect_mpi_process();
+  return failed;
 }

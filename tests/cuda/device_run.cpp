@@ -75,6 +75,14 @@ int DeviceRun::add_inputs(const StepInputs& step, const oracle::ExpertOutputs& e
   return static_cast<int>(sets_.size()) - 1;
 }
 
+void DeviceRun::set_epilogue(float scale, bool adds_residual) {
+  Random random(case_.seed + static_cast<std::uint64_t>(rank_));
+  residual_values_ =
+      random_rows(random, case_.result, std::int64_t{case_.config.max_tokens} * case_.config.hidden, false);
+  residual_.emplace(residual_values_);
+  combine_options_.epilogue = {.residual = adds_residual ? residual_->data() : nullptr, .scale = scale};
+}
+
 void DeviceRun::load(int set, cudaStream_t stream) const {
   const InputSet& from = *sets_[static_cast<std::size_t>(set)];
   ArrayPairs pairs;
@@ -254,8 +262,13 @@ std::vector<std::byte> DeviceRun::shared_outputs_image(const InputSet& set) cons
 
 std::vector<std::byte> DeviceRun::result_image(const InputSet& set) const {
   std::vector<std::byte> image(static_cast<std::size_t>(result_.bytes()), kPoison);
-  const std::vector<std::byte> sums = oracle::combined(case_.config, set.step.positions, set.expert_outputs,
-                                                       exchange_.rank().topology(), rank_);
+  std::vector<std::byte> sums = oracle::combined(case_.config, set.step.positions, set.expert_outputs,
+                                                 exchange_.rank().topology(), rank_);
+  const Epilogue& epilogue = combine_options_.epilogue;
+  if (!epilogue.empty()) {
+    sums = oracle::with_epilogue(case_.result, std::move(sums), epilogue.scale,
+                                 epilogue.residual != nullptr ? residual_values_.data() : nullptr);
+  }
   std::copy(sums.begin(), sums.end(), image.begin());
   return image;
 }

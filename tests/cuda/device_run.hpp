@@ -4,6 +4,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "cuda/device_compare.hpp"
@@ -24,6 +25,9 @@ class DeviceRun {
 
   // Copies the inputs of a step and the experts' outputs to the device. Returns the number of this input set.
   int add_inputs(const StepInputs& step, const oracle::ExpertOutputs& expert_outputs);
+
+  // Gives later combines an epilogue, whose residual is drawn at random.
+  void set_epilogue(float scale, bool adds_residual);
 
   // Enqueues copies that make an input set the inputs of later calls.
   void load(int set, cudaStream_t stream) const;
@@ -96,6 +100,8 @@ class DeviceRun {
   std::vector<DeviceBytes> rows_;  // of each part
   DeviceBytes weight_, plan_;
   DeviceBytes outputs_memory_, result_, shared_outputs_;
+  std::vector<std::byte> residual_values_;  // [max_tokens, H] of the result's type
+  std::optional<DeviceBytes> residual_;
   Tokens tokens_;
   Outputs outputs_;
   DispatchOptions dispatch_options_;

@@ -1,33 +1,9 @@
 // Shared experts, replicated and gathered input in CUDA graphs: replays read N and the ids anew.
 #include "cuda/device_test.hpp"
+#include "cuda/replays.hpp"
 
 namespace ferry::contract {
 namespace {
-
-// Compares every replay on the device.
-void replay_often(const TestCase& c) {
-  constexpr int kSets = 6;
-  const int replays = number_from_environment("FERRY_REPLAYS", 10000);
-  run_ranks({BackendKind::cuda, RankKind::threads}, c.ranks, describe(c), [&](Rank rank) {
-    ferry::Exchange exchange(rank, c.config);
-    DeviceRun device_run(exchange, c);
-    add_steps(device_run, c, kSets);
-    device_run.prepare_comparisons();
-    const TestStream stream;
-    const Graph graph = capture_both(rank, device_run, stream.get());
-    rank.barrier();
-    for (int number = 0; number < replays; ++number) {
-      device_run.load(number % kSets, stream.get());
-      device_run.poison_outputs(stream.get());
-      graph.launch(stream.get());
-      device_run.compare_on_device(number % kSets, number, stream.get());
-      // A launch on a full stream blocks inside the driver, where ranks that share a device could deadlock.
-      if (number % 100 == 99) stream.synchronize();
-    }
-    device_run.require_no_difference(stream.get());
-    exchange.check(c.lane);
-  });
-}
 
 class CudaSharedReplays : public DeviceTest {
  protected:

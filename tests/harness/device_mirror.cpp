@@ -79,6 +79,7 @@ CombineOptions DeviceMirror::translate(CombineOptions options) {
   options.row_values = translate(options.row_values);
   options.route_values = translate(options.route_values);
   options.shared_outputs = translate(options.shared_outputs);
+  options.epilogue.residual = device_pointer(options.epilogue.residual);
   return options;
 }
 

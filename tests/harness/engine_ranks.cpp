@@ -1,6 +1,7 @@
 #include "harness/engine_ranks.hpp"
 
 #include <exception>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <thread>
@@ -15,6 +16,7 @@ namespace ferry::contract {
 namespace {
 
 bool mpi_process_ran = false;
+std::unique_ptr<Rank> mpi_member;
 
 // `host_of`: names the host of a rank.
 void run_on_hosts(int ranks, const std::function<std::string(int rank)>& host_of,
@@ -67,6 +69,17 @@ void run_mpi_process(int ranks, const std::function<void(Rank)>& body) {
   if (group.size() != ranks) return;
   mpi_process_ran = true;
   group.run(body);
+}
+
+void run_mpi_member(int ranks, const std::function<void(Rank)>& body) {
+  if (!mpi_member) mpi_member = std::make_unique<Rank>(Group::mpi().join());
+  if (mpi_member->size() != ranks) return;
+  mpi_process_ran = true;
+  body(*mpi_member);
+}
+
+void leave_mpi_group() {
+  mpi_member = nullptr;
 }
 
 bool take_mpi_process_ran() {

@@ -26,6 +26,11 @@ void run_engine_hosts(int ranks, const std::function<void(Rank)>& body);
 // started `ranks` processes. Every process must call it, in the same order.
 void run_mpi_process(int ranks, const std::function<void(Rank)>& body);
 
+// The same in a group that this process joins at the first call and stays in, so that engines may stay
+// connected between bodies. The caller destroys its exchanges before leave_mpi_group().
+void run_mpi_member(int ranks, const std::function<void(Rank)>& body);
+void leave_mpi_group();
+
 // Whether run_mpi_process() has run a body since the last call.
 bool take_mpi_process_ran();
 

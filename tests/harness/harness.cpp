@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <functional>
 #include <map>
+#include <memory>
 #include <optional>
 #include <utility>
 
@@ -114,11 +115,26 @@ void run_group(const Setup& setup, int ranks, const std::vector<int>& nodes,
     case RankKind::engine_hosts:
       return run_engine_hosts(ranks, body);
     case RankKind::mpi:
-      return run_mpi_process(ranks, body);
+      return setup.engine == EngineKind::nccl ? run_mpi_member(ranks, body) : run_mpi_process(ranks, body);
   }
 }
 
+// Keeps this process connected by NCCL, which takes a good part of a second, from one body to the next.
+std::unique_ptr<SyncExchange> connected;
+
+void stay_connected(const Setup& setup, const Rank& rank) {
+  if (setup.engine != EngineKind::nccl || connected) return;
+  TestCase c;
+  setup.choose_backend(c.config);
+  connected = std::make_unique<SyncExchange>(rank, c.config);
+}
+
 }  // namespace
+
+void disconnect_mpi_process() {
+  connected = nullptr;
+  leave_mpi_group();
+}
 
 void run_ranks(const Setup& setup, int ranks, const std::string& what, const std::function<void(Rank)>& body,
                const std::vector<int>& nodes) {
@@ -128,6 +144,7 @@ void run_ranks(const Setup& setup, int ranks, const std::string& what, const std
     try {
       std::optional<device::RankScope> scope;
       if (setup.on_device()) scope.emplace(rank.topology().local_rank_of(rank.index()));
+      stay_connected(setup, rank);
       body(rank);
     } catch (const Mismatch& mismatch) {
       throw Mismatch(str("rank ", rank.index(), ": ", mismatch.what()));

@@ -97,6 +97,9 @@ bool run_case(const Setup& setup, TestCase c);
 // The same with inputs other than the case's own.
 bool run_case(const Setup& setup, const TestCase& c, const StepInputs& step);
 
+// For a process of mpirun, after its last test.
+void disconnect_mpi_process();
+
 // For each case, on one exchange: two steps, a dispatch and combine by the plan of the first, and
 // route_values; also checks the traffic and load counts. All cases must have the same ranks and nodes; one
 // group runs them all, on one node if the setup cannot simulate nodes. Returns false if it made the test

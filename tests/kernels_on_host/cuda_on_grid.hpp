@@ -38,6 +38,9 @@ struct alignas(8) uint2 {
 struct alignas(16) uint4 {
   std::uint32_t x, y, z, w;
 };
+struct alignas(16) ulonglong2 {
+  unsigned long long x, y;
+};
 inline uint2 make_uint2(std::uint32_t x, std::uint32_t y) {
   return {x, y};
 }

@@ -8,7 +8,7 @@ import ferry
 from ferry._core import _CallStreams, _LowLatencyCalls, _NormalCalls
 from ferry.deep_ep._config import Config, combine_config, dispatch_config, low_latency_size_hint
 from ferry.deep_ep._events import EventHandle, EventOverlap
-from ferry.deep_ep._exchanges import Exchanges, group_of
+from ferry.deep_ep._exchanges import Exchanges, device_engine_of, group_of
 
 
 class Buffer:
@@ -39,7 +39,8 @@ class Buffer:
             raise ferry.UnsupportedError("Buffer: enable_shrink is not supported, because a lost rank ends its group")
         if not allow_nvlink_for_low_latency_mode:
             raise ferry.UnsupportedError("Buffer: low-latency mode without NVLink is not supported, because Ferry does not use RDMA")
-        self.exchanges = Exchanges(group_of(group, comm), int(num_rdma_bytes))
+        made = group_of(group, comm)
+        self.exchanges = Exchanges(made, int(num_rdma_bytes), device_engine_of(None if comm is not None else group))
         self.rank = self.exchanges.rank.index
         self.group_size = self.exchanges.rank.size
         self.group = group

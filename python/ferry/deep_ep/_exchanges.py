@@ -42,6 +42,15 @@ def group_of(group, comm) -> ferry.Group | ferry.Rank:
     return made
 
 
+def device_engine_of(group) -> str:
+    """Config.engine for tensors on GPUs, between nodes: NCCL for a process group that uses it, else what the group brought."""
+    if group is None or isinstance(group, (ferry.Group, ferry.Rank)):
+        return "automatic"
+    import torch.distributed as dist
+
+    return "nccl" if "nccl" in dist.get_backend(group) else "automatic"
+
+
 def _transport_of(comm):
     """Moves rows between nodes over a duplicate of a communicator of mpi4py; None for others. Collective."""
     if not hasattr(comm, "Alltoallv"):
@@ -57,9 +66,10 @@ def _transport_of(comm):
 
 
 class Exchanges:
-    def __init__(self, group, num_rdma_bytes=0):
-        """Collective. `num_rdma_bytes`: of the Buffer, needed between nodes."""
+    def __init__(self, group, num_rdma_bytes=0, device_engine="automatic"):
+        """Collective. `num_rdma_bytes`: of the Buffer, needed between nodes. `device_engine`: as device_engine_of() returns."""
         self.group = group
+        self.device_engine = device_engine
         self.rank = group if isinstance(group, ferry.Rank) else group.join()
         self.topology = self.rank.topology
         self.nodes = self.topology.nodes
@@ -226,7 +236,9 @@ class Exchanges:
     def _transport(self, on_device):
         """The settings of an exchange that moves rows between this group's ranks."""
         if not self.rank.shares_memory:
-            return {"backend": "collective", "memory": "device" if on_device else "host"}
+            if on_device:
+                return {"backend": "collective", "memory": "device", "engine": self.device_engine}
+            return {"backend": "collective", "memory": "host"}
         if self.nodes == 1:
             return {"backend": "cuda" if on_device else "cpu"}
         # Simulated nodes. They take the way that messages take between hosts where the backend has it.

@@ -209,6 +209,21 @@ def test_a_function_that_fails_ends_the_run_on_all_ranks(rng):
     ferry.Group.threads(3).run(body)
 
 
+def test_an_observer_sees_every_step_begin(rng):
+    step = step_of(rng, 1)
+
+    def body(rank):
+        layer = ferry.Evaluator(ferry.Program(LAYER), exchange_of(rank, step), {"experts": lambda rows: seen.append("experts") or experts(rows)})
+        seen, given = [], (step.tokens[0], step.ids[0], weights_of(step, 0))
+        layer.set_observer(seen.append)
+        layer.run(*given)
+        layer.set_observer(None)
+        layer.run(*given)
+        assert seen == [0, 1, "experts", 2, 3, "experts"]
+
+    ferry.Group.threads(1).run(body)
+
+
 def test_what_is_missing_is_refused(rng):
     step = step_of(rng, 1)
 

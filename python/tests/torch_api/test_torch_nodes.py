@@ -1,4 +1,4 @@
-"""ferry.deep_ep between simulated nodes of a process group, over Gloo, with tensors in host memory."""
+"""ferry.deep_ep between simulated nodes of a process group: over Gloo with tensors in host memory, over NCCL on GPUs."""
 
 import os
 
@@ -12,33 +12,31 @@ import ferry.deep_ep as deep_ep
 from deep_ep_steps import HIDDEN, step_of
 from internode_steps import check_all_calls, check_low_latency
 from oracle import bf16
-from torch_processes import run, tensor
-
-RANKS = 4
+from torch_processes import GPUS, run, tensor
 
 
 def to_numpy(array):
+    array = array.detach().cpu()
     if array.dtype == torch.bfloat16:
-        return array.detach().contiguous().view(torch.int16).numpy().view(bf16)
-    return array.detach().numpy()
-
-
-def cpu_tensor(array):
-    return tensor(array, torch.device("cpu"))
+        return array.contiguous().view(torch.int16).numpy().view(bf16)
+    return array.numpy()
 
 
 def check_nodes(rank, device, rng):
-    os.environ["FERRY_HOST_ID"] = f"host {2 * rank // RANKS}"
-    step = step_of(rng, RANKS, most=60)
-    room = deep_ep.Config(24, 8, 256, 16, 128).get_rdma_buffer_size_hint(2 * HIDDEN, RANKS)
+    """Every call between two nodes, with tensors of `device`."""
     group = torch.distributed.group.WORLD
-    with pytest.raises(ferry.UsageError, match="rank 3 has num_rdma_bytes = 0"):
-        deep_ep.Buffer(group, int(2e9), 0 if rank == 3 else room)
+    ranks = group.size()
+    os.environ["FERRY_HOST_ID"] = f"host {2 * rank // ranks}"
+    step = step_of(rng, ranks, most=60)
+    room = deep_ep.Config(24, 8, 256, 16, 128).get_rdma_buffer_size_hint(2 * HIDDEN, ranks)
+    with pytest.raises(ferry.UsageError, match=f"rank {ranks - 1} has num_rdma_bytes = 0"):
+        deep_ep.Buffer(group, int(2e9), 0 if rank == ranks - 1 else room)
     buffer = deep_ep.Buffer(group, int(2e9), room, low_latency_mode=True, explicitly_destroy=True)
-    handle = check_all_calls(buffer, step, rank, cpu_tensor, to_numpy)
-    check_low_latency(buffer, step, rank, cpu_tensor, to_numpy)
+    on_device = lambda array: tensor(array, device)
+    handle = check_all_calls(buffer, step, rank, on_device, to_numpy)
+    check_low_latency(buffer, step, rank, on_device, to_numpy)
     # Every element is a tensor with the numbers of NumPy arrays.
-    of_threads = ferry.Group.threads(RANKS, 2).run(lambda member: check_all_calls(
+    of_threads = ferry.Group.threads(ranks, 2).run(lambda member: check_all_calls(
         deep_ep.Buffer(member, int(2e9), room), step, member.index))[rank]
     for element, expected in zip(handle, of_threads):
         assert element.dtype == expected.dtype and element.tolist() == expected.tolist()
@@ -46,5 +44,14 @@ def check_nodes(rank, device, rng):
     return len(handle)
 
 
+def check_nodes_on_host(rank, device, rng):
+    return check_nodes(rank, torch.device("cpu"), rng)
+
+
 def test_all_calls_between_nodes(rng):
-    assert run(check_nodes, rng, RANKS, "gloo") == [10] * RANKS
+    assert run(check_nodes_on_host, rng, 4, "gloo") == [10] * 4
+
+
+@pytest.mark.skipif(GPUS < 2, reason="needs two GPUs")
+def test_all_calls_between_nodes_on_gpus(rng):
+    assert run(check_nodes, rng, 2, "nccl") == [10] * 2

@@ -138,16 +138,23 @@ void WindowCommunicator::all_to_all_v(const AllToAllV& transfer, const std::shar
   }
 }
 
+bool WindowCommunicator::can_move_any() const {
+  for (int peer = 0; peer < layout_.ranks; ++peer) {
+    if (can_move(peer)) return true;
+  }
+  return false;
+}
+
 void WindowCommunicator::sleep(const std::function<void()>& check) {
-  const auto can_move_any = [&] {
-    for (int peer = 0; peer < layout_.ranks; ++peer) {
-      if (can_move(peer)) return true;
-    }
-    return false;
-  };
-  rank_.state().control().wake_event(me_).sleep_unless(can_move_any, kSleepSeconds);
+  rank_.state().control().wake_event(me_).sleep_unless([&] { return can_move_any(); }, kSleepSeconds);
   fail_if_peers_left();
-  check();
+  try {
+    check();
+  } catch (...) {
+    // Looks at the windows after the failure: peers that have finished this transfer may fail the group in a
+    // later one, and have sent all that this rank needs.
+    if (!can_move_any()) throw;
+  }
 }
 
 // A rank that leaves while bytes are missing from it, or are on their way to it, is lost.

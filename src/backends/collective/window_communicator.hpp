@@ -65,6 +65,7 @@ class WindowCommunicator final : public Communicator {
   std::int64_t room_at(int peer) const;
   std::int64_t bytes_from(int peer) const;
   bool can_move(int peer) const;
+  bool can_move_any() const;
   bool send_to(int peer, const AllToAllV& transfer);
   bool receive_from(int peer, const AllToAllV& transfer);
   bool move_any(const AllToAllV& transfer);

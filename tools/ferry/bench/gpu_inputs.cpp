@@ -30,13 +30,20 @@ GpuInputs::GpuInputs(const Rank& rank, const BenchPoint& point, const BenchInput
                  static_cast<std::int64_t>(sizeof(RowToken))),
       wrong_(sizeof(WrongRows)) {}
 
+// The ranks of a process share the tables.
+void GpuInputs::write_tables(TokenTables& tables, int set) {
+  rank_.barrier();
+  for (int rank = 0; rank < point_.ranks; ++rank) {
+    if (rank == rank_.index() || !rank_.same_process()) tables.write(inputs_, set, rank);
+  }
+  rank_.barrier();
+}
+
 void GpuInputs::upload(TokenTables& tables) {
   const int me = rank_.index();
   const std::int64_t routes = std::int64_t{point_.tokens} * point_.config.top_k;
   for (int set_index = 0; set_index < BenchInputs::kSets; ++set_index) {
-    rank_.barrier();
-    tables.write(inputs_, set_index, me);
-    rank_.barrier();
+    write_tables(tables, set_index);
     GpuInputSet& set = (*this)[set_index];
     set.tokens = copy_to_gpu(tables.tokens_of(me), point_.tokens * point_.token_bytes());
     set.ids = copy_to_gpu(inputs_.ids(set_index, me), routes * 4);
@@ -66,9 +73,7 @@ void GpuInputs::make_outputs(TokenTables& tables, std::int64_t rows, const cuda:
   for (int set_index = 0; set_index < BenchInputs::kSets; ++set_index) {
     GpuInputSet& set = (*this)[set_index];
     if (quantised) {
-      rank_.barrier();
-      tables.write(inputs_, set_index, rank_.index());
-      rank_.barrier();
+      write_tables(tables, set_index);
       tokens = copy_to_gpu(tables.tokens());
     }
     set.outputs = GpuBuffer(rows * point_.token_bytes());

@@ -39,6 +39,7 @@ class GpuInputs {
   GpuInputSet& operator[](int set) { return sets_[static_cast<std::size_t>(set)]; }
 
  private:
+  void write_tables(TokenTables& tables, int set);
   void upload_rows(const std::vector<RowToken>& positions);
 
   Rank rank_;

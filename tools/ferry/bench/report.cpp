@@ -8,67 +8,13 @@
 #include <utility>
 
 #include "ferry/version.hpp"
-#include "tools/ferry/bench/inputs.hpp"
+#include "tools/ferry/bench/report_parts.hpp"
 #include "tools/ferry/common/machine.hpp"
 #include "tools/report/units.hpp"
 
 namespace ferry::app {
 
 namespace {
-
-// ---- both
-
-// The trace's name. A synthesised trace's parameters are left out, because the line shows them.
-std::string router_of(const BenchPoint& point) {
-  const std::string& name = point.trace->name;
-  return name.starts_with("synth:") ? name.substr(0, name.find(':', 6)) : name;
-}
-
-// Lines by their heading. Sections follow in the order of their first lines, so that a sweep's lines are
-// together.
-class Sections {
- public:
-  explicit Sections(const char* columns) : columns_(columns) {}
-
-  void add(const std::string& heading, const std::string& lines) {
-    const auto same = [&](const Section& one) { return one.heading == heading; };
-    const auto found = std::find_if(sections_.begin(), sections_.end(), same);
-    (found == sections_.end() ? sections_.emplace_back(heading) : *found).lines += lines;
-  }
-
-  std::string text() const {
-    std::string text;
-    for (const Section& one : sections_) text += "\n" + one.heading + columns_ + one.lines;
-    return text;
-  }
-
- private:
-  struct Section {
-    explicit Section(std::string text) : heading(std::move(text)) {}
-    std::string heading;
-    std::string lines{};
-  };
-  const char* columns_;
-  std::vector<Section> sections_{};
-};
-
-nlohmann::ordered_json point_json(const BenchPoint& point, const BenchRouting& routing) {
-  return {{"ranks", point.ranks},
-          {"tokens", point.tokens},
-          {"hidden", point.config.hidden},
-          {"experts", point.config.experts},
-          {"top_k", point.config.top_k},
-          {"format", to_string(point.config.format)},
-          {"layout", to_string(point.config.layout)},
-          {"router", point.trace->name},
-          {"router_source", point.trace->source},
-          {"routes", routing.routes},
-          {"pairs", routing.pairs},
-          {"remote_pairs", routing.remote_pairs},
-          {"busiest_share", routing.busiest_share},
-          {"sets", BenchInputs::kSets},
-          {"launches", point.launches}};
-}
 
 // ---- CPU
 

@@ -66,6 +66,7 @@ BenchPoint make_point(const BenchOptions& options, const Trace& trace, int ranks
                       const std::string& format, const std::string& layout, Reduction reduction) {
   const BackendKind backend = backend_of(options.backend);
   const bool on_gpus = backend == BackendKind::cuda;
+  const bool over_engine = backend == BackendKind::collective && !options.choice.gpu_option().empty();
   BenchPoint point;
   point.trace = &trace;
   point.ranks = ranks;
@@ -73,19 +74,23 @@ BenchPoint make_point(const BenchOptions& options, const Trace& trace, int ranks
   point.hosts = options.hosts;
   point.tokens = tokens;
   point.repetitions = options.repetitions;
-  point.config = make_config({.backend = backend,
-                              .ranks = ranks,
-                              .tokens = tokens,
-                              .hidden = options.hidden,
-                              .layout = layout_of(layout),
-                              .format = format_of(format),
-                              .reduction = reduction,
-                              .hops = hops_of(options.hops),
-                              .deadline_seconds = on_gpus ? kGpuDeadlineSeconds : kHostDeadlineSeconds},
-                             trace);
+  point.config =
+      make_config({.backend = backend,
+                   .engine = engine_of(options.choice.engine),
+                   .memory = memory_of(options.choice.memory),
+                   .ranks = ranks,
+                   .tokens = tokens,
+                   .hidden = options.hidden,
+                   .layout = layout_of(layout),
+                   .format = format_of(format),
+                   .reduction = reduction,
+                   .hops = hops_of(options.hops),
+                   .deadline_seconds = on_gpus || over_engine ? kGpuDeadlineSeconds : kHostDeadlineSeconds},
+                  trace);
   point.type = point.config.combine_type;
   const std::int64_t received = std::int64_t{tokens} * point.config.top_k * point.token_bytes();
-  point.launches = on_gpus || received <= kShortBytes ? kLaunches : 1;
+  const bool short_calls = received <= kShortBytes && !over_engine;  // those are timed one by one
+  point.launches = on_gpus || short_calls ? kLaunches : 1;
   return point;
 }
 
@@ -218,6 +223,8 @@ std::vector<Trace> open_bench_traces(const BenchOptions& options) {
 
 std::vector<BenchPoint> bench_points(const BenchOptions& options, const std::vector<Trace>& traces) {
   refuse_gpu_options(options);
+  check_engine(options.backend, options.choice);
+  check_gpus(options.backend, options.choice);
   std::vector<BenchPoint> points;
   for (const int ranks : options.ranks) {
     for (const std::string& format : options.formats) {
@@ -228,7 +235,7 @@ std::vector<BenchPoint> bench_points(const BenchOptions& options, const std::vec
             for (const Trace& trace : traces) {
               points.push_back(
                   make_point(options, trace, ranks, tokens, format, layout, reduction_of(reduction)));
-              check_memory(points.back());
+              if (!on_device(points.back().config)) check_memory(points.back());
             }
           }
         }
@@ -243,6 +250,7 @@ std::vector<GpuCase> gpu_cases(const BenchOptions& options, const std::vector<Tr
     throw UsageError("--processes with --backend cuda: ranks of a GPU benchmark are threads");
   if (options.hosts > 1)
     throw UsageError("--hosts with --backend cuda: the ranks of a GPU benchmark are on one host");
+  check_engine(options.backend, options.choice);
   std::vector<GpuCase> cases;
   for (const int ranks : options.ranks) add_cases(options, traces, ranks, cases);
   if (cases.empty()) {

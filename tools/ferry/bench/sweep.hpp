@@ -8,6 +8,7 @@
 
 #include "ferry/trace.hpp"
 #include "tools/ferry/bench/point.hpp"
+#include "tools/ferry/common/engine_choice.hpp"
 
 namespace ferry::app {
 
@@ -17,6 +18,7 @@ struct BenchOptions {
   std::string tokens = "1:2048";
   std::vector<int> ranks{4};
   std::string backend = "cpu";
+  EngineChoice choice;  // of collective
   std::vector<std::string> formats{"bf16"}, layouts{"expert_major"}, reductions{"partial"};
   // Only for GPUs:
   std::vector<std::string> works{"dispatch", "combine"}, weights{"with"}, launches{"graph"}, forms{"fused"};
@@ -41,8 +43,9 @@ std::vector<int> parse_sweep(const std::string& text);
 // Throws UsageError or SystemError for a trace that cannot be opened.
 std::vector<Trace> open_bench_traces(const BenchOptions& options);
 
-// All points for the CPU; those that differ only in their trace are adjacent.
-// @throws UsageError   an option that is only for GPUs, or what constructing an exchange would refuse
+// All points for the CPU and for collective; those that differ only in their trace are adjacent.
+// @throws UsageError        an option of another backend, or what constructing an exchange would refuse
+// @throws UnsupportedError  collective on GPUs where there are none
 // @throws SystemError  a point that does not fit into memory
 std::vector<BenchPoint> bench_points(const BenchOptions& options, const std::vector<Trace>& traces);
 

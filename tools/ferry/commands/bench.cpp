@@ -6,12 +6,14 @@
 #include <string>
 
 #include "ferry/error.hpp"
+#include "tools/ferry/bench/engine_bench.hpp"
 #include "tools/ferry/bench/readme.hpp"
 #include "tools/ferry/bench/report.hpp"
 #include "tools/ferry/bench/runners.hpp"
 #include "tools/ferry/bench/sweep.hpp"
 #include "tools/ferry/commands/commands.hpp"
 #include "tools/ferry/common/arguments.hpp"
+#include "tools/ferry/common/config.hpp"
 #include "tools/ferry/common/output.hpp"
 
 namespace ferry::app {
@@ -45,6 +47,13 @@ host      time of the calling thread in an eager call with an idle stream, media
 nccl      baseline: sort rows by rank, exchange counts, all-to-all-v with one row per route; nccl_rows: the
           all-to-all-v alone
 
+Columns with --backend collective on GPUs:
+time      of a call that begins after a barrier, on the slowest rank, median of the repetitions; least and most
+wire      bytes that a rank sends to others per call
+all-to-all  an all-to-all-v of NCCL with the same messages; with two hops, with those between hosts
+copy      of as many bytes as the busiest rank packs and unpacks, messages and rows, within its GPU
+bound     all-to-all plus copy, measured in turn with the calls; ratio: the time divided by it
+
 With --readme:
 README    the figure of README.md, of the machine and date above it; measured: the same ratio on this machine.
           GPU figures need a GPU for each rank.
@@ -55,6 +64,7 @@ Examples:
   ferry bench --tokens 1:8192 --trace synth:uniform --trace synth:prefill
   ferry bench --tokens 128,2048 --ranks 2,4,8 --format bf16,fp8 --processes --json bench.json
   mpirun -n 4 ferry bench --backend collective --ranks 4 --tokens 2048
+  mpirun -n 2 ferry bench --backend collective --engine nccl --ranks 2 --tokens 4096
   ferry bench --backend cuda --tokens 1:8192 --format bf16,fp8 --sms 0,32
   ferry bench --backend cuda --tokens 128 --format fp8 --work pair,plan,metadata,nccl --launch graph,eager)";
 
@@ -85,6 +95,7 @@ void add_shape_options(CLI::App& command, BenchOptions& options) {
              "cpu (default); collective: the ranks that mpirun has\nstarted on this machine; cuda: ranks are "
              "threads,\nassigned to the GPUs round robin",
              {"cpu", "collective", "cuda"});
+  add_engine_options(command, options.choice);
   add_choice(command, "--hops", options.hops,
              "cpu, collective: one, or two: between nodes by relays;\ndefault of collective: two where nodes "
              "have several ranks",
@@ -122,23 +133,36 @@ void add_gpu_options(CLI::App& command, BenchOptions& options) {
            "PATH");
 }
 
+// Runs every point. Ranks of mpirun other than 0 print nothing.
+template <class Row>
+std::vector<Row> run_points(const std::vector<BenchPoint>& points, Row run(const BenchPoint&)) {
+  std::vector<Row> rows;
+  const Progress progress("measuring, point", static_cast<std::int64_t>(points.size()));
+  progress.show();
+  for (const BenchPoint& point : points) {
+    rows.push_back(run(point));
+    if (rows.back().rank != 0) progress.mute();
+    progress.advance();
+  }
+  return rows;
+}
+
+template <class Row>
+void print_points(const std::vector<Row>& rows, const Output& json,
+                  std::string table(const std::vector<Row>&),
+                  nlohmann::ordered_json report(const std::vector<Row>&)) {
+  if (rows.front().rank != 0) return;
+  if (!json.to_stdout()) fmt::print("{}", table(rows));
+  if (json.wanted()) json.write(report(rows).dump(2) + "\n");
+  if (!json.to_stdout()) fmt::print("{}", written_files({&json}));
+}
+
 void run_on_host(const BenchOptions& options, const Output& json) {
   const std::vector<Trace> traces = open_bench_traces(options);
   const std::vector<BenchPoint> points = bench_points(options, traces);
-  std::vector<HostBenchRow> rows;
-  {
-    const Progress progress("measuring, point", static_cast<std::int64_t>(points.size()));
-    progress.show();
-    for (const BenchPoint& point : points) {
-      rows.push_back(run_host_point(point));
-      if (rows.back().rank != 0) progress.mute();
-      progress.advance();
-    }
-  }
-  if (rows.front().rank != 0) return;
-  if (!json.to_stdout()) fmt::print("{}", host_bench_table(rows));
-  if (json.wanted()) json.write(host_bench_json(rows).dump(2) + "\n");
-  if (!json.to_stdout()) fmt::print("{}", written_files({&json}));
+  if (on_device(points.front().config))
+    return print_points(run_points(points, run_engine_point), json, engine_bench_table, engine_bench_json);
+  print_points(run_points(points, run_host_point), json, host_bench_table, host_bench_json);
 }
 
 void run_on_gpus(const BenchOptions& options, const Output& json) {

@@ -56,12 +56,7 @@ void add_group_options(CLI::App& command, RunOptions& options) {
       command, "--backend", options.backend,
       "cpu (default), cuda, reference (the oracle; slow), or\ncollective: the ranks that mpirun has started",
       {"cpu", "reference", "cuda", "collective"});
-  add_choice(command, "--engine", options.engine,
-             "collective: mpi, or nccl between GPUs;\ndefault: automatic, which is mpi",
-             {"automatic", "mpi", "nccl"});
-  add_choice(command, "--memory", options.memory,
-             "collective: host (default), or device: the rank's GPU,\nalso with mpi",
-             {"automatic", "host", "device"});
+  add_engine_options(command, options.choice);
   add_number(command, "--ranks", options.ranks,
              "number of ranks, all on this machine; default 8;\ncollective: as many as mpirun has started", 1,
              1024);

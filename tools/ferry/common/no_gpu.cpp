@@ -1,6 +1,7 @@
 // Replaces the GPU parts of the program in builds without CUDA: every function throws UnsupportedError.
 #include "exchange/backend.hpp"
 #include "ferry/error.hpp"
+#include "tools/ferry/bench/engine_bench.hpp"
 #include "tools/ferry/bench/runners.hpp"
 #include "tools/ferry/limits/gpu_probes.hpp"
 #include "tools/ferry/run/device_context.hpp"
@@ -34,6 +35,9 @@ double measure_launch(int) {
   refuse();
 }
 std::vector<GpuBenchRow> run_gpu_case(const GpuCase&, const std::string&) {
+  refuse();
+}
+EngineBenchRow run_engine_point(const BenchPoint&) {
   refuse();
 }
 std::unique_ptr<DeviceContext> make_gpu_context(const Rank&, const RunSpec&) {

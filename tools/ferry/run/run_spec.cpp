@@ -11,7 +11,6 @@
 #include "tools/ferry/common/output.hpp"
 #include "tools/ferry/common/random.hpp"
 #include "tools/ferry/common/traces.hpp"
-#include "tools/ferry/limits/gpu_probes.hpp"
 #include "tools/report/units.hpp"
 #include "trace/synth.hpp"
 
@@ -62,27 +61,15 @@ void check_input(const RunOptions& options) {
   }
 }
 
-void check_engine(const RunOptions& options) {
-  if (options.backend == "collective") {
-    if (options.engine == "nccl" && options.memory == "host")
-      throw UsageError("--engine nccl with --memory host: NCCL connects GPUs; use device, or --engine mpi");
-    if (!options.gpu_option().empty() && options.hops == "two") {
-      throw UsageError(
-          "--hops two on GPUs: ferry run does not know the bytes that travel then; use one, or --memory "
-          "host");
-    }
-    return;
-  }
-  if (options.engine != "automatic" || options.memory != "automatic") {
-    throw UsageError(fmt::format(
-        "{} with --backend {}: only collective has a choice",
-        options.engine != "automatic" ? "--engine " + options.engine : "--memory " + options.memory,
-        options.backend));
-  }
+void check_hops(const RunOptions& options) {
+  if (options.backend != "collective" || options.gpu_option().empty() || options.hops != "two") return;
+  throw UsageError(
+      "--hops two on GPUs: ferry run does not know the bytes that travel then; use one, or --memory host");
 }
 
 void check_options(const RunOptions& options, const Trace& trace) {
-  check_engine(options);
+  check_engine(options.backend, options.choice);
+  check_hops(options);
   check_shared_experts(options);
   check_input(options);
   if (options.layer >= trace.layers) {
@@ -147,28 +134,16 @@ Trace draw(const SynthSpec& spec) {
   return synthesise(spec);
 }
 
-// Throws before any rank starts if this build, or this machine, cannot use GPUs.
-void check_gpus(const RunOptions& options) {
-  const std::string option = options.gpu_option();
-  if (options.backend != "collective" || option.empty()) return;
-  try {
-    if (gpu_names().empty()) throw UnsupportedError("this machine has no GPU");
-  } catch (const Error& error) {
-    throw UnsupportedError(
-        fmt::format("{}: {}; use --engine mpi with --memory host, which need none", option, error.what()));
-  }
-}
-
 Config checked_config(const RunOptions& options, const Trace& trace) {
   check_options(options, trace);
-  check_gpus(options);
+  check_gpus(options.backend, options.choice);
   const Layout layout = layout_of(options.layout);
   const Reduction reduction = reduction_of(options.reduction);
   check_reduction(layout, reduction);
   const Config config =
       make_config({.backend = backend_of(options.backend),
-                   .engine = engine_of(options.engine),
-                   .memory = memory_of(options.memory),
+                   .engine = engine_of(options.choice.engine),
+                   .memory = memory_of(options.choice.memory),
                    .ranks = options.ranks,
                    .tokens = options.tokens,
                    .hidden = options.hidden,

@@ -10,6 +10,7 @@
 
 #include "ferry/config.hpp"
 #include "ferry/trace.hpp"
+#include "tools/ferry/common/engine_choice.hpp"
 #include "tools/ferry/run/swiglu.hpp"
 
 namespace ferry::app {
@@ -17,9 +18,9 @@ namespace ferry::app {
 // The options of `ferry run`, with their defaults.
 struct RunOptions {
   std::string backend = "cpu";
-  std::string engine = "automatic", memory = "automatic";  // of collective
-  int ranks = 0;                                           // 0: 8; collective: as many as mpirun has started
-  int hosts = 1;                                           // simulated
+  EngineChoice choice;  // of collective
+  int ranks = 0;        // 0: 8; collective: as many as mpirun has started
+  int hosts = 1;        // simulated
   bool processes = false;
   int deadline = 30;  // seconds
 
@@ -45,11 +46,7 @@ struct RunOptions {
   std::string program;  // a file; empty: the layer of dispatch, experts and combine
   int overlap = 1;      // micro-batches of the program
   // The option that asks for GPUs; empty: none does.
-  std::string gpu_option() const {
-    if (backend == "cuda") return "--backend cuda";
-    if (engine == "nccl") return "--engine nccl";
-    return memory == "device" ? "--memory device" : "";
-  }
+  std::string gpu_option() const { return backend == "cuda" ? "--backend cuda" : choice.gpu_option(); }
   bool runs_program() const { return !program.empty() || overlap > 1; }
 
   std::string json, html, timeline;

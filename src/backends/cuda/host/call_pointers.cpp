@@ -48,6 +48,7 @@ CallPointers pointers_of(const CombineCall& call) {
   pointers.add("row_values", call.row_values, kWords);
   pointers.add("route_values", call.route_values, kWords);
   pointers.add("shared_outputs", call.shared_outputs, kRows);
+  pointers.add("residual", call.epilogue.residual, kRows);
   return pointers;
 }
 

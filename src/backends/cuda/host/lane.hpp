@@ -5,6 +5,7 @@
 #include <span>
 
 #include "backends/cuda/combine/combine.hpp"
+#include "backends/cuda/combine/epilogue.hpp"
 #include "backends/cuda/combine/node_sums.hpp"
 #include "backends/cuda/combine/packed_rows.hpp"
 #include "backends/cuda/combine/relay_sums.hpp"
@@ -125,6 +126,9 @@ class Lane {
   SharedCopy plan_shared_copy(const CombineCall& call, Phase phase, CombineArguments* arguments) const;
   void copy_shared_rows(const CombineArguments& combine, const SharedCopy& copy, const LaunchShape& shape,
                         Stream stream) const;
+  // The epilogue of a combine, whose result is what `combine` says; none: nothing to do.
+  std::optional<EpilogueArguments> plan_epilogue(const CombineCall& call,
+                                                 const CombineArguments& combine) const;
   bool over_engine() const { return exchange_.engine.has_value(); }
   void require_own_stream(Operation operation, Stream stream) {
     streams_.require_own(operation, stream, calls_ + 1);
@@ -150,6 +154,7 @@ class Lane {
   // Kept from a send phase for its receive phase.
   DispatchArguments dispatch_{};
   CombineArguments combine_{};
+  std::optional<EpilogueArguments> epilogue_;
   LaunchShape phase_shape_;
   DispatchResult result_;
   std::uint64_t calls_ = 0;    // enqueued so far

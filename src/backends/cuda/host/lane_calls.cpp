@@ -283,7 +283,10 @@ void Lane::combine(const CombineCall& call, Phase phase, Stream stream) {
   launch_combine(arguments, shape, handle_of(stream));
   if (shared.to != nullptr && phase == Phase::send) copy_shared_rows(arguments, shared, shape, stream);
   if (!over_engine()) ++calls_;
+  const std::optional<EpilogueArguments> epilogue = plan_epilogue(call, arguments);
+  if (epilogue && phase == Phase::fused) launch_epilogue(*epilogue, shape.blocks, handle_of(stream));
   if (phase == Phase::send) {
+    epilogue_ = epilogue;
     combine_ = arguments;
     combine_.phase = Phase::receive;
     phase_shape_ = shape;
@@ -292,7 +295,23 @@ void Lane::combine(const CombineCall& call, Phase phase, Stream stream) {
 
 void Lane::combine_receive(Stream stream) {
   launch_combine(combine_, phase_shape_, handle_of(stream));
+  if (epilogue_) launch_epilogue(*epilogue_, phase_shape_.blocks, handle_of(stream));
   if (over_engine()) ++calls_;
+}
+
+std::optional<EpilogueArguments> Lane::plan_epilogue(const CombineCall& call,
+                                                     const CombineArguments& combine) const {
+  if (call.epilogue.empty() || combine.result == nullptr) return std::nullopt;
+  return EpilogueArguments{.lane = view_,
+                           .plan = combine.plan,
+                           .result = combine.result,
+                           .result_stride = combine.result_stride,
+                           .type = combine.result_type,
+                           .residual = static_cast<const std::byte*>(call.epilogue.residual),
+                           .residual_stride = call.epilogue.stride != 0
+                                                  ? call.epilogue.stride
+                                                  : view_.hidden * bytes_of(combine.result_type),
+                           .scale = call.epilogue.scale};
 }
 
 // Places the rows that this rank will send, and says so in the arguments.

@@ -1,0 +1,19 @@
+// Finds and opens the NVSHMEM module and the library that it needs.
+#pragma once
+
+#include "backends/nvshmem/module/module.hpp"
+
+namespace ferry::nvshmem {
+
+// Opened once in a process, and never closed. Any thread.
+//
+// The module is looked for as FERRY_NVSHMEM_MODULE says, beside Ferry's library, beside the program, and by
+// the loader. The library: the one that the process has loaded already, FERRY_NVSHMEM_LIBRARY, what the
+// loader finds, and those of Python installations.
+// @throws UnsupportedError  not found, or of another version of Ferry
+const Module& load_module();
+
+// The same, but looks again in every call.
+Module open_module();
+
+}  // namespace ferry::nvshmem

@@ -1,0 +1,76 @@
+// NVSHMEM in this process: started by Ferry or by the program, and memory from its symmetric heap.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "backends/nvshmem/module/module.hpp"
+#include "ferry/group.hpp"
+
+namespace ferry::nvshmem {
+
+// Symmetric memory: the same number of bytes on every rank. Zeroed.
+//
+// When the object is destroyed, the memory is kept for later exchanges: NVSHMEM's own release is collective
+// and has no deadline. It is used again once every rank has destroyed its object.
+class HeapMemory {
+ public:
+  std::byte* data() const { return data_; }
+  std::int64_t bytes() const { return bytes_; }
+  // Where this process reaches a rank's memory by loads and stores, or null.
+  std::byte* mapped(int rank) const { return mapped_[static_cast<std::size_t>(rank)]; }
+
+ private:
+  friend class Session;
+  std::byte* data_ = nullptr;
+  std::int64_t bytes_ = 0;
+  std::vector<std::byte*> mapped_;
+  std::shared_ptr<void> use_;
+};
+
+// A group's ranks in NVSHMEM. NVSHMEM holds one rank of a process, so a process has one such group at a time.
+//
+// NVSHMEM that Ferry has started runs until the process ends: finalising it is collective, without a
+// deadline, and ends the process on an error. If the program has started it, Ferry takes part: the group must
+// then have all PEs, and the program must not finalise before the last exchange is destroyed.
+//
+// After a failure of the group Ferry calls no collective function of NVSHMEM in this process any more: it is
+// neither finalised nor started again. Other backends stay usable.
+class Session {
+ public:
+  // Collective. Call it with the rank's device current. `deadline`: seconds.
+  // @throws UnsupportedError  no module, no NVSHMEM, ranks that are threads of one process, or an earlier
+  //                           failure in this process
+  // @throws UsageError        the program has started NVSHMEM on some ranks only, or with other PEs
+  // @throws TimeoutError      a rank does not arrive; final for the group
+  Session(const Rank& rank, double deadline);
+
+  const Module& module() const { return *module_; }
+  bool started_by_program() const { return started_by_program_; }
+  int pe_of(int rank) const { return pes_[static_cast<std::size_t>(rank)]; }
+  const std::vector<std::int32_t>& pes() const { return pes_; }
+
+  // Collective. All ranks request the same number of bytes.
+  // @throws SystemError  there is no memory on the heap: NVSHMEM_SYMMETRIC_SIZE bounds it
+  HeapMemory allocate(std::int64_t bytes);
+
+  // Local. Call it when the group has failed, before objects of the session are destroyed.
+  static void note_failure() noexcept;
+
+ private:
+  void start();
+  void find_pes();
+  // Runs what may block in NVSHMEM on a thread of its own, until it returns, the group fails or the deadline.
+  void run(const char* name, std::function<void()> call);
+
+  Rank rank_;
+  double deadline_;
+  const Module* module_ = nullptr;
+  bool started_by_program_ = false;
+  std::vector<std::int32_t> pes_;
+};
+
+}  // namespace ferry::nvshmem

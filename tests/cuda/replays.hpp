@@ -1,0 +1,36 @@
+// Replays a captured dispatch and combine many times, with other ids and another N each time.
+#pragma once
+
+#include <functional>
+
+#include "cuda/device_test.hpp"
+
+namespace ferry::contract {
+
+// Compares every replay on the device. `prepare`: changes the options of the calls before they are captured.
+inline void replay_often(const TestCase& c, const std::function<void(DeviceRun&)>& prepare = {}) {
+  constexpr int kSets = 6;
+  const int replays = number_from_environment("FERRY_REPLAYS", 10000);
+  run_ranks({BackendKind::cuda, RankKind::threads}, c.ranks, describe(c), [&](Rank rank) {
+    ferry::Exchange exchange(rank, c.config);
+    DeviceRun device_run(exchange, c);
+    if (prepare) prepare(device_run);
+    add_steps(device_run, c, kSets);
+    device_run.prepare_comparisons();
+    const TestStream stream;
+    const Graph graph = capture_both(rank, device_run, stream.get());
+    rank.barrier();
+    for (int number = 0; number < replays; ++number) {
+      device_run.load(number % kSets, stream.get());
+      device_run.poison_outputs(stream.get());
+      graph.launch(stream.get());
+      device_run.compare_on_device(number % kSets, number, stream.get());
+      // A launch on a full stream blocks inside the driver, where ranks that share a device could deadlock.
+      if (number % 100 == 99) stream.synchronize();
+    }
+    device_run.require_no_difference(stream.get());
+    exchange.check(c.lane);
+  });
+}
+
+}  // namespace ferry::contract

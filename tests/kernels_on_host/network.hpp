@@ -1,0 +1,91 @@
+// A network for kernels on the host: what is put between nodes arrives late and in any order that the
+// transport policy allows.
+#pragma once
+
+#include <cstring>
+#include <random>
+#include <vector>
+
+#include "backends/cuda/transport/transport.cuh"
+#include "kernels_on_host/grid.hpp"
+
+namespace ferry::cuda {
+
+class Network {
+ public:
+  explicit Network(std::uint64_t seed) : random_(seed) {}
+
+  // Something on its way. The bytes are read when they arrive, as a network card does.
+  struct Transfer {
+    int from_rank, to_rank;
+    std::byte* to = nullptr;
+    const std::byte* from = nullptr;
+    int bytes = 0;
+    Flag* flag = nullptr;
+    std::uint64_t value = 0;
+    bool after_all = false;  // after everything sent before between these ranks
+  };
+  void send(const Transfer& transfer) { pending_.push_back(transfer); }
+
+  // Adds a launch to the grid that delivers until `ended` says that the other launches have ended.
+  void attach(on_host::Grid& grid, const unsigned& running) {
+    grid.add(1, 32, [this, &running](unsigned) {
+      while (running != 0 || !pending_.empty()) {
+        if (on_host::Grid::thread() == 0) {
+          for (std::size_t tries = (pending_.size() + 1) / 2; tries > 0 && !pending_.empty(); --tries)
+            deliver_one();
+        }
+        on_host::Grid::yield();
+      }
+    });
+  }
+
+ private:
+  void deliver_one() {
+    const auto at = pending_.begin() + static_cast<std::ptrdiff_t>(random_() % pending_.size());
+    if (at->after_all) {
+      for (auto earlier = pending_.begin(); earlier != at; ++earlier) {
+        if (earlier->from_rank == at->from_rank && earlier->to_rank == at->to_rank) return;
+      }
+    }
+    if (at->bytes > 0) std::memcpy(at->to, at->from, static_cast<std::size_t>(at->bytes));
+    if (at->flag != nullptr) store_release_sys(at->flag, at->value);
+    pending_.erase(at);
+  }
+
+  std::mt19937_64 random_;
+  std::vector<Transfer> pending_;
+};
+
+// The transport policy over such a network.
+struct LatePuts : Pretended {
+  Network* network;
+
+  __device__ void put(const LaneView& lane, int peer, std::byte* place, const std::byte* from,
+                      int bytes) const {
+    put_with_signal(lane, peer, place, from, bytes, nullptr, 0);
+  }
+  __device__ void put_with_signal(const LaneView& lane, int peer, std::byte* place, const std::byte* from,
+                                  int bytes, Flag* flag, std::uint64_t value) const {
+    if (!is_staged(peer)) {
+      if (flag == nullptr) return PlainStores::put(lane, peer, place, from, bytes);
+      return PlainStores::put_with_signal(lane, peer, place, from, bytes, flag, value);
+    }
+    __syncwarp();
+    if (threadIdx.x % 32 != 0) return;
+    network->send({lane.rank, peer, mapped_at(lane, peer, place), from, bytes,
+                   flag == nullptr ? nullptr : mapped_at(lane, peer, flag), value});
+  }
+  __device__ void signal(const LaneView& lane, int peer, Flag* flag, std::uint64_t value) const {
+    if (!is_staged(peer)) return PlainStores::signal(lane, peer, flag, value);
+    __syncwarp();
+    if (threadIdx.x % 32 != 0) return;
+    network->send({.from_rank = lane.rank,
+                   .to_rank = peer,
+                   .flag = mapped_at(lane, peer, flag),
+                   .value = value,
+                   .after_all = true});
+  }
+};
+
+}  // namespace ferry::cuda

@@ -1,0 +1,37 @@
+// The bytes that an all-to-all-v of the messages of a call carries between the ranks.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "ferry/topology.hpp"
+#include "tools/ferry/bench/inputs.hpp"
+
+namespace ferry::app {
+
+// A number for each rank [R] and each rank that it sends to [R]. Ranks send nothing to themselves.
+using RankMatrix = std::vector<std::vector<std::int64_t>>;
+
+// Messages of a dispatch: (token, other rank); with two hops (token, other node), to the node's relay.
+RankMatrix messages_between(const BenchPoint& point, const BenchInputs& inputs, int set,
+                            const Topology& topology);
+
+// Rows that a combine returns, from each rank to each: for each message one, or one for each remote route if
+// sums are not made on the experts' ranks.
+RankMatrix rows_between(const BenchPoint& point, const BenchInputs& inputs, int set,
+                        const Topology& topology);
+
+// What one rank sends and receives, in bytes by peer.
+struct PeerBytes {
+  std::vector<std::int64_t> send, receive;
+
+  std::int64_t sent() const;
+  std::int64_t received() const;
+};
+
+// `bytes` [R]: that each rank sends, divided like `messages`.
+PeerBytes transfer_of(const RankMatrix& messages, const std::vector<std::int64_t>& bytes, int rank);
+
+std::int64_t sum_of(const std::vector<std::int64_t>& values);
+
+}  // namespace ferry::app
