@@ -55,7 +55,7 @@ struct Setup {
 
   bool on_device() const { return backend == BackendKind::cuda || memory == MemoryKind::device; }
   bool over_device_engine() const { return on_device() && backend == BackendKind::collective; }
-  bool has_gathers() const { return !on_device() || (backend == BackendKind::cuda && hops != Hops::two); }
+  bool has_gathers() const { return backend != BackendKind::cuda || hops != Hops::two; }
   // Sets the backend and what it needs. The backend `cuda` adds by node only in two hops; Transfer::gather,
   // which makes the same results, and tiles of scales are left out where they are refused.
   void choose_backend(Config& config) const;

@@ -56,8 +56,6 @@ class RelayedCudaBackend final : public CudaBackend {
     return lane(index).hop_dispatch_counts();
   }
 
-  GatherOperations* gather_operations() override { return nullptr; }
-
   WireCounts wire_counts() const override {
     WireCounts sum;
     for (int index = 0; index < exchange_.config.lanes; ++index) lane(index).add_hop_wire(sum);
@@ -65,6 +63,13 @@ class RelayedCudaBackend final : public CudaBackend {
   }
 
  private:
+  std::int64_t all_gather_v(const AllGatherCall&, Stream) override { refuse_gather("all_gather_v"); }
+  void reduce_scatter_v(const ReduceScatterCall&, Stream) override { refuse_gather("reduce_scatter_v"); }
+  [[noreturn]] static void refuse_gather(const char* operation) {
+    throw UnsupportedError(
+        str(operation, ": not available in two hops on device memory yet: use an exchange with hops one"));
+  }
+
   void begin(Operation operation, FaultPoint point) {
     throw_if_failed(operation);
     fault_point(point, exchange_.me());
