@@ -134,8 +134,7 @@ class Backend {
   // Part 0 of the lane's own receive buffers, null without them.
   virtual const void* received_rows(int lane) const = 0;
 
-  // Null: this backend does not have them.
-  virtual GatherOperations* gather_operations() { return nullptr; }
+  virtual GatherOperations& gather_operations() = 0;
   // Null: host memory.
   virtual std::unique_ptr<DeviceWork> make_device_work() const;
 
@@ -169,6 +168,9 @@ std::unique_ptr<Backend> make_backend(const Rank& rank, const Config& config);
 // Wraps the backend `inner`, whose configuration is routed_config(config), for experts in slices.
 std::unique_ptr<Backend> make_sliced_backend(const Rank& rank, const Config& config,
                                              std::unique_ptr<Backend> inner);
+// The same for device memory.
+std::unique_ptr<Backend> make_device_sliced_backend(const Rank& rank, const Config& config,
+                                                    std::unique_ptr<Backend> inner);
 std::unique_ptr<Backend> make_reference_backend(const Rank& rank, const Config& config);
 std::unique_ptr<Backend> make_cpu_backend(const Rank& rank, const Config& config);
 // Its part for messages that take two hops.
@@ -181,6 +183,7 @@ std::unique_ptr<Backend> make_device_collective_backend(const Rank& rank, const 
 
 // Bytes that an exchange of this backend maps on a rank. `config` is complete.
 Sizes sliced_backend_sizes(const Config& config, int rank, const Sizes& inner);
+Sizes device_sliced_sizes(const Config& config, int rank, const Sizes& inner);
 Sizes reference_backend_sizes(const Config& config, int rank);
 Sizes cpu_backend_sizes(const Config& config, const Topology& topology, int rank);
 Sizes relayed_cpu_backend_sizes(const Config& config, const Topology& topology, int rank);

@@ -219,8 +219,6 @@ const StepMetadata* Exchange::metadata(const std::int32_t* device_count, int lan
 void Exchange::refuse(Operation operation, int lane, const Error& error, Stream stream) noexcept {
   if (lane < 0 || lane >= state_->config.lanes) return;
   if (state_->lanes[static_cast<std::size_t>(lane)].pending != PendingReceive::none) return;
-  const bool gathers = operation == Operation::all_gather_v || operation == Operation::reduce_scatter_v;
-  if (gathers && state_->backend->gather_operations() == nullptr) return;
   state_->backend->refuse(operation, lane, error, stream);
 }
 

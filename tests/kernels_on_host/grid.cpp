@@ -24,7 +24,7 @@ struct Grid::Fiber {
   bool ended = false;
 };
 
-Grid* Grid::running_ = nullptr;
+thread_local Grid* Grid::running_ = nullptr;
 
 Grid::Grid(std::uint64_t seed) : random_(seed) {}
 Grid::~Grid() = default;
@@ -48,10 +48,11 @@ void Grid::add(unsigned blocks, unsigned threads, std::function<void(unsigned)> 
   for (unsigned b = 0; b < blocks; ++b) {
     blocks_.push_back(std::make_unique<Block>(b, blocks, threads));
     for (unsigned t = 0; t < threads; ++t) {
-      auto fiber = std::make_unique<Fiber>(Fiber{.block = blocks_.back().get(),
-                                                 .thread = t,
-                                                 .kernel = shared.get(),
-                                                 .stack = std::make_unique<std::byte[]>(kStackBytes)});
+      auto fiber =
+          std::make_unique<Fiber>(Fiber{.block = blocks_.back().get(),
+                                        .thread = t,
+                                        .kernel = shared.get(),
+                                        .stack = std::make_unique_for_overwrite<std::byte[]>(kStackBytes)});
       prepare(*fiber);
       fibers_.push_back(std::move(fiber));
     }

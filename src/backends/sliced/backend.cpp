@@ -15,7 +15,7 @@ class SlicedBackend : public Backend, private GatherOperations {
   SlicedBackend(const Rank& rank, const Config& config, std::unique_ptr<Backend> inner)
       : inner_(std::move(inner)),
         context_{
-            .rank = rank, .config = config, .inner = inner_.get(), .gather = inner_->gather_operations()} {
+            .rank = rank, .config = config, .inner = inner_.get(), .gather = &inner_->gather_operations()} {
     for (int lane = 0; lane < config.lanes; ++lane) lanes_.emplace_back(context_, lane);
   }
 
@@ -50,24 +50,14 @@ class SlicedBackend : public Backend, private GatherOperations {
     return inner_->metadata(call, stream);
   }
   const void* received_rows(int) const override { return nullptr; }  // only read with dot_rows
-  GatherOperations* gather_operations() override { return this; }
+  GatherOperations& gather_operations() override { return *this; }
   void refuse(Operation operation, int lane, const Error& error, Stream stream) noexcept override {
     inner_->refuse(operation, lane, error, stream);
   }
   CallDiagnostics take_diagnostics(int index) override { return lane(index).take_diagnostics(); }
 
   LoadCounts load_counts() const override {
-    const LoadCounts slices = inner_->load_counts();
-    const Placement& placement = context_.config.placement;
-    LoadCounts sum = no_load(placement);
-    sum.dispatches = slices.dispatches;
-    for (std::size_t slice = 0; slice < slices.experts.size(); ++slice)
-      sum.experts[slice / static_cast<std::size_t>(placement.tp())] += slices.experts[slice];
-    for (int rank = 0; rank < placement.ranks(); ++rank) {
-      for (const int expert : placement.experts_of(rank))
-        sum.ranks[static_cast<std::size_t>(rank)] += sum.experts[static_cast<std::size_t>(expert)];
-    }
-    return sum;
+    return load_of_slices(inner_->load_counts(), context_.config.placement);
   }
   WireCounts wire_counts() const override {
     WireCounts sum = inner_->wire_counts();

@@ -36,7 +36,7 @@ class CudaBackend : public Backend, protected GatherOperations {
                     Stream stream) override;
   DispatchCounts dispatch_counts(const Ids& ids, std::int32_t tokens, int lane, Stream stream) override;
   const StepMetadata* metadata(const MetadataCall& call, Stream stream) override;
-  GatherOperations* gather_operations() override { return this; }
+  GatherOperations& gather_operations() override { return *this; }
   void refuse(Operation operation, int lane, const Error& error, Stream stream) noexcept override;
   void synchronize(int lane, Stream stream) override;
   void raise_device_error(int lane) override;
@@ -47,6 +47,14 @@ class CudaBackend : public Backend, protected GatherOperations {
   std::unique_ptr<DeviceWork> make_device_work() const override;
   LoadCounts load_counts() const override;
   WireCounts wire_counts() const override;
+
+  // For a backend around this one.
+  int device() const { return exchange_.device; }
+  int blocks_of_lane() const { return exchange_.blocks / exchange_.config.lanes; }
+  const LaneView& view_of(int lane) { return this->lane(lane).view(); }
+  void require_usable(int lane, const char* operation, const CallPointers& pointers) {
+    this->lane(lane).require_usable(operation, pointers);
+  }
 
  protected:
   Lane& lane(int index) { return lanes_[static_cast<std::size_t>(index)]; }

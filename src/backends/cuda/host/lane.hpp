@@ -80,6 +80,11 @@ class Lane {
   // On a stream of its own, and blocking until all ranks have called, if another rank uses `stream`.
   void refuse(Operation operation, const Error& error, Stream stream);
 
+  // Throws UsageError if kernels cannot use the pointers.
+  void require_usable(const char* operation, const CallPointers& pointers) {
+    pointer_check_.require_usable(operation, pointers);
+  }
+
   // Throws the error of an aborted call of this lane, once.
   void raise_device_error();
   CallDiagnostics take_diagnostics();
@@ -95,6 +100,12 @@ class Lane {
   // The same, where a combine adds by node: adds what has been found. Before combine_receive().
   void add_on_nodes(Stream stream);
   bool adds_by_node() const;
+  // Over an engine: checks the memory of a call. Before its rows travel.
+  void require_usable(const AllGatherCall& call);
+  void require_usable(const ReduceScatterCall& call);
+  // The same: adds `blocks`, one for each rank of a sub-group, of values of `type`.
+  void add_blocks(std::span<const std::byte* const> blocks, DType type, void* sums, std::int64_t bytes,
+                  Stream stream) const;
   // The same, as a relay: `out` gets the sums of the `rows` for one source rank, `count`, in pinned memory,
   // how many there are.
   void add_for_relay(std::span<const ArrivedRows> rows, std::byte* out, std::int32_t* count,
