@@ -60,8 +60,8 @@ LANE_MISTAKES = {
     "HEADER_BEFORE_ROWS_ARE_READ": "received",
 }
 
-# Of windows.pml. They cover: windows of one slot that are written again in a call and in the next one, of messages that are passed on
-# and of rows that are added; a window of two slots; messages past the relay beside those by it.
+# Of windows.pml. They cover: windows of one slot that are written again in a call and in the next one, with messages that are passed on
+# and with rows that are added.
 WINDOWS_SIZES = [
     ["CALLS=1", "DIRECT=0", "MESSAGES=2"],
     ["CALLS=2", "DIRECT=0", "MESSAGES=2"],
