@@ -26,8 +26,9 @@ constexpr std::int64_t align_summary(std::int64_t bytes) {
   return (bytes + 7) / 8 * 8;
 }
 
-// With ordered lanes the first transfer of a call: enough for the counts of some hundred experts and ranks.
-constexpr std::int64_t kFirstBytes = 3072;
+// With ordered lanes the first transfer of a call: enough for the counts of 500 experts and ranks. A second
+// transfer costs more than these bytes.
+constexpr std::int64_t kFirstBytes = 6144;
 static_assert(PairBlocks<BlockHeader>::kHeaderBytes <= kFirstBytes);
 
 // Bytes in the blocks to each rank and from each rank. [R]
@@ -119,15 +120,21 @@ void EngineCall::post(bool split, std::function<void(const Check&)> prepare) {
   begun_ = false;
   prepare_ = std::move(prepare);
   progress_.reach(call_, 0);
-  if (split || ordered_) start_in_thread();
+  if (split || (ordered_ && !communicator_->gives_up_at_once())) start_in_thread();
 }
 
 void EngineCall::wait() {
-  if (started_.valid()) {
-    wait_for_started();
-    if (const std::exception_ptr error = started_.get()) std::rethrow_exception(error);
-    return;
+  if (!started_.valid()) {
+    if (!ordered_) return exchange_here();
+    if (thread_->try_run([this] { exchange_here(); })) return;
+    start_in_thread();
   }
+  wait_for_started();
+  if (const std::exception_ptr error = started_.get()) std::rethrow_exception(error);
+}
+
+// In the calling thread.
+void EngineCall::exchange_here() {
   const Clock::time_point begin = Clock::now();
   Clock::time_point last_interrupt_check = begin;
   exchange([&] {

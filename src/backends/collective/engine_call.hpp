@@ -60,7 +60,7 @@ class EngineCall {
   // the thread of the exchange: it finishes the messages and the summaries, and passes its argument to every
   // wait.
   void post(bool split, std::function<void(const Check&)> prepare = {});
-  // Blocks until the exchange is done.
+  // Blocks until the exchange is done. Runs it, if post() has not started it.
   void wait();
   // As Channel::refuse.
   void refuse(Operation operation, const Error& error) noexcept;
@@ -79,6 +79,7 @@ class EngineCall {
   void wait_for_started();
   bool is_overdue(Clock::time_point begin) const;
   void begin_step();
+  void exchange_here();
   void exchange(const Check& check);
   std::int64_t* table_in(const std::byte* block_content) const;
   void write_headers();
