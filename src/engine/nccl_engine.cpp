@@ -42,9 +42,15 @@ std::string name_of(const DeviceId& device) {
 void settle_nccl(const Nccl& nccl, Nccl::Comm comm, int status, const char* function,
                  const NcclCheck& check) {
   constexpr auto kPause = std::chrono::microseconds(20);
-  while (status == Nccl::kInProgress) {
-    check();
-    std::this_thread::sleep_for(kPause);
+  // A transfer begins within some ten microseconds, and a sleep takes longer.
+  constexpr int kPolls = 2'000, kPollsPerCheck = 100;
+  for (int polls = 0; status == Nccl::kInProgress; ++polls) {
+    if (polls % kPollsPerCheck == 0 || polls > kPolls) check();
+    if (polls > kPolls) {
+      std::this_thread::sleep_for(kPause);
+    } else {
+      std::this_thread::yield();
+    }
     nccl.require(nccl.async_error(comm, &status), "ncclCommGetAsyncError");
   }
   nccl.require(status, function);
