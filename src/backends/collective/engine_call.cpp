@@ -119,15 +119,21 @@ void EngineCall::post(bool split, std::function<void(const Check&)> prepare) {
   begun_ = false;
   prepare_ = std::move(prepare);
   progress_.reach(call_, 0);
-  if (split || ordered_) start_in_thread();
+  if (split || (ordered_ && !communicator_->gives_up_at_once())) start_in_thread();
 }
 
 void EngineCall::wait() {
-  if (started_.valid()) {
-    wait_for_started();
-    if (const std::exception_ptr error = started_.get()) std::rethrow_exception(error);
-    return;
+  if (!started_.valid()) {
+    if (!ordered_) return exchange_here();
+    if (thread_->try_run([this] { exchange_here(); })) return;
+    start_in_thread();
   }
+  wait_for_started();
+  if (const std::exception_ptr error = started_.get()) std::rethrow_exception(error);
+}
+
+// In the calling thread.
+void EngineCall::exchange_here() {
   const Clock::time_point begin = Clock::now();
   Clock::time_point last_interrupt_check = begin;
   exchange([&] {

@@ -37,9 +37,12 @@ class EngineCall {
   // Throws to end a wait.
   using Check = std::function<void()>;
 
-  // With ordered lanes, of the first transfer of a call. The same in all exchanges over one engine.
-  static constexpr std::int64_t kFirstBytes = 3072;      // the counts of some hundred experts and ranks
-  static constexpr std::int64_t kNcclFirstBytes = 8192;  // those of devices; each transfer takes longer
+  // With ordered lanes, of the first transfer of a call. The same in all exchanges over one engine. No block
+  // is smaller, so that in groups of a thousand ranks they take much memory.
+  static constexpr std::int64_t kFirstBytes =
+      3072;  // enough for the counts of some hundred experts and ranks
+  // For those of 500 on devices. A second transfer of NCCL costs more than these bytes.
+  static constexpr std::int64_t kNcclFirstBytes = 6144;
 
   // `ordered`: the thread of all lanes; null: lanes need no common order. `summary_bytes`: of a block's
   // content that the user of this class fills in.
@@ -64,7 +67,7 @@ class EngineCall {
   // the thread of the exchange: it finishes the messages and the summaries, and passes its argument to every
   // wait.
   void post(bool split, std::function<void(const Check&)> prepare = {});
-  // Blocks until the exchange is done.
+  // Blocks until the exchange is done. Runs it, if post() has not started it.
   void wait();
   // As Channel::refuse.
   void refuse(Operation operation, const Error& error) noexcept;
@@ -83,6 +86,7 @@ class EngineCall {
   void wait_for_started();
   bool is_overdue(Clock::time_point begin) const;
   void begin_step();
+  void exchange_here();
   void exchange(const Check& check);
   std::int64_t* table_in(const std::byte* block_content) const;
   void write_headers();
