@@ -71,18 +71,6 @@ std::int32_t EngineLane::header_count(const std::byte* header, int i) const {
   return static_cast<std::int32_t>(header_word(header, kHeaderCounts + i / 2, facts.call) >> (32 * (i % 2)));
 }
 
-// Runs `launch`. If it throws a UsageError, refuses the call, so that the peers get the error instead of
-// waiting.
-template <class Launch>
-void EngineLane::launch_or_refuse(Operation operation, Launch launch) {
-  try {
-    launch();
-  } catch (const UsageError& error) {
-    refuse(operation, error);
-    throw;
-  }
-}
-
 // Enqueues copies of the headers for all ranks. The one for this rank lies in the inbox.
 void EngineLane::fetch_headers(Stream stream) {
   const EngineLayout& to = layout();
