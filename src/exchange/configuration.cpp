@@ -8,6 +8,7 @@
 #include "ferry/error.hpp"
 #include "format/encoding.hpp"
 #include "format/parts.hpp"
+#include "format/registry.hpp"
 
 namespace ferry {
 namespace {
@@ -25,9 +26,9 @@ void check_shared_experts(const Config& config) {
     throw UsageError(str("configuration: shared_experts = ", config.shared_experts,
                          ", must be 0 with rank_major, whose rows are tokens: use an expert layout"));
   }
-  if (config.format.is_raw()) {
+  if (encoding_of(config.format).element == ElementType::bytes) {
     throw UsageError(str("configuration: shared_experts = ", config.shared_experts,
-                         ", must be 0 with a raw format: combine cannot add raw rows"));
+                         ", must be 0 with a raw or a registered format: combine cannot add raw rows"));
   }
 }
 
@@ -109,6 +110,17 @@ void check_capacity(const Config& config) {
   }
 }
 
+// An exchange with a registered format calls its encoder.
+void check_encoder(const Config& config) {
+  if (!encoding_of(config.format).by_caller) return;
+  const Encoder& encoder = encoder_of(config.format);
+  const MemoryKind memory = chosen_memory(config);
+  if (memory == MemoryKind::host ? encoder.on_host : encoder.on_device) return;
+  throw UnsupportedError(str("configuration: the encoder of the format ", to_string(config.format),
+                             " has no ", memory == MemoryKind::host ? "on_host" : "on_device",
+                             ": it cannot encode rows in ", to_string(memory), " memory"));
+}
+
 // An input type that the format accepts. The type of each call's tokens is checked in the call.
 DType accepted_input(const Format& format) {
   return format.value_type().value_or(DType::bf16);
@@ -126,7 +138,7 @@ void check_memory(const Config& config) {
   const double staging = 2 * config.lanes * (messages + sums);
   const double received = config.lanes * rows * real(shape.message_bytes);
   const double largest = std::max(real(shape.message_bytes), real(shape.combine_row_bytes));
-  const bool has_windows = config.backend == BackendKind::cpu && config.hops == Hops::two;
+  const bool has_windows = config.backend != BackendKind::collective && config.hops == Hops::two;
   const double windows = has_windows ? real(config.lanes) * shape.ranks * config.window * largest : 0;
   if (windows > kMost) {
     throw UsageError(str("configuration: needs ", counted(windows, "byte"), " of windows for ",
@@ -172,10 +184,9 @@ void check_alone(const Config& config) {
   }
   check_range("hops", static_cast<std::int64_t>(config.hops), 0, 2);
   check_range("window", config.window, 0, 1 << 24);
-  const bool has_hops = config.backend == BackendKind::cpu || config.backend == BackendKind::collective;
-  if (config.hops == Hops::two && !has_hops) {
+  if (config.hops == Hops::two && config.backend == BackendKind::reference) {
     throw UnsupportedError(str("configuration: the backend ", to_string(config.backend),
-                               " has no second hop: use the backend cpu or collective, or hops = one"));
+                               " has no second hop: use another backend, or hops = one"));
   }
   check_range("reduction", static_cast<std::int64_t>(config.reduction), 0, 2);
   check_range("reduction_level", static_cast<std::int64_t>(config.reduction_level), 0, 2);
@@ -188,6 +199,7 @@ void check_alone(const Config& config) {
   }
   check_format(config.format, config.hidden, accepted_input(config.format));
   check_tiles(config, config.format);
+  check_encoder(config);
   check_reduction(config);
   check_alignment(config);
   check_shared_experts(config);
