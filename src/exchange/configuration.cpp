@@ -8,6 +8,7 @@
 #include "ferry/error.hpp"
 #include "format/encoding.hpp"
 #include "format/parts.hpp"
+#include "format/registry.hpp"
 
 namespace ferry {
 namespace {
@@ -25,9 +26,9 @@ void check_shared_experts(const Config& config) {
     throw UsageError(str("configuration: shared_experts = ", config.shared_experts,
                          ", must be 0 with rank_major, whose rows are tokens: use an expert layout"));
   }
-  if (config.format.is_raw()) {
+  if (encoding_of(config.format).element == ElementType::bytes) {
     throw UsageError(str("configuration: shared_experts = ", config.shared_experts,
-                         ", must be 0 with a raw format: combine cannot add raw rows"));
+                         ", must be 0 with a raw or a registered format: combine cannot add raw rows"));
   }
 }
 
@@ -49,10 +50,10 @@ void check_input(const Config& config) {
 void check_transfer(const Config& config) {
   check_range("transfer", static_cast<std::int64_t>(config.transfer), 0, 1);
   if (config.transfer == Transfer::routed) return;
-  if (chosen_memory(config) == MemoryKind::device) {
+  if (chosen_memory(config) == MemoryKind::device && config.backend != BackendKind::cuda) {
     throw UnsupportedError(str("configuration: transfer = gather: the backend ", to_string(config.backend),
                                " on device memory has only routed: pass routed, whose results are the same, "
-                               "or use a host backend"));
+                               "or use cuda or a host backend"));
   }
   if (config.input != Input::own) {
     throw UsageError(str("configuration: transfer = gather with input ", to_string(config.input),
@@ -61,8 +62,7 @@ void check_transfer(const Config& config) {
   if (config.layout == Layout::rank_major) {
     throw UsageError(
         "configuration: transfer = gather with layout rank_major, whose rows are the tokens that were sent: "
-        "use "
-        "an expert layout");
+        "use an expert layout");
   }
   if (config.hops == Hops::two)
     throw UsageError("configuration: transfer = gather with hops two, must be one: no rank forwards tokens");
@@ -108,6 +108,17 @@ void check_capacity(const Config& config) {
                            " can be numbered: set a smaller capacity"));
     }
   }
+}
+
+// An exchange with a registered format calls its encoder.
+void check_encoder(const Config& config) {
+  if (!encoding_of(config.format).by_caller) return;
+  const Encoder& encoder = encoder_of(config.format);
+  const MemoryKind memory = chosen_memory(config);
+  if (memory == MemoryKind::host ? encoder.on_host : encoder.on_device) return;
+  throw UnsupportedError(str("configuration: the encoder of the format ", to_string(config.format),
+                             " has no ", memory == MemoryKind::host ? "on_host" : "on_device",
+                             ": it cannot encode rows in ", to_string(memory), " memory"));
 }
 
 // An input type that the format accepts. The type of each call's tokens is checked in the call.
@@ -189,6 +200,7 @@ void check_alone(const Config& config) {
   }
   check_format(config.format, config.hidden, accepted_input(config.format));
   check_tiles(config, config.format);
+  check_encoder(config);
   check_reduction(config);
   check_alignment(config);
   check_shared_experts(config);

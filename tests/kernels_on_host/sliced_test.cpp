@@ -96,7 +96,7 @@ class HostInner final : public Backend, private GatherOperations {
   void route_values(const float*, const Plan&, float*, int, Stream) override {}
   const StepMetadata* metadata(const MetadataCall&, Stream) override { return nullptr; }
   const void* received_rows(int) const override { return nullptr; }
-  GatherOperations* gather_operations() override { return this; }
+  GatherOperations& gather_operations() override { return *this; }
   DispatchCounts dispatch_counts(const Ids&, std::int32_t, int, Stream) override { return {}; }
   void refuse(Operation, int, const Error&, Stream) noexcept override { ++state_.calls[0]; }
   CallDiagnostics take_diagnostics(int lane) override { return cpu_->take_diagnostics(lane); }
@@ -113,7 +113,7 @@ class HostInner final : public Backend, private GatherOperations {
     AllGatherCall counted = call;
     counted.count = count_of(call.count, call.device_count);
     counted.device_count = nullptr;
-    cpu_->gather_operations()->all_gather_v(counted, stream);
+    cpu_->gather_operations().all_gather_v(counted, stream);
     ++state_.calls[0];
     return -1;
   }
@@ -123,7 +123,7 @@ class HostInner final : public Backend, private GatherOperations {
     counted.count = count_of(call.count, call.device_count);
     counted.device_count = nullptr;
     std::vector<std::int64_t> counts(static_cast<std::size_t>(call.sub_group));
-    cpu_->gather_operations()->all_gather_v({.sub_group = call.sub_group,
+    cpu_->gather_operations().all_gather_v({.sub_group = call.sub_group,
                                              .rows = &counted.count,
                                              .count = 1,
                                              .row_bytes = sizeof counted.count,
@@ -133,7 +133,7 @@ class HostInner final : public Backend, private GatherOperations {
     counted.total = 0;
     for (const std::int64_t count : counts) counted.total += count;
     EXPECT_LE(counted.total, call.total);
-    cpu_->gather_operations()->reduce_scatter_v(counted, stream);
+    cpu_->gather_operations().reduce_scatter_v(counted, stream);
     ++state_.calls[0];
   }
 
@@ -154,7 +154,7 @@ class DeviceLane {
         context_{.rank = rank,
                  .config = config,
                  .inner = &inner_,
-                 .gather = inner_.gather_operations(),
+                 .gather = &inner_.gather_operations(),
                  .blocks = 4},
         memory_(static_cast<std::size_t>(sliced_arrays(config, rank.index()).bytes / 256 + 1)),
         lane_(context_, 0, view(rank), reinterpret_cast<std::byte*>(memory_.data()), &totals_) {}

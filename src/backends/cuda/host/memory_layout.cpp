@@ -5,14 +5,12 @@
 #include "backends/cuda/device/routing_tables.hpp"
 #include "backends/cuda/protocol/lane_view.hpp"
 #include "base/text.hpp"
-#include "exchange/backend.hpp"
 #include "exchange/configuration.hpp"
 #include "format/encoding.hpp"
 #include "format/parts.hpp"
 #include "layout/device_message.hpp"
 
-namespace ferry {
-namespace cuda {
+namespace ferry::cuda {
 namespace {
 
 // Places arrays one after the other, each aligned to 256 bytes.
@@ -64,7 +62,8 @@ void check_limits(const Config& config) {
 DeviceSignals device_signals(const Config& config) {
   return DeviceSignals::of(config.placement.ranks(), config.experts, config.max_tokens, config.top_k,
                            exchange_shape(config, 0).combine_rows,
-                           std::int64_t{config.hidden} * bytes_of(config.combine_type));
+                           std::int64_t{config.hidden} * bytes_of(config.combine_type),
+                           plan_shape(config).most_ranks());
 }
 
 DeviceLayout device_layout(const Config& config) {
@@ -126,17 +125,4 @@ LaneArrays lane_arrays(const Config& config, int rank) {
   return arrays;
 }
 
-}  // namespace cuda
-
-Sizes cuda_backend_sizes(const Config& config, int rank) {
-  cuda::check_limits(config);
-  const cuda::DeviceLayout layout = cuda::device_layout(config);
-  const std::int64_t lanes = config.lanes;
-  return {.dispatch_staging = 2 * lanes * layout.exchange.dispatch,
-          .combine_staging = 2 * lanes * layout.exchange.combine,
-          .signals = lanes * layout.exchange.signals,
-          .results = lanes * layout.received,
-          .plans = lanes * cuda::lane_arrays(config, rank).bytes + cuda::exchange_arrays(config).bytes};
-}
-
-}  // namespace ferry
+}  // namespace ferry::cuda

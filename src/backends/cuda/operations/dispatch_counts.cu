@@ -43,7 +43,7 @@ __device__ void count_block(const CountArguments& call, CountState* state) {
   }
   __syncthreads();
   for_each_token(call.tokens, [&](std::int32_t token) {
-    const std::uint32_t ranks =
+    std::uint32_t ranks =
         token < 0 ? 0
                   : destinations_of_token(
                         call.ids, call.wide_ids, std::int64_t{token} * lane.top_k, lane.top_k, lane.experts,
@@ -53,6 +53,7 @@ __device__ void count_block(const CountArguments& call, CountState* state) {
                           atomicAdd(&state->counts[physical], 1);
                           return rank;
                         });
+    if (lane.to_every_rank() && token >= 0) ranks = ~0u;
     for (int rank = 0; rank < lane.ranks; ++rank)
       count_threads((ranks >> rank & 1) != 0, &state->counts[lane.signals.first_messages + rank]);
   });
