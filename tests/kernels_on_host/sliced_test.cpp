@@ -124,12 +124,12 @@ class HostInner final : public Backend, private GatherOperations {
     counted.device_count = nullptr;
     std::vector<std::int64_t> counts(static_cast<std::size_t>(call.sub_group));
     cpu_->gather_operations().all_gather_v({.sub_group = call.sub_group,
-                                             .rows = &counted.count,
-                                             .count = 1,
-                                             .row_bytes = sizeof counted.count,
-                                             .gathered = counts.data(),
-                                             .capacity = call.sub_group},
-                                            stream);
+                                            .rows = &counted.count,
+                                            .count = 1,
+                                            .row_bytes = sizeof counted.count,
+                                            .gathered = counts.data(),
+                                            .capacity = call.sub_group},
+                                           stream);
     counted.total = 0;
     for (const std::int64_t count : counts) counted.total += count;
     EXPECT_LE(counted.total, call.total);
@@ -155,7 +155,8 @@ class DeviceLane {
                  .config = config,
                  .inner = &inner_,
                  .gather = &inner_.gather_operations(),
-                 .blocks = 4},
+                 .blocks = 4,
+                 .late_errors = true},
         memory_(static_cast<std::size_t>(sliced_arrays(config, rank.index()).bytes / 256 + 1)),
         lane_(context_, 0, view(rank), reinterpret_cast<std::byte*>(memory_.data()), &totals_) {}
 
@@ -165,10 +166,10 @@ class DeviceLane {
   const LaneState& state() const { return state_; }
   WireCounts wire_counts() const {
     WireCounts sum = inner_.wire_counts();
-    sum.dispatch_bytes += state_.wire.dispatch_bytes;
-    sum.dispatch_messages += state_.wire.dispatch_messages;
-    sum.combine_bytes += state_.wire.combine_bytes;
-    sum.combine_messages += state_.wire.combine_messages;
+    sum.dispatch_bytes += lane_.all_calls()->wire.dispatch_bytes;
+    sum.dispatch_messages += lane_.all_calls()->wire.dispatch_messages;
+    sum.combine_bytes += lane_.all_calls()->wire.combine_bytes;
+    sum.combine_messages += lane_.all_calls()->wire.combine_messages;
     return sum;
   }
 
