@@ -17,6 +17,8 @@ namespace {
 SourceOperations& operations_of(const ferry::Exchange& exchange) {
   SourceOperations* const operations = source_operations(exchange);
   if (operations != nullptr) return *operations;
+  if (exchange.config().memory == MemoryKind::device)
+    throw UnsupportedError("max: the backend cuda has one hop: pass hops one, or use the backend collective");
   throw UnsupportedError(str("max: the backend ", to_string(exchange.config().backend),
                              " has host memory: use max::Exchange, or the backend cuda"));
 }

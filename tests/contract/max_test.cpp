@@ -154,7 +154,10 @@ TestCase max_case(TestCase c, int ranks, int shared_experts, Reduction reduction
   return c;
 }
 
+constexpr const char* kTwoHops = "MAX's calls take one hop on the backend cuda";
+
 TEST_P(Contract, MaxCombinesFromSrcInfo) {
+  if (!GetParam().has_gathers()) GTEST_SKIP() << kTwoHops;
   for (const int ranks : kGroupSizes) {
     for (const int variant : {0, 1, 2, 3, 4, 5, 6}) {
       const Reduction reduction = variant % 2 == 0 ? Reduction::exact : Reduction::unreduced;
@@ -188,6 +191,7 @@ TEST_P(Contract, MaxCombinesFromSrcInfo) {
 
 // The arrays of a dispatch serve after later dispatches, with the ids of their own.
 TEST_P(Contract, MaxCombinesAnEarlierDispatch) {
+  if (!GetParam().has_gathers()) GTEST_SKIP() << kTwoHops;
   const TestCase c = max_case(small_case(7), 4, 1, Reduction::exact);
   run(c.ranks, describe(c), [&](Rank rank) {
     MaxCalls exchange(rank, c.config);
@@ -200,6 +204,7 @@ TEST_P(Contract, MaxCombinesAnEarlierDispatch) {
 }
 
 TEST_P(Contract, MaxCombineEqualsCombineByPlan) {
+  if (!GetParam().has_gathers()) GTEST_SKIP() << kTwoHops;
   for (const Reduction reduction : {Reduction::exact, Reduction::unreduced}) {
     const TestCase c = max_case(small_case(3), 4, 0, reduction);
     run(c.ranks, describe(c), [&](Rank rank) {
@@ -290,6 +295,10 @@ TEST_P(Contract, MaxRefusesWrongArraysOnEveryRank) {
   c.config.top_k = 2;
   c.config.hidden = 8;
   const bool on_device = GetParam().on_device();
+  if (!GetParam().has_gathers()) {
+    run(2, describe(c), [&](Rank rank) { require_error("has one hop", [&] { MaxCalls(rank, c.config); }); });
+    return;
+  }
   if (on_device) {
     run(2, describe(c), [&](Rank rank) {
       require_error("max: arrays in device memory", [&] { max::Exchange(rank, c.config); });
@@ -344,6 +353,7 @@ TEST_P(Contract, MaxRefusesWrongArraysOnEveryRank) {
 
 // Rank 1 passes the arrays of another dispatch, which contradict nothing that it knows: rank 0 misses a row.
 TEST_P(Contract, MaxFindsRowsThatDoNotComeBack) {
+  if (!GetParam().has_gathers()) GTEST_SKIP() << kTwoHops;
   TestCase c = max_case(small_case(6), 2, 0, Reduction::exact);
   c.config.experts = 4;
   c.config.top_k = 1;
@@ -379,6 +389,7 @@ TEST_P(Contract, MaxFindsRowsThatDoNotComeBack) {
 }
 
 TEST_P(Contract, MaxRefusesUnsuitableConfigurations) {
+  if (!GetParam().has_gathers()) GTEST_SKIP() << kTwoHops;
   const TestCase c = max_case(small_case(8), 2, 0, Reduction::exact);
   run(2, describe(c), [&](Rank rank) {
     const auto refused = [&](const char* words, auto change) {
