@@ -154,11 +154,15 @@ def check_mistakes():
             print(model.file, mistake, "is caught:", failure[0])
 
 
+def without_comments(text):
+    return re.sub(r"/\*.*?\*/", "", text, flags=re.DOTALL)
+
+
 def described():
     """What decides the outcome of `model` and `mistakes`: the models without their comments, and the lists."""
     return {
         model.file: {
-            "sha256": hashlib.sha256(re.sub(r"/\*.*?\*/", "", model.path.read_text(), flags=re.DOTALL).encode()).hexdigest(),
+            "sha256": hashlib.sha256(" ".join(without_comments(model.path.read_text()).split()).encode()).hexdigest(),
             "mistakes": {mistake: {"size": " ".join(size), "fails": variable}
                          for mistake, (size, variable) in model.mistakes.items()},
         }

@@ -6,6 +6,8 @@
    its message may be read. The reader says in the writer's memory how many messages it has read: credits. A stream ends with a
    count. Flags, credits and counts hold the call number above the count, so nothing is reset.
 
+   Comments quote the code that the lines below them model, as in lane.pml.
+
    Roles of a rank take turns in any order, and none waits while another of them could go on: each is a guarded step.
 
    Memory. As in lane.pml: a reader that finds a message which no release has ordered before its flag fails an assertion. A slot
@@ -53,7 +55,8 @@
 #define reader_of_relayed(writer) peer(writer)
 #endif
 
-/* A count with its call. */
+/* A count with its call.
+   channel.cuh hop_tag: `number << kHopCountBits | static_cast<std::uint64_t>(count)` */
 #define kMost 8
 #define tag(n, count) (kMost * (n) + (count))
 #define count_of(tagged) ((tagged) % kMost)
@@ -87,6 +90,7 @@ byte done[R]; /* roles that have ended */
 #ifdef MISTAKE_WRITE_BEFORE_HEADERS
 #define all_headers 1
 #else
+/* hop_block.cuh run: `if (!await_headers()) return leave_empty();` */
 #define all_headers (header[0] >= now && header[1] >= now && header[2] >= now && header[3] >= now)
 #endif
 
@@ -103,19 +107,27 @@ byte done[R]; /* roles that have ended */
 #ifdef MISTAKE_CREDIT_WITHOUT_CALL
 #define has_room(s) (out[s] < SLOTS || count_of(credit[s]) >= out[s] - SLOTS + 1)
 #else
+/* channel.cuh has_room: `if (k < slots()) return true;`
+   channel.cuh has_room: `const std::uint64_t read = hop_tag(number, k - slots() + 1);`
+   channel.cuh has_room: `load_acquire_sys(credit) >= read` */
 #define has_room(s) (out[s] < SLOTS || credit[s] >= tag(now, out[s] - SLOTS + 1))
 #endif
 #ifdef MISTAKE_FLAG_WITHOUT_CALL
 #define arrived(s) (count_of(flag[slot(s, in[s])]) >= in[s] + 1)
 #else
+/* channel.cuh look: `const std::uint64_t tag = hop_tag(number, k + 1);`
+   channel.cuh look: `load_acquire_sys(flag) >= tag` */
 #define arrived(s) (flag[slot(s, in[s])] >= tag(now, in[s] + 1))
 #endif
 #ifdef MISTAKE_END_WITHOUT_CALL
 #define has_ended(s) (!arrived(s) && end_count[s] > 0 && count_of(end_count[s]) <= in[s])
 #else
+/* channel.cuh look: `end >> kHopCountBits == number && static_cast<std::int64_t>(end & kHopCountMask) <= k` */
 #define has_ended(s) (!arrived(s) && end_count[s] / kMost == now && count_of(end_count[s]) <= in[s])
 #endif
 
+/* channel.cuh publish: `const std::uint64_t tag = hop_tag(number, k + 1);`
+   channel.cuh publish: `transport.signal(lane(), reader, flag, tag);` */
 inline write(s, content) {
   assert(unread[slot(s, out[s])] == 0); /* the slot's message has been read */
   message[slot(s, out[s])] = tag(now, out[s] + 1);
@@ -130,6 +142,7 @@ inline write(s, content) {
   out[s]++
 }
 
+/* channel.cuh end: `hop_tag(number, total)` */
 inline publish_end(s) { end_count[s] = tag(now, out[s]) }
 
 inline read(s) {
@@ -137,12 +150,16 @@ inline read(s) {
   assert(whole[slot(s, in[s])])
 }
 
+/* channel.cuh give_back: `hop_tag(number, count)` */
 inline give_back(s) { credit[s] = tag(now, in[s]) }
 
 inline finish_reading(s) {
   unread[slot(s, in[s])] = 0;
   in[s]++
 }
+
+/* hop_block.cuh run_tasks: `if (at.done != 0) continue;`
+   hop_send.cuh waits_for: `return false;` */
 
 /* --- roles --------------------------------------------------------------------------------------------------------- */
 
@@ -162,6 +179,8 @@ inline finish_reading(s) {
 #define as_relay stream(me, kHop1)
 #define passed_on stream(reader_of_relayed(me), kRelayed)
 
+/* hop_send.cuh send_directly: `if (!work.channels.has_room(1, me, rank, channel, at.next)) return waits_for(at, rank);`
+   hop_send.cuh send_directly: `work.channels.end(1, me, rank, channel, at.next);` */
 inline send_directly() {
   d_step {
     works(kSendsDirectly) && (out[to_peer] == DIRECT || has_room(to_peer)) ->
@@ -176,6 +195,7 @@ inline send_directly() {
   }
 }
 
+/* hop_send.cuh receive_from: `work.channels.give_back(1, origin, writer, channel, at.next);` */
 inline receive(kind, role) {
   d_step {
     works(role) && may_receive && arrived(stream(me, kind)) ->
@@ -194,6 +214,7 @@ inline receive(kind, role) {
   }
 }
 
+/* hop_send.cuh receive_from: `if (state == State::ended) return true;` */
 inline end_receiving(kind, role) {
   d_step {
     works(role) && has_ended(stream(me, kind)) -> done[me] = done[me] | role
@@ -202,6 +223,8 @@ inline end_receiving(kind, role) {
 
 #if !SUMS
 
+/* hop_send.cuh send_to_relay: `if (!work.channels.has_room(0, work.routes.me(), relay, channel, k)) return waits_for(at, relay);`
+   hop_send.cuh send_to_relay: `work.channels.end(0, work.routes.me(), relay, channel, total);` */
 inline send() {
   d_step {
     works(kSender) && has_room(to_relay) ->
@@ -213,7 +236,10 @@ inline send() {
   }
 }
 
-/* A message stays in its slot until every rank that it is for has it. */
+/* A message stays in its slot until every rank that it is for has it.
+   hop_relay.cuh relay_messages: `if (at.pending != 0) return false;`
+   hop_relay.cuh relay_messages: `work.channels.give_back(0, origin, origin, channel, at.next);`
+   hop_relay.cuh relay_messages: `work.channels.end(1, origin, rank, channel, sent);` */
 inline relay() {
   d_step {
     works(kRelay) && may_relay && started[me] == 0 && arrived(as_relay) ->
@@ -245,7 +271,8 @@ inline end_relaying() {
 
 #else
 
-/* The peer relays for the rank across. Rows are in the order of tokens. */
+/* The peer relays for the rank across. Rows are in the order of tokens.
+   hop_sums.cuh send_for_sums: `work.channels.end(0, work.routes.me(), relay, channel, at.sent);` */
 inline send() {
   d_step {
     works(kSender) && (own_next[me] >= MESSAGES || !has_row(me, cross(me), own_next[me]) || has_room(to_relay)) ->
@@ -261,7 +288,10 @@ inline send() {
   }
 }
 
-/* The relay's own rows are read where they lie; started: it has taken the token into the sum. */
+/* The relay's own rows are read where they lie.
+   hop_sums.cuh relay_sums: `if (missing != 0) return waits_for(at, __ffs(static_cast<int>(missing)) - 1);`
+   hop_sums.cuh relay_sums: `const std::uint32_t rows = __ballot_sync(~0u, to == next && token == first);`
+   hop_sums.cuh relay_sums: `work.channels.give_back(0, origin, origin, channel, read);` */
 #define token_of_peer (note[slot(as_relay, in[as_relay])])
 inline relay() {
   d_step {
