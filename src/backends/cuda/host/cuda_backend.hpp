@@ -6,8 +6,8 @@
 
 #include "backends/cuda/host/lane.hpp"
 #include "backends/cuda/protocol/failure_monitor.hpp"
-#include "exchange/source_operations.hpp"
 #include "exchange/backend.hpp"
+#include "exchange/source_operations.hpp"
 
 namespace ferry::cuda {
 
