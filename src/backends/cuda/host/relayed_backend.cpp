@@ -57,6 +57,8 @@ class RelayedCudaBackend final : public CudaBackend {
     return lane(index).hop_dispatch_counts();
   }
 
+  // A combine takes several call numbers here.
+  SourceOperations* source_operations() override { return nullptr; }
   void refuse(Operation operation, int index, const Error& error, Stream stream) noexcept override {
     // No rank has such a call.
     if (operation == Operation::all_gather_v || operation == Operation::reduce_scatter_v) return;
