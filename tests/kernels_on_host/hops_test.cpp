@@ -271,6 +271,28 @@ class HopRun {
       rank_[at(s)].call.counts = nullptr;
     }
     run(absent);
+    return records();
+  }
+
+  // Runs a dispatch in which rank `stopped` stops when it has exchanged call headers.
+  std::map<int, WaitRecord> run_stopped(int stopped) {
+    begin(HopContent::messages, Operation::dispatch);
+    for (int s = 0; s < ranks_; ++s) {
+      std::vector<std::int32_t> count(at(ranks_), kTokens);
+      for (int d = 0; d < ranks_; ++d) {
+        for (std::int32_t t = 0; t < kTokens; ++t) {
+          rank_[at(s)].sent_tokens[at(d * kTokens + t)] = t;
+          if (d != s) store_message(rank_[at(s)].outbox.data() + d * block_bytes_, s, d, t, t);
+        }
+      }
+      post_header(s, count);
+      rank_[at(s)].call.counts = nullptr;
+    }
+    rank_[at(stopped)].call.content = HopContent::headers;
+    run();
+    return records();
+  }
+  std::map<int, WaitRecord> records() const {
     std::map<int, WaitRecord> found;
     for (int r = 0; r < ranks_; ++r) {
       if (const auto record = timeout_of(rank_[at(r)].report)) found[r] = *record;
@@ -538,6 +560,21 @@ TEST(HopCalls, ARankThatIsMissingIsNamed) {
     EXPECT_EQ(record.rank, rank);
     EXPECT_EQ(record.peer, 2);
     EXPECT_EQ(record.operation, Operation::dispatch);
+  }
+}
+
+// Rank 2 is the relay of rank 0, and rank 0 of rank 2.
+TEST(HopCalls, ARankThatStopsIsNamedWithTheRelay) {
+  HopRun calls(seed_for(3), {0, 0, 1, 1}, 2, 2, 20'000'000);
+  const auto records = calls.run_stopped(2);
+  EXPECT_EQ(records.size(), 3u);
+  // Rank 0 misses what rank 2 sends to its node, and rank 3 the room in the windows of rank 2. They give up
+  // before rank 1, which waits for them, and their record is the group's. Here no host tells the others of
+  // it.
+  for (const int rank : {0, 3}) {
+    ASSERT_TRUE(records.contains(rank));
+    EXPECT_EQ(records.at(rank).peer, 2) << "rank " << rank;
+    EXPECT_EQ(records.at(rank).via, -1) << "rank " << rank;
   }
 }
 
