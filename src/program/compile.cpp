@@ -127,7 +127,8 @@ class ProgramCompiler {
   void find_function(const ProgramStep& given, CompiledStep& step) const {
     const auto found = functions_.find(given.function);
     if (found == functions_.end() || !found->second)
-      refuse(step, str("no function ", given.function, " was passed"));
+      refuse(step,
+             str("no function ", given.function, " was passed: pass it in the functions of the evaluator"));
     step.function = &found->second;
   }
 

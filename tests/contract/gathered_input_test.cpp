@@ -111,9 +111,13 @@ TEST_P(Contract, GatheredInputHasTheRoutedGradients) {
       const StepInputs step = make_inputs(either), gradients = with_new_values(either, step, 1);
       SyncExchange exchange(rank, either.config);
       const Plan plan = dispatch_and_combine(exchange, either, step, make_expert_outputs(either, step));
-      std::vector<float>& d_weights = of_weights[either.config.transfer == Transfer::gather];
-      d_weights.assign(static_cast<std::size_t>(step.inputs.ranks[rank.index()].tokens) * 4, -7.0f);
-      DispatchRun(exchange, either, gradients).run_backward(plan, d_weights.data());  // compares the rows
+      const auto values = static_cast<std::size_t>(step.inputs.ranks[rank.index()].tokens) * 4;
+      GuardedBuffer d_weights(static_cast<std::int64_t>(values * sizeof(float)));
+      DispatchRun(exchange, either, gradients)
+          .run_backward(plan, d_weights.as<float>());  // compares the rows
+      d_weights.require_guards("d_weights");
+      of_weights[either.config.transfer == Transfer::gather].assign(d_weights.as<float>(),
+                                                                    d_weights.as<float>() + values);
     }
     require(of_weights[0] == of_weights[1], "the gradients of the weights differ");
   });

@@ -146,6 +146,7 @@ TestCase max_case(TestCase c, int ranks, int shared_experts, Reduction reduction
   c.config.shared_experts = shared_experts;
   c.config.reduction = c.reduction = reduction;
   c.config.repeats = true;
+  if (c.config.backend == BackendKind::cuda || c.config.memory == MemoryKind::device) c.config.deadline = 4;
   c.masked = 0.2;
   c.masked_tokens = 0.1;
   c.weighted = false;

@@ -80,6 +80,10 @@ TEST_P(Contract, RandomProgramsMakeTheBitsOfEagerCalls) {
       Config of_host = program_config(random, ranks);
       of_host.lanes = 3;
       const Config config = on_backend(of_host);
+      if (GetParam().rank_kind == RankKind::mpi || GetParam().rank_kind == RankKind::engine_hosts) {
+        of_host.backend = BackendKind::collective;  // the ranks may be on several hosts
+        of_host.memory = MemoryKind::host;
+      }
       const Program program = ProgramMaker(random, config.reduction).draw(random.between(6, 12));
       ASSERT_EQ(to_string(parse_program(to_string(program))), to_string(program));
       run(ranks, to_string(program), [&](const Rank& rank) {

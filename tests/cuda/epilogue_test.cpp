@@ -7,7 +7,8 @@ namespace {
 
 class CudaEpilogue : public DeviceTest {
  protected:
-  static void replay(const TestCase& c, float scale, bool adds) {
+  static void replay(TestCase c, float scale, bool adds) {
+    c.config.deadline = 4;
     replay_often(c, [&](DeviceRun& device_run) { device_run.set_epilogue(scale, adds); });
   }
 };

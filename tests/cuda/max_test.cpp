@@ -33,7 +33,8 @@ struct MaxSet {
 
 class CudaMax : public DeviceTest {
  protected:
-  static void replay_often(const TestCase& c) {
+  static void replay_often(TestCase c) {
+    c.config.deadline = 4;
     constexpr int kSets = 6;
     const int replays = number_from_environment("FERRY_REPLAYS", 10000);
     run(c.ranks, c, [&](Rank rank) {

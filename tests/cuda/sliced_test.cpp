@@ -39,6 +39,7 @@ class CudaSliced : public DeviceTest {
     c.config.experts = 8;
     c.config.alignment = 4;
     c.config.zero_padding = true;
+    c.config.deadline = 4;
     return c;
   }
 

@@ -28,6 +28,7 @@ class Rows {
     std::mt19937_64 random(seed);
     dense_.resize(static_cast<std::size_t>(kTokens * row_bytes_));
     for (std::byte& each : dense_) each = static_cast<std::byte>(random());  // NaN and infinities too
+    std::fill_n(dense_.begin(), 32, std::byte{0});  // +0 times a negative scale is -0
     place(dense_);
   }
 

@@ -92,6 +92,7 @@ class Grid {
   // Of the fiber that runs now.
   static void yield();
   static void sleep_while(const std::uint64_t& word, std::uint64_t value);
+  static std::uint64_t nanoseconds();  // 10 us a turn
   static unsigned thread();
   static Block& block();
   static Warp& warp() { return block().warps[thread() / 32]; }
@@ -108,6 +109,7 @@ class Grid {
   std::vector<std::shared_ptr<std::function<void(unsigned)>>> kernels_;
   std::vector<std::unique_ptr<Fiber>> fibers_;
   Fiber* current_ = nullptr;
+  int turn_ = 0;
   std::byte* shared_ = nullptr;  // see give_each_block()
   std::size_t shared_bytes_ = 0;
   Block* in_shared_ = nullptr;  // the block whose contents are there

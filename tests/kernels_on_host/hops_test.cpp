@@ -553,7 +553,7 @@ TEST(HopCalls, RefusalsAndDifferencesEndTheCallOnEveryRank) {
 }
 
 TEST(HopCalls, ARankThatIsMissingIsNamed) {
-  HopRun calls(seed_for(2), {0, 0, 1, 1}, 4, 2, 400'000'000);
+  HopRun calls(seed_for(2), {0, 0, 1, 1}, 4, 2, 20'000'000);
   const auto records = calls.run_without(2);
   EXPECT_EQ(records.size(), 3u);
   for (const auto& [rank, record] : records) {
@@ -565,17 +565,17 @@ TEST(HopCalls, ARankThatIsMissingIsNamed) {
 
 // Rank 2 is the relay of rank 0, and rank 0 of rank 2.
 TEST(HopCalls, ARankThatStopsIsNamedWithTheRelay) {
-  HopRun calls(seed_for(3), {0, 0, 1, 1}, 2, 2, 400'000'000);
+  HopRun calls(seed_for(3), {0, 0, 1, 1}, 2, 2, 20'000'000);
   const auto records = calls.run_stopped(2);
   EXPECT_EQ(records.size(), 3u);
-  for (const auto& [rank, record] : records) {
-    EXPECT_EQ(record.rank, rank);
-    EXPECT_TRUE(record.peer == 2 || record.via == 2) << "rank " << rank << ", peer " << record.peer;
+  // Rank 0 misses what rank 2 sends to its node, and rank 3 the room in the windows of rank 2. They give up
+  // before rank 1, which waits for them, and their record is the group's. Here no host tells the others of
+  // it.
+  for (const int rank : {0, 3}) {
+    ASSERT_TRUE(records.contains(rank));
+    EXPECT_EQ(records.at(rank).peer, 2) << "rank " << rank;
+    EXPECT_EQ(records.at(rank).via, -1) << "rank " << rank;
   }
-  // The relay of what rank 2 sends is the first to miss it, and names no relay.
-  ASSERT_TRUE(records.contains(0));
-  EXPECT_EQ(records.at(0).peer, 2);
-  EXPECT_EQ(records.at(0).via, -1);
 }
 
 }  // namespace

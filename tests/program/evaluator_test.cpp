@@ -85,7 +85,8 @@ std::string compiled(const std::string& text, const Config& config,
 TEST(Evaluator, RefusesWhatTheExchangeCannotDo) {
   EXPECT_EQ(compiled(kLayer, layer_config()), "accepted");
   EXPECT_EQ(compiled(kLayer, layer_config(), {}),
-            "usage: program moe, step out (call experts): no function experts was passed");
+            "usage: program moe, step out (call experts): no function experts was passed: pass it in the "
+            "functions of the evaluator");
   EXPECT_EQ(compiled("program moe\ninput x: tokens\ninput ids: ids\nrows = dispatch(x, ids) lane=1\n",
                      layer_config()),
             "usage: program moe, step rows (dispatch): lane 1 does not exist: its exchange has 1 lane; "

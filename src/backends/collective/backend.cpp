@@ -143,9 +143,8 @@ std::unique_ptr<Backend> make_collective_backend(const Rank& rank, const Config&
   Engine* engine = rank.state().engine();
   if (engine == nullptr) {
     throw UnsupportedError(
-        "backend collective: this group has no engine: make it with Group::mpi(), or with Group::custom() "
-        "and "
-        "the functions of an engine");
+        "backend collective: this group has no engine: make it with Group::mpi(), in Python also with "
+        "Group.torch(), or with Group::custom() and the functions of an engine");
   }
   if (config.engine != EngineKind::automatic && config.engine != engine->kind()) {
     throw UsageError(str("configuration: engine is ", to_string(config.engine),

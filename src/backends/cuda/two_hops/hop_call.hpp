@@ -98,8 +98,8 @@ void prepare_hops();
 
 void launch_hops(const HopArguments& arguments, const LaunchShape& shape, cudaStream_t stream);
 
-// Clears the slot metadata of all messages in the inbox, before a call by a plan: a damaged plan expects
-// messages that do not come. `lane`: as the phases of the call see it.
+// Clears the slot metadata of all messages in the inbox from other ranks, before a call by a plan: a damaged
+// plan expects messages that do not come. `lane`: as the phases of the call see it.
 void launch_clear_inbox(const LaneView& lane, cudaStream_t stream);
 
 }  // namespace ferry::cuda

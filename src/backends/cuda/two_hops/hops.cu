@@ -30,6 +30,7 @@ __global__ void __launch_bounds__(kClearThreads) clear_inbox_kernel(const __grid
   const int source = static_cast<int>(blockIdx.x) / kClearBlocksOfRank,
             first = static_cast<int>(blockIdx.x) % kClearBlocksOfRank * kClearThreads +
                     static_cast<int>(threadIdx.x);
+  if (source == lane.rank) return;  // the send phase has stored what comes from this rank
   for (int i = first; i < lane.max_tokens * lane.top_k; i += kClearBlocksOfRank * kClearThreads)
     lane.slot_metadata(lane.rank, 0, source, i / lane.top_k)[i % lane.top_k] = {0, 0};
 }

@@ -7,9 +7,15 @@
 #include "format/e4m3.hpp"
 #include "format/fp16.hpp"
 #include "kernels_on_host/cuda_on_grid.hpp"
+#define FERRY_CLOCK_OF_FIBERS
 #include "protocol/on_host/ptx_functions.hpp"
 
 namespace ferry::cuda {
+
+// Time is turns, so that a busy machine makes no wait longer.
+inline std::uint64_t global_nanoseconds() {
+  return on_host::Grid::nanoseconds();
+}
 
 inline std::uint32_t two_to_bf16(float low, float high) {
   return fp32_to_bf16(low) | std::uint32_t{fp32_to_bf16(high)} << 16;
