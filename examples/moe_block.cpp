@@ -116,7 +116,7 @@ void run(const ferry::Rank& rank) {
                                              {"residual", residual}};
   ferry::Evaluator whole(block, exchange, functions), split(batched, exchange, functions);
   std::vector<std::size_t> ran;
-  split.set_observer([&](std::size_t step) { ran.push_back(step); });
+  split.set_observer([&](std::size_t step, ferry::Stream) { ran.push_back(step); });
 
   std::vector<float> x(kTokens * kHidden);
   for (std::size_t i = 0; i < x.size(); ++i) x[i] = std::sin(static_cast<float>(i * (rank.index() + 1)));

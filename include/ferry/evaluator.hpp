@@ -19,8 +19,10 @@ namespace ferry {
 /// A value while a program runs. Functions do not write what they take.
 struct ProgramValue {
   ValueKind kind = ValueKind::tokens;
-  void* data = nullptr;      ///< tokens [rows, H], ids and weights [rows, K], outputs [rows, H]
-  std::int64_t rows = 0;     ///< N, also of a dispatch; outputs: for how many rows `data` has room
+  void* data = nullptr;  ///< tokens [rows, H], ids and weights [rows, K], outputs [rows, H]
+  /// N, also of a dispatch; outputs, and rows of all ranks in device memory: for how many rows `data` has
+  /// room
+  std::int64_t rows = 0;
   std::int64_t stride = 0;   ///< tokens, outputs: bytes from one row to the next; 0: dense
   DType type = DType::bf16;  ///< tokens, outputs
   IdType id_type = IdType::int32;
@@ -124,8 +126,9 @@ class Evaluator {
   std::span<const ProgramValue* const> run(std::span<const ProgramValue> inputs, Stream stream = {});
 
   /// From now on run() calls `observer` with the number of each step before that step begins, and with the
-  /// number of steps after the last: for timelines. It must not throw. An empty function ends it.
-  void set_observer(std::function<void(std::size_t step)> observer);
+  /// number of steps after the last: for timelines. On device memory `stream` is that of the step, and at the
+  /// end the caller's. It must not throw. An empty function ends it.
+  void set_observer(std::function<void(std::size_t step, Stream stream)> observer);
 
  private:
   class State;

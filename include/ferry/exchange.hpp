@@ -140,11 +140,13 @@ struct DispatchOptions {
   /// compared, because the host of a device backend does not know it. A g that is not positive and finite, or
   /// with which a block's scale overflows, gives scales 7F and values 0, and check() raises UsageError.
   const float* global_scale = nullptr;
-  /// [E + S] a scale of each expert, shared experts last, in host memory; the send phase reads it. Tokens
-  /// then travel in their own type, and each rank encodes the rows that it receives with its own scales:
-  /// nvfp4 with g = scale, mxfp8 from x / scale, fp8 as e4m3(x / scale) in one part without block scales.
-  /// Config::format must have room for the tokens as they are. All ranks pass scales and tokens of one type,
-  /// or none does; the scales are not compared. Host memory and expert layouts only.
+  /// [E + S] a scale of each expert, shared experts last, in host memory, on device backends in memory that
+  /// the device can read; read in the send phase. Tokens then travel in their own type, and each rank
+  /// encodes the rows that it receives with its own scales: nvfp4 with g = scale, mxfp8 from x / scale, fp8
+  /// as e4m3(x / scale) in one part without block scales. Config::format must have room for the tokens as
+  /// they are. All ranks pass scales and tokens of one type, or none does; the scales are not compared.
+  /// Expert layouts only. A scale of one of the rank's experts that is not positive and finite is refused; on
+  /// device memory check() raises UsageError where a row is encoded with it.
   std::span<const float> input_scales{};
 };
 

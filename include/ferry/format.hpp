@@ -71,7 +71,7 @@ struct Nvfp4Options {
 /// Scales as tiles (option `tiles`): the scale bytes of each group are in tiles of 128 rows x 4 blocks, 512
 /// bytes each, as block-scaled matrix units read them. Each group's tiles begin at a tile of their own
 /// (DispatchResult::tile_offsets), and bytes without a row or block are 0. docs/contract.md, "Scales as
-/// tiles", has the address of every byte. Host memory, expert_major and expert_padded only.
+/// tiles", has the address of every byte. expert_major and expert_padded only.
 struct Format {
   FormatKind kind = FormatKind::bf16;
   Fp8Options fp8{};                                  ///< fp8_e4m3 only

@@ -816,8 +816,8 @@ class Exchange:
         apply_weights  multiply the received values by their weight
         global_scale   format 'nvfp4': g, a number or float32 [1], the same on all ranks; on GPUs an array there; default
                        1. Values are element * scale * g
-        input_scales   formats 'fp8', 'mxfp8' and 'nvfp4' on host backends: float32 [E + S], a scale of each expert, shared ones
-                       last. Tokens travel as they are; each rank encodes the rows it receives with its experts' scales
+        input_scales   formats 'fp8', 'mxfp8' and 'nvfp4': float32 [E + S] where the tokens lie, a scale of each expert, shared
+                       ones last. Tokens travel as they are; each rank encodes the rows it receives with its experts' scales
         dot_rows       [rows, H] of combine_type: result.dots[row] = dot(token, dot_rows[row]), before apply_weights
         count          'cuda': int32 [1] in device memory, N as read when the call runs; the rows of `tokens` bound it
         sm_limit       'cuda': the most blocks the call uses at once; 0: no limit

@@ -102,6 +102,23 @@ def _framework(array):
     return sys.modules[type(array).__module__.partition(".")[0]]  # numpy, torch or cupy
 
 
+def _empty_like(rows, count):
+    if hasattr(rows, "new_empty"):  # PyTorch: on the same device
+        return rows.new_empty((count, *rows.shape[1:]))
+    return _framework(rows).empty((count, *rows.shape[1:]), dtype=rows.dtype)
+
+
+def _on_device(array):
+    return getattr(array, "is_cuda", False) or type(array).__module__.partition(".")[0] == "cupy"
+
+
+def _device_number(rows, number):
+    framework = _framework(rows)
+    if hasattr(rows, "new_full"):
+        return rows.new_full((1,), number, dtype=framework.int32)
+    return framework.full((1,), number, dtype=framework.int32)
+
+
 def _operation_of(kind):
     return kind.removesuffix("_send")
 
@@ -172,12 +189,17 @@ class _Run:
     def _all_gather_v(self, step, rows):
         exchange, lane = self._begin(step)
         most = exchange.config.max_tokens * exchange.ranks
-        return exchange.all_gather_v(rows, _framework(rows).empty((most, *rows.shape[1:]), dtype=rows.dtype), lane=lane)
+        return exchange.all_gather_v(rows, _empty_like(rows, most), lane=lane)
 
     def _reduce_scatter_v(self, step, rows, like):
         exchange, lane = self._begin(step)
-        count = len(like) if hasattr(like, "shape") else like
-        return exchange.reduce_scatter_v(rows, _framework(rows).empty((count, *rows.shape[1:]), dtype=rows.dtype), lane=lane)
+        if getattr(like, "ndim", 0) == 1:
+            raise UsageError("the count is in device memory, but the host must know how many rows this rank has: pass it as a number, "
+                             "or pass tokens")
+        rows_of_rank = len(like) if hasattr(like, "shape") else like
+        # With a count in device memory the kernel accepts more rows than the sum, as a gather leaves there.
+        count = _device_number(rows, rows_of_rank) if _on_device(rows) else None
+        return exchange.reduce_scatter_v(rows, _empty_like(rows, rows_of_rank), count=count, lane=lane)
 
     def _wait(self, step, value):
         exchange, lane = self._begin(step)

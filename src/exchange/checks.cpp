@@ -61,13 +61,8 @@ void check_tokens(const Config& config, int rank, const char* call, const Ids& i
     throw UsageError(str("ids: type = ", number, ", must be 0 (int32) or 1 (int64)"));
 }
 
-PartList received_parts(const Config& config, const DispatchCall& call) {
-  return by_expert(call) ? parts_by_expert(call.format, config.hidden) : parts_of(call.format, config.hidden);
-}
-
 void check_message_fits(const Config& config, const DispatchCall& call) {
-  const PartList parts =
-      by_expert(call) ? value_parts(call.tokens.type, config.hidden) : parts_of(call.format, config.hidden);
+  const PartList parts = message_parts(config, call);
   const std::string format = by_expert(call) ? to_string(call.tokens.type) : to_string(call.format);
   const std::int64_t largest = message_layout(parts_of(config.format, config.hidden), config.top_k).bytes;
   const std::int64_t needed = message_layout(parts, config.top_k).bytes;
@@ -116,6 +111,15 @@ void check_receive_buffers(const Config& config, int rank, const DispatchCall& c
                          ": the exchange has no memory for tiles, because its format is ",
                          to_string(config.format),
                          ": pass memory.parts[1], or construct it with format = ", to_string(call.format)));
+  }
+  if (encoding_of(call.format).scale_tiles && !encoding_of(config.format).scale_tiles &&
+      !config.own_receive_buffers && config.memory == MemoryKind::device) {
+    throw UsageError(
+        str("dispatch: format ", to_string(call.format), " on rank ", rank,
+            ": the exchange has no memory for the scales before they become tiles, because its "
+            "format is ",
+            to_string(config.format),
+            " and own_receive_buffers is off: construct it with format = ", to_string(call.format)));
   }
   const std::int64_t rows = call.memory.rows;
   if (rows == 0) return;

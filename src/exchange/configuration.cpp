@@ -223,11 +223,6 @@ void check_tiles(const Config& config, const Format& format) {
                          ": rank_major has no tiles, because its groups are source ranks: use an expert "
                          "layout, or scales in rows"));
   }
-  if (chosen_memory(config) == MemoryKind::device) {
-    throw UnsupportedError(str("format ", to_string(format),
-                               ": scales in tiles are not available on device memory: use scales in rows or "
-                               "columns, or a backend of host memory"));
-  }
 }
 
 MemoryKind chosen_memory(const Config& config) {

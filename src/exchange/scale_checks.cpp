@@ -16,7 +16,7 @@ void check_global_scale(const DispatchCall& call) {
           to_string(call.format), ": leave it null"));
 }
 
-// The scales of this rank's experts: the others are not read here.
+// The scales of this rank's experts: the others are not read here. Kernels check those in device memory.
 void check_scale_values(const Config& config, int rank, const DispatchCall& call) {
   const auto check = [&](int expert) {
     const float scale = call.input_scales[static_cast<std::size_t>(expert)];
@@ -43,11 +43,6 @@ void check_input_scales(const Config& config, int rank, const DispatchCall& call
     throw UsageError(
         "dispatch: input_scales need an expert layout: a rank_major row stands for several experts");
   }
-  if (config.memory == MemoryKind::device) {
-    throw UnsupportedError(
-        "dispatch: input_scales are not available on device memory: pass global_scale, or use a backend of "
-        "host memory");
-  }
   if (call.global_scale != nullptr)
     throw UsageError("dispatch: input_scales and global_scale exclude each other: pass one of them");
   const std::int64_t expected = std::int64_t{config.experts} + config.shared_experts;
@@ -58,13 +53,22 @@ void check_input_scales(const Config& config, int rank, const DispatchCall& call
   }
   if (call.input_scales.data() == nullptr)
     throw UsageError(str("dispatch: input_scales: the address is null on rank ", rank));
-  check_scale_values(config, rank, call);
+  if (config.memory == MemoryKind::host) check_scale_values(config, rank, call);
 }
 
 }  // namespace
 
 bool by_expert(const DispatchCall& call) {
   return call.input_scales.data() != nullptr || !call.input_scales.empty();
+}
+
+PartList message_parts(const Config& config, const DispatchCall& call) {
+  return by_expert(call) ? value_parts(call.tokens.type, config.hidden)
+                         : parts_of(call.format, config.hidden);
+}
+
+PartList received_parts(const Config& config, const DispatchCall& call) {
+  return by_expert(call) ? parts_by_expert(call.format, config.hidden) : parts_of(call.format, config.hidden);
 }
 
 void check_scales(const Config& config, int rank, const DispatchCall& call) {

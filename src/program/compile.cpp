@@ -102,6 +102,8 @@ class ProgramCompiler {
       assigned_by_[static_cast<std::size_t>(step.outputs.front())] = step.sender;
     }
     size_memory(step);
+    if (made_.device != nullptr && step.kind == StepKind::reduce_scatter_v)
+      step.device_count = reinterpret_cast<std::int32_t*>(made_.device->allocate(sizeof(std::int32_t)));
     const bool calls = shape_of(step.kind).has_lane || is_receive_phase(step.kind);
     if (made_.device != nullptr && made_.capture_obstacle < 0 &&
         (step.kind == StepKind::wait || (calls && !can_be_captured(*step.exchange))))

@@ -43,6 +43,7 @@ struct CompiledStep {
   int sender = -1;                   // receive phases: the step of the send phase
   int index = 0, of = 1;
   int sm_limit = 0;
+  std::int32_t* device_count = nullptr;  // device memory, reduce_scatter_v: where the kernel reads the rank's
   const ProgramFunction* function = nullptr;
 };
 

@@ -53,7 +53,7 @@ class Evaluator::State {
 
   const Program& program() const { return program_; }
 
-  void set_observer(std::function<void(std::size_t)> observer) { observer_ = std::move(observer); }
+  void set_observer(std::function<void(std::size_t, Stream)> observer) { observer_ = std::move(observer); }
 
   std::span<const ProgramValue* const> run(std::span<const ProgramValue> inputs, Stream stream) {
     require_no_obstacle(stream);
@@ -65,13 +65,13 @@ class Evaluator::State {
       bind(inputs);
       for (; step_ < compiled_.steps.size(); ++step_) {
         phase_ = Phase::before_call;
-        if (observer_) observer_(step_);
+        if (observer_) observer_(step_, this->stream());
         streams_.before(step_);
         run_step(compiled_.steps[step_]);
         streams_.after(step_);
       }
-      if (observer_) observer_(step_);
       streams_.end();
+      if (observer_) observer_(step_, stream);
     } catch (const Error& error) {
       ends_group(error) ? streams_.join_all() : refuse_rest(error.what());
       if (phase_ == Phase::in_function) throw;
@@ -248,8 +248,10 @@ class Evaluator::State {
     made.type = rows.type;
     made.id_type = rows.id_type;
     phase_ = Phase::in_call;
-    made.rows = step.exchange->all_gather_v(rows.data, rows.rows, row, made.data, compiled(number).most_rows,
-                                            step.lane, stream());
+    const std::int64_t most = compiled(number).most_rows;
+    const std::int64_t sum =
+        step.exchange->all_gather_v(rows.data, rows.rows, row, made.data, most, step.lane, stream());
+    made.rows = sum < 0 ? most : sum;  // on device memory the host does not know the sum
   }
 
   void scatter(const CompiledStep& step) {
@@ -257,14 +259,22 @@ class Evaluator::State {
     const int number = step.outputs.front();
     const std::int64_t count = like.kind == ValueKind::count ? like.count : like.rows;
     require_dense(rows, row_bytes(rows, step.exchange->config()));
+    if (like.device_count != nullptr)
+      throw UsageError(
+          "the count is in device memory, but the host must know how many rows this rank has: pass it as a "
+          "number, or pass tokens");
     if (count < 0 || count > compiled(number).most_rows)
       throw UsageError(str("this rank's rows of the sum are ", count, "; 0 to ", compiled(number).most_rows,
                            " are possible"));
     prepare(number, count);
     ProgramValue& made = value(number);
     made.type = rows.type;
+    // With a count in device memory the kernel accepts more rows than the sum, as a gather leaves there.
+    if (step.device_count != nullptr)
+      compiled_.device->set_number(step.device_count, static_cast<std::int32_t>(count), stream());
     phase_ = Phase::in_call;
-    step.exchange->reduce_scatter_v(rows.data, rows.rows, rows.type, made.data, count, step.lane, stream());
+    step.exchange->reduce_scatter_v(rows.data, rows.rows, rows.type, made.data, count, step.lane, stream(),
+                                    step.device_count);
   }
 
   // Points a value to its memory in the evaluator.
@@ -377,7 +387,7 @@ class Evaluator::State {
 
   Program program_;
   ProgramFunctions functions_;
-  std::function<void(std::size_t)> observer_;
+  std::function<void(std::size_t, Stream)> observer_;
   CompiledProgram compiled_;
   RunStreams streams_;
   std::vector<ProgramValue> values_;
@@ -405,7 +415,7 @@ std::span<const ProgramValue* const> Evaluator::run(std::span<const ProgramValue
   return state_->run(inputs, stream);
 }
 
-void Evaluator::set_observer(std::function<void(std::size_t)> observer) {
+void Evaluator::set_observer(std::function<void(std::size_t, Stream)> observer) {
   state_->set_observer(std::move(observer));
 }
 

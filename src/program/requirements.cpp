@@ -1,6 +1,8 @@
 // check() of a program together with the configurations of its exchanges.
 #include "program/requirements.hpp"
 
+#include <set>
+
 #include "base/text.hpp"
 #include "exchange/configuration.hpp"
 #include "ferry/error.hpp"
@@ -22,6 +24,7 @@ class RequirementChecker {
 
   void check() {
     for (const ProgramStep& step : program_.steps) {
+      check_gathered(step);
       if (!shape_of(step.kind).has_lane) continue;  // starts no call of an exchange
       const Config& config = config_of(step);
       require_one_memory(step, config);
@@ -61,10 +64,27 @@ class RequirementChecker {
     if (step.lane >= config.lanes)
       refuse(step, str("lane ", step.lane, " does not exist: its exchange has ",
                        counted(config.lanes, "lane"), "; construct it with ", step.lane + 1));
-    if (is_gather(step.kind) && chosen_memory(config) == MemoryKind::device)
-      unsupported(step, str("its exchange has device memory, where the host does not know how many rows are ",
-                            "gathered; call Exchange::", to_string(step.kind),
-                            "() in a function, on a lane of its own"));
+    if (is_gather(step.kind) && chosen_memory(config) == MemoryKind::device &&
+        config.backend == BackendKind::collective)
+      unsupported(step, "its exchange is of the backend collective with device memory: use the backend cuda");
+  }
+
+  // In device memory the host does not know how many rows of all ranks there are. Functions may act on all
+  // that there is room for, and the kernel of reduce_scatter_v knows the number.
+  void check_gathered(const ProgramStep& step) {
+    const bool gathers = step.kind == StepKind::all_gather_v;
+    if (gathers && chosen_memory(config_of(step)) == MemoryKind::device)
+      gathered_.insert(step.outputs.front().name);
+    for (std::size_t i = 0; i < step.inputs.size(); ++i) {
+      if (!gathered_.contains(step.inputs[i]) || step.kind == StepKind::call) continue;
+      if (step.kind == StepKind::wait) {
+        gathered_.insert(step.outputs.front().name);
+      } else if (step.kind != StepKind::reduce_scatter_v || i > 0) {
+        unsupported(step, str(step.inputs[i],
+                              " has the rows of all ranks in device memory, and the host does not know how "
+                              "many: only functions and reduce_scatter_v take them"));
+      }
+    }
   }
 
   void check_dispatch(const ProgramStep& step, const Config& config) const {
@@ -88,7 +108,8 @@ class RequirementChecker {
   Program program_;
   const ProgramConfigs& configs_;
   std::map<std::string, ValueKind, std::less<>> kinds_;
-  MemoryKind memory_ = MemoryKind::automatic;  // of the exchanges so far
+  std::set<std::string, std::less<>> gathered_;  // values with rows of all ranks in device memory
+  MemoryKind memory_ = MemoryKind::automatic;    // of the exchanges so far
 };
 
 }  // namespace

@@ -14,7 +14,7 @@ class GpuTest(ProgramTest):
     def test_without_gpus(self):
         built = "no cuda backend" not in self.succeed("doctor")
         missing = "no CUDA driver" if built else "no cuda backend: install a wheel or tarball that has it, or build"
-        for command in [["run", *SMALL], ["run", *SMALL, "--processes"], ["bench", "--tokens", "1"], ["limits"]]:
+        for command in [["run", *SMALL], ["run", *SMALL, "--overlap", 2], ["run", *SMALL, "--processes"], ["bench", "--tokens", "1"], ["limits"]]:
             with self.subTest(command=command):
                 self.refuse(3, [missing], *command, "--backend", "cuda")
 
@@ -51,6 +51,21 @@ class GpuTest(ProgramTest):
         self.run_on_gpus("--html", page, "--timeline", timeline)
         self.assertGreater(os.path.getsize(page), 0)
         self.assertGreater(os.path.getsize(timeline), 0)
+
+    # Every output of the micro-batches has the bytes of the plain program, whose sums are checked.
+    @unittest.skipUnless(GPUS, "no GPU here: there is no /dev/nvidia0")
+    def test_programs(self):
+        for batches, more in enumerate([["--format", "fp8"], ["--layout", "expert_padded", "--format", "mxfp8"]], 2):
+            with self.subTest(more=more):
+                timeline = self.path("overlap.trace.json")
+                run = json.loads(self.succeed("run", *SMALL, "--backend", "cuda", "--overlap", batches, "--json", "-", "--timeline", timeline, *more))
+                self.assertEqual((run["schema"], run["micro_batches"], len(run["checks"]["list"])), ("ferry.program_run", batches, 2))
+                self.assertEqual(run["checks"]["passed"], run["checks"]["total"])
+                for runs in (run["plain"], run["batched"]):
+                    for steps in runs["timeline_us"]:
+                        self.assertTrue(all(0 <= begin <= end for begin, end in steps), steps)
+                with open(timeline) as file:
+                    self.assertGreater(len(json.load(file)["traceEvents"]), 0)
 
     def bench(self, *arguments, ranks=3):
         """The rows of a small bench, each checked for consistency."""

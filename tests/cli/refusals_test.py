@@ -23,7 +23,7 @@ class RefusalsTest(ProgramTest):
             (["33", "--top-k"], ["run", "--top-k", "33"]),
             (["--program absent.txt", "No such file"], ["run", *SMALL, "--program", "absent.txt"]),
             (["65", "--overlap"], ["run", "--overlap", "65"]),
-            (["--overlap", "--backend cuda"], ["run", *SMALL, "--overlap", "2", "--backend", "cuda"]),
+            (["--overlap", "--backend cuda", "rank_major"], ["run", *SMALL, "--overlap", "2", "--backend", "cuda", "--layout", "rank_major"]),
             (["--shared-experts 1", "--backend cuda"], ["run", *SMALL, "--shared-experts", "1", "--backend", "cuda"]),
             (["--engine nccl", "--backend cpu", "collective"], ["run", *SMALL, "--engine", "nccl"]),
             (["--memory device", "--backend cuda"], ["run", *SMALL, "--memory", "device", "--backend", "cuda"]),

@@ -94,7 +94,7 @@ std::int64_t max_rows(const StepInputs& step) {
 
 // One case for each layout and each way to combine it; those of expert_major have shared experts. On host
 // memory two more, with tiles of scales, of rows that are encoded where they arrive.
-std::vector<TestCase> cases_of_damage(const TestCase& small, const Setup& setup) {
+std::vector<TestCase> cases_of_damage(const TestCase& small) {
   std::vector<TestCase> cases;
   for (const Layout layout : {Layout::expert_major, Layout::expert_padded, Layout::rank_major}) {
     for (const Reduction reduction : {Reduction::partial, Reduction::exact}) {
@@ -112,7 +112,7 @@ std::vector<TestCase> cases_of_damage(const TestCase& small, const Setup& setup)
       // that peers write only once they have received.
       c.sm_limit = cases.size() % 2 == 0 ? 1 : 0;
       cases.push_back(c);
-      if (setup.on_device() || layout == Layout::rank_major || reduction == Reduction::exact) continue;
+      if (layout == Layout::rank_major || reduction == Reduction::exact) continue;
       c.config.format = Format::nvfp4({.tiles = true});
       c.input_scales = true;
       cases.push_back(c);
@@ -122,7 +122,7 @@ std::vector<TestCase> cases_of_damage(const TestCase& small, const Setup& setup)
 }
 
 TEST_P(Contract, DamagedPlansAreReported) {
-  for (const TestCase& c : cases_of_damage(small_case(1), GetParam())) {
+  for (const TestCase& c : cases_of_damage(small_case(1))) {
     const StepInputs step = make_inputs(c);
     const oracle::ExpertOutputs expert_outputs = make_expert_outputs(c, step);
     run(c.ranks, describe(c), [&](Rank rank) {
@@ -149,7 +149,7 @@ TEST_P(Contract, DamagedPlansAreReported) {
 
 // A header whose checksum is right and whose numbers are not: a plan's bytes are the caller's.
 TEST_P(Contract, PlanHeadersOutOfRangeAreRefused) {
-  for (const TestCase& c : cases_of_damage(small_case(4), GetParam())) {
+  for (const TestCase& c : cases_of_damage(small_case(4))) {
     const StepInputs step = make_inputs(c);
     const oracle::ExpertOutputs expert_outputs = make_expert_outputs(c, step);
     run(c.ranks, describe(c), [&](Rank rank) {
@@ -205,7 +205,7 @@ TEST_P(Contract, WrongPlanEntriesStayWithinMemory) {
       << "two ranks may write sums to the same address, which the thread sanitizer reports as a race";
 #endif
   constexpr int kRounds = 12;
-  for (const TestCase& c : cases_of_damage(small_case(2), GetParam())) {
+  for (const TestCase& c : cases_of_damage(small_case(2))) {
     const StepInputs step = make_inputs(c);
     const oracle::ExpertOutputs expert_outputs = make_expert_outputs(c, step);
     run(c.ranks, describe(c), [&](Rank rank) {

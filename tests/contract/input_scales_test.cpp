@@ -15,10 +15,6 @@ namespace {
 constexpr const char* kByExpert[] = {"fp8",   "mxfp8",         "mxfp8-ocp-columns", "mxfp8-tiles",
                                      "nvfp4", "nvfp4-columns", "nvfp4-tiles"};
 
-bool takes_scales(const Setup& setup) {
-  return !setup.on_device();
-}
-
 TestCase scaled_case(TestCase c, const char* format) {
   c.config.format = parse_format(format);
   c.config.hidden = c.config.format.kind == FormatKind::nvfp4 ? 608 : 656;
@@ -29,7 +25,6 @@ TestCase scaled_case(TestCase c, const char* format) {
 
 // A token has experts with different scales on one rank.
 TEST_P(Contract, InputScales) {
-  if (!takes_scales(GetParam())) GTEST_SKIP() << "input_scales are refused on device memory";
   for (const char* format : kByExpert) {
     for (const Layout layout : {Layout::expert_major, Layout::expert_padded}) {
       for (const int ranks : kGroupSizes) {
@@ -55,7 +50,6 @@ TEST_P(Contract, InputScales) {
 
 // Dispatches by a plan too, and the messages are those of the tokens as they are.
 TEST_P(Contract, InputScalesByPlan) {
-  if (!takes_scales(GetParam())) GTEST_SKIP() << "input_scales are refused on device memory";
   for (const char* format : kByExpert) {
     TestCase c = scaled_case(small_case(5), format);
     c.ranks = 3;
@@ -78,16 +72,28 @@ TEST_P(Contract, InputScalesByPlan) {
   });
 }
 
+// Kernels read scales in device memory, so a call with a bad one is not refused.
+void report_bad_scale(SyncExchange& exchange, const TestCase& c, const StepInputs& step,
+                      std::span<const float> scales, bool bad) {
+  DispatchRun dispatch(exchange, c, step);
+  dispatch.options().global_scale = nullptr;
+  dispatch.options().input_scales = scales;
+  const std::string text = usage_error([&] { dispatch.call(); });
+  require((text.find("input_scales") != std::string::npos) == bad, "rank ", exchange.rank().index(), ": '",
+          text, "'");
+}
+
 // Every rank passes `change`d options on its own or all of them, and the call ends on all with these words.
 TEST_P(Contract, BadInputScalesAreRefused) {
   TestCase c = scaled_case(small_case(3), "nvfp4");
   c.config.shared_experts = 1;
   c.full = true;
-  if (!takes_scales(GetParam())) c.input_scales = false;
   const StepInputs step = make_inputs(c);
   run(c.ranks, describe(c), [&](Rank rank) {
     SyncExchange exchange(rank, exchange_config(c));
-    std::vector<float> scales(static_cast<std::size_t>(c.config.experts) + 1, 0.5f);
+    const std::vector<float> values(static_cast<std::size_t>(c.config.experts) + 1, 0.5f);
+    GuardedBuffer memory = GuardedBuffer::of(values);
+    const std::span<float> scales{memory.as<float>(), values.size()};
     const auto refused = [&](const std::string& words, const auto& change) {
       DispatchRun dispatch(exchange, c, step);
       dispatch.options().global_scale = nullptr;
@@ -101,7 +107,6 @@ TEST_P(Contract, BadInputScalesAreRefused) {
       }
       require(text.find(words) != std::string::npos, "expected '", words, "', got '", text, "'");
     };
-    if (!takes_scales(GetParam())) return refused("device memory", [](DispatchOptions&) {});
     const bool odd = rank.index() == 1;
     const auto on_one = [&](const std::string& words, const auto& change) {
       refused(words, [&](DispatchOptions& options) {
@@ -125,16 +130,21 @@ TEST_P(Contract, BadInputScalesAreRefused) {
     for (const float bad :
          {0.0f, -1.0f, std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
       // Each rank looks at the scales of its own experts: the last scale is that of the shared expert.
-      std::vector<float> wrong = scales;
-      wrong.back() = bad;
-      on_one("input_scales[8]", [&](DispatchOptions& options) { options.input_scales = wrong; });
+      if (odd) scales.back() = bad;
+      if (GetParam().on_device()) {
+        report_bad_scale(exchange, c, step, scales, odd);
+      } else {
+        refused("input_scales[8]", [](DispatchOptions&) {});
+      }
+      scales.back() = 0.5f;
     }
+    if (GetParam().on_device())
+      on_one("input_scales", [&](DispatchOptions& options) { options.input_scales = values; });
     dispatch_and_combine(exchange, c, step, make_expert_outputs(c, step));
   });
 }
 
 TEST_P(Contract, InputScalesNeedRoomForTheTokensAndAnExpertLayout) {
-  if (!takes_scales(GetParam())) GTEST_SKIP() << "input_scales are refused on device memory";
   TestCase c = scaled_case(small_case(4), "mxfp8");
   const StepInputs step = make_inputs(c);
   run(c.ranks, describe(c), [&](Rank rank) {
@@ -150,9 +160,10 @@ TEST_P(Contract, InputScalesNeedRoomForTheTokensAndAnExpertLayout) {
   const StepInputs rank_step = make_inputs(by_rank);
   run(c.ranks, describe(c), [&](Rank rank) {
     SyncExchange exchange(rank, exchange_config(c));
-    const std::vector<float> scales(static_cast<std::size_t>(c.config.experts), 0.5f);
+    GuardedBuffer scales =
+        GuardedBuffer::of(std::vector<float>(static_cast<std::size_t>(c.config.experts), 0.5f));
     DispatchRun dispatch(exchange, by_rank, rank_step);
-    dispatch.options().input_scales = scales;
+    dispatch.options().input_scales = {scales.as<float>(), static_cast<std::size_t>(c.config.experts)};
     const std::string text = usage_error([&] { dispatch.call(); });
     require(text.find("rank_major") != std::string::npos, text);
   });
@@ -160,7 +171,6 @@ TEST_P(Contract, InputScalesNeedRoomForTheTokensAndAnExpertLayout) {
 
 // The rank that encodes a block whose scale overflows reports it.
 TEST_P(Contract, OverflowingInputScalesAreReported) {
-  if (!takes_scales(GetParam())) GTEST_SKIP() << "input_scales are refused on device memory";
   TestCase c = scaled_case(small_case(8), "nvfp4");
   c.config.experts = 4;
   c.config.top_k = 1;

@@ -14,10 +14,6 @@ namespace {
 constexpr const char* kTiled[] = {"mxfp8-tiles", "mxfp8-ocp-tiles", "mxfp4-up-tiles", "nvfp4-tiles",
                                   "nvfp4-token-tiles"};
 
-bool takes_tiles(const Setup& setup) {
-  return !setup.on_device();
-}
-
 TestCase tiled_case(TestCase c, const char* format) {
   c.config.format = parse_format(format);
   c.config.hidden = c.config.format.kind == FormatKind::mxfp8 ? 656 : 608;  // neither fills its last tile
@@ -26,7 +22,6 @@ TestCase tiled_case(TestCase c, const char* format) {
 }
 
 TEST_P(Contract, ScalesAsTiles) {
-  if (!takes_tiles(GetParam())) GTEST_SKIP() << "tiles are refused on device memory";
   for (const char* format : kTiled) {
     for (const Layout layout : {Layout::expert_major, Layout::expert_padded}) {
       for (const int ranks : kGroupSizes) {
@@ -61,7 +56,6 @@ std::vector<std::vector<std::int64_t>> ids_of_counts(const std::vector<int>& cou
 
 // Groups that end before, at and after a tile's last row, and empty ones between them and at the ends.
 TEST_P(Contract, TilesOfEveryGroupSize) {
-  if (!takes_tiles(GetParam())) GTEST_SKIP() << "tiles are refused on device memory";
   const std::vector<int> counts = {0, 1, 127, 0, 128, 129, 1, 0};
   constexpr int kTokens = 200;
   for (const char* format : kTiled) {
@@ -90,7 +84,6 @@ TEST_P(Contract, TilesOfEveryGroupSize) {
 }
 
 TEST_P(Contract, TilesOfDroppedRowsAndSharedExperts) {
-  if (!takes_tiles(GetParam())) GTEST_SKIP() << "tiles are refused on device memory";
   for (const char* format : kTiled) {
     for (const Layout layout : {Layout::expert_major, Layout::expert_padded}) {
       for (const int shared : {0, 2}) {
@@ -127,11 +120,6 @@ std::string refusal(const Config& config) {
 TEST_P(Contract, TilesAreRefusedWhereThereAreNone) {
   for (const char* format : kTiled) {
     Config config = tiled_case(small_case(1), format).config;
-    if (!takes_tiles(GetParam())) {
-      EXPECT_NE(refusal(config).find("device memory"), std::string::npos)
-          << format << ": " << refusal(config);
-      continue;
-    }
     config.layout = Layout::rank_major;
     EXPECT_NE(refusal(config).find(str(format, ": rank_major has no tiles")), std::string::npos)
         << refusal(config);
@@ -143,7 +131,6 @@ TEST_P(Contract, TilesAreRefusedWhereThereAreNone) {
 
 // Calls whose format has tiles, on an exchange whose configuration has none.
 TEST_P(Contract, TilesOfACall) {
-  if (!takes_tiles(GetParam())) GTEST_SKIP() << "tiles are refused on device memory";
   TestCase c = small_case(3);
   c.config.format = Format::bf16();
   c.config.hidden = 160;

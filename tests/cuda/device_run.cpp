@@ -12,11 +12,20 @@ namespace {
 
 constexpr std::int64_t kBeyond = 16;  // bytes after an output, which keep their poison
 
-std::int64_t rows_of_all_groups(const ferry::Exchange& exchange) {
+std::int64_t groups_of_experts(const ferry::Exchange& exchange) {
   const Config& config = exchange.config();
-  const bool padded = config.layout == Layout::expert_padded;
-  return exchange.capacity() *
-         (padded ? config.shared_experts + config.placement.local_experts(exchange.rank().index()) : 1);
+  return config.shared_experts + config.placement.local_experts(exchange.rank().index());
+}
+
+std::int64_t rows_of_all_groups(const ferry::Exchange& exchange) {
+  const bool padded = exchange.config().layout == Layout::expert_padded;
+  return exchange.capacity() * (padded ? groups_of_experts(exchange) : 1);
+}
+
+std::vector<oracle::PartShape> shapes_of(const TestCase& c, std::int64_t rows) {
+  std::vector<oracle::PartShape> shapes = oracle::part_shapes(c.config.format, c.config.hidden, rows);
+  if (c.input_scales && c.config.format.kind == FormatKind::fp8_e4m3) shapes.resize(1);
+  return shapes;
 }
 
 std::vector<std::byte> narrow_ids(const std::vector<std::int64_t>& ids) {
@@ -31,10 +40,11 @@ DeviceRun::DeviceRun(ferry::Exchange& exchange, const TestCase& c)
       rank_(exchange.rank().index()),
       capacity_rows_(rows_of_all_groups(exchange)),
       slots_(c.config.layout == Layout::rank_major ? c.config.top_k : 1),
-      shapes_(oracle::part_shapes(c.config.format, c.config.hidden, capacity_rows_)),
+      shapes_(shapes_of(c, capacity_rows_)),
       ids_(std::int64_t{c.config.max_tokens} * c.config.top_k * 4),
       weights_(std::int64_t{c.config.max_tokens} * c.config.top_k * 4),
       count_(16),
+      input_scales_(c.input_scales ? 4 * (std::int64_t{c.config.experts} + c.config.shared_experts) : 0),
       weight_(capacity_rows_ * slots_ * 4 + kBeyond),
       plan_(plan_bytes(exchange.config(), c.ranks)),
       outputs_memory_(capacity_rows_ * c.config.hidden * bytes_of(c.outputs) + kBeyond),
@@ -52,9 +62,13 @@ DeviceRun::DeviceRun(ferry::Exchange& exchange, const TestCase& c)
     tokens_.parts[tokens_memory_.size() - 1] = tokens_memory_.back().data();
   }
   for (const oracle::PartShape& shape : shapes_) {
-    rows_.emplace_back(shape.bytes_of(capacity_rows_, 0) + kBeyond);
+    rows_.emplace_back(shape.bytes_of(capacity_rows_, groups_of_experts(exchange)) + kBeyond);
     dispatch_options_.memory.parts[rows_.size() - 1] = rows_.back().data();
   }
+  dispatch_options_.format = c.config.format;
+  if (c.input_scales)
+    dispatch_options_.input_scales = {input_scales_.as<float>(),
+                                      static_cast<std::size_t>(input_scales_.bytes()) / sizeof(float)};
   dispatch_options_.lane = combine_options_.lane = c.lane;
   dispatch_options_.sm_limit = combine_options_.sm_limit = c.sm_limit;
   dispatch_options_.memory.weight = weight_.as<float>();
@@ -71,6 +85,7 @@ int DeviceRun::add_inputs(const StepInputs& step, const oracle::ExpertOutputs& e
   sets_.push_back(std::unique_ptr<InputSet>(
       new InputSet{step, expert_outputs, std::move(tokens), DeviceBytes(narrow_ids(my_inputs.ids)),
                    DeviceBytes(bytes_of_values(my_inputs.weights)), DeviceBytes(bytes_of_values(count)),
+                   DeviceBytes(bytes_of_values(step.inputs.input_scales)),
                    DeviceBytes(expert_outputs.ranks[rank_].rows), nullptr}));
   return static_cast<int>(sets_.size()) - 1;
 }
@@ -94,6 +109,7 @@ void DeviceRun::load(int set, cudaStream_t stream) const {
   add(ids_, from.ids);
   add(weights_, from.weights);
   add(count_, from.count);
+  add(input_scales_, from.input_scales);
   add(outputs_memory_, from.outputs);
   copy_arrays(pairs, stream);
 }
@@ -166,8 +182,11 @@ void DeviceRun::compare(int set, cudaStream_t stream) {
 
 void DeviceRun::compare_received(const StepInputs& step) {
   const oracle::RankRows& positions = step.positions.ranks[rank_];
-  const DispatchResult rows =
-      mirror_.to_host(received_, exchange_.config(), case_.config.format, capacity_rows_);
+  const Format& format = case_.config.format;
+  const std::int64_t hidden = case_.config.hidden;
+  const DispatchResult rows = mirror_.to_host(
+      received_, exchange_.config(),
+      case_.input_scales ? parts_by_expert(format, hidden) : parts_of(format, hidden), capacity_rows_);
   require_equal_lists<std::int32_t>(rows.counts, positions.counts, "counts");
   require_equal_lists<std::int32_t>(rows.row_offsets, positions.row_offsets, "row_offsets");
   require_equal(*rows.total, positions.row_offsets.back(), "total");

@@ -77,7 +77,7 @@ class DeviceRun {
     StepInputs step;
     oracle::ExpertOutputs expert_outputs;
     std::vector<DeviceBytes> tokens;
-    DeviceBytes ids, weights, count, outputs;
+    DeviceBytes ids, weights, count, input_scales, outputs;
     std::unique_ptr<Expected> expected;  // by prepare_comparisons()
   };
 
@@ -96,7 +96,7 @@ class DeviceRun {
   const std::int64_t slots_;  // weights of a row
   const std::vector<oracle::PartShape> shapes_;
   std::vector<DeviceBytes> tokens_memory_;  // of each part
-  DeviceBytes ids_, weights_, count_;
+  DeviceBytes ids_, weights_, count_, input_scales_;
   std::vector<DeviceBytes> rows_;  // of each part
   DeviceBytes weight_, plan_;
   DeviceBytes outputs_memory_, result_, shared_outputs_;

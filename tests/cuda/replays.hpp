@@ -12,7 +12,7 @@ inline void replay_often(const TestCase& c, const std::function<void(DeviceRun&)
   constexpr int kSets = 6;
   const int replays = number_from_environment("FERRY_REPLAYS", 10000);
   run_ranks({BackendKind::cuda, RankKind::threads}, c.ranks, describe(c), [&](Rank rank) {
-    ferry::Exchange exchange(rank, c.config);
+    ferry::Exchange exchange(rank, exchange_config(c));
     DeviceRun device_run(exchange, c);
     if (prepare) prepare(device_run);
     add_steps(device_run, c, kSets);

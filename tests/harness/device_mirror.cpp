@@ -60,6 +60,8 @@ DispatchOptions DeviceMirror::translate(DispatchOptions options) {
   options.memory.dots = translate(options.memory.dots);
   options.memory.count_sums = translate(options.memory.count_sums);
   options.dot_rows = device_pointer(options.dot_rows);
+  options.global_scale = translate(options.global_scale);
+  options.input_scales = {translate(options.input_scales.data()), options.input_scales.size()};
   return options;
 }
 
@@ -102,7 +104,7 @@ const void* DeviceMirror::host_copy(const void* pointer, std::int64_t bytes) {
 }
 
 DispatchResult DeviceMirror::to_host(const DispatchResult& received, const Config& config,
-                                     const Format& format, std::int64_t rows) {
+                                     const PartList& parts, std::int64_t rows) {
   if (!on_device_) return received;
   originals_.clear();
   copies_.clear();
@@ -118,10 +120,10 @@ DispatchResult DeviceMirror::to_host(const DispatchResult& received, const Confi
   replace_by_host_copy(local.local_ids, total * slots);
   replace_by_host_copy(local.group_of_row, total);
   replace_by_host_copy(local.dots, total);
-  const PartList parts = parts_of(format, config.hidden);
+  replace_by_host_copy(local.tile_offsets, received.groups + 1);
   for (int p = 0; p < parts.count; ++p) {
     void*& data = local.parts[static_cast<std::size_t>(p)].data;
-    const std::int64_t stored_rows = parts.part[p].columns ? rows : total;
+    const std::int64_t stored_rows = parts.part[p].columns || parts.part[p].tiles ? rows : total;
     data = const_cast<void*>(host_copy(data, part_bytes_total(parts.part[p], stored_rows, received.groups)));
   }
   local.data = local.parts[0].data;

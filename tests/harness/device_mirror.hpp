@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "ferry/exchange.hpp"
+#include "format/parts.hpp"
 #include "harness/device.hpp"
 #include "harness/guarded_buffer.hpp"
 
@@ -43,7 +44,7 @@ class DeviceMirror {
 
   // Copies a result to host memory. The copies live until the next to_host(); passed to a call, they are
   // translated back to the originals. `rows`: capacity of all groups together.
-  DispatchResult to_host(const DispatchResult& received, const Config& config, const Format& format,
+  DispatchResult to_host(const DispatchResult& received, const Config& config, const PartList& parts,
                          std::int64_t rows);
 
  private:

@@ -40,7 +40,6 @@ void Setup::choose_backend(Config& config) const {
   if (backend == BackendKind::cuda) config.reduction_level = ReductionLevel::rank;
   if (on_device() || hops == Hops::two) config.transfer = Transfer::routed;
   // TestCase::input_scales: see exchange_config().
-  if (on_device()) config.format.mx.tiles = config.format.nvfp4_options.tiles = false;
 }
 
 std::vector<Setup> device_setups(RankKind rank_kind) {
@@ -294,7 +293,6 @@ bool run_sequences(const Setup& setup, const std::vector<TestCase>& cases) {
   for (TestCase c : cases) {
     setup.choose_backend(c.config);
     if (!simulates_nodes(setup)) c.nodes.clear();
-    if (setup.on_device()) c.input_scales = false;
     sequences.emplace_back(c);
   }
   const bool failed_before = testing::Test::HasFailure();

@@ -31,7 +31,10 @@ DeviceMirror& SyncExchange::begin(int index) {
 
 DeviceMirror& SyncExchange::begin(const DispatchOptions& options) {
   Lane& mine = lane(options.lane);
-  if (!mine.awaits_receive) mine.format = options.format.value_or(config().format);
+  if (!mine.awaits_receive) {
+    mine.format = options.format.value_or(config().format);
+    mine.by_expert = !options.input_scales.empty();
+  }
   return begin(options.lane);
 }
 
@@ -65,7 +68,9 @@ DispatchResult SyncExchange::finish(int index, const DispatchResult& received) {
   Lane& mine = lane(index);
   const bool padded = config().layout == Layout::expert_padded;
   const std::int64_t rows = received.capacity * (padded ? received.groups : 1);
-  mine.received = mine.memory.to_host(received, config(), mine.format, rows);
+  const PartList parts =
+      mine.by_expert ? parts_by_expert(mine.format, config().hidden) : parts_of(mine.format, config().hidden);
+  mine.received = mine.memory.to_host(received, config(), parts, rows);
   if (config().check_calls) check(index);
   return mine.received;
 }

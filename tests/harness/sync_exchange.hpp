@@ -54,6 +54,7 @@ class SyncExchange : public ferry::Exchange {
     DeviceMirror memory;
     bool awaits_receive = false;  // a send phase was called and its receive phase was not
     Format format{};              // of the last dispatch
+    bool by_expert = false;       // its rows were encoded where they arrived
     DispatchResult received;
     std::map<const StepMetadata*, StepMetadata> metadata;
   };

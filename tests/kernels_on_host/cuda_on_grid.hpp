@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
 #include <chrono>
 #include <cmath>
 #include <cstdint>
@@ -67,6 +68,16 @@ inline std::int64_t __shfl_sync(unsigned, std::int64_t value, int thread) {
   return ferry::on_host::with_values(static_cast<std::uint64_t>(value), [thread](const auto& values) {
     return static_cast<std::int64_t>(values[static_cast<std::size_t>(thread % 32)]);
   });
+}
+// Values of four bytes.
+template <class Value>
+Value __shfl_xor_sync(unsigned, Value value, int mask) {
+  const auto mine = std::bit_cast<std::uint32_t>(value);
+  const auto read = [mask](const auto& values) {
+    return static_cast<std::uint32_t>(
+        values[(ferry::on_host::Grid::thread() % 32) ^ static_cast<unsigned>(mask)]);
+  };
+  return std::bit_cast<Value>(ferry::on_host::with_values(mine, read));
 }
 inline int __ffs(int value) {
   return __builtin_ffs(value);

@@ -1,14 +1,19 @@
 // A rank that is killed inside a function of a program.
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <array>
 #include <atomic>
 #include <csignal>
+#include <exception>
+#include <iostream>
 #include <string>
 #include <vector>
 
 #include "ferry/error.hpp"
 #include "ferry/evaluator.hpp"
+#include "harness/socket_engine.hpp"
 #include "runtime/shared_value.hpp"
 #include "runtime/support.hpp"
 
@@ -62,6 +67,15 @@ void run_until_a_rank_dies(const Rank& rank, const Config& config, DeathRecord& 
   }
 }
 
+void expect_errors(const DeathRecord& record) {
+  for (const int rank : {0, 2}) {
+    const std::string text = record.errors[static_cast<std::size_t>(rank)].data();
+    EXPECT_TRUE(text.starts_with("program moe, step y.0 (combine_receive): ") ||
+                text.starts_with("program moe, step y.sent.1 (combine_send): "))
+        << "rank " << rank << ": " << text;
+  }
+}
+
 // The victim is killed in its first function, before it has sent anything of its combines. The others are
 // then between the experts of the second micro-batch and the receive phase that needs its rows: that phase
 // ends with the error, or the send phase before it, where the death is known already.
@@ -71,12 +85,7 @@ void expect_the_error_at_its_step(const std::vector<int>& nodes, const Config& c
     run_until_a_rank_dies(rank, config, *record);
   }),
                PeerLostError);
-  for (const int rank : {0, 2}) {
-    const std::string text = record->errors[static_cast<std::size_t>(rank)].data();
-    EXPECT_TRUE(text.starts_with("program moe, step y.0 (combine_receive): ") ||
-                text.starts_with("program moe, step y.sent.1 (combine_send): "))
-        << "rank " << rank << ": " << text;
-  }
+  expect_errors(*record);
 }
 
 Config death_config(BackendKind backend, Hops hops) {
@@ -97,6 +106,42 @@ TEST(ProgramDeath, EndsTheRunOfTheOthersAtTheStepThatNeedsTheRank) {
 
 TEST(ProgramDeath, OfTheReferenceBackend) {
   expect_the_error_at_its_step({0, 0, 0}, death_config(BackendKind::reference, Hops::one));
+}
+
+// Each rank is a process of its own that the test has forked, with functions of the caller as its engine.
+TEST(ProgramDeath, OverAnEngineOfTheCaller) {
+  constexpr int kRanks = 3;
+  const SharedValue<DeathRecord> record;
+  const TestBootstrap meeting(kRanks);
+  SocketEngine engine(kRanks);
+  std::vector<pid_t> processes;
+  for (int rank = 0; rank < kRanks; ++rank) {
+    processes.push_back(fork());
+    if (processes.back() != 0) continue;
+    engine.close_but(rank);
+    int status = 1;
+    try {
+      Group::custom(meeting.bootstrap(rank), engine.functions(rank)).run([&](const Rank& member) {
+        run_until_a_rank_dies(member, death_config(BackendKind::collective, Hops::one), *record);
+      });
+    } catch (const PeerLostError&) {
+      status = 0;
+    } catch (const std::exception& error) {
+      std::cerr << "rank " << rank << ": " << error.what() << std::endl;
+    }
+    _exit(status);
+  }
+  engine.close_but(-1);
+  for (int rank = 0; rank < kRanks; ++rank) {
+    int status = 0;
+    ASSERT_EQ(waitpid(processes[static_cast<std::size_t>(rank)], &status, 0),
+              processes[static_cast<std::size_t>(rank)]);
+    if (rank == kVictim)
+      EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+    else
+      EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << "rank " << rank;
+  }
+  expect_errors(*record);
 }
 
 // The victim is rank 0's relay.

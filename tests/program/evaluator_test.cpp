@@ -296,7 +296,7 @@ TEST(Evaluator, SharedExpertsRunWhileRowsAreOnTheirWay) {
                      {"shared_experts", shared_experts},
                      {"experts", same_rows}});
     if (rank.index() == 0)
-      layer.set_observer([&](std::size_t step) {
+      layer.set_observer([&](std::size_t step, Stream) {
         order.push_back(step < program.steps.size() ? program.steps[step].name() : "end");
       });
     const std::vector<float> x(4, 1.0f + static_cast<float>(rank.index()));

@@ -331,17 +331,30 @@ TEST(Program, CheckRefusesWhatConfigurationsCannotDo) {
   };
   const std::string gathers = "all = all_gather_v(x)\n";
   EXPECT_EQ(fault(gathers, {{"", host}}), "accepted");
-  EXPECT_EQ(fault(gathers, {{"", device}}),
-            "unsupported: program moe, step all (all_gather_v): its exchange has device memory, where the "
-            "host does not know how many rows are gathered; call Exchange::all_gather_v() in a function, on "
-            "a lane of its own");
+  EXPECT_EQ(fault(gathers, {{"", device}}), "accepted");
+  EXPECT_EQ(fault(gathers + "part: tokens = call f(all)\nready = wait(all)\ny = reduce_scatter_v(part, x)\n" +
+                      "z = reduce_scatter_v(ready, x)\n",
+                  {{"", device}}),
+            "accepted");
+  const std::string unknown =
+      " has the rows of all ranks in device memory, and the host does not know how many: only functions and "
+      "reduce_scatter_v take them";
+  for (const auto& [step, refused] : {std::pair{"y = join(x, all)", "y (join): all"},
+                                      {"y = part(all) index=0 of=2", "y (part): all"},
+                                      {"y = dispatch(all, ids)", "y (dispatch): all"},
+                                      {"more = all_gather_v(all)", "more (all_gather_v): all"},
+                                      {"y = reduce_scatter_v(x, all)", "y (reduce_scatter_v): all"},
+                                      {"ready = wait(all)\ny = join(ready)", "y (join): ready"}}) {
+    EXPECT_EQ(fault(gathers + step + "\n", {{"", device}}),
+              std::string("unsupported: program moe, step ") + refused + unknown);
+    EXPECT_EQ(fault(gathers + step + "\n", {{"", host}}), "accepted");
+  }
   Config nccl = host;
   nccl.backend = BackendKind::collective;
   nccl.engine = EngineKind::nccl;
   EXPECT_EQ(fault("y = reduce_scatter_v(x, n)\n", {{"", nccl}}),
-            "unsupported: program moe, step y (reduce_scatter_v): its exchange has device memory, where the "
-            "host does not know how many rows are gathered; call Exchange::reduce_scatter_v() in a function, "
-            "on a lane of its own");
+            "unsupported: program moe, step y (reduce_scatter_v): its exchange is of the backend collective "
+            "with device memory: use the backend cuda");
   EXPECT_EQ(fault("a = dispatch(x, ids)\nb = dispatch(x, ids) exchange=e\n", {{"", host}, {"e", device}}),
             "usage: program moe, step b (dispatch): its exchange has device memory, that of earlier steps "
             "host memory: a program has one kind");

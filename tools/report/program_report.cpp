@@ -69,6 +69,15 @@ Json step_event(int rank, int thread, const ProgramStep& step, const Span& span)
 
 }  // namespace
 
+Span ProgramRuns::span_of(int rank, std::size_t step) const {
+  const double* const begins = begin_us.data() + static_cast<std::size_t>(rank) * (program.steps.size() + 1);
+  std::size_t next = step + 1;
+  while (on_streams && next < program.steps.size() &&
+         program.steps[next].stream != program.steps[step].stream)
+    ++next;
+  return {begins[step], begins[next]};
+}
+
 int ProgramReport::batch_of(const ProgramStep& step) const {
   int streams = 1;
   for (const ProgramStep& one : plain.program.steps) streams = std::max(streams, one.stream + 1);

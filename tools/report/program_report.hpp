@@ -16,15 +16,14 @@ namespace ferry::report {
 struct ProgramRuns {
   Program program{};
   std::vector<double> times_us{};  // [runs] of the slowest rank
+  // Whether the steps of each stream ran one after the other, on a GPU. Otherwise all steps did.
+  bool on_streams = false;
   // When each step of the last run began, and the last step ended: [ranks][steps + 1], microseconds since the
   // ranks began.
   std::vector<double> begin_us{};
 
-  Span span_of(int rank, std::size_t step) const {
-    const double* const begins =
-        begin_us.data() + static_cast<std::size_t>(rank) * (program.steps.size() + 1);
-    return {begins[step], begins[step + 1]};
-  }
+  // From the step's begin to that of the next step, of the same stream with on_streams.
+  Span span_of(int rank, std::size_t step) const;
 };
 
 struct ProgramReport {

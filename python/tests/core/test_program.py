@@ -170,8 +170,11 @@ def test_check_refuses_what_configurations_cannot_do():
     host, device = ferry.Config(**settings), ferry.Config(**settings, backend="cuda")
     GATHERED.check(host)
     GATHERED.check({"": host})
-    with pytest.raises(ferry.UnsupportedError, match=r"program gathered, step all \(all_gather_v\): its exchange has device memory"):
-        GATHERED.check(device)
+    GATHERED.check(device)
+    joined = ferry.Program("program joined\ninput x: tokens\nall = all_gather_v(x)\nboth = join(x, all)\noutput both\n")
+    joined.check(host)
+    with pytest.raises(ferry.UnsupportedError, match=r"program joined, step both \(join\): all has the rows of all ranks in device memory"):
+        joined.check(device)
     with pytest.raises(ferry.UsageError, match=r"step rows.sent.1 \(dispatch_send\): lane 1 does not exist"):
         ferry.Program(LAYER).overlap(2).check(host)
 

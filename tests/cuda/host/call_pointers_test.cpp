@@ -42,6 +42,8 @@ DispatchCall whole_dispatch() {
   call.tokens.device_count = address<const std::int32_t>(++number);
   call.plan = Plan::over(address(++number), 1);
   call.dot_rows = address(++number);
+  call.global_scale = address<const float>(++number);
+  call.input_scales = {address<const float>(++number), 3};
   ReceiveBuffers& memory = call.memory;
   for (void*& part : memory.parts) part = address(++number);
   memory.weight = address<float>(++number);
@@ -78,6 +80,8 @@ TEST(CallPointers, EveryPointerOfADispatchIsListed) {
                                                           "device_count",
                                                           "plan",
                                                           "dot_rows",
+                                                          "global_scale",
+                                                          "input_scales",
                                                           "memory.parts[0]",
                                                           "memory.parts[1]",
                                                           "memory.parts[2]",
@@ -112,7 +116,7 @@ TEST(CallPointers, InputsOfARankWithoutTokensAreNotListed) {
   call.tokens.count = 0;
   const std::vector<std::string> names = names_of(pointers_of(call));
   EXPECT_EQ(names.front(), "device_count");
-  EXPECT_EQ(names.size(), 15u);
+  EXPECT_EQ(names.size(), 17u);
 }
 
 TEST(CallPointers, NullPointersAreNotListed) {

@@ -49,6 +49,7 @@ Examples:
   mpirun -n 2 ferry run --backend collective --engine nccl
   ferry run --overlap 2 --ranks 2 --timeline overlap.trace.json
   ferry run --program layer.txt
+  ferry run --backend cuda --overlap 2 --tokens 4096 --timeline overlap.trace.json
 )";
 
 void add_group_options(CLI::App& command, RunOptions& options) {
@@ -226,14 +227,17 @@ void throw_if_failed(const report::RunReport& run) {
   }
 }
 
-// Host memory only.
 void check_program_options(const RunOptions& options) {
   const char* const option = options.program.empty() ? "--overlap" : "--program";
   if (options.shared_experts > 0)
     throw UsageError(
         fmt::format("{} with --shared-experts: a program's experts are those of the trace", option));
-  if (const std::string gpu = options.gpu_option(); !gpu.empty())
-    throw UsageError(fmt::format("{} runs on host memory, not with {}", option, gpu));
+  if (const std::string gpu = options.gpu_option(); !gpu.empty() && options.layout == "rank_major") {
+    throw UsageError(fmt::format(
+        "{} with {} and --layout rank_major: the experts of programs on GPUs take rows by expert; use "
+        "expert_major or expert_padded",
+        option, gpu));
+  }
   if (!options.compare.empty())
     throw UsageError(
         fmt::format("--compare with {}: only reports of runs without a program are compared", option));

@@ -24,9 +24,8 @@ class GpuEvent {
   GpuEvent(const GpuEvent&) = delete;
   GpuEvent& operator=(const GpuEvent&) = delete;
 
-  void record(const cuda::CudaStream& stream) const {
-    cuda::check(cudaEventRecord(event_, stream.get()), "record an event");
-  }
+  void record(const cuda::CudaStream& stream) const { record(stream.get()); }
+  void record(cudaStream_t stream) const { cuda::check(cudaEventRecord(event_, stream), "record an event"); }
   void wait() const { cuda::check(cudaEventSynchronize(event_), "wait for an event"); }
   double seconds_since(const GpuEvent& earlier) const {
     float milliseconds = 0;

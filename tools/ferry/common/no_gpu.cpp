@@ -5,6 +5,7 @@
 #include "tools/ferry/bench/runners.hpp"
 #include "tools/ferry/limits/gpu_probes.hpp"
 #include "tools/ferry/run/device_context.hpp"
+#include "tools/ferry/run/program_context.hpp"
 
 namespace ferry::app {
 
@@ -41,6 +42,12 @@ EngineBenchRow run_engine_point(const BenchPoint&) {
   refuse();
 }
 std::unique_ptr<DeviceContext> make_gpu_context(const Rank&, const RunSpec&) {
+  refuse();
+}
+std::unique_ptr<ProgramContext> make_gpu_program_context(const RunSpec&, Exchange&, int) {
+  refuse();
+}
+void choose_gpu(const Rank&) {
   refuse();
 }
 

@@ -1,12 +1,12 @@
 #include <cstdint>
 #include <vector>
 
-#include "backends/cpu/kernels/kernels.hpp"
 #include "tools/ferry/common/config.hpp"
 #include "tools/ferry/common/gpu.hpp"
 #include "tools/ferry/run/cublas.hpp"
 #include "tools/ferry/run/device_context.hpp"
-#include "tools/ferry/run/gpu_expert_kernels.hpp"
+#include "tools/ferry/run/gpu_expert_inputs.hpp"
+#include "tools/ferry/run/program_context.hpp"
 
 namespace ferry::app {
 
@@ -33,8 +33,6 @@ class GpuExperts {
     std::int64_t first, count;
   };
 
-  void upload_weights();
-  GpuRows rows_of(const DispatchResult& received) const;
   GpuSlots slots_of(const DispatchResult& received) const;
   std::vector<RowRange> row_ranges(const DispatchResult& received) const;
   std::vector<RowRange> gather_by_expert(const DispatchResult& received);
@@ -48,8 +46,7 @@ class GpuExperts {
   bool rank_major_;
   const cuda::CudaStream& stream_;
   Cublas cublas_;
-  GpuBuffer weights_;                // [local experts] gate, up, down, of RunSpec::type
-  GpuBuffer factors_;                // [local experts]
+  GpuExpertWeights weights_;
   GpuBuffer outputs_;                // [rows, hidden] of RunSpec::type
   GpuBuffer inputs_;                 // [routes, hidden] of RunSpec::type; empty if rows are read in place
   GpuBuffer gate_, up_, activated_;  // [routes, inner]; `activated_` of RunSpec::type
@@ -65,6 +62,7 @@ GpuExperts::GpuExperts(const RunSpec& spec, int rank, std::int64_t rows, const c
       rank_major_(spec.config.layout == Layout::rank_major),
       stream_(stream),
       cublas_(stream.get()),
+      weights_(spec, experts_),
       outputs_(rows * spec.row_bytes()) {
   const std::int64_t slots = rank_major_ ? rows * spec.config.top_k : 0;
   const std::int64_t routes = rank_major_ ? slots : rows;
@@ -76,34 +74,12 @@ GpuExperts::GpuExperts(const RunSpec& spec, int rank, std::int64_t rows, const c
   expert_rows_ = GpuBuffer(slots * spec.row_bytes());
   row_of_route_ = GpuBuffer(slots * 4);
   route_of_slot_ = GpuBuffer(slots * 4);
-  upload_weights();
-}
-
-void GpuExperts::upload_weights() {
-  const std::int64_t matrix = std::int64_t{spec_.config.hidden} * spec_.options.inner;
-  const std::int64_t bytes = 3 * matrix * bytes_of(spec_.type);  // of an expert
-  const auto locals = static_cast<std::int64_t>(experts_.size());
-  weights_ = GpuBuffer(locals * bytes);
-  factors_ = GpuBuffer(locals * 4);
-  std::vector<std::byte> converted(static_cast<std::size_t>(locals * bytes));
-  std::vector<float> factors;
-  for (const int expert : experts_) {
-    std::byte* to = converted.data() + static_cast<std::int64_t>(factors.size()) * bytes;
-    for (const float* from :
-         {spec_.weights.gate(expert), spec_.weights.up(expert), spec_.weights.down(expert)}) {
-      cpu::kernels().convert_row(to, spec_.type, from, DType::fp32, matrix, cpu::Store::cached);
-      to += matrix * bytes_of(spec_.type);
-    }
-    factors.push_back(factor_of(expert));
-  }
-  weights_.fill_from(converted.data(), weights_.bytes());
-  factors_.fill_from(factors.data(), factors_.bytes());
 }
 
 void GpuExperts::scale(const DispatchResult& received) {
-  const GpuRows rows = rows_of(received);
+  const GpuRows rows = gpu_rows_of(spec_, received);
   if (rank_major_) {
-    return scale_and_sum_slots(rows, slots_of(received), factors_.as<float>(), received.host->total,
+    return scale_and_sum_slots(rows, slots_of(received), weights_.factors.as<float>(), received.host->total,
                                outputs_.as(), stream_.get());
   }
   const std::vector<RowRange> ranges = row_ranges(received);
@@ -114,7 +90,7 @@ void GpuExperts::scale(const DispatchResult& received) {
 }
 
 void GpuExperts::swiglu(const DispatchResult& received) {
-  const GpuRows rows = rows_of(received);
+  const GpuRows rows = gpu_rows_of(spec_, received);
   const std::vector<RowRange> ranges = rank_major_ ? gather_by_expert(received) : row_ranges(received);
   if (!rank_major_ && rows.encoding.quantises())
     gather_values(rows, nullptr, received.host->total, inputs_.as(), stream_.get());
@@ -135,7 +111,7 @@ void GpuExperts::swiglu(const DispatchResult& received) {
 void GpuExperts::apply_swiglu(int local, const void* x, std::int64_t rows, void* out) const {
   const int hidden = spec_.config.hidden, inner = spec_.options.inner;
   const std::int64_t matrix = std::int64_t{hidden} * inner * bytes_of(spec_.type);
-  const std::byte* gate = weights_.as() + 3 * local * matrix;
+  const std::byte* gate = weights_.matrices.as() + 3 * local * matrix;
   const MatrixProduct gate_product{.a = x,
                                    .b = gate,
                                    .out = gate_.as(),
@@ -158,21 +134,6 @@ void GpuExperts::apply_swiglu(int local, const void* x, std::int64_t rows, void*
                     .columns = hidden,
                     .type = spec_.type,
                     .out_type = spec_.type});
-}
-
-GpuRows GpuExperts::rows_of(const DispatchResult& received) const {
-  const Format& format = spec_.config.format;
-  GpuRows rows{};
-  rows.values = received.data;
-  rows.type = spec_.type;
-  rows.hidden = spec_.config.hidden;
-  rows.encoding = encoding_of(format);
-  if (!rows.encoding.quantises()) return rows;
-  rows.scales = received.parts[1].data;
-  rows.scale_part = parts_of(format, spec_.config.hidden).part[1];
-  rows.scale_leading = received.parts[1].leading_dimension;
-  if (rows.encoding.row_scale) rows.row_scales = static_cast<const float*>(received.parts[2].data);
-  return rows;
 }
 
 GpuSlots GpuExperts::slots_of(const DispatchResult& received) const {
@@ -210,7 +171,8 @@ std::vector<GpuExperts::RowRange> GpuExperts::gather_by_expert(const DispatchRes
   const auto routes = static_cast<std::int64_t>(row_of_route.size());
   row_of_route_.fill_from(row_of_route.data(), routes * 4);
   route_of_slot_.fill_from(route_of_slot.data(), slots * 4);
-  gather_values(rows_of(received), row_of_route_.as<std::int32_t>(), routes, inputs_.as(), stream_.get());
+  gather_values(gpu_rows_of(spec_, received), row_of_route_.as<std::int32_t>(), routes, inputs_.as(),
+                stream_.get());
   return ranges;
 }
 
@@ -273,10 +235,14 @@ class GpuContext final : public DeviceContext {
 
 }  // namespace
 
-std::unique_ptr<DeviceContext> make_gpu_context(const Rank& rank, const RunSpec& spec) {
+void choose_gpu(const Rank& rank) {
   // Simulated hosts share this machine's GPUs.
   const Topology& topology = rank.topology();
   use_gpu_of_rank(topology.simulated() ? rank.index() : topology.local_rank_of(rank.index()));
+}
+
+std::unique_ptr<DeviceContext> make_gpu_context(const Rank& rank, const RunSpec& spec) {
+  choose_gpu(rank);
   return std::make_unique<GpuContext>(rank, spec);
 }
 

@@ -2,41 +2,17 @@
 
 #include <algorithm>
 
-#include "backends/cuda/device/values.cuh"
 #include "backends/cuda/runtime/error.hpp"
-#include "format/decode.hpp"
+#include "tools/ferry/run/grouped_experts.cuh"
 
 namespace ferry::app {
 
 namespace {
 
 constexpr int kThreads = 256;
+static_assert(kThreads == kProductThreads);  // launch() has one number
 constexpr std::int64_t kMostBlocks = 4096;
-
-__device__ float load(DType type, const void* values, std::int64_t index) {
-  if (type == DType::fp32) return static_cast<const float*>(values)[index];
-  const std::uint16_t bits = static_cast<const std::uint16_t*>(values)[index];
-  return type == DType::bf16 ? bf16_to_fp32(bits) : fp16_to_fp32(bits);
-}
-
-__device__ void store(DType type, void* values, std::int64_t index, float value) {
-  if (type == DType::fp32) {
-    static_cast<float*>(values)[index] = value;
-  } else {
-    static_cast<std::uint16_t*>(values)[index] =
-        type == DType::bf16 ? fp32_to_bf16(value) : fp32_to_fp16(value);
-  }
-}
-
-__device__ float value_of(const GpuRows& rows, std::int64_t row, std::int64_t column) {
-  const Encoding& encoding = rows.encoding;
-  if (!encoding.quantises()) return load(rows.type, rows.values, row * rows.hidden + column);
-  const auto* codes = static_cast<const char*>(rows.values) + row * encoding.value_bytes(rows.hidden);
-  const float scale = received_scale(encoding, rows.scale_part, rows.scales, rows.scale_leading, row,
-                                     column / encoding.block);
-  const float row_scale = rows.row_scales != nullptr ? rows.row_scales[row] : 1.0f;
-  return quantised_element(encoding, codes, column) * (scale * row_scale);
-}
+constexpr std::int64_t kBlocksOfGroups = 512;  // the host does not know how many rows there are
 
 // [block] Calls work(row, column) for all values; each block processes whole rows, gridDim.x rows apart.
 template <class Work>
@@ -96,6 +72,23 @@ __global__ void __launch_bounds__(kThreads)
     store(type, to, i, gate[i] / (1.0F + expf(-gate[i])) * up[i]);
 }
 
+__global__ void __launch_bounds__(kThreads)
+    scale_groups_kernel(GpuRows rows, GpuGroups groups, const float* factors, void* to) {
+  scale_rows_of_groups(rows, groups, factors, to);
+}
+
+__global__ void __launch_bounds__(kProductThreads)
+    gate_and_up_kernel(GpuRows rows, GpuGroups groups, GpuSwiglu swiglu) {
+  __shared__ ProductMemory memory;
+  gate_and_up(rows, groups, swiglu, &memory);
+}
+
+__global__ void __launch_bounds__(kProductThreads)
+    down_kernel(GpuRows rows, GpuGroups groups, GpuSwiglu swiglu, void* to) {
+  __shared__ ProductMemory memory;
+  down(rows, groups, swiglu, to, &memory);
+}
+
 // Launches `kernel` unless there is nothing to do.
 template <class... Parameters, class... Arguments>
 void launch(void (*kernel)(Parameters...), std::int64_t blocks, cudaStream_t stream, Arguments... arguments) {
@@ -114,6 +107,17 @@ void gather_values(const GpuRows& rows, const std::int32_t* from, std::int64_t c
 void scale_rows(const GpuRows& rows, std::int64_t first, std::int64_t count, float factor, void* to,
                 cudaStream_t stream) {
   launch(scale_kernel, count, stream, rows, first, count, factor, to);
+}
+
+void scale_groups(const GpuRows& rows, const GpuGroups& groups, const float* factors, void* to,
+                  cudaStream_t stream) {
+  launch(scale_groups_kernel, kBlocksOfGroups, stream, rows, groups, factors, to);
+}
+
+void swiglu_groups(const GpuRows& rows, const GpuGroups& groups, const GpuSwiglu& swiglu, void* to,
+                   cudaStream_t stream) {
+  launch(gate_and_up_kernel, kBlocksOfGroups, stream, rows, groups, swiglu);
+  launch(down_kernel, kBlocksOfGroups, stream, rows, groups, swiglu, to);
 }
 
 void scale_and_sum_slots(const GpuRows& rows, const GpuSlots& slots, const float* factors, std::int64_t count,

@@ -31,6 +31,21 @@ struct GpuSlots {
   int top_k;
 };
 
+// The groups of received rows by expert, in device memory.
+struct GpuGroups {
+  const std::int32_t* counts;
+  const std::int32_t* row_offsets;
+  int count;
+};
+
+// Of all local experts: gate, up [hidden, inner] and down [inner, hidden] of GpuRows::type, one expert's
+// behind another's. `activated`: [rows, inner] of that type, to work in.
+struct GpuSwiglu {
+  const void* weights;
+  std::int64_t inner;
+  void* activated;
+};
+
 // to[i] = row from[i], decoded to GpuRows::type. A null `from` means row i.
 void gather_values(const GpuRows& rows, const std::int32_t* from, std::int64_t count, void* to,
                    cudaStream_t stream);
@@ -38,6 +53,13 @@ void gather_values(const GpuRows& rows, const std::int32_t* from, std::int64_t c
 // to[row] = rows[row] * factor, for `count` rows starting at `first`.
 void scale_rows(const GpuRows& rows, std::int64_t first, std::int64_t count, float factor, void* to,
                 cudaStream_t stream);
+
+// The rows of all groups, whose counts are read on the device: to[row] = rows[row] * factors[group], or
+// SwiGLU of its expert. A row's value does not depend on the rows beside it.
+void scale_groups(const GpuRows& rows, const GpuGroups& groups, const float* factors, void* to,
+                  cudaStream_t stream);
+void swiglu_groups(const GpuRows& rows, const GpuGroups& groups, const GpuSwiglu& swiglu, void* to,
+                   cudaStream_t stream);
 
 // to[row] = sum over the row's slots in ascending order: sum = fma(weight, v, sum), where v is rows[row] *
 // factors[local expert] rounded to GpuRows::type.

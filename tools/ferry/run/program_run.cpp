@@ -4,11 +4,10 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <chrono>
 #include <cstring>
 #include <fstream>
 #include <iterator>
-#include <map>
+#include <memory>
 
 #include "ferry/evaluator.hpp"
 #include "ferry/version.hpp"
@@ -16,7 +15,7 @@
 #include "tools/ferry/common/machine.hpp"
 #include "tools/ferry/run/combine_check.hpp"
 #include "tools/ferry/run/dispatch_check.hpp"
-#include "tools/ferry/run/host_experts.hpp"
+#include "tools/ferry/run/program_context.hpp"
 #include "tools/ferry/run/report.hpp"
 
 namespace ferry::app {
@@ -41,6 +40,16 @@ Config with_lanes(Config config, int lanes) {
   return config;
 }
 
+int calls_of(const Program& program) {
+  return static_cast<int>(std::ranges::count(program.steps, StepKind::call, &ProgramStep::kind));
+}
+
+// Exchanges and evaluators work on the GPU that is current when they are constructed.
+const Rank& on_its_gpu(const Rank& rank, const RunSpec& spec) {
+  if (on_device(spec.config)) choose_gpu(rank);
+  return rank;
+}
+
 // One rank's two evaluators on one exchange.
 class RankPrograms {
  public:
@@ -49,11 +58,15 @@ class RankPrograms {
       : rank_(rank),
         spec_(spec),
         results_(results),
-        exchange_(rank, with_lanes(spec.config, std::max(lanes_of(plain), lanes_of(batched)))),
+        exchange_(on_its_gpu(rank, spec),
+                  with_lanes(spec.config, std::max(lanes_of(plain), lanes_of(batched)))),
+        context_(on_device(spec.config)
+                     ? make_gpu_program_context(spec, exchange_, calls_of(plain) + calls_of(batched))
+                     : make_host_program_context(spec, exchange_)),
         plain_(plain, exchange_, functions()),
         batched_(batched, exchange_, functions()) {
     rank.barrier();  // times count from here
-    start_ = Clock::now();
+    context_->start_clock();
   }
 
   void run() {
@@ -64,20 +77,12 @@ class RankPrograms {
   }
 
  private:
-  using Clock = std::chrono::steady_clock;
-
-  // Each call of a program has experts of its own: their outputs live until combine has sent them.
   ProgramFunctions functions() {
-    return {{"experts",
-             [this](std::span<const ProgramValue* const> inputs, std::span<ProgramValue* const> outputs) {
+    return {{"experts", [this](ProgramInputs inputs, ProgramOutputs outputs, Stream stream) {
                if (inputs.size() != 1 || outputs.size() != 1 || inputs[0]->kind != ValueKind::received ||
                    outputs[0]->kind != ValueKind::outputs)
                  throw UsageError("experts takes one received value and makes one outputs value");
-               HostExperts& experts =
-                   experts_.try_emplace(outputs[0], spec_, rank_.index(), received_row_capacity(exchange_))
-                       .first->second;
-               swiglu_ ? experts.swiglu(inputs[0]->received) : experts.scale(inputs[0]->received);
-               outputs[0]->data = const_cast<void*>(experts.outputs().data);
+               context_->run_experts(swiglu_, inputs[0]->received, *outputs[0], stream);
              }}};
   }
 
@@ -87,36 +92,43 @@ class RankPrograms {
     std::vector<ProgramValue> values;
   };
 
+  // Valid until the next call.
   StepInputs inputs_of(int step) const {
     StepInputs made{make_tokens(spec_, step, rank_.index()), make_routes(spec_, step, rank_.index()), {}};
+    const ProgramContext::InputAddresses at = context_->set_inputs(made.tokens, made.routes);
     for (const ProgramName& input : plain_.program().inputs) {
       if (input.kind == ValueKind::tokens)
-        made.values.push_back(ProgramValue::tokens(made.tokens.data(), spec_.tokens(), spec_.type));
-      if (input.kind == ValueKind::ids)
-        made.values.push_back(ProgramValue::ids(made.routes.ids.data(), spec_.tokens()));
+        made.values.push_back(ProgramValue::tokens(at.tokens, spec_.tokens(), spec_.type));
+      if (input.kind == ValueKind::ids) made.values.push_back(ProgramValue::ids(at.ids, spec_.tokens()));
       if (input.kind == ValueKind::weights)
-        made.values.push_back(ProgramValue::weights(made.routes.weights.data(), spec_.tokens()));
+        made.values.push_back(ProgramValue::weights(at.weights, spec_.tokens()));
     }
     return made;
   }
 
-  std::span<const std::byte> bytes_of_rows(const ProgramValue& tokens) const {
-    return {static_cast<const std::byte*>(tokens.data), at(tokens.rows * spec_.row_bytes())};
+  // The rows of each output that is tokens; nothing for the others.
+  std::vector<std::vector<std::byte>> rows_of_run(Evaluator& program, const StepInputs& inputs) {
+    const auto outputs = program.run(inputs.values, context_->stream());
+    context_->synchronize();
+    std::vector<std::vector<std::byte>> rows;
+    for (const ProgramValue* const output : outputs)
+      rows.push_back(output->kind == ValueKind::tokens ? context_->copy_rows(*output)
+                                                       : std::vector<std::byte>());
+    return rows;
   }
 
   void check_step(int step) {
     const StepInputs inputs = inputs_of(step);
-    const auto plain = plain_.run(inputs.values), batched = batched_.run(inputs.values);
+    const auto plain = rows_of_run(plain_, inputs), batched = rows_of_run(batched_, inputs);
     const int me = rank_.index();
     for (std::size_t i = 0; i < plain.size(); ++i)
-      if (plain[i]->kind == ValueKind::tokens)
-        check_rows(spec_, step, me, bytes_of_rows(*plain[i]), bytes_of_rows(*batched[i]), found_.batches);
+      check_rows(spec_, step, me, plain[i], batched[i], found_.batches);
     if (!spec_.options.program.empty()) return;
     DispatchCheck check(spec_, step);
     const std::vector<float> x = check.expected_values(me);
     check_rows(spec_, step, me,
                expected_products(spec_, rank_.topology(), combined_routes(spec_, me, inputs.routes), x),
-               bytes_of_rows(*plain[0]), found_.sums);
+               plain[0], found_.sums);
   }
 
   void gather_checks() {
@@ -132,10 +144,9 @@ class RankPrograms {
   // Both programs take turns in going first.
   void time_steps() {
     const StepInputs first = inputs_of(0);
-    for (Evaluator* const program : {&plain_, &batched_}) program->run(first.values);  // warm
+    for (Evaluator* const program : {&plain_, &batched_}) rows_of_run(*program, first);  // warm
     for (int step = 0; step < spec_.options.steps; ++step) {
       const StepInputs inputs = inputs_of(step);
-      if (step + 1 == spec_.options.steps) observe();
       if (step % 2 == 1) time_run(step, batched_, inputs);
       time_run(step, plain_, inputs);
       if (step % 2 == 0) time_run(step, batched_, inputs);
@@ -144,20 +155,19 @@ class RankPrograms {
     gather_step_times(plain_times_);
   }
 
-  void observe() {
-    plain_.set_observer([this](std::size_t) { plain_times_.push_back(now_us()); });
-    batched_.set_observer([this](std::size_t) { batched_times_.push_back(now_us()); });
-  }
-
   void time_run(int step, Evaluator& program, const StepInputs& inputs) {
+    const bool last = step + 1 == spec_.options.steps;
+    if (last) program.set_observer([this](std::size_t, Stream stream) { context_->mark(stream); });
     rank_.barrier();
-    const double begin = now_us();
-    program.run(inputs.values);
-    const double mine = now_us() - begin;
+    const double begin = context_->now_us();
+    program.run(inputs.values, context_->stream());
+    context_->synchronize();
+    const double mine = context_->now_us() - begin;
     std::vector<double> all(at(rank_.size()));
     rank_.all_gather(&mine, all.data(), sizeof mine);
     if (rank_.index() == 0)
       results_.times()[(&program == &batched_ ? spec_.options.steps : 0) + step] = std::ranges::max(all);
+    if (last) (&program == &batched_ ? batched_times_ : plain_times_) = context_->take_marks();
   }
 
   void gather_step_times(const std::vector<double>& mine) {
@@ -166,14 +176,11 @@ class RankPrograms {
     if (rank_.index() == 0) std::ranges::copy(all, results_.step_times());
   }
 
-  double now_us() const { return std::chrono::duration<double, std::micro>(Clock::now() - start_).count(); }
-
   const Rank& rank_;
   const RunSpec& spec_;
   const ProgramResults& results_;
-  Clock::time_point start_;
   Exchange exchange_;
-  std::map<const ProgramValue*, HostExperts> experts_;
+  std::unique_ptr<ProgramContext> context_;
   bool swiglu_ = false;
   Evaluator plain_, batched_;
   ProgramResults::Summary found_{};
@@ -241,7 +248,8 @@ report::ProgramReport make_program_report(const RunSpec& spec, const Topology& t
                             .machine = {.cpu = cpu_name(), .cores = cores(), .memory_bytes = memory_bytes()},
                             .micro_batches = std::max(options.overlap, 1)};
   const auto runs_of = [&](const Program& program, const double* times, std::size_t offset) {
-    report::ProgramRuns runs{.program = program, .times_us = {times, times + options.steps}};
+    report::ProgramRuns runs{
+        .program = program, .times_us = {times, times + options.steps}, .on_streams = on_device(spec.config)};
     for (int rank = 0; rank < ranks; ++rank) {
       const double* const begins = results.step_times() + at(rank) * results.times_of_rank() + offset;
       runs.begin_us.insert(runs.begin_us.end(), begins, begins + program.steps.size() + 1);

@@ -47,9 +47,12 @@ struct DispatchArguments {
 
   // How a token travels.
   Encoding encoding;
-  PartList parts;
+  PartList parts;  // of a message
   DeviceMessageLayout message;
-  bool own_staged;  // this rank's own tokens go through staging as well
+  // Rows are encoded where they arrive, each with the scale of its expert: [E + S], or null.
+  const float* input_scales;
+  Encoding row_encoding;  // of these rows
+  bool own_staged;        // this rank's own tokens go through staging as well
   bool own_memory;  // part 0 of the received rows lies in the lane's symmetric memory: peers can write to it
                     // directly
   // Blocks by role in the modes of many and of few tokens (dispatch_mode.hpp); a token count in device memory
@@ -62,6 +65,7 @@ struct DispatchArguments {
   BlockOffsets shared;     // set by the launch
 
   // The caller's output.
+  PartList received;  // parts of its rows; those of a message unless input_scales are given
   std::byte* received_parts[kMaxParts];
   std::int64_t leading_dimension[kMaxParts];
   float* weight;

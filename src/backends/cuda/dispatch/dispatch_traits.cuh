@@ -23,9 +23,9 @@ struct GenericDispatch {
   __device__ __forceinline__ static bool microscaled(const DispatchArguments& call) {
     return call.encoding.is_microscaled();
   }
-  // Receivers weight rows or compute dot products, so each row needs a whole warp.
+  // Receivers weight or encode rows or compute dot products, so each row needs a whole warp.
   __device__ __forceinline__ static bool computes(const DispatchArguments& call) {
-    return call.apply_weights || call.dot_rows != nullptr;
+    return call.apply_weights || call.dot_rows != nullptr || call.input_scales != nullptr;
   }
 };
 

@@ -33,8 +33,8 @@ __device__ inline void write_padding_rows(const DispatchArguments& call, const P
   }
   if (!call.lane.zero_padding) return;
   for (std::int64_t row = rows.begin; row < rows.end; ++row) {
-    for (int p = 0; p < call.parts.count; ++p) {
-      const PartLayout& part = call.parts.part[p];
+    for (int p = 0; p < call.received.count; ++p) {
+      const PartLayout& part = call.received.part[p];
       for (std::int64_t byte = 4 * thread; byte < part.row_bytes; byte += 128) {
         const std::int64_t element = byte / part.element_bytes;
         *reinterpret_cast<std::uint32_t*>(call.received_parts[p] +

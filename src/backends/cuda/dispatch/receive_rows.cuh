@@ -1,6 +1,7 @@
 // The receiving role's rows: copies each message's row to the rows of its slots, or computes them from it.
 #pragma once
 
+#include "backends/cuda/dispatch/encode_with_scale.cuh"
 #include "backends/cuda/dispatch/receive_metadata.cuh"
 
 namespace ferry::cuda {
@@ -126,17 +127,41 @@ __device__ void store_parts(const ReceiveContext& context, const TokenTile& tile
   }
 }
 
+// [warp] Encodes the token's row at `row` as received row `to`. Groups are found by their rows, as the rows
+// of a damaged plan may lie in other groups than their metadata says.
+static __device__ __noinline__ void encode_on_arrival(const ReceiveContext& context, const std::byte* row,
+                                                      std::int32_t to) {
+  const DispatchArguments& call = context.call;
+  const LaneView& lane = call.lane;
+  int group = 0;  // the last that begins at the row or before it: empty groups begin where the next one does
+  for (int end = lane.groups; end - group > 1;) {
+    const int middle = (group + end) / 2;
+    (context.offsets.group_begin[middle] <= to ? group : end) = middle;
+  }
+  const int expert =
+      group < lane.shared_experts
+          ? lane.experts + group
+          : context.tables.expert_of[context.tables.first_physical[lane.rank] + group - lane.shared_experts];
+  encode_with_scale(call, row, to, call.input_scales[expert]);
+}
+
 // [warp] Computes each tile's rows from the row at `from`.
-__device__ inline void compute_rows(const DispatchArguments& call, const TokenTile& tile, std::uint32_t tiles,
+__device__ inline void compute_rows(const ReceiveContext& context, const TokenTile& tile, std::uint32_t tiles,
                                     const std::byte* from, std::uint32_t with_row,
                                     const ReceivedSlot& received) {
+  const DispatchArguments& call = context.call;
   for (; tiles != 0; tiles &= tiles - 1) {
     const int thread = (__ffs(static_cast<int>(tiles)) - 1) * tile.size();
     const auto* row = pointer_of(from, thread);
     for (std::uint32_t left = __shfl_sync(~0u, with_row, thread); left != 0; left &= left - 1) {
       const int at = __ffs(static_cast<int>(left)) - 1;
-      compute_row(call, row, __shfl_sync(~0u, received.row, at),
-                  __shfl_sync(~0u, received.metadata.weight, at));
+      const std::int32_t to = __shfl_sync(~0u, received.row, at);
+      const float weight = __shfl_sync(~0u, received.metadata.weight, at);
+      if (call.input_scales != nullptr) {
+        encode_on_arrival(context, row, to);
+      } else {
+        compute_row(call, row, to, weight);
+      }
     }
   }
 }
@@ -163,8 +188,8 @@ __device__ __forceinline__ void store_rows(const ReceiveContext& context, const 
     from = call.received_parts[0] + std::int64_t{first} * static_cast<int>(call.parts.part[0].row_bytes);
   const std::uint32_t copies = direct ? with_row & (with_row - 1) : with_row;
   if (Traits::computes(call)) {
-    compute_rows(call, tile, tiles, staged, with_row, received);
-    if (call.apply_weights) return;
+    compute_rows(context, tile, tiles, staged, with_row, received);
+    if (call.apply_weights || call.input_scales != nullptr) return;
   }
   const SmallPart small = load_small_part<Traits>(context, tile, message, received);
   // A segment of a row is one batch of loads, so a stream would gain nothing.

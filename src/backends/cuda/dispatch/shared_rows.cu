@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "backends/cuda/dispatch/block_state.cuh"
+#include "backends/cuda/dispatch/encode_with_scale.cuh"
 #include "backends/cuda/dispatch/shared_positions.cuh"
 
 namespace ferry::cuda {
@@ -84,7 +85,14 @@ __device__ __forceinline__ void write_token(const DispatchArguments& call, const
                                             const Quarters& quarters) {
   if (of.threads == 0) return;
   if (quarters.first == 0) write_shared_metadata(call, of);
-  if (call.apply_weights) {
+  if (call.input_scales != nullptr) {
+    // As below. Each expert has a scale of its own.
+    for (std::uint32_t left = quarters.first == 0 ? of.threads : 0; left != 0; left &= left - 1) {
+      const int shared = __ffs(static_cast<int>(left)) - 1;
+      encode_with_scale(call, token_row(call, 0, of.token), __shfl_sync(~0u, of.row, shared),
+                        call.input_scales[call.lane.experts + shared]);
+    }
+  } else if (call.apply_weights) {
     // Rows that are computed stay whole.
     if (quarters.first == 0)
       for_each_row(of, [&](std::int64_t row) {

@@ -8,6 +8,7 @@
 #include "base/text.hpp"
 #include "exchange/call_options.hpp"
 #include "exchange/configuration.hpp"
+#include "exchange/scale_checks.hpp"
 #include "layout/device_message.hpp"
 #include "plan/shapes.hpp"
 
@@ -238,7 +239,7 @@ void EngineLane::dispatch_send(const DispatchCall& call, bool split, Stream stre
   call_.begin(Operation::dispatch, options);
   Plan plan;
   launch_or_refuse(Operation::dispatch, [&] { plan = lane_.dispatch(call, Phase::send, stream).plan; });
-  const std::int64_t part_bytes = device_message_layout(parts_of(call.format, exchange_.config.hidden)).bytes;
+  const std::int64_t part_bytes = device_message_layout(message_parts(exchange_.config, call)).bytes;
   Stored stored = by_plan(plan, part_bytes);
   if (call.plan.empty()) stored.messages = stored.planned = nullptr;  // the call headers say it
   if (exchange_.config.input == Input::replicated && call.plan.empty())

@@ -25,6 +25,8 @@ CallPointers pointers_of(const DispatchCall& call) {
   pointers.add("device_count", call.tokens.device_count, kWords);
   pointers.add("plan", call.plan.storage(), kRows);
   pointers.add("dot_rows", call.dot_rows, kRows);
+  pointers.add("global_scale", call.global_scale, kWords);
+  pointers.add("input_scales", call.input_scales.data(), kWords);
   const ReceiveBuffers& memory = call.memory;
   for (std::size_t p = 0; p < kMaxParts; ++p) pointers.add(kReceivedParts[p], memory.parts[p], kRows);
   pointers.add("memory.weight", memory.weight, kWords);

@@ -9,6 +9,7 @@
 #include "backends/cuda/memory/device_memory.hpp"
 #include "backends/cuda/runtime/cuda_stream.hpp"
 #include "backends/cuda/runtime/current_device.hpp"
+#include "backends/cuda/runtime/driver.hpp"
 #include "backends/cuda/runtime/event.hpp"
 #include "backends/cuda/runtime/launch.hpp"
 
@@ -57,6 +58,13 @@ class CudaDeviceWork final : public DeviceWork {
     check(cudaMemcpy2DAsync(to, size(to_stride), from, size(from_stride), size(row_bytes), size(rows),
                             cudaMemcpyDeviceToDevice, handle_of(stream)),
           "copy rows");
+  }
+
+  void set_number(std::int32_t* to, std::int32_t number, Stream stream) override {
+    const ScopedDevice device(device_);
+    check(driver().memset_d32_async(reinterpret_cast<CUdeviceptr>(to), static_cast<unsigned>(number), 1,
+                                    handle_of(stream)),
+          "set a number in device memory");
   }
 
   bool is_captured(Stream stream) const override {

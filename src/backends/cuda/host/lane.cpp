@@ -107,6 +107,7 @@ Lane::Lane(const ExchangeState& exchange, int index)
       streams_(exchange_id(exchange_), index, view_.rank, exchange_.device) {
   prepare_dispatch(view_);
   prepare_combine(view_.ranks);
+  prepare_scale_tiles();
   init_memory();
 }
 

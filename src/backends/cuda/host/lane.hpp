@@ -10,6 +10,7 @@
 #include "backends/cuda/combine/packed_rows.hpp"
 #include "backends/cuda/combine/relay_sums.hpp"
 #include "backends/cuda/dispatch/dispatch.hpp"
+#include "backends/cuda/dispatch/scale_tiles.hpp"
 #include "backends/cuda/host/call_pointers.hpp"
 #include "backends/cuda/host/diagnostics_reader.hpp"
 #include "backends/cuda/host/engine_layout.hpp"
@@ -141,6 +142,8 @@ class Lane {
   GatherArguments gather_arguments(Operation operation, int sub_group) const;
   DispatchArguments dispatch_arguments(const DispatchCall& call, bool fused) const;
   void set_receive_buffers(const DispatchCall& call, DispatchArguments& arguments);
+  void keep_scales(DispatchArguments& arguments, Stream stream) const;
+  void set_tiles(const DispatchCall& call, DispatchArguments& arguments);
 
   const ExchangeState& exchange_;
   const int index_;
@@ -155,6 +158,7 @@ class Lane {
 
   // Kept from a send phase for its receive phase.
   DispatchArguments dispatch_{};
+  std::optional<ScaleTileArguments> tiles_;
   CombineArguments combine_{};
   std::optional<EpilogueArguments> epilogue_;
   LaunchShape phase_shape_;

@@ -14,6 +14,7 @@
 #include "base/text.hpp"
 #include "exchange/call_options.hpp"
 #include "exchange/configuration.hpp"
+#include "exchange/scale_checks.hpp"
 
 namespace ferry::cuda {
 namespace {
@@ -25,6 +26,16 @@ AgreedOptions agreed_options_of(Operation operation, const CallOptions& options)
   return agreed;
 }
 
+// Kernels of dispatch store by rows what becomes tiles afterwards.
+PartList by_rows(PartList parts) {
+  for (PartLayout& part : parts.part) {
+    if (!part.tiles) continue;
+    part.tiles = false;
+    part.element_bytes = part.row_bytes;
+  }
+  return parts;
+}
+
 }  // namespace
 
 DispatchArguments Lane::dispatch_arguments(const DispatchCall& call, bool fused) const {
@@ -34,9 +45,13 @@ DispatchArguments Lane::dispatch_arguments(const DispatchCall& call, bool fused)
   const CallOptions options = options_of(config, call);
   arguments.terms = agreed_options_of(Operation::dispatch, options);
   arguments.hash_option = input_hash_option(options);
-  arguments.parts = parts_of(call.format, config.hidden);
+  arguments.parts = by_rows(message_parts(config, call));
+  arguments.received = by_rows(received_parts(config, call));
   arguments.message = device_message_layout(arguments.parts);
-  arguments.encoding = encoding_of(call.format);
+  arguments.row_encoding = encoding_of(call.format);
+  // Tokens whose rows are encoded where they arrive travel as they are.
+  arguments.encoding = by_expert(call) ? Encoding{} : arguments.row_encoding;
+  arguments.input_scales = call.input_scales.data();
   const bool quantised = arguments.encoding.quantises();
   for (int p = 0; p < kMaxParts; ++p) {
     const auto i = static_cast<std::size_t>(p);
@@ -76,9 +91,9 @@ void Lane::set_receive_buffers(const DispatchCall& call, DispatchArguments& argu
                                      static_cast<std::size_t>(view_plan(nullptr, view_.plan_shape).bytes));
   DispatchResult result;
   std::int64_t end = 0;
-  for (int p = 0; p < arguments.parts.count; ++p) {
+  for (int p = 0; p < arguments.received.count; ++p) {
     const auto i = static_cast<std::size_t>(p);
-    const PartLayout& part = arguments.parts.part[p];
+    const PartLayout& part = arguments.received.part[p];
     void* own = config.own_receive_buffers ? receive_buffers() + end : nullptr;
     end = align_up(end + part_bytes_total(part, rows, groups_of(config, view_.rank)), 256);
     result.parts[i] = {.data = memory.parts[i] != nullptr ? memory.parts[i] : own,
@@ -87,7 +102,8 @@ void Lane::set_receive_buffers(const DispatchCall& call, DispatchArguments& argu
     arguments.received_parts[p] = static_cast<std::byte*>(result.parts[i].data);
     arguments.leading_dimension[p] = result.parts[i].leading_dimension;
   }
-  arguments.own_memory = config.own_receive_buffers && memory.parts[0] == nullptr;
+  arguments.own_memory =
+      config.own_receive_buffers && memory.parts[0] == nullptr && arguments.input_scales == nullptr;
   arguments.plan = view_plan(plan.storage(), view_.plan_shape);
   arguments.counts = memory.counts != nullptr ? memory.counts : array<std::int32_t>(arrays_.counts);
   arguments.row_offsets =
@@ -117,6 +133,39 @@ void Lane::set_receive_buffers(const DispatchCall& call, DispatchArguments& argu
   result.host = view_.totals;
   result.plan = plan;
   result_ = result;
+  tiles_.reset();
+  if (encoding_of(call.format).scale_tiles) set_tiles(call, arguments);
+}
+
+// Tiles come from scales by rows, which lie in the lane's memory, also where the caller passes memory for the
+// tiles.
+void Lane::set_tiles(const DispatchCall& call, DispatchArguments& arguments) {
+  const Config& config = exchange_.config;
+  std::byte* scales = array<std::byte>(arrays_.scale_rows);
+  if (config.own_receive_buffers) {
+    const std::int64_t values =
+        part_bytes_total(arguments.received.part[0], view_.capacity_rows, groups_of(config, view_.rank));
+    scales = view_.at(view_.rank, view_.receive_buffers + align_up(values, 256));
+  }
+  std::byte* const own = config.own_receive_buffers
+                             ? view_.at(view_.rank, view_.receive_buffers + device_layout(config).tiles)
+                             : nullptr;
+  ReceivedPart& tiles = result_.parts[1];
+  tiles.data = call.memory.parts[1] != nullptr ? call.memory.parts[1] : own;
+  tiles.row_bytes = received_row_bytes(parts_of(call.format, config.hidden).part[1]);
+  arguments.received_parts[1] = scales;
+  result_.tile_offsets = array<std::int32_t>(arrays_.tile_offsets);
+  tiles_ = {.layout = config.layout,
+            .groups = view_.groups,
+            .capacity = view_.capacity,
+            .rows = view_.capacity_rows,
+            .by_plan = arguments.by_plan ? arguments.plan.header : nullptr,
+            .counts = arguments.counts,
+            .row_offsets = arguments.row_offsets,
+            .scales = scales,
+            .words = static_cast<std::int32_t>(arguments.received.part[1].row_bytes / kScaleBytes),
+            .tiles = static_cast<std::byte*>(tiles.data),
+            .tile_offsets = array<std::int32_t>(arrays_.tile_offsets)};
 }
 
 DispatchResult Lane::dispatch(const DispatchCall& call, Phase phase, Stream stream) {
@@ -134,7 +183,7 @@ DispatchResult Lane::dispatch(const DispatchCall& call, Phase phase, Stream stre
       dispatch_few_token_blocks(shape.blocks, exchange_.config, arguments.tokens, work.quantised);
   const DispatchMode mode =
       dispatch_mode({.phase = phase,
-                     .computes_values = call.apply_weights || call.dot_rows != nullptr,
+                     .computes_values = call.apply_weights || call.dot_rows != nullptr || by_expert(call),
                      .by_plan = arguments.by_plan,
                      .replicated = replicated,
                      .has_metadata_blocks = arguments.few_token_blocks.metadata_blocks > 0,
@@ -151,13 +200,26 @@ DispatchResult Lane::dispatch(const DispatchCall& call, Phase phase, Stream stre
   // a GPU and the driver's queues.
   if (view_.shared_experts > 0) launch_shared_rows(arguments, shape.blocks, handle_of(stream));
   launch_dispatch(arguments, mode, shape, handle_of(stream));
+  if (tiles_ && phase == Phase::fused) launch_scale_tiles(*tiles_, shape.blocks, handle_of(stream));
   result_.call = calls_ + 1;
   if (!over_engine()) ++calls_;
   if (phase == Phase::send) {
+    keep_scales(arguments, stream);
     dispatch_ = arguments;
     phase_shape_ = shape;
   }
   return result_;
+}
+
+// The caller may change the scales after the send phase, and the receive phase reads them.
+void Lane::keep_scales(DispatchArguments& arguments, Stream stream) const {
+  if (arguments.input_scales == nullptr) return;
+  const int experts = view_.experts + view_.shared_experts;
+  auto* const kept = array<float>(arrays_.input_scales);
+  check(cudaMemcpyAsync(kept, arguments.input_scales, sizeof(float) * static_cast<std::size_t>(experts),
+                        cudaMemcpyDefault, handle_of(stream)),
+        "keep input_scales");
+  arguments.input_scales = kept;
 }
 
 void Lane::count_dispatch(const Ids& ids, std::int32_t tokens, Stream stream) {
@@ -215,6 +277,7 @@ DispatchCounts Lane::dispatch_counts() const {
 
 DispatchResult Lane::dispatch_receive(Stream stream) {
   launch_dispatch(dispatch_, DispatchMode::receive_phase, phase_shape_, handle_of(stream));
+  if (tiles_) launch_scale_tiles(*tiles_, phase_shape_.blocks, handle_of(stream));
   if (over_engine()) ++calls_;
   return result_;
 }

@@ -7,6 +7,7 @@
 #include "base/text.hpp"
 #include "exchange/backend.hpp"
 #include "exchange/configuration.hpp"
+#include "format/encoding.hpp"
 #include "format/parts.hpp"
 #include "layout/device_message.hpp"
 
@@ -27,6 +28,11 @@ class OffsetAllocator {
  private:
   std::int64_t end_ = 0;
 };
+
+// The scales of the format that has the most of them.
+PartLayout largest_scales(const Config& config) {
+  return parts_of(Format::nvfp4({.tiles = true}), config.hidden).part[1];
+}
 
 }  // namespace
 
@@ -67,15 +73,19 @@ DeviceLayout device_layout(const Config& config) {
   ExchangeShape shape = exchange_shape(config, device_signals(config).bytes);
   shape.message_bytes = device_message_layout(parts).bytes;
   shape.combine_row_bytes = align_up(shape.combine_row_bytes, kLine);
-  DeviceLayout layout{exchange_layout(shape), 0};
+  DeviceLayout layout{exchange_layout(shape), 0, 0};
   if (!config.own_receive_buffers) return layout;
   // Large enough for every format whose messages are not larger than the configuration's: a received row
   // takes at most the bytes it has in a message. Beyond that, columns are padded to kColumnAlignment rows,
-  // and parts to 256 bytes.
-  std::int64_t rows = 0;
-  for (int rank = 0; rank < config.placement.ranks(); ++rank)
+  // and parts to 256 bytes. Scales are stored by rows first, and tiles of them have memory of their own.
+  std::int64_t rows = 0, tiles = 0;
+  const PartLayout scales = largest_scales(config);
+  for (int rank = 0; rank < config.placement.ranks(); ++rank) {
     rows = std::max(rows, row_capacity(config, rank));
-  layout.received = align_up((rows + kColumnAlignment - 1) * wire_bytes(parts) + kMaxParts * 256,
+    tiles = std::max(tiles, part_bytes_total(scales, row_capacity(config, rank), groups_of(config, rank)));
+  }
+  layout.tiles = align_up((rows + kColumnAlignment - 1) * wire_bytes(parts) + kMaxParts * 256, 256);
+  layout.received = align_up(layout.tiles + (encoding_of(config.format).scale_tiles ? tiles : 0),
                              ExchangeLayout::kSectionAlign);
   return layout;
 }
@@ -111,6 +121,10 @@ LaneArrays lane_arrays(const Config& config, int rank) {
   arrays.group_expert = offsets.take(4 * groups);
   arrays.counts = offsets.take(4 * groups);
   arrays.row_offsets = offsets.take(4 * (groups + 1));
+  arrays.tile_offsets = offsets.take(4 * (groups + 1));
+  const bool has_scale_rows = encoding_of(config.format).scale_tiles && !config.own_receive_buffers;
+  arrays.scale_rows = offsets.take(has_scale_rows ? rows * largest_scales(config).row_bytes : 0);
+  arrays.input_scales = offsets.take(4 * (experts + config.shared_experts));
   arrays.shared_outputs = offsets.take(std::int64_t{config.shared_experts} * config.max_tokens *
                                        config.hidden * bytes_of(config.combine_type));
   arrays.bytes = offsets.bytes();

@@ -17,6 +17,7 @@ DeviceSignals device_signals(const Config& config);
 struct DeviceLayout {
   ExchangeLayout exchange;  // of one lane
   std::int64_t received;    // bytes of the receive buffer, 0 without own_receive_buffers
+  std::int64_t tiles;       // offset in it of the tiles of scales, which come last, if there are any
 
   std::int64_t lane_bytes() const { return exchange.lane_bytes() + received; }
   std::int64_t bytes() const { return exchange.shape.lanes * lane_bytes(); }
@@ -37,7 +38,9 @@ struct LaneArrays {
   std::int64_t symmetric = 0;  // the table of LaneView::symmetric
   std::int64_t plan = 0;
   std::int64_t weight = 0, local_ids = 0, dots = 0;
-  std::int64_t group_expert = 0, counts = 0, row_offsets = 0;
+  std::int64_t group_expert = 0, counts = 0, row_offsets = 0, tile_offsets = 0;
+  std::int64_t scale_rows = 0;      // scales by rows, which become tiles, without own receive buffers
+  std::int64_t input_scales = 0;    // [E + S], kept from a send phase for its receive phase
   std::int64_t shared_outputs = 0;  // [S, T, H] of the combine type
   std::int64_t bytes = 0;           // of all arrays
 };

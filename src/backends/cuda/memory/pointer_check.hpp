@@ -28,7 +28,7 @@ class CallPointers {
   operator std::span<const CallPointer>() const { return {pointers_.data(), count_}; }
 
  private:
-  static constexpr std::size_t kMost = 2 * kMaxParts + 13;  // of a dispatch
+  static constexpr std::size_t kMost = 2 * kMaxParts + 15;  // of a dispatch
   std::array<CallPointer, kMost> pointers_{};
   std::size_t count_ = 0;
 };

@@ -42,6 +42,7 @@ Driver load_driver() {
   load_function(driver.mem_map, "cuMemMap", 10020);
   load_function(driver.mem_unmap, "cuMemUnmap", 10020);
   load_function(driver.mem_set_access, "cuMemSetAccess", 10020);
+  load_function(driver.memset_d32_async, "cuMemsetD32Async", 3020);
   return driver;
 }
 

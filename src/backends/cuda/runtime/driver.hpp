@@ -24,6 +24,7 @@ struct Driver {
   PFN_cuMemMap_v10020 mem_map;
   PFN_cuMemUnmap_v10020 mem_unmap;
   PFN_cuMemSetAccess_v10020 mem_set_access;
+  PFN_cuMemsetD32Async_v3020 memset_d32_async;
 };
 
 // Loaded by the first call; thread-safe. Throws UnsupportedError, with the remedy, if the driver is missing

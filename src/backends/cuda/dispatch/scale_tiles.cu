@@ -1,0 +1,34 @@
+#include "backends/cuda/dispatch/scale_tiles.cuh"
+
+#include <algorithm>
+
+#include "backends/cuda/runtime/error.hpp"
+#include "backends/cuda/runtime/launch.hpp"
+
+namespace ferry::cuda {
+namespace {
+
+__global__ void __launch_bounds__(kTileThreads)
+    scale_tiles_kernel(const __grid_constant__ ScaleTileArguments call) {
+  __shared__ ScaleTileState state;
+  write_scale_tiles(call, &state);
+}
+
+}  // namespace
+
+void prepare_scale_tiles() {
+  cudaFuncAttributes attributes{};
+  check(cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(&scale_tiles_kernel)),
+        "load the kernel that writes tiles of scales");
+}
+
+void launch_scale_tiles(const ScaleTileArguments& arguments, int blocks, cudaStream_t stream) {
+  ScaleTileArguments call = arguments;
+  const std::int64_t items = (row_tiles(call.rows) + call.groups) * ((call.words + 3) / 4),
+                     warps = kTileThreads / 32;
+  const std::int64_t needed = std::clamp<std::int64_t>((items + warps - 1) / warps, 1, blocks);
+  launch(reinterpret_cast<const void*>(&scale_tiles_kernel), &call, kTileThreads, 0,
+         {.blocks = static_cast<int>(needed)}, stream, "launching the copy of scales to tiles");
+}
+
+}  // namespace ferry::cuda

@@ -1,0 +1,51 @@
+// Every format in CUDA graphs: replays read N, the ids and the scales of experts anew.
+#include "cuda/device_test.hpp"
+#include "cuda/replays.hpp"
+
+namespace ferry::contract {
+namespace {
+
+class CudaFormatReplays : public DeviceTest {
+ protected:
+  static TestCase format_case(const char* format, std::uint64_t number) {
+    TestCase c = device_case(number, 2);
+    c.config.format = parse_format(format);
+    c.config.shared_experts = number % 2 == 0 ? 1 : 0;
+    c.config.alignment = 4;
+    return c;
+  }
+};
+
+TEST_F(CudaFormatReplays, ScalesInRows) {
+  replay_often(format_case("mxfp8", 1));
+  replay_often(format_case("mxfp4-columns", 2));
+  replay_often(format_case("nvfp4", 3));
+  replay_often(format_case("nvfp4-token", 4));
+}
+
+TEST_F(CudaFormatReplays, ScalesAsTiles) {
+  replay_often(format_case("mxfp8-tiles", 5));
+  TestCase c = format_case("nvfp4-tiles", 6);
+  c.config.layout = Layout::expert_padded;
+  c.split_phases = true;
+  replay_often(c);
+  c = format_case("nvfp4-token-tiles", 7);
+  c.config.max_tokens = 300;
+  replay_often(c);
+}
+
+TEST_F(CudaFormatReplays, ScalesOfEachExpert) {
+  TestCase c = format_case("nvfp4-tiles", 8);
+  c.input_scales = true;
+  replay_often(c);
+  c = format_case("mxfp8", 9);
+  c.input_scales = c.split_phases = true;
+  replay_often(c);
+  c = format_case("fp8", 10);
+  c.input_scales = true;
+  c.config.layout = Layout::expert_padded;
+  replay_often(c);
+}
+
+}  // namespace
+}  // namespace ferry::contract
