@@ -44,8 +44,8 @@ struct Config {
   /// shared rows and the others none, so that the sum over all ranks holds the shared experts once. 0: every
   /// rank takes all tokens.
   int shared_split = 0;
-  /// `gather` takes the reduction `partial` at level rank only, expert layouts, own input, one hop and host
-  /// memory.
+  /// `gather` takes the reduction `partial` at level rank only, expert layouts, own input and one hop; not
+  /// `collective` on device memory.
   Transfer transfer = Transfer::routed;
 
   Layout layout = Layout::expert_major;

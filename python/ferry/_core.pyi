@@ -89,14 +89,14 @@ class Config:
     window               bounds what a rank has on its way to another one. 'collective': messages of a round; default 0, no bound.
                          'cpu' in two hops: staging, in messages for each pair of ranks; default 0, 4 MiB a rank and lane
     shared_experts       experts that every rank holds and every token goes to: their rows are groups 0 to shared_experts - 1, and
-                         combine adds their outputs; at most 16, not on device memory; default 0
+                         combine adds their outputs; at most 16; default 0
     input                'own', or 'replicated': every rank passes the same tokens and keeps the routes to its own experts; nothing
-                         travels, and combine gives each rank its own sum. 'partial' only, not on device memory; default 'own'
+                         travels, and combine gives each rank its own sum. 'partial' only; default 'own'
     shared_split         with replicated input: how many ranks share the tokens' rows of shared experts among them; default 0,
                          every rank takes all
     transfer             'routed', or 'gather': dispatch sends every token to every rank, and each rank returns one sum for it, for
                          few tokens with many experts. The same rows and results; 'partial' at level 'rank' only, expert layouts,
-                         not on device memory; default 'routed'
+                         not 'collective' on device memory; default 'routed'
     placement            a Placement; default: Placement.blocks(experts, ranks)
     layout               'expert_major', 'expert_padded' or 'rank_major'; default 'expert_major'
     alignment            each expert's first row is a multiple of it; default 1

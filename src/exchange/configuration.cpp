@@ -49,10 +49,10 @@ void check_input(const Config& config) {
 void check_transfer(const Config& config) {
   check_range("transfer", static_cast<std::int64_t>(config.transfer), 0, 1);
   if (config.transfer == Transfer::routed) return;
-  if (chosen_memory(config) == MemoryKind::device) {
+  if (chosen_memory(config) == MemoryKind::device && config.backend != BackendKind::cuda) {
     throw UnsupportedError(str("configuration: transfer = gather: the backend ", to_string(config.backend),
                                " on device memory has only routed: pass routed, whose results are the same, "
-                               "or use a host backend"));
+                               "or use cuda or a host backend"));
   }
   if (config.input != Input::own) {
     throw UsageError(str("configuration: transfer = gather with input ", to_string(config.input),
@@ -61,8 +61,7 @@ void check_transfer(const Config& config) {
   if (config.layout == Layout::rank_major) {
     throw UsageError(
         "configuration: transfer = gather with layout rank_major, whose rows are the tokens that were sent: "
-        "use "
-        "an expert layout");
+        "use an expert layout");
   }
   if (config.hops == Hops::two)
     throw UsageError("configuration: transfer = gather with hops two, must be one: no rank forwards tokens");

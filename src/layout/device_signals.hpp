@@ -102,9 +102,10 @@ struct DeviceSignals {
   std::int64_t ll_row_bytes;
   std::int64_t bytes;
 
-  // `sum_bytes`: of a row of combine's staging.
+  // `sum_bytes`: of a row of combine's staging. `most_ranks`: destinations of a token; 0: min(K, R).
   static constexpr DeviceSignals of(std::int32_t ranks, std::int32_t experts, std::int32_t max_tokens,
-                                    std::int32_t top_k, std::int64_t combine_rows, std::int64_t sum_bytes) {
+                                    std::int32_t top_k, std::int64_t combine_rows, std::int64_t sum_bytes,
+                                    std::int32_t most_ranks = 0) {
     constexpr auto lines = [](std::int64_t size) { return (size + 127) / 128 * 128; };
     constexpr std::int64_t kPacket = sizeof(LLPacket), kFlags = 8 * kQuarters;
     DeviceSignals s{};
@@ -128,7 +129,8 @@ struct DeviceSignals {
     s.metadata = {s.flags.begin + 2 * s.flags.parity_stride, slots * messages, slots * max_tokens, slots};
     s.combine_begin = s.metadata.begin + 2 * s.metadata.parity_stride;
     s.ll_begin = lines(s.combine_begin + 2 * kFlags * combine_rows);
-    s.ll_rows = (max_tokens < kLLTokens ? max_tokens : kLLTokens) * (top_k < ranks ? top_k : ranks);
+    if (most_ranks == 0) most_ranks = top_k < ranks ? top_k : ranks;
+    s.ll_rows = (max_tokens < kLLTokens ? max_tokens : kLLTokens) * most_ranks;
     s.ll_row_bytes = 2 * ((sum_bytes + 511) / 512 * 512);
     s.bytes = s.ll_begin + 2 * s.ll_rows * s.ll_row_bytes;
     return s;

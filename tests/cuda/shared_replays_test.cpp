@@ -1,4 +1,4 @@
-// Shared experts and replicated input in CUDA graphs: replays read N and the ids anew.
+// Shared experts, replicated and gathered input in CUDA graphs: replays read N and the ids anew.
 #include "cuda/device_test.hpp"
 #include "cuda/replays.hpp"
 
@@ -62,6 +62,19 @@ TEST_F(CudaSharedReplays, ReplicatedInput) {
   c.config.max_tokens = 300;
   replay_often(c);
   c.config.format = Format::fp8_e4m3();
+  replay_often(c);
+}
+
+TEST_F(CudaSharedReplays, GatheredInput) {
+  TestCase c = device_case(9, 3);
+  c.config.transfer = Transfer::gather;
+  replay_often(c);
+  c.config.format = Format::fp8_e4m3();
+  c.split_phases = true;
+  replay_often(c);
+  c.split_phases = false;
+  c.config.max_tokens = 300;
+  c.config.shared_experts = 1;
   replay_often(c);
 }
 

@@ -38,7 +38,7 @@ void Setup::choose_backend(Config& config) const {
   config.window = window;
   config.engine = engine;
   if (backend == BackendKind::cuda) config.reduction_level = ReductionLevel::rank;
-  if (on_device() || hops == Hops::two) config.transfer = Transfer::routed;
+  if (over_device_engine() || hops == Hops::two) config.transfer = Transfer::routed;
   // TestCase::input_scales: see exchange_config().
 }
 

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 
 #include "kernels_on_host/grid.hpp"
 
@@ -13,6 +14,11 @@
 #define __host__
 #define __forceinline__ inline
 #define __noinline__  // empty, because the standard library uses the name inside __attribute__
+#define __global__
+#define __grid_constant__
+#define __shared__  // an array that a test defines, and Grid::give_each_block()
+#define __align__(bytes) __attribute__((aligned(bytes)))
+#define __launch_bounds__(...)
 
 #define threadIdx (ferry::on_host::Index3{ferry::on_host::Grid::thread()})
 #define blockIdx (ferry::on_host::Index3{ferry::on_host::Grid::block().index})
@@ -21,6 +27,10 @@
 
 using std::max;
 using std::min;
+namespace ferry::cuda {
+using std::max;  // before the namespace ferry::max
+using std::min;
+}  // namespace ferry::cuda
 
 struct alignas(8) uint2 {
   std::uint32_t x, y;
@@ -64,20 +74,61 @@ inline bool __all_sync(unsigned, bool value) {
 inline bool __any_sync(unsigned, bool value) {
   return __ballot_sync(~0u, value) != 0;
 }
-inline std::int64_t __shfl_sync(unsigned, std::int64_t value, int thread) {
-  return ferry::on_host::with_values(static_cast<std::uint64_t>(value), [thread](const auto& values) {
-    return static_cast<std::int64_t>(values[static_cast<std::size_t>(thread % 32)]);
+template <class T>
+T __shfl_sync(unsigned, T value, int thread) {
+  static_assert(sizeof(T) <= 8);
+  std::uint64_t bits = 0;
+  std::memcpy(&bits, &value, sizeof value);
+  bits = ferry::on_host::with_values(
+      bits, [thread](const auto& values) { return values[static_cast<std::size_t>(thread) % 32]; });
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
+}
+template <class T>
+T __shfl_xor_sync(unsigned, T value, int mask) {
+  return __shfl_sync(~0u, value, static_cast<int>(threadIdx.x % 32) ^ mask);
+}
+template <class T>
+T __shfl_up_sync(unsigned, T value, int distance) {
+  const auto thread = static_cast<int>(threadIdx.x % 32);
+  return __shfl_sync(~0u, value, thread < distance ? thread : thread - distance);
+}
+template <class T>
+T __shfl_down_sync(unsigned, T value, int distance) {
+  const auto thread = static_cast<int>(threadIdx.x % 32);
+  return __shfl_sync(~0u, value, thread + distance > 31 ? thread : thread + distance);
+}
+inline unsigned __match_any_sync(unsigned, std::int32_t value) {
+  return ferry::on_host::with_values(static_cast<std::uint32_t>(value), [value](const auto& values) {
+    unsigned same = 0;
+    for (unsigned i = 0; i < 32; ++i)
+      same |= static_cast<unsigned>(values[i] == static_cast<std::uint32_t>(value)) << i;
+    return same;
   });
 }
-// Values of four bytes.
-template <class Value>
-Value __shfl_xor_sync(unsigned, Value value, int mask) {
-  const auto mine = std::bit_cast<std::uint32_t>(value);
-  const auto read = [mask](const auto& values) {
-    return static_cast<std::uint32_t>(
-        values[(ferry::on_host::Grid::thread() % 32) ^ static_cast<unsigned>(mask)]);
-  };
-  return std::bit_cast<Value>(ferry::on_host::with_values(mine, read));
+// The values of all threads of the warp, folded.
+template <class T, class Fold>
+T fold_of_warp(T value, Fold fold) {
+  return ferry::on_host::with_values(static_cast<std::uint64_t>(value), [fold](const auto& values) {
+    auto folded = static_cast<T>(values[0]);
+    for (unsigned i = 1; i < 32; ++i) folded = fold(folded, static_cast<T>(values[i]));
+    return folded;
+  });
+}
+template <class T>
+T __reduce_add_sync(unsigned, T value) {
+  return fold_of_warp(value, [](T a, T b) { return a + b; });
+}
+template <class T>
+T __reduce_max_sync(unsigned, T value) {
+  return fold_of_warp(value, [](T a, T b) { return std::max(a, b); });
+}
+template <class T>
+T __reduce_or_sync(unsigned, T value) {
+  return fold_of_warp(value, [](T a, T b) { return a | b; });
+}
+inline int __clz(int value) {
+  return std::countl_zero(static_cast<unsigned>(value));
 }
 inline int __ffs(int value) {
   return __builtin_ffs(value);
@@ -94,8 +145,29 @@ inline unsigned __umulhi(unsigned a, unsigned b) {
 inline float __fadd_rn(float a, float b) {
   return a + b;
 }
+inline float __fmul_rn(float a, float b) {
+  return a * b;
+}
 inline float __fmaf_rn(float a, float b, float c) {
   return std::fma(a, b, c);
+}
+inline float __frcp_rn(float value) {
+  return 1 / value;
+}
+inline std::uint32_t __float_as_uint(float value) {
+  return std::bit_cast<std::uint32_t>(value);
+}
+// Bytes 0 to 3 are those of `low`, 4 to 7 those of `high`; each digit of `selector` chooses one.
+inline std::uint32_t __byte_perm(std::uint32_t low, std::uint32_t high, std::uint32_t selector) {
+  const std::uint64_t both = std::uint64_t{high} << 32 | low;
+  std::uint32_t chosen = 0;
+  for (unsigned i = 0; i < 4; ++i)
+    chosen |= static_cast<std::uint32_t>(both >> (8 * (selector >> (4 * i) & 7)) & 0xff) << (8 * i);
+  return chosen;
+}
+// The larger of each pair of 16-bit numbers.
+inline std::uint32_t __vmaxu2(std::uint32_t a, std::uint32_t b) {
+  return std::max(a & 0xffff0000, b & 0xffff0000) | std::max(a & 0xffff, b & 0xffff);
 }
 inline void __threadfence() {}  // one host thread
 // NOLINTEND(bugprone-reserved-identifier)

@@ -1,12 +1,13 @@
 #include "kernels_on_host/grid.hpp"
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 namespace ferry::on_host {
 namespace {
 
-constexpr std::size_t kStackBytes = 64 << 10;
+constexpr std::size_t kStackBytes = 128 << 10;
 constexpr unsigned kLongestPause = 40;
 constexpr int kMostTurns = 200'000;  // of a fiber, before a test fails because its kernels do not end
 
@@ -48,10 +49,11 @@ void Grid::add(unsigned blocks, unsigned threads, std::function<void(unsigned)> 
   for (unsigned b = 0; b < blocks; ++b) {
     blocks_.push_back(std::make_unique<Block>(b, blocks, threads));
     for (unsigned t = 0; t < threads; ++t) {
-      auto fiber = std::make_unique<Fiber>(Fiber{.block = blocks_.back().get(),
-                                                 .thread = t,
-                                                 .kernel = shared.get(),
-                                                 .stack = std::make_unique<std::byte[]>(kStackBytes)});
+      auto fiber =
+          std::make_unique<Fiber>(Fiber{.block = blocks_.back().get(),
+                                        .thread = t,
+                                        .kernel = shared.get(),
+                                        .stack = std::make_unique_for_overwrite<std::byte[]>(kStackBytes)});
       prepare(*fiber);
       fibers_.push_back(std::move(fiber));
     }
@@ -72,6 +74,19 @@ void Grid::enter() {
   fiber.ended = true;
 }
 
+void Grid::give_each_block(std::byte* memory, std::size_t bytes) {
+  shared_ = memory;
+  shared_bytes_ = bytes;
+}
+
+void Grid::enter_block(Block* block) {
+  if (shared_ == nullptr || block == in_shared_) return;
+  if (in_shared_ != nullptr) in_shared_->memory.assign(shared_, shared_ + shared_bytes_);
+  if (block->memory.empty()) block->memory.assign(shared_bytes_, std::byte{0xEE});
+  std::memcpy(shared_, block->memory.data(), shared_bytes_);
+  in_shared_ = block;
+}
+
 void Grid::run() {
   running_ = this;
   std::vector<Fiber*> left;
@@ -79,6 +94,11 @@ void Grid::run() {
   for (int turn = 0; !left.empty(); ++turn) {
     if (turn == kMostTurns) throw std::runtime_error("the kernels do not end");
     std::shuffle(left.begin(), left.end(), random_);
+    if (shared_ != nullptr) {
+      std::shuffle(blocks_.begin(), blocks_.end(), random_);
+      for (std::size_t b = 0; b < blocks_.size(); ++b) blocks_[b]->turn = b;
+      std::ranges::stable_sort(left, {}, [](const Fiber* fiber) { return fiber->block->turn; });
+    }
     // Some blocks are much slower than others.
     for (const auto& block : blocks_) {
       if (block->pause > 0) {
@@ -91,11 +111,13 @@ void Grid::run() {
       if (fiber->block->pause > 0) continue;
       if (fiber->awaited != nullptr && *fiber->awaited == fiber->value) continue;
       current_ = fiber;
+      enter_block(fiber->block);
       swapcontext(&scheduler_, &fiber->context);
     }
     std::erase_if(left, [](const Fiber* fiber) { return fiber->ended; });
   }
   running_ = nullptr;
+  in_shared_ = nullptr;
   fibers_.clear();
   blocks_.clear();
   kernels_.clear();

@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <exception>
 #include <functional>
+#include <map>
 #include <memory>
 #include <random>
 #include <stdexcept>
@@ -55,10 +56,18 @@ struct Block {
         barrier(block_threads),
         warps(block_threads / 32) {}
 
+  // Barrier `number` of sync_threads_of(), for `count` threads.
+  Barrier& barrier_of(int number, unsigned count) {
+    return barriers.try_emplace(number, count).first->second;
+  }
+
   const unsigned index, blocks, threads;
-  unsigned pause = 0;  // turns that the block still misses
+  unsigned pause = 0;    // turns that the block still misses
+  std::size_t turn = 0;  // among the blocks, see Grid::give_each_block()
   Barrier barrier;
   std::vector<Warp> warps;
+  std::map<int, Barrier> barriers;
+  std::vector<std::byte> memory;  // what the block has in the memory of give_each_block() while others run
 };
 
 // All blocks of all launches that run at the same time.
@@ -73,6 +82,10 @@ class Grid {
   // Adds a launch. `kernel(block)`: what every thread of block `block` runs.
   void add(unsigned blocks, unsigned threads, std::function<void(unsigned block)> kernel);
 
+  // Makes an array stand for the memory that the threads of a block share: each block finds its own contents
+  // there. The threads of a block then take turns one after the other. Before run().
+  void give_each_block(std::byte* memory, std::size_t bytes);
+
   // Runs everything to its end. @throws std::runtime_error  it does not end
   void run();
 
@@ -86,6 +99,7 @@ class Grid {
  private:
   struct Fiber;
   void prepare(Fiber& fiber);
+  void enter_block(Block* block);
   static void enter();
 
   static Grid* running_;
@@ -94,6 +108,9 @@ class Grid {
   std::vector<std::shared_ptr<std::function<void(unsigned)>>> kernels_;
   std::vector<std::unique_ptr<Fiber>> fibers_;
   Fiber* current_ = nullptr;
+  std::byte* shared_ = nullptr;  // see give_each_block()
+  std::size_t shared_bytes_ = 0;
+  Block* in_shared_ = nullptr;  // the block whose contents are there
   ucontext_t scheduler_{};
 };
 

@@ -188,7 +188,7 @@ TEST(Configuration, ReplicatedInputIsPartialAtLevelRank) {
   EXPECT_EQ(chosen_level(config, Topology({0, 1})), ReductionLevel::rank);
 }
 
-TEST(Configuration, GatherIsPartialAtLevelRankOnHostMemory) {
+TEST(Configuration, GatherIsPartialAtLevelRank) {
   const auto refused = [](auto change) {
     Config config = valid_config();
     config.transfer = Transfer::gather;
@@ -205,8 +205,11 @@ TEST(Configuration, GatherIsPartialAtLevelRankOnHostMemory) {
   expect("with layout rank_major", [](Config& c) { c.layout = Layout::rank_major; });
   expect("with input replicated, must be own", [](Config& c) { c.input = Input::replicated; });
   expect("with hops two, must be one", [](Config& c) { c.hops = Hops::two; });
-  expect("the backend cuda on device memory has only routed",
-         [](Config& c) { c.backend = BackendKind::cuda; });
+  expect("the backend collective on device memory has only routed", [](Config& c) {
+    c.backend = BackendKind::collective;
+    c.memory = MemoryKind::device;
+  });
+  EXPECT_EQ(refused([](Config& c) { c.backend = BackendKind::cuda; }), "");
   EXPECT_EQ(refused([](Config& c) { c.shared_experts = 1; }), "");
   Config config = valid_config();
   config.transfer = Transfer::gather;

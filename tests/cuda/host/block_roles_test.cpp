@@ -39,9 +39,11 @@ TEST(BlockRoles, EveryRoleHasABlock) {
           for (int bits = 0; bits < 4; ++bits) {
             const bool own_staged = (bits & 1) != 0;
             config.input = (bits & 2) != 0 ? Input::replicated : Input::own;
-            const int senders = combine_senders(blocks, config, reduction, own_staged);
-            EXPECT_GE(senders, 1);
-            EXPECT_LT(senders, blocks);
+            for (const int shared_terms : {0, 4}) {
+              const int senders = combine_senders(blocks, config, reduction, own_staged, shared_terms);
+              EXPECT_GE(senders, 1);
+              EXPECT_LT(senders, blocks);
+            }
           }
         }
       }

@@ -13,6 +13,7 @@ constexpr DispatchModeInput kFew{.phase = Phase::fused,
                                  .computes_values = false,
                                  .by_plan = false,
                                  .replicated = false,
+                                 .to_every_rank = false,
                                  .has_metadata_blocks = true,
                                  .count_on_device = false,
                                  .tokens = kManyTokens - 1};
@@ -48,6 +49,22 @@ TEST(DispatchMode, ReplicatedInputFromIdsNeedsTheGenericKernel) {
   EXPECT_EQ(dispatch_mode(input), DispatchMode::generic);
   input.by_plan = true;
   EXPECT_EQ(dispatch_mode(input), DispatchMode::by_plan);
+}
+
+TEST(DispatchMode, TokensForEveryRankHaveAKernelForFewThatTheHostCounts) {
+  DispatchModeInput input = kFew;
+  input.to_every_rank = true;
+  EXPECT_EQ(dispatch_mode(input), DispatchMode::few_tokens);
+  for (const auto change : {+[](DispatchModeInput& other) { other.tokens = kManyTokens; },
+                            +[](DispatchModeInput& other) { other.has_metadata_blocks = false; },
+                            +[](DispatchModeInput& other) { other.count_on_device = true; },
+                            +[](DispatchModeInput& other) { other.by_plan = true; }}) {
+    DispatchModeInput changed = input;
+    change(changed);
+    EXPECT_EQ(dispatch_mode(changed), DispatchMode::generic);
+  }
+  input.phase = Phase::send;
+  EXPECT_EQ(dispatch_mode(input), DispatchMode::send_phase);
 }
 
 TEST(DispatchMode, PlansComputedValuesAndPhasesComeFirst) {

@@ -70,6 +70,15 @@ Word atomicMin(Word* word, std::type_identity_t<Word> value) {
   }
   return seen;
 }
+template <class Word>
+Word atomicMax(Word* word, std::type_identity_t<Word> value) {
+  ferry::on_host::step();
+  std::atomic_ref at(*word);
+  Word seen = at.load(std::memory_order_relaxed);
+  while (value > seen && !at.compare_exchange_weak(seen, value, std::memory_order_relaxed)) {
+  }
+  return seen;
+}
 inline unsigned atomicInc(unsigned* word, unsigned most) {
   ferry::on_host::step();
   std::atomic_ref at(*word);

@@ -66,6 +66,11 @@ struct CombineArguments {
   PackedRows packed;
 };
 
+// Whether a warp has a thread for each rank's sum of a token and each shared expert's row.
+inline bool shared_terms_fit(const CombineArguments& call) {
+  return call.lane.most_ranks + call.shared_terms <= 32;
+}
+
 // Sets the kernels' shared memory limits on the current device, for groups of that size. Call once before the
 // first launch.
 void prepare_combine(int ranks);

@@ -256,11 +256,13 @@ struct TokenReducer {
   __device__ __forceinline__ void reduce_staged(const TokenEntry& entry, const Columns& columns,
                                                 const TokenTerms& terms, int own_position) const {
     const std::byte *own = terms.own.row >= 0 ? output_row(call, terms.own.row) : nullptr,
-                    *staged = staged_row(entry), *shared = shared_rows_of_token<Traits>(call, entry.token);
+                    *staged = staged_row(entry);
+    const SharedTerms<Traits> shared(call, entry.token, call.lane.most_ranks);
+    if (shared.is_streamed()) staged = shared.row;
     // Positions below this rank's, its own sum, positions above: ascending ranks.
     const std::uint32_t lower = own_position >= 0 ? terms.staged & ((1u << own_position) - 1) : terms.staged;
     SumStream stream = open_sum_stream(memory, columns, value_bytes(kCombineType), own, terms.own.row_threads,
-                                       staged, terms.staged);
+                                       staged, terms.staged | shared.streamed);
 #pragma unroll 1
     for (int first = columns.begin; first < columns.end; first += PieceColumns<kCombineType>::kColumns) {
       const PackedPiece mine = weighted_sum<kCombineType>(stream, terms.own.row_threads, terms.own.weight);
@@ -268,7 +270,7 @@ struct TokenReducer {
       add_rows<kCombineType>(stream, lower, sum);
       if (terms.own.row_threads != 0) add_piece<kCombineType>(mine, sum);
       add_rows<kCombineType>(stream, terms.staged & ~lower, sum);
-      add_shared_rows<Traits, kCombineType>(call, shared, first, columns.end, sum);
+      shared.template add<kCombineType>(stream, first, columns.end, sum);
       store_sums<kCombineType>(result_type(), result_row(call, entry.token), first, columns.end, sum);
     }
   }
@@ -341,13 +343,14 @@ struct TokenReducer {
       copy_slots(entry, from, row_threads, columns);
       return true;
     }
-    const std::byte* shared = shared_rows_of_token<Traits>(call, entry.token);
-    SumStream stream = open_sum_stream(memory, columns, value_bytes(kCombineType), from, row_threads);
+    const SharedTerms<Traits> shared(call, entry.token, 0);
+    SumStream stream = open_sum_stream(memory, columns, value_bytes(kCombineType), from, row_threads,
+                                       shared.row, shared.streamed);
 #pragma unroll 1
     for (int first = columns.begin; first < columns.end; first += PieceColumns<kCombineType>::kColumns) {
       PieceSums<kCombineType> sum = {};
       add_weighted<kCombineType>(stream, row_threads, weight, kCombineType, sum);
-      add_shared_rows<Traits, kCombineType>(call, shared, first, columns.end, sum);
+      shared.template add<kCombineType>(stream, first, columns.end, sum);
       store_sums<kCombineType>(result_type(), result_row(call, entry.token), first, columns.end, sum);
     }
     return true;

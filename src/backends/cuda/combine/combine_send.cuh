@@ -89,6 +89,7 @@ struct ReturnedRows {
   TokenRows rows;
   Quarters quarters;  // of each row
   bool as_packets;    // in LL packets instead of staging and flags
+  bool in_both;       // in LL packets, and in staging with flags
 };
 
 // One sender warp. It takes every `stride`-th work item and reads the plan's entries of the next message
@@ -174,6 +175,13 @@ struct CombineSender {
   __device__ bool partial() const { return reduction_of<Traits>(call) == Reduction::partial; }
   __device__ DType combine_type() const { return Traits::kSpecialised ? kIn : call.combine_type; }
   __device__ bool has_values() const { return !Traits::kSpecialised && call.row_values != nullptr; }
+  // Where tokens go to every rank, one without any row returns +0 for each of them. Its caller need not pass
+  // outputs, so it knows neither whether rows are combined nor whether their source ranks await packets.
+  __device__ bool has_no_rows() const {
+    if constexpr (Traits::kToEveryRank) return total == 0;
+    return false;
+  }
+  __device__ bool sends_rows() const { return call.outputs != nullptr || has_no_rows(); }
 
   // The next message. False: none is left, or the call was aborted.
   __device__ bool next(ReturnedRows* out) {
@@ -194,7 +202,7 @@ struct CombineSender {
       const std::int64_t first = partial()
                                      ? std::int64_t{received.token} * lane.most_ranks + received.position
                                      : std::int64_t{received.token} * lane.top_k;
-      const bool as_packets = partial() && call.outputs != nullptr && !has_values() && !packs<Traits>(call) &&
+      const bool as_packets = partial() && sends_rows() && !has_values() && !packs<Traits>(call) &&
                               returns_as_packets(lane, messages.of(received.source), received.token);
       std::int64_t packed = 0;
       if (packs<Traits>(call))
@@ -206,7 +214,13 @@ struct CombineSender {
         if (slot() == 0 && received.slice == 0) record_bad_source(lane, message);
         continue;
       }
-      *out = {received.source, first, packed, rows, Quarters::of(received.slice, splits), as_packets};
+      *out = {received.source,
+              first,
+              packed,
+              rows,
+              Quarters::of(received.slice, splits),
+              as_packets,
+              as_packets && has_no_rows()};
       return true;
     }
     return false;
@@ -274,15 +288,27 @@ struct CombineSender {
     }
   }
 
+  // Stores +0 in staging.
+  __device__ void send_zeros(const ReturnedRows& to) const {
+    const Columns columns = columns_of(to.quarters, call.lane.hidden);
+    const int width = static_cast<int>(value_bytes(combine_type()));
+    std::byte* const row = staged_row(to, 0);
+    for (int at = columns.begin * width + 16 * slot(); at < columns.end * width; at += 512)
+      *reinterpret_cast<uint4*>(row + at) = make_uint4(0, 0, 0, 0);
+  }
+
   __device__ void send(const ReturnedRows& to) {
     const LaneView& lane = call.lane;
     inject_fault(lane, KernelPoint::row);
     if (to.quarters.first == 0) write_tails(to);
-    if (call.outputs != nullptr) send_rows(to);
+    if (sends_rows()) send_rows(to);
+    if constexpr (Traits::kToEveryRank) {
+      if (to.in_both) send_zeros(to);
+    }
     // Packed rows are read by later kernels.
-    if (!to.as_packets && !packs<Traits>(call)) publish_flags(to);
+    if ((!to.as_packets || to.in_both) && !packs<Traits>(call)) publish_flags(to);
     if (to.destination == lane.rank || to.quarters.first != 0) return;
-    const unsigned long long values = call.outputs != nullptr ? call.row.tail_offset : 0;
+    const unsigned long long values = sends_rows() ? call.row.tail_offset : 0;
     const unsigned rows =
         partial() ? 1 : static_cast<unsigned>(__popc(static_cast<int>(to.rows.row_threads)));
     const unsigned long long tail = !partial() ? sizeof(RouteTail) : has_values() ? 4 * lane.top_k : 0;

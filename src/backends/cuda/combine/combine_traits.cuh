@@ -9,15 +9,23 @@
 namespace ferry::cuda {
 
 struct GenericCombine {
-  static constexpr bool kSpecialised = false, kShares = true;
+  static constexpr bool kSpecialised = false, kShares = true, kToEveryRank = false;
 };
 // Expert outputs, staged rows and results have one type, and no values travel beside them. kWeights: weights
 // travel. kShared: there are rows of shared experts to add.
 template <Reduction kAs, DType kOf, bool kWeights, bool kShared>
 struct SpecialisedCombine {
-  static constexpr bool kSpecialised = true, kWeightsTravel = kWeights, kShares = kShared;
+  static constexpr bool kSpecialised = true, kWeightsTravel = kWeights, kShares = kShared,
+                        kToEveryRank = false;
   static constexpr Reduction kReduction = kAs;
   static constexpr DType kType = kOf;
+};
+
+// The same where dispatch has sent every token to every rank: a rank returns a sum for tokens of which it has
+// no rows too.
+template <class Routed>
+struct GatheredCombine : Routed {
+  static constexpr bool kToEveryRank = true;
 };
 
 template <class Traits>

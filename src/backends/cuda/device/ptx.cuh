@@ -199,6 +199,11 @@ __device__ __forceinline__ std::uint32_t min_fp16x2(std::uint32_t a, std::uint32
 }
 
 // Sums rounded to nearest, ties to even.
+__device__ __forceinline__ std::uint32_t add_bf16x2(std::uint32_t a, std::uint32_t b) {
+  std::uint32_t sum;
+  asm("add.rn.bf16x2 %0, %1, %2;" : "=r"(sum) : "r"(a), "r"(b));
+  return sum;
+}
 __device__ __forceinline__ std::uint32_t add_fp16x2(std::uint32_t a, std::uint32_t b) {
   std::uint32_t sum;
   asm("add.rn.f16x2 %0, %1, %2;" : "=r"(sum) : "r"(a), "r"(b));

@@ -50,13 +50,7 @@ __device__ __forceinline__ float rounded(DType type, float value) {
 
 template <DType kType>
 __device__ __forceinline__ std::uint32_t zero_plus_two(std::uint32_t word) {
-  std::uint32_t sum;
-  if constexpr (kType == DType::bf16) {
-    asm("add.rn.bf16x2 %0, %1, %2;" : "=r"(sum) : "r"(word), "r"(0u));
-  } else {
-    asm("add.rn.f16x2 %0, %1, %2;" : "=r"(sum) : "r"(word), "r"(0u));
-  }
-  return sum;
+  return kType == DType::bf16 ? add_bf16x2(word, 0) : add_fp16x2(word, 0);
 }
 
 template <DType kType>

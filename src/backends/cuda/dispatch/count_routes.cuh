@@ -71,9 +71,8 @@ static __device__ __noinline__ void record_bad_ids(const DispatchArguments& call
 
 // [block] Counts for block `block` of the `blocks` that share the tokens: leaves in each warp's row the
 // counts of all tokens before the warp's first. `counts_all`, for the last block alone: also adds up the
-// totals. `first`: the ids from token 0 on. kFew: there are fewer than kManyTokens tokens. False, in all
-// threads alike: the exchange has failed.
-template <bool kFew, bool kMayReplicate>
+// totals. `first`: the ids from token 0 on. False, in all threads alike: the exchange has failed.
+template <class Traits>
 [[nodiscard]] static __device__ __forceinline__ bool count_block_routes(const DispatchArguments& call,
                                                                         int block, int blocks,
                                                                         bool counts_all,
@@ -83,16 +82,16 @@ template <bool kFew, bool kMayReplicate>
   const SendPartition partition = state->partition;
   const int first_worker = block * kWorkWarps;
   static_assert(kManyTokens <= kSharedCountTokens);
-  const bool together = !kFew && blocks > 1 && partition.tokens >= kSharedCountTokens;
+  const bool together = !Traits::kFewTokens && blocks > 1 && partition.tokens >= kSharedCountTokens;
   const std::int32_t begin = partition.token_begin(first_worker),
                      end = partition.token_begin(first_worker + kWorkWarps);
   const std::int32_t from = together ? begin : 0, until = counts_all ? partition.tokens : end;
-  count_tokens<kMayReplicate>(
-      call, BlockTables::of(call), from, until, from == 0 ? first : IdPrefetch::of(call, from, until),
-      together || counts_all ? &state->bad : nullptr, [&](std::int32_t token) {
-        return token < begin ? counts.earlier_blocks()
-                             : counts.of_warp(partition.last_worker(token) - first_worker);
-      });
+  count_tokens<Traits>(call, BlockTables::of(call), from, until,
+                       from == 0 ? first : IdPrefetch::of(call, from, until),
+                       together || counts_all ? &state->bad : nullptr, [&](std::int32_t token) {
+                         return token < begin ? counts.earlier_blocks()
+                                              : counts.of_warp(partition.last_worker(token) - first_worker);
+                       });
   __syncthreads();
   if (together && !exchange_block_counts(call, block, blocks)) return false;
   // Turns counts into prefix sums. No barrier in between: each thread reads what it has written itself.
@@ -112,11 +111,12 @@ template <bool kFew, bool kMayReplicate>
 }
 
 // [block] Adds up the totals, in a block that has no tokens of its own.
+template <class Traits>
 static __device__ __forceinline__ void count_all_routes(const DispatchArguments& call,
                                                         const IdPrefetch& first) {
   DispatchBlockState* const state = block_state();
-  count_tokens<false>(call, BlockTables::of(call), 0, state->partition.tokens, first, &state->bad,
-                      [&](std::int32_t) { return route_counts_of(call).total(); });
+  count_tokens<Traits>(call, BlockTables::of(call), 0, state->partition.tokens, first, &state->bad,
+                       [&](std::int32_t) { return route_counts_of(call).total(); });
   __syncthreads();
 }
 

@@ -13,7 +13,7 @@ enum class DispatchMode {
   count_on_device,  // N in device memory: the kernel reads it and runs as many_tokens or few_tokens
   by_plan,          // routes from a plan
   generic,          // receivers weight rows or compute dot products, or the input is replicated; routes from
-                    // ids or from a plan
+                    // ids or from a plan. Where tokens go to every rank: all that few_tokens does not take
   send_phase,       // split call: the first of two kernels
   receive_phase,    // split call: the second
 };
@@ -24,6 +24,7 @@ struct DispatchModeInput {
   bool computes_values;  // receivers weight rows or compute dot products
   bool by_plan;
   bool replicated;           // the input
+  bool to_every_rank;        // Transfer::gather
   bool has_metadata_blocks;  // enough blocks to spare some, and few enough ranks to send each the metadata of
                              // every token
   bool count_on_device;      // `tokens` is an upper bound

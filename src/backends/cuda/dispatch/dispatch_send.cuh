@@ -83,12 +83,41 @@ struct OutgoingSlot {
   std::int32_t direct_row = -1;  // its row's position at that rank, or -1
 };
 
+// A tile for a token that is sent: with a thread for each slot and, where tokens go to every rank, for each
+// rank.
+template <class Traits>
+__device__ __forceinline__ TokenTile sending_tile(const LaneView& lane) {
+  return TokenTile::of(Traits::kToEveryRank ? max(lane.top_k, lane.ranks) : lane.top_k);
+}
+
+// The rank whose message this thread leads, if it leads one: that of its slot. Where tokens go to every rank,
+// thread j of a tile leads the message to rank j, whatever slot it has.
+template <class Traits>
+__device__ __forceinline__ int led_rank(const TokenTile& tile, const OutgoingSlot& slot) {
+  if constexpr (Traits::kToEveryRank) return tile.slot();
+  return slot.rank;
+}
+
+// [warp] Fills in the message that this thread leads, where tokens go to every rank: messages are numbered by
+// their tokens. `token`: of the tile; there is none from `end` on.
+__device__ __forceinline__ void lead_to_every_rank(const LaneView& lane, const TokenTile& tile,
+                                                   std::int32_t token, std::int32_t end, OutgoingSlot* slot) {
+  slot->message = token;
+  slot->leads = token < end && tile.slot() < lane.ranks;
+  slot->peers = 0;
+#pragma unroll 1
+  for (int rank = 0; rank < lane.ranks; ++rank) {
+    const std::uint32_t there = __ballot_sync(~0u, slot->rank == rank);
+    if (tile.slot() == rank) slot->peers = there & tile.mask(tile.index());
+  }
+}
+
 // The planners below have two functions:
 //   next(tile, first, end)  [warp] the slots of the next tokens in [first, end), one token for each tile
 //   finish(tile, token)     called by the threads of a tile when the token's row has been sent
 
 // Plans tokens from ids, for the receivers and for the plan. A warp's tokens, in order.
-template <bool kMayReplicate>
+template <class Traits>
 struct RoutePlanner {
   const SendContext& context;
   std::int32_t* counts;  // the warp's row of RouteCounts
@@ -99,7 +128,7 @@ struct RoutePlanner {
   __device__ __forceinline__ OutgoingSlot next(const TokenTile& tile, std::int32_t first, std::int32_t end) {
     const LaneView& lane = context.call.lane;
     const InputSlot input = ahead;
-    slot = plan_slots<kMayReplicate>(lane, context.tables, tile, counts, input.id.value(context.call));
+    slot = plan_slots<Traits>(lane, context.tables, tile, counts, input.id.value(context.call));
     // Loads the ids of the next tokens while the rows of these are in flight.
     ahead = InputSlot::of(context.call, tile, first + tile.per_warp(), end);
     row = lane.layout == Layout::rank_major ? slot.message : slot.ordinal;
@@ -114,6 +143,7 @@ struct RoutePlanner {
                      .leads = slot.leads,
                      .direct_row = row};
     if (slot.rank >= 0) out.group = group_of(lane, context.tables, slot.physical, slot.rank);
+    if constexpr (Traits::kToEveryRank) lead_to_every_rank(lane, tile, first + tile.index(), end, &out);
     return out;
   }
 
@@ -129,6 +159,12 @@ struct RoutePlanner {
       plan.route_rank[route] = slot.rank;
       plan.route_row[route] = row;
     }
+    if constexpr (Traits::kToEveryRank) {
+      if (at >= lane.ranks) return;
+      plan.token_ranks[token * lane.most_ranks + at] = at;
+      plan.sent_tokens[std::int64_t{at} * lane.max_tokens + token] = static_cast<std::int32_t>(token);
+      return;
+    }
     if (slot.leads) {
       const int rank_index =
           kWide ? slot.rank_index : __popc(static_cast<int>(slot.ranks & ((1u << slot.rank) - 1)));
@@ -143,11 +179,16 @@ struct RoutePlanner {
 
 // Finds only the destinations of tokens, from ids: mode of few tokens, where metadata blocks do the rest. A
 // message's number is its token's.
+template <class Traits>
 struct DestinationPlanner {
   const SendContext& context;
   InputSlot ahead;  // of the next tokens
 
   __device__ __forceinline__ OutgoingSlot next(const TokenTile& tile, std::int32_t first, std::int32_t end) {
+    if constexpr (Traits::kToEveryRank) {
+      const std::int32_t token = first + tile.index();
+      return {.message = token, .leads = token < end && tile.slot() < context.call.lane.ranks};
+    }
     const int me = static_cast<int>(threadIdx.x % 32);
     const std::int64_t id = ahead.id.value(context.call);
     ahead = InputSlot::of(context.call, tile, first + tile.per_warp(), end);
@@ -163,8 +204,8 @@ struct DestinationPlanner {
 
 // [warp] Sends the metadata of this thread's slot of token `token` to each rank that gets a message of the
 // token. kTokenIndexed: messages are indexed by token, and the metadata carries the message's number instead
-// of the token.
-template <bool kTokenIndexed>
+// of the token. Where tokens go to every rank, a receiver's index among them is its number.
+template <bool kTokenIndexed, class Traits>
 __device__ __forceinline__ void send_slot_metadata(const SendContext& context, const TokenTile& tile,
                                                    const Destination& to, std::int32_t token,
                                                    const OutgoingSlot& slot) {
@@ -172,12 +213,12 @@ __device__ __forceinline__ void send_slot_metadata(const SendContext& context, c
 #pragma unroll 1
   while (__any_sync(~0u, left != 0)) {
     const int leader = max(__ffs(static_cast<int>(left)) - 1, 0);
-    const int receiver = __shfl_sync(~0u, slot.rank, leader),
+    const int receiver = __shfl_sync(~0u, led_rank<Traits>(tile, slot), leader),
               message = __shfl_sync(~0u, slot.message, leader);
     auto* packets = pointer_of(to.metadata, leader);
     const SlotMetadata metadata{.token = kTokenIndexed ? message : token,
                                 .group = slot.rank == receiver ? slot.group : SlotMetadata::kElsewhere,
-                                .first_of_lower = slot.leads && slot.rank < receiver,
+                                .first_of_lower = !Traits::kToEveryRank && slot.leads && slot.rank < receiver,
                                 .ordinal = slot.ordinal,
                                 .weight = slot.weight};
     if (left != 0 && tile.slot() < context.call.lane.top_k)
@@ -195,7 +236,7 @@ struct TokenSender {
   WireCounter sent{};
 
   __device__ explicit TokenSender(const SendContext& of)
-      : context(of), call(of.call), tile(TokenTile::of(of.call.lane.top_k)) {}
+      : context(of), call(of.call), tile(sending_tile<Traits>(of.call.lane)) {}
 
   // [warp] Sends the segments of worker `worker`. `planner` plans their tokens; `stream` loads their rows and
   // has issued its first loads.
@@ -211,16 +252,17 @@ struct TokenSender {
     for (std::int32_t first = begin >> partition.log2_segments; first < end; first += tile.per_warp()) {
       const std::int32_t token = first + tile.index();
       const OutgoingSlot slot = planner.next(tile, first, end);
+      const int to_rank = led_rank<Traits>(tile, slot);
       // A direct write goes to the token's first row at the rank, whose receiver copies the others from it.
       const std::uint32_t with_row = __ballot_sync(~0u, slot.direct_row >= 0) & slot.peers;
       const std::int32_t direct_row =
           __shfl_sync(~0u, slot.direct_row, max(__ffs(static_cast<int>(with_row)) - 1, 0));
       const Destination to =
-          context.destination(slot.leads, slot.rank, slot.message, with_row != 0 ? direct_row : -1);
+          context.destination(slot.leads, to_rank, slot.message, with_row != 0 ? direct_row : -1);
       if (quarters.first == 0) {
         inject_fault(call.lane, KernelPoint::metadata);
-        if constexpr (!Traits::kFewTokens) send_slot_metadata<false>(context, tile, to, token, slot);
-        sent.add(slot.leads && slot.rank != call.lane.rank);
+        if constexpr (!Traits::kFewTokens) send_slot_metadata<false, Traits>(context, tile, to, token, slot);
+        sent.add(slot.leads && to_rank != call.lane.rank);
       }
       const std::uint32_t travel = __ballot_sync(~0u, to.row != nullptr);
       const int tokens = min(tile.per_warp(), end - first);
@@ -241,23 +283,24 @@ struct TokenSender {
 
 // [warp] Mode of few tokens: sends the metadata of tokens [begin, end), whose rows other blocks send, to all
 // ranks, and writes the plan's entries of these tokens. `counts`: the warp's row of RouteCounts.
+template <class Traits>
 __device__ __forceinline__ void send_metadata(const SendContext& context, std::int32_t* counts,
                                               std::int32_t begin, std::int32_t end) {
   const LaneView& lane = context.call.lane;
-  const TokenTile tile = TokenTile::of(lane.top_k);
+  const TokenTile tile = sending_tile<Traits>(lane);
   const int parity = context.parity();
-  RoutePlanner<false> planner{context, counts, InputSlot::of(context.call, tile, begin, end)};
+  RoutePlanner<Traits> planner{context, counts, InputSlot::of(context.call, tile, begin, end)};
 #pragma unroll 1
   for (std::int32_t first = begin; first < end; first += tile.per_warp()) {
     const std::int32_t token = first + tile.index();
     const OutgoingSlot slot = planner.next(tile, first, end);
     Destination to;
-    if (slot.leads) to.metadata = lane.slot_metadata(slot.rank, parity, lane.rank, token);
+    if (slot.leads) to.metadata = lane.slot_metadata(led_rank<Traits>(tile, slot), parity, lane.rank, token);
     inject_fault(lane, KernelPoint::metadata);
-    send_slot_metadata<true>(context, tile, to, token, slot);
+    send_slot_metadata<true, Traits>(context, tile, to, token, slot);
     if (token >= end) continue;
     const LLPacket none = SlotMetadata{.token = SlotMetadata::kNoMessage}.packet(context.number);
-    for (int rank = 0; rank < lane.ranks; ++rank) {
+    for (int rank = 0; !Traits::kToEveryRank && rank < lane.ranks; ++rank) {
       if ((planner.slot.ranks >> rank & 1) != 0 || tile.slot() >= lane.top_k) continue;
       store_packet_relaxed_sys(lane.slot_metadata(rank, parity, lane.rank, token) + tile.slot(), none);
     }

@@ -13,6 +13,7 @@ namespace ferry::cuda {
 struct GenericDispatch {
   static constexpr bool kSpecialised = false, kByPlan = false;
   static constexpr bool kMayReplicate = true;  // takes replicated input as well
+  static constexpr bool kToEveryRank = false;  // tokens go to every rank (Transfer::gather)
   static constexpr int kGranulesAtOnce =
       7;  // in flight for a warp: a quarter of a row of 7,168 16-bit values
   static constexpr bool kFewTokens = false;  // metadata blocks; messages are indexed by token
@@ -33,7 +34,7 @@ struct GenericDispatch {
 template <Quantisation kQuantisation, bool kFew>
 struct SpecialisedDispatch {
   static constexpr bool kSpecialised = true, kByPlan = false, kFewTokens = kFew;
-  static constexpr bool kMayReplicate = false;
+  static constexpr bool kMayReplicate = false, kToEveryRank = false;
   static constexpr int kGranulesAtOnce = kFew ? 14 : 7;
   __device__ __forceinline__ static bool by_plan(const DispatchArguments&) { return false; }
   __device__ __forceinline__ static bool quantises(const DispatchArguments&) {
@@ -50,6 +51,7 @@ template <Quantisation kQuantisation>
 struct SpecialisedByPlan {
   static constexpr bool kSpecialised = true, kByPlan = true, kFewTokens = false;
   static constexpr bool kMayReplicate = false;  // the plan has only the routes that the rank keeps
+  static constexpr bool kToEveryRank = false;
   static constexpr int kGranulesAtOnce = 7;
   __device__ __forceinline__ static bool by_plan(const DispatchArguments&) { return true; }
   __device__ __forceinline__ static bool quantises(const DispatchArguments&) {
@@ -59,6 +61,12 @@ struct SpecialisedByPlan {
     return kQuantisation == Quantisation::microscaled;
   }
   __device__ __forceinline__ static bool computes(const DispatchArguments&) { return false; }
+};
+
+// The same where tokens go to every rank.
+template <class Routed>
+struct GatheredDispatch : Routed {
+  static constexpr bool kMayReplicate = false, kToEveryRank = true;
 };
 
 }  // namespace ferry::cuda

@@ -96,8 +96,12 @@ __device__ __forceinline__ bool await_metadata(const ReceiveContext& context, co
   } else if (row != -1 && !valid_entry(lane, row, context.offsets.group_begin[lane.groups], entry)) {
     row = -1;
   }
-  const std::uint32_t lower = __ballot_sync(~0u, metadata.first_of_lower) & tile.mask(tile.index());
-  *received = {metadata, message_number, row, __popc(static_cast<int>(lower)), __ballot_sync(~0u, row >= 0)};
+  int rank_index = lane.rank;
+  if constexpr (!Traits::kToEveryRank) {
+    const std::uint32_t lower = __ballot_sync(~0u, metadata.first_of_lower) & tile.mask(tile.index());
+    rank_index = __popc(static_cast<int>(lower));
+  }
+  *received = {metadata, message_number, row, rank_index, __ballot_sync(~0u, row >= 0)};
   return true;
 }
 

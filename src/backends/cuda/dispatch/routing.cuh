@@ -113,16 +113,16 @@ struct IdPrefetch {
 };
 
 // Whether this rank plans a route to an expert of `rank`. Without kMayReplicate it plans every route.
-template <bool kMayReplicate>
+template <class Traits>
 __device__ __forceinline__ bool plans_route(const LaneView& lane, int rank) {
-  if constexpr (kMayReplicate) return keeps_route(lane.input, rank, lane.rank);
+  if constexpr (Traits::kMayReplicate) return keeps_route(lane.input, rank, lane.rank);
   return true;
 }
 
 // [block] Adds the routes and messages of tokens [begin, end) to the counts that counts_of(token) returns,
 // and their bad ids to `bad` unless it is null. `ids`: from token `begin` on. Call __syncthreads() before the
 // counts are read.
-template <bool kMayReplicate, class CountsOf>
+template <class Traits, class CountsOf>
 __device__ __forceinline__ void count_tokens(const DispatchArguments& call, const BlockTables& tables,
                                              std::int32_t begin, std::int32_t end, IdPrefetch ids,
                                              BadIdCount* bad, CountsOf counts_of) {
@@ -141,7 +141,7 @@ __device__ __forceinline__ void count_tokens(const DispatchArguments& call, cons
     const IdKind kind = classify_id(id, lane.experts);
     if (kind == IdKind::expert) {
       const int physical = tables.physical_of[id], rank = tables.rank_of[physical];
-      if (plans_route<kMayReplicate>(lane, rank)) {
+      if (plans_route<Traits>(lane, rank)) {
         if constexpr (kWide) {
           destination = rank;
         } else {
@@ -162,7 +162,12 @@ __device__ __forceinline__ void count_tokens(const DispatchArguments& call, cons
         add_in_block(&counts[first_messages + destination], 1);
       continue;
     }
-    const std::uint32_t ranks = tile.reduce_or(rank_bit);
+    std::uint32_t ranks;
+    if constexpr (Traits::kToEveryRank) {
+      ranks = token < end ? ~0u : 0;
+    } else {
+      ranks = tile.reduce_or(rank_bit);
+    }
     for (int r = slot; r < lane.ranks; r += tile.size()) {
       if ((ranks >> r & 1) != 0) add_in_block(&counts[first_messages + r], 1);
     }
@@ -181,8 +186,8 @@ struct PlannedSlot {
 };
 
 // [warp] Plans one token for each tile, in token order. `counts`: the warp's row of RouteCounts, which it
-// advances.
-template <bool kMayReplicate>
+// advances. Where tokens go to every rank, its caller knows their messages (lead_to_every_rank()).
+template <class Traits>
 __device__ __forceinline__ PlannedSlot plan_slots(const LaneView& lane, const BlockTables& tables,
                                                   const TokenTile& tile, std::int32_t* counts,
                                                   std::int64_t id) {
@@ -191,15 +196,22 @@ __device__ __forceinline__ PlannedSlot plan_slots(const LaneView& lane, const Bl
   std::int32_t* const messages = counts + lane.signals.first_messages;
   PlannedSlot slot;
   const bool is_expert = classify_id(id, lane.experts) == IdKind::expert;
-  if (is_expert && plans_route<kMayReplicate>(lane, tables.rank_of[tables.physical_of[id]])) {
+  if (is_expert && plans_route<Traits>(lane, tables.rank_of[tables.physical_of[id]])) {
     slot.id = static_cast<std::int32_t>(id);
     slot.physical = tables.physical_of[id];
     slot.rank = tables.rank_of[slot.physical];
     slot.ordinal = counts[slot.physical];
-    slot.message = messages[slot.rank];
+    if constexpr (!Traits::kToEveryRank) slot.message = messages[slot.rank];
   }
   const bool has = slot.physical >= 0;
   const std::uint32_t same = __match_any_sync(~0u, has ? slot.physical : -1 - me);
+  if constexpr (Traits::kToEveryRank) {
+    slot.ordinal += __popc(static_cast<int>(same & lower));
+    __syncwarp();  // as below
+    if (has && (same & higher) == 0) counts[slot.physical] = slot.ordinal + 1;
+    __syncwarp();
+    return slot;
+  }
   const std::uint32_t toward = __match_any_sync(~0u, has ? slot.rank : -1 - me);
   slot.peers = toward & tile.mask(tile.index());
   slot.leads = has && (slot.peers & lower) == 0;

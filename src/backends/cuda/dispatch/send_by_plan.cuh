@@ -21,6 +21,7 @@ struct PlannedRoute {
 
 // Reads a warp's tokens from a plan, in order. Entries of a damaged plan that contradict each other are
 // recorded. A contradiction that is not caught may put rows at the wrong positions, never outside the arrays.
+template <class Traits>
 struct PlanReader {
   const SendContext& context;
   PlannedRoute ahead;  // of the next tokens
@@ -47,7 +48,7 @@ struct PlanReader {
     }
     messages =
         me < lane.ranks ? static_cast<int>(messages_between(lane, context.call.plan, lane.rank, me)) : 0;
-    next_message = count_messages_before(begin);
+    next_message = Traits::kToEveryRank ? 0 : count_messages_before(begin);
   }
 
   __device__ __forceinline__ OutgoingSlot next(const TokenTile& tile, std::int32_t first, std::int32_t end) {
@@ -57,6 +58,12 @@ struct PlanReader {
     ahead = PlannedRoute::of(context.call, tile, first + tile.per_warp(), end);
     OutgoingSlot slot;
     if (route.rank >= 0 && route.rank < lane.ranks) slot.rank = route.rank;
+    if constexpr (Traits::kToEveryRank) {
+      lead_to_every_rank(lane, tile, first + tile.index(), end, &slot);
+      const bool sent = slot.message < __shfl_sync(~0u, messages, tile.slot());
+      check_message(tile.slot(), route, sent, &slot);
+      return with_route(tile, first, route, slot);
+    }
     const std::uint32_t toward = __match_any_sync(~0u, slot.rank >= 0 ? slot.rank : -1 - me);
     slot.peers = toward & tile.mask(tile.index());
     slot.leads = slot.rank >= 0 && (slot.peers & ((1u << me) - 1)) == 0;
@@ -83,18 +90,8 @@ struct PlanReader {
         left &= ~same;
       }
     }
-    bad = (route.rank != -1 && slot.rank < 0) || (slot.leads && !fits);
-    slot.leads = slot.leads && fits;
-    rank = slot.leads ? slot.rank : -1;
-    message = slot.message;
-    // Compared in finish(), when the rows are in flight.
-    if (slot.leads) sent_token = context.call.plan.sent_tokens[std::int64_t{to} * lane.max_tokens + message];
-    if (slot.rank < 0) return slot;
-    slot.weight = route.weight;
-    slot.group = group_of_expert(slot.rank, route.expert);
-    slot.direct_row =
-        checked_row(slot.rank, route.row, (std::int64_t{first} + tile.index()) * lane.top_k + tile.slot());
-    return slot;
+    check_message(to, route, fits, &slot);
+    return with_route(tile, first, route, slot);
   }
   // Records the token's contradictions.
   __device__ __forceinline__ void finish(const TokenTile& tile, std::int64_t token) const {
@@ -121,6 +118,29 @@ struct PlanReader {
       }
     }
     return low;
+  }
+
+  // Takes back the message to rank `to` that this thread leads, unless the plan has it (`fits`).
+  __device__ __forceinline__ void check_message(int to, const PlannedRoute& route, bool fits,
+                                                OutgoingSlot* slot) {
+    bad = (route.rank != -1 && slot->rank < 0) || (slot->leads && !fits);
+    slot->leads = slot->leads && fits;
+    rank = slot->leads ? to : -1;
+    message = slot->message;
+    // Compared in finish(), when the rows are in flight.
+    if (slot->leads)
+      sent_token = context.call.plan.sent_tokens[std::int64_t{to} * context.call.lane.max_tokens + message];
+  }
+
+  // `slot` with what the plan has for it.
+  __device__ __forceinline__ OutgoingSlot with_route(const TokenTile& tile, std::int32_t first,
+                                                     const PlannedRoute& route, OutgoingSlot slot) const {
+    if (slot.rank < 0) return slot;
+    slot.weight = route.weight;
+    slot.group = group_of_expert(slot.rank, route.expert);
+    slot.direct_row = checked_row(
+        slot.rank, route.row, (std::int64_t{first} + tile.index()) * context.call.lane.top_k + tile.slot());
+    return slot;
   }
 
   // [warp] The messages to this thread's rank of tokens before `begin`: a search in the plan's sent_tokens,

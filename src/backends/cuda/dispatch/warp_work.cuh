@@ -36,10 +36,10 @@ __device__ __forceinline__ void send_tokens(const DispatchArguments& call, int w
   RowStream<InputRowIterator> rows = input_rows<Traits>(call, worker);
   rows.resume();
   if constexpr (Traits::kFewTokens) {
-    DestinationPlanner planner{context, first};
+    DestinationPlanner<Traits> planner{context, first};
     TokenSender<Traits>(context).send_segments(block_state()->partition, worker, planner, rows);
   } else {
-    RoutePlanner<Traits::kMayReplicate> planner{context, route_counts_of(call).of_warp(warp), first};
+    RoutePlanner<Traits> planner{context, route_counts_of(call).of_warp(warp), first};
     TokenSender<Traits>(context).send_segments(block_state()->partition, worker, planner, rows);
   }
 }
@@ -52,15 +52,16 @@ __device__ __forceinline__ void send_by_plan(const DispatchArguments& call, int 
   const SendPartition partition = block_state()->partition;
   RowStream<InputRowIterator> rows = input_rows<Traits>(call, worker);
   rows.start();
-  PlanReader reader(context, TokenTile::of(call.lane.top_k), partition.token_begin(worker),
-                    partition.token_end(worker),
-                    route_counts_of(call).of_warp(static_cast<int>(threadIdx.x / 32)));
+  PlanReader<Traits> reader(context, sending_tile<Traits>(call.lane), partition.token_begin(worker),
+                            partition.token_end(worker),
+                            route_counts_of(call).of_warp(static_cast<int>(threadIdx.x / 32)));
   TokenSender<Traits>(context).send_segments(partition, worker, reader, rows);
 }
 // For kernels that send from ids as well: not inlined, because its registers would make the other path spill.
+template <class Traits>
 static __device__ __noinline__ void send_by_generic_plan(const DispatchArguments& call, int worker,
                                                          bool has_row_offsets) {
-  send_by_plan<GenericDispatch>(call, worker, has_row_offsets);
+  send_by_plan<Traits>(call, worker, has_row_offsets);
 }
 
 // [warp] Receives everything of worker `worker` of `workers`. False: the call was aborted.

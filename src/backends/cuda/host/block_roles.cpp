@@ -20,9 +20,10 @@ double destinations(const Config& config) {
 }
 
 // Expected number of ranks that a token is sent to, its K experts being uniform over R ranks:
-// R (1 - (1 - 1/R)^K).
+// R (1 - (1 - 1/R)^K), or all.
 double ranks_per_token(const Config& config) {
   const double ranks = config.placement.ranks();
+  if (config.transfer == Transfer::gather) return ranks;
   return planned_part(config) * ranks * (1 - std::pow(1 - 1 / ranks, config.top_k));
 }
 
@@ -82,9 +83,11 @@ int dispatch_senders(int blocks, const Config& config, const DispatchWork& work,
 
 DispatchBlocks dispatch_few_token_blocks(int blocks, const Config& config, std::int64_t tokens,
                                          bool quantised, const RoleCosts& costs) {
-  if (blocks < 8 || config.placement.ranks() > 2 * config.top_k) return {};
+  const bool gathers = config.transfer == Transfer::gather;
+  if (blocks < 8 || (!gathers && config.placement.ranks() > 2 * config.top_k)) return {};
   // A warp gets as many tokens as it plans at once, if there are enough blocks.
-  const int planned_at_once = config.top_k <= 8 ? 4 : config.top_k <= 16 ? 2 : 1;
+  const int threads = gathers ? std::max(config.top_k, config.placement.ranks()) : config.top_k;
+  const int planned_at_once = threads <= 8 ? 4 : threads <= 16 ? 2 : 1;
   const std::int64_t tokens_per_block = std::int64_t{kWorkWarps} * planned_at_once;
   const std::int64_t most = std::min(tokens, kManyTokens - 1);
   const int limit = std::max(static_cast<int>(blocks * costs[RoleCost::metadata_block_share]), 1);
@@ -96,7 +99,7 @@ DispatchBlocks dispatch_few_token_blocks(int blocks, const Config& config, std::
   return {balance_senders(dispatch_senders(others, config, work, costs), others, most), metadata_blocks};
 }
 
-int combine_senders(int blocks, const Config& config, Reduction reduction, bool own_staged,
+int combine_senders(int blocks, const Config& config, Reduction reduction, bool own_staged, int shared_terms,
                     const RoleCosts& costs) {
   // For one token: messages, the share of rows and sums that are sent, and the rows or sums sent.
   const double messages = ranks_per_token(config), routes = planned_part(config) * config.top_k;
@@ -118,6 +121,7 @@ int combine_senders(int blocks, const Config& config, Reduction reduction, bool 
     reducer_work = reduction == Reduction::exact ? routes + costs[RoleCost::combine_store]
                                                  : costs[RoleCost::combine_move] * routes;
   }
+  reducer_work += shared_terms;
   return std::min(proportional_senders(blocks, sender_work, reducer_work),
                   max_combine_senders(blocks, sender_work, sent, config.max_tokens < kManyTokens, costs));
 }

@@ -26,7 +26,8 @@ DispatchBlocks dispatch_few_token_blocks(int blocks, const Config& config, std::
                                          bool quantised, const RoleCosts& costs = role_costs());
 
 // Sender blocks of a combine. `own_staged`: rows of this rank's own tokens go through staging.
+// `shared_terms`: shared experts whose rows are added.
 int combine_senders(int blocks, const Config& config, Reduction reduction, bool own_staged,
-                    const RoleCosts& costs = role_costs());
+                    int shared_terms = 0, const RoleCosts& costs = role_costs());
 
 }  // namespace ferry::cuda

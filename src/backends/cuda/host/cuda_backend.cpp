@@ -155,6 +155,17 @@ void CudaBackend::reduce_scatter_v(const ReduceScatterCall& call, Stream stream)
 
 }  // namespace cuda
 
+Sizes cuda_backend_sizes(const Config& config, int rank) {
+  cuda::check_limits(config);
+  const cuda::DeviceLayout layout = cuda::device_layout(config);
+  const std::int64_t lanes = config.lanes;
+  return {.dispatch_staging = 2 * lanes * layout.exchange.dispatch,
+          .combine_staging = 2 * lanes * layout.exchange.combine,
+          .signals = lanes * layout.exchange.signals,
+          .results = lanes * layout.received,
+          .plans = lanes * cuda::lane_arrays(config, rank).bytes + cuda::exchange_arrays(config).bytes};
+}
+
 std::unique_ptr<Backend> make_cuda_backend(const Rank& rank, const Config& config) {
   cuda::check_limits(config);
   return std::make_unique<cuda::CudaBackend>(rank, config);

@@ -186,6 +186,7 @@ DispatchResult Lane::dispatch(const DispatchCall& call, Phase phase, Stream stre
                      .computes_values = call.apply_weights || call.dot_rows != nullptr || by_expert(call),
                      .by_plan = arguments.by_plan,
                      .replicated = replicated,
+                     .to_every_rank = view_.to_every_rank(),
                      .has_metadata_blocks = arguments.few_token_blocks.metadata_blocks > 0,
                      .count_on_device = arguments.device_tokens != nullptr,
                      .tokens = arguments.tokens});
@@ -336,9 +337,10 @@ void Lane::combine(const CombineCall& call, Phase phase, Stream stream) {
   arguments.route_values = call.route_values;
   // Own rows go through staging where they are converted: the sender role then sums them like all others.
   arguments.own_staged = phase != Phase::fused || call.outputs.type != config.combine_type;
-  arguments.senders = combine_senders(shape.blocks, config, call.reduction, arguments.own_staged);
-  if (over_engine()) pack_rows(arguments, stream);
   const SharedCopy shared = plan_shared_copy(call, phase, &arguments);
+  arguments.senders =
+      combine_senders(shape.blocks, config, call.reduction, arguments.own_staged, arguments.shared_terms);
+  if (over_engine()) pack_rows(arguments, stream);
   // The fused kernel adds the rows that are copied; a send phase has more urgent work.
   if (shared.to != nullptr && phase == Phase::fused) copy_shared_rows(arguments, shared, shape, stream);
   launch_combine(arguments, shape, handle_of(stream));

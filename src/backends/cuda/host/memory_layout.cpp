@@ -5,14 +5,13 @@
 #include "backends/cuda/device/routing_tables.hpp"
 #include "backends/cuda/protocol/lane_view.hpp"
 #include "base/text.hpp"
-#include "exchange/backend.hpp"
 #include "exchange/configuration.hpp"
 #include "format/encoding.hpp"
 #include "format/parts.hpp"
 #include "layout/device_message.hpp"
+#include "plan/shapes.hpp"
 
-namespace ferry {
-namespace cuda {
+namespace ferry::cuda {
 namespace {
 
 // Places arrays one after the other, each aligned to 256 bytes.
@@ -42,6 +41,11 @@ void check_limits(const Config& config) {
                                config.placement.ranks(),
                                ": use smaller groups, or the backend collective on host memory"));
   }
+  if (config.transfer == Transfer::gather && config.placement.ranks() > kNarrowRanks) {
+    throw UnsupportedError(str("kernels take transfer = gather in groups of up to ",
+                               counted(kNarrowRanks, "rank"), ", got ", config.placement.ranks(),
+                               ": use transfer = routed"));
+  }
   const int shared = config.shared_experts;
   if (config.experts + shared > kMaxExperts) {
     throw UnsupportedError(str("the cuda backend supports up to ", counted(kMaxExperts, "expert"), ", got ",
@@ -65,7 +69,8 @@ void check_limits(const Config& config) {
 DeviceSignals device_signals(const Config& config) {
   return DeviceSignals::of(config.placement.ranks(), config.experts, config.max_tokens, config.top_k,
                            exchange_shape(config, 0).combine_rows,
-                           std::int64_t{config.hidden} * bytes_of(config.combine_type));
+                           std::int64_t{config.hidden} * bytes_of(config.combine_type),
+                           plan_shape(config).most_ranks());
 }
 
 DeviceLayout device_layout(const Config& config) {
@@ -131,17 +136,4 @@ LaneArrays lane_arrays(const Config& config, int rank) {
   return arrays;
 }
 
-}  // namespace cuda
-
-Sizes cuda_backend_sizes(const Config& config, int rank) {
-  cuda::check_limits(config);
-  const cuda::DeviceLayout layout = cuda::device_layout(config);
-  const std::int64_t lanes = config.lanes;
-  return {.dispatch_staging = 2 * lanes * layout.exchange.dispatch,
-          .combine_staging = 2 * lanes * layout.exchange.combine,
-          .signals = lanes * layout.exchange.signals,
-          .results = lanes * layout.received,
-          .plans = lanes * cuda::lane_arrays(config, rank).bytes + cuda::exchange_arrays(config).bytes};
-}
-
-}  // namespace ferry
+}  // namespace ferry::cuda

@@ -45,17 +45,18 @@ __device__ void count_block(const CountArguments& call, CountState* state) {
   __syncthreads();
   for_each_token(call.tokens, [&](std::int32_t token) {
     for (int first = 0; first < lane.ranks; first += 32) {
-      const std::uint32_t ranks = token < 0 ? 0
-                                            : destinations_of_token(
-                                                  call.ids, call.wide_ids, std::int64_t{token} * lane.top_k,
-                                                  lane.top_k, lane.experts, first,
-                                                  [&](int id) {
-                                                    const int physical = state->physical_of[id],
-                                                              rank = state->rank_of[physical];
-                                                    if (!keeps_route(lane.input, rank, lane.rank)) return -1;
-                                                    if (first == 0) atomicAdd(&state->counts[physical], 1);
-                                                    return rank;
-                                                  });
+      std::uint32_t ranks = token < 0 ? 0
+                                      : destinations_of_token(
+                                            call.ids, call.wide_ids, std::int64_t{token} * lane.top_k,
+                                            lane.top_k, lane.experts, first,
+                                            [&](int id) {
+                                              const int physical = state->physical_of[id],
+                                                        rank = state->rank_of[physical];
+                                              if (!keeps_route(lane.input, rank, lane.rank)) return -1;
+                                              if (first == 0) atomicAdd(&state->counts[physical], 1);
+                                              return rank;
+                                            });
+      if (lane.to_every_rank() && token >= 0) ranks = ~0u;
       for (int rank = first; rank < min(lane.ranks, first + 32); ++rank)
         count_threads((ranks >> (rank - first) & 1) != 0, &state->counts[lane.signals.first_messages + rank]);
     }

@@ -75,6 +75,9 @@ struct LaneView {
   FaultInjection fault_injection;
 #endif
 
+  // Whether every token goes to every rank (Transfer::gather).
+  FERRY_HD bool to_every_rank() const { return plan_shape.to_every_rank != 0; }
+
   // This lane's section of symmetric memory, on every rank. Of more than kNarrowRanks ranks, the first is the
   // address of a table [R] of sections in device memory instead.
   std::byte* symmetric[kNarrowRanks];

@@ -138,9 +138,9 @@ struct DispatchBlock {
   [[nodiscard]] __device__ bool count_and_post(const IdPrefetch& first) const {
     if (Traits::by_plan(call)) return true;
     if (role.sends_metadata && role.posts_counts()) {
-      count_all_routes(call, first);
-    } else if (!count_block_routes<Traits::kFewTokens, Traits::kMayReplicate>(
-                   call, role.counting_block(), role.counting_blocks(), role.posts_counts(), first)) {
+      count_all_routes<Traits>(call, first);
+    } else if (!count_block_routes<Traits>(call, role.counting_block(), role.counting_blocks(),
+                                           role.posts_counts(), first)) {
       return false;
     }
     if (!role.posts_counts()) return true;
@@ -160,7 +160,7 @@ struct DispatchBlock {
         return send_by_plan<Traits>(call, worker, has_row_offsets);
       if (Traits::kSpecialised || !call.by_plan)
         return send_tokens<Traits>(call, worker, has_row_offsets, first);
-      send_by_generic_plan(call, worker, has_row_offsets);
+      send_by_generic_plan<Traits>(call, worker, has_row_offsets);
       // Kept live across the call it would spill in every path.
       first = {};
       return;
@@ -181,8 +181,8 @@ struct DispatchBlock {
   __device__ void send_metadata_of_block() const {
     if (warp() >= kWorkWarps) return;
     const int worker = role.counting_block() * kWorkWarps + warp();
-    send_metadata(send_context_of(call, false), route_counts_of(call).of_warp(warp()),
-                  state->partition.token_begin(worker), state->partition.token_end(worker));
+    send_metadata<Traits>(send_context_of(call, false), route_counts_of(call).of_warp(warp()),
+                          state->partition.token_begin(worker), state->partition.token_end(worker));
   }
 
   // [block] Completes the plan's rows of tokens that were planned before row offsets were known.
@@ -227,7 +227,7 @@ struct DispatchBlock {
   // [warp] The inputs of this warp's first tokens.
   __device__ __forceinline__ InputSlot first_inputs(const SendPartition& partition) const {
     const int worker = block() * kWorkWarps + warp();
-    return InputSlot::of(call, TokenTile::of(call.lane.top_k), partition.token_begin(worker),
+    return InputSlot::of(call, sending_tile<Traits>(call.lane), partition.token_begin(worker),
                          partition.token_end(worker));
   }
 

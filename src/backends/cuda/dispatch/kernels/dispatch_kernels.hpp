@@ -18,6 +18,9 @@ const void* count_on_device_kernel(Quantisation quantisation);  // dispatch_coun
 // Modes generic, send_phase and receive_phase.
 const void* generic_kernel(DispatchMode mode);  // dispatch_generic.cu
 
+// Tokens that go to every rank: modes few_tokens, generic, send_phase and receive_phase.
+const void* gathered_kernel(DispatchMode mode, Quantisation quantisation);  // dispatch_gathered.cu
+
 // The same for groups of more than kNarrowRanks ranks, in every mode: dispatch_wide.cu.
 std::int64_t wide_dispatch_shared_bytes(const LaneView& lane);
 void prepare_wide_dispatch(const LaneView& lane);

@@ -8,7 +8,8 @@
 namespace ferry::cuda {
 namespace {
 
-const void* kernel_of(DispatchMode mode, Quantisation quantisation) {
+const void* kernel_of(const LaneView& lane, DispatchMode mode, Quantisation quantisation) {
+  if (lane.to_every_rank()) return gathered_kernel(mode, quantisation);
   switch (mode) {
     case DispatchMode::many_tokens:
     case DispatchMode::few_tokens:
@@ -42,7 +43,7 @@ void prepare_dispatch(const LaneView& lane) {
                                   DispatchMode::count_on_device, DispatchMode::by_plan, DispatchMode::generic,
                                   DispatchMode::send_phase, DispatchMode::receive_phase}) {
     for (const Quantisation quantisation : {Quantisation::none, Quantisation::fp8, Quantisation::microscaled})
-      allow_shared_bytes(kernel_of(mode, quantisation), shared_bytes);
+      allow_shared_bytes(kernel_of(lane, mode, quantisation), shared_bytes);
   }
 }
 
@@ -61,8 +62,8 @@ void launch_dispatch(const DispatchArguments& arguments, DispatchMode mode, cons
   call.partition =
       SendPartition::of(call.tokens, one_role_each ? senders : std::min(shape.blocks, kMaxSenders));
   if (metadata_blocks > 0) call.metadata_partition = SendPartition::whole(call.tokens, metadata_blocks - 1);
-  launch(kernel_of(mode, quantisation_of(call.encoding)), &call, kBlockThreads, shared_bytes, shape, stream,
-         "launching dispatch");
+  launch(kernel_of(call.lane, mode, quantisation_of(call.encoding)), &call, kBlockThreads, shared_bytes,
+         shape, stream, "launching dispatch");
 }
 
 }  // namespace ferry::cuda

@@ -4,6 +4,7 @@
 #include <bit>
 
 #include "format/bf16.hpp"
+#include "format/e4m3.hpp"
 #include "format/fp16.hpp"
 #include "kernels_on_host/cuda_on_grid.hpp"
 #include "protocol/on_host/ptx_functions.hpp"
@@ -18,6 +19,59 @@ inline std::uint32_t two_to_fp16(float low, float high) {
 }
 inline float value_of_fp16(std::uint16_t bits) {
   return fp16_value(bits);
+}
+inline std::uint32_t two_to_e4m3(float low, float high) {
+  return fp32_to_e4m3(low) | std::uint32_t{fp32_to_e4m3(high)} << 8;
+}
+
+// Applies `each` to the values of both halves. A NaN is canonical: each half is rounded anew.
+template <class Each>
+std::uint32_t with_bf16x2(std::uint32_t a, std::uint32_t b, Each each) {
+  const auto value = [](std::uint32_t word, int half) {
+    return bf16_value(static_cast<std::uint16_t>(word >> (16 * half)));
+  };
+  return two_to_bf16(each(value(a, 0), value(b, 0)), each(value(a, 1), value(b, 1)));
+}
+template <class Each>
+std::uint32_t with_fp16x2(std::uint32_t a, std::uint32_t b, Each each) {
+  const auto value = [](std::uint32_t word, int half) {
+    return value_of_fp16(static_cast<std::uint16_t>(word >> (16 * half)));
+  };
+  return two_to_fp16(each(value(a, 0), value(b, 0)), each(value(a, 1), value(b, 1)));
+}
+inline std::uint32_t max_bf16x2(std::uint32_t a, std::uint32_t b) {
+  return with_bf16x2(a, b, [](float x, float y) { return std::fmax(x, y); });
+}
+inline std::uint32_t max_fp16x2(std::uint32_t a, std::uint32_t b) {
+  return with_fp16x2(a, b, [](float x, float y) { return std::fmax(x, y); });
+}
+inline std::uint32_t min_fp16x2(std::uint32_t a, std::uint32_t b) {
+  return with_fp16x2(a, b, [](float x, float y) { return std::fmin(x, y); });
+}
+inline std::uint32_t add_bf16x2(std::uint32_t a, std::uint32_t b) {
+  return with_bf16x2(a, b, [](float x, float y) { return x + y; });
+}
+inline std::uint32_t add_fp16x2(std::uint32_t a, std::uint32_t b) {
+  return with_fp16x2(a, b, [](float x, float y) { return x + y; });
+}
+
+inline std::uint64_t load_argument_word(const std::uint64_t* word) {
+  return *word;
+}
+inline void add_in_block(std::int32_t* word, std::int32_t value) {
+  *word += value;
+}
+
+// Asynchronous loads arrive at once.
+inline void load_async(void* shared, const void* from) {
+  std::memcpy(shared, from, 16);
+}
+inline void commit_async() {}
+template <int kLatest>
+void wait_async_but() {}
+
+inline void sync_threads_of(int barrier, int threads) {
+  on_host::Grid::block().barrier_of(barrier, static_cast<unsigned>(threads)).wait(true);
 }
 
 }  // namespace ferry::cuda

@@ -1,4 +1,4 @@
-// The kernels of combine: which block and warp does what.
+// The blocks of combine's kernels: which block and warp does what.
 //
 //   fused launch    blocks [0, senders) send rows or sums (combine_send.cuh); the other blocks, the reducers,
 //                   first send the weights that other ranks need, then reduce tokens (combine_reduce.cuh)
@@ -15,10 +15,9 @@
 #include "backends/cuda/protocol/plan_header.cuh"
 
 namespace ferry::cuda {
-namespace {
 
-constexpr int kWeightsBarrier = 1;
-constexpr int kStreamsBytes = kCombineWarps * SumStream::kBytes;
+inline constexpr int kWeightsBarrier = 1;
+inline constexpr int kStreamsBytes = kCombineWarps * SumStream::kBytes;
 
 // The streams of the warps that move rows. Aligned to 128 bytes: asynchronous copies that straddle a line are
 // slower.
@@ -56,7 +55,7 @@ struct CombineBlockState {
 };
 
 // [thread] Checks the plan, and the arguments whose meaning depends on it.
-__device__ PlanFault check_arguments(const CombineArguments& call, const PlanHeader& header) {
+__device__ inline PlanFault check_arguments(const CombineArguments& call, const PlanHeader& header) {
   const PlanFault fault = check_plan(call.lane, header, -1);
   if (fault != PlanFault::none || header.total == 0 || header.tokens == 0) return fault;
   if ((call.outputs == nullptr) != (call.result == nullptr)) return PlanFault::outputs_and_result;
@@ -65,7 +64,7 @@ __device__ PlanFault check_arguments(const CombineArguments& call, const PlanHea
 }
 
 // [thread] Fills the fixed part of the call header.
-__device__ void fill_header(const CombineArguments& call, const PlanHeader& header, CallHeader* out) {
+__device__ inline void fill_header(const CombineArguments& call, const PlanHeader& header, CallHeader* out) {
   const bool rows = header.total > 0, tokens = header.tokens > 0;
   out->terms.add(static_cast<std::int64_t>(header.call));
   out->facts = make_header_facts(Operation::combine, header.tokens);
@@ -168,10 +167,11 @@ __device__ __forceinline__ bool start_block(const CombineArguments& arguments, C
   return !state->failed;
 }
 
-// [block]
+// [block] `block_state`: in shared memory.
 template <Phase kPhase, class Traits>
-__device__ __forceinline__ void run_combine_block(const CombineArguments& arguments) {
-  __shared__ CombineBlockState state;
+__device__ __forceinline__ void run_combine_block(const CombineArguments& arguments,
+                                                  CombineBlockState* block_state) {
+  CombineBlockState& state = *block_state;
   // Issued first: these loads depend on nothing but the arguments.
   const MessageCounts counts(arguments);
   if (!start_block(arguments, &state)) return;
@@ -188,27 +188,4 @@ __device__ __forceinline__ void run_combine_block(const CombineArguments& argume
   if (kPhase != Phase::send) store_call_number(lane, state.number);
 }
 
-template <class Traits>
-__global__ void __launch_bounds__(kCombineThreads, 1)
-    combine_kernel(const __grid_constant__ CombineArguments arguments) {
-  run_combine_block<Phase::fused, Traits>(arguments);
-}
-
-// The phases of a split call are one kernel, so that a profiler lists both under one name.
-template <class Traits>
-__global__ void __launch_bounds__(kCombineThreads, 1)
-    combine_phase_kernel(const __grid_constant__ CombineArguments arguments) {
-  if (arguments.phase == Phase::send) {
-    run_combine_block<Phase::send, Traits>(arguments);
-  } else {
-    run_combine_block<Phase::receive, Traits>(arguments);
-  }
-}
-
-template <class Traits>
-const void* kernel() {
-  return reinterpret_cast<const void*>(&combine_kernel<Traits>);
-}
-
-}  // namespace
 }  // namespace ferry::cuda

@@ -1,0 +1,82 @@
+// The ranks of an exchange whose dispatches and combines are kernels that run on the host. Every call is
+// compared with the oracle.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <vector>
+
+#include "backends/cuda/combine/combine.hpp"
+#include "backends/cuda/dispatch/dispatch.hpp"
+#include "harness/step_inputs.hpp"
+
+namespace ferry::cuda {
+
+// How a test runs a call.
+struct CallForm {
+  bool few_tokens = false;  // dispatch in the mode of few tokens, from ids
+  bool by_plan = false;     // dispatch by the plan of the dispatch before
+  bool split_phases = false;
+  bool count_on_device = false;  // N lies in memory that the kernel reads
+  bool direct_write = false;     // received rows lie in symmetric memory, which senders of many tokens write
+  bool generic = false;          // combine by a kernel for every call
+  bool no_memory_without_rows = false;  // a rank without rows passes neither outputs nor row_values
+};
+
+class CallRanks {
+ public:
+  // The configuration of `c`.
+  explicit CallRanks(const contract::TestCase& c);
+
+  void dispatch(const contract::StepInputs& step, const CallForm& form);
+  // Of the rows of the last dispatch, whose inputs `step` has.
+  void combine(const contract::StepInputs& step, const oracle::ExpertOutputs& outputs, const CallForm& form);
+
+  const LaneState& state(int rank) const { return ranks_[static_cast<std::size_t>(rank)].state; }
+  const PlanView& plan(int rank) const { return ranks_[static_cast<std::size_t>(rank)].plan; }
+  std::int32_t size() const { return static_cast<std::int32_t>(ranks_.size()); }
+
+ private:
+  struct alignas(128) Line {
+    std::byte bytes[128];
+  };
+  using Memory = std::vector<Line>;
+  static std::byte* at(Memory& memory) { return reinterpret_cast<std::byte*>(memory.data()); }
+  static Memory of_bytes(std::int64_t bytes, std::byte value);
+
+  struct Rank {
+    Memory symmetric, tables, block_counts, block_counted, plan_memory;
+    std::vector<std::int64_t> load;
+    std::vector<std::byte*> sections;  // of all ranks
+    LaneState state{};
+    unsigned timeout_claimed = 0;
+    HostSignals report{};
+    DeviceError error{};
+    alignas(16) HostTotals totals{};
+    LaneView view{};
+    PlanView plan{};
+    // Of the last dispatch.
+    Memory inputs[kMaxParts], parts[kMaxParts];
+    std::byte* received[kMaxParts] = {};
+    std::vector<std::int32_t> ids, counts, row_offsets, group_of_row;
+    std::vector<float> weight;
+    std::int32_t tokens = 0;
+  };
+
+  void make_view(int rank);
+  DispatchArguments dispatch_arguments(const contract::StepInputs& step, int rank, const CallForm& form);
+  void compare_dispatch(const contract::StepInputs& step, int rank);
+  CombineArguments combine_arguments(const oracle::ExpertOutputs& outputs, int rank, const CallForm& form);
+
+  contract::TestCase case_;
+  Config config_;
+  std::deque<Rank> ranks_;
+  // Of a combine.
+  struct Combined {
+    Memory outputs, result;
+    std::vector<float> row_weights, topk_weights, row_values, route_values;
+  };
+  std::deque<Combined> combined_;
+};
+
+}  // namespace ferry::cuda

@@ -1,0 +1,177 @@
+// The kernels of dispatch and combine, run on the host: whole calls of all ranks, blocks in any order,
+// against the oracle.
+#include <gtest/gtest.h>
+
+#include "kernels_on_host/call_ranks.hpp"
+
+namespace ferry::cuda {
+namespace {
+
+contract::TestCase case_of(std::uint64_t number, int ranks, Transfer transfer) {
+  contract::TestCase c;
+  c.seed = number;
+  c.ranks = ranks;
+  c.config.experts = 6;
+  c.config.top_k = 2;
+  c.config.max_tokens = 9;
+  c.config.hidden = 80;
+  c.config.alignment = 2;
+  c.config.transfer = transfer;
+  c.masked = 0.2;
+  c.masked_tokens = 0.2;
+  c.bad_ids = 0.1;
+  return c;
+}
+
+// One dispatch and one combine.
+void run_step(CallRanks& ranks, const contract::TestCase& c, int index, const CallForm& form) {
+  const contract::StepInputs step = contract::make_inputs(c, index);
+  ranks.dispatch(step, form);
+  if (testing::Test::HasFailure()) return;
+  ranks.combine(step, contract::make_expert_outputs(c, step), form);
+}
+
+class KernelCalls : public testing::TestWithParam<Transfer> {};
+
+TEST_P(KernelCalls, InEveryForm) {
+  for (const int size : {1, 2, 3}) {
+    const contract::TestCase c = case_of(1, size, GetParam());
+    CallRanks ranks(c);
+    run_step(ranks, c, 0, {.few_tokens = true});
+    run_step(ranks, c, 1, {.generic = true});
+    run_step(ranks, c, 2, {.split_phases = true});
+    run_step(ranks, c, 3, {.few_tokens = true, .count_on_device = false});
+    run_step(ranks, c, 4, {.count_on_device = true});
+    // By the plan of the last step.
+    const contract::StepInputs step = contract::make_inputs(c, 4),
+                               other = contract::with_new_values(c, step, 5);
+    ranks.dispatch(other, {.by_plan = true});
+    ranks.dispatch(other, {.by_plan = true, .split_phases = true});
+    ranks.combine(other, contract::make_expert_outputs(c, other), {});
+  }
+}
+
+TEST_P(KernelCalls, WithManyTokensForTheWarps) {
+  contract::TestCase c = case_of(2, 2, GetParam());
+  c.config.max_tokens = 70;
+  c.config.hidden = 16;
+  c.full = true;
+  CallRanks ranks(c);
+  run_step(ranks, c, 0, {.few_tokens = true});
+  run_step(ranks, c, 1, {});
+}
+
+TEST_P(KernelCalls, WithRowsThatSendersStoreAtTheirPosition) {
+  contract::TestCase c = case_of(10, 2, GetParam());
+  c.config.max_tokens = static_cast<std::int32_t>(kManyTokens) + 4;
+  c.config.hidden = 16;
+  c.config.capacity = 500;
+  c.full = true;
+  CallRanks ranks(c);
+  run_step(ranks, c, 0, {.direct_write = true});
+  const contract::StepInputs step = contract::make_inputs(c, 0),
+                             other = contract::with_new_values(c, step, 1);
+  ranks.dispatch(other, {.by_plan = true, .direct_write = true});
+}
+
+TEST_P(KernelCalls, InOtherFormatsAndTypes) {
+  contract::TestCase c = case_of(3, 2, GetParam());
+  c.config.format = Format::fp8_e4m3();
+  c.config.hidden = 256;
+  c.config.layout = Layout::expert_padded;
+  c.result = DType::fp32;
+  c.weights_from = contract::WeightsFrom::topk_weights;
+  CallRanks ranks(c);
+  run_step(ranks, c, 0, {.few_tokens = true});
+  run_step(ranks, c, 1, {});
+}
+
+TEST_P(KernelCalls, WithValuesBesideTheRows) {
+  contract::TestCase c = case_of(4, 3, GetParam());
+  c.row_values = true;
+  CallRanks ranks(c);
+  run_step(ranks, c, 0, {.few_tokens = true});
+  run_step(ranks, c, 1, {.split_phases = true});
+}
+
+TEST_P(KernelCalls, WithSharedExperts) {
+  contract::TestCase c = case_of(5, 3, GetParam());
+  c.config.shared_experts = 3;
+  c.config.max_tokens = 20;  // of more than 16 sums travel in staging
+  c.full = true;
+  c.outputs = c.result = c.config.combine_type = DType::fp32;  // shows the order of addition
+  CallRanks ranks(c);
+  run_step(ranks, c, 0, {.few_tokens = true});
+  run_step(ranks, c, 1, {.generic = true});
+  if (GetParam() == Transfer::gather) return;
+  c.config.reduction = c.reduction = Reduction::exact;
+  CallRanks exact(c);
+  run_step(exact, c, 2, {});
+}
+
+TEST_P(KernelCalls, WithDroppedRows) {
+  contract::TestCase c = case_of(6, 3, GetParam());
+  c.config.capacity = 4;
+  CallRanks ranks(c);
+  run_step(ranks, c, 0, {.few_tokens = true});
+  run_step(ranks, c, 1, {});
+}
+
+INSTANTIATE_TEST_SUITE_P(Routed, KernelCalls, testing::Values(Transfer::routed));
+INSTANTIATE_TEST_SUITE_P(Gathered, KernelCalls, testing::Values(Transfer::gather));
+
+// More ranks than slots: a token has more destinations than its tile has slots.
+TEST(GatheredCalls, OfMoreRanksThanSlots) {
+  for (const int size : {5, 9}) {
+    contract::TestCase c = case_of(7, size, Transfer::gather);
+    c.config.experts = 10;
+    c.config.max_tokens = 3;
+    CallRanks ranks(c);
+    run_step(ranks, c, 0, {.few_tokens = true});
+    run_step(ranks, c, 1, {});
+    for (int r = 0; r < size; ++r) {
+      for (std::int64_t token = 0; token < ranks.plan(r).header->tokens; ++token) {
+        for (int to = 0; to < size; ++to) {
+          EXPECT_EQ(ranks.plan(r).token_ranks[token * size + to], to);
+          EXPECT_EQ(ranks.plan(r).sent_tokens[to * c.config.max_tokens + token], token);
+        }
+      }
+    }
+  }
+}
+
+// Ranks that no token has chosen return +0, whatever is combined, though they pass no memory.
+TEST(GatheredCalls, OfRanksWithoutRows) {
+  contract::TestCase c = case_of(8, 3, Transfer::gather);
+  c.tokens = {4, 0, 0};
+  const std::vector<std::vector<std::int64_t>> ids{{0, 1, -1, -1, 1, -1, 0, 0}, {}, {}};
+  for (const bool values : {false, true}) {
+    c.row_values = values;
+    for (const CallForm form : {CallForm{.few_tokens = true, .no_memory_without_rows = true},
+                                CallForm{.split_phases = true, .no_memory_without_rows = true}}) {
+      CallRanks ranks(c);
+      const contract::StepInputs step = contract::inputs_from_ids(c, ids, 0);
+      ranks.dispatch(step, form);
+      ranks.combine(step, contract::make_expert_outputs(c, step), form);
+      EXPECT_EQ(ranks.plan(2).header->total, 0);
+      EXPECT_EQ(ranks.state(2).wire.combine_messages, 4);
+    }
+  }
+}
+
+TEST(GatheredCalls, SendEveryTokenToEveryRank) {
+  contract::TestCase c = case_of(9, 4, Transfer::gather);
+  c.tokens = {3, 0, 5, 1};
+  CallRanks ranks(c);
+  run_step(ranks, c, 0, {.few_tokens = true});
+  for (int r = 0; r < 4; ++r) {
+    const DeviceWireCounts& wire = ranks.state(r).wire;
+    const int mine = c.tokens[static_cast<std::size_t>(r)];
+    EXPECT_EQ(wire.dispatch_messages, 3 * mine);
+    EXPECT_EQ(wire.combine_messages, 9 - mine);
+    EXPECT_EQ(wire.combine_bytes, (9 - mine) * std::int64_t{80 * 2});
+  }
+}
+
+}  // namespace
+}  // namespace ferry::cuda
