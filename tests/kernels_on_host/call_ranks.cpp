@@ -190,7 +190,11 @@ DispatchArguments CallRanks::dispatch_arguments(const contract::StepInputs& step
     call.received_parts[p] = rank.received[p];
     call.leading_dimension[p] = leading_dimension(part, rows);
   }
-  rank.weight.assign(static_cast<std::size_t>(rows), -7.0f);
+  const bool rank_major = config_.layout == Layout::rank_major;
+  const auto slots = static_cast<std::size_t>(rows * (rank_major ? config_.top_k : 1));
+  rank.weight.assign(slots, -7.0f);
+  rank.local_ids.assign(rank_major ? slots : 0, -7);
+  if (rank_major) call.local_ids = rank.local_ids.data();
   rank.group_of_row.assign(static_cast<std::size_t>(rows), -7);
   rank.counts.assign(static_cast<std::size_t>(rank.view.groups), -7);
   rank.row_offsets.assign(static_cast<std::size_t>(rank.view.groups) + 1, -7);
@@ -247,7 +251,13 @@ void CallRanks::compare_dispatch(const contract::StepInputs& step, int index) {
     if (expected.rows[row].source.slot >= config_.top_k) continue;  // shared rows have a kernel of their own
     EXPECT_EQ(rank.plan.sources[row], expected.rows[row].source) << "source of row " << row;
     EXPECT_EQ(rank.group_of_row[row], metadata.group_of_row[row]) << "group of row " << row;
-    if (!step.inputs.weighted) continue;
+    if (config_.layout == Layout::rank_major) {
+      for (std::size_t k = 0; k < static_cast<std::size_t>(config_.top_k); ++k) {
+        const std::size_t at = row * static_cast<std::size_t>(config_.top_k) + k;
+        EXPECT_EQ(rank.local_ids[at], metadata.local_ids[at]) << "row " << row << ", slot " << k;
+      }
+    }
+    if (!step.inputs.weighted || config_.layout == Layout::rank_major) continue;
     EXPECT_EQ(rank.weight[row], metadata.weight[row]) << "weight of row " << row;
   }
   const std::vector<oracle::PartShape> shapes = oracle::received_shapes(step.inputs, step.positions, index);

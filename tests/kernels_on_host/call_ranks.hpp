@@ -58,7 +58,7 @@ class CallRanks {
     // Of the last dispatch.
     Memory inputs[kMaxParts], parts[kMaxParts];
     std::byte* received[kMaxParts] = {};
-    std::vector<std::int32_t> ids, counts, row_offsets, group_of_row;
+    std::vector<std::int32_t> ids, local_ids, counts, row_offsets, group_of_row;
     std::vector<float> weight;
     std::int32_t tokens = 0;
   };

@@ -39,8 +39,8 @@ TEST_P(WideKernels, InEveryForm) {
   const contract::TestCase c = case_of(1, GetParam());
   CallRanks ranks(c);
   run_step(ranks, c, 0, {.generic = true});
-  run_step(ranks, c, 1, {.generic = true, .split_phases = true});
-  run_step(ranks, c, 2, {.generic = true, .count_on_device = true});
+  run_step(ranks, c, 1, {.split_phases = true, .generic = true});
+  run_step(ranks, c, 2, {.count_on_device = true, .generic = true});
   // By the plan of the last step.
   const contract::StepInputs step = contract::make_inputs(c, 2),
                              other = contract::with_new_values(c, step, 3);
@@ -53,6 +53,7 @@ TEST_P(WideKernels, InRankMajor) {
   contract::TestCase c = case_of(2, GetParam());
   c.config.layout = Layout::rank_major;
   c.config.alignment = 1;
+  c.weights_from = contract::WeightsFrom::none;
   CallRanks ranks(c);
   run_step(ranks, c, 0, {.generic = true});
   c.config.capacity = 5;
