@@ -45,6 +45,8 @@ ROOMS = {
                              " backends/cuda/operations backends/cuda/dispatch",
     "backends/cuda/host": "base format group layout exchange backends/cuda/runtime backends/cuda/memory backends/cuda/device"
                           " backends/cuda/protocol backends/cuda/operations backends/cuda/dispatch backends/cuda/combine",
+    "backends/cuda/sliced": "base exchange format plan backends/cuda/runtime backends/cuda/memory backends/cuda/device"
+                            " backends/cuda/protocol backends/cuda/operations backends/cuda/host",
     "backends/cuda/engine": "base engine exchange group layout plan backends/collective backends/cuda/runtime"
                             " backends/cuda/memory backends/cuda/operations backends/cuda/host",
     "backends/nvshmem/module": "backends/cuda/transport layout",

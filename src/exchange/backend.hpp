@@ -169,6 +169,9 @@ std::unique_ptr<Backend> make_backend(const Rank& rank, const Config& config);
 // Wraps the backend `inner`, whose configuration is routed_config(config), for experts in slices.
 std::unique_ptr<Backend> make_sliced_backend(const Rank& rank, const Config& config,
                                              std::unique_ptr<Backend> inner);
+// The same for device memory.
+std::unique_ptr<Backend> make_device_sliced_backend(const Rank& rank, const Config& config,
+                                                    std::unique_ptr<Backend> inner);
 std::unique_ptr<Backend> make_reference_backend(const Rank& rank, const Config& config);
 std::unique_ptr<Backend> make_cpu_backend(const Rank& rank, const Config& config);
 // Its part for messages that take two hops.
@@ -181,6 +184,7 @@ std::unique_ptr<Backend> make_device_collective_backend(const Rank& rank, const 
 
 // Bytes that an exchange of this backend maps on a rank. `config` is complete.
 Sizes sliced_backend_sizes(const Config& config, int rank, const Sizes& inner);
+Sizes device_sliced_sizes(const Config& config, int rank, const Sizes& inner);
 Sizes reference_backend_sizes(const Config& config, int rank);
 Sizes cpu_backend_sizes(const Config& config, const Topology& topology, int rank);
 Sizes relayed_cpu_backend_sizes(const Config& config, const Topology& topology, int rank);

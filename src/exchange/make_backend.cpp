@@ -26,6 +26,14 @@ std::unique_ptr<Backend> make_device_collective_backend(const Rank&, const Confi
 Sizes device_collective_sizes(const Config&, const Topology&, int) {
   throw UnsupportedError(kNoCudaBackend);
 }
+
+std::unique_ptr<Backend> make_device_sliced_backend(const Rank&, const Config&, std::unique_ptr<Backend>) {
+  throw UnsupportedError(kNoCudaBackend);
+}
+
+Sizes device_sliced_sizes(const Config&, int, const Sizes&) {
+  throw UnsupportedError(kNoCudaBackend);
+}
 #endif
 
 namespace {
@@ -62,7 +70,9 @@ const BackendEntry& entry_of(BackendKind kind) {
 Sizes sizes_of(const Config& config, const Topology& topology, int rank) {
   const BackendEntry& entry = entry_of(config.backend);
   if (config.placement.tp() == 1) return entry.sizes(config, topology, rank);
-  return sliced_backend_sizes(config, rank, entry.sizes(routed_config(config), topology, rank));
+  const Sizes inner = entry.sizes(routed_config(config), topology, rank);
+  return config.memory == MemoryKind::device ? device_sliced_sizes(config, rank, inner)
+                                             : sliced_backend_sizes(config, rank, inner);
 }
 
 }  // namespace
@@ -82,7 +92,9 @@ std::unique_ptr<Backend> make_backend(const Rank& rank, const Config& config) {
                                rank.topology().nodes(), "): pass reduction_level rank"));
   }
   if (config.placement.tp() == 1) return entry.make(rank, config);
-  return make_sliced_backend(rank, config, entry.make(rank, routed_config(config)));
+  std::unique_ptr<Backend> inner = entry.make(rank, routed_config(config));
+  return config.memory == MemoryKind::device ? make_device_sliced_backend(rank, config, std::move(inner))
+                                             : make_sliced_backend(rank, config, std::move(inner));
 }
 
 Sizes size_of(const Config& given, int ranks, int rank) {

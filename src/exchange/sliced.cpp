@@ -1,6 +1,8 @@
 #include "exchange/sliced.hpp"
 
 #include "base/text.hpp"
+#include "exchange/lane_counts.hpp"
+#include "exchange/slice_fault.hpp"
 #include "ferry/error.hpp"
 #include "format/encoding.hpp"
 
@@ -11,7 +13,56 @@ namespace {
   throw UnsupportedError(str("experts in slices (Placement::ep_tp) do not have ", what, ": ", remedy));
 }
 
+const char* type_of(std::int64_t types, int shift) {
+  return to_string(static_cast<DType>(types >> shift & 0xff));
+}
+
 }  // namespace
+
+void raise_slice_fault(SliceFault fault, int rank, int other, std::int64_t mine, std::int64_t theirs) {
+  switch (fault) {
+    case SliceFault::tokens:
+      throw UsageError(str("dispatch: ", counted(mine, "token"), " on rank ", rank, ", ", theirs, " on rank ",
+                           other, ": the ranks of a sub-group (Placement::ep_tp) pass the same tokens"));
+    case SliceFault::ids:
+      throw UsageError(str("dispatch: the ids on rank ", rank, " are not those on rank ", other,
+                           ": the ranks of a sub-group (Placement::ep_tp) pass the same tokens and ids"));
+    case SliceFault::outputs:
+      throw UsageError(str("combine: outputs is null for the ", counted(mine, "row"), " of rank ", rank));
+    case SliceFault::result:
+      throw UsageError(str("combine: result is null for the ", counted(mine, "token"), " of rank ", rank));
+    case SliceFault::types:
+      throw UsageError(str("combine: rank ", rank, " passes outputs of ", type_of(mine, 8),
+                           " and a result of ", type_of(mine, 0), ", rank 0 ", type_of(theirs, 8), " and ",
+                           type_of(theirs, 0), ": all ranks of experts in slices pass the same types"));
+    case SliceFault::slice:
+      throw UsageError(str("combine: the plan of rank ", rank, " is for ", counted(mine, "token"), " of the ",
+                           theirs, " of its sub-group, ", other,
+                           " expected: pass the plans of one dispatch"));
+    case SliceFault::plan:
+      break;
+  }
+  throw UsageError(
+      str("combine: the plan of rank ", rank, " is damaged: its counts are not those of its total"));
+}
+
+LoadCounts load_of_slices(const LoadCounts& slices, const Placement& placement) {
+  LoadCounts sum = no_load(placement);
+  sum.dispatches = slices.dispatches;
+  for (std::size_t slice = 0; slice < slices.experts.size(); ++slice)
+    sum.experts[slice / static_cast<std::size_t>(placement.tp())] += slices.experts[slice];
+  for (int rank = 0; rank < placement.ranks(); ++rank) {
+    for (const int expert : placement.experts_of(rank))
+      sum.ranks[static_cast<std::size_t>(rank)] += sum.experts[static_cast<std::size_t>(expert)];
+  }
+  return sum;
+}
+
+void unsliced_id(const Config& config, std::int64_t first_token, BadId& bad) {
+  if (bad.count == 0) return;
+  bad.token += static_cast<std::int32_t>(first_token);
+  if (bad.id > 0) bad.id -= std::int64_t{config.experts} * config.placement.tp();
+}
 
 Config routed_config(const Config& config) {
   const Placement& placement = config.placement;
@@ -34,8 +85,8 @@ Config routed_config(const Config& config) {
 
 void check_sliced(const Config& config) {
   const int tp = config.placement.tp();
-  if (config.memory == MemoryKind::device)
-    refuse("exchanges of device memory", "use a backend of host memory");
+  if (config.memory == MemoryKind::device && config.backend != BackendKind::cuda)
+    refuse("device memory over an engine", "use the backend cuda, or host memory");
   if (config.layout != Layout::expert_major)
     refuse("the layouts expert_padded and rank_major", "use expert_major");
   if (config.shared_experts > 0) refuse("shared experts", "pass shared_experts = 0");

@@ -22,6 +22,11 @@ struct TokenSlice {
 // is its expert e * tp + i. `config` is complete.
 Config routed_config(const Config& config);
 
+// The load of an exchange whose lanes inside have counted `slices`.
+LoadCounts load_of_slices(const LoadCounts& slices, const Placement& placement);
+// Of a bad id that a lane inside has found: its token among all N, and the id as it was passed.
+void unsliced_id(const Config& config, std::int64_t first_token, BadId& bad);
+
 // Each throws UsageError or UnsupportedError for what experts in slices do not have.
 void check_sliced(const Config& config);
 void check_sliced_dispatch(const DispatchCall& call);

@@ -6,6 +6,7 @@
 #include <functional>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "harness/harness.hpp"
@@ -52,9 +53,22 @@ int sender(const TestCase& c, int source, int token, int tp) {
   throw Mismatch("no slice has the token");
 }
 
-Ids ids_of(const oracle::RankInputs& inputs) {
-  return inputs.ids.data();
-}
+// What a rank passes to a dispatch, where its backend can read it.
+struct PassedInputs {
+  explicit PassedInputs(const oracle::RankInputs& inputs)
+      : count(inputs.tokens),
+        rows(GuardedBuffer::of(inputs.parts[0])),
+        ids(GuardedBuffer::of(inputs.ids)),
+        weights(GuardedBuffer::of(inputs.weights)) {}
+
+  DispatchResult dispatch(SyncExchange& exchange, const TestCase& c, bool weighted) {
+    return exchange.dispatch(Tokens::rows(rows.data(), count, c.type), ids.as<std::int64_t>(),
+                             weighted ? weights.as<float>() : nullptr);
+  }
+
+  std::int64_t count;
+  GuardedBuffer rows, ids, weights;
+};
 
 void check_received(const TestCase& c, const StepInputs& step, int tp, int rank, const DispatchResult& got) {
   const oracle::RankRows& expected = step.positions.ranks[static_cast<std::size_t>(rank / tp)];
@@ -120,8 +134,16 @@ oracle::ExpertOutputs added(const TestCase& c, const std::vector<oracle::ExpertO
   return sums;
 }
 
+// A message of a token. Devices start rows at lines, and send 16 bytes for each slot.
+std::int64_t message_bytes(const TestCase& c, bool on_device) {
+  const std::int64_t values = 2 * c.config.hidden, top_k = c.config.top_k;
+  return on_device ? oracle::round_up(values, 128) + 16 * top_k
+                   : values + oracle::round_up(8 + 8 * top_k, 16);
+}
+
 // What one rank sends in a dispatch and a combine, in a group of one node, by the formula of the contract.
-void check_bytes(const TestCase& c, const StepInputs& step, int tp, int rank, const WireCounts& wire) {
+void check_bytes(const TestCase& c, const StepInputs& step, int tp, int rank, const WireCounts& wire,
+                 bool on_device) {
   const int top_k = c.config.top_k, group = rank / tp, i = rank % tp;
   const std::int64_t values = 2 * c.config.hidden;
   const Slice slice = slice_of(c.tokens[static_cast<std::size_t>(group)], i, tp);
@@ -148,8 +170,7 @@ void check_bytes(const TestCase& c, const StepInputs& step, int tp, int rank, co
   }
   const std::int64_t own = rows[static_cast<std::size_t>(i)];
   require_equal(wire.dispatch_messages, messages + (tp - 1) * own, "dispatch messages");
-  require_equal(wire.dispatch_bytes,
-                messages * (values + oracle::round_up(8 + 8 * top_k, 16)) + (tp - 1) * own * (values + 16),
+  require_equal(wire.dispatch_bytes, messages * message_bytes(c, on_device) + (tp - 1) * own * (values + 16),
                 "dispatch bytes");
   require_equal(wire.combine_messages, partial + of_others + (tp - 1) * (slice.end - slice.first),
                 "combine messages");
@@ -163,10 +184,8 @@ void run_step(const TestCase& c, SyncExchange& exchange, int tp, int index) {
   const std::vector<oracle::ExpertOutputs> slices = outputs_of_slices(c, step, tp);
   const oracle::ExpertOutputs sums = added(c, slices);
   const int rank = exchange.rank().index(), group = rank / tp;
-  const oracle::RankInputs& mine = step.inputs.ranks[static_cast<std::size_t>(group)];
-  const float* weights = step.inputs.weighted ? mine.weights.data() : nullptr;
-  const DispatchResult received =
-      exchange.dispatch(Tokens::rows(mine.parts[0].data(), mine.tokens, c.type), ids_of(mine), weights);
+  PassedInputs mine(step.inputs.ranks[static_cast<std::size_t>(group)]);
+  const DispatchResult received = mine.dispatch(exchange, c, step.inputs.weighted);
   check_received(c, step, tp, rank, received);
   check_destinations(c, step, tp, rank, received.plan);
   const oracle::RankOutputs& outputs =
@@ -175,13 +194,13 @@ void run_step(const TestCase& c, SyncExchange& exchange, int tp, int index) {
       oracle::combined(c.config, step.positions, sums, Topology::blocks(c.ranks, 1), group);
   GuardedBuffer result(static_cast<std::int64_t>(expected.size()));
   CombineOptions options{.reduction = c.reduction};
-  if (sums.weighted) options.row_weights = sums.ranks[static_cast<std::size_t>(group)].weights.data();
-  std::vector<float> topk_weights = sums.ranks[static_cast<std::size_t>(group)].topk_weights;
-  topk_weights.push_back(0);  // ranks without tokens pass an address too
-  if (sums.topk_weighted) options.topk_weights = topk_weights.data();
-  exchange.combine({.data = outputs.rows.empty() ? nullptr : outputs.rows.data(), .type = c.outputs},
-                   received.plan, {.data = expected.empty() ? nullptr : result.data(), .type = c.result},
-                   options);
+  GuardedBuffer rows = GuardedBuffer::of(outputs.rows),
+                weights = GuardedBuffer::of(sums.ranks[static_cast<std::size_t>(group)].weights),
+                topk_weights = GuardedBuffer::of(sums.ranks[static_cast<std::size_t>(group)].topk_weights);
+  if (sums.weighted) options.row_weights = weights.as<float>();
+  if (sums.topk_weighted) options.topk_weights = topk_weights.as<float>();  // without tokens too
+  exchange.combine({.data = outputs.rows.empty() ? nullptr : rows.data(), .type = c.outputs}, received.plan,
+                   {.data = expected.empty() ? nullptr : result.data(), .type = c.result}, options);
   require_equal_bytes(result.span(), expected, 2, "result");
   result.require_guards("result");
 }
@@ -195,12 +214,14 @@ void run_steps(const TestCase& c, int tp, const Config& config, const Rank& rank
         c.config.format != Format::bf16() || c.weights_from == WeightsFrom::topk_weights)
       continue;
     require_equal(before.dispatch_bytes, std::int64_t{0}, "bytes before the first call");
-    check_bytes(c, make_inputs(c, index), tp, rank.index(), exchange.wire_counts());
+    check_bytes(c, make_inputs(c, index), tp, rank.index(), exchange.wire_counts(),
+                config.backend == BackendKind::cuda);
   }
 }
 
 TEST_P(Contract, SlicedExpertsGiveTheRowsAndResultsOfWholeOnes) {
-  if (GetParam().on_device()) GTEST_SKIP() << "experts in slices are for host memory";
+  if (GetParam().over_device_engine())
+    GTEST_SKIP() << "experts in slices do not run over an engine's device memory";
   for (const int tp : {1, 2, 4}) {
     for (const std::vector<int>& tokens :
          {std::vector<int>{7, 4}, std::vector<int>{1, 3}, std::vector<int>{0, 9}, std::vector<int>{0, 0}}) {
@@ -234,9 +255,10 @@ void require_error(const std::string& words, const std::function<void()>& call) 
 TEST_P(Contract, SlicedExpertsRefuseWhatTheyDoNotHave) {
   TestCase c = unsliced_case(small_case(2), 2, {5, 3});
   const Config config = sliced(c, 2);
-  if (GetParam().on_device()) {
-    run(4, describe(c),
-        [&](Rank rank) { require_error("exchanges of device memory", [&] { SyncExchange(rank, config); }); });
+  if (GetParam().over_device_engine()) {
+    run(4, describe(c), [&](Rank rank) {
+      require_error("device memory over an engine", [&] { SyncExchange(rank, config); });
+    });
     return;
   }
   run(4, describe(c), [&](Rank rank) {
@@ -255,29 +277,31 @@ TEST_P(Contract, SlicedExpertsRefuseWhatTheyDoNotHave) {
     refused("capacity = 8 with tp = 2", [](Config& wrong) { wrong.capacity = 8; });
     SyncExchange exchange(rank, config);
     const StepInputs step = make_inputs(c);
-    const oracle::RankInputs& mine = step.inputs.ranks[static_cast<std::size_t>(rank.index() / 2)];
-    const auto dispatch = [&](std::int64_t tokens, const std::vector<std::int64_t>& ids) {
-      return exchange.dispatch(Tokens::rows(mine.parts[0].data(), tokens, c.type), ids.data(),
-                               mine.weights.data());
-    };
+    PassedInputs mine(step.inputs.ranks[static_cast<std::size_t>(rank.index() / 2)]);
     const bool odd = rank.index() == 3;
-    require_error("2 tokens on rank 3, 3 on rank 2",
-                  [&] { dispatch(mine.tokens - (odd ? 1 : 0), mine.ids); });
-    std::vector<std::int64_t> others = mine.ids;
-    if (odd) others[0] = others[0] == 1 ? 2 : 1;
-    require_error("the ids on rank 3 are not those on rank 2", [&] { dispatch(mine.tokens, others); });
-    require_error("phases", [&] {
-      exchange.dispatch_send(Tokens::rows(mine.parts[0].data(), mine.tokens, c.type), mine.ids.data());
-    });
-    require_error("dispatch_counts", [&] { exchange.dispatch_counts(mine.ids.data(), mine.tokens); });
-    const DispatchResult received = dispatch(mine.tokens, mine.ids);
+    mine.count -= odd ? 1 : 0;
+    require_error("2 tokens on rank 3, 3 on rank 2", [&] { mine.dispatch(exchange, c, true); });
+    mine.count += odd ? 1 : 0;
+    std::int64_t& id = *mine.ids.as<std::int64_t>();
+    const std::int64_t kept = std::exchange(id, odd ? id == 1 ? 2 : 1 : id);
+    require_error("the ids on rank 3 are not those on rank 2", [&] { mine.dispatch(exchange, c, true); });
+    id = kept;
+    const Tokens tokens = Tokens::rows(mine.rows.data(), mine.count, c.type);
+    require_error("phases", [&] { exchange.dispatch_send(tokens, mine.ids.as<std::int64_t>()); });
+    require_error("dispatch_counts",
+                  [&] { exchange.dispatch_counts(mine.ids.as<std::int64_t>(), mine.count); });
+    const DispatchResult received = mine.dispatch(exchange, c, true);
     require_error("a dispatch by plan", [&] {
-      exchange.dispatch(Tokens::rows(mine.parts[0].data(), received.plan.tokens(), c.type), received.plan);
+      exchange.dispatch(Tokens::rows(mine.rows.data(), received.plan.tokens(), c.type), received.plan);
     });
-    std::vector<std::byte> rows(static_cast<std::size_t>(*received.total * 2 * c.config.hidden + 16));
-    require_error("outputs and result must be given together, rank 3 gives only outputs", [&] {
-      exchange.combine({.data = rows.data()}, received.plan, {.data = odd ? nullptr : rows.data()}, {});
-    });
+    GuardedBuffer rows(*received.total * 2 * c.config.hidden + 16, std::byte{0}),
+        result(9 * 2 * c.config.hidden);
+    require_error(
+        GetParam().on_device() ? "result is null for the 3 tokens of rank 3"
+                               : "outputs and result must be given together, rank 3 gives only outputs",
+        [&] {
+          exchange.combine({.data = rows.data()}, received.plan, {.data = odd ? nullptr : result.data()}, {});
+        });
     run_step(c, exchange, 2, 1);  // the exchange stays usable
   });
 }

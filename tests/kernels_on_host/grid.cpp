@@ -25,7 +25,7 @@ struct Grid::Fiber {
   bool ended = false;
 };
 
-Grid* Grid::running_ = nullptr;
+thread_local Grid* Grid::running_ = nullptr;
 
 Grid::Grid(std::uint64_t seed) : random_(seed) {}
 Grid::~Grid() = default;

@@ -102,7 +102,7 @@ class Grid {
   void enter_block(Block* block);
   static void enter();
 
-  static Grid* running_;
+  static thread_local Grid* running_;
   std::mt19937_64 random_;
   std::vector<std::unique_ptr<Block>> blocks_;
   std::vector<std::shared_ptr<std::function<void(unsigned)>>> kernels_;

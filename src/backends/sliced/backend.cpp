@@ -57,17 +57,7 @@ class SlicedBackend : public Backend, private GatherOperations {
   CallDiagnostics take_diagnostics(int index) override { return lane(index).take_diagnostics(); }
 
   LoadCounts load_counts() const override {
-    const LoadCounts slices = inner_->load_counts();
-    const Placement& placement = context_.config.placement;
-    LoadCounts sum = no_load(placement);
-    sum.dispatches = slices.dispatches;
-    for (std::size_t slice = 0; slice < slices.experts.size(); ++slice)
-      sum.experts[slice / static_cast<std::size_t>(placement.tp())] += slices.experts[slice];
-    for (int rank = 0; rank < placement.ranks(); ++rank) {
-      for (const int expert : placement.experts_of(rank))
-        sum.ranks[static_cast<std::size_t>(rank)] += sum.experts[static_cast<std::size_t>(expert)];
-    }
-    return sum;
+    return load_of_slices(inner_->load_counts(), context_.config.placement);
   }
   WireCounts wire_counts() const override {
     WireCounts sum = inner_->wire_counts();

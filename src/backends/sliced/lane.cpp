@@ -43,10 +43,7 @@ Lane::Lane(const SlicedContext& context, int index)
 
 CallDiagnostics Lane::take_diagnostics() {
   CallDiagnostics found = context_.inner->take_diagnostics(index_);
-  if (BadId& bad = found.bad_id; bad.count > 0) {
-    bad.token += static_cast<std::int32_t>(first_token_);
-    if (bad.id > 0) bad.id -= std::int64_t{context_.config.experts} * context_.tp();
-  }
+  unsliced_id(context_.config, first_token_, found.bad_id);
   return found;
 }
 

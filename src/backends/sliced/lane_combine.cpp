@@ -3,7 +3,7 @@
 #include <cstring>
 
 #include "backends/sliced/lane.hpp"
-#include "base/text.hpp"
+#include "exchange/slice_fault.hpp"
 #include "format/bf16.hpp"
 #include "format/fp16.hpp"
 #include "format/parts.hpp"
@@ -14,8 +14,8 @@ namespace {
 struct CombineTerms {
   std::int64_t tokens;  // of the slice
   std::int64_t rows;    // received by the rank, of all slices' tokens
-  std::int32_t outputs_type, result_type;
-  std::int32_t has_outputs, has_result, plan_damaged, padding;
+  std::int32_t types;   // slice_types()
+  std::int32_t has_outputs, has_result, plan_damaged;
 };
 
 float value_at(DType type, const std::byte* data) {
@@ -28,39 +28,27 @@ float value_at(DType type, const std::byte* data) {
 
 // Returns N of every rank.
 std::vector<std::int64_t> Lane::agree_on_combine(const CombineCall& call, const SegmentsOfPlan& rows) const {
-  const auto all = exchange_terms(CombineTerms{.tokens = call.plan.tokens(),
-                                               .rows = rows.segments.gathered,
-                                               .outputs_type = static_cast<std::int32_t>(call.outputs.type),
-                                               .result_type = static_cast<std::int32_t>(call.result.type),
-                                               .has_outputs = call.outputs.data != nullptr,
-                                               .has_result = call.result.data != nullptr,
-                                               .plan_damaged = rows.damaged,
-                                               .padding = 0});
+  const auto all = exchange_terms(CombineTerms{
+      .tokens = call.plan.tokens(),
+      .rows = rows.segments.gathered,
+      .types = slice_types(static_cast<int>(call.outputs.type), static_cast<int>(call.result.type)),
+      .has_outputs = call.outputs.data != nullptr,
+      .has_result = call.result.data != nullptr,
+      .plan_damaged = rows.damaged});
   const auto tp = static_cast<std::size_t>(context_.tp());
   std::vector<std::int64_t> tokens(all.size(), 0);
   for (std::size_t r = 0; r < all.size(); ++r) {
     for (std::size_t i = 0; i < tp; ++i) tokens[r] += all[r / tp * tp + i].tokens;
-    if (all[r].plan_damaged != 0)
-      throw UsageError(
-          str("combine: the plan of rank ", r, " is damaged: its counts are not those of its total"));
-    if (all[r].rows > 0 && all[r].has_outputs == 0)
-      throw UsageError(str("combine: outputs is null for the ", counted(all[r].rows, "row"), " of rank ", r));
-    if (tokens[r] > 0 && all[r].has_result == 0)
-      throw UsageError(str("combine: result is null for the ", counted(tokens[r], "token"), " of rank ", r));
-    if (all[r].outputs_type != all[0].outputs_type || all[r].result_type != all[0].result_type) {
-      throw UsageError(str("combine: rank ", r, " passes outputs of ",
-                           to_string(static_cast<DType>(all[r].outputs_type)), " and a result of ",
-                           to_string(static_cast<DType>(all[r].result_type)), ", rank 0 ",
-                           to_string(static_cast<DType>(all[0].outputs_type)), " and ",
-                           to_string(static_cast<DType>(all[0].result_type)),
-                           ": all ranks of experts in slices pass the same types"));
-    }
     const TokenSlice slice = TokenSlice::of(tokens[r], static_cast<int>(r % tp), context_.tp());
-    if (slice.count != all[r].tokens || tokens[r] > context_.config.max_tokens) {
-      throw UsageError(str("combine: the plan of rank ", r, " is for ", counted(all[r].tokens, "token"),
-                           " of the ", tokens[r], " of its sub-group, ", slice.count,
-                           " expected: pass the plans of one dispatch"));
-    }
+    const auto wrong = [&](SliceFault fault, std::int64_t mine, std::int64_t theirs) {
+      raise_slice_fault(fault, static_cast<int>(r), static_cast<int>(slice.count), mine, theirs);
+    };
+    if (all[r].plan_damaged != 0) wrong(SliceFault::plan, 0, 0);
+    if (all[r].rows > 0 && all[r].has_outputs == 0) wrong(SliceFault::outputs, all[r].rows, 0);
+    if (tokens[r] > 0 && all[r].has_result == 0) wrong(SliceFault::result, tokens[r], 0);
+    if (all[r].types != all[0].types) wrong(SliceFault::types, all[r].types, all[0].types);
+    if (slice.count != all[r].tokens || tokens[r] > context_.config.max_tokens)
+      wrong(SliceFault::slice, all[r].tokens, tokens[r]);
   }
   return tokens;
 }

@@ -5,7 +5,7 @@
 #include <limits>
 
 #include "backends/sliced/lane.hpp"
-#include "base/text.hpp"
+#include "exchange/slice_fault.hpp"
 #include "format/parts.hpp"
 #include "plan/shapes.hpp"
 
@@ -39,15 +39,12 @@ std::vector<std::int64_t> Lane::agree_on_tokens(const DispatchCall& call) const 
   std::vector<std::int64_t> tokens;
   for (std::size_t r = 0; r < all.size(); ++r) {
     const std::size_t first = r - r % static_cast<std::size_t>(context_.tp());
-    if (all[r].tokens != all[first].tokens) {
-      throw UsageError(str("dispatch: ", counted(all[r].tokens, "token"), " on rank ", r, ", ",
-                           all[first].tokens, " on rank ", first,
-                           ": the ranks of a sub-group (Placement::ep_tp) pass the same tokens"));
-    }
-    if (all[r].ids_hash != all[first].ids_hash) {
-      throw UsageError(str("dispatch: the ids on rank ", r, " are not those on rank ", first,
-                           ": the ranks of a sub-group (Placement::ep_tp) pass the same tokens and ids"));
-    }
+    const auto differ = [&](SliceFault fault) {
+      raise_slice_fault(fault, static_cast<int>(r), static_cast<int>(first), all[r].tokens,
+                        all[first].tokens);
+    };
+    if (all[r].tokens != all[first].tokens) differ(SliceFault::tokens);
+    if (all[r].ids_hash != all[first].ids_hash) differ(SliceFault::ids);
     tokens.push_back(all[r].tokens);
   }
   return tokens;

@@ -48,6 +48,14 @@ class CudaBackend : public Backend, protected GatherOperations {
   LoadCounts load_counts() const override;
   WireCounts wire_counts() const override;
 
+  // For a backend around this one.
+  int device() const { return exchange_.device; }
+  int blocks_of_lane() const { return exchange_.blocks / exchange_.config.lanes; }
+  const LaneView& view_of(int lane) { return this->lane(lane).view(); }
+  void require_usable(int lane, const char* operation, const CallPointers& pointers) {
+    this->lane(lane).require_usable(operation, pointers);
+  }
+
  protected:
   Lane& lane(int index) { return lanes_[static_cast<std::size_t>(index)]; }
 

@@ -6,6 +6,7 @@
 #include "base/text.hpp"
 #include "exchange/call_options.hpp"
 #include "exchange/gather.hpp"
+#include "exchange/slice_fault.hpp"
 
 namespace ferry::cuda {
 namespace {
@@ -61,6 +62,9 @@ const char* argument_name(Operation operation, int index) {
                            " in device memory on rank ", rank, ", must be 0 to ", error.theirs));
     case DeviceError::Reason::rows_held:
       raise_rows_held(error.operation, error.peer, error.mine, error.theirs);
+    case DeviceError::Reason::slices:
+      raise_slice_fault(static_cast<SliceFault>(error.index & ((1 << kSliceFaultBits) - 1)), error.peer,
+                        error.index >> kSliceFaultBits, error.mine, error.theirs);
     case DeviceError::Reason::bad_plan:
       break;
   }

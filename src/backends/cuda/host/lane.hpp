@@ -80,6 +80,11 @@ class Lane {
   // On a stream of its own, and blocking until all ranks have called, if another rank uses `stream`.
   void refuse(Operation operation, const Error& error, Stream stream);
 
+  // Throws UsageError if kernels cannot use the pointers.
+  void require_usable(const char* operation, const CallPointers& pointers) {
+    pointer_check_.require_usable(operation, pointers);
+  }
+
   // Throws the error of an aborted call of this lane, once.
   void raise_device_error();
   CallDiagnostics take_diagnostics();

@@ -43,6 +43,8 @@ struct DeviceError {
     too_many,   // a count in device memory is `mine`; at most `theirs` are allowed
     rows_held,  // of a gather: `peer` holds, or has room for, `mine` rows, where the counts add up to
                 // `theirs`
+    slices,     // experts in slices: `index` is a SliceFault, and `other` of raise_slice_fault(); `peer` its
+                // rank
     bad_plan    // `index` is a PlanFault; `mine` and `theirs` are the numbers that do not fit
   };
 

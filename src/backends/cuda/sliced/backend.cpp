@@ -1,0 +1,158 @@
+// The backend of experts in slices on device memory: a cuda backend, which routes a slice of the tokens, and
+// gathers within the sub-groups.
+#include <deque>
+
+#include "backends/cuda/host/call_pointers.hpp"
+#include "backends/cuda/host/cuda_backend.hpp"
+#include "backends/cuda/memory/device_memory.hpp"
+#include "backends/cuda/runtime/blocking_copy.hpp"
+#include "backends/cuda/runtime/current_device.hpp"
+#include "backends/cuda/sliced/lane.hpp"
+#include "base/text.hpp"
+#include "exchange/device_work.hpp"
+#include "exchange/sliced.hpp"
+
+namespace ferry {
+namespace cuda {
+namespace {
+
+// A lane with its memory.
+struct OwnedLane {
+  OwnedLane(const SlicedContext& context, int index, const LaneView& view)
+      : memory(sliced_arrays(context.config, context.me()).bytes),
+        totals(sizeof(HostTotals)),
+        lane(context, index, view, memory.data(), reinterpret_cast<HostTotals*>(totals.data())) {
+    const std::vector<int>& experts = context.config.placement.experts_of(context.me());
+    copy_blocking(const_cast<std::int32_t*>(lane.group_expert()), experts.data(),
+                  static_cast<std::int64_t>(experts.size() * sizeof(int)));
+  }
+
+  DeviceMemory memory;
+  PinnedMemory totals;
+  SlicedLane lane;
+};
+
+class SlicedBackend final : public Backend, private GatherOperations {
+ public:
+  SlicedBackend(const Rank& rank, const Config& config, std::unique_ptr<Backend> inner)
+      : inner_(std::move(inner)),
+        cuda_(dynamic_cast<CudaBackend&>(*inner_)),
+        context_{.rank = rank,
+                 .config = config,
+                 .inner = inner_.get(),
+                 .gather = inner_->gather_operations(),
+                 .blocks = cuda_.blocks_of_lane()} {
+    for (int lane = 0; lane < config.lanes; ++lane) lanes_.emplace_back(context_, lane, cuda_.view_of(lane));
+  }
+
+  Capabilities capabilities() const override { return inner_->capabilities(); }
+  Sizes sizes() const override {
+    return device_sliced_sizes(context_.config, context_.me(), inner_->sizes());
+  }
+
+  DispatchResult dispatch(const DispatchCall& call, Stream stream) override {
+    check_pointers(Operation::dispatch, call, stream);
+    return lane(call.lane).dispatch(call, stream);
+  }
+  void combine(const CombineCall& call, Stream stream) override {
+    check_pointers(Operation::combine, call, stream);
+    lane(call.lane).combine(call, stream);
+  }
+
+  // Slices gather from each other, so no phase of a call would wait for no peer.
+  void dispatch_send(const DispatchCall& call, Stream stream) override {
+    refuse_unsupported(Operation::dispatch, call.lane, stream, "phases: call dispatch()");
+  }
+  DispatchResult dispatch_receive(int, Stream) override { return {}; }  // no call is ever sent
+  void combine_send(const CombineCall& call, Stream stream) override {
+    refuse_unsupported(Operation::combine, call.lane, stream, "phases: call combine()");
+  }
+  void combine_receive(int, Stream) override {}
+  void route_values(const float*, const Plan&, float*, int lane, Stream stream) override {
+    refuse_unsupported(Operation::route_values, lane, stream, "route_values");
+  }
+  DispatchCounts dispatch_counts(const Ids&, std::int32_t, int lane, Stream stream) override {
+    refuse_unsupported(Operation::dispatch_counts, lane, stream,
+                       "dispatch_counts: they have room for any routing");
+  }
+
+  const StepMetadata* metadata(const MetadataCall& call, Stream stream) override {
+    return inner_->metadata(call, stream);
+  }
+  const void* received_rows(int) const override { return nullptr; }  // only read with dot_rows
+  GatherOperations* gather_operations() override { return this; }
+  std::unique_ptr<DeviceWork> make_device_work() const override { return inner_->make_device_work(); }
+  void refuse(Operation operation, int lane, const Error& error, Stream stream) noexcept override {
+    const bool in_steps = operation == Operation::dispatch || operation == Operation::combine;
+    if (in_steps && lane >= 0 && lane < context_.config.lanes) {
+      this->lane(lane).refuse(operation, error, stream);
+    } else {
+      inner_->refuse(operation, lane, error, stream);
+    }
+  }
+  void synchronize(int lane, Stream stream) override { inner_->synchronize(lane, stream); }
+  void raise_device_error(int lane) override { inner_->raise_device_error(lane); }
+  CallDiagnostics take_diagnostics(int index) override {
+    CallDiagnostics found = inner_->take_diagnostics(index);
+    if (found.bad_id.count == 0) return found;
+    const ScopedDevice device(cuda_.device());
+    std::int32_t first = 0;
+    copy_blocking(&first, lane(index).first_token(), sizeof first);
+    unsliced_id(context_.config, first, found.bad_id);
+    return found;
+  }
+  LoadCounts load_counts() const override {
+    return load_of_slices(inner_->load_counts(), context_.config.placement);
+  }
+  WireCounts wire_counts() const override { return inner_->wire_counts(); }  // kernels add to them
+
+ private:
+  SlicedLane& lane(int index) { return lanes_[static_cast<std::size_t>(index)].lane; }
+
+  // Before the first kernel reads the caller's memory.
+  template <class Arguments>
+  void check_pointers(Operation operation, const Arguments& call, Stream stream) {
+    try {
+      cuda_.require_usable(call.lane, to_string(operation), pointers_of(call));
+    } catch (const UsageError& error) {
+      refuse(operation, call.lane, error, stream);
+      throw;
+    }
+  }
+
+  [[noreturn]] void refuse_unsupported(Operation operation, int lane, Stream stream, const char* what) {
+    const UnsupportedError error(str("experts in slices (Placement::ep_tp) do not have ", what));
+    refuse(operation, lane, error, stream);
+    throw error;
+  }
+
+  std::int64_t all_gather_v(const AllGatherCall& call, Stream stream) override {
+    return context_.gather->all_gather_v(call, stream);
+  }
+  void reduce_scatter_v(const ReduceScatterCall& call, Stream stream) override {
+    context_.gather->reduce_scatter_v(call, stream);
+  }
+
+  const std::unique_ptr<Backend> inner_;
+  CudaBackend& cuda_;
+  const SlicedContext context_;
+  std::deque<OwnedLane> lanes_;  // a deque: lanes cannot be moved
+};
+
+}  // namespace
+}  // namespace cuda
+
+std::unique_ptr<Backend> make_device_sliced_backend(const Rank& rank, const Config& config,
+                                                    std::unique_ptr<Backend> inner) {
+  return std::make_unique<cuda::SlicedBackend>(rank, config, std::move(inner));
+}
+
+Sizes device_sliced_sizes(const Config& config, int rank, const Sizes& inner) {
+  const cuda::SlicedArrays arrays = cuda::sliced_arrays(config, rank);
+  Sizes sizes = inner;
+  sizes.results += config.lanes * arrays.result_bytes;
+  sizes.messages += config.lanes * (arrays.bytes - arrays.result_bytes);
+  return sizes;
+}
+
+}  // namespace ferry

@@ -1,0 +1,89 @@
+// A lane of an exchange of experts in slices on a GPU. It routes a slice of the tokens through a lane of the
+// backend inside, and gathers and adds in the sub-group, all of it on the caller's stream: the host waits for
+// nothing, so a call can be captured.
+//
+// The calls inside are the same on every rank, whatever ranks find: a rank that cannot go on makes the rest
+// of them with no tokens and no rows.
+#pragma once
+
+#include <cstdint>
+
+#include "backends/cuda/sliced/slices.hpp"
+#include "exchange/backend.hpp"
+#include "ferry/group.hpp"
+
+namespace ferry::cuda {
+
+// What all lanes share. Constant after construction.
+struct SlicedContext {
+  Rank rank;
+  Config config;
+  Backend* inner;
+  GatherOperations* gather;
+  int blocks;  // of a launch
+
+  int me() const { return rank.index(); }
+  int ranks() const { return rank.size(); }
+  int tp() const { return config.placement.tp(); }
+};
+
+// Offsets of a lane's arrays in device memory. The size query and the construction both use this.
+struct SlicedArrays {
+  std::int64_t parts = 0, source = 0, weight = 0, counts = 0, row_offsets = 0, group_expert = 0;
+  std::int64_t result_bytes = 0;  // of all above
+  std::int64_t state = 0;
+  std::int64_t dispatches = 0;
+  std::int64_t terms = 0;     // this rank's, then those of all ranks
+  std::int64_t ids = 0;       // int64 [T / tp, K] of the slice
+  std::int64_t weights = 0;   // fp32 [T / tp, K]
+  std::int64_t tokens = 0;    // of the slice, where only the device knows which it is
+  std::int64_t segments = 0;  // SegmentTables
+  std::int64_t own = 0;       // what this rank brings to a gather, or takes from one that adds
+  std::int64_t all = 0;       // the same of the sub-group
+  std::int64_t row_weights = 0;
+  std::int64_t bytes = 0;
+};
+SlicedArrays sliced_arrays(const Config& config, int rank);
+
+class SlicedLane {
+ public:
+  // `view`: of the lane inside. `memory`: zeroed, sliced_arrays().bytes. `totals`: memory of the host that
+  // the device accesses.
+  SlicedLane(const SlicedContext& context, int index, const LaneView& view, std::byte* memory,
+             HostTotals* totals);
+
+  // The arguments' pointers have been checked.
+  DispatchResult dispatch(const DispatchCall& call, Stream stream);
+  void combine(const CombineCall& call, Stream stream);
+  // Refuses all calls inside that the operation consists of.
+  void refuse(Operation operation, const Error& error, Stream stream) const noexcept;
+
+  // Where SliceState::first lies.
+  const std::int32_t* first_token() const { return &array<SliceState>(arrays_.state)->first; }
+  const std::int32_t* group_expert() const { return array<std::int32_t>(arrays_.group_expert); }
+
+ private:
+  template <class T>
+  T* array(std::int64_t offset) const {
+    return reinterpret_cast<T*>(memory_ + offset);
+  }
+  SliceTerms* terms() const { return array<SliceTerms>(arrays_.terms); }  // of all ranks
+  SegmentTables tables() const;
+  SliceShape shape() const;
+  int blocks_for(std::int64_t rows, int sm_limit) const;
+  void gather_terms(Stream stream) const;
+  FindSegmentsArguments segments_of(const Plan& plan) const;
+  DispatchResult route(const DispatchCall& call, Stream stream) const;
+  DispatchResult result_of(const DispatchResult& routed, const DispatchCall& call) const;
+  void unpack(const DispatchResult& result, std::int64_t row_bytes, int sm_limit, Stream stream) const;
+
+  const SlicedContext& context_;
+  const int index_;
+  const LaneView view_;
+  const SlicedArrays arrays_;
+  std::byte* const memory_;
+  HostTotals* const totals_;
+  std::uint64_t dispatches_ = 0;  // enqueued so far
+};
+
+}  // namespace ferry::cuda

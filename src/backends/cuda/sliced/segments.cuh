@@ -1,0 +1,182 @@
+// Finds where the rows of each slice's senders lie, from the counts of a plan. One block.
+#pragma once
+
+#include "backends/cuda/protocol/plan_header.cuh"
+#include "backends/cuda/sliced/slices.hpp"
+
+namespace ferry::cuda {
+
+inline constexpr int kSegmentThreads = 1024;
+
+// In shared memory.
+struct SegmentState {
+  std::int64_t gathered, own_rows;  // sums
+  std::int64_t rows;                // padding included
+};
+
+// [block]
+class SegmentFinder {
+ public:
+  __device__ SegmentFinder(const FindSegmentsArguments& call, SegmentState* state)
+      : call_(call), state_(*state), shape_(call.shape), ep_(call.lane.ranks / call.shape.tp) {}
+
+  __device__ void run() {
+    // Not of an aborted dispatch, and not of a plan that combine refuses.
+    bool damaged = check_plan(call_.lane, *call_.plan.header, -1) != PlanFault::none;
+    damaged = __syncthreads_or(damaged) != 0;
+    if (!damaged) damaged = __syncthreads_or(add_pairs()) != 0;
+    if (!damaged) damaged = __syncthreads_or(place_pairs()) != 0;
+    if (damaged) {
+      clear();
+    } else {
+      place_segments();
+    }
+    __syncthreads();
+    publish(damaged);
+  }
+
+ private:
+  __device__ int pairs() const { return shape_.tp * shape_.local_experts; }
+  __device__ int tp_rank() const { return call_.lane.rank % shape_.tp; }
+
+  // Rows from rank source * tp + tp_rank for a local expert.
+  __device__ std::int32_t count(int tp_rank, int local, int source) const {
+    const std::int64_t rank = std::int64_t{source} * shape_.tp + tp_rank,
+                       expert = std::int64_t{shape_.first_expert + local} * shape_.tp + tp_rank;
+    return call_.plan.counts[rank * shape_.experts * shape_.tp + expert];
+  }
+
+  // True: a count cannot be right.
+  __device__ bool add_pairs() {
+    bool damaged = false;
+    for (int pair = static_cast<int>(threadIdx.x); pair < pairs(); pair += kSegmentThreads) {
+      std::int64_t rows = 0;
+      for (int source = 0; source < ep_; ++source) {
+        const std::int32_t more = count(pair / shape_.local_experts, pair % shape_.local_experts, source);
+        damaged = damaged || more < 0;
+        rows += more;
+      }
+      damaged = damaged || rows > shape_.capacity;
+      call_.tables.pair_rows[pair] = static_cast<std::int32_t>(rows);
+    }
+    return damaged;
+  }
+
+  // [warp] Calls place(index, sum before it) for `count` numbers; returns the sum of all.
+  template <class Number, class Place>
+  __device__ std::int64_t sum_up(int count, Number number, Place place) const {
+    const int thread = static_cast<int>(threadIdx.x % 32);
+    std::int64_t before = 0;
+    for (int first = 0; first < count; first += 32) {
+      const int index = first + thread;
+      const std::int64_t mine = index < count ? number(index) : 0;
+      std::int64_t sum = mine;
+      for (int step = 1; step < 32; step *= 2) {
+        const std::int64_t lower =
+            __shfl_sync(~0u, static_cast<long long>(sum), thread >= step ? thread - step : thread);
+        if (thread >= step) sum += lower;
+      }
+      if (index < count) place(index, before + sum - mine);
+      before += __shfl_sync(~0u, static_cast<long long>(sum), 31);
+    }
+    return before;
+  }
+
+  // The first warp places pairs among the gathered rows, the second one experts among the rows. True: there
+  // are more rows than this rank can have, or other numbers of them than the plan's total.
+  __device__ bool place_pairs() {
+    const std::int32_t* const rows = call_.tables.pair_rows;
+    const int warp = static_cast<int>(threadIdx.x / 32);
+    if (warp == 0) {
+      const int own = tp_rank() * shape_.local_experts;
+      const std::int64_t gathered = sum_up(
+          pairs(), [&](int pair) { return std::int64_t{rows[pair]}; },
+          [&](int pair, std::int64_t before) {
+            call_.tables.pair_first[pair] = static_cast<std::int32_t>(before);
+          });
+      const std::int64_t mine = sum_up(
+          shape_.local_experts, [&](int local) { return std::int64_t{rows[own + local]}; },
+          [](int, std::int64_t) {});
+      if (threadIdx.x == 0) {
+        state_.gathered = gathered;
+        state_.own_rows = mine;
+      }
+    } else if (warp == 1) {
+      const std::int64_t all = sum_up(
+          shape_.local_experts, [&](int local) { return aligned(rows_of_expert(local)); },
+          [&](int local, std::int64_t before) {
+            call_.tables.group_first[local] = static_cast<std::int32_t>(before);
+          });
+      if (threadIdx.x % 32 == 0) state_.rows = all;
+    }
+    __syncthreads();
+    return state_.rows > shape_.capacity || state_.gathered > shape_.capacity ||
+           state_.own_rows != call_.plan.header->total;
+  }
+
+  __device__ std::int64_t rows_of_expert(int local) const {
+    std::int64_t rows = 0;
+    for (int i = 0; i < shape_.tp; ++i) rows += call_.tables.pair_rows[i * shape_.local_experts + local];
+    return rows;
+  }
+  __device__ std::int64_t aligned(std::int64_t rows) const {
+    return (rows + shape_.alignment - 1) / shape_.alignment * shape_.alignment;
+  }
+
+  __device__ void place_segments() {
+    const SegmentTables& tables = call_.tables;
+    for (int pair = static_cast<int>(threadIdx.x); pair < pairs(); pair += kSegmentThreads) {
+      std::int32_t row = tables.pair_first[pair];
+      for (int source = 0; source < ep_; ++source) {
+        tables.gathered_row[pair * ep_ + source] = row;
+        row += count(pair / shape_.local_experts, pair % shape_.local_experts, source);
+      }
+    }
+    if (threadIdx.x == 0) tables.gathered_row[pairs() * ep_] = static_cast<std::int32_t>(state_.gathered);
+    for (int local = static_cast<int>(threadIdx.x); local < shape_.local_experts; local += kSegmentThreads) {
+      std::int32_t row = tables.group_first[local];
+      for (int rank = 0; rank < call_.lane.ranks; ++rank) {
+        const int source = rank / shape_.tp, i = rank % shape_.tp;
+        tables.row[(i * shape_.local_experts + local) * ep_ + source] = row;
+        row += count(i, local, source);
+      }
+    }
+  }
+
+  __device__ void clear() {
+    for (int i = static_cast<int>(threadIdx.x); i <= pairs() * ep_; i += kSegmentThreads)
+      call_.tables.gathered_row[i] = 0;
+    for (int i = static_cast<int>(threadIdx.x); i < pairs(); i += kSegmentThreads)
+      call_.tables.pair_rows[i] = 0;
+    for (int i = static_cast<int>(threadIdx.x); i < shape_.local_experts; i += kSegmentThreads)
+      call_.tables.group_first[i] = 0;
+    if (threadIdx.x == 0) state_ = {};
+  }
+
+  __device__ void publish(bool damaged) {
+    for (int local = static_cast<int>(threadIdx.x); local < shape_.local_experts && call_.counts != nullptr;
+         local += kSegmentThreads) {
+      call_.counts[local] = static_cast<std::int32_t>(rows_of_expert(local));
+      call_.row_offsets[local] = call_.tables.group_first[local];
+    }
+    if (threadIdx.x != 0) return;
+    call_.state->own_rows = static_cast<std::int32_t>(state_.own_rows);
+    call_.state->gathered = static_cast<std::int32_t>(state_.gathered);
+    if (call_.terms != nullptr) {
+      *call_.terms = SliceTerms{damaged ? 0 : call_.plan.header->tokens, 0, state_.gathered, call_.types,
+                                call_.arguments | (damaged ? kPlanDamaged : 0)};
+      return;
+    }
+    call_.row_offsets[shape_.local_experts] = static_cast<std::int32_t>(state_.rows);
+    // One access: the host reads the call number first.
+    store_packet_relaxed_sys(reinterpret_cast<LLPacket*>(call_.totals),
+                             {++*call_.dispatches, static_cast<std::uint64_t>(state_.rows)});
+  }
+
+  const FindSegmentsArguments& call_;
+  SegmentState& state_;
+  const SliceShape& shape_;
+  const int ep_;  // sub-groups
+};
+
+}  // namespace ferry::cuda

@@ -1,0 +1,187 @@
+// Experts in slices (Placement::ep_tp) on GPUs: the kernels that run between the calls of the lane inside.
+//
+// A lane inside routes a slice of the tokens and gathers within the sub-group (SlicedLane). These kernels
+// decide which slice, find where rows belong, pack and unpack them. None of them waits for another rank.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "backends/cuda/protocol/lane_view.hpp"
+#include "exchange/slice_fault.hpp"
+#include "format/parts.hpp"
+
+namespace ferry::cuda {
+
+// The exchange of experts in slices, as its kernels see it. The lane inside has slices for experts: slice i
+// of expert e is its expert e * tp + i.
+struct SliceShape {
+  std::int32_t tp, experts;                  // experts of the whole group
+  std::int32_t first_expert, local_experts;  // of this rank's sub-group, which are consecutive
+  std::int32_t alignment, max_tokens;
+  std::int64_t capacity;  // rows that this rank has room for
+  bool zero_padding;
+};
+
+// What a rank says of a call. All ranks compare the same words, so all come to the same conclusion.
+struct SliceTerms {
+  std::int64_t tokens;      // dispatch: N; combine: of the plan
+  std::uint64_t ids_hash;   // dispatch
+  std::int64_t rows;        // combine: of its sub-group, by the plan
+  std::int32_t types;       // combine: of outputs and result
+  std::uint32_t arguments;  // combine: bits below
+};
+inline constexpr std::uint32_t kHasOutputs = 1, kHasResult = 2, kPlanDamaged = 4;
+
+// Of the call in flight, in device memory. All 0 if the call has been refused or its ranks differ.
+struct SliceState {
+  std::int32_t first, count;  // the tokens of this rank's sub-group that this rank sends
+  std::int32_t slots;         // combine: rows of the result, of `count` tokens
+  std::int32_t own_rows;      // that this rank received before the gather
+  std::int32_t gathered;      // that the ranks of its sub-group received
+  std::int32_t tokens;        // N of the sub-group
+};
+
+// Where the rows lie that one rank sent for one expert: they are consecutive in both orders. Segment
+// (i * local experts + local) * ep + j is of the rank j * tp + i.
+struct SegmentTables {
+  std::int32_t* gathered_row;  // [segments + 1] first row as all_gather_v places it
+  std::int32_t* row;           // [segments] first row in the order of the contract
+  std::int32_t* pair_rows;     // [tp * local experts] rows of a tp rank's senders for an expert
+  std::int32_t* pair_first;    // [tp * local experts] the first of them, gathered
+  std::int32_t* group_first;   // [local experts] first row of the expert
+};
+
+// Writes this rank's terms of a dispatch.
+struct PostDispatchArguments {
+  LaneView lane;
+  const void* ids;
+  bool wide_ids;
+  std::int64_t tokens;                // N; with device_tokens the most it may be
+  const std::int32_t* device_tokens;  // or null
+  SliceTerms* terms;
+};
+void launch_post_dispatch(const PostDispatchArguments& arguments, cudaStream_t stream);
+
+// Compares the ranks' terms of a dispatch, and takes this rank's slice of ids and weights.
+struct TakeSliceArguments {
+  LaneView lane;
+  SliceShape shape;
+  const SliceTerms* terms;  // [R]
+  const void* ids;
+  bool wide_ids;
+  const float* weights;  // [N, K] or null
+  std::int64_t* slice_ids;
+  float* slice_weights;
+  SliceState* state;
+};
+void launch_take_slice(const TakeSliceArguments& arguments, cudaStream_t stream);
+
+// Copies this rank's slice of the tokens, where only the device knows which it is.
+struct CopyTokensArguments {
+  const SliceState* state;
+  int parts;
+  const std::byte* from[kMaxParts];
+  std::byte* to[kMaxParts];  // dense
+  std::int64_t stride[kMaxParts], row_bytes[kMaxParts];
+};
+void launch_copy_tokens(const CopyTokensArguments& arguments, int blocks, cudaStream_t stream);
+
+// Finds the segments from a plan's counts, and publishes what a dispatch says of them.
+struct FindSegmentsArguments {
+  LaneView lane;
+  SliceShape shape;
+  PlanView plan;
+  SegmentTables tables;
+  SliceState* state;
+  // Of a dispatch; null in a combine.
+  std::int32_t* counts;       // [local experts]
+  std::int32_t* row_offsets;  // [local experts + 1]
+  HostTotals* totals;
+  std::uint64_t* dispatches;  // how many there have been; the number of this one follows
+  // Of a combine; null in a dispatch.
+  SliceTerms* terms;
+  std::int32_t types;
+  std::uint32_t arguments;
+};
+void launch_find_segments(const FindSegmentsArguments& arguments, cudaStream_t stream);
+
+// Packs the rows that this rank has received, each followed by its source and weight.
+struct PackRowsArguments {
+  LaneView lane;
+  SliceShape shape;
+  const SliceState* state;
+  const SliceTerms* terms;  // [R]
+  int parts;
+  const std::byte* from[kMaxParts];
+  std::int64_t part_bytes[kMaxParts];  // of a row
+  const Source* sources;
+  const float* weight;  // or null
+  std::byte* to;
+  std::int64_t row_bytes;
+};
+void launch_pack_rows(const PackRowsArguments& arguments, int blocks, cudaStream_t stream);
+
+// What a packed row ends with.
+struct SliceRowTail {
+  Source source;  // its token is one of all N
+  float weight;
+};
+
+// Unpacks the rows of the sub-group in the order of the contract, and writes the padding.
+struct UnpackRowsArguments {
+  LaneView lane;
+  SliceShape shape;
+  const SliceState* state;
+  SegmentTables tables;
+  const std::int32_t *counts, *row_offsets;
+  const std::byte* from;
+  std::int64_t row_bytes;
+  int parts;
+  std::byte* to[kMaxParts];
+  std::int64_t part_bytes[kMaxParts];
+  Source* sources;
+  float* weight;               // or null
+  std::int32_t* group_of_row;  // or null
+};
+void launch_unpack_rows(const UnpackRowsArguments& arguments, int blocks, cudaStream_t stream);
+
+// Compares the ranks' terms of a combine, and takes this rank's slice of the weights.
+struct TakeCombineArguments {
+  LaneView lane;
+  SliceShape shape;
+  const SliceTerms* terms;    // [R]
+  const float* topk_weights;  // [N, K] or null
+  float* slice_weights;
+  std::int32_t slots;  // rows of the result for a token
+  // For wire_counts().
+  std::int64_t output_bytes, result_bytes;  // of a row
+  SliceState* state;
+};
+void launch_take_combine(const TakeCombineArguments& arguments, cudaStream_t stream);
+
+// Copies the experts' outputs in gathered order, as they are or as fp32, and this rank's row weights.
+struct PackOutputsArguments {
+  SliceShape shape;
+  std::int32_t rank, ranks, hidden;
+  const SliceState* state;
+  SegmentTables tables;
+  const std::byte* outputs;
+  std::int64_t output_stride;
+  DType output_type, type;  // as passed, and as packed
+  std::byte* to;
+  const float* row_weights;  // or null
+  float* own_weights;
+};
+void launch_pack_outputs(const PackOutputsArguments& arguments, int blocks, cudaStream_t stream);
+
+// Copies the results of all N tokens to where the caller wants them.
+struct CopyResultsArguments {
+  const SliceState* state;
+  std::int32_t slots;  // rows of a token
+  const std::byte* from;
+  std::byte* to;
+  std::int64_t stride, row_bytes;
+};
+void launch_copy_results(const CopyResultsArguments& arguments, int blocks, cudaStream_t stream);
+
+}  // namespace ferry::cuda
