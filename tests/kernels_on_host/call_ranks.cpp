@@ -154,6 +154,7 @@ DispatchArguments CallRanks::dispatch_arguments(const contract::StepInputs& step
   call.lane = rank.view;
   call.terms = AgreedOptions::of(Operation::dispatch);
   call.parts = parts_of(step.inputs.format, config_.hidden);
+  call.received = call.parts;
   call.message = device_message_layout(call.parts);
   call.encoding = encoding_of(step.inputs.format);
   call.type = step.inputs.type;
