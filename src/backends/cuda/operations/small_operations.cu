@@ -27,6 +27,18 @@ __device__ std::int32_t metadata_count(const MetadataArguments& call, std::uint6
   return 0;
 }
 
+// The metadata of this thread's ranks.
+struct MetadataSums {
+  std::int32_t rank;  // this one
+  StepMetadata of;
+
+  __device__ void operator()(int peer, const HeaderFacts& theirs) {
+    of.sum += theirs.count;
+    of.prefix += peer < rank ? theirs.count : 0;
+    of.maximum = max(of.maximum, theirs.count);
+  }
+};
+
 __global__ void __launch_bounds__(32, 1)
     metadata_kernel(const __grid_constant__ MetadataArguments arguments) {
   __shared__ MetadataArguments shared_arguments;
@@ -44,17 +56,13 @@ __global__ void __launch_bounds__(32, 1)
   }
   __syncwarp();
   post_header(lane, number, header);
-  StepMetadata all, mine;  // mine: of this thread's ranks
-  const bool agree =
-      await_all_headers_wide(lane, number, header, true, [&](int peer, const HeaderFacts& theirs) {
-        mine.sum += theirs.count;
-        mine.prefix += peer < lane.rank ? theirs.count : 0;
-        mine.maximum = max(mine.maximum, theirs.count);
-      });
+  StepMetadata all;
+  MetadataSums mine{lane.rank, {}};
+  const bool agree = await_all_headers_wide(lane, number, header, true, mine);
   if (agree) {
-    all.sum = __reduce_add_sync(~0u, mine.sum);
-    all.prefix = __reduce_add_sync(~0u, mine.prefix);
-    all.maximum = __reduce_max_sync(~0u, mine.maximum);
+    all.sum = __reduce_add_sync(~0u, mine.of.sum);
+    all.prefix = __reduce_add_sync(~0u, mine.of.prefix);
+    all.maximum = __reduce_max_sync(~0u, mine.of.maximum);
   }
   if (rank == 0) *call.metadata = all;
   store_call_number(lane, number);

@@ -192,7 +192,7 @@ __device__ inline bool await_all_headers(const LaneView& lane, std::uint64_t cal
 // [warp] The same for any number of ranks: calls use(rank, facts) for each rank, in some thread.
 template <class Use>
 __device__ inline bool await_all_headers_wide(const LaneView& lane, std::uint64_t call,
-                                              const CallHeader& mine, bool coordinates, Use use) {
+                                              const CallHeader& mine, bool coordinates, Use&& use) {
   const int thread = static_cast<int>(threadIdx.x % 32);
   bool agree = true;
   int giver[kDeviceArguments], lacker[kDeviceArguments];  // the lowest ranks with and without an argument
