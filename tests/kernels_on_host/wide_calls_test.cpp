@@ -2,6 +2,11 @@
 // order, against the oracle.
 #include <gtest/gtest.h>
 
+#include "backends/cuda/device/ptx.cuh"  // first: the stand-in for CUDA
+//
+#include "backends/cuda/dispatch/block_state.cuh"
+#include "backends/cuda/host/memory_layout.hpp"
+#include "exchange/configuration.hpp"
 #include "kernels_on_host/call_ranks.hpp"
 
 namespace ferry::cuda {
@@ -79,6 +84,47 @@ TEST_P(WideKernels, WithSharedExpertsAndDroppedRows) {
   c.config.capacity = 20;
   CallRanks ranks(c);
   run_step(ranks, c, 0, {.generic = true});
+}
+
+Config config_of(int ranks) {
+  Config config;
+  config.experts = 512;
+  config.top_k = 8;
+  config.hidden = 7168;
+  config.max_tokens = 128;
+  return complete_config(config, ranks);
+}
+
+TEST(WideKernel, MemoryFor256RanksAndARefusalOfMore) {
+  const Config config = config_of(256);
+  check_limits(config);
+  LaneView view{};
+  view.ranks = 256;
+  view.experts = config.experts;
+  view.groups = groups_of(config, 0);
+  view.layout = config.layout;
+  view.signals = device_signals(config);
+  DispatchArguments call{};
+  call.lane = view;
+  EXPECT_LE(lay_out_block(&call), 227 << 10);  // what a block may have on Hopper
+  // The flags of each rank's messages are its own.
+  const DeviceSignals& signals = view.signals;
+  EXPECT_EQ(signals.dispatch_flags(0, 255, config.max_tokens - 1) - signals.dispatch_flags(0, 0, 0),
+            8 * kQuarters * (std::int64_t{256} * config.max_tokens - 1));
+  EXPECT_LE(signals.header(1, 255) + signals.header_bytes, signals.end_of_stream_flag(0, 0, 0));
+  EXPECT_LE(signals.bytes, device_layout(config).exchange.signals);
+  EXPECT_EQ(lane_arrays(config, 255).metadata - lane_arrays(config, 255).symmetric, 8 * 256);
+  const RoutingTables tables = RoutingTables::at(nullptr, config.experts, 256);
+  EXPECT_LE(reinterpret_cast<std::intptr_t>(tables.rank_of + config.experts),
+            RoutingTables::bytes(config.experts, 256));
+  try {
+    check_limits(config_of(257));
+    ADD_FAILURE() << "257 ranks are not refused";
+  } catch (const UnsupportedError& error) {
+    EXPECT_EQ(std::string(error.what()),
+              "kernels serve groups of up to 256 ranks, got 257: use smaller groups, or the backend "
+              "collective on host memory");
+  }
 }
 
 TEST(WideKernel, SixtyFourRanks) {

@@ -41,7 +41,7 @@ void check_limits(const Config& config) {
                                config.placement.ranks(),
                                ": use smaller groups, or the backend collective on host memory"));
   }
-  if (config.transfer == Transfer::gather && config.placement.ranks() > kNarrowRanks) {
+  if (config.transfer == Transfer::gather && takes_wide_kernels(config.placement.ranks())) {
     throw UnsupportedError(str("kernels take transfer = gather in groups of up to ",
                                counted(kNarrowRanks, "rank"), ", got ", config.placement.ranks(),
                                ": use transfer = routed"));

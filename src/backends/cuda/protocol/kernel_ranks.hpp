@@ -23,4 +23,13 @@ constexpr bool kWide = false;
 constexpr int kKernelRanks = kNarrowRanks;
 #endif
 
+// Whether the calls of a group take wide kernels. Host code.
+#if FERRY_TEST_HOOKS
+bool takes_wide_kernels(int ranks);  // with FERRY_WIDE=1 groups of any size do
+#else
+inline bool takes_wide_kernels(int ranks) {
+  return ranks > kNarrowRanks;
+}
+#endif
+
 }  // namespace ferry::cuda
