@@ -383,10 +383,11 @@ class Exchange {
   /// @param gathered  takes [the sum of all counts, row_bytes]; must not overlap `rows`
   /// @param capacity  rows that `gathered` has room for; rows past the sum are not written
   /// @param device_count  device backends: the number of rows is read from here when the call runs, and is
-  /// 0 to `count`; another number counts as 0, and is reported by synchronize()
+  /// 0 to `count`; another number counts as 0, and is reported by synchronize(), or over an engine by the
+  /// call of every rank
   /// @return  the sum of all counts; device backends, which do not wait for it: -1
   /// @throws UsageError  on every rank, with nothing written: `gathered` is too small on a rank
-  /// @throws UnsupportedError  `collective` on device memory; device_count on host backends
+  /// @throws UnsupportedError  device_count on host backends
   std::int64_t all_gather_v(const void* rows, std::int64_t count, std::int64_t row_bytes, void* gathered,
                             std::int64_t capacity, int lane = 0, Stream stream = {},
                             const std::int32_t* device_count = nullptr);
@@ -401,7 +402,7 @@ class Exchange {
   /// @param sums  [count, H] of `type`, dense: this rank's rows; must not overlap `rows`
   /// @param device_count  as in all_gather_v(); `total` may then be larger than the sum
   /// @throws UsageError  on every rank, with nothing written: `total` is not the sum of the counts on a rank
-  /// @throws UnsupportedError  `collective` on device memory; device_count on host backends
+  /// @throws UnsupportedError  device_count on host backends
   void reduce_scatter_v(const void* rows, std::int64_t total, DType type, void* sums, std::int64_t count,
                         int lane = 0, Stream stream = {}, const std::int32_t* device_count = nullptr);
 

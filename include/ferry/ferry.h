@@ -5,6 +5,7 @@
 //
 //   c/group.h             the ranks, and how they are started and meet
 //   c/config.h            the configuration of an exchange, and the memory it takes
+//   c/encoder.h           formats of the caller's own
 //   c/exchange.h          the exchange and the arrays of its operations
 //   c/operations.h        dispatch, combine and their gradients: start here
 //   c/max.h               dispatch and combine in the call shapes of MAX
@@ -44,6 +45,7 @@
 
 #include "ferry/c/config.h"
 #include "ferry/c/dispatch_layout.h"
+#include "ferry/c/encoder.h"
 #include "ferry/c/error.h"
 #include "ferry/c/exchange.h"
 #include "ferry/c/group.h"

@@ -8,6 +8,7 @@
 //   dispatch_layout.hpp  which tokens go to which rank, from a rank's own ids
 //   plan.hpp             the routes of a dispatch as a value that can be kept and reused
 //   format.hpp           the encoding in which rows are transferred, such as bf16 or fp8
+//   encoder.hpp          formats of the caller's own
 //   placement.hpp        which rank holds which expert
 //   error.hpp            the exceptions and the numbers they carry
 //   program.hpp          a layer as a value: steps over named values
@@ -25,6 +26,7 @@
 
 #include "ferry/config.hpp"
 #include "ferry/dispatch_layout.hpp"
+#include "ferry/encoder.hpp"
 #include "ferry/engine.hpp"
 #include "ferry/error.hpp"
 #include "ferry/evaluator.hpp"

@@ -12,6 +12,7 @@
 namespace ferry {
 
 /// The encodings. `raw` is data that the caller has quantised: Ferry moves its bytes without looking at them.
+/// `registered` is a format of the caller's own, whose encoder dispatch calls: see register_format().
 enum class FormatKind : int {
   bf16 = 0,
   fp16 = 1,
@@ -20,7 +21,8 @@ enum class FormatKind : int {
   raw = 4,
   mxfp8 = 5,
   mxfp4 = 6,
-  nvfp4 = 7
+  nvfp4 = 7,
+  registered = 8
 };
 
 /// Form of the fp8 scales. Each scale covers a block of 128 columns of one row; the last block may be
@@ -78,6 +80,7 @@ struct Format {
   MxOptions mx{};                                    ///< mxfp8 and mxfp4 only
   Nvfp4Options nvfp4_options{};                      ///< nvfp4 only
   std::array<std::int64_t, kMaxParts> part_bytes{};  ///< raw only: bytes a row of each part; 0: no such part
+  int registered = -1;  ///< registered only: the number that register_format() gave it in this process
 
   static Format bf16() { return {}; }
   static Format fp16() { return {.kind = FormatKind::fp16}; }
@@ -130,6 +133,7 @@ std::string to_string(const Format& format);
 ///   `-tiles`
 /// - `nvfp4`, followed by any of `-token` (a scale for each token), `-columns` or `-tiles`
 /// - `raw:` and one to four sizes in bytes, as in `raw:1024+64`
+/// - the name of a registered format
 ///
 /// @throws UsageError  any other text
 Format parse_format(const std::string& name);

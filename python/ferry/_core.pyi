@@ -897,7 +897,7 @@ class Exchange:
 
         `rows` is [n, ...] of any type; every rank has its own n, 0 too. `out` is [sum of n or more, ...] of the same type; rows
         past the sum are not written. On device memory the host does not know the sum, and all of `out` is returned; `count`, an int32 array [1] there, may
-        hold n instead, at most the number of `rows`. `collective` on device memory: UnsupportedError.
+        hold n instead, at most the number of `rows`.
         """
 
     def reduce_scatter_v(self, rows: ferry._typing.Array, out: ferry._typing.Array, *, count: ferry._typing.Array | None = None, lane: int = 0, stream: Any | None = None) -> Any:

@@ -26,6 +26,7 @@ FormatFlags flags_of(std::optional<FormatKind> kind) {
     return {kFp8Flags, "FERRY_SCALE_COLUMNS, FERRY_FP8_POWER_OF_TWO and FERRY_FP8_PACKED"};
   if (kind == FormatKind::mxfp8 || kind == FormatKind::mxfp4)
     return {kMxFlags, "FERRY_SCALE_COLUMNS or FERRY_SCALE_TILES, and FERRY_MX_UP or FERRY_MX_OCP"};
+  if (kind == FormatKind::registered) return {~0u, "the number that ferry_register_format() gave it"};
   if (kind == FormatKind::nvfp4)
     return {kNvfp4Flags, "FERRY_SCALE_COLUMNS or FERRY_SCALE_TILES, and FERRY_NVFP4_PER_TOKEN"};
   return {};
@@ -42,6 +43,8 @@ Format format_of(FormatKind kind, std::uint32_t flags) {
   } else if (kind == FormatKind::nvfp4) {
     format = Format::nvfp4(
         {.per_token = (flags & FERRY_NVFP4_PER_TOKEN) != 0, .column_major = columns, .tiles = tiles});
+  } else if (kind == FormatKind::registered) {
+    format.registered = static_cast<int>(flags);
   } else {
     format.fp8 = {.column_major = columns,
                   .power_of_two = (flags & FERRY_FP8_POWER_OF_TWO) != 0,
@@ -80,12 +83,13 @@ DType to_dtype(std::int32_t type, const char* field) {
 }
 
 std::optional<Format> to_format(const ferry_format& given) {
-  const auto kind = to_choice(given.kind, FormatKind::nvfp4, "ferry_format.kind");
+  const auto kind = to_choice(given.kind, FormatKind::registered, "ferry_format.kind");
   const char* name = kConstants<FormatKind>[given.kind].name;
   const bool parts =
       std::any_of(given.part_bytes, given.part_bytes + kMaxParts, [](auto b) { return b != 0; });
   const FormatFlags known = flags_of(kind);
-  if ((given.flags & ~known.all) != 0 || (given.flags & kMxRules) == kMxRules) {
+  if ((given.flags & ~known.all) != 0 ||
+      (kind != FormatKind::registered && (given.flags & kMxRules) == kMxRules)) {
     throw UsageError(str("ferry_format.flags = ", given.flags, " with kind ", name,
                          ": the flags of this kind are ", known.names));
   }
@@ -238,6 +242,7 @@ ferry_format to_c(const Format& format) {
   if (format.nvfp4_options.per_token) c.flags |= FERRY_NVFP4_PER_TOKEN;
   if (format.fp8.power_of_two) c.flags |= FERRY_FP8_POWER_OF_TWO;
   if (format.fp8.packed) c.flags |= FERRY_FP8_PACKED;
+  if (format.kind == FormatKind::registered) c.flags = static_cast<std::uint32_t>(format.registered);
   std::copy(format.part_bytes.begin(), format.part_bytes.end(), c.part_bytes);
   return c;
 }

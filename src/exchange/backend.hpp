@@ -134,8 +134,7 @@ class Backend {
   // Part 0 of the lane's own receive buffers, null without them.
   virtual const void* received_rows(int lane) const = 0;
 
-  // Null: this backend does not have them.
-  virtual GatherOperations* gather_operations() { return nullptr; }
+  virtual GatherOperations& gather_operations() = 0;
   // Null: host memory.
   virtual std::unique_ptr<DeviceWork> make_device_work() const;
 

@@ -152,7 +152,13 @@ void check_dispatch(const Config& config, int rank, const DispatchCall& call, Pl
   check_type("tokens", call.tokens.type);
   check_format(call.format, config.hidden, call.tokens.type);
   check_tiles(config, call.format);
-  if (call.format.is_raw() && config.shared_experts > 0) {
+  const Encoding encoding = encoding_of(call.format);
+  if (encoding.by_caller && call.format != config.format) {
+    throw UsageError(str("dispatch: format ", to_string(call.format),
+                         " of a registered encoder, but the exchange's is ", to_string(config.format),
+                         ": construct the exchange with format = ", to_string(call.format)));
+  }
+  if (encoding.element == ElementType::bytes && config.shared_experts > 0) {
     throw UsageError(str("dispatch: format ", to_string(call.format), " with shared_experts = ",
                          config.shared_experts, ": combine cannot add raw rows: pass another format"));
   }

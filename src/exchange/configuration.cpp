@@ -8,6 +8,7 @@
 #include "ferry/error.hpp"
 #include "format/encoding.hpp"
 #include "format/parts.hpp"
+#include "format/registry.hpp"
 
 namespace ferry {
 namespace {
@@ -25,9 +26,9 @@ void check_shared_experts(const Config& config) {
     throw UsageError(str("configuration: shared_experts = ", config.shared_experts,
                          ", must be 0 with rank_major, whose rows are tokens: use an expert layout"));
   }
-  if (config.format.is_raw()) {
+  if (encoding_of(config.format).element == ElementType::bytes) {
     throw UsageError(str("configuration: shared_experts = ", config.shared_experts,
-                         ", must be 0 with a raw format: combine cannot add raw rows"));
+                         ", must be 0 with a raw or a registered format: combine cannot add raw rows"));
   }
 }
 
@@ -109,6 +110,17 @@ void check_capacity(const Config& config) {
   }
 }
 
+// An exchange with a registered format calls its encoder.
+void check_encoder(const Config& config) {
+  if (!encoding_of(config.format).by_caller) return;
+  const Encoder& encoder = encoder_of(config.format);
+  const MemoryKind memory = chosen_memory(config);
+  if (memory == MemoryKind::host ? encoder.on_host : encoder.on_device) return;
+  throw UnsupportedError(str("configuration: the encoder of the format ", to_string(config.format),
+                             " has no ", memory == MemoryKind::host ? "on_host" : "on_device",
+                             ": it cannot encode rows in ", to_string(memory), " memory"));
+}
+
 // An input type that the format accepts. The type of each call's tokens is checked in the call.
 DType accepted_input(const Format& format) {
   return format.value_type().value_or(DType::bf16);
@@ -188,6 +200,7 @@ void check_alone(const Config& config) {
   }
   check_format(config.format, config.hidden, accepted_input(config.format));
   check_tiles(config, config.format);
+  check_encoder(config);
   check_reduction(config);
   check_alignment(config);
   check_shared_experts(config);

@@ -5,10 +5,23 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 
 #include "ferry/exchange.hpp"
 
 namespace ferry {
+
+// Rows that are each followed by guard bytes.
+struct GuardedRows {
+  std::byte* first;
+  std::int64_t row_bytes, stride, guard_bytes;  // no guard bytes: nothing to do
+  std::int64_t rows;
+};
+// A row behind which a guard byte has been overwritten.
+struct BrokenGuard {
+  int part;
+  std::int64_t row;
+};
 
 // On the device of one exchange. Owns the streams, events and memory that it makes; the destructor waits for
 // the work on them.
@@ -29,6 +42,13 @@ class DeviceWork {
   virtual void set_number(std::int32_t* to, std::int32_t number, Stream stream) = 0;
 
   virtual bool is_captured(Stream stream) const = 0;
+
+  // Guard bytes (encoder_staging.hpp). check_guards() notes an overwritten one for the lane, and
+  // take_broken_guard() returns and forgets it, after the lane's work has ended.
+  virtual void prepare_guards(int lanes) = 0;
+  virtual void fill_guards(const GuardedRows& rows, int value, Stream stream) = 0;
+  virtual void check_guards(const GuardedRows& rows, int value, int lane, int part, Stream stream) = 0;
+  virtual std::optional<BrokenGuard> take_broken_guard(int lane) = 0;
 };
 
 // Null: an exchange of host memory.

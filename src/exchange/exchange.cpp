@@ -10,6 +10,7 @@
 #include "exchange/configuration.hpp"
 #include "exchange/device_work.hpp"
 #include "exchange/exchange_state.hpp"
+#include "format/encoding.hpp"
 
 namespace ferry {
 
@@ -17,8 +18,10 @@ Exchange::Exchange(Rank rank, const Config& config) {
   Config agreed = agree_on_config(rank, config);
   auto backend = make_backend(rank, agreed);
   const auto lanes = static_cast<std::size_t>(agreed.lanes);
-  state_.reset(
-      new State{std::move(rank), std::move(agreed), std::move(backend), std::vector<ExchangeLane>(lanes)});
+  state_.reset(new State{std::move(rank), std::move(agreed), std::move(backend),
+                         std::vector<ExchangeLane>(lanes), nullptr});
+  if (encoding_of(state_->config.format).by_caller)
+    state_->encoded = std::make_unique<EncoderStaging>(state_->config, state_->backend->make_device_work());
   if (!log_enabled()) return;
   const Config& made = state_->config;
   log_line(str("rank ", state_->rank.index(), " of ", state_->rank.size(), " has made an exchange: backend ",
@@ -37,7 +40,9 @@ const Rank& Exchange::rank() const {
   return state_->rank;
 }
 Sizes Exchange::sizes() const {
-  return state_->backend->sizes();
+  Sizes sizes = state_->backend->sizes();
+  sizes.plans += EncoderStaging::bytes(state_->config);
+  return sizes;
 }
 std::int64_t Exchange::capacity() const {
   return group_capacity(state_->config, state_->rank.index());
@@ -219,14 +224,13 @@ const StepMetadata* Exchange::metadata(const std::int32_t* device_count, int lan
 void Exchange::refuse(Operation operation, int lane, const Error& error, Stream stream) noexcept {
   if (lane < 0 || lane >= state_->config.lanes) return;
   if (state_->lanes[static_cast<std::size_t>(lane)].pending != PendingReceive::none) return;
-  const bool gathers = operation == Operation::all_gather_v || operation == Operation::reduce_scatter_v;
-  if (gathers && state_->backend->gather_operations() == nullptr) return;
   state_->backend->refuse(operation, lane, error, stream);
 }
 
 void Exchange::check(int lane) {
   state_->lane(lane);
   state_->backend->raise_device_error(lane);
+  if (state_->encoded != nullptr) state_->encoded->raise_broken_guards(lane);
   raise(state_->backend->take_diagnostics(lane), state_->config);
 }
 

@@ -8,6 +8,7 @@
 #include "exchange/backend.hpp"
 #include "exchange/call_errors.hpp"
 #include "exchange/checks.hpp"
+#include "exchange/encoder_staging.hpp"
 
 namespace ferry {
 
@@ -26,6 +27,7 @@ struct Exchange::State {
   Config config;
   std::unique_ptr<Backend> backend;
   std::vector<ExchangeLane> lanes;
+  std::unique_ptr<EncoderStaging> encoded;  // of a registered format; else null
 
   PlanIn plan_in() const { return backend->capabilities().device_memory ? PlanIn::device : PlanIn::host; }
 
@@ -109,14 +111,23 @@ struct Exchange::State {
     });
   }
 
+  // With a registered format, encodes the tokens of a checked call. The backend sees raw parts.
+  DispatchCall encoded_call(const DispatchCall& call, Stream stream) {
+    if (encoded == nullptr || call.format != config.format) return call;
+    DispatchCall raw;
+    check_or_refuse(Operation::dispatch, call.lane, stream, [&] { raw = encoded->encode(call, stream); });
+    return raw;
+  }
+
   DispatchResult dispatch(const DispatchCall& call, Stream stream) {
     DispatchResult received = dispatch_without_check_after(call, stream);
     check_after_call(call.lane);
     return received;
   }
 
-  DispatchResult dispatch_without_check_after(const DispatchCall& call, Stream stream) {
-    check_dispatch_call(call, stream);
+  DispatchResult dispatch_without_check_after(const DispatchCall& given, Stream stream) {
+    check_dispatch_call(given, stream);
+    const DispatchCall call = encoded_call(given, stream);
     ExchangeLane& lane = this->lane(call.lane);
     lane.last_result = {};
     lane.last_result =
@@ -124,8 +135,9 @@ struct Exchange::State {
     return lane.last_result;
   }
 
-  void dispatch_send(const DispatchCall& call, Stream stream) {
-    check_dispatch_call(call, stream);
+  void dispatch_send(const DispatchCall& given, Stream stream) {
+    check_dispatch_call(given, stream);
+    const DispatchCall call = encoded_call(given, stream);
     ExchangeLane& lane = this->lane(call.lane);
     lane.last_result = {};
     dropping_diagnostics_on_error(call.lane, [&] { backend->dispatch_send(call, stream); });

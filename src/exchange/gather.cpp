@@ -32,14 +32,6 @@ void check_device_count(const char* operation, const std::int32_t* device_count,
       str(operation, ": this backend cannot read a count from device memory: pass the count itself"));
 }
 
-GatherOperations& operations_of(const char* operation, Backend& backend) {
-  GatherOperations* const operations = backend.gather_operations();
-  if (operations != nullptr) return *operations;
-  throw UnsupportedError(str(operation,
-                             ": not available for device memory over an engine yet: use the backend cuda, an "
-                             "exchange of host memory, or the collectives of NCCL"));
-}
-
 }  // namespace
 
 std::int64_t sum_of_counts(std::span<const GatherTerms> ranks) {
@@ -96,7 +88,6 @@ std::int64_t Exchange::all_gather_v(const void* rows, std::int64_t count, std::i
                                     const std::int32_t* device_count) {
   const ProfilerRange range("all_gather_v");
   state_->idle_lane(lane);
-  GatherOperations& operations = operations_of("all_gather_v", *state_->backend);
   state_->check_or_refuse(Operation::all_gather_v, lane, stream, [&] {
     const int me = state_->rank.index();
     check_row_count("all_gather_v", "count", count, kMostRowsToGather, me);
@@ -109,14 +100,14 @@ std::int64_t Exchange::all_gather_v(const void* rows, std::int64_t count, std::i
     check_row_memory("all_gather_v", "gathered", gathered, capacity, me);
     check_device_count("all_gather_v", device_count, state_->plan_in());
   });
-  return operations.all_gather_v({.lane = lane,
-                                  .rows = rows,
-                                  .count = count,
-                                  .row_bytes = row_bytes,
-                                  .gathered = gathered,
-                                  .capacity = capacity,
-                                  .device_count = device_count},
-                                 stream);
+  return state_->backend->gather_operations().all_gather_v({.lane = lane,
+                                                            .rows = rows,
+                                                            .count = count,
+                                                            .row_bytes = row_bytes,
+                                                            .gathered = gathered,
+                                                            .capacity = capacity,
+                                                            .device_count = device_count},
+                                                           stream);
 }
 
 void Exchange::reduce_scatter_v(const void* rows, std::int64_t total, DType type, void* sums,
@@ -124,7 +115,6 @@ void Exchange::reduce_scatter_v(const void* rows, std::int64_t total, DType type
                                 const std::int32_t* device_count) {
   const ProfilerRange range("reduce_scatter_v");
   state_->idle_lane(lane);
-  GatherOperations& operations = operations_of("reduce_scatter_v", *state_->backend);
   state_->check_or_refuse(Operation::reduce_scatter_v, lane, stream, [&] {
     const int me = state_->rank.index();
     if (type != DType::bf16 && type != DType::fp16 && type != DType::fp32) {
@@ -137,14 +127,14 @@ void Exchange::reduce_scatter_v(const void* rows, std::int64_t total, DType type
     check_row_memory("reduce_scatter_v", "sums", sums, count, me);
     check_device_count("reduce_scatter_v", device_count, state_->plan_in());
   });
-  operations.reduce_scatter_v({.lane = lane,
-                               .rows = rows,
-                               .total = total,
-                               .type = type,
-                               .sums = sums,
-                               .count = count,
-                               .device_count = device_count},
-                              stream);
+  state_->backend->gather_operations().reduce_scatter_v({.lane = lane,
+                                                         .rows = rows,
+                                                         .total = total,
+                                                         .type = type,
+                                                         .sums = sums,
+                                                         .count = count,
+                                                         .device_count = device_count},
+                                                        stream);
 }
 
 }  // namespace ferry

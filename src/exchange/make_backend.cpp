@@ -4,8 +4,10 @@
 #include "base/text.hpp"
 #include "exchange/backend.hpp"
 #include "exchange/configuration.hpp"
+#include "exchange/encoder_staging.hpp"
 #include "exchange/sliced.hpp"
 #include "ferry/error.hpp"
+#include "format/registry.hpp"
 #include "group/rank_state.hpp"
 
 namespace ferry {
@@ -67,17 +69,32 @@ const BackendEntry& entry_of(BackendKind kind) {
   throw UnsupportedError(str("this build of ferry has no ", to_string(kind), " backend"));
 }
 
-Sizes sizes_of(const Config& config, const Topology& topology, int rank) {
+// As backends see it: they know no registered formats.
+Config backend_config(const Config& config) {
+  Config seen = config;
+  seen.format = as_raw(config.format, config.hidden);
+  return seen;
+}
+
+Sizes sizes_of(const Config& given, const Topology& topology, int rank) {
+  const Config config = backend_config(given);
   const BackendEntry& entry = entry_of(config.backend);
-  if (config.placement.tp() == 1) return entry.sizes(config, topology, rank);
-  const Sizes inner = entry.sizes(routed_config(config), topology, rank);
-  return config.memory == MemoryKind::device ? device_sliced_sizes(config, rank, inner)
-                                             : sliced_backend_sizes(config, rank, inner);
+  Sizes sizes;
+  if (config.placement.tp() == 1) {
+    sizes = entry.sizes(config, topology, rank);
+  } else {
+    const Sizes inner = entry.sizes(routed_config(config), topology, rank);
+    sizes = config.memory == MemoryKind::device ? device_sliced_sizes(config, rank, inner)
+                                                : sliced_backend_sizes(config, rank, inner);
+  }
+  sizes.plans += EncoderStaging::bytes(given);
+  return sizes;
 }
 
 }  // namespace
 
-std::unique_ptr<Backend> make_backend(const Rank& rank, const Config& config) {
+std::unique_ptr<Backend> make_backend(const Rank& rank, const Config& given) {
+  const Config config = backend_config(given);
   const BackendEntry& entry = entry_of(config.backend);
   if (entry.needs_one_host && !rank.state().one_host()) {
     throw UnsupportedError(str("the backend ", to_string(config.backend),

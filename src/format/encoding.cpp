@@ -19,7 +19,8 @@ Encoding mx_encoding(const MxOptions& options, ElementType element) {
 }  // namespace
 
 const char* to_string(FormatKind kind) {
-  constexpr const char* kNames[] = {"bf16", "fp16", "fp32", "fp8", "raw", "mxfp8", "mxfp4", "nvfp4"};
+  constexpr const char* kNames[] = {"bf16",  "fp16",  "fp32",  "fp8",       "raw",
+                                    "mxfp8", "mxfp4", "nvfp4", "registered"};
   return kNames[static_cast<int>(kind)];
 }
 
@@ -49,6 +50,8 @@ Encoding encoding_of(const Format& format) {
               .scale_columns = format.nvfp4_options.column_major,
               .scale_tiles = format.nvfp4_options.tiles,
               .block = kNvfp4Block};
+    case FormatKind::registered:
+      return {.element = ElementType::bytes, .by_caller = true};
     case FormatKind::raw:
       break;
   }
@@ -56,11 +59,13 @@ Encoding encoding_of(const Format& format) {
 }
 
 bool Format::quantises() const {
-  return encoding_of(*this).quantises();
+  const Encoding encoding = encoding_of(*this);
+  return encoding.quantises() || encoding.by_caller;
 }
 
 bool Format::is_raw() const {
-  return encoding_of(*this).element == ElementType::bytes;
+  const Encoding encoding = encoding_of(*this);
+  return encoding.element == ElementType::bytes && !encoding.by_caller;
 }
 
 std::optional<DType> Format::value_type() const {

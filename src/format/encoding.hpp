@@ -25,6 +25,7 @@ struct Encoding {
   ElementType element = ElementType::bf16;
   ScaleRule rule = ScaleRule::none;
   ScaleType scale_type = ScaleType::fp32;
+  bool by_caller = false;      // an encoder of the caller's writes the rows, which are bytes here
   bool row_scale = false;      // a further fp32 scale for each row, a part of its own
   bool scale_columns = false;  // scales are [blocks, leading dimension] instead of [rows, blocks]
   bool scale_tiles = false;    // scales are in tiles of 128 rows x 4 blocks
@@ -51,7 +52,7 @@ struct Encoding {
 Encoding encoding_of(const Format& format);
 
 // The last enumerator: kinds from bf16 to it are known.
-inline constexpr FormatKind kLastFormatKind = FormatKind::nvfp4;
+inline constexpr FormatKind kLastFormatKind = FormatKind::registered;
 
 // The format's name without its options.
 const char* to_string(FormatKind kind);

@@ -9,6 +9,7 @@
 #include "ferry/error.hpp"
 #include "format/encoding.hpp"
 #include "format/parts.hpp"
+#include "format/registry.hpp"
 
 namespace ferry {
 namespace {
@@ -18,7 +19,8 @@ constexpr std::string_view kRawPrefix = "raw:";
 [[noreturn]] void refuse(std::string_view name, std::string_view reason) {
   throw UsageError(str("format '", name, "': ", reason,
                        "; known: bf16, fp16, fp32, fp8[-columns][-pow2[-packed]], mxfp8 and mxfp4[-up|-ocp]"
-                       "[-columns|-tiles], nvfp4[-token][-columns|-tiles], raw:<bytes>[+<bytes>]..."));
+                       "[-columns|-tiles], nvfp4[-token][-columns|-tiles], raw:<bytes>[+<bytes>]..., and "
+                       "formats that the program has registered"));
 }
 
 std::int64_t parse_bytes(std::string_view name, std::string_view digits) {
@@ -136,6 +138,8 @@ std::string to_string(const Format& format) {
       return str("nvfp4", format.nvfp4_options.per_token ? "-token" : "",
                  format.nvfp4_options.column_major ? "-columns" : "",
                  format.nvfp4_options.tiles ? "-tiles" : "");
+    case FormatKind::registered:
+      return name_of_registered(format);
     case FormatKind::raw:
       break;
   }
@@ -155,6 +159,7 @@ Format parse_format(const std::string& name) {
   if (names(name, "mxfp4")) return parse_mx(name, "mxfp4", Format::mxfp4());
   if (names(name, "nvfp4")) return parse_nvfp4(name);
   if (name.starts_with(kRawPrefix)) return parse_raw(name);
+  if (const std::optional<Format> registered = find_registered(name)) return *registered;
   refuse(name, "unknown");
 }
 

@@ -3,6 +3,7 @@
 #include "base/text.hpp"
 #include "ferry/error.hpp"
 #include "format/encoding.hpp"
+#include "format/registry.hpp"
 
 namespace ferry {
 namespace {
@@ -58,7 +59,7 @@ PartList parts_of(const Format& format, std::int64_t hidden) {
   const auto add = [&list](const PartLayout& part) { list.part[list.count++] = part; };
   const Encoding encoding = encoding_of(format);
   if (encoding.element == ElementType::bytes) {
-    for (const std::int64_t bytes : format.part_bytes) {
+    for (const std::int64_t bytes : as_raw(format, hidden).part_bytes) {
       if (bytes > 0) add(row_part(bytes));
     }
     return list;
@@ -87,6 +88,13 @@ void check_format(const Format& format, std::int64_t hidden, DType input) {
                          static_cast<int>(kLastFormatKind)));
   }
   const Encoding encoding = encoding_of(format);
+  if (encoding.by_caller) {
+    if (hidden <= 0)
+      throw UsageError(str("format ", to_string(format), ": hidden = ", hidden, ", must be positive"));
+    as_raw(format, hidden);
+    return check_row_bytes(format, hidden, "before encoding", to_string(input),
+                           static_cast<int>(8 * bytes_of(input)));
+  }
   if (encoding.element == ElementType::bytes) return check_raw(format);
   if (!encoding.quantises() && input != dtype_of(encoding.element)) {
     throw UsageError(str("format ", to_string(format), " takes ", to_string(format),

@@ -8,6 +8,33 @@
 namespace ferry::capi_test {
 namespace {
 
+// The upper byte of each bf16 value.
+ferry_status first_byte_size(std::int32_t hidden, std::int64_t* part_bytes, void*) {
+  part_bytes[0] = hidden;
+  return FERRY_OK;
+}
+
+ferry_status take_first_bytes(const ferry_encoder_call* call, void* user) {
+  for (std::int64_t row = 0; row < call->rows; ++row) {
+    const auto* from = static_cast<const unsigned char*>(call->tokens) + row * call->stride;
+    auto* to = static_cast<unsigned char*>(call->parts[0]) + row * call->part_strides[0];
+    for (int column = 0; column < call->hidden; ++column) to[column] = from[2 * column + 1];
+  }
+  return user == nullptr && call->type == FERRY_BF16 && call->part_bytes[0] == call->hidden ? FERRY_OK
+                                                                                            : FERRY_OTHER;
+}
+
+ferry_format registered_in_c() {
+  ferry_encoder encoder{};
+  encoder.size = sizeof encoder;
+  encoder.part_bytes = first_byte_size;
+  encoder.on_host = take_first_bytes;
+  ferry_format format{};
+  if (ferry_register_format("first_bytes", &encoder, &format) != FERRY_OK)
+    throw std::runtime_error(ferry_last_error());
+  return format;
+}
+
 struct FormatCase {
   const char* name;
   ferry_format c;
@@ -43,6 +70,7 @@ const FormatCase kFormats[] = {
      DType::bf16},
     {"nvfp4_tiles", {FERRY_FORMAT_NVFP4, FERRY_SCALE_TILES, {}}, Format::nvfp4({.tiles = true}), DType::bf16},
     {"raw", {FERRY_FORMAT_RAW, 0, {64, 16}}, Format::raw({64, 16}), DType::bf16},
+    {"registered", registered_in_c(), parse_format("first_bytes"), DType::bf16},
 };
 
 class DispatchByFormat : public testing::TestWithParam<std::tuple<int, FormatCase>> {};

@@ -39,7 +39,9 @@ def functions_of(header, name):
 FIELDS = [
     ("Config", ["ferry_config"], {"placement": "expert_rank", "own_receive_buffers": "external_receive_buffers",
                                   "check_calls": "manual_check"}),
-    ("Format", ["ferry_format"], {"fp8": "flags", "mx": "flags", "nvfp4_options": "flags"}),
+    ("Format", ["ferry_format"], {"fp8": "flags", "mx": "flags", "nvfp4_options": "flags", "registered": "flags"}),
+    ("EncoderCall", ["ferry_encoder_call"], {}),
+    ("Encoder", ["ferry_encoder"], {}),
     ("Sizes", ["ferry_sizes"], {}),
     ("Tokens", ["ferry_tokens", "ferry_dispatch_args"], {}),
     ("ReceiveBuffers", ["ferry_receive_buffers", "ferry_more_receive_buffers"], {}),

@@ -111,7 +111,6 @@ void require_refused_whole(const std::string& words, GuardedBuffer& memory, std:
 }
 
 TEST_P(Contract, GatheredAndScatteredRows) {
-  if (GetParam().over_device_engine()) GTEST_SKIP() << "not on device memory over an engine yet";
   const TestCase c = gather_case(small_case(1), 4);
   run(c.ranks, describe(c), [&](Rank rank) {
     SyncExchange exchange(rank, c.config);
@@ -124,7 +123,6 @@ TEST_P(Contract, GatheredAndScatteredRows) {
 }
 
 TEST_P(Contract, GatheredAndScatteredRowsOfRandomCounts) {
-  if (GetParam().over_device_engine()) GTEST_SKIP() << "not on device memory over an engine yet";
   for (const int ranks : {1, 2, 3, 8}) {
     const TestCase c = gather_case(small_case(static_cast<std::uint64_t>(ranks)), ranks);
     run(ranks, describe(c), [&](Rank rank) {
@@ -140,7 +138,6 @@ TEST_P(Contract, GatheredAndScatteredRowsOfRandomCounts) {
 }
 
 TEST_P(Contract, RefusedGathersWriteNothing) {
-  if (GetParam().over_device_engine()) GTEST_SKIP() << "not on device memory over an engine yet";
   const TestCase c = gather_case(small_case(3), 3);
   run(c.ranks, describe(c), [&](Rank rank) {
     SyncExchange exchange(rank, c.config);

@@ -144,5 +144,41 @@ TEST_F(CudaGather, AnInvalidCountGathersNothingAndIsReported) {
   });
 }
 
+// Over an engine the host reads the count, so the call itself refuses a wrong one, on every rank.
+TEST_F(CudaGather, CountsInDeviceMemoryOverAnEngine) {
+  TestCase c = gather_case(3, 3);
+  for (const contract::Setup& setup : device_collective_setups()) {
+    setup.choose_backend(c.config);
+    run_ranks(setup, c.ranks, describe(c), [&](Rank rank) {
+      ferry::Exchange exchange(rank, c.config);
+      const auto me = static_cast<std::size_t>(rank.index());
+      const std::int64_t row_bytes = 2 * c.config.hidden, room = c.ranks * kMostRows;
+      const TestStream stream;
+      const Stream on{stream.get()};
+      for (std::uint64_t number = 0; number < 4; ++number) {
+        const DeviceSet set(make_set(c.seed + number, c.ranks, c.config.hidden), me, row_bytes);
+        const DeviceBytes gathered(room * row_bytes), sums(kMostRows * row_bytes);
+        exchange.all_gather_v(set.rows.data(), kMostRows, row_bytes, gathered.data(), room, 0, on,
+                              set.count.as<std::int32_t>());
+        exchange.reduce_scatter_v(set.addends.data(), room, DType::bf16, sums.data(), kMostRows, 0, on,
+                                  set.count.as<std::int32_t>());
+        exchange.synchronize(0, on);
+        require(gathered.to_host() == set.gathered.to_host(), "other rows than expected");
+        require(sums.to_host() == set.sums.to_host(), "other sums than expected");
+        const DeviceBytes wrong(bytes_of_values(std::vector<std::int32_t>{me == 1 ? 5 : 2}));
+        try {
+          exchange.all_gather_v(set.rows.data(), 4, 16, gathered.data(), room, 0, on,
+                                wrong.as<std::int32_t>());
+          require(false, "no error for 5 rows of at most 4");
+        } catch (const UsageError& error) {
+          require(std::string(error.what()).find("a count of 5 in device memory on rank 1, must be 0 to 4") !=
+                      std::string::npos,
+                  error.what());
+        }
+      }
+    });
+  }
+}
+
 }  // namespace
 }  // namespace ferry::contract

@@ -1,6 +1,8 @@
 // A program for mpirun: a rank of a group on the backend `collective` over MPI stalls, throws or is killed.
-// The argument says which. The others print the error that they got.
+// The argument says which. The others print the error that they got. With `lose DIRECTORY VICTIM` all ranks
+// make steps until a rank or a link is lost, and write the error to files.
 #include <csignal>
+#include <fstream>
 #include <iostream>
 #include <stdexcept>
 #include <string>
@@ -88,14 +90,49 @@ void run_rank(const Rank& rank, const std::string& how) {
   }
 }
 
+// As mpi_ranks does with barriers: marks that round 20 has begun, in which the rank `victim` (-1: none) is
+// killed, and writes the error, and how long the last step took.
+void lose_a_rank(const Rank& rank, const std::string& directory, int victim) {
+  constexpr double kStepDeadline = 2;  // as namespaces_test.py has it
+  Exchange exchange(rank, {.experts = rank.size(),
+                           .top_k = 1,
+                           .hidden = kHidden,
+                           .max_tokens = kTokens,
+                           .backend = BackendKind::collective,
+                           .format = Format::fp32(),
+                           .combine_type = DType::fp32,
+                           .deadline = kStepDeadline});
+  Stopwatch last;
+  std::string text;
+  try {
+    for (int round = 0;; ++round) {
+      if (round == 20) std::ofstream(str(directory, "/started.", rank.index()));
+      if (round == 20 && rank.index() == victim) std::raise(SIGKILL);
+      sleep_seconds(0.01);
+      last = {};
+      step(exchange);
+    }
+  } catch (const Error& error) {
+    text = str(to_string(error.code()), ": ", error.what());
+  }
+  std::ofstream(str(directory, "/error.", rank.index())) << last.seconds() << " " << text << std::endl;
+  sleep_seconds(5);  // mpirun may end the others when it sees one exit
+}
+
 }  // namespace
 }  // namespace ferry::test
 
 int main(int argc, char** argv) {
   try {
-    if (argc != 2)
-      throw std::invalid_argument("one argument is needed: stall, throw, kill or kill_in_program");
-    ferry::Group::mpi().run([&](const ferry::Rank& rank) { ferry::test::run_rank(rank, argv[1]); });
+    const bool loses = argc == 4 && std::string(argv[1]) == "lose";
+    if (argc != 2 && !loses) {
+      throw std::invalid_argument(
+          "needed: stall, throw, kill or kill_in_program, or lose with a folder and a rank");
+    }
+    ferry::Group::mpi().run([&](const ferry::Rank& rank) {
+      loses ? ferry::test::lose_a_rank(rank, argv[2], std::stoi(argv[3]))
+            : ferry::test::run_rank(rank, argv[1]);
+    });
   } catch (const std::exception& error) {
     std::cerr << error.what() << "\n";
     return 1;

@@ -217,7 +217,7 @@ TEST(CheckFormat, RefusesWithTheNumbers) {
   EXPECT_EQ(refusal(Format::fp8_e4m3({.packed = true}), 64, DType::bf16),
             "format fp8-packed: packed scales must be powers of two: set power_of_two too");
   EXPECT_EQ(refusal({.kind = static_cast<FormatKind>(9)}, 64, DType::bf16),
-            "format: kind 9 is unknown, must be 0 to 7");
+            "format: kind 9 is unknown, must be 0 to 8");
 }
 
 TEST(CheckFormat, RefusesRawSizes) {

@@ -151,6 +151,30 @@ class GatherRun {
     }
   }
 
+  // What a rank adds over an engine: a block of `count` values from each, all or some at any address.
+  void add(std::int64_t count, DType type, bool aligned) {
+    std::vector<oracle::Bytes> values;
+    std::vector<Buffer> from;
+    for (int r = 0; r < ranks_; ++r) {
+      values.push_back(random_rows(type, count));
+      const bool shifted = !aligned && r == ranks_ - 1;
+      from.emplace_back(values.back(), count * bytes_of(type), shifted ? bytes_of(type) : 0);
+    }
+    Buffer to({}, count * bytes_of(type), 0);
+    AddedBlocks call{};
+    for (Buffer& each : from) call.block[call.members++] = each.data();
+    call.out = to.data();
+    call.bytes = count * bytes_of(type);
+    on_host::Grid grid(random_());
+    grid.add(1 + static_cast<unsigned>(random_() % 3), kGatherThreads, [&](unsigned) {
+      type == DType::bf16   ? add_blocks<DType::bf16>(call)
+      : type == DType::fp16 ? add_blocks<DType::fp16>(call)
+                            : add_blocks<DType::fp32>(call);
+    });
+    grid.run();
+    EXPECT_TRUE(to.holds(oracle::scattered_sums(values, type, 1, 0, count)));
+  }
+
   // No call has left a trace but its numbers, and all ranks have used up the same.
   void expect_idle() {
     for (int r = 0; r < ranks_; ++r) {
@@ -218,6 +242,18 @@ TEST(GatherKernel, AddsInRankOrder) {
   calls.scatter({0, 0, 0}, DType::fp32, 0);
   calls.gather({2, 0, 9}, 8);
   calls.expect_idle();
+}
+
+TEST(GatherKernel, AddsBlocksThatAnEngineHasBrought) {
+  for (const int ranks : {1, 3}) {
+    GatherRun calls(seed_for(13), ranks);
+    for (const DType type : {DType::bf16, DType::fp16, DType::fp32}) {
+      for (const std::int64_t count : {1, 37, 5000}) {
+        calls.add(count, type, true);
+        calls.add(count, type, false);
+      }
+    }
+  }
 }
 
 TEST(GatherKernel, SubGroupsKeepToThemselves) {

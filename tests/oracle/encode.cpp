@@ -151,6 +151,7 @@ std::vector<PartShape> part_shapes(const Format& format, std::int64_t hidden, st
       return shapes;
     }
     case FormatKind::raw:
+    case FormatKind::registered:
       break;
   }
   std::vector<PartShape> shapes;

@@ -123,17 +123,44 @@ def check_cut_link(options, agent, network, directory):
         job.kill()
 
 
+def check_killed_rank_in_steps(options, agent, network, directory):
+    """The same in dispatch and combine, in two hops over the engine `mpi`."""
+    job = Job(options, agent, network, directory, "lose", directory, RANKS - 1, program=options.faults)
+    try:
+        for rank, text in survivors_errors(directory, range(RANKS - 1)):
+            if rank == RANKS - 2:
+                assert "peer lost: " in text and f"rank {RANKS - 1} (process " in text, text
+                assert float(text.split()[0]) < 1, text
+            else:
+                assert re.search(r"^\S+ (timeout|peer lost): .*(dispatch|combine)", text), f"rank {rank}: {text}"
+    finally:
+        job.kill()
+
+
+def check_cut_link_in_steps(options, agent, network, directory):
+    job = Job(options, agent, network, directory, "lose", directory, -1, program=options.faults)
+    try:
+        wait_for_files(directory, [f"started.{rank}" for rank in range(RANKS)], 30)
+        ip("-n", host(HOSTS - 1), "link", "set", f"fi{os.getpid()}.{HOSTS - 1}", "down")
+        for rank, text in survivors_errors(directory, range(RANKS)):
+            assert re.search(r"^\S+ timeout: .*(dispatch|combine)", text), f"rank {rank}: {text}"
+    finally:
+        job.kill()
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--program", required=True, type=pathlib.Path)
     parser.add_argument("--module", required=True, type=pathlib.Path)
     parser.add_argument("--contract", type=pathlib.Path, help="the contract suite on MPI")
+    parser.add_argument("--faults", type=pathlib.Path, help="ranks that make steps until one is lost")
     parser.add_argument("--ferry", type=pathlib.Path, help="the command-line program")
     options = parser.parse_args()
     if reason := why_not():
         print(f"skipped: {reason}")
         return SKIPPED
     checks = [check_gather, check_killed_rank, check_cut_link]
+    checks += [check_killed_rank_in_steps, check_cut_link_in_steps] if options.faults else []
     checks += [check_contract] if options.contract else []
     checks += [check_run] if options.ferry else []
     for check in checks:

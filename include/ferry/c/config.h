@@ -59,7 +59,8 @@ enum {
   FERRY_FORMAT_MXFP8 =
       6,  ///< quantised by dispatch to e4m3, with one 8-bit exponent for each block of 32 columns
   FERRY_FORMAT_MXFP4 = 7,  ///< the same to e2m1, two values to a byte, the even column in the low four bits
-  FERRY_FORMAT_NVFP4 = 8   ///< to e2m1, with an e4m3 scale for each block of 16 columns: ferry::Nvfp4Options
+  FERRY_FORMAT_NVFP4 = 8,  ///< to e2m1, with an e4m3 scale for each block of 16 columns: ferry::Nvfp4Options
+  FERRY_FORMAT_REGISTERED = 9  ///< of an encoder of the caller's: see ferry_register_format()
 };
 
 /// How the scales of a format that quantises are computed and stored: flags.
@@ -74,8 +75,8 @@ enum {
 };
 
 typedef struct ferry_format {
-  int32_t kind;                         ///< FERRY_FORMAT_...
-  uint32_t flags;                       ///< of the scales; 0 for formats without scales
+  int32_t kind;    ///< FERRY_FORMAT_...
+  uint32_t flags;  ///< of the scales; registered: the format's number in this process; otherwise 0
   int64_t part_bytes[FERRY_MAX_PARTS];  ///< raw only: bytes a row of each part, multiples of 16; 0: no part
 } ferry_format;
 

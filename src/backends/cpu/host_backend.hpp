@@ -24,7 +24,7 @@ class HostBackend : public Backend, private GatherOperations {
   DispatchCounts dispatch_counts(const Ids& ids, std::int32_t tokens, int lane, Stream) override;
   const StepMetadata* metadata(const MetadataCall& call, Stream) override;
   const void* received_rows(int lane) const override;
-  GatherOperations* gather_operations() override { return this; }
+  GatherOperations& gather_operations() override { return *this; }
   void refuse(Operation operation, int lane, const Error& error, Stream) noexcept override;
   CallDiagnostics take_diagnostics(int lane) override;
   LoadCounts load_counts() const override;

@@ -69,7 +69,7 @@ class ReferenceBackend final : public Backend, private GatherOperations {
     return lanes_[call.lane].metadata(call.count);
   }
   const void* received_rows(int lane) const override { return lanes_[lane].received_rows(); }
-  GatherOperations* gather_operations() override { return this; }
+  GatherOperations& gather_operations() override { return *this; }
   void refuse(Operation operation, int lane, const Error& error, Stream) noexcept override {
     if (lane >= 0 && lane < context_.config.lanes) lanes_[lane].refuse(operation, error);
   }

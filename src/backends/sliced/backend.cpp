@@ -15,7 +15,7 @@ class SlicedBackend : public Backend, private GatherOperations {
   SlicedBackend(const Rank& rank, const Config& config, std::unique_ptr<Backend> inner)
       : inner_(std::move(inner)),
         context_{
-            .rank = rank, .config = config, .inner = inner_.get(), .gather = inner_->gather_operations()} {
+            .rank = rank, .config = config, .inner = inner_.get(), .gather = &inner_->gather_operations()} {
     for (int lane = 0; lane < config.lanes; ++lane) lanes_.emplace_back(context_, lane);
   }
 
@@ -50,7 +50,7 @@ class SlicedBackend : public Backend, private GatherOperations {
     return inner_->metadata(call, stream);
   }
   const void* received_rows(int) const override { return nullptr; }  // only read with dot_rows
-  GatherOperations* gather_operations() override { return this; }
+  GatherOperations& gather_operations() override { return *this; }
   void refuse(Operation operation, int lane, const Error& error, Stream stream) noexcept override {
     inner_->refuse(operation, lane, error, stream);
   }

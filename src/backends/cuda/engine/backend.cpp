@@ -75,7 +75,15 @@ class EngineBackend final : public CudaBackend {
                [&] { return engine_lane(call.lane).metadata(call, stream); });
   }
 
-  GatherOperations* gather_operations() override { return nullptr; }
+  std::int64_t all_gather_v(const AllGatherCall& call, Stream stream) override {
+    run(Operation::all_gather_v, FaultPoint::gather_begin, call.lane, stream,
+        [&] { engine_lane(call.lane).all_gather_v(call, stream); });
+    return -1;
+  }
+  void reduce_scatter_v(const ReduceScatterCall& call, Stream stream) override {
+    run(Operation::reduce_scatter_v, FaultPoint::gather_begin, call.lane, stream,
+        [&] { engine_lane(call.lane).reduce_scatter_v(call, stream); });
+  }
   void refuse(Operation operation, int lane, const Error& error, Stream) noexcept override {
     if (lane >= 0 && lane < exchange_.config.lanes) engine_lane(lane).refuse(operation, error);
   }

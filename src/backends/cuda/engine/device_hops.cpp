@@ -74,6 +74,7 @@ void DeviceHops::copy(void* to, const void* from, std::int64_t bytes) const {
 void DeviceHops::reserve(Outgoing messages) {
   const ScopedDevice device(exchange_.device);
   DeviceMessages::reserve(std::move(messages));
+  if (straight_) return;
   table_.assign(at(ranks_), 0);
   received_.assign(at(ranks_), 0);
   incoming_.assign(at(ranks_), nullptr);
@@ -87,6 +88,7 @@ void DeviceHops::reserve(Outgoing messages) {
 }
 
 FollowingMessages DeviceHops::announce(int peer, std::int64_t* table) const {
+  if (straight_) return DeviceMessages::announce(peer, table);
   if (!has_messages()) return {};
   std::int64_t most = 0;
   for (int rank = 0; rank < ranks_; ++rank) {
@@ -110,6 +112,7 @@ void DeviceHops::transfer(const Blocks& sent, const Blocks& received, const Foll
 
 void DeviceHops::exchange(std::uint64_t call, const std::function<FollowingMessages(int peer)>& following,
                           const Tables& table, const Wire& wire) {
+  if (straight_) return DeviceMessages::exchange(call, following, table, wire);
   const ScopedDevice device(exchange_.device);
   Following first;
   for (int peer = 0; peer < ranks_; ++peer) {

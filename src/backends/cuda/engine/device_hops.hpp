@@ -35,10 +35,12 @@ class DeviceHops final : public collective::DeviceMessages {
 
   void clear() override {
     DeviceMessages::clear();
-    in_second_hop_ = false;
+    in_second_hop_ = straight_ = false;
   }
   // Before reserve().
   void start(const Kind& kind) { kind_ = kind; }
+  // In its place: the messages of this call go straight to their ranks, as with one hop.
+  void start_straight() { straight_ = true; }
   // Packs what goes to other nodes, and waits for it. What is sent must have been stored.
   void reserve(Outgoing messages) override;
 
@@ -109,7 +111,7 @@ class DeviceHops final : public collective::DeviceMessages {
 
   // The current call.
   Kind kind_{};
-  bool in_second_hop_ = false;
+  bool in_second_hop_ = false, straight_ = false;
   Blocks first_;                        // sent in the first hop
   std::vector<std::int64_t> table_;     // [R] bytes for each rank in the block for its first stop
   std::vector<std::int64_t> payloads_;  // [nodes] in the bundle for it

@@ -13,13 +13,14 @@
 #include "plan/shapes.hpp"
 
 namespace ferry::cuda {
-namespace {
 
 void copy_async(void* to, const void* from, std::int64_t bytes, Stream stream) {
   if (bytes == 0) return;
   check(cudaMemcpyAsync(to, from, static_cast<std::size_t>(bytes), cudaMemcpyDefault, handle_of(stream)),
         "copy for an engine");
 }
+
+namespace {
 
 // `rows` rows of `bytes`.
 void copy_rows_async(void* to, std::int64_t to_stride, const void* from, std::int64_t from_stride,
@@ -134,6 +135,14 @@ void EngineLane::describe(const Stored& stored) {
   reserve(stored, messages);
 }
 
+// For received rows.
+std::byte* EngineLane::room_for(std::int64_t bytes) {
+  if (bytes <= layout().received_rows * layout().row_bytes) return memory() + layout().row_inbox;
+  const ScopedDevice device(exchange_.device);
+  if (more_rows_.bytes() < bytes) more_rows_ = TransferMemory(bytes, exchange_, communicator_);
+  return more_rows_.data();
+}
+
 void EngineLane::reserve(const Stored& stored, const std::vector<std::int64_t>& messages) {
   const EngineLayout& to = layout();
   collective::DeviceMessages::Outgoing out{.message_bytes = stored.message_bytes,
@@ -151,12 +160,7 @@ void EngineLane::reserve(const Stored& stored, const std::vector<std::int64_t>& 
     row_end += bytes;
   }
   if (stored.packed) {
-    out.room_for = [this](std::int64_t bytes) {
-      if (bytes <= layout().received_rows * layout().row_bytes) return memory() + layout().row_inbox;
-      const ScopedDevice device(exchange_.device);
-      if (more_rows_.bytes() < bytes) more_rows_ = TransferMemory(bytes, exchange_, communicator_);
-      return more_rows_.data();
-    };
+    out.room_for = [this](std::int64_t bytes) { return room_for(bytes); };
   } else {
     out.receive = memory() + to.inbox + to.header_bytes;
     out.slot_bytes = to.block_bytes;

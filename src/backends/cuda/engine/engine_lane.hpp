@@ -13,6 +13,9 @@
 
 namespace ferry::cuda {
 
+// Enqueues a copy between any memory of the host and the device.
+void copy_async(void* to, const void* from, std::int64_t bytes, Stream stream);
+
 // A call is: begin, the kernel of the send phase, copies of its call headers to the host; then, in the thread
 // of the exchange, the wait for that kernel, the blocks and the messages; then copies of the peers' headers
 // to the device and the kernel of the receive phase. Call headers travel in the blocks, so the host knows how
@@ -33,6 +36,9 @@ class EngineLane {
   void route_values(const float* values, const Plan& plan, float* row_values, Stream stream);
   DispatchCounts dispatch_counts(const Ids& ids, std::int32_t tokens, Stream stream);
   const StepMetadata* metadata(const MetadataCall& call, Stream stream);
+  // engine_gather.cpp
+  void all_gather_v(const AllGatherCall& call, Stream stream);
+  void reduce_scatter_v(const ReduceScatterCall& call, Stream stream);
   void refuse(Operation operation, const Error& error) noexcept { call_.refuse(operation, error); }
 
   void add_wire(WireCounts& counts) const { counts_.add_to(counts); }
@@ -58,6 +64,13 @@ class EngineLane {
     StepMetadata metadata;
   };
 
+  // Of all_gather_v and reduce_scatter_v.
+  struct GatherTermsOfCall;
+  struct GatherBlock {
+    const std::byte* data;
+    std::int64_t bytes;
+  };
+
   int me() const { return exchange_.me(); }
   int ranks() const { return exchange_.rank.size(); }
   const EngineLayout& layout() const { return *exchange_.engine; }
@@ -73,12 +86,21 @@ class EngineLane {
   void fetch_headers(Stream stream);
   void post(bool split, std::optional<Stored> stored, Stream stream);
   void describe(const Stored& stored);
+  std::byte* room_for(std::int64_t bytes);
   void reserve(const Stored& stored, const std::vector<std::int64_t>& messages);
   Stored by_plan(const Plan& plan, std::int64_t part_bytes) const;
   void wait();
   void deliver(Stream stream);
   void deliver_headers(Stream stream);
   void clear_missing(Stream stream);
+  std::int64_t count_of(Operation operation, std::int64_t count, const std::int32_t* device_count,
+                        Stream stream);
+  std::vector<GatherTermsOfCall> exchange_terms(Operation operation, const GatherTermsOfCall& mine,
+                                                const CallOption& same_everywhere);
+  std::int64_t gather_round_bytes() const;
+  template <class Receive>
+  void send_in_rounds(Operation operation, const std::vector<GatherBlock>& blocks, std::int64_t largest,
+                      Stream stream, Receive receive);
   void send_weights(const CombineCall& call, Stream stream);
 
   const ExchangeState& exchange_;
@@ -92,7 +114,7 @@ class EngineLane {
   PinnedMemory scalars_;                        // Scalars
   CudaEvent stored_;                            // the send phase has ended, and its headers are here
   LaneCounts counts_;
-  TransferMemory more_rows_;  // for rows that a damaged plan sends beyond what the inbox has room for
+  TransferMemory more_rows_;  // for rows beyond what the inbox has room for: damaged plans, tiny gathers
   std::vector<std::int32_t> tokens_, routes_;  // of the last dispatch_counts: [R], [L]
   collective::EngineCall call_;                // last: its destructor waits for a thread that uses the rest
 };

@@ -36,7 +36,7 @@ class CudaBackend : public Backend, protected GatherOperations {
                     Stream stream) override;
   DispatchCounts dispatch_counts(const Ids& ids, std::int32_t tokens, int lane, Stream stream) override;
   const StepMetadata* metadata(const MetadataCall& call, Stream stream) override;
-  GatherOperations* gather_operations() override { return this; }
+  GatherOperations& gather_operations() override { return *this; }
   void refuse(Operation operation, int lane, const Error& error, Stream stream) noexcept override;
   void synchronize(int lane, Stream stream) override;
   void raise_device_error(int lane) override;

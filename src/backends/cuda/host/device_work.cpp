@@ -7,6 +7,8 @@
 
 #include "backends/cuda/host/cuda_backend.hpp"
 #include "backends/cuda/memory/device_memory.hpp"
+#include "backends/cuda/operations/row_guards.hpp"
+#include "backends/cuda/runtime/blocking_copy.hpp"
 #include "backends/cuda/runtime/cuda_stream.hpp"
 #include "backends/cuda/runtime/current_device.hpp"
 #include "backends/cuda/runtime/driver.hpp"
@@ -26,6 +28,7 @@ class CudaDeviceWork final : public DeviceWork {
     streams_.clear();
     events_.clear();
     memory_.clear();
+    broken_ = DeviceMemory();
   }
 
   Stream make_stream() override {
@@ -74,7 +77,34 @@ class CudaDeviceWork final : public DeviceWork {
     return status != cudaStreamCaptureStatusNone;
   }
 
+  void prepare_guards(int lanes) override {
+    const ScopedDevice device(device_);
+    broken_ = DeviceMemory(lanes * static_cast<std::int64_t>(sizeof(unsigned long long)));
+  }
+  void fill_guards(const GuardedRows& rows, int value, Stream stream) override {
+    if (rows.guard_bytes == 0 || rows.rows == 0) return;
+    const ScopedDevice device(device_);
+    launch_fill_guards({rows, value, 0, nullptr}, handle_of(stream));
+  }
+  void check_guards(const GuardedRows& rows, int value, int lane, int part, Stream stream) override {
+    if (rows.guard_bytes == 0 || rows.rows == 0) return;
+    const ScopedDevice device(device_);
+    launch_check_guards({rows, value, part, broken_of(lane)}, handle_of(stream));
+  }
+  std::optional<BrokenGuard> take_broken_guard(int lane) override {
+    const ScopedDevice device(device_);
+    unsigned long long number = 0;
+    copy_blocking(&number, broken_of(lane), sizeof number);
+    if (number == 0) return std::nullopt;
+    const unsigned long long none = 0;
+    copy_blocking(broken_of(lane), &none, sizeof none);
+    return broken_guard(number);
+  }
+
  private:
+  unsigned long long* broken_of(int lane) const {
+    return reinterpret_cast<unsigned long long*>(broken_.data()) + lane;
+  }
   const CudaEvent& event(int number) const { return events_[static_cast<std::size_t>(number)]; }
 
   int device_;
@@ -82,6 +112,7 @@ class CudaDeviceWork final : public DeviceWork {
   std::deque<CudaStream> streams_;
   std::deque<CudaEvent> events_;
   std::deque<DeviceMemory> memory_;
+  DeviceMemory broken_;  // a number_of() BrokenGuard for each lane, or 0
 };
 
 }  // namespace

@@ -290,6 +290,24 @@ void Lane::reduce_scatter_v(const ReduceScatterCall& call, Stream stream) {
   ++calls_;
 }
 
+void Lane::require_usable(const AllGatherCall& call) {
+  pointer_check_.require_usable("all_gather_v", pointers_of(call));
+}
+
+void Lane::require_usable(const ReduceScatterCall& call) {
+  pointer_check_.require_usable("reduce_scatter_v", pointers_of(call));
+}
+
+void Lane::add_blocks(std::span<const std::byte* const> blocks, DType type, void* sums, std::int64_t bytes,
+                      Stream stream) const {
+  AddedBlocks arguments{};
+  std::copy(blocks.begin(), blocks.end(), arguments.block);
+  arguments.members = static_cast<std::int32_t>(blocks.size());
+  arguments.out = static_cast<std::byte*>(sums);
+  arguments.bytes = bytes;
+  launch_add_blocks(arguments, type, {.blocks = shape(0).blocks}, handle_of(stream));
+}
+
 void Lane::refuse(Operation operation, const Error& error, Stream stream) {
   const RefusalArguments arguments{.lane = view_, .operation = operation, .refusal = ErrorRecord::of(error)};
   if (streams_.other_rank_on(stream, calls_ + 1) < 0) {

@@ -100,6 +100,12 @@ class Lane {
   // The same, where a combine adds by node: adds what has been found. Before combine_receive().
   void add_on_nodes(Stream stream);
   bool adds_by_node() const;
+  // Over an engine: checks the memory of a call. Before its rows travel.
+  void require_usable(const AllGatherCall& call);
+  void require_usable(const ReduceScatterCall& call);
+  // The same: adds `blocks`, one for each rank of a sub-group, of values of `type`.
+  void add_blocks(std::span<const std::byte* const> blocks, DType type, void* sums, std::int64_t bytes,
+                  Stream stream) const;
   // The same, as a relay: `out` gets the sums of the `rows` for one source rank, `count`, in pinned memory,
   // how many there are.
   void add_for_relay(std::span<const ArrivedRows> rows, std::byte* out, std::int32_t* count,

@@ -9,7 +9,6 @@
 #include "format/encoding.hpp"
 #include "format/parts.hpp"
 #include "layout/device_message.hpp"
-#include "plan/shapes.hpp"
 
 namespace ferry::cuda {
 namespace {

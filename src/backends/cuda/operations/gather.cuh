@@ -232,9 +232,10 @@ class GatherBlock {
   GatherState& state_;
 };
 
-// [block] Adds 16 bytes of each member's block at byte `at`, in rank order.
-template <DType kType, class Addend>
-__device__ __forceinline__ uint4 sum_of_vectors(const GatherArguments& call, Addend addend, std::int64_t at) {
+// [thread] Adds 16 bytes of each member's block at byte `at`, in rank order. `Call`: GatherArguments or
+// AddedBlocks.
+template <DType kType, class Call, class Addend>
+__device__ __forceinline__ uint4 sum_of_vectors(const Call& call, Addend addend, std::int64_t at) {
   float sum[kPerAccess<kType>] = {};
   for (int member = call.first; member < call.first + call.members; ++member) {
     float value[kPerAccess<kType>];
@@ -246,9 +247,8 @@ __device__ __forceinline__ uint4 sum_of_vectors(const GatherArguments& call, Add
 }
 
 // [thread] The same for one value.
-template <DType kType, class Addend>
-__device__ __forceinline__ void sum_value(const GatherArguments& call, Addend addend, std::int64_t at,
-                                          std::byte* to) {
+template <DType kType, class Call, class Addend>
+__device__ __forceinline__ void sum_value(const Call& call, Addend addend, std::int64_t at, std::byte* to) {
   float sum = 0;
   for (int member = call.first; member < call.first + call.members; ++member) {
     const std::byte* const from = addend(member) + at;
@@ -267,6 +267,19 @@ __device__ __forceinline__ void sum_value(const GatherArguments& call, Addend ad
   }
 }
 
+// [block] Adds the first `bytes` of the members' blocks, and those up to `whole` by 16.
+template <DType kType, class Call, class Addend>
+__device__ __forceinline__ void sum_blocks(const Call& call, Addend addend, std::byte* to, std::int64_t bytes,
+                                           std::int64_t whole) {
+  const std::int64_t thread = threadIdx.x + std::int64_t{kGatherThreads} * blockIdx.x,
+                     threads = std::int64_t{kGatherThreads} * gridDim.x;
+  for (std::int64_t at = 16 * thread; at < whole; at += 16 * threads)
+    *reinterpret_cast<uint4*>(to + at) = sum_of_vectors<kType>(call, addend, at);
+  const std::int64_t width = value_bytes(kType);
+  for (std::int64_t at = whole + width * thread; at < bytes; at += width * threads)
+    sum_value<kType>(call, addend, at, to);
+}
+
 // [block] Adds what has arrived in the current round to this rank's sums.
 template <DType kType>
 __device__ void add_blocks(const GatherArguments& call, const GatherBlock& block) {
@@ -276,14 +289,17 @@ __device__ void add_blocks(const GatherArguments& call, const GatherBlock& block
   std::byte* const to = call.out + begin;
   const auto addend = [&](int member) { return member == lane.rank ? own : block.received(member); };
   const auto both = reinterpret_cast<std::uintptr_t>(own) | reinterpret_cast<std::uintptr_t>(to);
-  const std::int64_t whole = both % 16 == 0 ? bytes / 16 * 16 : 0;
-  const std::int64_t thread = threadIdx.x + std::int64_t{kGatherThreads} * blockIdx.x,
-                     threads = std::int64_t{kGatherThreads} * gridDim.x;
-  for (std::int64_t at = 16 * thread; at < whole; at += 16 * threads)
-    *reinterpret_cast<uint4*>(to + at) = sum_of_vectors<kType>(call, addend, at);
-  const std::int64_t width = value_bytes(kType);
-  for (std::int64_t at = whole + width * thread; at < bytes; at += width * threads)
-    sum_value<kType>(call, addend, at, to);
+  sum_blocks<kType>(call, addend, to, bytes, both % 16 == 0 ? bytes / 16 * 16 : 0);
+}
+
+// [block] Adds blocks that lie in memory of this device.
+template <DType kType>
+__device__ void add_blocks(const AddedBlocks& call) {
+  const auto addend = [&](int member) { return call.block[member]; };
+  auto all = reinterpret_cast<std::uintptr_t>(call.out);
+  for (int member = 0; member < call.members; ++member)
+    all |= reinterpret_cast<std::uintptr_t>(call.block[member]);
+  sum_blocks<kType>(call, addend, call.out, call.bytes, all % 16 == 0 ? call.bytes / 16 * 16 : 0);
 }
 
 // [block] The whole call. `call` and `state`: in shared memory.

@@ -21,9 +21,19 @@ struct GatherArguments {
   const std::int32_t* device_count;  // or null
 };
 
+// Blocks of values that one rank adds, in this order. Over an engine, which has brought them.
+struct AddedBlocks {
+  const std::byte* block[kMaxRanks];
+  std::int32_t first = 0, members;
+  std::byte* out;
+  std::int64_t bytes;  // of a block
+};
+
 void launch_all_gather(const GatherArguments& arguments, const LaunchShape& shape, cudaStream_t stream);
 // `type`: of the values.
 void launch_reduce_scatter(const GatherArguments& arguments, DType type, const LaunchShape& shape,
                            cudaStream_t stream);
+void launch_add_blocks(const AddedBlocks& arguments, DType type, const LaunchShape& shape,
+                       cudaStream_t stream);
 
 }  // namespace ferry::cuda

@@ -40,7 +40,7 @@ class SlicedBackend final : public Backend, private GatherOperations {
         context_{.rank = rank,
                  .config = config,
                  .inner = inner_.get(),
-                 .gather = inner_->gather_operations(),
+                 .gather = &inner_->gather_operations(),
                  .blocks = cuda_.blocks_of_lane()} {
     for (int lane = 0; lane < config.lanes; ++lane) lanes_.emplace_back(context_, lane, cuda_.view_of(lane));
   }
@@ -80,7 +80,7 @@ class SlicedBackend final : public Backend, private GatherOperations {
     return inner_->metadata(call, stream);
   }
   const void* received_rows(int) const override { return nullptr; }  // only read with dot_rows
-  GatherOperations* gather_operations() override { return this; }
+  GatherOperations& gather_operations() override { return *this; }
   std::unique_ptr<DeviceWork> make_device_work() const override { return inner_->make_device_work(); }
   void refuse(Operation operation, int lane, const Error& error, Stream stream) noexcept override {
     const bool in_steps = operation == Operation::dispatch || operation == Operation::combine;

@@ -1,0 +1,179 @@
+// all_gather_v and reduce_scatter_v over an engine. Each is several calls of the engine: one in which the
+// ranks tell their counts, then one for each round of data. A round takes no more room than the rows of a
+// combine, in whose place it lies. In two hops it goes straight to its ranks too: no rank needs the rows that
+// it would pass on.
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "backends/cuda/engine/engine_lane.hpp"
+#include "backends/cuda/runtime/current_device.hpp"
+#include "base/text.hpp"
+#include "exchange/call_options.hpp"
+#include "exchange/gather.hpp"
+
+namespace ferry::cuda {
+namespace {
+
+// The bytes of a block that belong to the round from `begin` on.
+std::int64_t bytes_in_round(std::int64_t block_bytes, std::int64_t begin, std::int64_t round_bytes) {
+  return std::clamp<std::int64_t>(block_bytes - begin, 0, round_bytes);
+}
+
+}  // namespace
+
+// What a rank tells the others.
+struct EngineLane::GatherTermsOfCall {
+  GatherTerms terms;
+  // reduce_scatter_v: 1: `held` must be the sum of the counts. 0: the count was in device memory, so the rows
+  // are at least as many.
+  std::int64_t exact;
+
+  static std::vector<GatherTerms> of(const std::vector<GatherTermsOfCall>& all) {
+    std::vector<GatherTerms> terms;
+    for (const GatherTermsOfCall& each : all) terms.push_back(each.terms);
+    return terms;
+  }
+};
+
+// This rank's count. One in device memory is read when the work before it on the stream has ended.
+std::int64_t EngineLane::count_of(Operation operation, std::int64_t count, const std::int32_t* device_count,
+                                  Stream stream) {
+  if (device_count == nullptr) return count;
+  copy_async(&scalars().count, device_count, sizeof(std::int32_t), stream);
+  check(cudaStreamSynchronize(handle_of(stream)), "wait for a stream");
+  const std::int32_t found = scalars().count;
+  launch_or_refuse(operation, [&] {
+    if (found >= 0 && found <= count) return;
+    throw UsageError(str(to_string(operation), ": a count of ", found, " in device memory on rank ", me(),
+                         ", must be 0 to ", count));
+  });
+  return found;
+}
+
+// Tells every rank this rank's terms. Returns those of all ranks.
+std::vector<EngineLane::GatherTermsOfCall> EngineLane::exchange_terms(Operation operation,
+                                                                      const GatherTermsOfCall& mine,
+                                                                      const CallOption& same_everywhere) {
+  call_.begin(operation, {&same_everywhere, 1});
+  for (int peer = 0; peer < ranks(); ++peer) std::memcpy(call_.summary_to(peer), &mine, sizeof mine);
+  call_.post(false);
+  call_.wait();
+  std::vector<GatherTermsOfCall> all(at(ranks()));
+  for (int peer = 0; peer < ranks(); ++peer)
+    std::memcpy(&all[at(peer)], call_.summary_from(peer), sizeof mine);
+  return all;
+}
+
+// Of the block for one rank; the same on all ranks. Rows of a combine are never fewer than these.
+std::int64_t EngineLane::gather_round_bytes() const {
+  const std::int64_t most_sent = std::int64_t{ranks()} * lane_.view().max_tokens,
+                     rows = std::min(most_sent, layout().received_rows);
+  return std::max<std::int64_t>(rows * layout().row_bytes / ranks() / 16 * 16, 16);
+}
+
+// Sends a block to every rank, in rounds. `receive(begin, bytes_of_round, block_of)` enqueues the use of the
+// bytes from `begin` on: `block_of(source)` is where those from a rank lie, this rank's own too. `largest`:
+// bytes of the largest block of any pair.
+template <class Receive>
+void EngineLane::send_in_rounds(Operation operation, const std::vector<GatherBlock>& blocks,
+                                std::int64_t largest, Stream stream, Receive receive) {
+  const std::int64_t round_bytes = gather_round_bytes();
+  for (std::int64_t begin = 0; begin < largest; begin += round_bytes) {
+    call_.begin(operation, {});
+    collective::DeviceMessages::Outgoing out{
+        .message_bytes = 16,
+        .send = memory() + layout().row_outbox,
+        .bytes = std::vector<std::int64_t>(at(ranks()), 0),
+        .offsets = std::vector<std::int64_t>(at(ranks()), 0),
+        .receive = nullptr,
+        .slot_bytes = 0,
+        .room_for = [this](std::int64_t bytes) { return room_for(bytes); }};
+    std::int64_t end = 0;
+    const std::byte* packed = nullptr;  // what lies at the end of the outbox
+    std::int64_t packed_at = 0;
+    for (int peer = 0; peer < ranks(); ++peer) {
+      const GatherBlock& block = blocks[at(peer)];
+      const std::int64_t bytes = bytes_in_round(block.bytes, begin, round_bytes);
+      if (peer == me() || bytes == 0) continue;
+      // An all-gather has one block for all ranks.
+      if (block.data != packed) {
+        packed = block.data;
+        packed_at = end;
+        copy_async(memory() + layout().row_outbox + end, block.data + begin, bytes, stream);
+        end += bytes;
+      }
+      out.bytes[at(peer)] = bytes;
+      out.offsets[at(peer)] = packed_at;
+    }
+    stored_.record(handle_of(stream));
+    call_.post(false, [this, out = std::move(out)](const collective::EngineCall::Check& check_wait) {
+      stored_.wait(check_wait);
+      if (hops_ != nullptr) hops_->start_straight();
+      messages_->reserve(out);
+    });
+    call_.wait();
+    receive(begin, round_bytes, [&](int source) {
+      return source == me() ? blocks[at(me())].data + begin : messages_->incoming(source);
+    });
+  }
+}
+
+void EngineLane::all_gather_v(const AllGatherCall& call, Stream stream) {
+  const ScopedDevice device(exchange_.device);
+  launch_or_refuse(Operation::all_gather_v, [&] { lane_.require_usable(call); });
+  const std::int64_t count = count_of(Operation::all_gather_v, call.count, call.device_count, stream);
+  const std::vector<GatherTerms> all = GatherTermsOfCall::of(
+      exchange_terms(Operation::all_gather_v, {{count, call.capacity}, 0}, {"row_bytes", call.row_bytes}));
+  check_all_gather(all, call.sub_group);
+  const auto group = SubGroup::of(me(), call.sub_group, ranks());
+  std::vector<GatherBlock> blocks(at(ranks()), GatherBlock{nullptr, 0});
+  std::fill_n(blocks.begin() + static_cast<std::ptrdiff_t>(group.first), group.count,
+              GatherBlock{static_cast<const std::byte*>(call.rows), count * call.row_bytes});
+  send_in_rounds(Operation::all_gather_v, blocks, largest_count(all) * call.row_bytes, stream,
+                 [&](std::int64_t begin, std::int64_t round_bytes, auto block_of) {
+                   auto* out = static_cast<std::byte*>(call.gathered);
+                   for (std::size_t i = 0; i < group.count; ++i) {
+                     const std::int64_t block_bytes = all[group.first + i].count * call.row_bytes;
+                     const std::int64_t bytes = bytes_in_round(block_bytes, begin, round_bytes);
+                     if (bytes > 0)
+                       copy_async(out + begin, block_of(static_cast<int>(group.first + i)), bytes, stream);
+                     out += block_bytes;
+                   }
+                 });
+}
+
+void EngineLane::reduce_scatter_v(const ReduceScatterCall& call, Stream stream) {
+  const ScopedDevice device(exchange_.device);
+  launch_or_refuse(Operation::reduce_scatter_v, [&] { lane_.require_usable(call); });
+  const std::int64_t count = count_of(Operation::reduce_scatter_v, call.count, call.device_count, stream);
+  const std::vector<GatherTermsOfCall> told =
+      exchange_terms(Operation::reduce_scatter_v, {{count, call.total}, call.device_count == nullptr ? 1 : 0},
+                     type_option("type", call.type));
+  std::vector<GatherTerms> all = GatherTermsOfCall::of(told);
+  for (int rank = 0; rank < ranks(); ++rank) {
+    const std::int64_t sum = sum_of_counts(SubGroup::of(rank, call.sub_group, ranks()).terms(all));
+    if (told[at(rank)].exact == 0 && all[at(rank)].held >= sum) all[at(rank)].held = sum;
+  }
+  check_reduce_scatter(all, call.sub_group);
+  const auto group = SubGroup::of(me(), call.sub_group, ranks());
+  const std::int64_t row_bytes = exchange_.config.hidden * bytes_of(call.type);
+  const auto* rows = static_cast<const std::byte*>(call.rows);
+  std::vector<GatherBlock> blocks;
+  for (int peer = 0; peer < ranks(); ++peer) {
+    blocks.push_back({rows, group.holds(peer) ? all[at(peer)].count * row_bytes : 0});
+    rows += blocks.back().bytes;
+  }
+  std::vector<const std::byte*> addends(group.count);
+  send_in_rounds(Operation::reduce_scatter_v, blocks, largest_count(all) * row_bytes, stream,
+                 [&](std::int64_t begin, std::int64_t round_bytes, auto block_of) {
+                   const std::int64_t bytes = bytes_in_round(count * row_bytes, begin, round_bytes);
+                   if (bytes == 0) return;
+                   for (std::size_t i = 0; i < group.count; ++i)
+                     addends[i] = block_of(static_cast<int>(group.first + i));
+                   lane_.add_blocks(addends, call.type, static_cast<std::byte*>(call.sums) + begin, bytes,
+                                    stream);
+                 });
+}
+
+}  // namespace ferry::cuda

@@ -1,0 +1,28 @@
+// Guard bytes behind rows that an encoder of the caller's writes (test builds).
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "base/host_device.hpp"
+#include "exchange/device_work.hpp"
+
+namespace ferry::cuda {
+
+struct RowGuardArguments {
+  GuardedRows rows;
+  int value;                    // of every guard byte
+  int part;                     // of the rows
+  unsigned long long* written;  // largest BrokenGuard so far, as a number; 0: none
+};
+
+FERRY_HD constexpr unsigned long long number_of(const BrokenGuard& broken) {
+  return static_cast<unsigned long long>(broken.part) << 40 | static_cast<unsigned long long>(broken.row + 1);
+}
+FERRY_HD constexpr BrokenGuard broken_guard(unsigned long long number) {
+  return {static_cast<int>(number >> 40), static_cast<std::int64_t>(number & 0xFFFFFFFFFF) - 1};
+}
+
+void launch_fill_guards(const RowGuardArguments& arguments, cudaStream_t stream);
+void launch_check_guards(const RowGuardArguments& arguments, cudaStream_t stream);
+
+}  // namespace ferry::cuda

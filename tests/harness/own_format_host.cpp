@@ -1,0 +1,47 @@
+#include <cmath>
+#include <cstring>
+#include <stdexcept>
+
+#include "format/bf16.hpp"
+#include "harness/own_format.hpp"
+
+namespace ferry::contract {
+namespace {
+
+float value_at(const EncoderCall& call, std::int64_t row, int column) {
+  const auto* const at = static_cast<const std::byte*>(call.tokens) + row * call.stride;
+  if (call.type == DType::fp32) return reinterpret_cast<const float*>(at)[column];
+  return bf16_value(reinterpret_cast<const std::uint16_t*>(at)[column]);
+}
+
+void encode(const EncoderCall& call, std::int64_t row) {
+  float largest = 0;
+  for (int c = 0; c < call.hidden; ++c) largest = std::fmax(largest, std::fabs(value_at(call, row, c)));
+  const float scale = largest / 127;
+  auto* const values = static_cast<std::int8_t*>(call.parts[0]) + row * call.part_strides[0];
+  for (int c = 0; c < call.hidden; ++c)
+    values[c] =
+        scale == 0 ? std::int8_t{0} : static_cast<std::int8_t>(std::rint(value_at(call, row, c) / scale));
+  const float words[4] = {scale, 0, 0, 0};
+  std::memcpy(static_cast<std::byte*>(call.parts[1]) + row * call.part_strides[1], words, sizeof words);
+}
+
+}  // namespace
+
+Encoder own_encoder(Misbehaviour misbehaviour) {
+  Encoder encoder;
+  encoder.part_bytes = [misbehaviour](int hidden) {
+    return std::array<std::int64_t, kMaxParts>{hidden, misbehaviour == Misbehaviour::odd_part ? 20 : 16};
+  };
+  encoder.on_host = [misbehaviour](const EncoderCall& call) {
+    if (misbehaviour == Misbehaviour::throws) throw std::runtime_error("no row today");
+    for (std::int64_t row = 0; row < call.rows; ++row) {
+      encode(call, row);
+      if (misbehaviour == Misbehaviour::writes_past && row == 3)
+        static_cast<std::int8_t*>(call.parts[0])[row * call.part_strides[0] + call.hidden] = 1;
+    }
+  };
+  return encoder;
+}
+
+}  // namespace ferry::contract
