@@ -63,7 +63,6 @@ TEST_P(Contract, SixtyFourRanksInEightNodes) {
   c.reduction = Reduction::exact;
   c.weights_from = WeightsFrom::row_weights;
   add(c);
-  run_all();
 }
 
 TEST_P(Contract, PartialSumsByRankAndByNode) {

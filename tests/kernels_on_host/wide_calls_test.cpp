@@ -1,9 +1,9 @@
 // The kernels of groups of more than 32 ranks, run on the host: whole calls of all ranks, blocks in any
 // order, against the oracle.
-#include <gtest/gtest.h>
-
 #include "backends/cuda/device/ptx.cuh"  // first: the stand-in for CUDA
 //
+#include <gtest/gtest.h>
+
 #include "backends/cuda/dispatch/block_state.cuh"
 #include "backends/cuda/host/memory_layout.hpp"
 #include "exchange/configuration.hpp"
