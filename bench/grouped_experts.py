@@ -14,6 +14,7 @@ import triton.language as tl
 SCALED = 128  # columns of a scale
 ROWS, COLUMNS = 128, 64  # of a tile of the first product
 OUT_COLUMNS, DEPTH = 128, 64  # of a tile of the second
+STEP = 32  # the number of inner columns is a multiple of this
 INTERPRETED = "TRITON_INTERPRET" in os.environ
 
 
@@ -83,7 +84,8 @@ def down_kernel(inner_rows, down, offsets, out, groups, inner, weight_stride, ro
             weight_at = down + columns[None, :].to(tl.int64) * row_stride + depth[:, None]
             sums = tl.zeros((BM, BN), dtype=tl.float32)
             for block in range(tl.cdiv(inner, BK)):
-                values = tl.load(row_at + block * BK, mask=row_mask[:, None], other=0.0)
+                in_row = block * BK + depth < inner
+                values = tl.load(row_at + block * BK, mask=row_mask[:, None] & in_row[None, :], other=0.0)
                 weights = tl.load(weight_at + block * BK)
                 if INTERPRETED:
                     values = values.to(tl.float32)
@@ -119,7 +121,7 @@ class GroupedExperts:
         self.gate_scales, self.up_scales = scales(), scales()
 
     def set_inner(self, inner):
-        assert 0 < inner <= self.most_inner and inner % COLUMNS == 0 and inner % DEPTH == 0
+        assert 0 < inner <= self.most_inner and inner % STEP == 0
         self.inner = inner
 
     def run(self, received, inner_rows, out, blocks):

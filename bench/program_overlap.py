@@ -23,7 +23,7 @@ import traceback
 import ferry
 import torch
 import torch.distributed as dist
-from grouped_experts import COLUMNS, GroupedExperts
+from grouped_experts import STEP, GroupedExperts
 
 LAYER = """
 program moe
@@ -75,7 +75,7 @@ output y
 """
 
 ON_GPU = torch.cuda.is_available()
-HIDDEN, MOST_INNER, RATIO = (7168, 1024, 0.9) if ON_GPU else (256, 256, 0.9)
+HIDDEN, MOST_INNER, RATIO = (7168, 1024, 0.84) if ON_GPU else (256, 256, 0.84)
 LIMITS = (0, 8, 16, 24, 32)  # thread blocks of calls under experts; 0: half of the GPU
 QUICK_ROUNDS, ROUNDS, REPLAYS = (5, 31, 5) if ON_GPU else (1, 3, 1)
 
@@ -234,14 +234,14 @@ def choose_inner(layer, communication):
     def distance(inner):
         return abs(tried[inner] - RATIO * communication)
 
-    for inner in (COLUMNS, MOST_INNER // 2):
+    for inner in (2 * STEP, MOST_INNER // 2):
         measure(inner)
     for _ in range(4):
         near = sorted(tried, key=distance)[:2]
         (low, high), slope = sorted(near), 0
         slope = (tried[high] - tried[low]) / (high - low)
         wanted = low + (RATIO * communication - tried[low]) / slope if slope > 0 else low
-        inner = min(max(round(wanted / COLUMNS), 1), MOST_INNER // COLUMNS) * COLUMNS
+        inner = min(max(round(wanted / STEP), 1), MOST_INNER // STEP) * STEP
         if inner in tried:
             break
         measure(inner)

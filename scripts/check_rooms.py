@@ -43,8 +43,11 @@ ROOMS = {
     "backends/cuda/dispatch/kernels": "backends/cuda/device backends/cuda/dispatch",
     "backends/cuda/combine": "layout backends/cuda/runtime backends/cuda/device backends/cuda/protocol"
                              " backends/cuda/operations backends/cuda/dispatch",
+    "backends/cuda/two_hops": "base layout backends/cuda/runtime backends/cuda/device backends/cuda/protocol"
+                              " backends/cuda/transport backends/cuda/operations",
     "backends/cuda/host": "base format group layout exchange backends/cuda/runtime backends/cuda/memory backends/cuda/device"
-                          " backends/cuda/protocol backends/cuda/operations backends/cuda/dispatch backends/cuda/combine",
+                          " backends/cuda/protocol backends/cuda/operations backends/cuda/dispatch backends/cuda/combine"
+                          " backends/cuda/two_hops",
     "backends/cuda/sliced": "base exchange format plan backends/cuda/runtime backends/cuda/memory backends/cuda/device"
                             " backends/cuda/protocol backends/cuda/operations backends/cuda/host",
     "backends/cuda/engine": "base engine exchange group layout plan backends/collective backends/cuda/runtime"

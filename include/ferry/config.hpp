@@ -25,11 +25,11 @@ struct Config {
   EngineKind engine =
       EngineKind::automatic;  ///< collective: `nccl`, or the engine that the group must have brought
   MemoryKind memory = MemoryKind::automatic;  ///< of all arrays, which are the caller's
-  Hops hops = Hops::automatic;  ///< results do not depend on it; `two` needs `cpu` or `collective`
+  Hops hops = Hops::automatic;                ///< results do not depend on it; not with `reference`
   /// Bounds what one rank has on its way to another. Results do not depend on it.
   /// collective: most messages of a round of a call; every round costs a round trip. 0: a hop is one round.
-  /// cpu in two hops: for how many of the largest messages a pair of ranks has staging. 0: 4 MiB a rank and
-  /// lane, and at least one message a pair.
+  /// cpu and cuda in two hops: for how many of the largest messages a pair of ranks has staging. 0: 4 MiB a
+  /// rank and lane (cuda: for each hop), and at least one message a pair.
   int window = 0;
   Placement placement{};  ///< of E experts on R ranks; empty: Placement::blocks(experts, ranks)
 
@@ -66,7 +66,8 @@ struct Config {
   /// Default of each combine. `partial` takes T*min(K, R) rows of staging and then allows no other reduction;
   /// `exact` and `unreduced` take T*K rows and allow all three. rank_major: must be partial.
   Reduction reduction = Reduction::partial;
-  /// How `partial` adds. Construction replaces `automatic` by what it stands for in the group. cuda: `rank`.
+  /// How `partial` adds. Construction replaces `automatic` by what it stands for in the group. cuda in one
+  /// hop: `rank`.
   ReductionLevel reduction_level = ReductionLevel::automatic;
 
   int lanes = 1;           ///< independent sequences of calls, each with its own staging memory: 1 to 64
@@ -81,15 +82,15 @@ struct Config {
 /// Bytes that an exchange takes on one rank, by purpose. all_gather_v and reduce_scatter_v use the dispatch
 /// staging, in rounds where it is too small, and take nothing more.
 struct Sizes {
-  // Symmetric memory, which peers write. `collective` has none. cpu in two hops: dispatch_staging is the
-  // windows of all lanes, which dispatch and combine share and which do not grow with T.
+  // Symmetric memory, which peers write. `collective` has none. cpu and cuda in two hops: dispatch_staging is
+  // the windows of all lanes, which dispatch and combine share and which do not grow with T.
   std::int64_t dispatch_staging = 0;  ///< 2 * lanes * R*T messages
   std::int64_t combine_staging = 0;   ///< 2 * lanes * T*min(K, R) rows, or T*K; Transfer::gather: T*R
   std::int64_t signals = 0;           ///< flags, counts and refusals
   std::int64_t results = 0;           ///< received rows and their arrays, all lanes
   std::int64_t plans = 0;             ///< plans and working memory, all lanes
-  /// collective, and cpu in two hops: what a rank packs, forwards and receives in memory of its own. About
-  /// lanes * (R*T + T*min(K, R)) messages, with two hops also what it passes on and receives by relays.
+  /// collective, cpu and cuda in two hops: what a rank packs, forwards and receives in memory of its own.
+  /// About lanes * (R*T + T*min(K, R)) messages, with two hops also what it passes on and receives by relays.
   std::int64_t messages = 0;
   std::int64_t total() const {
     return dispatch_staging + combine_staging + signals + results + plans + messages;

@@ -232,7 +232,7 @@ struct WireCounts {
   std::int64_t combine_bytes = 0, combine_messages = 0;
 
   /// The part of these that went to ranks of other nodes; the rest stayed within the node. 0 with the
-  /// backend cuda.
+  /// backend cuda in one hop.
   struct BetweenNodes {
     std::int64_t dispatch_bytes = 0, dispatch_messages = 0;
     std::int64_t combine_bytes = 0, combine_messages = 0;

@@ -88,7 +88,7 @@ enum class MemoryKind : int { automatic = 0, host = 1, device = 2 };
 
 /// How messages reach ranks of other nodes: `one` sends them straight to each rank; `two` sends a token once
 /// to each node, to a relay that forwards it there. `automatic` is `two` with the backend `collective` where
-/// there are several nodes and one of them has several ranks, else `one`. Device memory has only `one`.
+/// there are several nodes and one of them has several ranks, else `one`; on device memory it is `one`.
 enum class Hops : int { automatic = 0, one = 1, two = 2 };
 
 /// Names as they are written above; "unknown" for a value that is not an enumerator. Static strings.

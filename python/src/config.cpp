@@ -353,7 +353,7 @@ memory               'host' or 'device': where all arrays lie; default 'automati
 hops                 'one' or 'two': whether a token goes straight to each rank of another node, or once to the node, to a
                      relay; default 'automatic', two where 'collective' has several nodes and one has several ranks
 window               bounds what a rank has on its way to another one. 'collective': messages of a round; default 0, no bound.
-                     'cpu' in two hops: staging, in messages for each pair of ranks; default 0, 4 MiB a rank and lane
+                     'cpu' and 'cuda' in two hops: staging, in messages for each pair of ranks; default 0, 4 MiB a rank and lane
 shared_experts       experts that every rank holds and every token goes to: their rows are groups 0 to shared_experts - 1, and
                      combine adds their outputs; at most 16; default 0
 input                'own', or 'replicated': every rank passes the same tokens and keeps the routes to its own experts; nothing

@@ -40,6 +40,10 @@ class Communicator {
   virtual void all_to_all_v(const AllToAllV& transfer, const std::shared_ptr<void>& keep,
                             const std::function<void()>& check) = 0;
 
+  // Whether all_to_all_v() returns soon after `check` throws, whatever the peers do, so that a caller's own
+  // thread may run it.
+  virtual bool gives_up_at_once() const { return false; }
+
   // Tells the transport of memory of the rank's device that transfers will use, where it gains by that. All
   // ranks do so for the memory of a transfer, or none. The registration ends with the object that is
   // returned; end it before the memory is freed. Null: none.

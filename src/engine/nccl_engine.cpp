@@ -14,6 +14,7 @@
 #include "base/environment.hpp"
 #include "base/error_record.hpp"
 #include "base/keep_forever.hpp"
+#include "base/pause.hpp"
 #include "base/text.hpp"
 #include "engine/nccl_library.hpp"
 #include "ferry/error.hpp"
@@ -41,10 +42,13 @@ std::string name_of(const DeviceId& device) {
 // `check` throws, and SystemError if the call failed.
 void settle_nccl(const Nccl& nccl, Nccl::Comm comm, int status, const char* function,
                  const NcclCheck& check) {
+  // The start of a transfer takes NCCL's thread some microseconds, and a sleep at least 50.
+  constexpr int kPolls = 2000, kPollsBetweenChecks = 100;
   constexpr auto kPause = std::chrono::microseconds(20);
-  while (status == Nccl::kInProgress) {
-    check();
-    std::this_thread::sleep_for(kPause);
+  for (int polls = 1; status == Nccl::kInProgress; ++polls) {
+    if (polls > kPolls) std::this_thread::sleep_for(kPause);
+    if (polls > kPolls || polls % kPollsBetweenChecks == 0) check();
+    pause_processor();
     nccl.require(nccl.async_error(comm, &status), "ncclCommGetAsyncError");
   }
   nccl.require(status, function);
@@ -236,6 +240,7 @@ class NcclCommunicator final : public Communicator {
                     const NcclCheck& check) override {
     connection_->all_to_all_v(transfer, keep, check);
   }
+  bool gives_up_at_once() const override { return true; }
   std::shared_ptr<void> register_memory(std::byte* data, std::int64_t bytes) override {
     return connection_->register_memory(data, bytes);
   }

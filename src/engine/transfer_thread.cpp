@@ -44,16 +44,38 @@ std::future<std::exception_ptr> TransferThread::submit(std::function<void()> tra
   return done;
 }
 
+bool TransferThread::try_run(const std::function<void()>& transfer) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (running_ || !queue_.empty()) return false;
+    running_ = true;
+  }
+  struct End {
+    TransferThread& of;
+    ~End() {
+      {
+        const std::lock_guard lock(of.mutex_);
+        of.running_ = false;
+      }
+      of.changed_.notify_all();
+    }
+  } const end{*this};
+  transfer();
+  return true;
+}
+
 void TransferThread::serve() {
   std::unique_lock lock(mutex_);
   while (true) {
-    changed_.wait(lock, [&] { return stopping_ || !queue_.empty(); });
+    changed_.wait(lock, [&] { return !running_ && (stopping_ || !queue_.empty()); });
     if (queue_.empty()) return;
     std::packaged_task<std::exception_ptr()> task = std::move(queue_.front());
     queue_.pop_front();
+    running_ = true;
     lock.unlock();
     task();
     lock.lock();
+    running_ = false;
   }
 }
 

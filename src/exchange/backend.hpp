@@ -176,6 +176,8 @@ std::unique_ptr<Backend> make_cpu_backend(const Rank& rank, const Config& config
 // Its part for messages that take two hops.
 std::unique_ptr<Backend> make_relayed_cpu_backend(const Rank& rank, const Config& config);
 std::unique_ptr<Backend> make_cuda_backend(const Rank& rank, const Config& config);
+// Its part for messages that take two hops.
+std::unique_ptr<Backend> make_relayed_cuda_backend(const Rank& rank, const Config& config);
 std::unique_ptr<Backend> make_collective_backend(const Rank& rank, const Config& config);
 // Its part for Config::memory = device. `engine`: the group's; null: NCCL.
 std::unique_ptr<Backend> make_device_collective_backend(const Rank& rank, const Config& config,
@@ -187,7 +189,8 @@ Sizes device_sliced_sizes(const Config& config, int rank, const Sizes& inner);
 Sizes reference_backend_sizes(const Config& config, int rank);
 Sizes cpu_backend_sizes(const Config& config, const Topology& topology, int rank);
 Sizes relayed_cpu_backend_sizes(const Config& config, const Topology& topology, int rank);
-Sizes cuda_backend_sizes(const Config& config, int rank);
+Sizes cuda_backend_sizes(const Config& config, const Topology& topology, int rank);
+Sizes relayed_cuda_backend_sizes(const Config& config, const Topology& topology, int rank);
 Sizes collective_backend_sizes(const Config& config, const Topology& topology, int rank);
 Sizes device_collective_sizes(const Config& config, const Topology& topology, int rank);
 

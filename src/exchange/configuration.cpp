@@ -138,7 +138,7 @@ void check_memory(const Config& config) {
   const double staging = 2 * config.lanes * (messages + sums);
   const double received = config.lanes * rows * real(shape.message_bytes);
   const double largest = std::max(real(shape.message_bytes), real(shape.combine_row_bytes));
-  const bool has_windows = config.backend == BackendKind::cpu && config.hops == Hops::two;
+  const bool has_windows = config.backend != BackendKind::collective && config.hops == Hops::two;
   const double windows = has_windows ? real(config.lanes) * shape.ranks * config.window * largest : 0;
   if (windows > kMost) {
     throw UsageError(str("configuration: needs ", counted(windows, "byte"), " of windows for ",
@@ -184,10 +184,9 @@ void check_alone(const Config& config) {
   }
   check_range("hops", static_cast<std::int64_t>(config.hops), 0, 2);
   check_range("window", config.window, 0, 1 << 24);
-  const bool has_hops = config.backend == BackendKind::cpu || config.backend == BackendKind::collective;
-  if (config.hops == Hops::two && !has_hops) {
+  if (config.hops == Hops::two && config.backend == BackendKind::reference) {
     throw UnsupportedError(str("configuration: the backend ", to_string(config.backend),
-                               " has no second hop: use the backend cpu or collective, or hops = one"));
+                               " has no second hop: use another backend, or hops = one"));
   }
   check_range("reduction", static_cast<std::int64_t>(config.reduction), 0, 2);
   check_range("reduction_level", static_cast<std::int64_t>(config.reduction_level), 0, 2);

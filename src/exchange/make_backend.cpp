@@ -17,7 +17,7 @@ std::unique_ptr<Backend> make_cuda_backend(const Rank&, const Config&) {
   throw UnsupportedError(kNoCudaBackend);
 }
 
-Sizes cuda_backend_sizes(const Config&, int) {
+Sizes cuda_backend_sizes(const Config&, const Topology&, int) {
   throw UnsupportedError(kNoCudaBackend);
 }
 
@@ -44,7 +44,7 @@ namespace {
 struct BackendEntry {
   BackendKind kind;
   bool needs_one_host;  // the ranks share memory or map each other's
-  bool adds_by_node;    // has ReductionLevel::node
+  bool adds_by_node;    // has ReductionLevel::node in one hop too
   std::unique_ptr<Backend> (*make)(const Rank& rank, const Config& config);
   Sizes (*sizes)(const Config& config, const Topology& topology, int rank);
 };
@@ -58,7 +58,7 @@ Sizes on_one_host(const Config& config, const Topology&, int rank) {
 constexpr BackendEntry kBackends[] = {
     {BackendKind::reference, true, true, make_reference_backend, on_one_host<reference_backend_sizes>},
     {BackendKind::cpu, true, true, make_cpu_backend, cpu_backend_sizes},
-    {BackendKind::cuda, true, false, make_cuda_backend, on_one_host<cuda_backend_sizes>},
+    {BackendKind::cuda, true, false, make_cuda_backend, cuda_backend_sizes},
     {BackendKind::collective, false, true, make_collective_backend, collective_backend_sizes},
 };
 
@@ -102,13 +102,19 @@ std::unique_ptr<Backend> make_backend(const Rank& rank, const Config& given) {
                                " are on ", counted(rank.topology().nodes(), "host"),
                                ": use the backend collective"));
   }
-  if (!entry.adds_by_node && config.reduction_level == ReductionLevel::node) {
+  const bool adds_by_node = entry.adds_by_node || has_relays(config, rank.topology());
+  if (!adds_by_node && config.reduction_level == ReductionLevel::node) {
     throw UnsupportedError(str("the backend ", to_string(config.backend),
                                " has no reduction_level node, the default of a group of several nodes (this "
                                "one has ",
-                               rank.topology().nodes(), "): pass reduction_level rank"));
+                               rank.topology().nodes(),
+                               "), in one hop: pass reduction_level rank, or hops two"));
   }
   if (config.placement.tp() == 1) return entry.make(rank, config);
+  if (config.backend == BackendKind::cuda && has_relays(config, rank.topology())) {
+    throw UnsupportedError(
+        "experts in slices take one hop on device memory: pass hops one, or use the backend cpu");
+  }
   std::unique_ptr<Backend> inner = entry.make(rank, routed_config(config));
   return config.memory == MemoryKind::device ? make_device_sliced_backend(rank, config, std::move(inner))
                                              : make_sliced_backend(rank, config, std::move(inner));

@@ -64,9 +64,6 @@ class RequirementChecker {
     if (step.lane >= config.lanes)
       refuse(step, str("lane ", step.lane, " does not exist: its exchange has ",
                        counted(config.lanes, "lane"), "; construct it with ", step.lane + 1));
-    if (is_gather(step.kind) && chosen_memory(config) == MemoryKind::device &&
-        config.backend == BackendKind::collective)
-      unsupported(step, "its exchange is of the backend collective with device memory: use the backend cuda");
   }
 
   // In device memory the host does not know how many rows of all ranks there are. Functions may act on all

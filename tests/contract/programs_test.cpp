@@ -9,6 +9,7 @@
 #include "harness/harness.hpp"
 #include "harness/random.hpp"
 #include "program/eager_run.hpp"
+#include "program/on_host.hpp"
 #include "program/random_program.hpp"
 
 namespace ferry::contract {
@@ -40,17 +41,49 @@ void require_tokens(const ProgramValue& value, const Floats& expected, const std
   require_values(value, kHidden, expected, what);
 }
 
+// What a program makes on device memory against what it makes on host memory, which are the bits of eager
+// calls.
+void require_bits_of_host_memory(const Rank& rank, const Program& program, const Config& of_host,
+                                 const Config& config, std::uint64_t seed) {
+  Exchange host_exchange(rank, of_host), exchange(rank, config);
+  Evaluator on_cpu(program, host_exchange, kFunctions),
+      on_device(program, exchange, on_host(kFunctions, config));
+  const Stream stream = device::stream(rank.index());
+  for (std::uint64_t again = 0; again < 2; ++again) {
+    const RankInputs inputs(config, seed + again, rank.index(), config.max_tokens);
+    PinnedInputs pinned(inputs);
+    rank.barrier();  // pinned memory is allocated while no rank's kernel waits for this one
+    const auto expected = on_cpu.run(inputs.values());
+    const auto found = on_device.run(pinned.values(), stream);
+    for (int lane = 0; lane < config.lanes; ++lane) exchange.synchronize(lane, stream);
+    for (std::size_t i = 0; i < expected.size(); ++i) {
+      const std::string& name = program.outputs[i];
+      require(found[i]->rows >= expected[i]->rows, name, " has ", found[i]->rows, " rows");
+      const ResultOnHost result(*found[i], expected[i]->rows, config);
+      if (expected[i]->kind == ValueKind::metadata) {
+        require(std::memcmp(&result.value().metadata, &expected[i]->metadata, sizeof(StepMetadata)) == 0,
+                name, " differs");
+        continue;
+      }
+      const auto* const values = static_cast<const float*>(expected[i]->data);
+      const std::int64_t columns = expected[i]->kind == ValueKind::weights ? config.top_k : kHidden;
+      require_values(result.value(), columns, Floats(values, values + expected[i]->rows * columns), name);
+    }
+  }
+}
+
 TEST_P(Contract, RandomProgramsMakeTheBitsOfEagerCalls) {
-  if (GetParam().on_device()) GTEST_SKIP() << "the C++ evaluator runs on host memory";
   for (const int ranks : {1, 2, 3, 4}) {
     for (std::uint64_t number = 0; number < 5; ++number) {
       const std::uint64_t seed = seed_of(100 * static_cast<std::uint64_t>(ranks) + number);
       Random random(seed);
-      Config config = on_backend(program_config(random, ranks));
-      config.lanes = 3;
+      Config of_host = program_config(random, ranks);
+      of_host.lanes = 3;
+      const Config config = on_backend(of_host);
       const Program program = ProgramMaker(random, config.reduction).draw(random.between(6, 12));
       ASSERT_EQ(to_string(parse_program(to_string(program))), to_string(program));
       run(ranks, to_string(program), [&](const Rank& rank) {
+        if (GetParam().on_device()) return require_bits_of_host_memory(rank, program, of_host, config, seed);
         Exchange eager_exchange(rank, config), exchange(rank, config);
         Evaluator evaluator(parse_program(to_string(program)), exchange, kFunctions);
         for (std::uint64_t again = 0; again < 2; ++again) {  // with other tokens
@@ -97,7 +130,7 @@ Program layers(bool row_weights) {
 }
 
 TEST_P(Contract, MicroBatchesMakeTheBytesOfThePlainProgram) {
-  if (GetParam().on_device()) GTEST_SKIP() << "the C++ evaluator runs on host memory";
+  if (GetParam().on_device()) GTEST_SKIP() << "CudaProgram tests them there";
   for (const int ranks : {1, 2, 4}) {
     for (const int batches : {1, 2, 3, 5}) {
       const std::uint64_t seed = seed_of(static_cast<std::uint64_t>(10 * ranks + batches));
@@ -138,7 +171,7 @@ Program gathered_layer() {
 }
 
 TEST_P(Contract, GatheredRowsInMicroBatchesMakeTheBytesOfThePlainProgram) {
-  if (GetParam().on_device()) GTEST_SKIP() << "no gathers of device memory";
+  if (GetParam().on_device()) GTEST_SKIP() << "CudaProgram tests them there";
   for (const int batches : {1, 2, 3}) {
     const std::uint64_t seed = seed_of(static_cast<std::uint64_t>(batches));
     Random random(seed);
@@ -164,7 +197,7 @@ TEST_P(Contract, GatheredRowsInMicroBatchesMakeTheBytesOfThePlainProgram) {
 
 // The rank whose function fails takes part in the gather that is left by refusing it.
 TEST_P(Contract, AFunctionBetweenGathersThatFailsEndsTheRunOnAllRanks) {
-  if (GetParam().on_device()) GTEST_SKIP() << "no gathers of device memory";
+  if (GetParam().on_device()) GTEST_SKIP() << "CudaProgram tests a failing function there";
   Random random(seed_of(5));
   Config config = on_backend(program_config(random, 3));
   config.lanes = 2;
@@ -207,7 +240,7 @@ TEST_P(Contract, AFunctionBetweenGathersThatFailsEndsTheRunOnAllRanks) {
 // The function fails on one rank, or on all; the other ranks get its text, and the next run is as if nothing
 // had happened.
 TEST_P(Contract, AFunctionThatFailsEndsTheRunOnAllRanks) {
-  if (GetParam().on_device()) GTEST_SKIP() << "the C++ evaluator runs on host memory";
+  if (GetParam().on_device()) GTEST_SKIP() << "CudaProgram tests it there";
   constexpr int kAll = 3;
   const Program batched = overlap(layers(true), 2);
   Random random(seed_of(3));

@@ -13,5 +13,6 @@ INSTANTIATE_TEST_SUITE_P(CpuThreadsInTwoHops, Contract,
 INSTANTIATE_TEST_SUITE_P(ReferenceThreads, Contract,
                          testing::Values(Setup{BackendKind::reference, RankKind::threads}));
 INSTANTIATE_TEST_SUITE_P(CudaThreads, Contract, testing::ValuesIn(device_setups(RankKind::threads)));
+INSTANTIATE_TEST_SUITE_P(CudaThreadsInTwoHops, Contract, testing::ValuesIn(relayed_device_setups()));
 
 }  // namespace ferry::contract

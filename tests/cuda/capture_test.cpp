@@ -1,5 +1,7 @@
 // Calls that ask about an exchange while its calls are captured in a CUDA graph.
 #include <array>
+#include <functional>
+#include <string>
 #include <thread>
 
 #include "cuda/device_test.hpp"
@@ -100,6 +102,55 @@ TEST_F(CudaCapture, ChecksDuringCallsLoseNoBadId) {
     check();
     require_equal(reported, kCalls * step.positions.bad_ids[static_cast<std::size_t>(rank.index())].count,
                   "bad ids reported");
+  });
+}
+
+// The host reads how much it receives. The rank that captures is told so, and so are its peers, which do not
+// wait for it; the exchange stays usable.
+TEST_F(CudaCapture, OverAnEngineIsRefusedOnEveryRank) {
+  constexpr std::int64_t kRowBytes = 16;
+  TestCase c = device_case(6, 3);
+  const contract::Setup setup = device_collective_setups().front();
+  setup.choose_backend(c.config);
+  run_ranks(setup, c.ranks, describe(c), [&](Rank rank) {
+    ferry::Exchange exchange(rank, c.config);
+    const bool captures = rank.index() == 1;
+    const DeviceBytes row(std::vector<std::byte>(kRowBytes, static_cast<std::byte>(rank.index()))),
+        all(c.ranks * kRowBytes), ids(bytes_of_values(std::vector<std::int32_t>(4))),
+        tokens(c.config.hidden * 2);
+    const TestStream stream;
+    const Stream on{stream.get()};
+    const auto gather = [&] { exchange.all_gather_v(row.data(), 1, kRowBytes, all.data(), c.ranks, 0, on); };
+    const auto dispatch = [&] {
+      exchange.dispatch(Tokens::rows(tokens.data(), 1), ids.as<std::int32_t>(), nullptr, {}, on);
+    };
+    const auto require_refused = [&](const std::function<void()>& call) {
+      std::string text;
+      if (captures) {
+        require_success(cudaStreamBeginCapture(stream.get(), cudaStreamCaptureModeRelaxed),
+                        "cudaStreamBeginCapture");
+      }
+      try {
+        call();
+      } catch (const UnsupportedError& error) {
+        text = error.what();
+      }
+      if (captures) {
+        cudaGraph_t graph = nullptr;
+        require_success(cudaStreamEndCapture(stream.get(), &graph), "cudaStreamEndCapture");
+        cudaGraphDestroy(graph);
+      }
+      require(text.find("cannot be captured into a CUDA graph") != std::string::npos,
+              str("rank ", rank.index(), " gets '", text, "'"));
+      require(captures || text.find("rank 1 refused") != std::string::npos, text);
+      gather();
+      exchange.synchronize(0, on);
+      std::vector<std::byte> expected;
+      for (int r = 0; r < c.ranks; ++r) expected.insert(expected.end(), kRowBytes, static_cast<std::byte>(r));
+      require(all.to_host() == expected, "other rows than expected");
+    };
+    require_refused(gather);
+    require_refused(dispatch);
   });
 }
 

@@ -10,6 +10,7 @@
 #include <cstdlib>
 #include <string_view>
 #include <thread>
+#include <vector>
 
 #include "cuda/fault_test.hpp"
 #include "cuda/test_hooks.hpp"
@@ -20,17 +21,29 @@ namespace {
 struct StallPoint {
   Operation operation;
   const char* point;
+  std::string_view nodes = {};  // of the ranks, a digit each: in two hops
 };
 
 // All points that each operation passes.
 constexpr std::array kStallPoints = {
-    StallPoint{Operation::dispatch, "header"},      StallPoint{Operation::dispatch, "counts"},
-    StallPoint{Operation::dispatch, "metadata"},    StallPoint{Operation::dispatch, "row"},
-    StallPoint{Operation::dispatch, "flag"},        StallPoint{Operation::dispatch, "end_of_stream"},
-    StallPoint{Operation::dispatch, "poll"},        StallPoint{Operation::combine, "header"},
-    StallPoint{Operation::combine, "route_values"}, StallPoint{Operation::combine, "row"},
-    StallPoint{Operation::combine, "flag"},         StallPoint{Operation::combine, "end_of_stream"},
+    StallPoint{Operation::dispatch, "header"},
+    StallPoint{Operation::dispatch, "counts"},
+    StallPoint{Operation::dispatch, "metadata"},
+    StallPoint{Operation::dispatch, "row"},
+    StallPoint{Operation::dispatch, "flag"},
+    StallPoint{Operation::dispatch, "end_of_stream"},
+    StallPoint{Operation::dispatch, "poll"},
+    StallPoint{Operation::combine, "header"},
+    StallPoint{Operation::combine, "route_values"},
+    StallPoint{Operation::combine, "row"},
+    StallPoint{Operation::combine, "flag"},
+    StallPoint{Operation::combine, "end_of_stream"},
     StallPoint{Operation::combine, "poll"},
+    // The roles of two hops. The rank that stalls is a relay, except where it receives.
+    StallPoint{Operation::dispatch, "hop_send", "010"},
+    StallPoint{Operation::dispatch, "hop_relay", "010"},
+    StallPoint{Operation::dispatch, "hop_receive", "001"},
+    StallPoint{Operation::combine, "hop_relay", "010"},
 };
 
 enum class Fate { stays, is_killed };  // of the process whose kernel stalls
@@ -51,6 +64,11 @@ TestCase case_of(const StallPoint& stall, Fate fate) {
   TestCase c = fault_case(deadline_of(fate));
   // The blocks of a call of many tokens exchange their counts.
   c.config.max_tokens = std::string_view(stall.point) == "counts" ? 2048 : 48;
+  if (!stall.nodes.empty()) {
+    c.config.hops = Hops::two;
+    c.config.window = 2;
+    c.config.max_tokens = 8;
+  }
   // With topk_weights, combine also sends weights: it passes the point "route_values".
   c.weights_from = WeightsFrom::topk_weights;
   // Rows are announced at the point "flag" only if a warp sends several: all but the last go through the
@@ -107,7 +125,9 @@ TEST_P(CudaStallPoints, PeersGetATypedErrorInTimeAndEveryKernelEnds) {
   if (!kTestHooks) GTEST_SKIP() << "built without FERRY_TEST_HOOKS";
   const auto [stall, fate] = GetParam();
   const TestCase c = case_of(stall, fate);  // drawn before the fork: all ranks use the same seed
-  Group group = Group::processes(kRanks);
+  std::vector<int> labels(kRanks, 0);
+  for (std::size_t rank = 0; rank < stall.nodes.size(); ++rank) labels[rank] = stall.nodes[rank] - '0';
+  Group group = Group::processes(Topology(labels, !stall.nodes.empty()));
   group.set_deadline(20);
   try {
     group.run([&, stall = stall, fate = fate](Rank rank) {
@@ -139,6 +159,7 @@ std::string stall_name(const testing::TestParamInfo<CudaStallPoints::ParamType>&
   std::string operation = to_string(stall.operation), point = stall.point;
   operation[0] = static_cast<char>(std::toupper(operation[0]));
   point[0] = static_cast<char>(std::toupper(point[0]));
+  if (!stall.nodes.empty()) point += "InTwoHops";
   return operation + point + (fate == Fate::stays ? "Stays" : "IsKilled");
 }
 

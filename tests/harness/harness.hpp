@@ -55,8 +55,9 @@ struct Setup {
 
   bool on_device() const { return backend == BackendKind::cuda || memory == MemoryKind::device; }
   bool over_device_engine() const { return on_device() && backend == BackendKind::collective; }
-  // Sets the backend and what it needs. The backend `cuda` does not add by node; Transfer::gather, which
-  // makes the same results, and tiles of scales are left out where they are refused.
+  bool has_gathers() const { return backend != BackendKind::cuda || hops != Hops::two; }
+  // Sets the backend and what it needs. The backend `cuda` adds by node only in two hops; Transfer::gather,
+  // which makes the same results, and tiles of scales are left out where they are refused.
   void choose_backend(Config& config) const;
 };
 
@@ -67,6 +68,8 @@ std::vector<Setup> nccl_setups();
 
 // The cuda backend with ranks of this kind; empty if this build does not have it.
 std::vector<Setup> device_setups(RankKind rank_kind);
+// The same in two hops.
+std::vector<Setup> relayed_device_setups();
 // The backend collective on device memory; empty if this build does not have it.
 std::vector<Setup> device_collective_setups();
 

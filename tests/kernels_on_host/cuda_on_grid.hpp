@@ -120,6 +120,10 @@ T __reduce_add_sync(unsigned, T value) {
   return fold_of_warp(value, [](T a, T b) { return a + b; });
 }
 template <class T>
+T __reduce_min_sync(unsigned, T value) {
+  return fold_of_warp(value, [](T a, T b) { return std::min(a, b); });
+}
+template <class T>
 T __reduce_max_sync(unsigned, T value) {
   return fold_of_warp(value, [](T a, T b) { return std::max(a, b); });
 }

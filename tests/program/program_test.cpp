@@ -349,12 +349,6 @@ TEST(Program, CheckRefusesWhatConfigurationsCannotDo) {
               std::string("unsupported: program moe, step ") + refused + unknown);
     EXPECT_EQ(fault(gathers + step + "\n", {{"", host}}), "accepted");
   }
-  Config nccl = host;
-  nccl.backend = BackendKind::collective;
-  nccl.engine = EngineKind::nccl;
-  EXPECT_EQ(fault("y = reduce_scatter_v(x, n)\n", {{"", nccl}}),
-            "unsupported: program moe, step y (reduce_scatter_v): its exchange is of the backend collective "
-            "with device memory: use the backend cuda");
   EXPECT_EQ(fault("a = dispatch(x, ids)\nb = dispatch(x, ids) exchange=e\n", {{"", host}, {"e", device}}),
             "usage: program moe, step b (dispatch): its exchange has device memory, that of earlier steps "
             "host memory: a program has one kind");

@@ -199,7 +199,7 @@ inline send(peer) {
     fi;
     if
     :: facts[me] == 0 || (facts[me] & kFew) || may_finish ->
-      /* combine.cu work: `publish_end_of_stream(lane, number, role.senders);`
+      /* combine_block.cuh work: `publish_end_of_stream(lane, number, role.senders);`
          dispatch_kernel.cuh run: `if (!Role::kReceives || (Traits::kFewTokens && role.sends)) return finish(false);` */
       publish_end_of_stream(peer)
     :: else -> sending[pair(me, peer)] = kSent
@@ -310,7 +310,7 @@ proctype Rank(byte me) {
   :: atomic { now == CALLS -> break }
   :: atomic {
       now < CALLS ->
-      /* combine.cu start_block: `state->number = calls + 1;` */
+      /* combine_block.cuh start_block: `state->number = calls + 1;` */
       now++;
       if
       :: terms = kUsual
@@ -337,7 +337,7 @@ proctype Rank(byte me) {
 #ifndef MISTAKE_HEADER_BEFORE_ROWS_ARE_READ
         release_receive_buffer();
 #endif
-        /* combine.cu work: `post_header(lane, number, state->call_header);`
+        /* combine_block.cuh work: `post_header(lane, number, state->call_header);`
            dispatch_kernel.cuh run: `post_header(call.lane, state->number,`
            small_operations.cu refusal_kernel: `if (peer != lane.rank) post_refusal(lane, number, peer,` */
         post_header(next(me)); post_header(last(me));

@@ -1,11 +1,11 @@
 """usage: model_test.py quotes|model|mistakes|unchanged|record
 
-Checks lane.pml: the code contains its quotes; its assertions hold in every state and no state is a deadlock; each seeded
-mistake makes an assertion fail that is about it, or deadlocks.
+Checks the models, lane.pml and windows.pml: the code contains their quotes; their assertions hold in every state and no state is a
+deadlock; each seeded mistake makes an assertion fail that is about it, or deadlocks.
 
-`model` and `mistakes` take a minute and a half, and nothing but lane.pml and the lists below changes their outcome. So `record` runs
-both and writes what they found to explored.json. `unchanged` fails if the model or the lists are not those of the record; it
-explores the smallest size again and compares.
+`model` and `mistakes` take minutes, and nothing but the models and the lists below changes their outcome. So `record` runs
+both and writes what they found to explored.json. `unchanged` fails if a model or its lists are not those of the record; it
+explores each model's smallest size again and compares.
 """
 
 import hashlib
@@ -15,24 +15,36 @@ import re
 import subprocess
 import sys
 import tempfile
+import typing
 
-MODEL = pathlib.Path(__file__).with_name("lane.pml")
-RECORD = MODEL.with_name("explored.json")
-SOURCES = MODEL.parents[2] / "src/backends/cuda"
+FOLDER = pathlib.Path(__file__).parent
+RECORD = FOLDER / "explored.json"
+SOURCES = FOLDER.parents[1] / "src/backends/cuda"
+DEADLOCK = "invalid end state"
 
-# Sizes of the model. They cover: buffers of both parities written again, with two deviations at once, of one rank or two;
+
+class Model(typing.NamedTuple):
+    """A file, the sizes in which it is explored, and for each seeded mistake its size and the variable in the assertion that must
+    fail first, or a deadlock."""
+
+    file: str
+    sizes: list[list[str]]
+    mistakes: dict[str, tuple[list[str], str]]
+
+    @property
+    def path(self):
+        return FOLDER / self.file
+
+
+# Of lane.pml. They cover: buffers of both parities written again, with two deviations at once, of one rank or two;
 # direct writes with a deviation before, between or after; damaged plans of two ranks at once.
-SIZES = [
+LANE_SIZES = [
     ["CALLS=5", "DEVIATIONS=2", "DIRECT_WRITES=0"],
     ["CALLS=4", "DEVIATIONS=0", "DIRECT_WRITES=3", "FEW=1"],
     ["CALLS=3", "DEVIATIONS=1", "DIRECT_WRITES=2"],
     ["CALLS=2", "DEVIATIONS=0", "DIRECT_WRITES=1", "DAMAGED=2", "FEW=1"],
 ]
-SIZE_OF_MISTAKES = ["CALLS=5", "DEVIATIONS=1", "DIRECT_WRITES=2"]
-
-# For each mistake, the variable in the assertion that must fail first, or a deadlock.
-DEADLOCK = "invalid end state"
-MISTAKES = {
+LANE_MISTAKES = {
     "FLAG_WITHOUT_RELEASE": "row",
     "NUMBER_AND_PAYLOAD_APART": "header",
     "END_OF_STREAM_WITHOUT_FENCE": "row_flag",
@@ -48,15 +60,43 @@ MISTAKES = {
     "HEADER_BEFORE_ROWS_ARE_READ": "received",
 }
 
+# Of windows.pml. They cover: windows of one slot that are written again in a call and in the next one, with messages that are passed on
+# and with rows that are added.
+WINDOWS_SIZES = [
+    ["CALLS=1", "DIRECT=0", "MESSAGES=2"],
+    ["CALLS=2", "DIRECT=0", "MESSAGES=2"],
+    ["CALLS=2", "DIRECT=0", "MESSAGES=2", "SUMS=1"],
+]
+WINDOWS_MISTAKES = {
+    "FLAG_WITHOUT_RELEASE": "whole",
+    "FLAG_WITHOUT_CALL": "message",
+    "CREDIT_WITHOUT_CALL": "unread",
+    "END_WITHOUT_CALL": "in",
+    "WRITE_BEFORE_HEADERS": "unread",
+    "CREDIT_BEFORE_FORWARDING": "unread",
+    "RELAY_AFTER_SENDING": DEADLOCK,
+    "RECEIVE_AFTER_RELAYING": DEADLOCK,
+    "SUM_WITHOUT_LATE_RANKS": "note",
+}
 
-def explore(defines, optimisation):
-    """Explores all states of the model, up to the first error; returns the output of Spin's verifier."""
+MODELS = [
+    Model("lane.pml", LANE_SIZES,
+          {mistake: (LANE_SIZES[-1] if variable == DEADLOCK else ["CALLS=5", "DEVIATIONS=1", "DIRECT_WRITES=2"], variable)
+           for mistake, variable in LANE_MISTAKES.items()}),
+    Model("windows.pml", WINDOWS_SIZES,
+          {mistake: (WINDOWS_SIZES[2 if mistake.startswith("SUM_") else 1], variable)
+           for mistake, variable in WINDOWS_MISTAKES.items()}),
+]
+
+
+def explore(model, defines, optimisation):
+    """Explores all states of a model, up to the first error; returns the output of Spin's verifier."""
     with tempfile.TemporaryDirectory() as folder:
 
         def run(*command):
             return subprocess.run(command, cwd=folder, check=True, stdout=subprocess.PIPE, text=True).stdout
 
-        run("spin", *(f"-D{define}" for define in defines), "-a", str(MODEL))
+        run("spin", *(f"-D{define}" for define in defines), "-a", str(model.path))
         run("gcc", "-w", optimisation, "-DSAFETY", "-DMEMLIM=4000", "-o", "pan", "pan.c")
         return run("./pan", "-m10000", "-n", "-w25")  # 2^25 hash slots: enough for every size
 
@@ -72,64 +112,78 @@ def bodies(text, function):
 
 
 def check_quotes():
-    model = MODEL.read_text()
-    quotes = re.findall(r"([\w.]+\.cuh?) (\w+): `([^`]+)`", model)
-    assert 2 * len(quotes) == model.count("`") > 0, "a quote is not of the form: file function: `code`"
+    quotes = []
+    for model in MODELS:
+        text = model.path.read_text()
+        of_model = re.findall(r"([\w.]+\.cuh?) (\w+): `([^`]+)`", text)
+        assert 2 * len(of_model) == text.count("`"), f"a quote of {model.file} is not of the form: file function: `code`"
+        quotes += of_model
+    assert quotes
     missing = []
     for file, function, quote in quotes:
         source = next(SOURCES.rglob(file), None)
         found = list(bodies(source.read_text(), function)) if source else []
         if not any(quote in body for body in found):
             missing.append(f"{file} {function} " + (f"does not contain: {quote}" if found else "does not exist"))
-    assert not missing, "\n".join(["lane.pml quotes code that is not there:", *missing])
+    assert not missing, "\n".join(["a model quotes code that is not there:", *missing])
     print(len(quotes), "quotes found")
 
 
-def states_of(size):
+def states_of(model, size):
     """Explores a size, whose assertions must hold in every state; returns the number of states."""
-    report = explore(size, "-O2")
+    report = explore(model, size, "-O2")
     complete = "Search not completed" not in report and "max search depth" not in report
     assert complete and "errors: 0" in report, report
     states = int(re.search(r"(\d+) states, stored", report)[1])
-    print(*size, f"{states} states", sep=", ")
+    print(model.file, *size, f"{states} states", sep=", ")
     return states
 
 
 def check_model():
-    return {" ".join(size): states_of(size) for size in SIZES}
+    return {model.file: {" ".join(size): states_of(model, size) for size in model.sizes} for model in MODELS}
 
 
 def check_mistakes():
-    model = MODEL.read_text()
-    assert set(re.findall(r"MISTAKE_([A-Z_]+)", model)) == set(MISTAKES), "lane.pml and this script list different mistakes"
-    for mistake, variable in MISTAKES.items():
-        size = SIZES[-1] if variable == DEADLOCK else SIZE_OF_MISTAKES
-        report = explore([*size, f"MISTAKE_{mistake}"], "-O1")  # most searches take less time than the compiler
-        failure = re.search(r"pan:1: (?:assertion violated \(+)?(\w[\w ]*\w).*", report)
-        assert failure and failure[1] == variable, f"{mistake} was not caught:\n{report}"
-        print(mistake, "is caught:", failure[0])
+    for model in MODELS:
+        listed = set(re.findall(r"MISTAKE_([A-Z_0-9]+)", model.path.read_text()))
+        assert listed == set(model.mistakes), f"{model.file} and this script list different mistakes"
+        for mistake, (size, variable) in model.mistakes.items():
+            report = explore(model, [*size, f"MISTAKE_{mistake}"], "-O1")  # most searches take less time than the compiler
+            failure = re.search(r"pan:1: (?:assertion violated \(*)?(\w[\w ]*\w).*", report)
+            assert failure and failure[1] == variable, f"{mistake} was not caught:\n{report}"
+            print(model.file, mistake, "is caught:", failure[0])
+
+
+def without_comments(text):
+    return re.sub(r"/\*.*?\*/", "", text, flags=re.DOTALL)
 
 
 def described():
-    """What decides the outcome of `model` and `mistakes`."""
+    """What decides the outcome of `model` and `mistakes`: the models without their comments, and the lists."""
     return {
-        "lane.pml": hashlib.sha256(MODEL.read_bytes()).hexdigest(),
-        "mistakes": {"size": " ".join(SIZE_OF_MISTAKES), "fail": MISTAKES},
+        model.file: {
+            "sha256": hashlib.sha256(" ".join(without_comments(model.path.read_text()).split()).encode()).hexdigest(),
+            "mistakes": {mistake: {"size": " ".join(size), "fails": variable}
+                         for mistake, (size, variable) in model.mistakes.items()},
+        }
+        for model in MODELS
     }
 
 
 def write_record():
     states = check_model()
     check_mistakes()
-    RECORD.write_text(json.dumps(described() | {"states": states}, indent=2) + "\n")
+    record = {name: model | {"states": states[name]} for name, model in described().items()}
+    RECORD.write_text(json.dumps(record, indent=2) + "\n")
 
 
 def check_unchanged():
     record = json.loads(RECORD.read_text())
-    states = record.pop("states")
-    assert record == described() and list(states) == [" ".join(size) for size in SIZES], (
-        f"the model has changed since {RECORD.name} was written: run tests/protocol/model_test.py record")
-    assert states_of(SIZES[0]) == states[" ".join(SIZES[0])]
+    states = {name: model.pop("states") for name, model in record.items()}
+    for model in MODELS:
+        assert record == described() and list(states[model.file]) == [" ".join(size) for size in model.sizes], (
+            f"a model has changed since {RECORD.name} was written: run tests/protocol/model_test.py record")
+        assert states_of(model, model.sizes[0]) == states[model.file][" ".join(model.sizes[0])]
 
 
 if __name__ == "__main__":

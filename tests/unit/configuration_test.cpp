@@ -75,7 +75,7 @@ TEST(Configuration, RefusesWithTheNumbers) {
          c.backend = BackendKind::reference;
          c.hops = Hops::two;
        }),
-       "use the backend cpu or collective"},
+       "use another backend"},
       {with([](Config& c) { c.deadline = std::numeric_limits<double>::quiet_NaN(); }), "deadline = "},
       {with([](Config& c) { c.alignment = 8, c.capacity = 20; }), "capacity = 20"},
       {with([](Config& c) { c.alignment = 8, c.layout = Layout::rank_major; }), "alignment = 8"},

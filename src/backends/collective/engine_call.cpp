@@ -26,21 +26,20 @@ constexpr std::int64_t align_summary(std::int64_t bytes) {
   return (bytes + 7) / 8 * 8;
 }
 
-// With ordered lanes the first transfer of a call: enough for the counts of some hundred experts and ranks.
-constexpr std::int64_t kFirstBytes = 3072;
-static_assert(PairBlocks<BlockHeader>::kHeaderBytes <= kFirstBytes);
+static_assert(PairBlocks<BlockHeader>::kHeaderBytes <= EngineCall::kFirstBytes);
 
 // Bytes in the blocks to each rank and from each rank. [R]
 struct ContentBytes {
   std::vector<std::int64_t> sent, received;
 
-  ContentBytes(std::int64_t summary_bytes, int ranks, const TableBytes& tables) {
+  ContentBytes(std::int64_t summary_bytes, int ranks, const TableBytes& tables,
+               std::int64_t first_bytes = EngineCall::kFirstBytes) {
     // At least so many that all blocks have a first transfer.
-    constexpr std::int64_t kLeast = kFirstBytes - PairBlocks<BlockHeader>::kHeaderBytes;
+    const std::int64_t least = first_bytes - PairBlocks<BlockHeader>::kHeaderBytes;
     const std::int64_t summary = align_summary(summary_bytes);
     for (int peer = 0; peer < ranks; ++peer) {
-      sent.push_back(std::max(kLeast, summary + tables.sent_to(peer)));
-      received.push_back(std::max(kLeast, summary + tables.received_from(peer)));
+      sent.push_back(std::max(least, summary + tables.sent_to(peer)));
+      received.push_back(std::max(least, summary + tables.received_from(peer)));
     }
   }
 };
@@ -58,7 +57,7 @@ std::int64_t EngineCall::blocks_bytes(std::int64_t summary_bytes, int ranks, con
 
 EngineCall::EngineCall(Rank rank, std::unique_ptr<Communicator> communicator, int lane,
                        std::int64_t summary_bytes, std::unique_ptr<MessageCarrier> messages, double deadline,
-                       std::shared_ptr<TransferThread> ordered)
+                       std::shared_ptr<TransferThread> ordered, std::int64_t first_bytes)
     : rank_(std::move(rank)),
       me_(rank_.index()),
       ranks_(rank_.size()),
@@ -66,12 +65,13 @@ EngineCall::EngineCall(Rank rank, std::unique_ptr<Communicator> communicator, in
       lane_number_(rank_.state().number_lane()),
       progress_(rank_.state().control(), me_, lane_number_),
       summary_bytes_(align_summary(summary_bytes)),
+      first_bytes_(first_bytes),
       has_tables_(!messages->tables().sent.empty()),
       deadline_(deadline),
       communicator_(std::move(communicator)),
-      memory_(
-          std::make_shared<Memory>(Memory{.blocks = make_blocks({summary_bytes, ranks_, messages->tables()}),
-                                          .messages = std::move(messages)})),
+      memory_(std::make_shared<Memory>(
+          Memory{.blocks = make_blocks({summary_bytes, ranks_, messages->tables(), first_bytes}),
+                 .messages = std::move(messages)})),
       ordered_(ordered != nullptr),
       thread_(std::move(ordered)) {}
 
@@ -119,15 +119,21 @@ void EngineCall::post(bool split, std::function<void(const Check&)> prepare) {
   begun_ = false;
   prepare_ = std::move(prepare);
   progress_.reach(call_, 0);
-  if (split || ordered_) start_in_thread();
+  if (split || (ordered_ && !communicator_->gives_up_at_once())) start_in_thread();
 }
 
 void EngineCall::wait() {
-  if (started_.valid()) {
-    wait_for_started();
-    if (const std::exception_ptr error = started_.get()) std::rethrow_exception(error);
-    return;
+  if (!started_.valid()) {
+    if (!ordered_) return exchange_here();
+    if (thread_->try_run([this] { exchange_here(); })) return;
+    start_in_thread();
   }
+  wait_for_started();
+  if (const std::exception_ptr error = started_.get()) std::rethrow_exception(error);
+}
+
+// In the calling thread.
+void EngineCall::exchange_here() {
   const Clock::time_point begin = Clock::now();
   Clock::time_point last_interrupt_check = begin;
   exchange([&] {
@@ -228,7 +234,7 @@ void EngineCall::exchange_blocks(const Check& check) {
   const PairBlocks<BlockHeader>& blocks = memory_->blocks;
   for (int peer = 0; peer < ranks_; ++peer) blocks.forget(peer);
   if (ordered_) {
-    transfer_blocks(0, kFirstBytes, check);
+    transfer_blocks(0, first_bytes_, check);
   } else {
     transfer_blocks(0, std::nullopt, check);
   }
@@ -237,8 +243,8 @@ void EngineCall::exchange_blocks(const Check& check) {
   }
   require_same_order();
   // All ranks decide alike: without tables all blocks have one size.
-  if (ordered_ && (has_tables_ || blocks.sent_bytes(0) > kFirstBytes))
-    transfer_blocks(kFirstBytes, std::nullopt, check);
+  if (ordered_ && (has_tables_ || blocks.sent_bytes(0) > first_bytes_))
+    transfer_blocks(first_bytes_, std::nullopt, check);
 }
 
 // Exchanges the bytes of all blocks from `begin` on, up to `end`. Empty: up to their end.

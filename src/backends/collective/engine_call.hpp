@@ -37,11 +37,18 @@ class EngineCall {
   // Throws to end a wait.
   using Check = std::function<void()>;
 
+  // With ordered lanes, of the first transfer of a call. The same in all exchanges over one engine. No block
+  // is smaller, so that in groups of a thousand ranks they take much memory.
+  static constexpr std::int64_t kFirstBytes =
+      3072;  // enough for the counts of some hundred experts and ranks
+  // For those of 500 on devices. A second transfer of NCCL costs more than these bytes.
+  static constexpr std::int64_t kNcclFirstBytes = 6144;
+
   // `ordered`: the thread of all lanes; null: lanes need no common order. `summary_bytes`: of a block's
   // content that the user of this class fills in.
   EngineCall(Rank rank, std::unique_ptr<Communicator> communicator, int lane, std::int64_t summary_bytes,
              std::unique_ptr<MessageCarrier> messages, double deadline,
-             std::shared_ptr<TransferThread> ordered);
+             std::shared_ptr<TransferThread> ordered, std::int64_t first_bytes = kFirstBytes);
   // Bytes of all blocks. `tables`: MessageCarrier::tables().
   static std::int64_t blocks_bytes(std::int64_t summary_bytes, int ranks, const TableBytes& tables);
   // Waits for an exchange that has been started.
@@ -60,7 +67,7 @@ class EngineCall {
   // the thread of the exchange: it finishes the messages and the summaries, and passes its argument to every
   // wait.
   void post(bool split, std::function<void(const Check&)> prepare = {});
-  // Blocks until the exchange is done.
+  // Blocks until the exchange is done. Runs it, if post() has not started it.
   void wait();
   // As Channel::refuse.
   void refuse(Operation operation, const Error& error) noexcept;
@@ -79,6 +86,7 @@ class EngineCall {
   void wait_for_started();
   bool is_overdue(Clock::time_point begin) const;
   void begin_step();
+  void exchange_here();
   void exchange(const Check& check);
   std::int64_t* table_in(const std::byte* block_content) const;
   void write_headers();
@@ -102,6 +110,7 @@ class EngineCall {
   const int me_, ranks_, lane_, lane_number_;
   const CallProgress progress_;
   const std::int64_t summary_bytes_;  // of a block's content; the carrier's table follows
+  const std::int64_t first_bytes_;
   const bool has_tables_;
   const double deadline_;
   const std::unique_ptr<Communicator> communicator_;

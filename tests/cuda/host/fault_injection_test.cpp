@@ -33,10 +33,10 @@ TEST(FaultInjectionOptions, RefusesUnknownStallPoints) {
     fault_injection_of(0, "rows");
     FAIL();
   } catch (const UsageError& error) {
-    EXPECT_STREQ(
-        error.what(),
-        "FERRY_STALL = 'rows', must be header, counts, route_values, metadata, row, flag, end_of_stream or "
-        "poll");
+    EXPECT_STREQ(error.what(),
+                 "FERRY_STALL = 'rows', must be header, counts, route_values, metadata, row, flag, "
+                 "end_of_stream, poll, "
+                 "hop_send, hop_relay or hop_receive");
   }
 }
 

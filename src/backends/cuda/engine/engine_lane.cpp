@@ -51,7 +51,9 @@ EngineLane::EngineLane(const ExchangeState& exchange, Lane& lane, int index,
       counts_(exchange.config.experts),
       call_(exchange.rank, std::move(communicator), index, exchange.engine->header_bytes,
             std::unique_ptr<collective::MessageCarrier>(messages_), exchange.config.deadline,
-            std::move(ordered)) {}
+            std::move(ordered),
+            exchange.config.engine == EngineKind::nccl ? collective::EngineCall::kNcclFirstBytes
+                                                       : collective::EngineCall::kFirstBytes) {}
 
 // --- between the phases ------------------------------------------------------------------------------------
 
@@ -67,18 +69,6 @@ std::int32_t EngineLane::header_count(const std::byte* header, int i) const {
   LLPacket facts;
   std::memcpy(&facts, header + kHeaderFacts * sizeof facts, sizeof facts);
   return static_cast<std::int32_t>(header_word(header, kHeaderCounts + i / 2, facts.call) >> (32 * (i % 2)));
-}
-
-// Runs `launch`. If it throws a UsageError, refuses the call, so that the peers get the error instead of
-// waiting.
-template <class Launch>
-void EngineLane::launch_or_refuse(Operation operation, Launch launch) {
-  try {
-    launch();
-  } catch (const UsageError& error) {
-    refuse(operation, error);
-    throw;
-  }
 }
 
 // Enqueues copies of the headers for all ranks. The one for this rank lies in the inbox.

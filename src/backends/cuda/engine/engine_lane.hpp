@@ -81,8 +81,17 @@ class EngineLane {
   std::uint64_t header_word(const std::byte* header, int i, std::uint64_t call) const;
   std::int32_t header_count(const std::byte* header, int i) const;
 
+  // Runs `launch`. If it throws a UsageError, refuses the call, so that the peers get the error instead of
+  // waiting.
   template <class Launch>
-  void launch_or_refuse(Operation operation, Launch launch);
+  void launch_or_refuse(Operation operation, Launch launch) {
+    try {
+      launch();
+    } catch (const UsageError& error) {
+      refuse(operation, error);
+      throw;
+    }
+  }
   void fetch_headers(Stream stream);
   void post(bool split, std::optional<Stored> stored, Stream stream);
   void describe(const Stored& stored);

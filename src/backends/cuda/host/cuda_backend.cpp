@@ -9,17 +9,6 @@
 
 namespace ferry {
 namespace cuda {
-namespace {
-
-// Throws UsageError if the stream is being captured: `call` waits for the host.
-void require_no_capture(Stream stream, const char* call) {
-  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-  check(cudaStreamIsCapturing(handle_of(stream), &status), "query the capture state of a stream");
-  if (status != cudaStreamCaptureStatusNone)
-    throw UsageError(str(call, ": cannot be captured into a CUDA graph, because it waits for its result"));
-}
-
-}  // namespace
 
 CudaBackend::CudaBackend(const Rank& rank, const Config& config, Reach reach)
     : exchange_(rank, config, reach), monitor_(rank, exchange_.report(), config.deadline) {
@@ -32,6 +21,13 @@ CudaBackend::CudaBackend(const Rank& rank, const Config& config, Reach reach)
 CudaBackend::~CudaBackend() {
   const ScopedDevice device(exchange_.device);
   cudaDeviceSynchronize();
+}
+
+void CudaBackend::require_no_capture(Stream stream, const char* call) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  check(cudaStreamIsCapturing(handle_of(stream), &status), "query the capture state of a stream");
+  if (status != cudaStreamCaptureStatusNone)
+    throw UsageError(str(call, ": cannot be captured into a CUDA graph, because it waits for its result"));
 }
 
 DispatchResult CudaBackend::dispatch_receive(int lane, Stream stream) {
@@ -155,7 +151,8 @@ void CudaBackend::reduce_scatter_v(const ReduceScatterCall& call, Stream stream)
 
 }  // namespace cuda
 
-Sizes cuda_backend_sizes(const Config& config, int rank) {
+Sizes cuda_backend_sizes(const Config& config, const Topology& topology, int rank) {
+  if (has_relays(config, topology)) return relayed_cuda_backend_sizes(config, topology, rank);
   cuda::check_limits(config);
   const cuda::DeviceLayout layout = cuda::device_layout(config);
   const std::int64_t lanes = config.lanes;
@@ -168,6 +165,7 @@ Sizes cuda_backend_sizes(const Config& config, int rank) {
 
 std::unique_ptr<Backend> make_cuda_backend(const Rank& rank, const Config& config) {
   cuda::check_limits(config);
+  if (has_relays(config, rank.topology())) return make_relayed_cuda_backend(rank, config);
   return std::make_unique<cuda::CudaBackend>(rank, config);
 }
 

@@ -20,7 +20,9 @@ class CudaBackend : public Backend, protected GatherOperations {
   Capabilities capabilities() const override {
     return {.device_memory = true, .streams = true, .late_errors = true, .capture = true};
   }
-  Sizes sizes() const override { return cuda_backend_sizes(exchange_.config, exchange_.me()); }
+  Sizes sizes() const override {
+    return cuda_backend_sizes(exchange_.config, exchange_.rank.topology(), exchange_.me());
+  }
 
   DispatchResult dispatch(const DispatchCall& call, Stream stream) override {
     return dispatch(call, Phase::fused, stream);
@@ -58,6 +60,9 @@ class CudaBackend : public Backend, protected GatherOperations {
 
  protected:
   Lane& lane(int index) { return lanes_[static_cast<std::size_t>(index)]; }
+  const Lane& lane(int index) const { return lanes_[static_cast<std::size_t>(index)]; }
+  // Throws UsageError if the stream is being captured: `call` waits for the host.
+  static void require_no_capture(Stream stream, const char* call);
 
   // Throws the group's failure, including one that the device has just reported.
   void throw_if_failed(Operation operation);

@@ -59,15 +59,19 @@ ExchangeState::ExchangeState(const Rank& this_rank, const Config& exchange_confi
       arrays(exchange_arrays(exchange_config)),
       tables(arrays.bytes),
       report_memory(sizeof(HostSignals)) {
-  if (reach == Reach::mapped) {
-    memory.emplace(rank, device_layout(config).bytes());
-    ranks_on_device = memory->ranks_on_my_device();
-  } else {
-    ranks_on_device = ranks_on_current_device(rank);
+  if (reach != Reach::mapped) {
     engine = engine_layout(config, rank.topology(), rank.index());
     registers = config.engine == EngineKind::nccl && Environment::says_yes(&Environment::nccl_register);
-    engine_memory = memory_for_engine(config.lanes * engine->bytes);
   }
+  if (reach == Reach::engine) {
+    ranks_on_device = ranks_on_current_device(rank);
+  } else {
+    if (reach == Reach::hops)
+      hops = hop_layout(config, rank.topology(), engine->header_bytes, engine->row_bytes);
+    memory.emplace(rank, hops ? config.lanes * hops->bytes : device_layout(config).bytes());
+    ranks_on_device = memory->ranks_on_my_device();
+  }
+  if (engine) engine_memory = memory_for_engine(config.lanes * engine->bytes);
   blocks = blocks_of_rank(ranks_on_device, device, config.lanes);
   const Placement& placement = config.placement;
   std::vector<std::byte> host(static_cast<std::size_t>(RoutingTables::bytes(config.experts, rank.size())));
@@ -96,6 +100,7 @@ Lane::Lane(const ExchangeState& exchange, int index)
       index_(index),
       arrays_(lane_arrays(exchange_.config, exchange_.me())),
       memory_(arrays_.bytes),
+      hop_memory_(exchange_.hops ? HopWorkingMemory::of(exchange_.hops->shape).bytes : 0),
       pinned_(sizeof(LanePinnedMemory)),
       counts_(
           HostCounts::bytes(exchange_.rank.size(), exchange_.config.placement.local_experts(exchange_.me()))),
@@ -107,6 +112,7 @@ Lane::Lane(const ExchangeState& exchange, int index)
       streams_(exchange_id(exchange_), index, view_.rank, exchange_.device) {
   prepare_dispatch(view_);
   prepare_combine(view_.ranks);
+  if (exchange_.hops) prepare_hops();
   prepare_scale_tiles();
   init_memory();
 }
@@ -218,11 +224,11 @@ LaunchShape Lane::shape(int sm_limit) const {
 }
 
 void Lane::route_values(const float* values, const Plan& plan, float* row_values, Phase phase,
-                        Operation operation, Stream stream) {
+                        Operation operation, const AgreedOptions& terms, Stream stream) {
   require_own_stream(Operation::route_values, stream);
   pointer_check_.require_usable("route_values", pointers_of_route_values(values, plan, row_values));
   RouteValuesArguments arguments{.lane = view_,
-                                 .terms = AgreedOptions::of(Operation::route_values),
+                                 .terms = terms,
                                  .plan = plan.storage(),
                                  .values = values,
                                  .row_values = row_values,
@@ -311,16 +317,16 @@ void Lane::add_blocks(std::span<const std::byte* const> blocks, DType type, void
 void Lane::refuse(Operation operation, const Error& error, Stream stream) {
   const RefusalArguments arguments{.lane = view_, .operation = operation, .refusal = ErrorRecord::of(error)};
   if (streams_.other_rank_on(stream, calls_ + 1) < 0) {
-    launch_refusal(arguments, handle_of(stream));
+    post_refusal(arguments, handle_of(stream));
   } else {
     // On `stream` the refusal would wait for the other rank's kernel, which waits for the refusal. Nothing
     // orders another stream after the lane's earlier calls, and its next call after that stream.
     wait_for_calls();
     const CudaStream own;
-    launch_refusal(arguments, own.get());
+    post_refusal(arguments, own.get());
     own.synchronize();
   }
-  ++calls_;
+  calls_ += exchange_.hops && operation == Operation::combine ? 2 : 1;
 }
 
 // Returns when all calls enqueued so far have ended, or the deadline has passed. No call may have been

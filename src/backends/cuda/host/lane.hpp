@@ -3,6 +3,7 @@
 
 #include <optional>
 #include <span>
+#include <vector>
 
 #include "backends/cuda/combine/combine.hpp"
 #include "backends/cuda/combine/epilogue.hpp"
@@ -14,6 +15,7 @@
 #include "backends/cuda/host/call_pointers.hpp"
 #include "backends/cuda/host/diagnostics_reader.hpp"
 #include "backends/cuda/host/engine_layout.hpp"
+#include "backends/cuda/host/hop_memory.hpp"
 #include "backends/cuda/host/lane_streams.hpp"
 #include "backends/cuda/host/memory_layout.hpp"
 #include "backends/cuda/memory/device_memory.hpp"
@@ -23,12 +25,13 @@
 #include "backends/cuda/operations/gather.hpp"
 #include "backends/cuda/operations/small_operations.hpp"
 #include "exchange/backend.hpp"
+#include "exchange/call_options.hpp"
 
 namespace ferry::cuda {
 
-// How the kernels of one rank reach another rank's memory: directly, or not at all, because an engine carries
-// what they send.
-enum class Reach { mapped, engine };
+// How the kernels of one rank reach another rank's memory: directly; not at all, because an engine carries
+// what they send; or likewise, because a launch between the phases carries it in two hops.
+enum class Reach { mapped, engine, hops };
 
 // State of an exchange that all its lanes use. Constant after construction.
 struct ExchangeState {
@@ -38,8 +41,9 @@ struct ExchangeState {
   Rank rank;
   Config config;
   int device;                                   // that was current at construction
-  std::optional<DeviceSymmetricMemory> memory;  // mapped
-  std::optional<EngineLayout> engine;           // engine
+  std::optional<EngineLayout> engine;           // engine, hops
+  std::optional<HopLayout> hops;                // hops: of the symmetric memory of a lane
+  std::optional<DeviceSymmetricMemory> memory;  // mapped, hops
   bool registers = false;                       // engine: its memory may be registered with NCCL
   DeviceMemory engine_memory;                   // of all lanes
   int ranks_on_device;                          // this rank included
@@ -55,6 +59,10 @@ struct ExchangeState {
   HostSignals* report() const { return reinterpret_cast<HostSignals*>(report_memory.data()); }
 };
 
+// The options of a call as kernels compare them. The plan's call follows in the kernel, which reads it from
+// the plan's header.
+AgreedOptions agreed_options_of(Operation operation, const CallOptions& options);
+
 class Lane {
  public:
   Lane(const ExchangeState& exchange, int index);
@@ -67,7 +75,12 @@ class Lane {
   void combine_receive(Stream stream);
   // `operation`: on whose behalf the values travel.
   void route_values(const float* values, const Plan& plan, float* row_values, Phase phase,
-                    Operation operation, Stream stream);
+                    Operation operation, Stream stream) {
+    route_values(values, plan, row_values, phase, operation, AgreedOptions::of(Operation::route_values),
+                 stream);
+  }
+  void route_values(const float* values, const Plan& plan, float* row_values, Phase phase,
+                    Operation operation, const AgreedOptions& terms, Stream stream);
   const StepMetadata* metadata(const MetadataCall& call, Stream stream);
   void all_gather_v(const AllGatherCall& call, Stream stream);
   void reduce_scatter_v(const ReduceScatterCall& call, Stream stream);
@@ -110,6 +123,18 @@ class Lane {
   // how many there are.
   void add_for_relay(std::span<const ArrivedRows> rows, std::byte* out, std::int32_t* count,
                      cudaStream_t stream) const;
+  // In two hops: these follow the send phase of the same name, or are whole calls of several launches.
+  DispatchResult hop_dispatch_receive(Stream stream);
+  void hop_combine_receive(Stream stream);
+  void hop_combine(const CombineCall& call, Stream stream);
+  void hop_route_values(const float* values, const Plan& plan, float* row_values, Operation operation,
+                        const AgreedOptions& terms, Stream stream);
+  const StepMetadata* hop_metadata(const MetadataCall& call, Stream stream);
+  // dispatch_counts: the second is for when the stream has executed the first.
+  void hop_count_dispatch(const Ids& ids, std::int32_t tokens, Stream stream);
+  DispatchCounts hop_dispatch_counts();
+  void add_hop_wire(WireCounts& counts) const;
+
   // The memory of the step metadata, on the device.
   StepMetadata* step_metadata() const { return array<StepMetadata>(arrays_.metadata); }
   const LaneView& view() const { return view_; }
@@ -143,7 +168,14 @@ class Lane {
   // The epilogue of a combine, whose result is what `combine` says; none: nothing to do.
   std::optional<EpilogueArguments> plan_epilogue(const CombineCall& call,
                                                  const CombineArguments& combine) const;
+  // Whether something else than the kernels of the phases carries what they send.
   bool over_engine() const { return exchange_.engine.has_value(); }
+  HopArguments hop_arguments(Operation operation, HopContent content) const;
+  void hop_messages(HopArguments arguments, const LaneView& lane, const PlanView& plan, std::int64_t parts,
+                    bool planned, const LaunchShape& shape, Stream stream) const;
+  void hop_rows(Stream stream);
+  void hop_headers(Operation operation, cudaStream_t stream) const;
+  void post_refusal(const RefusalArguments& arguments, cudaStream_t stream) const;
   void require_own_stream(Operation operation, Stream stream) {
     streams_.require_own(operation, stream, calls_ + 1);
   }
@@ -160,6 +192,7 @@ class Lane {
   const int index_;
   const LaneArrays arrays_;
   DeviceMemory memory_;
+  DeviceMemory hop_memory_;  // HopWorkingMemory
   PinnedMemory pinned_;
   PinnedMemory counts_;  // HostCounts
   LaneView view_;
@@ -174,8 +207,9 @@ class Lane {
   std::optional<EpilogueArguments> epilogue_;
   LaunchShape phase_shape_;
   DispatchResult result_;
-  std::uint64_t calls_ = 0;    // enqueued so far
-  std::uint64_t counted_ = 0;  // calls of dispatch_counts
+  std::uint64_t calls_ = 0;                            // enqueued so far
+  std::uint64_t counted_ = 0;                          // calls of dispatch_counts
+  std::vector<std::int32_t> hop_tokens_, hop_routes_;  // of the last one in two hops: [R], [L]
 };
 
 }  // namespace ferry::cuda

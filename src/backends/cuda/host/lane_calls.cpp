@@ -17,14 +17,14 @@
 #include "exchange/scale_checks.hpp"
 
 namespace ferry::cuda {
-namespace {
 
-// The plan's call follows in the kernel, which reads it from the plan's header.
 AgreedOptions agreed_options_of(Operation operation, const CallOptions& options) {
   AgreedOptions agreed = AgreedOptions::of(operation);
   for (const CallOption& option : options.values()) agreed.add(option.value);
   return agreed;
 }
+
+namespace {
 
 // Kernels of dispatch store by rows what becomes tiles afterwards.
 PartList by_rows(PartList parts) {

@@ -12,8 +12,9 @@ namespace ferry::cuda {
 namespace {
 
 // In the order of KernelPoint, from `header` on.
-constexpr std::array kPointNames = {"header", "counts", "route_values",  "metadata",
-                                    "row",    "flag",   "end_of_stream", "poll"};
+constexpr std::array kPointNames = {"header",   "counts",    "route_values",  "metadata",
+                                    "row",      "flag",      "end_of_stream", "poll",
+                                    "hop_send", "hop_relay", "hop_receive"};
 constexpr std::uint32_t kMaxPauseNs = 20'000;
 
 KernelPoint point_of(const std::string& name) {

@@ -18,6 +18,10 @@ enum class KernelPoint : std::uint32_t {
   flag,           // sets the flags of stored rows
   end_of_stream,  // sets the end-of-stream flag of a call
   poll,           // polls for data of a peer
+  // In two hops:
+  hop_send,     // stores a message for a relay or a final rank
+  hop_relay,    // passes on a message, or adds rows
+  hop_receive,  // takes a message out of its window
 };
 
 struct FaultInjection {

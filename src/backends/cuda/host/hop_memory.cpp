@@ -1,0 +1,67 @@
+#include "backends/cuda/host/hop_memory.hpp"
+
+#include <algorithm>
+
+#include "backends/cuda/host/engine_layout.hpp"
+#include "backends/cuda/host/memory_layout.hpp"
+#include "exchange/backend.hpp"
+#include "exchange/configuration.hpp"
+
+namespace ferry {
+namespace cuda {
+namespace {
+
+// Without Config::window: all windows of a hop on a rank together. Bytes.
+constexpr std::int64_t kWindowsBytes = 4 << 20;
+
+// Channels of a stream: about as many tasks as a GPU has warps to spare, and at most one for each message of
+// the window. All ranks have the same.
+int channels_of(int ranks, int window) {
+  return std::clamp(std::min(64 / ranks, window), 1, 16);
+}
+
+}  // namespace
+
+HopLayout hop_layout(const Config& config, const Topology& topology, std::int64_t header_bytes,
+                     std::int64_t row_bytes) {
+  HopShape shape;
+  shape.ranks = topology.ranks();
+  for (int node = 0; node < topology.nodes(); ++node)
+    shape.node_ranks = std::max(shape.node_ranks, static_cast<std::int32_t>(topology.ranks_of(node).size()));
+  shape.header_bytes = header_bytes;
+  shape.payload_bytes = align_up(device_layout(config).exchange.shape.message_bytes, 16);
+  shape.metadata_bytes = static_cast<std::int64_t>(sizeof(LLPacket)) * config.top_k;
+  shape.row_bytes = row_bytes;
+  shape.channels = shape.slots = 1;
+  // No window holds more messages than a rank can send.
+  const std::int64_t most = std::int64_t{config.max_tokens} * config.top_k,
+                     share = kWindowsBytes / shape.ranks / HopLayout::of(shape).slot_bytes[0],
+                     window = std::clamp<std::int64_t>(config.window > 0 ? config.window : share, 1, most);
+  shape.channels = channels_of(shape.ranks, static_cast<int>(window));
+  shape.slots = static_cast<std::int32_t>(window / shape.channels);
+  return HopLayout::of(shape);
+}
+
+HopWorkingMemory HopWorkingMemory::of(const HopShape& shape) {
+  HopWorkingMemory memory{};
+  memory.counts = 0;
+  memory.muted = 4 * sizeof(HopCounts);
+  memory.states = 256;
+  memory.bytes = memory.states + std::int64_t{hop_tasks(shape)} * 32 * sizeof(HopTaskState);
+  return memory;
+}
+
+}  // namespace cuda
+
+Sizes relayed_cuda_backend_sizes(const Config& config, const Topology& topology, int rank) {
+  cuda::check_limits(config);
+  const cuda::EngineLayout engine = cuda::engine_layout(config, topology, rank);
+  const cuda::HopLayout hops = cuda::hop_layout(config, topology, engine.header_bytes, engine.row_bytes);
+  Sizes sizes = device_collective_sizes(config, topology, rank);
+  sizes.dispatch_staging = config.lanes * (hops.bytes - hops.signals_end);
+  sizes.signals = config.lanes * hops.signals_end;
+  sizes.plans += config.lanes * cuda::HopWorkingMemory::of(hops.shape).bytes;
+  return sizes;
+}
+
+}  // namespace ferry

@@ -1,0 +1,21 @@
+// Memory that two hops take on the backend `cuda`.
+#pragma once
+
+#include "backends/cuda/two_hops/hop_call.hpp"
+#include "ferry/config.hpp"
+#include "ferry/topology.hpp"
+
+namespace ferry::cuda {
+
+// Of a lane's windows. `header_bytes`: of a call header (EngineLayout).
+HopLayout hop_layout(const Config& config, const Topology& topology, std::int64_t header_bytes,
+                     std::int64_t row_bytes);
+
+// Working memory of a lane, zeroed at first.
+struct HopWorkingMemory {
+  std::int64_t counts, muted, states, bytes;
+
+  static HopWorkingMemory of(const HopShape& shape);
+};
+
+}  // namespace ferry::cuda

@@ -1,0 +1,211 @@
+// The calls of a lane in two hops: between the phases a launch carries what they have stored (two_hops/).
+#include <cstring>
+#include <numeric>
+
+#include "backends/cuda/host/lane.hpp"
+#include "backends/cuda/runtime/blocking_copy.hpp"
+#include "backends/cuda/runtime/current_device.hpp"
+#include "backends/cuda/runtime/error.hpp"
+#include "backends/cuda/two_hops/header_calls.hpp"
+#include "base/text.hpp"
+#include "exchange/configuration.hpp"
+
+namespace ferry::cuda {
+
+HopArguments Lane::hop_arguments(Operation operation, HopContent content) const {
+  const EngineLayout& layout = *exchange_.engine;
+  std::byte* const memory = exchange_.engine_lane(index_);
+  const HopWorkingMemory working = HopWorkingMemory::of(exchange_.hops->shape);
+  HopArguments arguments{};
+  arguments.wires = view_;
+  for (int peer = 0; peer < view_.ranks; ++peer)
+    arguments.wires.symmetric[peer] = exchange_.memory->at(peer, index_ * exchange_.hops->bytes);
+  arguments.layout = *exchange_.hops;
+  arguments.topology = HopTopology::of(exchange_.rank.topology(), view_.rank);
+  arguments.memory = {reinterpret_cast<HopTaskState*>(hop_memory_.data() + working.states),
+                      reinterpret_cast<HopCounts*>(hop_memory_.data() + working.counts)};
+  arguments.operation = operation;
+  arguments.content = content;
+  arguments.inbox = memory + layout.inbox;
+  arguments.outbox = memory + layout.outbox;
+  arguments.block_bytes = layout.block_bytes;
+  arguments.header_bytes = layout.header_bytes;
+  arguments.flags = layout.flags;
+  arguments.end_of_stream = view_.signals.header_bytes;
+  arguments.row_outbox = memory + layout.row_outbox;
+  arguments.row_inbox = memory + layout.row_inbox;
+  arguments.row_bytes = layout.row_bytes;
+  arguments.label_offset = layout.label_offset;
+  arguments.most_sent = layout.sent_rows;
+  arguments.most_received = layout.received_rows;
+  arguments.arrived = reinterpret_cast<LLPacket*>(memory + layout.arrived);
+  arguments.row_flags = layout.row_flags - layout.inbox;
+  arguments.combine_type = exchange_.config.combine_type;
+  arguments.row =
+      combine_row_layout(exchange_.config.combine_type, exchange_.config.hidden, exchange_.config.top_k);
+  return arguments;
+}
+
+// `planned`: by this plan; `parts`: bytes of a message's parts.
+void Lane::hop_messages(HopArguments arguments, const LaneView& lane, const PlanView& plan,
+                        std::int64_t parts, bool planned, const LaunchShape& shape, Stream stream) const {
+  if (planned) launch_clear_inbox(lane, handle_of(stream));
+  arguments.payload_bytes = static_cast<std::int32_t>(align_up(parts, 16));
+  arguments.metadata_bytes = static_cast<std::int32_t>(sizeof(LLPacket)) * view_.top_k;
+  // Values of routes, which have no parts, are not counted and have no flags.
+  arguments.sets_flags = parts > 0;
+  if (parts == 0) arguments.memory.counts = nullptr;
+  arguments.sent_tokens = plan.sent_tokens;
+  if (planned) arguments.counts = plan.tokens_between + std::int64_t{view_.rank} * view_.ranks;
+  launch_hops(arguments, shape, handle_of(stream));
+}
+
+DispatchResult Lane::hop_dispatch_receive(Stream stream) {
+  HopArguments arguments = hop_arguments(Operation::dispatch, HopContent::messages);
+  arguments.result_counts = dispatch_.counts;
+  arguments.result_offsets = dispatch_.row_offsets;
+  hop_messages(arguments, dispatch_.lane, dispatch_.plan,
+               dispatch_.message.bytes - std::int64_t{sizeof(LLPacket)} * view_.top_k, dispatch_.by_plan,
+               phase_shape_, stream);
+  return dispatch_receive(stream);
+}
+
+void Lane::hop_route_values(const float* values, const Plan& plan, float* row_values, Operation operation,
+                            const AgreedOptions& terms, Stream stream) {
+  route_values(values, plan, row_values, Phase::send, operation, terms, stream);
+  LaneView lane = view_;
+  place_engine_messages(*exchange_.engine, 0, &lane);
+  hop_messages(hop_arguments(operation, HopContent::messages), lane,
+               view_plan(plan.storage(), view_.plan_shape), 0, true, shape(0), stream);
+  route_values(values, plan, row_values, Phase::receive, operation, terms, stream);
+}
+
+void Lane::hop_combine(const CombineCall& call, Stream stream) {
+  if (call.reduction != Reduction::partial || call.topk_weights == nullptr) {
+    combine(call, Phase::send, stream);
+    hop_combine_receive(stream);
+    return;
+  }
+  // Nothing may be refused after the first part.
+  require_own_stream(Operation::combine, stream);
+  pointer_check_.require_usable("combine", pointers_of(call));
+  shape(call.sm_limit);
+  auto* const row_weights =
+      reinterpret_cast<float*>(exchange_.engine_lane(index_) + exchange_.engine->row_weights);
+  const MuteArguments mute{
+      view_, reinterpret_cast<std::uint64_t*>(hop_memory_.data() +
+                                              HopWorkingMemory::of(exchange_.hops->shape).muted)};
+  // Ranks compare the options of the combine in its first part.
+  hop_route_values(call.topk_weights, call.plan, row_weights, Operation::combine,
+                   agreed_options_of(Operation::combine, options_of(call)), stream);
+  launch_mute(mute, handle_of(stream));
+  CombineCall with_row_weights = call;
+  with_row_weights.topk_weights = nullptr;
+  with_row_weights.row_weights = row_weights;
+  combine(with_row_weights, Phase::send, stream);
+  hop_rows(stream);
+  launch_unmute(mute, handle_of(stream));
+}
+
+void Lane::hop_combine_receive(Stream stream) {
+  hop_rows(stream);
+  launch_skip_number(view_, handle_of(stream));
+  ++calls_;
+}
+
+// The hops and the receive phase of a combine.
+void Lane::hop_rows(Stream stream) {
+  const HopContent content = adds_by_node() ? HopContent::sums : HopContent::rows;
+  HopArguments arguments = hop_arguments(Operation::combine, content);
+  arguments.counts =
+      reinterpret_cast<const std::int32_t*>(exchange_.engine_lane(index_) + exchange_.engine->rows);
+  launch_hops(arguments, phase_shape_, handle_of(stream));
+  if (adds_by_node()) add_on_nodes(stream);
+  combine_receive(stream);
+}
+
+void Lane::hop_headers(Operation operation, cudaStream_t stream) const {
+  launch_hops(hop_arguments(operation, HopContent::headers), {}, stream);
+}
+
+const StepMetadata* Lane::hop_metadata(const MetadataCall& call, Stream stream) {
+  require_own_stream(Operation::metadata, stream);
+  pointer_check_.require_usable("metadata", pointers_of(call));
+  StepMetadata* const metadata = call.into != nullptr ? call.into : step_metadata();
+  const MetadataArguments arguments{.lane = view_,
+                                    .terms = AgreedOptions::of(Operation::metadata),
+                                    .count = call.count,
+                                    .device_count = call.device_count,
+                                    .metadata = metadata};
+  launch_post_metadata(arguments, handle_of(stream));
+  hop_headers(Operation::metadata, handle_of(stream));
+  launch_finish_metadata(arguments, handle_of(stream));
+  ++calls_;
+  return metadata;
+}
+
+void Lane::post_refusal(const RefusalArguments& arguments, cudaStream_t stream) const {
+  if (!exchange_.hops) return launch_refusal(arguments, stream);
+  launch_post_refusal(arguments, stream);
+  hop_headers(arguments.operation, stream);
+  launch_finish_headers({.lane = view_, .terms = AgreedOptions::of(arguments.operation), .compares = false},
+                        stream);
+}
+
+void Lane::hop_count_dispatch(const Ids& ids, std::int32_t tokens, Stream stream) {
+  count_dispatch(ids, tokens, stream);
+  hop_headers(Operation::dispatch_counts, handle_of(stream));
+  launch_finish_headers(
+      {.lane = view_, .terms = AgreedOptions::of(Operation::dispatch_counts), .compares = true},
+      handle_of(stream));
+  ++calls_;
+}
+
+// Reads the call headers, which hop_count_dispatch() has exchanged.
+DispatchCounts Lane::hop_dispatch_counts() {
+  const EngineLayout& layout = *exchange_.engine;
+  const std::byte* const inbox = exchange_.engine_lane(index_) + layout.inbox;
+  std::vector<LLPacket> header(static_cast<std::size_t>(kHeaderCounts + view_.signals.count_words));
+  const Placement& placement = exchange_.config.placement;
+  int first = 0;  // physical index of this rank's first expert
+  for (int rank = 0; rank < view_.rank; ++rank) first += placement.local_experts(rank);
+  hop_tokens_.assign(static_cast<std::size_t>(view_.ranks), 0);
+  hop_routes_.assign(static_cast<std::size_t>(placement.local_experts(view_.rank)), 0);
+  std::int64_t messages = 0;
+  for (int source = 0; source < view_.ranks; ++source) {
+    copy_blocking(header.data(), inbox + source * layout.block_bytes,
+                  static_cast<std::int64_t>(header.size() * sizeof(LLPacket)));
+    const auto count = [&](int i) {
+      return static_cast<std::int32_t>(header[static_cast<std::size_t>(kHeaderCounts + i / 2)].word >>
+                                       (32 * (i % 2)));
+    };
+    hop_tokens_[static_cast<std::size_t>(source)] = HeaderFacts::of(header[kHeaderFacts].word).count;
+    messages += count(view_.signals.first_messages + view_.rank);
+    for (std::size_t expert = 0; expert < hop_routes_.size(); ++expert)
+      hop_routes_[expert] += count(first + static_cast<int>(expert));
+  }
+  DispatchCounts counts;
+  counts.tokens = hop_tokens_;
+  counts.routes = hop_routes_;
+  counts.total = total_rows(exchange_.config, view_.rank, counts.tokens[static_cast<std::size_t>(view_.rank)],
+                            messages, counts.routes);
+  return counts;
+}
+
+void Lane::add_hop_wire(WireCounts& counts) const {
+  const ScopedDevice device(exchange_.device);
+  HopCounts moved[4];
+  copy_blocking(moved, hop_memory_.data() + HopWorkingMemory::of(exchange_.hops->shape).counts, sizeof moved);
+  const auto add = [](const HopCounts& of, std::int64_t& bytes, std::int64_t& messages) {
+    bytes += static_cast<std::int64_t>(of.bytes);
+    messages += static_cast<std::int64_t>(of.messages);
+  };
+  for (int between = 0; between < 2; ++between) {
+    add(moved[between], counts.dispatch_bytes, counts.dispatch_messages);
+    add(moved[2 + between], counts.combine_bytes, counts.combine_messages);
+  }
+  add(moved[1], counts.between_nodes.dispatch_bytes, counts.between_nodes.dispatch_messages);
+  add(moved[3], counts.between_nodes.combine_bytes, counts.between_nodes.combine_messages);
+}
+
+}  // namespace ferry::cuda

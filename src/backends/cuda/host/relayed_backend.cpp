@@ -1,0 +1,90 @@
+// The backend `cuda` in two hops: the kernels of the phases, and between them a launch that carries what they
+// have stored.
+#include "backends/cuda/host/cuda_backend.hpp"
+#include "backends/cuda/runtime/error.hpp"
+#include "base/text.hpp"
+#include "group/fault_points.hpp"
+
+namespace ferry {
+namespace cuda {
+namespace {
+
+class RelayedCudaBackend final : public CudaBackend {
+ public:
+  RelayedCudaBackend(const Rank& rank, const Config& config) : CudaBackend(rank, config, Reach::hops) {}
+
+  DispatchResult dispatch(const DispatchCall& call, Stream stream) override {
+    CudaBackend::dispatch_send(call, stream);
+    return lane(call.lane).hop_dispatch_receive(stream);
+  }
+  DispatchResult dispatch_receive(int index, Stream stream) override {
+    throw_if_failed(Operation::dispatch);
+    return lane(index).hop_dispatch_receive(stream);
+  }
+
+  void combine(const CombineCall& call, Stream stream) override {
+    begin(Operation::combine, FaultPoint::combine_begin);
+    run_or_refuse(Operation::combine, call.lane, stream, [&] { lane(call.lane).hop_combine(call, stream); });
+  }
+  void combine_receive(int index, Stream stream) override {
+    throw_if_failed(Operation::combine);
+    lane(index).hop_combine_receive(stream);
+  }
+
+  void route_values(const float* values, const Plan& plan, float* row_values, int index,
+                    Stream stream) override {
+    begin(Operation::route_values, FaultPoint::route_values_begin);
+    run_or_refuse(Operation::route_values, index, stream, [&] {
+      lane(index).hop_route_values(values, plan, row_values, Operation::route_values,
+                                   AgreedOptions::of(Operation::route_values), stream);
+    });
+  }
+  const StepMetadata* metadata(const MetadataCall& call, Stream stream) override {
+    begin(Operation::metadata, FaultPoint::metadata_begin);
+    return run_or_refuse(Operation::metadata, call.lane, stream,
+                         [&] { return lane(call.lane).hop_metadata(call, stream); });
+  }
+  DispatchCounts dispatch_counts(const Ids& ids, std::int32_t tokens, int index, Stream stream) override {
+    begin(Operation::dispatch_counts, FaultPoint::dispatch_begin);
+    require_no_capture(stream, "dispatch_counts");
+    run_or_refuse(Operation::dispatch_counts, index, stream,
+                  [&] { lane(index).hop_count_dispatch(ids, tokens, stream); });
+    // Every wait of the launches has a deadline.
+    check(cudaStreamSynchronize(handle_of(stream)), "wait for the counts of a dispatch");
+    throw_if_failed(Operation::dispatch_counts);
+    lane(index).raise_device_error();
+    return lane(index).hop_dispatch_counts();
+  }
+
+  WireCounts wire_counts() const override {
+    WireCounts sum;
+    for (int index = 0; index < exchange_.config.lanes; ++index) lane(index).add_hop_wire(sum);
+    return sum;
+  }
+
+ private:
+  std::int64_t all_gather_v(const AllGatherCall&, Stream) override { refuse_gather("all_gather_v"); }
+  void reduce_scatter_v(const ReduceScatterCall&, Stream) override { refuse_gather("reduce_scatter_v"); }
+  [[noreturn]] static void refuse_gather(const char* operation) {
+    throw UnsupportedError(
+        str(operation, ": not available in two hops on device memory yet: use an exchange with hops one"));
+  }
+
+  void begin(Operation operation, FaultPoint point) {
+    throw_if_failed(operation);
+    fault_point(point, exchange_.me());
+  }
+};
+
+}  // namespace
+}  // namespace cuda
+
+std::unique_ptr<Backend> make_relayed_cuda_backend(const Rank& rank, const Config& config) {
+  if (rank.size() > cuda::kMaxRanks) {
+    throw UnsupportedError(str("kernels take two hops in groups of up to ", counted(cuda::kMaxRanks, "rank"),
+                               ", got ", rank.size(), ": use hops one, or the backend collective"));
+  }
+  return std::make_unique<cuda::RelayedCudaBackend>(rank, config);
+}
+
+}  // namespace ferry

@@ -1,0 +1,134 @@
+// Channels: how one warp passes messages to one warp of another rank, through a window of slots
+// (hop_layout.hpp).
+//
+// Flags and credits count within a call: their words hold the call number above the count, so nothing is
+// reset. When a call begins, all windows are empty: a rank writes to them only after it has the headers of
+// all ranks, and a rank posts its header after the launch of the call before, which has read everything.
+//
+//   message   stored; flag (release, system scope) in signal() | acquire in arrived(); read
+//   slot      read; credit (release) in signal()               | acquire in has_room(); written again
+#pragma once
+
+#include "backends/cuda/device/row_copy.cuh"
+#include "backends/cuda/protocol/wait.cuh"
+#include "backends/cuda/transport/transport.cuh"
+#include "backends/cuda/two_hops/hop_call.hpp"
+
+namespace ferry::cuda {
+
+inline constexpr int kHopCountBits = 26;
+inline constexpr std::uint64_t kHopCountMask = (std::uint64_t{1} << kHopCountBits) - 1;
+static_assert(std::int64_t{kMaxRanks} * SlotMetadata::kMostTokens < (std::int64_t{1} << kHopCountBits));
+
+__device__ __forceinline__ std::uint64_t hop_tag(std::uint64_t number, std::int64_t count) {
+  return number << kHopCountBits | static_cast<std::uint64_t>(count);
+}
+
+// [warp] Thread 0's value, for all threads. A barrier, too: what thread 0 has acquired, all may read.
+__device__ __forceinline__ std::int32_t from_first(std::int32_t value) {
+  return static_cast<std::int32_t>(__shfl_sync(~0u, value, 0));
+}
+
+// [warp] Copies whole 16-byte units.
+__device__ __forceinline__ void copy_warp(std::byte* to, const std::byte* from, std::int64_t bytes) {
+  const int end = static_cast<int>(bytes);
+  copy_granules<4>(from, {0, end}, [&](const Granules<4>& granules, int at) { granules.store(to, at, end); });
+}
+
+// One rank's view of the channels of a call.
+template <class Transport>
+struct HopChannels {
+  const HopArguments& call;
+  const Transport& transport;
+  const std::uint64_t number;  // of the call
+
+  __device__ __forceinline__ const LaneView& lane() const { return call.wires; }
+  __device__ __forceinline__ int me() const { return lane().rank; }
+  __device__ __forceinline__ static int thread() { return static_cast<int>(threadIdx.x % 32); }
+  __device__ __forceinline__ int slots() const { return call.layout.shape.slots; }
+  template <class T = std::byte>
+  __device__ __forceinline__ T* mine(std::int64_t offset) const {
+    return lane().template at<T>(me(), offset);
+  }
+
+  // --- writing -------------------------------------------------------------------------------------------
+
+  // [warp] Whether message `k` of the channel may be written.
+  __device__ __forceinline__ bool has_room(int hop, int origin, int reader, int channel,
+                                           std::int32_t k) const {
+    if (k < slots()) return true;
+    bool room = false;
+    if (thread() == 0) {
+      const Flag* credit = mine<Flag>(call.layout.credit(hop, origin, reader, channel));
+      const std::uint64_t read = hop_tag(number, k - slots() + 1);
+      // Acquire: the reader has read the slot before.
+      room = load_relaxed_sys(credit) >= read && load_acquire_sys(credit) >= read;
+      if (room) transport.acquire(credit, read);
+    }
+    return from_first(room ? 1 : 0) != 0;
+  }
+
+  // Where message `k` of a channel is composed: at the reader, or where it is put from.
+  __device__ __forceinline__ std::byte* compose_at(int hop, int origin, int reader, int channel,
+                                                   std::int32_t k) const {
+    const int slot = k % slots();
+    if (transport.is_staged(reader))
+      return mine(call.layout.staged(call.topology.local[origin], reader, channel, slot));
+    return transport.at(lane(), reader, mine(call.layout.slot(hop, origin, channel, slot)));
+  }
+  // [warp] Message `k`, which has been composed, may be read. `bytes`: of all of it.
+  __device__ __forceinline__ void publish(int hop, int origin, int reader, int channel, std::int32_t k,
+                                          std::int64_t bytes) const {
+    const int slot = k % slots();
+    Flag* const flag = mine<Flag>(call.layout.flag(hop, origin, channel, slot));
+    const std::uint64_t tag = hop_tag(number, k + 1);
+    if (transport.is_staged(reader)) {
+      transport.put_with_signal(lane(), reader, mine(call.layout.slot(hop, origin, channel, slot)),
+                                mine(call.layout.staged(call.topology.local[origin], reader, channel, slot)),
+                                static_cast<int>(bytes), flag, tag);
+    } else {
+      transport.signal(lane(), reader, flag, tag);
+    }
+  }
+  // [warp] The channel has no more than `total` messages in this call.
+  __device__ __forceinline__ void end(int hop, int origin, int reader, int channel,
+                                      std::int32_t total) const {
+    transport.signal(lane(), reader, mine<Flag>(call.layout.end(hop, origin, channel)),
+                     hop_tag(number, total));
+  }
+
+  // --- reading -------------------------------------------------------------------------------------------
+
+  enum class State { ready, late, ended };
+
+  // [thread] Whether message `k` of the channel has arrived; the warp may read it after a barrier.
+  __device__ __forceinline__ State look(int hop, int origin, int channel, std::int32_t k) const {
+    const Flag* flag = mine<Flag>(call.layout.flag(hop, origin, channel, k % slots()));
+    const std::uint64_t tag = hop_tag(number, k + 1);
+    if (load_relaxed_sys(flag) >= tag && load_acquire_sys(flag) >= tag) {
+      transport.acquire(flag, tag);
+      return State::ready;
+    }
+    const std::uint64_t end = load_relaxed_sys(mine<Flag>(call.layout.end(hop, origin, channel)));
+    const bool ended = end >> kHopCountBits == number && static_cast<std::int64_t>(end & kHopCountMask) <= k;
+    return ended ? State::ended : State::late;
+  }
+  // [warp]
+  __device__ __forceinline__ State arrived(int hop, int origin, int channel, std::int32_t k) const {
+    int state = 0;
+    if (thread() == 0) state = static_cast<int>(look(hop, origin, channel, k));
+    return static_cast<State>(from_first(state));
+  }
+  __device__ __forceinline__ const std::byte* message(int hop, int origin, int channel,
+                                                      std::int32_t k) const {
+    return mine(call.layout.slot(hop, origin, channel, k % slots()));
+  }
+  // [warp] `count` messages of the channel, which `writer` writes, have been read.
+  __device__ __forceinline__ void give_back(int hop, int origin, int writer, int channel,
+                                            std::int32_t count) const {
+    transport.signal(lane(), writer, mine<Flag>(call.layout.credit(hop, origin, me(), channel)),
+                     hop_tag(number, count));
+  }
+};
+
+}  // namespace ferry::cuda

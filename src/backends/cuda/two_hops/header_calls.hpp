@@ -1,0 +1,39 @@
+// What two hops need beside the kernels of the phases: calls that exchange headers alone, and calls of two
+// parts. Each is a launch before launch_hops() and one after it.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "backends/cuda/operations/small_operations.hpp"
+#include "backends/cuda/protocol/lane_view.hpp"
+
+namespace ferry::cuda {
+
+// Step metadata.
+void launch_post_metadata(const MetadataArguments& arguments, cudaStream_t stream);
+void launch_finish_metadata(const MetadataArguments& arguments, cudaStream_t stream);
+
+// A refusal; launch_finish_headers() ends it.
+void launch_post_refusal(const RefusalArguments& arguments, cudaStream_t stream);
+
+struct FinishHeadersArguments {
+  LaneView lane;
+  AgreedOptions terms;
+  bool compares;  // reports headers that differ
+};
+void launch_finish_headers(const FinishHeadersArguments& arguments, cudaStream_t stream);
+
+// A combine takes two call numbers, because its weights may travel in a call of their own, and a rank that
+// refuses a combine does not know whether those of its peers do. This takes the second without a call.
+void launch_skip_number(const LaneView& lane, cudaStream_t stream);
+
+// Around the second part. If the first has been aborted, as by a rank that has refused the combine, the
+// second does nothing but take its number.
+struct MuteArguments {
+  LaneView lane;
+  std::uint64_t* muted;  // device memory of the lane
+};
+void launch_mute(const MuteArguments& arguments, cudaStream_t stream);
+void launch_unmute(const MuteArguments& arguments, cudaStream_t stream);
+
+}  // namespace ferry::cuda

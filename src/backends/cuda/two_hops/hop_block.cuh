@@ -1,0 +1,285 @@
+// A block of the launch between the phases: call headers first, then the tasks of its warps.
+//
+// Why every call ends, with any window and any number of blocks. No task blocks its warp: where it has to
+// wait, the warp goes on with its other tasks. Receivers need nothing but what has arrived, so windows of hop
+// 2 are always read; so relays can always write, and windows of hop 1 are always read; so senders can always
+// write. Each message of a relay waits for windows of hop 2 alone, and those before it have been written.
+#pragma once
+
+#include "backends/cuda/protocol/call_header.cuh"
+#include "backends/cuda/two_hops/hop_relay.cuh"
+#include "backends/cuda/two_hops/hop_sums.cuh"
+
+namespace ferry::cuda {
+
+// [thread] As report_timeout(), for data that a relay passes on: `via`, or -1.
+static __device__ __noinline__ void report_hop_timeout(const LaneView& lane, const WaitTarget& awaited,
+                                                       int via) {
+  if (atomicExch(lane.timeout_claimed, 1u) == 0) {
+    WaitRecord* record = &lane.report->timeout;
+    record->operation = awaited.operation;
+    record->call = awaited.call;
+    record->rank = lane.rank;
+    record->peer = awaited.peer;
+    record->expected = awaited.call;
+    record->observed = awaited.call - 1;
+    record->via = via;
+    // Release at system scope: the host reads the record after this word.
+    store_release_sys(&lane.report->timed_out, 1);
+  }
+  set_aborted(lane, kExchangeFailed);
+}
+
+template <class Transport>
+class HopBlock {
+ public:
+  __device__ HopBlock(const HopArguments& call, const Transport& transport, HopState* state)
+      : call_(call), lane_(call.wires), transport_(transport), state_(*state) {}
+
+  // [block]
+  __device__ void run() {
+    if (thread() == 0) {
+      state_.number = lane_.state->calls[0] + 1;
+      state_.failed = is_aborted(lane_, kExchangeFailed) ? 1 : 0;
+    }
+    __syncthreads();
+    if (state_.failed != 0) return leave_empty();
+    if (blockIdx.x == 0) send_headers();
+    if (!await_headers()) return leave_empty();
+    if (blockIdx.x == 0) deliver_headers();
+    if (warp() == 0) compare_headers();
+    __syncthreads();
+    if (state_.agreed == 0 || call_.content == HopContent::headers) return;
+    read_counts();
+    __syncthreads();
+    if (thread() == 0) place_rows();
+    if (warp() == 0) HopRoutes{call_}.list_units(&state_);
+    __syncthreads();
+    if (!run_tasks()) leave_empty();
+  }
+
+ private:
+  __device__ static int thread() { return static_cast<int>(threadIdx.x); }
+  __device__ static int warp() { return static_cast<int>(threadIdx.x / 32); }
+  __device__ int parity() const { return static_cast<int>(state_.number % kHopParities); }
+  template <class T = std::byte>
+  __device__ T* mine(std::int64_t offset) const {
+    return lane_.template at<T>(lane_.rank, offset);
+  }
+  __device__ const LLPacket* sent_header() const {
+    const int peer = lane_.rank + 1 < lane_.ranks ? lane_.rank + 1 : 0;
+    return reinterpret_cast<const LLPacket*>(call_.outbox + peer * call_.block_bytes);
+  }
+  __device__ const LLPacket* received_header(int source) const {
+    return mine<const LLPacket>(call_.layout.header(parity(), source));
+  }
+
+  // [block] The headers lie in the outbox, where the launch before has stored them.
+  __device__ void send_headers() const {
+    const auto bytes = static_cast<int>(call_.header_bytes);
+    for (int peer = warp(); peer < lane_.ranks; peer += kHopWarps) {
+      if (peer == lane_.rank) continue;
+      inject_fault(lane_, KernelPoint::header);
+      const std::byte* const header = call_.outbox + peer * call_.block_bytes;
+      std::byte* const place = mine(call_.layout.header(parity(), lane_.rank));
+      Flag* const flag = mine<Flag>(call_.layout.header_flag(parity(), lane_.rank));
+      if (transport_.is_staged(peer)) {
+        std::byte* const staged = mine(call_.layout.staged_header(parity(), peer));
+        copy_warp(staged, header, bytes);
+        transport_.put_with_signal(lane_, peer, place, staged, bytes, flag, state_.number);
+      } else {
+        copy_warp(transport_.at(lane_, peer, place), header, bytes);
+        transport_.signal(lane_, peer, flag, state_.number);
+      }
+    }
+  }
+
+  // [block] False, in all threads alike: the exchange has failed.
+  __device__ bool await_headers() const {
+    bool arrived = true;
+    for (int peer = thread(); peer < lane_.ranks && arrived; peer += kHopThreads) {
+      if (peer == lane_.rank) continue;
+      arrived = transport_.wait(lane_, mine<Flag>(call_.layout.header_flag(parity(), peer)), state_.number,
+                                nullptr, {call_.operation, state_.number, peer}) == WaitResult::ready;
+    }
+    return __syncthreads_and(static_cast<int>(arrived)) != 0;
+  }
+
+  // [block] Puts the headers where the kernels of the receive phase find them, with the flags that end the
+  // waits for what a damaged plan expects: nothing comes after this launch.
+  __device__ void deliver_headers() const {
+    for (int source = warp(); source < lane_.ranks; source += kHopWarps) {
+      std::byte* const block = call_.inbox + source * call_.block_bytes;
+      if (source != lane_.rank)
+        copy_warp(block, reinterpret_cast<const std::byte*>(received_header(source)), call_.header_bytes);
+      __syncwarp();
+      if (thread() % 32 < kPayloads)
+        store_relaxed_sys(reinterpret_cast<Flag*>(block + call_.end_of_stream) + thread() % 32,
+                          state_.number);
+    }
+  }
+
+  // [warp] Whether the call goes on: as await_all_headers(), with which the kernels of the receive phase come
+  // to the same result. All ranks see the same headers, so they agree.
+  __device__ void compare_headers() const {
+    const int rank = thread() % 32;
+    const bool is_rank = rank < lane_.ranks;
+    const LLPacket *const own = sent_header(), *const header = is_rank && rank != lane_.rank
+                                                                   ? received_header(rank)
+                                                                   : own;
+    const LLPacket terms = header[kHeaderTerms], facts = header[kHeaderFacts], mine = own[kHeaderTerms];
+    bool agreed = mine.call == state_.number && mine.word != 0 && terms.word == mine.word;
+    agreed = __all_sync(~0u, agreed);
+    const HeaderFacts theirs = HeaderFacts::of(facts.word);
+    for (int i = 0; i < kDeviceArguments; ++i) {
+      const bool given = __any_sync(~0u, is_rank && theirs.argument[i] == 1),
+                 absent = __any_sync(~0u, is_rank && theirs.argument[i] == 0);
+      agreed = agreed && !(given && absent);
+    }
+    if (rank == 0) state_.agreed = agreed ? 1 : 0;
+  }
+
+  // [block] How much this rank sends.
+  __device__ void read_counts() const {
+    const int rank = thread();
+    if (rank >= lane_.ranks) return;
+    std::int64_t count;
+    if (call_.counts != nullptr) {
+      count = call_.counts[rank];
+    } else {
+      const int i = lane_.signals.first_messages + rank;
+      const LLPacket packet = sent_header()[kHeaderCounts + i / 2];
+      count = packet.call == state_.number ? static_cast<std::int32_t>(packet.word >> (32 * (i % 2))) : 0;
+    }
+    // Of a damaged plan. Kernels take an impossible count as 0, and send no rows beyond the outbox.
+    const bool rows = call_.content >= HopContent::rows;
+    if (count < 0 || (!rows && count > lane_.max_tokens)) count = 0;
+    state_.count[rank] = static_cast<std::int32_t>(count);
+  }
+  // [thread]
+  __device__ void place_rows() const {
+    if (!HopRoutes{call_}.rows()) return;
+    std::int64_t end = 0;
+    for (int rank = 0; rank < lane_.ranks; ++rank) {
+      state_.first[rank] = end;
+      const std::int64_t room = call_.most_sent - end;
+      if (state_.count[rank] > room) state_.count[rank] = static_cast<std::int32_t>(room);
+      end += state_.count[rank];
+    }
+  }
+
+  // [warp] Whether the task has ended.
+  __device__ bool step(const HopWork<Transport>& work, const HopUnit& unit, int channel,
+                       HopTaskState& at) const {
+    switch (unit.role) {
+      case HopRole::own:
+        return note_own_rows(work, channel);
+      case HopRole::direct:
+        return send_directly(work, at, unit.rank, channel);
+      case HopRole::sender:
+        if (call_.content == HopContent::sums) return send_for_sums(work, at, unit.rank, channel);
+        return send_to_relay(work, at, unit.rank, channel);
+      case HopRole::relay:
+        if (call_.content == HopContent::sums) return relay_sums(work, at, channel);
+        return relay_messages(work, at, unit.rank, channel);
+      case HopRole::receiver:
+        return receive_from(work, at, unit.rank, channel);
+    }
+    return true;
+  }
+
+  // [threads] The exchange has failed: the receive phase will do nothing, and the caller's next kernels read
+  // the result of a dispatch.
+  __device__ void leave_empty() const {
+    if (call_.result_counts == nullptr) return;
+    for (int group = thread(); group <= lane_.groups; group += kHopThreads) {
+      if (group < lane_.groups) call_.result_counts[group] = 0;
+      call_.result_offsets[group] = 0;
+    }
+    if (thread() == 0)
+      store_packet_relaxed_sys(reinterpret_cast<LLPacket*>(lane_.totals), {state_.number, 0});
+  }
+
+  // [warp] Works on the tasks of this warp in turn. False: the call was aborted.
+  __device__ bool run_tasks() const {
+    const HopWork<Transport> work{call_, state_, {call_, transport_, state_.number}, HopRoutes{call_}};
+    const int channels = call_.layout.shape.channels, tasks = state_.units * channels;
+    // Tasks of a stream go to different blocks.
+    const int worker = warp() * static_cast<int>(gridDim.x) + static_cast<int>(blockIdx.x),
+              workers = kHopWarps * static_cast<int>(gridDim.x);
+    HopTaskState* const states = call_.memory.states + thread() % 32;
+    for (int task = worker; task < tasks; task += workers) states[std::int64_t{task} * 32] = {};
+    std::uint64_t next_look = 0;
+    for (unsigned idle = 0;;) {
+      bool moved = false, left = false;
+      for (int task = worker; task < tasks; task += workers) {
+        HopTaskState at = states[std::int64_t{task} * 32];
+        if (at.done != 0) continue;
+        at.moved = 0;
+        at.done = step(work, state_.unit[task / channels], task % channels, at) ? 1 : 0;
+        if (at.moved != 0) at.since = 0;
+        moved = moved || at.moved != 0 || at.done != 0;
+        left = left || at.done == 0;
+        states[std::int64_t{task} * 32] = at;
+      }
+      if (!left) return true;
+      if (moved) {
+        idle = 0;
+        continue;
+      }
+      // Waiting warps share the memory system with those that move rows.
+      __nanosleep(100);
+      if (++idle % 16 != 0) continue;
+      const std::uint64_t now = from_first_long(global_nanoseconds());
+      if (now < next_look) continue;
+      next_look = now + kAbortPollIntervalNs;
+      if (!look_at_waits(work, worker, workers, tasks, now)) return false;
+    }
+  }
+  __device__ static std::uint64_t from_first_long(std::uint64_t value) {
+    return static_cast<std::uint64_t>(__shfl_sync(~0u, static_cast<unsigned long long>(value), 0));
+  }
+
+  // [warp] Once a millisecond in a warp that waits. False: the call is aborted.
+  __device__ bool look_at_waits(const HopWork<Transport>& work, int worker, int workers, int tasks,
+                                std::uint64_t now) const {
+    const int channels = call_.layout.shape.channels;
+    HopTaskState* const states = call_.memory.states + thread() % 32;
+    bool aborted = is_aborted(lane_, state_.number);
+    if (load_relaxed_sys(&lane_.report->abort) != 0) {
+      set_aborted(lane_, kExchangeFailed);
+      aborted = true;
+    }
+    for (int task = worker; task < tasks && !aborted; task += workers) {
+      HopTaskState& at = states[std::int64_t{task} * 32];
+      if (at.done != 0) continue;
+      if (at.since == 0) at.since = now;
+      const HopUnit unit = state_.unit[task / channels];
+      int via = -1;
+      const int peer = awaited_by(work, unit, at, &via);
+      // A relay gives up before the ranks that wait for it.
+      const bool relay_is_first = via >= 0 || unit.role == HopRole::sender;
+      const std::uint64_t later = relay_is_first ? min(lane_.deadline / 4, std::uint64_t{500'000'000}) : 0;
+      if (now - at.since <= lane_.deadline || now - at.since - lane_.deadline <= later) continue;
+      if (thread() % 32 == 0) report_hop_timeout(lane_, {call_.operation, state_.number, peer}, via);
+      aborted = true;
+    }
+    return !__any_sync(~0u, aborted);
+  }
+  // [thread] The rank that a task waits for, and the relay on the way.
+  __device__ int awaited_by(const HopWork<Transport>& work, const HopUnit& unit, const HopTaskState& at,
+                            int* via) const {
+    if (unit.role != HopRole::receiver || work.routes.here(unit.rank)) return at.peer;
+    const int writer = work.routes.writer_of(unit.rank);
+    // What a relay has added comes from any rank of its node.
+    if (writer != unit.rank || work.routes.sums()) *via = writer;
+    return work.routes.sums() ? -1 : at.peer;
+  }
+
+  const HopArguments& call_;
+  const LaneView& lane_;
+  const Transport& transport_;
+  HopState& state_;
+};
+
+}  // namespace ferry::cuda

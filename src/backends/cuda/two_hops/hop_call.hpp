@@ -1,0 +1,105 @@
+// The launch between the phases of a call in two hops: it moves what the send phase has stored in this rank's
+// outbox into the inboxes of other ranks, through windows and by relays.
+//
+// Outbox, inbox and packed rows are those of a lane whose messages an engine carries
+// (host/engine_layout.hpp): the kernels of the phases are the same.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "backends/cuda/protocol/lane_view.hpp"
+#include "backends/cuda/runtime/launch.hpp"
+#include "backends/cuda/two_hops/hop_layout.hpp"
+#include "ferry/topology.hpp"
+#include "layout/message.hpp"
+
+namespace ferry::cuda {
+
+// What a call moves.
+enum class HopContent : std::int32_t {
+  headers,   // call headers alone
+  messages,  // to the experts: payload and slot metadata
+  rows,      // packed rows, to the tokens' source ranks
+  sums       // packed rows, of which a relay adds those of a token
+};
+
+// The nodes as one rank sees them. [R]
+struct HopTopology {
+  std::int16_t node[kMaxRanks], local[kMaxRanks];
+  std::int16_t relay_there[kMaxRanks];  // on the rank's node: between it and this rank
+  std::int16_t relay_here[kMaxRanks];   // on this rank's node: between it and the rank
+
+  static HopTopology of(const Topology& topology, int rank);
+};
+
+// What hops have moved, as WireCounts counts it.
+struct HopCounts {
+  unsigned long long bytes, messages;
+};
+
+// Where a task stands, by thread of its warp; kept while the warp works on another task. Starts as zeros.
+struct HopTaskState {
+  std::int32_t next;    // item, or message of the channel
+  std::int32_t cursor;  // of this thread's rank: its next message, or how many its channel has read
+  std::int32_t sent;    // to this thread's rank
+  std::int32_t place;   // in the list of ranks
+  std::uint32_t pending, started;
+  std::int32_t peer;    // for whom it waits
+  std::uint32_t moved;  // has moved something in this step
+  std::uint32_t done;
+  std::int32_t own, own_token;  // of a relay that adds: this rank's next row
+  std::int32_t spare;
+  std::uint64_t since;  // when it began to wait; 0: it does not wait
+  std::uint64_t spare_too;
+};
+
+// Device memory of a lane, beside the windows.
+struct HopMemory {
+  HopTaskState* states;  // [tasks][32]
+  HopCounts* counts;     // [dispatch, combine][within a node, between nodes]; null: not counted
+};
+
+struct HopArguments {
+  LaneView wires;  // its symmetric memory holds the windows
+  HopLayout layout;
+  HopTopology topology;
+  HopMemory memory;
+  Operation operation;  // for records of waits
+  HopContent content;
+
+  // The lane's memory (EngineLayout).
+  std::byte *inbox, *outbox;
+  std::int64_t block_bytes, header_bytes, flags, end_of_stream;  // of a block
+  // Messages.
+  std::int32_t payload_bytes, metadata_bytes;
+  bool sets_flags;                  // of messages with metadata of this call
+  const std::int32_t* sent_tokens;  // [R, T] of the plan
+  // How many go to each rank: [R]; null: the call headers say it.
+  const std::int32_t* counts;
+  // Of a dispatch: what the caller reads, in device memory; else null.
+  std::int32_t *result_counts, *result_offsets;
+  // Rows.
+  std::byte *row_outbox, *row_inbox;
+  std::int64_t row_bytes, label_offset, most_sent, most_received;
+  LLPacket* arrived;
+  std::int64_t row_flags;  // in the inbox
+  DType combine_type;
+  CombineRowLayout row;
+};
+
+// Most tasks of a rank, which bound HopMemory::states and the useful blocks.
+constexpr int hop_tasks(const HopShape& shape) {
+  return (4 * shape.ranks + 1) * shape.channels;
+}
+
+// Call on the lane's device before the first launch for it: a kernel that is loaded while others wait for it
+// would wait for them.
+void prepare_hops();
+
+void launch_hops(const HopArguments& arguments, const LaunchShape& shape, cudaStream_t stream);
+
+// Clears the slot metadata of all messages in the inbox, before a call by a plan: a damaged plan expects
+// messages that do not come. `lane`: as the phases of the call see it.
+void launch_clear_inbox(const LaneView& lane, cudaStream_t stream);
+
+}  // namespace ferry::cuda

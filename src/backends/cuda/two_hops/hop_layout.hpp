@@ -1,0 +1,126 @@
+// Where the windows of two hops lie in a rank's symmetric memory. Nothing of it grows with the tokens of a
+// call.
+//
+// What one rank sends another in a hop is a *stream*, cut into *channels*, each with one writing and one
+// reading warp. A channel passes through a window of slots in the reader's memory:
+//
+//   hop 1   to a relay       slot   | entries, rank and index of each | payload | metadata of each entry |
+//   hop 2   to its final rank       | index | content |
+//
+// Streams of hop 2 are named by their origin, the rank whose rows they carry, whoever writes them: the origin
+// itself or a relay. So are those of hop 1, which their origin writes.
+#pragma once
+
+#include <cstdint>
+
+#include "base/host_device.hpp"
+
+namespace ferry::cuda {
+
+// An entry of a slot of hop 1: for which rank the payload is, and which of the origin's messages to it.
+struct HopEntry {
+  std::int32_t rank, index;
+};
+
+inline constexpr int kHops = 2;
+inline constexpr int kHopParities = 4;          // buffers of call headers: call number modulo this
+inline constexpr std::int64_t kHopPrefix = 16;  // bytes at the beginning of a slot: a count, or an index
+
+// What the layout follows from; the same on every rank.
+struct HopShape {
+  std::int32_t ranks = 0;
+  std::int32_t node_ranks = 0;     // of the largest node
+  std::int32_t channels = 0;       // of a stream
+  std::int32_t slots = 0;          // of a channel
+  std::int64_t header_bytes = 0;   // of a call header
+  std::int64_t payload_bytes = 0;  // largest payload of a message
+  std::int64_t metadata_bytes = 0;
+  std::int64_t row_bytes = 0;  // of a row that combine packs
+};
+
+// Offsets in a lane's section. Bytes.
+struct HopLayout {
+  HopShape shape;
+  std::int64_t entries_bytes;  // of a slot of hop 1: prefix and entries
+  std::int64_t slot_bytes[kHops];
+  std::int64_t header_flags;    // [parities][R sources] flags: the header of the call has arrived
+  std::int64_t flags[kHops];    // [R origins][channels][slots] the message in the slot has arrived
+  std::int64_t ends[kHops];     // [R origins][channels] how many messages the channel has in the call
+  std::int64_t credits[kHops];  // [R origins][R readers][channels] read, in the writer's memory
+  std::int64_t signals_end;
+  std::int64_t headers;         // [parities][R sources]
+  std::int64_t windows[kHops];  // [R origins][channels][slots]
+  // For peers that are not mapped: what this rank has written and they have not read.
+  std::int64_t staged_headers;  // [parities][R peers]
+  std::int64_t staging;         // [node ranks][R peers][channels][slots]
+  std::int64_t staging_slot;
+  std::int64_t bytes;
+
+  static constexpr HopLayout of(const HopShape& shape) {
+    constexpr auto lines = [](std::int64_t size) { return (size + 127) / 128 * 128; };
+    const std::int64_t ranks = shape.ranks, channels = shape.channels,
+                       slots = std::int64_t{shape.channels} * shape.slots;
+    HopLayout layout{};
+    layout.shape = shape;
+    layout.entries_bytes = kHopPrefix + (std::int64_t{sizeof(HopEntry)} * shape.node_ranks + 15) / 16 * 16;
+    const auto larger = [](std::int64_t a, std::int64_t b) { return a > b ? a : b; };
+    layout.slot_bytes[0] =
+        lines(layout.entries_bytes +
+              larger(shape.payload_bytes + shape.node_ranks * shape.metadata_bytes, shape.row_bytes));
+    layout.slot_bytes[1] =
+        lines(kHopPrefix + larger(shape.payload_bytes + shape.metadata_bytes, shape.row_bytes));
+    layout.staging_slot = larger(layout.slot_bytes[0], layout.slot_bytes[1]);
+    std::int64_t end = 0;
+    const auto take = [&](std::int64_t bytes) {
+      const std::int64_t begin = end;
+      end = lines(begin + bytes);
+      return begin;
+    };
+    layout.header_flags = take(8 * kHopParities * ranks);
+    for (int hop = 0; hop < kHops; ++hop) {
+      layout.flags[hop] = take(8 * ranks * slots);
+      layout.ends[hop] = take(8 * ranks * channels);
+      layout.credits[hop] = take(8 * ranks * ranks * channels);
+    }
+    layout.headers = take(kHopParities * ranks * shape.header_bytes);
+    layout.signals_end = end;
+    for (int hop = 0; hop < kHops; ++hop) layout.windows[hop] = take(ranks * slots * layout.slot_bytes[hop]);
+    layout.staged_headers = take(kHopParities * ranks * shape.header_bytes);
+    layout.staging = take(shape.node_ranks * ranks * slots * layout.staging_slot);
+    layout.bytes = (end + 4095) / 4096 * 4096;
+    return layout;
+  }
+
+  FERRY_HD constexpr std::int64_t channel(int origin, int channel) const {
+    return std::int64_t{origin} * shape.channels + channel;
+  }
+  FERRY_HD constexpr std::int64_t header_flag(int parity, int source) const {
+    return header_flags + 8 * (std::int64_t{parity} * shape.ranks + source);
+  }
+  FERRY_HD constexpr std::int64_t header(int parity, int source) const {
+    return headers + (std::int64_t{parity} * shape.ranks + source) * shape.header_bytes;
+  }
+  FERRY_HD constexpr std::int64_t staged_header(int parity, int peer) const {
+    return staged_headers + (std::int64_t{parity} * shape.ranks + peer) * shape.header_bytes;
+  }
+  FERRY_HD constexpr std::int64_t flag(int hop, int origin, int of_channel, int slot) const {
+    return flags[hop] + 8 * (channel(origin, of_channel) * shape.slots + slot);
+  }
+  FERRY_HD constexpr std::int64_t end(int hop, int origin, int of_channel) const {
+    return ends[hop] + 8 * channel(origin, of_channel);
+  }
+  FERRY_HD constexpr std::int64_t credit(int hop, int origin, int reader, int of_channel) const {
+    return credits[hop] + 8 * ((std::int64_t{origin} * shape.ranks + reader) * shape.channels + of_channel);
+  }
+  FERRY_HD constexpr std::int64_t slot(int hop, int origin, int of_channel, int nth) const {
+    return windows[hop] + (channel(origin, of_channel) * shape.slots + nth) * slot_bytes[hop];
+  }
+  // `origin`: its local rank.
+  FERRY_HD constexpr std::int64_t staged(int origin, int peer, int of_channel, int nth) const {
+    return staging +
+           (((std::int64_t{origin} * shape.ranks + peer) * shape.channels + of_channel) * shape.slots + nth) *
+               staging_slot;
+  }
+};
+
+}  // namespace ferry::cuda

@@ -1,0 +1,67 @@
+// The relay: passes on what comes from one origin, message by message.
+#pragma once
+
+#include "backends/cuda/two_hops/hop_send.cuh"
+
+namespace ferry::cuda {
+
+// [warp] Thread r stands for rank r; `sent` is how many messages of this channel it has been sent. A message
+// stays in its slot until every rank that it is for has it; of those `pending` have not.
+template <class Transport>
+__device__ bool relay_messages(const HopWork<Transport>& work, HopTaskState& at, int origin, int channel) {
+  using State = typename HopChannels<Transport>::State;
+  const HopArguments& call = work.call;
+  const int thread = work.thread(), me = work.routes.me();
+  const auto payload_bytes = work.routes.rows() ? call.row_bytes : std::int64_t{call.payload_bytes};
+  for (;;) {
+    const State state = work.channels.arrived(0, origin, channel, at.next);
+    if (state == State::ended) break;
+    if (state == State::late) return waits_for(at, origin);
+    const std::byte* const message = work.channels.message(0, origin, channel, at.next);
+    // What an origin writes is bounded before it is used.
+    const std::int32_t entries =
+        ::min(::max(*reinterpret_cast<const std::int32_t*>(message), 0), call.layout.shape.node_ranks);
+    HopEntry entry{-1, -1};
+    if (thread < entries) entry = reinterpret_cast<const HopEntry*>(message + kHopPrefix)[thread];
+    const bool usable =
+        entry.rank >= 0 && entry.rank < call.wires.ranks && work.routes.passes_on_to(entry.rank);
+    if (at.started == 0) {
+      at.pending = __ballot_sync(~0u, usable);
+      at.started = 1;
+      inject_fault(call.wires, KernelPoint::hop_relay);
+    }
+    const std::byte* const payload = message + call.layout.entries_bytes;
+    for (std::uint32_t left = at.pending; left != 0; left &= left - 1) {
+      const int nth = __ffs(static_cast<int>(left)) - 1;
+      const int rank = static_cast<int>(__shfl_sync(~0u, entry.rank, nth));
+      const auto index = static_cast<std::int32_t>(__shfl_sync(~0u, entry.index, nth));
+      const std::byte* const metadata = payload + payload_bytes + nth * std::int64_t{call.metadata_bytes};
+      if (rank == me) {
+        work.deliver(origin, index, payload, metadata);
+      } else {
+        const auto k = static_cast<std::int32_t>(__shfl_sync(~0u, at.sent, rank));
+        if (!work.channels.has_room(1, origin, rank, channel, k)) {
+          at.peer = rank;
+          continue;
+        }
+        write_final(work, origin, rank, channel, k, index, payload, metadata);
+        if (thread == rank) ++at.sent;
+      }
+      at.pending &= ~(1u << nth);
+      at.moved = 1;
+    }
+    if (at.pending != 0) return false;
+    at.started = 0;
+    ++at.next;
+    work.channels.give_back(0, origin, origin, channel, at.next);
+  }
+  for (int rank = 0; rank < call.wires.ranks; ++rank) {
+    if (rank == me || !work.routes.passes_on_to(rank)) continue;
+    const auto sent = static_cast<std::int32_t>(__shfl_sync(~0u, at.sent, rank));
+    work.channels.end(1, origin, rank, channel, sent);
+    work.count(rank, sent, sent * work.content_bytes());
+  }
+  return true;
+}
+
+}  // namespace ferry::cuda

@@ -1,0 +1,168 @@
+// The roles that send and receive: to final ranks, to relays, and from both.
+#pragma once
+
+#include "backends/cuda/two_hops/hop_state.cuh"
+
+namespace ferry::cuda {
+
+// [warp] A role has to wait.
+__device__ __forceinline__ bool waits_for(HopTaskState& at, int peer) {
+  at.peer = peer;
+  return false;
+}
+
+// [warp] Writes message `k` of a channel of hop 2: this rank's or another's. `payload` and `metadata`: as of
+// deliver().
+template <class Transport>
+__device__ __forceinline__ void write_final(const HopWork<Transport>& work, int origin, int reader,
+                                            int channel, std::int32_t k, std::int32_t index,
+                                            const std::byte* payload, const std::byte* metadata) {
+  const HopArguments& call = work.call;
+  std::byte* const to = work.channels.compose_at(1, origin, reader, channel, k);
+  if (work.thread() == 0) *reinterpret_cast<std::int32_t*>(to) = index;
+  if (work.routes.rows()) {
+    copy_warp(to + kHopPrefix, payload, call.row_bytes);
+  } else {
+    if (call.payload_bytes > 0) copy_warp(to + kHopPrefix, payload, call.payload_bytes);
+    copy_warp(to + kHopPrefix + call.payload_bytes, metadata, call.metadata_bytes);
+  }
+  work.channels.publish(1, origin, reader, channel, k, kHopPrefix + work.content_bytes());
+}
+
+// [warp] Sends every channels-th message to `rank`.
+template <class Transport>
+__device__ bool send_directly(const HopWork<Transport>& work, HopTaskState& at, int rank, int channel) {
+  const int me = work.routes.me();
+  const std::int32_t count = work.state.count[rank];
+  for (;;) {
+    const std::int64_t i = std::int64_t{at.next} * work.of_channels() + channel;
+    if (i >= count) break;
+    if (!work.channels.has_room(1, me, rank, channel, at.next)) return waits_for(at, rank);
+    inject_fault(work.call.wires, KernelPoint::hop_send);
+    const std::byte* const message = work.stored(rank, static_cast<std::int32_t>(i));
+    write_final(work, me, rank, channel, at.next, static_cast<std::int32_t>(i), message,
+                message + work.call.payload_bytes);
+    ++at.next;
+    at.moved = 1;
+  }
+  work.channels.end(1, me, rank, channel, at.next);
+  work.count(rank, at.next, at.next * work.content_bytes());
+  return true;
+}
+
+// [warp] Writes message `k` of a channel of hop 1. `entries`: threads whose rank, `rank`, gets this payload.
+// It is this rank's message `index` to it, of which the entry says `noted`; that of the thread `leader` has
+// the payload.
+template <class Transport>
+__device__ __forceinline__ void write_bundle(const HopWork<Transport>& work, int relay, int channel,
+                                             std::int32_t k, std::uint32_t entries, int leader, int rank,
+                                             std::int32_t index, std::int32_t noted) {
+  const HopArguments& call = work.call;
+  const int thread = work.thread(), me = work.routes.me();
+  const int metadata = work.routes.rows() ? 0 : call.metadata_bytes;
+  const auto payload = static_cast<int>(work.routes.rows() ? call.row_bytes : call.payload_bytes);
+  std::byte* const to = work.channels.compose_at(0, me, relay, channel, k);
+  const int count = __popc(static_cast<int>(entries));
+  if (thread == 0) *reinterpret_cast<std::int32_t*>(to) = count;
+  if ((entries >> thread & 1) != 0) {
+    const int nth = __popc(static_cast<int>(entries & ((1u << thread) - 1)));
+    reinterpret_cast<HopEntry*>(to + kHopPrefix)[nth] = {rank, noted};
+  }
+  std::byte* const content = to + call.layout.entries_bytes;
+  const int from_rank = static_cast<int>(__shfl_sync(~0u, rank, leader));
+  const auto from_index = static_cast<std::int32_t>(__shfl_sync(~0u, index, leader));
+  if (payload > 0) copy_warp(content, work.stored(from_rank, from_index), payload);
+  int nth = 0;
+  for (std::uint32_t left = metadata > 0 ? entries : 0; left != 0; left &= left - 1, ++nth) {
+    const int other = __ffs(static_cast<int>(left)) - 1;
+    const int to_rank = static_cast<int>(__shfl_sync(~0u, rank, other));
+    const auto to_index = static_cast<std::int32_t>(__shfl_sync(~0u, index, other));
+    copy_warp(content + payload + nth * metadata, work.stored(to_rank, to_index) + payload, metadata);
+  }
+  work.channels.publish(0, me, relay, channel, k,
+                        call.layout.entries_bytes + payload + std::int64_t{count} * metadata);
+  work.count(relay, 1, payload + (work.routes.rows() ? 0 : count * std::int64_t{metadata + kHopPrefix}));
+}
+
+// [warp] Sends every channels-th payload for the ranks behind `relay`: of messages a token once for all of
+// them, of rows each for itself. Thread r stands for rank r. All channels go through all messages, in an
+// order that follows from the messages alone, and each sends its share.
+template <class Transport>
+__device__ bool send_to_relay(const HopWork<Transport>& work, HopTaskState& at, int relay, int channel) {
+  constexpr std::uint32_t kNone = ~0u;
+  const HopArguments& call = work.call;
+  const int rank = work.thread(), channels = work.of_channels();
+  const bool takes_part = rank < call.wires.ranks && work.routes.sends_by(relay, rank);
+  const std::int32_t count = takes_part ? work.state.count[rank] : 0;
+  for (;;) {
+    std::uint32_t key = kNone;
+    if (at.cursor < count) {
+      if (work.routes.rows()) {
+        key = static_cast<std::uint32_t>(at.cursor) * 32 + static_cast<std::uint32_t>(rank);
+      } else {
+        const std::int32_t token = call.sent_tokens[std::int64_t{rank} * call.wires.max_tokens + at.cursor];
+        key = min(static_cast<std::uint32_t>(token), kNone - 1);
+      }
+    }
+    const std::uint32_t first = __reduce_min_sync(~0u, key);
+    if (first == kNone) break;
+    const std::uint32_t entries = __ballot_sync(~0u, key == first);
+    if (at.next % channels == channel) {
+      const std::int32_t k = at.next / channels;
+      if (!work.channels.has_room(0, work.routes.me(), relay, channel, k)) return waits_for(at, relay);
+      inject_fault(call.wires, KernelPoint::hop_send);
+      // Of a damaged plan some messages may not have been stored.
+      bool stored = (entries >> rank & 1) != 0;
+      if (stored && call.sets_flags && call.counts != nullptr) {
+        const auto* metadata =
+            reinterpret_cast<const LLPacket*>(work.stored(rank, at.cursor) + call.payload_bytes);
+        stored = metadata->call >> SlotMetadata::kTokenBits == work.number();
+      }
+      const std::uint32_t usable = __ballot_sync(~0u, stored);
+      const int leader = __ffs(static_cast<int>(usable != 0 ? usable : entries)) - 1;
+      write_bundle(work, relay, channel, k, entries, leader, rank, at.cursor, at.cursor);
+      at.moved = 1;
+    }
+    if (key == first) ++at.cursor;
+    ++at.next;
+  }
+  const std::int32_t total = at.next > channel ? (at.next - channel + channels - 1) / channels : 0;
+  work.channels.end(0, work.routes.me(), relay, channel, total);
+  return true;
+}
+
+// [warp] Takes what comes from `origin`.
+template <class Transport>
+__device__ bool receive_from(const HopWork<Transport>& work, HopTaskState& at, int origin, int channel) {
+  using State = typename HopChannels<Transport>::State;
+  const int writer = work.routes.writer_of(origin);
+  for (;;) {
+    const State state = work.channels.arrived(1, origin, channel, at.next);
+    if (state == State::ended) return true;
+    if (state == State::late) return waits_for(at, origin);
+    inject_fault(work.call.wires, KernelPoint::hop_receive);
+    const std::byte* const message = work.channels.message(1, origin, channel, at.next);
+    const std::byte* const content = message + kHopPrefix;
+    work.deliver(origin, *reinterpret_cast<const std::int32_t*>(message), content,
+                 content + work.call.payload_bytes);
+    ++at.next;
+    at.moved = 1;
+    work.channels.give_back(1, origin, writer, channel, at.next);
+  }
+}
+
+// [warp] Notes where this rank's own rows lie.
+template <class Transport>
+__device__ bool note_own_rows(const HopWork<Transport>& work, int channel) {
+  const int me = work.routes.me();
+  for (std::int64_t i = 32 * channel + work.thread(); i < work.state.count[me];
+       i += 32 * work.of_channels()) {
+    const std::byte* const row = work.stored(me, static_cast<std::int32_t>(i));
+    const std::int64_t index = work.index_of(work.label_of(row));
+    if (index >= 0 && index < work.call.most_received) work.note_row(index, row);
+  }
+  __syncwarp();
+  return true;
+}
+
+}  // namespace ferry::cuda

@@ -1,0 +1,175 @@
+// What a block knows of a call in two hops, and which tasks there are.
+#pragma once
+
+#include "backends/cuda/two_hops/channel.cuh"
+
+namespace ferry::cuda {
+
+inline constexpr int kHopThreads = 256;
+inline constexpr int kHopWarps = kHopThreads / 32;
+
+// Roles of a warp, each for the streams with one rank.
+enum class HopRole : std::uint8_t {
+  own,      // notes where this rank's own rows lie
+  direct,   // sends to a final rank
+  sender,   // sends to a relay
+  relay,    // passes on what an origin sends; rows that it adds: of all origins
+  receiver  // takes what comes from an origin
+};
+
+struct HopUnit {
+  HopRole role;
+  std::uint8_t rank;
+};
+
+// In shared memory.
+struct HopState {
+  std::uint64_t number;  // of the call
+  std::int32_t failed, agreed;
+  std::int32_t count[kMaxRanks];  // messages or rows of this rank to each rank
+  std::int64_t first[kMaxRanks];  // row among those in the outbox
+  std::int32_t units;
+  HopUnit unit[4 * kMaxRanks + 2];
+  const std::byte* row[kHopWarps][kMaxRanks];  // of a warp that adds: a row of each rank
+};
+
+// Who passes on what to whom in a call. All [thread].
+struct HopRoutes {
+  const HopArguments& call;
+
+  __device__ int me() const { return call.wires.rank; }
+  __device__ bool rows() const { return call.content >= HopContent::rows; }
+  __device__ bool sums() const { return call.content == HopContent::sums; }
+  __device__ bool here(int rank) const {
+    return call.topology.node[rank] == call.topology.node[call.wires.rank];
+  }
+  // Whether this rank is the relay between `rank` and its own node.
+  __device__ bool relays_for(int rank) const { return !here(rank) && call.topology.relay_here[rank] == me(); }
+
+  // Whether this rank's messages to `rank` pass no other rank, nor are added here.
+  __device__ bool sends_directly(int rank) const {
+    if (rank == me()) return false;
+    return here(rank) || (rows() && !sums() && relays_for(rank));
+  }
+  // Whether this rank's messages to `rank` go to the relay `relay`, which is another rank.
+  __device__ bool sends_by(int relay, int rank) const {
+    if (here(rank)) return false;
+    return relay != me() &&
+           (rows() ? call.topology.relay_here[rank] : call.topology.relay_there[rank]) == relay;
+  }
+  // Whether this rank may pass on to `rank` what comes from `origin`.
+  __device__ bool passes_on_to(int rank) const { return rows() ? relays_for(rank) : here(rank); }
+  __device__ bool relays_of(int origin) const {
+    return rows() ? here(origin) && origin != me() : relays_for(origin);
+  }
+  // Who writes the stream of `origin` to this rank; -1: there is none.
+  __device__ int writer_of(int origin) const {
+    if (origin == me()) return -1;
+    if (here(origin)) return origin;
+    if (!rows()) return call.topology.relay_here[origin] == me() ? -1 : call.topology.relay_here[origin];
+    const int relay = call.topology.relay_there[origin];
+    return sums() && relay != origin ? -1 : relay;
+  }
+
+  // [warp] Lists what this rank has to do. Thread r finds what it has to do with rank r.
+  __device__ void list_units(HopState* state) const {
+    const int rank = static_cast<int>(threadIdx.x % 32);
+    const bool is_rank = rank < call.wires.ranks;
+    const bool relays_rows = rows() && __any_sync(~0u, is_rank && relays_for(rank));
+    int units = 0;
+    const auto add = [&](HopRole role, bool has) {
+      const std::uint32_t all = __ballot_sync(~0u, has);
+      const int before = __popc(static_cast<int>(all & ((1u << rank) - 1)));
+      if (has) state->unit[units + before] = {role, static_cast<std::uint8_t>(rank)};
+      units += __popc(static_cast<int>(all));
+    };
+    bool is_relay = false;  // of this rank, which sends to others by it
+    for (int last = 0; is_rank && last < call.wires.ranks; ++last)
+      is_relay = is_relay || sends_by(rank, last);
+    add(HopRole::own, rows() && rank == me());
+    add(HopRole::direct, is_rank && sends_directly(rank));
+    add(HopRole::sender, is_relay);
+    add(HopRole::relay, sums()   ? relays_rows && rank == me()
+                        : rows() ? relays_rows && is_rank && relays_of(rank)
+                                 : is_rank && relays_of(rank));
+    add(HopRole::receiver, is_rank && writer_of(rank) >= 0);
+    if (rank == 0) state->units = units;
+  }
+};
+static_assert(kMaxRanks <= 32);  // a thread of a warp for each rank
+
+// What all roles work with. `role(...)` functions return whether they have finished; if not, they wait.
+template <class Transport>
+struct HopWork {
+  const HopArguments& call;
+  HopState& state;
+  HopChannels<Transport> channels;
+  HopRoutes routes;
+
+  __device__ __forceinline__ static int thread() { return static_cast<int>(threadIdx.x % 32); }
+  __device__ __forceinline__ std::uint64_t number() const { return state.number; }
+  __device__ __forceinline__ int of_channels() const { return call.layout.shape.channels; }
+  __device__ __forceinline__ std::int64_t content_bytes() const {
+    return routes.rows() ? call.row_bytes : std::int64_t{call.payload_bytes} + call.metadata_bytes;
+  }
+
+  __device__ __forceinline__ const std::byte** rows_of_warp() const { return state.row[threadIdx.x / 32]; }
+
+  // This rank's message `i` to `rank`, or its row.
+  __device__ __forceinline__ const std::byte* stored(int rank, std::int32_t i) const {
+    if (routes.rows()) return call.row_outbox + (state.first[rank] + i) * call.row_bytes;
+    return call.outbox + rank * call.block_bytes + call.header_bytes + i * content_bytes();
+  }
+  __device__ __forceinline__ std::uint64_t label_of(const std::byte* row) const {
+    return *reinterpret_cast<const std::uint64_t*>(row + call.label_offset);
+  }
+  // The index in staging of a row of this call; -1: it is none, which a damaged plan causes.
+  __device__ __forceinline__ std::int64_t index_of(std::uint64_t label) const {
+    const auto index = static_cast<std::int32_t>(label);
+    const bool valid = index >= 0 && (label ^ (number() << 32)) == static_cast<std::uint32_t>(index);
+    return valid ? index : -1;
+  }
+  __device__ __forceinline__ std::int32_t token_of_row(std::uint64_t label) const {
+    const std::int64_t index = index_of(label);
+    return index < 0 ? -1 : static_cast<std::int32_t>(index / call.wires.most_ranks);
+  }
+
+  // [warp] Adds to the wire counts.
+  __device__ __forceinline__ void count(int peer, std::int64_t messages, std::int64_t bytes) const {
+    if (thread() != 0 || messages == 0 || call.memory.counts == nullptr) return;
+    HopCounts* to = call.memory.counts + (routes.rows() ? 2 : 0) + (routes.here(peer) ? 0 : 1);
+    atomicAdd(&to->messages, static_cast<unsigned long long>(messages));
+    atomicAdd(&to->bytes, static_cast<unsigned long long>(bytes));
+  }
+
+  // [warp] Puts a message of `origin` where kernels find it.
+  __device__ __forceinline__ void deliver(int origin, std::int32_t index, const std::byte* payload,
+                                          const std::byte* metadata) const {
+    if (routes.rows()) return deliver_row(payload);
+    if (index < 0 || index >= call.wires.max_tokens) return;
+    std::byte* const block = call.inbox + origin * call.block_bytes;
+    std::byte* const to = block + call.header_bytes + index * content_bytes();
+    if (call.payload_bytes > 0) copy_warp(to, payload, call.payload_bytes);
+    copy_warp(to + call.payload_bytes, metadata, call.metadata_bytes);
+    const std::uint64_t noted = reinterpret_cast<const LLPacket*>(metadata)->call;
+    if (!call.sets_flags || noted >> SlotMetadata::kTokenBits != number()) return;
+    Flag* flags = reinterpret_cast<Flag*>(block + call.flags) + std::int64_t{index} * kQuarters;
+    if (thread() < kQuarters) store_relaxed_sys(flags + thread(), number());
+  }
+  // [warp]
+  __device__ __forceinline__ void deliver_row(const std::byte* row) const {
+    const std::int64_t index = index_of(label_of(row));
+    if (index < 0 || index >= call.most_received) return;
+    std::byte* const to = call.row_inbox + index * call.row_bytes;
+    copy_warp(to, row, call.row_bytes);
+    if (thread() == 0) note_row(index, to);
+  }
+  // [thread] As launch_find_rows() does.
+  __device__ __forceinline__ void note_row(std::int64_t index, const std::byte* row) const {
+    call.arrived[index] = {number(), reinterpret_cast<std::uint64_t>(row)};
+    Flag* flags = reinterpret_cast<Flag*>(call.inbox + call.row_flags) + index * kQuarters;
+    for (int quarter = 0; quarter < kQuarters; ++quarter) store_relaxed_sys(flags + quarter, number());
+  }
+};
+
+}  // namespace ferry::cuda

@@ -1,0 +1,194 @@
+// Two hops between pretended nodes of one host: every geometry and window, and what is particular to the
+// launches that carry messages. Deadlines are short, because a launch that hangs keeps the device.
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <string>
+#include <thread>
+
+#include "cuda/device_test.hpp"
+#include "oracle/expected.hpp"
+
+namespace ferry::contract {
+namespace {
+
+constexpr double kDeadline = 3;
+
+const std::vector<std::vector<int>> kNodes = {{0, 1},
+                                              {0, 0, 1, 1},
+                                              {0, 0, 0, 1},
+                                              {0, 0, 0, 0, 1, 1, 1, 1},
+                                              {0, 1, 2, 3, 0, 1, 2, 3},
+                                              {0, 1, 1, 2, 2, 2, 2, 2}};
+
+Setup two_hops(int window) {
+  return {.backend = BackendKind::cuda, .rank_kind = RankKind::threads, .hops = Hops::two, .window = window};
+}
+
+TestCase hop_case(std::uint64_t number, const std::vector<int>& nodes, int window) {
+  TestCase c;
+  c.seed = seed_of(number);
+  c.nodes = nodes;
+  c.ranks = static_cast<int>(nodes.size());
+  c.config.experts = 3 * c.ranks;
+  c.config.top_k = 4;
+  c.config.hidden = 256;
+  c.config.max_tokens = 24;
+  c.masked = 0.1;
+  two_hops(window).choose_backend(c.config);
+  c.config.deadline = kDeadline;
+  return c;
+}
+
+class CudaTwoHops : public DeviceTest {
+ protected:
+  static void run(const TestCase& c, const std::function<void(Rank)>& body) {
+    run_ranks(two_hops(c.config.window), c.ranks, describe(c), body, c.nodes);
+  }
+};
+
+class CudaTwoHopNodes : public testing::TestWithParam<std::tuple<int, int>> {
+ protected:
+  void SetUp() override {
+    if (const std::string reason = skip_reason(two_hops(1)); !reason.empty()) GTEST_SKIP() << reason;
+  }
+};
+
+TEST_P(CudaTwoHopNodes, RandomCases) {
+  const auto [nodes, window] = GetParam();
+  const std::vector<int>& labels = kNodes[static_cast<std::size_t>(nodes)];
+  std::vector<TestCase> cases = {hop_case(static_cast<std::uint64_t>(10 * nodes), labels, window)};
+  for (std::uint64_t drawn = 0, seed = 0; drawn < 2; ++seed) {
+    TestCase c = draw_case(seed_of(1000 * static_cast<std::uint64_t>(nodes) + seed), CaseSize::small);
+    if (c.ranks != static_cast<int>(labels.size())) continue;
+    ++drawn;
+    c.nodes = labels;
+    c.config.deadline = kDeadline;
+    cases.push_back(c);
+  }
+  run_sequences(two_hops(window), cases);
+}
+
+INSTANTIATE_TEST_SUITE_P(Nodes, CudaTwoHopNodes,
+                         testing::Combine(testing::Range(0, static_cast<int>(kNodes.size())),
+                                          testing::Values(1, 7, 64)),
+                         [](const auto& parameter) {
+                           return "nodes" + std::to_string(std::get<0>(parameter.param)) + "_window" +
+                                  std::to_string(std::get<1>(parameter.param));
+                         });
+
+// Staging does not grow with the tokens: phases, with N far above the window.
+TEST_F(CudaTwoHops, ManyTokensPassThroughAWindowOfOne) {
+  for (const bool split : {false, true}) {
+    TestCase c = hop_case(1, {0, 0, 1, 1}, 1);
+    c.config.max_tokens = 600;
+    c.full = true;
+    c.split_phases = split;
+    run_sequences(two_hops(1), {c});
+  }
+}
+
+TEST_F(CudaTwoHops, StagingDoesNotGrowWithTokens) {
+  TestCase c = hop_case(2, {0, 0, 1, 1}, 16);
+  const Topology topology(c.nodes);
+  const Sizes few = size_of(c.config, topology, 1);
+  c.config.max_tokens *= 100;
+  const Sizes many = size_of(c.config, topology, 1);
+  EXPECT_EQ(few.dispatch_staging, many.dispatch_staging);
+  EXPECT_EQ(few.signals, many.signals);
+  EXPECT_EQ(many.combine_staging, 0);
+}
+
+TEST_F(CudaTwoHops, AnyNumberOfBlocks) {
+  for (const int limit : {1, 2, 5}) {
+    TestCase c = hop_case(3, {0, 1, 1, 2, 2, 2, 2, 2}, 4);
+    c.sm_limit = limit;
+    run_sequences(two_hops(4), {c});
+  }
+}
+
+TEST_F(CudaTwoHops, LanesAreIndependent) {
+  TestCase c = hop_case(4, {0, 0, 1, 1}, 7);
+  c.config.lanes = 2;
+  const StepInputs step = make_inputs(c);
+  const oracle::ExpertOutputs outputs = make_expert_outputs(c, step);
+  run(c, [&](Rank rank) {
+    SyncExchange exchange(rank, c.config);
+    for (int call = 0; call < 4; ++call) {
+      TestCase of_lane = c;
+      of_lane.lane = call % 2;
+      dispatch_and_combine(exchange, of_lane, step, outputs);
+    }
+  });
+}
+
+TEST_F(CudaTwoHops, GraphsReadCurrentInputs) {
+  constexpr int kSets = 4;
+  const TestCase c = hop_case(5, {0, 0, 1, 1}, 7);
+  run(c, [&](Rank rank) {
+    ferry::Exchange exchange(rank, c.config);
+    DeviceRun device_run(exchange, c);
+    add_steps(device_run, c, kSets);
+    const TestStream stream;
+    rank.barrier();  // no rank may allocate while another captures
+    const Graph graph(stream.get(), [&] {
+      device_run.dispatch(stream.get());
+      device_run.combine(stream.get());
+    });
+    rank.barrier();
+    for (int number = 0; number < 40; ++number) {
+      device_run.load(number % kSets, stream.get());
+      device_run.poison_outputs(stream.get());
+      graph.launch(stream.get());
+      device_run.compare(number % kSets, stream.get());
+    }
+    exchange.check(c.lane);
+  });
+}
+
+// A rank that never calls ends the call on all others.
+TEST_F(CudaTwoHops, ARankThatIsMissingIsNamed) {
+  TestCase c = hop_case(6, {0, 0, 1, 1}, 7);
+  c.config.deadline = 0.5;
+  const StepInputs step = make_inputs(c);
+  std::array<std::atomic<int>, 4> peers{};
+  for (std::atomic<int>& peer : peers) peer = -2;
+  try {
+    Group::threads(Topology(c.nodes, true)).run([&](Rank rank) {
+      const device::RankScope scope(rank.topology().local_rank_of(rank.index()));
+      SyncExchange exchange(rank, c.config);
+      DispatchRun(exchange, c, step).run();
+      if (rank.index() == 2) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+        return;
+      }
+      try {
+        DispatchRun(exchange, c, step).run();
+      } catch (const TimeoutError& error) {
+        peers[static_cast<std::size_t>(rank.index())] = error.record.peer;
+      }
+    });
+  } catch (const std::exception&) {
+    // The group has failed, as it should.
+  }
+  for (const int rank : {0, 1, 3}) EXPECT_EQ(peers[static_cast<std::size_t>(rank)], 2) << "rank " << rank;
+}
+
+// What is not there yet is refused by name.
+TEST_F(CudaTwoHops, GathersAreRefusedByName) {
+  const TestCase c = hop_case(7, {0, 1}, 7);
+  run(c, [&](Rank rank) {
+    ferry::Exchange exchange(rank, c.config);
+    GuardedBuffer rows(64), gathered(256);
+    bool refused = false;
+    try {
+      exchange.all_gather_v(rows.data(), 1, 16, gathered.data(), 8);
+    } catch (const UnsupportedError& error) {
+      refused = std::string(error.what()).find("hops") != std::string::npos;
+    }
+    require(refused, "all_gather_v in two hops must name the hops");
+  });
+}
+
+}  // namespace
+}  // namespace ferry::contract
