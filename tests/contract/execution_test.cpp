@@ -232,7 +232,8 @@ TEST_P(Contract, StepMetadataOfEveryRank) {
     require_equal(got->sum, 9, "sum");
     require_equal(got->prefix, kPrefixes[rank.index()], "prefix");
     require_equal(got->maximum, 5, "maximum");
-    mine.require_guards("step metadata");
+    const std::vector<std::int32_t> expected{9, kPrefixes[rank.index()], 5};
+    mine.require_contents(bytes_of_values(expected), sizeof(std::int32_t), "the caller's int32[3]");
   });
 }
 

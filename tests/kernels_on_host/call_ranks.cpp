@@ -230,8 +230,14 @@ void CallRanks::dispatch(const contract::StepInputs& step, const CallForm& form)
                        : &run_dispatch_block<Phase::fused, FewFp8>;
     on_host::Grid grid(test::seed() + static_cast<std::uint64_t>(step.index));
     grid.give_each_block(block_memory, static_cast<std::size_t>(lay_out_block(calls.data())));
-    for (const DispatchArguments& call : calls)
-      grid.add(kBlocks, kBlockThreads, [kernel, call](unsigned) { kernel(call, call.partition); });
+    for (const DispatchArguments& call : calls) {
+      // As the kernels that read N for the mode of few tokens.
+      const SendPartition partition =
+          form.few_tokens && form.count_on_device
+              ? SendPartition::of(*call.device_tokens, call.few_token_blocks.senders)
+              : call.partition;
+      grid.add(kBlocks, kBlockThreads, [kernel, call, partition](unsigned) { kernel(call, partition); });
+    }
     grid.run();
     if (!form.split_phases) break;
   }

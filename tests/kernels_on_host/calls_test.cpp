@@ -40,7 +40,7 @@ TEST_P(KernelCalls, InEveryForm) {
     run_step(ranks, c, 0, {.few_tokens = true});
     run_step(ranks, c, 1, {.generic = true});
     run_step(ranks, c, 2, {.split_phases = true});
-    run_step(ranks, c, 3, {.few_tokens = true, .count_on_device = false});
+    run_step(ranks, c, 3, {.few_tokens = true, .count_on_device = true});
     run_step(ranks, c, 4, {.count_on_device = true});
     // By the plan of the last step.
     const contract::StepInputs step = contract::make_inputs(c, 4),

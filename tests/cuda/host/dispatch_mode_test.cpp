@@ -51,13 +51,14 @@ TEST(DispatchMode, ReplicatedInputFromIdsNeedsTheGenericKernel) {
   EXPECT_EQ(dispatch_mode(input), DispatchMode::by_plan);
 }
 
-TEST(DispatchMode, TokensForEveryRankHaveAKernelForFewThatTheHostCounts) {
+TEST(DispatchMode, TokensForEveryRankHaveKernelsForFew) {
   DispatchModeInput input = kFew;
   input.to_every_rank = true;
   EXPECT_EQ(dispatch_mode(input), DispatchMode::few_tokens);
+  input.count_on_device = true;
+  EXPECT_EQ(dispatch_mode(input), DispatchMode::count_on_device);
   for (const auto change : {+[](DispatchModeInput& other) { other.tokens = kManyTokens; },
                             +[](DispatchModeInput& other) { other.has_metadata_blocks = false; },
-                            +[](DispatchModeInput& other) { other.count_on_device = true; },
                             +[](DispatchModeInput& other) { other.by_plan = true; }}) {
     DispatchModeInput changed = input;
     change(changed);

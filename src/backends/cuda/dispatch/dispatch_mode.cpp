@@ -9,8 +9,9 @@ DispatchMode dispatch_mode(const DispatchModeInput& input) {
   if (input.phase == Phase::receive) return DispatchMode::receive_phase;
   if (input.computes_values) return DispatchMode::generic;
   if (input.to_every_rank) {
-    const bool few = input.has_metadata_blocks && input.tokens < kManyTokens;
-    return few && !input.by_plan && !input.count_on_device ? DispatchMode::few_tokens : DispatchMode::generic;
+    if (input.by_plan || !input.has_metadata_blocks || input.tokens >= kManyTokens)
+      return DispatchMode::generic;
+    return input.count_on_device ? DispatchMode::count_on_device : DispatchMode::few_tokens;
   }
   if (input.by_plan) return DispatchMode::by_plan;
   if (input.replicated) return DispatchMode::generic;

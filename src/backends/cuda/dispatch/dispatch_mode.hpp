@@ -13,7 +13,7 @@ enum class DispatchMode {
   count_on_device,  // N in device memory: the kernel reads it and runs as many_tokens or few_tokens
   by_plan,          // routes from a plan
   generic,          // receivers weight rows or compute dot products, or the input is replicated; routes from
-                    // ids or from a plan. Where tokens go to every rank: all that few_tokens does not take
+                    // ids or from a plan. Where tokens go to every rank: all but few tokens from ids
   send_phase,       // split call: the first of two kernels
   receive_phase,    // split call: the second
 };

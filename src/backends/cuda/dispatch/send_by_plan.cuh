@@ -90,7 +90,7 @@ struct PlanReader {
         left &= ~same;
       }
     }
-    check_message(to, route, fits, &slot);
+    check_message(slot.rank, route, fits, &slot);
     return with_route(tile, first, route, slot);
   }
   // Records the token's contradictions.
@@ -120,16 +120,16 @@ struct PlanReader {
     return low;
   }
 
-  // Takes back the message to rank `to` that this thread leads, unless the plan has it (`fits`).
-  __device__ __forceinline__ void check_message(int to, const PlannedRoute& route, bool fits,
+  // Takes back the message that this thread leads, to rank `led`, unless the plan has it (`fits`).
+  __device__ __forceinline__ void check_message(int led, const PlannedRoute& route, bool fits,
                                                 OutgoingSlot* slot) {
     bad = (route.rank != -1 && slot->rank < 0) || (slot->leads && !fits);
     slot->leads = slot->leads && fits;
-    rank = slot->leads ? to : -1;
+    rank = slot->leads ? led : -1;
     message = slot->message;
     // Compared in finish(), when the rows are in flight.
-    if (slot->leads)
-      sent_token = context.call.plan.sent_tokens[std::int64_t{to} * context.call.lane.max_tokens + message];
+    const std::int64_t to = max(led, 0);
+    if (slot->leads) sent_token = context.call.plan.sent_tokens[to * context.call.lane.max_tokens + message];
   }
 
   // `slot` with what the plan has for it.

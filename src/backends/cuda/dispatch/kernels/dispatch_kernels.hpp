@@ -18,7 +18,7 @@ const void* count_on_device_kernel(Quantisation quantisation);  // dispatch_coun
 // Modes generic, send_phase and receive_phase.
 const void* generic_kernel(DispatchMode mode);  // dispatch_generic.cu
 
-// Tokens that go to every rank: modes few_tokens, generic, send_phase and receive_phase.
+// Tokens that go to every rank: modes few_tokens, count_on_device, generic, send_phase and receive_phase.
 const void* gathered_kernel(DispatchMode mode, Quantisation quantisation);  // dispatch_gathered.cu
 
 // The same for groups of more than kNarrowRanks ranks, in every mode: dispatch_wide.cu.
