@@ -19,7 +19,7 @@ import torch
 
 TOKENS, HIDDEN, TOP_K, EXPERTS, CALLS, ROUNDS = 4096, 7168, 8, 256, 20, 5
 FEW_RANKS, FEW_TOKENS = 8, (1, 4, 16, 32)
-SHAPE = dict(experts=EXPERTS, top_k=TOP_K, hidden=HIDDEN, max_tokens=TOKENS, backend="cuda")
+SHAPE = dict(experts=EXPERTS, top_k=TOP_K, hidden=HIDDEN, max_tokens=TOKENS, backend="cuda", deadline=8.0)
 
 
 class Timer:

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Compares the backend `collective` over NCCL with an all-to-all-v of NCCL and a copy, on two GPUs of this machine.
 
-usage: scripts/gpu_nccl.py PROGRAM [--tokens N] [--rounds N] [--repeats N] [--seconds N] [--json FILE]
+usage: scripts/gpu_nccl.py PROGRAM [--tokens N] [--rounds N] [--repeats N] [--seconds N] [--longest N] [--json FILE]
 
 Runs `ferry bench --backend collective --engine nccl` with a process for each of two GPUs, in both kinds of layout: on one
 host, the same with registered memory (FERRY_NCCL_REGISTER), and in two hops as two simulated hosts of one GPU each; the
@@ -33,18 +33,18 @@ OVER_NETWORK = (
 TARGET = 1.25
 
 
-def run(setting, options, timeout):
+def run(setting, options):
     shared, of_ranks, arguments = setting
     with tempfile.TemporaryDirectory() as folder:
         report = pathlib.Path(folder) / "report.json"
         bench = [options.program, "bench", "--backend", "collective", "--engine", "nccl", "--ranks", 2, "--trace", "synth:uniform",
                  "--tokens", options.tokens, "--layout", "expert_major,rank_major", "--repetitions", options.rounds,
                  *options.shape.split(), *arguments, "--json", report]
-        command = ["mpirun", "--bind-to", "none"]
+        command = ["timeout", "--kill-after=5", options.longest, "mpirun", "--bind-to", "none"]
         for rank, variables in enumerate(of_ranks):
             command += [":"] * (rank > 0) + ["-n", "1", "env", *(f"{name}={value}" for name, value in variables.items()), *bench]
         root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-        subprocess.run([str(word) for word in command], env=os.environ | root | shared, check=True, timeout=timeout)
+        subprocess.run([str(word) for word in command], env=os.environ | root | shared, check=True)
         return json.loads(report.read_text())
 
 
@@ -84,23 +84,29 @@ def main():
     parser.add_argument("--rounds", type=int, default=15, help="of a run, in which calls and bounds take turns")
     parser.add_argument("--repeats", type=int, default=2, help="runs of each setting, if there is time")
     parser.add_argument("--seconds", type=float, default=55, help="no run begins that would end later, by the time of the last one")
+    parser.add_argument("--longest", type=float, default=40, help="seconds after which a run is given up")
     parser.add_argument("--json", type=pathlib.Path, help="where to write the record")
     options = parser.parse_args()
-    begun, last = time.monotonic(), 0.0
+    begun, last, failed = time.monotonic(), 0.0, {}
     reports = {name: [] for name in SETTINGS}
     turns = [(name, SETTINGS[name]) for _ in range(options.repeats) for name in SETTINGS] + [OVER_NETWORK]
     for name, setting in turns:
         start = time.monotonic()
         if start - begun + last > options.seconds:
             break
-        reports.setdefault(name, []).append(run(setting, options, timeout=2 * options.seconds))
-        last = time.monotonic() - start
+        try:
+            if name not in failed:
+                reports.setdefault(name, []).append(run(setting, options))
+                last = time.monotonic() - start
+        except subprocess.CalledProcessError as error:
+            failed[name] = str(error)
+            print(f"{name} failed: {error}", flush=True)
     lines = [line for name, made in reports.items() if made for line in summary(name, made)]
     if options.json:
-        record = {"schema": "ferry.bench.nccl", "schema_version": 1, "target": TARGET, "summary": lines, "reports": reports}
+        record = {"schema": "ferry.bench.nccl", "schema_version": 1, "target": TARGET, "summary": lines, "failed": failed, "reports": reports}
         options.json.write_text(json.dumps(record, indent=1) + "\n")
     print_lines(lines)
-    return 0
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":

@@ -83,7 +83,7 @@ struct CombineOutput {
   Epilogue epilogue{};  ///< scale, and a residual that is added; not with unreduced
 };
 
-/// Dispatch and combine for one configuration, in host memory.
+/// Dispatch and combine for one configuration, in host memory (max_device.hpp: in device memory).
 ///
 /// Collective: every rank constructs it and makes the same calls of a lane in the same order. The async calls
 /// are the send phases of Exchange and the wait calls its receive phases: what may be reused when is said
@@ -97,7 +97,7 @@ class Exchange {
  public:
   /// The layout is expert_major, nothing is dropped (`capacity` is 0, `repeats` is set), and the reduction is
   /// unreduced if `config` says so, else exact. Everything else is as in `config`.
-  /// @throws UnsupportedError  device memory, experts in slices
+  /// @throws UnsupportedError  device memory (DeviceExchange), experts in slices
   /// @throws UsageError  another layout, a capacity, replicated or gathered input, or as ferry::Exchange
   Exchange(const Rank& rank, const Config& config);
   ~Exchange();

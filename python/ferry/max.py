@@ -6,7 +6,8 @@
     y = exchange.ep_fused_combine(rows, received.src_info, received.row_offsets, received.counts,
                                   router_weights=weights)
 
-Arrays are of NumPy or PyTorch, in host memory. docs/guides/max.md has the shapes.
+Arrays are of NumPy or PyTorch, in host memory; with a backend of device memory they are tensors on the rank's GPU, and calls are
+enqueued on the current stream. docs/guides/max.md has the shapes.
 """
 
 from __future__ import annotations
@@ -17,13 +18,19 @@ import numpy as np
 
 import ferry
 from ferry import _core
+from ferry._max_device import DeviceLane, typed
 from ferry.deep_ep._arrays import arrays_of
 
 __all__ = ["DispatchResult", "Exchange", "group_index"]
 
 
 class DispatchResult(NamedTuple):
-    """What a rank has received. The rows are in the lane's memory until its next dispatch; the rest are new arrays."""
+    """What a rank has received. The rows are in the lane's memory until its next dispatch; the rest are new arrays.
+
+    On device memory arrays have the lengths that they can need, because the host does not know how many rows there are: rows and
+    src_info have the capacity, row_offsets groups + 1 entries, of which those from `number` on are the number of rows, and
+    expert_ids groups entries, -1 from `number` on.
+    """
 
     output_tokens: Any
     """[rows, H]. Groups are the shared experts, then this rank's experts; their rows are in the order of source rank,
@@ -58,9 +65,49 @@ class _Lane:
         self.pending = ""
         self.topk_ids = np.zeros((0, exchange.config.top_k), np.int64)
         self.combines = 0  # the same number on every rank
-        self.plan = np.zeros(exchange.plan_bytes, np.uint8)
+        self.plan_memory = np.zeros(exchange.plan_bytes, np.uint8)
         self.row_tags = np.zeros(exchange.capacity, np.float32)
         self.route_tags = np.zeros(exchange.config.max_tokens * exchange.config.top_k, np.float32)
+        self.exchange = exchange
+
+    def keep(self, topk_ids: Any, lane: int) -> None:
+        """Keeps the ids of a dispatch for the combine."""
+        self.topk_ids = _host(topk_ids).astype(np.int64)
+
+    def describe(self, received: ferry.DispatchResult, lane: int) -> tuple[Any, ...]:
+        """The fields of a DispatchResult."""
+        config, total, like = self.exchange.config, received.wait_total(), arrays_of(received.data)
+        of_group = _host(received.counts)
+        offsets, ids = group_index(of_group, config.alignment)
+        routes, counts = _host(received.plan.counts), np.zeros((len(of_group), self.exchange.ranks), np.int32)
+        for group, expert in enumerate(_host(received.group_expert).tolist()):
+            if expert < config.experts:
+                counts[group] = routes[:, expert]
+            else:
+                counts[group, self.exchange.rank] = of_group[group]
+        stats = np.array([of_group.max(initial=0), len(ids)], np.uint32)
+        made = (offsets, ids, stats, np.ascontiguousarray(_host(received.source)[:total, 1:]), counts)
+        if like is not arrays_of(offsets):
+            made = tuple(map(like.torch.from_numpy, made))
+        return received.data[:total], received.scales, *made
+
+    def plan(self, src_info: Any, row_offsets: Any, counts: Any, topk_ids: Any, lane: int, like: Any) -> tuple[Any, Any]:
+        """The plan of a combine, and the tags that travel with its rows."""
+        config, ids = self.exchange.config, self.topk_ids
+        if topk_ids is not None:
+            ids = np.ascontiguousarray(_host(typed("topk_ids", topk_ids, ("int32", "int64"), (None, config.top_k)))).astype(np.int64)
+        total = _core._max_plan_return(
+            self.exchange, self.plan_memory, _dense("src_info", src_info, "int32", (None, 2)),
+            _dense("row_offsets", row_offsets, "uint32", (None,)),
+            _dense("counts", counts, "int32", (None, self.exchange.ranks)), ids, self.combines, self.row_tags, self.route_tags)
+        tags = self.row_tags[:total]
+        arrays = arrays_of(like)
+        return self.exchange.plan_over(self.plan_memory), tags if arrays is arrays_of(tags) else arrays.torch.from_numpy(tags)
+
+    def check(self, came: Any, lane: int) -> None:
+        """Raises UsageError if a row has not come back."""
+        _core._max_check_returned(self.exchange, self.plan_memory, self.route_tags,
+                                  np.ascontiguousarray(_host(came)).reshape(-1))
 
 
 class Exchange:
@@ -76,11 +123,7 @@ class Exchange:
     def __init__(self, group: ferry.Group | ferry.Rank, *, experts: int, top_k: int, hidden: int, max_tokens: int,
                  reduction: str = "exact", **settings: Any):
         """`reduction`: 'exact' (combine returns [N, H]) or 'unreduced' ([N, K, H]). `settings`: as of ferry.Exchange, apart
-        from layout, capacity and repeats; the backend is one of host memory."""
-        if settings.get("backend") == "cuda" or settings.get("memory") == "device":
-            raise ferry.UnsupportedError(
-                "max: arrays in device memory are not supported, because no kernel makes row_offsets, expert_ids and src_info: "
-                "use ferry.Exchange with its plans there")
+        from layout, capacity and repeats."""
         if reduction not in ("exact", "unreduced"):
             raise ferry.UsageError(f"max: reduction {reduction!r}, must be 'exact' or 'unreduced'")
         for name in ("layout", "capacity", "repeats", "own_receive_buffers", "check_calls"):
@@ -88,9 +131,8 @@ class Exchange:
                 raise ferry.UsageError(f"max: {name} = {settings[name]!r}: leave it out, ferry.max sets it")
         self._exchange = ferry.Exchange(group, experts=experts, top_k=top_k, hidden=hidden, max_tokens=max_tokens,
                                         reduction=reduction, repeats=True, **settings)  # type: ignore[arg-type]
-        if self._exchange.config.memory == "device":
-            raise ferry.UnsupportedError("max: arrays in device memory are not supported: pass memory='host'")
-        self._lanes = [_Lane(self._exchange) for _ in range(self._exchange.config.lanes)]
+        lane_type = DeviceLane if self._exchange.config.memory == "device" else _Lane
+        self._lanes: list[Any] = [lane_type(self._exchange) for _ in range(self._exchange.config.lanes)]
 
     @property
     def config(self) -> ferry.Config:
@@ -101,13 +143,13 @@ class Exchange:
         """Sends input_tokens [N, H] to the ranks of their experts, topk_ids [N, K]; -1 masks a slot."""
         kept = self._idle(lane)
         self._exchange.dispatch_send(input_tokens, topk_ids, lane=lane)
-        kept.topk_ids = _host(topk_ids).astype(np.int64)
+        kept.keep(topk_ids, lane)
         kept.pending = "dispatch"
 
     def ep_dispatch_wait(self, *, lane: int = 0) -> DispatchResult:
         """What the ranks have sent to this one."""
-        self._end(lane, "dispatch")
-        return self._result(self._exchange.dispatch_receive(lane=lane))
+        kept = self._end(lane, "dispatch")
+        return DispatchResult(*kept.describe(self._exchange.dispatch_receive(lane=lane), lane))
 
     def ep_fused_dispatch(self, input_tokens: Any, topk_ids: Any, *, lane: int = 0) -> DispatchResult:
         """ep_dispatch_async() and ep_dispatch_wait() in one call."""
@@ -115,14 +157,14 @@ class Exchange:
         try:
             received = self._exchange.dispatch(input_tokens, topk_ids, lane=lane)
         except ferry.BadIdError:  # of a dispatch that is complete
-            kept.topk_ids = _host(topk_ids).astype(np.int64)
+            kept.keep(topk_ids, lane)
             raise
-        kept.topk_ids = _host(topk_ids).astype(np.int64)
-        return self._result(received)
+        kept.keep(topk_ids, lane)
+        return DispatchResult(*kept.describe(received, lane))
 
     def last_dispatch_result(self, *, lane: int = 0) -> DispatchResult:
         """The result of the lane's last dispatch, also if it raised BadIdError."""
-        return self._result(self._exchange.last_dispatch_result(lane))
+        return DispatchResult(*self._lane(lane).describe(self._exchange.last_dispatch_result(lane), lane))
 
     def ep_combine_async(self, input_tokens: Any, src_info: Any, row_offsets: Any, counts: Any, *, topk_ids: Any = None,
                          router_weights: Any = None, output_tokens: Any = None, shared_outputs: Any = None,
@@ -144,7 +186,7 @@ class Exchange:
     def ep_combine_wait(self, *, lane: int = 0) -> Any:
         """The result of the lane's combine: [N, H], or 'unreduced' [N, K, H]."""
         kept = self._end(lane, "combine")
-        return self._checked(kept, lambda: self._exchange.combine_receive(lane=lane))
+        return self._checked(kept, lane, lambda: self._exchange.combine_receive(lane=lane))
 
     def ep_fused_combine(self, input_tokens: Any, src_info: Any, row_offsets: Any, counts: Any, *, topk_ids: Any = None,
                          router_weights: Any = None, output_tokens: Any = None, shared_outputs: Any = None,
@@ -152,72 +194,55 @@ class Exchange:
         """ep_combine_async() and ep_combine_wait() in one call."""
         kept, arguments = self._arguments(input_tokens, src_info, row_offsets, counts, topk_ids, router_weights, output_tokens,
                                           shared_outputs, residual, scale, lane)
-        return self._checked(kept, lambda: self._exchange.combine(input_tokens, **arguments))
+        return self._checked(kept, lane, lambda: self._exchange.combine(input_tokens, **arguments))
 
-    def _lane(self, lane: int) -> _Lane:
+    def synchronize(self, *, lane: int = 0) -> None:
+        """Waits for the current stream, on device memory, and raises what has ended a call of the lane."""
+        self._exchange.synchronize(lane=lane)
+
+    def check(self, *, lane: int = 0) -> None:
+        """Raises what completed calls have found, as ferry.Exchange.check()."""
+        self._exchange.check(lane=lane)
+
+    def _lane(self, lane: int) -> Any:
         if not 0 <= lane < len(self._lanes):
             raise ferry.UsageError(f"lane {lane} does not exist: the exchange has {len(self._lanes)}")
         return self._lanes[lane]
 
-    def _idle(self, lane: int) -> _Lane:
+    def _idle(self, lane: int) -> Any:
         kept = self._lane(lane)
         if kept.pending:
             raise ferry.UsageError(f"lane {lane}: call ep_{kept.pending}_wait first")
         return kept
 
-    def _end(self, lane: int, call: str) -> _Lane:
+    def _end(self, lane: int, call: str) -> Any:
         kept = self._lane(lane)
         if kept.pending != call:
             raise ferry.UsageError(f"lane {lane}: no {call} to wait for: call ep_{call}_async first")
         kept.pending = ""
         return kept
 
-    def _result(self, received: ferry.DispatchResult) -> DispatchResult:
-        config, total, like = self._exchange.config, received.wait_total(), arrays_of(received.data)
-        of_group = _host(received.counts)
-        offsets, ids = group_index(of_group, config.alignment)
-        routes, counts = _host(received.plan.counts), np.zeros((len(of_group), self._exchange.ranks), np.int32)
-        for group, expert in enumerate(_host(received.group_expert).tolist()):
-            if expert < config.experts:
-                counts[group] = routes[:, expert]
-            else:
-                counts[group, self._exchange.rank] = of_group[group]
-        stats = np.array([of_group.max(initial=0), len(ids)], np.uint32)
-        made = (offsets, ids, stats, np.ascontiguousarray(_host(received.source)[:total, 1:]), counts)
-        if like is not arrays_of(offsets):
-            made = tuple(map(like.torch.from_numpy, made))
-        return DispatchResult(received.data[:total], received.scales, *made)
-
     def _arguments(self, input_tokens: Any, src_info: Any, row_offsets: Any, counts: Any, topk_ids: Any,
                    router_weights: Any, output_tokens: Any, shared_outputs: Any, residual: Any, scale: float,
-                   lane: int) -> tuple[_Lane, dict[str, Any]]:
+                   lane: int) -> tuple[Any, dict[str, Any]]:
         """The arguments of the combine by the plan that the arrays make. If they are wrong, the peers' combine ends too."""
-        kept, config = self._idle(lane), self._exchange.config
+        kept = self._idle(lane)
         kept.combines += 1
         try:
-            ids = kept.topk_ids
-            if topk_ids is not None:
-                ids = _typed("topk_ids", topk_ids, ("int32", "int64"), (None, config.top_k)).astype(np.int64)
-            total = _core._max_plan_return(
-                self._exchange, kept.plan, _typed("src_info", src_info, ("int32",), (None, 2)),
-                _typed("row_offsets", row_offsets, ("uint32",), (None,)),
-                _typed("counts", counts, ("int32",), (None, self._exchange.ranks)), ids, kept.combines, kept.row_tags,
-                kept.route_tags)
+            plan, tags = kept.plan(src_info, row_offsets, counts, topk_ids, lane, input_tokens)
         except Exception as error:  # a rank that raised alone would leave its peers waiting
             text = f"ep_combine: rank {self._exchange.rank}: {error or repr(error)}"
             self._exchange.refuse(text, lane=lane, operation="combine")
             raise ferry.UsageError(text) from None
-        arrays, tags = arrays_of(input_tokens), kept.row_tags[:total]
         return kept, {
-            "plan": self._exchange.plan_over(kept.plan), "topk_weights": router_weights, "result": output_tokens,
-            "row_values": tags if arrays is arrays_of(tags) else arrays.torch.from_numpy(tags),
+            "plan": plan, "topk_weights": router_weights, "result": output_tokens, "row_values": tags,
             "shared_outputs": shared_outputs, "residual": residual, "scale": scale, "lane": lane}
 
-    def _checked(self, kept: _Lane, combine: Any) -> Any:
+    def _checked(self, kept: Any, lane: int, combine: Any) -> Any:
         """The result of the combine, if every row has come back."""
         try:
             result, came = combine()
-            _core._max_check_returned(self._exchange, kept.plan, kept.route_tags, np.ascontiguousarray(_host(came)).reshape(-1))
+            kept.check(came, lane)
         except ferry.BadSourceError:
             raise ferry.UsageError(
                 f"ep_combine: rank {self._exchange.rank} has got other rows than its topk_ids say; pass src_info, row_offsets "
@@ -233,14 +258,6 @@ def _host(array: Any) -> Any:
     return np.asarray(array)
 
 
-def _typed(name: str, array: Any, types: tuple[str, ...], shape: tuple[int | None, ...]) -> Any:
-    """A dense NumPy array over `array`, whose type and shape are checked; None matches any length."""
-    if not hasattr(array, "dtype") or not hasattr(array, "shape"):
-        raise ferry.UsageError(f"{name}: a {type(array).__name__}, must be an array; pass what dispatch returned")
-    type_name, lengths = arrays_of(array).type_name(array), tuple(array.shape)
-    if type_name not in types or len(lengths) != len(shape) or any(
-            want not in (None, have) for want, have in zip(shape, lengths)):
-        expected = ", ".join("any" if length is None else str(length) for length in shape)
-        raise ferry.UsageError(f"{name}: {type_name} {list(lengths)}, must be {' or '.join(types)} [{expected}]; pass what "
-                               "dispatch returned")
-    return np.ascontiguousarray(_host(array))
+def _dense(name: str, array: Any, type_name: str, shape: tuple[int | None, ...]) -> Any:
+    """A dense NumPy array over `array`, whose type and shape are checked."""
+    return np.ascontiguousarray(_host(typed(name, array, (type_name,), shape)))

@@ -127,9 +127,11 @@ std::int64_t wait_total(PyDispatchResult& self) {
   // Once the exchange was captured into a graph, replays advance the lane's call number without the host, so
   // the number of this call is unknown. Then read the array, which waits for the stream.
   const bool number_known = is_host(self.context.device) || !self.state->captured;
-  plan.known_total =
+  const std::int64_t total =
       number_known ? total_from_host_memory(self) : nb::cast<std::int64_t>(nb::int_(total_array(self)));
-  return plan.known_total;
+  // Plans of experts in slices are those of the routes before the gather.
+  (exchange_config(self).placement.tp() > 1 ? plan.gathered_total : plan.known_total) = total;
+  return total;
 }
 
 nb::object received_rows(PyDispatchResult& self) {

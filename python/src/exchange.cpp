@@ -78,8 +78,13 @@ PyDispatchResult PyExchange::make_result(int lane, const DispatchResult& receive
               .storage_writes = write_count(received.plan.storage())};
   if (config().placement.tp() > 1) {
     plan.all_tokens = plan.tokens;
-    plan.tokens = received.plan.tokens();
-    plan.gathered_total = *received.total;
+    const int me = state_->exchange.rank().index(), tp = config().placement.tp();
+    plan.tokens = TokenSlice::of(plan.all_tokens, me % tp, tp).count;
+    if (is_host(context.device)) {
+      plan.gathered_total = *received.total;
+    } else {
+      plan.row_bound = received.capacity;  // until the host has read the total
+    }
   }
   if (in_lane) {
     plan.state = state_;

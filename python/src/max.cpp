@@ -7,7 +7,9 @@
 
 #include "base/text.hpp"
 #include "bindings.hpp"
+#include "dispatch_result.hpp"
 #include "exchange.hpp"
+#include "exchange/source_operations.hpp"
 #include "ferry/error.hpp"
 #include "ferry/max.hpp"
 #include "max/returned_rows.hpp"
@@ -73,6 +75,77 @@ void check_returned(const PyExchange& self, const HostArray<std::uint8_t, 1>& st
   max::check_returned(self.config(), view_storage(self, storage), tags, {came.data(), came.size()});
 }
 
+// On device memory arrays are addresses: the Python code has checked them, and keeps them alive.
+using Address = std::uintptr_t;
+
+template <class T>
+T* at(Address address) {
+  return reinterpret_cast<T*>(address);
+}
+
+SourceOperations& operations_of(const PyExchange& self) {
+  SourceOperations* const operations = source_operations(self.state().exchange);
+  if (operations != nullptr) return *operations;
+  throw UnsupportedError("max: this backend has host memory");
+}
+
+Stream stream_at(Address address) {
+  return {at<void>(address)};
+}
+
+Ids ids_at(Address address, bool wide) {
+  return wide ? Ids(at<const std::int64_t>(address)) : Ids(at<const std::int32_t>(address));
+}
+
+void keep_ids(const PyExchange& self, int lane, Address ids, bool wide, std::int64_t tokens, Address kept_ids,
+              Address kept_tokens, Address stream) {
+  operations_of(self).keep_ids({.lane = lane,
+                                .ids = ids_at(ids, wide),
+                                .tokens = tokens,
+                                .kept_ids = at<std::int64_t>(kept_ids),
+                                .kept_tokens = at<std::int32_t>(kept_tokens)},
+                               stream_at(stream));
+}
+
+void describe_rows(const PyExchange& self, int lane, const PyDispatchResult& received, Address row_offsets,
+                   Address expert_ids, Address expert_usage_stats, Address src_info, Address counts,
+                   Address stream) {
+  operations_of(self).describe_rows({.lane = lane,
+                                     .received = received.received,
+                                     .row_offsets = at<std::uint32_t>(row_offsets),
+                                     .expert_ids = at<std::int32_t>(expert_ids),
+                                     .expert_usage_stats = at<std::uint32_t>(expert_usage_stats),
+                                     .src_info = at<std::int32_t>(src_info),
+                                     .counts = at<std::int32_t>(counts)},
+                                    stream_at(stream));
+}
+
+Plan plan_at(const PyExchange& self, Address storage) {
+  const std::int64_t bytes = view_plan(nullptr, plan_shape(self.config())).bytes;
+  return Plan::over(at<void>(storage), static_cast<std::size_t>(bytes));
+}
+
+void plan_return_on_device(const PyExchange& self, int lane, Address src_info, Address row_offsets,
+                           Address counts, Address ids, bool wide, std::int64_t tokens, Address device_tokens,
+                           Address plan, Address row_tags, Address scratch, Address stream) {
+  operations_of(self).plan_return({.lane = lane,
+                                   .src_info = at<const std::int32_t>(src_info),
+                                   .row_offsets = at<const std::uint32_t>(row_offsets),
+                                   .counts = at<const std::int32_t>(counts),
+                                   .ids = ids_at(ids, wide),
+                                   .tokens = tokens,
+                                   .device_tokens = at<const std::int32_t>(device_tokens),
+                                   .plan = plan_at(self, plan),
+                                   .row_tags = at<float>(row_tags),
+                                   .scratch = at<std::byte>(scratch)},
+                                  stream_at(stream));
+}
+
+void check_returned_on_device(const PyExchange& self, int lane, Address plan, Address came, Address stream) {
+  operations_of(self).check_returned(
+      {.lane = lane, .plan = plan_at(self, plan), .came = at<const float>(came)}, stream_at(stream));
+}
+
 }  // namespace
 
 void bind_max(nb::module_& module) {
@@ -80,6 +153,12 @@ void bind_max(nb::module_& module) {
   module.def("_max_plan_return", &plan_return, "exchange"_a, "storage"_a, "src_info"_a, "row_offsets"_a,
              "counts"_a, "topk_ids"_a, "combine"_a, "row_tags"_a, "route_tags"_a);
   module.def("_max_check_returned", &check_returned, "exchange"_a, "storage"_a, "route_tags"_a, "came"_a);
+  module.def("_max_scratch_bytes",
+             [](const PyExchange& self) { return operations_of(self).scratch_bytes(); });
+  module.def("_max_keep_ids", &keep_ids);
+  module.def("_max_describe_rows", &describe_rows);
+  module.def("_max_plan_return_on_device", &plan_return_on_device);
+  module.def("_max_check_returned_on_device", &check_returned_on_device);
 }
 
 }  // namespace ferry::python

@@ -11,6 +11,7 @@ namespace ferry {
 
 class DeviceWork;
 class Engine;
+class SourceOperations;
 
 // What a lane's calls have found since the last check(), which raises it. A count of 0 means "none".
 struct CallDiagnostics {
@@ -136,6 +137,7 @@ class Backend {
 
   virtual GatherOperations& gather_operations() = 0;
   // Null: host memory.
+  virtual SourceOperations* source_operations() { return nullptr; }
   virtual std::unique_ptr<DeviceWork> make_device_work() const;
 
   // Blocks until the counts of all ranks are known; throws every error.

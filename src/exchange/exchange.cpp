@@ -10,6 +10,7 @@
 #include "exchange/configuration.hpp"
 #include "exchange/device_work.hpp"
 #include "exchange/exchange_state.hpp"
+#include "exchange/source_operations.hpp"
 #include "format/encoding.hpp"
 
 namespace ferry {
@@ -241,6 +242,10 @@ void Exchange::synchronize(int lane, Stream stream) {
 
 std::unique_ptr<DeviceWork> Backend::make_device_work() const {
   return nullptr;
+}
+
+SourceOperations* source_operations(const Exchange& exchange) {
+  return ExchangeAccess::source_operations(exchange);
 }
 
 std::unique_ptr<DeviceWork> make_device_work(const Exchange& exchange) {

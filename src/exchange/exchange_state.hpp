@@ -165,9 +165,12 @@ struct Exchange::State {
   }
 };
 
-// For the evaluator of programs.
+// For the evaluator of programs, and for src/max.
 class ExchangeAccess {
  public:
+  static SourceOperations* source_operations(const Exchange& exchange) {
+    return exchange.state_->backend->source_operations();
+  }
   static const Backend& backend_of(const Exchange& exchange) { return *exchange.state_->backend; }
 };
 

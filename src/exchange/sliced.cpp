@@ -85,8 +85,6 @@ Config routed_config(const Config& config) {
 
 void check_sliced(const Config& config) {
   const int tp = config.placement.tp();
-  if (config.memory == MemoryKind::device && config.backend != BackendKind::cuda)
-    refuse("device memory over an engine", "use the backend cuda, or host memory");
   if (config.layout != Layout::expert_major)
     refuse("the layouts expert_padded and rank_major", "use expert_major");
   if (config.shared_experts > 0) refuse("shared experts", "pass shared_experts = 0");

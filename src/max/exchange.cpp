@@ -6,41 +6,27 @@
 #include "exchange/configuration.hpp"
 #include "ferry/error.hpp"
 #include "ferry/max.hpp"
+#include "max/exchange_config.hpp"
 #include "max/returned_rows.hpp"
 #include "plan/shapes.hpp"
 
 namespace ferry::max {
 namespace {
 
-Config exchange_config(Config config) {
-  if (config.backend == BackendKind::cuda || config.memory == MemoryKind::device) {
-    throw UnsupportedError(
-        "max: arrays in device memory are not supported, because no kernel makes row_offsets, expert_ids and "
-        "src_info: use ferry::Exchange with its plans there");
-  }
-  if (config.placement.tp() > 1)
-    throw UnsupportedError("max: experts in slices are not supported: use ferry::Exchange with its plans");
-  if (config.layout != Layout::expert_major)
-    throw UsageError(str("max: layout ", to_string(config.layout), ", must be expert_major"));
-  if (config.capacity != 0) {
-    throw UsageError(str("max: capacity = ", config.capacity,
-                         ", must be 0: combine by src_info needs every row, so none may be dropped"));
-  }
-  if (config.reduction != Reduction::unreduced) config.reduction = Reduction::exact;
-  config.repeats = true;
-  config.own_receive_buffers = true;
-  config.check_calls = true;
-  return config;
+UnsupportedError device_memory_error() {
+  return UnsupportedError(
+      "max: arrays in device memory are those of max::DeviceExchange (ferry/max_device.hpp); max::Exchange "
+      "has host memory");
 }
 
-// Construction is collective: if this rank refuses its configuration, the peers' construction must end too.
-Config config_or_refuse(const Rank& rank, const Config& config) {
-  try {
-    return exchange_config(config);
-  } catch (const Error& error) {
-    refuse_configuration(rank, error);
-    throw;
+Config host_config(const Rank& rank, const Config& given) {
+  if (given.backend == BackendKind::cuda || given.memory == MemoryKind::device) {
+    refuse_configuration(rank, device_memory_error());
+    throw device_memory_error();
   }
+  Config config = config_or_refuse(rank, given);
+  config.check_calls = true;
+  return config;
 }
 
 }  // namespace
@@ -65,12 +51,8 @@ struct Exchange::State {
   };
 
   State(const Rank& rank, const Config& given)
-      : me(rank.index()), exchange(rank, config_or_refuse(rank, given)), config(exchange.config()) {
-    if (config.memory == MemoryKind::device) {
-      throw UnsupportedError(
-          "max: arrays in device memory are not supported: set Config::memory = host, or use "
-          "ferry::Exchange with its plans");
-    }
+      : me(rank.index()), exchange(rank, host_config(rank, given)), config(exchange.config()) {
+    if (config.memory == MemoryKind::device) throw device_memory_error();
     lanes.resize(static_cast<std::size_t>(config.lanes));
   }
 

@@ -5,6 +5,7 @@
 #include <tuple>
 
 #include "base/text.hpp"
+#include "exchange/source_fault.hpp"
 #include "ferry/error.hpp"
 #include "ferry/max.hpp"
 #include "layout/row_of_peer.hpp"
@@ -60,6 +61,10 @@ class ReturnPlanner {
     return rows_.counts[group * ranks_ + source];
   }
 
+  [[noreturn]] void wrong(SourceFault fault, const SourceFaultNumbers& numbers) const {
+    throw UsageError(text_of(fault, me_, numbers));
+  }
+
   void check_tokens() const;
   void check_lengths() const;
   void check_row_offsets();
@@ -83,7 +88,7 @@ class ReturnPlanner {
 
 void ReturnPlanner::check_tokens() const {
   if (rows_.tokens < 0 || rows_.tokens > config_.max_tokens)
-    throw UsageError(str("tokens = ", rows_.tokens, ", must be 0 to max_tokens = ", config_.max_tokens));
+    wrong(SourceFault::tokens, {.a = rows_.tokens, .b = config_.max_tokens});
   if (rows_.tokens > 0 && rows_.topk_ids.data == nullptr)
     throw UsageError(str("topk_ids is null for ", counted(rows_.tokens, "token")));
 }
@@ -97,15 +102,19 @@ void ReturnPlanner::check_lengths() const {
   const std::int64_t most = std::int64_t{config_.max_tokens} * config_.top_k;
   for (std::size_t i = 0; i < rows_.counts.size(); ++i) {
     if (rows_.counts[i] < 0 || rows_.counts[i] > most) {
-      throw UsageError(str("counts[", i / ranks_, ", ", i % ranks_, "] = ", rows_.counts[i],
-                           ", must be 0 to max_tokens x top_k = ", most, kRemedy));
+      wrong(SourceFault::counts, {.a = static_cast<std::int64_t>(i / ranks_),
+                                  .b = static_cast<std::int64_t>(i % ranks_),
+                                  .c = rows_.counts[i],
+                                  .d = most});
     }
     if (i / ranks_ >= shared_) continue;
     const std::int64_t own = i % ranks_ == static_cast<std::size_t>(me_) ? rows_.tokens : 0;
     if (rows_.counts[i] != own) {
-      throw UsageError(str("counts[", i / ranks_, ", ", i % ranks_, "] = ", rows_.counts[i], ", must be ",
-                           own, ": a shared expert has the ", counted(rows_.tokens, "token"), " of rank ",
-                           me_, " alone", kRemedy));
+      wrong(SourceFault::shared_counts, {.limit = rows_.tokens,
+                                         .a = static_cast<std::int64_t>(i / ranks_),
+                                         .b = static_cast<std::int64_t>(i % ranks_),
+                                         .c = rows_.counts[i],
+                                         .d = own});
     }
   }
 }
@@ -130,13 +139,12 @@ void ReturnPlanner::check_row_offsets() {
   }
   for (std::size_t i = 0; i < length; ++i) {
     if (rows_.row_offsets[i] != index_.row_offsets[i]) {
-      throw UsageError(str("row_offsets[", i, "] = ", rows_.row_offsets[i], ", counts give ",
-                           index_.row_offsets[i], kRemedy));
+      wrong(SourceFault::row_offsets,
+            {.a = static_cast<std::int64_t>(i), .b = rows_.row_offsets[i], .c = index_.row_offsets[i]});
     }
   }
   if (total() > capacity) {
-    throw UsageError(str("row_offsets end at ", counted(total(), "row"), ", rank ", me_, " receives at most ",
-                         capacity, kRemedy));
+    wrong(SourceFault::capacity, {.a = total(), .b = capacity});
   }
   if (rows_.src_info.size() < static_cast<std::size_t>(2 * total())) {
     throw UsageError(
@@ -181,9 +189,8 @@ void ReturnPlanner::read_shared_row(std::size_t group, std::int64_t row, std::in
   const Source source{.rank = me_, .token = token, .slot = config_.top_k + static_cast<std::int32_t>(group)};
   const std::int32_t* const info = rows_.src_info.data() + 2 * row;
   if (info[0] != source.token || info[1] != source.slot) {
-    throw UsageError(str("src_info[", row, "] = {", info[0], ", ", info[1], "}, must be {", source.token,
-                         ", ", source.slot, "}: rows of a shared expert are in the order of the tokens",
-                         kRemedy));
+    wrong(SourceFault::shared_row,
+          {.limit = source.token, .a = row, .b = source.slot, .c = info[0], .d = info[1]});
   }
   plan_.sources[row] = source;
 }
@@ -194,14 +201,16 @@ void ReturnPlanner::read_routed_row(std::size_t group, std::size_t source, std::
   const bool own = source == static_cast<std::size_t>(me_);
   const std::int64_t most = own ? rows_.tokens : config_.max_tokens;
   if (token < 0 || token >= most || slot < 0 || slot >= config_.top_k) {
-    throw UsageError(str("src_info[", row, "] = {", token, ", ", slot, "}, of rank ", source,
-                         ", must be below {", most, ", ", config_.top_k, "} and not negative", kRemedy));
+    wrong(SourceFault::info, {.peer = static_cast<int>(source),
+                              .limit = most,
+                              .a = row,
+                              .b = config_.top_k,
+                              .c = token,
+                              .d = slot});
   }
   const std::int32_t expert = experts_[group - shared_];
   if (own && plan_.route_expert[std::int64_t{token} * config_.top_k + slot] != expert) {
-    throw UsageError(str("src_info[", row, "] = {", token, ", ", slot, "} is a row of expert ", expert,
-                         ", topk_ids[", token, ", ", slot, "] of rank ", me_, " is another expert", kRemedy,
-                         ", and its topk_ids"));
+    wrong(SourceFault::other_expert, {.a = row, .b = expert, .c = token, .d = slot});
   }
   plan_.sources[row] = {.rank = static_cast<std::int32_t>(source), .token = token, .slot = slot};
   routed_.push_back({.source = static_cast<std::int32_t>(source),
@@ -217,9 +226,11 @@ void ReturnPlanner::write_messages() {
   std::ranges::sort(routed_, {}, place);
   const auto twice = std::ranges::adjacent_find(routed_, {}, place);
   if (twice != routed_.end()) {
-    throw UsageError(str("src_info[", std::max(twice->row, twice[1].row), "] = {", twice->token, ", ",
-                         twice->slot, "}, of rank ", twice->source, ", is also in row ",
-                         std::min(twice->row, twice[1].row), kRemedy));
+    wrong(SourceFault::twice, {.peer = twice->source,
+                               .a = std::max(twice->row, twice[1].row),
+                               .b = std::min(twice->row, twice[1].row),
+                               .c = twice->token,
+                               .d = twice->slot});
   }
   for (std::size_t source = 0; source < ranks_; ++source)
     plan_.tokens_between[source * ranks_ + static_cast<std::size_t>(me_)] = 0;
@@ -251,9 +262,8 @@ void ReturnPlanner::write_routes() {
   }
   for (std::int64_t route = 0; route < routes; ++route) {
     if (plan_.route_rank[route] != me_ || plan_.route_row[route] >= 0) continue;
-    throw UsageError(str("topk_ids[", route / config_.top_k, ", ", route % config_.top_k,
-                         "] = ", plan_.route_expert[route], ", an expert of rank ", me_,
-                         ", but src_info has no row of it", kRemedy, ", and its topk_ids"));
+    wrong(SourceFault::missing,
+          {.a = plan_.route_expert[route], .c = route / config_.top_k, .d = route % config_.top_k});
   }
 }
 
@@ -280,10 +290,11 @@ void check_returned(const Config& config, const PlanView& plan, const ReturnTags
     const bool expected = plan.route_rank[route] != -1;
     if (!expected || bits(came[route]) == bits(tags.routes[route])) continue;
     const auto top_k = static_cast<std::size_t>(config.top_k);
-    throw UsageError(str("topk_ids[", route / top_k, ", ", route % top_k, "] of rank ", plan.header->rank,
-                         " is expert ", plan.route_expert[route], ": rank ", plan.route_rank[route],
-                         " has returned no row for it; pass src_info, row_offsets and counts of one dispatch "
-                         "on every rank, and its topk_ids"));
+    throw UsageError(text_of(SourceFault::not_returned, plan.header->rank,
+                             {.peer = plan.route_rank[route],
+                              .a = plan.route_expert[route],
+                              .c = static_cast<std::int64_t>(route / top_k),
+                              .d = static_cast<std::int64_t>(route % top_k)}));
   }
 }
 

@@ -110,6 +110,15 @@ class GpuPartsTest(ProgramTest):
         log = (self.root / "build/gpu/results/bench-nccl.log").read_text()
         self.assertEqual(log.count("target 1.25: met"), 4)
 
+    def test_a_setting_over_nccl_that_fails_leaves_the_others(self):
+        self.put("bin/mpirun", '#!/bin/sh\ncase "$FERRY_NCCL_REGISTER" in 1) exit 7; esac\n' + MPIRUN.removeprefix("#!/bin/sh\n"))
+        self.put("build/gpu/tools/ferry/ferry", ENGINE_PROGRAM)
+        with self.assertRaises(AssertionError):
+            self.run_parts("bench-nccl")
+        measured = json.loads((self.root / "build/gpu/results/bench-nccl.json").read_text())["measured"]
+        self.assertEqual(list(measured["failed"]), ["one host, registered"])
+        self.assertEqual(len(measured["summary"]), 12)
+
 
 if __name__ == "__main__":
     unittest.main()

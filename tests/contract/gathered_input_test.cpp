@@ -18,6 +18,7 @@ TestCase gathered_case(TestCase c, int ranks) {
   c.config.hidden = 80;
   c.config.alignment = 2;
   c.config.transfer = Transfer::gather;
+  if (c.config.backend == BackendKind::cuda) c.config.deadline = 6;
   c.masked = 0.2;
   c.masked_tokens = 0.2;
   return c;

@@ -1,7 +1,5 @@
 // MAX's call shapes (ferry/max.hpp): what dispatch returns, and combine from src_info, row_offsets and
 // counts.
-#include "ferry/max.hpp"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -10,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "contract/max_calls.hpp"
 #include "harness/harness.hpp"
 #include "oracle/combine.hpp"
 #include "oracle/dispatch.hpp"
@@ -71,7 +70,7 @@ struct Form {
   int lane = 0;
 };
 
-max::DispatchResult dispatch(max::Exchange& exchange, const TestCase& c, const StepInputs& step, Form form) {
+max::DispatchResult dispatch(MaxCalls& exchange, const TestCase& c, const StepInputs& step, Form form) {
   const int rank = exchange.rank().index();
   const Ids ids = inputs_of(step, rank).ids.data();
   if (!form.split) return exchange.ep_fused_dispatch(tokens_of(c, step, rank), ids, form.lane);
@@ -101,7 +100,7 @@ void reverse_rows(const Config& config, int ranks, std::int64_t row_bytes, max::
   }
 }
 
-void combine(max::Exchange& exchange, const TestCase& c, const StepInputs& step,
+void combine(MaxCalls& exchange, const TestCase& c, const StepInputs& step,
              const oracle::ExpertOutputs& outputs, max::DispatchResult received, Form form) {
   const int rank = exchange.rank().index();
   const oracle::RankOutputs& mine = outputs.ranks[static_cast<std::size_t>(rank)];
@@ -155,8 +154,10 @@ TestCase max_case(TestCase c, int ranks, int shared_experts, Reduction reduction
   return c;
 }
 
+constexpr const char* kTwoHops = "MAX's calls take one hop on the backend cuda";
+
 TEST_P(Contract, MaxCombinesFromSrcInfo) {
-  if (GetParam().on_device()) GTEST_SKIP() << "the call shapes of MAX are for host memory";
+  if (!GetParam().has_gathers()) GTEST_SKIP() << kTwoHops;
   for (const int ranks : kGroupSizes) {
     for (const int variant : {0, 1, 2, 3, 4, 5, 6}) {
       const Reduction reduction = variant % 2 == 0 ? Reduction::exact : Reduction::unreduced;
@@ -172,7 +173,7 @@ TEST_P(Contract, MaxCombinesFromSrcInfo) {
         c.outputs = DType::fp32;
       }
       run(ranks, describe(c), [&](Rank rank) {
-        max::Exchange exchange(rank, c.config);
+        MaxCalls exchange(rank, c.config);
         for (int index = 0; index < 4; ++index) {
           const StepInputs step = make_inputs(c, index);
           const Form form{.split = index % 2 == 1,
@@ -190,10 +191,10 @@ TEST_P(Contract, MaxCombinesFromSrcInfo) {
 
 // The arrays of a dispatch serve after later dispatches, with the ids of their own.
 TEST_P(Contract, MaxCombinesAnEarlierDispatch) {
-  if (GetParam().on_device()) GTEST_SKIP() << "the call shapes of MAX are for host memory";
+  if (!GetParam().has_gathers()) GTEST_SKIP() << kTwoHops;
   const TestCase c = max_case(small_case(7), 4, 1, Reduction::exact);
   run(c.ranks, describe(c), [&](Rank rank) {
-    max::Exchange exchange(rank, c.config);
+    MaxCalls exchange(rank, c.config);
     const StepInputs first = make_inputs(c, 0), second = make_inputs(c, 1);
     const max::DispatchResult earlier = dispatch(exchange, c, first, {});
     const max::DispatchResult later = dispatch(exchange, c, second, {});
@@ -203,7 +204,7 @@ TEST_P(Contract, MaxCombinesAnEarlierDispatch) {
 }
 
 TEST_P(Contract, MaxCombineEqualsCombineByPlan) {
-  if (GetParam().on_device()) GTEST_SKIP() << "the call shapes of MAX are for host memory";
+  if (!GetParam().has_gathers()) GTEST_SKIP() << kTwoHops;
   for (const Reduction reduction : {Reduction::exact, Reduction::unreduced}) {
     const TestCase c = max_case(small_case(3), 4, 0, reduction);
     run(c.ranks, describe(c), [&](Rank rank) {
@@ -211,21 +212,26 @@ TEST_P(Contract, MaxCombineEqualsCombineByPlan) {
       const StepInputs step = make_inputs(c);
       const oracle::ExpertOutputs outputs = make_expert_outputs(c, step);
       const oracle::RankOutputs& mine = outputs.ranks[static_cast<std::size_t>(me)];
-      const Outputs rows{.data = mine.rows.empty() ? nullptr : mine.rows.data()};
+      GuardedBuffer row_memory = GuardedBuffer::of(mine.rows),
+                    tokens = GuardedBuffer::of(inputs_of(step, me).parts[0]),
+                    id_memory = GuardedBuffer::of(inputs_of(step, me).ids),
+                    weight_memory = GuardedBuffer::of(mine.topk_weights);
+      const Outputs rows{.data = mine.rows.empty() ? nullptr : row_memory.data()};
       const std::size_t slots = reduction == Reduction::unreduced ? 3 : 1;
-      std::vector<std::uint16_t> by_plan(
-          static_cast<std::size_t>(inputs_of(step, me).tokens) * slots * 48 + 8, 1),
-          by_info = by_plan;
-      const Ids ids = inputs_of(step, me).ids.data();
-      const float* const weights = outputs.topk_weighted ? mine.topk_weights.data() : nullptr;
+      GuardedBuffer by_plan(inputs_of(step, me).tokens * static_cast<std::int64_t>(slots) * 96),
+          by_info(by_plan.bytes());
+      const Ids ids = id_memory.as<std::int64_t>();
+      const float* const weights = outputs.topk_weighted ? weight_memory.as<float>() : nullptr;
+      const Tokens input = Tokens::rows(tokens.data(), inputs_of(step, me).tokens, c.type);
       SyncExchange with_plans(rank, c.config);
-      const DispatchResult received = with_plans.dispatch(tokens_of(c, step, me), ids, nullptr);
+      const DispatchResult received = with_plans.dispatch(input, ids, nullptr);
       with_plans.combine(rows, received.plan, {.data = by_plan.data()}, {.topk_weights = weights});
-      max::Exchange exchange(rank, c.config);
-      const max::DispatchResult arrays = exchange.ep_fused_dispatch(tokens_of(c, step, me), ids);
+      MaxCalls exchange(rank, c.config);
+      const max::DispatchResult arrays = exchange.ep_fused_dispatch(input, ids);
       exchange.ep_fused_combine({rows, arrays},
                                 {.output_tokens = {.data = by_info.data()}, .router_weights = weights});
-      require(by_plan == by_info, "combine from src_info gives other bytes than combine by plan");
+      require(std::ranges::equal(by_plan.span(), by_info.span()),
+              "combine from src_info gives other bytes than combine by plan");
     });
   }
 }
@@ -246,6 +252,7 @@ void require_error(const std::string& words, const std::function<void()>& call) 
 struct WrongArrays {
   std::string error;
   std::function<void(max::DispatchResult&)> change;  // of rank 1
+  bool of_lengths = false;
 };
 
 std::vector<WrongArrays> wrong_arrays() {
@@ -264,11 +271,12 @@ std::vector<WrongArrays> wrong_arrays() {
        [](Received& r) { r.src_info[10] = 0; }},
       {"rank 1: src_info[1] = {2, 2}, must be {1, 2}: rows of a shared expert",
        [](Received& r) { r.src_info[2] = 2; }},
-      {"rank 1: src_info has 6 rows, row_offsets say 7", [](Received& r) { r.src_info.resize(12); }},
+      {"rank 1: src_info has 6 rows, row_offsets say 7", [](Received& r) { r.src_info.resize(12); }, true},
       {"rank 1: row_offsets[1] = 2, counts give 3; pass", [](Received& r) { r.row_offsets[1] = 2; }},
-      {"rank 1: row_offsets has 5 entries, counts give 4", [](Received& r) { r.row_offsets.push_back(7); }},
-      {"rank 1: row_offsets is empty", [](Received& r) { r.row_offsets.clear(); }},
-      {"rank 1: counts has 5 entries, must have 3 x 2", [](Received& r) { r.counts.pop_back(); }},
+      {"rank 1: row_offsets has 5 entries, counts give 4", [](Received& r) { r.row_offsets.push_back(7); },
+       true},
+      {"rank 1: row_offsets is empty", [](Received& r) { r.row_offsets.clear(); }, true},
+      {"rank 1: counts has 5 entries, must have 3 x 2", [](Received& r) { r.counts.pop_back(); }, true},
       {"rank 1: counts[1, 0] = -1, must be 0 to max_tokens x top_k = 18; pass",
        [](Received& r) { r.counts[2] = -1; }},
       {"rank 1: counts[0, 1] = 2, must be 3: a shared expert has the 3 tokens of rank 1",
@@ -286,11 +294,15 @@ TEST_P(Contract, MaxRefusesWrongArraysOnEveryRank) {
   c.config.experts = 4;
   c.config.top_k = 2;
   c.config.hidden = 8;
-  if (GetParam().on_device()) {
-    run(2, describe(c), [&](Rank rank) {
-      require_error("device memory are not supported", [&] { max::Exchange(rank, c.config); });
-    });
+  const bool on_device = GetParam().on_device();
+  if (!GetParam().has_gathers()) {
+    run(2, describe(c), [&](Rank rank) { require_error("has one hop", [&] { MaxCalls(rank, c.config); }); });
     return;
+  }
+  if (on_device) {
+    run(2, describe(c), [&](Rank rank) {
+      require_error("max: arrays in device memory", [&] { max::Exchange(rank, c.config); });
+    });
   }
   run(2, describe(c), [&](Rank rank) {
     const bool second = rank.index() == 1;
@@ -299,7 +311,7 @@ TEST_P(Contract, MaxRefusesWrongArraysOnEveryRank) {
     const std::int64_t count = second ? 3 : 2;
     const std::vector<std::uint16_t> values(static_cast<std::size_t>(count * 8), 0x3F80);
     std::vector<std::uint16_t> result(static_cast<std::size_t>(count * 8)), expected;
-    max::Exchange exchange(rank, c.config);
+    MaxCalls exchange(rank, c.config);
     const max::DispatchResult good =
         exchange.ep_fused_dispatch(Tokens::rows(values.data(), count), ids.data());
     const auto combine_with = [&](const max::DispatchResult& arrays, bool split) {
@@ -313,10 +325,12 @@ TEST_P(Contract, MaxRefusesWrongArraysOnEveryRank) {
     combine_with(good, false);
     expected = result;
     for (const WrongArrays& wrong : wrong_arrays()) {
+      if (on_device && wrong.of_lengths) continue;  // which a device's arrays do not have
       for (const bool split : {false, true}) {
         max::DispatchResult bad = good;
         if (second) wrong.change(bad);
-        require_error(wrong.error, [&] { combine_with(bad, split); });
+        require_error(on_device && !second ? "rank 1 refused" : wrong.error,
+                      [&] { combine_with(bad, split); });
         combine_with(good, split);
         require(result == expected, "another result after '", wrong.error, "'");
       }
@@ -339,7 +353,7 @@ TEST_P(Contract, MaxRefusesWrongArraysOnEveryRank) {
 
 // Rank 1 passes the arrays of another dispatch, which contradict nothing that it knows: rank 0 misses a row.
 TEST_P(Contract, MaxFindsRowsThatDoNotComeBack) {
-  if (GetParam().on_device()) GTEST_SKIP() << "the call shapes of MAX are for host memory";
+  if (!GetParam().has_gathers()) GTEST_SKIP() << kTwoHops;
   TestCase c = max_case(small_case(6), 2, 0, Reduction::exact);
   c.config.experts = 4;
   c.config.top_k = 1;
@@ -348,7 +362,7 @@ TEST_P(Contract, MaxFindsRowsThatDoNotComeBack) {
     const bool second = rank.index() == 1;
     const std::vector<std::uint16_t> values(16, 0x3F80);
     std::vector<std::uint16_t> result(16);
-    max::Exchange exchange(rank, c.config);
+    MaxCalls exchange(rank, c.config);
     const auto dispatch_of = [&](std::int32_t first, std::int32_t other) {
       const std::vector<std::int32_t> ids = {first, other};
       return exchange.ep_fused_dispatch(Tokens::rows(values.data(), 2), ids.data());
@@ -375,18 +389,18 @@ TEST_P(Contract, MaxFindsRowsThatDoNotComeBack) {
 }
 
 TEST_P(Contract, MaxRefusesUnsuitableConfigurations) {
+  if (!GetParam().has_gathers()) GTEST_SKIP() << kTwoHops;
   const TestCase c = max_case(small_case(8), 2, 0, Reduction::exact);
-  if (GetParam().on_device()) GTEST_SKIP() << "the call shapes of MAX are for host memory";
   run(2, describe(c), [&](Rank rank) {
     const auto refused = [&](const char* words, auto change) {
       Config wrong = c.config;
       change(wrong);
-      require_error(words, [&] { max::Exchange(rank, wrong); });
+      require_error(words, [&] { MaxCalls(rank, wrong); });
     };
     const auto refused_by_one = [&](const char* words, auto change) {
       Config wrong = c.config;
       if (rank.index() == 1) change(wrong);
-      require_error(words, [&] { max::Exchange(rank, wrong); });
+      require_error(words, [&] { MaxCalls(rank, wrong); });
     };
     refused_by_one("max: capacity = 64, must be 0", [](Config& wrong) { wrong.capacity = 64; });
     refused("max: layout expert_padded, must be expert_major",
@@ -394,7 +408,12 @@ TEST_P(Contract, MaxRefusesUnsuitableConfigurations) {
     refused("max: capacity = 64, must be 0", [](Config& wrong) { wrong.capacity = 64; });
     refused("replicated", [](Config& wrong) { wrong.input = Input::replicated; });
     refused("max: experts in slices", [](Config& wrong) { wrong.placement = Placement::ep_tp(8, 1, 2); });
-    refused("max: arrays in device memory", [](Config& wrong) { wrong.memory = MemoryKind::device; });
+    if (!GetParam().on_device())
+      require_error("max: arrays in device memory", [&] {
+        Config wrong = c.config;
+        wrong.memory = MemoryKind::device;
+        max::Exchange(rank, wrong);
+      });
   });
 }
 

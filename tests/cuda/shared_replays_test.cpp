@@ -68,6 +68,7 @@ TEST_F(CudaSharedReplays, ReplicatedInput) {
 TEST_F(CudaSharedReplays, GatheredInput) {
   TestCase c = device_case(9, 3);
   c.config.transfer = Transfer::gather;
+  c.config.deadline = 6;
   replay_often(c);
   c.config.format = Format::fp8_e4m3();
   c.split_phases = true;

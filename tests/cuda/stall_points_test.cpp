@@ -131,7 +131,7 @@ TEST_P(CudaStallPoints, PeersGetATypedErrorInTimeAndEveryKernelEnds) {
   group.set_deadline(20);
   try {
     group.run([&, stall = stall, fate = fate](Rank rank) {
-      const device::RankScope work(rank.index());
+      const device::RankScope work(rank.topology().local_rank_of(rank.index()));
       RankReport& report = reports_[rank.index()];
       run_rank(rank, c, stall, fate, report);
       report.destroyed_exchange = true;

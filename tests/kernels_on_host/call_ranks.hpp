@@ -4,10 +4,13 @@
 
 #include <cstdint>
 #include <deque>
+#include <optional>
 #include <vector>
 
 #include "backends/cuda/combine/combine.hpp"
 #include "backends/cuda/dispatch/dispatch.hpp"
+#include "backends/cuda/host/engine_layout.hpp"
+#include "backends/cuda/host/hop_memory.hpp"
 #include "harness/step_inputs.hpp"
 
 namespace ferry::cuda {
@@ -25,7 +28,8 @@ struct CallForm {
 
 class CallRanks {
  public:
-  // The configuration of `c`.
+  // The configuration of `c`. With nodes: calls take two hops, in phases; the small launches around those
+  // that wait are done by the host.
   explicit CallRanks(const contract::TestCase& c);
 
   void dispatch(const contract::StepInputs& step, const CallForm& form);
@@ -61,15 +65,29 @@ class CallRanks {
     std::vector<std::int32_t> ids, local_ids, counts, row_offsets, group_of_row;
     std::vector<float> weight;
     std::int32_t tokens = 0;
+    // Two hops.
+    EngineLayout engine{};
+    Memory engine_memory, windows;
+    std::vector<HopTaskState> hop_states;
+    HopCounts hop_counts[4] = {};
   };
 
   void make_view(int rank);
+  // Two hops: as the functions of Lane.
+  void place_hops();
+  void place_messages(DispatchArguments& call, int rank);
+  void place_rows(CombineArguments& call, int rank);
+  void add_on_nodes(CombineArguments& call, int rank);
+  HopArguments hop_arguments(int rank, HopContent content);
+  void run_hops(const std::vector<HopArguments>& calls, std::uint64_t seed);
   DispatchArguments dispatch_arguments(const contract::StepInputs& step, int rank, const CallForm& form);
   void compare_dispatch(const contract::StepInputs& step, int rank);
   CombineArguments combine_arguments(const oracle::ExpertOutputs& outputs, int rank, const CallForm& form);
 
   contract::TestCase case_;
   Config config_;
+  std::optional<Topology> topology_;  // two hops
+  HopLayout hops_{};
   std::deque<Rank> ranks_;
   // Of a combine.
   struct Combined {

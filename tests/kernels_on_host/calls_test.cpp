@@ -173,5 +173,58 @@ TEST(GatheredCalls, SendEveryTokenToEveryRank) {
   }
 }
 
+// --- two hops ----------------------------------------------------------------------------------------------
+
+const std::vector<std::vector<int>> kNodes = {{0, 0, 1, 1}, {0, 1, 0, 0}, {0, 1, 1, 2, 2, 2, 2, 2}};
+
+class KernelHops : public testing::TestWithParam<std::tuple<int, int>> {
+ protected:
+  contract::TestCase hop_case(ReductionLevel level) const {
+    const auto [nodes, window] = GetParam();
+    const std::vector<int>& labels = kNodes[static_cast<std::size_t>(nodes)];
+    contract::TestCase c =
+        case_of(20 + static_cast<std::uint64_t>(nodes), static_cast<int>(labels.size()), Transfer::routed);
+    c.nodes = labels;
+    c.config.experts = 2 * c.ranks;
+    c.config.top_k = 4;
+    c.config.window = window;
+    c.config.reduction_level = level;
+    return c;
+  }
+};
+
+TEST_P(KernelHops, DispatchAndCombineByRank) {
+  const contract::TestCase c = hop_case(ReductionLevel::rank);
+  CallRanks ranks(c);
+  run_step(ranks, c, 0, {.split_phases = true});
+  const contract::StepInputs step = contract::make_inputs(c, 0),
+                             other = contract::with_new_values(c, step, 1);
+  ranks.dispatch(other, {.by_plan = true, .split_phases = true});
+  ranks.combine(other, contract::make_expert_outputs(c, other), {.split_phases = true});
+}
+
+TEST_P(KernelHops, RelaysAddByNode) {
+  contract::TestCase c = hop_case(ReductionLevel::node);
+  c.row_values = true;
+  c.result = DType::fp32;
+  CallRanks ranks(c);
+  run_step(ranks, c, 0, {.split_phases = true});
+  run_step(ranks, c, 1, {.split_phases = true});
+}
+
+TEST_P(KernelHops, EveryRowReturns) {
+  contract::TestCase c = hop_case(ReductionLevel::node);
+  c.config.format = Format::fp8_e4m3();
+  c.config.hidden = 256;
+  c.config.reduction = c.reduction = Reduction::exact;
+  c.config.capacity = 16;  // some routes are dropped
+  CallRanks ranks(c);
+  run_step(ranks, c, 0, {.split_phases = true});
+}
+
+INSTANTIATE_TEST_SUITE_P(Nodes, KernelHops,
+                         testing::Combine(testing::Range(0, static_cast<int>(kNodes.size())),
+                                          testing::Values(1, 7)));
+
 }  // namespace
 }  // namespace ferry::cuda

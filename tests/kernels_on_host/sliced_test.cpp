@@ -96,7 +96,7 @@ class HostInner final : public Backend, private GatherOperations {
   void route_values(const float*, const Plan&, float*, int, Stream) override {}
   const StepMetadata* metadata(const MetadataCall&, Stream) override { return nullptr; }
   const void* received_rows(int) const override { return nullptr; }
-  GatherOperations* gather_operations() override { return this; }
+  GatherOperations& gather_operations() override { return *this; }
   DispatchCounts dispatch_counts(const Ids&, std::int32_t, int, Stream) override { return {}; }
   void refuse(Operation, int, const Error&, Stream) noexcept override { ++state_.calls[0]; }
   CallDiagnostics take_diagnostics(int lane) override { return cpu_->take_diagnostics(lane); }
@@ -113,7 +113,7 @@ class HostInner final : public Backend, private GatherOperations {
     AllGatherCall counted = call;
     counted.count = count_of(call.count, call.device_count);
     counted.device_count = nullptr;
-    cpu_->gather_operations()->all_gather_v(counted, stream);
+    cpu_->gather_operations().all_gather_v(counted, stream);
     ++state_.calls[0];
     return -1;
   }
@@ -123,17 +123,17 @@ class HostInner final : public Backend, private GatherOperations {
     counted.count = count_of(call.count, call.device_count);
     counted.device_count = nullptr;
     std::vector<std::int64_t> counts(static_cast<std::size_t>(call.sub_group));
-    cpu_->gather_operations()->all_gather_v({.sub_group = call.sub_group,
-                                             .rows = &counted.count,
-                                             .count = 1,
-                                             .row_bytes = sizeof counted.count,
-                                             .gathered = counts.data(),
-                                             .capacity = call.sub_group},
-                                            stream);
+    cpu_->gather_operations().all_gather_v({.sub_group = call.sub_group,
+                                            .rows = &counted.count,
+                                            .count = 1,
+                                            .row_bytes = sizeof counted.count,
+                                            .gathered = counts.data(),
+                                            .capacity = call.sub_group},
+                                           stream);
     counted.total = 0;
     for (const std::int64_t count : counts) counted.total += count;
     EXPECT_LE(counted.total, call.total);
-    cpu_->gather_operations()->reduce_scatter_v(counted, stream);
+    cpu_->gather_operations().reduce_scatter_v(counted, stream);
     ++state_.calls[0];
   }
 
@@ -154,8 +154,9 @@ class DeviceLane {
         context_{.rank = rank,
                  .config = config,
                  .inner = &inner_,
-                 .gather = inner_.gather_operations(),
-                 .blocks = 4},
+                 .gather = &inner_.gather_operations(),
+                 .blocks = 4,
+                 .late_errors = true},
         memory_(static_cast<std::size_t>(sliced_arrays(config, rank.index()).bytes / 256 + 1)),
         lane_(context_, 0, view(rank), reinterpret_cast<std::byte*>(memory_.data()), &totals_) {}
 
@@ -165,10 +166,10 @@ class DeviceLane {
   const LaneState& state() const { return state_; }
   WireCounts wire_counts() const {
     WireCounts sum = inner_.wire_counts();
-    sum.dispatch_bytes += state_.wire.dispatch_bytes;
-    sum.dispatch_messages += state_.wire.dispatch_messages;
-    sum.combine_bytes += state_.wire.combine_bytes;
-    sum.combine_messages += state_.wire.combine_messages;
+    sum.dispatch_bytes += lane_.all_calls()->wire.dispatch_bytes;
+    sum.dispatch_messages += lane_.all_calls()->wire.dispatch_messages;
+    sum.combine_bytes += lane_.all_calls()->wire.combine_bytes;
+    sum.combine_messages += lane_.all_calls()->wire.combine_messages;
     return sum;
   }
 

@@ -219,7 +219,6 @@ def test_an_id_out_of_range_is_reported_on_its_rank():
 def test_unsuitable_settings_are_refused():
     def body(rank):
         for settings, error, pattern in (
-            ({"backend": "cuda"}, ferry.UnsupportedError, "device memory"),
             ({"layout": "expert_padded"}, ferry.UsageError, "max: layout = 'expert_padded': leave it out"),
             ({"capacity": 8}, ferry.UsageError, "max: capacity = 8: leave it out"),
             ({"reduction": "partial"}, ferry.UsageError, "max: reduction 'partial', must be 'exact' or 'unreduced'"),

@@ -1,4 +1,4 @@
-"""ferry.max with tensors in host memory."""
+"""ferry.max with tensors: in host memory, and one process for each rank, on GPUs with the backend cuda."""
 
 import pytest
 
@@ -10,6 +10,7 @@ import ferry
 import ferry.max
 from max_steps import expected_dispatch, expected_sums, outputs_of
 from oracle import random_step
+from torch_processes import RANKS, run, tensor
 
 
 def test_tensors_give_the_results_of_arrays(rng):
@@ -36,3 +37,45 @@ def test_tensors_give_the_results_of_arrays(rng):
             exchange.ep_fused_combine(rows, received.src_info, received.row_offsets, counts)
 
     ferry.Group.threads(3).run(body)
+
+
+def check_processes(rank, device, rng):
+    """Arrays of device memory are longer than those of host memory: what they hold is the same."""
+    settings = {"experts": 2 * RANKS + 1, "top_k": 2, "hidden": 24}
+    exchange = ferry.max.Exchange(ferry.Group.torch(), max_tokens=9, shared_experts=1, format="fp32", combine_type="fp32",
+                                  backend="cuda" if device.type == "cuda" else "cpu", **settings)
+    for split in (False, True):
+        step = random_step(rng, RANKS, most=9, dtype=np.float32, ids=np.int64, **settings)
+        x, ids, weights = (tensor(each[rank], device) for each in (step.tokens, step.ids, step.weights))
+        if split:
+            exchange.ep_dispatch_async(x, ids)
+            received = exchange.ep_dispatch_wait()
+        else:
+            received = exchange.ep_fused_dispatch(x, ids)
+        rows, offsets, experts, stats, info, counts = expected_dispatch(step, rank, 1)
+        got = [received.output_tokens, *received[2:]]
+        assert all(array.device == device for array in got)
+        for array, expected in zip(got, (rows, offsets, experts, stats, info, counts)):
+            array = array.cpu().numpy()
+            assert array.dtype == expected.dtype and np.array_equal(array[:len(expected)], expected)
+        outputs = torch.zeros_like(received.output_tokens)
+        outputs[:len(rows)] = tensor(outputs_of(rows, offsets.tolist(), experts.tolist()), device)
+        residual = torch.ones_like(x)
+        arguments = (outputs, received.src_info, received.row_offsets, received.counts)
+        if split:
+            exchange.ep_combine_async(*arguments, router_weights=weights, residual=residual, scale=2)
+            y = exchange.ep_combine_wait()
+        else:
+            y = exchange.ep_fused_combine(*arguments, router_weights=weights, residual=residual, scale=2)
+        exchange.synchronize()
+        sums = expected_sums(step, rank, step.weights[rank], 1)
+        assert np.allclose(y.cpu().numpy(), sums * 2 + 1, rtol=1e-5, atol=1e-4)
+    with pytest.raises(ferry.UsageError, match="src_info|refused"):
+        wrong = received.src_info.clone()
+        wrong[1, 0] = 99
+        exchange.ep_fused_combine(outputs, wrong, received.row_offsets, received.counts, router_weights=weights)
+        exchange.synchronize()
+
+
+def test_processes_give_the_arrays_of_loops(rng):
+    run(check_processes, rng)

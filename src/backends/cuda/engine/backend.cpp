@@ -138,6 +138,17 @@ class EngineBackend final : public CudaBackend {
 }  // namespace
 }  // namespace cuda
 
+Sizes device_collective_sizes(const Config& config, const Topology& topology, int rank) {
+  cuda::check_limits(config);
+  const cuda::EngineLayout layout = cuda::engine_layout(config, topology, rank);
+  const std::int64_t lanes = config.lanes, received = layout.bytes - layout.received,
+                     working = layout.received - layout.signals_end;
+  return {.results = lanes * received,
+          .plans =
+              lanes * (cuda::lane_arrays(config, rank).bytes + working) + cuda::exchange_arrays(config).bytes,
+          .messages = lanes * layout.signals_end};
+}
+
 std::unique_ptr<Backend> make_device_collective_backend(const Rank& rank, const Config& config,
                                                         Engine* engine) {
   cuda::check_limits(config);

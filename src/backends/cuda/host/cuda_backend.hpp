@@ -7,10 +7,11 @@
 #include "backends/cuda/host/lane.hpp"
 #include "backends/cuda/protocol/failure_monitor.hpp"
 #include "exchange/backend.hpp"
+#include "exchange/source_operations.hpp"
 
 namespace ferry::cuda {
 
-class CudaBackend : public Backend, protected GatherOperations {
+class CudaBackend : public Backend, protected GatherOperations, protected SourceOperations {
  public:
   // Collective.
   CudaBackend(const Rank& rank, const Config& config, Reach reach = Reach::mapped);
@@ -39,6 +40,7 @@ class CudaBackend : public Backend, protected GatherOperations {
   DispatchCounts dispatch_counts(const Ids& ids, std::int32_t tokens, int lane, Stream stream) override;
   const StepMetadata* metadata(const MetadataCall& call, Stream stream) override;
   GatherOperations& gather_operations() override { return *this; }
+  SourceOperations* source_operations() override { return this; }
   void refuse(Operation operation, int lane, const Error& error, Stream stream) noexcept override;
   void synchronize(int lane, Stream stream) override;
   void raise_device_error(int lane) override;
@@ -83,6 +85,11 @@ class CudaBackend : public Backend, protected GatherOperations {
  private:
   std::int64_t all_gather_v(const AllGatherCall& call, Stream stream) override;
   void reduce_scatter_v(const ReduceScatterCall& call, Stream stream) override;
+  void keep_ids(const KeepIdsCall& call, Stream stream) override;
+  void describe_rows(const DescribeRowsCall& call, Stream stream) override;
+  void plan_return(const PlanReturnCall& call, Stream stream) override;
+  void check_returned(const CheckReturnedCall& call, Stream stream) override;
+  std::int64_t scratch_bytes() const override;
   DispatchResult dispatch(const DispatchCall& call, Phase phase, Stream stream);
   void combine(const CombineCall& call, Phase phase, Stream stream);
 

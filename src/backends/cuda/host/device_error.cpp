@@ -7,6 +7,7 @@
 #include "exchange/call_options.hpp"
 #include "exchange/gather.hpp"
 #include "exchange/slice_fault.hpp"
+#include "exchange/source_fault.hpp"
 
 namespace ferry::cuda {
 namespace {
@@ -33,11 +34,25 @@ const char* argument_name(Operation operation, int index) {
     case PlanFault::null_values:
       throw UsageError(
           "route_values: values must be given for the tokens of the plan, and row_values for its rows");
+    case PlanFault::arrays:
+      throw UsageError("ep_combine: src_info, row_offsets and counts contradict each other or topk_ids");
     case PlanFault::none:
     case PlanFault::damaged:
       break;
   }
   throw UsageError("plan: unfinished or damaged: its header does not match its checksum");
+}
+
+[[noreturn]] void raise_source(const DeviceError& error, int rank) {
+  const auto high = [](std::int64_t two) { return two >> 32; };
+  const auto low = [](std::int64_t two) { return std::int64_t{static_cast<std::int32_t>(two)}; };
+  raise_source_fault(static_cast<SourceFault>(error.index & ((1 << kSourceFaultBits) - 1)), rank,
+                     {.peer = error.peer,
+                      .limit = error.index >> kSourceFaultBits,
+                      .a = high(error.mine),
+                      .b = low(error.mine),
+                      .c = high(error.theirs),
+                      .d = low(error.theirs)});
 }
 
 [[noreturn]] void raise(const DeviceError& error, int rank) {
@@ -65,6 +80,8 @@ const char* argument_name(Operation operation, int index) {
     case DeviceError::Reason::slices:
       raise_slice_fault(static_cast<SliceFault>(error.index & ((1 << kSliceFaultBits) - 1)), error.peer,
                         error.index >> kSliceFaultBits, error.mine, error.theirs);
+    case DeviceError::Reason::source:
+      raise_source(error, rank);
     case DeviceError::Reason::bad_plan:
       break;
   }

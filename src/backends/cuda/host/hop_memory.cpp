@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "backends/cuda/host/engine_layout.hpp"
 #include "backends/cuda/host/memory_layout.hpp"
 #include "exchange/backend.hpp"
 #include "exchange/configuration.hpp"
@@ -52,16 +51,4 @@ HopWorkingMemory HopWorkingMemory::of(const HopShape& shape) {
 }
 
 }  // namespace cuda
-
-Sizes relayed_cuda_backend_sizes(const Config& config, const Topology& topology, int rank) {
-  cuda::check_limits(config);
-  const cuda::EngineLayout engine = cuda::engine_layout(config, topology, rank);
-  const cuda::HopLayout hops = cuda::hop_layout(config, topology, engine.header_bytes, engine.row_bytes);
-  Sizes sizes = device_collective_sizes(config, topology, rank);
-  sizes.dispatch_staging = config.lanes * (hops.bytes - hops.signals_end);
-  sizes.signals = config.lanes * hops.signals_end;
-  sizes.plans += config.lanes * cuda::HopWorkingMemory::of(hops.shape).bytes;
-  return sizes;
-}
-
 }  // namespace ferry

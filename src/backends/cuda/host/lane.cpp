@@ -224,7 +224,7 @@ LaunchShape Lane::shape(int sm_limit) const {
 }
 
 void Lane::route_values(const float* values, const Plan& plan, float* row_values, Phase phase,
-                        Operation operation, const AgreedOptions& terms, Stream stream) {
+                        Operation operation, const AgreedOptions& terms, Stream stream, int sm_limit) {
   require_own_stream(Operation::route_values, stream);
   pointer_check_.require_usable("route_values", pointers_of_route_values(values, plan, row_values));
   RouteValuesArguments arguments{.lane = view_,
@@ -238,7 +238,7 @@ void Lane::route_values(const float* values, const Plan& plan, float* row_values
     place_engine_messages(*exchange_.engine, 0, &arguments.lane);
     if (phase == Phase::send) launch_clear_metadata(arguments.lane, handle_of(stream));
   }
-  launch_route_values(arguments, shape(0), handle_of(stream));
+  launch_route_values(arguments, shape(sm_limit), handle_of(stream));
   if (phase != Phase::send) ++calls_;
 }
 

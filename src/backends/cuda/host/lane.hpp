@@ -80,7 +80,7 @@ class Lane {
                  stream);
   }
   void route_values(const float* values, const Plan& plan, float* row_values, Phase phase,
-                    Operation operation, const AgreedOptions& terms, Stream stream);
+                    Operation operation, const AgreedOptions& terms, Stream stream, int sm_limit = 0);
   const StepMetadata* metadata(const MetadataCall& call, Stream stream);
   void all_gather_v(const AllGatherCall& call, Stream stream);
   void reduce_scatter_v(const ReduceScatterCall& call, Stream stream);
@@ -128,7 +128,7 @@ class Lane {
   void hop_combine_receive(Stream stream);
   void hop_combine(const CombineCall& call, Stream stream);
   void hop_route_values(const float* values, const Plan& plan, float* row_values, Operation operation,
-                        const AgreedOptions& terms, Stream stream);
+                        const AgreedOptions& terms, Stream stream, int sm_limit = 0);
   const StepMetadata* hop_metadata(const MetadataCall& call, Stream stream);
   // dispatch_counts: the second is for when the stream has executed the first.
   void hop_count_dispatch(const Ids& ids, std::int32_t tokens, Stream stream);

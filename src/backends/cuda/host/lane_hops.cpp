@@ -71,13 +71,13 @@ DispatchResult Lane::hop_dispatch_receive(Stream stream) {
 }
 
 void Lane::hop_route_values(const float* values, const Plan& plan, float* row_values, Operation operation,
-                            const AgreedOptions& terms, Stream stream) {
-  route_values(values, plan, row_values, Phase::send, operation, terms, stream);
+                            const AgreedOptions& terms, Stream stream, int sm_limit) {
+  route_values(values, plan, row_values, Phase::send, operation, terms, stream, sm_limit);
   LaneView lane = view_;
   place_engine_messages(*exchange_.engine, 0, &lane);
   hop_messages(hop_arguments(operation, HopContent::messages), lane,
-               view_plan(plan.storage(), view_.plan_shape), 0, true, shape(0), stream);
-  route_values(values, plan, row_values, Phase::receive, operation, terms, stream);
+               view_plan(plan.storage(), view_.plan_shape), 0, true, shape(sm_limit), stream);
+  route_values(values, plan, row_values, Phase::receive, operation, terms, stream, sm_limit);
 }
 
 void Lane::hop_combine(const CombineCall& call, Stream stream) {
@@ -97,7 +97,7 @@ void Lane::hop_combine(const CombineCall& call, Stream stream) {
                                               HopWorkingMemory::of(exchange_.hops->shape).muted)};
   // Ranks compare the options of the combine in its first part.
   hop_route_values(call.topk_weights, call.plan, row_weights, Operation::combine,
-                   agreed_options_of(Operation::combine, options_of(call)), stream);
+                   agreed_options_of(Operation::combine, options_of(call)), stream, call.sm_limit);
   launch_mute(mute, handle_of(stream));
   CombineCall with_row_weights = call;
   with_row_weights.topk_weights = nullptr;

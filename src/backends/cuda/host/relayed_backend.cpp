@@ -1,6 +1,7 @@
 // The backend `cuda` in two hops: the kernels of the phases, and between them a launch that carries what they
 // have stored.
 #include "backends/cuda/host/cuda_backend.hpp"
+#include "backends/cuda/host/memory_layout.hpp"
 #include "backends/cuda/runtime/error.hpp"
 #include "base/text.hpp"
 #include "group/fault_points.hpp"
@@ -56,6 +57,14 @@ class RelayedCudaBackend final : public CudaBackend {
     return lane(index).hop_dispatch_counts();
   }
 
+  // A combine takes several call numbers here.
+  SourceOperations* source_operations() override { return nullptr; }
+  void refuse(Operation operation, int index, const Error& error, Stream stream) noexcept override {
+    // No rank has such a call.
+    if (operation == Operation::all_gather_v || operation == Operation::reduce_scatter_v) return;
+    CudaBackend::refuse(operation, index, error, stream);
+  }
+
   WireCounts wire_counts() const override {
     WireCounts sum;
     for (int index = 0; index < exchange_.config.lanes; ++index) lane(index).add_hop_wire(sum);
@@ -78,6 +87,17 @@ class RelayedCudaBackend final : public CudaBackend {
 
 }  // namespace
 }  // namespace cuda
+
+Sizes relayed_cuda_backend_sizes(const Config& config, const Topology& topology, int rank) {
+  cuda::check_limits(config);
+  const cuda::EngineLayout engine = cuda::engine_layout(config, topology, rank);
+  const cuda::HopLayout hops = cuda::hop_layout(config, topology, engine.header_bytes, engine.row_bytes);
+  Sizes sizes = device_collective_sizes(config, topology, rank);
+  sizes.dispatch_staging = config.lanes * (hops.bytes - hops.signals_end);
+  sizes.signals = config.lanes * hops.signals_end;
+  sizes.plans += config.lanes * cuda::HopWorkingMemory::of(hops.shape).bytes;
+  return sizes;
+}
 
 std::unique_ptr<Backend> make_relayed_cuda_backend(const Rank& rank, const Config& config) {
   if (rank.size() > cuda::kMaxRanks) {

@@ -45,6 +45,8 @@ struct DeviceError {
                 // `theirs`
     slices,     // experts in slices: `index` is a SliceFault, and `other` of raise_slice_fault(); `peer` its
                 // rank
+    source,     // a combine by source: `index` is a SourceFault and its limit; `mine` and `theirs` are two
+                // numbers each
     bad_plan    // `index` is a PlanFault; `mine` and `theirs` are the numbers that do not fit
   };
 

@@ -10,6 +10,7 @@ enum class PlanFault : std::int32_t {
   none,
   damaged,             // the header does not match its checksum
   configuration,       // made by an exchange of another configuration or placement
+  arrays,              // of a combine by source: they make no plan
   rank,                // made on another rank
   tokens,              // another number of tokens than in this call
   outputs_and_result,  // combine: one of the two is missing

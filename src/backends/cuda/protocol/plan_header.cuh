@@ -6,6 +6,9 @@
 
 namespace ferry::cuda {
 
+// In place of kPlanMagic: the arrays of a combine by source have not made a plan (by_source/).
+inline constexpr std::uint64_t kWrongArraysMagic = ~kPlanMagic;
+
 // [thread] Makes the plan unusable until write_plan_header() completes it.
 __device__ inline void start_plan_header(PlanHeader* header, std::int64_t tokens) {
   header->magic = 0;
@@ -30,7 +33,8 @@ __device__ inline void write_plan_header(PlanHeader* to, const LaneView& lane, s
 
 // `tokens`: tokens of this call, or -1 for operations without tokens.
 __device__ inline PlanFault check_plan(const LaneView& lane, const PlanHeader& header, std::int64_t tokens) {
-  if (header.magic != kPlanMagic || header.check != header_check(header)) return PlanFault::damaged;
+  if (header.magic != kPlanMagic || header.check != header_check(header))
+    return header.magic == kWrongArraysMagic ? PlanFault::arrays : PlanFault::damaged;
   if (header.config_hash != lane.row_order_hash) return PlanFault::configuration;
   if (header.rank != lane.rank) return PlanFault::rank;
   if (header.total < 0 || header.total > lane.capacity_rows || header.tokens < 0 ||
@@ -91,6 +95,10 @@ static __device__ __noinline__ void refuse_plan(const LaneView& lane, Operation 
         break;
       case PlanFault::rank:
         set_text(refusal, "plan: made on another rank");
+        break;
+      case PlanFault::arrays:
+        set_text(refusal,
+                 "ep_combine: its src_info, row_offsets and counts contradict each other or its topk_ids");
         break;
       case PlanFault::tokens:
         set_text(refusal, "dispatch: the number of tokens differs from the plan's");

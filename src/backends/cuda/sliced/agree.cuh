@@ -107,6 +107,11 @@ __device__ __forceinline__ std::int64_t id_of_slice(std::int64_t id, const Slice
   return id * shape.tp + tp_rank;
 }
 
+// [thread] Whether the call before has ended without gathering the terms.
+__device__ __forceinline__ bool gather_was_aborted(const LaneView& lane, bool may_be_aborted) {
+  return may_be_aborted && is_aborted(lane, lane.state->calls[0]);
+}
+
 // [block] One block.
 __device__ inline void take_slice(const TakeSliceArguments& call, AgreeState* state) {
   const LaneView& lane = call.lane;
@@ -114,9 +119,8 @@ __device__ inline void take_slice(const TakeSliceArguments& call, AgreeState* st
   if (threadIdx.x == 0) {
     SliceState slice{};
     const std::int64_t tokens = call.terms[lane.rank].tokens;
-    // A call that was refused or aborted has gathered no terms.
-    if (!is_aborted(lane, lane.state->calls[0]) && dispatch_terms_agree(lane, call.shape, call.terms) &&
-        tokens >= 0 && tokens <= call.shape.max_tokens)
+    if (!gather_was_aborted(lane, call.may_be_aborted) &&
+        dispatch_terms_agree(lane, call.shape, call.terms) && tokens >= 0 && tokens <= call.shape.max_tokens)
       slice = slice_of(tokens, tp_rank, call.shape.tp);
     state->slice = slice;
     *call.state = slice;
@@ -160,7 +164,7 @@ __device__ inline void take_combine(const TakeCombineArguments& call, AgreeState
   const int tp = call.shape.tp, tp_rank = lane.rank % tp;
   if (threadIdx.x == 0) {
     SliceState slice{};
-    if (!is_aborted(lane, lane.state->calls[0]) && combine_terms_agree(lane, call.shape, call.terms)) {
+    if (!gather_was_aborted(lane, call.may_be_aborted) && combine_terms_agree(lane, call.shape, call.terms)) {
       std::int64_t tokens = 0;
       for (int i = 0; i < tp; ++i) tokens += call.terms[lane.rank - tp_rank + i].tokens;
       slice = slice_of(tokens, tp_rank, tp);
@@ -169,8 +173,8 @@ __device__ inline void take_combine(const TakeCombineArguments& call, AgreeState
       slice.slots = slice.count * call.slots;
       const auto rows = static_cast<unsigned long long>(slice.gathered - slice.own_rows),
                  results = static_cast<unsigned long long>(slice.slots) * static_cast<unsigned>(tp - 1);
-      add_wire(&lane.state->wire.combine_messages, rows + results);
-      add_wire(&lane.state->wire.combine_bytes,
+      add_wire(&call.all_calls->wire.combine_messages, rows + results);
+      add_wire(&call.all_calls->wire.combine_bytes,
                rows * static_cast<unsigned long long>(call.output_bytes) +
                    results * static_cast<unsigned long long>(call.result_bytes));
     }

@@ -41,7 +41,8 @@ class SlicedBackend final : public Backend, private GatherOperations {
                  .config = config,
                  .inner = inner_.get(),
                  .gather = &inner_->gather_operations(),
-                 .blocks = cuda_.blocks_of_lane()} {
+                 .blocks = cuda_.blocks_of_lane(),
+                 .late_errors = inner_->capabilities().late_errors} {
     for (int lane = 0; lane < config.lanes; ++lane) lanes_.emplace_back(context_, lane, cuda_.view_of(lane));
   }
 
@@ -104,7 +105,19 @@ class SlicedBackend final : public Backend, private GatherOperations {
   LoadCounts load_counts() const override {
     return load_of_slices(inner_->load_counts(), context_.config.placement);
   }
-  WireCounts wire_counts() const override { return inner_->wire_counts(); }  // kernels add to them
+  WireCounts wire_counts() const override {
+    const ScopedDevice device(cuda_.device());
+    WireCounts sum = inner_->wire_counts();
+    for (const OwnedLane& owned : lanes_) {
+      SliceTotals mine;
+      copy_blocking(&mine, owned.lane.all_calls(), sizeof mine);
+      sum.dispatch_bytes += mine.wire.dispatch_bytes;
+      sum.dispatch_messages += mine.wire.dispatch_messages;
+      sum.combine_bytes += mine.wire.combine_bytes;
+      sum.combine_messages += mine.wire.combine_messages;
+    }
+    return sum;
+  }
 
  private:
   SlicedLane& lane(int index) { return lanes_[static_cast<std::size_t>(index)].lane; }

@@ -14,17 +14,23 @@ namespace {
 constexpr std::int64_t kLine = 256;
 constexpr std::int64_t kRowsOfBlock = 16;  // a row for each warp
 
-// The calls inside that an operation consists of: to gather terms, to route and to gather rows; in a combine
-// to gather terms, to add, to combine and to gather results.
-int calls_of(Operation operation) {
+// The calls inside that a rank makes of an operation, whatever the others do: to gather terms, to route and
+// to gather rows; in a combine to gather terms, to add, to combine and to gather results. Where calls throw,
+// the first that does is the last on every rank.
+int calls_of(Operation operation, bool late_errors) {
+  if (!late_errors) return 1;
   return operation == Operation::dispatch ? 3 : 4;
 }
 
 // Makes the calls inside. If one throws, it has refused its own number; the peers' later ones must end too.
 class Calls {
  public:
-  Calls(Backend& inner, Operation operation, int lane, Stream stream)
-      : inner_(inner), operation_(operation), left_(calls_of(operation)), lane_(lane), stream_(stream) {}
+  Calls(const SlicedContext& context, Operation operation, int lane, Stream stream)
+      : inner_(*context.inner),
+        operation_(operation),
+        left_(calls_of(operation, context.late_errors)),
+        lane_(lane),
+        stream_(stream) {}
 
   template <class Call>
   auto make(Call call) {
@@ -76,7 +82,7 @@ SlicedArrays sliced_arrays(const Config& config, int rank) {
   arrays.group_expert = take(4 * local);
   arrays.result_bytes = end;
   arrays.state = take(sizeof(SliceState));
-  arrays.dispatches = take(sizeof(std::uint64_t));
+  arrays.all_calls = take(sizeof(SliceTotals));
   arrays.terms = take((config.placement.ranks() + 1) * static_cast<std::int64_t>(sizeof(SliceTerms)));
   arrays.ids = take(sent * config.top_k * 8);
   arrays.weights = take(sent * config.top_k * 4);
@@ -147,7 +153,7 @@ FindSegmentsArguments SlicedLane::segments_of(const Plan& plan) const {
           .counts = nullptr,
           .row_offsets = nullptr,
           .totals = nullptr,
-          .dispatches = nullptr,
+          .all_calls = nullptr,
           .terms = nullptr,
           .types = 0,
           .arguments = 0};
@@ -241,13 +247,14 @@ void SlicedLane::unpack(const DispatchResult& result, std::int64_t row_bytes, in
     arguments.part_bytes[arguments.parts++] = part.row_bytes;
   }
   arguments.sources = const_cast<Source*>(result.source);
+  arguments.all_calls = array<SliceTotals>(arrays_.all_calls);
   arguments.weight = const_cast<float*>(result.weight);
   arguments.group_of_row = const_cast<std::int32_t*>(result.group_of_row);
   launch_unpack_rows(arguments, blocks_for(result.capacity, sm_limit), handle_of(stream));
 }
 
 DispatchResult SlicedLane::dispatch(const DispatchCall& call, Stream stream) {
-  Calls calls(*context_.inner, Operation::dispatch, index_, stream);
+  Calls calls(context_, Operation::dispatch, index_, stream);
   launch_post_dispatch({.lane = view_,
                         .ids = call.ids.data,
                         .wide_ids = call.ids.type == IdType::int64,
@@ -259,6 +266,7 @@ DispatchResult SlicedLane::dispatch(const DispatchCall& call, Stream stream) {
   launch_take_slice({.lane = view_,
                      .shape = shape(),
                      .terms = terms(),
+                     .may_be_aborted = context_.late_errors,
                      .ids = call.ids.data,
                      .wide_ids = call.ids.type == IdType::int64,
                      .weights = call.weights,
@@ -274,7 +282,7 @@ DispatchResult SlicedLane::dispatch(const DispatchCall& call, Stream stream) {
   segments.counts = const_cast<std::int32_t*>(result.counts);
   segments.row_offsets = const_cast<std::int32_t*>(result.row_offsets);
   segments.totals = totals_;
-  segments.dispatches = array<std::uint64_t>(arrays_.dispatches);
+  segments.all_calls = array<SliceTotals>(arrays_.all_calls);
   launch_find_segments(segments, handle_of(stream));
 
   PackRowsArguments pack{};
@@ -312,7 +320,7 @@ DispatchResult SlicedLane::dispatch(const DispatchCall& call, Stream stream) {
 
 void SlicedLane::combine(const CombineCall& call, Stream stream) {
   const Config& config = context_.config;
-  Calls calls(*context_.inner, Operation::combine, index_, stream);
+  Calls calls(context_, Operation::combine, index_, stream);
   auto* const state = array<SliceState>(arrays_.state);
   auto* const own = array<std::byte>(arrays_.own);
   auto* const all = array<std::byte>(arrays_.all);
@@ -330,11 +338,13 @@ void SlicedLane::combine(const CombineCall& call, Stream stream) {
   launch_take_combine({.lane = view_,
                        .shape = shape(),
                        .terms = terms(),
+                       .may_be_aborted = context_.late_errors,
                        .topk_weights = call.topk_weights,
                        .slice_weights = array<float>(arrays_.weights),
                        .slots = static_cast<std::int32_t>(slots),
                        .output_bytes = output_row,
                        .result_bytes = result_row,
+                       .all_calls = array<SliceTotals>(arrays_.all_calls),
                        .state = state},
                       handle_of(stream));
   const std::int64_t capacity = row_capacity(config, context_.me());
@@ -397,7 +407,8 @@ void SlicedLane::combine(const CombineCall& call, Stream stream) {
 }
 
 void SlicedLane::refuse(Operation operation, const Error& error, Stream stream) const noexcept {
-  for (int i = 0; i < calls_of(operation); ++i) context_.inner->refuse(operation, index_, error, stream);
+  for (int i = 0; i < calls_of(operation, context_.late_errors); ++i)
+    context_.inner->refuse(operation, index_, error, stream);
 }
 
 }  // namespace ferry::cuda

@@ -21,6 +21,9 @@ struct SlicedContext {
   Backend* inner;
   GatherOperations* gather;
   int blocks;  // of a launch
+  // Calls of the backend inside end with an error on the device, and the host makes the next ones; over an
+  // engine they throw, on all ranks alike.
+  bool late_errors;
 
   int me() const { return rank.index(); }
   int ranks() const { return rank.size(); }
@@ -32,14 +35,14 @@ struct SlicedArrays {
   std::int64_t parts = 0, source = 0, weight = 0, counts = 0, row_offsets = 0, group_expert = 0;
   std::int64_t result_bytes = 0;  // of all above
   std::int64_t state = 0;
-  std::int64_t dispatches = 0;
-  std::int64_t terms = 0;     // this rank's, then those of all ranks
-  std::int64_t ids = 0;       // int64 [T / tp, K] of the slice
-  std::int64_t weights = 0;   // fp32 [T / tp, K]
-  std::int64_t tokens = 0;    // of the slice, where only the device knows which it is
-  std::int64_t segments = 0;  // SegmentTables
-  std::int64_t own = 0;       // what this rank brings to a gather, or takes from one that adds
-  std::int64_t all = 0;       // the same of the sub-group
+  std::int64_t all_calls = 0;  // SliceTotals
+  std::int64_t terms = 0;      // this rank's, then those of all ranks
+  std::int64_t ids = 0;        // int64 [T / tp, K] of the slice
+  std::int64_t weights = 0;    // fp32 [T / tp, K]
+  std::int64_t tokens = 0;     // of the slice, where only the device knows which it is
+  std::int64_t segments = 0;   // SegmentTables
+  std::int64_t own = 0;        // what this rank brings to a gather, or takes from one that adds
+  std::int64_t all = 0;        // the same of the sub-group
   std::int64_t row_weights = 0;
   std::int64_t bytes = 0;
 };
@@ -60,6 +63,7 @@ class SlicedLane {
 
   // Where SliceState::first lies.
   const std::int32_t* first_token() const { return &array<SliceState>(arrays_.state)->first; }
+  const SliceTotals* all_calls() const { return array<SliceTotals>(arrays_.all_calls); }
   const std::int32_t* group_expert() const { return array<std::int32_t>(arrays_.group_expert); }
 
  private:

@@ -116,8 +116,8 @@ __device__ inline void unpack_rows(const UnpackRowsArguments& call) {
   if (blockIdx.x != 0 || threadIdx.x != 0) return;
   const auto sent =
       static_cast<unsigned long long>(call.state->own_rows) * static_cast<unsigned>(call.shape.tp - 1);
-  add_wire(&call.lane.state->wire.dispatch_messages, sent);
-  add_wire(&call.lane.state->wire.dispatch_bytes, sent * static_cast<unsigned long long>(call.row_bytes));
+  add_wire(&call.all_calls->wire.dispatch_messages, sent);
+  add_wire(&call.all_calls->wire.dispatch_bytes, sent * static_cast<unsigned long long>(call.row_bytes));
 }
 
 // [warp] Values of two bytes as fp32.

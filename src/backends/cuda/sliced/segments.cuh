@@ -170,7 +170,7 @@ class SegmentFinder {
     call_.row_offsets[shape_.local_experts] = static_cast<std::int32_t>(state_.rows);
     // One access: the host reads the call number first.
     store_packet_relaxed_sys(reinterpret_cast<LLPacket*>(call_.totals),
-                             {++*call_.dispatches, static_cast<std::uint64_t>(state_.rows)});
+                             {++call_.all_calls->dispatches, static_cast<std::uint64_t>(state_.rows)});
   }
 
   const FindSegmentsArguments& call_;

@@ -41,6 +41,12 @@ struct SliceState {
   std::int32_t tokens;        // N of the sub-group
 };
 
+// Of all calls of a lane, in device memory that starts as zeros.
+struct SliceTotals {
+  std::uint64_t dispatches;
+  DeviceWireCounts wire;  // what the gathers have sent
+};
+
 // Where the rows lie that one rank sent for one expert: they are consecutive in both orders. Segment
 // (i * local experts + local) * ep + j is of the rank j * tp + i.
 struct SegmentTables {
@@ -67,6 +73,7 @@ struct TakeSliceArguments {
   LaneView lane;
   SliceShape shape;
   const SliceTerms* terms;  // [R]
+  bool may_be_aborted;      // the call that has gathered them, by a kernel
   const void* ids;
   bool wide_ids;
   const float* weights;  // [N, K] or null
@@ -97,7 +104,7 @@ struct FindSegmentsArguments {
   std::int32_t* counts;       // [local experts]
   std::int32_t* row_offsets;  // [local experts + 1]
   HostTotals* totals;
-  std::uint64_t* dispatches;  // how many there have been; the number of this one follows
+  SliceTotals* all_calls;
   // Of a combine; null in a dispatch.
   SliceTerms* terms;
   std::int32_t types;
@@ -140,6 +147,7 @@ struct UnpackRowsArguments {
   std::byte* to[kMaxParts];
   std::int64_t part_bytes[kMaxParts];
   Source* sources;
+  SliceTotals* all_calls;
   float* weight;               // or null
   std::int32_t* group_of_row;  // or null
 };
@@ -150,11 +158,13 @@ struct TakeCombineArguments {
   LaneView lane;
   SliceShape shape;
   const SliceTerms* terms;    // [R]
+  bool may_be_aborted;        // as above
   const float* topk_weights;  // [N, K] or null
   float* slice_weights;
   std::int32_t slots;  // rows of the result for a token
   // For wire_counts().
   std::int64_t output_bytes, result_bytes;  // of a row
+  SliceTotals* all_calls;
   SliceState* state;
 };
 void launch_take_combine(const TakeCombineArguments& arguments, cudaStream_t stream);

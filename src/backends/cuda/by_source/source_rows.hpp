@@ -1,0 +1,63 @@
+// Combine by source on GPUs (src/max): kernels that make MAX's arrays of a dispatch, and the plan of a
+// combine from them. None of them waits for another rank.
+//
+// The plan has a message for each token that a source rank may have, whether it has rows here or not: message
+// i of a source is its token i. So no rows have to be sorted, and rows may be in any order.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "backends/cuda/protocol/lane_view.hpp"
+#include "exchange/source_fault.hpp"
+#include "exchange/source_operations.hpp"
+
+namespace ferry::cuda {
+
+// What the kernels of a combine tell one another, in device memory that starts as zeros.
+struct ReturnState {
+  unsigned long long fault;  // the highest ~fault_key() so far; 0: none
+  std::int64_t rows;         // that there are, padding included; 0 after a fault of the counts
+  std::int32_t tokens;       // N
+};
+// Offsets in PlanReturnCall::scratch: a ReturnState, then int32 [groups + 1] first row of each group, then
+// [groups * R + 1] of each group and source rank.
+inline constexpr std::int64_t kReturnStateBytes = 64;
+inline std::int64_t return_scratch_bytes(const LaneView& lane) {
+  return kReturnStateBytes + 4 * (std::int64_t{lane.groups} + 1) +
+         4 * (std::int64_t{lane.groups} * lane.ranks + 1);
+}
+
+struct KeepIdsArguments {
+  LaneView lane;
+  KeepIdsCall call;
+};
+void launch_keep_ids(const KeepIdsArguments& arguments, int blocks, cudaStream_t stream);
+
+struct DescribeRowsArguments {
+  LaneView lane;
+  PlanView plan;
+  DescribeRowsCall call;
+};
+void launch_describe_rows(const DescribeRowsArguments& arguments, int blocks, cudaStream_t stream);
+
+struct PlanReturnArguments {
+  LaneView lane;
+  PlanView plan;
+  PlanReturnCall call;
+
+  FERRY_HD ReturnState* state() const { return reinterpret_cast<ReturnState*>(call.scratch); }
+  FERRY_HD std::int32_t* group_first() const {
+    return reinterpret_cast<std::int32_t*>(call.scratch + kReturnStateBytes);
+  }
+  FERRY_HD std::int32_t* segment_first() const { return group_first() + lane.groups + 1; }
+};
+void launch_plan_return(const PlanReturnArguments& arguments, int blocks, cudaStream_t stream);
+
+struct CheckReturnedArguments {
+  LaneView lane;
+  PlanView plan;
+  const float* came;
+};
+void launch_check_returned(const CheckReturnedArguments& arguments, cudaStream_t stream);
+
+}  // namespace ferry::cuda

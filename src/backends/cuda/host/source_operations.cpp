@@ -1,0 +1,40 @@
+// Combine by source on a cuda backend: launches its kernels.
+#include "backends/cuda/by_source/source_rows.hpp"
+#include "backends/cuda/host/cuda_backend.hpp"
+
+namespace ferry::cuda {
+
+void CudaBackend::keep_ids(const KeepIdsCall& call, Stream stream) {
+  launch_keep_ids({view_of(call.lane), call}, blocks_of_lane(), handle_of(stream));
+}
+
+void CudaBackend::describe_rows(const DescribeRowsCall& call, Stream stream) {
+  const LaneView& view = view_of(call.lane);
+  launch_describe_rows({view, view_plan(call.received.plan.storage(), view.plan_shape), call},
+                       blocks_of_lane(), handle_of(stream));
+}
+
+void CudaBackend::plan_return(const PlanReturnCall& call, Stream stream) {
+  CallPointers pointers;
+  pointers.add("src_info", call.src_info, 4);
+  pointers.add("row_offsets", call.row_offsets, 4);
+  pointers.add("counts", call.counts, 4);
+  pointers.add("topk_ids", call.ids.data, bytes_of(call.ids.type));
+  pointers.add("device_tokens", call.device_tokens, 4);
+  require_usable(call.lane, "ep_combine", pointers);
+  const LaneView& view = view_of(call.lane);
+  launch_plan_return({view, view_plan(call.plan.storage(), view.plan_shape), call}, blocks_of_lane(),
+                     handle_of(stream));
+}
+
+void CudaBackend::check_returned(const CheckReturnedCall& call, Stream stream) {
+  const LaneView& view = view_of(call.lane);
+  launch_check_returned({view, view_plan(call.plan.storage(), view.plan_shape), call.came},
+                        handle_of(stream));
+}
+
+std::int64_t CudaBackend::scratch_bytes() const {
+  return return_scratch_bytes(lanes_.front().view());
+}
+
+}  // namespace ferry::cuda

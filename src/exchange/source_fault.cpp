@@ -1,0 +1,63 @@
+#include "exchange/source_fault.hpp"
+
+#include "base/text.hpp"
+#include "ferry/error.hpp"
+
+namespace ferry {
+namespace {
+
+constexpr const char* kRemedy = "; pass what dispatch returned";
+
+std::string entry(const char* array, std::int64_t i, std::int64_t j) {
+  return str(array, "[", i, ", ", j, "]");
+}
+
+}  // namespace
+
+std::string text_of(SourceFault fault, int rank, const SourceFaultNumbers& n) {
+  const std::string row = str("src_info[", n.a, "] = {", n.c, ", ", n.d, "}");
+  switch (fault) {
+    case SourceFault::tokens:
+      return str("tokens = ", n.a, ", must be 0 to max_tokens = ", n.b);
+    case SourceFault::counts:
+      return str(entry("counts", n.a, n.b), " = ", n.c, ", must be 0 to max_tokens x top_k = ", n.d, kRemedy);
+    case SourceFault::shared_counts:
+      return str(entry("counts", n.a, n.b), " = ", n.c, ", must be ", n.d, ": a shared expert has the ",
+                 counted(n.limit, "token"), " of rank ", rank, " alone", kRemedy);
+    case SourceFault::capacity:
+      return str("row_offsets end at ", counted(n.a, "row"), ", rank ", rank, " receives at most ", n.b,
+                 kRemedy);
+    case SourceFault::row_offsets:
+      return str("row_offsets[", n.a, "] = ", n.b, ", counts give ", n.c, kRemedy);
+    case SourceFault::info:
+      return str(row, ", of rank ", n.peer, ", must be below {", n.limit, ", ", n.b, "} and not negative",
+                 kRemedy);
+    case SourceFault::shared_row:
+      return str(row, ", must be {", n.limit, ", ", n.b,
+                 "}: rows of a shared expert are in the order of the tokens", kRemedy);
+    case SourceFault::other_expert:
+      return str(row, " is a row of expert ", n.b, ", ", entry("topk_ids", n.c, n.d), " of rank ", rank,
+                 " is another expert", kRemedy, ", and its topk_ids");
+    case SourceFault::twice:
+      return str(row, ", of rank ", n.peer, ", is also in row ", n.b, kRemedy);
+    case SourceFault::missing:
+      return str(entry("topk_ids", n.c, n.d), " = ", n.a, ", an expert of rank ", rank,
+                 ", but src_info has no row of it", kRemedy, ", and its topk_ids");
+    case SourceFault::not_returned:
+      return str(
+          entry("topk_ids", n.c, n.d), " of rank ", rank, " is expert ", n.a, ": rank ", n.peer,
+          " has returned no row for it; pass src_info, row_offsets and counts of one dispatch on every "
+          "rank, and its topk_ids");
+    case SourceFault::none:
+      break;
+  }
+  return "the arrays contradict each other";
+}
+
+void raise_source_fault(SourceFault fault, int rank, const SourceFaultNumbers& numbers) {
+  const std::string text = text_of(fault, rank, numbers);
+  if (fault == SourceFault::not_returned) throw UsageError(str("ep_combine: ", text));
+  throw UsageError(str("ep_combine: rank ", rank, ": ", text));
+}
+
+}  // namespace ferry

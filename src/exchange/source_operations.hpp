@@ -1,0 +1,71 @@
+// Combine by source (ferry/max.hpp) on device memory: what kernels translate between plans and MAX's arrays.
+#pragma once
+
+#include <cstdint>
+
+#include "ferry/exchange.hpp"
+
+namespace ferry {
+
+// Copies the ids and the number of tokens of a dispatch, which a later combine reads.
+struct KeepIdsCall {
+  int lane = 0;
+  Ids ids{};
+  std::int64_t tokens = 0;                     // N; with device_count the most it may be
+  const std::int32_t* device_count = nullptr;  // or null
+  std::int64_t* kept_ids = nullptr;            // [N, K]
+  std::int32_t* kept_tokens = nullptr;
+};
+
+// Writes MAX's arrays of a dispatch: those of max::DeviceDispatchResult.
+struct DescribeRowsCall {
+  int lane = 0;
+  DispatchResult received{};
+  std::uint32_t* row_offsets = nullptr;
+  std::int32_t* expert_ids = nullptr;
+  std::uint32_t* expert_usage_stats = nullptr;
+  std::int32_t* src_info = nullptr;
+  std::int32_t* counts = nullptr;
+};
+
+// Makes the plan of a combine from MAX's arrays. If they are wrong, the plan is one that the combine refuses,
+// and the rank's error says why.
+struct PlanReturnCall {
+  int lane = 0;
+  const std::int32_t* src_info = nullptr;
+  const std::uint32_t* row_offsets = nullptr;
+  const std::int32_t* counts = nullptr;
+  Ids ids{};                                    // [N, K]
+  std::int64_t tokens = 0;                      // N; with device_tokens the most it may be
+  const std::int32_t* device_tokens = nullptr;  // or null
+  Plan plan{};
+  float* row_tags = nullptr;     // [rows]: travel as row_values
+  std::byte* scratch = nullptr;  // zeroed once
+};
+
+// Whether every row has come back in the combine that has just ended.
+struct CheckReturnedCall {
+  int lane = 0;
+  Plan plan{};
+  const float* came = nullptr;  // [N, K] the combine's route_values
+};
+
+// Enqueued on the stream; none waits for another rank.
+class SourceOperations {
+ public:
+  virtual void keep_ids(const KeepIdsCall& call, Stream stream) = 0;
+  virtual void describe_rows(const DescribeRowsCall& call, Stream stream) = 0;
+  // Throws UsageError for memory that kernels cannot use.
+  virtual void plan_return(const PlanReturnCall& call, Stream stream) = 0;
+  virtual void check_returned(const CheckReturnedCall& call, Stream stream) = 0;
+  // Bytes of PlanReturnCall::scratch.
+  virtual std::int64_t scratch_bytes() const = 0;
+
+ protected:
+  ~SourceOperations() = default;
+};
+
+// Null: a backend of host memory.
+SourceOperations* source_operations(const Exchange& exchange);
+
+}  // namespace ferry

@@ -1,0 +1,36 @@
+#include "max/exchange_config.hpp"
+
+#include "base/text.hpp"
+#include "exchange/configuration.hpp"
+#include "ferry/error.hpp"
+
+namespace ferry::max {
+namespace {
+
+Config exchange_config(Config config) {
+  if (config.placement.tp() > 1)
+    throw UnsupportedError("max: experts in slices are not supported: use ferry::Exchange with its plans");
+  if (config.layout != Layout::expert_major)
+    throw UsageError(str("max: layout ", to_string(config.layout), ", must be expert_major"));
+  if (config.capacity != 0) {
+    throw UsageError(str("max: capacity = ", config.capacity,
+                         ", must be 0: combine by src_info needs every row, so none may be dropped"));
+  }
+  if (config.reduction != Reduction::unreduced) config.reduction = Reduction::exact;
+  config.repeats = true;
+  config.own_receive_buffers = true;
+  return config;
+}
+
+}  // namespace
+
+Config config_or_refuse(const Rank& rank, const Config& config) {
+  try {
+    return exchange_config(config);
+  } catch (const Error& error) {
+    refuse_configuration(rank, error);
+    throw;
+  }
+}
+
+}  // namespace ferry::max

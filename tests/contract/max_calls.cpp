@@ -1,0 +1,182 @@
+#include "contract/max_calls.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+#include "harness/device.hpp"
+
+namespace ferry::contract {
+
+struct MaxCalls::DeviceCall {
+  std::int64_t tokens = 0;  // N of the last dispatch
+  GuardedBuffer rows, ids;  // of a dispatch
+  Tokens input;
+  Ids topk_ids;
+  std::vector<std::vector<std::byte>> received;  // parts
+
+  // Of a combine.
+  GuardedBuffer outputs, src_info, row_offsets, counts, weights, result, shared;
+  max::DeviceCombineInput combine;
+  max::CombineOutput output;
+  void *caller_result = nullptr, *caller_shared = nullptr;
+};
+
+namespace {
+
+GuardedBuffer copy_of(const void* from, std::int64_t bytes) {
+  GuardedBuffer copy(bytes);
+  if (bytes > 0) std::memcpy(copy.data(), from, static_cast<std::size_t>(bytes));
+  return copy;
+}
+
+template <class T>
+std::vector<T> downloaded(const T* from, std::int64_t count) {
+  std::vector<T> to(static_cast<std::size_t>(count));
+  if (count > 0) device::copy(to.data(), from, count * static_cast<std::int64_t>(sizeof(T)));
+  return to;
+}
+
+}  // namespace
+
+MaxCalls::MaxCalls(const Rank& rank, const Config& config) {
+  if (config.backend != BackendKind::cuda && config.memory != MemoryKind::device) {
+    host_ = std::make_unique<max::Exchange>(rank, config);
+    return;
+  }
+  device_ = std::make_unique<max::DeviceExchange>(rank, config);
+  for (int lane = 0; lane < device_->config().lanes; ++lane) calls_.push_back(std::make_unique<DeviceCall>());
+}
+
+MaxCalls::~MaxCalls() = default;
+
+Stream MaxCalls::stream() const {
+  return device::stream(rank().topology().local_rank_of(rank().index()));
+}
+
+void MaxCalls::upload_dispatch(const Tokens& tokens, const Ids& topk_ids, DeviceCall& call) const {
+  call.tokens = tokens.count;
+  call.rows = copy_of(tokens.parts[0], tokens.count * config().hidden * bytes_of(tokens.type));
+  call.ids = copy_of(topk_ids.data, tokens.count * config().top_k * bytes_of(topk_ids.type));
+  call.input = Tokens::rows(call.rows.data(), tokens.count, tokens.type);
+  call.topk_ids = topk_ids;
+  call.topk_ids.data = call.ids.data();
+}
+
+max::DispatchResult MaxCalls::download(const max::DeviceDispatchResult& received, int index) {
+  device_->synchronize(index, stream());
+  device_->check(index);
+  DeviceCall& call = lane(index);
+  max::DispatchResult result;
+  const auto stats = downloaded(received.expert_usage_stats, 2);
+  result.expert_usage_stats = {stats[0], stats[1]};
+  const auto number = static_cast<std::int64_t>(stats[1]);
+  result.expert_ids = downloaded(received.expert_ids, number);
+  result.row_offsets = downloaded(received.row_offsets, number + 1);
+  const auto rows = static_cast<std::int64_t>(result.row_offsets.back());
+  result.src_info = downloaded(received.src_info, 2 * rows);
+  result.counts = downloaded(received.counts, std::int64_t{received.groups} * rank().size());
+  call.received.clear();
+  for (std::size_t p = 0; p < received.parts.size() && received.parts[p].row_bytes > 0; ++p) {
+    call.received.push_back(downloaded(static_cast<const std::byte*>(received.parts[p].data),
+                                       rows * received.parts[p].row_bytes + 16));
+    result.parts[p] = received.parts[p];
+    result.parts[p].data = call.received.back().data();
+  }
+  result.output_tokens = result.parts[0].data;
+  return result;
+}
+
+void MaxCalls::ep_dispatch_async(const Tokens& tokens, const Ids& topk_ids, int index) {
+  if (host_) return host_->ep_dispatch_async(tokens, topk_ids, index);
+  DeviceCall& call = lane(index);
+  upload_dispatch(tokens, topk_ids, call);
+  device_->ep_dispatch_async(call.input, call.topk_ids, index, stream());
+  device::wait(stream());
+  call.rows.fill(kNan);  // may be reused after the send phase
+  call.ids.fill(kNan);
+}
+
+max::DispatchResult MaxCalls::ep_dispatch_wait(int index) {
+  if (host_) return host_->ep_dispatch_wait(index);
+  return download(device_->ep_dispatch_wait(index, stream()), index);
+}
+
+max::DispatchResult MaxCalls::ep_fused_dispatch(const Tokens& tokens, const Ids& topk_ids, int index) {
+  if (host_) return host_->ep_fused_dispatch(tokens, topk_ids, index);
+  DeviceCall& call = lane(index);
+  upload_dispatch(tokens, topk_ids, call);
+  return download(device_->ep_fused_dispatch(call.input, call.topk_ids, index, stream()), index);
+}
+
+void MaxCalls::upload_combine(const max::CombineInput& input, const max::CombineOutput& output,
+                              DeviceCall& call) const {
+  const std::int64_t hidden = config().hidden, tokens = input.tokens >= 0 ? input.tokens : call.tokens;
+  const std::int64_t slots = config().reduction == Reduction::unreduced ? config().top_k : 1;
+  const std::int64_t result_row = hidden * bytes_of(output.output_tokens.type);
+  const auto rows = static_cast<std::int64_t>(input.src_info.size() / 2);
+  call.outputs = copy_of(input.input_tokens.data, rows * hidden * bytes_of(input.input_tokens.type));
+  call.src_info = GuardedBuffer::of(std::vector(input.src_info.begin(), input.src_info.end()));
+  call.row_offsets = GuardedBuffer::of(std::vector(input.row_offsets.begin(), input.row_offsets.end()));
+  call.counts = GuardedBuffer::of(std::vector(input.counts.begin(), input.counts.end()));
+  call.combine = {};
+  call.combine.input_tokens = {.data = rows > 0 ? call.outputs.data() : nullptr,
+                               .type = input.input_tokens.type};
+  call.combine.src_info = call.src_info.as<std::int32_t>();
+  call.combine.row_offsets = call.row_offsets.as<std::uint32_t>();
+  call.combine.counts = call.counts.as<std::int32_t>();
+  call.combine.tokens = input.tokens;
+  if (input.topk_ids.data != nullptr) {
+    call.ids = copy_of(input.topk_ids.data, tokens * config().top_k * bytes_of(input.topk_ids.type));
+    call.combine.topk_ids = input.topk_ids;
+    call.combine.topk_ids.data = call.ids.data();
+  }
+  call.output = output;
+  call.caller_result = output.output_tokens.data;
+  call.caller_shared = output.shared_outputs;
+  call.result = GuardedBuffer(tokens * slots * result_row);
+  if (output.output_tokens.data != nullptr) call.output.output_tokens.data = call.result.data();
+  if (output.router_weights != nullptr) {
+    call.weights = copy_of(output.router_weights, tokens * config().top_k * 4);
+    call.output.router_weights = call.weights.as<float>();
+  }
+  call.shared = GuardedBuffer(config().shared_experts * tokens * result_row);
+  if (output.shared_outputs != nullptr) call.output.shared_outputs = call.shared.data();
+}
+
+void MaxCalls::download_results(int index) {
+  device_->synchronize(index, stream());
+  device_->check(index);
+  DeviceCall& call = lane(index);
+  const auto copy_back = [](GuardedBuffer& from, void* to) {
+    from.require_guards("an output of a combine by source");
+    if (to != nullptr) std::memcpy(to, from.data(), static_cast<std::size_t>(from.bytes()));
+  };
+  copy_back(call.result, call.caller_result);
+  copy_back(call.shared, call.caller_shared);
+}
+
+void MaxCalls::ep_combine_async(const max::CombineInput& input, const max::CombineOutput& output, int index) {
+  if (host_) return host_->ep_combine_async(input, output, index);
+  DeviceCall& call = lane(index);
+  upload_combine(input, output, call);
+  device_->ep_combine_async(call.combine, call.output, index, stream());
+  device::wait(stream());  // an error of the call is thrown when it has ended
+  for (GuardedBuffer* buffer : {&call.outputs, &call.src_info, &call.row_offsets, &call.counts, &call.ids})
+    buffer->fill(kNan);
+}
+
+void MaxCalls::ep_combine_wait(int index) {
+  if (host_) return host_->ep_combine_wait(index);
+  device_->ep_combine_wait(index, stream());
+  download_results(index);
+}
+
+void MaxCalls::ep_fused_combine(const max::CombineInput& input, const max::CombineOutput& output, int index) {
+  if (host_) return host_->ep_fused_combine(input, output, index);
+  DeviceCall& call = lane(index);
+  upload_combine(input, output, call);
+  device_->ep_fused_combine(call.combine, call.output, index, stream());
+  download_results(index);
+}
+
+}  // namespace ferry::contract
