@@ -112,15 +112,6 @@ void check_receive_buffers(const Config& config, int rank, const DispatchCall& c
                          to_string(config.format),
                          ": pass memory.parts[1], or construct it with format = ", to_string(call.format)));
   }
-  if (encoding_of(call.format).scale_tiles && !encoding_of(config.format).scale_tiles &&
-      !config.own_receive_buffers && config.memory == MemoryKind::device) {
-    throw UsageError(
-        str("dispatch: format ", to_string(call.format), " on rank ", rank,
-            ": the exchange has no memory for the scales before they become tiles, because its "
-            "format is ",
-            to_string(config.format),
-            " and own_receive_buffers is off: construct it with format = ", to_string(call.format)));
-  }
   const std::int64_t rows = call.memory.rows;
   if (rows == 0) return;
   if (rows < 0)

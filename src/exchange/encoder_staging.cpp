@@ -5,6 +5,7 @@
 
 #include "base/text.hpp"
 #include "ferry/error.hpp"
+#include "format/encoding.hpp"
 #include "format/parts.hpp"
 #include "format/registry.hpp"
 #include "layout/plan_layout.hpp"
@@ -39,7 +40,7 @@ bool is_guard(const std::byte* bytes) {
 }  // namespace
 
 std::int64_t EncoderStaging::bytes(const Config& config) {
-  if (config.format.kind != FormatKind::registered) return 0;
+  if (!encoding_of(config.format).by_caller) return 0;
   return config.lanes * lane_bytes(as_raw(config.format, config.hidden), config.max_tokens);
 }
 

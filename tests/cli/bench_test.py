@@ -46,7 +46,7 @@ class BenchTest(ProgramTest):
 
     def test_scales_as_tiles_and_of_small_blocks(self):
         formats = ["mxfp8-tiles", "mxfp4-tiles", "nvfp4", "nvfp4-token", "nvfp4-token-tiles"]
-        points = self.points("--format", ",".join(formats), "--layout", "expert_major,expert_padded")
+        points = self.points("--format", ",".join(formats), "--layout", "expert_major,expert_padded", "--global-scale", 0.0123)
         self.assertEqual([point["format"] for point in points], [name for name in formats for _ in range(4)])
         for point in points:
             with self.subTest(format=point["format"], layout=point["layout"], tokens=point["tokens"]):

@@ -41,6 +41,11 @@ class GpuTest(ProgramTest):
             ("rank_major", "fp8"),
             ("rank_major", "mxfp8-ocp-columns"),
             ("rank_major", "fp8-columns-pow2-packed"),
+            ("rank_major", "nvfp4-token"),
+            ("expert_major", "mxfp8-tiles"),
+            ("expert_padded", "nvfp4-tiles", "--global-scale", "0.0123"),
+            ("expert_padded", "nvfp4-token-tiles"),
+            ("expert_major", "nvfp4-columns", "--global-scale", "0.0123"),
         ]:
             with self.subTest(layout=layout, format=form, more=more):
                 self.run_on_gpus("--layout", layout, "--format", form, *more)
@@ -105,6 +110,13 @@ class GpuTest(ProgramTest):
                           "--layout", "expert_major,expert_padded,rank_major", "--reduction", "partial,exact,unreduced")
         self.assertEqual(sum(row["work"] == "dispatch" for row in rows), 24)
         self.assertEqual(sum(row["work"] == "combine" for row in rows), 3 * (3 + 3 + 1))
+
+    @unittest.skipUnless(GPUS, "no GPU here: there is no /dev/nvidia0")
+    def test_bench_scales_as_tiles(self):
+        formats = "mxfp8-tiles,mxfp4-tiles,nvfp4-tiles,nvfp4-token-tiles"
+        rows = self.bench("--tokens", "6", "--format", formats, "--layout", "expert_major,expert_padded", "--work", "dispatch",
+                          "--global-scale", "0.0123")
+        self.assertEqual(len(rows), 8)
 
     @unittest.skipUnless(GPUS, "no GPU here: there is no /dev/nvidia0")
     def test_bench_beside_nccl(self):

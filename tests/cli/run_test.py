@@ -107,6 +107,13 @@ class RunTest(ProgramTest):
             with self.subTest(layout=layout, reduction=reduction):
                 self.check_report(self.run_small("--layout", layout, "--reduction", reduction, "--alignment", "8"))
 
+    def test_global_scale(self):
+        for name in ["nvfp4", "nvfp4-tiles", "nvfp4-columns"]:
+            with self.subTest(format=name):
+                run = self.run_small("--format", name, "--global-scale", 0.0123)
+                self.check_report(run)
+                self.assertEqual([check for check in run["checks"]["list"] if not check["passed"]], [])
+
     def test_ranks(self):
         for ranks in [1, 2, 5, 20]:  # 20: more ranks than experts
             with self.subTest(ranks=ranks):

@@ -271,6 +271,28 @@ class HopRun {
       rank_[at(s)].call.counts = nullptr;
     }
     run(absent);
+    return records();
+  }
+
+  // Runs a dispatch in which rank `stopped` stops when it has exchanged call headers.
+  std::map<int, WaitRecord> run_stopped(int stopped) {
+    begin(HopContent::messages, Operation::dispatch);
+    for (int s = 0; s < ranks_; ++s) {
+      std::vector<std::int32_t> count(at(ranks_), kTokens);
+      for (int d = 0; d < ranks_; ++d) {
+        for (std::int32_t t = 0; t < kTokens; ++t) {
+          rank_[at(s)].sent_tokens[at(d * kTokens + t)] = t;
+          if (d != s) store_message(rank_[at(s)].outbox.data() + d * block_bytes_, s, d, t, t);
+        }
+      }
+      post_header(s, count);
+      rank_[at(s)].call.counts = nullptr;
+    }
+    rank_[at(stopped)].call.content = HopContent::headers;
+    run();
+    return records();
+  }
+  std::map<int, WaitRecord> records() const {
     std::map<int, WaitRecord> found;
     for (int r = 0; r < ranks_; ++r) {
       if (const auto record = timeout_of(rank_[at(r)].report)) found[r] = *record;
@@ -531,7 +553,7 @@ TEST(HopCalls, RefusalsAndDifferencesEndTheCallOnEveryRank) {
 }
 
 TEST(HopCalls, ARankThatIsMissingIsNamed) {
-  HopRun calls(seed_for(2), {0, 0, 1, 1}, 4, 2, 20'000'000);
+  HopRun calls(seed_for(2), {0, 0, 1, 1}, 4, 2, 400'000'000);
   const auto records = calls.run_without(2);
   EXPECT_EQ(records.size(), 3u);
   for (const auto& [rank, record] : records) {
@@ -539,6 +561,21 @@ TEST(HopCalls, ARankThatIsMissingIsNamed) {
     EXPECT_EQ(record.peer, 2);
     EXPECT_EQ(record.operation, Operation::dispatch);
   }
+}
+
+// Rank 2 is the relay of rank 0, and rank 0 of rank 2.
+TEST(HopCalls, ARankThatStopsIsNamedWithTheRelay) {
+  HopRun calls(seed_for(3), {0, 0, 1, 1}, 2, 2, 400'000'000);
+  const auto records = calls.run_stopped(2);
+  EXPECT_EQ(records.size(), 3u);
+  for (const auto& [rank, record] : records) {
+    EXPECT_EQ(record.rank, rank);
+    EXPECT_TRUE(record.peer == 2 || record.via == 2) << "rank " << rank << ", peer " << record.peer;
+  }
+  // The relay of what rank 2 sends is the first to miss it, and names no relay.
+  ASSERT_TRUE(records.contains(0));
+  EXPECT_EQ(records.at(0).peer, 2);
+  EXPECT_EQ(records.at(0).via, -1);
 }
 
 }  // namespace

@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import os
+import sys
 
 import ferry
 from ferry._core import _CallStreams, _LowLatencyCalls, _NormalCalls
 from ferry.deep_ep._config import Config, combine_config, dispatch_config, low_latency_size_hint
 from ferry.deep_ep._events import EventHandle, EventOverlap
 from ferry.deep_ep._exchanges import Exchanges, device_engine_of, group_of
+
+
+def _is_on_host(array):
+    return array.__dlpack_device__()[0] in (1, 3) if hasattr(array, "__dlpack_device__") else True
+
+
+# Computed where the factor is, so that the host need not wait for it. A number needs a tensor's own constructor.
+def _inverse_on_device(x, factor):
+    if isinstance(factor, (int, float)):
+        return x.new_full((1,), 1.0 / factor, dtype=sys.modules["torch"].float32) if hasattr(x, "new_full") else factor
+    return 1.0 / factor.reshape(-1)[:1]
 
 
 class Buffer:
@@ -246,11 +258,13 @@ class Buffer:
         ordered by source rank, then token. dispatch_wait_recv_cost_stats is not written: waits are not measured.
 
         use_nvfp4 goes before use_fp8: (uint8 [R*M, H/2, L], scales float8_e4m3fn [32, 4, ceil(R*M/128), 4, ceil(H/64), L]),
-        both with L first in memory; on CPUs. A value is element * scale / x_global_scale. x_global_scale: a number or
-        float32 of one value; default 1.
+        both with L first in memory. A value is element * scale / x_global_scale. x_global_scale: a number or float32 of
+        one value, or of several equal ones, which on GPUs are not compared; default 1.
         """
         if use_nvfp4 and use_ue8m0_for_sf:
             raise ferry.UnsupportedError("low_latency_dispatch: use_ue8m0_for_sf: scales of NVFP4 are e4m3")
+        if use_nvfp4 and x_global_scale is not None and not _is_on_host(x):
+            x_global_scale = _inverse_on_device(x, x_global_scale)
         return self._low_latency.dispatch(
             x, topk_idx, num_max_dispatch_tokens_per_rank, num_experts, cumulative_local_expert_recv_stats, use_fp8,
             round_scale, use_ue8m0, use_nvfp4, x_global_scale, async_finish, return_recv_hook)

@@ -92,17 +92,19 @@ nb::tuple LowLatencyCalls::dispatch(const nb::object& x, const nb::object& topk_
   call.read_or_refuse({Operation::dispatch}, [&] {
     refuse_hook_with_event(async_finish, hooked);
     in.options.format = format.format();
-    if (format.use_nvfp4 && pool->shape.on_device)
-      throw UnsupportedError(
-          "low_latency_dispatch: use_nvfp4 is not available on device memory: pass use_fp8");
     const Array& rows =
         in.arguments.rows(dense_array(x, tokens), "x", pool->shape.hidden, {kBf16, kFp16, kFp32});
     in.tokens = Tokens::rows(rows.data, rows.shape[0], *value_type_of(rows.element), 0);
     in.ids = ids_of(in.arguments.add(dense_array(topk_idx, ids), "topk_idx"), rows.shape[0],
                     pool->shape.top_k, "topk_idx");
     if (format.use_nvfp4 && !format.x_global_scale.is_none()) {
-      in.global_scale = scale_of_factor(format.x_global_scale, in);
-      in.options.global_scale = &in.global_scale;
+      if (pool->shape.on_device) {  // _buffer.py has inverted it there
+        const Array& scale = in.arguments.dense(format.x_global_scale, "x_global_scale", kFp32, {1});
+        in.options.global_scale = static_cast<const float*>(scale.data);
+      } else {
+        in.global_scale = scale_of_factor(format.x_global_scale, in);
+        in.options.global_scale = &in.global_scale;
+      }
     }
     received.emplace(*pool, *in.options.format, NewArrays(tokens.framework, call.device()));
     if (stats.is_none()) return;

@@ -9,6 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import ferry
 import ferry.deep_ep as deep_ep
 from oracle import bf16, random_step
 from torch_processes import GPUS, RANKS, bits, run, tensor
@@ -199,3 +200,27 @@ def check_order(rank, device, rng):
 @on_gpus
 def test_calls_on_several_streams(rng):
     run(check_order, rng)
+
+
+def check_nvfp4(rank, device, rng):
+    x, ids, weights, buffer = start(rank, device, rng)
+    factor = torch.full((2,), 448 * 6 / 8.0, device=device)
+    exchange = ferry.Exchange(ferry.Group.torch(), experts=EXPERTS, top_k=TOP_K, hidden=HIDDEN, max_tokens=MOST, backend="cuda",
+                              layout="expert_padded", format="nvfp4-tiles")
+    rows = exchange.dispatch(x, ids, global_scale=1.0 / factor[:1])
+    exchange.synchronize()
+    for given in (factor, 448 * 6 / 8.0):
+        (values, scales), counts, _, _, _ = buffer.low_latency_dispatch(x, ids, MOST, EXPERTS, use_nvfp4=True, x_global_scale=given)
+        torch.cuda.synchronize()
+        assert counts.tolist() == rows.counts.tolist()
+        for local, count in enumerate(counts.tolist()):
+            assert torch.equal(values.permute(2, 0, 1)[local, :count], rows.data[local, :count].view(torch.uint8))
+            first, tall = int(rows.tile_offsets[local]), -(-count // 128)
+            assert torch.equal(scales.permute(5, 2, 4, 0, 1, 3)[local, :tall].view(torch.uint8),
+                               rows.scales[first : first + tall].view(torch.uint8))
+    buffer.destroy()
+
+
+@on_gpus
+def test_nvfp4_of_low_latency_mode_is_that_of_an_exchange(rng):
+    run(check_nvfp4, rng)

@@ -72,6 +72,7 @@ class EngineBenchRunner {
   const BenchInputs& inputs_;
   Exchange exchange_;
   cuda::CudaStream stream_;
+  GpuBuffer global_scale_;  // empty: g is 1
   TokenTables tables_;
   GpuInputs sets_;
   GpuBuffer result_, from_, to_;
@@ -94,7 +95,9 @@ EngineBenchRunner::EngineBenchRunner(const Rank& rank, const BenchPoint& point, 
       tables_(point),
       sets_(rank, point, inputs),
       result_(point.result_bytes()),
-      result_copy_(static_cast<std::size_t>(result_.bytes())) {}
+      result_copy_(static_cast<std::size_t>(result_.bytes())) {
+  if (point_.global_scale != 1) global_scale_ = GpuBuffer::of(point_.global_scale);
+}
 
 void EngineBenchRunner::run(EngineBenchRow& row) {
   prepare();
@@ -141,6 +144,7 @@ void EngineBenchRunner::dispatch(int set_index) {
   const GpuInputSet& set = sets_[set_index];
   DispatchOptions options;
   options.memory.plan = set.plan.as<void>();
+  options.global_scale = global_scale_.as<float>();
   received_ = exchange_.dispatch(Tokens::rows(set.tokens.as(), point_.tokens, point_.type),
                                  set.ids.as<std::int32_t>(), set.weights.as<float>(), options, stream_);
 }

@@ -92,7 +92,10 @@ void GpuInputs::upload_rows(const std::vector<RowToken>& positions) {
 
 void GpuInputs::check_bytes(int set_index, const DispatchResult& on_device, const cuda::CudaStream& stream) {
   const GpuInputSet& set = (*this)[set_index];
-  RowParts rows{.parts = parts_of(point_.config.format, point_.config.hidden), .data = {}, .leading = {}};
+  RowParts rows{.parts = parts_of(point_.config.format, point_.config.hidden),
+                .data = {},
+                .leading = {},
+                .groups = TileGroups::of(on_device)};
   for (int p = 0; p < rows.parts.count; ++p) {
     const ReceivedPart& part = on_device.parts[static_cast<std::size_t>(p)];
     rows.data[p] = part.data;

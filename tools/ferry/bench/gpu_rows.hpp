@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "format/parts.hpp"
+#include "tools/ferry/common/scale_row.hpp"
 
 namespace ferry::app {
 
@@ -25,6 +26,7 @@ struct RowParts {
   PartList parts;
   const void* data[kMaxParts];
   std::int64_t leading[kMaxParts];  // leading dimensions
+  TileGroups groups;
 };
 
 struct WrongRows {

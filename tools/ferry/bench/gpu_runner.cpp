@@ -68,6 +68,7 @@ class GpuBenchRunner {
   TokenTables& tables_;
   Exchange exchange_;
   cuda::CudaStream stream_;
+  GpuBuffer global_scale_;  // empty: g is 1
   GpuTimer timer_;
   GpuInputs inputs_on_gpu_;
   GpuBuffer result_;
@@ -90,7 +91,9 @@ GpuBenchRunner::GpuBenchRunner(const Rank& rank, const GpuCase& gpu_case, const 
       inputs_on_gpu_(rank, point_, inputs),
       result_(point_.result_bytes()),
       counts_(kSets * 4),
-      result_copy_(static_cast<std::size_t>(result_.bytes())) {}
+      result_copy_(static_cast<std::size_t>(result_.bytes())) {
+  if (point_.global_scale != 1) global_scale_ = GpuBuffer::of(point_.global_scale);
+}
 
 std::vector<RankTimes> GpuBenchRunner::run() {
   prepare();
@@ -163,6 +166,7 @@ void GpuBenchRunner::dispatch(const TimedCall& call, int set_index) {
   DispatchOptions options;
   options.sm_limit = call.sm_limit;
   options.memory.plan = set.plan.as<void>();
+  options.global_scale = global_scale_.as<float>();
   const Tokens tokens = Tokens::rows(set.tokens.as(), point_.tokens, point_.type);
   const float* weights = call.weighted ? set.weights.as<float>() : nullptr;
   const auto send = [&](const auto& routes) {

@@ -106,7 +106,8 @@ void HostBenchRunner::run() {
 DispatchResult HostBenchRunner::dispatch(int set) {
   return exchange_.dispatch(
       Tokens::rows(tokens_[static_cast<std::size_t>(set)].data(), point_.tokens, point_.type),
-      inputs_.ids(set, rank_.index()), inputs_.weights(set, rank_.index()));
+      inputs_.ids(set, rank_.index()), inputs_.weights(set, rank_.index()),
+      {.global_scale = point_.global_scale == 1 ? nullptr : &point_.global_scale});
 }
 
 void HostBenchRunner::combine(int set) {

@@ -64,7 +64,7 @@ void write_message(const BenchPoint& point, const BenchInputs& inputs, int set, 
   const PartList parts = parts_of(point.config.format, point.config.hidden);
   std::byte* const scales = message + parts.part[0].wire_bytes;
   cpu::kernels().encode_row({message, scales, scales + parts.part[1].wire_bytes}, values.data(), point.type,
-                            point.config.hidden, encoding_of(point.config.format), 1.0f);
+                            point.config.hidden, encoding_of(point.config.format), point.global_scale);
 }
 
 TokenTables::TokenTables(const BenchPoint& point)

@@ -21,6 +21,7 @@ struct BenchPoint {
   int tokens = 0;  // per rank and call
   Config config;
   DType type = DType::bf16;  // of tokens, experts' rows and results
+  float global_scale = 1;    // g of nvfp4
 
   // Calls that a rank issues back to back and that are timed together. More than 1 for short calls.
   int launches = 1;

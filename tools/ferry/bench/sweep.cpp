@@ -88,6 +88,8 @@ BenchPoint make_point(const BenchOptions& options, const Trace& trace, int ranks
                    .deadline_seconds = on_gpus || over_engine ? kGpuDeadlineSeconds : kHostDeadlineSeconds},
                   trace);
   point.type = point.config.combine_type;
+  if (options.global_scale && takes_global_scale(point.config.format))
+    point.global_scale = static_cast<float>(*options.global_scale);
   const std::int64_t received = std::int64_t{tokens} * point.config.top_k * point.token_bytes();
   const bool short_calls = received <= kShortBytes && !over_engine;  // those are timed one by one
   point.launches = on_gpus || short_calls ? kLaunches : 1;
@@ -224,6 +226,7 @@ std::vector<Trace> open_bench_traces(const BenchOptions& options) {
 std::vector<BenchPoint> bench_points(const BenchOptions& options, const std::vector<Trace>& traces) {
   refuse_gpu_options(options);
   check_engine(options.backend, options.choice);
+  check_global_scale(options.global_scale, options.formats);
   check_gpus(options.backend, options.choice);
   std::vector<BenchPoint> points;
   for (const int ranks : options.ranks) {
@@ -251,6 +254,7 @@ std::vector<GpuCase> gpu_cases(const BenchOptions& options, const std::vector<Tr
   if (options.hosts > 1)
     throw UsageError("--hosts with --backend cuda: the ranks of a GPU benchmark are on one host");
   check_engine(options.backend, options.choice);
+  check_global_scale(options.global_scale, options.formats);
   std::vector<GpuCase> cases;
   for (const int ranks : options.ranks) add_cases(options, traces, ranks, cases);
   if (cases.empty()) {

@@ -18,7 +18,8 @@ struct BenchOptions {
   std::string tokens = "1:2048";
   std::vector<int> ranks{4};
   std::string backend = "cpu";
-  EngineChoice choice;  // of collective
+  EngineChoice choice;                 // of collective
+  std::optional<double> global_scale;  // g of nvfp4; none: 1
   std::vector<std::string> formats{"bf16"}, layouts{"expert_major"}, reductions{"partial"};
   // Only for GPUs:
   std::vector<std::string> works{"dispatch", "combine"}, weights{"with"}, launches{"graph"}, forms{"fused"};

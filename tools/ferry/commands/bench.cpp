@@ -107,6 +107,7 @@ void add_shape_options(CLI::App& command, BenchOptions& options) {
   add_list(command, "--format", options.formats,
            "any of bf16 (default), fp16, fp32,\nfp8[-columns][-pow2[-packed]],\nmxfp8 or "
            "mxfp4[-up|-ocp][-columns|-tiles],\nnvfp4[-token][-columns|-tiles]");
+  add_global_scale(command, options.global_scale);
   add_names(command, "--layout", options.layouts, {"expert_major", "expert_padded", "rank_major"},
             "any of expert_major (default), expert_padded,\nrank_major");
   add_names(command, "--reduction", options.reductions, {"partial", "exact", "unreduced"},

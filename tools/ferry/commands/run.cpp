@@ -99,6 +99,7 @@ void add_exchange_options(CLI::App& command, RunOptions& options) {
                   "bf16 (default), fp16, fp32,\nfp8[-columns][-pow2[-packed]],\nmxfp8 or "
                   "mxfp4[-up|-ocp][-columns|-tiles],\nnvfp4[-token][-columns|-tiles]")
       ->type_name("NAME");
+  add_global_scale(command, options.global_scale);
   add_choice(command, "--reduction", options.reduction, "partial (default), exact or unreduced",
              {"partial", "exact", "unreduced"});
   add_choice(command, "--reduction-level", options.reduction_level,

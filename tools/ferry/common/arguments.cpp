@@ -42,6 +42,13 @@ void add_count(CLI::App& command, const char* name, int& value, const std::strin
   add_number(command, name, value, help, 1, std::numeric_limits<int>::max());
 }
 
+void add_global_scale(CLI::App& command, std::optional<double>& g) {
+  command
+      .add_option("--global-scale", g,
+                  "nvfp4: the scale g of every dispatch, a value is\nelement * scale * g; default 1")
+      ->type_name("G");
+}
+
 CLI::Option* add_seed(CLI::App& command, std::uint64_t& value, const std::string& help) {
   return command
       .add_option_function<std::string>(

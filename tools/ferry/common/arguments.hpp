@@ -4,6 +4,7 @@
 #include <CLI/CLI.hpp>
 #include <cstdint>
 #include <initializer_list>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -41,6 +42,9 @@ struct NamedFile {
   const char* option;
   const std::string& path;
 };
+
+// --global-scale.
+void add_global_scale(CLI::App& command, std::optional<double>& g);
 
 // Throws UsageError if two of them lead to the same file.
 void refuse_shared(std::initializer_list<NamedFile> files);

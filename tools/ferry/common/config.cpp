@@ -1,6 +1,7 @@
 #include "tools/ferry/common/config.hpp"
 
 #include <fmt/core.h>
+#include <cmath>
 
 #include <algorithm>
 #include <array>
@@ -8,6 +9,7 @@
 
 #include "exchange/configuration.hpp"
 #include "ferry/error.hpp"
+#include "format/encoding.hpp"
 #include "format/parts.hpp"
 #include "plan/shapes.hpp"
 
@@ -80,6 +82,21 @@ Format format_of(const std::string& name) {
   } catch (const UsageError&) {
     throw UsageError(fmt::format("--format {}: {}", name, choices));
   }
+}
+
+bool takes_global_scale(const Format& format) {
+  const Encoding encoding = encoding_of(format);
+  return encoding.is_nvfp4() && !encoding.row_scale;
+}
+
+void check_global_scale(std::optional<double> g, const std::vector<std::string>& formats) {
+  if (!g) return;
+  const auto as_fp32 = static_cast<float>(*g);
+  if (!(as_fp32 > 0) || !std::isfinite(as_fp32))
+    throw UsageError(fmt::format("--global-scale {}: must be positive and finite", *g));
+  const bool taken = std::any_of(formats.begin(), formats.end(),
+                                 [](const std::string& name) { return takes_global_scale(format_of(name)); });
+  if (!taken) throw UsageError(fmt::format("--global-scale {}: is for --format nvfp4 without -token", *g));
 }
 
 void check_reduction(Layout layout, Reduction reduction) {

@@ -2,7 +2,9 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "ferry/exchange.hpp"
 #include "ferry/trace.hpp"
@@ -19,6 +21,11 @@ EngineKind engine_of(const std::string& name);
 MemoryKind memory_of(const std::string& name);
 // Refuses raw formats: the program's experts need values to compute with.
 Format format_of(const std::string& name);
+
+// Whether dispatches of the format take a scale g of the call: nvfp4 without a scale for each token.
+bool takes_global_scale(const Format& format);
+// Throws UsageError if g is given and not positive and finite, or if none of the formats takes it.
+void check_global_scale(std::optional<double> g, const std::vector<std::string>& formats);
 
 // Throws UsageError for a reduction that rank_major does not have.
 void check_reduction(Layout layout, Reduction reduction);

@@ -32,6 +32,7 @@ DispatchResult ResultOnHost::copy_row_positions(const DispatchResult& received, 
   move_to_host(local.counts, local.groups);
   move_to_host(local.row_offsets, local.groups + 1);
   move_to_host(local.group_expert, local.groups);
+  move_to_host(local.tile_offsets, local.groups + 1);
   move_to_host(local.total, 1);
   const std::int64_t total = *local.total;
   const std::int64_t slots = config.layout == Layout::rank_major ? config.top_k : 1;

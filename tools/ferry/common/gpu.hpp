@@ -75,6 +75,13 @@ class GpuBuffer {
   explicit GpuBuffer(std::int64_t bytes) : bytes_(bytes) {
     if (bytes > 0) cuda::check(cudaMalloc(&data_, static_cast<std::size_t>(bytes)), "allocate device memory");
   }
+  // That holds one value.
+  template <class T>
+  static GpuBuffer of(const T& value) {
+    GpuBuffer buffer(sizeof value);
+    buffer.fill_from(&value, sizeof value);
+    return buffer;
+  }
   ~GpuBuffer() { cudaFree(data_); }
   GpuBuffer(GpuBuffer&& other) noexcept { swap(other); }
   GpuBuffer& operator=(GpuBuffer&& other) noexcept {

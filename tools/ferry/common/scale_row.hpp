@@ -1,20 +1,37 @@
 // The row at which a part of received rows holds a row, for addresses by format/parts.hpp.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 
+#include "base/host_device.hpp"
 #include "ferry/exchange.hpp"
 #include "format/parts.hpp"
 
 namespace ferry::app {
 
-// Scales as tiles: the tile row of `row`, a row of some group. Other parts: `row`.
+// The groups of a result whose scales are tiles; pointers are null where they are not.
+struct TileGroups {
+  const std::int32_t* row_offsets = nullptr;   // [count]
+  const std::int32_t* tile_offsets = nullptr;  // [count]
+  int count = 0;
+
+  static TileGroups of(const DispatchResult& received) {
+    return {received.row_offsets, received.tile_offsets, received.groups};
+  }
+  // Scales as tiles: the tile row of `row`, a row of some group. Other parts: `row`.
+  FERRY_HD std::int64_t scale_row(const PartLayout& part, std::int64_t row) const {
+    if (!part.tiles) return row;
+    int group = 0;  // the last that begins here or before: empty groups begin where the next one does
+    for (int end = count; end - group > 1;) {
+      const int middle = (group + end) / 2;
+      (row_offsets[middle] <= row ? group : end) = middle;
+    }
+    return kTileRows * tile_offsets[group] + row - row_offsets[group];
+  }
+};
+
 inline std::int64_t scale_row(const DispatchResult& received, const PartLayout& part, std::int64_t row) {
-  if (!part.tiles) return row;
-  const std::int32_t* const end = received.row_offsets + received.groups;
-  const std::int64_t group = std::upper_bound(received.row_offsets, end, row) - received.row_offsets - 1;
-  return kTileRows * received.tile_offsets[group] + row - received.row_offsets[group];
+  return TileGroups::of(received).scale_row(part, row);
 }
 
 }  // namespace ferry::app

@@ -56,6 +56,7 @@ oracle::GlobalInputs empty_inputs(const RunSpec& spec) {
   global.format = spec.config.format;
   global.type = spec.type;
   global.weighted = true;
+  global.global_scale = spec.global_scale();
   return global;
 }
 
@@ -199,7 +200,7 @@ void DispatchCheck::decode(int rank, std::int64_t token, float* values) {
   }
   const std::vector<std::byte> scales = encoded(rank, token, 1);
   const Format& format = spec_.config.format;
-  float row_scale = 1;
+  float row_scale = spec_.global_scale();
   if (format.nvfp4_options.per_token)
     std::memcpy(&row_scale, encoded(rank, token, 2).data(), sizeof row_scale);
   for (std::int64_t c = 0; c < hidden; ++c) {

@@ -185,7 +185,9 @@ class GpuContext final : public DeviceContext {
         ids_(spec.tokens() * spec.config.top_k * 4),
         weights_(ids_.bytes()),
         result_(spec.result_bytes()),
-        result_copy_(static_cast<std::size_t>(spec.result_bytes())) {}
+        result_copy_(static_cast<std::size_t>(spec.result_bytes())) {
+    if (spec.options.global_scale) global_scale_ = GpuBuffer::of(spec.global_scale());
+  }
 
   void set_inputs(const ContextInputs& inputs) override {
     tokens_.fill_from(inputs.tokens.data(), tokens_.bytes());
@@ -195,8 +197,9 @@ class GpuContext final : public DeviceContext {
     stream_.synchronize();
   }
   void dispatch() override {
-    received_ = exchange_.dispatch(Tokens::rows(tokens_.as(), spec_.tokens(), spec_.type),
-                                   ids_.as<std::int32_t>(), weights_.as<float>(), stream_);
+    received_ =
+        exchange_.dispatch(Tokens::rows(tokens_.as(), spec_.tokens(), spec_.type), ids_.as<std::int32_t>(),
+                           weights_.as<float>(), {.global_scale = global_scale_.as<float>()}, stream_);
     exchange_.synchronize(0, stream_);
   }
   void run_scaling_experts() override {
@@ -227,6 +230,7 @@ class GpuContext final : public DeviceContext {
   cuda::CudaStream stream_;
   GpuExperts experts_;
   GpuBuffer tokens_, ids_, weights_;
+  GpuBuffer global_scale_;  // empty: g is 1
   GpuBuffer result_;
   DispatchResult received_, received_copy_;
   ResultOnHost result_on_host_;

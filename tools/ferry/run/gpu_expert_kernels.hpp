@@ -8,6 +8,7 @@
 #include "ferry/types.hpp"
 #include "format/encoding.hpp"
 #include "format/parts.hpp"
+#include "tools/ferry/common/scale_row.hpp"
 
 namespace ferry::app {
 
@@ -22,6 +23,8 @@ struct GpuRows {
   PartLayout scale_part;
   std::int64_t scale_leading;  // leading dimension
   const float* row_scales;     // of each row, or null
+  float call_scale;            // of nvfp4
+  TileGroups groups;
 };
 
 // Local experts and weights of all rows' slots, [rows, top_k]; local_ids is -1 for an expert of another rank.

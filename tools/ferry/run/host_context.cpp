@@ -20,6 +20,7 @@ class HostContext final : public DeviceContext {
   HostContext(const Rank& rank, const RunSpec& spec)
       : DeviceContext(rank, spec),
         experts_(spec, rank.index(), received_row_capacity(exchange_)),
+        global_scale_(spec.global_scale()),
         result_(static_cast<std::size_t>(spec.result_bytes())) {}
 
   void set_inputs(const ContextInputs& inputs) override {
@@ -28,7 +29,8 @@ class HostContext final : public DeviceContext {
   }
   void dispatch() override {
     received_ = exchange_.dispatch(Tokens::rows(inputs_->tokens.data(), spec_.tokens(), spec_.type),
-                                   inputs_->routes.ids.data(), inputs_->routes.weights.data());
+                                   inputs_->routes.ids.data(), inputs_->routes.weights.data(),
+                                   {.global_scale = spec_.options.global_scale ? &global_scale_ : nullptr});
   }
   void run_scaling_experts() override { experts_.scale(received_); }
   void run_swiglu_experts() override { experts_.swiglu(received_); }
@@ -43,6 +45,7 @@ class HostContext final : public DeviceContext {
   HostExperts experts_;
   const ContextInputs* inputs_ = nullptr;
   DispatchResult received_;
+  float global_scale_;
   std::vector<std::byte> result_;
 };
 

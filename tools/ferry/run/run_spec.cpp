@@ -72,6 +72,10 @@ void check_options(const RunOptions& options, const Trace& trace) {
   check_hops(options);
   check_shared_experts(options);
   check_input(options);
+  check_global_scale(options.global_scale, {options.format});
+  if (options.global_scale && options.runs_program())
+    throw UsageError(
+        "--global-scale: programs dispatch with g = 1; leave it out with --program and --overlap");
   if (options.layer >= trace.layers) {
     throw UsageError(
         fmt::format("--layer {}: trace {} has layers 0 to {}", options.layer, trace.name, trace.layers - 1));

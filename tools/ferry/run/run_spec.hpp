@@ -37,6 +37,7 @@ struct RunOptions {
   int inner = 64;
   std::string layout = "expert_major";
   std::string format = "bf16";
+  std::optional<double> global_scale;  // g of nvfp4; none: 1
   std::string reduction = "partial";
   std::string reduction_level = "automatic";
   std::string hops = "automatic";
@@ -63,6 +64,8 @@ struct RunSpec {
   ExpertWeights weights;
 
   std::int64_t tokens() const { return options.tokens; }
+  // Of every dispatch with nvfp4.
+  float global_scale() const { return static_cast<float>(options.global_scale.value_or(1)); }
   // Shared expert s has the number experts + s.
   int all_experts() const { return config.experts + config.shared_experts; }
   std::int64_t row_bytes() const { return config.hidden * bytes_of(type); }

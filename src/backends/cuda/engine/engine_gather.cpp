@@ -82,7 +82,7 @@ void EngineLane::send_in_rounds(Operation operation, const std::vector<GatherBlo
   for (std::int64_t begin = 0; begin < largest; begin += round_bytes) {
     call_.begin(operation, {});
     collective::DeviceMessages::Outgoing out{
-        .message_bytes = 16,
+        .message_bytes = layout().row_bytes,  // for Config::window
         .send = memory() + layout().row_outbox,
         .bytes = std::vector<std::int64_t>(at(ranks()), 0),
         .offsets = std::vector<std::int64_t>(at(ranks()), 0),

@@ -186,7 +186,8 @@ class Lane {
   DispatchArguments dispatch_arguments(const DispatchCall& call, bool fused) const;
   void set_receive_buffers(const DispatchCall& call, DispatchArguments& arguments);
   void keep_scales(DispatchArguments& arguments, Stream stream) const;
-  void set_tiles(const DispatchCall& call, DispatchArguments& arguments);
+  std::byte* further_scale_rows(Stream stream);
+  void set_tiles(const DispatchCall& call, DispatchArguments& arguments, Stream stream);
 
   const ExchangeState& exchange_;
   const int index_;
@@ -203,6 +204,7 @@ class Lane {
   // Kept from a send phase for its receive phase.
   DispatchArguments dispatch_{};
   std::optional<ScaleTileArguments> tiles_;
+  DeviceMemory further_scale_rows_;
   CombineArguments combine_{};
   std::optional<EpilogueArguments> epilogue_;
   LaunchShape phase_shape_;

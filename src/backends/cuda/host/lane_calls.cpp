@@ -134,14 +134,29 @@ void Lane::set_receive_buffers(const DispatchCall& call, DispatchArguments& argu
   result.plan = plan;
   result_ = result;
   tiles_.reset();
-  if (encoding_of(call.format).scale_tiles) set_tiles(call, arguments);
+}
+
+// Memory for scales by rows where the configuration has neither tiles nor receive buffers: allocated in the
+// first call that needs it.
+std::byte* Lane::further_scale_rows(Stream stream) {
+  if (further_scale_rows_.bytes() > 0) return further_scale_rows_.data();
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  check(cudaStreamIsCapturing(handle_of(stream), &status), "query the capture state of a stream");
+  if (status != cudaStreamCaptureStatusNone) {
+    throw UsageError(
+        "dispatch: the first call with scales as tiles allocates memory, so it cannot be captured: make one "
+        "before, or construct the exchange with a format that has tiles");
+  }
+  further_scale_rows_ = DeviceMemory(view_.capacity_rows * largest_scales(exchange_.config).row_bytes);
+  return further_scale_rows_.data();
 }
 
 // Tiles come from scales by rows, which lie in the lane's memory, also where the caller passes memory for the
 // tiles.
-void Lane::set_tiles(const DispatchCall& call, DispatchArguments& arguments) {
+void Lane::set_tiles(const DispatchCall& call, DispatchArguments& arguments, Stream stream) {
   const Config& config = exchange_.config;
-  std::byte* scales = array<std::byte>(arrays_.scale_rows);
+  const bool has_rows = config.own_receive_buffers || encoding_of(config.format).scale_tiles;
+  std::byte* scales = has_rows ? array<std::byte>(arrays_.scale_rows) : further_scale_rows(stream);
   if (config.own_receive_buffers) {
     const std::int64_t values =
         part_bytes_total(arguments.received.part[0], view_.capacity_rows, groups_of(config, view_.rank));
@@ -174,6 +189,7 @@ DispatchResult Lane::dispatch(const DispatchCall& call, Phase phase, Stream stre
   const LaunchShape shape = this->shape(call.sm_limit);
   DispatchArguments arguments = dispatch_arguments(call, phase == Phase::fused);
   set_receive_buffers(call, arguments);
+  if (encoding_of(call.format).scale_tiles) set_tiles(call, arguments, stream);
   const bool replicated = exchange_.config.input == Input::replicated;
   const DispatchWork work{.few = arguments.tokens < kManyTokens && !replicated,
                           .quantised = arguments.encoding.quantises(),

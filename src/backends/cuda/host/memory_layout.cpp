@@ -27,12 +27,11 @@ class OffsetAllocator {
   std::int64_t end_ = 0;
 };
 
-// The scales of the format that has the most of them.
+}  // namespace
+
 PartLayout largest_scales(const Config& config) {
   return parts_of(Format::nvfp4({.tiles = true}), config.hidden).part[1];
 }
-
-}  // namespace
 
 void check_limits(const Config& config) {
   if (config.placement.ranks() > kMaxDeviceRanks) {
