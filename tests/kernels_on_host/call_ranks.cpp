@@ -443,7 +443,7 @@ void CallRanks::place_hops() {
     Rank& rank = ranks_[static_cast<std::size_t>(r)];
     rank.engine = engine_layout(config_, *topology_, r);
     rank.engine_memory = of_bytes(rank.engine.bytes, std::byte{0});
-    place_engine_lane(rank.engine, at(rank.engine_memory), &rank.view);
+    place_engine_lane(rank.engine, at(rank.engine_memory), &rank.view, rank.view.symmetric);
   }
   const EngineLayout& engine = ranks_[0].engine;
   hops_ = hop_layout(config_, *topology_, engine.header_bytes, engine.row_bytes);
