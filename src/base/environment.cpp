@@ -50,6 +50,9 @@ Environment Environment::read() {
   read_variable(jitter, "FERRY_JITTER");
   environment.jitter = std::atoi(jitter.c_str());
   read_variable(environment.stall, "FERRY_STALL");
+  std::string wide = "0";
+  read_variable(wide, "FERRY_WIDE");
+  environment.wide = wide != "0";
 #endif
   return environment;
 }

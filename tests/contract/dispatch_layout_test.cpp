@@ -80,13 +80,13 @@ std::vector<int> nodes_of(int ranks) {
   if (ranks == 3) return {0, 0, 0};
   if (ranks == 8) return {0, 1, 2, 0, 2, 2, 1, 2};
   std::vector<int> nodes;
-  for (int rank = 0; ranks == 32 && rank < ranks; ++rank) nodes.push_back(rank);
+  for (int rank = 0; ranks >= 32 && rank < ranks; ++rank) nodes.push_back(ranks == 200 ? rank / 3 : rank);
   return nodes;
 }
 
 TEST_P(Contract, DispatchLayoutCountsTokensAndRoutes) {
   std::uint64_t number = 0;
-  for (const int ranks : {1, 2, 3, 8, 32}) {
+  for (const int ranks : {1, 2, 3, 8, 32, 40, 200}) {
     for (const int tokens : {0, 1, 33, 700, 5000}) {
       TestCase c = small_case(++number);
       c.ranks = ranks;

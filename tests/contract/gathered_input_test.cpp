@@ -54,7 +54,7 @@ TEST_P(Contract, GatheredInputInEveryFormatAndForm) {
 // Each rank adds one sum for each rank: more than the top_k of any configuration.
 TEST_P(Contract, GatheredInputOfManyRanks) {
   if (!has_gather(GetParam()) || GetParam().rank_kind != RankKind::threads) GTEST_SKIP() << "threads only";
-  const int ranks = GetParam().on_device() ? 20 : 36;  // the backend `cuda` has at most 32
+  const int ranks = GetParam().on_device() ? 20 : 36;  // kernels take at most 32
   TestCase c = gathered_case(small_case(36), ranks);
   c.config.experts = 40;
   c.config.top_k = 3;

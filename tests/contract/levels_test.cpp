@@ -3,6 +3,7 @@
 
 #include <vector>
 
+#include "harness/device.hpp"
 #include "harness/harness.hpp"
 #include "oracle/combine.hpp"
 
@@ -36,6 +37,33 @@ void require_different_sums(TestCase c) {
     return oracle::combined(c.config, step.positions, outputs, Topology(c.nodes), 0);
   };
   EXPECT_NE(sums(ReductionLevel::rank), sums(ReductionLevel::node));
+}
+
+// More ranks than a warp has threads: kernels of their own.
+TEST_P(Contract, SixtyFourRanksInEightNodes) {
+  if (GetParam().rank_kind != RankKind::threads || !simulates_nodes(GetParam()))
+    GTEST_SKIP() << "threads with simulated nodes only";
+  // Kernels of ranks that share a GPU must run at once, and it takes work from 32 queues.
+  if (GetParam().on_device() && device::count() < 2) GTEST_SKIP() << "needs two GPUs";
+  std::vector<int> nodes;
+  for (int rank = 0; rank < 64; ++rank) nodes.push_back(rank / 8);
+  TestCase c = nodes_case(small_case(64), nodes, ReductionLevel::rank);
+  c.config.hops = Hops::one;
+  add(c);
+  c.split_phases = true;
+  c.row_values = true;
+  add(c);
+  c.split_phases = false;
+  c.config.layout = Layout::rank_major;
+  c.row_values = false;
+  c.weights_from = WeightsFrom::none;
+  add(c);
+  c.config.layout = Layout::expert_padded;
+  c.config.format = Format::fp8_e4m3();
+  c.config.hidden = 128;
+  c.reduction = Reduction::exact;
+  c.weights_from = WeightsFrom::row_weights;
+  add(c);
 }
 
 TEST_P(Contract, PartialSumsByRankAndByNode) {

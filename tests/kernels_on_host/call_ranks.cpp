@@ -30,7 +30,7 @@ alignas(128) std::byte stream_memory[kStreamsBytes];
 namespace {
 
 constexpr std::byte kPoison{0xA5};
-constexpr unsigned kBlocks = 4;
+constexpr unsigned kBlocks = kWide ? 3 : 4;
 
 using DispatchKernel = void (*)(const DispatchArguments&, const SendPartition&);
 using CombineKernel = void (*)(const CombineArguments&, CombineBlockState*);
@@ -128,7 +128,12 @@ void CallRanks::make_view(int index) {
   view.signals = signals;
   view.exchange = device_layout(config_).exchange;
   for (int peer = 0; peer < ranks; ++peer)
-    view.symmetric[peer] = at(ranks_[static_cast<std::size_t>(peer)].symmetric);
+    rank.sections.push_back(at(ranks_[static_cast<std::size_t>(peer)].symmetric));
+  if (ranks <= kNarrowRanks) {
+    std::copy(rank.sections.begin(), rank.sections.end(), view.symmetric);
+  } else {
+    view.symmetric[0] = reinterpret_cast<std::byte*>(rank.sections.data());
+  }
   view.receive_buffers = view.exchange.lane_bytes();
   view.tables = at(rank.tables);
   view.timeout_claimed = &rank.timeout_claimed;
@@ -190,7 +195,11 @@ DispatchArguments CallRanks::dispatch_arguments(const contract::StepInputs& step
     call.received_parts[p] = rank.received[p];
     call.leading_dimension[p] = leading_dimension(part, rows);
   }
-  rank.weight.assign(static_cast<std::size_t>(rows), -7.0f);
+  const bool rank_major = config_.layout == Layout::rank_major;
+  const auto slots = static_cast<std::size_t>(rows * (rank_major ? config_.top_k : 1));
+  rank.weight.assign(slots, -7.0f);
+  rank.local_ids.assign(rank_major ? slots : 0, -7);
+  if (rank_major) call.local_ids = rank.local_ids.data();
   rank.group_of_row.assign(static_cast<std::size_t>(rows), -7);
   rank.counts.assign(static_cast<std::size_t>(rank.view.groups), -7);
   rank.row_offsets.assign(static_cast<std::size_t>(rank.view.groups) + 1, -7);
@@ -198,10 +207,11 @@ DispatchArguments CallRanks::dispatch_arguments(const contract::StepInputs& step
   call.group_of_row = rank.group_of_row.data();
   call.counts = rank.counts.data();
   call.row_offsets = rank.row_offsets.data();
-  EXPECT_LE(DispatchBlockState::lay_out(&call), static_cast<std::int64_t>(sizeof block_memory));
+  EXPECT_LE(lay_out_block(&call), static_cast<std::int64_t>(sizeof block_memory));
   call.phase = form.split_phases ? Phase::send : Phase::fused;
-  call.partition = SendPartition::of(
-      call.tokens, form.split_phases ? static_cast<int>(kBlocks) : static_cast<int>(senders));
+  const int sending_blocks = form.split_phases ? static_cast<int>(kBlocks) : static_cast<int>(senders);
+  call.partition = kWide ? SendPartition::whole(call.tokens, sending_blocks)
+                         : SendPartition::of(call.tokens, sending_blocks);
   if (form.few_tokens) call.metadata_partition = SendPartition::whole(call.tokens, 1);
   return call;
 }
@@ -226,7 +236,7 @@ void CallRanks::dispatch(const contract::StepInputs& step, const CallForm& form)
       kernel = gathers ? &run_dispatch_block<Phase::fused, GatheredDispatch<FewFp8>>
                        : &run_dispatch_block<Phase::fused, FewFp8>;
     on_host::Grid grid(test::seed() + static_cast<std::uint64_t>(step.index));
-    grid.give_each_block(block_memory, static_cast<std::size_t>(DispatchBlockState::lay_out(calls.data())));
+    grid.give_each_block(block_memory, static_cast<std::size_t>(lay_out_block(calls.data())));
     for (const DispatchArguments& call : calls) {
       // As the kernels that read N for the mode of few tokens.
       const SendPartition partition =
@@ -268,7 +278,13 @@ void CallRanks::compare_dispatch(const contract::StepInputs& step, int index) {
     if (expected.rows[row].source.slot >= config_.top_k) continue;  // shared rows have a kernel of their own
     EXPECT_EQ(rank.plan.sources[row], expected.rows[row].source) << "source of row " << row;
     EXPECT_EQ(rank.group_of_row[row], metadata.group_of_row[row]) << "group of row " << row;
-    if (!step.inputs.weighted) continue;
+    if (config_.layout == Layout::rank_major) {
+      for (std::size_t k = 0; k < static_cast<std::size_t>(config_.top_k); ++k) {
+        const std::size_t at = row * static_cast<std::size_t>(config_.top_k) + k;
+        EXPECT_EQ(rank.local_ids[at], metadata.local_ids[at]) << "row " << row << ", slot " << k;
+      }
+    }
+    if (!step.inputs.weighted || config_.layout == Layout::rank_major) continue;
     EXPECT_EQ(rank.weight[row], metadata.weight[row]) << "weight of row " << row;
   }
   const std::vector<oracle::PartShape> shapes = oracle::received_shapes(step.inputs, step.positions, index);
@@ -427,7 +443,7 @@ void CallRanks::place_hops() {
     Rank& rank = ranks_[static_cast<std::size_t>(r)];
     rank.engine = engine_layout(config_, *topology_, r);
     rank.engine_memory = of_bytes(rank.engine.bytes, std::byte{0});
-    place_engine_lane(rank.engine, at(rank.engine_memory), &rank.view);
+    place_engine_lane(rank.engine, at(rank.engine_memory), &rank.view, rank.view.symmetric);
   }
   const EngineLayout& engine = ranks_[0].engine;
   hops_ = hop_layout(config_, *topology_, engine.header_bytes, engine.row_bytes);

@@ -51,6 +51,7 @@ class CallRanks {
   struct Rank {
     Memory symmetric, tables, block_counts, block_counted, plan_memory;
     std::vector<std::int64_t> load;
+    std::vector<std::byte*> sections;  // of all ranks
     LaneState state{};
     unsigned timeout_claimed = 0;
     HostSignals report{};
@@ -61,7 +62,7 @@ class CallRanks {
     // Of the last dispatch.
     Memory inputs[kMaxParts], parts[kMaxParts];
     std::byte* received[kMaxParts] = {};
-    std::vector<std::int32_t> ids, counts, row_offsets, group_of_row;
+    std::vector<std::int32_t> ids, local_ids, counts, row_offsets, group_of_row;
     std::vector<float> weight;
     std::int32_t tokens = 0;
     // Two hops.

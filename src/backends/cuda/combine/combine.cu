@@ -88,7 +88,8 @@ const void* kernel_of(const CombineArguments& call) {
 
 }  // namespace
 
-void prepare_combine() {
+void prepare_combine(int ranks) {
+  if (takes_wide_kernels(ranks)) return prepare_wide_combine();
   for (const void* generic : {phase_kernel(), kernel<GenericCombine>(), gathered_phase_kernel(),
                               kernel<GatheredCombine<GenericCombine>>(), gathered_bf16_kernel<false>(),
                               gathered_bf16_kernel<true>()})
@@ -103,6 +104,7 @@ void prepare_combine() {
 }
 
 void launch_combine(const CombineArguments& arguments, const LaunchShape& shape, cudaStream_t stream) {
+  if (takes_wide_kernels(arguments.lane.ranks)) return launch_wide_combine(arguments, shape, stream);
   launch(kernel_of(arguments), const_cast<CombineArguments*>(&arguments), kCombineThreads, kStreamsBytes,
          shape, stream, "launching combine");
 }

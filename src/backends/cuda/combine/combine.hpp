@@ -71,9 +71,14 @@ inline bool shared_terms_fit(const CombineArguments& call) {
   return call.lane.most_ranks + call.shared_terms <= 32;
 }
 
-// Sets the kernels' shared memory limits on the current device. Call once before the first launch.
-void prepare_combine();
+// Sets the kernels' shared memory limits on the current device, for groups of that size. Call once before the
+// first launch.
+void prepare_combine(int ranks);
 
 void launch_combine(const CombineArguments& arguments, const LaunchShape& shape, cudaStream_t stream);
+
+// The same for groups of more than kNarrowRanks ranks: combine_wide.cu.
+void prepare_wide_combine();
+void launch_wide_combine(const CombineArguments& arguments, const LaunchShape& shape, cudaStream_t stream);
 
 }  // namespace ferry::cuda

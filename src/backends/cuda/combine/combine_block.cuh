@@ -82,7 +82,7 @@ struct MessageCounts {
 
   __device__ __forceinline__ explicit MessageCounts(const CombineArguments& call) {
     const int peer = static_cast<int>(threadIdx.x % 32), ranks = call.lane.ranks, rank = call.lane.rank;
-    if (peer >= ranks) return;
+    if (kWide || peer >= ranks) return;  // wide: read from the plan when they are needed
     received = call.plan.tokens_between[peer * ranks + rank];
     sent = call.plan.tokens_between[rank * ranks + peer];
   }
@@ -95,7 +95,13 @@ __device__ __forceinline__ void send_weights(const CombineArguments& call, std::
   const LaneView& lane = call.lane;
   const int peer = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
   const bool is_receiver = peer < lane.ranks && (call.own_staged || peer != lane.rank);
-  const std::int32_t messages = is_receiver ? usable_messages(lane, sent_messages, lane.rank, peer) : 0;
+  PeerMessages messages;
+  if constexpr (kWide) {
+    messages = {
+        .lane = &lane, .tokens_between = call.plan.tokens_between, .sent = true, .own = call.own_staged};
+  } else {
+    messages.mine = is_receiver ? usable_messages(lane, sent_messages, lane.rank, peer) : 0;
+  }
   send_route_values(lane, number, call.topk_weights,
                     RouteValueIterator(lane, messages, warp * reducers + reducer, reducers * kCombineWarps),
                     call.plan);
@@ -130,8 +136,7 @@ __device__ __forceinline__ void work(const CombineArguments& call, CombineBlockS
     reduce_tokens<Traits>(call, number, warp * role.reducers + role.reducer, role.reducers * kCombineWarps,
                           counts.sent, memory);
   } else if (role.reducer == 0) {
-    HeaderFacts theirs;
-    await_all_headers(lane, number, state->call_header, true, &theirs);
+    agree_with_all(lane, number, state->call_header, true);
   }
 }
 

@@ -70,7 +70,7 @@ struct TokenReducer {
   std::byte* memory;  // SumStream::kBytes of shared memory
   std::uint64_t number;
   std::int32_t tokens, total;
-  std::int32_t sent_messages;  // of the dispatch, to the rank with this thread's number
+  PeerMessages sent_messages;  // of the dispatch, to each rank
   int splits;                  // 1 << splits warps share a token
   int item, stride;            // a work item is a slice of a token; `item` is the next one
   TokenEntry next_token;
@@ -89,8 +89,7 @@ struct TokenReducer {
         number(call_number),
         tokens(plan.header->tokens),
         total(static_cast<std::int32_t>(plan.header->total)),
-        sent_messages(slot() < call.lane.ranks ? usable_messages(call.lane, messages, call.lane.rank, slot())
-                                               : 0),
+        sent_messages(messages_to_all(arguments, messages)),
         splits(log2_segments_for(plan.header->tokens, workers)),
         item(worker),
         stride(workers) {
@@ -99,6 +98,12 @@ struct TokenReducer {
       while (splits >= kLog2Quarters && splits < kMaxSplits && tokens << (splits + 1) <= workers) ++splits;
     }
     next_token = read_next();
+  }
+
+  __device__ static PeerMessages messages_to_all(const CombineArguments& call, std::int32_t messages) {
+    if constexpr (kWide)
+      return {.lane = &call.lane, .tokens_between = call.plan.tokens_between, .sent = true};
+    return {slot() < call.lane.ranks ? usable_messages(call.lane, messages, call.lane.rank, slot()) : 0};
   }
 
   __device__ TokenEntry read_next() {
@@ -217,7 +222,7 @@ struct TokenReducer {
                                             std::uint32_t staged) const {
     if (call.result == nullptr || packs<Traits>(call)) return 0;
     if (!Traits::kSpecialised && call.route_values != nullptr) return 0;
-    const std::int32_t messages = __shfl_sync(~0u, sent_messages, max(rank, 0));
+    const std::int32_t messages = sent_messages.of(max(rank, 0));
     return __ballot_sync(~0u, is_among(staged) && returns_as_packets(call.lane, messages, entry.token));
   }
 

@@ -9,6 +9,7 @@
 #include "backends/cuda/operations/route_values.cuh"
 #include "backends/cuda/protocol/diagnostics.cuh"
 #include "backends/cuda/protocol/flag_publisher.cuh"
+#include "backends/cuda/protocol/peer_messages.cuh"
 #include "backends/cuda/protocol/plan_entries.cuh"
 #include "backends/cuda/protocol/wait.cuh"
 
@@ -100,12 +101,12 @@ struct CombineSender {
   FlagPublisher<kCombineWarps>* publisher;
   std::byte* memory;  // SumStream::kBytes of shared memory
   std::uint64_t number;
-  std::int32_t total;     // rows on this rank
-  std::int32_t messages;  // from the rank with this thread's number
-  std::int32_t
-      packed_before;        // packed: rows in the outbox before those for the rank with this thread's number
-  int splits;               // 1 << splits warps share a row
-  int item, stride, items;  // a work item is a slice of a message; `item` is the next one
+  std::int32_t total;          // rows on this rank
+  PeerMessages messages;       // from each rank
+  std::int32_t packed_before;  // packed, narrow: rows in the outbox before those for the rank with this
+                               // thread's number
+  int splits;                  // 1 << splits warps share a row
+  int item, stride, items;     // a work item is a slice of a message; `item` is the next one
   ReceivedMessage next_message;
   CombineTraffic traffic;
 
@@ -125,18 +126,23 @@ struct CombineSender {
         stride(workers) {
     const LaneView& lane = call.lane;
     const bool is_destination = slot() < lane.ranks && (call.own_staged || slot() != lane.rank);
-    messages = is_destination ? usable_messages(lane, received, slot(), lane.rank) : 0;
-    splits = log2_segments_for(__reduce_add_sync(~0u, messages), workers);
-    items = __reduce_max_sync(~0u, messages) * destinations() << splits;
-    packed_before = packs<Traits>(call) ? rows_before() : 0;
+    if constexpr (kWide) {
+      messages = {
+          .lane = &lane, .tokens_between = plan.tokens_between, .sent = false, .own = call.own_staged};
+    } else {
+      messages.mine = is_destination ? usable_messages(lane, received, slot(), lane.rank) : 0;
+    }
+    splits = log2_segments_for(messages.sum(), workers);
+    items = messages.most() * destinations() << splits;
+    packed_before = !kWide && packs<Traits>(call) ? rows_before(slot()) : 0;
     next_message = read_next();
   }
 
-  // [warp]
-  __device__ std::int32_t rows_before() const {
+  // Packed: rows in the outbox before those for a rank.
+  __device__ std::int32_t rows_before(int destination) const {
     std::int32_t before = 0;
     for (int rank = 0; rank < call.lane.ranks; ++rank)
-      if (rank < slot()) before += call.packed.rows[rank];
+      if (rank < destination) before += call.packed.rows[rank];
     return before;
   }
 
@@ -152,7 +158,7 @@ struct CombineSender {
       const std::int32_t i = by.quotient(message_number);
       const int next = lane.rank + 1 + message_number - i * by.divisor;
       const int source = next < lane.ranks ? next : next - lane.ranks;
-      if (i >= __shfl_sync(~0u, messages, source)) continue;
+      if (i >= messages.of(source)) continue;
       const int slice = item - (message_number << splits);
       item += stride;
       const std::int64_t message = std::int64_t{source} * lane.max_tokens + i;
@@ -196,12 +202,12 @@ struct CombineSender {
       const std::int64_t first = partial()
                                      ? std::int64_t{received.token} * lane.most_ranks + received.position
                                      : std::int64_t{received.token} * lane.top_k;
-      const bool as_packets =
-          partial() && sends_rows() && !has_values() && !packs<Traits>(call) &&
-          returns_as_packets(lane, __shfl_sync(~0u, messages, received.source), received.token);
+      const bool as_packets = partial() && sends_rows() && !has_values() && !packs<Traits>(call) &&
+                              returns_as_packets(lane, messages.of(received.source), received.token);
       std::int64_t packed = 0;
       if (packs<Traits>(call))
-        packed = __shfl_sync(~0u, packed_before, received.source) + call.packed.first_row[message];
+        packed = (kWide ? rows_before(received.source) : __shfl_sync(~0u, packed_before, received.source)) +
+                 call.packed.first_row[message];
       // A damaged plan returns more rows than there can be.
       const int packed_rows = partial() ? 1 : __popc(static_cast<int>(rows.row_threads));
       if (packs<Traits>(call) && packed + packed_rows > call.packed.most_rows) {

@@ -1,3 +1,4 @@
+#define FERRY_WIDE_KERNELS  // for groups of any size
 #include "backends/cuda/combine/node_sums.hpp"
 
 #include "backends/cuda/combine/merge_rows.cuh"
@@ -9,14 +10,15 @@ namespace ferry::cuda {
 namespace {
 
 constexpr int kMostBlocks = 1024;
+constexpr int kPositions = 32;  // of a token's list of ranks: a thread of a warp each
 
 // The rows of one token, in shared memory.
 struct TokenRowsByNode {
-  int nodes;                     // 0: the rows stay as they are
-  int first[kMaxRanks + 1];      // of a node, among the rows below
-  std::byte* row[kMaxRanks];     // by node, then by rank
-  std::int32_t rank[kMaxRanks];  // whose row it is
-  int index_of_node[kMaxRanks];  // by node number; -1: the token has no rank there
+  int nodes;                           // 0: the rows stay as they are
+  int first[kPositions + 1];           // of a node, among the rows below
+  std::byte* row[kPositions];          // by node, then by rank
+  std::int32_t rank[kPositions];       // whose row it is
+  int index_of_node[kMaxDeviceRanks];  // by node number; -1: the token has no rank there
 };
 
 // [warp] Sorts the rows of token `token`. Thread p stands for position p of its list of ranks.
@@ -29,7 +31,7 @@ __device__ void sort_by_node(const AddOnNodesArguments& call, std::int64_t token
   const std::uint32_t ends = __ballot_sync(~0u, rank == -1);
   if (ends != 0 && position > __ffs(static_cast<int>(ends)) - 1) rank = -1;
   const bool possible = rank >= 0 && rank < lane.ranks;
-  const int node = possible ? call.node_of[rank] : kMaxRanks;
+  const int node = possible ? call.node_of[rank] : kMaxDeviceRanks;
   const std::uint32_t same = __match_any_sync(~0u, node);
   const bool leads = possible && (same & ((1u << position) - 1)) == 0;
   // What a relay has added carries the label of the first row.
@@ -38,7 +40,7 @@ __device__ void sort_by_node(const AddOnNodesArguments& call, std::int64_t token
   if (has_row) arrived = call.arrived[index];
   const bool usable = __all_sync(~0u, (rank == -1 || possible) && (!has_row || arrived.call == number));
   const std::uint32_t present = usable ? __ballot_sync(~0u, has_row) : 0, leaders = __ballot_sync(~0u, leads);
-  const int key = node * kMaxRanks + position;
+  const int key = node * kPositions + position;
   int before = 0, nodes_before = 0, nodes = 0;
 #pragma unroll 1
   for (std::uint32_t left = present; left != 0; left &= left - 1) {
@@ -46,10 +48,10 @@ __device__ void sort_by_node(const AddOnNodesArguments& call, std::int64_t token
     const int other_key = __shfl_sync(~0u, key, other);
     const bool other_leads = (leaders >> other & 1) != 0;
     before += other_key < key;
-    nodes_before += other_leads && other_key / kMaxRanks < node;
+    nodes_before += other_leads && other_key / kPositions < node;
     nodes += other_leads;
   }
-  rows->index_of_node[position] = -1;
+  for (int other = position; other < kMaxDeviceRanks; other += 32) rows->index_of_node[other] = -1;
   __syncwarp();
   if ((present >> position & 1) != 0) {
     rows->row[before] = reinterpret_cast<std::byte*>(arrived.word);

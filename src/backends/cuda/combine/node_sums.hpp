@@ -11,7 +11,7 @@ namespace ferry::cuda {
 struct AddOnNodesArguments {
   LaneView lane;
   PlanView plan;
-  std::int32_t node_of[kMaxRanks];
+  std::int32_t node_of[kMaxDeviceRanks];
   DType combine_type;
   CombineRowLayout row;
   bool has_rows, has_values;  // what rows hold: values of a token's columns, values of its routes

@@ -1,3 +1,4 @@
+#define FERRY_WIDE_KERNELS  // for groups of any size
 #include "backends/cuda/combine/packed_rows.hpp"
 
 #include "backends/cuda/combine/combine.hpp"

@@ -28,7 +28,7 @@ struct ArrivedRows {
 
 struct FindRowsArguments {
   LaneView lane;
-  ArrivedRows from[kMaxRanks];
+  ArrivedRows from[kMaxDeviceRanks];
   std::int32_t row_bytes, label_offset;
   LLPacket* arrived;  // out: see PackedRows
   std::int64_t most;  // entries of `arrived`

@@ -1,3 +1,4 @@
+#define FERRY_WIDE_KERNELS  // for groups of any size
 #include "backends/cuda/combine/relay_sums.hpp"
 
 #include "backends/cuda/combine/merge_rows.cuh"
@@ -54,7 +55,7 @@ __global__ void __launch_bounds__(kScanThreads)
 // A block for each token.
 __global__ void __launch_bounds__(kMergeThreads)
     add_rows_kernel(const __grid_constant__ RelaySumsArguments call) {
-  __shared__ std::byte* row[kMaxRanks];
+  __shared__ std::byte* row[kMaxDeviceRanks];
   for (std::int32_t token = static_cast<std::int32_t>(blockIdx.x); token < call.lane.max_tokens;
        token += static_cast<std::int32_t>(gridDim.x)) {
     int count = 0;

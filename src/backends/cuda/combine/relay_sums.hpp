@@ -14,12 +14,12 @@ struct RelaySumsArguments {
   DType combine_type;
   CombineRowLayout row;
   std::int32_t row_bytes, label_offset;
-  int held;                     // ranks of the node whose rows are here
-  ArrivedRows from[kMaxRanks];  // [held], in ascending order of the ranks
-  std::int32_t* row_of;         // [T, held], working memory
-  std::int32_t* place_of;       // [T], likewise
-  std::byte* out;               // the sums, in the order of the tokens, each with the label of its first row
-  std::int32_t* count;          // out, in pinned memory: how many
+  int held;                           // ranks of the node whose rows are here
+  ArrivedRows from[kMaxDeviceRanks];  // [held], in ascending order of the ranks
+  std::int32_t* row_of;               // [T, held], working memory
+  std::int32_t* place_of;             // [T], likewise
+  std::byte* out;       // the sums, in the order of the tokens, each with the label of its first row
+  std::int32_t* count;  // out, in pinned memory: how many
 };
 
 // Rows without a label of this call, of which a damaged plan is the cause, are left out.

@@ -38,7 +38,7 @@ struct BlockTables {
 // between.
 struct RoutingTableCopy {
   static constexpr int kPerThread = static_cast<int>(
-      (RoutingTables::bytes(kMaxExperts, kMaxRanks) / 16 + kBlockThreads - 1) / kBlockThreads);
+      (RoutingTables::bytes(kMaxExperts, kKernelRanks) / 16 + kBlockThreads - 1) / kBlockThreads);
   uint4 words[kPerThread];
 
   __device__ __forceinline__ static unsigned index(int i) {
@@ -70,7 +70,8 @@ struct RowOffsets {
   BlockArray<std::int32_t> first_row;  // [G, R] first row here of (group, source); rank_major: [R] by source
   BlockArray<std::int32_t> group_begin;  // [G+1] first row of a group, then the total
   BlockArray<std::int32_t> group_count;  // [G] rows of a group
-  BlockArray<std::int32_t> messages;     // [R, R] messages from a rank to a rank
+  // [R, R] messages from a rank to a rank. Wide: [R] messages from a rank to this one; [R, R] would not fit.
+  BlockArray<std::int32_t> messages;
   BlockArray<std::uint32_t>
       aligned_before;  // [E] aligned rows of all physical experts before this one, over all ranks
 

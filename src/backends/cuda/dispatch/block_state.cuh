@@ -18,21 +18,20 @@ struct DispatchBlockState {
   std::int64_t tokens;      // N
   SendPartition partition;  // of a metadata block: among the metadata blocks; otherwise among the senders
   BadIdCount bad;
-  std::uint32_t direct_write_peers,      // ranks to which this one writes rows directly, one bit each
-      direct_writers;                    // ranks that write rows directly here
-  SourceSegments segments;               // of the sources' rows
-  std::int32_t sender_warps[kMaxRanks];  // warps that send, by source
+  std::uint32_t direct_write_peers,         // ranks to which this one writes rows directly, one bit each
+      direct_writers;                       // ranks that write rows directly here
+  SourceSegments segments;                  // of the sources' rows
+  std::int32_t sender_warps[kKernelRanks];  // warps that send, by source
   std::int32_t
-      indexed_tokens[kMaxRanks];        // tokens of sources whose messages are indexed by token; otherwise -1
-  std::int32_t rank_tokens[kMaxRanks];  // with shared experts: N of each rank
-  bool failed;                          // the exchange has failed
+      indexed_tokens[kKernelRanks];  // tokens of sources whose messages are indexed by token; otherwise -1
+  std::int32_t rank_tokens[kKernelRanks];  // with shared experts: N of each rank
+  bool failed;                             // the exchange has failed
   PlanFault fault;
-
-  // Lays out the state and the arrays behind it: stores their offsets in `call`, returns the bytes of all.
-  static std::int64_t lay_out(DispatchArguments* call);
 };
 
-inline std::int64_t DispatchBlockState::lay_out(DispatchArguments* call) {
+// Lays out the state and the arrays behind it: stores their offsets in `call`, returns the bytes of all. Each
+// translation unit has its own, because narrow and wide kernels differ.
+[[maybe_unused]] static std::int64_t lay_out_block(DispatchArguments* call) {
   const LaneView& lane = call->lane;
   BlockOffsets& at = call->shared;
   std::int64_t end = 0;
@@ -58,7 +57,7 @@ inline std::int64_t DispatchBlockState::lay_out(DispatchArguments* call) {
   at.first_row = take(4 * (lane.layout == Layout::rank_major ? ranks : groups * ranks));
   at.group_begin = take(4 * (groups + 1));
   at.group_count = take(4 * groups);
-  at.messages = take(4 * ranks * ranks);
+  at.messages = take(4 * ranks * (kWide ? 1 : ranks));
   at.aligned_before = take(4 * experts);
   constexpr std::int64_t kStream = RowStream<InputRowIterator>::kBytes;
   // Streams begin at a multiple of kLine: asynchronous loads to other addresses take longer.

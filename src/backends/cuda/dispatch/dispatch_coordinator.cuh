@@ -16,21 +16,45 @@ __device__ __forceinline__ void fill_facts(const DispatchArguments& call, const 
   facts.sender_warps = static_cast<std::uint16_t>(partition.workers);
   facts.log2_segments = static_cast<std::uint8_t>(partition.log2_segments);
   facts.token_indexed = token_indexed;
-  facts.direct_write = fused && state->tokens >= kManyTokens;
-  facts.accepts_direct_writes = fused && call.own_memory && !call.apply_weights && call.dot_rows == nullptr;
+  // Sets of direct-write peers are bits of a word.
+  facts.direct_write = !kWide && fused && state->tokens >= kManyTokens;
+  facts.accepts_direct_writes =
+      !kWide && fused && call.own_memory && !call.apply_weights && call.dot_rows == nullptr;
   state->header.facts = facts;
 }
 
-// [thread] Notes N of the rank with this thread's number, and what follows for its shared groups. Not
-// inlined: calls without shared experts do not fetch it.
-static __device__ __noinline__ void note_rank_tokens(const LaneView& lane, std::int32_t tokens) {
+// [thread] Notes N of a rank, and what follows for its shared groups.
+__device__ __forceinline__ void note_tokens_of_rank(const LaneView& lane, std::int32_t rank,
+                                                    std::int32_t tokens) {
   DispatchBlockState* const state = block_state();
-  const auto rank = static_cast<std::int32_t>(threadIdx.x % 32);
   const auto shared = static_cast<std::int32_t>(SharedTokens::of(tokens, rank, lane.shared_split).count);
   state->rank_tokens[rank] = tokens;
   state->scratch.shared_tokens[rank] = shared;
   state->scratch.shared_rows[rank] = static_cast<std::uint32_t>(lane.shared_experts) *
                                      static_cast<std::uint32_t>(lane.by_alignment.round_up(shared));
+}
+// [thread] The same for the rank with this thread's number. Not inlined: calls without shared experts do not
+// fetch it.
+static __device__ __noinline__ void note_rank_tokens(const LaneView& lane, std::int32_t tokens) {
+  note_tokens_of_rank(lane, static_cast<std::int32_t>(threadIdx.x % 32), tokens);
+}
+
+// [warp] Waits for the headers of all ranks and notes their facts, in wide kernels. False: the call was
+// aborted.
+__device__ __forceinline__ bool note_facts_wide(const DispatchArguments& call, bool coordinates) {
+  DispatchBlockState* const state = block_state();
+  // All sources send whole rows, and nobody writes directly.
+  if (threadIdx.x % 32 == 0) {
+    state->segments = {0, 0};
+    state->direct_write_peers = state->direct_writers = 0;
+  }
+  return await_all_headers_wide(call.lane, state->number, state->header, coordinates,
+                                [&](int rank, const HeaderFacts& theirs) {
+                                  state->sender_warps[rank] = theirs.sender_warps;
+                                  state->indexed_tokens[rank] = theirs.token_indexed ? theirs.count : -1;
+                                  if (call.lane.shared_experts > 0)
+                                    note_tokens_of_rank(call.lane, rank, theirs.count);
+                                });
 }
 
 // [block] Waits for the call headers of all ranks and computes all row offsets from their counts. False, in
@@ -42,7 +66,9 @@ __device__ __forceinline__ bool await_row_offsets(const DispatchArguments& call,
   DispatchBlockState* const state = block_state();
   bool agreed = true;
   // The last warp compares the headers: its threads have few counts to wait for, if any.
-  if (threadIdx.x / 32 == kBlockWarps - 1) {
+  if (kWide && threadIdx.x / 32 == kBlockWarps - 1) {
+    agreed = note_facts_wide(call, coordinates);
+  } else if (threadIdx.x / 32 == kBlockWarps - 1) {
     HeaderFacts theirs;
     agreed = await_all_headers(call.lane, state->number, state->header, coordinates, &theirs);
     const bool is_rank = static_cast<int>(threadIdx.x % 32) < call.lane.ranks;
@@ -100,7 +126,8 @@ static __device__ __noinline__ void publish_row_offsets(const DispatchArguments&
   }
   if (threadIdx.x == blockDim.x - 1) publish_totals(lane, state.number, offsets.group_begin[lane.groups]);
   if (call.by_plan) return;
-  for (int i = threadIdx.x; i < lane.ranks * lane.ranks; i += blockDim.x)
+  // In wide kernels load_messages_wide() has stored them.
+  for (int i = threadIdx.x; !kWide && i < lane.ranks * lane.ranks; i += blockDim.x)
     plan.tokens_between[i] = offsets.messages[i];
   if (lane.shared_experts > 0 && static_cast<int>(threadIdx.x) < lane.ranks)
     plan.rank_tokens[threadIdx.x] = state.rank_tokens[threadIdx.x];

@@ -21,14 +21,25 @@ struct Receiver {
     const MessageQueue& queue = context.queue;
     const int messages = slot() < lane.ranks ? queue.messages_from(slot()) : 0;
     ReceivePartition partition{worker, workers, 0, 0, false};
+    int all_messages = messages;
+    if constexpr (kWide) {
+      for (int source = slot() + 32; source < lane.ranks; source += 32)
+        all_messages += queue.messages_from(source);
+    }
     // A computed row needs a whole warp. Few rows that are only copied are cut twice as fine, so that the
     // last message to arrive is copied by more warps.
     const int hands = Traits::kFewTokens && !Traits::quantises(call) ? 2 * workers : workers;
     partition.log2_segments =
-        Traits::computes(call) ? 0 : log2_segments_for(__reduce_add_sync(~0u, messages), hands);
+        Traits::computes(call) ? 0 : log2_segments_for(__reduce_add_sync(~0u, all_messages), hands);
     int most = messages;
     const std::int32_t* warps = queue.sender_warps;
     if (messages > warps[slot()]) most = (messages + warps[slot()] - 1) / warps[slot()] * warps[slot()];
+    if constexpr (kWide) {
+      for (int source = slot() + 32; source < lane.ranks; source += 32) {
+        const int theirs = queue.messages_from(source), each = warps[source];
+        most = max(most, theirs > each ? (theirs + each - 1) / each * each : theirs);
+      }
+    }
     partition.items = __reduce_max_sync(~0u, most) * lane.ranks << partition.log2_segments;
     partition.rotate =
         partition.log2_segments == 0 && lane.by_ranks.quotient(workers) * lane.ranks == workers;

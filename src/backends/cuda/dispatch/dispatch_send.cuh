@@ -53,7 +53,7 @@ struct SendContext {
     const LaneView& lane = call.lane;
     Destination to = Destination::of(lane, rank, parity(), message, call.message.bytes);
     if (!travels(rank)) return to;
-    if ((direct_write_peers >> rank & 1) == 0) {
+    if (kWide || (direct_write_peers >> rank & 1) == 0) {
       to.row = to.message;
     } else if (direct_row >= 0) {
       to.row = lane.received_row(rank, direct_row, static_cast<std::int32_t>(call.parts.part[0].row_bytes));
@@ -166,12 +166,13 @@ struct RoutePlanner {
       return;
     }
     if (slot.leads) {
-      const int rank_index = __popc(static_cast<int>(slot.ranks & ((1u << slot.rank) - 1)));
+      const int rank_index =
+          kWide ? slot.rank_index : __popc(static_cast<int>(slot.ranks & ((1u << slot.rank) - 1)));
       plan.token_ranks[token * lane.most_ranks + rank_index] = slot.rank;
       plan.sent_tokens[std::int64_t{slot.rank} * lane.max_tokens + slot.message] =
           static_cast<std::int32_t>(token);
     }
-    if (at >= __popc(static_cast<int>(slot.ranks)) && at < lane.most_ranks)
+    if (at >= (kWide ? slot.rank_count : __popc(static_cast<int>(slot.ranks))) && at < lane.most_ranks)
       plan.token_ranks[token * lane.most_ranks + at] = -1;
   }
 };

@@ -55,6 +55,7 @@ struct MessageQueue {
   // Indices at which there may be a message from `source`.
   __device__ int messages_from(int source) const {
     const std::int32_t tokens = indexed_tokens[source];
+    if constexpr (kWide) return tokens >= 0 ? tokens : offsets.messages[source];
     return tokens >= 0 ? tokens : offsets.messages[source * call.lane.ranks + call.lane.rank];
   }
 

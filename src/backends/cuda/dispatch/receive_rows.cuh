@@ -178,7 +178,7 @@ __device__ __forceinline__ void store_rows(const ReceiveContext& context, const 
   // All slots of a rank_major message share the token's one row.
   if (lane.layout == Layout::rank_major) with_row &= ~with_row + 1;
   const bool own = message.source == lane.rank && !call.own_staged,
-             direct = !own && (context.direct_writers >> message.source & 1) != 0;
+             direct = !kWide && !own && (context.direct_writers >> message.source & 1) != 0;
   const std::int32_t first = __shfl_sync(~0u, received.row, max(__ffs(static_cast<int>(with_row)) - 1, 0));
   const std::byte* staged = context.message_of(message.source, message.index);
   if (own) staged = token_row(call, 0, received.metadata.token);

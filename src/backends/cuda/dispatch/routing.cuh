@@ -137,16 +137,30 @@ __device__ __forceinline__ void count_tokens(const DispatchArguments& call, cons
     const std::int64_t id = token < end ? raw.value(call) : -1;
     std::int32_t* counts = counts_of(min(token, end - 1));
     std::uint32_t rank_bit = 0;
+    int destination = -1;
     const IdKind kind = classify_id(id, lane.experts);
     if (kind == IdKind::expert) {
       const int physical = tables.physical_of[id], rank = tables.rank_of[physical];
       if (plans_route<Traits>(lane, rank)) {
-        rank_bit = 1u << rank;
+        if constexpr (kWide) {
+          destination = rank;
+        } else {
+          rank_bit = 1u << rank;
+        }
         add_in_block(&counts[physical], 1);
       }
     } else if (bad != nullptr && kind == IdKind::bad) {
       atomicAdd(&bad->count, 1ull);
       atomicMin(&bad->lowest_route, static_cast<unsigned long long>(std::int64_t{token} * lane.top_k + slot));
+    }
+    if constexpr (kWide) {
+      // The first slot of the token at each rank counts its message.
+      const int me = static_cast<int>(threadIdx.x % 32);
+      const std::uint32_t same =
+          __match_any_sync(~0u, destination >= 0 ? destination : -1 - me) & tile.mask(tile.index());
+      if (destination >= 0 && (same & ((1u << me) - 1)) == 0)
+        add_in_block(&counts[first_messages + destination], 1);
+      continue;
     }
     std::uint32_t ranks;
     if constexpr (Traits::kToEveryRank) {
@@ -166,7 +180,8 @@ struct PlannedSlot {
   std::int32_t ordinal = 0;                        // routes of this source to the same expert before this one
   std::int32_t message = 0;                        // number of the token's message to that rank
   std::uint32_t peers = 0;                         // threads with slots of the token at the same rank
-  std::uint32_t ranks = 0;                         // destinations of the token, one bit each
+  std::uint32_t ranks = 0;                         // narrow: destinations of the token, one bit each
+  int rank_index = 0, rank_count = 0;              // wide: destinations below this one; all of the token's
   bool leads = false;  // the first of its peers: it has the message's addresses and publishes its flag
 };
 
@@ -200,8 +215,18 @@ __device__ __forceinline__ PlannedSlot plan_slots(const LaneView& lane, const Bl
   const std::uint32_t toward = __match_any_sync(~0u, has ? slot.rank : -1 - me);
   slot.peers = toward & tile.mask(tile.index());
   slot.leads = has && (slot.peers & lower) == 0;
-  slot.ranks = tile.reduce_or(has ? 1u << slot.rank : 0);
-  const std::uint32_t leaders = toward & __ballot_sync(~0u, slot.leads);
+  if constexpr (!kWide) slot.ranks = tile.reduce_or(has ? 1u << slot.rank : 0);
+  const std::uint32_t all_leaders = __ballot_sync(~0u, slot.leads), leaders = toward & all_leaders;
+  if constexpr (kWide) {
+    std::uint32_t left = all_leaders & tile.mask(tile.index());
+    slot.rank_count = __popc(static_cast<int>(left));
+#pragma unroll 1
+    while (__any_sync(~0u, left != 0)) {
+      const std::int32_t other = __shfl_sync(~0u, slot.rank, max(__ffs(static_cast<int>(left)) - 1, 0));
+      slot.rank_index += left != 0 && other < slot.rank;
+      left &= left - 1;
+    }
+  }
   slot.ordinal += __popc(static_cast<int>(same & lower));
   slot.message += __popc(static_cast<int>(leaders & ((1u << tile.index() * tile.size()) - 1)));
   // All threads have read the counts; then the last thread of each expert, and of each rank, advances them.

@@ -16,16 +16,16 @@ namespace ferry::cuda {
 // In shared memory, beside the RowOffsets.
 struct ScanScratch {
   std::uint32_t warp_sum[32];
-  unsigned long long needed[kMaxRanks];  // rows that a rank needs, whatever its capacity
+  unsigned long long needed[kKernelRanks];  // rows that a rank needs, whatever its capacity
   unsigned long long dropped;  // routes and shared rows (rank_major: rows) past a capacity, at all ranks
   // With shared experts, of each rank: rows of each shared group, and (expert_major) of all of them, padding
   // included.
-  std::int32_t shared_tokens[kMaxRanks];
-  std::uint32_t shared_rows[kMaxRanks];
+  std::int32_t shared_tokens[kKernelRanks];
+  std::uint32_t shared_rows[kKernelRanks];
 
   // [block] Call __syncthreads() before use.
   __device__ void reset() {
-    if (threadIdx.x < kMaxRanks) needed[threadIdx.x] = 0;
+    if (threadIdx.x < kKernelRanks) needed[threadIdx.x] = 0;
     if (threadIdx.x == 0) dropped = 0;
   }
 };
@@ -117,6 +117,24 @@ struct CountSource {
     return for_each_source(at / 2, [&](int source, std::uint64_t word) {
       messages[source * lane.ranks + destination] =
           static_cast<std::int32_t>(at % 2 == 0 ? word : word >> 32);
+    });
+  }
+  // [thread] Calls use(source, messages) for the messages from every rank to `destination`, in the order of
+  // ranks. False: the call was aborted.
+  template <class Use>
+  __device__ __forceinline__ bool for_each_message_count(int destination, Use use) const {
+    const LaneView& lane = call.lane;
+    if (Traits::by_plan(call)) {
+      for (int source = 0; source < lane.ranks; ++source) {
+        const int where = source * lane.ranks + destination;
+        const std::int32_t count = call.plan.tokens_between[where];
+        use(source, valid_entry(lane, count, std::int64_t{lane.max_tokens} + 1, where) ? count : 0);
+      }
+      return true;
+    }
+    const int at = lane.signals.first_messages + destination;
+    return for_each_source(at / 2, [&](int source, std::uint64_t word) {
+      use(source, static_cast<std::int32_t>(at % 2 == 0 ? word : word >> 32));
     });
   }
   __device__ std::int32_t routes_in_plan(int source, int expert) const {
@@ -288,6 +306,41 @@ __device__ __forceinline__ void compute_rank_offsets(const LaneView& lane, const
   if (row > capacity) atomicAdd(&scratch->dropped, static_cast<unsigned long long>(row - capacity));
 }
 
+// [block] Wide kernels: the messages to this rank and, of rank_major, the row offsets of all ranks or of this
+// one alone, a thread for each destination. `records`: stores all messages in the plan.
+template <class Traits>
+__device__ __forceinline__ bool load_messages_wide(const CountSource<Traits>& counts,
+                                                   const RowOffsets& offsets, bool all_ranks, bool records,
+                                                   ScanScratch* scratch) {
+  const LaneView& lane = counts.call.lane;
+  static_assert(!kWide || kBlockThreads >= kKernelRanks);
+  const int destination = static_cast<int>(threadIdx.x);
+  if (destination >= lane.ranks || (destination != lane.rank && !all_ranks)) return true;
+  const bool here = destination == lane.rank;
+  const std::int64_t capacity = counts.tables.capacity[destination];
+  std::int64_t row = 0;
+  const bool loaded = counts.for_each_message_count(destination, [&](int source, std::int32_t messages) {
+    if (here) offsets.messages[source] = messages;
+    if (records) counts.call.plan.tokens_between[source * lane.ranks + destination] = messages;
+    if (lane.layout == Layout::rank_major) {
+      const std::int64_t first = min(row, capacity);
+      if (source == lane.rank) offsets.own_first_row[destination] = static_cast<std::int32_t>(first);
+      if (here) {
+        offsets.first_row[source] = static_cast<std::int32_t>(first);
+        offsets.group_count[source] =
+            static_cast<std::int32_t>(min(capacity - first, std::int64_t{messages}));
+        offsets.group_begin[source] = static_cast<std::int32_t>(first);
+      }
+    }
+    row += messages;
+  });
+  if (!loaded || lane.layout != Layout::rank_major) return loaded;
+  if (here) offsets.group_begin[lane.groups] = static_cast<std::int32_t>(min(row, capacity));
+  scratch->needed[destination] = static_cast<unsigned long long>(row);
+  if (row > capacity) atomicAdd(&scratch->dropped, static_cast<unsigned long long>(row - capacity));
+  return true;
+}
+
 // [block] Waits for the counts and computes the row offsets. False, in all threads alike: the call was
 // aborted.
 //   all_ranks  also the offsets at other ranks, which senders need; otherwise this rank's alone
@@ -306,9 +359,13 @@ __device__ __forceinline__ bool compute_row_offsets(const CountSource<Traits>& c
   const bool many = end - begin > 2 * kBlockThreads - 2;
   const int mine = many ? kMaxExpertsPerThread : 2, first = begin / 2 * 2 + mine * thread;
   // The last warp but one loads the messages: its threads have few experts, if any.
-  const int destination = thread - (kBlockThreads - 64);
-  if (destination >= 0 && destination < lane.ranks && (all_ranks || destination == lane.rank))
-    valid = counts.load_messages_to(destination, offsets.messages) && valid;
+  if constexpr (kWide) {
+    valid = load_messages_wide(counts, offsets, all_ranks, records, scratch) && valid;
+  } else {
+    const int destination = thread - (kBlockThreads - 64);
+    if (destination >= 0 && destination < lane.ranks && (all_ranks || destination == lane.rank))
+      valid = counts.load_messages_to(destination, offsets.messages) && valid;
+  }
   // rank_major needs no counts of routes, except for the plan.
   const bool wants = !rank_major || records;
   ExpertRoutes expert[kMaxExpertsPerThread];
@@ -353,7 +410,7 @@ __device__ __forceinline__ bool compute_row_offsets(const CountSource<Traits>& c
     }
     if (lane.shared_experts > 0) compute_shared_groups(counts.call, scratch, records);
     if (lane.groups == 0 && thread == 0) offsets.group_begin[0] = 0;
-  } else {
+  } else if constexpr (!kWide) {
     compute_rank_offsets(lane, tables, offsets, all_ranks, scratch);
   }
 #pragma unroll

@@ -24,19 +24,28 @@ struct PlannedRoute {
 template <class Traits>
 struct PlanReader {
   const SendContext& context;
-  PlannedRoute ahead;         // of the next tokens
-  std::int32_t messages;      // to this thread's rank, of all tokens
-  std::int32_t next_message;  // to this thread's rank: number of the first that the next tokens send
+  PlannedRoute ahead;  // of the next tokens
+  // Wide: [R] in the warp's row of RouteCounts, of each rank. The number of the first message that the next
+  // tokens send to it.
+  std::int32_t* next_messages;
+  std::int32_t messages;      // narrow: to this thread's rank, of all tokens
+  std::int32_t next_message;  // narrow: the number, for this thread's rank
   // Of this thread's slot of the current token, for finish().
   bool bad = false;                          // its entries cannot be right
   std::int32_t rank = -1;                    // destination of the message it leads, or -1
   std::int32_t message = 0, sent_token = 0;  // that message's number, and its token in the plan's sent_tokens
 
+  // `counts`: the warp's row of RouteCounts.
   __device__ __forceinline__ PlanReader(const SendContext& of, const TokenTile& tile, std::int32_t begin,
-                                        std::int32_t end)
-      : context(of), ahead(PlannedRoute::of(of.call, tile, begin, end)) {
+                                        std::int32_t end, std::int32_t* counts)
+      : context(of), ahead(PlannedRoute::of(of.call, tile, begin, end)), next_messages(counts) {
     const LaneView& lane = context.call.lane;
     const int me = static_cast<int>(threadIdx.x % 32);
+    if constexpr (kWide) {
+      for (int rank = me; rank < lane.ranks; rank += 32) next_messages[rank] = messages_before(rank, begin);
+      __syncwarp();
+      return;
+    }
     messages =
         me < lane.ranks ? static_cast<int>(messages_between(lane, context.call.plan, lane.rank, me)) : 0;
     next_message = Traits::kToEveryRank ? 0 : count_messages_before(begin);
@@ -60,15 +69,26 @@ struct PlanReader {
     slot.leads = slot.rank >= 0 && (slot.peers & ((1u << me) - 1)) == 0;
     const std::uint32_t leaders = __ballot_sync(~0u, slot.leads), leaders_there = leaders & toward;
     const int to = max(slot.rank, 0);
-    slot.message = __shfl_sync(~0u, next_message, to) +
-                   __popc(static_cast<int>(leaders_there & ((1u << tile.index() * tile.size()) - 1)));
-    const bool fits = slot.message < __shfl_sync(~0u, messages, to);
+    const std::uint32_t earlier_tiles = (1u << tile.index() * tile.size()) - 1;
+    bool fits;
+    if constexpr (kWide) {
+      slot.message = next_messages[to] + __popc(static_cast<int>(leaders_there & earlier_tiles));
+      fits = slot.message < messages_between(lane, context.call.plan, lane.rank, to);
+      // All threads have read the numbers; then the last leader of each rank advances its own.
+      __syncwarp();
+      if (slot.leads && leaders_there >> me == 1) next_messages[to] = slot.message + 1;
+      __syncwarp();
+    } else {
+      slot.message =
+          __shfl_sync(~0u, next_message, to) + __popc(static_cast<int>(leaders_there & earlier_tiles));
+      fits = slot.message < __shfl_sync(~0u, messages, to);
 #pragma unroll 1
-    for (std::uint32_t left = leaders; left != 0;) {
-      const int leader = __ffs(static_cast<int>(left)) - 1;
-      const std::uint32_t same = __shfl_sync(~0u, leaders_there, leader);
-      if (__shfl_sync(~0u, slot.rank, leader) == me) next_message += __popc(static_cast<int>(same));
-      left &= ~same;
+      for (std::uint32_t left = leaders; left != 0;) {
+        const int leader = __ffs(static_cast<int>(left)) - 1;
+        const std::uint32_t same = __shfl_sync(~0u, leaders_there, leader);
+        if (__shfl_sync(~0u, slot.rank, leader) == me) next_message += __popc(static_cast<int>(same));
+        left &= ~same;
+      }
     }
     check_message(slot.rank, route, fits, &slot);
     return with_route(tile, first, route, slot);
@@ -82,6 +102,24 @@ struct PlanReader {
   }
 
  private:
+  // [thread] The messages to `rank` of tokens before `begin`: a search in the plan's sent_tokens, which
+  // ascend.
+  __device__ std::int32_t messages_before(int rank, std::int32_t begin) const {
+    const LaneView& lane = context.call.lane;
+    const std::int32_t* tokens = context.call.plan.sent_tokens + std::int64_t{rank} * lane.max_tokens;
+    std::int32_t low = 0,
+                 high = static_cast<std::int32_t>(messages_between(lane, context.call.plan, lane.rank, rank));
+    while (low < high) {
+      const std::int32_t middle = (low + high) / 2;
+      if (tokens[middle] < begin) {
+        low = middle + 1;
+      } else {
+        high = middle;
+      }
+    }
+    return low;
+  }
+
   // Takes back the message that this thread leads, to rank `led`, unless the plan has it (`fits`).
   __device__ __forceinline__ void check_message(int led, const PlannedRoute& route, bool fits,
                                                 OutgoingSlot* slot) {
@@ -144,7 +182,7 @@ struct PlanReader {
   __device__ std::int32_t checked_row(int rank, std::int32_t row, std::int64_t route) const {
     const LaneView& lane = context.call.lane;
     const BlockTables& tables = context.tables;
-    if (row == -1 || (context.direct_write_peers >> rank & 1) == 0) return -1;
+    if (row == -1 || kWide || (context.direct_write_peers >> rank & 1) == 0) return -1;
     const std::int64_t groups = lane.layout == Layout::expert_padded
                                     ? group_of(lane, tables, tables.first_physical[rank + 1], rank)
                                     : 1;

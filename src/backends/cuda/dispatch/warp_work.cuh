@@ -53,7 +53,8 @@ __device__ __forceinline__ void send_by_plan(const DispatchArguments& call, int 
   RowStream<InputRowIterator> rows = input_rows<Traits>(call, worker);
   rows.start();
   PlanReader<Traits> reader(context, sending_tile<Traits>(call.lane), partition.token_begin(worker),
-                            partition.token_end(worker));
+                            partition.token_end(worker),
+                            route_counts_of(call).of_warp(static_cast<int>(threadIdx.x / 32)));
   TokenSender<Traits>(context).send_segments(partition, worker, reader, rows);
 }
 // For kernels that send from ids as well: not inlined, because its registers would make the other path spill.

@@ -246,7 +246,7 @@ DispatchResult EngineLane::dispatch_receive(Stream stream) {
   counts_.count_dispatch(messages_->within_node(), false);
   counts_.count_dispatch(messages_->between_nodes(), true);
   deliver(stream);
-  std::int32_t arrived[kMaxRanks] = {};  // the send phase has set the flags of messages to this rank
+  std::int32_t arrived[kMaxDeviceRanks] = {};  // the send phase has set the flags of messages to this rank
   for (int peer = 0; peer < ranks(); ++peer) {
     if (peer == me()) continue;
     arrived[peer] = static_cast<std::int32_t>(messages_->incoming_bytes(peer) / sent_->message_bytes);

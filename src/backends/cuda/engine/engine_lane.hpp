@@ -58,8 +58,8 @@ class EngineLane {
 
   // In pinned memory, beside the headers.
   struct Scalars {
-    std::int32_t messages[kMaxRanks];
-    std::int32_t planned[kMaxRanks];  // messages from each rank, as the plan has it
+    std::int32_t messages[kMaxDeviceRanks];
+    std::int32_t planned[kMaxDeviceRanks];  // messages from each rank, as the plan has it
     std::int32_t count;
     StepMetadata metadata;
   };

@@ -113,10 +113,12 @@ void place_engine_messages(const EngineLayout& layout, std::int64_t part_bytes, 
 
 // The address of what rank s stores for rank p is that of p plus s blocks. So p's address is shifted to bring
 // this rank's block to the p-th of the outbox.
-void place_engine_lane(const EngineLayout& layout, std::byte* memory, LaneView* view) {
+void place_engine_lane(const EngineLayout& layout, std::byte* memory, LaneView* view,
+                       std::span<std::byte*> symmetric) {
   for (int peer = 0; peer < view->ranks; ++peer)
-    view->symmetric[peer] = memory + layout.outbox + (peer - view->rank) * layout.block_bytes;
-  view->symmetric[view->rank] = memory + layout.inbox;
+    symmetric[static_cast<std::size_t>(peer)] =
+        memory + layout.outbox + (peer - view->rank) * layout.block_bytes;
+  symmetric[static_cast<std::size_t>(view->rank)] = memory + layout.inbox;
   DeviceSignals& signals = view->signals;
   signals.headers = {0, 0, layout.block_bytes, 0};
   for (int payload = 0; payload < kPayloads; ++payload)

@@ -12,6 +12,8 @@
 // The rows of a combine are packed (PackedRows): an outbox and an inbox of rows, one behind another.
 #pragma once
 
+#include <span>
+
 #include "backends/cuda/protocol/lane_view.hpp"
 #include "ferry/config.hpp"
 #include "ferry/topology.hpp"
@@ -52,7 +54,9 @@ std::int64_t engine_message_bytes(std::int64_t part_bytes, std::int32_t top_k);
 // Sets where the view's messages lie, whose parts take `part_bytes`.
 void place_engine_messages(const EngineLayout& layout, std::int64_t part_bytes, LaneView* view);
 
-// Sets the view's addresses. `memory`: of this lane.
-void place_engine_lane(const EngineLayout& layout, std::byte* memory, LaneView* view);
+// Sets the view's addresses, but for those of LaneView::symmetric, which it stores in `symmetric` [R].
+// `memory`: of this lane.
+void place_engine_lane(const EngineLayout& layout, std::byte* memory, LaneView* view,
+                       std::span<std::byte*> symmetric);
 
 }  // namespace ferry::cuda

@@ -111,7 +111,7 @@ Lane::Lane(const ExchangeState& exchange, int index)
           [device = exchange_.device](const void* address) { return find_memory(address, device); }),
       streams_(exchange_id(exchange_), index, view_.rank, exchange_.device) {
   prepare_dispatch(view_);
-  prepare_combine();
+  prepare_combine(view_.ranks);
   if (exchange_.hops) prepare_hops();
   prepare_scale_tiles();
   init_memory();
@@ -169,12 +169,20 @@ LaneView Lane::make_view() const {
 #endif
   view.signals = device_signals(config);
   view.exchange = layout.exchange;
+  std::vector<std::byte*> symmetric(static_cast<std::size_t>(view.ranks));
   if (over_engine()) {
-    place_engine_lane(*exchange_.engine, exchange_.engine_lane(index_), &view);
+    place_engine_lane(*exchange_.engine, exchange_.engine_lane(index_), &view, symmetric);
   } else {
     for (int peer = 0; peer < view.ranks; ++peer)
-      view.symmetric[peer] = exchange_.memory->at(peer, index_ * layout.lane_bytes());
+      symmetric[static_cast<std::size_t>(peer)] = exchange_.memory->at(peer, index_ * layout.lane_bytes());
     view.receive_buffers = layout.exchange.lane_bytes();
+  }
+  if (view.ranks <= kNarrowRanks) {
+    std::copy(symmetric.begin(), symmetric.end(), view.symmetric);
+  } else {
+    view.symmetric[0] = array<std::byte>(arrays_.symmetric);
+    copy_blocking(array<std::byte*>(arrays_.symmetric), symmetric.data(),
+                  static_cast<std::int64_t>(symmetric.size() * sizeof(std::byte*)));
   }
 
   view.tables = exchange_.tables.data() + exchange_.arrays.routing;
@@ -190,6 +198,12 @@ LaneView Lane::make_view() const {
   view.device_error = &pinned->error;
   view.totals = &pinned->totals;
   return view;
+}
+
+std::byte* Lane::receive_buffers() const {
+  if (over_engine()) return exchange_.engine_lane(index_) + exchange_.engine->received;
+  return exchange_.memory->mine(index_ * device_layout(exchange_.config).lane_bytes() +
+                                view_.receive_buffers);
 }
 
 int Lane::blocks_for(int sm_limit) const {

@@ -140,7 +140,7 @@ class Lane {
   const LaneView& view() const { return view_; }
   // Null without receive buffers of its own.
   const void* received_rows() const {
-    return exchange_.config.own_receive_buffers ? view_.at(view_.rank, view_.receive_buffers) : nullptr;
+    return exchange_.config.own_receive_buffers ? receive_buffers() : nullptr;
   }
 
   // Working memory of this lane on its device (LaneArrays).
@@ -154,6 +154,8 @@ class Lane {
   // Blocks of a launch with this limit; sm_limit 0: the lane's whole part of the device.
   int blocks_for(int sm_limit) const;
   LaneView make_view() const;
+  // The lane's own receive buffers.
+  std::byte* receive_buffers() const;
   void pack_rows(CombineArguments& arguments, Stream stream) const;
   // Shared experts' rows that combine copies out of the outputs; none if `to` is null.
   struct SharedCopy {

@@ -94,7 +94,7 @@ void Lane::set_receive_buffers(const DispatchCall& call, DispatchArguments& argu
   for (int p = 0; p < arguments.received.count; ++p) {
     const auto i = static_cast<std::size_t>(p);
     const PartLayout& part = arguments.received.part[p];
-    void* own = config.own_receive_buffers ? view_.at(view_.rank, view_.receive_buffers + end) : nullptr;
+    void* own = config.own_receive_buffers ? receive_buffers() + end : nullptr;
     end = align_up(end + part_bytes_total(part, rows, groups_of(config, view_.rank)), 256);
     result.parts[i] = {.data = memory.parts[i] != nullptr ? memory.parts[i] : own,
                        .row_bytes = received_row_bytes(part),

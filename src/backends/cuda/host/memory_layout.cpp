@@ -34,9 +34,15 @@ PartLayout largest_scales(const Config& config) {
 }
 
 void check_limits(const Config& config) {
-  if (config.placement.ranks() > kMaxRanks) {
-    throw UnsupportedError(str("the cuda backend supports up to ", counted(kMaxRanks, "rank"), ", got ",
-                               config.placement.ranks()));
+  if (config.placement.ranks() > kMaxDeviceRanks) {
+    throw UnsupportedError(str("kernels serve groups of up to ", counted(kMaxDeviceRanks, "rank"), ", got ",
+                               config.placement.ranks(),
+                               ": use smaller groups, or the backend collective on host memory"));
+  }
+  if (config.transfer == Transfer::gather && takes_wide_kernels(config.placement.ranks())) {
+    throw UnsupportedError(str("kernels take transfer = gather in groups of up to ",
+                               counted(kNarrowRanks, "rank"), ", got ", config.placement.ranks(),
+                               ": use transfer = routed"));
   }
   const int shared = config.shared_experts;
   if (config.experts + shared > kMaxExperts) {
@@ -106,6 +112,10 @@ LaneArrays lane_arrays(const Config& config, int rank) {
   arrays.block_counts = offsets.take(8 * std::int64_t{kMaxSenders} * device_signals(config).count_words);
   arrays.block_counted = offsets.take(8 * std::int64_t{kMaxSenders});
   arrays.load = offsets.take(8 * experts);
+  arrays.symmetric =
+      offsets.take(config.placement.ranks() > kNarrowRanks
+                       ? static_cast<std::int64_t>(sizeof(std::byte*)) * config.placement.ranks()
+                       : 0);
   arrays.metadata = offsets.take(sizeof(StepMetadata));
   arrays.plan = offsets.take(view_plan(nullptr, plan_shape(config)).bytes);
   arrays.weight = offsets.take(4 * rows * (rank_major ? config.top_k : 1));

@@ -39,6 +39,7 @@ ExchangeArrays exchange_arrays(const Config& config);
 // Offsets of the arrays in a lane's private device memory.
 struct LaneArrays {
   std::int64_t state = 0, block_counts = 0, block_counted = 0, load = 0, metadata = 0;
+  std::int64_t symmetric = 0;  // the table of LaneView::symmetric
   std::int64_t plan = 0;
   std::int64_t weight = 0, local_ids = 0, dots = 0;
   std::int64_t group_expert = 0, counts = 0, row_offsets = 0, tile_offsets = 0;

@@ -100,6 +100,10 @@ Sizes relayed_cuda_backend_sizes(const Config& config, const Topology& topology,
 }
 
 std::unique_ptr<Backend> make_relayed_cuda_backend(const Rank& rank, const Config& config) {
+  if (rank.size() > cuda::kMaxRanks) {
+    throw UnsupportedError(str("kernels take two hops in groups of up to ", counted(cuda::kMaxRanks, "rank"),
+                               ", got ", rank.size(), ": use hops one, or the backend collective"));
+  }
   return std::make_unique<cuda::RelayedCudaBackend>(rank, config);
 }
 

@@ -1,3 +1,4 @@
+#define FERRY_WIDE_KERNELS  // for groups of any size
 #include "backends/cuda/operations/bundles.hpp"
 
 #include "backends/cuda/device/block_sums.cuh"

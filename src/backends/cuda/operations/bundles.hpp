@@ -23,9 +23,9 @@ struct BundleSizes {
 // The ranks of a node, and the messages that this rank has stored for them.
 struct NodeMessages {
   int ranks;
-  std::int32_t rank[kMaxRanks];          // ascending
-  std::int32_t count[kMaxRanks];         // messages to it
-  const std::byte* messages[kMaxRanks];  // to it
+  std::int32_t rank[kMaxDeviceRanks];          // ascending
+  std::int32_t count[kMaxDeviceRanks];         // messages to it
+  const std::byte* messages[kMaxDeviceRanks];  // to it
 };
 
 struct NumberPayloadsArguments {
@@ -56,9 +56,9 @@ struct OpenBundleArguments {
   const std::byte* payloads;
   std::int64_t payload_count;
   int ranks;
-  std::int32_t count[kMaxRanks];  // entries for each rank of the node
-  const std::byte* entries[kMaxRanks];
-  std::byte* messages[kMaxRanks];  // out; null: this rank does not need them
+  std::int32_t count[kMaxDeviceRanks];  // entries for each rank of the node
+  const std::byte* entries[kMaxDeviceRanks];
+  std::byte* messages[kMaxDeviceRanks];  // out; null: this rank does not need them
 };
 
 // An entry whose payload is not in the bundle becomes a message without one.

@@ -37,18 +37,20 @@ __device__ __forceinline__ void for_each_token(std::int32_t tokens, Use use) {
   }
 }
 
-// [thread] The destinations of a token, one bit each. `first_slot`: index of its first id. count(id) counts a
-// route and returns the expert's rank, or -1 for a route that this rank does not plan.
+// [thread] The destinations of a token among the 32 ranks from `first_rank` on, one bit each. `first_slot`:
+// index of its first id. count(id) counts a route and returns the expert's rank, or -1 for a route that this
+// rank does not plan.
 template <class Count>
 __device__ __forceinline__ std::uint32_t destinations_of_token(const void* ids, bool wide_ids,
                                                                std::int64_t first_slot, int top_k,
-                                                               int experts, Count count) {
+                                                               int experts, int first_rank, Count count) {
   std::uint32_t ranks = 0;
   for (int slot = 0; slot < top_k; ++slot) {
     const std::int64_t id = wide_ids ? static_cast<const std::int64_t*>(ids)[first_slot + slot]
                                      : static_cast<const std::int32_t*>(ids)[first_slot + slot];
     if (classify_id(id, experts) != IdKind::expert) continue;
-    if (const int rank = count(static_cast<int>(id)); rank >= 0) ranks |= 1u << rank;
+    const auto bit = static_cast<unsigned>(count(static_cast<int>(id)) - first_rank);
+    if (bit < 32) ranks |= 1u << bit;
   }
   return ranks;
 }

@@ -1,5 +1,6 @@
 // Counts the routes of ids on all ranks without sending rows: one launch of one cluster. Its blocks count the
 // tokens that fall to them; then the first exchanges call headers with the other ranks and tells the host.
+#define FERRY_WIDE_KERNELS  // for groups of any size
 #include <algorithm>
 
 #include "backends/cuda/device/routing_tables.hpp"
@@ -16,14 +17,14 @@ namespace {
 struct CountState {
   // Of this block, then of the cluster, in the order of a call header's counts: routes by physical index,
   // then messages by rank.
-  alignas(8) std::int32_t counts[kMaxExperts + kMaxRanks];
-  std::int32_t routes[kMaxExperts];  // of all ranks to this rank's experts
-  std::int32_t messages[kMaxRanks];  // from each rank to this one
+  alignas(8) std::int32_t counts[kMaxExperts + kKernelRanks];
+  std::int32_t routes[kMaxExperts];     // of all ranks to this rank's experts
+  std::int32_t messages[kKernelRanks];  // from each rank to this one
   std::uint16_t physical_of[kMaxExperts];
   std::uint8_t rank_of[kMaxExperts];     // by physical index
   std::int32_t first_physical, experts;  // of this rank
   CallHeader header;
-  HeaderFacts facts[kMaxRanks];
+  HeaderFacts facts[kKernelRanks];
   bool agreed;
 };
 
@@ -32,7 +33,7 @@ __device__ void count_block(const CountArguments& call, CountState* state) {
   const LaneView& lane = call.lane;
   const RoutingTables tables =
       RoutingTables::at(const_cast<std::byte*>(lane.tables), lane.experts, lane.ranks);
-  for (int i = threadIdx.x; i < kMaxExperts + kMaxRanks; i += kClusterThreads) state->counts[i] = 0;
+  for (int i = threadIdx.x; i < kMaxExperts + kKernelRanks; i += kClusterThreads) state->counts[i] = 0;
   for (int i = threadIdx.x; i < lane.experts; i += kClusterThreads) {
     state->physical_of[i] = tables.physical_of[i];
     state->rank_of[i] = tables.rank_of[i];
@@ -43,19 +44,22 @@ __device__ void count_block(const CountArguments& call, CountState* state) {
   }
   __syncthreads();
   for_each_token(call.tokens, [&](std::int32_t token) {
-    std::uint32_t ranks =
-        token < 0 ? 0
-                  : destinations_of_token(
-                        call.ids, call.wide_ids, std::int64_t{token} * lane.top_k, lane.top_k, lane.experts,
-                        [&](int id) {
-                          const int physical = state->physical_of[id], rank = state->rank_of[physical];
-                          if (!keeps_route(lane.input, rank, lane.rank)) return -1;
-                          atomicAdd(&state->counts[physical], 1);
-                          return rank;
-                        });
-    if (lane.to_every_rank() && token >= 0) ranks = ~0u;
-    for (int rank = 0; rank < lane.ranks; ++rank)
-      count_threads((ranks >> rank & 1) != 0, &state->counts[lane.signals.first_messages + rank]);
+    for (int first = 0; first < lane.ranks; first += 32) {
+      std::uint32_t ranks = token < 0 ? 0
+                                      : destinations_of_token(
+                                            call.ids, call.wide_ids, std::int64_t{token} * lane.top_k,
+                                            lane.top_k, lane.experts, first,
+                                            [&](int id) {
+                                              const int physical = state->physical_of[id],
+                                                        rank = state->rank_of[physical];
+                                              if (!keeps_route(lane.input, rank, lane.rank)) return -1;
+                                              if (first == 0) atomicAdd(&state->counts[physical], 1);
+                                              return rank;
+                                            });
+      if (lane.to_every_rank() && token >= 0) ranks = ~0u;
+      for (int rank = first; rank < min(lane.ranks, first + 32); ++rank)
+        count_threads((ranks >> (rank - first) & 1) != 0, &state->counts[lane.signals.first_messages + rank]);
+    }
   });
 }
 
@@ -99,9 +103,10 @@ __device__ bool exchange_counts(const CountArguments& call, std::uint64_t number
   post_header_counts(lane, number, state->counts, thread, kClusterThreads);
   if (thread < 32) {
     post_header(lane, number, state->header);
-    HeaderFacts theirs;
-    const bool agreed = !call.posts_only && await_all_headers(lane, number, state->header, true, &theirs);
-    if (thread < lane.ranks) state->facts[thread] = theirs;
+    const bool agreed = !call.posts_only && await_all_headers_wide(lane, number, state->header, true,
+                                                                   [&](int rank, const HeaderFacts& theirs) {
+                                                                     state->facts[rank] = theirs;
+                                                                   });
     if (thread == 0) state->agreed = agreed;
   }
   __syncthreads();

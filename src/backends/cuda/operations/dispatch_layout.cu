@@ -19,14 +19,16 @@ struct LayoutArguments {
   bool wide_ids;  // int64
   std::int32_t tokens, top_k, experts, ranks, nodes;
   DispatchLayout result;
-  std::uint32_t ranks_of[kMaxRanks];  // of each node: a bit for each of its ranks
+  std::uint32_t
+      ranks_of[kNarrowRanks];  // up to kNarrowRanks ranks: of each node, a bit for each of its ranks
+  std::uint8_t node_of[kMaxDeviceRanks];  // more: of each rank
   std::uint8_t rank_of[kMaxExperts];
 };
 
 __global__ void __launch_bounds__(kClusterThreads)
     dispatch_layout_kernel(const __grid_constant__ LayoutArguments call) {
   // Counts of this block: routes to each expert, then tokens to each rank, then to each node.
-  __shared__ std::int32_t counts[kMaxExperts + 2 * kMaxRanks];
+  __shared__ std::int32_t counts[kMaxExperts + 2 * kMaxDeviceRanks];
   __shared__ std::uint8_t rank_of[kMaxExperts];
   const int thread = static_cast<int>(threadIdx.x), of_ranks = call.experts, of_nodes = of_ranks + call.ranks,
             end = of_nodes + call.nodes;
@@ -34,11 +36,36 @@ __global__ void __launch_bounds__(kClusterThreads)
   for (int i = thread; i < call.experts; i += kClusterThreads) rank_of[i] = call.rank_of[i];
   __syncthreads();
 
-  for_each_token(call.tokens, [&](std::int32_t token) {
+  const bool narrow = call.ranks <= kNarrowRanks;
+  for_each_token(narrow ? 0 : call.tokens, [&](std::int32_t token) {
+    const auto count_bits = [&](int numbers, int begin, auto number_of) {
+      for (int first = 0; first < numbers; first += 32) {
+        const std::uint32_t bits =
+            token < 0 ? 0
+                      : destinations_of_token(call.ids, call.wide_ids, std::int64_t{token} * call.top_k,
+                                              call.top_k, call.experts, first, number_of);
+        for (int i = first; i < min(numbers, first + 32); ++i) {
+          const bool is_one = (bits >> (i - first) & 1) != 0;
+          count_threads(is_one, &counts[begin + i]);
+          if (begin == of_ranks && token >= 0 && call.result.token_in_rank != nullptr)
+            call.result.token_in_rank[std::int64_t{token} * call.ranks + i] = is_one;
+        }
+      }
+    };
+    count_bits(call.ranks, of_ranks, [&](int id) { return int{rank_of[id]}; });
+    count_bits(call.nodes, of_nodes, [&](int id) { return int{call.node_of[rank_of[id]]}; });
+    for (int slot = 0; token >= 0 && slot < call.top_k; ++slot) {
+      const std::int64_t route = std::int64_t{token} * call.top_k + slot,
+                         id = call.wide_ids ? static_cast<const std::int64_t*>(call.ids)[route]
+                                            : static_cast<const std::int32_t*>(call.ids)[route];
+      if (classify_id(id, call.experts) == IdKind::expert) atomicAdd(&counts[id], 1);
+    }
+  });
+  for_each_token(narrow ? call.tokens : 0, [&](std::int32_t token) {
     std::uint32_t ranks = 0;
     if (token >= 0) {
       ranks = destinations_of_token(call.ids, call.wide_ids, std::int64_t{token} * call.top_k, call.top_k,
-                                    call.experts, [&](int id) {
+                                    call.experts, 0, [&](int id) {
                                       atomicAdd(&counts[id], 1);
                                       return int{rank_of[id]};
                                     });
@@ -69,9 +96,10 @@ __global__ void __launch_bounds__(kClusterThreads)
 }
 
 void check_device(const DispatchLayoutCall& call) {
-  if (call.placement.ranks() > kMaxRanks || call.placement.experts() > kMaxExperts) {
-    throw UnsupportedError(str("the cuda backend supports up to ", kMaxRanks, " ranks and ", kMaxExperts,
-                               " experts, got ", call.placement.ranks(), " and ", call.placement.experts()));
+  if (call.placement.ranks() > kMaxDeviceRanks || call.placement.experts() > kMaxExperts) {
+    throw UnsupportedError(str("the cuda backend supports up to ", kMaxDeviceRanks, " ranks and ",
+                               kMaxExperts, " experts, got ", call.placement.ranks(), " and ",
+                               call.placement.experts()));
   }
   int device = 0;
   check(cudaGetDevice(&device), "find the current device");
@@ -109,11 +137,15 @@ void dispatch_layout_on_device(const DispatchLayoutCall& call, Stream stream) {
                             .nodes = call.nodes(),
                             .result = call.result,
                             .ranks_of = {},
+                            .node_of = {},
                             .rank_of = {}};
   for (int expert = 0; expert < call.placement.experts(); ++expert)
     arguments.rank_of[expert] = static_cast<std::uint8_t>(call.placement.location(expert).rank);
-  for (int rank = 0; call.topology != nullptr && rank < call.placement.ranks(); ++rank)
-    arguments.ranks_of[call.topology->node_of(rank)] |= 1u << rank;
+  for (int rank = 0; call.topology != nullptr && rank < call.placement.ranks(); ++rank) {
+    const int node = call.topology->node_of(rank);
+    arguments.node_of[rank] = static_cast<std::uint8_t>(node);
+    if (call.placement.ranks() <= kNarrowRanks) arguments.ranks_of[node] |= 1u << rank;
+  }
   launch(reinterpret_cast<const void*>(&dispatch_layout_kernel), &arguments, kClusterThreads, 0,
          {.blocks = cluster_blocks(call.tokens), .cluster = true}, handle_of(stream),
          "launching dispatch_layout");

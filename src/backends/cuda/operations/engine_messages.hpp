@@ -14,7 +14,7 @@ void launch_clear_metadata(const LaneView& lane, cudaStream_t stream);
 
 struct ArrivedMessages {
   LaneView lane;
-  std::int32_t from[kMaxRanks];  // messages that have arrived from each rank
+  std::int32_t from[kMaxDeviceRanks];  // messages that have arrived from each rank
 };
 
 // Sets the flags of messages that have arrived, with the number of the lane's next call. Messages without

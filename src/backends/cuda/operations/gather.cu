@@ -1,3 +1,4 @@
+#define FERRY_WIDE_KERNELS  // for groups of any size
 #include "backends/cuda/operations/gather.cuh"
 
 #include "backends/cuda/device/shared_copy.cuh"

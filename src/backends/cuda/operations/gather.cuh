@@ -22,17 +22,18 @@ namespace ferry::cuda {
 inline constexpr int kGatherThreads = 512;
 inline constexpr int kGatherWarps = kGatherThreads / 32;
 inline constexpr std::int64_t kGatherChunk = 4096;  // bytes that a warp moves at a time
-static_assert(kMaxRanks <= 32);                     // a thread of a warp for each rank
+static_assert(kGatherThreads >= kMaxDeviceRanks);   // a thread of a block for each rank
 
 // In shared memory: one block's view of the call.
 struct GatherState {
   CallHeader header;
-  std::uint64_t number;            // of the current round
-  std::int32_t count;              // rows of this rank
-  std::int64_t begin;              // byte of every block at which the current round begins
-  std::int64_t bytes[kMaxRanks];   // of each rank's block: its rows
-  std::int64_t offset[kMaxRanks];  // of it among the blocks of the sub-group
-  std::int64_t largest;            // block of any rank
+  std::uint64_t number;               // of the current round
+  std::int32_t count;                 // rows of this rank
+  std::int64_t begin;                 // byte of every block at which the current round begins
+  std::int32_t rows[kKernelRanks];    // of each rank
+  std::int64_t bytes[kKernelRanks];   // of each rank's block: its rows
+  std::int64_t offset[kKernelRanks];  // of it among the blocks of the sub-group
+  std::int64_t largest;               // block of any rank
 };
 
 // [warp] Copies by `T` what fits, and the rest byte by byte.
@@ -82,9 +83,11 @@ class GatherBlock {
   __device__ bool await_counts(bool exact) {
     bool go = false;
     if (threadIdx.x < 32) {
-      HeaderFacts theirs;
-      go = await_all_headers(lane_, state_.number, state_.header, blockIdx.x == 0, &theirs) &&
-           place_blocks(theirs.count, exact);
+      go = await_all_headers_wide(
+          lane_, state_.number, state_.header, blockIdx.x == 0,
+          [&](int rank, const HeaderFacts& theirs) { state_.rows[rank] = theirs.count; });
+      __syncwarp();
+      go = go && place_blocks(exact);
     }
     return __syncthreads_or(go) != 0;
   }
@@ -182,41 +185,46 @@ class GatherBlock {
     return 0;
   }
 
-  // [warp] Computes the sub-group's offsets from the counts, one of each thread, and checks what every rank
-  // holds: room for the rows of its sub-group, or (`exact`) as many rows.
-  __device__ bool place_blocks(std::int32_t count, bool exact) {
-    const int rank = static_cast<int>(threadIdx.x);
-    const bool has = rank < lane_.ranks;
-    const std::int64_t rows = has ? count : 0;
-    std::uint64_t held = 0;
-    const bool received =
-        !has || await_header_word(lane_, state_.number, operation(), rank, kHeaderCounts, &held);
-    if (!__all_sync(~0u, received)) return false;
-    // All sub-groups have as many members; `first` is where this thread's rank's begins.
-    const int first = rank / call_.members * call_.members;
-    std::int64_t before = 0, sum = 0, largest = 0;
-    for (int other = 0; other < lane_.ranks; ++other) {
-      const std::int64_t theirs = __shfl_sync(~0u, rows, other);
-      largest = ::max(largest, theirs);
-      if (other < first || other >= first + call_.members) continue;
-      if (other < rank) before += theirs;
-      sum += theirs;
+  // [warp] Computes the sub-groups' offsets from the counts, and checks what every rank holds: room for the
+  // rows of its sub-group, or (`exact`) as many rows.
+  __device__ bool place_blocks(bool exact) {
+    const int thread = static_cast<int>(threadIdx.x);
+    std::int64_t largest = 0;
+    bool all_fit = true;
+    for (int first = 0; first < lane_.ranks; first += 32) {
+      const int rank = first + thread;
+      const bool has = rank < lane_.ranks;
+      std::uint64_t held = 0;
+      const bool received =
+          !has || await_header_word(lane_, state_.number, operation(), rank, kHeaderCounts, &held);
+      if (!__all_sync(~0u, received)) return false;
+      // All sub-groups have as many members; `begin` is where this rank's begins.
+      const int begin = rank / call_.members * call_.members;
+      std::int64_t before = 0, sum = 0;
+      for (int other = 0; other < lane_.ranks; ++other) {
+        const std::int64_t theirs = state_.rows[other];
+        largest = ::max(largest, theirs);
+        if (other < begin || other >= begin + call_.members) continue;
+        if (other < rank) before += theirs;
+        sum += theirs;
+      }
+      const auto room = static_cast<std::int64_t>(held);
+      const bool fits = !has || (exact ? room == sum : room >= sum);
+      const std::uint32_t wrong = ~__ballot_sync(~0u, fits);
+      if (has) {
+        state_.bytes[rank] = state_.rows[rank] * call_.row_bytes;
+        state_.offset[rank] = before * call_.row_bytes;
+      }
+      // The first rank that does not fit is reported.
+      if (wrong != 0 && all_fit && blockIdx.x == 0 && thread == __ffs(static_cast<int>(wrong)) - 1) {
+        abort_call(lane_, state_.number, operation(), DeviceError::Reason::rows_held, rank, 0, room, sum);
+        // Release at gpu scope: the error record before the abort.
+        set_aborted(lane_, state_.number);
+      }
+      all_fit = all_fit && wrong == 0;
     }
-    const auto room = static_cast<std::int64_t>(held);
-    const bool fits = !has || (exact ? room == sum : room >= sum);
-    const std::uint32_t wrong = ~__ballot_sync(~0u, fits);
-    if (has) {
-      state_.bytes[rank] = rows * call_.row_bytes;
-      state_.offset[rank] = before * call_.row_bytes;
-    }
-    if (rank == 0) state_.largest = largest * call_.row_bytes;
-    if (wrong == 0) return true;
-    if (blockIdx.x == 0 && rank == __ffs(static_cast<int>(wrong)) - 1) {
-      abort_call(lane_, state_.number, operation(), DeviceError::Reason::rows_held, rank, 0, room, sum);
-      // Release at gpu scope: the error record before the abort.
-      set_aborted(lane_, state_.number);
-    }
-    return false;
+    if (thread == 0) state_.largest = largest * call_.row_bytes;
+    return all_fit;
   }
 
   const GatherArguments& call_;

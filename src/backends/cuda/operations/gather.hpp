@@ -23,7 +23,7 @@ struct GatherArguments {
 
 // Blocks of values that one rank adds, in this order. Over an engine, which has brought them.
 struct AddedBlocks {
-  const std::byte* block[kMaxRanks];
+  const std::byte* block[kMaxDeviceRanks];
   std::int32_t first = 0, members;
   std::byte* out;
   std::int64_t bytes;  // of a block

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "backends/cuda/protocol/diagnostics.cuh"
+#include "backends/cuda/protocol/peer_messages.cuh"
 #include "backends/cuda/protocol/wait.cuh"
 #include "layout/slot_metadata.hpp"
 
@@ -13,14 +14,14 @@ namespace ferry::cuda {
 // so that all links are in use at once.
 struct RouteValueIterator {
   const LaneView& lane;
-  std::int32_t messages;  // between this rank and the rank with this thread's number
+  PeerMessages messages;
   int item, stride, items;
 
   // [warp] Worker `worker` of `workers` warps.
-  __device__ __forceinline__ RouteValueIterator(const LaneView& of, std::int32_t messages_of_rank, int worker,
-                                                int workers)
-      : lane(of), messages(messages_of_rank), item(worker), stride(workers) {
-    items = __reduce_max_sync(~0u, messages) * lane.ranks;
+  __device__ __forceinline__ RouteValueIterator(const LaneView& of, const PeerMessages& with_peers,
+                                                int worker, int workers)
+      : lane(of), messages(with_peers), item(worker), stride(workers) {
+    items = messages.most() * lane.ranks;
   }
   // [warp] The next message: index `i` among those of `rank`. False: none is left.
   __device__ __forceinline__ bool next(int* rank, std::int32_t* i) {
@@ -29,7 +30,7 @@ struct RouteValueIterator {
       *i = lane.by_ranks.quotient(item);
       const int next_rank = lane.rank + item - *i * lane.ranks;
       *rank = next_rank < lane.ranks ? next_rank : next_rank - lane.ranks;
-      if (*i >= __shfl_sync(~0u, messages, *rank)) continue;
+      if (*i >= messages.of(*rank)) continue;
       item += stride;
       return true;
     }

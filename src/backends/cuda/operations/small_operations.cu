@@ -1,3 +1,5 @@
+// For groups of any size.
+#define FERRY_WIDE_KERNELS
 #include "backends/cuda/operations/small_operations.hpp"
 
 #include "backends/cuda/device/shared_copy.cuh"
@@ -25,6 +27,18 @@ __device__ std::int32_t metadata_count(const MetadataArguments& call, std::uint6
   return 0;
 }
 
+// The metadata of this thread's ranks.
+struct MetadataSums {
+  std::int32_t rank;  // this one
+  StepMetadata of;
+
+  __device__ void operator()(int peer, const HeaderFacts& theirs) {
+    of.sum += theirs.count;
+    of.prefix += peer < rank ? theirs.count : 0;
+    of.maximum = max(of.maximum, theirs.count);
+  }
+};
+
 __global__ void __launch_bounds__(32, 1)
     metadata_kernel(const __grid_constant__ MetadataArguments arguments) {
   __shared__ MetadataArguments shared_arguments;
@@ -43,12 +57,12 @@ __global__ void __launch_bounds__(32, 1)
   __syncwarp();
   post_header(lane, number, header);
   StepMetadata all;
-  HeaderFacts theirs;
-  if (await_all_headers(lane, number, header, true, &theirs)) {
-    const std::int32_t count = rank < lane.ranks ? theirs.count : 0;
-    all.sum = __reduce_add_sync(~0u, count);
-    all.prefix = __reduce_add_sync(~0u, rank < lane.rank ? count : 0);
-    all.maximum = __reduce_max_sync(~0u, count);
+  MetadataSums mine{lane.rank, {}};
+  const bool agree = await_all_headers_wide(lane, number, header, true, mine);
+  if (agree) {
+    all.sum = __reduce_add_sync(~0u, mine.of.sum);
+    all.prefix = __reduce_add_sync(~0u, mine.of.prefix);
+    all.maximum = __reduce_max_sync(~0u, mine.of.maximum);
   }
   if (rank == 0) *call.metadata = all;
   store_call_number(lane, number);
@@ -68,13 +82,9 @@ __device__ void zero_unsent_values(const RouteValuesArguments& call, const PlanV
   }
 }
 
-// [thread] The messages from this rank to the rank that is this thread's, or (`to_it` false) the other way,
-// as in the plan.
-__device__ std::int32_t messages_with(const LaneView& lane, const PlanView& plan, bool to_it) {
-  const int peer = static_cast<int>(threadIdx.x % 32);
-  if (peer >= lane.ranks) return 0;
-  return static_cast<std::int32_t>(
-      messages_between(lane, plan, to_it ? lane.rank : peer, to_it ? peer : lane.rank));
+// The messages from this rank to each rank, or (`sent` false) the other way, as in the plan.
+__device__ PeerMessages messages_with(const LaneView& lane, const PlanView& plan, bool sent) {
+  return {.lane = &lane, .tokens_between = plan.tokens_between, .sent = sent};
 }
 
 // [warp] Receives the values of the messages that fall to warp `worker` of `workers`.
@@ -128,8 +138,7 @@ __device__ void run_route_values(const RouteValuesArguments& call, RouteValuesSt
     }
     __syncwarp();
     if (sends) post_header(lane, state->number, state->header);
-    HeaderFacts theirs;
-    if (receives) await_all_headers(lane, state->number, state->header, true, &theirs);
+    if (receives) agree_with_all(lane, state->number, state->header, true);
   }
   if (warp < kValueSendWarps) {
     if (!sends) return;

@@ -150,9 +150,9 @@ static __device__ __noinline__ void report_mismatch(const LaneView& lane, std::u
   }
 }
 
-// [warp] Waits for every rank's header and compares it with this rank's. Thread i gets the facts of rank i in
-// `theirs`. `coordinates`: this warp also reports a mismatch to the host and aborts the call for the other
-// blocks. Returns whether the call goes on.
+// [warp] Waits for every rank's header and compares it with this rank's, in narrow kernels. Thread i gets the
+// facts of rank i in `theirs`. `coordinates`: this warp also reports a mismatch to the host and aborts the
+// call for the other blocks. Returns whether the call goes on.
 //
 // Even an aborted call waits for all headers: the next call of this parity overwrites staging, and a peer's
 // header of this call shows that the peer has finished the calls before (docs/protocol.md).
@@ -187,6 +187,63 @@ __device__ inline bool await_all_headers(const LaneView& lane, std::uint64_t cal
   // Release at gpu scope: the error record before the abort that the other blocks see.
   if (!agree && coordinates && peer == 0) set_aborted(lane, call);
   return agree;
+}
+
+// [warp] The same for any number of ranks: calls use(rank, facts) for each rank, in some thread.
+template <class Use>
+__device__ inline bool await_all_headers_wide(const LaneView& lane, std::uint64_t call,
+                                              const CallHeader& mine, bool coordinates, Use&& use) {
+  const int thread = static_cast<int>(threadIdx.x % 32);
+  bool agree = true;
+  int giver[kDeviceArguments], lacker[kDeviceArguments];  // the lowest ranks with and without an argument
+  for (int i = 0; i < kDeviceArguments; ++i) giver[i] = lacker[i] = -1;
+#pragma unroll 1
+  for (int first = 0; first < lane.ranks; first += 32) {
+    const int peer = first + thread;
+    const bool has = peer < lane.ranks;
+    std::uint64_t terms = mine.terms.hash, word = make_header_facts(mine.terms.operation, 0).word();
+    bool alike = true, received = true;
+    if (has) {
+      received = await_header(lane, {mine.terms.operation, call, peer}, &terms, &word);
+      alike = terms == mine.terms.hash;
+    }
+    if (!__all_sync(~0u, received)) return false;
+    const HeaderFacts theirs = HeaderFacts::of(word);
+    if (has) use(peer, theirs);
+    const std::uint32_t different = ~__ballot_sync(~0u, alike);
+    // Only the first rank that differs is reported.
+    if (different != 0 && agree && coordinates && thread == __ffs(static_cast<int>(different)) - 1)
+      report_mismatch(lane, call, mine, peer, terms, theirs);
+    agree = agree && different == 0;
+    for (int i = 0; i < kDeviceArguments; ++i) {
+      const std::uint32_t given = __ballot_sync(~0u, theirs.argument[i] == 1),
+                          absent = __ballot_sync(~0u, theirs.argument[i] == 0);
+      if (giver[i] < 0 && given != 0) giver[i] = first + __ffs(static_cast<int>(given)) - 1;
+      if (lacker[i] < 0 && absent != 0) lacker[i] = first + __ffs(static_cast<int>(absent)) - 1;
+    }
+  }
+  for (int i = 0; i < kDeviceArguments && agree; ++i) {
+    if (giver[i] < 0 || lacker[i] < 0) continue;
+    agree = false;
+    if (thread == 0 && coordinates)
+      abort_call(lane, call, mine.terms.operation, DeviceError::Reason::given, giver[i], i, giver[i],
+                 lacker[i]);
+  }
+  __syncwarp();
+  // Release at gpu scope: the error record before the abort that the other blocks see.
+  if (!agree && coordinates && thread == 0) set_aborted(lane, call);
+  return agree;
+}
+
+// [warp] Waits for every rank's header, for callers that need nothing of it but that it agrees.
+__device__ __forceinline__ bool agree_with_all(const LaneView& lane, std::uint64_t call,
+                                               const CallHeader& mine, bool coordinates) {
+  if constexpr (kWide) {
+    return await_all_headers_wide(lane, call, mine, coordinates, [](int, const HeaderFacts&) {});
+  } else {
+    HeaderFacts theirs;
+    return await_all_headers(lane, call, mine, coordinates, &theirs);
+  }
 }
 
 // [thread] Called once by each sending block, ordered after everything the block has sent. The last of the

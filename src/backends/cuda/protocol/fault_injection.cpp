@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <array>
 
+#include "backends/cuda/protocol/kernel_ranks.hpp"
+#include "base/environment.hpp"
 #include "base/text.hpp"
 #include "ferry/error.hpp"
 
@@ -39,5 +41,12 @@ FaultInjection fault_injection_of(int jitter_percent, const std::string& stall) 
   fault_injection.any = fault_injection.probability > 0 || fault_injection.stall != KernelPoint::none ? 1 : 0;
   return fault_injection;
 }
+
+#if FERRY_TEST_HOOKS
+bool takes_wide_kernels(int ranks) {
+  static const bool all = Environment::read().wide;
+  return all || ranks > kNarrowRanks;
+}
+#endif
 
 }  // namespace ferry::cuda

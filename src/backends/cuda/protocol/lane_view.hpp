@@ -7,6 +7,7 @@
 #include "backends/cuda/protocol/diagnostics.hpp"
 #include "backends/cuda/protocol/fault_injection.hpp"
 #include "backends/cuda/protocol/host_signals.hpp"
+#include "backends/cuda/protocol/kernel_ranks.hpp"
 #include "base/host_device.hpp"
 #include "ferry/exchange.hpp"
 #include "layout/device_signals.hpp"
@@ -18,7 +19,6 @@
 
 namespace ferry::cuda {
 
-inline constexpr int kMaxRanks = 32;      // a token's destinations are a 32-bit mask
 inline constexpr int kMaxExperts = 1024;  // a block's shared memory holds tables of all experts
 inline constexpr int kMaxBlocks = 512;    // of any launch
 inline constexpr int kMaxSenders = 64;    // blocks of a dispatch that send
@@ -78,8 +78,9 @@ struct LaneView {
   // Whether every token goes to every rank (Transfer::gather).
   FERRY_HD bool to_every_rank() const { return plan_shape.to_every_rank != 0; }
 
-  // This lane's section of symmetric memory, on every rank.
-  std::byte* symmetric[kMaxRanks];
+  // This lane's section of symmetric memory, on every rank. Of more than kNarrowRanks ranks, the first is the
+  // address of a table [R] of sections in device memory instead.
+  std::byte* symmetric[kNarrowRanks];
   DeviceSignals signals;
   ExchangeLayout exchange;       // offsets relative to the lane's section: use lane 0
   std::int64_t receive_buffers;  // offset in it of the lane's own receive buffers, if it has any
@@ -98,9 +99,16 @@ struct LaneView {
   DeviceError* device_error;
   HostTotals* totals;
 
+  // In kernels.
+  FERRY_HD std::byte* section(int rank_of_memory) const {
+    if constexpr (kWide) {
+      if (ranks > kNarrowRanks) return reinterpret_cast<std::byte* const*>(symmetric[0])[rank_of_memory];
+    }
+    return symmetric[rank_of_memory];
+  }
   template <class T = std::byte>
   FERRY_HD T* at(int rank_of_memory, std::int64_t offset) const {
-    return reinterpret_cast<T*>(symmetric[rank_of_memory] + offset);
+    return reinterpret_cast<T*>(section(rank_of_memory) + offset);
   }
   FERRY_HD LLPacket* header(int at_rank, int parity, int source) const {
     return at<LLPacket>(at_rank, signals.header(parity, source));

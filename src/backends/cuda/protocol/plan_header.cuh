@@ -63,10 +63,13 @@ static __device__ __noinline__ void post_refusal(const LaneView& lane, std::uint
 // await_all_headers().
 static __device__ __noinline__ void drain_headers(const LaneView& lane, std::uint64_t number,
                                                   Operation operation) {
-  const int peer = static_cast<int>(threadIdx.x);
+  int peer = static_cast<int>(threadIdx.x);
   std::uint64_t terms = 0;
-  if (peer < lane.ranks && peer != lane.rank)
-    await_header_word(lane, number, operation, peer, kHeaderTerms, &terms);
+  do {
+    if (peer < lane.ranks && peer != lane.rank)
+      await_header_word(lane, number, operation, peer, kHeaderTerms, &terms);
+    peer += static_cast<int>(blockDim.x);
+  } while (kWide && peer < lane.ranks);
   __syncthreads();
 }
 

@@ -65,8 +65,8 @@ __device__ __forceinline__ WaitResult wait_count(const LaneView& lane, const Fla
 // The address of `place`, which is in this rank's symmetric memory, in the mapped memory of `peer`.
 template <class T>
 __device__ __forceinline__ T* mapped_at(const LaneView& lane, int peer, T* place) {
-  return reinterpret_cast<T*>(lane.symmetric[peer] +
-                              (reinterpret_cast<const std::byte*>(place) - lane.symmetric[lane.rank]));
+  return reinterpret_cast<T*>(lane.section(peer) +
+                              (reinterpret_cast<const std::byte*>(place) - lane.section(lane.rank)));
 }
 
 // Peers whose memory is mapped, as on one host.

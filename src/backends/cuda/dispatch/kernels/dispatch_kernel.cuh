@@ -106,7 +106,9 @@ struct DispatchBlock {
     const bool known = Role::kSends && call.device_tokens == nullptr;
     std::int64_t tokens = call.tokens;
     if (!known) tokens = Role::kSends ? token_count(call, block() == 0) : call.plan.header->tokens;
-    const SendPartition partition = known ? call.partition : SendPartition::of(tokens, role.senders);
+    const SendPartition partition = known   ? call.partition
+                                    : kWide ? SendPartition::whole(tokens, role.senders)
+                                            : SendPartition::of(tokens, role.senders);
     state->tokens = tokens;
     state->partition = partition;
     // The coordinator sends no metadata: it has other work.

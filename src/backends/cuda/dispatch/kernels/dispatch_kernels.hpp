@@ -1,6 +1,7 @@
 // The compiled kernels of dispatch, from translation units of about equal compile time.
 #pragma once
 
+#include "backends/cuda/dispatch/dispatch.hpp"
 #include "backends/cuda/dispatch/dispatch_mode.hpp"
 #include "backends/cuda/dispatch/quantisation.hpp"
 
@@ -19,5 +20,11 @@ const void* generic_kernel(DispatchMode mode);  // dispatch_generic.cu
 
 // Tokens that go to every rank: modes few_tokens, count_on_device, generic, send_phase and receive_phase.
 const void* gathered_kernel(DispatchMode mode, Quantisation quantisation);  // dispatch_gathered.cu
+
+// The same for groups of more than kNarrowRanks ranks, in every mode: dispatch_wide.cu.
+std::int64_t wide_dispatch_shared_bytes(const LaneView& lane);
+void prepare_wide_dispatch(const LaneView& lane);
+void launch_wide_dispatch(const DispatchArguments& arguments, DispatchMode mode, const LaunchShape& shape,
+                          cudaStream_t stream);
 
 }  // namespace ferry::cuda

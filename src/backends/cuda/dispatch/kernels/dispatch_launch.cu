@@ -30,12 +30,14 @@ const void* kernel_of(const LaneView& lane, DispatchMode mode, Quantisation quan
 }  // namespace
 
 std::int64_t dispatch_shared_bytes(const LaneView& lane) {
+  if (takes_wide_kernels(lane.ranks)) return wide_dispatch_shared_bytes(lane);
   DispatchArguments call{};
   call.lane = lane;
-  return DispatchBlockState::lay_out(&call);
+  return lay_out_block(&call);
 }
 
 void prepare_dispatch(const LaneView& lane) {
+  if (takes_wide_kernels(lane.ranks)) return prepare_wide_dispatch(lane);
   const std::int64_t shared_bytes = dispatch_shared_bytes(lane);
   for (const DispatchMode mode : {DispatchMode::many_tokens, DispatchMode::few_tokens,
                                   DispatchMode::count_on_device, DispatchMode::by_plan, DispatchMode::generic,
@@ -47,8 +49,9 @@ void prepare_dispatch(const LaneView& lane) {
 
 void launch_dispatch(const DispatchArguments& arguments, DispatchMode mode, const LaunchShape& shape,
                      cudaStream_t stream) {
+  if (takes_wide_kernels(arguments.lane.ranks)) return launch_wide_dispatch(arguments, mode, shape, stream);
   DispatchArguments call = arguments;
-  const auto shared_bytes = static_cast<std::size_t>(DispatchBlockState::lay_out(&call));
+  const auto shared_bytes = static_cast<std::size_t>(lay_out_block(&call));
   call.phase = mode == DispatchMode::send_phase      ? Phase::send
                : mode == DispatchMode::receive_phase ? Phase::receive
                                                      : Phase::fused;

@@ -1,0 +1,138 @@
+// The kernels of groups of more than 32 ranks, run on the host: whole calls of all ranks, blocks in any
+// order, against the oracle.
+#include "backends/cuda/device/ptx.cuh"  // first: the stand-in for CUDA
+//
+#include <gtest/gtest.h>
+
+#include "backends/cuda/dispatch/block_state.cuh"
+#include "backends/cuda/host/memory_layout.hpp"
+#include "exchange/configuration.hpp"
+#include "kernels_on_host/call_ranks.hpp"
+
+namespace ferry::cuda {
+namespace {
+
+static_assert(kWide && kKernelRanks == 256);
+
+contract::TestCase case_of(std::uint64_t number, int ranks) {
+  contract::TestCase c;
+  c.seed = number;
+  c.ranks = ranks;
+  c.config.experts = 2 * ranks;
+  c.config.top_k = 5;
+  c.config.max_tokens = 6;
+  c.config.hidden = 16;
+  c.config.alignment = 2;
+  c.masked = 0.2;
+  c.masked_tokens = 0.2;
+  c.bad_ids = 0.1;
+  return c;
+}
+
+// One dispatch and one combine.
+void run_step(CallRanks& ranks, const contract::TestCase& c, int index, const CallForm& form) {
+  const contract::StepInputs step = contract::make_inputs(c, index);
+  ranks.dispatch(step, form);
+  if (testing::Test::HasFailure()) return;
+  ranks.combine(step, contract::make_expert_outputs(c, step), form);
+}
+
+class WideKernels : public testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Ranks, WideKernels, testing::Values(3, 40));
+
+TEST_P(WideKernels, InEveryForm) {
+  const contract::TestCase c = case_of(1, GetParam());
+  CallRanks ranks(c);
+  run_step(ranks, c, 0, {.generic = true});
+  run_step(ranks, c, 1, {.split_phases = true, .generic = true});
+  run_step(ranks, c, 2, {.count_on_device = true, .generic = true});
+  // By the plan of the last step.
+  const contract::StepInputs step = contract::make_inputs(c, 2),
+                             other = contract::with_new_values(c, step, 3);
+  ranks.dispatch(other, {.by_plan = true});
+  ranks.dispatch(other, {.by_plan = true, .split_phases = true});
+  ranks.combine(other, contract::make_expert_outputs(c, other), {.generic = true});
+}
+
+TEST_P(WideKernels, InRankMajor) {
+  contract::TestCase c = case_of(2, GetParam());
+  c.config.layout = Layout::rank_major;
+  c.config.alignment = 1;
+  c.weights_from = contract::WeightsFrom::none;
+  CallRanks ranks(c);
+  run_step(ranks, c, 0, {.generic = true});
+  c.config.capacity = 5;
+  CallRanks small(c);
+  run_step(small, c, 1, {.generic = true});
+}
+
+TEST_P(WideKernels, InOtherFormatsAndTypes) {
+  contract::TestCase c = case_of(3, GetParam());
+  c.config.format = Format::fp8_e4m3();
+  c.config.hidden = 128;
+  c.config.layout = Layout::expert_padded;
+  c.result = DType::fp32;
+  c.weights_from = contract::WeightsFrom::topk_weights;
+  c.row_values = true;
+  CallRanks ranks(c);
+  run_step(ranks, c, 0, {.generic = true});
+}
+
+TEST_P(WideKernels, WithSharedExpertsAndDroppedRows) {
+  contract::TestCase c = case_of(4, GetParam());
+  c.config.shared_experts = 2;
+  c.config.capacity = 20;
+  CallRanks ranks(c);
+  run_step(ranks, c, 0, {.generic = true});
+}
+
+Config config_of(int ranks) {
+  Config config;
+  config.experts = 512;
+  config.top_k = 8;
+  config.hidden = 7168;
+  config.max_tokens = 128;
+  return complete_config(config, ranks);
+}
+
+TEST(WideKernel, MemoryFor256RanksAndARefusalOfMore) {
+  const Config config = config_of(256);
+  check_limits(config);
+  LaneView view{};
+  view.ranks = 256;
+  view.experts = config.experts;
+  view.groups = groups_of(config, 0);
+  view.layout = config.layout;
+  view.signals = device_signals(config);
+  DispatchArguments call{};
+  call.lane = view;
+  EXPECT_LE(lay_out_block(&call), 227 << 10);  // what a block may have on Hopper
+  // The flags of each rank's messages are its own.
+  const DeviceSignals& signals = view.signals;
+  EXPECT_EQ(signals.dispatch_flags(0, 255, config.max_tokens - 1) - signals.dispatch_flags(0, 0, 0),
+            8 * kQuarters * (std::int64_t{256} * config.max_tokens - 1));
+  EXPECT_LE(signals.header(1, 255) + signals.header_bytes, signals.end_of_stream_flag(0, 0, 0));
+  EXPECT_LE(signals.bytes, device_layout(config).exchange.signals);
+  EXPECT_EQ(lane_arrays(config, 255).metadata - lane_arrays(config, 255).symmetric, 8 * 256);
+  const RoutingTables tables = RoutingTables::at(nullptr, config.experts, 256);
+  EXPECT_LE(reinterpret_cast<std::intptr_t>(tables.rank_of + config.experts),
+            RoutingTables::bytes(config.experts, 256));
+  try {
+    check_limits(config_of(257));
+    ADD_FAILURE() << "257 ranks are not refused";
+  } catch (const UnsupportedError& error) {
+    EXPECT_EQ(std::string(error.what()),
+              "kernels serve groups of up to 256 ranks, got 257: use smaller groups, or the backend "
+              "collective on host memory");
+  }
+}
+
+TEST(WideKernel, SixtyFourRanks) {
+  contract::TestCase c = case_of(5, 64);
+  c.config.max_tokens = 4;
+  CallRanks ranks(c);
+  run_step(ranks, c, 0, {.generic = true});
+}
+
+}  // namespace
+}  // namespace ferry::cuda
