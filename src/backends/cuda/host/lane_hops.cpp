@@ -150,6 +150,7 @@ void Lane::post_refusal(const RefusalArguments& arguments, cudaStream_t stream) 
   hop_headers(arguments.operation, stream);
   launch_finish_headers({.lane = view_, .terms = AgreedOptions::of(arguments.operation), .compares = false},
                         stream);
+  if (arguments.operation == Operation::combine) launch_skip_number(view_, stream);
 }
 
 void Lane::hop_count_dispatch(const Ids& ids, std::int32_t tokens, Stream stream) {
