@@ -96,8 +96,8 @@ TEST(Errors, RefusalsReachThePeers) {
     refused([](auto& args) { args.id_type = 2; }, "id_type = 2, must be FERRY_INT32 (0) or FERRY_INT64 (1)");
     refused([](auto& args) { args.tokens.type = 3; },
             "ferry_tokens.type = 3, must be FERRY_BF16 (0), FERRY_FP16 (1) or FERRY_FP32 (2)");
-    refused([](auto& args) { args.format.kind = 9; },
-            "ferry_format.kind = 9, must be FERRY_FORMAT_DEFAULT (0), ");
+    refused([](auto& args) { args.format.kind = 10; },
+            "ferry_format.kind = 10, must be FERRY_FORMAT_DEFAULT (0), ");
     refused([&](auto& args) { args.plan = plan; }, "ids and a plan exclude each other");
 
     auto combine = sized<ferry_combine_args>();

@@ -205,7 +205,7 @@ TEST(Configuration, MistakesAreRefusedByTheQueries) {
   refused(with([](auto& c) { c.backend = -1; }), "ferry_config.backend = -1");
   refused(with([](auto& c) { c.combine_type = 3; }), "ferry_config.combine_type = 3");
   refused(with([](auto& c) { c.reduction = 4; }), "reduction = 4");
-  refused(with([](auto& c) { c.format.kind = 9; }), "ferry_format.kind = 9");
+  refused(with([](auto& c) { c.format.kind = 10; }), "ferry_format.kind = 10");
   refused(with([](auto& c) { c.format.flags = 1; }), "flags = 1 with kind FERRY_FORMAT_DEFAULT");
   refused(with([](auto& c) { c.format = {FERRY_FORMAT_FP8_E4M3, 8, {}}; }),
           "flags = 8 with kind FERRY_FORMAT_FP8_E4M3");
