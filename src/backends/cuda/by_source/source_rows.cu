@@ -49,6 +49,15 @@ void start(void (*kernel)(Arguments), const Arguments& arguments, int threads, i
 
 }  // namespace
 
+void prepare_source_rows() {
+  load_kernels({reinterpret_cast<const void*>(&keep_ids_kernel),
+                reinterpret_cast<const void*>(&describe_rows_kernel),
+                reinterpret_cast<const void*>(&start_return_kernel),
+                reinterpret_cast<const void*>(&place_rows_by_source_kernel),
+                reinterpret_cast<const void*>(&finish_return_kernel),
+                reinterpret_cast<const void*>(&check_returned_kernel)});
+}
+
 void launch_keep_ids(const KeepIdsArguments& arguments, int blocks, cudaStream_t stream) {
   start(&keep_ids_kernel, arguments, kSourceThreads, blocks, stream,
         "launching the copy of a dispatch's ids");

@@ -60,4 +60,6 @@ struct CheckReturnedArguments {
 };
 void launch_check_returned(const CheckReturnedArguments& arguments, cudaStream_t stream);
 
+void prepare_source_rows();  // loads the kernels on the current device
+
 }  // namespace ferry::cuda

@@ -27,6 +27,12 @@ const void* epilogue_of(DType type) {
 
 }  // namespace
 
+void prepare_epilogue() {
+  load_kernels({reinterpret_cast<const void*>(&epilogue_kernel<DType::bf16>),
+                reinterpret_cast<const void*>(&epilogue_kernel<DType::fp16>),
+                reinterpret_cast<const void*>(&epilogue_kernel<DType::fp32>)});
+}
+
 void launch_epilogue(const EpilogueArguments& arguments, int blocks, cudaStream_t stream) {
   const int needed = std::clamp(static_cast<int>(arguments.lane.max_tokens), 1, blocks);
   launch(epilogue_of(arguments.type), const_cast<EpilogueArguments*>(&arguments), kEpilogueThreads, 0,

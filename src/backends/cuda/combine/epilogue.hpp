@@ -23,4 +23,6 @@ struct EpilogueArguments {
 // `blocks`: thread blocks at most.
 void launch_epilogue(const EpilogueArguments& arguments, int blocks, cudaStream_t stream);
 
+void prepare_epilogue();  // loads the kernels on the current device
+
 }  // namespace ferry::cuda

@@ -108,6 +108,10 @@ __global__ void __launch_bounds__(kMergeThreads)
 
 }  // namespace
 
+void prepare_node_sums() {
+  load_kernels({reinterpret_cast<const void*>(&add_on_nodes_kernel)});
+}
+
 void launch_add_on_nodes(const AddOnNodesArguments& arguments, cudaStream_t stream) {
   const int blocks = arguments.lane.max_tokens < kMostBlocks ? arguments.lane.max_tokens : kMostBlocks;
   launch(reinterpret_cast<const void*>(&add_on_nodes_kernel), const_cast<AddOnNodesArguments*>(&arguments),

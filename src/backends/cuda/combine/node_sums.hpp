@@ -27,4 +27,6 @@ struct AddOnNodesArguments {
 // with a row missing, or with an impossible rank in its plan, stay as they are: the reducers report them.
 void launch_add_on_nodes(const AddOnNodesArguments& arguments, cudaStream_t stream);
 
+void prepare_node_sums();  // loads the kernels on the current device
+
 }  // namespace ferry::cuda

@@ -65,6 +65,11 @@ __global__ void __launch_bounds__(kFindThreads)
 
 }  // namespace
 
+void prepare_packed_rows() {
+  load_kernels(
+      {reinterpret_cast<const void*>(&place_rows_kernel), reinterpret_cast<const void*>(&find_rows_kernel)});
+}
+
 void launch_place_rows(const PlaceRowsArguments& arguments, cudaStream_t stream) {
   launch(reinterpret_cast<const void*>(&place_rows_kernel), const_cast<PlaceRowsArguments*>(&arguments),
          kPlaceThreads, 0, {.blocks = arguments.lane.ranks}, stream, "placing the rows of a combine");

@@ -38,4 +38,6 @@ struct FindRowsArguments {
 // skipped: their sender has not written them.
 void launch_find_rows(const FindRowsArguments& arguments, cudaStream_t stream);
 
+void prepare_packed_rows();  // loads the kernels on the current device
+
 }  // namespace ferry::cuda

@@ -83,6 +83,12 @@ void launch_step(void (*kernel)(RelaySumsArguments), const RelaySumsArguments& a
 
 }  // namespace
 
+void prepare_relay_sums() {
+  load_kernels({reinterpret_cast<const void*>(&note_rows_kernel),
+                reinterpret_cast<const void*>(&place_sums_kernel),
+                reinterpret_cast<const void*>(&add_rows_kernel)});
+}
+
 void launch_relay_sums(const RelaySumsArguments& arguments, cudaStream_t stream) {
   const int tokens = arguments.lane.max_tokens;
   launch_step(note_rows_kernel, arguments, kMergeThreads, kBlocksOfRank * arguments.held, stream);

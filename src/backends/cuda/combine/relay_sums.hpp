@@ -25,4 +25,6 @@ struct RelaySumsArguments {
 // Rows without a label of this call, of which a damaged plan is the cause, are left out.
 void launch_relay_sums(const RelaySumsArguments& arguments, cudaStream_t stream);
 
+void prepare_relay_sums();  // loads the kernels on the current device
+
 }  // namespace ferry::cuda

@@ -56,6 +56,10 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
+void prepare_shared_outputs() {
+  load_kernels({reinterpret_cast<const void*>(&shared_outputs_kernel)});
+}
+
 void launch_shared_outputs(const SharedOutputsArguments& arguments, int blocks, cudaStream_t stream) {
   const std::int64_t slices =
                          std::int64_t{kQuarters} * arguments.lane.shared_experts * arguments.lane.max_tokens,

@@ -22,4 +22,6 @@ struct SharedOutputsArguments {
 // `blocks`: thread blocks at most.
 void launch_shared_outputs(const SharedOutputsArguments& arguments, int blocks, cudaStream_t stream);
 
+void prepare_shared_outputs();  // loads the kernels on the current device
+
 }  // namespace ferry::cuda

@@ -11,4 +11,6 @@ namespace ferry::cuda {
 // blocks at most.
 void launch_input_hash(const DispatchArguments& arguments, int blocks, cudaStream_t stream);
 
+void prepare_input_hash();  // loads the kernels on the current device
+
 }  // namespace ferry::cuda

@@ -17,9 +17,7 @@ __global__ void __launch_bounds__(kTileThreads)
 }  // namespace
 
 void prepare_scale_tiles() {
-  cudaFuncAttributes attributes{};
-  check(cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(&scale_tiles_kernel)),
-        "load the kernel that writes tiles of scales");
+  load_kernels({reinterpret_cast<const void*>(&scale_tiles_kernel)});
 }
 
 void launch_scale_tiles(const ScaleTileArguments& arguments, int blocks, cudaStream_t stream) {

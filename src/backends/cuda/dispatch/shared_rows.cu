@@ -135,6 +135,10 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
+void prepare_shared_rows() {
+  load_kernels({reinterpret_cast<const void*>(&shared_rows_kernel)});
+}
+
 void launch_shared_rows(const DispatchArguments& arguments, int blocks, cudaStream_t stream) {
   DispatchArguments call = arguments;
   call.dot_rows = nullptr;

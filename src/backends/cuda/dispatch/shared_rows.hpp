@@ -11,4 +11,6 @@ namespace ferry::cuda {
 // dispatch's. It waits for no rank. `blocks`: thread blocks at most.
 void launch_shared_rows(const DispatchArguments& arguments, int blocks, cudaStream_t stream);
 
+void prepare_shared_rows();  // loads the kernels on the current device
+
 }  // namespace ferry::cuda

@@ -6,8 +6,17 @@
 #include <thread>
 #include <vector>
 
+#include "backends/cuda/by_source/source_rows.hpp"
+#include "backends/cuda/combine/epilogue.hpp"
+#include "backends/cuda/combine/node_sums.hpp"
+#include "backends/cuda/combine/packed_rows.hpp"
+#include "backends/cuda/combine/relay_sums.hpp"
+#include "backends/cuda/combine/shared_outputs.hpp"
 #include "backends/cuda/device/routing_tables.hpp"
+#include "backends/cuda/dispatch/input_hash.hpp"
+#include "backends/cuda/dispatch/shared_rows.hpp"
 #include "backends/cuda/memory/device_access.hpp"
+#include "backends/cuda/operations/engine_messages.hpp"
 #include "backends/cuda/runtime/blocking_copy.hpp"
 #include "backends/cuda/runtime/cuda_stream.hpp"
 #include "backends/cuda/runtime/current_device.hpp"
@@ -112,8 +121,19 @@ Lane::Lane(const ExchangeState& exchange, int index)
       streams_(exchange_id(exchange_), index, view_.rank, exchange_.device) {
   prepare_dispatch(view_);
   prepare_combine(view_.ranks);
-  if (exchange_.hops) prepare_hops();
+  prepare_epilogue();
+  prepare_input_hash();
   prepare_scale_tiles();
+  prepare_shared_outputs();
+  prepare_shared_rows();
+  prepare_source_rows();
+  if (over_engine()) {
+    prepare_engine_messages();
+    prepare_node_sums();
+    prepare_packed_rows();
+    prepare_relay_sums();
+  }
+  if (exchange_.hops) prepare_hops();
   init_memory();
 }
 

@@ -43,6 +43,11 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
+void prepare_engine_messages() {
+  load_kernels({reinterpret_cast<const void*>(&clear_metadata_kernel),
+                reinterpret_cast<const void*>(&mark_arrived_kernel)});
+}
+
 void launch_clear_metadata(const LaneView& lane, cudaStream_t stream) {
   launch(reinterpret_cast<const void*>(&clear_metadata_kernel), const_cast<LaneView*>(&lane), kThreads, 0,
          {.blocks = kBlocksForRank * lane.ranks}, stream, "clearing slot metadata");

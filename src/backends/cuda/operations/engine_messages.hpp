@@ -21,4 +21,6 @@ struct ArrivedMessages {
 // slot metadata of this call are skipped: their sender has not stored them.
 void launch_mark_arrived(const ArrivedMessages& arguments, cudaStream_t stream);
 
+void prepare_engine_messages();  // loads the kernels on the current device
+
 }  // namespace ferry::cuda

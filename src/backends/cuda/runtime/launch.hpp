@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 
 #include "ferry/types.hpp"
 
@@ -23,6 +24,11 @@ struct LaunchShape {
 // Raises the kernel's limit of dynamic shared memory on the current device to the most a block can have. Call
 // before its first launch. Throws UnsupportedError if a block cannot have `bytes`.
 void allow_shared_bytes(const void* kernel, std::int64_t bytes);
+
+// Loads kernels on the current device, when an exchange is made. CUDA would load them at their first launch,
+// and may wait until the device is idle. Behind a kernel that waits for peers that holds up this rank, and
+// all ranks of its process.
+void load_kernels(std::initializer_list<const void*> kernels);
 
 // `action`: for the error message, as for check(), which throws.
 void launch(const void* kernel, void* arguments, int threads, std::size_t shared_bytes,

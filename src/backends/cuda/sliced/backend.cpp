@@ -8,6 +8,7 @@
 #include "backends/cuda/runtime/blocking_copy.hpp"
 #include "backends/cuda/runtime/current_device.hpp"
 #include "backends/cuda/sliced/lane.hpp"
+#include "backends/cuda/sliced/slices.hpp"
 #include "base/text.hpp"
 #include "exchange/device_work.hpp"
 #include "exchange/sliced.hpp"
@@ -43,6 +44,7 @@ class SlicedBackend final : public Backend, private GatherOperations {
                  .gather = &inner_->gather_operations(),
                  .blocks = cuda_.blocks_of_lane(),
                  .late_errors = inner_->capabilities().late_errors} {
+    prepare_slices();
     for (int lane = 0; lane < config.lanes; ++lane) lanes_.emplace_back(context_, lane, cuda_.view_of(lane));
   }
 

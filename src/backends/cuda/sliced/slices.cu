@@ -67,6 +67,17 @@ void start(void (*kernel)(Arguments), const Arguments& arguments, int threads, i
 
 }  // namespace
 
+void prepare_slices() {
+  load_kernels(
+      {reinterpret_cast<const void*>(&post_dispatch_kernel),
+       reinterpret_cast<const void*>(&take_slice_kernel), reinterpret_cast<const void*>(&take_combine_kernel),
+       reinterpret_cast<const void*>(&find_segments_kernel),
+       reinterpret_cast<const void*>(&copy_tokens_kernel), reinterpret_cast<const void*>(&pack_rows_kernel),
+       reinterpret_cast<const void*>(&unpack_rows_kernel),
+       reinterpret_cast<const void*>(&pack_outputs_kernel),
+       reinterpret_cast<const void*>(&copy_results_kernel)});
+}
+
 void launch_post_dispatch(const PostDispatchArguments& arguments, cudaStream_t stream) {
   start(&post_dispatch_kernel, arguments, kAgreeThreads, 1, stream, "launching the hash of a slice's ids");
 }

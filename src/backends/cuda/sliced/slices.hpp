@@ -194,4 +194,6 @@ struct CopyResultsArguments {
 };
 void launch_copy_results(const CopyResultsArguments& arguments, int blocks, cudaStream_t stream);
 
+void prepare_slices();  // loads the kernels on the current device
+
 }  // namespace ferry::cuda

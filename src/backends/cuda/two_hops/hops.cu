@@ -136,16 +136,13 @@ __global__ void __launch_bounds__(32, 1) skip_number_kernel(const __grid_constan
 }  // namespace
 
 void prepare_hops() {
-  for (const void* kernel :
-       {reinterpret_cast<const void*>(&hop_kernel), reinterpret_cast<const void*>(&clear_inbox_kernel),
-        reinterpret_cast<const void*>(&post_metadata_kernel),
-        reinterpret_cast<const void*>(&finish_metadata_kernel),
-        reinterpret_cast<const void*>(&post_refusal_kernel),
-        reinterpret_cast<const void*>(&finish_headers_kernel), reinterpret_cast<const void*>(&mute_kernel),
-        reinterpret_cast<const void*>(&unmute_kernel), reinterpret_cast<const void*>(&skip_number_kernel)}) {
-    cudaFuncAttributes attributes{};
-    check(cudaFuncGetAttributes(&attributes, kernel), "load a kernel");
-  }
+  load_kernels(
+      {reinterpret_cast<const void*>(&hop_kernel), reinterpret_cast<const void*>(&clear_inbox_kernel),
+       reinterpret_cast<const void*>(&post_metadata_kernel),
+       reinterpret_cast<const void*>(&finish_metadata_kernel),
+       reinterpret_cast<const void*>(&post_refusal_kernel),
+       reinterpret_cast<const void*>(&finish_headers_kernel), reinterpret_cast<const void*>(&mute_kernel),
+       reinterpret_cast<const void*>(&unmute_kernel), reinterpret_cast<const void*>(&skip_number_kernel)});
 }
 
 void launch_hops(const HopArguments& arguments, const LaunchShape& shape, cudaStream_t stream) {
