@@ -54,6 +54,19 @@ TEST_P(WideKernels, InEveryForm) {
   ranks.combine(other, contract::make_expert_outputs(c, other), {.generic = true});
 }
 
+// A warp goes on counting from one group of tokens to the next.
+TEST(WideKernel, WithManyTokensForTheWarps) {
+  contract::TestCase c = case_of(6, 3);
+  c.config.max_tokens = 150;
+  c.full = true;
+  CallRanks ranks(c);
+  run_step(ranks, c, 0, {.generic = true});
+  const contract::StepInputs step = contract::make_inputs(c, 0),
+                             other = contract::with_new_values(c, step, 1);
+  ranks.dispatch(other, {.by_plan = true});
+  ranks.combine(other, contract::make_expert_outputs(c, other), {.generic = true});
+}
+
 TEST_P(WideKernels, InRankMajor) {
   contract::TestCase c = case_of(2, GetParam());
   c.config.layout = Layout::rank_major;
