@@ -131,8 +131,8 @@ TEST_F(CudaMemory, UnusableMemoryIsRefused) {
 TEST(CudaSizes, OversizedConfigurationsAreUnsupported) {
   const Config fits{
       .experts = 1024, .top_k = 8, .hidden = 16, .max_tokens = 1 << 18, .backend = BackendKind::cuda};
-  EXPECT_NO_THROW(size_of(fits, 32, 0));
-  EXPECT_THROW(size_of(fits, 33, 0), UnsupportedError);
+  EXPECT_NO_THROW(size_of(fits, 33, 0));
+  EXPECT_THROW(size_of(fits, 257, 0), UnsupportedError);
   Config config = fits;
   config.experts = 1025;
   EXPECT_THROW(size_of(config, 32, 0), UnsupportedError);

@@ -324,13 +324,13 @@ proctype Rank(byte me) {
       :: terms != kRefusal && DIRECT_WRITES == 0 -> in_phases = 1
       :: terms != kRefusal && !kAllowsAlways /* a combine, which receives without waiting for headers */
       :: terms != kRefusal && DIRECT_WRITES + DAMAGED > 0 ->
-        /* dispatch_coordinator.cuh fill_facts: `facts.accepts_direct_writes = fused && call.own_memory` */
+        /* dispatch_coordinator.cuh fill_facts: `facts.accepts_direct_writes = !kWide && fused && call.own_memory` */
         facts[me] = kAllowsDirect
       :: terms != kRefusal && FEW ->
         /* dispatch_coordinator.cuh fill_facts: `facts.token_indexed = token_indexed;` */
         facts[me] = kAllowsDirect | kFew
       :: terms != kRefusal && direct_writes < DIRECT_WRITES ->
-        /* dispatch_coordinator.cuh fill_facts: `facts.direct_write = fused` */
+        /* dispatch_coordinator.cuh fill_facts: `facts.direct_write = !kWide && fused` */
         facts[me] = kAllowsDirect | kWritesDirectly; direct_writes++
       fi;
       d_step {
