@@ -1,7 +1,6 @@
 #include "exchange/encoder_staging.hpp"
 
 #include <algorithm>
-#include <cstring>
 
 #include "base/text.hpp"
 #include "ferry/error.hpp"
@@ -120,7 +119,8 @@ DispatchCall EncoderStaging::encode(const DispatchCall& call, Stream stream) con
     if (work_ != nullptr) {
       work_->fill_guards(guards_of(p), kGuard, stream);
     } else {
-      for_each_guard(p, [](std::byte* guard, std::int64_t) { std::memset(guard, kGuard, kGuardBytes); });
+      for_each_guard(
+          p, [](std::byte* guard, std::int64_t) { std::fill_n(guard, kGuardBytes, std::byte{kGuard}); });
     }
   }
   try {
