@@ -44,6 +44,12 @@ class Communicator {
   // thread may run it.
   virtual bool gives_up_at_once() const { return false; }
 
+  // Bytes of the first transfer of a call where lanes are ordered; the same for all communicators of an
+  // engine. Enough for the counts of some hundred experts and ranks. No block is smaller, so in groups of a
+  // thousand ranks these bytes take much memory.
+  static constexpr std::int64_t kFirstBytes = 3072;
+  virtual std::int64_t first_bytes() const { return kFirstBytes; }
+
   // Tells the transport of memory of the rank's device that transfers will use, where it gains by that. All
   // ranks do so for the memory of a transfer, or none. The registration ends with the object that is
   // returned; end it before the memory is freed. Null: none.

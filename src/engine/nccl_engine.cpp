@@ -241,6 +241,8 @@ class NcclCommunicator final : public Communicator {
     connection_->all_to_all_v(transfer, keep, check);
   }
   bool gives_up_at_once() const override { return true; }
+  // A second transfer costs more than these bytes, enough for the counts of 500 experts on devices.
+  std::int64_t first_bytes() const override { return 6144; }
   std::shared_ptr<void> register_memory(std::byte* data, std::int64_t bytes) override {
     return connection_->register_memory(data, bytes);
   }

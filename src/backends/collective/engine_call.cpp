@@ -26,14 +26,13 @@ constexpr std::int64_t align_summary(std::int64_t bytes) {
   return (bytes + 7) / 8 * 8;
 }
 
-static_assert(PairBlocks<BlockHeader>::kHeaderBytes <= EngineCall::kFirstBytes);
+static_assert(PairBlocks<BlockHeader>::kHeaderBytes <= Communicator::kFirstBytes);
 
 // Bytes in the blocks to each rank and from each rank. [R]
 struct ContentBytes {
   std::vector<std::int64_t> sent, received;
 
-  ContentBytes(std::int64_t summary_bytes, int ranks, const TableBytes& tables,
-               std::int64_t first_bytes = EngineCall::kFirstBytes) {
+  ContentBytes(std::int64_t summary_bytes, int ranks, const TableBytes& tables, std::int64_t first_bytes) {
     // At least so many that all blocks have a first transfer.
     const std::int64_t least = first_bytes - PairBlocks<BlockHeader>::kHeaderBytes;
     const std::int64_t summary = align_summary(summary_bytes);
@@ -51,13 +50,13 @@ PairBlocks<BlockHeader> make_blocks(const ContentBytes& contents) {
 }  // namespace
 
 std::int64_t EngineCall::blocks_bytes(std::int64_t summary_bytes, int ranks, const TableBytes& tables) {
-  const ContentBytes contents(summary_bytes, ranks, tables);
+  const ContentBytes contents(summary_bytes, ranks, tables, Communicator::kFirstBytes);
   return PairBlocks<BlockHeader>::bytes(contents.sent, contents.received);
 }
 
 EngineCall::EngineCall(Rank rank, std::unique_ptr<Communicator> communicator, int lane,
                        std::int64_t summary_bytes, std::unique_ptr<MessageCarrier> messages, double deadline,
-                       std::shared_ptr<TransferThread> ordered, std::int64_t first_bytes)
+                       std::shared_ptr<TransferThread> ordered)
     : rank_(std::move(rank)),
       me_(rank_.index()),
       ranks_(rank_.size()),
@@ -65,12 +64,12 @@ EngineCall::EngineCall(Rank rank, std::unique_ptr<Communicator> communicator, in
       lane_number_(rank_.state().number_lane()),
       progress_(rank_.state().control(), me_, lane_number_),
       summary_bytes_(align_summary(summary_bytes)),
-      first_bytes_(first_bytes),
+      first_bytes_(communicator->first_bytes()),
       has_tables_(!messages->tables().sent.empty()),
       deadline_(deadline),
       communicator_(std::move(communicator)),
       memory_(std::make_shared<Memory>(
-          Memory{.blocks = make_blocks({summary_bytes, ranks_, messages->tables(), first_bytes}),
+          Memory{.blocks = make_blocks({summary_bytes, ranks_, messages->tables(), first_bytes_}),
                  .messages = std::move(messages)})),
       ordered_(ordered != nullptr),
       thread_(std::move(ordered)) {}

@@ -37,19 +37,12 @@ class EngineCall {
   // Throws to end a wait.
   using Check = std::function<void()>;
 
-  // With ordered lanes, of the first transfer of a call. The same in all exchanges over one engine. No block
-  // is smaller, so that in groups of a thousand ranks they take much memory.
-  static constexpr std::int64_t kFirstBytes =
-      3072;  // enough for the counts of some hundred experts and ranks
-  // For those of 500 on devices. A second transfer of NCCL costs more than these bytes.
-  static constexpr std::int64_t kNcclFirstBytes = 6144;
-
   // `ordered`: the thread of all lanes; null: lanes need no common order. `summary_bytes`: of a block's
   // content that the user of this class fills in.
   EngineCall(Rank rank, std::unique_ptr<Communicator> communicator, int lane, std::int64_t summary_bytes,
              std::unique_ptr<MessageCarrier> messages, double deadline,
-             std::shared_ptr<TransferThread> ordered, std::int64_t first_bytes = kFirstBytes);
-  // Bytes of all blocks. `tables`: MessageCarrier::tables().
+             std::shared_ptr<TransferThread> ordered);
+  // Bytes of all blocks with Communicator::kFirstBytes. `tables`: MessageCarrier::tables().
   static std::int64_t blocks_bytes(std::int64_t summary_bytes, int ranks, const TableBytes& tables);
   // Waits for an exchange that has been started.
   ~EngineCall();

@@ -65,7 +65,8 @@ std::vector<EngineLane::GatherTermsOfCall> EngineLane::exchange_terms(Operation 
   return all;
 }
 
-// Of the block for one rank; the same on all ranks. Rows of a combine are never fewer than these.
+// Bytes of a block that one rank sends another, the same on all ranks. The memory for the rows of a combine
+// is never smaller.
 std::int64_t EngineLane::gather_round_bytes() const {
   const std::int64_t most_sent = std::int64_t{ranks()} * lane_.view().max_tokens,
                      rows = std::min(most_sent, layout().received_rows);

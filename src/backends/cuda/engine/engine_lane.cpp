@@ -51,9 +51,7 @@ EngineLane::EngineLane(const ExchangeState& exchange, Lane& lane, int index,
       counts_(exchange.config.experts),
       call_(exchange.rank, std::move(communicator), index, exchange.engine->header_bytes,
             std::unique_ptr<collective::MessageCarrier>(messages_), exchange.config.deadline,
-            std::move(ordered),
-            exchange.config.engine == EngineKind::nccl ? collective::EngineCall::kNcclFirstBytes
-                                                       : collective::EngineCall::kFirstBytes) {}
+            std::move(ordered)) {}
 
 // --- between the phases ------------------------------------------------------------------------------------
 
