@@ -168,7 +168,7 @@ class Lane {
   // The epilogue of a combine, whose result is what `combine` says; none: nothing to do.
   std::optional<EpilogueArguments> plan_epilogue(const CombineCall& call,
                                                  const CombineArguments& combine) const;
-  // Whether something else than the kernels of the phases carries what they send.
+  // Whether an engine, or the launch of two hops, carries what the kernels of the phases store.
   bool over_engine() const { return exchange_.engine.has_value(); }
   HopArguments hop_arguments(Operation operation, HopContent content) const;
   void hop_messages(HopArguments arguments, const LaneView& lane, const PlanView& plan, std::int64_t parts,
@@ -209,9 +209,10 @@ class Lane {
   std::optional<EpilogueArguments> epilogue_;
   LaunchShape phase_shape_;
   DispatchResult result_;
-  std::uint64_t calls_ = 0;                            // enqueued so far
-  std::uint64_t counted_ = 0;                          // calls of dispatch_counts
-  std::vector<std::int32_t> hop_tokens_, hop_routes_;  // of the last one in two hops: [R], [L]
+  std::uint64_t calls_ = 0;    // enqueued so far
+  std::uint64_t counted_ = 0;  // calls of dispatch_counts
+  std::vector<std::int32_t> hop_tokens_,
+      hop_routes_;  // results of the last dispatch_counts in two hops: [R], [L]
 };
 
 }  // namespace ferry::cuda

@@ -1,10 +1,9 @@
-// Turns a checked call into the arguments of its kernel, and launches it.
+// Dispatches: turns a checked call into the arguments of its kernels, and launches them.
 #include <algorithm>
 #include <atomic>
 #include <numeric>
 #include <thread>
 
-#include "backends/cuda/combine/shared_outputs.hpp"
 #include "backends/cuda/dispatch/input_hash.hpp"
 #include "backends/cuda/dispatch/shared_rows.hpp"
 #include "backends/cuda/host/block_roles.hpp"
@@ -299,184 +298,10 @@ DispatchResult Lane::dispatch_receive(Stream stream) {
   return result_;
 }
 
-// Decides who adds the rows of shared experts, and says so in the arguments.
-Lane::SharedCopy Lane::plan_shared_copy(const CombineCall& call, Phase phase,
-                                        CombineArguments* arguments) const {
-  if (view_.shared_experts == 0 || arguments->outputs == nullptr || arguments->result == nullptr) return {};
-  if (call.shared_outputs != nullptr)
-    return {static_cast<std::byte*>(call.shared_outputs), arguments->result_type};
-  arguments->shared_terms = view_.shared_experts;
-  if (phase == Phase::fused && arguments->output_type == arguments->combine_type) return {};
-  auto* const kept = array<std::byte>(arrays_.shared_outputs);
-  arguments->kept_shared_rows = kept;
-  return {kept, arguments->combine_type};
-}
-
-void Lane::copy_shared_rows(const CombineArguments& combine, const SharedCopy& copy, const LaunchShape& shape,
-                            Stream stream) const {
-  launch_shared_outputs({.lane = view_,
-                         .plan = combine.plan,
-                         .outputs = combine.outputs,
-                         .output_stride = combine.output_stride,
-                         .output_type = combine.output_type,
-                         .combine_type = combine.combine_type,
-                         .to = copy.to,
-                         .type = copy.type},
-                        shape.blocks, handle_of(stream));
-}
-
-void Lane::combine(const CombineCall& call, Phase phase, Stream stream) {
-  const Config& config = exchange_.config;
-  require_own_stream(Operation::combine, stream);
-  pointer_check_.require_usable("combine", pointers_of(call));
-  const LaunchShape shape = this->shape(call.sm_limit);
-  CombineArguments arguments{};
-  arguments.lane = view_;
-  arguments.phase = phase;
-  arguments.terms = agreed_options_of(Operation::combine, options_of(call));
-  arguments.weights_travel = call.reduction == Reduction::partial && call.topk_weights != nullptr;
-  arguments.plan = view_plan(call.plan.storage(), view_.plan_shape);
-  arguments.reduction = call.reduction;
-  arguments.combine_type = config.combine_type;
-  arguments.row = combine_row_layout(config.combine_type, config.hidden, config.top_k);
-  arguments.outputs = static_cast<const std::byte*>(call.outputs.data);
-  arguments.output_stride =
-      call.outputs.stride != 0 ? call.outputs.stride : config.hidden * bytes_of(call.outputs.type);
-  arguments.output_type = call.outputs.type;
-  arguments.row_weights = call.row_weights;
-  arguments.row_values = call.row_values;
-  arguments.result = static_cast<std::byte*>(call.result.data);
-  arguments.result_stride =
-      call.result.stride != 0 ? call.result.stride : config.hidden * bytes_of(call.result.type);
-  arguments.result_type = call.result.type;
-  arguments.topk_weights = call.topk_weights;
-  arguments.route_values = call.route_values;
-  // Own rows go through staging where they are converted: the sender role then sums them like all others.
-  arguments.own_staged = phase != Phase::fused || call.outputs.type != config.combine_type;
-  const SharedCopy shared = plan_shared_copy(call, phase, &arguments);
-  arguments.senders =
-      combine_senders(shape.blocks, config, call.reduction, arguments.own_staged, arguments.shared_terms);
-  if (over_engine()) pack_rows(arguments, stream);
-  // The fused kernel adds the rows that are copied; a send phase has more urgent work.
-  if (shared.to != nullptr && phase == Phase::fused) copy_shared_rows(arguments, shared, shape, stream);
-  launch_combine(arguments, shape, handle_of(stream));
-  if (shared.to != nullptr && phase == Phase::send) copy_shared_rows(arguments, shared, shape, stream);
-  if (!over_engine()) ++calls_;
-  const std::optional<EpilogueArguments> epilogue = plan_epilogue(call, arguments);
-  if (epilogue && phase == Phase::fused) launch_epilogue(*epilogue, shape.blocks, handle_of(stream));
-  if (phase == Phase::send) {
-    epilogue_ = epilogue;
-    combine_ = arguments;
-    combine_.phase = Phase::receive;
-    phase_shape_ = shape;
-  }
-}
-
-void Lane::combine_receive(Stream stream) {
-  launch_combine(combine_, phase_shape_, handle_of(stream));
-  if (epilogue_) launch_epilogue(*epilogue_, phase_shape_.blocks, handle_of(stream));
-  if (over_engine()) ++calls_;
-}
-
-std::optional<EpilogueArguments> Lane::plan_epilogue(const CombineCall& call,
-                                                     const CombineArguments& combine) const {
-  if (call.epilogue.empty() || combine.result == nullptr) return std::nullopt;
-  return EpilogueArguments{.lane = view_,
-                           .plan = combine.plan,
-                           .result = combine.result,
-                           .result_stride = combine.result_stride,
-                           .type = combine.result_type,
-                           .residual = static_cast<const std::byte*>(call.epilogue.residual),
-                           .residual_stride = call.epilogue.stride != 0
-                                                  ? call.epilogue.stride
-                                                  : view_.hidden * bytes_of(combine.result_type),
-                           .scale = call.epilogue.scale};
-}
-
-// Places the rows that this rank will send, and says so in the arguments.
-void Lane::pack_rows(CombineArguments& arguments, Stream stream) const {
-  const EngineLayout& layout = *exchange_.engine;
-  std::byte* const memory = exchange_.engine_lane(index_);
-  auto* first_row = reinterpret_cast<std::int32_t*>(memory + layout.first_row);
-  auto* rows = reinterpret_cast<std::int32_t*>(memory + layout.rows);
-  launch_place_rows({.lane = view_,
-                     .plan = arguments.plan,
-                     .one_row = arguments.reduction == Reduction::partial,
-                     .first_row = first_row,
-                     .rows = rows},
-                    handle_of(stream));
-  arguments.packed = {.outbox = memory + layout.row_outbox,
-                      .row_bytes = layout.row_bytes,
-                      .label_offset = layout.label_offset,
-                      .first_row = first_row,
-                      .rows = rows,
-                      .arrived = reinterpret_cast<const LLPacket*>(memory + layout.arrived),
-                      .most_rows = layout.sent_rows};
-}
-
 void Lane::mark_arrived(const std::int32_t* from, Stream stream) const {
   ArrivedMessages arguments{.lane = dispatch_.lane, .from = {}};
   std::copy_n(from, view_.ranks, arguments.from);
   launch_mark_arrived(arguments, handle_of(stream));
-}
-
-void Lane::find_rows(const ArrivedRows* from, Stream stream) const {
-  const EngineLayout& layout = *exchange_.engine;
-  FindRowsArguments arguments{
-      .lane = view_,
-      .from = {},
-      .row_bytes = layout.row_bytes,
-      .label_offset = layout.label_offset,
-      .arrived = reinterpret_cast<LLPacket*>(exchange_.engine_lane(index_) + layout.arrived),
-      .most = layout.received_rows};
-  std::copy_n(from, view_.ranks, arguments.from);
-  launch_find_rows(arguments, handle_of(stream));
-}
-
-bool Lane::adds_by_node() const {
-  return exchange_.config.reduction_level == ReductionLevel::node && combine_.reduction == Reduction::partial;
-}
-
-void Lane::add_on_nodes(Stream stream) {
-  const Topology& topology = exchange_.rank.topology();
-  const EngineLayout& layout = *exchange_.engine;
-  std::byte* const memory = exchange_.engine_lane(index_);
-  AddOnNodesArguments arguments{.lane = view_,
-                                .plan = combine_.plan,
-                                .node_of = {},
-                                .combine_type = combine_.combine_type,
-                                .row = combine_.row,
-                                .has_rows = combine_.result != nullptr,
-                                .has_values = combine_.route_values != nullptr,
-                                .relays_add = has_relays(exchange_.config, topology),
-                                .arrived = reinterpret_cast<LLPacket*>(memory + layout.arrived),
-                                .token_ranks = reinterpret_cast<std::int32_t*>(memory + layout.token_ranks),
-                                .route_rank = reinterpret_cast<std::int32_t*>(memory + layout.route_rank)};
-  for (int rank = 0; rank < view_.ranks; ++rank) arguments.node_of[rank] = topology.node_of(rank);
-  launch_add_on_nodes(arguments, handle_of(stream));
-  combine_.plan.token_ranks = arguments.token_ranks;
-  combine_.plan.route_rank = arguments.route_rank;
-}
-
-void Lane::add_for_relay(std::span<const ArrivedRows> rows, std::byte* out, std::int32_t* count,
-                         cudaStream_t stream) const {
-  const EngineLayout& layout = *exchange_.engine;
-  std::byte* const memory = exchange_.engine_lane(index_);
-  RelaySumsArguments arguments{.lane = view_,
-                               .combine_type = combine_.combine_type,
-                               .row = combine_.row,
-                               .row_bytes = layout.row_bytes,
-                               .label_offset = layout.label_offset,
-                               .held = static_cast<int>(rows.size()),
-                               .from = {},
-                               .row_of = reinterpret_cast<std::int32_t*>(memory + layout.row_of),
-                               .place_of = reinterpret_cast<std::int32_t*>(memory + layout.place_of),
-                               .out = out,
-                               .count = count};
-  std::copy(rows.begin(), rows.end(), arguments.from);
-  const std::size_t bytes = 4 * rows.size() * static_cast<std::size_t>(view_.max_tokens);
-  check(cudaMemsetAsync(arguments.row_of, 0, bytes, stream), "clear a relay's table of rows");
-  launch_relay_sums(arguments, stream);
 }
 
 }  // namespace ferry::cuda
