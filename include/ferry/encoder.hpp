@@ -46,7 +46,8 @@ struct Encoder {
 /// registers the encoder; ranks compare the name, not the functions. docs/guides/own_format.md has an
 /// example.
 ///
-/// @param name  a letter, then letters, digits and underscores, at most 63; not the name of another format
+/// @param name  begins with a letter; letters, digits and underscores, at most 63. No other format may have
+/// it
 /// @throws UsageError  a name that is not allowed or taken, or an encoder without functions
 Format register_format(const std::string& name, Encoder encoder);
 

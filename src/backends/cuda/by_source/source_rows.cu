@@ -40,43 +40,33 @@ __global__ void __launch_bounds__(kReturnThreads)
   check_returned(arguments, &first);
 }
 
-template <class Arguments>
-void start(void (*kernel)(Arguments), const Arguments& arguments, int threads, int blocks,
-           cudaStream_t stream, const char* action) {
-  launch(reinterpret_cast<const void*>(kernel), const_cast<Arguments*>(&arguments), threads, 0,
-         {.blocks = blocks}, stream, action);
-}
-
 }  // namespace
 
 void prepare_source_rows() {
-  load_kernels({reinterpret_cast<const void*>(&keep_ids_kernel),
-                reinterpret_cast<const void*>(&describe_rows_kernel),
-                reinterpret_cast<const void*>(&start_return_kernel),
-                reinterpret_cast<const void*>(&place_rows_by_source_kernel),
-                reinterpret_cast<const void*>(&finish_return_kernel),
-                reinterpret_cast<const void*>(&check_returned_kernel)});
+  load_kernels(&keep_ids_kernel, &describe_rows_kernel, &start_return_kernel, &place_rows_by_source_kernel,
+               &finish_return_kernel, &check_returned_kernel);
 }
 
 void launch_keep_ids(const KeepIdsArguments& arguments, int blocks, cudaStream_t stream) {
-  start(&keep_ids_kernel, arguments, kSourceThreads, blocks, stream,
-        "launching the copy of a dispatch's ids");
+  launch(&keep_ids_kernel, arguments, kSourceThreads, blocks, stream,
+         "launching the copy of a dispatch's ids");
 }
 
 void launch_describe_rows(const DescribeRowsArguments& arguments, int blocks, cudaStream_t stream) {
-  start(&describe_rows_kernel, arguments, kSourceThreads, blocks, stream,
-        "launching the arrays of a dispatch");
+  launch(&describe_rows_kernel, arguments, kSourceThreads, blocks, stream,
+         "launching the arrays of a dispatch");
 }
 
 void launch_plan_return(const PlanReturnArguments& arguments, int blocks, cudaStream_t stream) {
   constexpr const char* kAction = "launching the plan of a combine by source";
-  start(&start_return_kernel, arguments, kReturnThreads, blocks, stream, kAction);
-  start(&place_rows_by_source_kernel, arguments, kReturnThreads, blocks, stream, kAction);
-  start(&finish_return_kernel, arguments, kReturnThreads, 1, stream, kAction);
+  launch(&start_return_kernel, arguments, kReturnThreads, blocks, stream, kAction);
+  launch(&place_rows_by_source_kernel, arguments, kReturnThreads, blocks, stream, kAction);
+  launch(&finish_return_kernel, arguments, kReturnThreads, 1, stream, kAction);
 }
 
 void launch_check_returned(const CheckReturnedArguments& arguments, cudaStream_t stream) {
-  start(&check_returned_kernel, arguments, kReturnThreads, 1, stream, "launching the check of returned rows");
+  launch(&check_returned_kernel, arguments, kReturnThreads, 1, stream,
+         "launching the check of returned rows");
 }
 
 }  // namespace ferry::cuda

@@ -53,7 +53,7 @@ const void* specialised_kernel(DType type, bool shared) {
   return specialised_kernel<kReduction, DType::fp32, kWeights>(shared);
 }
 
-// Of the reduction partial, the only one where tokens go to every rank.
+// For gathered input, whose reduction is always partial.
 template <bool kWeights>
 const void* gathered_bf16_kernel() {
   return kernel<GatheredCombine<SpecialisedCombine<Reduction::partial, DType::bf16, kWeights, false>>>();

@@ -66,7 +66,8 @@ struct CombineArguments {
   PackedRows packed;
 };
 
-// Whether a warp has a thread for each rank's sum of a token and each shared expert's row.
+// Whether the sums of all ranks for a token and its shared rows together are at most 32, one for each thread
+// of a warp.
 inline bool shared_terms_fit(const CombineArguments& call) {
   return call.lane.most_ranks + call.shared_terms <= 32;
 }

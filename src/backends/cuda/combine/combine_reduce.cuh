@@ -70,7 +70,7 @@ struct TokenReducer {
   std::byte* memory;  // SumStream::kBytes of shared memory
   std::uint64_t number;
   std::int32_t tokens, total;
-  PeerMessages sent_messages;  // of the dispatch, to each rank
+  PeerMessages sent_messages;  // how many the dispatch has sent to each rank
   int splits;                  // 1 << splits warps share a token
   int item, stride;            // a work item is a slice of a token; `item` is the next one
   TokenEntry next_token;

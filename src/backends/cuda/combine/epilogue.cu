@@ -28,9 +28,7 @@ const void* epilogue_of(DType type) {
 }  // namespace
 
 void prepare_epilogue() {
-  load_kernels({reinterpret_cast<const void*>(&epilogue_kernel<DType::bf16>),
-                reinterpret_cast<const void*>(&epilogue_kernel<DType::fp16>),
-                reinterpret_cast<const void*>(&epilogue_kernel<DType::fp32>)});
+  load_kernels(&epilogue_kernel<DType::bf16>, &epilogue_kernel<DType::fp16>, &epilogue_kernel<DType::fp32>);
 }
 
 void launch_epilogue(const EpilogueArguments& arguments, int blocks, cudaStream_t stream) {

@@ -109,7 +109,7 @@ __global__ void __launch_bounds__(kMergeThreads)
 }  // namespace
 
 void prepare_node_sums() {
-  load_kernels({reinterpret_cast<const void*>(&add_on_nodes_kernel)});
+  load_kernels(&add_on_nodes_kernel);
 }
 
 void launch_add_on_nodes(const AddOnNodesArguments& arguments, cudaStream_t stream) {

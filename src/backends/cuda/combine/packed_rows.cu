@@ -66,8 +66,7 @@ __global__ void __launch_bounds__(kFindThreads)
 }  // namespace
 
 void prepare_packed_rows() {
-  load_kernels(
-      {reinterpret_cast<const void*>(&place_rows_kernel), reinterpret_cast<const void*>(&find_rows_kernel)});
+  load_kernels(&place_rows_kernel, &find_rows_kernel);
 }
 
 void launch_place_rows(const PlaceRowsArguments& arguments, cudaStream_t stream) {

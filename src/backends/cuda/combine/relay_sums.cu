@@ -75,26 +75,19 @@ __global__ void __launch_bounds__(kMergeThreads)
   }
 }
 
-void launch_step(void (*kernel)(RelaySumsArguments), const RelaySumsArguments& arguments, int threads,
-                 int blocks, cudaStream_t stream) {
-  launch(reinterpret_cast<const void*>(kernel), const_cast<RelaySumsArguments*>(&arguments), threads, 0,
-         {.blocks = blocks}, stream, "adding the rows of a node");
-}
-
 }  // namespace
 
 void prepare_relay_sums() {
-  load_kernels({reinterpret_cast<const void*>(&note_rows_kernel),
-                reinterpret_cast<const void*>(&place_sums_kernel),
-                reinterpret_cast<const void*>(&add_rows_kernel)});
+  load_kernels(&note_rows_kernel, &place_sums_kernel, &add_rows_kernel);
 }
 
 void launch_relay_sums(const RelaySumsArguments& arguments, cudaStream_t stream) {
   const int tokens = arguments.lane.max_tokens;
-  launch_step(note_rows_kernel, arguments, kMergeThreads, kBlocksOfRank * arguments.held, stream);
-  launch_step(place_sums_kernel, arguments, kScanThreads, 1, stream);
-  launch_step(add_rows_kernel, arguments, kMergeThreads, tokens < kMostSumBlocks ? tokens : kMostSumBlocks,
-              stream);
+  constexpr const char* kAction = "adding the rows of a node";
+  launch(&note_rows_kernel, arguments, kMergeThreads, kBlocksOfRank * arguments.held, stream, kAction);
+  launch(&place_sums_kernel, arguments, kScanThreads, 1, stream, kAction);
+  launch(&add_rows_kernel, arguments, kMergeThreads, tokens < kMostSumBlocks ? tokens : kMostSumBlocks,
+         stream, kAction);
 }
 
 }  // namespace ferry::cuda

@@ -57,7 +57,7 @@ __global__ void __launch_bounds__(kThreads)
 }  // namespace
 
 void prepare_shared_outputs() {
-  load_kernels({reinterpret_cast<const void*>(&shared_outputs_kernel)});
+  load_kernels(&shared_outputs_kernel);
 }
 
 void launch_shared_outputs(const SharedOutputsArguments& arguments, int blocks, cudaStream_t stream) {

@@ -20,7 +20,7 @@ struct DispatchBlockState {
   BadIdCount bad;
   std::uint32_t direct_write_peers,         // ranks to which this one writes rows directly, one bit each
       direct_writers;                       // ranks that write rows directly here
-  SourceSegments segments;                  // of the sources' rows
+  SourceSegments segments;                  // into which each source rank cuts its rows
   std::int32_t sender_warps[kKernelRanks];  // warps that send, by source
   std::int32_t
       indexed_tokens[kKernelRanks];  // tokens of sources whose messages are indexed by token; otherwise -1

@@ -204,7 +204,7 @@ struct DestinationPlanner {
 
 // [warp] Sends the metadata of this thread's slot of token `token` to each rank that gets a message of the
 // token. kTokenIndexed: messages are indexed by token, and the metadata carries the message's number instead
-// of the token. Where tokens go to every rank, a receiver's index among them is its number.
+// of the token. With gathered input the receiver's number is its rank.
 template <bool kTokenIndexed, class Traits>
 __device__ __forceinline__ void send_slot_metadata(const SendContext& context, const TokenTile& tile,
                                                    const Destination& to, std::int32_t token,

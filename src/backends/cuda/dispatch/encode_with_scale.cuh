@@ -12,7 +12,7 @@ namespace ferry::cuda {
 // Eight columns of a row as a thread encodes them. With its neighbours it has whole blocks.
 struct EncodedEight {
   std::uint64_t codes;  // the first column in the lowest bits; e2m1: in the lower half
-  std::uint8_t scale;   // of the columns' block
+  std::uint8_t scale;   // of the block that holds these columns
   bool valid;           // nvfp4: the scale could be formed
 };
 

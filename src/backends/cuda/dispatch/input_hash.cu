@@ -43,7 +43,7 @@ __global__ void __launch_bounds__(kThreads)
 }  // namespace
 
 void prepare_input_hash() {
-  load_kernels({reinterpret_cast<const void*>(&input_hash_kernel)});
+  load_kernels(&input_hash_kernel);
 }
 
 void launch_input_hash(const DispatchArguments& arguments, int blocks, cudaStream_t stream) {

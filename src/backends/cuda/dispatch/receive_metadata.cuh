@@ -15,7 +15,7 @@ struct ReceiveContext {
   RowOffsets offsets;
   MessageQueue queue;
   std::uint32_t direct_writers;  // ranks that have written rows to their final position here, one bit each
-  SourceSegments segments;       // of the sources' rows
+  SourceSegments segments;       // into which each source rank cuts its rows
   std::byte* memory;             // of the warp's stream
 
   __device__ std::uint64_t number() const { return queue.number; }  // of the call

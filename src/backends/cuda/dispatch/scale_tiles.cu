@@ -17,7 +17,7 @@ __global__ void __launch_bounds__(kTileThreads)
 }  // namespace
 
 void prepare_scale_tiles() {
-  load_kernels({reinterpret_cast<const void*>(&scale_tiles_kernel)});
+  load_kernels(&scale_tiles_kernel);
 }
 
 void launch_scale_tiles(const ScaleTileArguments& arguments, int blocks, cudaStream_t stream) {

@@ -24,7 +24,7 @@ struct PlannedRoute {
 template <class Traits>
 struct PlanReader {
   const SendContext& context;
-  PlannedRoute ahead;  // of the next tokens
+  PlannedRoute ahead;  // loaded early for the next tokens
   // Wide: [R] in the warp's row of RouteCounts, of each rank. The number of the first message that the next
   // tokens send to it.
   std::int32_t* next_messages;

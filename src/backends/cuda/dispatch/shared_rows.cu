@@ -136,7 +136,7 @@ __global__ void __launch_bounds__(kThreads)
 }  // namespace
 
 void prepare_shared_rows() {
-  load_kernels({reinterpret_cast<const void*>(&shared_rows_kernel)});
+  load_kernels(&shared_rows_kernel);
 }
 
 void launch_shared_rows(const DispatchArguments& arguments, int blocks, cudaStream_t stream) {

@@ -44,8 +44,7 @@ __global__ void __launch_bounds__(kThreads)
 }  // namespace
 
 void prepare_engine_messages() {
-  load_kernels({reinterpret_cast<const void*>(&clear_metadata_kernel),
-                reinterpret_cast<const void*>(&mark_arrived_kernel)});
+  load_kernels(&clear_metadata_kernel, &mark_arrived_kernel);
 }
 
 void launch_clear_metadata(const LaneView& lane, cudaStream_t stream) {

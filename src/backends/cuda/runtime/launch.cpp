@@ -23,11 +23,9 @@ void allow_shared_bytes(const void* kernel, std::int64_t bytes) {
         "raise a kernel's shared memory limit");
 }
 
-void load_kernels(std::initializer_list<const void*> kernels) {
-  for (const void* kernel : kernels) {
-    cudaFuncAttributes attributes{};
-    check(cudaFuncGetAttributes(&attributes, kernel), "load a kernel");
-  }
+void load_kernel(const void* kernel) {
+  cudaFuncAttributes attributes{};
+  check(cudaFuncGetAttributes(&attributes, kernel), "load a kernel");
 }
 
 void launch(const void* kernel, void* arguments, int threads, std::size_t shared_bytes,

@@ -5,7 +5,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <initializer_list>
 
 #include "ferry/types.hpp"
 
@@ -25,13 +24,24 @@ struct LaunchShape {
 // before its first launch. Throws UnsupportedError if a block cannot have `bytes`.
 void allow_shared_bytes(const void* kernel, std::int64_t bytes);
 
-// Loads kernels on the current device, when an exchange is made. CUDA would load them at their first launch,
-// and may wait until the device is idle. Behind a kernel that waits for peers that holds up this rank, and
-// all ranks of its process.
-void load_kernels(std::initializer_list<const void*> kernels);
+// Loads a kernel on the current device. CUDA would load it at its first launch, and may wait until the device
+// is idle. Behind a kernel that waits for peers that holds up this rank, and all ranks of its process.
+void load_kernel(const void* kernel);
+template <class... Kernels>
+void load_kernels(Kernels*... kernels) {
+  (load_kernel(reinterpret_cast<const void*>(kernels)), ...);
+}
 
 // `action`: for the error message, as for check(), which throws.
 void launch(const void* kernel, void* arguments, int threads, std::size_t shared_bytes,
             const LaunchShape& shape, cudaStream_t stream, const char* action);
+
+// The same for a kernel with one argument and no dynamic shared memory.
+template <class Arguments>
+void launch(void (*kernel)(Arguments), const Arguments& arguments, int threads, int blocks,
+            cudaStream_t stream, const char* action) {
+  launch(reinterpret_cast<const void*>(kernel), const_cast<Arguments*>(&arguments), threads, 0,
+         {.blocks = blocks}, stream, action);
+}
 
 }  // namespace ferry::cuda

@@ -58,63 +58,52 @@ __global__ void __launch_bounds__(kMoveThreads)
   copy_results(call);
 }
 
-template <class Arguments>
-void start(void (*kernel)(Arguments), const Arguments& arguments, int threads, int blocks,
-           cudaStream_t stream, const char* action) {
-  launch(reinterpret_cast<const void*>(kernel), const_cast<Arguments*>(&arguments), threads, 0,
-         {.blocks = blocks}, stream, action);
-}
-
 }  // namespace
 
 void prepare_slices() {
-  load_kernels(
-      {reinterpret_cast<const void*>(&post_dispatch_kernel),
-       reinterpret_cast<const void*>(&take_slice_kernel), reinterpret_cast<const void*>(&take_combine_kernel),
-       reinterpret_cast<const void*>(&find_segments_kernel),
-       reinterpret_cast<const void*>(&copy_tokens_kernel), reinterpret_cast<const void*>(&pack_rows_kernel),
-       reinterpret_cast<const void*>(&unpack_rows_kernel),
-       reinterpret_cast<const void*>(&pack_outputs_kernel),
-       reinterpret_cast<const void*>(&copy_results_kernel)});
+  load_kernels(&post_dispatch_kernel, &take_slice_kernel, &take_combine_kernel, &find_segments_kernel,
+               &copy_tokens_kernel, &pack_rows_kernel, &unpack_rows_kernel, &pack_outputs_kernel,
+               &copy_results_kernel);
 }
 
 void launch_post_dispatch(const PostDispatchArguments& arguments, cudaStream_t stream) {
-  start(&post_dispatch_kernel, arguments, kAgreeThreads, 1, stream, "launching the hash of a slice's ids");
+  launch(&post_dispatch_kernel, arguments, kAgreeThreads, 1, stream, "launching the hash of a slice's ids");
 }
 
 void launch_take_slice(const TakeSliceArguments& arguments, cudaStream_t stream) {
-  start(&take_slice_kernel, arguments, kAgreeThreads, 1, stream, "launching the choice of a slice");
+  launch(&take_slice_kernel, arguments, kAgreeThreads, 1, stream, "launching the choice of a slice");
 }
 
 void launch_take_combine(const TakeCombineArguments& arguments, cudaStream_t stream) {
-  start(&take_combine_kernel, arguments, kAgreeThreads, 1, stream, "launching the check of slices' plans");
+  launch(&take_combine_kernel, arguments, kAgreeThreads, 1, stream, "launching the check of slices' plans");
 }
 
 void launch_find_segments(const FindSegmentsArguments& arguments, cudaStream_t stream) {
-  start(&find_segments_kernel, arguments, kSegmentThreads, 1, stream, "launching the search of slices' rows");
+  launch(&find_segments_kernel, arguments, kSegmentThreads, 1, stream,
+         "launching the search of slices' rows");
 }
 
 void launch_copy_tokens(const CopyTokensArguments& arguments, int blocks, cudaStream_t stream) {
-  start(&copy_tokens_kernel, arguments, kMoveThreads, blocks, stream, "launching the copy of a slice");
+  launch(&copy_tokens_kernel, arguments, kMoveThreads, blocks, stream, "launching the copy of a slice");
 }
 
 void launch_pack_rows(const PackRowsArguments& arguments, int blocks, cudaStream_t stream) {
-  start(&pack_rows_kernel, arguments, kMoveThreads, blocks, stream,
-        "launching the packing of a slice's rows");
+  launch(&pack_rows_kernel, arguments, kMoveThreads, blocks, stream,
+         "launching the packing of a slice's rows");
 }
 
 void launch_unpack_rows(const UnpackRowsArguments& arguments, int blocks, cudaStream_t stream) {
-  start(&unpack_rows_kernel, arguments, kMoveThreads, blocks, stream,
-        "launching the unpacking of slices' rows");
+  launch(&unpack_rows_kernel, arguments, kMoveThreads, blocks, stream,
+         "launching the unpacking of slices' rows");
 }
 
 void launch_pack_outputs(const PackOutputsArguments& arguments, int blocks, cudaStream_t stream) {
-  start(&pack_outputs_kernel, arguments, kMoveThreads, blocks, stream, "launching the packing of outputs");
+  launch(&pack_outputs_kernel, arguments, kMoveThreads, blocks, stream, "launching the packing of outputs");
 }
 
 void launch_copy_results(const CopyResultsArguments& arguments, int blocks, cudaStream_t stream) {
-  start(&copy_results_kernel, arguments, kMoveThreads, blocks, stream,
-        "launching the copy of slices' results");
+  launch(&copy_results_kernel, arguments, kMoveThreads, blocks, stream,
+         "launching the copy of slices' results");
 }
 
 }  // namespace ferry::cuda

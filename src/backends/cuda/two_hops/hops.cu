@@ -136,13 +136,9 @@ __global__ void __launch_bounds__(32, 1) skip_number_kernel(const __grid_constan
 }  // namespace
 
 void prepare_hops() {
-  load_kernels(
-      {reinterpret_cast<const void*>(&hop_kernel), reinterpret_cast<const void*>(&clear_inbox_kernel),
-       reinterpret_cast<const void*>(&post_metadata_kernel),
-       reinterpret_cast<const void*>(&finish_metadata_kernel),
-       reinterpret_cast<const void*>(&post_refusal_kernel),
-       reinterpret_cast<const void*>(&finish_headers_kernel), reinterpret_cast<const void*>(&mute_kernel),
-       reinterpret_cast<const void*>(&unmute_kernel), reinterpret_cast<const void*>(&skip_number_kernel)});
+  load_kernels(&hop_kernel, &clear_inbox_kernel, &post_metadata_kernel, &finish_metadata_kernel,
+               &post_refusal_kernel, &finish_headers_kernel, &mute_kernel, &unmute_kernel,
+               &skip_number_kernel);
 }
 
 void launch_hops(const HopArguments& arguments, const LaunchShape& shape, cudaStream_t stream) {
