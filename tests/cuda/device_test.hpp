@@ -12,6 +12,12 @@
 
 namespace ferry::contract {
 
+// The values, then poison up to `bytes`.
+inline std::vector<std::byte> padded(std::vector<std::byte> values, std::int64_t bytes) {
+  values.resize(static_cast<std::size_t>(bytes), kPoison);
+  return values;
+}
+
 class DeviceTest : public testing::Test {
  protected:
   static constexpr contract::Setup kThreads{BackendKind::cuda, contract::RankKind::threads};

@@ -21,11 +21,6 @@ struct MaxSet {
         counts(4 * std::int64_t{groups} * ranks),
         result(most * row_bytes) {}
 
-  static std::vector<std::byte> padded(std::vector<std::byte> values, std::int64_t bytes) {
-    values.resize(static_cast<std::size_t>(bytes), kPoison);
-    return values;
-  }
-
   std::int64_t tokens_of_call;
   DeviceBytes count, tokens, ids, weights;
   DeviceBytes row_offsets, expert_ids, stats, counts, result;

@@ -22,11 +22,6 @@ struct SlicedSet {
         row_offsets((groups + 1) * 4),
         result(most * row_bytes) {}
 
-  static std::vector<std::byte> padded(std::vector<std::byte> values, std::int64_t bytes) {
-    values.resize(static_cast<std::size_t>(bytes), kPoison);
-    return values;
-  }
-
   std::int64_t tokens_of_call;
   DeviceBytes count, tokens, ids, weights;
   DeviceBytes received, received_weight, counts, row_offsets, result;
