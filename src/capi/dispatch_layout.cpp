@@ -31,7 +31,7 @@ extern "C" {
 ferry_status ferry_dispatch_layout(const ferry_dispatch_layout_args* given) {
   return guarded([&] {
     const auto args = read_sized(given, "ferry_dispatch_layout_args");
-    const auto backend = to_choice(args.backend, BackendKind::nvshmem, "ferry_dispatch_layout_args.backend");
+    const auto backend = to_choice(args.backend, BackendKind::cuda, "ferry_dispatch_layout_args.backend");
     Placement placement = to_placement(args.expert_rank, args.expert_local, args.experts, args.ranks);
     if (placement.empty()) placement = Placement::blocks(args.experts, args.ranks);
     const std::optional<Topology> topology = topology_of(args);
