@@ -48,7 +48,7 @@ void require_bits_of_host_memory(const Rank& rank, const Program& program, const
   Exchange host_exchange(rank, of_host), exchange(rank, config);
   Evaluator on_cpu(program, host_exchange, kFunctions),
       on_device(program, exchange, on_host(kFunctions, config));
-  const Stream stream = device::stream(rank.index());
+  const Stream stream = device::stream(rank.topology().local_rank_of(rank.index()));
   for (std::uint64_t again = 0; again < 2; ++again) {
     const RankInputs inputs(config, seed + again, rank.index(), config.max_tokens);
     PinnedInputs pinned(inputs);
@@ -84,7 +84,8 @@ TEST_P(Contract, RandomProgramsMakeTheBitsOfEagerCalls) {
         of_host.backend = BackendKind::collective;  // the ranks may be on several hosts
         of_host.memory = MemoryKind::host;
       }
-      const Program program = ProgramMaker(random, config.reduction).draw(random.between(6, 12));
+      const Program program =
+          ProgramMaker(random, config.reduction, GetParam().has_gathers()).draw(random.between(6, 12));
       ASSERT_EQ(to_string(parse_program(to_string(program))), to_string(program));
       run(ranks, to_string(program), [&](const Rank& rank) {
         if (GetParam().on_device()) return require_bits_of_host_memory(rank, program, of_host, config, seed);
@@ -110,6 +111,22 @@ TEST_P(Contract, RandomProgramsMakeTheBitsOfEagerCalls) {
       });
     }
   }
+}
+
+TEST_P(Contract, ProgramsWithGathersAreRefusedWhereTheBackendHasNone) {
+  if (GetParam().has_gathers()) GTEST_SKIP() << "has gathers";
+  Random random(seed_of(7));
+  const Config config = on_backend(program_config(random, 2));
+  run(2, "gathers in two hops", [&](const Rank& rank) {
+    Exchange exchange(rank, config);
+    std::string found;
+    try {
+      Evaluator(parse_program("program g\ninput x: tokens\nall = all_gather_v(x)\noutput all\n"), exchange);
+    } catch (const UnsupportedError& error) {
+      found = error.what();
+    }
+    require(found.starts_with("program g, step all (all_gather_v): "), found);
+  });
 }
 
 // Two layers; the second takes the mix of the first's result and its input.
