@@ -16,6 +16,7 @@
 #include "backends/cuda/host/diagnostics_reader.hpp"
 #include "backends/cuda/host/engine_layout.hpp"
 #include "backends/cuda/host/hop_memory.hpp"
+#include "backends/cuda/host/hop_transport.hpp"
 #include "backends/cuda/host/lane_streams.hpp"
 #include "backends/cuda/host/memory_layout.hpp"
 #include "backends/cuda/memory/device_memory.hpp"
@@ -35,15 +36,16 @@ enum class Reach { mapped, engine, hops };
 
 // State of an exchange that all its lanes use. Constant after construction.
 struct ExchangeState {
-  // Collective.
-  ExchangeState(const Rank& rank, const Config& config, Reach reach);
+  // Collective. `make_hops`: of Reach::hops.
+  ExchangeState(const Rank& rank, const Config& config, Reach reach, const MakeHopTransport& make_hops = {});
 
   Rank rank;
   Config config;
   int device;                                   // that was current at construction
   std::optional<EngineLayout> engine;           // engine, hops
-  std::optional<HopLayout> hops;                // hops: of the symmetric memory of a lane
-  std::optional<DeviceSymmetricMemory> memory;  // mapped, hops
+  std::optional<HopLayout> hops;                // hops: of the memory of a lane in hop_transport
+  std::unique_ptr<HopTransport> hop_transport;  // hops
+  std::optional<DeviceSymmetricMemory> memory;  // mapped
   bool registers = false;                       // engine: its memory may be registered with NCCL
   DeviceMemory engine_memory;                   // of all lanes
   int ranks_on_device;                          // this rank included
@@ -68,10 +70,12 @@ class Lane {
   Lane(const ExchangeState& exchange, int index);
 
   // Each enqueues one launch on the stream. Throws UsageError for bad arguments before it launches anything.
-  // Over an engine only phases are enqueued; a call counts when its receive phase is.
-  DispatchResult dispatch(const DispatchCall& call, Phase phase, Stream stream);
+  // Over an engine only phases are enqueued; a call counts when its receive phase is. `keeps_inputs`: of a
+  // send phase whose tokens or outputs stay as they are until the receive phase has run, which then reads
+  // those of this rank there, as a fused call does.
+  DispatchResult dispatch(const DispatchCall& call, Phase phase, Stream stream, bool keeps_inputs = false);
   DispatchResult dispatch_receive(Stream stream);
-  void combine(const CombineCall& call, Phase phase, Stream stream);
+  void combine(const CombineCall& call, Phase phase, Stream stream, bool keeps_inputs = false);
   void combine_receive(Stream stream);
   // `operation`: on whose behalf the values travel.
   void route_values(const float* values, const Plan& plan, float* row_values, Phase phase,
@@ -113,6 +117,8 @@ class Lane {
   // The same, where a combine adds by node: adds what has been found. Before combine_receive().
   void add_on_nodes(Stream stream);
   bool adds_by_node() const;
+  // Whether the combine under way has packed the rows for this rank itself.
+  bool packs_own_rows() const { return combine_.own_staged; }
   // Over an engine: checks the memory of a call. Before its rows travel.
   void require_usable(const AllGatherCall& call);
   void require_usable(const ReduceScatterCall& call);
@@ -183,7 +189,7 @@ class Lane {
   void init_memory() const;
   LaunchShape shape(int sm_limit) const;
   GatherArguments gather_arguments(Operation operation, int sub_group) const;
-  DispatchArguments dispatch_arguments(const DispatchCall& call, bool fused) const;
+  DispatchArguments dispatch_arguments(const DispatchCall& call, bool keeps_inputs) const;
   void set_receive_buffers(const DispatchCall& call, DispatchArguments& arguments);
   void keep_scales(DispatchArguments& arguments, Stream stream) const;
   std::byte* further_scale_rows(Stream stream);
