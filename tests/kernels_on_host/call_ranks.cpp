@@ -177,7 +177,7 @@ DispatchArguments CallRanks::dispatch_arguments(const contract::StepInputs& step
   call.plan = rank.plan;
   call.by_plan = form.by_plan;
   call.own_memory = form.direct_write;
-  call.own_staged = call.encoding.quantises() || form.split_phases;
+  call.own_staged = call.encoding.quantises() || (form.split_phases && !form.keeps_inputs);
   const unsigned senders = form.few_tokens ? 1 : 2;
   call.many_token_blocks = {static_cast<int>(senders), 0};
   call.few_token_blocks = {static_cast<int>(senders), 2};
@@ -345,7 +345,7 @@ CombineArguments CallRanks::combine_arguments(const oracle::ExpertOutputs& outpu
     call.route_values = memory.route_values.data();
   }
   call.weights_travel = call.reduction == Reduction::partial && outputs.topk_weighted;
-  call.own_staged = form.split_phases || outputs.outputs != config_.combine_type;
+  call.own_staged = (form.split_phases && !form.keeps_inputs) || outputs.outputs != config_.combine_type;
   call.senders = 2;
   call.shared_terms = config_.shared_experts;
   if (form.no_memory_without_rows && rank.plan.header->total == 0) {
