@@ -29,6 +29,8 @@ const Nodes kNodes[] = {{"two_nodes_of_one", {0, 1}},
 
 constexpr Setup kSetup{
     .backend = BackendKind::nvshmem, .rank_kind = RankKind::processes, .hops = Hops::two, .window = -1};
+constexpr Setup kOneHop{
+    .backend = BackendKind::nvshmem, .rank_kind = RankKind::processes, .hops = Hops::one, .window = -1};
 constexpr double kDeadline = 4;  // seconds, of calls
 
 TestCase nvshmem_case(std::uint64_t number, const std::vector<int>& nodes, int window) {
@@ -97,8 +99,6 @@ INSTANTIATE_TEST_SUITE_P(Nodes, NvshmemOneHop, testing::Values(kNodes[1]), name_
 
 // Messages go straight to their ranks; sums of nodes are made where they arrive.
 TEST_P(NvshmemOneHop, DeliversTheBytesOfOneHost) {
-  constexpr Setup kOneHop{
-      .backend = BackendKind::nvshmem, .rank_kind = RankKind::processes, .hops = Hops::one, .window = -1};
   std::vector<TestCase> cases;
   for (const int window : {1, 64}) {
     for (const ReductionLevel level : {ReductionLevel::rank, ReductionLevel::node}) {
