@@ -29,6 +29,8 @@ const Nodes kNodes[] = {{"two_nodes_of_one", {0, 1}},
 
 constexpr Setup kSetup{
     .backend = BackendKind::nvshmem, .rank_kind = RankKind::processes, .hops = Hops::two, .window = -1};
+constexpr Setup kOneHop{
+    .backend = BackendKind::nvshmem, .rank_kind = RankKind::processes, .hops = Hops::one, .window = -1};
 constexpr double kDeadline = 4;  // seconds, of calls
 
 TestCase nvshmem_case(std::uint64_t number, const std::vector<int>& nodes, int window) {
@@ -90,6 +92,22 @@ TEST_P(NvshmemExchange, DeliversTheBytesOfOneHost) {
     cases.push_back(c);
   }
   run_sequences(kSetup, cases);
+}
+
+class NvshmemOneHop : public NvshmemExchange {};
+INSTANTIATE_TEST_SUITE_P(Nodes, NvshmemOneHop, testing::Values(kNodes[1]), name_of);
+
+// Messages go straight to their ranks; sums of nodes are made where they arrive.
+TEST_P(NvshmemOneHop, DeliversTheBytesOfOneHost) {
+  std::vector<TestCase> cases;
+  for (const int window : {1, 64}) {
+    for (const ReductionLevel level : {ReductionLevel::rank, ReductionLevel::node}) {
+      TestCase c = nvshmem_case(static_cast<std::uint64_t>(window + 20), nodes(), window);
+      c.config.reduction_level = level;
+      cases.push_back(c);
+    }
+  }
+  run_sequences(kOneHop, cases);
 }
 
 class NvshmemCalls : public NvshmemExchange {};
