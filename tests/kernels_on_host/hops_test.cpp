@@ -47,10 +47,10 @@ HopTopology topology_of(const std::vector<int>& labels, int rank) {
   const Topology topology(labels);
   HopTopology of{};
   for (int other = 0; other < topology.ranks(); ++other) {
-    of.node[other] = static_cast<std::int16_t>(topology.node_of(other));
-    of.local[other] = static_cast<std::int16_t>(topology.local_rank_of(other));
-    of.relay_there[other] = static_cast<std::int16_t>(topology.relay_of(rank, topology.node_of(other)));
-    of.relay_here[other] = static_cast<std::int16_t>(topology.relay_of(other, topology.node_of(rank)));
+    of.node[other] = static_cast<std::uint8_t>(topology.node_of(other));
+    of.local[other] = static_cast<std::uint8_t>(topology.local_rank_of(other));
+    of.relay_there[other] = static_cast<std::uint8_t>(topology.relay_of(rank, topology.node_of(other)));
+    of.relay_here[other] = static_cast<std::uint8_t>(topology.relay_of(other, topology.node_of(rank)));
   }
   return of;
 }
@@ -127,9 +127,13 @@ class HopRun {
       call.combine_type = DType::bf16;
       call.row = row_;
     }
+    for (Rank& rank : rank_) sections_.push_back(rank.windows.data());
     for (Rank& rank : rank_) {
-      for (int peer = 0; peer < ranks_; ++peer)
-        rank.call.wires.symmetric[peer] = rank_[at(peer)].windows.data();
+      if (ranks_ <= kNarrowRanks) {
+        std::copy(sections_.begin(), sections_.end(), rank.call.wires.symmetric);
+      } else {
+        rank.call.wires.symmetric[0] = reinterpret_cast<std::byte*>(sections_.data());
+      }
     }
   }
 
@@ -373,7 +377,7 @@ class HopRun {
     unsigned running = 0;
     for (int r = 0; r < ranks_; ++r) {
       if (r == absent) continue;
-      blocks[at(r)] = 1 + static_cast<unsigned>(random_() % at(most_blocks_));
+      blocks[at(r)] = ranks_ > kNarrowRanks ? 1 : 1 + static_cast<unsigned>(random_() % at(most_blocks_));
       running += blocks[at(r)] * kHopThreads;
     }
     if (late_) network.attach(grid, running);
@@ -496,6 +500,7 @@ class HopRun {
   CombineRowLayout row_;
   std::int64_t header_bytes_, flags_, block_bytes_, row_bytes_;
   std::deque<Rank> rank_;
+  std::vector<std::byte*> sections_;  // of symmetric memory
   std::uint64_t number_ = 0;
   bool late_ = false;
   static constexpr int most_blocks_ = 3;
@@ -503,6 +508,13 @@ class HopRun {
 
 const std::vector<std::vector<int>> kNodes = {
     {0, 1}, {0, 0, 1, 1}, {0, 1, 0, 1}, {0, 0, 0, 1}, {0, 1, 1, 2, 2, 2, 2, 2}};
+
+// Nodes of about the same size: ranks that follow one another, or scattered.
+std::vector<int> many(int ranks, int nodes, bool scattered) {
+  std::vector<int> labels;
+  for (int rank = 0; rank < ranks; ++rank) labels.push_back(scattered ? rank % nodes : rank * nodes / ranks);
+  return labels;
+}
 
 std::uint64_t seed_for(std::uint64_t number) {
   return test::seed() + number;
@@ -544,6 +556,29 @@ INSTANTIATE_TEST_SUITE_P(Windows, Hops,
                                   (std::get<2>(parameter.param) ? "_late" : "");
                          });
 
+// More ranks than a warp has threads.
+TEST(HopCalls, ManyRanksInSeveralNodes) {
+  if (!kWide) GTEST_SKIP() << "of wide kernels";
+  HopRun eight_nodes(seed_for(4), many(64, 8, false), 2, 1);
+  eight_nodes.messages();
+  eight_nodes.rows(true);
+  HopRun scattered(seed_for(5), many(36, 3, true), 2, 1);
+  scattered.messages(true);
+  scattered.rows(false);
+  scattered.rows(true);
+}
+
+// A rank that is a relay for more ranks than a warp has threads.
+TEST(HopCalls, OneRankRelaysForManyRanks) {
+  if (!kWide) GTEST_SKIP() << "of wide kernels";
+  std::vector<int> labels = many(34, 2, false);
+  labels.push_back(2);
+  HopRun calls(seed_for(6), labels, 1, 1);
+  calls.messages();
+  calls.rows(false);
+  calls.rows(true);
+}
+
 TEST(HopCalls, RefusalsAndDifferencesEndTheCallOnEveryRank) {
   HopRun calls(seed_for(1), {0, 0, 1, 1}, 4, 2);
   calls.messages();
@@ -575,6 +610,7 @@ TEST(HopCalls, ARankThatStopsIsNamedWithTheRelay) {
     ASSERT_TRUE(records.contains(rank));
     EXPECT_EQ(records.at(rank).peer, 2) << "rank " << rank;
     EXPECT_EQ(records.at(rank).via, -1) << "rank " << rank;
+    EXPECT_EQ(records.at(rank).role, rank == 0 ? WaitRole::relay : WaitRole::sender) << "rank " << rank;
   }
 }
 

@@ -135,6 +135,7 @@ Lane::Lane(const ExchangeState& exchange, int index)
   }
   if (exchange_.hops) prepare_hops();
   init_memory();
+  if (exchange_.hops) init_hop_memory();
 }
 
 void Lane::init_memory() const {

@@ -100,9 +100,13 @@ Sizes relayed_cuda_backend_sizes(const Config& config, const Topology& topology,
 }
 
 std::unique_ptr<Backend> make_relayed_cuda_backend(const Rank& rank, const Config& config) {
-  if (rank.size() > cuda::kMaxRanks) {
-    throw UnsupportedError(str("kernels take two hops in groups of up to ", counted(cuda::kMaxRanks, "rank"),
-                               ", got ", rank.size(), ": use hops one, or the backend collective"));
+  const Topology& topology = rank.topology();
+  for (int node = 0; node < topology.nodes(); ++node) {
+    const std::size_t ranks = topology.ranks_of(node).size();
+    if (ranks <= cuda::kMaxHopNodeRanks) continue;
+    throw UnsupportedError(str("kernels take two hops between nodes of up to ",
+                               counted(cuda::kMaxHopNodeRanks, "rank"), ", node ", node, " has ", ranks,
+                               ": use hops one, or the backend collective"));
   }
   return std::make_unique<cuda::RelayedCudaBackend>(rank, config);
 }

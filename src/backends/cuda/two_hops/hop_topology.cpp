@@ -8,10 +8,10 @@ HopTopology HopTopology::of(const Topology& topology, int rank) {
   for (int other = 0; other < topology.ranks(); ++other) {
     const int node = topology.node_of(other);
     const auto i = static_cast<std::size_t>(other);
-    of.node[i] = static_cast<std::int16_t>(node);
-    of.local[i] = static_cast<std::int16_t>(topology.local_rank_of(other));
-    of.relay_there[i] = static_cast<std::int16_t>(topology.relay_of(rank, node));
-    of.relay_here[i] = static_cast<std::int16_t>(topology.relay_of(other, mine));
+    of.node[i] = static_cast<std::uint8_t>(node);
+    of.local[i] = static_cast<std::uint8_t>(topology.local_rank_of(other));
+    of.relay_there[i] = static_cast<std::uint8_t>(topology.relay_of(rank, node));
+    of.relay_here[i] = static_cast<std::uint8_t>(topology.relay_of(other, mine));
   }
   return of;
 }
