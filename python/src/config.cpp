@@ -297,9 +297,9 @@ Reduction reduction_named(const std::string& name) {
 }
 
 BackendKind backend_named(const std::string& name) {
-  return enum_named(
-      "backend", name,
-      std::array{BackendKind::reference, BackendKind::cpu, BackendKind::cuda, BackendKind::collective});
+  return enum_named("backend", name,
+                    std::array{BackendKind::reference, BackendKind::cpu, BackendKind::cuda,
+                               BackendKind::collective, BackendKind::nvshmem});
 }
 
 EngineKind engine_named(const std::string& name) {
@@ -308,7 +308,7 @@ EngineKind engine_named(const std::string& name) {
 }
 
 const char* const kOptionalSettings =
-    "backend: typing.Literal['cpu', 'cuda', 'collective', 'reference'] = ..., "
+    "backend: typing.Literal['cpu', 'cuda', 'collective', 'nvshmem', 'reference'] = ..., "
     "engine: typing.Literal['automatic', 'mpi', 'custom', 'nccl'] = 'automatic', "
     "memory: typing.Literal['automatic', 'host', 'device'] = 'automatic', "
     "hops: typing.Literal['automatic', 'one', 'two'] = 'automatic', window: int = 0, "
@@ -344,16 +344,18 @@ void bind_config(nb::module_& module) {
 
 Config(experts=E, top_k=K, hidden=H, max_tokens=T, ...). These four are required. The others:
 
-backend              'cpu', 'cuda', 'collective' or 'reference'; default: 'cuda' in a Group.torch() that uses NCCL, else
-                     'cpu'. 'collective' is for groups over several hosts and uses the engine that the group has brought
+backend              'cpu', 'cuda', 'collective', 'nvshmem' or 'reference'; default: 'cuda' in a Group.torch() that uses NCCL,
+                     else 'cpu'. 'collective' is for groups over several hosts and uses the engine that the group has brought;
+                     so is 'nvshmem', whose kernels put messages between GPUs of different hosts by themselves
 engine               'nccl': NCCL, on device memory; 'mpi' or 'custom': the engine that the group must have brought; default
                      'automatic', any that it has brought
-memory               'host' or 'device': where all arrays lie; default 'automatic', 'device' with 'cuda' and 'nccl', else 'host'. Only
+memory               'host' or 'device': where all arrays lie; default 'automatic', 'device' with 'cuda', 'nvshmem' and 'nccl', else 'host'. Only
                      'collective' has both
 hops                 'one' or 'two': whether a token goes straight to each rank of another node, or once to the node, to a
-                     relay; default 'automatic', two where 'collective' has several nodes and one has several ranks
+                     relay; default 'automatic', two where 'collective' has several nodes and one has several ranks, and
+                     where 'nvshmem' has several nodes
 window               bounds what a rank has on its way to another one. 'collective': messages of a round; default 0, no bound.
-                     'cpu' and 'cuda' in two hops: staging, in messages for each pair of ranks; default 0, 4 MiB a rank and lane
+                     'cpu', 'cuda' and 'nvshmem' in two hops: staging, in messages for each pair of ranks; default 0, 4 MiB a rank and lane
 shared_experts       experts that every rank holds and every token goes to: their rows are groups 0 to shared_experts - 1, and
                      combine adds their outputs; at most 16; default 0
 input                'own', or 'replicated': every rank passes the same tokens and keeps the routes to its own experts; nothing
@@ -416,7 +418,7 @@ checked by Exchange, size_of and capacity_of.)")
       .def_ro("check_calls", &Config::check_calls, "Whether host backends check every call.")
       .def_prop_ro(
           "backend", [](const Config& c) { return std::string(to_string(c.backend)); },
-          "'cpu', 'cuda', 'collective' or 'reference'.")
+          "'cpu', 'cuda', 'collective', 'nvshmem' or 'reference'.")
       .def_prop_ro(
           "engine", [](const Config& c) { return std::string(to_string(c.engine)); },
           "'nccl'; 'mpi' or 'custom', which the group must have brought; or 'automatic'.")

@@ -2,6 +2,7 @@
 // with any nodes, windows and numbers of blocks.
 #include "backends/cuda/device/ptx.cuh"  // first: the stand-in for CUDA
 //
+#include <gtest/gtest-spi.h>
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -265,7 +266,11 @@ class HopRun {
   }
 
   // What is put between nodes arrives late, in any order that a network has.
-  void make_puts_late() { late_ = true; }
+  void make_puts_late(PutMistake mistake = PutMistake::none) {
+    late_ = true;
+    mistake_ = mistake;
+    if (mistake != PutMistake::none) network_.set_slowness(30);
+  }
 
   // Runs a dispatch in which rank `absent` does not take part.
   std::map<int, WaitRecord> run_without(int absent) {
@@ -372,7 +377,6 @@ class HopRun {
 
   void run(int absent = -1) {
     on_host::Grid grid(random_());
-    Network network(random_());
     std::vector<unsigned> blocks(at(ranks_), 0);
     unsigned running = 0;
     for (int r = 0; r < ranks_; ++r) {
@@ -380,7 +384,7 @@ class HopRun {
       blocks[at(r)] = ranks_ > kNarrowRanks ? 1 : 1 + static_cast<unsigned>(random_() % at(most_blocks_));
       running += blocks[at(r)] * kHopThreads;
     }
-    if (late_) network.attach(grid, running);
+    if (late_) network_.attach(grid, running, false);
     for (int r = 0; r < ranks_; ++r) {
       if (r == absent) continue;
       Pretended pretended{};
@@ -388,12 +392,13 @@ class HopRun {
         if (topology_.node_of(peer) != topology_.node_of(r)) pretended.remote.add(peer);
       }
       if (late_) {
-        launch(grid, r, blocks[at(r)], LatePuts{pretended, &network}, running);
+        launch(grid, r, blocks[at(r)], LatePuts{pretended, &network_, r, mistake_}, running);
       } else {
         launch(grid, r, blocks[at(r)], pretended, running);
       }
     }
     grid.run();
+    EXPECT_EQ(network_.pending(), 0u) << "what is still on its way when all launches have ended";
     // The launch of the receive phase counts the call.
     for (Rank& rank : rank_) {
       for (std::uint64_t& calls : rank.state.calls) calls = number_;
@@ -503,6 +508,8 @@ class HopRun {
   std::vector<std::byte*> sections_;  // of symmetric memory
   std::uint64_t number_ = 0;
   bool late_ = false;
+  PutMistake mistake_ = PutMistake::none;
+  Network network_{random_()};
   static constexpr int most_blocks_ = 3;
 };
 
@@ -595,6 +602,25 @@ TEST(HopCalls, ARankThatIsMissingIsNamed) {
     EXPECT_EQ(record.rank, rank);
     EXPECT_EQ(record.peer, 2);
     EXPECT_EQ(record.operation, Operation::dispatch);
+  }
+}
+
+// What a transport has to promise is needed: without it calls fail.
+TEST(HopCalls, AMistakeOfTheTransportIsFound) {
+  for (const PutMistake mistake : {PutMistake::flag_before_put, PutMistake::no_quiet}) {
+    testing::TestPartResultArray failures;
+    {
+      const testing::ScopedFakeTestPartResultReporter reporter(
+          testing::ScopedFakeTestPartResultReporter::INTERCEPT_ONLY_CURRENT_THREAD, &failures);
+      HopRun calls(seed_for(4), {0, 1}, 6, 1, 50'000'000);
+      calls.make_puts_late(mistake);
+      for (int call = 0; call < 5; ++call) {
+        calls.messages();
+        calls.rows(false);
+      }
+      EXPECT_TRUE(calls.records().empty()) << "a wait has ended at its deadline";
+    }
+    EXPECT_GT(failures.size(), 0) << "mistake " << static_cast<int>(mistake);
   }
 }
 

@@ -1,6 +1,4 @@
 // The launch between the phases of a call in two hops, and its kernel for groups of up to kNarrowRanks ranks.
-#include <algorithm>
-
 #include "backends/cuda/runtime/error.hpp"
 #include "backends/cuda/two_hops/header_calls.hpp"
 #include "backends/cuda/two_hops/pretended_hops.cuh"
@@ -24,8 +22,7 @@ void prepare_hops() {
 
 void launch_hops(const HopArguments& arguments, const LaunchShape& shape, cudaStream_t stream) {
   LaunchShape of = shape;
-  const int useful = (hop_tasks(arguments.layout.shape) + kHopWarps - 1) / kHopWarps;
-  of.blocks = std::max(1, std::min(shape.blocks, arguments.content == HopContent::headers ? 1 : useful));
+  of.blocks = hop_blocks(arguments, shape.blocks);
   if (takes_wide_kernels(arguments.wires.ranks)) return launch_wide_hops(arguments, of, stream);
   launch(reinterpret_cast<const void*>(&hop_kernel), const_cast<HopArguments*>(&arguments), kHopThreads, 0,
          of, stream, "launching the hops of a call");
