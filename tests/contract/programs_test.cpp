@@ -84,7 +84,8 @@ TEST_P(Contract, RandomProgramsMakeTheBitsOfEagerCalls) {
         of_host.backend = BackendKind::collective;  // the ranks may be on several hosts
         of_host.memory = MemoryKind::host;
       }
-      const Program program = ProgramMaker(random, config.reduction).draw(random.between(6, 12));
+      const Program program =
+          ProgramMaker(random, config.reduction, GetParam().has_gathers()).draw(random.between(6, 12));
       ASSERT_EQ(to_string(parse_program(to_string(program))), to_string(program));
       run(ranks, to_string(program), [&](const Rank& rank) {
         if (GetParam().on_device()) return require_bits_of_host_memory(rank, program, of_host, config, seed);
