@@ -71,7 +71,7 @@ TEST_P(Contract, SixtyFourRanksInEightNodes) {
   c.config.layout = Layout::expert_padded;
   c.config.format = Format::fp8_e4m3();
   c.config.hidden = 128;
-  c.reduction = Reduction::exact;
+  c.config.reduction = c.reduction = Reduction::exact;
   c.weights_from = WeightsFrom::row_weights;
   add(c);
   run_added();

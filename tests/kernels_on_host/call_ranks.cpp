@@ -65,6 +65,19 @@ CallRanks::Memory CallRanks::of_bytes(std::int64_t bytes, std::byte value) {
   return memory;
 }
 
+namespace {
+
+// `sections` [R]: stays where it is while large groups use the view.
+void place_sections(std::vector<std::byte*>& sections, LaneView* view) {
+  if (sections.size() <= kNarrowRanks) {
+    std::copy(sections.begin(), sections.end(), view->symmetric);
+  } else {
+    view->symmetric[0] = reinterpret_cast<std::byte*>(sections.data());
+  }
+}
+
+}  // namespace
+
 CallRanks::CallRanks(const contract::TestCase& c)
     : case_(c), config_(complete_config(c.config, c.ranks)), ranks_(static_cast<std::size_t>(c.ranks)) {
   if (config_.reduction_level == ReductionLevel::automatic) config_.reduction_level = ReductionLevel::rank;
@@ -129,11 +142,7 @@ void CallRanks::make_view(int index) {
   view.exchange = device_layout(config_).exchange;
   for (int peer = 0; peer < ranks; ++peer)
     rank.sections.push_back(at(ranks_[static_cast<std::size_t>(peer)].symmetric));
-  if (ranks <= kNarrowRanks) {
-    std::copy(rank.sections.begin(), rank.sections.end(), view.symmetric);
-  } else {
-    view.symmetric[0] = reinterpret_cast<std::byte*>(rank.sections.data());
-  }
+  place_sections(rank.sections, &view);
   view.receive_buffers = view.exchange.lane_bytes();
   view.tables = at(rank.tables);
   view.timeout_claimed = &rank.timeout_claimed;
@@ -443,12 +452,14 @@ void CallRanks::place_hops() {
     Rank& rank = ranks_[static_cast<std::size_t>(r)];
     rank.engine = engine_layout(config_, *topology_, r);
     rank.engine_memory = of_bytes(rank.engine.bytes, std::byte{0});
-    place_engine_lane(rank.engine, at(rank.engine_memory), &rank.view, rank.view.symmetric);
+    place_engine_lane(rank.engine, at(rank.engine_memory), &rank.view, rank.sections);
+    place_sections(rank.sections, &rank.view);
   }
   const EngineLayout& engine = ranks_[0].engine;
   hops_ = hop_layout(config_, *topology_, engine.header_bytes, engine.row_bytes);
   for (Rank& rank : ranks_) {
     rank.windows = of_bytes(hops_.bytes, std::byte{0});
+    window_sections_.push_back(at(rank.windows));
     rank.hop_states.resize(static_cast<std::size_t>(hop_tasks(hops_.shape) * 32));
   }
 }
@@ -560,8 +571,7 @@ HopArguments CallRanks::hop_arguments(int index, HopContent content) {
   std::byte* const memory = at(rank.engine_memory);
   HopArguments call{};
   call.wires = rank.view;
-  for (int peer = 0; peer < size(); ++peer)
-    call.wires.symmetric[peer] = at(ranks_[static_cast<std::size_t>(peer)].windows);
+  place_sections(window_sections_, &call.wires);
   call.layout = hops_;
   call.topology = HopTopology::of(*topology_, index);
   call.memory = {rank.hop_states.data(), rank.hop_counts};

@@ -88,6 +88,7 @@ class CallRanks {
   Config config_;
   std::optional<Topology> topology_;  // two hops
   HopLayout hops_{};
+  std::vector<std::byte*> window_sections_;  // of all ranks
   std::deque<Rank> ranks_;
   // Of a combine.
   struct Combined {

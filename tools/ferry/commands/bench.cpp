@@ -209,6 +209,7 @@ void run_readme(const BenchOptions& options, const Output& json) {
 }
 
 void run_bench(const BenchOptions& options, const CLI::App& command) {
+  prepare_for_hops(options.hops);
   if (options.readme) refuse_with_readme(command);
   const Output json(options.json);
   if (options.readme) return run_readme(options, json);

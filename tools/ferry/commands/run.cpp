@@ -274,6 +274,7 @@ void run_program_trace(const RunSpec& spec, Group& group, const OutputFiles& fil
 }
 
 void run_trace(RunOptions options) {
+  prepare_for_hops(options.hops);
   if (options.runs_program()) check_program_options(options);
   refuse_shared({{"--compare", options.compare},
                  {"--json", options.json},
