@@ -960,6 +960,12 @@ class ProgramStep:
         dispatch, combine and their send phases on GPUs: the most thread blocks; 0: the lane's share.
         """
 
+    @property
+    def after(self) -> list[str]:
+        """
+        On GPUs: values of other streams that must be there before the step begins.
+        """
+
 class Program:
     """
     A layer, or several, as a value: steps over named values. Program(text) reads the text form and checks it.
@@ -1002,9 +1008,9 @@ class Program:
         The program in micro-batches: tokens [i*N/n, (i+1)*N/n) of each rank, on lanes of their own.
 
         The micro-batches take turns before each receive phase, so that messages of one are on their way while the functions of
-        another run. The exchange needs `batches` times as many lanes. Results have the bytes of the plain program if nothing is
-        dropped and the functions treat each row alone. Raises UsageError where inputs are not tokens, ids or weights, or outputs
-        not tokens.
+        another run. On GPUs their send phases, and their experts, come one after the other. The exchange needs `batches` times
+        as many lanes. Results have the bytes of the plain program if nothing is dropped and the functions treat each row alone.
+        Raises UsageError where inputs are not tokens, ids or weights, or outputs not tokens.
         """
 
     def svg(self) -> str:

@@ -20,6 +20,8 @@ struct CallForm {
   bool few_tokens = false;  // dispatch in the mode of few tokens, from ids
   bool by_plan = false;     // dispatch by the plan of the dispatch before
   bool split_phases = false;
+  bool keeps_inputs =
+      false;  // in phases: the receive phase reads this rank's own rows where the caller has them
   bool count_on_device = false;  // N lies in memory that the kernel reads
   bool direct_write = false;     // received rows lie in symmetric memory, which senders of many tokens write
   bool generic = false;          // combine by a kernel for every call
@@ -73,6 +75,8 @@ class CallRanks {
   };
 
   void make_view(int rank);
+  // `sections` [R]: stays where it is while large groups use the view.
+  static void place_sections(std::vector<std::byte*>& sections, LaneView* view);
   // Two hops: as the functions of Lane.
   void place_hops();
   void place_messages(DispatchArguments& call, int rank);

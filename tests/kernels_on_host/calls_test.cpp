@@ -40,6 +40,7 @@ TEST_P(KernelCalls, InEveryForm) {
     run_step(ranks, c, 0, {.few_tokens = true});
     run_step(ranks, c, 1, {.generic = true});
     run_step(ranks, c, 2, {.split_phases = true});
+    run_step(ranks, c, 6, {.split_phases = true, .keeps_inputs = true});
     run_step(ranks, c, 3, {.few_tokens = true, .count_on_device = true});
     run_step(ranks, c, 4, {.count_on_device = true});
     // By the plan of the last step.
@@ -47,6 +48,7 @@ TEST_P(KernelCalls, InEveryForm) {
                                other = contract::with_new_values(c, step, 5);
     ranks.dispatch(other, {.by_plan = true});
     ranks.dispatch(other, {.by_plan = true, .split_phases = true});
+    ranks.dispatch(other, {.by_plan = true, .split_phases = true, .keeps_inputs = true});
     ranks.combine(other, contract::make_expert_outputs(c, other), {});
   }
 }
@@ -92,6 +94,7 @@ TEST_P(KernelCalls, WithValuesBesideTheRows) {
   CallRanks ranks(c);
   run_step(ranks, c, 0, {.few_tokens = true});
   run_step(ranks, c, 1, {.split_phases = true});
+  run_step(ranks, c, 2, {.split_phases = true, .keeps_inputs = true});
 }
 
 TEST_P(KernelCalls, WithSharedExperts) {
@@ -115,6 +118,35 @@ TEST_P(KernelCalls, WithDroppedRows) {
   CallRanks ranks(c);
   run_step(ranks, c, 0, {.few_tokens = true});
   run_step(ranks, c, 1, {});
+  run_step(ranks, c, 2, {.split_phases = true, .keeps_inputs = true});
+}
+
+// As the backend collective runs a fused call: this rank's own rows are read where the caller has them.
+TEST_P(KernelCalls, InPhasesThatReadTheCallersRows) {
+  const auto run = [&](Layout layout, Reduction reduction) {
+    SCOPED_TRACE(std::string(to_string(layout)) + ", " + to_string(reduction));
+    contract::TestCase c = case_of(30, 3, GetParam());
+    c.config.layout = layout;
+    c.config.alignment = layout == Layout::rank_major ? 1 : 2;
+    c.config.reduction = c.reduction = reduction;
+    if (layout == Layout::rank_major) c.weights_from = contract::WeightsFrom::none;
+    CallRanks ranks(c);
+    run_step(ranks, c, 0, {.split_phases = true, .keeps_inputs = true});
+    run_step(ranks, c, 1, {.split_phases = true});
+    run_step(ranks, c, 2, {.split_phases = true, .keeps_inputs = true});
+  };
+  run(Layout::expert_major, Reduction::partial);
+  if (GetParam() == Transfer::routed) {
+    run(Layout::rank_major, Reduction::partial);
+    run(Layout::expert_padded, Reduction::exact);
+    run(Layout::expert_major, Reduction::unreduced);
+  }
+  contract::TestCase c = case_of(31, 3, GetParam());
+  c.weights_from = contract::WeightsFrom::topk_weights;
+  CallRanks ranks(c);
+  run_step(ranks, c, 0, {.split_phases = true});
+  run_step(ranks, c, 0, {.generic = true});
+  run_step(ranks, c, 0, {.split_phases = true, .keeps_inputs = true});
 }
 
 INSTANTIATE_TEST_SUITE_P(Routed, KernelCalls, testing::Values(Transfer::routed));

@@ -28,8 +28,8 @@ inline Program empty_program() {
 // Draws programs: steps whose inputs are of the right kinds, of which those stay that check() accepts.
 class ProgramMaker {
  public:
-  // `gathers`: whether all_gather_v and reduce_scatter_v are drawn too.
-  ProgramMaker(Random& random, Reduction reduction, bool gathers = true)
+  // `gathers`: whether the exchange has all_gather_v and reduce_scatter_v.
+  ProgramMaker(Random& random, Reduction reduction, bool gathers)
       : random_(random), reduction_(reduction), gathers_(gathers) {
     for (const ProgramName& input : program_.inputs) named_[input.kind].push_back(input.name);
   }
