@@ -71,6 +71,17 @@ void CallRanks::place_sections(std::vector<std::byte*>& sections, LaneView* view
   }
 }
 
+contract::TestCase call_case(std::uint64_t number, int ranks) {
+  contract::TestCase c;
+  c.seed = number;
+  c.ranks = ranks;
+  c.config.alignment = 2;
+  c.masked = 0.2;
+  c.masked_tokens = 0.2;
+  c.bad_ids = 0.1;
+  return c;
+}
+
 CallRanks::CallRanks(const contract::TestCase& c)
     : case_(c), config_(complete_config(c.config, c.ranks)), ranks_(static_cast<std::size_t>(c.ranks)) {
   if (config_.reduction_level == ReductionLevel::automatic) config_.reduction_level = ReductionLevel::rank;
@@ -432,6 +443,13 @@ void CallRanks::combine(const contract::StepInputs& step, const oracle::ExpertOu
     if (!case_.row_values) continue;
     EXPECT_EQ(memory.route_values, oracle::returned_row_values(step.positions, outputs, r));
   }
+}
+
+void CallRanks::run_step(int index, const CallForm& form) {
+  const contract::StepInputs step = contract::make_inputs(case_, index);
+  dispatch(step, form);
+  if (testing::Test::HasFailure()) return;
+  combine(step, contract::make_expert_outputs(case_, step), form);
 }
 
 }  // namespace ferry::cuda

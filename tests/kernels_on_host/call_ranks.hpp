@@ -28,6 +28,9 @@ struct CallForm {
   bool no_memory_without_rows = false;  // a rank without rows passes neither outputs nor row_values
 };
 
+// A case whose shape is still to be chosen: some routes and tokens are masked, some ids are none.
+contract::TestCase call_case(std::uint64_t number, int ranks);
+
 class CallRanks {
  public:
   // The configuration of `c`. With nodes: calls take two hops, in phases; the small launches around those
@@ -37,6 +40,9 @@ class CallRanks {
   void dispatch(const contract::StepInputs& step, const CallForm& form);
   // Of the rows of the last dispatch, whose inputs `step` has.
   void combine(const contract::StepInputs& step, const oracle::ExpertOutputs& outputs, const CallForm& form);
+
+  // One dispatch and one combine of the case's inputs number `index`.
+  void run_step(int index, const CallForm& form);
 
   const LaneState& state(int rank) const { return ranks_[static_cast<std::size_t>(rank)].state; }
   const PlanView& plan(int rank) const { return ranks_[static_cast<std::size_t>(rank)].plan; }
