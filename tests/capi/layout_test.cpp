@@ -185,7 +185,7 @@ TEST(Layout, OfStructsHasNotChanged) {
       {"ferry_bad_id", 32},
       {"ferry_bad_source", 24},
       {"ferry_overflow", 32},
-      {"ferry_error_record", 160},
+      {"ferry_error_record", 176},
       {"ferry_bootstrap", 48},
       {"ferry_format", 40},
       {"ferry_config", 208},
