@@ -40,7 +40,7 @@ void Setup::choose_backend(Config& config) const {
   if (backend == BackendKind::cuda && hops != Hops::two) config.reduction_level = ReductionLevel::rank;
   // A launch that hangs would take the device from all tests.
   if (backend == BackendKind::cuda && hops == Hops::two) config.deadline = std::min(config.deadline, 4.0);
-  if (over_device_engine() || hops == Hops::two) config.transfer = Transfer::routed;
+  if (hops == Hops::two) config.transfer = Transfer::routed;
   // TestCase::input_scales: see exchange_config().
 }
 

@@ -75,7 +75,21 @@ CallRanks::CallRanks(const contract::TestCase& c)
                 static_cast<std::size_t>(layout.lane_bytes() - layout.signals));
   }
   for (int r = 0; r < c.ranks; ++r) make_view(r);
-  if (!c.nodes.empty()) place_hops();
+  if (!c.nodes.empty()) {
+    place_hops();
+  } else if (config_.backend == BackendKind::collective) {
+    topology_.emplace(Topology::blocks(c.ranks, 1));
+    place_lanes();
+  }
+}
+
+void CallRanks::gather_in_rounds(int rounds) {
+  ++calls_;
+  for (Rank& rank : ranks_) {
+    for (std::uint64_t& number : rank.state.calls) number += static_cast<std::uint64_t>(rounds);
+    rank.state.further_rounds += static_cast<std::uint64_t>(rounds - 1);
+    rank.view.has_gathered = true;
+  }
 }
 
 // As Lane::make_view() and the constructor of ExchangeState.
@@ -218,6 +232,7 @@ DispatchArguments CallRanks::dispatch_arguments(const contract::StepInputs& step
 
 void CallRanks::dispatch(const contract::StepInputs& step, const CallForm& form) {
   std::vector<DispatchArguments> calls;
+  ++calls_;
   for (int r = 0; r < size(); ++r) {
     calls.push_back(dispatch_arguments(step, r, form));
     if (topology_) place_messages(calls.back(), r);
@@ -247,7 +262,9 @@ void CallRanks::dispatch(const contract::StepInputs& step, const CallForm& form)
     }
     grid.run();
     if (!form.split_phases) break;
-    if (topology_ && phase == Phase::send) {
+    if (carried() && phase == Phase::send) {
+      carry_messages(calls, form);
+    } else if (topology_ && phase == Phase::send) {
       std::vector<HopArguments> hops;
       for (int r = 0; r < size(); ++r) {
         const DispatchArguments& call = calls[static_cast<std::size_t>(r)];
@@ -272,6 +289,7 @@ void CallRanks::compare_dispatch(const contract::StepInputs& step, int index) {
   EXPECT_EQ(rank.counts, expected.counts);
   EXPECT_EQ(rank.row_offsets, expected.row_offsets);
   EXPECT_EQ(rank.totals.total, expected.row_offsets.back());
+  EXPECT_EQ(rank.totals.call, calls_);
   const oracle::RowMetadata metadata = oracle::row_metadata(step.inputs, step.positions, index);
   for (std::size_t row = 0; row < expected.rows.size(); ++row) {
     if (expected.rows[row].state == oracle::RowState::untouched) continue;
@@ -363,6 +381,7 @@ CombineArguments CallRanks::combine_arguments(const oracle::ExpertOutputs& outpu
 
 void CallRanks::combine(const contract::StepInputs& step, const oracle::ExpertOutputs& outputs,
                         const CallForm& form) {
+  ++calls_;
   combined_.clear();
   combined_.resize(ranks_.size());
   std::vector<CombineArguments> calls;
@@ -408,6 +427,10 @@ void CallRanks::combine(const contract::StepInputs& step, const oracle::ExpertOu
     grid.run();
     if (!form.split_phases) break;
     if (!topology_ || phase != Phase::send) continue;
+    if (carried()) {
+      carry_rows(calls);
+      continue;
+    }
     const bool adds =
         config_.reduction_level == ReductionLevel::node && outputs.reduction == Reduction::partial;
     std::vector<HopArguments> hops;
@@ -439,17 +462,21 @@ void CallRanks::place_hops() {
   topology_.emplace(case_.nodes);
   config_.backend = BackendKind::cuda;
   config_.hops = Hops::two;
-  for (int r = 0; r < size(); ++r) {
-    Rank& rank = ranks_[static_cast<std::size_t>(r)];
-    rank.engine = engine_layout(config_, *topology_, r);
-    rank.engine_memory = of_bytes(rank.engine.bytes, std::byte{0});
-    place_engine_lane(rank.engine, at(rank.engine_memory), &rank.view, rank.view.symmetric);
-  }
+  place_lanes();
   const EngineLayout& engine = ranks_[0].engine;
   hops_ = hop_layout(config_, *topology_, engine.header_bytes, engine.row_bytes);
   for (Rank& rank : ranks_) {
     rank.windows = of_bytes(hops_.bytes, std::byte{0});
     rank.hop_states.resize(static_cast<std::size_t>(hop_tasks(hops_.shape) * 32));
+  }
+}
+
+void CallRanks::place_lanes() {
+  for (int r = 0; r < size(); ++r) {
+    Rank& rank = ranks_[static_cast<std::size_t>(r)];
+    rank.engine = engine_layout(config_, *topology_, r);
+    rank.engine_memory = of_bytes(rank.engine.bytes, std::byte{0});
+    place_engine_lane(rank.engine, at(rank.engine_memory), &rank.view, rank.view.symmetric);
   }
 }
 
@@ -601,6 +628,82 @@ void CallRanks::run_hops(const std::vector<HopArguments>& calls, std::uint64_t s
     });
   }
   grid.run();
+}
+
+// --- an engine ---------------------------------------------------------------------------------------------
+
+// As EngineLane::deliver_headers(): this rank's own header lies where it awaits it.
+void CallRanks::carry_headers() {
+  for (int from = 0; from < size(); ++from) {
+    const EngineLayout& layout = ranks_[static_cast<std::size_t>(from)].engine;
+    for (int to = 0; to < size(); ++to) {
+      if (to == from) continue;
+      std::memcpy(
+          at(ranks_[static_cast<std::size_t>(to)].engine_memory) + layout.inbox + from * layout.block_bytes,
+          at(ranks_[static_cast<std::size_t>(from)].engine_memory) + layout.outbox + to * layout.block_bytes,
+          static_cast<std::size_t>(layout.header_bytes));
+    }
+  }
+}
+
+// As the calls of an EngineLane between the phases of a dispatch, and mark_arrived_kernel.
+void CallRanks::carry_messages(const std::vector<DispatchArguments>& calls, const CallForm& form) {
+  carry_headers();
+  for (int from = 0; from < size(); ++from) {
+    Rank& source = ranks_[static_cast<std::size_t>(from)];
+    const DispatchArguments& call = calls[static_cast<std::size_t>(from)];
+    const EngineLayout& layout = source.engine;
+    for (int to = 0; to < size(); ++to) {
+      if (to == from) continue;
+      Rank& destination = ranks_[static_cast<std::size_t>(to)];
+      const std::byte* block = at(source.engine_memory) + layout.outbox + to * layout.block_bytes;
+      const int word = source.view.signals.first_messages + to;
+      LLPacket counts;
+      std::memcpy(&counts, block + (kHeaderCounts + word / 2) * sizeof counts, sizeof counts);
+      auto messages = static_cast<std::int32_t>(counts.word >> (32 * (word % 2)));
+      if (form.by_plan) messages = call.plan.tokens_between[from * size() + to];
+      ASSERT_GE(messages, 0);
+      ASSERT_LE(messages, config_.max_tokens);
+      std::byte* arrived =
+          at(destination.engine_memory) + layout.inbox + from * layout.block_bytes + layout.header_bytes;
+      std::memcpy(arrived, block + layout.header_bytes,
+                  static_cast<std::size_t>(messages) * static_cast<std::size_t>(call.message.bytes));
+      // The places of messages depend on the call's format, which only its view knows.
+      const LaneView& view = calls[static_cast<std::size_t>(to)].lane;
+      const std::uint64_t number = destination.state.calls[0] + 1;
+      for (std::int32_t i = 0; i < messages; ++i) {
+        EXPECT_EQ(view.slot_metadata(to, 0, from, i)->call >> SlotMetadata::kTokenBits, number);
+        for (int quarter = 0; quarter < kQuarters; ++quarter)
+          view.dispatch_flags(to, 0, from, i)[quarter].value = number;
+      }
+    }
+  }
+}
+
+// As the calls of an EngineLane between the phases of a combine, and find_rows_kernel.
+void CallRanks::carry_rows(const std::vector<CombineArguments>& calls) {
+  carry_headers();
+  for (int from = 0; from < size(); ++from) {
+    const auto& packed = calls[static_cast<std::size_t>(from)].packed;
+    const std::byte* row = packed.outbox;
+    for (int to = 0; to < size(); ++to) {
+      Rank& destination = ranks_[static_cast<std::size_t>(to)];
+      const std::uint64_t number = destination.state.calls[0] + 1;
+      auto* const arrived =
+          reinterpret_cast<LLPacket*>(at(destination.engine_memory) + destination.engine.arrived);
+      for (std::int32_t i = 0; i < packed.rows[to]; ++i, row += packed.row_bytes) {
+        std::uint64_t label = 0;
+        std::memcpy(&label, row + packed.label_offset, sizeof label);
+        const auto index = static_cast<std::int32_t>(label);
+        ASSERT_GE(index, 0);
+        ASSERT_LT(index, destination.engine.received_rows);
+        ASSERT_EQ(label, packed_label(number, index)) << "row " << i << " from rank " << from;
+        arrived[index] = {number, reinterpret_cast<std::uint64_t>(row)};
+        set_row_flags(destination.view, index, number);
+      }
+    }
+    ASSERT_LE(row, packed.outbox + packed.most_rows * packed.row_bytes);
+  }
 }
 
 }  // namespace ferry::cuda
