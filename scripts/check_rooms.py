@@ -53,8 +53,8 @@ ROOMS = {
                             " backends/cuda/protocol backends/cuda/operations backends/cuda/host",
     "backends/cuda/engine": "base engine exchange group layout plan backends/collective backends/cuda/runtime"
                             " backends/cuda/memory backends/cuda/operations backends/cuda/host",
-    "backends/nvshmem/module": "backends/cuda/transport layout",
-    "backends/nvshmem": "base group memory backends/cuda/runtime backends/cuda/memory backends/nvshmem/module",
+    "backends/nvshmem/module": "backends/cuda/transport backends/cuda/two_hops layout",
+    "backends/nvshmem": "base exchange group memory backends/cuda/runtime backends/cuda/memory backends/cuda/host backends/nvshmem/module",
     "nvfuser": "base format",
     "max": "base exchange layout plan",
     "program": "base exchange",

@@ -106,6 +106,9 @@ struct ProgramStep {
   int stream = 0;
   /// dispatch, combine, their send phases: most thread blocks of the call on a GPU; 0: its lane's share.
   int sm_limit = 0;
+  /// Values made before, of other streams: on GPUs the step's stream waits for the steps that made them, as
+  /// if it took them. On host memory every step comes after those before it.
+  std::vector<std::string> after{};
 
   /// "rows (dispatch)", as errors name the step.
   std::string name() const;
@@ -156,6 +159,8 @@ std::string to_svg(const Program& program);
 /// Each has lanes of its own: lane l of an exchange becomes l + i * (lanes that the program uses of it); and
 /// in the same way streams of its own. Dispatch and combine become phases, and the micro-batches take turns
 /// before each receive phase, so that messages of one are on their way while the functions of another run.
+/// On GPUs `after` orders the streams so: send phases and functions come after those of the micro-batch
+/// before, and functions one after the other.
 ///
 /// Outputs have the bytes of the plain program if nothing is dropped and the functions treat each row alone.
 /// Inputs must be tokens, ids or weights, outputs tokens. A combine with topk_weights stays in one piece. A

@@ -73,8 +73,15 @@ enum class Input : int { own = 0, replicated = 1 };
 enum class Transfer : int { routed = 0, gather = 1 };
 
 /// The implementation that carries out an exchange: `reference` and `cpu` on ranks of one host, which share
-/// memory; `cuda` on the GPUs of one host; `collective` on ranks of any hosts, over an engine.
-enum class BackendKind : int { reference = 0, cpu = 1, cuda = 2, collective = 3 };
+/// memory; `cuda` on the GPUs of one host; `collective` on ranks of any hosts, over an engine; `nvshmem` on
+/// the GPUs of any hosts, whose kernels put messages across hosts by themselves.
+enum class BackendKind : int { reference = 0, cpu = 1, cuda = 2, collective = 3, nvshmem = 4 };
+
+/// Whether the kernels of `backend` work on the arrays of a call, which lie in device memory: `cuda` and
+/// `nvshmem`. `collective` has either memory.
+constexpr bool has_kernels(BackendKind backend) {
+  return backend == BackendKind::cuda || backend == BackendKind::nvshmem;
+}
 
 /// The transport between ranks that the backend `collective` uses: `mpi` is MPI, `custom` functions of the
 /// caller, `automatic` whichever of these the group brought. `nccl` is NCCL on device memory, in any group;
@@ -82,8 +89,8 @@ enum class BackendKind : int { reference = 0, cpu = 1, cuda = 2, collective = 3 
 enum class EngineKind : int { automatic = 0, mpi = 1, custom = 2, nccl = 3 };
 
 /// Where an exchange takes and leaves its arrays: in host memory, or in the memory of the rank's CUDA device.
-/// `automatic` is `device` with the backend `cuda` and with the engine `nccl`, else `host`. Only `collective`
-/// has both.
+/// `automatic` is `device` with the backends `cuda` and `nvshmem` and with the engine `nccl`, else `host`.
+/// Only `collective` has both.
 enum class MemoryKind : int { automatic = 0, host = 1, device = 2 };
 
 /// How messages reach ranks of other nodes: `one` sends them straight to each rank; `two` sends a token once

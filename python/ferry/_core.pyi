@@ -78,16 +78,18 @@ class Config:
 
     Config(experts=E, top_k=K, hidden=H, max_tokens=T, ...). These four are required. The others:
 
-    backend              'cpu', 'cuda', 'collective' or 'reference'; default: 'cuda' in a Group.torch() that uses NCCL, else
-                         'cpu'. 'collective' is for groups over several hosts and uses the engine that the group has brought
+    backend              'cpu', 'cuda', 'collective', 'nvshmem' or 'reference'; default: 'cuda' in a Group.torch() that uses NCCL,
+                         else 'cpu'. 'collective' is for groups over several hosts and uses the engine that the group has brought;
+                         so is 'nvshmem', whose kernels put messages between GPUs of different hosts by themselves
     engine               'nccl': NCCL, on device memory; 'mpi' or 'custom': the engine that the group must have brought; default
                          'automatic', any that it has brought
-    memory               'host' or 'device': where all arrays lie; default 'automatic', 'device' with 'cuda' and 'nccl', else 'host'. Only
+    memory               'host' or 'device': where all arrays lie; default 'automatic', 'device' with 'cuda', 'nvshmem' and 'nccl', else 'host'. Only
                          'collective' has both
     hops                 'one' or 'two': whether a token goes straight to each rank of another node, or once to the node, to a
-                         relay; default 'automatic', two where 'collective' has several nodes and one has several ranks
+                         relay; default 'automatic', two where 'collective' has several nodes and one has several ranks, and
+                         where 'nvshmem' has several nodes
     window               bounds what a rank has on its way to another one. 'collective': messages of a round; default 0, no bound.
-                         'cpu' and 'cuda' in two hops: staging, in messages for each pair of ranks; default 0, 4 MiB a rank and lane
+                         'cpu', 'cuda' and 'nvshmem' in two hops: staging, in messages for each pair of ranks; default 0, 4 MiB a rank and lane
     shared_experts       experts that every rank holds and every token goes to: their rows are groups 0 to shared_experts - 1, and
                          combine adds their outputs; at most 16; default 0
     input                'own', or 'replicated': every rank passes the same tokens and keeps the routes to its own experts; nothing
@@ -122,7 +124,7 @@ class Config:
     checked by Exchange, size_of and capacity_of.
     """
 
-    def __init__(self, *, experts: int, top_k: int, hidden: int, max_tokens: int, backend: Literal['cpu', 'cuda', 'collective', 'reference'] = ..., engine: Literal['automatic', 'mpi', 'custom', 'nccl'] = 'automatic', memory: Literal['automatic', 'host', 'device'] = 'automatic', hops: Literal['automatic', 'one', 'two'] = 'automatic', window: int = 0, shared_experts: int = 0, input: Literal['own', 'replicated'] = 'own', shared_split: int = 0, transfer: Literal['routed', 'gather'] = 'routed', placement: Placement = ..., layout: Literal['expert_major', 'expert_padded', 'rank_major'] = 'expert_major', alignment: int = 1, capacity: int = 0, repeats: bool = False, zero_padding: bool = False, format: str = 'bf16', combine_type: Literal['bf16', 'fp16', 'fp32'] = 'bf16', reduction: Literal['partial', 'exact', 'unreduced'] = 'partial', reduction_level: Literal['automatic', 'rank', 'node'] = 'automatic', lanes: int = 1, deadline: float = 30.0, own_receive_buffers: bool = True, check_calls: bool = True) -> None: ...
+    def __init__(self, *, experts: int, top_k: int, hidden: int, max_tokens: int, backend: Literal['cpu', 'cuda', 'collective', 'nvshmem', 'reference'] = ..., engine: Literal['automatic', 'mpi', 'custom', 'nccl'] = 'automatic', memory: Literal['automatic', 'host', 'device'] = 'automatic', hops: Literal['automatic', 'one', 'two'] = 'automatic', window: int = 0, shared_experts: int = 0, input: Literal['own', 'replicated'] = 'own', shared_split: int = 0, transfer: Literal['routed', 'gather'] = 'routed', placement: Placement = ..., layout: Literal['expert_major', 'expert_padded', 'rank_major'] = 'expert_major', alignment: int = 1, capacity: int = 0, repeats: bool = False, zero_padding: bool = False, format: str = 'bf16', combine_type: Literal['bf16', 'fp16', 'fp32'] = 'bf16', reduction: Literal['partial', 'exact', 'unreduced'] = 'partial', reduction_level: Literal['automatic', 'rank', 'node'] = 'automatic', lanes: int = 1, deadline: float = 30.0, own_receive_buffers: bool = True, check_calls: bool = True) -> None: ...
 
     @property
     def experts(self) -> int:
@@ -196,7 +198,7 @@ class Config:
 
     @property
     def backend(self) -> str:
-        """'cpu', 'cuda', 'collective' or 'reference'."""
+        """'cpu', 'cuda', 'collective', 'nvshmem' or 'reference'."""
 
     @property
     def engine(self) -> str:
@@ -958,6 +960,12 @@ class ProgramStep:
         dispatch, combine and their send phases on GPUs: the most thread blocks; 0: the lane's share.
         """
 
+    @property
+    def after(self) -> list[str]:
+        """
+        On GPUs: values of other streams that must be there before the step begins.
+        """
+
 class Program:
     """
     A layer, or several, as a value: steps over named values. Program(text) reads the text form and checks it.
@@ -1000,9 +1008,9 @@ class Program:
         The program in micro-batches: tokens [i*N/n, (i+1)*N/n) of each rank, on lanes of their own.
 
         The micro-batches take turns before each receive phase, so that messages of one are on their way while the functions of
-        another run. The exchange needs `batches` times as many lanes. Results have the bytes of the plain program if nothing is
-        dropped and the functions treat each row alone. Raises UsageError where inputs are not tokens, ids or weights, or outputs
-        not tokens.
+        another run. On GPUs their send phases, and their experts, come one after the other. The exchange needs `batches` times
+        as many lanes. Results have the bytes of the plain program if nothing is dropped and the functions treat each row alone.
+        Raises UsageError where inputs are not tokens, ids or weights, or outputs not tokens.
         """
 
     def svg(self) -> str:

@@ -16,7 +16,7 @@ class Streams:
     def __init__(self, program):
         self._numbers = sorted({step.stream for step in program.steps} - {0})
         self._made_on = {name: step.stream for step in program.steps for name, _ in step.outputs}
-        self._crossing = {name for step in program.steps for name in step.inputs
+        self._crossing = {name for step in program.steps for name in (*step.inputs, *step.after)
                           if self._made_on.get(name, step.stream) != step.stream}
         self._own = None  # number: stream
         self._streams = None  # the same during a run, with stream 0
@@ -41,10 +41,11 @@ class Streams:
             yield
             return
         stream = self._streams[step.stream]
-        for name in step.inputs:
+        for name in dict.fromkeys((*step.inputs, *step.after)):
             if name in self._events and self._made_on[name] != step.stream:
                 stream.wait_event(self._events[name])
-                self._keep(values.get(name), stream)
+                if name in step.inputs:
+                    self._keep(values.get(name), stream)
         with self._cuda.stream(stream):
             yield
         for name, _ in step.outputs:

@@ -5,6 +5,7 @@
 
 namespace ferry::python {
 
+void bind_placement(nanobind::module_& module);
 void bind_config(nanobind::module_& module);
 void bind_group(nanobind::module_& module);
 void bind_plan(nanobind::module_& module);

@@ -212,83 +212,6 @@ void bind_sizes(nb::module_& module) {
              "Bytes of a plan's storage, the same on every rank.");
 }
 
-using Locations = std::vector<std::pair<int, int>>;  // [E]: (rank, local expert)
-
-Placement placement_of(const Locations& locations, int ranks, std::uint64_t version) {
-  std::vector<ExpertLocation> table;
-  for (const auto& [rank, local] : locations) table.push_back({rank, local});
-  return Placement::table(std::move(table), ranks, version);
-}
-
-// What is pickled of a Placement: the arguments of placement_of(), and tp.
-nb::tuple state_of(const Placement& placement) {
-  nb::list locations;
-  for (const auto& [rank, local] : placement.locations()) locations.append(nb::make_tuple(rank, local));
-  return nb::make_tuple(nb::tuple(locations), placement.ranks(), placement.version(), placement.tp());
-}
-
-void set_placement_state(Placement* self, const nb::tuple& state) {
-  const auto locations = nb::cast<Locations>(state[0]);
-  const auto ranks = nb::cast<int>(state[1]);
-  const auto version = nb::cast<std::uint64_t>(state[2]);
-  const auto tp = nb::cast<int>(state[3]);
-  if (locations.empty()) {
-    new (self) Placement();
-  } else if (tp > 1) {
-    new (self) Placement(Placement::ep_tp(static_cast<int>(locations.size()), ranks / tp, tp));
-  } else {
-    new (self) Placement(placement_of(locations, ranks, version));
-  }
-}
-
-void bind_placement(nb::module_& module) {
-  nb::class_<Placement>(module, "Placement", "Which rank holds which expert. Immutable.")
-      .def_static("blocks", &Placement::blocks, "experts"_a, "ranks"_a,
-                  "Blocks of neighbouring experts. The first experts % ranks ranks hold one expert more.")
-      .def_static(
-          "table", &placement_of, "locations"_a, "ranks"_a, "version"_a = 0,
-          "Any table: the (rank, local expert) of each expert. UsageError if a rank's local experts are not "
-          "0, 1, 2, ... once each.")
-      .def_static("ep_tp", &Placement::ep_tp, "experts"_a, "ep"_a, "tp"_a,
-                  "Experts in slices, on ep * tp ranks: slice i of expert e is on rank e // (experts // ep) "
-                  "* tp + i. "
-                  "The tp ranks that hold slices of the same experts pass the same tokens. On host memory "
-                  "and the backend 'cuda'.")
-      .def_prop_ro("experts", &Placement::experts, "E, the number of experts.")
-      .def_prop_ro("ranks", &Placement::ranks, "R, the number of ranks.")
-      .def_prop_ro("tp", &Placement::tp, "Slices of each expert: 1 unless made by ep_tp().")
-      .def_prop_ro("version", &Placement::version, "The version given to table(); 0 for others.")
-      .def(
-          "location",
-          [](const Placement& self, int expert) {
-            if (expert < 0 || expert >= self.experts()) {
-              throw UsageError(str("expert = ", expert, ", must be 0 to ", self.experts() - 1));
-            }
-            return std::pair(self.location(expert).rank, self.location(expert).local);
-          },
-          "expert"_a, "(rank, local expert) of an expert; ep_tp: of its slice 0.")
-      .def(
-          "experts_of",
-          [](const Placement& self, int rank) {
-            if (rank < 0 || rank >= self.ranks()) {
-              throw UsageError(str("rank = ", rank, ", must be 0 to ", self.ranks() - 1));
-            }
-            return self.experts_of(rank);
-          },
-          "rank"_a, "The global ids of a rank's experts, in local order.")
-      .def(nb::self == nb::self, nb::sig("def __eq__(self, other: object, /) -> bool"))
-      .def("__hash__", [](const Placement& self) { return nb::hash(state_of(self)); })
-      .def("__getstate__", &state_of,
-           nb::sig("def __getstate__(self) -> tuple[tuple[tuple[int, int], ...], int, int, int]"))
-      .def("__setstate__", &set_placement_state,
-           nb::sig(
-               "def __setstate__(self, state: tuple[tuple[tuple[int, int], ...], int, int, int], /) -> None"))
-      .def("__repr__", [](const Placement& self) {
-        return str("Placement(", counted(self.experts(), "expert"), " on ", counted(self.ranks(), "rank"),
-                   self.tp() > 1 ? str(", tp ", self.tp()) : str(", version ", self.version()), ")");
-      });
-}
-
 }  // namespace
 
 Reduction reduction_named(const std::string& name) {
@@ -297,9 +220,9 @@ Reduction reduction_named(const std::string& name) {
 }
 
 BackendKind backend_named(const std::string& name) {
-  return enum_named(
-      "backend", name,
-      std::array{BackendKind::reference, BackendKind::cpu, BackendKind::cuda, BackendKind::collective});
+  return enum_named("backend", name,
+                    std::array{BackendKind::reference, BackendKind::cpu, BackendKind::cuda,
+                               BackendKind::collective, BackendKind::nvshmem});
 }
 
 EngineKind engine_named(const std::string& name) {
@@ -308,7 +231,7 @@ EngineKind engine_named(const std::string& name) {
 }
 
 const char* const kOptionalSettings =
-    "backend: typing.Literal['cpu', 'cuda', 'collective', 'reference'] = ..., "
+    "backend: typing.Literal['cpu', 'cuda', 'collective', 'nvshmem', 'reference'] = ..., "
     "engine: typing.Literal['automatic', 'mpi', 'custom', 'nccl'] = 'automatic', "
     "memory: typing.Literal['automatic', 'host', 'device'] = 'automatic', "
     "hops: typing.Literal['automatic', 'one', 'two'] = 'automatic', window: int = 0, "
@@ -339,21 +262,22 @@ Config config_of(const nb::kwargs& settings, BackendKind fallback) {
 }
 
 void bind_config(nb::module_& module) {
-  bind_placement(module);
   nb::class_<Config>(module, "Config", R"(The configuration of an exchange, the same on every rank.
 
 Config(experts=E, top_k=K, hidden=H, max_tokens=T, ...). These four are required. The others:
 
-backend              'cpu', 'cuda', 'collective' or 'reference'; default: 'cuda' in a Group.torch() that uses NCCL, else
-                     'cpu'. 'collective' is for groups over several hosts and uses the engine that the group has brought
+backend              'cpu', 'cuda', 'collective', 'nvshmem' or 'reference'; default: 'cuda' in a Group.torch() that uses NCCL,
+                     else 'cpu'. 'collective' is for groups over several hosts and uses the engine that the group has brought;
+                     so is 'nvshmem', whose kernels put messages between GPUs of different hosts by themselves
 engine               'nccl': NCCL, on device memory; 'mpi' or 'custom': the engine that the group must have brought; default
                      'automatic', any that it has brought
-memory               'host' or 'device': where all arrays lie; default 'automatic', 'device' with 'cuda' and 'nccl', else 'host'. Only
+memory               'host' or 'device': where all arrays lie; default 'automatic', 'device' with 'cuda', 'nvshmem' and 'nccl', else 'host'. Only
                      'collective' has both
 hops                 'one' or 'two': whether a token goes straight to each rank of another node, or once to the node, to a
-                     relay; default 'automatic', two where 'collective' has several nodes and one has several ranks
+                     relay; default 'automatic', two where 'collective' has several nodes and one has several ranks, and
+                     where 'nvshmem' has several nodes
 window               bounds what a rank has on its way to another one. 'collective': messages of a round; default 0, no bound.
-                     'cpu' and 'cuda' in two hops: staging, in messages for each pair of ranks; default 0, 4 MiB a rank and lane
+                     'cpu', 'cuda' and 'nvshmem' in two hops: staging, in messages for each pair of ranks; default 0, 4 MiB a rank and lane
 shared_experts       experts that every rank holds and every token goes to: their rows are groups 0 to shared_experts - 1, and
                      combine adds their outputs; at most 16; default 0
 input                'own', or 'replicated': every rank passes the same tokens and keeps the routes to its own experts; nothing
@@ -416,7 +340,7 @@ checked by Exchange, size_of and capacity_of.)")
       .def_ro("check_calls", &Config::check_calls, "Whether host backends check every call.")
       .def_prop_ro(
           "backend", [](const Config& c) { return std::string(to_string(c.backend)); },
-          "'cpu', 'cuda', 'collective' or 'reference'.")
+          "'cpu', 'cuda', 'collective', 'nvshmem' or 'reference'.")
       .def_prop_ro(
           "engine", [](const Config& c) { return std::string(to_string(c.engine)); },
           "'nccl'; 'mpi' or 'custom', which the group must have brought; or 'automatic'.")

@@ -45,7 +45,7 @@ Config config_or_refuse(const Rank& rank, const nb::object& given, const nb::kwa
 }
 
 bool on_device(const Config& config) {
-  return config.backend == BackendKind::cuda || config.memory == MemoryKind::device;
+  return has_kernels(config.backend) || config.memory == MemoryKind::device;
 }
 
 Device device_or_refuse(const Rank& rank, const Config& config, std::optional<int> device) {

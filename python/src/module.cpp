@@ -21,6 +21,7 @@ NB_MODULE(_core, module) {
 
   register_errors();
   install_signal_handling();
+  bind_placement(module);
   bind_config(module);
   bind_group(module);
   bind_plan(module);

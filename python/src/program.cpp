@@ -57,9 +57,10 @@ void bind_program(nb::module_& module) {
       .def_ro("index", &ProgramStep::index, "'part': which part ...")
       .def_ro("of", &ProgramStep::of, "... of how many.")
       .def_ro("stream", &ProgramStep::stream, "On GPUs: number of its stream; 0: the caller's.")
-      .def_ro(
-          "sm_limit", &ProgramStep::sm_limit,
-          "dispatch, combine and their send phases on GPUs: the most thread blocks; 0: the lane's share.");
+      .def_ro("sm_limit", &ProgramStep::sm_limit,
+              "dispatch, combine and their send phases on GPUs: the most thread blocks; 0: the lane's share.")
+      .def_ro("after", &ProgramStep::after,
+              "On GPUs: values of other streams that must be there before the step begins.");
 
   nb::class_<Program>(module, "Program", kProgramDoc)
       .def(
@@ -85,9 +86,9 @@ void bind_program(nb::module_& module) {
           R"(The program in micro-batches: tokens [i*N/n, (i+1)*N/n) of each rank, on lanes of their own.
 
 The micro-batches take turns before each receive phase, so that messages of one are on their way while the functions of
-another run. The exchange needs `batches` times as many lanes. Results have the bytes of the plain program if nothing is
-dropped and the functions treat each row alone. Raises UsageError where inputs are not tokens, ids or weights, or outputs
-not tokens.)")
+another run. On GPUs their send phases, and their experts, come one after the other. The exchange needs `batches` times
+as many lanes. Results have the bytes of the plain program if nothing is dropped and the functions treat each row alone.
+Raises UsageError where inputs are not tokens, ids or weights, or outputs not tokens.)")
       .def(
           "svg", [](const Program& self) { return to_svg(self); },
           "A drawing: a box for each step, a column for each lane.")

@@ -36,7 +36,7 @@ const char* to_string(Transfer transfer) {
 }
 
 const char* to_string(BackendKind backend) {
-  return name_of(backend, {"reference", "cpu", "cuda", "collective"});
+  return name_of(backend, {"reference", "cpu", "cuda", "collective", "nvshmem"});
 }
 
 const char* to_string(EngineKind engine) {

@@ -28,9 +28,12 @@ inline constexpr Constant kConstants<DType>[] = {FERRY_NAMED(FERRY_BF16), FERRY_
 template <>
 inline constexpr Constant kConstants<IdType>[] = {FERRY_NAMED(FERRY_INT32), FERRY_NAMED(FERRY_INT64)};
 template <>
-inline constexpr Constant kConstants<BackendKind>[] = {
-    FERRY_NAMED(FERRY_BACKEND_DEFAULT), FERRY_NAMED(FERRY_REFERENCE), FERRY_NAMED(FERRY_CPU),
-    FERRY_NAMED(FERRY_CUDA), FERRY_NAMED(FERRY_COLLECTIVE)};
+inline constexpr Constant kConstants<BackendKind>[] = {FERRY_NAMED(FERRY_BACKEND_DEFAULT),
+                                                       FERRY_NAMED(FERRY_REFERENCE),
+                                                       FERRY_NAMED(FERRY_CPU),
+                                                       FERRY_NAMED(FERRY_CUDA),
+                                                       FERRY_NAMED(FERRY_COLLECTIVE),
+                                                       FERRY_NAMED(FERRY_NVSHMEM)};
 template <>
 inline constexpr Constant kConstants<EngineKind>[] = {
     FERRY_NAMED(FERRY_ENGINE_AUTOMATIC), FERRY_NAMED(FERRY_ENGINE_MPI), FERRY_NAMED(FERRY_ENGINE_CUSTOM),

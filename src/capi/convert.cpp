@@ -140,7 +140,7 @@ Config to_config(const ferry_config& given, int ranks) {
   config.hidden = given.hidden;
   config.max_tokens = given.max_tokens;
   config.backend =
-      to_choice(given.backend, BackendKind::collective, "ferry_config.backend").value_or(defaults.backend);
+      to_choice(given.backend, BackendKind::nvshmem, "ferry_config.backend").value_or(defaults.backend);
   config.engine = to_enum(given.engine, EngineKind::nccl, "ferry_config.engine");
   config.memory = to_enum(given.memory, MemoryKind::device, "ferry_config.memory");
   config.hops = to_enum(given.hops, Hops::two, "ferry_config.hops");

@@ -180,6 +180,7 @@ std::unique_ptr<Backend> make_relayed_cpu_backend(const Rank& rank, const Config
 std::unique_ptr<Backend> make_cuda_backend(const Rank& rank, const Config& config);
 // Its part for messages that take two hops.
 std::unique_ptr<Backend> make_relayed_cuda_backend(const Rank& rank, const Config& config);
+std::unique_ptr<Backend> make_nvshmem_backend(const Rank& rank, const Config& config);
 std::unique_ptr<Backend> make_collective_backend(const Rank& rank, const Config& config);
 // Its part for Config::memory = device. `engine`: the group's; null: NCCL.
 std::unique_ptr<Backend> make_device_collective_backend(const Rank& rank, const Config& config,

@@ -163,7 +163,7 @@ void check_alone(const Config& config) {
   check_range("layout", static_cast<std::int64_t>(config.layout), 0, 2);
   check_range("combine_type", static_cast<std::int64_t>(config.combine_type), 0, 2);
   check_range("memory", static_cast<std::int64_t>(config.memory), 0, 2);
-  const MemoryKind only = config.backend == BackendKind::cuda ? MemoryKind::device : MemoryKind::host;
+  const MemoryKind only = has_kernels(config.backend) ? MemoryKind::device : MemoryKind::host;
   if (config.backend != BackendKind::collective && config.memory != MemoryKind::automatic &&
       config.memory != only) {
     throw UnsupportedError(str("configuration: the backend ", to_string(config.backend), " works on ",
@@ -234,12 +234,13 @@ void check_tiles(const Config& config, const Format& format) {
 MemoryKind chosen_memory(const Config& config) {
   if (config.memory != MemoryKind::automatic) return config.memory;
   const bool nccl = config.backend == BackendKind::collective && config.engine == EngineKind::nccl;
-  return config.backend == BackendKind::cuda || nccl ? MemoryKind::device : MemoryKind::host;
+  return has_kernels(config.backend) || nccl ? MemoryKind::device : MemoryKind::host;
 }
 
 Hops chosen_hops(const Config& config, const Topology& topology) {
   if (config.hops != Hops::automatic) return config.hops;
   if (config.transfer == Transfer::gather) return Hops::one;
+  if (config.backend == BackendKind::nvshmem) return topology.nodes() > 1 ? Hops::two : Hops::one;
   const bool several = topology.nodes() > 1 && topology.ranks() > topology.nodes();
   const bool relays = config.backend == BackendKind::collective && chosen_memory(config) == MemoryKind::host;
   return several && relays ? Hops::two : Hops::one;

@@ -17,6 +17,10 @@ std::unique_ptr<Backend> make_cuda_backend(const Rank&, const Config&) {
   throw UnsupportedError(kNoCudaBackend);
 }
 
+std::unique_ptr<Backend> make_nvshmem_backend(const Rank&, const Config&) {
+  throw UnsupportedError(kNoCudaBackend);
+}
+
 Sizes cuda_backend_sizes(const Config&, const Topology&, int) {
   throw UnsupportedError(kNoCudaBackend);
 }
@@ -59,6 +63,7 @@ constexpr BackendEntry kBackends[] = {
     {BackendKind::reference, true, true, make_reference_backend, on_one_host<reference_backend_sizes>},
     {BackendKind::cpu, true, true, make_cpu_backend, cpu_backend_sizes},
     {BackendKind::cuda, true, false, make_cuda_backend, cuda_backend_sizes},
+    {BackendKind::nvshmem, false, false, make_nvshmem_backend, cuda_backend_sizes},
     {BackendKind::collective, false, true, make_collective_backend, collective_backend_sizes},
 };
 
@@ -97,10 +102,10 @@ std::unique_ptr<Backend> make_backend(const Rank& rank, const Config& given) {
   const Config config = backend_config(given);
   const BackendEntry& entry = entry_of(config.backend);
   if (entry.needs_one_host && !rank.state().one_host()) {
-    throw UnsupportedError(str("the backend ", to_string(config.backend),
-                               " needs all ranks on one host; these ", counted(rank.size(), "rank"),
-                               " are on ", counted(rank.topology().nodes(), "host"),
-                               ": use the backend collective"));
+    throw UnsupportedError(
+        str("the backend ", to_string(config.backend), " needs all ranks on one host; these ",
+            counted(rank.size(), "rank"), " are on ", counted(rank.topology().nodes(), "host"),
+            ": use the backend collective", has_kernels(config.backend) ? ", or nvshmem" : ""));
   }
   const bool adds_by_node = entry.adds_by_node || has_relays(config, rank.topology());
   if (!adds_by_node && config.reduction_level == ReductionLevel::node) {
@@ -111,7 +116,7 @@ std::unique_ptr<Backend> make_backend(const Rank& rank, const Config& given) {
                                "), in one hop: pass reduction_level rank, or hops two"));
   }
   if (config.placement.tp() == 1) return entry.make(rank, config);
-  if (config.backend == BackendKind::cuda && has_relays(config, rank.topology())) {
+  if (has_kernels(config.backend) && has_relays(config, rank.topology())) {
     throw UnsupportedError(
         "experts in slices take one hop on device memory: pass hops one, or use the backend cpu");
   }

@@ -20,7 +20,7 @@ UnsupportedError device_memory_error() {
 }
 
 Config host_config(const Rank& rank, const Config& given) {
-  if (given.backend == BackendKind::cuda || given.memory == MemoryKind::device) {
+  if (has_kernels(given.backend) || given.memory == MemoryKind::device) {
     refuse_configuration(rank, device_memory_error());
     throw device_memory_error();
   }

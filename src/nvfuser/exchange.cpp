@@ -19,8 +19,8 @@ constexpr std::int64_t kMostRows = 1 << 24;  // the largest max_tokens of a ferr
 constexpr std::size_t kTextBytes = 512;      // of a rank's refusal, as the ranks gather it
 
 DType type_of(const Config& config) {
-  if (config.backend == BackendKind::cuda)
-    throw UnsupportedError("nvfuser: arrays are in host memory; for cuda use Python's ferry.nvfuser");
+  if (has_kernels(config.backend))
+    throw UnsupportedError("nvfuser: arrays are in host memory; for GPUs use Python's ferry.nvfuser");
   const std::optional<DType> type = config.format.value_type();
   if (!type)
     throw UsageError(str("nvfuser: format ", to_string(config.format), ", must be bf16, fp16 or fp32"));

@@ -1,4 +1,5 @@
 // check(): walks through the steps once and keeps for each value what made it, and for each lane its calls.
+#include <algorithm>
 #include <map>
 #include <optional>
 #include <set>
@@ -97,7 +98,8 @@ class ProgramChecker {
   void check_step() {
     check_fields();
     std::vector<CheckedValue> inputs;
-    for (std::size_t i = 0; i < step().inputs.size(); ++i) inputs.push_back(input(i));
+    for (const std::string& name : step().inputs) inputs.push_back(value_of(name, "uses "));
+    for (const std::string& name : step().after) value_of(name, "comes after ");
     check_kinds(inputs);
     check_memory(inputs);
     std::vector<ValueKind> input_kinds;
@@ -158,26 +160,28 @@ class ProgramChecker {
                has_limit ? "0 is no limit" : "only dispatch, combine and their send phases have one"));
   }
 
-  CheckedValue input(std::size_t place) const {
-    const std::string& name = step().inputs[place];
+  // A value that is there when the step begins. `what`: what the step does with it.
+  CheckedValue value_of(const std::string& name, const char* what) const {
     if (const auto found = values_.find(name); found != values_.end()) return found->second;
     const auto maker = makers_.find(name);
-    if (maker == makers_.end()) fail(str("uses ", name, ", which is no input and which no step makes"));
+    if (maker == makers_.end()) fail(str(what, name, ", which is no input and which no step makes"));
     std::set<int> visited;
     if (needs(maker->second, step_, visited))
-      fail(str("uses ", name, " of step ", name_of(maker->second), ", which needs this step: a cycle"));
-    fail(str("uses ", name, " before step ", name_of(maker->second), " makes it: move that step up"));
+      fail(str(what, name, " of step ", name_of(maker->second), ", which needs this step: a cycle"));
+    fail(str(what, name, " before step ", name_of(maker->second), " makes it: move that step up"));
   }
 
   // Whether `step` needs a value of `other`, directly or over others.
   bool needs(int step, int other, std::set<int>& visited) const {
     if (step == other) return true;
     if (!visited.insert(step).second) return false;
-    for (const std::string& name : program_.steps[static_cast<std::size_t>(step)].inputs) {
+    const ProgramStep& needing = program_.steps[static_cast<std::size_t>(step)];
+    const auto made_of_other = [&](const std::string& name) {
       const auto maker = makers_.find(name);
-      if (maker != makers_.end() && needs(maker->second, other, visited)) return true;
-    }
-    return false;
+      return maker != makers_.end() && needs(maker->second, other, visited);
+    };
+    return std::ranges::any_of(needing.inputs, made_of_other) ||
+           std::ranges::any_of(needing.after, made_of_other);
   }
 
   void check_kinds(const std::vector<CheckedValue>& inputs) const {

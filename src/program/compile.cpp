@@ -2,6 +2,7 @@
 #include <map>
 
 #include "base/text.hpp"
+#include "exchange/configuration.hpp"
 #include "ferry/error.hpp"
 #include "program/compiled.hpp"
 #include "program/requirements.hpp"
@@ -94,6 +95,7 @@ class ProgramCompiler {
       made_by_.emplace(step.outputs.back(), number);
     }
     set_exchange(given, step);
+    require_gathers(step);
     if (step.kind == StepKind::call) find_function(given, step);
     if (step.kind == StepKind::combine) step.result = step.outputs.front();
     if (is_receive_phase(step.kind)) step.sender = made_by_.at(step.inputs.front());
@@ -122,6 +124,16 @@ class ProgramCompiler {
     const auto found = find_exchange(exchanges_, given.exchange);
     if (found == exchanges_.end() || found->second == nullptr) refuse(step, no_such_exchange(given.exchange));
     step.exchange = found->second;
+  }
+
+  // Whether ranks are on several nodes, which decides this, is not part of the configuration.
+  void require_gathers(const CompiledStep& step) const {
+    if (!is_gather(step.kind) || made_.device == nullptr) return;
+    const Config& config = step.exchange->config();
+    if (config.backend == BackendKind::cuda && has_relays(config, step.exchange->rank().topology()))
+      throw UnsupportedError(str("program ", program_.name, ", step ", step.name,
+                                 ": its exchange sends in two hops on device memory, which has no ",
+                                 to_string(step.kind), " yet: use an exchange with hops one"));
   }
 
   void find_function(const ProgramStep& given, CompiledStep& step) const {

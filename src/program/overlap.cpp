@@ -161,13 +161,33 @@ class BatchedProgram {
       const auto end = std::find_if(begin + 1, steps_.end(),
                                     [](const ProgramStep& step) { return is_receive_phase(step.kind); });
       for (int batch = 0; batch < batches_; ++batch)
-        for (auto step = begin; step != end; ++step) made_.steps.push_back(in_batch(*step, batch));
+        for (auto step = begin; step != end; ++step) {
+          made_.steps.push_back(in_batch(*step, batch));
+          add_order(*step, batch);
+        }
       begin = end;
     }
   }
 
+  // On GPUs nothing but this keeps the streams of the micro-batches from doing the same at the same time: a
+  // send phase comes after that of the micro-batch before, and the experts of one come after those of
+  // another. Then a micro-batch sends while the experts of another run.
+  void add_order(const ProgramStep& step, int batch) {
+    ProgramStep& made = made_.steps.back();
+    if (batch > 0 && receive_phase_of(step.kind) != StepKind::call)
+      made.after.push_back(name_in(step.outputs.front().name, batch - 1));
+    if (step.kind != StepKind::call || step.outputs.front().kind != ValueKind::outputs) return;
+    if (last_experts_batch_ >= 0 && last_experts_batch_ != batch) made.after.push_back(last_experts_);
+    last_experts_ = made.outputs.front().name;
+    last_experts_batch_ = batch;
+  }
+
   ProgramStep in_batch(ProgramStep step, int batch) {
-    for (std::string& input : step.inputs) input = name_in(input, batch);
+    std::erase_if(step.after, [&](const std::string& name) {
+      return std::ranges::find(program_.inputs, name, &ProgramName::name) != program_.inputs.end();
+    });
+    for (auto* const names : {&step.inputs, &step.after})
+      for (std::string& name : *names) name = name_in(name, batch);
     for (ProgramName& output : step.outputs) output.name = name_in(output.name, batch);
     if (shape_of(step.kind).has_lane) step.lane += batch * lanes_.at(step.exchange);
     step.stream += batch * streams_;
@@ -188,6 +208,8 @@ class BatchedProgram {
   std::vector<ProgramStep> steps_;  // of one micro-batch, in phases
   std::map<std::string, int, std::less<>> lanes_;
   int streams_ = 1;
+  std::string last_experts_;  // the value that the last call of experts makes, and its micro-batch
+  int last_experts_batch_ = -1;
   std::set<std::string, std::less<>> used_;
   std::map<std::string, std::vector<std::string>, std::less<>> names_;
   Program made_;

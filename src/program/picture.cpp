@@ -40,6 +40,9 @@ class ProgramDrawing {
     for (std::size_t i = 0; i < program_.steps.size(); ++i)
       for (const std::string& input : program_.steps[i].inputs)
         line(input, boxes_.at(program_.steps[i].outputs.front().name));
+    for (const ProgramStep& step : program_.steps)
+      for (const std::string& earlier : step.after)
+        line(earlier, boxes_.at(step.outputs.front().name), " stroke-dasharray=\"4 4\"");
     const ProgramBox result{middle_of(0), height_ - kMargin - kRow};
     for (const std::string& output : program_.outputs) line(output, result);
     for (const ProgramName& input : program_.inputs)
@@ -91,11 +94,12 @@ class ProgramDrawing {
          << "\" height=\"" << kBoxHeight << "\" rx=\"4\" fill=\"" << colour << "\" stroke=\"#555\"/>\n";
     text(at.x, at.y + 17, what);
   }
-  void line(const std::string& from, const ProgramBox& to) {
+  void line(const std::string& from, const ProgramBox& to, const char* style = "") {
     const ProgramBox& start = boxes_.at(from);
     const int y = start.y + kBoxHeight, bend = std::max(20, (to.y - y) / 2);
     out_ << "<path d=\"M" << start.x << "," << y << " C" << start.x << "," << y + bend << " " << to.x << ","
-         << to.y - bend << " " << to.x << "," << to.y << "\" fill=\"none\" stroke=\"#888\"/>\n";
+         << to.y - bend << " " << to.x << "," << to.y << "\" fill=\"none\" stroke=\"#888\"" << style
+         << "/>\n";
   }
 
   const Program& program_;

@@ -37,8 +37,9 @@ class StreamPlanner {
     StreamPlan::Step step{.stream = numbers_.at(given.stream)};
     Progress& here = done_[static_cast<std::size_t>(step.stream)];
     std::vector<int> makers;
-    for (const std::string& input : given.inputs)
-      if (const auto found = made_by_.find(input); found != made_by_.end()) makers.push_back(found->second);
+    for (const auto* const names : {&given.inputs, &given.after})
+      for (const std::string& name : *names)
+        if (const auto found = made_by_.find(name); found != made_by_.end()) makers.push_back(found->second);
     std::ranges::sort(makers, std::greater());  // the latest first: it may cover the others
     for (const int maker : makers) {
       StreamPlan::Step& made = plan_.steps[static_cast<std::size_t>(maker)];

@@ -23,7 +23,7 @@ struct StreamPlan {
 };
 
 // A run begins with every other stream waiting for stream 0. A stream waits for a step only if one of its
-// steps takes a value of that step, and no earlier wait has covered it.
+// steps takes a value of that step or comes after it, and no earlier wait has covered it.
 StreamPlan plan_streams(const Program& program);
 
 }  // namespace ferry

@@ -29,6 +29,7 @@ std::string print_step(const ProgramStep& step) {
   if (step.kind == StepKind::part) line += str(" index=", step.index, " of=", step.of);
   if (step.stream != 0) line += str(" stream=", step.stream);
   if (step.sm_limit != 0) line += str(" sm_limit=", step.sm_limit);
+  for (const std::string& value : step.after) line += " after=" + value;
   return line;
 }
 
@@ -120,9 +121,11 @@ void read_attribute(LineReader& line, ProgramStep& step) {
     step.stream = line.number(attribute);
   } else if (attribute == "sm_limit") {
     step.sm_limit = line.number(attribute);
+  } else if (attribute == "after") {
+    step.after.push_back(line.name("the name of a value"));
   } else {
     line.fail(str("there is no attribute '", attribute,
-                  "'; there are: exchange, lane, index, of, stream, sm_limit"));
+                  "'; there are: exchange, lane, index, of, stream, sm_limit, after"));
   }
 }
 

@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <cstdint>
 #include <functional>
 #include <numeric>
 #include <string>
@@ -136,6 +137,22 @@ TEST(Collective, SendsTheMessagesAndOneBlockForEachPair) {
     EXPECT_EQ(list[3], after_exact.combine_bytes);
     EXPECT_EQ(list[5], all.combine_bytes - after_exact.combine_bytes);
     EXPECT_GT(list[1], 0);
+  }));
+}
+
+// How fast a combine reads rows depends on where they begin in a page.
+TEST(Collective, ReceivedRowsBeginAtAPage) {
+  const ThreadEngine engine(2);
+  expect_none(run_ranks(engine, 2, [](Rank rank) {
+    for (const int experts : {6, 10, 66}) {
+      Config config = fp32_config();
+      config.experts = experts;
+      Exchange exchange(rank, config);
+      Step step(rank.index(), 0);
+      step.dispatch(exchange);
+      EXPECT_EQ(reinterpret_cast<std::uintptr_t>(step.rows.data) % 4096, 0u) << experts << " experts";
+      exchange.metadata(1);  // before a rank ends its exchange
+    }
   }));
 }
 

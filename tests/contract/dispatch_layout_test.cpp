@@ -94,7 +94,9 @@ TEST_P(Contract, DispatchLayoutCountsTokensAndRoutes) {
       c.config.top_k = 1 + static_cast<int>(number) % 9;
       c.config.max_tokens = 5000;
       c.config.hidden = 8;
-      c.tokens = std::vector<int>(static_cast<std::size_t>(ranks), tokens);
+      // The counts are of one rank's tokens, so the others need none.
+      c.tokens = std::vector<int>(static_cast<std::size_t>(ranks), 0);
+      c.tokens.back() = tokens;
       c.ids = number % 2 == 0 ? IdType::int64 : IdType::int32;
       c.masked = 0.2;
       c.bad_ids = 0.1;

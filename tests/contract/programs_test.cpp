@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -41,6 +42,60 @@ void require_tokens(const ProgramValue& value, const Floats& expected, const std
   require_values(value, kHidden, expected, what);
 }
 
+// A program of x, ids and weights whose outputs are tokens, on an exchange of its own and the same inputs in
+// each run.
+class TestedProgram {
+ public:
+  TestedProgram(const Rank& rank, const Setup& setup, const Program& program, const Config& config,
+                const RankInputs& inputs, const ProgramFunctions& functions = kFunctions)
+      : given_(inputs.values()),
+        exchange_(rank, config),
+        evaluator_(program, exchange_, setup.on_device() ? on_host(functions, config) : functions) {
+    if (setup.on_device()) {
+      stream_ = device::stream(rank.topology().local_rank_of(rank.index()));
+      given_ = pinned_.emplace(inputs).values();
+    }
+    given_.resize(program.inputs.size());
+    rank.barrier();  // pinned memory is allocated while no rank's kernel waits for this one
+  }
+  ~TestedProgram() {
+    if (pinned_) device::wait(stream_);
+  }
+  TestedProgram(const TestedProgram&) = delete;
+  TestedProgram& operator=(const TestedProgram&) = delete;
+
+  // The values of each output.
+  std::vector<Floats> run() {
+    const auto outputs = evaluator_.run(given_, stream_);
+    for (int lane = 0; pinned_ && lane < exchange_.config().lanes; ++lane)
+      exchange_.synchronize(lane, stream_);
+    std::vector<Floats> found;
+    for (const ProgramValue* const output : outputs) {
+      std::optional<ResultOnHost> copy;
+      if (pinned_) copy.emplace(*output, output->rows, exchange_.config());
+      const auto* const values = static_cast<const float*>(copy ? copy->value().data : output->data);
+      found.emplace_back(values, values + output->rows * kHidden);
+    }
+    return found;
+  }
+
+ private:
+  std::vector<ProgramValue> given_;
+  std::optional<PinnedInputs> pinned_;
+  Exchange exchange_;
+  Evaluator evaluator_;
+  Stream stream_{};
+};
+
+void require_same(const std::vector<Floats>& found, const std::vector<Floats>& expected,
+                  const std::string& what) {
+  require_equal(found.size(), expected.size(), what, ": outputs");
+  for (std::size_t i = 0; i < found.size(); ++i) {
+    require_equal(found[i].size(), expected[i].size(), what, ": values");
+    require_equal_bytes(std::as_bytes(std::span(found[i])), std::as_bytes(std::span(expected[i])), 4, what);
+  }
+}
+
 // What a program makes on device memory against what it makes on host memory, which are the bits of eager
 // calls.
 void require_bits_of_host_memory(const Rank& rank, const Program& program, const Config& of_host,
@@ -48,7 +103,7 @@ void require_bits_of_host_memory(const Rank& rank, const Program& program, const
   Exchange host_exchange(rank, of_host), exchange(rank, config);
   Evaluator on_cpu(program, host_exchange, kFunctions),
       on_device(program, exchange, on_host(kFunctions, config));
-  const Stream stream = device::stream(rank.index());
+  const Stream stream = device::stream(rank.topology().local_rank_of(rank.index()));
   for (std::uint64_t again = 0; again < 2; ++again) {
     const RankInputs inputs(config, seed + again, rank.index(), config.max_tokens);
     PinnedInputs pinned(inputs);
@@ -84,7 +139,8 @@ TEST_P(Contract, RandomProgramsMakeTheBitsOfEagerCalls) {
         of_host.backend = BackendKind::collective;  // the ranks may be on several hosts
         of_host.memory = MemoryKind::host;
       }
-      const Program program = ProgramMaker(random, config.reduction).draw(random.between(6, 12));
+      const Program program =
+          ProgramMaker(random, config.reduction, GetParam().has_gathers()).draw(random.between(6, 12));
       ASSERT_EQ(to_string(parse_program(to_string(program))), to_string(program));
       run(ranks, to_string(program), [&](const Rank& rank) {
         if (GetParam().on_device()) return require_bits_of_host_memory(rank, program, of_host, config, seed);
@@ -112,6 +168,22 @@ TEST_P(Contract, RandomProgramsMakeTheBitsOfEagerCalls) {
   }
 }
 
+TEST_P(Contract, ProgramsWithGathersAreRefusedWhereTheBackendHasNone) {
+  if (GetParam().has_gathers()) GTEST_SKIP() << "has gathers";
+  Random random(seed_of(7));
+  const Config config = on_backend(program_config(random, 2));
+  run(2, "gathers in two hops", [&](const Rank& rank) {
+    Exchange exchange(rank, config);
+    std::string found;
+    try {
+      Evaluator(parse_program("program g\ninput x: tokens\nall = all_gather_v(x)\noutput all\n"), exchange);
+    } catch (const UnsupportedError& error) {
+      found = error.what();
+    }
+    require(found.starts_with("program g, step all (all_gather_v): "), found);
+  });
+}
+
 // Two layers; the second takes the mix of the first's result and its input.
 Program layers(bool row_weights) {
   return parse_program(std::string(R"(
@@ -134,7 +206,6 @@ Program layers(bool row_weights) {
 }
 
 TEST_P(Contract, MicroBatchesMakeTheBytesOfThePlainProgram) {
-  if (GetParam().on_device()) GTEST_SKIP() << "CudaProgram tests them there";
   for (const int ranks : {1, 2, 4}) {
     for (const int batches : {1, 2, 3, 5}) {
       const std::uint64_t seed = seed_of(static_cast<std::uint64_t>(10 * ranks + batches));
@@ -145,18 +216,9 @@ TEST_P(Contract, MicroBatchesMakeTheBytesOfThePlainProgram) {
       ASSERT_EQ(parse_program(to_string(batched)), batched);
       run(ranks, to_string(batched), [&](const Rank& rank) {
         const RankInputs inputs(config, seed, rank.index(), config.max_tokens);
-        Exchange plain_exchange(rank, config), exchange(rank, config);
-        Evaluator whole(plain, plain_exchange, kFunctions), split(batched, exchange, kFunctions);
-        const std::vector<ProgramValue> given = {inputs.values()[0], inputs.values()[1], inputs.values()[2]};
-        for (int again = 0; again < 2; ++again) {
-          const auto expected = whole.run(given);
-          const auto found = split.run(given);
-          for (std::size_t i = 0; i < 2; ++i) {
-            const auto* const values = static_cast<const float*>(expected[i]->data);
-            require_tokens(*found[i], Floats(values, values + expected[i]->rows * kHidden),
-                           batched.outputs[i]);
-          }
-        }
+        TestedProgram whole(rank, GetParam(), plain, config, inputs),
+            split(rank, GetParam(), batched, config, inputs);
+        for (int again = 0; again < 2; ++again) require_same(split.run(), whole.run(), str("run ", again));
       });
     }
   }
@@ -175,7 +237,7 @@ Program gathered_layer() {
 }
 
 TEST_P(Contract, GatheredRowsInMicroBatchesMakeTheBytesOfThePlainProgram) {
-  if (GetParam().on_device()) GTEST_SKIP() << "CudaProgram tests them there";
+  if (!GetParam().has_gathers()) GTEST_SKIP() << "not in two hops on device memory yet";
   for (const int batches : {1, 2, 3}) {
     const std::uint64_t seed = seed_of(static_cast<std::uint64_t>(batches));
     Random random(seed);
@@ -184,45 +246,37 @@ TEST_P(Contract, GatheredRowsInMicroBatchesMakeTheBytesOfThePlainProgram) {
     const Program batched = overlap(gathered_layer(), batches);
     run(3, to_string(batched), [&](const Rank& rank) {
       const RankInputs inputs(config, seed, rank.index(), config.max_tokens);
-      Exchange plain_exchange(rank, config), exchange(rank, config);
-      Evaluator whole(gathered_layer(), plain_exchange, kFunctions), split(batched, exchange, kFunctions);
-      const std::vector<ProgramValue> given = {inputs.values()[0]};
-      const ProgramValue& expected = *whole.run(given)[0];
-      const auto* const values = static_cast<const float*>(expected.data);
-      require_tokens(*split.run(given)[0], Floats(values, values + expected.rows * kHidden), "y");
-      // Every rank has added the same 1.5 x.
-      for (std::size_t i = 0; i < inputs.x.size(); ++i) {
-        const float one = inputs.x[i] + inputs.x[i] / 2;
-        require_equal(values[i], 0.0f + one + one + one, "value ", i);
+      Floats expected;
+      for (const float value : inputs.x) {  // every rank has added the same 1.5 x
+        const float one = value + value / 2;
+        expected.push_back(0.0f + one + one + one);
       }
+      for (const Program& program : {gathered_layer(), batched})
+        require_same(TestedProgram(rank, GetParam(), program, config, inputs).run(), {expected}, "y");
     });
   }
 }
 
 // The rank whose function fails takes part in the gather that is left by refusing it.
 TEST_P(Contract, AFunctionBetweenGathersThatFailsEndsTheRunOnAllRanks) {
-  if (GetParam().on_device()) GTEST_SKIP() << "CudaProgram tests a failing function there";
+  if (has_kernels(GetParam().backend)) GTEST_SKIP() << "CudaProgram tests a failing function there";
   Random random(seed_of(5));
   Config config = on_backend(program_config(random, 3));
   config.lanes = 2;
   run(3, "a failing function between gathers", [&](const Rank& rank) {
-    Exchange exchange(rank, config);
     const RankInputs inputs(config, seed_of(6), rank.index(), config.max_tokens);
-    const std::vector<ProgramValue> given = {inputs.values()[0]};
     bool fails = false;
     ProgramFunctions functions = kFunctions;
     functions["mix"] = [&](Inputs taken, Made made) {
       if (fails) throw std::out_of_range("no such part");
       mix(taken, made);
     };
-    Evaluator evaluator(overlap(gathered_layer(), 2), exchange, functions);
-    const ProgramValue& first = *evaluator.run(given)[0];
-    const auto* const values = static_cast<const float*>(first.data);
-    const Floats expected(values, values + first.rows * kHidden);
+    TestedProgram program(rank, GetParam(), overlap(gathered_layer(), 2), config, inputs, functions);
+    const std::vector<Floats> expected = program.run();
     fails = rank.index() == 1;
     std::string found;
     try {
-      evaluator.run(given);
+      program.run();
     } catch (const std::out_of_range& error) {
       found = error.what();
     } catch (const UsageError& error) {
@@ -237,39 +291,36 @@ TEST_P(Contract, AFunctionBetweenGathersThatFailsEndsTheRunOnAllRanks) {
               "rank ", rank.index(), ": '", found, "'");
     }
     fails = false;
-    require_tokens(*evaluator.run(given)[0], expected, "after the failure");
+    require_same(program.run(), expected, "after the failure");
   });
 }
 
 // The function fails on one rank, or on all; the other ranks get its text, and the next run is as if nothing
 // had happened.
 TEST_P(Contract, AFunctionThatFailsEndsTheRunOnAllRanks) {
-  if (GetParam().on_device()) GTEST_SKIP() << "CudaProgram tests it there";
+  if (has_kernels(GetParam().backend)) GTEST_SKIP() << "CudaProgram tests it there";
   constexpr int kAll = 3;
   const Program batched = overlap(layers(true), 2);
   Random random(seed_of(3));
   Config config = on_backend(program_config(random, 3));
   config.lanes = 4;
   run(3, "a failing function", [&](const Rank& rank) {
-    Exchange exchange(rank, config), plain_exchange(rank, config);
     const RankInputs inputs(config, seed_of(4), rank.index(), config.max_tokens);
-    const std::vector<ProgramValue> given = {inputs.values()[0], inputs.values()[1], inputs.values()[2]};
     int calls_left = -1;  // before the function fails; -1: it does not
     ProgramFunctions functions = kFunctions;
     functions["experts"] = [&](Inputs taken, Made made) {
       if (calls_left-- == 0) throw std::out_of_range("no such expert");
       experts(taken, made);
     };
-    Evaluator evaluator(batched, exchange, functions), plain(layers(true), plain_exchange, kFunctions);
-    const auto expected = plain.run(given)[0];
-    const auto* const values = static_cast<const float*>(expected->data);
+    TestedProgram program(rank, GetParam(), batched, config, inputs, functions);
+    const std::vector<Floats> expected = TestedProgram(rank, GetParam(), layers(true), config, inputs).run();
     for (int call = 0; call < 4; ++call) {
       for (const int failing : {1, 2, kAll}) {
         const bool fails = failing == kAll || rank.index() == failing;
         calls_left = fails ? call : -1;
         std::string found;
         try {
-          evaluator.run(given);
+          program.run();
         } catch (const std::out_of_range& error) {
           found = error.what();
         } catch (const UsageError& error) {
@@ -283,8 +334,7 @@ TEST_P(Contract, AFunctionThatFailsEndsTheRunOnAllRanks) {
                   "rank ", rank.index(), ", call ", call, ": '", found, "'");
         }
         calls_left = -1;
-        require_tokens(*evaluator.run(given)[0], Floats(values, values + expected->rows * kHidden),
-                       "after the failure");
+        require_same(program.run(), expected, "after the failure");
       }
     }
   });

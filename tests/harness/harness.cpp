@@ -35,11 +35,11 @@ void Setup::choose_backend(Config& config) const {
   config.backend = backend;
   config.memory = memory;
   config.hops = hops;
-  config.window = window;
+  if (window >= 0) config.window = window;
   config.engine = engine;
   if (backend == BackendKind::cuda && hops != Hops::two) config.reduction_level = ReductionLevel::rank;
   // A launch that hangs would take the device from all tests.
-  if (backend == BackendKind::cuda && hops == Hops::two) config.deadline = std::min(config.deadline, 4.0);
+  if (has_kernels(backend) && hops == Hops::two) config.deadline = std::min(config.deadline, 4.0);
   if (hops == Hops::two) config.transfer = Transfer::routed;
   // TestCase::input_scales: see exchange_config().
 }
@@ -149,7 +149,7 @@ void run_ranks(const Setup& setup, int ranks, const std::string& what, const std
     rank.state().set_chunk_budget(chunk_budget);
     try {
       std::optional<device::RankScope> scope;
-      if (setup.on_device()) scope.emplace(rank.topology().local_rank_of(rank.index()));
+      if (setup.on_device()) scope.emplace(device_number(rank, setup.backend));
       stay_connected(setup, rank);
       body(rank);
     } catch (const Mismatch& mismatch) {

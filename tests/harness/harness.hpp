@@ -50,12 +50,12 @@ struct Setup {
   // `two`: cases without nodes of their own run on two simulated ones, which differ in size from three ranks
   // on, and whose ranks take turns.
   Hops hops = Hops::automatic;
-  int window = 0;  // Config::window
+  int window = 0;  // Config::window; -1: that of the case
   EngineKind engine = EngineKind::automatic;
 
-  bool on_device() const { return backend == BackendKind::cuda || memory == MemoryKind::device; }
+  bool on_device() const { return has_kernels(backend) || memory == MemoryKind::device; }
   bool over_device_engine() const { return on_device() && backend == BackendKind::collective; }
-  bool has_gathers() const { return backend != BackendKind::cuda || hops != Hops::two; }
+  bool has_gathers() const { return !has_kernels(backend) || hops != Hops::two; }
   // Sets the backend and what it needs. The backend `cuda` adds by node only in two hops; Transfer::gather,
   // which makes the same results, and tiles of scales are left out where they are refused.
   void choose_backend(Config& config) const;

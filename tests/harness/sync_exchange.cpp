@@ -7,13 +7,19 @@
 
 namespace ferry::contract {
 
+int device_number(const Rank& rank, BackendKind backend) {
+  const Topology& topology = rank.topology();
+  return backend == BackendKind::nvshmem ? topology.node_of(rank.index())
+                                         : topology.local_rank_of(rank.index());
+}
+
 SyncExchange::SyncExchange(Rank rank, const Config& config) : ferry::Exchange(std::move(rank), config) {
   lanes_.resize(static_cast<std::size_t>(this->config().lanes));
   for (Lane& each : lanes_) each.memory = DeviceMirror(on_device());
 }
 
 Stream SyncExchange::stream() const {
-  return on_device() ? device::stream(rank().topology().local_rank_of(rank().index())) : Stream{};
+  return on_device() ? device::stream(device_number(rank(), config().backend)) : Stream{};
 }
 
 // Clamps the index: the call itself refuses a lane that does not exist.

@@ -10,6 +10,10 @@
 
 namespace ferry::contract {
 
+// The number of the device that a rank works on, modulo the devices that there are. With the backend nvshmem
+// a node has one.
+int device_number(const Rank& rank, BackendKind backend);
+
 // Hides the operations of ferry::Exchange. On a device backend each one enqueues the operation on a stream of
 // the calling thread, waits for it, throws what ended it, and copies the results to host memory.
 class SyncExchange : public ferry::Exchange {

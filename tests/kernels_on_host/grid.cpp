@@ -1,5 +1,7 @@
 #include "kernels_on_host/grid.hpp"
 
+#include <ucontext.h>
+
 #include <algorithm>
 #include <cstring>
 #include <utility>
@@ -11,18 +13,36 @@ constexpr std::size_t kStackBytes = 128 << 10;
 constexpr unsigned kLongestPause = 40;
 constexpr int kMostTurns = 200'000;  // of a fiber, before a test fails because its kernels do not end
 
+// Goes on where a stack was suspended. swapcontext() does the same with two system calls, which would take
+// most of a test's time; it only starts fibers here.
+[[gnu::noinline]] void resume(Suspended& stack) {
+  __builtin_longjmp(stack.words, 1);
+}
+
+// Stacks of fibers that have ended: the system clears new memory, which takes longer than a fiber's run.
+thread_local std::vector<std::unique_ptr<std::byte[]>> spare_stacks;
+
+std::unique_ptr<std::byte[]> new_stack() {
+  if (spare_stacks.empty()) return std::make_unique_for_overwrite<std::byte[]>(kStackBytes);
+  auto stack = std::move(spare_stacks.back());
+  spare_stacks.pop_back();
+  return stack;
+}
+
 }  // namespace
 
-struct Grid::Fiber {
+struct Fiber {
+  bool asleep() const { return awaited != nullptr && *awaited == value; }
+
   Block* block;
   unsigned thread;
-  const std::function<void(unsigned)>* kernel;
-  std::unique_ptr<std::byte[]> stack;
-  ucontext_t context{};
+  bool started = false, ended = false;
   // Sleeps while `*awaited` has this value; null: awake.
   const std::uint64_t* awaited = nullptr;
   std::uint64_t value = 0;
-  bool ended = false;
+  Suspended suspended{};
+  const std::function<void(unsigned)>* kernel;
+  std::unique_ptr<std::byte[]> stack;
 };
 
 thread_local Grid* Grid::running_ = nullptr;
@@ -49,29 +69,37 @@ void Grid::add(unsigned blocks, unsigned threads, std::function<void(unsigned)> 
   for (unsigned b = 0; b < blocks; ++b) {
     blocks_.push_back(std::make_unique<Block>(b, blocks, threads));
     for (unsigned t = 0; t < threads; ++t) {
-      auto fiber =
-          std::make_unique<Fiber>(Fiber{.block = blocks_.back().get(),
-                                        .thread = t,
-                                        .kernel = shared.get(),
-                                        .stack = std::make_unique_for_overwrite<std::byte[]>(kStackBytes)});
-      prepare(*fiber);
+      auto fiber = std::make_unique<Fiber>(
+          Fiber{.block = blocks_.back().get(), .thread = t, .kernel = shared.get(), .stack = new_stack()});
       fibers_.push_back(std::move(fiber));
     }
   }
 }
 
-void Grid::prepare(Fiber& fiber) {
-  getcontext(&fiber.context);
-  fiber.context.uc_stack.ss_sp = fiber.stack.get();
-  fiber.context.uc_stack.ss_size = kStackBytes;
-  fiber.context.uc_link = &scheduler_;
-  makecontext(&fiber.context, &Grid::enter, 0);
+// Does not return.
+void Grid::start(Fiber& fiber) {
+  ucontext_t context{};
+  getcontext(&context);
+  context.uc_stack.ss_sp = fiber.stack.get();
+  context.uc_stack.ss_size = kStackBytes;
+  makecontext(&context, &Grid::enter, 0);
+  setcontext(&context);
 }
 
 void Grid::enter() {
   Fiber& fiber = *running_->current_;
   (*fiber.kernel)(fiber.block->index);
   fiber.ended = true;
+  resume(running_->scheduler_);
+}
+
+// Runs the fiber until it waits or ends. Not inlined: resume() restores no registers of a caller.
+[[gnu::noinline]] void Grid::run_fiber(Fiber& fiber) {
+  current_ = &fiber;
+  enter_block(fiber.block);
+  if (__builtin_setjmp(scheduler_.words) != 0) return;
+  if (!std::exchange(fiber.started, true)) start(fiber);
+  resume(fiber.suspended);
 }
 
 void Grid::give_each_block(std::byte* memory, std::size_t bytes) {
@@ -89,16 +117,9 @@ void Grid::enter_block(Block* block) {
 
 void Grid::run() {
   running_ = this;
-  std::vector<Fiber*> left;
-  for (const auto& fiber : fibers_) left.push_back(fiber.get());
-  for (turn_ = 0; !left.empty(); ++turn_) {
+  std::size_t left = fibers_.size();
+  for (turn_ = 0; left > 0; ++turn_) {
     if (turn_ == kMostTurns) throw std::runtime_error("the kernels do not end");
-    std::shuffle(left.begin(), left.end(), random_);
-    if (shared_ != nullptr) {
-      std::shuffle(blocks_.begin(), blocks_.end(), random_);
-      for (std::size_t b = 0; b < blocks_.size(); ++b) blocks_[b]->turn = b;
-      std::ranges::stable_sort(left, {}, [](const Fiber* fiber) { return fiber->block->turn; });
-    }
     // Some blocks are much slower than others.
     for (const auto& block : blocks_) {
       if (block->pause > 0) {
@@ -107,25 +128,45 @@ void Grid::run() {
         block->pause = static_cast<unsigned>(random_() % kLongestPause);
       }
     }
-    for (Fiber* fiber : left) {
-      if (fiber->block->pause > 0) continue;
-      if (fiber->awaited != nullptr && *fiber->awaited == fiber->value) continue;
-      current_ = fiber;
-      enter_block(fiber->block);
-      swapcontext(&scheduler_, &fiber->context);
+    order_fibers();
+    for (Fiber* fiber : turns_) {
+      if (!fiber->asleep()) run_fiber(*fiber);
     }
-    std::erase_if(left, [](const Fiber* fiber) { return fiber->ended; });
+    left -= std::erase_if(fibers_, [](const auto& fiber) {
+      if (fiber->ended) spare_stacks.push_back(std::move(fiber->stack));
+      return fiber->ended;
+    });
   }
   running_ = nullptr;
   in_shared_ = nullptr;
-  fibers_.clear();
   blocks_.clear();
   kernels_.clear();
 }
 
-void Grid::yield() {
+// The fibers of a turn, in random order; with memory of blocks, those of a block one after the other.
+void Grid::order_fibers() {
+  turns_.clear();
+  if (shared_ == nullptr) {
+    for (const auto& fiber : fibers_) {
+      if (fiber->block->pause == 0) turns_.push_back(fiber.get());
+    }
+    std::shuffle(turns_.begin(), turns_.end(), random_);
+    return;
+  }
+  for (const auto& block : blocks_) block->fibers.clear();
+  for (const auto& fiber : fibers_) {
+    if (fiber->block->pause == 0) fiber->block->fibers.push_back(fiber.get());
+  }
+  std::shuffle(blocks_.begin(), blocks_.end(), random_);
+  for (const auto& block : blocks_) {
+    std::shuffle(block->fibers.begin(), block->fibers.end(), random_);
+    turns_.insert(turns_.end(), block->fibers.begin(), block->fibers.end());
+  }
+}
+
+[[gnu::noinline]] void Grid::yield() {
   Grid& grid = *running_;
-  swapcontext(&grid.current_->context, &grid.scheduler_);
+  if (__builtin_setjmp(grid.current_->suspended.words) == 0) resume(grid.scheduler_);
 }
 
 void Grid::sleep_while(const std::uint64_t& word, std::uint64_t value) {

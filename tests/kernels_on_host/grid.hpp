@@ -5,8 +5,6 @@
 // turns. Memory orders are not tested: every store is seen at once.
 #pragma once
 
-#include <ucontext.h>
-
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -48,6 +46,8 @@ struct Warp {
   std::array<std::uint64_t, 32> values{};  // one of each thread
 };
 
+struct Fiber;  // a thread of a block
+
 struct Block {
   Block(unsigned block, unsigned of_blocks, unsigned block_threads)
       : index(block),
@@ -62,12 +62,17 @@ struct Block {
   }
 
   const unsigned index, blocks, threads;
-  unsigned pause = 0;    // turns that the block still misses
-  std::size_t turn = 0;  // among the blocks, see Grid::give_each_block()
+  unsigned pause = 0;          // turns that the block still misses
+  std::vector<Fiber*> fibers;  // of this turn, see Grid::give_each_block()
   Barrier barrier;
   std::vector<Warp> warps;
   std::map<int, Barrier> barriers;
   std::vector<std::byte> memory;  // what the block has in the memory of give_each_block() while others run
+};
+
+// Where a stack goes on: the memory of __builtin_setjmp().
+struct Suspended {
+  void* words[5];
 };
 
 // All blocks of all launches that run at the same time.
@@ -98,8 +103,9 @@ class Grid {
   static Warp& warp() { return block().warps[thread() / 32]; }
 
  private:
-  struct Fiber;
-  void prepare(Fiber& fiber);
+  static void start(Fiber& fiber);
+  void order_fibers();
+  void run_fiber(Fiber& fiber);
   void enter_block(Block* block);
   static void enter();
 
@@ -107,13 +113,14 @@ class Grid {
   std::mt19937_64 random_;
   std::vector<std::unique_ptr<Block>> blocks_;
   std::vector<std::shared_ptr<std::function<void(unsigned)>>> kernels_;
-  std::vector<std::unique_ptr<Fiber>> fibers_;
+  std::vector<std::unique_ptr<Fiber>> fibers_;  // that have not ended
+  std::vector<Fiber*> turns_;                   // of this turn
   Fiber* current_ = nullptr;
   int turn_ = 0;
   std::byte* shared_ = nullptr;  // see give_each_block()
   std::size_t shared_bytes_ = 0;
   Block* in_shared_ = nullptr;  // the block whose contents are there
-  ucontext_t scheduler_{};
+  Suspended scheduler_{};
 };
 
 // [warp] Gives `read` the values of all threads of the warp.

@@ -2,6 +2,7 @@
 // transport policy allows.
 #pragma once
 
+#include <algorithm>
 #include <cstring>
 #include <random>
 #include <vector>
@@ -27,11 +28,21 @@ class Network {
   };
   void send(const Transfer& transfer) { pending_.push_back(transfer); }
 
-  // Adds a launch to the grid that delivers until `ended` says that the other launches have ended.
-  void attach(on_host::Grid& grid, const unsigned& running) {
-    grid.add(1, 32, [this, &running](unsigned) {
-      while (running != 0 || !pending_.empty()) {
-        if (on_host::Grid::thread() == 0) {
+  // Delivers in one of so many turns only.
+  void set_slowness(unsigned turns) { slowness_ = turns; }
+
+  std::size_t pending() const { return pending_.size(); }
+  bool has_pending_of(int rank) const {
+    return std::any_of(pending_.begin(), pending_.end(),
+                       [rank](const Transfer& transfer) { return transfer.from_rank == rank; });
+  }
+
+  // Adds a launch to the grid that delivers until the others, of `running` threads, have ended;
+  // `delivers_all`: and everything has arrived.
+  void attach(on_host::Grid& grid, const unsigned& running, bool delivers_all) {
+    grid.add(1, 32, [this, &running, delivers_all](unsigned) {
+      while (running != 0 || (delivers_all && !pending_.empty())) {
+        if (on_host::Grid::thread() == 0 && random_() % slowness_ == 0) {
           for (std::size_t tries = (pending_.size() + 1) / 2; tries > 0 && !pending_.empty(); --tries)
             deliver_one();
         }
@@ -55,11 +66,21 @@ class Network {
 
   std::mt19937_64 random_;
   std::vector<Transfer> pending_;
+  unsigned slowness_ = 1;
+};
+
+// What a policy may get wrong.
+enum class PutMistake {
+  none,
+  flag_before_put,  // the flag of a message does not wait for its bytes
+  no_quiet          // a launch ends before everything has arrived
 };
 
 // The transport policy over such a network.
 struct LatePuts : Pretended {
   Network* network;
+  int rank;
+  PutMistake mistake = PutMistake::none;
 
   __device__ void put(const LaneView& lane, int peer, std::byte* place, const std::byte* from,
                       int bytes) const {
@@ -73,8 +94,14 @@ struct LatePuts : Pretended {
     }
     __syncwarp();
     if (threadIdx.x % 32 != 0) return;
-    network->send({lane.rank, peer, mapped_at(lane, peer, place), from, bytes,
-                   flag == nullptr ? nullptr : mapped_at(lane, peer, flag), value});
+    Network::Transfer message{lane.rank, peer,  mapped_at(lane, peer, place),
+                              from,      bytes, flag == nullptr ? nullptr : mapped_at(lane, peer, flag),
+                              value};
+    if (mistake == PutMistake::flag_before_put && flag != nullptr) {
+      network->send({.from_rank = lane.rank, .to_rank = peer, .flag = message.flag, .value = value});
+      message.flag = nullptr;
+    }
+    network->send(message);
   }
   __device__ void signal(const LaneView& lane, int peer, Flag* flag, std::uint64_t value) const {
     if (!is_staged(peer)) return PlainStores::signal(lane, peer, flag, value);
@@ -85,6 +112,10 @@ struct LatePuts : Pretended {
                    .flag = mapped_at(lane, peer, flag),
                    .value = value,
                    .after_all = true});
+  }
+  __device__ void finish() const {
+    __syncwarp();
+    while (mistake != PutMistake::no_quiet && network->has_pending_of(rank)) on_host::Grid::yield();
   }
 };
 

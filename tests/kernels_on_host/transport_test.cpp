@@ -33,7 +33,7 @@ void expect_exchanged(int ranks, int window, std::uint64_t seed, Network* networ
     on_host::Grid grid(seed + static_cast<std::uint64_t>(round));
     const auto blocks = static_cast<unsigned>((2 * (ranks - 1) * kChannels * 32 + 63) / kThreads);
     unsigned running = static_cast<unsigned>(ranks) * blocks * kThreads;
-    if (network != nullptr) network->attach(grid, running);
+    if (network != nullptr) network->attach(grid, running, true);
     for (int r = 0; r < ranks; ++r) {
       const MessageCheck check{.lane = lanes.view(r),
                                .layout = layout,
@@ -80,7 +80,7 @@ TEST(Transport, ANetworkThatDeliversLateAndOutOfOrder) {
   for (const int window : {1, 7}) {
     Network network(test::seed() + 2);
     expect_exchanged(4, window, test::seed() + 3, &network,
-                     [&](int rank) { return LatePuts{Pretended{{}, other_nodes(4, rank)}, &network}; });
+                     [&](int rank) { return LatePuts{Pretended{{}, other_nodes(4, rank)}, &network, rank}; });
   }
 }
 

@@ -146,6 +146,16 @@ TEST(Program, RefusesALaneOnTwoStreams) {
             "step a (call f): has stream -1: streams start at 0");
 }
 
+TEST(Program, RefusesAStepAfterWhatIsNotThere) {
+  EXPECT_EQ(fault_of("a: tokens = call f(x) stream=1\nb: tokens = call f(x) after=a\n"), "accepted");
+  EXPECT_EQ(fault_of("b: tokens = call f(x) after=a\n"),
+            "step b (call f): comes after a, which is no input and which no step makes");
+  EXPECT_EQ(fault_of("b: tokens = call f(x) after=a\na: tokens = call f(x) stream=1\n"),
+            "step b (call f): comes after a before step a (call f) makes it: move that step up");
+  EXPECT_EQ(fault_of("b: tokens = call f(x) after=a\na: tokens = call f(x) after=b\n"),
+            "step b (call f): comes after a of step a (call f), which needs this step: a cycle");
+}
+
 TEST(Program, RefusesNamesAndFields) {
   EXPECT_EQ(fault_of(std::string(kRows) + kRows),
             "step rows (dispatch): rows exists already, made by step rows (dispatch): rename one");
@@ -188,7 +198,7 @@ TEST(Program, TextNamesTheLineAtFault) {
   EXPECT_EQ(
       fault("program a\nx = join(a) speed=2\n"),
       "program text, line 2: there is no attribute 'speed'; there are: exchange, lane, index, of, stream, "
-      "sm_limit");
+      "sm_limit, after");
   EXPECT_EQ(fault("program a\nx = call f(a)\n"),
             "program text, line 2: a call says the kinds of its values: x: outputs = call ...");
   EXPECT_EQ(fault("program a\nx: tokens = join(a)\n"),
@@ -202,7 +212,7 @@ TEST(Program, TextNamesTheLineAtFault) {
 TEST(Program, TextReadsBack) {
   const std::string text =
       "program moe\ninput x: tokens\ninput ids: ids\ninput n: count\n"
-      "sent = dispatch_send(x, ids) exchange=inner lane=3 sm_limit=20\n"
+      "sent = dispatch_send(x, ids) exchange=inner lane=3 sm_limit=20 after=x after=n\n"
       "m = metadata(n)\n"
       "early: outputs, w: weights = call shared.gate(x, m) exchange=inner\n"
       "rows = dispatch_receive(sent)\n"
@@ -271,17 +281,38 @@ TEST(Program, MicroBatchesTakeTurnsBeforeEachReceivePhase) {
             "ids.0 = part(ids) index=0 of=2\n"
             "ids.1 = part(ids) index=1 of=2 stream=1\n"
             "rows.sent.0 = dispatch_send(x.0, ids.0)\n"
-            "rows.sent.1 = dispatch_send(x.1, ids.1) lane=1 stream=1\n"
+            "rows.sent.1 = dispatch_send(x.1, ids.1) lane=1 stream=1 after=rows.sent.0\n"
             "rows.0 = dispatch_receive(rows.sent.0)\n"
             "out.0: outputs = call experts(rows.0)\n"
             "y.sent.0 = combine_send(out.0, rows.0)\n"
             "rows.1 = dispatch_receive(rows.sent.1) stream=1\n"
-            "out.1: outputs = call experts(rows.1) stream=1\n"
-            "y.sent.1 = combine_send(out.1, rows.1) lane=1 stream=1\n"
+            "out.1: outputs = call experts(rows.1) stream=1 after=out.0\n"
+            "y.sent.1 = combine_send(out.1, rows.1) lane=1 stream=1 after=y.sent.0\n"
             "y.0 = combine_receive(y.sent.0)\n"
             "y.1 = combine_receive(y.sent.1) stream=1\n"
             "y = join(y.0, y.1)\n"
             "output y\n");
+}
+
+// The streams of micro-batches would do the same at the same time: sends and experts take turns, over layers
+// too, and nothing else waits for another micro-batch.
+TEST(Program, ExpertsOfMicroBatchesTakeTurns) {
+  const Program batched = overlap(
+      parse_program("program moe\ninput x: tokens\ninput ids: ids\nrows = dispatch(x, ids)\n"
+                    "out: outputs = call experts(rows)\ny = combine(out, rows)\nh: tokens = call mix(y)\n"
+                    "more = dispatch(h, ids) after=x after=out\nout2: outputs = call experts(more)\n"
+                    "z = combine(out2, more)\noutput z\n"),
+      3);
+  std::string found;
+  for (const ProgramStep& step : batched.steps)
+    for (const std::string& value : step.after) found += step.outputs.front().name + " after " + value + "\n";
+  EXPECT_EQ(found,
+            "rows.sent.1 after rows.sent.0\nrows.sent.2 after rows.sent.1\n"
+            "out.1 after out.0\ny.sent.1 after y.sent.0\nout.2 after out.1\ny.sent.2 after y.sent.1\n"
+            "more.sent.0 after out.0\nmore.sent.1 after out.1\nmore.sent.1 after more.sent.0\n"
+            "more.sent.2 after out.2\nmore.sent.2 after more.sent.1\n"
+            "out2.0 after out.2\nout2.1 after out2.0\nz.sent.1 after z.sent.0\n"
+            "out2.2 after out2.1\nz.sent.2 after z.sent.1\n");
 }
 
 TEST(Program, MicroBatchesShareTheSmLimit) {

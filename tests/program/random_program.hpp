@@ -28,7 +28,9 @@ inline Program empty_program() {
 // Draws programs: steps whose inputs are of the right kinds, of which those stay that check() accepts.
 class ProgramMaker {
  public:
-  ProgramMaker(Random& random, Reduction reduction) : random_(random), reduction_(reduction) {
+  // `gathers`: whether the exchange has all_gather_v and reduce_scatter_v.
+  ProgramMaker(Random& random, Reduction reduction, bool gathers)
+      : random_(random), reduction_(reduction), gathers_(gathers) {
     for (const ProgramName& input : program_.inputs) named_[input.kind].push_back(input.name);
   }
 
@@ -62,6 +64,8 @@ class ProgramMaker {
         random_.pick({StepKind::dispatch, StepKind::dispatch_send, StepKind::combine, StepKind::combine,
                       StepKind::combine_send, StepKind::metadata, StepKind::call, StepKind::call,
                       StepKind::wait, StepKind::all_gather_v, StepKind::reduce_scatter_v});
+    if (!gathers_ && (kind == StepKind::all_gather_v || kind == StepKind::reduce_scatter_v))
+      return std::nullopt;
     ProgramStep step{.kind = kind, .outputs = {{"v" + std::to_string(program_.steps.size())}}, .lane = 0};
     const bool dispatch = kind == StepKind::dispatch || kind == StepKind::dispatch_send;
     if (dispatch) {
@@ -164,6 +168,7 @@ class ProgramMaker {
 
   Random& random_;
   Reduction reduction_;
+  bool gathers_;
   Program program_ = empty_program();
   std::map<ValueKind, std::vector<std::string>> named_;
   std::map<ValueKind, std::vector<std::string>> gathered_;  // with a row for each row of all ranks

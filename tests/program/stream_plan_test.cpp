@@ -60,6 +60,13 @@ TEST(StreamPlan, TheCallersStreamWaitsAtTheEndForWhatItHasNotTaken) {
             (Waits{"b<a", "end<c,d"}));
 }
 
+TEST(StreamPlan, AStreamWaitsForWhatItsStepComesAfter) {
+  EXPECT_EQ(
+      waits_of("a: tokens = call f(x) stream=1\nb: tokens = call f(x) after=a after=x\n"
+               "c: tokens = call f(a)\nd: tokens = call f(x) stream=1 after=a\ne: tokens = call f(d)\n"),
+      (Waits{"b<a", "e<d"}));
+}
+
 TEST(StreamPlan, MicroBatchesMeetInTheirJoin) {
   const Program batched = overlap(parse_program("program moe\ninput x: tokens\ninput ids: ids\n"
                                                 "rows = dispatch(x, ids)\nout: outputs = call experts(rows)\n"
@@ -68,7 +75,8 @@ TEST(StreamPlan, MicroBatchesMeetInTheirJoin) {
   const StreamPlan plan = plan_streams(batched);
   EXPECT_EQ(plan.streams, 3);
   EXPECT_TRUE(plan.ends.empty());
-  for (std::size_t i = 0; i + 1 < plan.steps.size(); ++i) EXPECT_TRUE(plan.steps[i].waits_for.empty());
+  for (std::size_t i = 0; i + 1 < plan.steps.size(); ++i)
+    EXPECT_EQ(plan.steps[i].waits_for.size(), batched.steps[i].after.size()) << batched.steps[i].name();
   EXPECT_EQ(plan.steps.back().waits_for.size(), 2U);
 }
 

@@ -119,7 +119,7 @@ TEST_P(GroupFailures, ARankMayLeaveAfterItHasCalledTheLastBarrier) {
 // Tries the moments between a waiter's check of the flag and its check of the peer.
 TEST_P(GroupFailures, ARankMayLeaveAtAnyMomentAfterItHasCalledTheLastBarrier) {
   Random random(seed());
-  for (int round = 0; round < repeats(1500); ++round) {
+  for (int round = 0; round < repeats(500); ++round) {
     const int yields = below(random, 150);
     run_ranks(GetParam(), 2, 30, [yields](const Rank& rank) {
       rank.barrier();

@@ -22,7 +22,14 @@ enum { FERRY_BF16 = 0, FERRY_FP16 = 1, FERRY_FP32 = 2 };
 /// Types of expert ids.
 enum { FERRY_INT32 = 0, FERRY_INT64 = 1 };
 
-enum { FERRY_BACKEND_DEFAULT = 0, FERRY_REFERENCE = 1, FERRY_CPU = 2, FERRY_CUDA = 3, FERRY_COLLECTIVE = 4 };
+enum {
+  FERRY_BACKEND_DEFAULT = 0,
+  FERRY_REFERENCE = 1,
+  FERRY_CPU = 2,
+  FERRY_CUDA = 3,
+  FERRY_COLLECTIVE = 4,
+  FERRY_NVSHMEM = 5
+};
 
 /// The engine of FERRY_COLLECTIVE: NCCL, or the one that the group must have brought. See ferry::EngineKind.
 enum { FERRY_ENGINE_AUTOMATIC = 0, FERRY_ENGINE_MPI = 1, FERRY_ENGINE_CUSTOM = 2, FERRY_ENGINE_NCCL = 3 };

@@ -316,7 +316,9 @@ def test_streams_wait_only_for_values_of_other_streams(monkeypatch):
     assert cuda.log[0] == "new own1" and cuda.log.count("new own1") == 1
     once = cuda.log[1:len(cuda.log) // 2 + 1]
     waits = [line for line in once if "waits" in line]
-    assert waits == ["own1 waits for main", "main waits for a step of own1", "main waits for own1"]
+    turns = 3 * ["own1 waits for a step of main"]  # the second micro-batch's dispatch, experts and combine come after the first's
+    assert waits == ["own1 waits for main", *turns, "main waits for a step of own1", "main waits for own1"]
+    assert once[once.index("outputs.1 on own1") - 1] == turns[0]
     assert once.index("main waits for a step of own1") == once.index("y on main") - 1  # the join
     assert "outputs.1 on own1" in once and "outputs.0 on main" in once
     assert cuda.log[1:] == once * 2

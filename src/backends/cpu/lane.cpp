@@ -28,6 +28,7 @@ LocalArrays local_arrays(const Config& config, int rank) {
   arrays.row_offsets = take(4 * (groups + 1));
   arrays.tile_offsets = take(4 * (groups + 1));
   if (config.own_receive_buffers) {
+    arrays.bytes = align_up(arrays.bytes, kReceivedRowsAlignment);
     const std::int64_t begin = arrays.bytes;
     // Enough for every format whose messages are not larger than the configuration's: a received row takes at
     // most the bytes that it takes in a message. Column-major parts are padded to a multiple of

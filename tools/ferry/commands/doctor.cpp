@@ -21,6 +21,7 @@
 #include "tools/ferry/commands/commands.hpp"
 #include "tools/ferry/common/documents.hpp"
 #include "tools/ferry/common/machine.hpp"
+#include "tools/ferry/common/nvshmem.hpp"
 #include "tools/ferry/common/traces.hpp"
 #include "tools/ferry/limits/gpu_probes.hpp"
 #include "tools/ferry/run/swiglu.hpp"
@@ -141,6 +142,15 @@ Diagnosis check_nccl() {
   }
 }
 
+Diagnosis check_nvshmem() {
+  try {
+    return {State::present, "NVSHMEM", nvshmem_version()};
+  } catch (const Error& error) {
+    return {State::missing, "NVSHMEM", error.what(),
+            "Needed only for --backend nvshmem, whose kernels send between hosts."};
+  }
+}
+
 Diagnosis check_engines(const Diagnosis& mpi, const Diagnosis& nccl) {
   std::string engines = "custom";
   if (mpi.state == State::present) engines += ", mpi";
@@ -218,7 +228,7 @@ void run_doctor() {
   const Diagnosis mpi = check_mpi(), nccl = check_nccl();
   for (const Diagnosis& diagnosis :
        {check_processor(), check_memory(), check_shared_memory(), check_huge_pages(), check_openblas(), mpi,
-        nccl, check_engines(mpi, nccl), check_gpus(), check_traces(), threads, processes}) {
+        nccl, check_nvshmem(), check_engines(mpi, nccl), check_gpus(), check_traces(), threads, processes}) {
     print(diagnosis);
   }
   if (const std::string folder = documents_folder().string(); !folder.empty())

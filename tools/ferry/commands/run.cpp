@@ -47,16 +47,18 @@ Examples:
   ferry run --ranks 8 --hosts 2 --reduction-level rank
   mpirun -n 4 ferry run --backend collective --tokens 512
   mpirun -n 2 ferry run --backend collective --engine nccl
+  mpirun -n 16 ferry run --backend nvshmem
   ferry run --overlap 2 --ranks 2 --timeline overlap.trace.json
   ferry run --program layer.txt
   ferry run --backend cuda --overlap 2 --tokens 4096 --timeline overlap.trace.json
 )";
 
 void add_group_options(CLI::App& command, RunOptions& options) {
-  add_choice(
-      command, "--backend", options.backend,
-      "cpu (default), cuda, reference (the oracle; slow), or\ncollective: the ranks that mpirun has started",
-      {"cpu", "reference", "cuda", "collective"});
+  add_choice(command, "--backend", options.backend,
+             "cpu (default), cuda, reference (the oracle; slow), or\ncollective and nvshmem: the ranks that "
+             "mpirun has "
+             "started;\nnvshmem with --hosts: processes of this command",
+             {"cpu", "reference", "cuda", "collective", "nvshmem"});
   add_engine_options(command, options.choice);
   add_number(command, "--ranks", options.ranks,
              "number of ranks, all on this machine; default 8;\ncollective: as many as mpirun has started", 1,
@@ -146,11 +148,13 @@ struct OutputFiles {
 };
 
 Group make_group(const RunOptions& options) {
-  const LocalGroup local{
-      .ranks = options.ranks > 0 ? options.ranks : 8, .hosts = options.hosts, .processes = options.processes};
-  if (options.backend != "collective") return local_group(local);
-  refuse_local_options(local);
-  return mpi_group(options.ranks);
+  // NVSHMEM takes one rank of a process.
+  const LocalGroup local{.ranks = options.ranks > 0 ? options.ranks : 8,
+                         .hosts = options.hosts,
+                         .processes = options.processes || options.backend == "nvshmem"};
+  if (!options.on_mpi()) return local_group(local);
+  if (options.backend == "collective") refuse_local_options(local);
+  return mpi_group(options.ranks, options.backend);
 }
 
 // The nodes of the ranks that run in this process or in its children.
@@ -179,7 +183,7 @@ void run_rank(const Rank& rank, const RunSpec& spec, RankRunner::Clock::time_poi
 // The report of all ranks; empty on the ranks of mpirun other than 0.
 std::optional<report::RunReport> run_ranks(const RunSpec& spec, Group& group) {
   const int ranks = group.size();
-  const bool on_mpi = spec.config.backend == BackendKind::collective;
+  const bool on_mpi = spec.options.on_mpi();
   group.set_deadline(spec.config.deadline);
   const SharedResults results(ranks, spec.options.steps, spec.config.experts);
   Membership me{.topology = simulated_nodes(spec.options)};
@@ -253,8 +257,7 @@ void run_program_trace(const RunSpec& spec, Group& group, const OutputFiles& fil
   Membership me{.topology = simulated_nodes(spec.options)};
   const std::string started_at = utc_now();
   group.run([&](const Rank& rank) {
-    if (spec.config.backend == BackendKind::collective)
-      me = {.rank = rank.index(), .topology = rank.topology()};
+    if (spec.options.on_mpi()) me = {.rank = rank.index(), .topology = rank.topology()};
     run_programs(rank, spec, plain, batched, results);
   });
   if (me.rank != 0) return;

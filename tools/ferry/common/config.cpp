@@ -41,8 +41,9 @@ bool repeats_experts(const Trace& trace) {
 }  // namespace
 
 BackendKind backend_of(const std::string& name) {
-  return named(
-      std::array{BackendKind::reference, BackendKind::cpu, BackendKind::cuda, BackendKind::collective}, name);
+  return named(std::array{BackendKind::reference, BackendKind::cpu, BackendKind::cuda,
+                          BackendKind::collective, BackendKind::nvshmem},
+               name);
 }
 
 Layout layout_of(const std::string& name) {

@@ -7,12 +7,12 @@
 
 namespace ferry::app {
 
-Group mpi_group(int ranks) {
+Group mpi_group(int ranks, const std::string& backend) {
   Group group = Group::mpi();
   if (ranks == 0 || group.size() == ranks) return group;
-  throw UsageError(fmt::format(
-      "--backend collective: there {} {}: start ferry with mpirun -n {}, or pass --ranks {}",
-      group.size() == 1 ? "is" : "are", report::counted(group.size(), "rank"), ranks, group.size()));
+  throw UsageError(fmt::format("--backend {}: there {} {}: start ferry with mpirun -n {}, or pass --ranks {}",
+                               backend, group.size() == 1 ? "is" : "are",
+                               report::counted(group.size(), "rank"), ranks, group.size()));
 }
 
 Group local_group(const LocalGroup& options) {

@@ -1,15 +1,17 @@
 // The groups of ranks that commands run on.
 #pragma once
 
+#include <string>
+
 #include "ferry/group.hpp"
 
 namespace ferry::app {
 
 // The ranks that mpirun has started, this process among them. `ranks`: as many as the user asked for; 0: any
-// number.
+// number. `backend`: for the error.
 // @throws UsageError        mpirun has started another number
 // @throws UnsupportedError  as Group::mpi()
-Group mpi_group(int ranks);
+Group mpi_group(int ranks, const std::string& backend = "collective");
 
 // Ranks that this command starts, on `hosts` simulated hosts.
 struct LocalGroup {

@@ -3,6 +3,7 @@
 #include "ferry/error.hpp"
 #include "tools/ferry/bench/engine_bench.hpp"
 #include "tools/ferry/bench/runners.hpp"
+#include "tools/ferry/common/nvshmem.hpp"
 #include "tools/ferry/limits/gpu_probes.hpp"
 #include "tools/ferry/run/device_context.hpp"
 #include "tools/ferry/run/program_context.hpp"
@@ -18,6 +19,9 @@ namespace {
 }  // namespace
 
 std::vector<std::string> gpu_names() {
+  refuse();
+}
+std::string nvshmem_version() {
   refuse();
 }
 int gpu_sms() {

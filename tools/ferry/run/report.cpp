@@ -33,7 +33,7 @@ std::string expert_arithmetic(const RunSpec& spec) {
 }
 
 const char* group_of(const RunSpec& spec) {
-  if (spec.config.backend == BackendKind::collective) return "mpi";
+  if (spec.options.on_mpi()) return "mpi";
   return spec.options.processes ? "processes" : "threads";
 }
 

@@ -95,7 +95,7 @@ double oracle_bytes(const RunOptions& options, const Config& config) {
 // Refuses a run that does not fit into memory, before the system kills it.
 void check_memory(const RunOptions& options, const Config& config) {
   // A rank of mpirun checks its own memory: it does not know yet which ranks are on its host.
-  const int ranks = config.backend == BackendKind::collective ? 1 : options.ranks;
+  const int ranks = options.on_mpi() ? 1 : options.ranks;
   double bytes = static_cast<double>(
       ExpertWeights::bytes(config.experts + config.shared_experts, config.hidden, options.inner));
   bytes += ranks * oracle_bytes(options, config);

@@ -47,7 +47,13 @@ struct RunOptions {
   std::string program;  // a file; empty: the layer of dispatch, experts and combine
   int overlap = 1;      // micro-batches of the program
   // The option that asks for GPUs; empty: none does.
-  std::string gpu_option() const { return backend == "cuda" ? "--backend cuda" : choice.gpu_option(); }
+  std::string gpu_option() const {
+    return backend == "cuda" || backend == "nvshmem" ? "--backend " + backend : choice.gpu_option();
+  }
+  // Whether mpirun has started the ranks.
+  bool on_mpi() const {
+    return backend == "collective" || (backend == "nvshmem" && hosts == 1 && !processes);
+  }
   bool runs_program() const { return !program.empty() || overlap > 1; }
 
   std::string json, html, timeline;

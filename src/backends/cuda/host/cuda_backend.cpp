@@ -10,8 +10,9 @@
 namespace ferry {
 namespace cuda {
 
-CudaBackend::CudaBackend(const Rank& rank, const Config& config, Reach reach)
-    : exchange_(rank, config, reach), monitor_(rank, exchange_.report(), config.deadline) {
+CudaBackend::CudaBackend(const Rank& rank, const Config& config, Reach reach,
+                         const MakeHopTransport& make_hops)
+    : exchange_(rank, config, reach, make_hops), monitor_(rank, exchange_.report(), config.deadline) {
   for (int lane = 0; lane < config.lanes; ++lane) lanes_.emplace_back(exchange_, lane);
   fault_point(FaultPoint::construct_mapped, rank.index());
   // No kernel may write to a peer before that peer's memory is initialised.

@@ -13,8 +13,9 @@ namespace ferry::cuda {
 
 class CudaBackend : public Backend, protected GatherOperations, protected SourceOperations {
  public:
-  // Collective.
-  CudaBackend(const Rank& rank, const Config& config, Reach reach = Reach::mapped);
+  // Collective. `make_hops`: of Reach::hops.
+  CudaBackend(const Rank& rank, const Config& config, Reach reach = Reach::mapped,
+              const MakeHopTransport& make_hops = {});
   // Kernels of this rank may still use its memory: waits for them before it is freed.
   ~CudaBackend() override;
 

@@ -20,8 +20,8 @@ struct HopBytes {
 
 HopBytes hop_bytes(const Config& config, const ExchangeShape& shape, const Topology& topology, int rank,
                    const EngineLayout& layout) {
-  // The backend cuda has windows for what hops carry.
-  if (!has_relays(config, topology) || config.backend == BackendKind::cuda) return {};
+  // Backends with kernels have windows for what hops carry.
+  if (!has_relays(config, topology) || has_kernels(config.backend)) return {};
   const std::int64_t tokens = shape.max_tokens,
                      message = engine_message_bytes(shape.message_bytes, shape.top_k),
                      payload = align_up(shape.message_bytes, 16), entry = message - payload + 16;

@@ -56,12 +56,15 @@ int blocks_of_rank(int ranks_on_device, int device, int lanes) {
 // For LaneStreams. Over an engine no kernel waits for another rank's.
 const void* exchange_id(const ExchangeState& exchange) {
   const bool shares_device = exchange.rank.same_process() && exchange.ranks_on_device > 1;
-  return shares_device && exchange.memory ? exchange.memory->at(0, 0) : nullptr;
+  if (!shares_device) return nullptr;
+  if (exchange.hop_transport) return exchange.hop_transport->at(0, 0);
+  return exchange.memory ? exchange.memory->at(0, 0) : nullptr;
 }
 
 }  // namespace
 
-ExchangeState::ExchangeState(const Rank& this_rank, const Config& exchange_config, Reach reach)
+ExchangeState::ExchangeState(const Rank& this_rank, const Config& exchange_config, Reach reach,
+                             const MakeHopTransport& make_hops)
     : rank(this_rank),
       config(exchange_config),
       device(current_device()),
@@ -72,13 +75,15 @@ ExchangeState::ExchangeState(const Rank& this_rank, const Config& exchange_confi
     engine = engine_layout(config, rank.topology(), rank.index());
     registers = config.engine == EngineKind::nccl && Environment::says_yes(&Environment::nccl_register);
   }
-  if (reach == Reach::engine) {
-    ranks_on_device = ranks_on_current_device(rank);
-  } else {
-    if (reach == Reach::hops)
-      hops = hop_layout(config, rank.topology(), engine->header_bytes, engine->row_bytes);
-    memory.emplace(rank, hops ? config.lanes * hops->bytes : device_layout(config).bytes());
+  if (reach == Reach::hops) {
+    hops = hop_layout(config, rank.topology(), engine->header_bytes, engine->row_bytes);
+    hop_transport = make_hops(rank, config.lanes * hops->bytes);
+  }
+  if (reach == Reach::mapped) {
+    memory.emplace(rank, device_layout(config).bytes());
     ranks_on_device = memory->ranks_on_my_device();
+  } else {
+    ranks_on_device = ranks_on_current_device(rank);
   }
   if (engine) engine_memory = memory_for_engine(config.lanes * engine->bytes);
   blocks = blocks_of_rank(ranks_on_device, device, config.lanes);
@@ -133,7 +138,10 @@ Lane::Lane(const ExchangeState& exchange, int index)
     prepare_packed_rows();
     prepare_relay_sums();
   }
-  if (exchange_.hops) prepare_hops();
+  if (exchange_.hops) {
+    prepare_hops();
+    exchange_.hop_transport->prepare();
+  }
   init_memory();
 }
 

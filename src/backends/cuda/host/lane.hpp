@@ -16,6 +16,7 @@
 #include "backends/cuda/host/diagnostics_reader.hpp"
 #include "backends/cuda/host/engine_layout.hpp"
 #include "backends/cuda/host/hop_memory.hpp"
+#include "backends/cuda/host/hop_transport.hpp"
 #include "backends/cuda/host/lane_streams.hpp"
 #include "backends/cuda/host/memory_layout.hpp"
 #include "backends/cuda/memory/device_memory.hpp"
@@ -35,15 +36,16 @@ enum class Reach { mapped, engine, hops };
 
 // State of an exchange that all its lanes use. Constant after construction.
 struct ExchangeState {
-  // Collective.
-  ExchangeState(const Rank& rank, const Config& config, Reach reach);
+  // Collective. `make_hops`: of Reach::hops.
+  ExchangeState(const Rank& rank, const Config& config, Reach reach, const MakeHopTransport& make_hops = {});
 
   Rank rank;
   Config config;
   int device;                                   // that was current at construction
   std::optional<EngineLayout> engine;           // engine, hops
-  std::optional<HopLayout> hops;                // hops: of the symmetric memory of a lane
-  std::optional<DeviceSymmetricMemory> memory;  // mapped, hops
+  std::optional<HopLayout> hops;                // hops: of the memory of a lane in hop_transport
+  std::unique_ptr<HopTransport> hop_transport;  // hops
+  std::optional<DeviceSymmetricMemory> memory;  // mapped
   bool registers = false;                       // engine: its memory may be registered with NCCL
   DeviceMemory engine_memory;                   // of all lanes
   int ranks_on_device;                          // this rank included

@@ -19,7 +19,7 @@ HopArguments Lane::hop_arguments(Operation operation, HopContent content) const 
   HopArguments arguments{};
   arguments.wires = view_;
   for (int peer = 0; peer < view_.ranks; ++peer)
-    arguments.wires.symmetric[peer] = exchange_.memory->at(peer, index_ * exchange_.hops->bytes);
+    arguments.wires.symmetric[peer] = exchange_.hop_transport->at(peer, index_ * exchange_.hops->bytes);
   arguments.layout = *exchange_.hops;
   arguments.topology = HopTopology::of(exchange_.rank.topology(), view_.rank);
   arguments.memory = {reinterpret_cast<HopTaskState*>(hop_memory_.data() + working.states),
@@ -57,7 +57,7 @@ void Lane::hop_messages(HopArguments arguments, const LaneView& lane, const Plan
   if (parts == 0) arguments.memory.counts = nullptr;
   arguments.sent_tokens = plan.sent_tokens;
   if (planned) arguments.counts = plan.tokens_between + std::int64_t{view_.rank} * view_.ranks;
-  launch_hops(arguments, shape, handle_of(stream));
+  exchange_.hop_transport->launch(arguments, shape, handle_of(stream));
 }
 
 DispatchResult Lane::hop_dispatch_receive(Stream stream) {
@@ -119,13 +119,13 @@ void Lane::hop_rows(Stream stream) {
   HopArguments arguments = hop_arguments(Operation::combine, content);
   arguments.counts =
       reinterpret_cast<const std::int32_t*>(exchange_.engine_lane(index_) + exchange_.engine->rows);
-  launch_hops(arguments, phase_shape_, handle_of(stream));
+  exchange_.hop_transport->launch(arguments, phase_shape_, handle_of(stream));
   if (adds_by_node()) add_on_nodes(stream);
   combine_receive(stream);
 }
 
 void Lane::hop_headers(Operation operation, cudaStream_t stream) const {
-  launch_hops(hop_arguments(operation, HopContent::headers), {}, stream);
+  exchange_.hop_transport->launch(hop_arguments(operation, HopContent::headers), {}, stream);
 }
 
 const StepMetadata* Lane::hop_metadata(const MetadataCall& call, Stream stream) {

@@ -1,5 +1,7 @@
 // The backend `cuda` in two hops: the kernels of the phases, and between them a launch that carries what they
 // have stored.
+#include "backends/cuda/host/relayed_backend.hpp"
+
 #include "backends/cuda/host/cuda_backend.hpp"
 #include "backends/cuda/host/memory_layout.hpp"
 #include "backends/cuda/runtime/error.hpp"
@@ -12,7 +14,8 @@ namespace {
 
 class RelayedCudaBackend final : public CudaBackend {
  public:
-  RelayedCudaBackend(const Rank& rank, const Config& config) : CudaBackend(rank, config, Reach::hops) {}
+  RelayedCudaBackend(const Rank& rank, const Config& config, const MakeHopTransport& make_hops)
+      : CudaBackend(rank, config, Reach::hops, make_hops) {}
 
   DispatchResult dispatch(const DispatchCall& call, Stream stream) override {
     CudaBackend::dispatch_send(call, stream);
@@ -86,6 +89,16 @@ class RelayedCudaBackend final : public CudaBackend {
 };
 
 }  // namespace
+
+std::unique_ptr<Backend> make_relayed_backend(const Rank& rank, const Config& config,
+                                              const MakeHopTransport& make_hops) {
+  if (rank.size() > kMaxRanks) {
+    throw UnsupportedError(str("kernels take two hops in groups of up to ", counted(kMaxRanks, "rank"),
+                               ", got ", rank.size(), ": use hops one, or the backend collective"));
+  }
+  return std::make_unique<RelayedCudaBackend>(rank, config, make_hops);
+}
+
 }  // namespace cuda
 
 Sizes relayed_cuda_backend_sizes(const Config& config, const Topology& topology, int rank) {
@@ -100,11 +113,7 @@ Sizes relayed_cuda_backend_sizes(const Config& config, const Topology& topology,
 }
 
 std::unique_ptr<Backend> make_relayed_cuda_backend(const Rank& rank, const Config& config) {
-  if (rank.size() > cuda::kMaxRanks) {
-    throw UnsupportedError(str("kernels take two hops in groups of up to ", counted(cuda::kMaxRanks, "rank"),
-                               ", got ", rank.size(), ": use hops one, or the backend collective"));
-  }
-  return std::make_unique<cuda::RelayedCudaBackend>(rank, config);
+  return cuda::make_relayed_backend(rank, config, cuda::mapped_hop_transport);
 }
 
 }  // namespace ferry

@@ -25,9 +25,13 @@
 //       After `ready` this thread may read what the flag covers; other threads after a barrier.
 //   acquire(flag, value)                                   [thread]
 //       The same right to read, where another function of wait.cuh has found the flag set.
+//   finish()                                               [warp]
+//       Waits until everything that this warp has put and signalled has arrived: the end of a launch, so that
+//       nothing of a call arrives during the next one.
 //
 // The bytes of a staged message are read until they have arrived. So a place in send staging is free again
-// when the receiver has said that it has read the message, as a credit does; no policy waits for puts.
+// when the receiver has said that it has read the message, as a credit does, or after finish(); nothing else
+// waits for puts.
 #pragma once
 
 #include <cstddef>
@@ -109,6 +113,8 @@ struct PlainStores {
   }
 
   __device__ static void acquire(const Flag*, std::uint64_t) {}
+
+  __device__ static void finish() {}
 };
 
 // Peers whose memory is mapped, some of which are treated as if it were not: their messages go through send

@@ -15,6 +15,9 @@
 
 namespace ferry::cuda {
 
+inline constexpr int kHopThreads = 256;  // of a block
+inline constexpr int kHopWarps = kHopThreads / 32;
+
 // What a call moves.
 enum class HopContent : std::int32_t {
   headers,   // call headers alone
@@ -90,6 +93,13 @@ struct HopArguments {
 // Most tasks of a rank, which bound HopMemory::states and the useful blocks.
 constexpr int hop_tasks(const HopShape& shape) {
   return (4 * shape.ranks + 1) * shape.channels;
+}
+
+// How many blocks a launch takes of those that it may have.
+inline int hop_blocks(const HopArguments& call, int blocks) {
+  const int useful =
+      call.content == HopContent::headers ? 1 : (hop_tasks(call.layout.shape) + kHopWarps - 1) / kHopWarps;
+  return blocks < useful ? (blocks < 1 ? 1 : blocks) : useful;
 }
 
 // Call on the lane's device before the first launch for it: a kernel that is loaded while others wait for it

@@ -5,9 +5,6 @@
 
 namespace ferry::cuda {
 
-inline constexpr int kHopThreads = 256;
-inline constexpr int kHopWarps = kHopThreads / 32;
-
 // Roles of a warp, each for the streams with one rank.
 enum class HopRole : std::uint8_t {
   own,      // notes where this rank's own rows lie

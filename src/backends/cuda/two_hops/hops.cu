@@ -1,6 +1,4 @@
 // The kernels between the phases of a call in two hops, and their launches.
-#include <algorithm>
-
 #include "backends/cuda/protocol/plan_header.cuh"
 #include "backends/cuda/runtime/error.hpp"
 #include "backends/cuda/two_hops/header_calls.hpp"
@@ -143,8 +141,7 @@ void prepare_hops() {
 
 void launch_hops(const HopArguments& arguments, const LaunchShape& shape, cudaStream_t stream) {
   LaunchShape of = shape;
-  const int useful = (hop_tasks(arguments.layout.shape) + kHopWarps - 1) / kHopWarps;
-  of.blocks = std::max(1, std::min(shape.blocks, arguments.content == HopContent::headers ? 1 : useful));
+  of.blocks = hop_blocks(arguments, shape.blocks);
   launch(reinterpret_cast<const void*>(&hop_kernel), const_cast<HopArguments*>(&arguments), kHopThreads, 0,
          of, stream, "launching the hops of a call");
 }

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "backends/cuda/transport/message_check.cuh"
+#include "backends/cuda/two_hops/hop_block.cuh"
 #include "backends/nvshmem/module/puts.cuh"
 
 namespace ferry::nvshmem {
@@ -14,6 +15,12 @@ constexpr int kCheckThreads = 256;
 __global__ void __launch_bounds__(kCheckThreads)
     check_kernel(const cuda::MessageCheck check, const Puts puts) {
   cuda::check_messages(check, puts, static_cast<int>((blockIdx.x * blockDim.x + threadIdx.x) / 32));
+}
+
+__global__ void __launch_bounds__(cuda::kHopThreads, 1)
+    hop_kernel(const __grid_constant__ cuda::HopArguments call, const __grid_constant__ Puts puts) {
+  __shared__ cuda::HopState state;
+  cuda::HopBlock<Puts>(call, puts, &state).run();
 }
 
 void version(int* major, int* minor, int* patch) {
@@ -72,6 +79,25 @@ int check_messages(const cuda::MessageCheck& check, const Peers& peers, int bloc
   return static_cast<int>(cudaGetLastError());
 }
 
+int prepare_hops() {
+  cudaFuncAttributes attributes{};
+  return static_cast<int>(cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(&hop_kernel)));
+}
+
+int launch_hops(const cuda::HopArguments& arguments, const Peers& peers, int blocks, bool cooperative,
+                void* stream) {
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeCooperative;
+  attribute.val.cooperative = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(blocks));
+  config.blockDim = dim3(cuda::kHopThreads);
+  config.stream = static_cast<cudaStream_t>(stream);
+  config.attrs = &attribute;
+  config.numAttrs = cooperative ? 1 : 0;
+  return static_cast<int>(cudaLaunchKernelEx(&config, hop_kernel, arguments, Puts{{}, peers}));
+}
+
 }  // namespace
 }  // namespace ferry::nvshmem
 
@@ -79,6 +105,7 @@ extern "C" __attribute__((visibility("default"))) bool ferry_nvshmem_open(
     const ferry::nvshmem::ModuleBuild& build, ferry::nvshmem::Module* module) {
   using namespace ferry::nvshmem;
   if (!(build == ModuleBuild(FERRY_VERSION))) return false;
-  *module = {version, is_running, make_id, start, my_pe, pe_count, allocate, mapped, check_messages};
+  *module = {version,  is_running, make_id,        start,        my_pe,      pe_count,
+             allocate, mapped,     check_messages, prepare_hops, launch_hops};
   return true;
 }

@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "backends/cuda/transport/message_check.hpp"
+#include "backends/cuda/two_hops/hop_call.hpp"
 #include "layout/rank_bits.hpp"
 
 namespace ferry::nvshmem {
@@ -15,6 +16,7 @@ namespace ferry::nvshmem {
 struct ModuleBuild {
   char version[16] = {};
   std::uint64_t check_bytes = sizeof(cuda::MessageCheck);
+  std::uint64_t hop_bytes = sizeof(cuda::HopArguments);
 
   // `number`: of Ferry's version.
   explicit ModuleBuild(std::string_view number) { number.copy(version, sizeof version - 1); }
@@ -45,6 +47,10 @@ struct Module {
   void* (*mapped)(const void* memory, int pe);
   // Enqueues the check on a stream (cudaStream_t), in `blocks` blocks.
   int (*check_messages)(const cuda::MessageCheck& check, const Peers& peers, int blocks, void* stream);
+  // Loads the launch of a call in two hops (two_hops/) on the current device, and enqueues it.
+  int (*prepare_hops)();
+  int (*launch_hops)(const cuda::HopArguments& arguments, const Peers& peers, int blocks, bool cooperative,
+                     void* stream);
 };
 
 inline constexpr const char* kModuleName = "libferry_nvshmem.so";

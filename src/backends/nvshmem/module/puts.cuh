@@ -55,6 +55,13 @@ struct Puts : cuda::PlainStores {
     nvshmem_uint64_test(word_of(const_cast<Flag*>(flag)), NVSHMEM_CMP_GE, value);
   }
 
+  // Quiet has no deadline. It follows calls that have ended well, so all ranks have just been heard of.
+  __device__ void finish() const {
+    if (!peers.remote.any()) return;
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) nvshmem_quiet();
+  }
+
  private:
   __device__ static std::uint64_t* word_of(Flag* flag) { return &flag->value; }
 };

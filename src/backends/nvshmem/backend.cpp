@@ -1,0 +1,93 @@
+// The backend `nvshmem`: the kernels of the backend `cuda`, and between nodes its two hops by puts.
+#include <algorithm>
+#include <memory>
+
+#include "backends/cuda/host/memory_layout.hpp"
+#include "backends/cuda/host/relayed_backend.hpp"
+#include "backends/cuda/memory/device_memory.hpp"
+#include "backends/cuda/runtime/blocking_copy.hpp"
+#include "backends/cuda/runtime/error.hpp"
+#include "backends/nvshmem/session.hpp"
+#include "base/text.hpp"
+#include "exchange/backend.hpp"
+#include "exchange/configuration.hpp"
+#include "ferry/error.hpp"
+#include "group/rank_state.hpp"
+#include "memory/collective_steps.hpp"
+
+namespace ferry {
+namespace nvshmem {
+namespace {
+
+// NVSHMEM's start and its allocations take seconds, whatever the deadline of calls is.
+constexpr double kStartSeconds = 30;
+
+// Windows in the symmetric heap. Ranks of other nodes are reached by puts, also where their memory is mapped.
+class HeapHopTransport final : public cuda::HopTransport {
+ public:
+  HeapHopTransport(const Rank& rank, std::int64_t bytes, double deadline)
+      : rank_(rank),
+        session_(rank, deadline),
+        heap_(session_.allocate(bytes)),
+        pes_(static_cast<std::int64_t>(session_.pes().size() * sizeof(std::int32_t))) {
+    cuda::copy_blocking(pes_.data(), session_.pes().data(), pes_.bytes());
+    peers_.pes = reinterpret_cast<const std::int32_t*>(pes_.data());
+    const Topology& topology = rank.topology();
+    run_on_all_ranks(rank, [&] {
+      for (int peer = 0; peer < rank.size(); ++peer) {
+        if (topology.node_of(peer) != topology.node_of(rank.index())) {
+          peers_.remote.add(peer);
+        } else if (at(peer, 0) == nullptr) {
+          throw UnsupportedError(str("NVSHMEM has not mapped the memory of rank ", peer, " on rank ",
+                                     rank.index(),
+                                     " of the same host: the GPUs of a host must reach each "
+                                     "other (nvidia-smi topo -p2p w)"));
+        }
+      }
+    });
+  }
+  ~HeapHopTransport() override {
+    if (rank_.state().control().failed()) Session::note_failure();
+  }
+
+  std::byte* at(int rank, std::int64_t offset) const override {
+    std::byte* const begin = rank == rank_.index() ? heap_.data() : heap_.mapped(rank);
+    return begin == nullptr ? nullptr : begin + offset;
+  }
+  void prepare() const override {
+    cuda::check(static_cast<cudaError_t>(session_.module().prepare_hops()), "load the kernel of NVSHMEM");
+  }
+  void launch(const cuda::HopArguments& arguments, const cuda::LaunchShape& shape,
+              cudaStream_t stream) const override {
+    cuda::check(static_cast<cudaError_t>(session_.module().launch_hops(
+                    arguments, peers_, cuda::hop_blocks(arguments, shape.blocks), shape.cooperative, stream)),
+                "launching the hops of a call over NVSHMEM");
+  }
+
+ private:
+  Rank rank_;
+  Session session_;
+  HeapMemory heap_;
+  cuda::DeviceMemory pes_;
+  Peers peers_{};
+};
+
+}  // namespace
+}  // namespace nvshmem
+
+std::unique_ptr<Backend> make_nvshmem_backend(const Rank& rank, const Config& config) {
+  // On one node the memory of all ranks is mapped.
+  if (rank.topology().nodes() == 1) return make_cuda_backend(rank, config);
+  cuda::check_limits(config);
+  if (!has_relays(config, rank.topology())) {
+    throw UnsupportedError(str("the backend nvshmem takes two hops between nodes, and hops is ",
+                               to_string(config.hops), ": pass two, or automatic"));
+  }
+  return cuda::make_relayed_backend(
+      rank, config,
+      [deadline = std::max(config.deadline, nvshmem::kStartSeconds)](const Rank& of, std::int64_t bytes) {
+        return std::make_unique<nvshmem::HeapHopTransport>(of, bytes, deadline);
+      });
+}
+
+}  // namespace ferry

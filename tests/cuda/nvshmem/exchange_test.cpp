@@ -1,0 +1,197 @@
+// The backend nvshmem on simulated nodes: what arrives is compared with the oracle byte for byte, and
+// messages between nodes are put also where their memory is mapped. Ranks are processes; they share a GPU
+// only under MPS, whose daemon CUDA_MPS_PIPE_DIRECTORY names. A group starts NVSHMEM once, so it runs many
+// cases.
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdlib>
+
+#include "cuda/device_test.hpp"
+#include "runtime/support.hpp"
+
+#ifdef FERRY_TEST_HAS_NVSHMEM
+#include "backends/nvshmem/library.hpp"
+#endif
+
+namespace ferry::contract {
+namespace {
+
+struct Nodes {
+  const char* name;
+  std::vector<int> of_rank;
+};
+const Nodes kNodes[] = {{"two_nodes_of_one", {0, 1}},
+                        {"two_nodes_of_two", {0, 0, 1, 1}},
+                        {"four_nodes_of_two", {0, 0, 1, 1, 2, 2, 3, 3}},
+                        {"three_and_one", {0, 1, 0, 0}}};
+
+constexpr Setup kSetup{
+    .backend = BackendKind::nvshmem, .rank_kind = RankKind::processes, .hops = Hops::two, .window = -1};
+constexpr double kDeadline = 4;  // seconds, of calls
+
+TestCase nvshmem_case(std::uint64_t number, const std::vector<int>& nodes, int window) {
+  TestCase c;
+  c.seed = seed_of(number);
+  c.nodes = nodes;
+  c.ranks = static_cast<int>(nodes.size());
+  c.config.experts = 3 * c.ranks;
+  c.config.top_k = 4;
+  c.config.hidden = 256;
+  c.config.max_tokens = 24;
+  c.masked = 0.1;
+  kSetup.choose_backend(c.config);
+  c.config.window = window;
+  c.config.deadline = kDeadline;
+  return c;
+}
+
+class NvshmemExchange : public testing::TestWithParam<Nodes> {
+ protected:
+  void SetUp() override {
+    if (const std::string reason = skip_reason(kSetup); !reason.empty()) GTEST_SKIP() << reason;
+#ifdef FERRY_TEST_HAS_NVSHMEM
+    const int ranks = static_cast<int>(GetParam().of_rank.size());
+    if (ranks > device::count() && std::getenv("CUDA_MPS_PIPE_DIRECTORY") == nullptr)
+      GTEST_SKIP() << ranks << " ranks on " << device::count() << " GPU(s) need MPS";
+    // In a process of its own: ranks are forked from this one.
+    if (test::run_process([] { nvshmem::load_module(); }) != 0) GTEST_SKIP() << "there is no NVSHMEM";
+#else
+    GTEST_SKIP() << "this build has no module for NVSHMEM";
+#endif
+  }
+  const std::vector<int>& nodes() const { return GetParam().of_rank; }
+};
+std::string name_of(const testing::TestParamInfo<Nodes>& nodes) {
+  return nodes.param.name;
+}
+INSTANTIATE_TEST_SUITE_P(Nodes, NvshmemExchange, testing::ValuesIn(kNodes), name_of);
+
+// Windows of 1, 7 and 64 messages; phases with far more tokens than a window holds; two random cases.
+TEST_P(NvshmemExchange, DeliversTheBytesOfOneHost) {
+  std::vector<TestCase> cases;
+  for (const int window : {1, 7, 64})
+    cases.push_back(nvshmem_case(static_cast<std::uint64_t>(window), nodes(), window));
+  TestCase many = nvshmem_case(2, nodes(), 1);
+  many.config.max_tokens = 300;
+  many.full = true;
+  many.split_phases = true;
+  cases.push_back(many);
+  TestCase fp8 = nvshmem_case(3, nodes(), 7);
+  fp8.config.format = Format::fp8_e4m3();
+  cases.push_back(fp8);
+  for (std::uint64_t drawn = 0, seed = 0; drawn < 2; ++seed) {
+    TestCase c = draw_case(seed_of(5000 + seed), CaseSize::small);
+    if (c.ranks != static_cast<int>(nodes().size())) continue;
+    ++drawn;
+    c.nodes = nodes();
+    c.config.deadline = kDeadline;
+    cases.push_back(c);
+  }
+  run_sequences(kSetup, cases);
+}
+
+class NvshmemCalls : public NvshmemExchange {};
+INSTANTIATE_TEST_SUITE_P(Nodes, NvshmemCalls, testing::Values(kNodes[0]), name_of);
+
+// Graphs, and two lanes.
+TEST_P(NvshmemCalls, GraphsAndLanes) {
+  constexpr int kSets = 4;
+  TestCase c = nvshmem_case(6, nodes(), 7);
+  TestCase lanes = nvshmem_case(7, nodes(), 7);
+  lanes.config.lanes = 2;
+  const StepInputs step = make_inputs(lanes);
+  const oracle::ExpertOutputs outputs = make_expert_outputs(lanes, step);
+  run_ranks(
+      kSetup, c.ranks, describe(c),
+      [&](Rank rank) {
+        {
+          ferry::Exchange exchange(rank, c.config);
+          DeviceRun device_run(exchange, c);
+          add_steps(device_run, c, kSets);
+          const TestStream stream;
+          const Graph graph = capture_both(rank, device_run, stream.get());
+          rank.barrier();
+          for (int number = 0; number < 20; ++number) {
+            device_run.load(number % kSets, stream.get());
+            device_run.poison_outputs(stream.get());
+            graph.launch(stream.get());
+            device_run.compare(number % kSets, stream.get());
+          }
+          exchange.check(c.lane);
+        }
+        SyncExchange exchange(rank, lanes.config);
+        for (int call = 0; call < 4; ++call) {
+          TestCase of_lane = lanes;
+          of_lane.lane = call % 2;
+          dispatch_and_combine(exchange, of_lane, step, outputs);
+        }
+      },
+      nodes());
+}
+
+// A rank that never calls ends the call on the other, whose process stays usable: another backend works
+// there, and NVSHMEM is not used again.
+TEST_P(NvshmemCalls, AMissingRankIsNamedAndOtherBackendsStayUsable) {
+  struct Report {
+    std::atomic<int> peer, usable;
+  };
+  void* const memory =
+      mmap(nullptr, sizeof(Report), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  ASSERT_NE(memory, MAP_FAILED);
+  auto* const report = static_cast<Report*>(memory);
+  report->peer = -2;
+  TestCase c = nvshmem_case(8, nodes(), 7);
+  c.config.deadline = 0.5;
+  const StepInputs step = make_inputs(c);
+  TestCase alone;
+  alone.ranks = 1;
+  alone.config.backend = BackendKind::cuda;
+  alone.config.reduction_level = ReductionLevel::rank;
+  const StepInputs own = make_inputs(alone);
+  const oracle::ExpertOutputs own_outputs = make_expert_outputs(alone, own);
+  try {
+    Group::processes(Topology(nodes(), true)).run([&](Rank rank) {
+      const device::RankScope scope(device_number(rank, BackendKind::nvshmem));
+      {
+        SyncExchange exchange(rank, c.config);
+        DispatchRun(exchange, c, step).run();
+        if (rank.index() == 1) {
+          std::this_thread::sleep_for(std::chrono::milliseconds(2500));
+          return;
+        }
+        try {
+          DispatchRun(exchange, c, step).run();
+        } catch (const TimeoutError& error) {
+          report->peer = error.record.peer;
+        }
+      }
+      Group::threads(1).run([&](Rank single) {
+        SyncExchange exchange(single, alone.config);
+        dispatch_and_combine(exchange, alone, own, own_outputs);
+        report->usable = 1;
+      });
+    });
+  } catch (const std::exception&) {
+    // The group has failed, as it should.
+  }
+  EXPECT_EQ(report->peer, 1);
+  EXPECT_EQ(report->usable, 1);
+  munmap(memory, sizeof(Report));
+}
+
+TEST(NvshmemExchangeWithoutGpu, IsBuiltAsANamedBackend) {
+  EXPECT_STREQ(to_string(BackendKind::nvshmem), "nvshmem");
+  Config config = nvshmem_case(1, {0, 0, 1, 1}, 7).config;
+  const Topology topology({0, 0, 1, 1});
+  const Sizes sizes = size_of(config, topology, 1);
+  EXPECT_GT(sizes.dispatch_staging, 0);
+  EXPECT_EQ(sizes.combine_staging, 0);
+  // Windows do not grow with the tokens.
+  config.max_tokens *= 100;
+  EXPECT_EQ(size_of(config, topology, 1).dispatch_staging, sizes.dispatch_staging);
+}
+
+}  // namespace
+}  // namespace ferry::contract

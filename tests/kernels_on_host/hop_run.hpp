@@ -1,0 +1,129 @@
+// Ranks whose launches between the phases of calls in two hops run on the host. Every call is compared with
+// what it should deliver.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <random>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "backends/cuda/combine/combine.hpp"
+#include "backends/cuda/two_hops/hop_block.cuh"
+#include "kernels_on_host/grid.hpp"
+#include "kernels_on_host/network.hpp"
+#include "oracle/gather.hpp"
+
+namespace ferry::cuda {
+
+// Some ranks and their lanes, on which calls follow one another.
+class HopRun {
+ public:
+  static constexpr int kTopK = 3, kExperts = 4, kHidden = 40;
+  static constexpr std::int32_t kTokens = 24;  // most of a rank
+
+  HopRun(std::uint64_t seed, std::vector<int> labels, int window, int channels,
+         std::uint64_t deadline = ~0ull);
+
+  // Messages of a dispatch with random destinations. `by_plan`: counts come from a plan.
+  void messages(bool by_plan = false);
+
+  // Rows of a combine, each for a random (source rank, token, position). `adds`: by node.
+  void rows(bool adds);
+
+  // A call that one rank refuses, or in which ranks differ.
+  void refused(int by, bool differs);
+
+  // What is put between nodes arrives late, in any order that a network has.
+  void make_puts_late(PutMistake mistake = PutMistake::none);
+
+  // Runs a dispatch in which rank `absent` does not take part.
+  std::map<int, WaitRecord> run_without(int absent);
+
+  // Runs a dispatch in which rank `stopped` stops when it has exchanged call headers.
+  std::map<int, WaitRecord> run_stopped(int stopped);
+  std::map<int, WaitRecord> records() const;
+
+  const HopCounts& counted(int rank, int kind) const { return rank_[at(rank)].counts[kind]; }
+
+ private:
+  static constexpr std::int64_t kRows = kTokens * kTopK;
+  static constexpr std::int64_t kPayload = 1040, kMetadata = kTopK * sizeof(LLPacket),
+                                kMessage = kPayload + kMetadata;
+
+  static std::size_t at(std::int64_t index) { return static_cast<std::size_t>(index); }
+
+  struct alignas(16) Line {
+    std::byte bytes[16];
+  };
+  // Memory aligned to 16 bytes.
+  struct Memory {
+    std::vector<Line> lines;
+
+    std::byte* reserve(std::int64_t bytes) {
+      lines.assign(at((bytes + 15) / 16), Line{});
+      return data();
+    }
+    std::byte* data() { return reinterpret_cast<std::byte*>(lines.data()); }
+  };
+
+  struct Rank {
+    Memory windows, inbox, outbox, row_outbox, row_inbox;
+    std::vector<HopTaskState> states;
+    std::vector<std::int32_t> sent_tokens, plan_counts;
+    std::vector<LLPacket> arrived;
+    HopCounts counts[4] = {};
+    LaneState state{};
+    unsigned timeout_claimed = 0;
+    HostSignals report{};
+    DeviceError error{};
+    HopArguments call{};
+  };
+
+  void begin(HopContent content, Operation operation);
+
+  std::vector<std::byte> payload_of(int source, int token) const;
+  std::array<LLPacket, kTopK> metadata_of(int source, int rank, int token) const;
+  void store_message(std::byte* block, int s, int d, int token, std::int32_t i) const;
+
+  // As the launch of a send phase: to others in the outbox, to itself in the inbox.
+  void post_header(int s, const std::vector<std::int32_t>& counts);
+
+  void run(int absent = -1);
+  template <class Transport>
+  void launch(on_host::Grid& grid, int r, unsigned blocks, const Transport& transport, unsigned& running) {
+    const auto states = std::make_shared<std::deque<HopState>>(blocks);
+    const HopArguments* call = &rank_[at(r)].call;
+    grid.add(blocks, kHopThreads, [call, states, transport, &running](unsigned block) {
+      HopBlock<Transport>(*call, transport, &(*states)[block]).run();
+      --running;
+    });
+  }
+
+  void expect_messages(int s, int d, const std::vector<std::set<int>>& to);
+
+  void expect_wire(const std::vector<std::vector<std::set<int>>>& to);
+
+  oracle::Bytes random_row(std::int64_t index);
+  oracle::Bytes sum_of(const std::vector<oracle::Bytes>& rows) const;
+
+  std::mt19937_64 random_;
+  const std::vector<int> labels_;
+  const Topology topology_;
+  const int ranks_;
+  DeviceSignals signals_;
+  HopLayout layout_;
+  CombineRowLayout row_;
+  std::int64_t header_bytes_, flags_, block_bytes_, row_bytes_;
+  std::deque<Rank> rank_;
+  std::uint64_t number_ = 0;
+  bool late_ = false;
+  PutMistake mistake_ = PutMistake::none;
+  Network network_{random_()};
+  static constexpr int most_blocks_ = 3;
+};
+
+}  // namespace ferry::cuda

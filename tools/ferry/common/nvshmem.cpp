@@ -1,0 +1,15 @@
+#include "tools/ferry/common/nvshmem.hpp"
+
+#include <fmt/core.h>
+
+#include "backends/nvshmem/library.hpp"
+
+namespace ferry::app {
+
+std::string nvshmem_version() {
+  int major = 0, minor = 0, patch = 0;
+  nvshmem::load_module().version(&major, &minor, &patch);
+  return fmt::format("{}.{}.{}", major, minor, patch);
+}
+
+}  // namespace ferry::app
