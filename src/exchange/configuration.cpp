@@ -50,6 +50,11 @@ void check_input(const Config& config) {
 void check_transfer(const Config& config) {
   check_range("transfer", static_cast<std::int64_t>(config.transfer), 0, 1);
   if (config.transfer == Transfer::routed) return;
+  if (config.backend == BackendKind::nvshmem) {
+    throw UnsupportedError(
+        "configuration: transfer = gather: the backend nvshmem has only routed: pass routed, whose results "
+        "are the same, or use another backend");
+  }
   if (config.input != Input::own) {
     throw UsageError(str("configuration: transfer = gather with input ", to_string(config.input),
                          ", must be own: replicated tokens do not travel"));

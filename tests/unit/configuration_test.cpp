@@ -207,6 +207,7 @@ TEST(Configuration, GatherIsPartialAtLevelRank) {
   expect("with layout rank_major", [](Config& c) { c.layout = Layout::rank_major; });
   expect("with input replicated, must be own", [](Config& c) { c.input = Input::replicated; });
   expect("with hops two, must be one", [](Config& c) { c.hops = Hops::two; });
+  expect("the backend nvshmem has only routed", [](Config& c) { c.backend = BackendKind::nvshmem; });
   EXPECT_EQ(refused([](Config& c) { c.backend = BackendKind::cuda; }), "");
   EXPECT_EQ(refused([](Config& c) {
               c.backend = BackendKind::collective;

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "capi/handles.hpp"
+#include "cuda/capi/c_calls.hpp"
 #include "cuda/device_test.hpp"
-#include "ferry/ferry.h"
 
 namespace ferry::contract {
 namespace {
@@ -17,20 +17,9 @@ using CudaMaxInC = DeviceTest;
 
 constexpr int kTopK = 2, kHidden = 8, kTokens = 4;  // T
 
-void require_ok(ferry_status status, const char* what) {
-  require(status == FERRY_OK, what, ": ", ferry_last_error());
-}
-
 void require_refused(ferry_status status, const char* words) {
   require(status == FERRY_USAGE, "status ", static_cast<int>(status), " instead of FERRY_USAGE: ", words);
   require(std::strstr(ferry_last_error(), words) != nullptr, ferry_last_error(), " does not name ", words);
-}
-
-template <class T>
-T sized() {
-  T value{};
-  value.size = sizeof value;
-  return value;
 }
 
 template <class T>
