@@ -7,7 +7,8 @@
 // with the messages of each, from buffer to buffer; and a memcpy of the bytes that each must pack and unpack.
 // A time is that of the slowest rank. With two hops MPI_Alltoallv carries what goes between nodes: a message
 // for each (token, other node), to the relay. Messages of a rank to itself are not sent. Prints JSON: medians
-// over the rounds, with the least and the most.
+// over the rounds, with the least and the most, and what all ranks together send to other
+// nodes.
 #include <mpi.h>
 
 #include <algorithm>
@@ -175,14 +176,18 @@ class PairRun {
 
   // `between`: what this rank has sent to other nodes in one dispatch and one combine.
   void print(const ferry::WireCounts::BetweenNodes& between) {
+    const std::int64_t mine[] = {between.dispatch_bytes, between.dispatch_messages, between.combine_bytes,
+                                 between.combine_messages};
+    std::int64_t all[4] = {};
+    MPI_Allreduce(mine, all, 4, MPI_INT64_T, MPI_SUM, MPI_COMM_WORLD);
     if (rank_.index() != 0) return;
     std::printf(
         "{\"ranks\": %d, \"nodes\": %d, \"hops\": \"%s\", \"tokens\": %d, \"experts\": %d, \"rounds\": %d",
         rank_.size(), rank_.topology().nodes(), options_.hops == ferry::Hops::two ? "two" : "one",
         options_.tokens, experts_, options_.rounds);
-    std::printf(", \"dispatch_bytes_between_nodes\": %lld, \"combine_bytes_between_nodes\": %lld",
-                static_cast<long long>(between.dispatch_bytes),
-                static_cast<long long>(between.combine_bytes));
+    const char* const names[] = {"dispatch_bytes", "dispatch_messages", "combine_bytes", "combine_messages"};
+    for (int i = 0; i < 4; ++i)
+      std::printf(", \"%s_between_nodes\": %lld", names[i], static_cast<long long>(all[i]));
     for (int timed = 0; timed < kTimed; ++timed) {
       std::vector<double>& times = times_[timed];
       std::sort(times.begin(), times.end());

@@ -20,6 +20,18 @@ y: tokens = call add(routed, shared)
 output y
 """)
 
+# The same without shared experts.
+PHASES = ferry.Program(f"""
+program phases
+{INPUTS}
+sent = dispatch_send(x, ids, weights)
+rows = dispatch_receive(sent)
+outputs: outputs = call experts(rows)
+routed = combine(outputs, rows, rows)
+y: tokens = call add(routed, x)
+output y
+""")
+
 
 def limit(blocks):
     return f" sm_limit={blocks}" if blocks else ""

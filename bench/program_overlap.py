@@ -28,7 +28,7 @@ import torch.distributed as dist
 from graph_times import ON_GPU, QUICK_ROUNDS, ROUNDS, Recorded, gathered, in_turns, medians, quick_times, synchronize
 from grouped_experts import GroupedExperts
 from overlap_layer import HIDDEN, MOST_INNER, Layer, choose_inner
-from overlap_programs import SHARED, least_time, variants, whole
+from overlap_programs import PHASES, SHARED, least_time, variants, whole
 from step_timeline import Timelines, step_times
 
 RATIO = 0.84  # of the experts' time to that of the communication
@@ -111,6 +111,16 @@ def own_time(layer):
     return round(statistics.median(differences), 2)
 
 
+def shared_times(layer):
+    """Microseconds of the layer with shared experts between the phases of dispatch, and of its parts alone: together they take less
+    than one after the other."""
+    layer.spare(0)
+    x = layer.inputs[0]
+    times = quick_times({"program": layer.record(SHARED, layer.whole), "without shared experts": layer.record(PHASES, layer.whole),
+                         "shared experts": Recorded(lambda: x @ layer.shared)}, 3 * QUICK_ROUNDS)
+    return times | {"less_than_the_sum": times["program"] < times["without shared experts"] + times["shared experts"]}
+
+
 def record_timelines(layer, found, timelines):
     layer.spare(0)
     shared = layer.evaluator(SHARED, layer.whole)
@@ -157,6 +167,7 @@ def run_rank(rank, ranks, folder, given):
             layer = measure_shape(group, device, weights, tokens, experts, top_k, found, save)
             if len(record["shapes"]) == 1:
                 found["own_us_a_step_eager_python"] = own_time(layer)
+                found["shared_us"] = shared_times(layer)
                 save()
                 record_timelines(layer, found, timelines)
             record["seconds"][f"top-{top_k} of {experts}, {tokens}"] = round(time.perf_counter() - start, 1)
@@ -170,7 +181,8 @@ def run_rank(rank, ranks, folder, given):
     if rank == 0:
         first = record["shapes"][0]
         print(f"evaluator: {first['programs'][0]['own_us_in_a_graph']} us in a graph, {first['own_us_a_step_eager_python']} us a step "
-              f"without (Python); shared experts between the phases: {first['shared_experts_between_the_phases']}", flush=True)
+              f"without (Python); shared experts between the phases: {first['shared_experts_between_the_phases']}, "
+              f"{json.dumps(first['shared_us'])}", flush=True)
     faulthandler.cancel_dump_traceback_later()
     dist.barrier()
     with contextlib.suppress(Exception):

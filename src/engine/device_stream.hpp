@@ -26,10 +26,15 @@ class DeviceStream {
 
 using DeviceId = std::array<std::byte, 16>;  // of a GPU, in all processes and on all hosts
 
+class Communicator;
+
 // What makes streams of a rank's device.
 struct DeviceAccess {
   DeviceId id;
   std::function<std::unique_ptr<DeviceStream>()> make_stream;
+  // Collective over ranks that are all on one host: makes a communicator for their host memory. It may hold
+  // the rank. Null: host memory travels as device memory does.
+  std::function<std::unique_ptr<Communicator>()> make_host_link = nullptr;
 };
 
 }  // namespace ferry

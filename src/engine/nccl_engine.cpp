@@ -87,11 +87,12 @@ struct Ending {
 class NcclConnection : public std::enable_shared_from_this<NcclConnection> {
  public:
   // `serial`: the same on every rank. `registers`: so is that.
-  NcclConnection(const Nccl& nccl, Nccl::Comm comm, const DeviceAccess& device, std::int64_t serial,
-                 bool registers, Ending ending)
+  NcclConnection(const Nccl& nccl, Nccl::Comm comm, const DeviceAccess& device,
+                 std::unique_ptr<Communicator> host_link, std::int64_t serial, bool registers, Ending ending)
       : nccl_(nccl),
         comm_(comm),
         stream_(device.make_stream()),
+        host_link_(std::move(host_link)),
         device_(device.id),
         serial_(serial),
         registers_(registers),
@@ -114,6 +115,8 @@ class NcclConnection : public std::enable_shared_from_this<NcclConnection> {
     try {
       if (transfer.device) {
         exchange(transfer, check);
+      } else if (host_link_) {
+        host_link_->all_to_all_v(transfer, keep, check);
       } else {
         exchange_host_memory(transfer, check);
       }
@@ -221,6 +224,7 @@ class NcclConnection : public std::enable_shared_from_this<NcclConnection> {
   const Nccl& nccl_;
   const Nccl::Comm comm_;
   const std::unique_ptr<DeviceStream> stream_;
+  const std::unique_ptr<Communicator> host_link_;  // null: host memory goes through the device
   const DeviceId device_;
   const std::int64_t serial_;
   const bool registers_;
@@ -267,7 +271,9 @@ class NcclEngine final : public Engine {
   }
 
   std::vector<std::unique_ptr<Communicator>> communicators(int lanes) override {
-    const std::shared_ptr<NcclConnection> connection = connection_of_all_ranks();
+    // Forgotten here: it may hold the rank, which holds this engine.
+    const auto make_host_link = std::exchange(device_.make_host_link, nullptr);
+    const std::shared_ptr<NcclConnection> connection = connection_of_all_ranks(make_host_link);
     std::vector<std::unique_ptr<Communicator>> made;
     for (int lane = 0; lane < lanes; ++lane) made.push_back(std::make_unique<NcclCommunicator>(connection));
     return made;
@@ -287,7 +293,8 @@ class NcclEngine final : public Engine {
   int ranks() const { return rank_.topology().ranks(); }
 
   // Collective. The connection that all ranks have, or a new one.
-  std::shared_ptr<NcclConnection> connection_of_all_ranks() {
+  std::shared_ptr<NcclConnection> connection_of_all_ranks(
+      const std::function<std::unique_ptr<Communicator>()>& make_host_link) {
     std::shared_ptr<NcclConnection> connection = connection_.lock();
     Introduction mine{.device = device_.id, .connection = kNone, .version = 0, .registers = 0, .problem = {}};
     if (connection && connection->device() == device_.id) mine.connection = connection->serial();
@@ -310,8 +317,10 @@ class NcclEngine final : public Engine {
     const Nccl::UniqueId id = id_of_rank_0(*nccl);
     const bool all_register =
         std::all_of(all.begin(), all.end(), [](const Introduction& each) { return each.registers != 0; });
-    connection = std::make_shared<NcclConnection>(*nccl, connect(*nccl, id), device_, connections_made_++,
-                                                  all_register, ending());
+    std::unique_ptr<Communicator> host_link;
+    if (make_host_link && rank_.one_host()) host_link = make_host_link();
+    connection = std::make_shared<NcclConnection>(*nccl, connect(*nccl, id), device_, std::move(host_link),
+                                                  connections_made_++, all_register, ending());
     connection_ = connection;
     return connection;
   }

@@ -15,8 +15,9 @@ namespace ferry {
 //
 // communicators() throws UnsupportedError on all ranks if one of them has no NCCL, or if two share a device,
 // which NCCL does not allow; TimeoutError or PeerLostError if a rank does not come. Transfers of host memory
-// go through the device. The end of the last lane that uses the communicator waits up to half the deadline
-// for the other ranks to end theirs.
+// go through `device`'s link of the host, if it has one and all ranks are on one host, else through the
+// device. The end of the last lane that uses the communicator waits up to half the deadline for the other
+// ranks to end theirs.
 Engine& nccl_engine_of(RankState& rank, double deadline, DeviceAccess device);
 
 // One of its own. `rank` outlives it and its communicators.

@@ -130,7 +130,7 @@ class ProgramCompiler {
   void require_gathers(const CompiledStep& step) const {
     if (!is_gather(step.kind) || made_.device == nullptr) return;
     const Config& config = step.exchange->config();
-    if (config.backend == BackendKind::cuda && has_relays(config, step.exchange->rank().topology()))
+    if (has_kernels(config.backend) && has_relays(config, step.exchange->rank().topology()))
       throw UnsupportedError(str("program ", program_.name, ", step ", step.name,
                                  ": its exchange sends in two hops on device memory, which has no ",
                                  to_string(step.kind), " yet: use an exchange with hops one"));

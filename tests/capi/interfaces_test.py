@@ -7,7 +7,15 @@ import unittest
 
 REPOSITORY = pathlib.Path(__file__).parents[2]
 PAGE = (REPOSITORY / "docs/interfaces.md").read_text(encoding="utf-8")
-ROWS = [[cell.strip() for cell in line.strip("|").split("|")] for line in PAGE.splitlines() if line.startswith("| ")]
+TYPES_PAGE = re.search(r"\n## Types\n.*?(?=\n## )", PAGE, re.DOTALL)[0]
+
+
+def rows_of(page):
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines() if line.startswith("| ")]
+
+
+ROWS = rows_of(PAGE.replace(TYPES_PAGE, ""))
+TYPES_CPP, TYPES_C, TYPES_PYTHON = ({name for row in rows_of(TYPES_PAGE) for name in re.findall(r"`(\w+)`", row[column])} for column in range(3))
 CPP, C, PYTHON = ({cell.strip("`") for row in ROWS for cell in row[column:column + 1] if cell.startswith("`")}
                   for column in range(3))
 
@@ -113,6 +121,20 @@ class InterfacesTest(unittest.TestCase):
         config = next(node for node in STUB.body if isinstance(node, ast.ClassDef) and node.name == "Config")
         constructor = next(node for node in config.body if isinstance(node, ast.FunctionDef) and node.name == "__init__")
         self.assertEqual({argument.arg for argument in constructor.args.kwonlyargs}, fields_of_cpp("Config"))
+
+    def test_every_type_of_a_call_is_in_the_table(self):
+        core = "\n".join(HEADERS[header] for header in HEADERS if header not in ("max.hpp", "max_device.hpp", "nvfuser.hpp"))
+        declared = set(re.findall(r"^(?:struct|class) (\w+)(?: final)?(?: : [^{]*)? \{", core, re.MULTILINE))
+        self.assertEqual(TYPES_CPP, declared)
+        declared = {name for name in re.findall(r"^typedef struct \w+ (?:\{.*?\} )?(ferry_\w+);", C_HEADERS, re.MULTILINE | re.DOTALL)
+                    if not name.startswith(("ferry_max_", "ferry_nvfuser_"))}
+        # Arguments of the calls whose options C++ has among the parameters.
+        parameters = {"ferry_dispatch_receive_args", "ferry_combine_receive_args", "ferry_combine_backward_args", "ferry_route_values_args",
+                      "ferry_metadata_args", "ferry_all_gather_v_args", "ferry_reduce_scatter_v_args", "ferry_dispatch_counts_args"}
+        self.assertEqual(TYPES_C, declared - parameters)
+        module = (REPOSITORY / "python/ferry/__init__.py").read_text(encoding="utf-8")
+        public = set(re.findall(r'^    "([A-Z]\w*[a-z]\w*)",$', module, re.MULTILINE))
+        self.assertEqual(TYPES_PYTHON, public)
 
     def test_the_table_has_four_columns(self):
         for row in ROWS:

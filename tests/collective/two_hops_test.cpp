@@ -100,6 +100,28 @@ TEST_P(TwoHops, ARefusalEndsTheCallOnEveryRank) {
   });
 }
 
+TEST_P(TwoHops, OtherOptionsOfARankAreRefusedOnEveryRank) {
+  run_nodes(GetParam(), {0, 0, 1, 1}, [&](const Rank& rank) {
+    const Config config = two_hop_config(GetParam(), 4, Hops::two, 1);
+    Exchange exchange(rank, config);
+    const Inputs inputs = inputs_of(config, rank.index());
+    for (int other = 0; other < 4; ++other) {
+      const Form form = (rank.index() + other) % 2 == 0 ? Form::fused : Form::phases;
+      const DispatchResult received = dispatch(exchange, inputs, form);
+      const Outputs outputs{.data = received.data, .type = DType::fp32};
+      std::vector<float> result;
+      const Reduction reduction = rank.index() == other ? Reduction::exact : Reduction::partial;
+      try {
+        combine(exchange, received, outputs, inputs, reduction, form, result);
+        ADD_FAILURE() << "rank " << rank.index() << ": accepted";
+      } catch (const UsageError& error) {
+        EXPECT_NE(std::string(error.what()).find("reduction"), std::string::npos) << error.what();
+      }
+      step(exchange, inputs, form);
+    }
+  });
+}
+
 TEST_P(TwoHops, OtherHopsOrWindowsOfARankAreRefused) {
   run_nodes(GetParam(), {0, 0, 1, 1}, [&](const Rank& rank) {
     const auto expect_refused = [&](const Config& config, const char* difference) {

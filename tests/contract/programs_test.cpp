@@ -5,6 +5,7 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "harness/harness.hpp"
@@ -52,7 +53,7 @@ class TestedProgram {
         exchange_(rank, config),
         evaluator_(program, exchange_, setup.on_device() ? on_host(functions, config) : functions) {
     if (setup.on_device()) {
-      stream_ = device::stream(rank.topology().local_rank_of(rank.index()));
+      stream_ = device::stream(device_number(rank, config.backend));
       given_ = pinned_.emplace(inputs).values();
     }
     given_.resize(program.inputs.size());
@@ -103,7 +104,7 @@ void require_bits_of_host_memory(const Rank& rank, const Program& program, const
   Exchange host_exchange(rank, of_host), exchange(rank, config);
   Evaluator on_cpu(program, host_exchange, kFunctions),
       on_device(program, exchange, on_host(kFunctions, config));
-  const Stream stream = device::stream(rank.topology().local_rank_of(rank.index()));
+  const Stream stream = device::stream(device_number(rank, config.backend));
   for (std::uint64_t again = 0; again < 2; ++again) {
     const RankInputs inputs(config, seed + again, rank.index(), config.max_tokens);
     PinnedInputs pinned(inputs);
@@ -238,18 +239,19 @@ Program gathered_layer() {
 
 TEST_P(Contract, GatheredRowsInMicroBatchesMakeTheBytesOfThePlainProgram) {
   if (!GetParam().has_gathers()) GTEST_SKIP() << "not in two hops on device memory yet";
-  for (const int batches : {1, 2, 3}) {
+  for (const auto& [ranks, batches] : {std::pair{3, 1}, {3, 2}, {3, 3}, {2, 2}}) {
     const std::uint64_t seed = seed_of(static_cast<std::uint64_t>(batches));
     Random random(seed);
-    Config config = on_backend(program_config(random, 3));
+    Config config = on_backend(program_config(random, ranks));
     config.lanes = batches;
     const Program batched = overlap(gathered_layer(), batches);
-    run(3, to_string(batched), [&](const Rank& rank) {
+    run(ranks, to_string(batched), [&](const Rank& rank) {
       const RankInputs inputs(config, seed, rank.index(), config.max_tokens);
       Floats expected;
       for (const float value : inputs.x) {  // every rank has added the same 1.5 x
-        const float one = value + value / 2;
-        expected.push_back(0.0f + one + one + one);
+        float sum = 0;
+        for (int other = 0; other < rank.size(); ++other) sum += value + value / 2;
+        expected.push_back(sum);
       }
       for (const Program& program : {gathered_layer(), batched})
         require_same(TestedProgram(rank, GetParam(), program, config, inputs).run(), {expected}, "y");
@@ -260,10 +262,10 @@ TEST_P(Contract, GatheredRowsInMicroBatchesMakeTheBytesOfThePlainProgram) {
 // The rank whose function fails takes part in the gather that is left by refusing it.
 TEST_P(Contract, AFunctionBetweenGathersThatFailsEndsTheRunOnAllRanks) {
   if (has_kernels(GetParam().backend)) GTEST_SKIP() << "CudaProgram tests a failing function there";
-  Random random(seed_of(5));
-  Config config = on_backend(program_config(random, 3));
-  config.lanes = 2;
-  run(3, "a failing function between gathers", [&](const Rank& rank) {
+  const auto body = [&](const Rank& rank) {
+    Random random(seed_of(5));
+    Config config = on_backend(program_config(random, rank.size()));
+    config.lanes = 2;
     const RankInputs inputs(config, seed_of(6), rank.index(), config.max_tokens);
     bool fails = false;
     ProgramFunctions functions = kFunctions;
@@ -292,19 +294,19 @@ TEST_P(Contract, AFunctionBetweenGathersThatFailsEndsTheRunOnAllRanks) {
     }
     fails = false;
     require_same(program.run(), expected, "after the failure");
-  });
+  };
+  for (const int ranks : {2, 3}) run(ranks, "a failing function between gathers", body);
 }
 
 // The function fails on one rank, or on all; the other ranks get its text, and the next run is as if nothing
 // had happened.
 TEST_P(Contract, AFunctionThatFailsEndsTheRunOnAllRanks) {
   if (has_kernels(GetParam().backend)) GTEST_SKIP() << "CudaProgram tests it there";
-  constexpr int kAll = 3;
   const Program batched = overlap(layers(true), 2);
-  Random random(seed_of(3));
-  Config config = on_backend(program_config(random, 3));
-  config.lanes = 4;
-  run(3, "a failing function", [&](const Rank& rank) {
+  const auto body = [&](const Rank& rank) {
+    Random random(seed_of(3));
+    Config config = on_backend(program_config(random, rank.size()));
+    config.lanes = 4;
     const RankInputs inputs(config, seed_of(4), rank.index(), config.max_tokens);
     int calls_left = -1;  // before the function fails; -1: it does not
     ProgramFunctions functions = kFunctions;
@@ -315,8 +317,8 @@ TEST_P(Contract, AFunctionThatFailsEndsTheRunOnAllRanks) {
     TestedProgram program(rank, GetParam(), batched, config, inputs, functions);
     const std::vector<Floats> expected = TestedProgram(rank, GetParam(), layers(true), config, inputs).run();
     for (int call = 0; call < 4; ++call) {
-      for (const int failing : {1, 2, kAll}) {
-        const bool fails = failing == kAll || rank.index() == failing;
+      for (int failing = 1; failing <= rank.size(); ++failing) {
+        const bool fails = failing == rank.size() || rank.index() == failing;  // the last time: on all
         calls_left = fails ? call : -1;
         std::string found;
         try {
@@ -337,7 +339,8 @@ TEST_P(Contract, AFunctionThatFailsEndsTheRunOnAllRanks) {
         require_same(program.run(), expected, "after the failure");
       }
     }
-  });
+  };
+  for (const int ranks : {2, 3}) run(ranks, "a failing function", body);
 }
 
 }  // namespace

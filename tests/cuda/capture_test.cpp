@@ -107,12 +107,10 @@ TEST_F(CudaCapture, ChecksDuringCallsLoseNoBadId) {
 
 // The host reads how much it receives. The rank that captures is told so, and so are its peers, which do not
 // wait for it; the exchange stays usable.
-TEST_F(CudaCapture, OverAnEngineIsRefusedOnEveryRank) {
+void refuse_captures_over_an_engine(TestCase c, const contract::Setup& setup) {
   constexpr std::int64_t kRowBytes = 16;
-  TestCase c = device_case(6, 3);
-  const contract::Setup setup = device_collective_setups().front();
   setup.choose_backend(c.config);
-  run_ranks(setup, c.ranks, describe(c), [&](Rank rank) {
+  const auto body = [&](Rank rank) {
     ferry::Exchange exchange(rank, c.config);
     const bool captures = rank.index() == 1;
     const DeviceBytes row(std::vector<std::byte>(kRowBytes, static_cast<std::byte>(rank.index()))),
@@ -149,9 +147,23 @@ TEST_F(CudaCapture, OverAnEngineIsRefusedOnEveryRank) {
       for (int r = 0; r < c.ranks; ++r) expected.insert(expected.end(), kRowBytes, static_cast<std::byte>(r));
       require(all.to_host() == expected, "other rows than expected");
     };
+    const auto in_phases = [&] {
+      exchange.dispatch_send(Tokens::rows(tokens.data(), 1), ids.as<std::int32_t>(), nullptr, {}, on);
+      exchange.dispatch_receive(0, on);
+    };
     require_refused(gather);
     require_refused(dispatch);
-  });
+    require_refused(in_phases);
+    require_refused(rank.index() == 2 ? std::function<void()>(in_phases) : dispatch);
+  };
+  run_ranks(setup, c.ranks, describe(c), body, c.nodes);
+}
+
+TEST_F(CudaCapture, OverAnEngineIsRefusedOnEveryRank) {
+  TestCase c = device_case(6, 3);
+  refuse_captures_over_an_engine(c, device_collective_setups().front());
+  c.nodes = {0, 0, 1};
+  refuse_captures_over_an_engine(c, device_collective_setups().back());  // in two hops
 }
 
 }  // namespace

@@ -51,7 +51,7 @@ struct Comm {
 };
 
 // Calls of all communicators, for fake_nccl_calls().
-std::atomic<int> finalized, destroyed, aborted, registered_ever, registered_now, registered_sends;
+std::atomic<int> finalized, destroyed, aborted, registered_ever, registered_now, registered_sends, sends;
 
 // What is against NCCL's rules.
 [[noreturn]] void misuse(const char* what) {
@@ -154,6 +154,7 @@ int add(const Operation& operation) {
     for (const auto& [first, end] : comm.registered)
       added.registered |= first <= begin && begin + operation.bytes <= end;
   }
+  if (added.sends) ++sends;
   if (added.registered && added.sends) ++registered_sends;
   group_of_thread().operations.push_back(added);
   return kInProgress;
@@ -264,9 +265,13 @@ int ncclCommDeregister(void* comm, void* handle) {
 
 // How often something has happened since the library was loaded.
 int fake_nccl_calls(const char* what) {
-  const std::map<std::string, int> counts = {
-      {"finalize", finalized},       {"destroy", destroyed},         {"abort", aborted},
-      {"register", registered_ever}, {"registered", registered_now}, {"registered sends", registered_sends}};
+  const std::map<std::string, int> counts = {{"finalize", finalized},
+                                             {"destroy", destroyed},
+                                             {"abort", aborted},
+                                             {"register", registered_ever},
+                                             {"registered", registered_now},
+                                             {"registered sends", registered_sends},
+                                             {"sends", sends}};
   return counts.at(what);
 }
 

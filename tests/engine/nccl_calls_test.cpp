@@ -48,21 +48,24 @@ void expect_numbers(EngineLink& link, const Rank& rank) {
   }
 }
 
-TEST(NcclCalls, GroupsNeedNotBringAnEngine) {
+// With and without call headers in shared memory.
+class NcclCalls : public testing::TestWithParam<bool> {};
+
+TEST_P(NcclCalls, GroupsNeedNotBringAnEngine) {
   setenv("FERRY_NCCL_LIBRARY", FERRY_FAKE_NCCL, 1);
-  Group::threads(3).run([](Rank rank) {
+  Group::threads(3).run([&](Rank rank) {
     ASSERT_EQ(rank.state().engine(), nullptr);
-    Engine& engine = nccl_engine_of(rank.state(), kDeadline, device_of(rank.index()));
+    Engine& engine = nccl_engine_of(rank.state(), kDeadline, device_of(rank.index(), rank, GetParam()));
     const auto lanes = links_of(rank, engine, 2);
     for (const int lane : {0, 1, 1, 0}) expect_numbers(*lanes[static_cast<std::size_t>(lane)], rank);
   });
 }
 
 // Ranks that call their lanes in another order meet, and learn of it before the deadline.
-TEST(NcclCalls, AnotherOrderOfLanesIsRefusedOnEveryRank) {
+TEST_P(NcclCalls, AnotherOrderOfLanesIsRefusedOnEveryRank) {
   setenv("FERRY_NCCL_LIBRARY", FERRY_FAKE_NCCL, 1);
-  Group::threads(3).run([](Rank rank) {
-    Engine& engine = nccl_engine_of(rank.state(), kDeadline, device_of(rank.index()));
+  Group::threads(3).run([&](Rank rank) {
+    Engine& engine = nccl_engine_of(rank.state(), kDeadline, device_of(rank.index(), rank, GetParam()));
     const auto lanes = links_of(rank, engine, 2);
     const int first = rank.index() == 1 ? 1 : 0;
     for (const int lane : {first, 1 - first}) {
@@ -79,11 +82,12 @@ TEST(NcclCalls, AnotherOrderOfLanesIsRefusedOnEveryRank) {
 }
 
 // Also those of several exchanges.
-TEST(NcclCalls, AnotherOrderOfExchangesIsRefusedOnEveryRank) {
+TEST_P(NcclCalls, AnotherOrderOfExchangesIsRefusedOnEveryRank) {
   setenv("FERRY_NCCL_LIBRARY", FERRY_FAKE_NCCL, 1);
-  Group::threads(3).run([](Rank rank) {
+  Group::threads(3).run([&](Rank rank) {
     const auto exchange = [&] {
-      return links_of(rank, nccl_engine_of(rank.state(), kDeadline, device_of(rank.index())), 1);
+      return links_of(rank,
+                      nccl_engine_of(rank.state(), kDeadline, device_of(rank.index(), rank, GetParam())), 1);
     };
     const auto one = exchange(), two = exchange();
     EngineLink* const links[] = {one[0].get(), two[0].get()};
@@ -94,11 +98,11 @@ TEST(NcclCalls, AnotherOrderOfExchangesIsRefusedOnEveryRank) {
 }
 
 // A rank may still have an exchange that its peers have destroyed, or change its device.
-TEST(NcclCalls, RanksThatHaveLostTheConnectionMakeANewOne) {
+TEST_P(NcclCalls, RanksThatHaveLostTheConnectionMakeANewOne) {
   setenv("FERRY_NCCL_LIBRARY", FERRY_FAKE_NCCL, 1);
-  Group::threads(2).run([](Rank rank) {
+  Group::threads(2).run([&](Rank rank) {
     const auto exchange = [&](int device) {
-      return links_of(rank, nccl_engine_of(rank.state(), kDeadline, device_of(device)), 1);
+      return links_of(rank, nccl_engine_of(rank.state(), kDeadline, device_of(device, rank, GetParam())), 1);
     };
     auto old = exchange(rank.index());
     expect_numbers(*old[0], rank);
@@ -107,6 +111,22 @@ TEST(NcclCalls, RanksThatHaveLostTheConnectionMakeANewOne) {
     for (const auto* lanes : {&fresh, &elsewhere, &fresh}) expect_numbers(*(*lanes)[0], rank);
   });
 }
+
+// Transfers of host memory that take no call of NCCL.
+TEST(NcclHeaders, OfOneHostTravelInSharedMemory) {
+  setenv("FERRY_NCCL_LIBRARY", FERRY_FAKE_NCCL, 1);
+  for (const bool shares : {false, true}) {
+    const int before = nccl_calls("sends");
+    Group::threads(2).run([&](Rank rank) {
+      Engine& engine = nccl_engine_of(rank.state(), kDeadline, device_of(rank.index(), rank, shares));
+      const auto lanes = links_of(rank, engine, 1);
+      for (int call = 0; call < 3; ++call) expect_numbers(*lanes[0], rank);
+    });
+    EXPECT_EQ(nccl_calls("sends") - before, shares ? 0 : 6);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Headers, NcclCalls, testing::Bool());
 
 }  // namespace
 }  // namespace ferry::test

@@ -13,6 +13,7 @@
 #include <thread>
 #include <vector>
 
+#include "backends/collective/window_communicator.hpp"
 #include "engine/nccl_engine.hpp"
 #include "ferry/group.hpp"
 
@@ -52,6 +53,13 @@ inline DeviceAccess device_of(int number) {
   DeviceId id{};
   id[0] = static_cast<std::byte>(number);
   return {.id = id, .make_stream = [] { return std::make_unique<HostStream>(); }};
+}
+
+// The same for a rank on one host with its peers, where host memory may travel in shared memory.
+inline DeviceAccess device_of(int number, const Rank& rank, bool shares_host_memory) {
+  DeviceAccess device = device_of(number);
+  if (shares_host_memory) device.make_host_link = [rank] { return collective::make_header_link(rank); };
+  return device;
 }
 
 // Device memory, which here is host memory too.

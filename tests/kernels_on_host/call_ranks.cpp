@@ -63,6 +63,17 @@ CallRanks::Memory CallRanks::of_bytes(std::int64_t bytes, std::byte value) {
   return memory;
 }
 
+contract::TestCase call_case(std::uint64_t number, int ranks) {
+  contract::TestCase c;
+  c.seed = number;
+  c.ranks = ranks;
+  c.config.alignment = 2;
+  c.masked = 0.2;
+  c.masked_tokens = 0.2;
+  c.bad_ids = 0.1;
+  return c;
+}
+
 CallRanks::CallRanks(const contract::TestCase& c)
     : case_(c), config_(complete_config(c.config, c.ranks)), ranks_(static_cast<std::size_t>(c.ranks)) {
   if (config_.reduction_level == ReductionLevel::automatic) config_.reduction_level = ReductionLevel::rank;
@@ -191,7 +202,7 @@ DispatchArguments CallRanks::dispatch_arguments(const contract::StepInputs& step
   call.plan = rank.plan;
   call.by_plan = form.by_plan;
   call.own_memory = form.direct_write;
-  call.own_staged = call.encoding.quantises() || form.split_phases;
+  call.own_staged = call.encoding.quantises() || (form.split_phases && !form.keeps_inputs);
   const unsigned senders = form.few_tokens ? 1 : 2;
   call.many_token_blocks = {static_cast<int>(senders), 0};
   call.few_token_blocks = {static_cast<int>(senders), 2};
@@ -363,7 +374,7 @@ CombineArguments CallRanks::combine_arguments(const oracle::ExpertOutputs& outpu
     call.route_values = memory.route_values.data();
   }
   call.weights_travel = call.reduction == Reduction::partial && outputs.topk_weighted;
-  call.own_staged = form.split_phases || outputs.outputs != config_.combine_type;
+  call.own_staged = (form.split_phases && !form.keeps_inputs) || outputs.outputs != config_.combine_type;
   call.senders = 2;
   call.shared_terms = config_.shared_experts;
   if (form.no_memory_without_rows && rank.plan.header->total == 0) {
@@ -451,6 +462,13 @@ void CallRanks::combine(const contract::StepInputs& step, const oracle::ExpertOu
     if (!case_.row_values) continue;
     EXPECT_EQ(memory.route_values, oracle::returned_row_values(step.positions, outputs, r));
   }
+}
+
+void CallRanks::run_step(int index, const CallForm& form) {
+  const contract::StepInputs step = contract::make_inputs(case_, index);
+  dispatch(step, form);
+  if (testing::Test::HasFailure()) return;
+  combine(step, contract::make_expert_outputs(case_, step), form);
 }
 
 }  // namespace ferry::cuda

@@ -20,11 +20,16 @@ struct CallForm {
   bool few_tokens = false;  // dispatch in the mode of few tokens, from ids
   bool by_plan = false;     // dispatch by the plan of the dispatch before
   bool split_phases = false;
+  bool keeps_inputs =
+      false;  // in phases: the receive phase reads this rank's own rows where the caller has them
   bool count_on_device = false;  // N lies in memory that the kernel reads
   bool direct_write = false;     // received rows lie in symmetric memory, which senders of many tokens write
   bool generic = false;          // combine by a kernel for every call
   bool no_memory_without_rows = false;  // a rank without rows passes neither outputs nor row_values
 };
+
+// A case whose shape is still to be chosen: some routes and tokens are masked, some ids are none.
+contract::TestCase call_case(std::uint64_t number, int ranks);
 
 class CallRanks {
  public:
@@ -36,6 +41,9 @@ class CallRanks {
   void dispatch(const contract::StepInputs& step, const CallForm& form);
   // Of the rows of the last dispatch, whose inputs `step` has.
   void combine(const contract::StepInputs& step, const oracle::ExpertOutputs& outputs, const CallForm& form);
+
+  // One dispatch and one combine of the case's inputs number `index`.
+  void run_step(int index, const CallForm& form);
 
   // A gather of `rounds` rounds, as far as later calls see it.
   void gather_in_rounds(int rounds);

@@ -81,6 +81,10 @@ void CallRanks::carry_rows(const std::vector<CombineArguments>& calls) {
       const std::uint64_t number = destination.state.calls[0] + 1;
       auto* const arrived =
           reinterpret_cast<LLPacket*>(at(destination.engine_memory) + destination.engine.arrived);
+      if (to == from && !calls[static_cast<std::size_t>(from)].own_staged) {
+        row += packed.rows[to] * packed.row_bytes;  // their place, which nobody fills
+        continue;
+      }
       for (std::int32_t i = 0; i < packed.rows[to]; ++i, row += packed.row_bytes) {
         std::uint64_t label = 0;
         std::memcpy(&label, row + packed.label_offset, sizeof label);

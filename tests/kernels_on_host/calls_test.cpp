@@ -8,27 +8,13 @@ namespace ferry::cuda {
 namespace {
 
 contract::TestCase case_of(std::uint64_t number, int ranks, Transfer transfer) {
-  contract::TestCase c;
-  c.seed = number;
-  c.ranks = ranks;
+  contract::TestCase c = call_case(number, ranks);
   c.config.experts = 6;
   c.config.top_k = 2;
   c.config.max_tokens = 9;
   c.config.hidden = 80;
-  c.config.alignment = 2;
   c.config.transfer = transfer;
-  c.masked = 0.2;
-  c.masked_tokens = 0.2;
-  c.bad_ids = 0.1;
   return c;
-}
-
-// One dispatch and one combine.
-void run_step(CallRanks& ranks, const contract::TestCase& c, int index, const CallForm& form) {
-  const contract::StepInputs step = contract::make_inputs(c, index);
-  ranks.dispatch(step, form);
-  if (testing::Test::HasFailure()) return;
-  ranks.combine(step, contract::make_expert_outputs(c, step), form);
 }
 
 class KernelCalls : public testing::TestWithParam<Transfer> {};
@@ -37,16 +23,18 @@ TEST_P(KernelCalls, InEveryForm) {
   for (const int size : {1, 2, 3}) {
     const contract::TestCase c = case_of(1, size, GetParam());
     CallRanks ranks(c);
-    run_step(ranks, c, 0, {.few_tokens = true});
-    run_step(ranks, c, 1, {.generic = true});
-    run_step(ranks, c, 2, {.split_phases = true});
-    run_step(ranks, c, 3, {.few_tokens = true, .count_on_device = true});
-    run_step(ranks, c, 4, {.count_on_device = true});
+    ranks.run_step(0, {.few_tokens = true});
+    ranks.run_step(1, {.generic = true});
+    ranks.run_step(2, {.split_phases = true});
+    ranks.run_step(6, {.split_phases = true, .keeps_inputs = true});
+    ranks.run_step(3, {.few_tokens = true, .count_on_device = true});
+    ranks.run_step(4, {.count_on_device = true});
     // By the plan of the last step.
     const contract::StepInputs step = contract::make_inputs(c, 4),
                                other = contract::with_new_values(c, step, 5);
     ranks.dispatch(other, {.by_plan = true});
     ranks.dispatch(other, {.by_plan = true, .split_phases = true});
+    ranks.dispatch(other, {.by_plan = true, .split_phases = true, .keeps_inputs = true});
     ranks.combine(other, contract::make_expert_outputs(c, other), {});
   }
 }
@@ -57,8 +45,8 @@ TEST_P(KernelCalls, WithManyTokensForTheWarps) {
   c.config.hidden = 16;
   c.full = true;
   CallRanks ranks(c);
-  run_step(ranks, c, 0, {.few_tokens = true});
-  run_step(ranks, c, 1, {});
+  ranks.run_step(0, {.few_tokens = true});
+  ranks.run_step(1, {});
 }
 
 TEST_P(KernelCalls, WithRowsThatSendersStoreAtTheirPosition) {
@@ -68,7 +56,7 @@ TEST_P(KernelCalls, WithRowsThatSendersStoreAtTheirPosition) {
   c.config.capacity = 500;
   c.full = true;
   CallRanks ranks(c);
-  run_step(ranks, c, 0, {.direct_write = true});
+  ranks.run_step(0, {.direct_write = true});
   const contract::StepInputs step = contract::make_inputs(c, 0),
                              other = contract::with_new_values(c, step, 1);
   ranks.dispatch(other, {.by_plan = true, .direct_write = true});
@@ -82,16 +70,17 @@ TEST_P(KernelCalls, InOtherFormatsAndTypes) {
   c.result = DType::fp32;
   c.weights_from = contract::WeightsFrom::topk_weights;
   CallRanks ranks(c);
-  run_step(ranks, c, 0, {.few_tokens = true});
-  run_step(ranks, c, 1, {});
+  ranks.run_step(0, {.few_tokens = true});
+  ranks.run_step(1, {});
 }
 
 TEST_P(KernelCalls, WithValuesBesideTheRows) {
   contract::TestCase c = case_of(4, 3, GetParam());
   c.row_values = true;
   CallRanks ranks(c);
-  run_step(ranks, c, 0, {.few_tokens = true});
-  run_step(ranks, c, 1, {.split_phases = true});
+  ranks.run_step(0, {.few_tokens = true});
+  ranks.run_step(1, {.split_phases = true});
+  ranks.run_step(2, {.split_phases = true, .keeps_inputs = true});
 }
 
 TEST_P(KernelCalls, WithSharedExperts) {
@@ -101,20 +90,49 @@ TEST_P(KernelCalls, WithSharedExperts) {
   c.full = true;
   c.outputs = c.result = c.config.combine_type = DType::fp32;  // shows the order of addition
   CallRanks ranks(c);
-  run_step(ranks, c, 0, {.few_tokens = true});
-  run_step(ranks, c, 1, {.generic = true});
+  ranks.run_step(0, {.few_tokens = true});
+  ranks.run_step(1, {.generic = true});
   if (GetParam() == Transfer::gather) return;
   c.config.reduction = c.reduction = Reduction::exact;
   CallRanks exact(c);
-  run_step(exact, c, 2, {});
+  exact.run_step(2, {});
 }
 
 TEST_P(KernelCalls, WithDroppedRows) {
   contract::TestCase c = case_of(6, 3, GetParam());
   c.config.capacity = 4;
   CallRanks ranks(c);
-  run_step(ranks, c, 0, {.few_tokens = true});
-  run_step(ranks, c, 1, {});
+  ranks.run_step(0, {.few_tokens = true});
+  ranks.run_step(1, {});
+  ranks.run_step(2, {.split_phases = true, .keeps_inputs = true});
+}
+
+// As the backend collective runs a fused call: this rank's own rows are read where the caller has them.
+TEST_P(KernelCalls, InPhasesThatReadTheCallersRows) {
+  const auto run = [&](Layout layout, Reduction reduction) {
+    SCOPED_TRACE(std::string(to_string(layout)) + ", " + to_string(reduction));
+    contract::TestCase c = case_of(30, 3, GetParam());
+    c.config.layout = layout;
+    c.config.alignment = layout == Layout::rank_major ? 1 : 2;
+    c.config.reduction = c.reduction = reduction;
+    if (layout == Layout::rank_major) c.weights_from = contract::WeightsFrom::none;
+    CallRanks ranks(c);
+    ranks.run_step(0, {.split_phases = true, .keeps_inputs = true});
+    ranks.run_step(1, {.split_phases = true});
+    ranks.run_step(2, {.split_phases = true, .keeps_inputs = true});
+  };
+  run(Layout::expert_major, Reduction::partial);
+  if (GetParam() == Transfer::routed) {
+    run(Layout::rank_major, Reduction::partial);
+    run(Layout::expert_padded, Reduction::exact);
+    run(Layout::expert_major, Reduction::unreduced);
+  }
+  contract::TestCase c = case_of(31, 3, GetParam());
+  c.weights_from = contract::WeightsFrom::topk_weights;
+  CallRanks ranks(c);
+  ranks.run_step(0, {.split_phases = true});
+  ranks.run_step(0, {.generic = true});
+  ranks.run_step(0, {.split_phases = true, .keeps_inputs = true});
 }
 
 INSTANTIATE_TEST_SUITE_P(Routed, KernelCalls, testing::Values(Transfer::routed));
@@ -127,8 +145,8 @@ TEST(GatheredCalls, OfMoreRanksThanSlots) {
     c.config.experts = 10;
     c.config.max_tokens = 3;
     CallRanks ranks(c);
-    run_step(ranks, c, 0, {.few_tokens = true});
-    run_step(ranks, c, 1, {});
+    ranks.run_step(0, {.few_tokens = true});
+    ranks.run_step(1, {});
     for (int r = 0; r < size; ++r) {
       for (std::int64_t token = 0; token < ranks.plan(r).header->tokens; ++token) {
         for (int to = 0; to < size; ++to) {
@@ -163,7 +181,7 @@ TEST(GatheredCalls, SendEveryTokenToEveryRank) {
   contract::TestCase c = case_of(9, 4, Transfer::gather);
   c.tokens = {3, 0, 5, 1};
   CallRanks ranks(c);
-  run_step(ranks, c, 0, {.few_tokens = true});
+  ranks.run_step(0, {.few_tokens = true});
   for (int r = 0; r < 4; ++r) {
     const DeviceWireCounts& wire = ranks.state(r).wire;
     const int mine = c.tokens[static_cast<std::size_t>(r)];
@@ -177,13 +195,13 @@ TEST(GatheredCalls, SendEveryTokenToEveryRank) {
 TEST_P(KernelCalls, AfterGathersInRounds) {
   const contract::TestCase c = case_of(11, 2, GetParam());
   CallRanks ranks(c);
-  run_step(ranks, c, 0, {.few_tokens = true});
+  ranks.run_step(0, {.few_tokens = true});
   ranks.gather_in_rounds(3);
-  run_step(ranks, c, 1, {});
+  ranks.run_step(1, {});
   ranks.gather_in_rounds(1);
   ranks.gather_in_rounds(2);
-  run_step(ranks, c, 2, {.few_tokens = true});
-  run_step(ranks, c, 3, {.split_phases = true});
+  ranks.run_step(2, {.few_tokens = true});
+  ranks.run_step(3, {.split_phases = true});
 }
 
 // --- an engine ---------------------------------------------------------------------------------------------
@@ -202,8 +220,9 @@ TEST_P(CarriedCalls, FromIdsAndByPlan) {
   for (const int size : {2, 3, 5}) {
     const contract::TestCase c = carried_case(12, size);
     CallRanks ranks(c);
-    run_step(ranks, c, 0, {.split_phases = true});
-    run_step(ranks, c, 1, {.split_phases = true, .count_on_device = true});
+    ranks.run_step(0, {.split_phases = true});
+    ranks.run_step(3, {.split_phases = true, .keeps_inputs = true});
+    ranks.run_step(1, {.split_phases = true, .count_on_device = true});
     const contract::StepInputs step = contract::make_inputs(c, 1),
                                other = contract::with_new_values(c, step, 2);
     ranks.dispatch(other, {.by_plan = true, .split_phases = true});
@@ -220,8 +239,8 @@ TEST_P(CarriedCalls, InOtherFormatsAndTypes) {
   c.result = DType::fp32;
   c.row_values = true;
   CallRanks ranks(c);
-  run_step(ranks, c, 0, {.split_phases = true});
-  run_step(ranks, c, 1, {.split_phases = true});
+  ranks.run_step(0, {.split_phases = true});
+  ranks.run_step(1, {.split_phases = true});
 }
 
 // Ranks that no token has chosen; where tokens go to every rank, they return +0.
@@ -229,11 +248,13 @@ TEST_P(CarriedCalls, OfRanksWithoutRows) {
   contract::TestCase c = carried_case(14, 3);
   c.tokens = {4, 0, 0};
   const std::vector<std::vector<std::int64_t>> ids{{0, 1, -1, -1, 1, -1, 0, 0}, {}, {}};
-  const CallForm form{.split_phases = true, .no_memory_without_rows = true};
-  CallRanks ranks(c);
   const contract::StepInputs step = contract::inputs_from_ids(c, ids, 0);
-  ranks.dispatch(step, form);
-  ranks.combine(step, contract::make_expert_outputs(c, step), form);
+  for (const bool keeps : {false, true}) {
+    const CallForm form{.split_phases = true, .keeps_inputs = keeps, .no_memory_without_rows = true};
+    CallRanks ranks(c);
+    ranks.dispatch(step, form);
+    ranks.combine(step, contract::make_expert_outputs(c, step), form);
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Routed, CarriedCalls, testing::Values(Transfer::routed));
@@ -262,7 +283,7 @@ class KernelHops : public testing::TestWithParam<std::tuple<int, int>> {
 TEST_P(KernelHops, DispatchAndCombineByRank) {
   const contract::TestCase c = hop_case(ReductionLevel::rank);
   CallRanks ranks(c);
-  run_step(ranks, c, 0, {.split_phases = true});
+  ranks.run_step(0, {.split_phases = true});
   const contract::StepInputs step = contract::make_inputs(c, 0),
                              other = contract::with_new_values(c, step, 1);
   ranks.dispatch(other, {.by_plan = true, .split_phases = true});
@@ -274,8 +295,8 @@ TEST_P(KernelHops, RelaysAddByNode) {
   c.row_values = true;
   c.result = DType::fp32;
   CallRanks ranks(c);
-  run_step(ranks, c, 0, {.split_phases = true});
-  run_step(ranks, c, 1, {.split_phases = true});
+  ranks.run_step(0, {.split_phases = true});
+  ranks.run_step(1, {.split_phases = true});
 }
 
 TEST_P(KernelHops, EveryRowReturns) {
@@ -285,7 +306,7 @@ TEST_P(KernelHops, EveryRowReturns) {
   c.config.reduction = c.reduction = Reduction::exact;
   c.config.capacity = 16;  // some routes are dropped
   CallRanks ranks(c);
-  run_step(ranks, c, 0, {.split_phases = true});
+  ranks.run_step(0, {.split_phases = true});
 }
 
 INSTANTIATE_TEST_SUITE_P(Nodes, KernelHops,

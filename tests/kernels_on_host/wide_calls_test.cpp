@@ -15,26 +15,12 @@ namespace {
 static_assert(kWide && kKernelRanks == 256);
 
 contract::TestCase case_of(std::uint64_t number, int ranks) {
-  contract::TestCase c;
-  c.seed = number;
-  c.ranks = ranks;
+  contract::TestCase c = call_case(number, ranks);
   c.config.experts = 2 * ranks;
   c.config.top_k = 5;
   c.config.max_tokens = 6;
   c.config.hidden = 16;
-  c.config.alignment = 2;
-  c.masked = 0.2;
-  c.masked_tokens = 0.2;
-  c.bad_ids = 0.1;
   return c;
-}
-
-// One dispatch and one combine.
-void run_step(CallRanks& ranks, const contract::TestCase& c, int index, const CallForm& form) {
-  const contract::StepInputs step = contract::make_inputs(c, index);
-  ranks.dispatch(step, form);
-  if (testing::Test::HasFailure()) return;
-  ranks.combine(step, contract::make_expert_outputs(c, step), form);
 }
 
 // 34: more ranks than a word of 32 bits has.
@@ -44,9 +30,9 @@ INSTANTIATE_TEST_SUITE_P(Ranks, WideKernels, testing::Values(3, 34));
 TEST_P(WideKernels, InEveryForm) {
   const contract::TestCase c = case_of(1, GetParam());
   CallRanks ranks(c);
-  run_step(ranks, c, 0, {.generic = true});
-  run_step(ranks, c, 1, {.split_phases = true, .generic = true});
-  run_step(ranks, c, 2, {.count_on_device = true, .generic = true});
+  ranks.run_step(0, {.generic = true});
+  ranks.run_step(1, {.split_phases = true, .generic = true});
+  ranks.run_step(2, {.count_on_device = true, .generic = true});
   // By the plan of the last step.
   const contract::StepInputs step = contract::make_inputs(c, 2),
                              other = contract::with_new_values(c, step, 3);
@@ -61,7 +47,7 @@ TEST(WideKernel, WithManyTokensForTheWarps) {
   c.config.max_tokens = 150;
   c.full = true;
   CallRanks ranks(c);
-  run_step(ranks, c, 0, {.generic = true});
+  ranks.run_step(0, {.generic = true});
   const contract::StepInputs step = contract::make_inputs(c, 0),
                              other = contract::with_new_values(c, step, 1);
   ranks.dispatch(other, {.by_plan = true});
@@ -74,10 +60,10 @@ TEST_P(WideKernels, InRankMajor) {
   c.config.alignment = 1;
   c.weights_from = contract::WeightsFrom::none;
   CallRanks ranks(c);
-  run_step(ranks, c, 0, {.generic = true});
+  ranks.run_step(0, {.generic = true});
   c.config.capacity = 5;
   CallRanks small(c);
-  run_step(small, c, 1, {.generic = true});
+  small.run_step(1, {.generic = true});
 }
 
 TEST_P(WideKernels, InOtherFormatsAndTypes) {
@@ -89,7 +75,7 @@ TEST_P(WideKernels, InOtherFormatsAndTypes) {
   c.weights_from = contract::WeightsFrom::topk_weights;
   c.row_values = true;
   CallRanks ranks(c);
-  run_step(ranks, c, 0, {.generic = true});
+  ranks.run_step(0, {.generic = true});
 }
 
 TEST_P(WideKernels, WithSharedExpertsAndDroppedRows) {
@@ -97,7 +83,7 @@ TEST_P(WideKernels, WithSharedExpertsAndDroppedRows) {
   c.config.shared_experts = 2;
   c.config.capacity = 20;
   CallRanks ranks(c);
-  run_step(ranks, c, 0, {.generic = true});
+  ranks.run_step(0, {.generic = true});
 }
 
 Config config_of(int ranks) {
@@ -145,7 +131,7 @@ TEST(WideKernel, SixtyFourRanks) {
   contract::TestCase c = case_of(5, 64);
   c.config.max_tokens = 4;
   CallRanks ranks(c);
-  run_step(ranks, c, 0, {.generic = true});
+  ranks.run_step(0, {.generic = true});
 }
 
 }  // namespace

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "ferry/error.hpp"
+#include "program/layer_by_hand.hpp"
 
 namespace {
 thread_local long allocations = 0;  // of this thread
@@ -34,30 +35,6 @@ thread_local long allocations = 0;  // of this thread
 
 namespace ferry::test {
 namespace {
-
-constexpr const char* kLayer = R"(
-  program moe
-  input x: tokens
-  input ids: ids
-  rows = dispatch(x, ids)
-  out: outputs = call experts(rows)
-  y = combine(out, rows)
-  output y
-)";
-
-Config layer_config() {
-  return {.experts = 4,
-          .top_k = 1,
-          .hidden = 4,
-          .max_tokens = 4,
-          .format = Format::fp32(),
-          .combine_type = DType::fp32};
-}
-
-// Passes the received rows on.
-void same_rows(std::span<const ProgramValue* const> inputs, std::span<ProgramValue* const> outputs) {
-  outputs[0]->data = inputs[0]->received.data;
-}
 
 std::string refusal(const std::function<void()>& call) {
   try {
@@ -311,34 +288,23 @@ TEST(Evaluator, SharedExpertsRunWhileRowsAreOnTheirWay) {
                                              "out (call experts)", "y (combine)", "end"}));
 }
 
+// What the calls themselves allocate, if they do, the calls by hand allocate too.
 TEST(Evaluator, ARunAllocatesNothing) {
   Group::threads(2).run([](const Rank& rank) {
-    Config config = layer_config();
-    config.lanes = 2;
-    Exchange exchange(rank, config);
+    Exchange exchange(rank, layer_config(4, 2));
     Evaluator layer(overlap(parse_program(kLayer), 2), exchange, {{"experts", same_rows}});
     const std::vector<float> x(16, 1.0f);
     const std::vector<std::int32_t> ids = {3, 0, 1, 2};
     const auto given = {ProgramValue::tokens(x.data(), 4, DType::fp32), ProgramValue::ids(ids.data(), 4)};
-    std::vector<float> y(16);
-    const auto eager = [&] {
-      for (int lane = 0; lane < 2; ++lane)
-        exchange.dispatch_send(Tokens::rows(x.data() + 8 * lane, 2, DType::fp32), ids.data() + 2 * lane,
-                               nullptr, {.lane = lane});
-      for (int lane = 0; lane < 2; ++lane) {
-        const DispatchResult rows = exchange.dispatch_receive(lane);
-        exchange.combine_send({rows.data, DType::fp32}, rows.plan, {y.data() + 8 * lane, DType::fp32},
-                              {.lane = lane});
-      }
-      for (int lane = 0; lane < 2; ++lane) exchange.combine_receive(lane);
-    };
+    LayerByHand calls{exchange, x, ids, 2};
     const auto counted = [](const auto& work) {
       work();  // the first run may allocate
       const long before = allocations;
       work();
       return allocations - before;
     };
-    const long of_calls = counted(eager), of_run = counted([&] { layer.run(std::span(given)); });
+    const long of_calls = counted([&] { calls.run(); }),
+               of_run = counted([&] { layer.run(std::span(given)); });
     EXPECT_EQ(of_run, of_calls);
     EXPECT_EQ(static_cast<const float*>(layer.run(std::span(given))[0]->data)[15], 1.0f);
   });

@@ -14,18 +14,18 @@ namespace {
 // A sender publishes what it has written at least so often, so that the receiver copies meanwhile.
 constexpr std::int64_t kPieceBytes = 64 << 10;
 
-constexpr int kYieldsBeforeSleep = 50;
 constexpr double kSleepSeconds = 0.01;  // between two checks
 
 }  // namespace
 
 WindowCommunicator::WindowCommunicator(Rank rank, std::shared_ptr<const SymmetricMemory> memory,
-                                       const WindowLayout& layout, int lane)
+                                       const WindowLayout& layout, int lane, int yields)
     : rank_(std::move(rank)),
       me_(rank_.index()),
       layout_(layout),
       memory_(std::move(memory)),
       begin_(lane * layout.lane_bytes()),
+      yields_(yields),
       streams_(static_cast<std::size_t>(layout.ranks)) {}
 
 WindowCommunicator::Pair& WindowCommunicator::pair(int at, int peer) const {
@@ -126,7 +126,7 @@ void WindowCommunicator::all_to_all_v(const AllToAllV& transfer, const std::shar
     for (int idle = 0; !is_done();) {
       if (move_any(transfer)) {
         idle = 0;
-      } else if (++idle <= kYieldsBeforeSleep) {
+      } else if (++idle <= yields_) {
         sched_yield();
       } else {
         sleep(check);
@@ -165,6 +165,16 @@ void WindowCommunicator::fail_if_peers_left() {
     if (rank_.state().control().status_of(peer) != RankStatus::left || can_move(peer)) continue;
     rank_.state().check_peers({Operation::none, 0, me_, peer, 0, 0});
   }
+}
+
+std::unique_ptr<Communicator> make_header_link(const Rank& rank) {
+  // Headers of some hundred experts pass at once. A rank whose kernel has ended expects its peers' within the
+  // time of their kernels, so that it does not sleep before about a millisecond.
+  constexpr std::int64_t kHeaderBytes = 16 << 10;
+  constexpr int kYields = 2000;
+  const WindowLayout layout{.ranks = rank.size(), .lanes = 1, .window_bytes = kHeaderBytes};
+  return std::make_unique<WindowCommunicator>(
+      rank, std::make_shared<const SymmetricMemory>(rank, layout.bytes()), layout, 0, kYields);
 }
 
 }  // namespace ferry::collective

@@ -37,9 +37,12 @@ struct WindowLayout {
 // that is not full has room.
 class WindowCommunicator final : public Communicator {
  public:
-  // Local. `memory`: layout.bytes() on every rank.
+  static constexpr int kYields = 50;
+
+  // Local. `memory`: layout.bytes() on every rank. `yields`: how often a wait yields its core before it
+  // sleeps.
   WindowCommunicator(Rank rank, std::shared_ptr<const SymmetricMemory> memory, const WindowLayout& layout,
-                     int lane);
+                     int lane, int yields = kYields);
 
   // Copies in and out, so it never needs `keep`. A peer that has left the group fails it.
   void all_to_all_v(const AllToAllV& transfer, const std::shared_ptr<void>& keep,
@@ -77,9 +80,13 @@ class WindowCommunicator final : public Communicator {
   const int me_;
   const WindowLayout layout_;
   const std::shared_ptr<const SymmetricMemory> memory_;
-  const std::int64_t begin_;     // offset of this lane's part of the memory
+  const std::int64_t begin_;  // offset of this lane's part of the memory
+  const int yields_;
   std::vector<Stream> streams_;  // [R]
   std::exception_ptr failure_;   // of an earlier transfer
 };
+
+// Collective over the ranks of one host: for the call headers of ranks whose messages travel between devices.
+std::unique_ptr<Communicator> make_header_link(const Rank& rank);
 
 }  // namespace ferry::collective

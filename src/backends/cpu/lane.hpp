@@ -47,7 +47,7 @@ struct LocalArrays {
 LocalArrays local_arrays(const Config& config, int rank);
 
 // Received rows begin at a page, so that what lies before them in memory does not decide how well the
-// processor prefetches rows: at other offsets sums of one or two rows took up to six times as long.
+// processor prefetches rows: at other offsets sums of one or two rows took up to three times as long.
 inline constexpr std::int64_t kReceivedRowsAlignment = 4096;
 
 class Lane {

@@ -21,8 +21,9 @@ class EngineBackend final : public CudaBackend {
   // `given`: the engine that the group has brought; null: NCCL.
   EngineBackend(const Rank& rank, const Config& config, Engine* given)
       : CudaBackend(rank, config, Reach::engine) {
-    Engine& engine =
-        given != nullptr ? *given : nccl_engine_of(rank.state(), config.deadline, access_current_device());
+    Engine& engine = given != nullptr
+                         ? *given
+                         : nccl_engine_of(rank.state(), config.deadline, access_current_device(rank));
     std::vector<std::unique_ptr<Communicator>> communicators = engine.communicators(config.lanes);
     if (exchange_.registers) {
       const DeviceMemory& memory = exchange_.engine_memory;  // of all lanes

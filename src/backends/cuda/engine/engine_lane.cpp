@@ -230,7 +230,8 @@ void EngineLane::dispatch_send(const DispatchCall& call, bool split, Stream stre
   const CallOptions options = options_of(exchange_.config, call);
   call_.begin(Operation::dispatch, options);
   Plan plan;
-  launch_or_refuse(Operation::dispatch, [&] { plan = lane_.dispatch(call, Phase::send, stream).plan; });
+  launch_or_refuse(Operation::dispatch,
+                   [&] { plan = lane_.dispatch(call, Phase::send, stream, keeps_inputs(split)).plan; });
   const std::int64_t part_bytes = device_message_layout(message_parts(exchange_.config, call)).bytes;
   Stored stored = by_plan(plan, part_bytes);
   if (call.plan.empty()) stored.messages = stored.planned = nullptr;  // the call headers say it
@@ -275,7 +276,11 @@ void EngineLane::combine_send(const CombineCall& call, bool split, Stream stream
     with_row_weights.row_weights = reinterpret_cast<const float*>(memory() + layout().row_weights);
     call_.begin(Operation::combine, options);
   }
-  launch_or_refuse(Operation::combine, [&] { lane_.combine(with_row_weights, Phase::send, stream); });
+  // Sums by node find this rank's rows with those of its node.
+  const bool by_node = exchange_.config.reduction_level == ReductionLevel::node;
+  launch_or_refuse(Operation::combine, [&] {
+    lane_.combine(with_row_weights, Phase::send, stream, keeps_inputs(split) && !by_node);
+  });
   const auto* rows = reinterpret_cast<const std::int32_t*>(memory() + layout().rows);
   post(split, Stored{.message_bytes = layout().row_bytes, .messages = rows, .packed = true}, stream);
 }
@@ -291,7 +296,8 @@ void EngineLane::combine_receive(Stream stream) {
   for (int peer = 0; peer < ranks(); ++peer) {
     const std::int64_t sent = std::min<std::int64_t>(scalars().messages[peer], layout().sent_rows - before);
     if (peer == me()) {
-      rows.push_back({memory() + layout().row_outbox + before * layout().row_bytes, sent});
+      rows.push_back(
+          {memory() + layout().row_outbox + before * layout().row_bytes, lane_.packs_own_rows() ? sent : 0});
     } else {
       rows.push_back({messages_->incoming(peer), messages_->incoming_bytes(peer) / layout().row_bytes});
     }

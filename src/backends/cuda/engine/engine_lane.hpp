@@ -92,6 +92,8 @@ class EngineLane {
       throw;
     }
   }
+  // Of a call that returns after its receive phase. Relays work on what the send phase has stored.
+  bool keeps_inputs(bool split) const { return !split && hops_ == nullptr; }
   void fetch_headers(Stream stream);
   void post(bool split, std::optional<Stored> stored, Stream stream);
   void describe(const Stored& stored);

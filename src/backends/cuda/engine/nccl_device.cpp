@@ -2,6 +2,7 @@
 
 #include <cstring>
 
+#include "backends/collective/window_communicator.hpp"
 #include "backends/cuda/memory/device_memory.hpp"
 #include "backends/cuda/memory/symmetric.hpp"
 #include "backends/cuda/runtime/cuda_stream.hpp"
@@ -41,8 +42,10 @@ class CudaDeviceStream final : public DeviceStream {
 
 }  // namespace
 
-DeviceAccess access_current_device() {
-  return {.id = id_of_current_device(), .make_stream = [] { return std::make_unique<CudaDeviceStream>(); }};
+DeviceAccess access_current_device(const Rank& rank) {
+  return {.id = id_of_current_device(),
+          .make_stream = [] { return std::make_unique<CudaDeviceStream>(); },
+          .make_host_link = [rank] { return collective::make_header_link(rank); }};
 }
 
 }  // namespace ferry::cuda

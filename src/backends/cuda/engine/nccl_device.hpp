@@ -2,10 +2,11 @@
 #pragma once
 
 #include "engine/device_stream.hpp"
+#include "ferry/group.hpp"
 
 namespace ferry::cuda {
 
-// Of the device that is current.
-DeviceAccess access_current_device();
+// Of the device that is current, for exchanges of `rank`.
+DeviceAccess access_current_device(const Rank& rank);
 
 }  // namespace ferry::cuda

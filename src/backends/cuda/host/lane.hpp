@@ -70,10 +70,12 @@ class Lane {
   Lane(const ExchangeState& exchange, int index);
 
   // Each enqueues one launch on the stream. Throws UsageError for bad arguments before it launches anything.
-  // Over an engine only phases are enqueued; a call counts when its receive phase is.
-  DispatchResult dispatch(const DispatchCall& call, Phase phase, Stream stream);
+  // Over an engine only phases are enqueued; a call counts when its receive phase is. `keeps_inputs`: of a
+  // send phase whose tokens or outputs stay as they are until the receive phase has run, which then reads
+  // those of this rank there, as a fused call does.
+  DispatchResult dispatch(const DispatchCall& call, Phase phase, Stream stream, bool keeps_inputs = false);
   DispatchResult dispatch_receive(Stream stream);
-  void combine(const CombineCall& call, Phase phase, Stream stream);
+  void combine(const CombineCall& call, Phase phase, Stream stream, bool keeps_inputs = false);
   void combine_receive(Stream stream);
   // `operation`: on whose behalf the values travel.
   void route_values(const float* values, const Plan& plan, float* row_values, Phase phase,
@@ -115,6 +117,8 @@ class Lane {
   // The same, where a combine adds by node: adds what has been found. Before combine_receive().
   void add_on_nodes(Stream stream);
   bool adds_by_node() const;
+  // Whether the combine under way has packed the rows for this rank itself.
+  bool packs_own_rows() const { return combine_.own_staged; }
   // Over an engine: checks the memory of a call. Before its rows travel.
   void require_usable(const AllGatherCall& call);
   void require_usable(const ReduceScatterCall& call);
@@ -185,7 +189,7 @@ class Lane {
   void init_memory() const;
   LaunchShape shape(int sm_limit) const;
   GatherArguments gather_arguments(Operation operation, int sub_group) const;
-  DispatchArguments dispatch_arguments(const DispatchCall& call, bool fused) const;
+  DispatchArguments dispatch_arguments(const DispatchCall& call, bool keeps_inputs) const;
   void set_receive_buffers(const DispatchCall& call, DispatchArguments& arguments);
   void keep_scales(DispatchArguments& arguments, Stream stream) const;
   std::byte* further_scale_rows(Stream stream);

@@ -35,7 +35,7 @@ void Lane::copy_shared_rows(const CombineArguments& combine, const SharedCopy& c
                         shape.blocks, handle_of(stream));
 }
 
-void Lane::combine(const CombineCall& call, Phase phase, Stream stream) {
+void Lane::combine(const CombineCall& call, Phase phase, Stream stream, bool keeps_inputs) {
   const Config& config = exchange_.config;
   require_own_stream(Operation::combine, stream);
   pointer_check_.require_usable("combine", pointers_of(call));
@@ -62,7 +62,7 @@ void Lane::combine(const CombineCall& call, Phase phase, Stream stream) {
   arguments.topk_weights = call.topk_weights;
   arguments.route_values = call.route_values;
   // Own rows go through staging where they are converted: the sender role then sums them like all others.
-  arguments.own_staged = phase != Phase::fused || call.outputs.type != config.combine_type;
+  arguments.own_staged = (phase != Phase::fused && !keeps_inputs) || call.outputs.type != config.combine_type;
   const SharedCopy shared = plan_shared_copy(call, phase, &arguments);
   arguments.senders =
       combine_senders(shape.blocks, config, call.reduction, arguments.own_staged, arguments.shared_terms);

@@ -37,7 +37,7 @@ PartList by_rows(PartList parts) {
 
 }  // namespace
 
-DispatchArguments Lane::dispatch_arguments(const DispatchCall& call, bool fused) const {
+DispatchArguments Lane::dispatch_arguments(const DispatchCall& call, bool keeps_inputs) const {
   const Config& config = exchange_.config;
   DispatchArguments arguments{};
   arguments.lane = view_;
@@ -72,7 +72,7 @@ DispatchArguments Lane::dispatch_arguments(const DispatchCall& call, bool fused)
   arguments.global_scale = call.global_scale;
   // Own rows go through staging where they are quantised, or where the caller may change them before the
   // receive phase.
-  arguments.own_staged = quantised || !fused;
+  arguments.own_staged = quantised || !keeps_inputs;
   return arguments;
 }
 
@@ -182,11 +182,11 @@ void Lane::set_tiles(const DispatchCall& call, DispatchArguments& arguments, Str
             .tile_offsets = array<std::int32_t>(arrays_.tile_offsets)};
 }
 
-DispatchResult Lane::dispatch(const DispatchCall& call, Phase phase, Stream stream) {
+DispatchResult Lane::dispatch(const DispatchCall& call, Phase phase, Stream stream, bool keeps_inputs) {
   require_own_stream(Operation::dispatch, stream);
   pointer_check_.require_usable("dispatch", pointers_of(call));
   const LaunchShape shape = this->shape(call.sm_limit);
-  DispatchArguments arguments = dispatch_arguments(call, phase == Phase::fused);
+  DispatchArguments arguments = dispatch_arguments(call, keeps_inputs || phase == Phase::fused);
   set_receive_buffers(call, arguments);
   if (encoding_of(call.format).scale_tiles) set_tiles(call, arguments, stream);
   const bool replicated = exchange_.config.input == Input::replicated;
