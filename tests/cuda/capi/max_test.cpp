@@ -15,8 +15,6 @@ namespace {
 
 using CudaMaxInC = DeviceTest;
 
-constexpr int kTopK = 2, kHidden = 8, kTokens = 4;  // T
-
 void require_refused(ferry_status status, const char* words) {
   require(status == FERRY_USAGE, "status ", static_cast<int>(status), " instead of FERRY_USAGE: ", words);
   require(std::strstr(ferry_last_error(), words) != nullptr, ferry_last_error(), " does not name ", words);
@@ -32,8 +30,10 @@ std::vector<T> on_host(const T* device, std::size_t count, cudaStream_t stream) 
 }
 
 // Ranks 0 and 1 with three experts each, and a shared expert.
-struct Inputs {
-  explicit Inputs(int rank)
+struct MaxInputs {
+  static constexpr int kTopK = 2, kHidden = 8, kTokens = 4;  // T
+
+  explicit MaxInputs(int rank)
       : ids(rank == 0 ? std::vector<std::int32_t>{3, 5, 5, 0} : std::vector<std::int32_t>{5, 3, -1, 1}),
         values(static_cast<std::size_t>(kTokens * kHidden)) {
     for (std::size_t i = 0; i < values.size(); ++i)
@@ -63,9 +63,9 @@ class MaxRank {
   explicit MaxRank(const Rank& rank) : me_(rank.index()), inputs_(me_), handle_{rank} {
     auto config = sized<ferry_config>();
     config.experts = 6;
-    config.top_k = kTopK;
-    config.hidden = kHidden;
-    config.max_tokens = kTokens;
+    config.top_k = MaxInputs::kTopK;
+    config.hidden = MaxInputs::kHidden;
+    config.max_tokens = MaxInputs::kTokens;
     config.shared_experts = 1;
     config.backend = FERRY_CUDA;
     config.format.kind = FERRY_FORMAT_FP32;
@@ -143,13 +143,14 @@ class MaxRank {
   static constexpr std::array<std::int32_t, 3> kCounts{0, 1, 2};
 
   int me_;
-  Inputs inputs_;
+  MaxInputs inputs_;
   ferry_rank handle_;
   std::unique_ptr<ferry_max_device_exchange, void (*)(ferry_max_device_exchange*)> exchange_{
       nullptr, ferry_max_device_exchange_destroy};
   TestStream stream_;
   DeviceBytes values_{bytes_of_values(inputs_.values)}, ids_{bytes_of_values(inputs_.ids)},
-      weights_{bytes_of_values(inputs_.weights)}, result_{4 * kTokens * kHidden}, count_{4};
+      weights_{bytes_of_values(inputs_.weights)}, result_{4 * MaxInputs::kTokens * MaxInputs::kHidden},
+      count_{4};
   ferry_max_device_dispatch_result received_ = sized<ferry_max_device_dispatch_result>();
 };
 
@@ -223,7 +224,7 @@ TEST_F(CudaMaxInC, GraphsReadTheCurrentNumberOfTokens) {
   run(2, named(3), [](Rank rank) {
     MaxRank max(rank);
     auto dispatch = max.dispatch_args();
-    dispatch.input_tokens.count = kTokens;
+    dispatch.input_tokens.count = MaxInputs::kTokens;
     dispatch.device_count = max.count();
     const auto call = [&] {
       require_ok(ferry_max_device_ep_fused_dispatch(max.exchange(), &dispatch), "dispatch");
