@@ -9,8 +9,10 @@
 #include <thread>
 #include <vector>
 
+#include "backends/collective/window_communicator.hpp"
 #include "engine/mpi_engine.hpp"
 #include "engine/transfers.hpp"
+#include "ferry/group.hpp"
 #include "group/mpi_library.hpp"
 
 namespace ferry::test {
@@ -36,6 +38,21 @@ void move_bytes() {
     const int most = round % 10 == 0 ? 200'000 : 500;  // above and below what MPI sends without a handshake
     exchange_random(*lanes[0], open_mpi().rank, open_mpi().ranks, most, base + round);
   }
+}
+
+// What NCCL's ranks of one host use for call headers.
+void move_headers_in_shared_memory() {
+  const std::uint64_t base = common_seed();
+  Group::mpi().run([&](const Rank& rank) {
+    for (int link = 0; link < 2; ++link) {
+      const auto headers = collective::make_header_link(rank);
+      for (std::uint64_t round = 0; round < 100; ++round) {
+        const int most = round % 10 == 0 ? 60'000 : 6144;  // above and below a window
+        exchange_random(*headers, rank.index(), rank.size(), most, base + round);
+      }
+      rank.barrier();
+    }
+  });
 }
 
 // Every rank starts the lanes of two exchanges in an order of its own.
@@ -127,10 +144,12 @@ void miss_a_deadline() {
 }  // namespace ferry::test
 
 int main(int argc, char** argv) {
-  const std::map<std::string, std::function<void()>> tests = {{"bytes", ferry::test::move_bytes},
-                                                              {"lanes", ferry::test::use_lanes_in_any_order},
-                                                              {"large", ferry::test::send_large_messages},
-                                                              {"deadline", ferry::test::miss_a_deadline}};
+  const std::map<std::string, std::function<void()>> tests = {
+      {"bytes", ferry::test::move_bytes},
+      {"headers", ferry::test::move_headers_in_shared_memory},
+      {"lanes", ferry::test::use_lanes_in_any_order},
+      {"large", ferry::test::send_large_messages},
+      {"deadline", ferry::test::miss_a_deadline}};
   try {
     tests.at(argc == 2 ? argv[1] : "(one argument is needed)")();
   } catch (const std::exception& error) {

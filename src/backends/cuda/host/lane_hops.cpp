@@ -21,7 +21,7 @@ HopArguments Lane::hop_arguments(Operation operation, HopContent content) const 
   for (int peer = 0; peer < view_.ranks; ++peer)
     arguments.wires.symmetric[peer] = exchange_.hop_transport->at(peer, index_ * exchange_.hops->bytes);
   arguments.layout = *exchange_.hops;
-  arguments.topology = HopTopology::of(exchange_.rank.topology(), view_.rank);
+  arguments.topology = HopTopology::of(exchange_.rank.topology(), view_.rank, exchange_.config.hops);
   arguments.memory = {reinterpret_cast<HopTaskState*>(hop_memory_.data() + working.states),
                       reinterpret_cast<HopCounts*>(hop_memory_.data() + working.counts)};
   arguments.operation = operation;
@@ -115,7 +115,8 @@ void Lane::hop_combine_receive(Stream stream) {
 
 // The hops and the receive phase of a combine.
 void Lane::hop_rows(Stream stream) {
-  const HopContent content = adds_by_node() ? HopContent::sums : HopContent::rows;
+  const HopContent content =
+      adds_by_node() && exchange_.config.hops == Hops::two ? HopContent::sums : HopContent::rows;
   HopArguments arguments = hop_arguments(Operation::combine, content);
   arguments.counts =
       reinterpret_cast<const std::int32_t*>(exchange_.engine_lane(index_) + exchange_.engine->rows);

@@ -32,7 +32,10 @@ struct HopTopology {
   std::int16_t relay_there[kMaxRanks];  // on the rank's node: between it and this rank
   std::int16_t relay_here[kMaxRanks];   // on this rank's node: between it and the rank
 
-  static HopTopology of(const Topology& topology, int rank);
+  // In one hop each rank of another node is its own relay: messages go straight to it.
+  bool straight;
+
+  static HopTopology of(const Topology& topology, int rank, Hops hops = Hops::two);
 };
 
 // What hops have moved, as WireCounts counts it.
