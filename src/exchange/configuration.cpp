@@ -26,10 +26,6 @@ void check_shared_experts(const Config& config) {
     throw UsageError(str("configuration: shared_experts = ", config.shared_experts,
                          ", must be 0 with rank_major, whose rows are tokens: use an expert layout"));
   }
-  if (encoding_of(config.format).element == ElementType::bytes) {
-    throw UsageError(str("configuration: shared_experts = ", config.shared_experts,
-                         ", must be 0 with a raw or a registered format: combine cannot add raw rows"));
-  }
 }
 
 void check_input(const Config& config) {

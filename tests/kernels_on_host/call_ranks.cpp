@@ -41,6 +41,18 @@ DispatchKernel dispatch_kernel_of(Phase phase, bool few) {
   return &run_dispatch_block<Phase::fused, Generic>;
 }
 
+// The kernels of a call whose rows are quantised, as launch_dispatch() chooses them.
+template <Quantisation kQuantisation>
+DispatchKernel quantising_kernel(const CallForm& form, bool gathers) {
+  using Few = SpecialisedDispatch<kQuantisation, true>;
+  if (form.few_tokens)
+    return gathers ? &run_dispatch_block<Phase::fused, GatheredDispatch<Few>>
+                   : &run_dispatch_block<Phase::fused, Few>;
+  if (gathers || form.split_phases || form.generic || form.count_on_device) return nullptr;
+  return form.by_plan ? &run_dispatch_block<Phase::fused, SpecialisedByPlan<kQuantisation>>
+                      : &run_dispatch_block<Phase::fused, SpecialisedDispatch<kQuantisation, false>>;
+}
+
 template <class Specialised, class Generic>
 CombineKernel combine_kernel_of(Phase phase, bool specialised) {
   if (specialised) return &run_combine_block<Phase::fused, Specialised>;
@@ -171,6 +183,7 @@ DispatchArguments CallRanks::dispatch_arguments(const contract::StepInputs& step
   call.message = device_message_layout(call.parts);
   call.encoding = encoding_of(step.inputs.format);
   call.type = step.inputs.type;
+  if (call.encoding.is_nvfp4() && !call.encoding.row_scale) call.global_scale = &step.inputs.global_scale;
   const std::vector<std::int64_t> row_bytes =
       oracle::input_row_bytes(step.inputs.format, step.inputs.type, config_.hidden);
   for (std::size_t p = 0; p < row_bytes.size(); ++p) {
@@ -235,15 +248,16 @@ void CallRanks::dispatch(const contract::StepInputs& step, const CallForm& form)
   for (const Phase phase : {Phase::send, Phase::receive}) {
     const Phase as = form.split_phases ? phase : Phase::fused;
     using Few = SpecialisedDispatch<Quantisation::none, true>;
-    using FewFp8 = SpecialisedDispatch<Quantisation::fp8, true>;
-    const bool fp8 = quantisation_of(calls[0].encoding) == Quantisation::fp8;
+    const Quantisation quantisation = quantisation_of(calls[0].encoding);
     DispatchKernel kernel =
         gathers ? dispatch_kernel_of<GatheredDispatch<Few>, GatheredDispatch<GenericDispatch>>(
                       as, form.few_tokens)
                 : dispatch_kernel_of<Few, GenericDispatch>(as, form.few_tokens);
-    if (form.few_tokens && fp8)
-      kernel = gathers ? &run_dispatch_block<Phase::fused, GatheredDispatch<FewFp8>>
-                       : &run_dispatch_block<Phase::fused, FewFp8>;
+    DispatchKernel quantising = nullptr;
+    if (quantisation == Quantisation::fp8) quantising = quantising_kernel<Quantisation::fp8>(form, gathers);
+    if (quantisation == Quantisation::microscaled)
+      quantising = quantising_kernel<Quantisation::microscaled>(form, gathers);
+    if (quantising != nullptr) kernel = quantising;
     on_host::Grid grid(test::seed() + static_cast<std::uint64_t>(step.index));
     grid.give_each_block(block_memory, static_cast<std::size_t>(lay_out_block(calls.data())));
     for (const DispatchArguments& call : calls) {

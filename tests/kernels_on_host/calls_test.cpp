@@ -74,6 +74,43 @@ TEST_P(KernelCalls, InOtherFormatsAndTypes) {
   ranks.run_step(1, {});
 }
 
+// Whole rows and, of few tokens, halves and quarters; rows of one piece of a stream, of two and of more.
+TEST_P(KernelCalls, InMicroscaledFormats) {
+  std::uint64_t number = 30;
+  for (const char* format : {"mxfp8", "mxfp4-ocp", "nvfp4", "nvfp4-token"}) {
+    const bool nvfp4 = std::string(format).starts_with("nvfp4");
+    for (const auto& [hidden, tokens, type] : {std::tuple{2080, 9, DType::bf16},
+                                               {2080, 1, DType::bf16},
+                                               {2080, 3, DType::fp16},
+                                               {544, 3, DType::fp32},
+                                               {7168, 3, DType::bf16},
+                                               {7200, 2, DType::fp16}}) {
+      if (hidden > 7000 && !nvfp4) continue;
+      contract::TestCase c = case_of(++number, 2, GetParam());
+      c.config.format = parse_format(format);
+      c.config.hidden = hidden;
+      c.config.max_tokens = tokens;
+      c.config.layout = Layout::expert_padded;
+      c.type = type;
+      c.global_scale = 0.37f;
+      c.full = tokens < 9;
+      SCOPED_TRACE(std::string(format) + ", H = " + std::to_string(hidden) + ", " + to_string(type));
+      CallRanks ranks(c);
+      const auto dispatch = [&](int index, const CallForm& form) {
+        ranks.dispatch(contract::make_inputs(c, index), form);
+      };
+      dispatch(0, {.few_tokens = true});
+      dispatch(1, {});
+      if (tokens < 9 || HasFailure()) continue;
+      dispatch(2, {.few_tokens = true, .count_on_device = true});
+      dispatch(3, {.generic = true});
+      dispatch(4, {.split_phases = true});
+      const contract::StepInputs step = contract::make_inputs(c, 4);
+      ranks.dispatch(contract::with_new_values(c, step, 5), {.by_plan = true});
+    }
+  }
+}
+
 TEST_P(KernelCalls, WithValuesBesideTheRows) {
   contract::TestCase c = case_of(4, 3, GetParam());
   c.row_values = true;
