@@ -8,7 +8,8 @@ from program import SMALL, ProgramTest, ferry
 
 class RefusalsTest(ProgramTest):
     def test_messages_of_several_lines_become_one(self):
-        self.refuse(3, ["Tried: /none does not exist"], "run", "--backend", "collective", environment={"FERRY_MPI_MODULE": "/none"})
+        for backend in ("collective", "nvshmem"):
+            self.refuse(3, ["Tried: /none does not exist"], "run", "--backend", backend, environment={"FERRY_MPI_MODULE": "/none"})
 
     def test_usage(self):
         for words, arguments in [

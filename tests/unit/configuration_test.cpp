@@ -64,6 +64,11 @@ TEST(Configuration, RefusesWithTheNumbers) {
          c.memory = MemoryKind::host;
        }),
        "the backend cuda works on device memory"},
+      {with([](Config& c) {
+         c.backend = BackendKind::nvshmem;
+         c.memory = MemoryKind::host;
+       }),
+       "the backend nvshmem works on device memory"},
       {with([](Config& c) { c.engine = EngineKind::nccl; }), "the backend is cpu, and memory is automatic"},
       {with([](Config& c) {
          c.backend = BackendKind::collective;
@@ -328,6 +333,11 @@ TEST(Configuration, TwoHopsAreChosenWhereANodeHasSeveralRanks) {
   EXPECT_EQ(chosen_hops(config, uneven), Hops::one);
   config.hops = Hops::two;
   EXPECT_EQ(chosen_hops(config, one_node), Hops::two);
+  config.hops = Hops::automatic;
+  config.backend = BackendKind::nvshmem;
+  EXPECT_EQ(chosen_hops(config, one_node), Hops::one);
+  EXPECT_EQ(chosen_hops(config, single_ranks), Hops::two);
+  EXPECT_EQ(chosen_memory(config), MemoryKind::device);
 }
 
 TEST(Configuration, ARefusedConfigurationEndsConstructionOnEveryRank) {
