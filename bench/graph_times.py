@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 ON_GPU = torch.cuda.is_available()
-QUICK_ROUNDS, ROUNDS, REPLAYS = (5, 31, 5) if ON_GPU else (1, 3, 1)
+QUICK_ROUNDS, ROUNDS, REPLAYS = (5, 31, 5) if ON_GPU else (1, 1, 1)
 
 
 class Recorded:

@@ -32,7 +32,7 @@ from overlap_programs import PHASES, SHARED, least_time, variants, whole
 from step_timeline import Timelines, step_times
 
 RATIO = 0.84  # of the experts' time to that of the communication
-LAYERS = (1, 4)
+LAYERS = (1, 4) if ON_GPU else (1, 2)
 LIMITS = (0, 16, 24, 32, 48) if ON_GPU else (0,)  # thread blocks of calls under experts; 0: half of the GPU
 
 

@@ -10,7 +10,7 @@ from ferry._streams import Streams
 from ferry.error import PeerLostError, TimeoutError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from ferry._core import Exchange, Program, ProgramStep
 
@@ -40,11 +40,14 @@ class Evaluator:
         self._exchanges = dict(exchanges) if isinstance(exchanges, Mapping) else {"": exchanges}
         program.check({name: exchange.config for name, exchange in self._exchanges.items()})
         self._functions = dict(functions or {})
-        self._steps: Sequence[ProgramStep] = program.steps
-        self._calls = {}  # value of a call of an exchange: (exchange, lane)
-        for step in self._steps:
-            self._bind(step)
-        self._streams = Streams(program)
+        self._steps: list[_Step] = []
+        made_by = {}  # value: step
+        for given in program.steps:
+            step = self._bind(given, made_by)
+            made_by.update((name, step) for name in step.outputs)
+            self._steps.append(step)
+        self._streams = Streams(self._steps)
+        self._inputs, self._outputs = [name for name, _ in program.inputs], program.outputs
         self._observer = None
 
     def set_observer(self, observer: Callable[[int], None] | None) -> None:
@@ -52,18 +55,19 @@ class Evaluator:
         after the last: for timelines. With PyTorch on GPUs the step's stream is then the current one. It must not raise."""
         self._observer = observer
 
-    def _bind(self, step):
+    def _bind(self, given, made_by):
+        step = _Step(given)
         if step.kind == "call":
-            if not callable(self._functions.get(step.function)):
-                self._refuse(step, f"no function {step.function} was passed")
+            step.function = self._functions.get(given.function)
+            if not callable(step.function):
+                raise UsageError(f"program {self.program.name}, step {step.name}: no function {given.function} was passed")
         elif step.kind in _CALLS:
-            exchange = self._exchanges.get(step.exchange) or self._exchanges[""]  # one without a name takes every step
-            self._calls[step.outputs[0][0]] = exchange, step.lane
+            step.exchange = self._exchanges.get(given.exchange) or self._exchanges[""]  # one without a name takes every step
+            step.lane = given.lane
         elif step.kind not in ("part", "join"):  # receive phases, wait
-            self._calls[step.outputs[0][0]] = self._calls[step.inputs[0]]
-
-    def _refuse(self, step, what):
-        raise UsageError(f"program {self.program.name}, step {step.name}: {what}")
+            call = made_by[step.inputs[0]]
+            step.exchange, step.lane = call.exchange, call.lane
+        return step
 
     def run(self, *inputs: Any) -> tuple[Any, ...]:
         """Runs the steps in order and returns the program's outputs. Collective.
@@ -92,10 +96,25 @@ class Evaluator:
                 error.add_note(f"program {self.program.name}, step {self._steps[run.at].name}")
             raise
         finally:
-            self._streams.end((name, run.values.get(name)) for name in self.program.outputs)
+            self._streams.end((name, run.values.get(name)) for name in self._outputs)
         if self._observer is not None:
             self._observer(len(self._steps))
-        return tuple(run.values[name] for name in self.program.outputs)
+        return tuple(run.values[name] for name in self._outputs)
+
+
+class _Step:
+    """A step with what it needs looked up: properties of a ProgramStep take about a microsecond each."""
+
+    __slots__ = ("after", "exchange", "function", "index", "inputs", "kind", "lane", "name", "of", "outputs", "run", "sends", "sm_limit",
+                 "stream")
+
+    def __init__(self, step: ProgramStep) -> None:
+        for field in ("after", "index", "inputs", "kind", "name", "of", "sm_limit", "stream"):
+            setattr(self, field, getattr(step, field))
+        self.outputs = [name for name, _ in step.outputs]
+        self.exchange = self.lane = self.function = None
+        self.run = getattr(_Run, "_" + self.kind)
+        self.sends = self.kind in _SEND_PHASES
 
 
 def _framework(array):
@@ -127,29 +146,28 @@ class _Run:
     """One run: its values, and how far it has come."""
 
     def __init__(self, evaluator):
-        self._program, self._steps = evaluator.program, evaluator._steps
-        self._functions, self._calls, self._streams = evaluator._functions, evaluator._calls, evaluator._streams
+        self._program, self._steps, self._streams = evaluator.program, evaluator._steps, evaluator._streams
+        self._inputs = evaluator._inputs
         self.values = {}
         self._sent = set()  # send phases that have begun a call
         self.at = None  # the step; None: no step has begun
         self.in_call = False  # whether the step's call of an exchange has begun: then it ends alike on all ranks
 
     def bind(self, inputs):
-        names = self._program.inputs
+        names = self._inputs
         if len(inputs) != len(names):
             raise UsageError(f"program {self._program.name}: run() was given {len(inputs)} inputs, the program has {len(names)}: "
-                             f"{', '.join(name for name, _ in names)}")
-        self.values.update(zip((name for name, _ in names), inputs))
+                             f"{', '.join(names)}")
+        self.values.update(zip(names, inputs))
 
     def step(self, step):
-        made = getattr(self, "_" + step.kind)(step, *(self.values.get(name) for name in step.inputs))
-        self.values[step.outputs[0][0]] = made
-        if step.kind in _SEND_PHASES:
-            self._sent.add(step.outputs[0][0])
+        self.values[step.outputs[0]] = step.run(self, step, *[self.values[name] for name in step.inputs])
+        if step.sends:
+            self._sent.add(step.outputs[0])
 
     def _begin(self, step):
         self.in_call = True
-        return self._calls[step.outputs[0][0]]
+        return step.exchange, step.lane
 
     def _dispatch(self, step, tokens, routes, weights=None):
         exchange, lane = self._begin(step)
@@ -165,19 +183,19 @@ class _Run:
 
     def _combine(self, step, outputs, received, weights=None):
         exchange, lane = self._begin(step)
-        return exchange.combine(outputs, received.plan, lane=lane, sm_limit=step.sm_limit, **self._weights(step, weights))
+        return exchange.combine(outputs, received.plan, lane=lane, sm_limit=step.sm_limit, **self._weights(weights))
 
     def _combine_send(self, step, outputs, received, weights=None):
         exchange, lane = self._begin(step)
-        exchange.combine_send(outputs, received.plan, lane=lane, sm_limit=step.sm_limit, **self._weights(step, weights))
+        exchange.combine_send(outputs, received.plan, lane=lane, sm_limit=step.sm_limit, **self._weights(weights))
 
     def _combine_receive(self, step, _):
         exchange, lane = self._begin(step)
         return exchange.combine_receive(lane=lane)
 
     @staticmethod
-    def _weights(step, weights):
-        if len(step.inputs) < 3:
+    def _weights(weights):
+        if weights is None:
             return {}
         return {"row_weights": weights.weight} if hasattr(weights, "plan") else {"topk_weights": weights}
 
@@ -215,12 +233,12 @@ class _Run:
         return _framework(parts[0]).concatenate(parts)
 
     def _call(self, step, *given):
-        made = self._functions[step.function](*given)
+        made = step.function(*given)
         if len(step.outputs) == 1:
             return made
         if not isinstance(made, tuple) or len(made) != len(step.outputs):
-            raise UsageError(f"the function {step.function} has returned {made!r:.100}, not a tuple of {len(step.outputs)} values")
-        for (name, _), one in zip(step.outputs[1:], made[1:]):
+            raise UsageError(f"the function of step {step.name} has returned {made!r:.100}, not a tuple of {len(step.outputs)} values")
+        for name, one in zip(step.outputs[1:], made[1:]):
             self.values[name] = one
         return made[0]
 
@@ -231,10 +249,9 @@ class _Run:
         if self.at is not None:
             reason += f", step {self._steps[self.at].name}"
         for step in self._steps[(self.at or 0) + self.in_call:]:
-            name = step.outputs[0][0]
             if step.kind not in _CALLS and not (step.kind.endswith("_receive") and step.inputs[0] in self._sent):
                 continue
-            exchange, lane = self._calls[name]
+            exchange, lane = step.exchange, step.lane
             try:
                 with self._streams.of(step, self.values):
                     if step.kind.endswith("_receive"):

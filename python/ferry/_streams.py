@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import sys
 
+_NOTHING = contextlib.nullcontext()
+
 
 class Streams:
     """Runs steps on streams of PyTorch: stream 0 is the current one of the caller, the others belong to the evaluator.
@@ -13,10 +15,10 @@ class Streams:
     only for values that steps of other streams make. Without tensors on a GPU it does nothing.
     """
 
-    def __init__(self, program):
-        self._numbers = sorted({step.stream for step in program.steps} - {0})
-        self._made_on = {name: step.stream for step in program.steps for name, _ in step.outputs}
-        self._crossing = {name for step in program.steps for name in (*step.inputs, *step.after)
+    def __init__(self, steps):
+        self._numbers = sorted({step.stream for step in steps} - {0})
+        self._made_on = {name: step.stream for step in steps for name in step.outputs}
+        self._crossing = {name for step in steps for name in (*step.inputs, *step.after)
                           if self._made_on.get(name, step.stream) != step.stream}
         self._own = None  # number: stream
         self._streams = None  # the same during a run, with stream 0
@@ -34,12 +36,12 @@ class Streams:
         for stream in self._own.values():
             stream.wait_stream(self._streams[0])
 
-    @contextlib.contextmanager
     def of(self, step, values):
         """Inside, the step's stream is the current one, and the values that the step takes are there."""
-        if self._streams is None:
-            yield
-            return
+        return _NOTHING if self._streams is None else self._on_stream(step, values)
+
+    @contextlib.contextmanager
+    def _on_stream(self, step, values):
         stream = self._streams[step.stream]
         for name in dict.fromkeys((*step.inputs, *step.after)):
             if name in self._events and self._made_on[name] != step.stream:
@@ -48,7 +50,7 @@ class Streams:
                     self._keep(values.get(name), stream)
         with self._cuda.stream(stream):
             yield
-        for name, _ in step.outputs:
+        for name in step.outputs:
             if name in self._crossing:
                 self._events[name] = stream.record_event()
 

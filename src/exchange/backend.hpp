@@ -193,6 +193,7 @@ Sizes reference_backend_sizes(const Config& config, int rank);
 Sizes cpu_backend_sizes(const Config& config, const Topology& topology, int rank);
 Sizes relayed_cpu_backend_sizes(const Config& config, const Topology& topology, int rank);
 Sizes cuda_backend_sizes(const Config& config, const Topology& topology, int rank);
+Sizes nvshmem_backend_sizes(const Config& config, const Topology& topology, int rank);
 Sizes relayed_cuda_backend_sizes(const Config& config, const Topology& topology, int rank);
 Sizes collective_backend_sizes(const Config& config, const Topology& topology, int rank);
 Sizes device_collective_sizes(const Config& config, const Topology& topology, int rank);

@@ -25,6 +25,10 @@ Sizes cuda_backend_sizes(const Config&, const Topology&, int) {
   throw UnsupportedError(kNoCudaBackend);
 }
 
+Sizes nvshmem_backend_sizes(const Config&, const Topology&, int) {
+  throw UnsupportedError(kNoCudaBackend);
+}
+
 std::unique_ptr<Backend> make_device_collective_backend(const Rank&, const Config&, Engine*) {
   throw UnsupportedError(kNoCudaBackend);
 }
@@ -63,7 +67,7 @@ constexpr BackendEntry kBackends[] = {
     {BackendKind::reference, true, true, make_reference_backend, on_one_host<reference_backend_sizes>},
     {BackendKind::cpu, true, true, make_cpu_backend, cpu_backend_sizes},
     {BackendKind::cuda, true, false, make_cuda_backend, cuda_backend_sizes},
-    {BackendKind::nvshmem, false, false, make_nvshmem_backend, cuda_backend_sizes},
+    {BackendKind::nvshmem, false, true, make_nvshmem_backend, nvshmem_backend_sizes},
     {BackendKind::collective, false, true, make_collective_backend, collective_backend_sizes},
 };
 
@@ -116,9 +120,11 @@ std::unique_ptr<Backend> make_backend(const Rank& rank, const Config& given) {
                                "), in one hop: pass reduction_level rank, or hops two"));
   }
   if (config.placement.tp() == 1) return entry.make(rank, config);
-  if (has_kernels(config.backend) && has_relays(config, rank.topology())) {
+  const bool over_windows = config.backend == BackendKind::nvshmem && rank.topology().nodes() > 1;
+  if (over_windows || (has_kernels(config.backend) && has_relays(config, rank.topology()))) {
     throw UnsupportedError(
-        "experts in slices take one hop on device memory: pass hops one, or use the backend cpu");
+        "experts in slices take one hop of the backend cuda on device memory: use cuda with hops one, or the "
+        "backend cpu");
   }
   std::unique_ptr<Backend> inner = entry.make(rank, routed_config(config));
   return config.memory == MemoryKind::device ? make_device_sliced_backend(rank, config, std::move(inner))

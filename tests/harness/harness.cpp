@@ -31,6 +31,10 @@ std::string describe(const Setup& setup) {
              setup.engine == EngineKind::nccl ? ", NCCL" : "");
 }
 
+bool Setup::has_gathered_input() const {
+  return hops != Hops::two && !(on_device() && std::getenv("FERRY_WIDE") != nullptr);
+}
+
 void Setup::choose_backend(Config& config) const {
   config.backend = backend;
   config.memory = memory;
@@ -40,7 +44,7 @@ void Setup::choose_backend(Config& config) const {
   if (backend == BackendKind::cuda && hops != Hops::two) config.reduction_level = ReductionLevel::rank;
   // A launch that hangs would take the device from all tests.
   if (has_kernels(backend) && hops == Hops::two) config.deadline = std::min(config.deadline, 4.0);
-  if (over_device_engine() || hops == Hops::two) config.transfer = Transfer::routed;
+  if (!has_gathered_input()) config.transfer = Transfer::routed;
   // TestCase::input_scales: see exchange_config().
 }
 

@@ -20,13 +20,7 @@ void CallRanks::place_hops() {
   topology_.emplace(case_.nodes);
   config_.backend = BackendKind::cuda;
   config_.hops = Hops::two;
-  for (int r = 0; r < size(); ++r) {
-    Rank& rank = ranks_[static_cast<std::size_t>(r)];
-    rank.engine = engine_layout(config_, *topology_, r);
-    rank.engine_memory = of_bytes(rank.engine.bytes, std::byte{0});
-    place_engine_lane(rank.engine, at(rank.engine_memory), &rank.view, rank.sections);
-    place_sections(rank.sections, &rank.view);
-  }
+  place_lanes();
   const EngineLayout& engine = ranks_[0].engine;
   hops_ = hop_layout(config_, *topology_, engine.header_bytes, engine.row_bytes);
   for (Rank& rank : ranks_) {

@@ -85,8 +85,8 @@ void HopRun::expect_wire(const std::vector<std::vector<std::set<int>>>& to) {
       std::set<int> nodes;
       for (const int d : ranks) {
         if (topology_.node_of(d) != topology_.node_of(s)) {
-          nodes.insert(topology_.node_of(d));
-          if (topology_.relay_of(s, topology_.node_of(d)) != d) ++within;
+          nodes.insert(straight_ ? d : topology_.node_of(d));
+          if (!straight_ && topology_.relay_of(s, topology_.node_of(d)) != d) ++within;
         } else if (d != s) {
           ++within;
         }

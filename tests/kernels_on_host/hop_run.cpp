@@ -225,6 +225,19 @@ void HopRun::refused(int by, bool differs) {
   }
 }
 
+void HopRun::send_straight() {
+  straight_ = true;
+  for (int r = 0; r < ranks_; ++r) {
+    HopTopology& of = rank_[at(r)].call.topology;
+    of.straight = true;
+    for (int other = 0; other < ranks_; ++other) {
+      if (of.node[other] == of.node[r]) continue;
+      of.relay_there[other] = static_cast<std::int16_t>(other);
+      of.relay_here[other] = static_cast<std::int16_t>(r);
+    }
+  }
+}
+
 void HopRun::make_puts_late(PutMistake mistake) {
   late_ = true;
   mistake_ = mistake;

@@ -37,6 +37,9 @@ class HopRun {
   // A call that one rank refuses, or in which ranks differ.
   void refused(int by, bool differs);
 
+  // One hop: messages to other nodes pass no relay.
+  void send_straight();
+
   // What is put between nodes arrives late, in any order that a network has.
   void make_puts_late(PutMistake mistake = PutMistake::none);
 
@@ -121,7 +124,7 @@ class HopRun {
   std::deque<Rank> rank_;
   std::vector<std::byte*> sections_;  // of symmetric memory
   std::uint64_t number_ = 0;
-  bool late_ = false;
+  bool late_ = false, straight_ = false;
   PutMistake mistake_ = PutMistake::none;
   Network network_{random_()};
   static constexpr int most_blocks_ = 3;

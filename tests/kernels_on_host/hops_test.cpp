@@ -104,6 +104,19 @@ TEST(HopCalls, ARankThatIsMissingIsNamed) {
   }
 }
 
+TEST(HopCalls, InOneHopMessagesPassNoRelay) {
+  for (const std::vector<int>& nodes : kNodes) {
+    for (const int window : {1, 7}) {
+      HopRun calls(seed_for(static_cast<std::uint64_t>(window + 50)), nodes, window, 2);
+      calls.send_straight();
+      calls.make_puts_late();
+      calls.messages();
+      calls.rows(false);
+      calls.messages(true);
+    }
+  }
+}
+
 // What a transport has to promise is needed: without it calls fail.
 TEST(HopCalls, AMistakeOfTheTransportIsFound) {
   for (const PutMistake mistake : {PutMistake::flag_before_put, PutMistake::no_quiet}) {

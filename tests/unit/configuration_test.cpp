@@ -64,6 +64,11 @@ TEST(Configuration, RefusesWithTheNumbers) {
          c.memory = MemoryKind::host;
        }),
        "the backend cuda works on device memory"},
+      {with([](Config& c) {
+         c.backend = BackendKind::nvshmem;
+         c.memory = MemoryKind::host;
+       }),
+       "the backend nvshmem works on device memory"},
       {with([](Config& c) { c.engine = EngineKind::nccl; }), "the backend is cpu, and memory is automatic"},
       {with([](Config& c) {
          c.backend = BackendKind::collective;
@@ -207,11 +212,13 @@ TEST(Configuration, GatherIsPartialAtLevelRank) {
   expect("with layout rank_major", [](Config& c) { c.layout = Layout::rank_major; });
   expect("with input replicated, must be own", [](Config& c) { c.input = Input::replicated; });
   expect("with hops two, must be one", [](Config& c) { c.hops = Hops::two; });
-  expect("the backend collective on device memory has only routed", [](Config& c) {
-    c.backend = BackendKind::collective;
-    c.memory = MemoryKind::device;
-  });
+  expect("the backend nvshmem has only routed", [](Config& c) { c.backend = BackendKind::nvshmem; });
   EXPECT_EQ(refused([](Config& c) { c.backend = BackendKind::cuda; }), "");
+  EXPECT_EQ(refused([](Config& c) {
+              c.backend = BackendKind::collective;
+              c.memory = MemoryKind::device;
+            }),
+            "");
   EXPECT_EQ(refused([](Config& c) { c.shared_experts = 1; }), "");
   Config config = valid_config();
   config.transfer = Transfer::gather;
@@ -326,6 +333,11 @@ TEST(Configuration, TwoHopsAreChosenWhereANodeHasSeveralRanks) {
   EXPECT_EQ(chosen_hops(config, uneven), Hops::one);
   config.hops = Hops::two;
   EXPECT_EQ(chosen_hops(config, one_node), Hops::two);
+  config.hops = Hops::automatic;
+  config.backend = BackendKind::nvshmem;
+  EXPECT_EQ(chosen_hops(config, one_node), Hops::one);
+  EXPECT_EQ(chosen_hops(config, single_ranks), Hops::two);
+  EXPECT_EQ(chosen_memory(config), MemoryKind::device);
 }
 
 TEST(Configuration, ARefusedConfigurationEndsConstructionOnEveryRank) {

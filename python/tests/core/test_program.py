@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import ferry
+from ferry._evaluator import _Step
 from ferry._streams import Streams
 from oracle import random_step
 
@@ -306,12 +307,13 @@ def test_streams_wait_only_for_values_of_other_streams(monkeypatch):
     fake.cuda = cuda = FakeCuda()
     monkeypatch.setitem(sys.modules, "fake_framework", fake)
     tensor = type("Tensor", (), {"__module__": "fake_framework", "is_cuda": True, "device": 0})()
-    streams = Streams(program)
+    steps = [_Step(step) for step in program.steps]
+    streams = Streams(steps)
     for _ in range(2):
         streams.begin([tensor])
-        for step in program.steps:
+        for step in steps:
             with streams.of(step, {}):
-                cuda.log.append(f"{step.outputs[0][0]} on {cuda.now}")
+                cuda.log.append(f"{step.outputs[0]} on {cuda.now}")
         streams.end([("y", tensor)])
     assert cuda.log[0] == "new own1" and cuda.log.count("new own1") == 1
     once = cuda.log[1:len(cuda.log) // 2 + 1]

@@ -10,7 +10,6 @@
 #include "backends/nvshmem/session.hpp"
 #include "base/text.hpp"
 #include "exchange/backend.hpp"
-#include "exchange/configuration.hpp"
 #include "ferry/error.hpp"
 #include "group/rank_state.hpp"
 #include "memory/collective_steps.hpp"
@@ -77,17 +76,24 @@ class HeapHopTransport final : public cuda::HopTransport {
 
 std::unique_ptr<Backend> make_nvshmem_backend(const Rank& rank, const Config& config) {
   // On one node the memory of all ranks is mapped.
-  if (rank.topology().nodes() == 1) return make_cuda_backend(rank, config);
-  cuda::check_limits(config);
-  if (!has_relays(config, rank.topology())) {
-    throw UnsupportedError(str("the backend nvshmem takes two hops between nodes, and hops is ",
-                               to_string(config.hops), ": pass two, or automatic"));
+  if (rank.topology().nodes() == 1) {
+    if (config.reduction_level == ReductionLevel::node) {
+      throw UnsupportedError(
+          "the backend nvshmem has no reduction_level node on one node: pass automatic, or rank");
+    }
+    return make_cuda_backend(rank, config);
   }
+  cuda::check_limits(config);
   return cuda::make_relayed_backend(
       rank, config,
       [deadline = std::max(config.deadline, nvshmem::kStartSeconds)](const Rank& of, std::int64_t bytes) {
         return std::make_unique<nvshmem::HeapHopTransport>(of, bytes, deadline);
       });
+}
+
+Sizes nvshmem_backend_sizes(const Config& config, const Topology& topology, int rank) {
+  return topology.nodes() == 1 ? cuda_backend_sizes(config, topology, rank)
+                               : relayed_cuda_backend_sizes(config, topology, rank);
 }
 
 }  // namespace ferry

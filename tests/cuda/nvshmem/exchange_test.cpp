@@ -6,7 +6,10 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
+#include <csignal>
 #include <cstdlib>
+#include <thread>
 
 #include "cuda/device_test.hpp"
 #include "runtime/support.hpp"
@@ -29,6 +32,8 @@ const Nodes kNodes[] = {{"two_nodes_of_one", {0, 1}},
 
 constexpr Setup kSetup{
     .backend = BackendKind::nvshmem, .rank_kind = RankKind::processes, .hops = Hops::two, .window = -1};
+constexpr Setup kOneHop{
+    .backend = BackendKind::nvshmem, .rank_kind = RankKind::processes, .hops = Hops::one, .window = -1};
 constexpr double kDeadline = 4;  // seconds, of calls
 
 TestCase nvshmem_case(std::uint64_t number, const std::vector<int>& nodes, int window) {
@@ -92,6 +97,22 @@ TEST_P(NvshmemExchange, DeliversTheBytesOfOneHost) {
   run_sequences(kSetup, cases);
 }
 
+class NvshmemOneHop : public NvshmemExchange {};
+INSTANTIATE_TEST_SUITE_P(Nodes, NvshmemOneHop, testing::Values(kNodes[1]), name_of);
+
+// Messages go straight to their ranks; sums of nodes are made where they arrive.
+TEST_P(NvshmemOneHop, DeliversTheBytesOfOneHost) {
+  std::vector<TestCase> cases;
+  for (const int window : {1, 64}) {
+    for (const ReductionLevel level : {ReductionLevel::rank, ReductionLevel::node}) {
+      TestCase c = nvshmem_case(static_cast<std::uint64_t>(window + 20), nodes(), window);
+      c.config.reduction_level = level;
+      cases.push_back(c);
+    }
+  }
+  run_sequences(kOneHop, cases);
+}
+
 class NvshmemCalls : public NvshmemExchange {};
 INSTANTIATE_TEST_SUITE_P(Nodes, NvshmemCalls, testing::Values(kNodes[0]), name_of);
 
@@ -131,9 +152,9 @@ TEST_P(NvshmemCalls, GraphsAndLanes) {
       nodes());
 }
 
-// A rank that never calls ends the call on the other, whose process stays usable: another backend works
-// there, and NVSHMEM is not used again.
-TEST_P(NvshmemCalls, AMissingRankIsNamedAndOtherBackendsStayUsable) {
+// Rank 1 makes one call and then no more, because it sleeps or is killed. The call of the other ends with an
+// error that names it, and its process stays usable: another backend works there.
+void expect_usable_after_loss(const std::vector<int>& nodes, bool killed) {
   struct Report {
     std::atomic<int> peer, usable;
   };
@@ -142,8 +163,8 @@ TEST_P(NvshmemCalls, AMissingRankIsNamedAndOtherBackendsStayUsable) {
   ASSERT_NE(memory, MAP_FAILED);
   auto* const report = static_cast<Report*>(memory);
   report->peer = -2;
-  TestCase c = nvshmem_case(8, nodes(), 7);
-  c.config.deadline = 0.5;
+  TestCase c = nvshmem_case(8, nodes, 7);
+  c.config.deadline = killed ? kDeadline : 0.5;
   const StepInputs step = make_inputs(c);
   TestCase alone;
   alone.ranks = 1;
@@ -152,18 +173,21 @@ TEST_P(NvshmemCalls, AMissingRankIsNamedAndOtherBackendsStayUsable) {
   const StepInputs own = make_inputs(alone);
   const oracle::ExpertOutputs own_outputs = make_expert_outputs(alone, own);
   try {
-    Group::processes(Topology(nodes(), true)).run([&](Rank rank) {
+    Group::processes(Topology(nodes, true)).run([&](Rank rank) {
       const device::RankScope scope(device_number(rank, BackendKind::nvshmem));
       {
         SyncExchange exchange(rank, c.config);
         DispatchRun(exchange, c, step).run();
         if (rank.index() == 1) {
+          if (killed) raise(SIGKILL);
           std::this_thread::sleep_for(std::chrono::milliseconds(2500));
           return;
         }
         try {
           DispatchRun(exchange, c, step).run();
         } catch (const TimeoutError& error) {
+          report->peer = error.record.peer;
+        } catch (const PeerLostError& error) {
           report->peer = error.record.peer;
         }
       }
@@ -179,6 +203,14 @@ TEST_P(NvshmemCalls, AMissingRankIsNamedAndOtherBackendsStayUsable) {
   EXPECT_EQ(report->peer, 1);
   EXPECT_EQ(report->usable, 1);
   munmap(memory, sizeof(Report));
+}
+
+TEST_P(NvshmemCalls, AMissingRankIsNamedAndOtherBackendsStayUsable) {
+  expect_usable_after_loss(nodes(), false);
+}
+
+TEST_P(NvshmemCalls, AKilledRankIsNamedAndOtherBackendsStayUsable) {
+  expect_usable_after_loss(nodes(), true);
 }
 
 TEST(NvshmemExchangeWithoutGpu, IsBuiltAsANamedBackend) {

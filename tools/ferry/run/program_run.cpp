@@ -45,7 +45,7 @@ int calls_of(const Program& program) {
 }
 
 // Exchanges and evaluators work on the GPU that is current when they are constructed.
-const Rank& on_its_gpu(const Rank& rank, const RunSpec& spec) {
+Rank on_its_gpu(const Rank& rank, const RunSpec& spec) {
   if (on_device(spec.config)) choose_gpu(rank);
   return rank;
 }

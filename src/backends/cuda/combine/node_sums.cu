@@ -114,8 +114,7 @@ void prepare_node_sums() {
 
 void launch_add_on_nodes(const AddOnNodesArguments& arguments, cudaStream_t stream) {
   const int blocks = arguments.lane.max_tokens < kMostBlocks ? arguments.lane.max_tokens : kMostBlocks;
-  launch(reinterpret_cast<const void*>(&add_on_nodes_kernel), const_cast<AddOnNodesArguments*>(&arguments),
-         kMergeThreads, 0, {.blocks = blocks}, stream, "adding the rows of nodes");
+  launch(&add_on_nodes_kernel, arguments, kMergeThreads, blocks, stream, "adding the rows of nodes");
 }
 
 }  // namespace ferry::cuda

@@ -70,13 +70,12 @@ void prepare_packed_rows() {
 }
 
 void launch_place_rows(const PlaceRowsArguments& arguments, cudaStream_t stream) {
-  launch(reinterpret_cast<const void*>(&place_rows_kernel), const_cast<PlaceRowsArguments*>(&arguments),
-         kPlaceThreads, 0, {.blocks = arguments.lane.ranks}, stream, "placing the rows of a combine");
+  launch(&place_rows_kernel, arguments, kPlaceThreads, arguments.lane.ranks, stream,
+         "placing the rows of a combine");
 }
 
 void launch_find_rows(const FindRowsArguments& arguments, cudaStream_t stream) {
-  launch(reinterpret_cast<const void*>(&find_rows_kernel), const_cast<FindRowsArguments*>(&arguments),
-         kFindThreads, 0, {.blocks = kFindBlocks * arguments.lane.ranks}, stream,
+  launch(&find_rows_kernel, arguments, kFindThreads, kFindBlocks * arguments.lane.ranks, stream,
          "finding the rows of a combine");
 }
 

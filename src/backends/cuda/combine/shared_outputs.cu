@@ -65,8 +65,7 @@ void launch_shared_outputs(const SharedOutputsArguments& arguments, int blocks, 
                          std::int64_t{kQuarters} * arguments.lane.shared_experts * arguments.lane.max_tokens,
                      warps = kThreads / 32;
   const auto needed = static_cast<int>(std::min<std::int64_t>((slices + warps - 1) / warps, blocks));
-  launch(reinterpret_cast<const void*>(&shared_outputs_kernel),
-         const_cast<SharedOutputsArguments*>(&arguments), kThreads, 0, {.blocks = needed}, stream,
+  launch(&shared_outputs_kernel, arguments, kThreads, needed, stream,
          "launching the copy of shared experts' outputs");
 }
 

@@ -47,11 +47,10 @@ void prepare_input_hash() {
 }
 
 void launch_input_hash(const DispatchArguments& arguments, int blocks, cudaStream_t stream) {
-  DispatchArguments call = arguments;
-  const std::int64_t routes = call.tokens * call.lane.top_k, each = kRoutesPerThread * kThreads;
+  const std::int64_t routes = arguments.tokens * arguments.lane.top_k, each = kRoutesPerThread * kThreads;
   const std::int64_t wanted = std::clamp<std::int64_t>((routes + each - 1) / each, 1, blocks);
-  launch(reinterpret_cast<const void*>(&input_hash_kernel), &call, kThreads, 0,
-         {.blocks = static_cast<int>(wanted)}, stream, "launching the hash of replicated input");
+  launch(&input_hash_kernel, arguments, kThreads, static_cast<int>(wanted), stream,
+         "launching the hash of replicated input");
 }
 
 }  // namespace ferry::cuda

@@ -21,12 +21,11 @@ void prepare_scale_tiles() {
 }
 
 void launch_scale_tiles(const ScaleTileArguments& arguments, int blocks, cudaStream_t stream) {
-  ScaleTileArguments call = arguments;
-  const std::int64_t items = (row_tiles(call.rows) + call.groups) * ((call.words + 3) / 4),
+  const std::int64_t items = (row_tiles(arguments.rows) + arguments.groups) * ((arguments.words + 3) / 4),
                      warps = kTileThreads / 32;
   const std::int64_t needed = std::clamp<std::int64_t>((items + warps - 1) / warps, 1, blocks);
-  launch(reinterpret_cast<const void*>(&scale_tiles_kernel), &call, kTileThreads, 0,
-         {.blocks = static_cast<int>(needed)}, stream, "launching the copy of scales to tiles");
+  launch(&scale_tiles_kernel, arguments, kTileThreads, static_cast<int>(needed), stream,
+         "launching the copy of scales to tiles");
 }
 
 }  // namespace ferry::cuda

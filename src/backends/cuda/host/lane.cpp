@@ -309,6 +309,7 @@ void Lane::all_gather_v(const AllGatherCall& call, Stream stream) {
   arguments.device_count = call.device_count;
   launch_all_gather(arguments, shape(0), handle_of(stream));
   ++calls_;
+  view_.has_gathered = true;
 }
 
 void Lane::reduce_scatter_v(const ReduceScatterCall& call, Stream stream) {
@@ -324,6 +325,7 @@ void Lane::reduce_scatter_v(const ReduceScatterCall& call, Stream stream) {
   arguments.device_count = call.device_count;
   launch_reduce_scatter(arguments, call.type, shape(0), handle_of(stream));
   ++calls_;
+  view_.has_gathered = true;
 }
 
 void Lane::require_usable(const AllGatherCall& call) {

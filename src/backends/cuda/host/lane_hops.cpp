@@ -38,7 +38,7 @@ HopArguments Lane::hop_arguments(Operation operation, HopContent content) const 
     arguments.wires.symmetric[0] = hop_memory_.data() + working.sections;
   }
   arguments.layout = *exchange_.hops;
-  arguments.topology = HopTopology::of(exchange_.rank.topology(), view_.rank);
+  arguments.topology = HopTopology::of(exchange_.rank.topology(), view_.rank, exchange_.config.hops);
   arguments.memory = {reinterpret_cast<HopTaskState*>(hop_memory_.data() + working.states),
                       reinterpret_cast<HopCounts*>(hop_memory_.data() + working.counts)};
   arguments.operation = operation;
@@ -132,7 +132,8 @@ void Lane::hop_combine_receive(Stream stream) {
 
 // The hops and the receive phase of a combine.
 void Lane::hop_rows(Stream stream) {
-  const HopContent content = adds_by_node() ? HopContent::sums : HopContent::rows;
+  const HopContent content =
+      adds_by_node() && exchange_.config.hops == Hops::two ? HopContent::sums : HopContent::rows;
   HopArguments arguments = hop_arguments(Operation::combine, content);
   arguments.counts =
       reinterpret_cast<const std::int32_t*>(exchange_.engine_lane(index_) + exchange_.engine->rows);

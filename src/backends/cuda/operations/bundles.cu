@@ -108,19 +108,17 @@ __global__ void __launch_bounds__(kCopyThreads)
 }  // namespace
 
 void launch_number_payloads(const NumberPayloadsArguments& arguments, cudaStream_t stream) {
-  launch(reinterpret_cast<const void*>(&number_payloads_kernel),
-         const_cast<NumberPayloadsArguments*>(&arguments), kNumberThreads, 0, {.blocks = 1}, stream,
-         "numbering the payloads of a bundle");
+  launch(&number_payloads_kernel, arguments, kNumberThreads, 1, stream, "numbering the payloads of a bundle");
 }
 
 void launch_write_bundle(const WriteBundleArguments& arguments, cudaStream_t stream) {
-  launch(reinterpret_cast<const void*>(&write_bundle_kernel), const_cast<WriteBundleArguments*>(&arguments),
-         kCopyThreads, 0, {.blocks = kBlocksOfRank * arguments.to.ranks}, stream, "writing a bundle");
+  launch(&write_bundle_kernel, arguments, kCopyThreads, kBlocksOfRank * arguments.to.ranks, stream,
+         "writing a bundle");
 }
 
 void launch_open_bundle(const OpenBundleArguments& arguments, cudaStream_t stream) {
-  launch(reinterpret_cast<const void*>(&open_bundle_kernel), const_cast<OpenBundleArguments*>(&arguments),
-         kCopyThreads, 0, {.blocks = kBlocksOfRank * arguments.ranks}, stream, "opening a bundle");
+  launch(&open_bundle_kernel, arguments, kCopyThreads, kBlocksOfRank * arguments.ranks, stream,
+         "opening a bundle");
 }
 
 }  // namespace ferry::cuda

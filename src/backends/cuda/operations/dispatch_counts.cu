@@ -149,9 +149,8 @@ __global__ void __launch_bounds__(kClusterThreads)
 }  // namespace
 
 void launch_dispatch_counts(const CountArguments& arguments, cudaStream_t stream) {
-  launch(reinterpret_cast<const void*>(&dispatch_counts_kernel), const_cast<CountArguments*>(&arguments),
-         kClusterThreads, 0, {.blocks = cluster_blocks(arguments.tokens), .cluster = true}, stream,
-         "launching dispatch_counts");
+  launch(&dispatch_counts_kernel, arguments, kClusterThreads,
+         {.blocks = cluster_blocks(arguments.tokens), .cluster = true}, stream, "launching dispatch_counts");
 }
 
 }  // namespace ferry::cuda

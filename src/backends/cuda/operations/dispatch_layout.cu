@@ -146,7 +146,7 @@ void dispatch_layout_on_device(const DispatchLayoutCall& call, Stream stream) {
     arguments.node_of[rank] = static_cast<std::uint8_t>(node);
     if (call.placement.ranks() <= kNarrowRanks) arguments.ranks_of[node] |= 1u << rank;
   }
-  launch(reinterpret_cast<const void*>(&dispatch_layout_kernel), &arguments, kClusterThreads, 0,
+  launch(&dispatch_layout_kernel, arguments, kClusterThreads,
          {.blocks = cluster_blocks(call.tokens), .cluster = true}, handle_of(stream),
          "launching dispatch_layout");
 }

@@ -48,13 +48,13 @@ void prepare_engine_messages() {
 }
 
 void launch_clear_metadata(const LaneView& lane, cudaStream_t stream) {
-  launch(reinterpret_cast<const void*>(&clear_metadata_kernel), const_cast<LaneView*>(&lane), kThreads, 0,
-         {.blocks = kBlocksForRank * lane.ranks}, stream, "clearing slot metadata");
+  launch(&clear_metadata_kernel, lane, kThreads, kBlocksForRank * lane.ranks, stream,
+         "clearing slot metadata");
 }
 
 void launch_mark_arrived(const ArrivedMessages& arguments, cudaStream_t stream) {
-  launch(reinterpret_cast<const void*>(&mark_arrived_kernel), const_cast<ArrivedMessages*>(&arguments),
-         kThreads, 0, {.blocks = kBlocksForRank * arguments.lane.ranks}, stream, "marking messages");
+  launch(&mark_arrived_kernel, arguments, kThreads, kBlocksForRank * arguments.lane.ranks, stream,
+         "marking messages");
 }
 
 }  // namespace ferry::cuda

@@ -58,8 +58,7 @@ const void* add_blocks_of(DType type) {
 }  // namespace
 
 void launch_all_gather(const GatherArguments& arguments, const LaunchShape& shape, cudaStream_t stream) {
-  launch(reinterpret_cast<const void*>(&all_gather_kernel), const_cast<GatherArguments*>(&arguments),
-         kGatherThreads, 0, shape, stream, "launching all_gather_v");
+  launch(&all_gather_kernel, arguments, kGatherThreads, shape, stream, "launching all_gather_v");
 }
 
 void launch_reduce_scatter(const GatherArguments& arguments, DType type, const LaunchShape& shape,

@@ -35,22 +35,21 @@ __global__ void __launch_bounds__(kThreads)
   });
 }
 
-void launch_over_rows(const void* kernel, const RowGuardArguments& given, cudaStream_t stream) {
-  RowGuardArguments arguments = given;
+void launch_over_rows(void (*kernel)(RowGuardArguments), const RowGuardArguments& arguments,
+                      cudaStream_t stream) {
   const std::int64_t blocks =
-      std::clamp<std::int64_t>((given.rows.rows + kThreads - 1) / kThreads, 1, kMostBlocks);
-  launch(kernel, &arguments, kThreads, 0, {.blocks = static_cast<int>(blocks)}, stream,
-         "launching a look at guard bytes");
+      std::clamp<std::int64_t>((arguments.rows.rows + kThreads - 1) / kThreads, 1, kMostBlocks);
+  launch(kernel, arguments, kThreads, static_cast<int>(blocks), stream, "launching a look at guard bytes");
 }
 
 }  // namespace
 
 void launch_fill_guards(const RowGuardArguments& arguments, cudaStream_t stream) {
-  launch_over_rows(reinterpret_cast<const void*>(&fill_kernel), arguments, stream);
+  launch_over_rows(&fill_kernel, arguments, stream);
 }
 
 void launch_check_guards(const RowGuardArguments& arguments, cudaStream_t stream) {
-  launch_over_rows(reinterpret_cast<const void*>(&check_kernel), arguments, stream);
+  launch_over_rows(&check_kernel, arguments, stream);
 }
 
 }  // namespace ferry::cuda

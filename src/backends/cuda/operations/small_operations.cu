@@ -210,19 +210,16 @@ __global__ void __launch_bounds__(32, 1) refusal_kernel(const __grid_constant__ 
 }  // namespace
 
 void launch_metadata(const MetadataArguments& arguments, cudaStream_t stream) {
-  launch(reinterpret_cast<const void*>(&metadata_kernel), const_cast<MetadataArguments*>(&arguments), 32, 0,
-         {}, stream, "launching metadata");
+  launch(&metadata_kernel, arguments, 32, 1, stream, "launching metadata");
 }
 
 void launch_route_values(const RouteValuesArguments& arguments, const LaunchShape& shape,
                          cudaStream_t stream) {
-  launch(reinterpret_cast<const void*>(&route_values_kernel), const_cast<RouteValuesArguments*>(&arguments),
-         32 * kValueWarps, 0, shape, stream, "launching route_values");
+  launch(&route_values_kernel, arguments, 32 * kValueWarps, shape, stream, "launching route_values");
 }
 
 void launch_refusal(const RefusalArguments& arguments, cudaStream_t stream) {
-  launch(reinterpret_cast<const void*>(&refusal_kernel), const_cast<RefusalArguments*>(&arguments), 32, 0, {},
-         stream, "launching a refusal");
+  launch(&refusal_kernel, arguments, 32, 1, stream, "launching a refusal");
 }
 
 }  // namespace ferry::cuda

@@ -35,8 +35,8 @@ void clear(const MemoryRange& first, const MemoryRange& second, cudaStream_t str
   if (bytes == 0) return;
   ClearArguments arguments{{first, second}};
   const std::int64_t blocks = std::min((bytes + block_bytes - 1) / block_bytes, kMostBlocks);
-  launch(reinterpret_cast<const void*>(&clear_kernel), &arguments, kThreads, 0,
-         {.blocks = static_cast<int>(blocks)}, stream, "launching a clear of device memory");
+  launch(&clear_kernel, arguments, kThreads, static_cast<int>(blocks), stream,
+         "launching a clear of device memory");
 }
 
 }  // namespace ferry::cuda

@@ -38,10 +38,15 @@ void launch(const void* kernel, void* arguments, int threads, std::size_t shared
 
 // The same for a kernel with one argument and no dynamic shared memory.
 template <class Arguments>
+void launch(void (*kernel)(Arguments), const Arguments& arguments, int threads, const LaunchShape& shape,
+            cudaStream_t stream, const char* action) {
+  launch(reinterpret_cast<const void*>(kernel), const_cast<Arguments*>(&arguments), threads, 0, shape, stream,
+         action);
+}
+template <class Arguments>
 void launch(void (*kernel)(Arguments), const Arguments& arguments, int threads, int blocks,
             cudaStream_t stream, const char* action) {
-  launch(reinterpret_cast<const void*>(kernel), const_cast<Arguments*>(&arguments), threads, 0,
-         {.blocks = blocks}, stream, action);
+  launch(kernel, arguments, threads, LaunchShape{.blocks = blocks}, stream, action);
 }
 
 }  // namespace ferry::cuda

@@ -35,7 +35,10 @@ struct HopTopology {
   std::uint8_t relay_there[kMaxDeviceRanks];  // on the rank's node: between it and this rank
   std::uint8_t relay_here[kMaxDeviceRanks];   // on this rank's node: between it and the rank
 
-  static HopTopology of(const Topology& topology, int rank);
+  // In one hop each rank of another node is its own relay: messages go straight to it.
+  bool straight;
+
+  static HopTopology of(const Topology& topology, int rank, Hops hops = Hops::two);
 };
 
 // What hops have moved, as WireCounts counts it.

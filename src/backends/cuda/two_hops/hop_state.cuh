@@ -55,9 +55,13 @@ struct HopRoutes {
            (rows() ? call.topology.relay_here[rank] : call.topology.relay_there[rank]) == relay;
   }
   // Whether this rank may pass on to `rank` what comes from `origin`.
-  __device__ bool passes_on_to(int rank) const { return rows() ? relays_for(rank) : here(rank); }
+  __device__ bool passes_on_to(int rank) const {
+    if (rows()) return relays_for(rank);
+    return call.topology.straight ? rank == me() : here(rank);
+  }
   __device__ bool relays_of(int origin) const {
-    return rows() ? here(origin) && origin != me() : relays_for(origin);
+    if (rows()) return !call.topology.straight && here(origin) && origin != me();
+    return relays_for(origin);
   }
   // Who writes the stream of `origin` to this rank; -1: there is none.
   __device__ int writer_of(int origin) const {
