@@ -232,8 +232,8 @@ void HopRun::send_straight() {
     of.straight = true;
     for (int other = 0; other < ranks_; ++other) {
       if (of.node[other] == of.node[r]) continue;
-      of.relay_there[other] = static_cast<std::int16_t>(other);
-      of.relay_here[other] = static_cast<std::int16_t>(r);
+      of.relay_there[other] = static_cast<std::uint8_t>(other);
+      of.relay_here[other] = static_cast<std::uint8_t>(r);
     }
   }
 }
