@@ -31,6 +31,10 @@ std::string describe(const Setup& setup) {
              setup.engine == EngineKind::nccl ? ", NCCL" : "");
 }
 
+bool Setup::has_gathered_input() const {
+  return hops != Hops::two && !(on_device() && std::getenv("FERRY_WIDE") != nullptr);
+}
+
 void Setup::choose_backend(Config& config) const {
   config.backend = backend;
   config.memory = memory;
@@ -40,7 +44,7 @@ void Setup::choose_backend(Config& config) const {
   if (backend == BackendKind::cuda && hops != Hops::two) config.reduction_level = ReductionLevel::rank;
   // A launch that hangs would take the device from all tests.
   if (has_kernels(backend) && hops == Hops::two) config.deadline = std::min(config.deadline, 4.0);
-  if (over_device_engine() || hops == Hops::two) config.transfer = Transfer::routed;
+  if (!has_gathered_input()) config.transfer = Transfer::routed;
   // TestCase::input_scales: see exchange_config().
 }
 
@@ -150,6 +154,11 @@ void run_ranks(const Setup& setup, int ranks, const std::string& what, const std
     try {
       std::optional<device::RankScope> scope;
       if (setup.on_device()) scope.emplace(device_number(rank, setup.backend));
+      // A device takes work from 32 queues. Streams that are made one after the other get different ones.
+      for (int turn = 0; setup.on_device() && ranks > 16 && turn < ranks; ++turn) {
+        if (turn == rank.index()) device::stream(device_number(rank, setup.backend));
+        rank.barrier();
+      }
       stay_connected(setup, rank);
       body(rank);
     } catch (const Mismatch& mismatch) {
@@ -322,6 +331,7 @@ void Contract::SetUp() {
 }
 
 void Contract::TearDown() {
+  if (!added_.empty() && !HasFailure() && !IsSkipped()) ADD_FAILURE() << "cases were added and not run";
   if (GetParam().rank_kind == RankKind::mpi && !take_mpi_process_ran() && !IsSkipped())
     GTEST_SKIP() << "has no group of as many ranks as mpirun has started";
   if (GetParam().rank_kind != RankKind::persistent_processes) return;

@@ -55,6 +55,8 @@ struct Setup {
 
   bool on_device() const { return has_kernels(backend) || memory == MemoryKind::device; }
   bool over_device_engine() const { return on_device() && backend == BackendKind::collective; }
+  // Transfer::gather.
+  bool has_gathered_input() const;
   bool has_gathers() const { return !has_kernels(backend) || hops != Hops::two; }
   // Sets the backend and what it needs. The backend `cuda` adds by node only in two hops; Transfer::gather,
   // which makes the same results, and tiles of scales are left out where they are refused.

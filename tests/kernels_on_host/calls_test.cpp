@@ -228,6 +228,75 @@ TEST(GatheredCalls, SendEveryTokenToEveryRank) {
   }
 }
 
+// The host counts a gather as one call, in how many rounds ever it has run.
+TEST_P(KernelCalls, AfterGathersInRounds) {
+  const contract::TestCase c = case_of(11, 2, GetParam());
+  CallRanks ranks(c);
+  ranks.run_step(0, {.few_tokens = true});
+  ranks.gather_in_rounds(3);
+  ranks.run_step(1, {});
+  ranks.gather_in_rounds(1);
+  ranks.gather_in_rounds(2);
+  ranks.run_step(2, {.few_tokens = true});
+  ranks.run_step(3, {.split_phases = true});
+}
+
+// --- an engine ---------------------------------------------------------------------------------------------
+
+class CarriedCalls : public testing::TestWithParam<Transfer> {
+ protected:
+  static contract::TestCase carried_case(std::uint64_t number, int ranks) {
+    contract::TestCase c = case_of(number, ranks, GetParam());
+    c.config.backend = BackendKind::collective;
+    c.config.memory = MemoryKind::device;
+    return c;
+  }
+};
+
+TEST_P(CarriedCalls, FromIdsAndByPlan) {
+  for (const int size : {2, 3, 5}) {
+    const contract::TestCase c = carried_case(12, size);
+    CallRanks ranks(c);
+    ranks.run_step(0, {.split_phases = true});
+    ranks.run_step(3, {.split_phases = true, .keeps_inputs = true});
+    ranks.run_step(1, {.split_phases = true, .count_on_device = true});
+    const contract::StepInputs step = contract::make_inputs(c, 1),
+                               other = contract::with_new_values(c, step, 2);
+    ranks.dispatch(other, {.by_plan = true, .split_phases = true});
+    ranks.combine(other, contract::make_expert_outputs(c, other), {.split_phases = true});
+  }
+}
+
+TEST_P(CarriedCalls, InOtherFormatsAndTypes) {
+  contract::TestCase c = carried_case(13, 3);
+  c.config.format = Format::fp8_e4m3();
+  c.config.hidden = 256;
+  c.config.layout = Layout::expert_padded;
+  c.config.capacity = 6;  // some routes are dropped
+  c.result = DType::fp32;
+  c.row_values = true;
+  CallRanks ranks(c);
+  ranks.run_step(0, {.split_phases = true});
+  ranks.run_step(1, {.split_phases = true});
+}
+
+// Ranks that no token has chosen; where tokens go to every rank, they return +0.
+TEST_P(CarriedCalls, OfRanksWithoutRows) {
+  contract::TestCase c = carried_case(14, 3);
+  c.tokens = {4, 0, 0};
+  const std::vector<std::vector<std::int64_t>> ids{{0, 1, -1, -1, 1, -1, 0, 0}, {}, {}};
+  const contract::StepInputs step = contract::inputs_from_ids(c, ids, 0);
+  for (const bool keeps : {false, true}) {
+    const CallForm form{.split_phases = true, .keeps_inputs = keeps, .no_memory_without_rows = true};
+    CallRanks ranks(c);
+    ranks.dispatch(step, form);
+    ranks.combine(step, contract::make_expert_outputs(c, step), form);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Routed, CarriedCalls, testing::Values(Transfer::routed));
+INSTANTIATE_TEST_SUITE_P(Gathered, CarriedCalls, testing::Values(Transfer::gather));
+
 // --- two hops ----------------------------------------------------------------------------------------------
 
 const std::vector<std::vector<int>> kNodes = {{0, 0, 1, 1}, {0, 1, 0, 0}, {0, 1, 1, 2, 2, 2, 2, 2}};

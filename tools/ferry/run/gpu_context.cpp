@@ -42,7 +42,7 @@ class GpuExperts {
   }
 
   const RunSpec& spec_;
-  const std::vector<int>& experts_;  // global ids, in local order
+  const std::vector<int> experts_;  // of each group, and rank_major: global ids in local order
   bool rank_major_;
   const cuda::CudaStream& stream_;
   Cublas cublas_;
@@ -58,7 +58,7 @@ class GpuExperts {
 
 GpuExperts::GpuExperts(const RunSpec& spec, int rank, std::int64_t rows, const cuda::CudaStream& stream)
     : spec_(spec),
-      experts_(spec.config.placement.experts_of(rank)),
+      experts_(experts_on(spec, rank)),
       rank_major_(spec.config.layout == Layout::rank_major),
       stream_(stream),
       cublas_(stream.get()),
