@@ -64,7 +64,8 @@ FIELDS = [
     ("WireCounts", ["ferry_wire_counts"], {"between_nodes": "dispatch_bytes_between_nodes"}),
     ("Bootstrap", ["ferry_bootstrap"], {}),
     ("EngineFunctions", ["ferry_engine_functions"], {"ordered_lanes": "unordered_lanes"}),
-    ("WaitRecord", ["ferry_wait_record"], {"via": None}),  # ferry_error_record.wait_via
+    # ferry_error_record.wait_via, wait_role and wait_node
+    ("WaitRecord", ["ferry_wait_record"], {"via": None, "role": None, "node": None}),
     ("Trace", ["ferry_trace_info"], {}),
     ("PartitionSpec", ["ferry_trace_partition_args"], {}),
     ("LoadStatistics", ["ferry_load_statistics"], {}),

@@ -23,6 +23,8 @@ EXPECT_AT(ferry_error_record, bad_source, 88);
 EXPECT_AT(ferry_error_record, overflow, 112);
 EXPECT_AT(ferry_error_record, error_number, 144);
 EXPECT_AT(ferry_error_record, wait_via, 152);
+EXPECT_AT(ferry_error_record, wait_role, 160);
+EXPECT_AT(ferry_error_record, wait_node, 168);
 
 EXPECT_AT(ferry_bootstrap, size, 0);
 EXPECT_AT(ferry_bootstrap, rank, 8);
@@ -150,7 +152,7 @@ EXPECT_AT(ferry_wire_counts, combine_messages_between_nodes, 64);
 
 // A struct that may grow has no padding at its end. Otherwise a new field could start in padding that older
 // programs have not initialised.
-static_assert(sizeof(ferry_error_record) == offsetof(ferry_error_record, wait_via) + 8);
+static_assert(sizeof(ferry_error_record) == offsetof(ferry_error_record, wait_node) + 8);
 static_assert(sizeof(ferry_bootstrap) == offsetof(ferry_bootstrap, host_id) + 8);
 static_assert(offsetof(ferry_config, shared_experts) == offsetof(ferry_config, memory) + 8);
 static_assert(offsetof(ferry_config, input) == offsetof(ferry_config, shared_experts) + 8);
@@ -202,7 +204,7 @@ TEST(Layout, OfStructsHasNotChanged) {
       {"ferry_bad_id", 32},
       {"ferry_bad_source", 24},
       {"ferry_overflow", 32},
-      {"ferry_error_record", 160},
+      {"ferry_error_record", 176},
       {"ferry_bootstrap", 48},
       {"ferry_format", 40},
       {"ferry_config", 208},

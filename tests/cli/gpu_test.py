@@ -52,6 +52,12 @@ class GpuTest(ProgramTest):
                 self.run_on_gpus("--layout", layout, "--format", form, *more)
 
     @unittest.skipUnless(GPUS, "no GPU here: there is no /dev/nvidia0")
+    def test_two_hops(self):
+        for hosts, *more in [(2,), (2, "--reduction-level", "rank", "--format", "fp8"), (4, "--reduction", "exact", "--processes")]:
+            with self.subTest(hosts=hosts, more=more):
+                self.run_on_gpus("--hops", "two", "--ranks", 4, "--hosts", hosts, *more)
+
+    @unittest.skipUnless(GPUS, "no GPU here: there is no /dev/nvidia0")
     def test_page_and_timeline(self):
         page, timeline = self.path("run.html"), self.path("run.trace.json")
         self.run_on_gpus("--html", page, "--timeline", timeline)
@@ -136,6 +142,12 @@ class GpuTest(ProgramTest):
                           "--layout", "expert_major,expert_padded,rank_major", "--reduction", "partial,exact,unreduced")
         self.assertEqual(sum(row["work"] == "dispatch" for row in rows), 24)
         self.assertEqual(sum(row["work"] == "combine" for row in rows), 3 * (3 + 3 + 1))
+
+    @unittest.skipUnless(GPUS, "no GPU here: there is no /dev/nvidia0")
+    def test_bench_in_two_hops(self):
+        rows = self.bench("--tokens", "1,6", "--format", "bf16,fp8", "--work", "dispatch,plan,combine,pair,metadata", "--hops", "two",
+                          "--hosts", "2", ranks=4)
+        self.assertEqual({(row["hops"], row["hosts"]) for row in rows}, {("two", 2)})
 
     @unittest.skipUnless(GPUS, "no GPU here: there is no /dev/nvidia0")
     def test_bench_scales_as_tiles(self):

@@ -75,6 +75,14 @@ CallRanks::Memory CallRanks::of_bytes(std::int64_t bytes, std::byte value) {
   return memory;
 }
 
+void CallRanks::place_sections(std::vector<std::byte*>& sections, LaneView* view) {
+  if (sections.size() <= kNarrowRanks) {
+    std::copy(sections.begin(), sections.end(), view->symmetric);
+  } else {
+    view->symmetric[0] = reinterpret_cast<std::byte*>(sections.data());
+  }
+}
+
 contract::TestCase call_case(std::uint64_t number, int ranks) {
   contract::TestCase c;
   c.seed = number;
@@ -164,11 +172,7 @@ void CallRanks::make_view(int index) {
   view.exchange = device_layout(config_).exchange;
   for (int peer = 0; peer < ranks; ++peer)
     rank.sections.push_back(at(ranks_[static_cast<std::size_t>(peer)].symmetric));
-  if (ranks <= kNarrowRanks) {
-    std::copy(rank.sections.begin(), rank.sections.end(), view.symmetric);
-  } else {
-    view.symmetric[0] = reinterpret_cast<std::byte*>(rank.sections.data());
-  }
+  place_sections(rank.sections, &view);
   view.receive_buffers = view.exchange.lane_bytes();
   view.tables = at(rank.tables);
   view.timeout_claimed = &rank.timeout_claimed;

@@ -85,6 +85,8 @@ class CallRanks {
   };
 
   void make_view(int rank);
+  // `sections` [R]: stays where it is while large groups use the view.
+  static void place_sections(std::vector<std::byte*>& sections, LaneView* view);
   // Two hops, or an engine: as the functions of Lane.
   void place_hops();
   void place_lanes();
@@ -106,6 +108,7 @@ class CallRanks {
   std::optional<Topology> topology_;  // two hops, or an engine
   std::uint64_t calls_ = 0;           // so far
   HopLayout hops_{};
+  std::vector<std::byte*> window_sections_;  // of all ranks
   std::deque<Rank> ranks_;
   // Of a combine.
   struct Combined {

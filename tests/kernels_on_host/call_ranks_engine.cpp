@@ -18,7 +18,8 @@ void CallRanks::place_lanes() {
     Rank& rank = ranks_[static_cast<std::size_t>(r)];
     rank.engine = engine_layout(config_, *topology_, r);
     rank.engine_memory = of_bytes(rank.engine.bytes, std::byte{0});
-    place_engine_lane(rank.engine, at(rank.engine_memory), &rank.view, rank.view.symmetric);
+    place_engine_lane(rank.engine, at(rank.engine_memory), &rank.view, rank.sections);
+    place_sections(rank.sections, &rank.view);
   }
 }
 

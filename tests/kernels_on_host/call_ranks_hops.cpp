@@ -25,6 +25,7 @@ void CallRanks::place_hops() {
   hops_ = hop_layout(config_, *topology_, engine.header_bytes, engine.row_bytes);
   for (Rank& rank : ranks_) {
     rank.windows = of_bytes(hops_.bytes, std::byte{0});
+    window_sections_.push_back(at(rank.windows));
     rank.hop_states.resize(static_cast<std::size_t>(hop_tasks(hops_.shape) * 32));
   }
 }
@@ -138,8 +139,7 @@ HopArguments CallRanks::hop_arguments(int index, HopContent content) {
   std::byte* const memory = at(rank.engine_memory);
   HopArguments call{};
   call.wires = rank.view;
-  for (int peer = 0; peer < size(); ++peer)
-    call.wires.symmetric[peer] = at(ranks_[static_cast<std::size_t>(peer)].windows);
+  place_sections(window_sections_, &call.wires);
   call.layout = hops_;
   call.topology = HopTopology::of(*topology_, index);
   call.memory = {rank.hop_states.data(), rank.hop_counts};

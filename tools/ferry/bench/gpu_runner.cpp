@@ -259,7 +259,7 @@ TimesOfRanks run_exchange(const GpuCase& gpu_case, const BenchInputs& inputs) {
   const BenchPoint& point = gpu_case.point;
   TokenTables tables(point);
   TimesOfRanks times(static_cast<std::size_t>(point.ranks));
-  Group group = Group::threads(point.ranks);
+  Group group = Group::threads(point.ranks, point.hosts);
   group.set_deadline(point.config.deadline);
   group.run([&](const Rank& rank) {
     use_gpu_of_rank(rank.index());

@@ -45,8 +45,10 @@ HopWorkingMemory HopWorkingMemory::of(const HopShape& shape) {
   HopWorkingMemory memory{};
   memory.counts = 0;
   memory.muted = 4 * sizeof(HopCounts);
-  memory.states = 256;
-  memory.bytes = memory.states + std::int64_t{hop_tasks(shape)} * 32 * sizeof(HopTaskState);
+  memory.sections = 256;
+  memory.states = memory.sections + align_up(std::int64_t{8} * shape.ranks, 256);
+  memory.bytes =
+      memory.states + std::int64_t{hop_tasks(shape)} * 32 * hop_task_bytes(takes_wide_kernels(shape.ranks));
   return memory;
 }
 
