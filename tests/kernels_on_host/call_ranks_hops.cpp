@@ -65,6 +65,8 @@ void CallRanks::place_rows(CombineArguments& call, int index) {
     }
     rows[source] = end;
   }
+  std::memset(memory + layout.row_outbox, 0xff,  // NaN
+              static_cast<std::size_t>(layout.sent_rows * layout.row_bytes));
   call.packed = {.outbox = memory + layout.row_outbox,
                  .row_bytes = layout.row_bytes,
                  .label_offset = layout.label_offset,
