@@ -17,7 +17,7 @@ constexpr std::int64_t kWindowsBytes = 4 << 20;
 // the window; more where each still has four messages. All ranks have the same.
 int channels_of(int ranks, int window) {
   const int few = std::clamp(std::min(64 / ranks, window), 1, 16);
-  return std::max(few, std::min({window / 4, 256 / ranks, 64}));
+  return std::max(few, std::min({window / 4, 256 / ranks, 128}));
 }
 
 }  // namespace
