@@ -138,7 +138,7 @@ TEST_P(CudaStallPoints, PeersGetATypedErrorInTimeAndEveryKernelEnds) {
       run_rank(rank, c, stall, fate, report);
       report.destroyed_exchange = true;
       if (stall.nodes.empty() || rank.index() == kVictim) return;
-      use_other_backends(rank.topology().local_rank_of(rank.index()));
+      use_other_backends();
       report.others_work = true;
     });
     EXPECT_EQ(fate, Fate::stays);

@@ -222,7 +222,7 @@ TEST_F(CudaTwoHops, ARoleThatStopsIsNamed) {
       knows_role = knows_role || record.role != WaitRole::none;
     }
     EXPECT_TRUE(knows_role);
-    use_other_backends(0);
+    use_other_backends();
   }
 }
 

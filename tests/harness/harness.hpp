@@ -53,6 +53,7 @@ struct Setup {
   int window = 0;  // Config::window; -1: that of the case
   EngineKind engine = EngineKind::automatic;
 
+  bool same_process() const { return rank_kind == RankKind::threads; }
   bool on_device() const { return has_kernels(backend) || memory == MemoryKind::device; }
   bool over_device_engine() const { return on_device() && backend == BackendKind::collective; }
   // Transfer::gather.
