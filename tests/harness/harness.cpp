@@ -139,17 +139,14 @@ void stay_connected(const Setup& setup, const Rank& rank) {
   connected = std::make_unique<SyncExchange>(rank, c.config);
 }
 
-// A device takes work from 32 queues. What is behind a kernel that waits holds up what comes after it in the
-// queue, so ranks that share a device need a queue each: streams that are made one after the other have
-// different ones.
+}  // namespace
+
 void make_streams(const Rank& rank, int device) {
   for (int turn = 0; turn < rank.size(); ++turn) {
     if (turn == rank.index()) device::stream(device);
     rank.barrier();
   }
 }
-
-}  // namespace
 
 void disconnect_mpi_process() {
   connected = nullptr;
