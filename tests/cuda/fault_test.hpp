@@ -81,11 +81,11 @@ void record_failure(RankReport& report, const Failure& error) {
 
 // Makes a call with the backend cpu and one with cuda, in new groups of threads. After a failure the process
 // must be able to. Throws otherwise.
-inline void use_other_backends() {
+inline void use_other_backends(int gpu_ranks) {
   for (const BackendKind backend : {BackendKind::cpu, BackendKind::cuda}) {
     TestCase c;
     c.seed = seed_of(2);
-    c.ranks = 2;
+    c.ranks = backend == BackendKind::cuda ? gpu_ranks : 2;
     c.config.backend = backend;
     c.config.experts = 4;
     c.config.top_k = 2;

@@ -224,7 +224,7 @@ TEST_F(CudaTwoHops, ARoleThatStopsIsNamed) {
       knows_role = knows_role || record.role != WaitRole::none;
     }
     EXPECT_TRUE(knows_role);
-    use_other_backends();
+    use_other_backends(2);
   }
 }
 
