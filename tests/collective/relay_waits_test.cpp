@@ -111,7 +111,9 @@ TEST_P(RelayWaits, EndBeforeThoseOfTheRanksBehindInDispatch) {
   EXPECT_EQ(record_of(relay).via, -1) << relay.text;
   EXPECT_EQ(record_of(relay).role, WaitRole::relay) << relay.text;
   EXPECT_EQ(record_of(relay).node, 0) << relay.text;
-  EXPECT_NE(relay.text.find("rank 2, as relay, waited for rank 0 on node 0"), std::string::npos)
+  // Another rank of its host may have given up first.
+  EXPECT_TRUE(relay.text.find("rank 2, as relay, waited for rank 0 on node 0") != std::string::npos ||
+              relay.text.find("on rank 2, a relay: ") != std::string::npos)
       << relay.text;
   EXPECT_EQ(record_of(behind).peer, 0) << behind.text;
   EXPECT_EQ(record_of(behind).role, WaitRole::receiver) << behind.text;

@@ -132,6 +132,7 @@ TEST_P(Contract, OwnFormatsThatWriteTooMuchOrThrowEndTheCall) {
   c.tokens.assign(static_cast<std::size_t>(c.ranks), 0);
   c.tokens[1] = c.config.max_tokens;
   c.full = true;
+  c.config.check_calls = true;
   GetParam().choose_backend(c.config);
   const OwnStep own = own_step(c, DType::bf16);
   run(c.ranks, describe(own.c), [&](Rank rank) {

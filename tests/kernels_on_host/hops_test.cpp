@@ -65,8 +65,7 @@ INSTANTIATE_TEST_SUITE_P(Windows, Hops,
 // More ranks than a warp has threads.
 TEST(HopCalls, ManyRanksInSeveralNodes) {
   if (!kWide) GTEST_SKIP() << "of wide kernels";
-  HopRun eight_nodes(seed_for(4), many(64, 8, false), 2, 1);
-  eight_nodes.messages();
+  HopRun eight_nodes(seed_for(4), many(64, 8, false), 4, 1);
   eight_nodes.rows(true);
   HopRun scattered(seed_for(5), many(36, 3, true), 2, 1);
   scattered.messages(true);
