@@ -26,6 +26,7 @@ class GpuTest(ProgramTest):
         self.assertGreater(run["checks"]["total"], 0)
         self.assertEqual(run["machine"]["memcpy_bytes_per_second"], 0)
         self.assertGreater(run["latency"]["experts"]["p50_us"], 0)
+        return run
 
     # The driver takes seconds to start the program. So each layout is tested here with plain values, with fp8 and with scales in
     # columns; test_bench_layouts_formats_and_reductions below tests all combinations in one start.

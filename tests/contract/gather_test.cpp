@@ -123,8 +123,8 @@ TEST_P(Contract, GatheredAndScatteredRows) {
   });
 }
 
-// A gather is one call of its lane, in how many rounds ever: a dispatch knows its number, by which the host
-// waits for its total.
+// A gather is one call of its lane, however many rounds it takes: a dispatch knows its number, by which the
+// host waits for its total.
 TEST_P(Contract, DispatchesAfterGathersOfSeveralRounds) {
   if (!GetParam().has_gathers()) GTEST_SKIP() << "not in two hops on device memory yet";
   const TestCase c = gather_case(small_case(2), 3);

@@ -79,13 +79,13 @@ void record_failure(RankReport& report, const Failure& error) {
   report.role = static_cast<int>(error.record.role);
 }
 
-// Makes a call with the backend cpu and one with cuda, in new groups of threads on this rank's GPU. After a
-// failure the process must be able to. Throws otherwise.
-inline void use_other_backends(int device) {
+// Makes a call with the backend cpu and one with cuda, in new groups of threads. After a failure the process
+// must be able to. Throws otherwise.
+inline void use_other_backends(int gpu_ranks) {
   for (const BackendKind backend : {BackendKind::cpu, BackendKind::cuda}) {
     TestCase c;
     c.seed = seed_of(2);
-    c.ranks = 2;
+    c.ranks = backend == BackendKind::cuda ? gpu_ranks : 2;
     c.config.backend = backend;
     c.config.experts = 4;
     c.config.top_k = 2;
@@ -94,7 +94,7 @@ inline void use_other_backends(int device) {
     const oracle::ExpertOutputs outputs = make_expert_outputs(c, step);
     Group::threads(c.ranks).run([&](const Rank& rank) {
       std::optional<device::RankScope> scope;
-      if (backend == BackendKind::cuda) scope.emplace(device);
+      if (backend == BackendKind::cuda) scope.emplace(device_number(rank, backend));
       SyncExchange exchange(rank, c.config);
       dispatch_and_combine(exchange, c, step, outputs);
     });

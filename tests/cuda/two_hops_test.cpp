@@ -159,6 +159,7 @@ TEST_F(CudaTwoHops, ARankThatIsMissingIsNamed) {
   try {
     Group::threads(Topology(c.nodes, true)).run([&](Rank rank) {
       const device::RankScope scope(rank.topology().local_rank_of(rank.index()));
+      make_streams(rank, rank.topology().local_rank_of(rank.index()));
       SyncExchange exchange(rank, c.config);
       DispatchRun(exchange, c, step).run();
       if (rank.index() == 2) {
@@ -195,6 +196,7 @@ TEST_F(CudaTwoHops, ARoleThatStopsIsNamed) {
     setenv("FERRY_STALL_RANK", std::to_string(kStopped).c_str(), 1);
     EXPECT_ANY_THROW(Group::threads(Topology(c.nodes, true)).run([&](Rank rank) {
       const device::RankScope scope(rank.topology().local_rank_of(rank.index()));
+      make_streams(rank, rank.topology().local_rank_of(rank.index()));
       SyncExchange exchange(rank, c.config);
       const auto i = static_cast<std::size_t>(rank.index());
       const Clock::time_point started = Clock::now();
@@ -222,7 +224,7 @@ TEST_F(CudaTwoHops, ARoleThatStopsIsNamed) {
       knows_role = knows_role || record.role != WaitRole::none;
     }
     EXPECT_TRUE(knows_role);
-    use_other_backends(0);
+    use_other_backends(2);
   }
 }
 

@@ -141,6 +141,13 @@ void stay_connected(const Setup& setup, const Rank& rank) {
 
 }  // namespace
 
+void make_streams(const Rank& rank, int device) {
+  for (int turn = 0; turn < rank.size(); ++turn) {
+    if (turn == rank.index()) device::stream(device);
+    rank.barrier();
+  }
+}
+
 void disconnect_mpi_process() {
   connected = nullptr;
   leave_mpi_group();
@@ -154,11 +161,7 @@ void run_ranks(const Setup& setup, int ranks, const std::string& what, const std
     try {
       std::optional<device::RankScope> scope;
       if (setup.on_device()) scope.emplace(device_number(rank, setup.backend));
-      // A device takes work from 32 queues. Streams that are made one after the other get different ones.
-      for (int turn = 0; setup.on_device() && ranks > 16 && turn < ranks; ++turn) {
-        if (turn == rank.index()) device::stream(device_number(rank, setup.backend));
-        rank.barrier();
-      }
+      if (setup.on_device() && setup.same_process()) make_streams(rank, device_number(rank, setup.backend));
       stay_connected(setup, rank);
       body(rank);
     } catch (const Mismatch& mismatch) {
@@ -309,6 +312,9 @@ bool run_sequences(const Setup& setup, const std::vector<TestCase>& cases) {
   for (TestCase c : cases) {
     setup.choose_backend(c.config);
     if (!simulates_nodes(setup)) c.nodes.clear();
+    // On one node the backend cuda takes one hop, in which it has no level node.
+    const bool one_node = c.ranks == 1 || (!c.nodes.empty() && Topology(c.nodes).nodes() == 1);
+    if (c.config.backend == BackendKind::cuda && one_node) c.config.reduction_level = ReductionLevel::rank;
     sequences.emplace_back(c);
   }
   const bool failed_before = testing::Test::HasFailure();

@@ -228,7 +228,7 @@ TEST(GatheredCalls, SendEveryTokenToEveryRank) {
   }
 }
 
-// The host counts a gather as one call, in how many rounds ever it has run.
+// The host counts a gather as one call, however many rounds it took.
 TEST_P(KernelCalls, AfterGathersInRounds) {
   const contract::TestCase c = case_of(11, 2, GetParam());
   CallRanks ranks(c);

@@ -67,7 +67,9 @@ class GpuBenchRunner {
   const BenchInputs& inputs_;
   TokenTables& tables_;
   Exchange exchange_;
+  TurnBegin turn_begin_;
   cuda::CudaStream stream_;
+  TurnEnd turn_end_;
   GpuBuffer global_scale_;  // empty: g is 1
   GpuTimer timer_;
   GpuInputs inputs_on_gpu_;
@@ -87,6 +89,8 @@ GpuBenchRunner::GpuBenchRunner(const Rank& rank, const GpuCase& gpu_case, const 
       inputs_(inputs),
       tables_(tables),
       exchange_(rank, point_.config),
+      turn_begin_(rank),
+      turn_end_(rank),
       timer_(rank, point_, stream_, [this] { exchange_.synchronize(0, stream_); }),
       inputs_on_gpu_(rank, point_, inputs),
       result_(point_.result_bytes()),

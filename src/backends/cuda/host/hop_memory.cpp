@@ -14,9 +14,10 @@ namespace {
 constexpr std::int64_t kWindowsBytes = 4 << 20;
 
 // Channels of a stream: about as many tasks as a GPU has warps to spare, and at most one for each message of
-// the window. All ranks have the same.
+// the window; more where each still has four messages. All ranks have the same.
 int channels_of(int ranks, int window) {
-  return std::clamp(std::min(64 / ranks, window), 1, 16);
+  const int few = std::clamp(std::min(64 / ranks, window), 1, 16);
+  return std::max(few, std::min({window / 4, 256 / ranks, 128}));
 }
 
 }  // namespace

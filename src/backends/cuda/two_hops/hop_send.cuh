@@ -81,7 +81,29 @@ __device__ __forceinline__ void write_bundle(const HopWork<Transport>& work, int
   }
   work.channels.publish(0, me, relay, channel, k,
                         call.layout.entries_bytes + payload + std::int64_t{count} * metadata);
-  work.count(relay, 1, payload + (work.routes.rows() ? 0 : count * std::int64_t{metadata + kHopPrefix}));
+  // In one hop a message counts as in every other backend.
+  const std::int64_t of_entry = work.routes.rows() ? 0 : metadata + (call.topology.straight ? 0 : kHopPrefix);
+  work.count(relay, 1, payload + count * of_entry);
+}
+
+// [warp] As send_to_relay() where `rank` is the only one behind the relay: the order of all messages is that
+// of those to it, so a channel need not go through the others' share.
+template <class Transport>
+__device__ bool send_to_only_rank(const HopWork<Transport>& work, HopTaskState& at, int relay, int rank,
+                                  int channel) {
+  const std::int32_t count = work.state.count[rank];
+  for (;;) {
+    const std::int64_t i = std::int64_t{at.next} * work.of_channels() + channel;
+    if (i >= count) break;
+    if (!work.channels.has_room(0, work.routes.me(), relay, channel, at.next)) return waits_for(at, relay);
+    inject_fault(work.call.wires, KernelPoint::hop_send);
+    const auto index = static_cast<std::int32_t>(i);
+    write_bundle(work, relay, channel, at.next, 1u, 0, rank, index, index);
+    ++at.next;
+    at.moved = 1;
+  }
+  work.channels.end(0, work.routes.me(), relay, channel, at.next);
+  return true;
 }
 
 // [warp] Sends every channels-th payload for the ranks behind `relay`: of messages a token once for all of
@@ -94,6 +116,8 @@ __device__ bool send_to_relay(const HopWork<Transport>& work, HopTaskState& at, 
   const HopArguments& call = work.call;
   const bool rows = work.routes.rows();
   const int thread = work.thread(), channels = work.of_channels();
+  if (const int only = work.routes.only_rank_behind(relay); only >= 0)
+    return send_to_only_rank(work, at, relay, only, channel);
   // A wide kernel takes the ranks of a node by their local ranks: each is a thread then.
   if (kWide && !rows && at.started == 0) {
     at.own = work.routes.member(call.topology.node[relay], thread);

@@ -80,6 +80,18 @@ struct HopRoutes {
     return -1;
   }
 
+  // [warp] The only rank that this one sends to by `relay`; -1: there are several.
+  __device__ int only_rank_behind(int relay) const {
+    int found = -1, ranks = 0;
+    for (int rank = thread(); rank < call.wires.ranks; rank += 32) {
+      if (!sends_by(relay, rank)) continue;
+      found = rank;
+      ++ranks;
+    }
+    if (__reduce_add_sync(~0u, ranks) != 1) return -1;
+    return __reduce_max_sync(~0u, found);
+  }
+
   // [warp] Lists what this rank has to do. Thread r finds what it has to do with ranks r, r + 32, ...
   __device__ void list_units(HopState* state) const {
     const int ranks = call.wires.ranks;
