@@ -114,18 +114,32 @@ enum class Operation : int {
 /// Name as written above; "unknown" for other numbers. Static string.
 const char* to_string(Operation operation);
 
+/// What a rank did in two hops when its wait ended.
+enum class WaitRole : int {
+  none = 0,      ///< one hop, a wait for call headers, or not known
+  sender = 1,    ///< sent its own messages, and waited for room
+  relay = 2,     ///< passed on messages of other ranks, or added rows
+  receiver = 3,  ///< waited for messages to itself
+};
+
+/// Name as written above; "unknown" for other numbers. Static string.
+const char* to_string(WaitRole role);
+
 /// A wait that ended without success: who waited for whom, and for which flag value.
 struct WaitRecord {
   Operation operation = Operation::none;
-  std::uint64_t call = 0;      ///< call number of the lane
-  int rank = -1;               ///< the rank that waited
-  int peer = -1;               ///< the rank that it waited for; -1: any of them
-  std::uint64_t expected = 0;  ///< flag value it waited for: a call number, or a chunk of the call
-  std::uint64_t observed = 0;  ///< flag value it last read
-  int via = -1;                ///< the relay that forwards what it waited for; -1: none
+  std::uint64_t call = 0;          ///< call number of the lane
+  int rank = -1;                   ///< the rank that waited
+  int peer = -1;                   ///< the rank that it waited for; -1: any of them
+  std::uint64_t expected = 0;      ///< flag value it waited for: a call number, or a chunk of the call
+  std::uint64_t observed = 0;      ///< flag value it last read
+  int via = -1;                    ///< the relay that forwards what it waited for; -1: none
+  WaitRole role = WaitRole::none;  ///< of rank `rank`
+  int node = -1;  ///< of `peer`, or if that is -1 of `via`; -1: not known, or the group has one node
 };
 
-/// One line: "rank 0 waited for rank 1 in dispatch 2 (expected 2, observed 1)".
+/// One line: "rank 0 waited for rank 1 in dispatch 2 (expected 2, observed 1)"; in two hops also "rank 0, as
+/// relay, waited for rank 1 on node 1".
 std::string describe(const WaitRecord& record);
 
 /// A peer did not reach the expected point before the deadline. Final for the group.

@@ -80,6 +80,10 @@ class DeviceExchange {
   /// The same without waiting; also throws what completed calls have found, such as BadIdError.
   void check(int lane = 0);
 
+  /// Takes part in the lane's next call, Operation::dispatch or combine, by refusing it, as
+  /// ferry::Exchange::refuse() does. For bindings that find arguments which they cannot convert.
+  void refuse(Operation operation, int lane, const Error& error, Stream stream = {}) noexcept;
+
  private:
   struct State;
   std::unique_ptr<State> state_;

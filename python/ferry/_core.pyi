@@ -1,6 +1,7 @@
 """The compiled part of ferry. Import ferry instead."""
 
 from collections.abc import Callable, Mapping, Sequence
+import os
 from typing import Any, Literal, TypeVar, overload
 
 import ferry._counts
@@ -305,6 +306,14 @@ def capacity_of(config: Config, ranks: int, rank: int = 0) -> int:
 
 def plan_bytes(config: Config, ranks: int) -> int:
     """Bytes of a plan's storage, the same on every rank."""
+
+def load_formats(path: str | os.PathLike[str]) -> list[str]:
+    """
+    Opens a shared library and registers the formats that it has; returns their names, for Config(format=...).
+
+    docs/guides/own_format.md says how to build one. Every rank loads it. A library that is loaded already is not asked
+    again.
+    """
 
 class Topology:
     """

@@ -54,7 +54,9 @@ class Overflow(NamedTuple):
 
 class WaitRecord(NamedTuple):
     """A wait that failed: `rank` waited for `peer` in `operation`, call number `call` of its lane, for a flag to become
-    `expected`; the value last read is `observed`. `via`: the relay that forwards what it waited for; -1: none."""
+    `expected`; the value last read is `observed`. `via`: the relay that forwards what it waited for; -1: none.
+    `role`: what `rank` did in two hops: "sender", "relay", "receiver"; "none": one hop, a wait for call headers, or not known.
+    `node`: of `peer`, or without one of `via`; -1: not known, or the group has one node."""
 
     operation: str
     call: int
@@ -63,6 +65,8 @@ class WaitRecord(NamedTuple):
     expected: int
     observed: int
     via: int = -1
+    role: str = "none"
+    node: int = -1
 
 
 class Error(Exception):

@@ -7,6 +7,7 @@ namespace ferry::python {
 
 void bind_placement(nanobind::module_& module);
 void bind_config(nanobind::module_& module);
+void bind_formats(nanobind::module_& module);
 void bind_group(nanobind::module_& module);
 void bind_plan(nanobind::module_& module);
 void bind_dispatch_layout(nanobind::module_& module);

@@ -7,6 +7,7 @@
 #include "base/text.hpp"
 #include "bindings.hpp"
 #include "exchange/configuration.hpp"
+#include "ferry/encoder.hpp"
 #include "ferry/error.hpp"
 
 namespace nb = nanobind;
@@ -259,6 +260,24 @@ Config config_of(const nb::kwargs& settings, BackendKind fallback) {
     complete_config(config, config.placement.ranks());
   }
   return config;
+}
+
+void bind_formats(nb::module_& module) {
+  module.def(
+      "load_formats",
+      [](nb::handle path) {
+        const nb::object text = nb::steal(PyOS_FSPath(path.ptr()));
+        if (!text.is_valid()) refuse_value("path", "a path", path);
+        std::vector<std::string> names;
+        for (const Format& format : load_formats(value_of<std::string>("path", text, "a path of characters")))
+          names.push_back(to_string(format));
+        return names;
+      },
+      "path"_a, nb::sig("def load_formats(path: str | os.PathLike[str]) -> list[str]"),
+      R"(Opens a shared library and registers the formats that it has; returns their names, for Config(format=...).
+
+docs/guides/own_format.md says how to build one. Every rank loads it. A library that is loaded already is not asked
+again.)");
 }
 
 void bind_config(nb::module_& module) {

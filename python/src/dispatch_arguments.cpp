@@ -65,8 +65,10 @@ void read_parts(const std::vector<nb::object>& items, DispatchInput& in) {
   }
 }
 
-// The element types of received parts. e2m1, which arrays have no type for, is shown as bytes.
+// The element types of received parts. e2m1, which arrays have no type for, is shown as bytes, and so is what
+// an encoder of the caller's writes.
 std::array<Element, kMaxParts> elements_of(const Encoding& encoding, Element tokens) {
+  if (encoding.by_caller) return {kByte, kByte, kByte, kByte};
   if (!encoding.quantises()) return {tokens};
   const Element value = encoding.element == ElementType::e4m3 ? kFp8 : kByte;
   if (!encoding.packs_scales()) return {value, kFp32};

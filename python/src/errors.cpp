@@ -25,7 +25,7 @@ void set_error(const char* name, const Error& error, const char* record, const F
 
 void set_wait_error(const char* name, const Error& error, const WaitRecord& r) {
   set_error(name, error, "WaitRecord", to_string(r.operation), r.call, r.rank, r.peer, r.expected, r.observed,
-            r.via);
+            r.via, to_string(r.role), r.node);
 }
 
 void set_exception(const std::exception_ptr& pointer) {

@@ -23,6 +23,7 @@ NB_MODULE(_core, module) {
   install_signal_handling();
   bind_placement(module);
   bind_config(module);
+  bind_formats(module);
   bind_group(module);
   bind_plan(module);
   bind_dispatch_layout(module);

@@ -52,6 +52,9 @@ Environment Environment::read() {
   read_variable(jitter, "FERRY_JITTER");
   environment.jitter = std::atoi(jitter.c_str());
   read_variable(environment.stall, "FERRY_STALL");
+  std::string stall_rank = "-1";
+  read_variable(stall_rank, "FERRY_STALL_RANK");
+  environment.stall_rank = std::atoi(stall_rank.c_str());
   std::string wide = "0";
   read_variable(wide, "FERRY_WIDE");
   environment.wide = wide != "0";

@@ -18,6 +18,8 @@ struct Environment {
   // FERRY_STALL: the fault point at which kernels of this process stop until the group has failed, which
   // another rank must cause (backends/cuda/protocol/fault_injection.hpp). Empty: none.
   std::string stall;
+  // FERRY_STALL_RANK: the only rank that stops there. -1: every rank of this process.
+  int stall_rank = -1;
   // FERRY_WIDE: 1 for the kernels of large groups in groups of any size
   // (backends/cuda/protocol/kernel_ranks.hpp).
   bool wide = false;

@@ -50,10 +50,27 @@ const char* to_string(Operation operation) {
   return "unknown";
 }
 
+const char* to_string(WaitRole role) {
+  switch (role) {
+    case WaitRole::none:
+      return "none";
+    case WaitRole::sender:
+      return "sender";
+    case WaitRole::relay:
+      return "relay";
+    case WaitRole::receiver:
+      return "receiver";
+  }
+  return "unknown";
+}
+
 std::string describe(const WaitRecord& record) {
-  const std::string awaited = record.peer < 0 ? std::string("its peers") : str("rank ", record.peer);
-  const std::string relay = record.via < 0 ? std::string() : str(" by way of rank ", record.via);
-  return str("rank ", record.rank, " waited for ", awaited, relay, " in ", to_string(record.operation), " ",
+  const std::string role = record.role == WaitRole::none ? "" : str(", as ", to_string(record.role), ","),
+                    awaited = record.peer < 0 ? std::string("its peers") : str("rank ", record.peer),
+                    node = record.node < 0 ? "" : str(" on node ", record.node),
+                    relay = record.via < 0 ? "" : str(" by way of rank ", record.via);
+  return str("rank ", record.rank, role, " waited for ", awaited,
+             record.peer < 0 ? relay + node : node + relay, " in ", to_string(record.operation), " ",
              record.call, " (expected ", record.expected, ", observed ", record.observed, ")");
 }
 

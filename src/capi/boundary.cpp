@@ -100,6 +100,8 @@ ferry_error_record c_record_of(const ErrorRecord& record) {
                 .dropped = overflow.dropped};
   c.error_number = record.error_number;
   c.wait_via = record.wait.via;
+  c.wait_role = static_cast<int64_t>(record.wait.role);
+  c.wait_node = record.wait.node;
   return c;
 }
 

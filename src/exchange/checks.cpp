@@ -149,10 +149,6 @@ void check_dispatch(const Config& config, int rank, const DispatchCall& call, Pl
                          " of a registered encoder, but the exchange's is ", to_string(config.format),
                          ": construct the exchange with format = ", to_string(call.format)));
   }
-  if (encoding.element == ElementType::bytes && config.shared_experts > 0) {
-    throw UsageError(str("dispatch: format ", to_string(call.format), " with shared_experts = ",
-                         config.shared_experts, ": combine cannot add raw rows: pass another format"));
-  }
   check_scales(config, rank, call);
   check_message_fits(config, call);
   if (config.placement.tp() > 1) check_sliced_dispatch(call);

@@ -26,10 +26,6 @@ void check_shared_experts(const Config& config) {
     throw UsageError(str("configuration: shared_experts = ", config.shared_experts,
                          ", must be 0 with rank_major, whose rows are tokens: use an expert layout"));
   }
-  if (encoding_of(config.format).element == ElementType::bytes) {
-    throw UsageError(str("configuration: shared_experts = ", config.shared_experts,
-                         ", must be 0 with a raw or a registered format: combine cannot add raw rows"));
-  }
 }
 
 void check_input(const Config& config) {
@@ -50,10 +46,10 @@ void check_input(const Config& config) {
 void check_transfer(const Config& config) {
   check_range("transfer", static_cast<std::int64_t>(config.transfer), 0, 1);
   if (config.transfer == Transfer::routed) return;
-  if (chosen_memory(config) == MemoryKind::device && config.backend != BackendKind::cuda) {
-    throw UnsupportedError(str("configuration: transfer = gather: the backend ", to_string(config.backend),
-                               " on device memory has only routed: pass routed, whose results are the same, "
-                               "or use cuda or a host backend"));
+  if (config.backend == BackendKind::nvshmem) {
+    throw UnsupportedError(
+        "configuration: transfer = gather: the backend nvshmem has only routed: pass routed, whose results "
+        "are the same, or use another backend");
   }
   if (config.input != Input::own) {
     throw UsageError(str("configuration: transfer = gather with input ", to_string(config.input),

@@ -61,7 +61,7 @@ LoadCounts load_of_slices(const LoadCounts& slices, const Placement& placement) 
 void unsliced_id(const Config& config, std::int64_t first_token, BadId& bad) {
   if (bad.count == 0) return;
   bad.token += static_cast<std::int32_t>(first_token);
-  if (bad.id > 0) bad.id -= std::int64_t{config.experts} * config.placement.tp();
+  bad.id = ExpertSlices{config.experts, config.placement.tp()}.unsliced_bad_id(bad.id);
 }
 
 Config routed_config(const Config& config) {

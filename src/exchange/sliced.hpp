@@ -5,18 +5,9 @@
 #include <cstdint>
 
 #include "exchange/backend.hpp"
+#include "plan/slot.hpp"
 
 namespace ferry {
-
-// The tokens of a sub-group that tp rank `tp_rank` sends: [first, first + count).
-struct TokenSlice {
-  std::int64_t first, count;
-
-  static TokenSlice of(std::int64_t tokens, int tp_rank, int tp) {
-    const std::int64_t first = tp_rank * tokens / tp;
-    return {first, (tp_rank + 1) * tokens / tp - first};
-  }
-};
 
 // The configuration that routes a slice of the tokens to the ranks with the same tp rank. Slice i of expert e
 // is its expert e * tp + i. `config` is complete.

@@ -156,15 +156,25 @@ const ErrorRecord& ControlBlock::failure() const {
   return failure_slot(static_cast<int>(header().failed.load(std::memory_order_acquire)) - 1).error;
 }
 
-void ControlBlock::throw_failure(WaitRecord waiting) const {
+void ControlBlock::throw_failure(WaitRecord waiting, const Topology* topology) const {
   ErrorRecord error = failure();
+  std::string prefix, suffix;
   const bool reported_by_this_rank = error.wait.rank == waiting.rank;
-  if (reported_by_this_rank) error.raise();
-  waiting.peer = error.wait.peer;
-  if (waiting.via < 0) waiting.via = error.wait.via;
-  error.wait = waiting;
-  error.raise(
-      str(to_string(waiting.operation), " ", waiting.call, " ended early on rank ", waiting.rank, ": "));
+  if (!reported_by_this_rank) {
+    waiting.peer = error.wait.peer;
+    waiting.node = error.wait.node;
+    if (waiting.via < 0) waiting.via = error.wait.via;
+    error.wait = waiting;
+    const std::string role = waiting.role == WaitRole::none ? "" : str(", a ", to_string(waiting.role));
+    prefix = str(to_string(waiting.operation), " ", waiting.call, " ended early on rank ", waiting.rank, role,
+                 ": ");
+  }
+  const int named = error.wait.peer >= 0 ? error.wait.peer : error.wait.via;
+  if (topology != nullptr && topology->nodes() > 1 && named >= 0 && error.wait.node < 0) {
+    error.wait.node = topology->node_of(named);
+    suffix = str(" (rank ", named, " is on node ", error.wait.node, ")");
+  }
+  error.raise_with(prefix + error.text + suffix);
 }
 
 ErrorRecord failure_record(ErrorRecord::Kind kind, const WaitRecord& record, const std::string& text) {

@@ -10,6 +10,7 @@
 
 #include "base/error_record.hpp"
 #include "base/os/mapping.hpp"
+#include "ferry/topology.hpp"
 #include "group/liveness_lock.hpp"
 #include "group/wake_event.hpp"
 
@@ -77,8 +78,9 @@ class ControlBlock {
   int launcher() const { return ranks_; }
 
   // Throws the group's failure as the waiting rank's error: the type and the culprit (WaitRecord::peer, via)
-  // of the failure, the rest of the record from `waiting`.
-  [[noreturn]] void throw_failure(WaitRecord waiting) const;
+  // of the failure, the rest of the record from `waiting`. `topology`: of a call that crosses nodes, whose
+  // error also names the culprit's node.
+  [[noreturn]] void throw_failure(WaitRecord waiting, const Topology* topology = nullptr) const;
 
  private:
   struct Header;

@@ -238,4 +238,10 @@ void DeviceExchange::check(int lane) {
   state_->exchange.check(lane);
 }
 
+void DeviceExchange::refuse(Operation operation, int lane, const Error& error, Stream stream) noexcept {
+  if (lane < 0 || lane >= state_->config.lanes) return;
+  if (state_->lanes[static_cast<std::size_t>(lane)].pending != State::Pending::none) return;
+  state_->exchange.refuse(operation, lane, error, stream);
+}
+
 }  // namespace ferry::max

@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "base/host_device.hpp"
+#include "plan/slot.hpp"
 
 namespace ferry {
 
@@ -39,10 +40,5 @@ struct SharedRows {
     return index >= 0 && index < count && index < stride && row < capacity ? row : -1;
   }
 };
-
-// Whether a row with this slot in its source is a row of a shared expert. Shared expert s has slot K + s.
-FERRY_HD constexpr bool is_shared_slot(std::int32_t slot, std::int32_t top_k) {
-  return slot >= top_k;
-}
 
 }  // namespace ferry

@@ -1,5 +1,5 @@
-// Classifies the slots of a token as masked, bad, local or remote: one function for the host planner and for
-// kernels.
+// What becomes of a slot of a token: masked, bad, of a shared expert, of an expert here or elsewhere, and,
+// where experts are in slices, of which slice. The host planner and kernels share these functions.
 #pragma once
 
 #include <cstdint>
@@ -51,5 +51,40 @@ FERRY_HD SlotKind classify_slot(std::int64_t id, std::int32_t experts, std::int3
   }
   return rank_of(static_cast<std::int32_t>(id)) == rank ? SlotKind::local : SlotKind::remote;
 }
+
+// Whether a slot is of a shared expert: no id stands for it. Shared expert s has slot K + s.
+FERRY_HD constexpr bool is_shared_slot(std::int32_t slot, std::int32_t top_k) {
+  return slot >= top_k;
+}
+
+// Experts sliced by tensor parallelism: the exchange inside has each slice as an expert of its own, slice i
+// of expert e as its expert e * tp + i.
+struct ExpertSlices {
+  std::int32_t experts, tp;
+
+  // The id inside, of the slice on tp rank `tp_rank`. Masked slots stay masked, and bad ids bad:
+  // unsliced_bad_id() gives them back.
+  FERRY_HD constexpr std::int64_t id_of_slice(std::int64_t id, std::int32_t tp_rank) const {
+    const std::int64_t most = INT64_MAX - slices();
+    if (classify_id(id, experts) == IdKind::expert) return id * tp + tp_rank;
+    if (id < 0) return id;
+    return (id < most ? id : most) + slices();
+  }
+  // The id that was passed for a bad one inside; one near 2^63 has become smaller.
+  FERRY_HD constexpr std::int64_t unsliced_bad_id(std::int64_t inside) const {
+    return inside < 0 ? inside : inside - slices();
+  }
+  FERRY_HD constexpr std::int64_t slices() const { return std::int64_t{experts} * tp; }
+};
+
+// The tokens of a sub-group that tp rank `tp_rank` sends: [first, first + count).
+struct TokenSlice {
+  std::int64_t first, count;
+
+  FERRY_HD static constexpr TokenSlice of(std::int64_t tokens, int tp_rank, int tp) {
+    const std::int64_t first = tp_rank * tokens / tp;
+    return {first, (tp_rank + 1) * tokens / tp - first};
+  }
+};
 
 }  // namespace ferry

@@ -227,6 +227,8 @@ TEST(Errors, ATimeoutNamesWhoWaitedForWhom) {
     EXPECT_EQ(record.wait.expected, 2U);
     EXPECT_EQ(record.wait.observed, 1U);
     EXPECT_EQ(record.wait_via, -1);
+    EXPECT_EQ(record.wait_role, FERRY_ROLE_NONE);
+    EXPECT_EQ(record.wait_node, -1);
     EXPECT_TRUE(last_error_contains("rank 0 waited for rank 1"));
   });
 }

@@ -20,7 +20,8 @@ CPP, C, PYTHON = ({cell.strip("`") for row in ROWS for cell in row[column:column
                   for column in range(3))
 
 # Layers in namespaces of their own, which have classes of the same names.
-LAYERS = {"max": "max.hpp", "nvfuser": "nvfuser.hpp"}
+LAYERS = {"max": {"max.hpp", "max_device.hpp"}, "nvfuser": {"nvfuser.hpp"}}
+LAYER_HEADERS = set().union(*LAYERS.values())
 HEADERS = {path.name: path.read_text(encoding="utf-8") for path in (REPOSITORY / "include/ferry").glob("*.hpp")}
 C_HEADERS = "\n".join(path.read_text(encoding="utf-8") for path in (REPOSITORY / "include/ferry/c").glob("*.h"))
 STUB = ast.parse((REPOSITORY / "python/ferry/_core.pyi").read_text(encoding="utf-8"))
@@ -63,7 +64,8 @@ FIELDS = [
     ("WireCounts", ["ferry_wire_counts"], {"between_nodes": "dispatch_bytes_between_nodes"}),
     ("Bootstrap", ["ferry_bootstrap"], {}),
     ("EngineFunctions", ["ferry_engine_functions"], {"ordered_lanes": "unordered_lanes"}),
-    ("WaitRecord", ["ferry_wait_record"], {"via": None}),  # ferry_error_record.wait_via
+    # ferry_error_record.wait_via, wait_role and wait_node
+    ("WaitRecord", ["ferry_wait_record"], {"via": None, "role": None, "node": None}),
     ("Trace", ["ferry_trace_info"], {}),
     ("PartitionSpec", ["ferry_trace_partition_args"], {}),
     ("LoadStatistics", ["ferry_load_statistics"], {}),
@@ -76,7 +78,7 @@ def without_comments(text):
 
 def fields_of_cpp(name):
     # Call shapes of other systems have structs of the same names.
-    core = [text for header, text in HEADERS.items() if header not in ("max.hpp", "nvfuser.hpp")]
+    core = [text for header, text in HEADERS.items() if header not in LAYER_HEADERS]
     body = next(found[1] for text in core if (found := re.search(rf"struct {name} \{{(.*?)\n\}};", text, re.DOTALL)))
     body = without_comments(body)
     while "<" in body:
@@ -143,7 +145,7 @@ class InterfacesTest(unittest.TestCase):
         for name in CPP:
             with self.subTest(name=name):
                 layer, _, rest = name.partition("::")
-                chosen = {LAYERS[layer]} if layer in LAYERS else HEADERS.keys() - set(LAYERS.values())
+                chosen = LAYERS[layer] if layer in LAYERS else HEADERS.keys() - LAYER_HEADERS
                 headers = {header: HEADERS[header] for header in chosen}
                 owner, _, function = (rest if layer in LAYERS else name).rpartition("::")
                 text = "\n".join(headers.values())

@@ -23,6 +23,8 @@ EXPECT_AT(ferry_error_record, bad_source, 88);
 EXPECT_AT(ferry_error_record, overflow, 112);
 EXPECT_AT(ferry_error_record, error_number, 144);
 EXPECT_AT(ferry_error_record, wait_via, 152);
+EXPECT_AT(ferry_error_record, wait_role, 160);
+EXPECT_AT(ferry_error_record, wait_node, 168);
 
 EXPECT_AT(ferry_bootstrap, size, 0);
 EXPECT_AT(ferry_bootstrap, rank, 8);
@@ -127,6 +129,17 @@ EXPECT_AT(ferry_max_combine_args, number, 56);
 EXPECT_AT(ferry_max_combine_args, topk_ids, 72);
 EXPECT_AT(ferry_max_combine_args, output_tokens, 88);
 EXPECT_AT(ferry_max_combine_args, shared_outputs, 120);
+EXPECT_AT(ferry_max_device_dispatch_result, row_offsets, 112);
+EXPECT_AT(ferry_max_device_dispatch_result, capacity, 152);
+EXPECT_AT(ferry_max_device_dispatch_args, topk_ids, 88);
+EXPECT_AT(ferry_max_device_dispatch_args, device_count, 104);
+EXPECT_AT(ferry_max_device_dispatch_args, result, 120);
+EXPECT_AT(ferry_max_device_dispatch_wait_args, stream, 16);
+EXPECT_AT(ferry_max_device_combine_args, src_info, 32);
+EXPECT_AT(ferry_max_device_combine_args, topk_ids, 64);
+EXPECT_AT(ferry_max_device_combine_args, output_tokens, 80);
+EXPECT_AT(ferry_max_device_combine_args, lane, 128);
+EXPECT_AT(ferry_max_device_combine_wait_args, stream, 16);
 EXPECT_AT(ferry_nvfuser_dispatch_result, recv_topk_idx, 16);
 EXPECT_AT(ferry_nvfuser_dispatch_result, rows, 56);
 EXPECT_AT(ferry_nvfuser_dispatch_args, ids, 88);
@@ -139,7 +152,7 @@ EXPECT_AT(ferry_wire_counts, combine_messages_between_nodes, 64);
 
 // A struct that may grow has no padding at its end. Otherwise a new field could start in padding that older
 // programs have not initialised.
-static_assert(sizeof(ferry_error_record) == offsetof(ferry_error_record, wait_via) + 8);
+static_assert(sizeof(ferry_error_record) == offsetof(ferry_error_record, wait_node) + 8);
 static_assert(sizeof(ferry_bootstrap) == offsetof(ferry_bootstrap, host_id) + 8);
 static_assert(offsetof(ferry_config, shared_experts) == offsetof(ferry_config, memory) + 8);
 static_assert(offsetof(ferry_config, input) == offsetof(ferry_config, shared_experts) + 8);
@@ -171,6 +184,14 @@ static_assert(sizeof(ferry_max_dispatch_result) == offsetof(ferry_max_dispatch_r
 static_assert(sizeof(ferry_max_dispatch_args) == offsetof(ferry_max_dispatch_args, result) + 8);
 static_assert(sizeof(ferry_max_dispatch_wait_args) == offsetof(ferry_max_dispatch_wait_args, result) + 8);
 static_assert(sizeof(ferry_max_combine_args) == offsetof(ferry_max_combine_args, epilogue) + 8);
+static_assert(sizeof(ferry_max_device_dispatch_result) ==
+              offsetof(ferry_max_device_dispatch_result, ranks) + 8);
+static_assert(sizeof(ferry_max_device_dispatch_args) == offsetof(ferry_max_device_dispatch_args, result) + 8);
+static_assert(sizeof(ferry_max_device_dispatch_wait_args) ==
+              offsetof(ferry_max_device_dispatch_wait_args, result) + 8);
+static_assert(sizeof(ferry_max_device_combine_args) == offsetof(ferry_max_device_combine_args, stream) + 8);
+static_assert(sizeof(ferry_max_device_combine_wait_args) ==
+              offsetof(ferry_max_device_combine_wait_args, stream) + 8);
 static_assert(sizeof(ferry_nvfuser_dispatch_result) == offsetof(ferry_nvfuser_dispatch_result, rows) + 8);
 static_assert(sizeof(ferry_nvfuser_dispatch_args) == offsetof(ferry_nvfuser_dispatch_args, result) + 8);
 static_assert(sizeof(ferry_nvfuser_combine_args) == offsetof(ferry_nvfuser_combine_args, result) + 8);
@@ -183,7 +204,7 @@ TEST(Layout, OfStructsHasNotChanged) {
       {"ferry_bad_id", 32},
       {"ferry_bad_source", 24},
       {"ferry_overflow", 32},
-      {"ferry_error_record", 160},
+      {"ferry_error_record", 176},
       {"ferry_bootstrap", 48},
       {"ferry_format", 40},
       {"ferry_config", 208},
@@ -214,6 +235,11 @@ TEST(Layout, OfStructsHasNotChanged) {
       {"ferry_max_dispatch_args", 112},
       {"ferry_max_dispatch_wait_args", 24},
       {"ferry_max_combine_args", 136},
+      {"ferry_max_device_dispatch_result", 176},
+      {"ferry_max_device_dispatch_args", 128},
+      {"ferry_max_device_dispatch_wait_args", 32},
+      {"ferry_max_device_combine_args", 144},
+      {"ferry_max_device_combine_wait_args", 24},
       {"ferry_nvfuser_dispatch_result", 64},
       {"ferry_nvfuser_dispatch_args", 112},
       {"ferry_nvfuser_combine_args", 72},

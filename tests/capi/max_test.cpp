@@ -176,5 +176,32 @@ TEST(MaxInC, UnsuitableConfigurationsAreRefused) {
   });
 }
 
+TEST(MaxInC, OnDeviceMemoryHostBackendsAndNullsAreRefused) {
+  run_threads(2, [](ferry_rank* rank) {
+    ferry_max_device_exchange* exchange = nullptr;
+    ferry_config config = max_config();
+    EXPECT_EQ(ferry_max_device_exchange_create(rank, &config, &exchange), FERRY_UNSUPPORTED);
+    EXPECT_TRUE(last_error_contains("has host memory: use max::Exchange"));
+    config.layout = FERRY_EXPERT_PADDED;
+    EXPECT_EQ(ferry_max_device_exchange_create(rank, &config, &exchange), FERRY_USAGE);
+    EXPECT_TRUE(last_error_contains("must be expert_major"));
+    EXPECT_EQ(exchange, nullptr);
+    EXPECT_EQ(ferry_max_device_exchange_create(nullptr, &config, &exchange), FERRY_USAGE);
+    const auto refused = [](ferry_status status) {
+      EXPECT_EQ(status, FERRY_USAGE);
+      EXPECT_TRUE(last_error_contains("exchange is NULL"));
+    };
+    refused(ferry_max_device_ep_dispatch_async(nullptr, nullptr));
+    refused(ferry_max_device_ep_dispatch_wait(nullptr, nullptr));
+    refused(ferry_max_device_ep_fused_dispatch(nullptr, nullptr));
+    refused(ferry_max_device_ep_combine_async(nullptr, nullptr));
+    refused(ferry_max_device_ep_combine_wait(nullptr, nullptr));
+    refused(ferry_max_device_ep_fused_combine(nullptr, nullptr));
+    refused(ferry_max_device_synchronize(nullptr, 0, nullptr));
+    refused(ferry_max_device_check(nullptr, 0));
+    ferry_max_device_exchange_destroy(nullptr);
+  });
+}
+
 }  // namespace
 }  // namespace ferry::capi_test

@@ -106,6 +106,7 @@ class BenchTest(ProgramTest):
     def test_refusals(self):
         self.refuse(2, ["--hosts 2", "--ranks 3"], "bench", *SMALL, "--hosts", "2")
         self.refuse(2, ["--hosts with --backend collective"], "bench", *SMALL, "--hosts", "3", "--backend", "collective")
+        self.refuse(2, ["--hosts", "--hops two"], "bench", *SMALL, "--hosts", "3", "--backend", "cuda")
         self.refuse(2, ["0"], "bench", *SMALL, "--ranks", "0")
         self.refuse(2, ["nonsense"], "bench", *SMALL, "--tokens", "nonsense")
 

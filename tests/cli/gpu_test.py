@@ -14,7 +14,8 @@ class GpuTest(ProgramTest):
     def test_without_gpus(self):
         built = "no cuda backend" not in self.succeed("doctor")
         missing = "no CUDA driver" if built else "no cuda backend: install a wheel or tarball that has it, or build"
-        for command in [["run", *SMALL], ["run", *SMALL, "--overlap", 2], ["run", *SMALL, "--processes"], ["bench", "--tokens", "1"], ["limits"]]:
+        for command in [["run", *SMALL], ["run", *SMALL, "--overlap", 2], ["run", *SMALL, "--shared-experts", 1, "--input", "gathered"],
+                        ["run", *SMALL, "--input", "replicated"], ["run", *SMALL, "--processes"], ["bench", "--tokens", "1"], ["limits"]]:
             with self.subTest(command=command):
                 self.refuse(3, [missing], *command, "--backend", "cuda")
 
@@ -25,6 +26,7 @@ class GpuTest(ProgramTest):
         self.assertGreater(run["checks"]["total"], 0)
         self.assertEqual(run["machine"]["memcpy_bytes_per_second"], 0)
         self.assertGreater(run["latency"]["experts"]["p50_us"], 0)
+        return run
 
     # The driver takes seconds to start the program. So each layout is tested here with plain values, with fp8 and with scales in
     # columns; test_bench_layouts_formats_and_reductions below tests all combinations in one start.
@@ -51,11 +53,42 @@ class GpuTest(ProgramTest):
                 self.run_on_gpus("--layout", layout, "--format", form, *more)
 
     @unittest.skipUnless(GPUS, "no GPU here: there is no /dev/nvidia0")
+    def test_two_hops(self):
+        for hosts, *more in [(2,), (2, "--reduction-level", "rank", "--format", "fp8"), (4, "--reduction", "exact", "--processes")]:
+            with self.subTest(hosts=hosts, more=more):
+                self.run_on_gpus("--hops", "two", "--ranks", 4, "--hosts", hosts, *more)
+
+    @unittest.skipUnless(GPUS, "no GPU here: there is no /dev/nvidia0")
     def test_page_and_timeline(self):
         page, timeline = self.path("run.html"), self.path("run.trace.json")
         self.run_on_gpus("--html", page, "--timeline", timeline)
         self.assertGreater(os.path.getsize(page), 0)
         self.assertGreater(os.path.getsize(timeline), 0)
+
+    @unittest.skipUnless(GPUS, "no GPU here: there is no /dev/nvidia0")
+    def test_shared_experts(self):
+        for options in [["--reduction", "exact"], ["--format", "fp8", "--layout", "expert_padded", "--alignment", "8"]]:
+            with self.subTest(options=options):
+                page = self.path("shared.html")
+                run = self.run_on_gpus("--shared-experts", 2, "--html", page, *options)
+                self.assertEqual(run["configuration"]["shared_experts"], 2)
+                self.assertEqual(run["load"]["shared_rows_per_rank"], 2 * 2 * 5)  # experts, steps, tokens
+                host = self.run_small("--reduction-level", "rank", *options)
+                self.assertEqual(run["load"]["rows_per_rank"], host["load"]["rows_per_rank"])
+                self.assertEqual(run["dispatch"]["messages"], host["dispatch"]["messages"])
+                with open(page, encoding="utf-8") as file:
+                    self.assertIn('"shared_rows_per_rank":20', file.read().replace(" ", ""))
+
+    @unittest.skipUnless(GPUS, "no GPU here: there is no /dev/nvidia0")
+    def test_inputs(self):
+        for given, options in [("replicated", ["--shared-experts", 1]), ("replicated", ["--format", "fp8", "--layout", "expert_padded"]),
+                               ("gathered", ["--shared-experts", 1]), ("gathered", ["--format", "fp8", "--processes"])]:
+            with self.subTest(given=given, options=options):
+                run = self.run_on_gpus("--input", given, *options)
+                self.assertEqual(run["configuration"]["input"], given)
+                messages = 0 if given == "replicated" else 3 * 2 * 2 * 5  # ranks, other ranks, steps, tokens
+                self.assertEqual((run["dispatch"]["messages"], run["combine"]["messages"]), (messages, messages))
+        self.assertIn("all equal", self.succeed("run", *SMALL, "--backend", "cuda", "--input", "gathered", "--overlap", 2))
 
     # Every output of the micro-batches has the bytes of the plain program, whose sums are checked.
     @unittest.skipUnless(GPUS, "no GPU here: there is no /dev/nvidia0")
@@ -110,6 +143,12 @@ class GpuTest(ProgramTest):
                           "--layout", "expert_major,expert_padded,rank_major", "--reduction", "partial,exact,unreduced")
         self.assertEqual(sum(row["work"] == "dispatch" for row in rows), 24)
         self.assertEqual(sum(row["work"] == "combine" for row in rows), 3 * (3 + 3 + 1))
+
+    @unittest.skipUnless(GPUS, "no GPU here: there is no /dev/nvidia0")
+    def test_bench_in_two_hops(self):
+        rows = self.bench("--tokens", "1,6", "--format", "bf16,fp8", "--work", "dispatch,plan,combine,pair,metadata", "--hops", "two",
+                          "--hosts", "2", ranks=4)
+        self.assertEqual({(row["hops"], row["hosts"]) for row in rows}, {("two", 2)})
 
     @unittest.skipUnless(GPUS, "no GPU here: there is no /dev/nvidia0")
     def test_bench_scales_as_tiles(self):

@@ -8,7 +8,8 @@ from program import SMALL, ProgramTest, ferry
 
 class RefusalsTest(ProgramTest):
     def test_messages_of_several_lines_become_one(self):
-        self.refuse(3, ["Tried: /none does not exist"], "run", "--backend", "collective", environment={"FERRY_MPI_MODULE": "/none"})
+        for backend in ("collective", "nvshmem"):
+            self.refuse(3, ["Tried: /none does not exist"], "run", "--backend", backend, environment={"FERRY_MPI_MODULE": "/none"})
 
     def test_usage(self):
         for words, arguments in [
@@ -24,17 +25,17 @@ class RefusalsTest(ProgramTest):
             (["--program absent.txt", "No such file"], ["run", *SMALL, "--program", "absent.txt"]),
             (["65", "--overlap"], ["run", "--overlap", "65"]),
             (["--overlap", "--backend cuda", "rank_major"], ["run", *SMALL, "--overlap", "2", "--backend", "cuda", "--layout", "rank_major"]),
-            (["--shared-experts 1", "--backend cuda"], ["run", *SMALL, "--shared-experts", "1", "--backend", "cuda"]),
             (["--engine nccl", "--backend cpu", "collective"], ["run", *SMALL, "--engine", "nccl"]),
             (["--memory device", "--backend cuda"], ["run", *SMALL, "--memory", "device", "--backend", "cuda"]),
             (["--engine nccl", "--backend cpu", "collective"], ["bench", "--engine", "nccl"]),
             (["--memory device", "--backend cuda", "collective"], ["bench", "--backend", "cuda", "--memory", "device"]),
             (["--engine nccl with --memory host"], ["bench", "--backend", "collective", "--engine", "nccl", "--memory", "host"]),
             (["abacus", "--engine"], ["run", *SMALL, "--engine", "abacus"]),
+            (["--input gathered", "--reduction unreduced"],
+             ["run", *SMALL, "--input", "gathered", "--reduction", "unreduced", "--backend", "cuda"]),
             (["--shared-experts 1", "unreduced"], ["run", *SMALL, "--shared-experts", "1", "--reduction", "unreduced"]),
             (["--overlap", "--shared-experts"], ["run", *SMALL, "--shared-experts", "1", "--overlap", "2"]),
             (["shared_experts = 1", "rank_major"], ["run", *SMALL, "--shared-experts", "1", "--layout", "rank_major"]),
-            (["--input gathered", "--backend cuda"], ["run", *SMALL, "--input", "gathered", "--backend", "cuda"]),
             (["--input replicated", "--reduction exact"], ["run", *SMALL, "--input", "replicated", "--reduction", "exact"]),
             (["--input gathered", "--reduction-level node"], ["run", *SMALL, "--input", "gathered", "--reduction-level", "node"]),
             (["transfer = gather", "rank_major"], ["run", *SMALL, "--input", "gathered", "--layout", "rank_major"]),

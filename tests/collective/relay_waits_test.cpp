@@ -109,9 +109,17 @@ TEST_P(RelayWaits, EndBeforeThoseOfTheRanksBehindInDispatch) {
   const Ending &relay = all[2], &behind = all[3];
   EXPECT_EQ(record_of(relay).peer, 0) << relay.text;
   EXPECT_EQ(record_of(relay).via, -1) << relay.text;
+  EXPECT_EQ(record_of(relay).role, WaitRole::relay) << relay.text;
+  EXPECT_EQ(record_of(relay).node, 0) << relay.text;
+  // Another rank of its host may have given up first.
+  EXPECT_TRUE(relay.text.find("rank 2, as relay, waited for rank 0 on node 0") != std::string::npos ||
+              relay.text.find("on rank 2, a relay: ") != std::string::npos)
+      << relay.text;
   EXPECT_EQ(record_of(behind).peer, 0) << behind.text;
+  EXPECT_EQ(record_of(behind).role, WaitRole::receiver) << behind.text;
+  EXPECT_EQ(record_of(behind).node, 0) << behind.text;
   EXPECT_EQ(record_of(behind).via, 2) << behind.text;
-  EXPECT_EQ(behind.text.find("rank 3 waited"), std::string::npos) << behind.text;
+  EXPECT_EQ(behind.text.find("rank 3, as"), std::string::npos) << behind.text;
 }
 
 // The rank behind is on another node. On another host it knows the relay alone.
@@ -120,6 +128,10 @@ TEST_P(RelayWaits, EndBeforeThoseOfTheRanksBehindInCombine) {
   const Ending &relay = all[2], &behind = all[0];
   EXPECT_EQ(record_of(relay).peer, 3) << relay.text;
   EXPECT_EQ(record_of(relay).via, -1) << relay.text;
+  EXPECT_EQ(record_of(relay).role, WaitRole::relay) << relay.text;
+  EXPECT_EQ(record_of(relay).node, 1) << relay.text;
+  EXPECT_EQ(record_of(behind).role, WaitRole::receiver) << behind.text;
+  EXPECT_EQ(record_of(behind).node, 1) << behind.text;
   EXPECT_EQ(record_of(behind).operation, Operation::combine) << behind.text;
   if (GetParam() == BackendKind::cpu) {
     EXPECT_EQ(record_of(behind).peer, 3) << behind.text;
@@ -157,6 +169,7 @@ TEST_P(RelayWaits, NameNoRelayInOneHop) {
       if (!each.record.has_value()) continue;  // the rank that stays
       EXPECT_EQ(each.record->peer, 3) << each.text;
       EXPECT_EQ(each.record->via, -1) << each.text;
+      EXPECT_EQ(each.record->role, WaitRole::none) << each.text;
     }
   }
 }

@@ -123,6 +123,23 @@ TEST_P(Contract, GatheredAndScatteredRows) {
   });
 }
 
+// A gather is one call of its lane, however many rounds it takes: a dispatch knows its number, by which the
+// host waits for its total.
+TEST_P(Contract, DispatchesAfterGathersOfSeveralRounds) {
+  if (!GetParam().has_gathers()) GTEST_SKIP() << "not in two hops on device memory yet";
+  const TestCase c = gather_case(small_case(2), 3);
+  const StepInputs step = make_inputs(c);
+  const oracle::ExpertOutputs outputs = make_expert_outputs(c, step);
+  run(c.ranks, describe(c), [&](Rank rank) {
+    SyncExchange exchange(rank, c.config);
+    dispatch_and_combine(exchange, c, step, outputs);
+    check_both(exchange, {40, 0, 3}, 1);
+    dispatch_and_combine(exchange, c, step, outputs);  // compares the call's number with that of its total
+    check_gather(exchange, {0, 90, 1}, 96, 2);
+    dispatch_and_combine(exchange, c, step, outputs);
+  });
+}
+
 TEST_P(Contract, GatheredAndScatteredRowsOfRandomCounts) {
   if (!GetParam().has_gathers()) GTEST_SKIP() << "not in two hops on device memory yet";
   for (const int ranks : {1, 2, 3, 8}) {

@@ -1,6 +1,7 @@
 // The reduction level of combine, on simulated nodes.
 #include <gtest/gtest.h>
 
+#include <string>
 #include <vector>
 
 #include "harness/device.hpp"
@@ -39,15 +40,24 @@ void require_different_sums(TestCase c) {
   EXPECT_NE(sums(ReductionLevel::rank), sums(ReductionLevel::node));
 }
 
-// More ranks than a warp has threads: kernels of their own.
-TEST_P(Contract, SixtyFourRanksInEightNodes) {
-  if (GetParam().rank_kind != RankKind::threads || !simulates_nodes(GetParam()))
-    GTEST_SKIP() << "threads with simulated nodes only";
+// Why 64 ranks cannot run; empty: they can.
+std::string no_sixty_four(const Setup& setup) {
+  if (setup.rank_kind != RankKind::threads || !simulates_nodes(setup))
+    return "threads with simulated nodes only";
   // Kernels of ranks that share a GPU must run at once, and it takes work from 32 queues.
-  if (GetParam().on_device() && device::count() < 2) GTEST_SKIP() << "needs two GPUs";
+  return setup.on_device() && device::count() < 2 ? "needs two GPUs" : "";
+}
+
+TestCase sixty_four(const TestCase& c, ReductionLevel level) {
   std::vector<int> nodes;
   for (int rank = 0; rank < 64; ++rank) nodes.push_back(rank / 8);
-  TestCase c = nodes_case(small_case(64), nodes, ReductionLevel::rank);
+  return nodes_case(c, nodes, level);
+}
+
+// More ranks than a warp has threads: kernels of their own.
+TEST_P(Contract, SixtyFourRanksInEightNodes) {
+  if (const std::string why = no_sixty_four(GetParam()); !why.empty()) GTEST_SKIP() << why;
+  TestCase c = sixty_four(small_case(64), ReductionLevel::rank);
   c.config.hops = Hops::one;
   add(c);
   c.split_phases = true;
@@ -61,9 +71,25 @@ TEST_P(Contract, SixtyFourRanksInEightNodes) {
   c.config.layout = Layout::expert_padded;
   c.config.format = Format::fp8_e4m3();
   c.config.hidden = 128;
-  c.reduction = Reduction::exact;
+  c.config.reduction = c.reduction = Reduction::exact;
   c.weights_from = WeightsFrom::row_weights;
   add(c);
+  run_added();
+}
+
+TEST_P(Contract, SixtyFourRanksInEightNodesInTwoHops) {
+  if (const std::string why = no_sixty_four(GetParam()); !why.empty()) GTEST_SKIP() << why;
+  if (GetParam().hops != Hops::two) GTEST_SKIP() << "has one hop";
+  TestCase c = sixty_four(small_case(65), ReductionLevel::node);
+  add(c);
+  c.split_phases = true;
+  c.row_values = true;
+  c.weights_from = WeightsFrom::row_weights;
+  c.config.format = Format::fp8_e4m3();
+  c.config.hidden = 128;
+  c.config.reduction_level = ReductionLevel::rank;
+  add(c);
+  run_added();
 }
 
 TEST_P(Contract, PartialSumsByRankAndByNode) {

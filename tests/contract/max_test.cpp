@@ -190,6 +190,33 @@ TEST_P(Contract, MaxCombinesFromSrcInfo) {
   }
 }
 
+// Groups of 2, 0 and 3 rows on rank 0, and of 1, 1 and 0 on rank 1.
+TEST_P(Contract, MaxListsTheGroupsThatHaveRows) {
+  if (!GetParam().has_gathers()) GTEST_SKIP() << kTwoHops;
+  TestCase c = max_case(small_case(8), 2, 0, Reduction::exact);
+  c.config.experts = 6;
+  c.config.top_k = 2;
+  c.config.alignment = 1;
+  c.tokens = {2, 2};
+  const StepInputs step = inputs_from_ids(c, {{0, 2, 2, 3}, {2, 0, -1, 4}}, 0);
+  const oracle::ExpertOutputs outputs = make_expert_outputs(c, step);
+  run(c.ranks, describe(c), [&](Rank rank) {
+    MaxCalls exchange(rank, c.config);
+    const max::DispatchResult received = dispatch(exchange, c, step, {});
+    const bool first = rank.index() == 0;
+    using Offsets = std::vector<std::uint32_t>;
+    using Numbers = std::vector<std::int32_t>;
+    require(received.row_offsets == (first ? Offsets{0, 2, 5} : Offsets{0, 1, 2}), "row_offsets");
+    require(received.expert_ids == (first ? Numbers{0, 2} : Numbers{0, 1}), "expert_ids");
+    require(received.expert_usage_stats == std::array<std::uint32_t, 2>{first ? 3u : 1u, 2u},
+            "expert_usage_stats");
+    require(received.counts == (first ? Numbers{1, 1, 0, 0, 2, 1} : Numbers{1, 0, 0, 1, 0, 0}), "counts");
+    require(received.src_info == (first ? Numbers{0, 0, 0, 1, 0, 1, 1, 0, 0, 0} : Numbers{1, 1, 1, 1}),
+            "src_info");
+    combine(exchange, c, step, outputs, received, {});
+  });
+}
+
 // The arrays of a dispatch serve after later dispatches, with the ids of their own.
 TEST_P(Contract, MaxCombinesAnEarlierDispatch) {
   if (!GetParam().has_gathers()) GTEST_SKIP() << kTwoHops;

@@ -102,15 +102,23 @@ void require_same(const std::vector<Floats>& found, const std::vector<Floats>& e
 void require_bits_of_host_memory(const Rank& rank, const Program& program, const Config& of_host,
                                  const Config& config, std::uint64_t seed) {
   Exchange host_exchange(rank, of_host), exchange(rank, config);
-  Evaluator on_cpu(program, host_exchange, kFunctions),
-      on_device(program, exchange, on_host(kFunctions, config));
-  const Stream stream = device::stream(device_number(rank, config.backend));
+  Evaluator on_cpu(program, host_exchange, kFunctions);
+  // Streams of ranks that share a device need different queues, so they are made one after the other.
+  std::optional<Evaluator> on_device;
+  Stream stream;
+  for (int turn = 0; turn < rank.size(); ++turn) {
+    if (turn == rank.index()) {
+      stream = device::new_stream(device_number(rank, config.backend));
+      on_device.emplace(program, exchange, on_host(kFunctions, config));
+    }
+    rank.barrier();
+  }
   for (std::uint64_t again = 0; again < 2; ++again) {
     const RankInputs inputs(config, seed + again, rank.index(), config.max_tokens);
     PinnedInputs pinned(inputs);
     rank.barrier();  // pinned memory is allocated while no rank's kernel waits for this one
     const auto expected = on_cpu.run(inputs.values());
-    const auto found = on_device.run(pinned.values(), stream);
+    const auto found = on_device->run(pinned.values(), stream);
     for (int lane = 0; lane < config.lanes; ++lane) exchange.synchronize(lane, stream);
     for (std::size_t i = 0; i < expected.size(); ++i) {
       const std::string& name = program.outputs[i];

@@ -24,7 +24,7 @@ TestCase shared_case(TestCase c, int shared_experts) {
   c.config.experts = 8;
   c.config.top_k = 3;
   c.config.max_tokens = 8;
-  c.config.hidden = 144;
+  c.config.hidden = 160;
   c.config.alignment = 4;
   c.config.shared_experts = shared_experts;
   c.masked_tokens = 0.2;
@@ -34,7 +34,9 @@ TestCase shared_case(TestCase c, int shared_experts) {
 TEST_P(Contract, SharedExpertsInEveryFormatAndReduction) {
   for (const int shared : {1, 2}) {
     for (const Layout layout : {Layout::expert_major, Layout::expert_padded}) {
-      for (const Format& format : {Format::bf16(), Format::fp8_e4m3(), Format::fp32()}) {
+      for (const Format& format :
+           {Format::bf16(), Format::fp8_e4m3(), Format::fp32(), Format::mxfp8(), Format::mxfp4(),
+            Format::nvfp4({.per_token = true}), Format::raw({48, 16})}) {
         TestCase c = shared_case(small_case(shared), shared);
         c.config.layout = layout;
         c.config.format = format;
@@ -269,11 +271,6 @@ TEST_P(Contract, SharedExpertsRefuseBadCalls) {
       combine.options().reduction = odd ? Reduction::unreduced : Reduction::partial;
       combine.options().row_weights = nullptr;
       combine.call();
-    });
-    require_shared_refusal("format raw", [&] {
-      DispatchRun dispatch(exchange, c, step);
-      if (odd) dispatch.options().format = Format::raw({16});
-      dispatch.call();
     });
     require_shared_refusal("memory.rows = 3 on rank 1, must be 4 or more", [&] {
       DispatchRun dispatch(exchange, c, step);

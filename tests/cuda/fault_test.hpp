@@ -7,6 +7,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <optional>
 
 #include "harness/device.hpp"
 #include "harness/harness.hpp"
@@ -24,10 +25,11 @@ inline constexpr Setup kCudaProcesses{BackendKind::cuda, RankKind::processes};
 
 // What a rank reports. All processes share it.
 struct RankReport {
-  std::atomic<int> code, peer, waiting_rank;
+  std::atomic<int> code, peer, waiting_rank, node, role;
   std::atomic<double> seconds;  // from the start of the call with the fault to its error
   std::atomic<bool> later_calls_throw;
   std::atomic<bool> destroyed_exchange;  // destruction waits for the device: no kernel is left
+  std::atomic<bool> others_work;         // other backends, in the same process afterwards
 };
 
 template <class Parameter>
@@ -73,6 +75,30 @@ void record_failure(RankReport& report, const Failure& error) {
   report.code = static_cast<int>(error.code());
   report.peer = error.record.peer;
   report.waiting_rank = error.record.rank;
+  report.node = error.record.node;
+  report.role = static_cast<int>(error.record.role);
+}
+
+// Makes a call with the backend cpu and one with cuda, in new groups of threads. After a failure the process
+// must be able to. Throws otherwise.
+inline void use_other_backends(int gpu_ranks) {
+  for (const BackendKind backend : {BackendKind::cpu, BackendKind::cuda}) {
+    TestCase c;
+    c.seed = seed_of(2);
+    c.ranks = backend == BackendKind::cuda ? gpu_ranks : 2;
+    c.config.backend = backend;
+    c.config.experts = 4;
+    c.config.top_k = 2;
+    c.config.deadline = 3;
+    const StepInputs step = make_inputs(c);
+    const oracle::ExpertOutputs outputs = make_expert_outputs(c, step);
+    Group::threads(c.ranks).run([&](const Rank& rank) {
+      std::optional<device::RankScope> scope;
+      if (backend == BackendKind::cuda) scope.emplace(device_number(rank, backend));
+      SyncExchange exchange(rank, c.config);
+      dispatch_and_combine(exchange, c, step, outputs);
+    });
+  }
 }
 
 // Expects that a rank reported an error of this kind about the victim, within `seconds`.

@@ -10,7 +10,7 @@ namespace {
 
 using CudaGraph = DeviceTest;
 
-constexpr int kSets = 6;
+constexpr int kGraphSets = 6;
 
 void require_metadata(const StepMetadata* on_device, const StepInputs& step, int rank) {
   StepMetadata got;
@@ -28,9 +28,9 @@ void require_metadata(const StepMetadata* on_device, const StepInputs& step, int
 void replay(const Rank& rank, const TestCase& c, int replays, int compared) {
   ferry::Exchange exchange(rank, c.config);
   DeviceRun device_run(exchange, c);
-  add_steps(device_run, c, kSets);
+  add_steps(device_run, c, kGraphSets);
   std::vector<StepInputs> steps;
-  for (int index = 0; index < kSets; ++index) steps.push_back(make_inputs(c, index));
+  for (int index = 0; index < kGraphSets; ++index) steps.push_back(make_inputs(c, index));
   const TestStream stream;
   const StepMetadata* metadata = nullptr;
   rank.barrier();  // no rank may allocate while another captures
@@ -41,7 +41,7 @@ void replay(const Rank& rank, const TestCase& c, int replays, int compared) {
   });
   rank.barrier();
   for (int number = 0; number < replays; ++number) {
-    const int set = number % kSets;
+    const int set = number % kGraphSets;
     const bool checked = number % compared == 0 || number == replays - 1;
     device_run.load(set, stream.get());
     if (checked) device_run.poison_outputs(stream.get());
@@ -108,7 +108,7 @@ TEST_F(CudaGraph, ReplaysOfOtherLayoutsAndExactSums) {
       c.config.format = format;
       c.type = natural_type(format);
       c.reduction = c.config.reduction = Reduction::exact;
-      run(c.ranks, c, [&](Rank rank) { replay(rank, c, 200, kSets + 1); });
+      run(c.ranks, c, [&](Rank rank) { replay(rank, c, 200, kGraphSets + 1); });
     }
   }
 }
@@ -120,12 +120,12 @@ TEST_F(CudaGraph, OversizedCallsAreRefusedAndGraphsStillReplay) {
   run(c.ranks, c, [&](Rank rank) {
     ferry::Exchange exchange(rank, c.config);
     DeviceRun device_run(exchange, c);
-    add_steps(device_run, c, kSets);
+    add_steps(device_run, c, kGraphSets);
     const TestStream stream;
     const Graph graph = capture_both(rank, device_run, stream.get());
     rank.barrier();
     const auto check_replays = [&] {
-      for (int set = 0; set < kSets; ++set) replay_and_compare(device_run, graph, set, stream.get());
+      for (int set = 0; set < kGraphSets; ++set) replay_and_compare(device_run, graph, set, stream.get());
     };
     const auto require_refused = [&](const std::string& number) {
       const std::string message = usage_error([&] {
@@ -165,7 +165,7 @@ TEST_F(CudaGraph, EagerCallsAndReplaysInterleave) {
   run(c.ranks, c, [&](Rank rank) {
     ferry::Exchange exchange(rank, c.config);
     DeviceRun device_run(exchange, c);
-    add_steps(device_run, c, kSets);
+    add_steps(device_run, c, kGraphSets);
     const TestStream stream;
     const auto both = [&] {
       device_run.dispatch(stream.get());
@@ -175,14 +175,14 @@ TEST_F(CudaGraph, EagerCallsAndReplaysInterleave) {
     const Graph graph(stream.get(), both);
     rank.barrier();
     for (int number = 0; number < 60; ++number) {
-      device_run.load(number % kSets, stream.get());
+      device_run.load(number % kGraphSets, stream.get());
       device_run.poison_outputs(stream.get());
       if (number % 3 == 1) {
         both();
       } else {
         graph.launch(stream.get());
       }
-      device_run.compare(number % kSets, stream.get());
+      device_run.compare(number % kGraphSets, stream.get());
     }
   });
 }

@@ -1,5 +1,6 @@
 // MAX's calls in CUDA graphs: replays read N and the ids anew. What they give is compared on the device with
 // eager calls, which the contract tests compare with the oracle.
+#include "cuda/device_inputs.hpp"
 #include "cuda/device_test.hpp"
 #include "ferry/max_device.hpp"
 
@@ -8,21 +9,15 @@ namespace {
 
 // What a rank passes in one replay, and what its calls are to return.
 struct MaxSet {
-  MaxSet(const oracle::RankInputs& in, std::int64_t most, std::int64_t row_bytes, int top_k, int groups,
-         int ranks)
-      : tokens_of_call(in.tokens),
-        count(bytes_of_values(std::vector<std::int32_t>{static_cast<std::int32_t>(in.tokens)})),
-        tokens(padded(in.parts[0], most * row_bytes)),
-        ids(padded(bytes_of_values(in.ids), most * top_k * 8)),
-        weights(padded(bytes_of_values(in.weights), most * top_k * 4)),
+  MaxSet(const oracle::RankInputs& in, const Config& config, int groups, int ranks)
+      : inputs(in, config),
         row_offsets(4 * (groups + 1)),
         expert_ids(4 * groups),
         stats(8),
         counts(4 * std::int64_t{groups} * ranks),
-        result(most * row_bytes) {}
+        result(std::int64_t{config.max_tokens} * 2 * config.hidden) {}
 
-  std::int64_t tokens_of_call;
-  DeviceBytes count, tokens, ids, weights;
+  DeviceInputs inputs;
   DeviceBytes row_offsets, expert_ids, stats, counts, result;
 };
 
@@ -35,17 +30,16 @@ class CudaMax : public DeviceTest {
     run(c.ranks, c, [&](Rank rank) {
       max::DeviceExchange exchange(rank, c.config);
       const Config& config = exchange.config();
-      const std::int64_t most = config.max_tokens, row_bytes = 2 * config.hidden;
       const int groups = config.shared_experts + config.placement.local_experts(rank.index());
-      const DeviceBytes count(4), tokens(most * row_bytes), ids(most * config.top_k * 8),
-          weights(most * config.top_k * 4), result(most * row_bytes);
+      const DeviceInputs inputs(config);
+      const DeviceBytes result(std::int64_t{config.max_tokens} * 2 * config.hidden);
       const TestStream stream;
       max::DeviceDispatchResult received;
       const auto call = [&](const Tokens& of) {
         result.poison(stream.get());
-        const Ids topk_ids(ids.as<std::int64_t>());
+        const Ids topk_ids = inputs.ids();
         const max::CombineOutput output{.output_tokens = {.data = result.data()},
-                                        .router_weights = weights.as<float>()};
+                                        .router_weights = inputs.weights()};
         if (c.split_phases) {
           exchange.ep_dispatch_async(of, topk_ids, 0, {stream.get()});
           received = exchange.ep_dispatch_wait(0, {stream.get()});
@@ -55,12 +49,6 @@ class CudaMax : public DeviceTest {
           received = exchange.ep_fused_dispatch(of, topk_ids, 0, {stream.get()});
           exchange.ep_fused_combine({{.data = received.output_tokens}, received}, output, 0, {stream.get()});
         }
-      };
-      const auto load = [&](const MaxSet& set) {
-        count.copy_from(set.count, stream.get());
-        tokens.copy_from(set.tokens, stream.get());
-        ids.copy_from(set.ids, stream.get());
-        weights.copy_from(set.weights, stream.get());
       };
       const auto arrays_of = [&](const MaxSet& set) {
         ArrayPairs pairs;
@@ -77,10 +65,10 @@ class CudaMax : public DeviceTest {
       std::vector<MaxSet> sets;
       for (int index = 0; index < kSets; ++index) {
         const StepInputs step = make_inputs(c, index);
-        const MaxSet& set = sets.emplace_back(step.inputs.ranks[static_cast<std::size_t>(rank.index())], most,
-                                              row_bytes, config.top_k, groups, c.ranks);
-        load(set);
-        call(Tokens::rows(tokens.data(), set.tokens_of_call));
+        const MaxSet& set = sets.emplace_back(step.inputs.ranks[static_cast<std::size_t>(rank.index())],
+                                              config, groups, c.ranks);
+        inputs.load(set.inputs, stream.get());
+        call(inputs.tokens_of(set.inputs));
         exchange.synchronize(0, {stream.get()});
         ArrayPairs kept;  // the other way round
         const ArrayPairs pairs = arrays_of(set);
@@ -89,15 +77,13 @@ class CudaMax : public DeviceTest {
         copy_arrays(kept, stream.get());
       }
       stream.synchronize();
-      Tokens counted = Tokens::rows(tokens.data(), most);
-      counted.device_count = count.as<std::int32_t>();
       rank.barrier();
-      const Graph graph(stream.get(), [&] { call(counted); });
+      const Graph graph(stream.get(), [&] { call(inputs.counted_tokens()); });
       rank.barrier();
       DeviceComparison comparison;
       for (int number = 0; number < replays; ++number) {
         const MaxSet& set = sets[static_cast<std::size_t>(number % kSets)];
-        load(set);
+        inputs.load(set.inputs, stream.get());
         graph.launch(stream.get());
         comparison.compare(arrays_of(set), number, stream.get());
         // A launch on a full stream blocks inside the driver, where ranks that share a device could deadlock.

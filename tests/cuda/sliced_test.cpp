@@ -1,5 +1,6 @@
 // Experts in slices in CUDA graphs: replays read N and the ids anew. What they give is compared on the device
 // with eager calls, which the contract tests compare with the oracle.
+#include "cuda/device_inputs.hpp"
 #include "cuda/device_test.hpp"
 
 namespace ferry::contract {
@@ -9,21 +10,15 @@ constexpr int kTp = 2;
 
 // What a rank passes in one replay, and what its calls are to return.
 struct SlicedSet {
-  SlicedSet(const oracle::RankInputs& in, std::int64_t most, std::int64_t row_bytes, int top_k,
-            std::int64_t rows, int groups)
-      : tokens_of_call(in.tokens),
-        count(bytes_of_values(std::vector<std::int32_t>{static_cast<std::int32_t>(in.tokens)})),
-        tokens(padded(in.parts[0], most * row_bytes)),
-        ids(padded(bytes_of_values(in.ids), most * top_k * 8)),
-        weights(padded(bytes_of_values(in.weights), most * top_k * 4)),
-        received(rows * row_bytes),
+  SlicedSet(const oracle::RankInputs& in, const Config& config, std::int64_t rows, int groups)
+      : inputs(in, config),
+        received(rows * 2 * config.hidden),
         received_weight(rows * 4),
         counts(groups * 4),
         row_offsets((groups + 1) * 4),
-        result(most * row_bytes) {}
+        result(std::int64_t{config.max_tokens} * 2 * config.hidden) {}
 
-  std::int64_t tokens_of_call;
-  DeviceBytes count, tokens, ids, weights;
+  DeviceInputs inputs;
   DeviceBytes received, received_weight, counts, row_offsets, result;
 };
 
@@ -47,10 +42,9 @@ class CudaSliced : public DeviceTest {
       ferry::Exchange exchange(rank, config);
       const std::int64_t most = config.max_tokens, row_bytes = 2 * config.hidden;
       const int groups = config.experts / c.ranks;
-      const DeviceBytes count(4), tokens(most * row_bytes), ids(most * config.top_k * 8),
-          weights(most * config.top_k * 4), received(exchange.capacity() * row_bytes),
-          received_weight(exchange.capacity() * 4), counts(groups * 4), row_offsets((groups + 1) * 4),
-          result(most * row_bytes);
+      const DeviceInputs inputs(config);
+      const DeviceBytes received(exchange.capacity() * row_bytes), received_weight(exchange.capacity() * 4),
+          counts(groups * 4), row_offsets((groups + 1) * 4), result(most * row_bytes);
       const TestStream stream;
       const auto poison = [&] {
         received.poison(stream.get());
@@ -64,25 +58,19 @@ class CudaSliced : public DeviceTest {
         options.memory.counts = counts.as<std::int32_t>();
         options.memory.row_offsets = row_offsets.as<std::int32_t>();
         const DispatchResult rows =
-            exchange.dispatch(of, Ids(ids.as<std::int64_t>()), weights.as<float>(), options, {stream.get()});
+            exchange.dispatch(of, inputs.ids(), inputs.weights(), options, {stream.get()});
         exchange.combine({.data = rows.data}, rows.plan, {.data = result.data()},
                          {.row_weights = rows.weight}, {stream.get()});
-      };
-      const auto load = [&](const SlicedSet& set) {
-        count.copy_from(set.count, stream.get());
-        tokens.copy_from(set.tokens, stream.get());
-        ids.copy_from(set.ids, stream.get());
-        weights.copy_from(set.weights, stream.get());
       };
       std::vector<SlicedSet> sets;
       for (int index = 0; index < kSets; ++index) {
         const StepInputs step = make_inputs(c, index);
         const SlicedSet& set =
-            sets.emplace_back(step.inputs.ranks[static_cast<std::size_t>(rank.index() / kTp)], most,
-                              row_bytes, config.top_k, exchange.capacity(), groups);
-        load(set);
+            sets.emplace_back(step.inputs.ranks[static_cast<std::size_t>(rank.index() / kTp)], config,
+                              exchange.capacity(), groups);
+        inputs.load(set.inputs, stream.get());
         poison();
-        call(Tokens::rows(tokens.data(), set.tokens_of_call));
+        call(inputs.tokens_of(set.inputs));
         exchange.synchronize(0, {stream.get()});
         set.received.copy_from(received, stream.get());
         set.received_weight.copy_from(received_weight, stream.get());
@@ -91,18 +79,16 @@ class CudaSliced : public DeviceTest {
         set.result.copy_from(result, stream.get());
       }
       stream.synchronize();
-      Tokens counted = Tokens::rows(tokens.data(), most);
-      counted.device_count = count.as<std::int32_t>();
       rank.barrier();
       const Graph graph(stream.get(), [&] {
         poison();
-        call(counted);
+        call(inputs.counted_tokens());
       });
       rank.barrier();
       DeviceComparison comparison;
       for (int number = 0; number < replays; ++number) {
         const SlicedSet& set = sets[static_cast<std::size_t>(number % kSets)];
-        load(set);
+        inputs.load(set.inputs, stream.get());
         graph.launch(stream.get());
         ArrayPairs pairs;
         pairs.add(received.data(), set.received.data(), received.bytes());

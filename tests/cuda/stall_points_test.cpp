@@ -43,7 +43,9 @@ constexpr std::array kStallPoints = {
     StallPoint{Operation::dispatch, "hop_send", "010"},
     StallPoint{Operation::dispatch, "hop_relay", "010"},
     StallPoint{Operation::dispatch, "hop_receive", "001"},
+    StallPoint{Operation::combine, "hop_send", "010"},
     StallPoint{Operation::combine, "hop_relay", "010"},
+    StallPoint{Operation::combine, "hop_receive", "001"},
 };
 
 enum class Fate { stays, is_killed };  // of the process whose kernel stalls
@@ -135,6 +137,10 @@ TEST_P(CudaStallPoints, PeersGetATypedErrorInTimeAndEveryKernelEnds) {
       RankReport& report = reports_[rank.index()];
       run_rank(rank, c, stall, fate, report);
       report.destroyed_exchange = true;
+      // One rank is enough, on the GPU that it has used.
+      if (stall.nodes.empty() || rank.index() != 0) return;
+      use_other_backends(1);
+      report.others_work = true;
     });
     EXPECT_EQ(fate, Fate::stays);
   } catch (const std::exception& error) {
@@ -151,6 +157,9 @@ TEST_P(CudaStallPoints, PeersGetATypedErrorInTimeAndEveryKernelEnds) {
     expect_failure(report, rank, fate == Fate::stays ? ErrorCode::timeout : ErrorCode::peer_lost,
                    seconds_for(fate));
     EXPECT_TRUE(report.destroyed_exchange);
+    if (stall.nodes.empty() || rank == kVictim) continue;
+    EXPECT_EQ(report.node, labels[kVictim]);
+    EXPECT_TRUE(rank != 0 || report.others_work);
   }
 }
 

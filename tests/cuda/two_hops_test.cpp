@@ -3,10 +3,13 @@
 #include <array>
 #include <atomic>
 #include <chrono>
+#include <cstdlib>
 #include <string>
 #include <thread>
 
 #include "cuda/device_test.hpp"
+#include "cuda/fault_test.hpp"
+#include "cuda/test_hooks.hpp"
 #include "oracle/expected.hpp"
 
 namespace ferry::contract {
@@ -156,6 +159,7 @@ TEST_F(CudaTwoHops, ARankThatIsMissingIsNamed) {
   try {
     Group::threads(Topology(c.nodes, true)).run([&](Rank rank) {
       const device::RankScope scope(rank.topology().local_rank_of(rank.index()));
+      make_streams(rank, rank.topology().local_rank_of(rank.index()));
       SyncExchange exchange(rank, c.config);
       DispatchRun(exchange, c, step).run();
       if (rank.index() == 2) {
@@ -172,6 +176,56 @@ TEST_F(CudaTwoHops, ARankThatIsMissingIsNamed) {
     // The group has failed, as it should.
   }
   for (const int rank : {0, 1, 3}) EXPECT_EQ(peers[static_cast<std::size_t>(rank)], 2) << "rank " << rank;
+}
+
+// A role of one rank stops in the middle of a call, as that of a lost relay does. All ranks are threads of
+// this process, which goes on with other groups.
+TEST_F(CudaTwoHops, ARoleThatStopsIsNamed) {
+  if (!kTestHooks) GTEST_SKIP() << "built without FERRY_TEST_HOOKS";
+  constexpr int kStopped = 2;
+  for (const char* const point : {"hop_send", "hop_relay", "hop_receive"}) {
+    SCOPED_TRACE(point);
+    TestCase c = hop_case(8, {0, 0, 1, 1}, 1);
+    c.config.deadline = 1;
+    c.masked = 0;
+    c.full = true;
+    const StepInputs step = make_inputs(c);
+    std::array<double, 4> seconds{};
+    std::array<WaitRecord, 4> records{};
+    setenv("FERRY_STALL", point, 1);
+    setenv("FERRY_STALL_RANK", std::to_string(kStopped).c_str(), 1);
+    EXPECT_ANY_THROW(Group::threads(Topology(c.nodes, true)).run([&](Rank rank) {
+      const device::RankScope scope(rank.topology().local_rank_of(rank.index()));
+      make_streams(rank, rank.topology().local_rank_of(rank.index()));
+      SyncExchange exchange(rank, c.config);
+      const auto i = static_cast<std::size_t>(rank.index());
+      const Clock::time_point started = Clock::now();
+      try {
+        DispatchRun(exchange, c, step).run();
+      } catch (const TimeoutError& error) {
+        seconds[i] = seconds_since(started);
+        records[i] = error.record;
+        throw;
+      }
+    }));
+    unsetenv("FERRY_STALL");
+    unsetenv("FERRY_STALL_RANK");
+    bool knows_role = false;
+    for (std::size_t rank = 0; rank < 4; ++rank) {
+      if (rank == kStopped) continue;
+      const WaitRecord& record = records[rank];
+      SCOPED_TRACE(describe(record));
+      EXPECT_GT(seconds[rank], 0) << "no TimeoutError";
+      EXPECT_LT(seconds[rank], c.config.deadline + 1);
+      // A rank behind the relay knows the source too.
+      EXPECT_TRUE(record.peer == kStopped || record.via == kStopped);
+      const int named = record.peer >= 0 ? record.peer : record.via;
+      EXPECT_EQ(record.node, named / 2);
+      knows_role = knows_role || record.role != WaitRole::none;
+    }
+    EXPECT_TRUE(knows_role);
+    use_other_backends(2);
+  }
 }
 
 // What is not there yet is refused by name.

@@ -11,6 +11,7 @@
 #include "base/text.hpp"
 #include "ferry/evaluator.hpp"
 #include "ferry/ferry.hpp"
+#include "program/two_batches.hpp"
 #include "runtime/support.hpp"
 
 namespace ferry::test {
@@ -42,16 +43,7 @@ void fail(const std::string& how) {
 
 // The same as a program in two micro-batches. The faulty rank is killed in its first function.
 void run_program(Exchange& exchange, bool fails) {
-  const Program program = overlap(parse_program(R"(
-    program moe
-    input x: tokens
-    input ids: ids
-    rows = dispatch(x, ids)
-    out: outputs = call experts(rows)
-    y = combine(out, rows)
-    output y
-  )"),
-                                  2);
+  const Program program = program_in_two_batches();
   Evaluator layer(program, exchange, {{"experts", [&](auto inputs, auto outputs) {
                                          if (fails) std::raise(SIGKILL);
                                          outputs[0]->data = inputs[0]->received.data;

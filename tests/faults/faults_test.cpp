@@ -310,6 +310,8 @@ TEST_P(Faults, EveryOtherRankGetsATypedErrorInTime) {
       EXPECT_EQ(observed.record.via, kVictim);
     }
     EXPECT_EQ(observed.record.rank, rank);
+    const bool on_nodes = form_ == CallForm::two_hops && observed.record.operation != Operation::barrier;
+    EXPECT_EQ(observed.record.node, on_nodes ? nodes_of(form_)[kVictim] : -1) << describe(observed.record);
     EXPECT_TRUE(observed.victim_named);
     expect_call(observed);
     EXPECT_LT(observed.seconds, fault == Fault::stall ? kDeadline + 1.0 : 1.0);

@@ -35,13 +35,7 @@ TEST(AllMxElements, Every16BitValueWithEveryScale) {
 TEST_P(AllMx, Every16BitValueAsAmax) {
   for (const DType type : {DType::bf16, DType::fp16}) {
     for (std::uint32_t amax = 0; amax < 65536; ++amax) {
-      const std::uint32_t magnitude = amax & 0x7FFF;
-      // Random values of at most this magnitude, of both signs.
-      const auto element = [&](int) {
-        const auto word = static_cast<std::uint32_t>(random_());
-        return static_cast<std::uint32_t>(magnitude * std::uint64_t{word >> 8 & 0xFFFF} >> 16) |
-               (word & 0x8000);
-      };
+      const auto element = [&](int) { return bits_up_to(random_, amax); };
       ASSERT_NO_FATAL_FAILURE(expect_block(type, amax, element))
           << to_string(type) << " " << std::hex << amax;
     }

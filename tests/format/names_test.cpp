@@ -119,6 +119,7 @@ TEST(Names, OfEnumerators) {
   EXPECT_STREQ(to_string(Layout::expert_padded), "expert_padded");
   EXPECT_STREQ(to_string(Reduction::unreduced), "unreduced");
   EXPECT_STREQ(to_string(BackendKind::cuda), "cuda");
+  EXPECT_STREQ(to_string(BackendKind::nvshmem), "nvshmem");
   EXPECT_STREQ(to_string(static_cast<DType>(7)), "unknown");
   EXPECT_STREQ(to_string(static_cast<DType>(-1)), "unknown");
 }

@@ -60,6 +60,13 @@ class Memory {
 // Bits of one random value: mostly of magnitude around 1, some zeros, denormals, infinities and NaN.
 std::uint32_t random_bits(Random& random, DType type);
 
+// The bits of a random 16-bit value of either sign, at most as large as that of `largest`.
+inline std::uint32_t bits_up_to(Random& random, std::uint32_t largest) {
+  const auto word = static_cast<std::uint32_t>(random());
+  return static_cast<std::uint32_t>((largest & 0x7FFF) * std::uint64_t{word >> 8 & 0xFFFF} >> 16) |
+         (word & 0x8000);
+}
+
 void fill_random(Random& random, DType type, Memory& row);
 
 // Fills a row of fp32 values: each block of `columns` of any magnitude, its values within 2^-15 of it, and

@@ -39,6 +39,9 @@ bool rank_is_active();
 // The calling thread's stream on the device of `local_rank`, which becomes the thread's current device.
 Stream stream(int local_rank);
 
+// Gives the calling thread another one, and returns it.
+Stream new_stream(int local_rank);
+
 // Blocks until the work enqueued so far is done.
 void wait(Stream stream);
 

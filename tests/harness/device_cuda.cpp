@@ -45,9 +45,13 @@ int current_device() {
   return device;
 }
 
-cudaStream_t stream_of_thread() {
+std::map<int, TestStream>& streams_of_thread() {
   static thread_local std::map<int, TestStream> streams;
-  return streams[current_device()].get();
+  return streams;
+}
+
+cudaStream_t stream_of_thread() {
+  return streams_of_thread()[current_device()].get();
 }
 
 void sleep_in_stream(void* microseconds) {
@@ -94,6 +98,12 @@ bool rank_is_active() {
 
 Stream stream(int local_rank) {
   require_success(cudaSetDevice(device_of(local_rank)), "cudaSetDevice");
+  return {stream_of_thread()};
+}
+
+Stream new_stream(int local_rank) {
+  require_success(cudaSetDevice(device_of(local_rank)), "cudaSetDevice");
+  streams_of_thread().erase(current_device());
   return {stream_of_thread()};
 }
 

@@ -31,6 +31,10 @@ std::string describe(const Setup& setup) {
              setup.engine == EngineKind::nccl ? ", NCCL" : "");
 }
 
+bool Setup::has_gathered_input() const {
+  return hops != Hops::two && !(on_device() && std::getenv("FERRY_WIDE") != nullptr);
+}
+
 void Setup::choose_backend(Config& config) const {
   config.backend = backend;
   config.memory = memory;
@@ -40,7 +44,7 @@ void Setup::choose_backend(Config& config) const {
   if (backend == BackendKind::cuda && hops != Hops::two) config.reduction_level = ReductionLevel::rank;
   // A launch that hangs would take the device from all tests.
   if (has_kernels(backend) && hops == Hops::two) config.deadline = std::min(config.deadline, 4.0);
-  if (over_device_engine() || hops == Hops::two) config.transfer = Transfer::routed;
+  if (!has_gathered_input()) config.transfer = Transfer::routed;
   // TestCase::input_scales: see exchange_config().
 }
 
@@ -137,6 +141,13 @@ void stay_connected(const Setup& setup, const Rank& rank) {
 
 }  // namespace
 
+void make_streams(const Rank& rank, int device) {
+  for (int turn = 0; turn < rank.size(); ++turn) {
+    if (turn == rank.index()) device::stream(device);
+    rank.barrier();
+  }
+}
+
 void disconnect_mpi_process() {
   connected = nullptr;
   leave_mpi_group();
@@ -150,6 +161,7 @@ void run_ranks(const Setup& setup, int ranks, const std::string& what, const std
     try {
       std::optional<device::RankScope> scope;
       if (setup.on_device()) scope.emplace(device_number(rank, setup.backend));
+      if (setup.on_device() && setup.same_process()) make_streams(rank, device_number(rank, setup.backend));
       stay_connected(setup, rank);
       body(rank);
     } catch (const Mismatch& mismatch) {
@@ -300,6 +312,9 @@ bool run_sequences(const Setup& setup, const std::vector<TestCase>& cases) {
   for (TestCase c : cases) {
     setup.choose_backend(c.config);
     if (!simulates_nodes(setup)) c.nodes.clear();
+    // On one node the backend cuda takes one hop, in which it has no level node.
+    const bool one_node = c.ranks == 1 || (!c.nodes.empty() && Topology(c.nodes).nodes() == 1);
+    if (c.config.backend == BackendKind::cuda && one_node) c.config.reduction_level = ReductionLevel::rank;
     sequences.emplace_back(c);
   }
   const bool failed_before = testing::Test::HasFailure();
@@ -322,6 +337,7 @@ void Contract::SetUp() {
 }
 
 void Contract::TearDown() {
+  if (!added_.empty() && !HasFailure() && !IsSkipped()) ADD_FAILURE() << "cases were added and not run";
   if (GetParam().rank_kind == RankKind::mpi && !take_mpi_process_ran() && !IsSkipped())
     GTEST_SKIP() << "has no group of as many ranks as mpirun has started";
   if (GetParam().rank_kind != RankKind::persistent_processes) return;

@@ -53,8 +53,11 @@ struct Setup {
   int window = 0;  // Config::window; -1: that of the case
   EngineKind engine = EngineKind::automatic;
 
+  bool same_process() const { return rank_kind == RankKind::threads; }
   bool on_device() const { return has_kernels(backend) || memory == MemoryKind::device; }
   bool over_device_engine() const { return on_device() && backend == BackendKind::collective; }
+  // Transfer::gather.
+  bool has_gathered_input() const;
   bool has_gathers() const { return !has_kernels(backend) || hops != Hops::two; }
   // Sets the backend and what it needs. The backend `cuda` adds by node only in two hops; Transfer::gather,
   // which makes the same results, and tiles of scales are left out where they are refused.
@@ -87,6 +90,11 @@ int number_from_environment(const char* variable, int otherwise);
 
 // Whether the tests can run this on any simulated nodes, and the backend adds by node.
 bool simulates_nodes(const Setup& setup);
+
+// Collective, of ranks that are threads and share devices. A device takes work from 32 queues. What is behind
+// a kernel that waits holds up what comes after it in the queue, so these ranks need a queue each: streams
+// that are made one after the other have different ones.
+void make_streams(const Rank& rank, int device);
 
 // Runs `body` as every rank. If it throws on any rank, the running test fails with a message that contains
 // `what`. `nodes` [ranks]: the simulated node of each rank; empty: those that the kind of ranks has.

@@ -41,6 +41,18 @@ DispatchKernel dispatch_kernel_of(Phase phase, bool few) {
   return &run_dispatch_block<Phase::fused, Generic>;
 }
 
+// The kernels of a call whose rows are quantised, as launch_dispatch() chooses them.
+template <Quantisation kQuantisation>
+DispatchKernel quantising_kernel(const CallForm& form, bool gathers) {
+  using Few = SpecialisedDispatch<kQuantisation, true>;
+  if (form.few_tokens)
+    return gathers ? &run_dispatch_block<Phase::fused, GatheredDispatch<Few>>
+                   : &run_dispatch_block<Phase::fused, Few>;
+  if (gathers || form.split_phases || form.generic || form.count_on_device) return nullptr;
+  return form.by_plan ? &run_dispatch_block<Phase::fused, SpecialisedByPlan<kQuantisation>>
+                      : &run_dispatch_block<Phase::fused, SpecialisedDispatch<kQuantisation, false>>;
+}
+
 template <class Specialised, class Generic>
 CombineKernel combine_kernel_of(Phase phase, bool specialised) {
   if (specialised) return &run_combine_block<Phase::fused, Specialised>;
@@ -61,6 +73,14 @@ CallRanks::Memory CallRanks::of_bytes(std::int64_t bytes, std::byte value) {
   Memory memory(static_cast<std::size_t>(bytes / static_cast<std::int64_t>(sizeof(Line)) + 1));
   std::memset(memory.data(), static_cast<int>(value), memory.size() * sizeof(Line));
   return memory;
+}
+
+void CallRanks::place_sections(std::vector<std::byte*>& sections, LaneView* view) {
+  if (sections.size() <= kNarrowRanks) {
+    std::copy(sections.begin(), sections.end(), view->symmetric);
+  } else {
+    view->symmetric[0] = reinterpret_cast<std::byte*>(sections.data());
+  }
 }
 
 contract::TestCase call_case(std::uint64_t number, int ranks) {
@@ -84,7 +104,21 @@ CallRanks::CallRanks(const contract::TestCase& c)
                 static_cast<std::size_t>(layout.lane_bytes() - layout.signals));
   }
   for (int r = 0; r < c.ranks; ++r) make_view(r);
-  if (!c.nodes.empty()) place_hops();
+  if (!c.nodes.empty()) {
+    place_hops();
+  } else if (config_.backend == BackendKind::collective) {
+    topology_.emplace(Topology::blocks(c.ranks, 1));
+    place_lanes();
+  }
+}
+
+void CallRanks::gather_in_rounds(int rounds) {
+  ++calls_;
+  for (Rank& rank : ranks_) {
+    for (std::uint64_t& number : rank.state.calls) number += static_cast<std::uint64_t>(rounds);
+    rank.state.further_rounds += static_cast<std::uint64_t>(rounds - 1);
+    rank.view.has_gathered = true;
+  }
 }
 
 // As Lane::make_view() and the constructor of ExchangeState.
@@ -138,11 +172,7 @@ void CallRanks::make_view(int index) {
   view.exchange = device_layout(config_).exchange;
   for (int peer = 0; peer < ranks; ++peer)
     rank.sections.push_back(at(ranks_[static_cast<std::size_t>(peer)].symmetric));
-  if (ranks <= kNarrowRanks) {
-    std::copy(rank.sections.begin(), rank.sections.end(), view.symmetric);
-  } else {
-    view.symmetric[0] = reinterpret_cast<std::byte*>(rank.sections.data());
-  }
+  place_sections(rank.sections, &view);
   view.receive_buffers = view.exchange.lane_bytes();
   view.tables = at(rank.tables);
   view.timeout_claimed = &rank.timeout_claimed;
@@ -171,6 +201,7 @@ DispatchArguments CallRanks::dispatch_arguments(const contract::StepInputs& step
   call.message = device_message_layout(call.parts);
   call.encoding = encoding_of(step.inputs.format);
   call.type = step.inputs.type;
+  if (call.encoding.is_nvfp4() && !call.encoding.row_scale) call.global_scale = &step.inputs.global_scale;
   const std::vector<std::int64_t> row_bytes =
       oracle::input_row_bytes(step.inputs.format, step.inputs.type, config_.hidden);
   for (std::size_t p = 0; p < row_bytes.size(); ++p) {
@@ -227,6 +258,7 @@ DispatchArguments CallRanks::dispatch_arguments(const contract::StepInputs& step
 
 void CallRanks::dispatch(const contract::StepInputs& step, const CallForm& form) {
   std::vector<DispatchArguments> calls;
+  ++calls_;
   for (int r = 0; r < size(); ++r) {
     calls.push_back(dispatch_arguments(step, r, form));
     if (topology_) place_messages(calls.back(), r);
@@ -235,15 +267,16 @@ void CallRanks::dispatch(const contract::StepInputs& step, const CallForm& form)
   for (const Phase phase : {Phase::send, Phase::receive}) {
     const Phase as = form.split_phases ? phase : Phase::fused;
     using Few = SpecialisedDispatch<Quantisation::none, true>;
-    using FewFp8 = SpecialisedDispatch<Quantisation::fp8, true>;
-    const bool fp8 = quantisation_of(calls[0].encoding) == Quantisation::fp8;
+    const Quantisation quantisation = quantisation_of(calls[0].encoding);
     DispatchKernel kernel =
         gathers ? dispatch_kernel_of<GatheredDispatch<Few>, GatheredDispatch<GenericDispatch>>(
                       as, form.few_tokens)
                 : dispatch_kernel_of<Few, GenericDispatch>(as, form.few_tokens);
-    if (form.few_tokens && fp8)
-      kernel = gathers ? &run_dispatch_block<Phase::fused, GatheredDispatch<FewFp8>>
-                       : &run_dispatch_block<Phase::fused, FewFp8>;
+    DispatchKernel quantising = nullptr;
+    if (quantisation == Quantisation::fp8) quantising = quantising_kernel<Quantisation::fp8>(form, gathers);
+    if (quantisation == Quantisation::microscaled)
+      quantising = quantising_kernel<Quantisation::microscaled>(form, gathers);
+    if (quantising != nullptr) kernel = quantising;
     on_host::Grid grid(test::seed() + static_cast<std::uint64_t>(step.index));
     grid.give_each_block(block_memory, static_cast<std::size_t>(lay_out_block(calls.data())));
     for (const DispatchArguments& call : calls) {
@@ -256,7 +289,9 @@ void CallRanks::dispatch(const contract::StepInputs& step, const CallForm& form)
     }
     grid.run();
     if (!form.split_phases) break;
-    if (topology_ && phase == Phase::send) {
+    if (carried() && phase == Phase::send) {
+      carry_messages(calls, form);
+    } else if (topology_ && phase == Phase::send) {
       std::vector<HopArguments> hops;
       for (int r = 0; r < size(); ++r) {
         const DispatchArguments& call = calls[static_cast<std::size_t>(r)];
@@ -281,6 +316,7 @@ void CallRanks::compare_dispatch(const contract::StepInputs& step, int index) {
   EXPECT_EQ(rank.counts, expected.counts);
   EXPECT_EQ(rank.row_offsets, expected.row_offsets);
   EXPECT_EQ(rank.totals.total, expected.row_offsets.back());
+  EXPECT_EQ(rank.totals.call, calls_);
   const oracle::RowMetadata metadata = oracle::row_metadata(step.inputs, step.positions, index);
   for (std::size_t row = 0; row < expected.rows.size(); ++row) {
     if (expected.rows[row].state == oracle::RowState::untouched) continue;
@@ -372,6 +408,7 @@ CombineArguments CallRanks::combine_arguments(const oracle::ExpertOutputs& outpu
 
 void CallRanks::combine(const contract::StepInputs& step, const oracle::ExpertOutputs& outputs,
                         const CallForm& form) {
+  ++calls_;
   combined_.clear();
   combined_.resize(ranks_.size());
   std::vector<CombineArguments> calls;
@@ -417,6 +454,10 @@ void CallRanks::combine(const contract::StepInputs& step, const oracle::ExpertOu
     grid.run();
     if (!form.split_phases) break;
     if (!topology_ || phase != Phase::send) continue;
+    if (carried()) {
+      carry_rows(calls);
+      continue;
+    }
     const bool adds =
         config_.reduction_level == ReductionLevel::node && outputs.reduction == Reduction::partial;
     std::vector<HopArguments> hops;

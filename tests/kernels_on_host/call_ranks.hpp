@@ -34,7 +34,8 @@ contract::TestCase call_case(std::uint64_t number, int ranks);
 class CallRanks {
  public:
   // The configuration of `c`. With nodes: calls take two hops, in phases; the small launches around those
-  // that wait are done by the host.
+  // that wait are done by the host. With the backend collective: an engine carries what a phase has stored
+  // for other ranks, as EngineLane has it do; in phases too.
   explicit CallRanks(const contract::TestCase& c);
 
   void dispatch(const contract::StepInputs& step, const CallForm& form);
@@ -43,6 +44,9 @@ class CallRanks {
 
   // One dispatch and one combine of the case's inputs number `index`.
   void run_step(int index, const CallForm& form);
+
+  // A gather of `rounds` rounds, as far as later calls see it.
+  void gather_in_rounds(int rounds);
 
   const LaneState& state(int rank) const { return ranks_[static_cast<std::size_t>(rank)].state; }
   const PlanView& plan(int rank) const { return ranks_[static_cast<std::size_t>(rank)].plan; }
@@ -73,7 +77,7 @@ class CallRanks {
     std::vector<std::int32_t> ids, local_ids, counts, row_offsets, group_of_row;
     std::vector<float> weight;
     std::int32_t tokens = 0;
-    // Two hops.
+    // Two hops, or an engine.
     EngineLayout engine{};
     Memory engine_memory, windows;
     std::vector<HopTaskState> hop_states;
@@ -81,12 +85,19 @@ class CallRanks {
   };
 
   void make_view(int rank);
-  // Two hops: as the functions of Lane.
+  // `sections` [R]: stays where it is while large groups use the view.
+  static void place_sections(std::vector<std::byte*>& sections, LaneView* view);
+  // Two hops, or an engine: as the functions of Lane.
   void place_hops();
+  void place_lanes();
   void place_messages(DispatchArguments& call, int rank);
   void place_rows(CombineArguments& call, int rank);
   void add_on_nodes(CombineArguments& call, int rank);
   HopArguments hop_arguments(int rank, HopContent content);
+  bool carried() const { return config_.backend == BackendKind::collective; }
+  void carry_headers();
+  void carry_messages(const std::vector<DispatchArguments>& calls, const CallForm& form);
+  void carry_rows(const std::vector<CombineArguments>& calls);
   void run_hops(const std::vector<HopArguments>& calls, std::uint64_t seed);
   DispatchArguments dispatch_arguments(const contract::StepInputs& step, int rank, const CallForm& form);
   void compare_dispatch(const contract::StepInputs& step, int rank);
@@ -94,8 +105,10 @@ class CallRanks {
 
   contract::TestCase case_;
   Config config_;
-  std::optional<Topology> topology_;  // two hops
+  std::optional<Topology> topology_;  // two hops, or an engine
+  std::uint64_t calls_ = 0;           // so far
   HopLayout hops_{};
+  std::vector<std::byte*> window_sections_;  // of all ranks
   std::deque<Rank> ranks_;
   // Of a combine.
   struct Combined {

@@ -20,16 +20,12 @@ void CallRanks::place_hops() {
   topology_.emplace(case_.nodes);
   config_.backend = BackendKind::cuda;
   config_.hops = Hops::two;
-  for (int r = 0; r < size(); ++r) {
-    Rank& rank = ranks_[static_cast<std::size_t>(r)];
-    rank.engine = engine_layout(config_, *topology_, r);
-    rank.engine_memory = of_bytes(rank.engine.bytes, std::byte{0});
-    place_engine_lane(rank.engine, at(rank.engine_memory), &rank.view, rank.view.symmetric);
-  }
+  place_lanes();
   const EngineLayout& engine = ranks_[0].engine;
   hops_ = hop_layout(config_, *topology_, engine.header_bytes, engine.row_bytes);
   for (Rank& rank : ranks_) {
     rank.windows = of_bytes(hops_.bytes, std::byte{0});
+    window_sections_.push_back(at(rank.windows));
     rank.hop_states.resize(static_cast<std::size_t>(hop_tasks(hops_.shape) * 32));
   }
 }
@@ -69,6 +65,8 @@ void CallRanks::place_rows(CombineArguments& call, int index) {
     }
     rows[source] = end;
   }
+  std::memset(memory + layout.row_outbox, 0xff,  // NaN
+              static_cast<std::size_t>(layout.sent_rows * layout.row_bytes));
   call.packed = {.outbox = memory + layout.row_outbox,
                  .row_bytes = layout.row_bytes,
                  .label_offset = layout.label_offset,
@@ -141,8 +139,7 @@ HopArguments CallRanks::hop_arguments(int index, HopContent content) {
   std::byte* const memory = at(rank.engine_memory);
   HopArguments call{};
   call.wires = rank.view;
-  for (int peer = 0; peer < size(); ++peer)
-    call.wires.symmetric[peer] = at(ranks_[static_cast<std::size_t>(peer)].windows);
+  place_sections(window_sections_, &call.wires);
   call.layout = hops_;
   call.topology = HopTopology::of(*topology_, index);
   call.memory = {rank.hop_states.data(), rank.hop_counts};

@@ -74,6 +74,43 @@ TEST_P(KernelCalls, InOtherFormatsAndTypes) {
   ranks.run_step(1, {});
 }
 
+// Whole rows and, of few tokens, halves and quarters; rows of one piece of a stream, of two and of more.
+TEST_P(KernelCalls, InMicroscaledFormats) {
+  std::uint64_t number = 30;
+  for (const char* format : {"mxfp8", "mxfp4-ocp", "nvfp4", "nvfp4-token"}) {
+    const bool nvfp4 = std::string(format).starts_with("nvfp4");
+    for (const auto& [hidden, tokens, type] : {std::tuple{2080, 9, DType::bf16},
+                                               {2080, 1, DType::bf16},
+                                               {2080, 3, DType::fp16},
+                                               {544, 3, DType::fp32},
+                                               {7168, 3, DType::bf16},
+                                               {7200, 2, DType::fp16}}) {
+      if (hidden > 7000 && !nvfp4) continue;
+      contract::TestCase c = case_of(++number, 2, GetParam());
+      c.config.format = parse_format(format);
+      c.config.hidden = hidden;
+      c.config.max_tokens = tokens;
+      c.config.layout = Layout::expert_padded;
+      c.type = type;
+      c.global_scale = 0.37f;
+      c.full = tokens < 9;
+      SCOPED_TRACE(std::string(format) + ", H = " + std::to_string(hidden) + ", " + to_string(type));
+      CallRanks ranks(c);
+      const auto dispatch = [&](int index, const CallForm& form) {
+        ranks.dispatch(contract::make_inputs(c, index), form);
+      };
+      dispatch(0, {.few_tokens = true});
+      dispatch(1, {});
+      if (tokens < 9 || HasFailure()) continue;
+      dispatch(2, {.few_tokens = true, .count_on_device = true});
+      dispatch(3, {.generic = true});
+      dispatch(4, {.split_phases = true});
+      const contract::StepInputs step = contract::make_inputs(c, 4);
+      ranks.dispatch(contract::with_new_values(c, step, 5), {.by_plan = true});
+    }
+  }
+}
+
 TEST_P(KernelCalls, WithValuesBesideTheRows) {
   contract::TestCase c = case_of(4, 3, GetParam());
   c.row_values = true;
@@ -190,6 +227,75 @@ TEST(GatheredCalls, SendEveryTokenToEveryRank) {
     EXPECT_EQ(wire.combine_bytes, (9 - mine) * std::int64_t{80 * 2});
   }
 }
+
+// The host counts a gather as one call, however many rounds it took.
+TEST_P(KernelCalls, AfterGathersInRounds) {
+  const contract::TestCase c = case_of(11, 2, GetParam());
+  CallRanks ranks(c);
+  ranks.run_step(0, {.few_tokens = true});
+  ranks.gather_in_rounds(3);
+  ranks.run_step(1, {});
+  ranks.gather_in_rounds(1);
+  ranks.gather_in_rounds(2);
+  ranks.run_step(2, {.few_tokens = true});
+  ranks.run_step(3, {.split_phases = true});
+}
+
+// --- an engine ---------------------------------------------------------------------------------------------
+
+class CarriedCalls : public testing::TestWithParam<Transfer> {
+ protected:
+  static contract::TestCase carried_case(std::uint64_t number, int ranks) {
+    contract::TestCase c = case_of(number, ranks, GetParam());
+    c.config.backend = BackendKind::collective;
+    c.config.memory = MemoryKind::device;
+    return c;
+  }
+};
+
+TEST_P(CarriedCalls, FromIdsAndByPlan) {
+  for (const int size : {2, 3, 5}) {
+    const contract::TestCase c = carried_case(12, size);
+    CallRanks ranks(c);
+    ranks.run_step(0, {.split_phases = true});
+    ranks.run_step(3, {.split_phases = true, .keeps_inputs = true});
+    ranks.run_step(1, {.split_phases = true, .count_on_device = true});
+    const contract::StepInputs step = contract::make_inputs(c, 1),
+                               other = contract::with_new_values(c, step, 2);
+    ranks.dispatch(other, {.by_plan = true, .split_phases = true});
+    ranks.combine(other, contract::make_expert_outputs(c, other), {.split_phases = true});
+  }
+}
+
+TEST_P(CarriedCalls, InOtherFormatsAndTypes) {
+  contract::TestCase c = carried_case(13, 3);
+  c.config.format = Format::fp8_e4m3();
+  c.config.hidden = 256;
+  c.config.layout = Layout::expert_padded;
+  c.config.capacity = 6;  // some routes are dropped
+  c.result = DType::fp32;
+  c.row_values = true;
+  CallRanks ranks(c);
+  ranks.run_step(0, {.split_phases = true});
+  ranks.run_step(1, {.split_phases = true});
+}
+
+// Ranks that no token has chosen; where tokens go to every rank, they return +0.
+TEST_P(CarriedCalls, OfRanksWithoutRows) {
+  contract::TestCase c = carried_case(14, 3);
+  c.tokens = {4, 0, 0};
+  const std::vector<std::vector<std::int64_t>> ids{{0, 1, -1, -1, 1, -1, 0, 0}, {}, {}};
+  const contract::StepInputs step = contract::inputs_from_ids(c, ids, 0);
+  for (const bool keeps : {false, true}) {
+    const CallForm form{.split_phases = true, .keeps_inputs = keeps, .no_memory_without_rows = true};
+    CallRanks ranks(c);
+    ranks.dispatch(step, form);
+    ranks.combine(step, contract::make_expert_outputs(c, step), form);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Routed, CarriedCalls, testing::Values(Transfer::routed));
+INSTANTIATE_TEST_SUITE_P(Gathered, CarriedCalls, testing::Values(Transfer::gather));
 
 // --- two hops ----------------------------------------------------------------------------------------------
 

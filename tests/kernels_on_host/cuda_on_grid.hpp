@@ -155,6 +155,12 @@ inline float __fmul_rn(float a, float b) {
 inline float __fmaf_rn(float a, float b, float c) {
   return std::fma(a, b, c);
 }
+// Rounded down. For sums that double holds exactly.
+inline float __fmaf_rd(float a, float b, float c) {
+  const double exact = std::fma(double{a}, double{b}, double{c});
+  const auto nearest = static_cast<float>(exact);
+  return nearest > exact ? std::nextafter(nearest, -INFINITY) : nearest;
+}
 inline float __frcp_rn(float value) {
   return 1 / value;
 }

@@ -8,12 +8,15 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
+#include <deque>
 #include <exception>
 #include <functional>
 #include <map>
 #include <memory>
 #include <random>
 #include <stdexcept>
+#include <utility>
 #include <vector>
 
 namespace ferry::on_host {
@@ -46,6 +49,23 @@ struct Warp {
   std::array<std::uint64_t, 32> values{};  // one of each thread
 };
 
+// The asynchronous loads of a thread, which arrive as late as they may: when they are waited for.
+class AsyncLoads {
+ public:
+  void load(void* to, const void* from) { open_.emplace_back(to, from); }
+  void commit() { groups_.push_back(std::exchange(open_, {})); }
+  // Until all groups but the latest `latest` have arrived.
+  void wait_but(std::size_t latest) {
+    for (; groups_.size() > latest; groups_.pop_front())
+      for (const auto& [to, from] : groups_.front()) std::memcpy(to, from, 16);
+  }
+
+ private:
+  using Group = std::vector<std::pair<void*, const void*>>;
+  Group open_;
+  std::deque<Group> groups_;
+};
+
 struct Fiber;  // a thread of a block
 
 struct Block {
@@ -54,7 +74,8 @@ struct Block {
         blocks(of_blocks),
         threads(block_threads),
         barrier(block_threads),
-        warps(block_threads / 32) {}
+        warps(block_threads / 32),
+        async_loads(block_threads) {}
 
   // Barrier `number` of sync_threads_of(), for `count` threads.
   Barrier& barrier_of(int number, unsigned count) {
@@ -66,6 +87,7 @@ struct Block {
   std::vector<Fiber*> fibers;  // of this turn, see Grid::give_each_block()
   Barrier barrier;
   std::vector<Warp> warps;
+  std::vector<AsyncLoads> async_loads;  // of each thread
   std::map<int, Barrier> barriers;
   std::vector<std::byte> memory;  // what the block has in the memory of give_each_block() while others run
 };

@@ -13,10 +13,10 @@ HopTopology topology_of(const std::vector<int>& labels, int rank) {
   const Topology topology(labels);
   HopTopology of{};
   for (int other = 0; other < topology.ranks(); ++other) {
-    of.node[other] = static_cast<std::int16_t>(topology.node_of(other));
-    of.local[other] = static_cast<std::int16_t>(topology.local_rank_of(other));
-    of.relay_there[other] = static_cast<std::int16_t>(topology.relay_of(rank, topology.node_of(other)));
-    of.relay_here[other] = static_cast<std::int16_t>(topology.relay_of(other, topology.node_of(rank)));
+    of.node[other] = static_cast<std::uint8_t>(topology.node_of(other));
+    of.local[other] = static_cast<std::uint8_t>(topology.local_rank_of(other));
+    of.relay_there[other] = static_cast<std::uint8_t>(topology.relay_of(rank, topology.node_of(other)));
+    of.relay_here[other] = static_cast<std::uint8_t>(topology.relay_of(other, topology.node_of(rank)));
   }
   return of;
 }
@@ -91,9 +91,13 @@ HopRun::HopRun(std::uint64_t seed, std::vector<int> labels, int window, int chan
     call.combine_type = DType::bf16;
     call.row = row_;
   }
+  for (Rank& rank : rank_) sections_.push_back(rank.windows.data());
   for (Rank& rank : rank_) {
-    for (int peer = 0; peer < ranks_; ++peer)
-      rank.call.wires.symmetric[peer] = rank_[at(peer)].windows.data();
+    if (ranks_ <= kNarrowRanks) {
+      std::copy(sections_.begin(), sections_.end(), rank.call.wires.symmetric);
+    } else {
+      rank.call.wires.symmetric[0] = reinterpret_cast<std::byte*>(sections_.data());
+    }
   }
 }
 
@@ -228,8 +232,8 @@ void HopRun::send_straight() {
     of.straight = true;
     for (int other = 0; other < ranks_; ++other) {
       if (of.node[other] == of.node[r]) continue;
-      of.relay_there[other] = static_cast<std::int16_t>(other);
-      of.relay_here[other] = static_cast<std::int16_t>(r);
+      of.relay_there[other] = static_cast<std::uint8_t>(other);
+      of.relay_here[other] = static_cast<std::uint8_t>(r);
     }
   }
 }
@@ -291,7 +295,7 @@ void HopRun::run(int absent) {
   unsigned running = 0;
   for (int r = 0; r < ranks_; ++r) {
     if (r == absent) continue;
-    blocks[at(r)] = 1 + static_cast<unsigned>(random_() % at(most_blocks_));
+    blocks[at(r)] = ranks_ > kNarrowRanks ? 1 : 1 + static_cast<unsigned>(random_() % at(most_blocks_));
     running += blocks[at(r)] * kHopThreads;
   }
   if (late_) network_.attach(grid, running, false);

@@ -122,6 +122,7 @@ class HopRun {
   CombineRowLayout row_;
   std::int64_t header_bytes_, flags_, block_bytes_, row_bytes_;
   std::deque<Rank> rank_;
+  std::vector<std::byte*> sections_;  // of symmetric memory
   std::uint64_t number_ = 0;
   bool late_ = false, straight_ = false;
   PutMistake mistake_ = PutMistake::none;

@@ -14,6 +14,13 @@ namespace {
 const std::vector<std::vector<int>> kNodes = {
     {0, 1}, {0, 0, 1, 1}, {0, 1, 0, 1}, {0, 0, 0, 1}, {0, 1, 1, 2, 2, 2, 2, 2}};
 
+// Nodes of about the same size: ranks that follow one another, or scattered.
+std::vector<int> many(int ranks, int nodes, bool scattered) {
+  std::vector<int> labels;
+  for (int rank = 0; rank < ranks; ++rank) labels.push_back(scattered ? rank % nodes : rank * nodes / ranks);
+  return labels;
+}
+
 std::uint64_t seed_for(std::uint64_t number) {
   return test::seed() + number;
 }
@@ -54,6 +61,28 @@ INSTANTIATE_TEST_SUITE_P(Windows, Hops,
                                   std::to_string(std::get<1>(parameter.param)) +
                                   (std::get<2>(parameter.param) ? "_late" : "");
                          });
+
+// More ranks than a warp has threads.
+TEST(HopCalls, ManyRanksInSeveralNodes) {
+  if (!kWide) GTEST_SKIP() << "of wide kernels";
+  HopRun eight_nodes(seed_for(4), many(64, 8, false), 4, 1);
+  eight_nodes.rows(true);
+  HopRun scattered(seed_for(5), many(36, 3, true), 2, 1);
+  scattered.messages(true);
+  scattered.rows(false);
+  scattered.rows(true);
+}
+
+// A rank that is a relay for more ranks than a warp has threads.
+TEST(HopCalls, OneRankRelaysForManyRanks) {
+  if (!kWide) GTEST_SKIP() << "of wide kernels";
+  std::vector<int> labels = many(34, 2, false);
+  labels.push_back(2);
+  HopRun calls(seed_for(6), labels, 1, 1);
+  calls.messages();
+  calls.rows(false);
+  calls.rows(true);
+}
 
 TEST(HopCalls, RefusalsAndDifferencesEndTheCallOnEveryRank) {
   HopRun calls(seed_for(1), {0, 0, 1, 1}, 4, 2);
@@ -118,6 +147,7 @@ TEST(HopCalls, ARankThatStopsIsNamedWithTheRelay) {
     ASSERT_TRUE(records.contains(rank));
     EXPECT_EQ(records.at(rank).peer, 2) << "rank " << rank;
     EXPECT_EQ(records.at(rank).via, -1) << "rank " << rank;
+    EXPECT_NE(records.at(rank).role, WaitRole::none) << "rank " << rank;
   }
 }
 

@@ -127,6 +127,41 @@ TEST(WideKernel, MemoryFor256RanksAndARefusalOfMore) {
   }
 }
 
+// In phases, as calls in two hops run.
+void run_two_hops(contract::TestCase c, const std::vector<int>& nodes) {
+  c.nodes = nodes;
+  c.ranks = static_cast<int>(nodes.size());
+  c.config.experts = 2 * c.ranks;
+  c.config.window = 2;
+  c.row_values = true;
+  c.config.reduction_level = ReductionLevel::node;
+  CallRanks by_node(c);
+  by_node.run_step(0, {.split_phases = true, .generic = true});
+  c.config.reduction_level = ReductionLevel::rank;
+  CallRanks by_rank(c);
+  by_rank.run_step(1, {.split_phases = true, .generic = true});
+  const contract::StepInputs step = contract::make_inputs(c, 1),
+                             other = contract::with_new_values(c, step, 2);
+  by_rank.dispatch(other, {.by_plan = true, .split_phases = true});
+  by_rank.combine(other, contract::make_expert_outputs(c, other), {.split_phases = true, .generic = true});
+}
+
+TEST(WideKernel, TwoHopsOfFewRanks) {
+  run_two_hops(case_of(6, 8), {0, 1, 1, 2, 2, 2, 2, 2});
+}
+
+TEST(WideKernel, TwoHopsOfManyRanks) {
+  std::vector<int> nodes;
+  for (int rank = 0; rank < 34; ++rank) nodes.push_back(rank % 5);
+  contract::TestCase c = case_of(7, 34);
+  c.nodes = nodes;
+  c.config.max_tokens = 3;
+  c.config.window = 2;
+  c.config.reduction_level = ReductionLevel::node;
+  CallRanks ranks(c);
+  ranks.run_step(0, {.split_phases = true, .generic = true});
+}
+
 TEST(WideKernel, SixtyFourRanks) {
   contract::TestCase c = case_of(5, 64);
   c.config.max_tokens = 4;

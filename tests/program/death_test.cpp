@@ -14,6 +14,7 @@
 #include "ferry/error.hpp"
 #include "ferry/evaluator.hpp"
 #include "harness/socket_engine.hpp"
+#include "program/two_batches.hpp"
 #include "runtime/shared_value.hpp"
 #include "runtime/support.hpp"
 
@@ -35,16 +36,7 @@ bool others_have_called_twice(const DeathRecord& record) {
 
 void run_until_a_rank_dies(const Rank& rank, const Config& config, DeathRecord& record) {
   const auto me = static_cast<std::size_t>(rank.index());
-  const Program program = overlap(parse_program(R"(
-    program moe
-    input x: tokens
-    input ids: ids
-    rows = dispatch(x, ids)
-    out: outputs = call experts(rows)
-    y = combine(out, rows)
-    output y
-  )"),
-                                  2);
+  const Program program = program_in_two_batches();
   Exchange exchange(rank, config);
   Evaluator layer(program, exchange,
                   {{"experts", [&](auto inputs, auto outputs) {

@@ -272,7 +272,7 @@ inline end_relaying() {
 #else
 
 /* The peer relays for the rank across. Rows are in the order of tokens.
-   hop_sums.cuh send_for_sums: `work.channels.end(0, work.routes.me(), relay, channel, at.sent);` */
+   hop_sums.cuh send_for_sums: `work.channels.end(0, work.routes.me(), relay, channel, at.sent[0]);` */
 inline send() {
   d_step {
     works(kSender) && (own_next[me] >= MESSAGES || !has_row(me, cross(me), own_next[me]) || has_room(to_relay)) ->
@@ -289,7 +289,7 @@ inline send() {
 }
 
 /* The relay's own rows are read where they lie.
-   hop_sums.cuh relay_sums: `if (missing != 0) return waits_for(at, __ffs(static_cast<int>(missing)) - 1);`
+   hop_sums.cuh relay_sums: `if (missing != 0) return waits_for(at, static_cast<int>(__shfl_sync(~0u, rank, __ffs(static_cast<int>(missing)) - 1)));`
    hop_sums.cuh relay_sums: `const std::uint32_t rows = __ballot_sync(~0u, to == next && token == first);`
    hop_sums.cuh relay_sums: `work.channels.give_back(0, origin, origin, channel, read);` */
 #define token_of_peer (note[slot(as_relay, in[as_relay])])

@@ -112,6 +112,12 @@ class PageTest(SampleTest):
         self.assertTrue(re.search(r'<rect class="" role="img"\s+data-path="load.rows_per_rank.0"', page))
         self.assertTrue('<span class="hot">busiest: expert' in page)  # a popular one
 
+    def test_rows_of_shared_experts_stand_apart(self):
+        page, load = self.drawn_part("small"), self.sample("small").run["load"]
+        shown = re.search(r'besides <span data-path="load.shared_rows_per_rank">([\d,]+)</span> rows of its own for the shared experts', page)
+        self.assertEqual(int(shown[1].replace(",", "")), load["shared_rows_per_rank"])
+        self.assertTrue(re.search(r'data-path="configuration.shared_experts"[^>]*>2<', page))
+
     def test_an_earlier_run_stands_beside_this_one(self):
         page = self.drawn_part("compared")
         self.assertTrue('data-path="compared.differences.1.field">configuration.ranks<' in page)

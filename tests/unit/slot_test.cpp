@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
+#include <limits>
 
 namespace ferry {
 namespace {
@@ -31,6 +32,50 @@ TEST(Slot, RanksOfExpertsAreLookedUpAlone) {
   EXPECT_EQ(kind(1), SlotKind::remote);
   EXPECT_EQ(kind(2), SlotKind::local);
   EXPECT_EQ(calls, 2);
+}
+
+TEST(Slot, OfSharedExpertsComeAfterTheSlotsOfIds) {
+  EXPECT_FALSE(is_shared_slot(0, 3));
+  EXPECT_FALSE(is_shared_slot(2, 3));
+  EXPECT_TRUE(is_shared_slot(3, 3));
+}
+
+TEST(Slot, OfReplicatedInputAreKeptWhereTheirExpertsAre) {
+  EXPECT_TRUE(keeps_route(Input::own, 1, 0));
+  EXPECT_TRUE(keeps_route(Input::replicated, 1, 1));
+  EXPECT_FALSE(keeps_route(Input::replicated, 1, 0));
+}
+
+TEST(Slot, IdsOfSlices) {
+  constexpr ExpertSlices slices{8, 4};
+  EXPECT_EQ(slices.id_of_slice(0, 0), 0);
+  EXPECT_EQ(slices.id_of_slice(5, 3), 23);
+  EXPECT_EQ(classify_id(slices.id_of_slice(7, 3), slices.experts * slices.tp), IdKind::expert);
+  EXPECT_EQ(slices.id_of_slice(-1, 2), -1);
+  for (const std::int64_t bad :
+       {std::int64_t{-2}, std::int64_t{8}, std::int64_t{31}, std::int64_t{32}, kBeyond32Bits}) {
+    const std::int64_t inside = slices.id_of_slice(bad, 1);
+    EXPECT_EQ(classify_id(inside, slices.experts * slices.tp), IdKind::bad) << bad;
+    EXPECT_EQ(slices.unsliced_bad_id(inside), bad);
+  }
+  constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
+  EXPECT_EQ(slices.id_of_slice(kMost, 0), kMost);
+}
+
+TEST(Slot, TokensOfSlicesCoverAllAndDifferByOneAtMost) {
+  for (const int tp : {1, 2, 3, 4, 8}) {
+    for (const std::int64_t tokens : {0, 1, 2, 7, 4095}) {
+      std::int64_t end = 0;
+      for (int i = 0; i < tp; ++i) {
+        const TokenSlice slice = TokenSlice::of(tokens, i, tp);
+        EXPECT_EQ(slice.first, end);
+        EXPECT_GE(slice.count, tokens / tp);
+        EXPECT_LE(slice.count, tokens / tp + 1);
+        end += slice.count;
+      }
+      EXPECT_EQ(end, tokens);
+    }
+  }
 }
 
 }  // namespace

@@ -40,6 +40,18 @@ typedef struct ferry_encoder {
 /// format, of kind FERRY_FORMAT_REGISTERED; ferry_parse_format() finds it by its name from then on.
 ferry_status ferry_register_format(const char* name, const ferry_encoder* encoder, ferry_format* format);
 
+/// ferry_register_format() of the process that loads a library of formats.
+typedef ferry_status (*ferry_register_format_function)(const char* name, const ferry_encoder* encoder,
+                                                       ferry_format* format);
+
+/// The function that a library of formats defines and exports: it registers each of them by calling
+/// `register_format`, and returns the first status other than FERRY_OK. The library needs nothing of Ferry's
+/// but headers.
+ferry_status ferry_formats(ferry_register_format_function register_format);
+
+/// Opens the shared library at `path` and calls its ferry_formats(): see ferry::load_formats().
+ferry_status ferry_load_formats(const char* path);
+
 #ifdef __cplusplus
 }
 #endif

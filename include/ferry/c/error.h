@@ -36,6 +36,14 @@ enum {
   FERRY_REDUCE_SCATTER_V = 9
 };
 
+/// What a rank did in two hops when its wait ended.
+enum {
+  FERRY_ROLE_NONE = 0,     ///< one hop, a wait for call headers, or not known
+  FERRY_ROLE_SENDER = 1,   ///< sent its own messages, and waited for room
+  FERRY_ROLE_RELAY = 2,    ///< passed on messages of other ranks, or added rows
+  FERRY_ROLE_RECEIVER = 3  ///< waited for messages to itself
+};
+
 /// A wait that ended without success: who waited for whom, and for which flag value.
 typedef struct ferry_wait_record {
   int32_t operation;  ///< FERRY_DISPATCH, ...
@@ -90,6 +98,9 @@ typedef struct ferry_error_record {
   ferry_overflow overflow;
   int64_t error_number;  ///< FERRY_RECORD_SYSTEM: errno
   int64_t wait_via;      ///< FERRY_RECORD_WAIT: the relay that forwards what the rank waited for; -1: none
+  int64_t wait_role;     ///< FERRY_RECORD_WAIT: what the rank that waited did in two hops, FERRY_ROLE_...
+  int64_t wait_node;     ///< FERRY_RECORD_WAIT: node of the peer, or without one of the relay; -1: not known,
+                         ///< or the group has one node
 } ferry_error_record;
 
 /// Message of the last call that failed in this thread, with the numbers that matter; "" if none has. Calls

@@ -1,5 +1,6 @@
 // Dispatch and combine in the call shapes of MAX's expert-parallel kernels: combine takes src_info,
-// row_offsets and counts in place of a plan. In host memory. See ferry/max.hpp and docs/guides/max.md.
+// row_offsets and counts in place of a plan. In host memory; max_device.h has the same for device memory. See
+// ferry/max.hpp and docs/guides/max.md.
 #ifndef FERRY_C_MAX_H
 #define FERRY_C_MAX_H
 

@@ -241,5 +241,5 @@ class Exchanges:
             return {"backend": "collective", "memory": "host"}
         if self.nodes == 1:
             return {"backend": "cuda" if on_device else "cpu"}
-        # Simulated nodes. They take the way that messages take between hosts where the backend has it.
-        return {"backend": "cuda", "reduction_level": "rank"} if on_device else {"backend": "cpu", "hops": "two"}
+        # Simulated nodes: messages take the way that they take between hosts.
+        return {"backend": "cuda" if on_device else "cpu", "hops": "two"}

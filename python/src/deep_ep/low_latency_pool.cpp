@@ -17,9 +17,13 @@ void LowLatencyPool::learn(const PyExchange& exchange) {
   fp8_values = {kFp8, rows};
   // Neighbouring rows are neighbours in memory; a column spans the rows of all experts.
   const std::int64_t column = align_up(local_experts * capacity, 4);
-  const Shape strides = {capacity, 1, column};
-  scales = {kFp32, {local_experts, capacity, (config.hidden + 127) / 128}, strides};
-  packed_scales = {kInt32, {local_experts, capacity, (config.hidden + 511) / 512}, strides};
+  // DeepGEMM looks at the stride of a single expert too.
+  const auto strides = [&](std::int64_t columns) {
+    return Shape{local_experts == 1 ? columns * column : capacity, 1, column};
+  };
+  const std::int64_t blocks = (config.hidden + 127) / 128, words = (config.hidden + 511) / 512;
+  scales = {kFp32, {local_experts, capacity, blocks}, strides(blocks)};
+  packed_scales = {kInt32, {local_experts, capacity, words}, strides(words)};
   // As DeepEP returns them: [R*M, H/2, L] and [32, 4, rows of tiles, 4, tiles, L], with the last dimension
   // first in memory and then the third, the fifth, the first, the second and the fourth.
   const std::int64_t half = config.hidden / 2, wide = (config.hidden + 63) / 64, tall = row_tiles(capacity);

@@ -70,6 +70,12 @@ def test_placements_in_slices_are_values():
         ferry.Placement.ep_tp(5, 2, 2)
 
 
+def test_a_backend_of_kernels_works_on_device_memory():
+    assert ferry.Config(**SETTINGS, backend="nvshmem").backend == "nvshmem"
+    with pytest.raises(ferry.UnsupportedError, match="nvshmem works on device memory"):
+        ferry.size_of(ferry.Config(**SETTINGS, backend="nvshmem", memory="host"), 2)
+
+
 def test_sizes_know_the_nodes():
     config = ferry.Config(**SETTINGS, backend="collective")
     nodes = ferry.Topology([0, 0, 1, 1])

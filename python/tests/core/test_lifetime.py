@@ -173,6 +173,7 @@ def test_a_peer_that_does_not_take_part():
 
     record = ferry.Group.threads(2).run(body)[0]
     assert (record.operation, record.rank, record.peer, record.via) == ("dispatch", 0, 1, -1)
+    assert (record.role, record.node) == ("none", -1)
 
 
 def test_different_options_are_named():

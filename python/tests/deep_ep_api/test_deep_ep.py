@@ -234,6 +234,27 @@ def test_rows_of_low_latency_mode(rng, hook, ids):
                 assert [r for r in routes[begin : begin + count]] == [r for r in routes if r[1] == rank]
 
 
+def lies_as_deep_gemm_reads_it(scale):
+    """Whether the strides of scales [experts, rows, columns] are those that DeepGEMM asks for before a grouped GEMM, on SM90 of
+    float32 and on SM100 of int32: rows are adjacent, columns 16 bytes aligned, and experts dense."""
+    experts, rows, columns = (stride // scale.itemsize for stride in scale.strides)
+    aligned = -(-scale.shape[1] // (16 // scale.itemsize)) * (16 // scale.itemsize)
+    return rows == 1 and columns == aligned and experts == columns * scale.shape[2]
+
+
+@pytest.mark.parametrize("use_ue8m0", [False, True])
+@pytest.mark.parametrize("experts", [4, 16])
+def test_scales_for_deep_gemm(rng, use_ue8m0, experts):
+    step = step_of(rng, hidden=1024, experts=experts)
+
+    @on_ranks(4)
+    def _(me, buffer):
+        (_, scale), *_ = low_latency(buffer, step, me, round_scale=use_ue8m0, use_ue8m0=use_ue8m0)
+        assert lies_as_deep_gemm_reads_it(scale) == (experts == 4)  # with one local expert
+        # What docs/guides/deep_ep.md says to do with more.
+        assert lies_as_deep_gemm_reads_it(np.ascontiguousarray(scale.transpose(0, 2, 1)).transpose(0, 2, 1))
+
+
 @pytest.mark.parametrize("scales", ["plain", "round", "ue8m0"])
 def test_fp8_of_low_latency_mode(rng, scales):
     step = step_of(rng, hidden=1024)

@@ -57,6 +57,12 @@ def check_exchange(rank, device, rng):
     load = exchange.load_counts()
     # A dispatch by a plan is not counted.
     assert load.dispatches == 2 and load.experts.sum() == 2 * sum((ids >= 0).sum() for ids in step.ids)
+    # A gather is one call of its lane, in how many rounds ever.
+    mine = torch.full((500 if rank == 0 else rank, HIDDEN), rank, dtype=torch.bfloat16, device=device)
+    all_rows = 500 + sum(range(1, RANKS))
+    gathered = exchange.all_gather_v(mine, torch.empty(all_rows, HIDDEN, dtype=torch.bfloat16, device=device))
+    assert exchange.dispatch(x, ids).wait_total() == total
+    assert gathered[:, 0].float().sum().item() == sum(r * r for r in range(1, RANKS))
 
 
 def test_exchange_in_a_process_group(rng):

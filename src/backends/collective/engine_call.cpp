@@ -347,7 +347,12 @@ void EngineCall::throw_failure() const {
   WaitRecord waited = record();
   const int lost = rank_.state().control().failure().wait.peer;
   if (lost >= 0 && memory_->messages->in_second_hop()) waited.via = memory_->messages->relay_from(lost);
-  rank_.state().control().throw_failure(waited);
+  waited.role = role(lost);
+  rank_.state().control().throw_failure(waited, &rank_.topology());
+}
+
+WaitRole EngineCall::role(int peer) const {
+  return exchanging_blocks_ ? WaitRole::none : memory_->messages->role(peer);
 }
 
 // Whether the rank whose loss has failed the group had finished the current exchange of blocks. Since every
@@ -393,7 +398,11 @@ WaitRecord EngineCall::missing() const {
 
 // In the thread that runs the exchange, during a transfer.
 void EngineCall::time_out() const {
-  rank_.state().time_out(missing(), deadline_);
+  WaitRecord waited = missing();
+  waited.role = role(waited.peer);
+  const int named = waited.peer >= 0 ? waited.peer : waited.via;
+  if (named >= 0 && rank_.topology().nodes() > 1) waited.node = rank_.topology().node_of(named);
+  rank_.state().time_out(waited, deadline_);
   throw_failure();
 }
 

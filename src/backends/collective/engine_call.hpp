@@ -93,6 +93,7 @@ class EngineCall {
   [[noreturn]] void throw_failure() const;
   bool has_lost_finished_rank() const;
   void check_in_thread();
+  WaitRole role(int peer) const;  // in the current transfer
   WaitRecord missing() const;
   [[noreturn]] void time_out() const;
   WaitRecord record() const;

@@ -21,6 +21,19 @@ bool is_relay(const Topology& topology, cpu::Direction direction, int relay, int
   return !within_node && topology.relay_of(to, topology.node_of(relay)) == relay;
 }
 
+WaitRole role_towards(const Topology& topology, cpu::Direction direction, bool in_second_hop, int peer,
+                      int me) {
+  if (in_second_hop) return WaitRole::receiver;
+  if (peer < 0) return WaitRole::none;
+  const bool within_node = topology.node_of(peer) == topology.node_of(me);
+  if (direction == cpu::Direction::to_experts) {
+    if (within_node) return WaitRole::receiver;
+    return topology.relay_of(peer, topology.node_of(me)) == me ? WaitRole::relay : WaitRole::sender;
+  }
+  if (within_node) return WaitRole::relay;
+  return topology.relay_of(me, topology.node_of(peer)) == peer ? WaitRole::receiver : WaitRole::sender;
+}
+
 HopTables::HopTables(const Topology& topology, int rank)
     : topology_(topology), me_(rank), node_(topology.node_of(rank)) {
   const std::vector<int>& node_ranks = topology_.ranks_of(node_);

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "backends/cpu/link/peer_link.hpp"
+#include "ferry/error.hpp"
 #include "ferry/topology.hpp"
 
 namespace ferry::collective {
@@ -25,6 +26,9 @@ struct TableBytes {
 int relay_between(const Topology& topology, cpu::Direction direction, int from, int to);
 // True if rank `relay` forwards messages of other ranks to rank `to`.
 bool is_relay(const Topology& topology, cpu::Direction direction, int relay, int to);
+// What rank `me` is in a transfer of messages in two hops, for what it waits for from `peer` (-1: not known).
+WaitRole role_towards(const Topology& topology, cpu::Direction direction, bool in_second_hop, int peer,
+                      int me);
 
 // An entry is a number of bytes. Sender and receiver know from the topology which ranks the entries of a
 // block stand for, so a rank's tables have at most 2 R entries in each direction.

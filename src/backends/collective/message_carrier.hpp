@@ -39,6 +39,8 @@ class MessageCarrier {
   virtual int relay_from(int) const { return -1; }
   // True if `peer` forwards messages of other ranks to this rank.
   virtual bool is_relay(int) const { return false; }
+  // What this rank is for what the current transfer brings from `peer`; with one hop nothing in particular.
+  virtual WaitRole role(int /*peer*/) const { return WaitRole::none; }
   // False if what the current transfer brings from `peer` is known to be missing.
   virtual bool has_arrived(int) const { return true; }
 };

@@ -57,6 +57,10 @@ class MessageHops final : public MessageCarrier {
   bool in_second_hop() const override { return in_second_hop_; }
   int relay_from(int peer) const override { return relay_between(topology_, direction_, peer, me_); }
   bool is_relay(int peer) const override { return collective::is_relay(topology_, direction_, peer, me_); }
+  WaitRole role(int peer) const override {
+    if (!options_.relays) return WaitRole::none;
+    return role_towards(topology_, direction_, in_second_hop_, peer, me_);
+  }
   bool has_arrived(int peer) const override;
 
   // The messages from a rank, after exchange().

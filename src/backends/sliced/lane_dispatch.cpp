@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
-#include <limits>
 
 #include "backends/sliced/lane.hpp"
 #include "exchange/slice_fault.hpp"
@@ -51,17 +50,11 @@ std::vector<std::int64_t> Lane::agree_on_tokens(const DispatchCall& call) const 
 }
 
 const std::int64_t* Lane::slice_of_ids(const DispatchCall& call, const TokenSlice& slice) const {
-  const std::int64_t top_k = context_.config.top_k, experts = context_.config.experts;
-  const std::int64_t tp = context_.tp();
+  const std::int64_t top_k = context_.config.top_k;
+  const ExpertSlices slices{context_.config.experts, context_.tp()};
   auto* const routed = array<std::int64_t>(arrays_.ids);
-  for (std::int64_t i = 0; i < slice.count * top_k; ++i) {
-    const std::int64_t id = id_at(call.ids, slice.first * top_k + i);
-    // A bad id stays one: take_diagnostics() takes the addend off again.
-    const std::int64_t most = std::numeric_limits<std::int64_t>::max() - experts * tp;
-    routed[i] = id < 0          ? id
-                : id >= experts ? std::min(id, most) + experts * tp
-                                : id * tp + context_.tp_rank();
-  }
+  for (std::int64_t i = 0; i < slice.count * top_k; ++i)
+    routed[i] = slices.id_of_slice(id_at(call.ids, slice.first * top_k + i), context_.tp_rank());
   return routed;
 }
 

@@ -3,24 +3,13 @@
 
 #include "capi/convert.hpp"
 #include "capi/handles.hpp"
+#include "cuda/capi/c_calls.hpp"
 #include "cuda/device_test.hpp"
-#include "ferry/ferry.h"
 
 namespace ferry::contract {
 namespace {
 
 using CudaCapi = DeviceTest;
-
-void require_ok(ferry_status status, const char* what) {
-  require(status == FERRY_OK, what, ": ", ferry_last_error());
-}
-
-template <class T>
-T sized() {
-  T value{};
-  value.size = sizeof value;
-  return value;
-}
 
 // The arguments of a DeviceRun, as C has them. C passes N by value.
 ferry_dispatch_args dispatch_args(DeviceRun& device_run, std::int64_t tokens, ferry_dispatch_result* result,

@@ -48,15 +48,16 @@ __global__ void encode_mx(const EncodeArguments call) {
                                         });
 }
 
-template <DType kType>
+template <DType kType, int kAtOnce>
 __global__ void encode_nvfp4(const EncodeArguments call) {
   constexpr int kColumns = kMicroscaledColumns;
   const std::byte* const in = narrowed_row<kType>(call);
   std::byte* const to_scales = call.scales + blockIdx.x * call.encoding.scale_bytes(kColumns);
-  cuda::send_nvfp4<kType>(in, call.values + blockIdx.x * call.encoding.value_bytes(kColumns), 1u,
-                          {0, kColumns}, call.g, [&](bool stores, std::int64_t offset, std::uint32_t word) {
-                            if (stores) *reinterpret_cast<std::uint32_t*>(to_scales + offset) = word;
-                          });
+  cuda::send_nvfp4<kType, kAtOnce>(in, call.values + blockIdx.x * call.encoding.value_bytes(kColumns), 1u,
+                                   {0, kColumns}, call.g,
+                                   [&](bool stores, std::int64_t offset, std::uint32_t word) {
+                                     if (stores) *reinterpret_cast<std::uint32_t*>(to_scales + offset) = word;
+                                   });
 }
 
 template <class T>
@@ -83,9 +84,10 @@ auto mx_kernel_of(DType type, bool whole_rows) {
 
 auto kernel_of(const Encoding& encoding, DType type, bool whole_rows) {
   if (encoding.is_nvfp4())
-    return type == DType::fp32   ? &encode_nvfp4<DType::fp32>
-           : type == DType::bf16 ? &encode_nvfp4<DType::bf16>
-                                 : &encode_nvfp4<DType::fp16>;
+    return type == DType::fp32 ? &encode_nvfp4<DType::fp32, 1>
+           : type == DType::bf16
+               ? (whole_rows ? &encode_nvfp4<DType::bf16, 2> : &encode_nvfp4<DType::bf16, 1>)
+               : (whole_rows ? &encode_nvfp4<DType::fp16, 2> : &encode_nvfp4<DType::fp16, 1>);
   return encoding.element == ElementType::e4m3 ? mx_kernel_of<ElementType::e4m3>(type, whole_rows)
                                                : mx_kernel_of<ElementType::e2m1>(type, whole_rows);
 }

@@ -16,7 +16,7 @@ struct MicroscaledRows {
 };
 
 // `rows`: bits of values of `type`, kMicroscaledColumns to a row, one value to an element. `whole_rows`: by
-// the code for rows that are streamed, which has no fp32 and no nvfp4. `g`: scale of the call, of nvfp4.
+// the code for rows that are streamed, which has no fp32. `g`: scale of the call, of nvfp4.
 MicroscaledRows encode_on_device(const std::vector<std::uint32_t>& rows, DType type, const Format& format,
                                  bool whole_rows, float g = 1);
 

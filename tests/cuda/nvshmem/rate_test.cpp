@@ -54,6 +54,7 @@ struct Shape {
   Format format;
   Layout layout;
   int sm_limit;
+  int window = 0;  // Config::window
 };
 
 // Seconds of a call, and the bytes that this rank sends to the other node in it.
@@ -89,6 +90,7 @@ Times times_of(const Rank& rank, const Shape& shape) {
                            .max_tokens = shape.tokens,
                            .backend = shape.backend,
                            .hops = shape.hops,
+                           .window = shape.window,
                            .layout = shape.layout,
                            .format = shape.format,
                            .reduction_level = shape.backend == BackendKind::cuda && shape.hops == Hops::one
@@ -157,15 +159,19 @@ TEST(NvshmemRate, OfTwoNodesOfOneRank) {
     cuda::check(cudaSetDevice(rank.index()), "set the device");
     const double rate = rate_of_puts(rank);
     if (rank.index() == 0) std::printf("puts, %d blocks: %.1f GB/s out of each rank\n", kBlocks, rate * 1e-9);
-    const Times many =
-        times_of(rank, {BackendKind::nvshmem, Hops::two, 4096, Format::bf16(), Layout::rank_major, kBlocks});
-    const double bound = static_cast<double>(many.dispatch_bytes) / rate;
-    print(rank, "dispatch, 4,096 tokens bf16 rank_major", many.dispatch, "puts of its bytes", bound, 1.25);
-    print(rank, "dispatch and combine, 4,096 tokens", many.pair, "puts of their bytes",
-          static_cast<double>(many.dispatch_bytes + many.combine_bytes) / rate, 1.25);
-    const Times plain_many =
-        times_of(rank, {BackendKind::cuda, Hops::two, 4096, Format::bf16(), Layout::rank_major, kBlocks});
-    print(rank, "dispatch, 4,096 tokens", many.dispatch, "plain stores, two hops", plain_many.dispatch, 1);
+    Times many{};
+    for (const int window : {0, 512}) {
+      many = times_of(
+          rank, {BackendKind::nvshmem, Hops::two, 4096, Format::bf16(), Layout::rank_major, kBlocks, window});
+      print(rank, window == 0 ? "dispatch, 4,096 tokens bf16 rank_major" : "the same, with a window of 512",
+            many.dispatch, "puts of its bytes", static_cast<double>(many.dispatch_bytes) / rate, 1.25);
+      print(rank, "dispatch and combine", many.pair, "puts of their bytes",
+            static_cast<double>(many.dispatch_bytes + many.combine_bytes) / rate, 1.25);
+    }
+    const Times plain_many = times_of(
+        rank, {BackendKind::cuda, Hops::two, 4096, Format::bf16(), Layout::rank_major, kBlocks, 512});
+    print(rank, "dispatch, 4,096 tokens, with a window of 512", many.dispatch, "plain stores, two hops",
+          plain_many.dispatch, 1);
     const Shape few{BackendKind::nvshmem, Hops::two, 128, Format::fp8_e4m3(), Layout::expert_major, 0};
     const Times puts = times_of(rank, few);
     for (const Hops hops : {Hops::two, Hops::one}) {

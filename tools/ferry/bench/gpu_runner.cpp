@@ -67,7 +67,9 @@ class GpuBenchRunner {
   const BenchInputs& inputs_;
   TokenTables& tables_;
   Exchange exchange_;
+  TurnBegin turn_begin_;
   cuda::CudaStream stream_;
+  TurnEnd turn_end_;
   GpuBuffer global_scale_;  // empty: g is 1
   GpuTimer timer_;
   GpuInputs inputs_on_gpu_;
@@ -87,6 +89,8 @@ GpuBenchRunner::GpuBenchRunner(const Rank& rank, const GpuCase& gpu_case, const 
       inputs_(inputs),
       tables_(tables),
       exchange_(rank, point_.config),
+      turn_begin_(rank),
+      turn_end_(rank),
       timer_(rank, point_, stream_, [this] { exchange_.synchronize(0, stream_); }),
       inputs_on_gpu_(rank, point_, inputs),
       result_(point_.result_bytes()),
@@ -259,7 +263,7 @@ TimesOfRanks run_exchange(const GpuCase& gpu_case, const BenchInputs& inputs) {
   const BenchPoint& point = gpu_case.point;
   TokenTables tables(point);
   TimesOfRanks times(static_cast<std::size_t>(point.ranks));
-  Group group = Group::threads(point.ranks);
+  Group group = Group::threads(point.ranks, point.hosts);
   group.set_deadline(point.config.deadline);
   group.run([&](const Rank& rank) {
     use_gpu_of_rank(rank.index());

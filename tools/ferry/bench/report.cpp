@@ -111,6 +111,7 @@ std::string gpu_heading(const GpuBenchRow& row) {
   if (row.call.work == Work::metadata) return text + "\n";
   text += fmt::format("; {}, {}", to_string(config.format), to_string(config.layout));
   if (row.call.combines()) text += fmt::format(", {}", to_string(row.call.reduction));
+  if (row.point.hosts > 1) text += fmt::format(", two hops between {} simulated hosts", row.point.hosts);
   return text + (row.call.weighted ? ", with weights\n" : ", without weights\n");
 }
 
@@ -128,6 +129,10 @@ nlohmann::ordered_json gpu_row_json(const GpuBenchRow& row) {
   json.update(point_json(row.point, row.routing));
   json["reduction"] = row.call.combines() ? nlohmann::ordered_json(to_string(row.call.reduction)) : nullptr;
   json["weights"] = row.call.weighted;
+  if (row.point.hosts > 1) {
+    json["hops"] = to_string(row.point.config.hops);
+    json["hosts"] = row.point.hosts;
+  }
   json["sm_limit"] = row.call.sm_limit;
   json["form"] = row.call.in_phases ? "phases" : "fused";
   json["launch"] = row.call.eager ? "eager" : "graph";

@@ -251,8 +251,12 @@ std::vector<BenchPoint> bench_points(const BenchOptions& options, const std::vec
 std::vector<GpuCase> gpu_cases(const BenchOptions& options, const std::vector<Trace>& traces) {
   if (options.processes)
     throw UsageError("--processes with --backend cuda: ranks of a GPU benchmark are threads");
-  if (options.hosts > 1)
-    throw UsageError("--hosts with --backend cuda: the ranks of a GPU benchmark are on one host");
+  if ((options.hosts > 1) != (options.hops == "two"))
+    throw UsageError("--hosts with --backend cuda simulates hosts for --hops two: give both or neither");
+  for (const int ranks : options.ranks) {
+    if (ranks % options.hosts != 0)
+      throw UsageError(fmt::format("--hosts {}: must divide --ranks {}", options.hosts, ranks));
+  }
   check_engine(options.backend, options.choice);
   check_global_scale(options.global_scale, options.formats);
   std::vector<GpuCase> cases;

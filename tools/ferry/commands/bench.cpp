@@ -97,12 +97,14 @@ void add_shape_options(CLI::App& command, BenchOptions& options) {
              {"cpu", "collective", "cuda"});
   add_engine_options(command, options.choice);
   add_choice(command, "--hops", options.hops,
-             "cpu, collective: one, or two: between nodes by relays;\ndefault of collective: two where nodes "
-             "have several ranks",
+             "one, or two: between hosts by relays;\ndefault of collective: two where hosts have several "
+             "ranks",
              {"automatic", "one", "two"});
   add_number(command, "--hosts", options.hosts,
-             "divide the ranks into so many simulated hosts, which\nchanges how combine adds; default 1", 1,
-             1024);
+             "divide the ranks into so many simulated hosts, which\nchanges how combine adds; cuda: with "
+             "--hops two;\n"
+             "default 1",
+             1, 1024);
   command.add_flag("--processes", options.processes, "make each rank a process; default: a thread");
   add_list(command, "--format", options.formats,
            "any of bf16 (default), fp16, fp32,\nfp8[-columns][-pow2[-packed]],\nmxfp8 or "
@@ -207,6 +209,7 @@ void run_readme(const BenchOptions& options, const Output& json) {
 }
 
 void run_bench(const BenchOptions& options, const CLI::App& command) {
+  prepare_for_hops(options.hops);
   if (options.readme) refuse_with_readme(command);
   const Output json(options.json);
   if (options.readme) return run_readme(options, json);

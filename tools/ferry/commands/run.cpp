@@ -112,10 +112,11 @@ void add_exchange_options(CLI::App& command, RunOptions& options) {
       "own (default): each rank has its own tokens;\nreplicated: all ranks have the same, and each gets its "
       "own\nexperts' part of the sums; gathered: tokens go to every\nrank, for few tokens with many experts",
       {"own", "replicated", "gathered"});
-  add_choice(command, "--hops", options.hops,
-             "cpu, collective: one, or two: between nodes by relays;\ndefault of collective: two where nodes "
-             "have several ranks",
-             {"automatic", "one", "two"});
+  add_choice(
+      command, "--hops", options.hops,
+      "one, or two: between hosts by relays;\ndefault: two with collective on host memory, where\nhosts "
+      "have several ranks, and with nvshmem",
+      {"automatic", "one", "two"});
   add_count(command, "--alignment", options.alignment,
             "an expert's first row is a multiple of this; default 1");
 }
@@ -273,6 +274,7 @@ void run_program_trace(const RunSpec& spec, Group& group, const OutputFiles& fil
 }
 
 void run_trace(RunOptions options) {
+  prepare_for_hops(options.hops);
   if (options.runs_program()) check_program_options(options);
   refuse_shared({{"--compare", options.compare},
                  {"--json", options.json},

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdlib>
 #include <vector>
 
 #include "exchange/configuration.hpp"
@@ -56,6 +57,10 @@ Reduction reduction_of(const std::string& name) {
 
 ReductionLevel reduction_level_of(const std::string& name) {
   return named(std::array{ReductionLevel::automatic, ReductionLevel::rank, ReductionLevel::node}, name);
+}
+
+void prepare_for_hops(const std::string& name) {
+  if (name == "two") setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
 }
 
 Hops hops_of(const std::string& name) {

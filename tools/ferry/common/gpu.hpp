@@ -17,6 +17,20 @@ namespace ferry::app {
 // Makes the rank's GPU the current one of the calling thread: rank modulo the number of GPUs.
 void use_gpu_of_rank(int rank);
 
+// Members before and after a stream of a rank, whose constructors are collective: the ranks make their
+// streams one after the other. A device takes work from several queues, and streams that follow one another
+// have different ones. In two hops ranks that share a GPU need that (docs/contract.md).
+struct TurnBegin {
+  explicit TurnBegin(const Rank& rank) {
+    for (int turn = 0; turn < rank.index(); ++turn) rank.barrier();
+  }
+};
+struct TurnEnd {
+  explicit TurnEnd(const Rank& rank) {
+    for (int turn = rank.index(); turn < rank.size(); ++turn) rank.barrier();
+  }
+};
+
 class GpuEvent {
  public:
   GpuEvent() { cuda::check(cudaEventCreate(&event_), "create an event"); }

@@ -42,7 +42,7 @@ class GpuExperts {
   }
 
   const RunSpec& spec_;
-  const std::vector<int>& experts_;  // global ids, in local order
+  const std::vector<int> experts_;  // of each group, and rank_major: global ids in local order
   bool rank_major_;
   const cuda::CudaStream& stream_;
   Cublas cublas_;
@@ -58,7 +58,7 @@ class GpuExperts {
 
 GpuExperts::GpuExperts(const RunSpec& spec, int rank, std::int64_t rows, const cuda::CudaStream& stream)
     : spec_(spec),
-      experts_(spec.config.placement.experts_of(rank)),
+      experts_(experts_on(spec, rank)),
       rank_major_(spec.config.layout == Layout::rank_major),
       stream_(stream),
       cublas_(stream.get()),
@@ -180,6 +180,8 @@ class GpuContext final : public DeviceContext {
  public:
   GpuContext(const Rank& rank, const RunSpec& spec)
       : DeviceContext(rank, spec),
+        turn_begin_(rank),
+        turn_end_(rank),
         experts_(spec, rank.index(), received_row_capacity(exchange_), stream_),
         tokens_(spec.tokens() * spec.row_bytes()),
         ids_(spec.tokens() * spec.config.top_k * 4),
@@ -227,7 +229,9 @@ class GpuContext final : public DeviceContext {
   }
 
  private:
+  TurnBegin turn_begin_;
   cuda::CudaStream stream_;
+  TurnEnd turn_end_;
   GpuExperts experts_;
   GpuBuffer tokens_, ids_, weights_;
   GpuBuffer global_scale_;  // empty: g is 1

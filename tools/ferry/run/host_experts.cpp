@@ -12,19 +12,6 @@
 
 namespace ferry::app {
 
-namespace {
-
-// Shared experts come first, as their groups do.
-std::vector<int> experts_on(const RunSpec& spec, int rank) {
-  std::vector<int> experts;
-  for (int shared = spec.config.experts; shared < spec.all_experts(); ++shared) experts.push_back(shared);
-  const std::vector<int>& routed = spec.config.placement.experts_of(rank);
-  experts.insert(experts.end(), routed.begin(), routed.end());
-  return experts;
-}
-
-}  // namespace
-
 HostExperts::HostExperts(const RunSpec& spec, int rank, std::int64_t capacity)
     : spec_(spec),
       rank_major_(spec.config.layout == Layout::rank_major),

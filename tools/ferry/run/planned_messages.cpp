@@ -1,5 +1,7 @@
 #include "tools/ferry/run/planned_messages.hpp"
 
+#include <cstdint>
+#include <span>
 #include <vector>
 
 namespace ferry::app {
@@ -29,15 +31,18 @@ int rows_of(const Config& config, int routes) {
   return config.reduction == Reduction::partial ? (routes > 0 ? 1 : 0) : routes;
 }
 
-// The messages between `source` and one node that has routes of the token.
+// The messages between `source` and one node that has routes of the token. `entries`: ranks that messages to
+// a relay are for.
 void add_node(const Config& config, const Topology& topology, int source, int node,
-              const RoutesToRank& routes, const Matrix& dispatch, const Matrix& combine) {
+              const RoutesToRank& routes, const Matrix& dispatch, const Matrix& entries,
+              const Matrix& combine) {
   const bool relayed = config.hops == Hops::two && node != topology.node_of(source);
   const int relay = relayed ? topology.relay_of(source, node) : source;
   int rows = 0;
   for (const int rank : topology.ranks_of(node)) {
     const int here = rows_of(config, routes[static_cast<std::size_t>(rank)]);
     rows += here;
+    if (here > 0 && relayed) entries(source, relay) += 1;
     if (here == 0 || (relayed && rank == relay)) continue;
     dispatch(relay, rank) += 1;
     combine(rank, relay) += here;
@@ -55,9 +60,10 @@ bool relays_add(const Config& config) {
 }
 
 void add_planned_messages(const RunSpec& spec, const Config& config, const Topology& topology, int step,
-                          std::span<std::int64_t> dispatch, std::span<std::int64_t> combine) {
+                          const SharedResults& results) {
   const int ranks = topology.ranks();
-  const Matrix sent(dispatch, ranks), returned(combine, ranks);
+  const Matrix sent(results.dispatch_messages(), ranks), entries(results.dispatch_entries(), ranks),
+      returned(results.combine_messages(), ranks);
   for (int source = 0; source < ranks; ++source) {
     const Routes routes = make_routes(spec, step, source);
     for (std::size_t token = 0; token < routes.ids.size(); token += static_cast<std::size_t>(config.top_k)) {
@@ -69,7 +75,7 @@ void add_planned_messages(const RunSpec& spec, const Config& config, const Topol
         if (config.input == Input::own || rank == source) ++to_rank[static_cast<std::size_t>(rank)];
       }
       for (int node = 0; node < topology.nodes(); ++node)
-        add_node(config, topology, source, node, to_rank, sent, returned);
+        add_node(config, topology, source, node, to_rank, sent, entries, returned);
     }
   }
 }

@@ -1,11 +1,9 @@
 // The messages that the ranks of a `ferry run` send one another, as the routes imply them.
 #pragma once
 
-#include <cstdint>
-#include <span>
-
 #include "ferry/topology.hpp"
 #include "tools/ferry/run/run_spec.hpp"
+#include "tools/ferry/run/shared_results.hpp"
 
 namespace ferry::app {
 
@@ -13,8 +11,8 @@ namespace ferry::app {
 bool relays_add(const Config& config);
 
 // Adds the messages of one step, of all ranks. `config` is that of the exchange, which has chosen hops and
-// reduction level. Both arrays are [ranks][ranks], from and to; the diagonal counts what stays on its rank.
+// reduction level.
 void add_planned_messages(const RunSpec& spec, const Config& config, const Topology& topology, int step,
-                          std::span<std::int64_t> dispatch, std::span<std::int64_t> combine);
+                          const SharedResults& results);
 
 }  // namespace ferry::app

@@ -115,8 +115,11 @@ std::int64_t combine_message(const RunSpec& spec, const Topology& topology) {
   Config chosen = spec.config;
   chosen.hops = chosen_hops(chosen, topology);
   chosen.reduction_level = chosen_level(chosen, topology);
-  if (relays_add(chosen)) return spec.row_bytes() + static_cast<std::int64_t>(sizeof(cpu::SumHead));
-  if (chosen.backend == BackendKind::collective && on_device(chosen)) {
+  const bool packed =
+      on_device(chosen) && (chosen.backend == BackendKind::collective || has_relays(chosen, topology));
+  if (relays_add(chosen) && !packed)
+    return spec.row_bytes() + static_cast<std::int64_t>(sizeof(cpu::SumHead));
+  if (packed) {
     // A row ends with a label of eight bytes, and takes a multiple of 16.
     const std::int64_t row = combine_row_layout(chosen.combine_type, chosen.hidden, chosen.top_k).bytes;
     return (row + 8 + 15) / 16 * 16;
@@ -135,6 +138,22 @@ report::Traffic traffic_of(const RunSpec& spec, std::span<const std::int64_t> me
     if (i / ranks != i % ranks) out.messages += messages[i];
   }
   return out;
+}
+
+// On device memory a message to a relay has the token once, and for each rank that it is for an entry and the
+// token's slots there.
+void count_entries(const RunSpec& spec, const Topology& topology, const SharedResults& results,
+                   report::Traffic* traffic) {
+  if (!on_device(spec.config) || !has_relays(spec.config, topology)) return;
+  const auto ranks = static_cast<std::size_t>(spec.options.ranks);
+  const auto packet = static_cast<std::int64_t>(sizeof(LLPacket)), slots = packet * spec.config.top_k;
+  for (std::size_t i = 0; i < ranks * ranks; ++i) {
+    const std::int64_t more =
+        results.dispatch_entries()[i] * (packet + slots) - results.dispatch_messages()[i] * slots;
+    if (results.dispatch_entries()[i] == 0) continue;
+    traffic->traffic_bytes[i] += more;
+    traffic->wire_bytes += more;
+  }
 }
 
 // Compares the bytes and messages that the ranks counted while writing with those that the plans imply.
@@ -159,6 +178,7 @@ void add_traffic(const RunSpec& spec, const Topology& topology, const SharedResu
   const std::int64_t rows = sum_over_ranks(spec, results, &RankResults::rows);
   const std::int64_t rank_steps = std::int64_t{spec.options.steps} * spec.options.ranks;
   run.dispatch = traffic_of(spec, results.dispatch_messages(), dispatch_message(spec));
+  count_entries(spec, topology, results, &run.dispatch);
   run.dispatch.moved_bytes = rank_steps * spec.tokens() * spec.row_bytes() + 2 * run.dispatch.wire_bytes +
                              rows * received_row_bytes(spec.config);
   run.combine = traffic_of(spec, results.combine_messages(), combine_message(spec, topology));

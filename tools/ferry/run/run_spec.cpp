@@ -43,8 +43,6 @@ TraceOptions trace_options(const RunOptions& options) {
 void check_shared_experts(const RunOptions& options) {
   if (options.shared_experts == 0) return;
   const std::string given = fmt::format("--shared-experts {}", options.shared_experts);
-  if (const std::string gpu = options.gpu_option(); !gpu.empty())
-    throw UsageError(given + " runs on host memory, not with " + gpu);
   if (options.reduction == "unreduced")
     throw UsageError(
         given + " with --reduction unreduced: the results of shared experts are added: use partial or exact");
@@ -53,8 +51,6 @@ void check_shared_experts(const RunOptions& options) {
 void check_input(const RunOptions& options) {
   if (options.input == "own") return;
   const std::string given = "--input " + options.input;
-  if (const std::string gpu = options.gpu_option(); !gpu.empty())
-    throw UsageError(given + " runs on host memory, not with " + gpu);
   if (options.reduction != "partial" || options.reduction_level == "node") {
     throw UsageError(fmt::format("{} with --reduction {} --reduction-level {}: use partial, by rank", given,
                                  options.reduction, options.reduction_level));
@@ -194,6 +190,14 @@ RunSpec make_run_spec(const RunOptions& options) {
 
 int token_rank(const RunSpec& spec, int rank) {
   return spec.config.input == Input::replicated ? 0 : rank;
+}
+
+std::vector<int> experts_on(const RunSpec& spec, int rank) {
+  std::vector<int> experts;
+  for (int shared = spec.config.experts; shared < spec.all_experts(); ++shared) experts.push_back(shared);
+  const std::vector<int>& routed = spec.config.placement.experts_of(rank);
+  experts.insert(experts.end(), routed.begin(), routed.end());
+  return experts;
 }
 
 void make_token(const RunSpec& spec, int step, int rank, std::int64_t token, std::byte* values) {

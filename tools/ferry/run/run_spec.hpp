@@ -90,6 +90,9 @@ RunSpec make_run_spec(const RunOptions& options);
 // The rank whose tokens and routes `rank` has.
 int token_rank(const RunSpec& spec, int rank);
 
+// The experts on a rank, as RunSpec numbers them. Shared experts come first, as their groups do.
+std::vector<int> experts_on(const RunSpec& spec, int rank);
+
 // Ids and weights of one rank and step, [N, K] each.
 struct Routes {
   std::vector<std::int32_t> ids;

@@ -148,8 +148,7 @@ void RankRunner::count(const Step& step, const DispatchResult& received) {
   for (int group = 0; group < received.groups; ++group) own_results_.rows += received.counts[group];
   if (rank_.index() != 0) return;
   results_.dropped() += received.plan.dropped();
-  add_planned_messages(spec_, context_->exchange().config(), rank_.topology(), step.number,
-                       results_.dispatch_messages(), results_.combine_messages());
+  add_planned_messages(spec_, context_->exchange().config(), rank_.topology(), step.number, results_);
 }
 
 double RankRunner::now_us() const {

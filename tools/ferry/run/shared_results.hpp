@@ -29,7 +29,7 @@ struct RankResults {
 // writes its own entries; rank 0 writes the numbers that all ranks know. Read it after all ranks have ended.
 //
 // Layout: RankResults [ranks]; StepTimes [steps][ranks]; dropped routes; dispatch messages [ranks][ranks];
-// combine messages [ranks][ranks]; routes [experts].
+// entries of dispatch messages [ranks][ranks]; combine messages [ranks][ranks]; routes [experts].
 class SharedResults {
  public:
   SharedResults(int ranks, int steps, int experts)
@@ -37,7 +37,7 @@ class SharedResults {
         steps_(steps),
         experts_(experts),
         memory_(Mapping::anonymous_shared(results_bytes() + times_bytes() +
-                                          (1 + 2 * pairs() + std::int64_t{experts}) * 8)) {}
+                                          (1 + 3 * pairs() + std::int64_t{experts}) * 8)) {}
 
   // Collective. For ranks that share no memory: every rank gets the results and times of all.
   void gather(const Rank& me) const {
@@ -60,8 +60,10 @@ class SharedResults {
   // [ranks][ranks]: from, to. The diagonal is local.
   std::span<std::int64_t> dispatch_messages() const { return {numbers(1), at(pairs())}; }
   std::span<std::int64_t> combine_messages() const { return {numbers(1 + pairs()), at(pairs())}; }
+  // Ranks that the messages to a relay are for.
+  std::span<std::int64_t> dispatch_entries() const { return {numbers(1 + 2 * pairs()), at(pairs())}; }
   // [experts]
-  std::span<std::int64_t> routes() const { return {numbers(1 + 2 * pairs()), at(experts_)}; }
+  std::span<std::int64_t> routes() const { return {numbers(1 + 3 * pairs()), at(experts_)}; }
   std::int64_t& dropped() const { return *numbers(0); }
 
  private:

@@ -224,4 +224,28 @@ __device__ __forceinline__ std::uint32_t two_to_e4m3(float low, float high) {
   return both;
 }
 
+// Exact.
+__device__ __forceinline__ float value_of_e4m3(std::uint8_t bits) {
+  float value;
+  asm("{\n"
+      ".reg .b32 both;\n"
+      ".reg .b16 low, high;\n"
+      "cvt.rn.f16x2.e4m3x2 both, %1;\n"
+      "mov.b32 {low, high}, both;\n"
+      "cvt.f32.f16 %0, low;\n"
+      "}"
+      : "=f"(value)
+      : "h"(std::uint16_t{bits}));
+  return value;
+}
+
+// Bytes 0 to 3 are those of `low`, 4 to 7 those of `high`; each digit of the selector chooses one. The result
+// has FF where the chosen byte's highest bit is 1, otherwise 0.
+template <std::uint32_t kSelector>
+__device__ __forceinline__ std::uint32_t signs_of_bytes(std::uint32_t low, std::uint32_t high) {
+  std::uint32_t signs;
+  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(signs) : "r"(low), "r"(high), "n"(kSelector | 0x8888));
+  return signs;
+}
+
 }  // namespace ferry::cuda

@@ -1,9 +1,9 @@
 // Row streams: a warp's pipeline of asynchronous loads into shared memory. The next pieces of rows are loaded
 // while the warp stores the current one.
 //
-// Every thread reads only bytes that it has loaded itself, so no thread waits for another. Registers would
-// hold too few bytes in flight to keep the link busy when few multiprocessors work, and would leave the warp
-// none for other values.
+// By take() and take_address() every thread reads only bytes that it has loaded itself, so no thread waits
+// for another; by take_shared() it may read those of the whole warp. Registers would hold too few bytes in
+// flight to keep the link busy when few multiprocessors work, and would leave the warp none for other values.
 #pragma once
 
 #include <cstdint>
@@ -57,6 +57,20 @@ struct PieceStream {
     use_stage = use_stage + 1 == kStages ? 0 : use_stage + 1;
     return piece;
   }
+  // [warp] As take_address(), for threads that read what others have loaded: all of them have read the piece
+  // before, whose memory is loaded anew, and all bytes of this one have arrived.
+  __device__ __forceinline__ const std::byte* take_shared() {
+    __syncwarp();
+    const std::byte* const piece = take_address();
+    __syncwarp();
+    return piece;
+  }
+  // [warp] The piece after the one that was taken last, for the same threads. It is taken later.
+  __device__ __forceinline__ const std::byte* peek_shared() {
+    wait_async_but<kStages - 2>();
+    __syncwarp();
+    return memory + use_stage * kPiece;
+  }
 
  private:
   __device__ __forceinline__ void open() {
@@ -83,8 +97,9 @@ struct PieceStream {
   }
 };
 
-// For whole rows that are moved.
+// For rows that are moved.
 template <class Rows>
 using RowStream = PieceStream<Rows, 14, 3>;
+inline constexpr int kStreamPiece = 14 * kGranule;  // bytes of its pieces
 
 }  // namespace ferry::cuda

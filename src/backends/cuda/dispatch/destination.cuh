@@ -1,6 +1,7 @@
 // Where a sending warp stores a message.
 #pragma once
 
+#include "backends/cuda/device/row_copy.cuh"
 #include "backends/cuda/dispatch/dispatch.hpp"
 #include "backends/cuda/dispatch/row_offsets.cuh"
 

@@ -105,8 +105,10 @@ __device__ inline void publish_totals(const LaneView& lane, std::uint64_t number
   // One access, which CUDA does not split on its way to mapped host memory where it is aligned (programming
   // guide, mapped memory). The host reads the call number first, so it never sees the number without its
   // total.
+  // The host counts a gather as one call, in how many rounds ever it has run.
+  const std::uint64_t rounds = lane.has_gathered ? lane.state->further_rounds : 0;
   store_packet_relaxed_sys(reinterpret_cast<LLPacket*>(lane.totals),
-                           {number, static_cast<std::uint64_t>(total)});
+                           {number - rounds, static_cast<std::uint64_t>(total)});
 }
 
 // [block] The coordinator's output once row offsets are known: the caller's counts and row offsets, the

@@ -2,153 +2,135 @@
 #pragma once
 
 #include "backends/cuda/dispatch/destination.cuh"
-#include "backends/cuda/dispatch/send_microscaled.cuh"
-#include "format/nvfp4_block.hpp"
+#include "backends/cuda/dispatch/nvfp4_blocks.cuh"
 
 namespace ferry::cuda {
 
 // [warp] The largest finite magnitude of a row of `columns`, which are a multiple of 8.
 template <DType kType>
 __device__ __forceinline__ float largest_finite(const std::byte* row, int columns) {
+  constexpr int kDeep = 7;  // accesses in flight
+  const int thread = static_cast<int>(threadIdx.x % 32);
   std::int32_t largest = 0;  // magnitudes are ordered as their bits
-  for (int column = 8 * static_cast<int>(threadIdx.x % 32); column < columns; column += 256) {
-    float x[8];
-    unpack(kType, load_eight(kType, row, column), x);
+#pragma unroll 1
+  for (int first = 8 * thread; first < columns; first += kDeep * 256) {
+    RawEight raw[kDeep] = {};
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      const std::int32_t magnitude = magnitude_of(x[i]);
-      if (magnitude < kFp32Infinity) largest = max(largest, magnitude);
+    for (int d = 0; d < kDeep; ++d) {
+      if (first + 256 * d < columns) raw[d] = load_eight(kType, row, first + 256 * d);
+    }
+#pragma unroll
+    for (int d = 0; d < kDeep; ++d) {
+      float x[8];
+      unpack(kType, raw[d], x);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        const std::int32_t magnitude = magnitude_of(x[i]);
+        if (magnitude < kFp32Infinity) largest = max(largest, magnitude);
+      }
     }
   }
   return float_of(static_cast<std::uint32_t>(__reduce_max_sync(~0u, largest)));
 }
 
-// [warp] Every two threads have the scale bytes of a block in each of four accesses, one access to a byte of
-// `bytes`. Threads 0 to 15 get words of scales: thread t that of the columns from 64 * t on.
-__device__ __forceinline__ std::uint32_t nvfp4_scale_word(std::uint32_t bytes) {
-  const int thread = threadIdx.x % 32, access = thread / 4 % 4, quarter = thread % 4;
-  std::uint32_t word = 0;
-#pragma unroll
-  for (int block = 0; block < 4; ++block) {
-    const std::uint32_t of_block = __shfl_sync(~0u, bytes, 8 * quarter + 2 * block);
-    word |= (of_block >> (8 * access) & 0xFFu) << (8 * block);
-  }
-  return word;
+// [warp] Of every four threads, thread i gets the words of byte i of their words, the first thread's lowest.
+__device__ __forceinline__ std::uint32_t transposed_bytes(std::uint32_t mine) {
+  const bool odd = threadIdx.x % 2 != 0, upper = threadIdx.x % 4 >= 2;
+  const std::uint32_t neighbour = __shfl_xor_sync(~0u, mine, 1);
+  const std::uint32_t two = __byte_perm(mine, neighbour, odd ? 0x3715 : 0x6240);
+  const std::uint32_t other = __shfl_xor_sync(~0u, two, 2);
+  return __byte_perm(two, other, upper ? 0x3276 : 0x5410);
 }
 
-static __device__ __noinline__ std::uint32_t code_of_quotient(float x, float divisor) {
-  return fp32_to_e2m1(x / divisor);
-}
+// The rows to which a warp stores the same bytes, two of them known: most tokens go to no more ranks.
+struct DestinationRows {
+  std::byte *first, *second;  // null: none
+  std::uint32_t others;
+  std::byte* mine;
 
-// The scale of a block, and 1 / divisor rounded to nearest.
-struct Nvfp4Factor {
-  Nvfp4Scale scale;
-  float reciprocal;
-
-  __device__ __forceinline__ static Nvfp4Factor of(float largest, float g) {
-    const Nvfp4Scale scale = nvfp4_scale(largest, g);
-    return {scale, __frcp_rn(scale.divisor)};
+  __device__ __forceinline__ static DestinationRows of(std::uint32_t rows, std::byte* mine) {
+    DestinationRows to{nullptr, nullptr, rows, mine};
+    to.first = to.next();
+    to.second = to.next();
+    return to;
   }
-  // The factor of the other thread of a pair.
-  __device__ __forceinline__ Nvfp4Factor of_other() const {
-    const std::uint32_t stored = __shfl_xor_sync(~0u, std::uint32_t{scale.stored}, 1);
-    return {{static_cast<std::uint8_t>(stored), __shfl_xor_sync(~0u, scale.divisor, 1)},
-            __shfl_xor_sync(~0u, reciprocal, 1)};
+  template <class Store>
+  __device__ __forceinline__ void for_each(Store store) const {
+    if (first != nullptr) store(first);
+    if (second != nullptr) store(second);
+    Destination::for_each(others, mine, store);
+  }
+
+ private:
+  __device__ __forceinline__ std::byte* next() {
+    if (others == 0) return nullptr;
+    std::byte* const row = pointer_of(mine, __ffs(static_cast<int>(others)) - 1);
+    others &= others - 1;
+    return row;
   }
 };
 
-// [warp] The factors of four blocks that are the same for two threads: each thread makes those of two.
-__device__ __forceinline__ void nvfp4_factors(const float (&largest)[4], float g, Nvfp4Factor (&factor)[4]) {
-  const bool odd = threadIdx.x % 2 != 0;
-  const Nvfp4Factor first = Nvfp4Factor::of(odd ? largest[2] : largest[0], g);
-  const Nvfp4Factor second = Nvfp4Factor::of(odd ? largest[3] : largest[1], g);
-  const Nvfp4Factor other_first = first.of_other(), other_second = second.of_other();
-  factor[0] = odd ? other_first : first;
-  factor[1] = odd ? other_second : second;
-  factor[2] = odd ? first : other_first;
-  factor[3] = odd ? second : other_second;
-}
-
-// Keeps the bits of a number that fp16 has, the last of them 1 if any other bit was. Rounding the result to
-// fewer bits rounds as the number itself would.
-__device__ __forceinline__ float round_to_odd_fp16(float x) {
-  constexpr std::uint32_t kDropped = 0x1FFF;
-  const std::uint32_t bits = bits_of(x);
-  return float_of((bits | ((bits & kDropped) + kDropped)) & ~kDropped);
-}
-
-// Eight columns divided by the scale's divisor, as e2m1, the first in the lowest four bits.
-//
-// The usual divisors are divided by without a division for each value: two corrections of x * y by its
-// remainder, where y is 1 / d rounded to nearest, make the quotient that a division gives (Markstein).
-// Quotients above 6 become 6 all the same, so x is cut at 8 d; within the bounds for d nothing of a quotient
-// that does not round to 0 is lost to underflow.
-__device__ __forceinline__ std::uint32_t eight_quotients(const float (&x)[8], const Nvfp4Factor& factor) {
-  const float d = factor.scale.divisor, y = factor.reciprocal;
-  std::uint32_t codes = 0;
-  if (d == 0) return codes;
-  if (d < 0x1p-90f || d > 0x1p90f) {
-#pragma unroll
-    for (int i = 0; i < 8; ++i) codes |= code_of_quotient(x[i], d) << (4 * i);
-    return codes;
-  }
-  const auto quotient = [&](float of) {
-    const float cut = fmaxf(fminf(of, 8 * d), -8 * d);  // NaN is positive
-    float q = __fmul_rn(cut, y);
-    q = __fmaf_rn(__fmaf_rn(-q, d, cut), y, q);
-    q = __fmaf_rn(__fmaf_rn(-q, d, cut), y, q);
-    return round_to_odd_fp16(copysignf(q, cut));  // the corrections lose the sign of -0
-  };
-#pragma unroll
-  for (int i = 0; i < 8; i += 2) {
-    const std::uint32_t two = two_to_e2m1(quotient(x[i]), quotient(x[i + 1]));
-    codes |= ((two | two >> 12) & 0xFF) << (4 * i);
-  }
-  return codes;
-}
-
-// [warp] As send_encoded(), with `g` as the scale of the call or the row. Returns whether this thread could
-// form the scales of its blocks.
-template <DType kType, class StoreScales>
+// [warp] As send_encoded(), with `g` as the scale of the call or the row, kAtOnce accesses of 512 columns at
+// a time; a thread has the 16 columns of a block in each. Returns whether this thread could form the scales
+// of its blocks.
+template <DType kType, int kAtOnce, class StoreScales>
 __device__ __forceinline__ bool send_nvfp4(const std::byte* row, std::byte* to_row, std::uint32_t rows,
                                            ByteRange columns, float g, StoreScales store_scales) {
-  constexpr int kDeep = 4;
-  const int thread = threadIdx.x % 32;
+  constexpr int kAccess = 32 * kNvfp4Block, kBatch = 4;  // columns; accesses whose scales are words
+  static_assert(kBatch % kAtOnce == 0);
+  const int thread = threadIdx.x % 32, mine = kNvfp4Block * thread;
+  // Half of the threads load the last columns first, so that they read all banks of shared memory together.
+  const int swapped = kType != DType::fp32 && thread / 4 % 2 != 0 ? 8 : 0;
+  const Nvfp4Global global = Nvfp4Global::of(g);
+  const DestinationRows to = DestinationRows::of(rows, to_row);
   bool valid = true;
 #pragma unroll 1
-  for (int first = columns.begin; first < columns.end; first += kDeep * 256) {
-    RawEight raw[kDeep] = {};
+  for (int batch = columns.begin; batch < columns.end; batch += kBatch * kAccess) {
+    std::uint32_t bytes = 0;  // the scales of this thread's blocks
+#pragma unroll 1
+    for (int at = 0; at < kBatch && batch + at * kAccess < columns.end; at += kAtOnce) {
+      const int first = batch + at * kAccess + mine;
+      RawEight raw[kAtOnce][2] = {};
 #pragma unroll
-    for (int d = 0; d < kDeep; ++d) {
-      const int column = first + 256 * d + 8 * thread;
-      if (column < columns.end) raw[d] = load_eight(kType, row, column);
-    }
-    float largest[kDeep];
-    block_maxima<kType, kDeep, kNvfp4Block>(raw, largest);
-    Nvfp4Factor factor[kDeep];
-    nvfp4_factors(largest, g, factor);
-    std::uint32_t values[kDeep], bytes = 0;
-#pragma unroll
-    for (int d = 0; d < kDeep; ++d) {
-      float x[8];
-      unpack(kType, raw[d], x);
-      values[d] = eight_quotients(x, factor[d]);
-      if (first + 256 * d + 8 * thread >= columns.end) continue;
-      bytes |= std::uint32_t{factor[d].scale.stored} << (8 * d);
-      valid = valid && factor[d].scale.valid();
-    }
-    const std::uint32_t word = nvfp4_scale_word(bytes);
-    Destination::for_each(rows, to_row, [&](std::byte* at) {
-#pragma unroll
-      for (int d = 0; d < kDeep; ++d) {
-        const int column = first + 256 * d + 8 * thread;
-        if (column < columns.end) *reinterpret_cast<std::uint32_t*>(at + column / 2) = values[d];
+      for (int i = 0; i < kAtOnce; ++i) {
+        if (first + i * kAccess >= columns.end) continue;
+        raw[i][0] = load_eight(kType, row, first + i * kAccess + swapped);
+        raw[i][1] = load_eight(kType, row, first + i * kAccess + (swapped ^ 8));
       }
-    });
-    const int column = first + 64 * thread;
-    store_scales(thread < 4 * kDeep && column < columns.end, column / kNvfp4Block, word);
+      Nvfp4Block block[kAtOnce];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) block[i] = nvfp4_block<kType>(raw[i][0], raw[i][1], global);
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        if (first + i * kAccess >= columns.end) continue;
+        bytes |= std::uint32_t{block[i].scale.stored} << (8 * (at + i));
+        valid = valid && block[i].scale.valid();
+      }
+      to.for_each([&](std::byte* row_there) {
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) {
+          const int column = first + i * kAccess;
+          const uint2 codes = block[i].codes;
+          if (column < columns.end)
+            *reinterpret_cast<uint2*>(row_there + column / 2) =
+                swapped != 0 ? make_uint2(codes.y, codes.x) : codes;
+        }
+      });
+    }
+    const int column = batch + thread % kBatch * kAccess + thread / kBatch * (kBatch * kNvfp4Block);
+    store_scales(column < columns.end, column / kNvfp4Block, transposed_bytes(bytes));
   }
   return valid;
+}
+
+// [warp] Sends `columns` of a row with `g` as the scale of the call or the row.
+template <DType kType, int kAtOnce, class StoreScales>
+__device__ __forceinline__ void send_nvfp4_columns(const DispatchArguments& call, const std::byte* row,
+                                                   std::byte* to_row, std::uint32_t rows,
+                                                   const ByteRange& columns, float g,
+                                                   StoreScales store_scales) {
+  if (!send_nvfp4<kType, kAtOnce>(row, to_row, rows, columns, g, store_scales))
+    atomicAdd(&call.lane.state->diagnostics.bad_scales, 1ull);
 }
 
 // [warp] Some quarters of a token's row. store_row_scale(g) stores the scale of the whole row, in a format
@@ -165,9 +147,8 @@ __device__ __forceinline__ void send_nvfp4_quarters(const DispatchArguments& cal
       g = nvfp4_row_scale(largest_finite<kType>(row, call.lane.hidden));
       if (quarters.last == kQuarters) store_row_scale(g);
     }
-    const bool valid =
-        send_nvfp4<kType>(row, to_row, rows, encoded_columns(call.lane, quarters), g, store_scales);
-    if (!valid) atomicAdd(&call.lane.state->diagnostics.bad_scales, 1ull);
+    send_nvfp4_columns<kType, 1>(call, row, to_row, rows, encoded_columns(call.lane, quarters), g,
+                                 store_scales);
   };
   switch (call.type) {
     case DType::bf16:

@@ -57,6 +57,10 @@ class DeviceHops final : public collective::DeviceMessages {
     return collective::relay_between(topology_, direction(), peer, me_);
   }
   bool is_relay(int peer) const override { return collective::is_relay(topology_, direction(), peer, me_); }
+  WaitRole role(int peer) const override {
+    if (straight_) return WaitRole::none;
+    return collective::role_towards(topology_, direction(), in_second_hop_, peer, me_);
+  }
 
  private:
   using Following = std::vector<collective::FollowingMessages>;

@@ -14,9 +14,10 @@ namespace {
 constexpr std::int64_t kWindowsBytes = 4 << 20;
 
 // Channels of a stream: about as many tasks as a GPU has warps to spare, and at most one for each message of
-// the window. All ranks have the same.
+// the window; more where each still has four messages. All ranks have the same.
 int channels_of(int ranks, int window) {
-  return std::clamp(std::min(64 / ranks, window), 1, 16);
+  const int few = std::clamp(std::min(64 / ranks, window), 1, 16);
+  return std::max(few, std::min({window / 4, 256 / ranks, 128}));
 }
 
 }  // namespace
@@ -45,8 +46,10 @@ HopWorkingMemory HopWorkingMemory::of(const HopShape& shape) {
   HopWorkingMemory memory{};
   memory.counts = 0;
   memory.muted = 4 * sizeof(HopCounts);
-  memory.states = 256;
-  memory.bytes = memory.states + std::int64_t{hop_tasks(shape)} * 32 * sizeof(HopTaskState);
+  memory.sections = 256;
+  memory.states = memory.sections + align_up(std::int64_t{8} * shape.ranks, 256);
+  memory.bytes =
+      memory.states + std::int64_t{hop_tasks(shape)} * 32 * hop_task_bytes(takes_wide_kernels(shape.ranks));
   return memory;
 }
 

@@ -14,6 +14,7 @@ HopLayout hop_layout(const Config& config, const Topology& topology, std::int64_
 // Working memory of a lane, zeroed at first.
 struct HopWorkingMemory {
   std::int64_t counts, muted, states, bytes;
+  std::int64_t sections;  // [R] the lane's windows on each rank: of large groups (LaneView::symmetric)
 
   static HopWorkingMemory of(const HopShape& shape);
 };

@@ -143,6 +143,7 @@ Lane::Lane(const ExchangeState& exchange, int index)
     exchange_.hop_transport->prepare();
   }
   init_memory();
+  if (exchange_.hops) init_hop_memory();
 }
 
 void Lane::init_memory() const {
@@ -191,7 +192,8 @@ LaneView Lane::make_view() const {
   view.placement_version = config.placement.version();
 #if FERRY_TEST_HOOKS
   const Environment environment = Environment::read();
-  view.fault_injection = fault_injection_of(environment.jitter, environment.stall);
+  const bool stalls = environment.stall_rank < 0 || environment.stall_rank == view.rank;
+  view.fault_injection = fault_injection_of(environment.jitter, stalls ? environment.stall : "");
   // A stalled rank must not time out itself: the test expects that its peers report it.
   if (view.fault_injection.stall != KernelPoint::none) view.deadline = ~0ull;
 #endif
@@ -307,6 +309,7 @@ void Lane::all_gather_v(const AllGatherCall& call, Stream stream) {
   arguments.device_count = call.device_count;
   launch_all_gather(arguments, shape(0), handle_of(stream));
   ++calls_;
+  view_.has_gathered = true;
 }
 
 void Lane::reduce_scatter_v(const ReduceScatterCall& call, Stream stream) {
@@ -322,6 +325,7 @@ void Lane::reduce_scatter_v(const ReduceScatterCall& call, Stream stream) {
   arguments.device_count = call.device_count;
   launch_reduce_scatter(arguments, call.type, shape(0), handle_of(stream));
   ++calls_;
+  view_.has_gathered = true;
 }
 
 void Lane::require_usable(const AllGatherCall& call) {

@@ -176,6 +176,8 @@ class Lane {
                                                  const CombineArguments& combine) const;
   // Whether an engine, or the launch of two hops, carries what the kernels of the phases store.
   bool over_engine() const { return exchange_.engine.has_value(); }
+  std::byte* windows_of(int peer) const;
+  void init_hop_memory() const;
   HopArguments hop_arguments(Operation operation, HopContent content) const;
   void hop_messages(HopArguments arguments, const LaneView& lane, const PlanView& plan, std::int64_t parts,
                     bool planned, const LaunchShape& shape, Stream stream) const;

@@ -12,14 +12,31 @@
 
 namespace ferry::cuda {
 
+// The lane's windows in the memory of a rank, as this rank has mapped it.
+std::byte* Lane::windows_of(int peer) const {
+  return exchange_.hop_transport->at(peer, index_ * exchange_.hops->bytes);
+}
+
+// For large groups: kernels find the windows by a table in device memory.
+void Lane::init_hop_memory() const {
+  if (view_.ranks <= kNarrowRanks) return;
+  std::vector<std::byte*> sections;
+  for (int peer = 0; peer < view_.ranks; ++peer) sections.push_back(windows_of(peer));
+  copy_blocking(hop_memory_.data() + HopWorkingMemory::of(exchange_.hops->shape).sections, sections.data(),
+                static_cast<std::int64_t>(sections.size() * sizeof(std::byte*)));
+}
+
 HopArguments Lane::hop_arguments(Operation operation, HopContent content) const {
   const EngineLayout& layout = *exchange_.engine;
   std::byte* const memory = exchange_.engine_lane(index_);
   const HopWorkingMemory working = HopWorkingMemory::of(exchange_.hops->shape);
   HopArguments arguments{};
   arguments.wires = view_;
-  for (int peer = 0; peer < view_.ranks; ++peer)
-    arguments.wires.symmetric[peer] = exchange_.hop_transport->at(peer, index_ * exchange_.hops->bytes);
+  if (view_.ranks <= kNarrowRanks) {
+    for (int peer = 0; peer < view_.ranks; ++peer) arguments.wires.symmetric[peer] = windows_of(peer);
+  } else {
+    arguments.wires.symmetric[0] = hop_memory_.data() + working.sections;
+  }
   arguments.layout = *exchange_.hops;
   arguments.topology = HopTopology::of(exchange_.rank.topology(), view_.rank, exchange_.config.hops);
   arguments.memory = {reinterpret_cast<HopTaskState*>(hop_memory_.data() + working.states),

@@ -39,9 +39,11 @@ void check_limits(const Config& config) {
                                config.placement.ranks(),
                                ": use smaller groups, or the backend collective on host memory"));
   }
-  if (config.transfer == Transfer::gather && takes_wide_kernels(config.placement.ranks())) {
+  const int ranks = config.placement.ranks();
+  if (config.transfer == Transfer::gather && takes_wide_kernels(ranks)) {
     throw UnsupportedError(str("kernels take transfer = gather in groups of up to ",
-                               counted(kNarrowRanks, "rank"), ", got ", config.placement.ranks(),
+                               counted(kNarrowRanks, "rank"),
+                               ranks > kNarrowRanks ? str(", got ", ranks) : ", and not with FERRY_WIDE=1",
                                ": use transfer = routed"));
   }
   const int shared = config.shared_experts;

@@ -92,9 +92,17 @@ class RelayedCudaBackend final : public CudaBackend {
 
 std::unique_ptr<Backend> make_relayed_backend(const Rank& rank, const Config& config,
                                               const MakeHopTransport& make_hops) {
-  if (rank.size() > kMaxRanks) {
-    throw UnsupportedError(str("kernels take two hops in groups of up to ", counted(kMaxRanks, "rank"),
-                               ", got ", rank.size(), ": use hops one, or the backend collective"));
+  const Topology& topology = rank.topology();
+  if (config.backend == BackendKind::nvshmem && rank.size() > kNarrowRanks) {
+    throw UnsupportedError(str("the backend nvshmem serves groups of up to ", counted(kNarrowRanks, "rank"),
+                               ", got ", rank.size(), ": use the backend collective"));
+  }
+  for (int node = 0; node < topology.nodes(); ++node) {
+    const std::size_t ranks = topology.ranks_of(node).size();
+    if (ranks <= kMaxHopNodeRanks) continue;
+    throw UnsupportedError(str("kernels take two hops between nodes of up to ",
+                               counted(kMaxHopNodeRanks, "rank"), ", node ", node, " has ", ranks,
+                               ": use hops one, or the backend collective"));
   }
   return std::make_unique<RelayedCudaBackend>(rank, config, make_hops);
 }

@@ -50,7 +50,7 @@ void FailureMonitor::run() {
 bool FailureMonitor::group_has_failed() {
   RankState& state = rank_.state();
   try {
-    if (const auto timeout = timeout_of(*signals_)) state.time_out(*timeout, deadline_);
+    if (const auto timeout = timeout_of(*signals_, rank_.topology())) state.time_out(*timeout, deadline_);
     if (Clock::now() < next_process_check_) return state.control().failed();
     next_process_check_ = Clock::now() + kProcessCheckInterval;
     WaitRecord no_wait;

@@ -7,6 +7,7 @@
 
 #include "base/error_record.hpp"
 #include "ferry/error.hpp"
+#include "ferry/topology.hpp"
 #include "layout/flag.hpp"
 
 namespace ferry::cuda {
@@ -30,7 +31,17 @@ struct HostSignals {
 inline std::optional<WaitRecord> timeout_of(const HostSignals& signals) {
   // Acquire: the kernel stores the record before it store-releases `timed_out`.
   if (load_acquire(signals.timed_out) == 0) return std::nullopt;
-  return signals.timeout;
+  WaitRecord record = signals.timeout;
+  record.node = -1;  // the report is memory that was zeroed
+  return record;
+}
+// The same, with the node of the missing rank.
+inline std::optional<WaitRecord> timeout_of(const HostSignals& signals, const Topology& topology) {
+  std::optional<WaitRecord> record = timeout_of(signals);
+  if (!record || topology.nodes() == 1) return record;
+  const int missing = record->peer >= 0 ? record->peer : record->via;
+  if (missing >= 0) record->node = topology.node_of(missing);
+  return record;
 }
 
 // Why a call was aborted on the device. One for each lane; `call` is stored last (release), 0: no error.

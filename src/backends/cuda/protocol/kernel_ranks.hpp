@@ -14,7 +14,6 @@
 namespace ferry::cuda {
 
 inline constexpr int kNarrowRanks = 32;
-inline constexpr int kMaxRanks = kNarrowRanks;  // of kernels without a wide form: two hops
 
 #ifdef FERRY_WIDE_KERNELS
 constexpr bool kWide = true;

@@ -68,6 +68,7 @@ struct LaneView {
   std::int32_t shared_experts, shared_split;
   Input input;
   bool zero_padding;
+  bool has_gathered;       // a gather has been enqueued: LaneState::further_rounds may not be 0
   std::uint64_t deadline;  // nanoseconds
   std::uint64_t row_order_hash, placement_version;
   PlanShape plan_shape;

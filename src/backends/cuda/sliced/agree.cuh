@@ -6,6 +6,7 @@
 #include "backends/cuda/protocol/diagnostics.cuh"
 #include "backends/cuda/protocol/plan_header.cuh"
 #include "backends/cuda/sliced/slices.hpp"
+#include "plan/slot.hpp"
 
 namespace ferry::cuda {
 
@@ -86,25 +87,13 @@ __device__ inline bool dispatch_terms_agree(const LaneView& lane, const SliceSha
   return true;
 }
 
-// Token `of_tokens` of a sub-group that tp rank i sends first.
-__device__ __forceinline__ std::int32_t first_of_slice(std::int64_t of_tokens, int tp_rank, int tp) {
-  return static_cast<std::int32_t>(tp_rank * of_tokens / tp);
-}
-
 __device__ inline SliceState slice_of(std::int64_t tokens, int tp_rank, int tp) {
+  const auto [first, count] = TokenSlice::of(tokens, tp_rank, tp);
   SliceState slice{};
-  slice.first = first_of_slice(tokens, tp_rank, tp);
-  slice.count = first_of_slice(tokens, tp_rank + 1, tp) - slice.first;
+  slice.first = static_cast<std::int32_t>(first);
+  slice.count = static_cast<std::int32_t>(count);
   slice.tokens = static_cast<std::int32_t>(tokens);
   return slice;
-}
-
-// The id of the lane inside. A bad id stays one: take_diagnostics() takes the addend off again.
-__device__ __forceinline__ std::int64_t id_of_slice(std::int64_t id, const SliceShape& shape, int tp_rank) {
-  const std::int64_t addend = std::int64_t{shape.experts} * shape.tp, most = INT64_MAX - addend;
-  if (id < 0) return id;
-  if (id >= shape.experts) return ::min(id, most) + addend;
-  return id * shape.tp + tp_rank;
 }
 
 // [thread] Whether the call before has ended without gathering the terms.
@@ -128,8 +117,9 @@ __device__ inline void take_slice(const TakeSliceArguments& call, AgreeState* st
   __syncthreads();
   const std::int64_t first = std::int64_t{state->slice.first} * lane.top_k,
                      routes = std::int64_t{state->slice.count} * lane.top_k;
+  const ExpertSlices slices{call.shape.experts, call.shape.tp};
   for (std::int64_t i = threadIdx.x; i < routes; i += kAgreeThreads) {
-    call.slice_ids[i] = id_of_slice(caller_id(call.ids, call.wide_ids, first + i), call.shape, tp_rank);
+    call.slice_ids[i] = slices.id_of_slice(caller_id(call.ids, call.wide_ids, first + i), tp_rank);
     if (call.weights != nullptr) call.slice_weights[i] = call.weights[first + i];
   }
 }

@@ -9,9 +9,8 @@
 #include "backends/cuda/runtime/current_device.hpp"
 #include "backends/cuda/sliced/lane.hpp"
 #include "backends/cuda/sliced/slices.hpp"
-#include "base/text.hpp"
 #include "exchange/device_work.hpp"
-#include "exchange/sliced.hpp"
+#include "exchange/sliced_backend.hpp"
 
 namespace ferry {
 namespace cuda {
@@ -33,24 +32,24 @@ struct OwnedLane {
   SlicedLane lane;
 };
 
-class SlicedBackend final : public Backend, private GatherOperations {
+class SlicedBackend final : public SlicedBackendBase {
  public:
-  SlicedBackend(const Rank& rank, const Config& config, std::unique_ptr<Backend> inner)
-      : inner_(std::move(inner)),
-        cuda_(dynamic_cast<CudaBackend&>(*inner_)),
+  SlicedBackend(const Rank& rank, const Config& config, std::unique_ptr<Backend> routing)
+      : SlicedBackendBase(std::move(routing)),
+        cuda_(dynamic_cast<CudaBackend&>(inner())),
         context_{.rank = rank,
                  .config = config,
-                 .inner = inner_.get(),
-                 .gather = &inner_->gather_operations(),
+                 .inner = &inner(),
+                 .gather = &inner().gather_operations(),
                  .blocks = cuda_.blocks_of_lane(),
-                 .late_errors = inner_->capabilities().late_errors} {
+                 .late_errors = inner().capabilities().late_errors} {
     prepare_slices();
     for (int lane = 0; lane < config.lanes; ++lane) lanes_.emplace_back(context_, lane, cuda_.view_of(lane));
   }
 
-  Capabilities capabilities() const override { return inner_->capabilities(); }
+  Capabilities capabilities() const override { return inner().capabilities(); }
   Sizes sizes() const override {
-    return device_sliced_sizes(context_.config, context_.me(), inner_->sizes());
+    return device_sliced_sizes(context_.config, context_.me(), inner().sizes());
   }
 
   DispatchResult dispatch(const DispatchCall& call, Stream stream) override {
@@ -62,41 +61,19 @@ class SlicedBackend final : public Backend, private GatherOperations {
     lane(call.lane).combine(call, stream);
   }
 
-  // Slices gather from each other, so no phase of a call would wait for no peer.
-  void dispatch_send(const DispatchCall& call, Stream stream) override {
-    refuse_unsupported(Operation::dispatch, call.lane, stream, "phases: call dispatch()");
-  }
-  DispatchResult dispatch_receive(int, Stream) override { return {}; }  // no call is ever sent
-  void combine_send(const CombineCall& call, Stream stream) override {
-    refuse_unsupported(Operation::combine, call.lane, stream, "phases: call combine()");
-  }
-  void combine_receive(int, Stream) override {}
-  void route_values(const float*, const Plan&, float*, int lane, Stream stream) override {
-    refuse_unsupported(Operation::route_values, lane, stream, "route_values");
-  }
-  DispatchCounts dispatch_counts(const Ids&, std::int32_t, int lane, Stream stream) override {
-    refuse_unsupported(Operation::dispatch_counts, lane, stream,
-                       "dispatch_counts: they have room for any routing");
-  }
-
-  const StepMetadata* metadata(const MetadataCall& call, Stream stream) override {
-    return inner_->metadata(call, stream);
-  }
-  const void* received_rows(int) const override { return nullptr; }  // only read with dot_rows
-  GatherOperations& gather_operations() override { return *this; }
-  std::unique_ptr<DeviceWork> make_device_work() const override { return inner_->make_device_work(); }
+  std::unique_ptr<DeviceWork> make_device_work() const override { return inner().make_device_work(); }
   void refuse(Operation operation, int lane, const Error& error, Stream stream) noexcept override {
     const bool in_steps = operation == Operation::dispatch || operation == Operation::combine;
     if (in_steps && lane >= 0 && lane < context_.config.lanes) {
       this->lane(lane).refuse(operation, error, stream);
     } else {
-      inner_->refuse(operation, lane, error, stream);
+      inner().refuse(operation, lane, error, stream);
     }
   }
-  void synchronize(int lane, Stream stream) override { inner_->synchronize(lane, stream); }
-  void raise_device_error(int lane) override { inner_->raise_device_error(lane); }
+  void synchronize(int lane, Stream stream) override { inner().synchronize(lane, stream); }
+  void raise_device_error(int lane) override { inner().raise_device_error(lane); }
   CallDiagnostics take_diagnostics(int index) override {
-    CallDiagnostics found = inner_->take_diagnostics(index);
+    CallDiagnostics found = inner().take_diagnostics(index);
     if (found.bad_id.count == 0) return found;
     const ScopedDevice device(cuda_.device());
     std::int32_t first = 0;
@@ -105,11 +82,11 @@ class SlicedBackend final : public Backend, private GatherOperations {
     return found;
   }
   LoadCounts load_counts() const override {
-    return load_of_slices(inner_->load_counts(), context_.config.placement);
+    return load_of_slices(inner().load_counts(), context_.config.placement);
   }
   WireCounts wire_counts() const override {
     const ScopedDevice device(cuda_.device());
-    WireCounts sum = inner_->wire_counts();
+    WireCounts sum = inner().wire_counts();
     for (const OwnedLane& owned : lanes_) {
       SliceTotals mine;
       copy_blocking(&mine, owned.lane.all_calls(), sizeof mine);
@@ -135,20 +112,6 @@ class SlicedBackend final : public Backend, private GatherOperations {
     }
   }
 
-  [[noreturn]] void refuse_unsupported(Operation operation, int lane, Stream stream, const char* what) {
-    const UnsupportedError error(str("experts in slices (Placement::ep_tp) do not have ", what));
-    refuse(operation, lane, error, stream);
-    throw error;
-  }
-
-  std::int64_t all_gather_v(const AllGatherCall& call, Stream stream) override {
-    return context_.gather->all_gather_v(call, stream);
-  }
-  void reduce_scatter_v(const ReduceScatterCall& call, Stream stream) override {
-    context_.gather->reduce_scatter_v(call, stream);
-  }
-
-  const std::unique_ptr<Backend> inner_;
   CudaBackend& cuda_;
   const SlicedContext context_;
   std::deque<OwnedLane> lanes_;  // a deque: lanes cannot be moved

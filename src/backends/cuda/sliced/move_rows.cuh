@@ -5,6 +5,7 @@
 #include "backends/cuda/operations/gather.cuh"
 #include "backends/cuda/sliced/agree.cuh"
 #include "backends/cuda/sliced/slices.hpp"
+#include "plan/slot.hpp"
 
 namespace ferry::cuda {
 
@@ -46,7 +47,8 @@ __device__ inline void pack_rows(const PackRowsArguments& call) {
     SliceRowTail tail{call.sources[row], call.weight != nullptr ? call.weight[row] : 0};
     const int from = tail.source.rank;
     if (from >= 0 && from < call.lane.ranks)
-      tail.source.token += first_of_slice(call.terms[from].tokens, from % tp, tp);
+      tail.source.token +=
+          static_cast<std::int32_t>(TokenSlice::of(call.terms[from].tokens, from % tp, tp).first);
     *reinterpret_cast<SliceRowTail*>(to) = tail;
   });
 }

@@ -18,7 +18,8 @@ namespace ferry::cuda {
 
 inline constexpr int kHopCountBits = 26;
 inline constexpr std::uint64_t kHopCountMask = (std::uint64_t{1} << kHopCountBits) - 1;
-static_assert(std::int64_t{kMaxRanks} * SlotMetadata::kMostTokens < (std::int64_t{1} << kHopCountBits));
+static_assert(std::int64_t{kMaxHopNodeRanks} * SlotMetadata::kMostTokens <
+              (std::int64_t{1} << kHopCountBits));
 
 __device__ __forceinline__ std::uint64_t hop_tag(std::uint64_t number, std::int64_t count) {
   return number << kHopCountBits | static_cast<std::uint64_t>(count);

@@ -9,6 +9,12 @@
 
 namespace ferry::cuda {
 
+void prepare_header_calls();  // as prepare_hops(), which does it
+
+// Clears the slot metadata of all messages in the inbox from other ranks, before a call by a plan: a damaged
+// plan expects messages that do not come. `lane`: as the phases of the call see it.
+void launch_clear_inbox(const LaneView& lane, cudaStream_t stream);
+
 // Step metadata.
 void launch_post_metadata(const MetadataArguments& arguments, cudaStream_t stream);
 void launch_finish_metadata(const MetadataArguments& arguments, cudaStream_t stream);

@@ -12,9 +12,21 @@
 
 namespace ferry::cuda {
 
-// [thread] As report_timeout(), for data that a relay passes on: `via`, or -1.
+// What the errors of a role's waits say.
+__device__ __forceinline__ WaitRole wait_role(HopRole role) {
+  switch (role) {
+    case HopRole::relay:
+      return WaitRole::relay;
+    case HopRole::receiver:
+      return WaitRole::receiver;
+    default:
+      return WaitRole::sender;
+  }
+}
+
+// [thread] As report_timeout(), for a role, and for data that a relay passes on: `via`, or -1.
 static __device__ __noinline__ void report_hop_timeout(const LaneView& lane, const WaitTarget& awaited,
-                                                       int via) {
+                                                       WaitRole role, int via) {
   if (atomicExch(lane.timeout_claimed, 1u) == 0) {
     WaitRecord* record = &lane.report->timeout;
     record->operation = awaited.operation;
@@ -24,6 +36,7 @@ static __device__ __noinline__ void report_hop_timeout(const LaneView& lane, con
     record->expected = awaited.call;
     record->observed = awaited.call - 1;
     record->via = via;
+    record->role = role;
     // Release at system scope: the host reads the record after this word.
     store_release_sys(&lane.report->timed_out, 1);
   }
@@ -124,21 +137,24 @@ class HopBlock {
   // [warp] Whether the call goes on: as await_all_headers(), with which the kernels of the receive phase come
   // to the same result. All ranks see the same headers, so they agree.
   __device__ void compare_headers() const {
-    const int rank = thread() % 32;
-    const bool is_rank = rank < lane_.ranks;
-    const LLPacket *const own = sent_header(), *const header = is_rank && rank != lane_.rank
-                                                                   ? received_header(rank)
-                                                                   : own;
-    const LLPacket terms = header[kHeaderTerms], facts = header[kHeaderFacts], mine = own[kHeaderTerms];
-    bool agreed = mine.call == state_.number && mine.word != 0 && terms.word == mine.word;
-    agreed = __all_sync(~0u, agreed);
-    const HeaderFacts theirs = HeaderFacts::of(facts.word);
-    for (int i = 0; i < kDeviceArguments; ++i) {
-      const bool given = __any_sync(~0u, is_rank && theirs.argument[i] == 1),
-                 absent = __any_sync(~0u, is_rank && theirs.argument[i] == 0);
-      agreed = agreed && !(given && absent);
+    const LLPacket* const own = sent_header();
+    const LLPacket mine = own[kHeaderTerms];
+    bool agreed = mine.call == state_.number && mine.word != 0;
+    std::uint32_t given = 0, absent = 0;  // optional arguments, a bit each
+    for (int rank = thread() % 32; rank < lane_.ranks; rank += 32) {
+      const LLPacket* const header = rank == lane_.rank ? own : received_header(rank);
+      const LLPacket terms = header[kHeaderTerms], facts = header[kHeaderFacts];
+      agreed = agreed && terms.word == mine.word;
+      const HeaderFacts theirs = HeaderFacts::of(facts.word);
+      for (int i = 0; i < kDeviceArguments; ++i) {
+        given |= (theirs.argument[i] == 1 ? 1u : 0u) << i;
+        absent |= (theirs.argument[i] == 0 ? 1u : 0u) << i;
+      }
     }
-    if (rank == 0) state_.agreed = agreed ? 1 : 0;
+    agreed = __all_sync(~0u, agreed);
+    given = __reduce_or_sync(~0u, given);
+    absent = __reduce_or_sync(~0u, absent);
+    if (thread() % 32 == 0) state_.agreed = agreed && (given & absent) == 0 ? 1 : 0;
   }
 
   // [block] How much this rank sends.
@@ -263,7 +279,8 @@ class HopBlock {
       const bool relay_is_first = via >= 0 || unit.role == HopRole::sender;
       const std::uint64_t later = relay_is_first ? min(lane_.deadline / 4, std::uint64_t{500'000'000}) : 0;
       if (now - at.since <= lane_.deadline || now - at.since - lane_.deadline <= later) continue;
-      if (thread() % 32 == 0) report_hop_timeout(lane_, {call_.operation, state_.number, peer}, via);
+      if (thread() % 32 == 0)
+        report_hop_timeout(lane_, {call_.operation, state_.number, peer}, wait_role(unit.role), via);
       aborted = true;
     }
     return !__any_sync(~0u, aborted);

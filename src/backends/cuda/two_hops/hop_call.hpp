@@ -26,11 +26,14 @@ enum class HopContent : std::int32_t {
   sums       // packed rows, of which a relay adds those of a token
 };
 
+// Ranks of a node. In the kernels a rank of a relay's node is a thread of a warp, or a bit of a word.
+inline constexpr int kMaxHopNodeRanks = 32;
+
 // The nodes as one rank sees them. [R]
 struct HopTopology {
-  std::int16_t node[kMaxRanks], local[kMaxRanks];
-  std::int16_t relay_there[kMaxRanks];  // on the rank's node: between it and this rank
-  std::int16_t relay_here[kMaxRanks];   // on this rank's node: between it and the rank
+  std::uint8_t node[kMaxDeviceRanks], local[kMaxDeviceRanks];
+  std::uint8_t relay_there[kMaxDeviceRanks];  // on the rank's node: between it and this rank
+  std::uint8_t relay_here[kMaxDeviceRanks];   // on this rank's node: between it and the rank
 
   // In one hop each rank of another node is its own relay: messages go straight to it.
   bool straight;
@@ -43,12 +46,15 @@ struct HopCounts {
   unsigned long long bytes, messages;
 };
 
+// A thread stands for ranks thread, thread + 32, ... where a task counts by rank.
+inline constexpr int kRanksOfThread = kKernelRanks / 32;
+
 // Where a task stands, by thread of its warp; kept while the warp works on another task. Starts as zeros.
 struct HopTaskState {
-  std::int32_t next;    // item, or message of the channel
-  std::int32_t cursor;  // of this thread's rank: its next message, or how many its channel has read
-  std::int32_t sent;    // to this thread's rank
-  std::int32_t place;   // in the list of ranks
+  std::int32_t next;                    // item, or message of the channel
+  std::int32_t cursor[kRanksOfThread];  // of a rank: its next message, or how many its channel has read
+  std::int32_t sent[kRanksOfThread];    // to a rank
+  std::int32_t place;                   // in the list of ranks
   std::uint32_t pending, started;
   std::int32_t peer;    // for whom it waits
   std::uint32_t moved;  // has moved something in this step
@@ -58,6 +64,11 @@ struct HopTaskState {
   std::uint64_t since;  // when it began to wait; 0: it does not wait
   std::uint64_t spare_too;
 };
+// Of narrow kernels, and of wide ones, whose thread stands for eight ranks.
+constexpr std::int64_t hop_task_bytes(bool wide) {
+  return wide ? 120 : 64;
+}
+static_assert(sizeof(HopTaskState) == hop_task_bytes(kWide));
 
 // Device memory of a lane, beside the windows.
 struct HopMemory {
@@ -104,15 +115,15 @@ inline int hop_blocks(const HopArguments& call, int blocks) {
       call.content == HopContent::headers ? 1 : (hop_tasks(call.layout.shape) + kHopWarps - 1) / kHopWarps;
   return blocks < useful ? (blocks < 1 ? 1 : blocks) : useful;
 }
+static_assert(sizeof(HopArguments) <= 4096);  // parameters of a kernel
 
 // Call on the lane's device before the first launch for it: a kernel that is loaded while others wait for it
 // would wait for them.
 void prepare_hops();
+void prepare_wide_hops();  // part of it
 
 void launch_hops(const HopArguments& arguments, const LaunchShape& shape, cudaStream_t stream);
-
-// Clears the slot metadata of all messages in the inbox from other ranks, before a call by a plan: a damaged
-// plan expects messages that do not come. `lane`: as the phases of the call see it.
-void launch_clear_inbox(const LaneView& lane, cudaStream_t stream);
+// As launch_hops() does for large groups (kernel_ranks.hpp).
+void launch_wide_hops(const HopArguments& arguments, const LaunchShape& shape, cudaStream_t stream);
 
 }  // namespace ferry::cuda

@@ -5,8 +5,8 @@
 
 namespace ferry::cuda {
 
-// [warp] Thread r stands for rank r; `sent` is how many messages of this channel it has been sent. A message
-// stays in its slot until every rank that it is for has it; of those `pending` have not.
+// [warp] `sent` is how many messages of this channel a rank has been sent. A message stays in its slot until
+// every rank that it is for has it; of those entries `pending` have not.
 template <class Transport>
 __device__ bool relay_messages(const HopWork<Transport>& work, HopTaskState& at, int origin, int channel) {
   using State = typename HopChannels<Transport>::State;
@@ -39,13 +39,13 @@ __device__ bool relay_messages(const HopWork<Transport>& work, HopTaskState& at,
       if (rank == me) {
         work.deliver(origin, index, payload, metadata);
       } else {
-        const auto k = static_cast<std::int32_t>(__shfl_sync(~0u, at.sent, rank));
+        const std::int32_t k = work.sent_to(at, rank);
         if (!work.channels.has_room(1, origin, rank, channel, k)) {
           at.peer = rank;
           continue;
         }
         write_final(work, origin, rank, channel, k, index, payload, metadata);
-        if (thread == rank) ++at.sent;
+        work.count_sent(&at, rank);
       }
       at.pending &= ~(1u << nth);
       at.moved = 1;
@@ -57,7 +57,7 @@ __device__ bool relay_messages(const HopWork<Transport>& work, HopTaskState& at,
   }
   for (int rank = 0; rank < call.wires.ranks; ++rank) {
     if (rank == me || !work.routes.passes_on_to(rank)) continue;
-    const auto sent = static_cast<std::int32_t>(__shfl_sync(~0u, at.sent, rank));
+    const std::int32_t sent = work.sent_to(at, rank);
     work.channels.end(1, origin, rank, channel, sent);
     work.count(rank, sent, sent * work.content_bytes());
   }

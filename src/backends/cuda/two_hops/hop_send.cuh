@@ -84,25 +84,61 @@ __device__ __forceinline__ void write_bundle(const HopWork<Transport>& work, int
   work.count(relay, 1, payload + (work.routes.rows() ? 0 : count * std::int64_t{metadata + kHopPrefix}));
 }
 
+// [warp] As send_to_relay() where `rank` is the only one behind the relay: the order of all messages is that
+// of those to it, so a channel need not go through the others' share.
+template <class Transport>
+__device__ bool send_to_only_rank(const HopWork<Transport>& work, HopTaskState& at, int relay, int rank,
+                                  int channel) {
+  const std::int32_t count = work.state.count[rank];
+  for (;;) {
+    const std::int64_t i = std::int64_t{at.next} * work.of_channels() + channel;
+    if (i >= count) break;
+    if (!work.channels.has_room(0, work.routes.me(), relay, channel, at.next)) return waits_for(at, relay);
+    inject_fault(work.call.wires, KernelPoint::hop_send);
+    const auto index = static_cast<std::int32_t>(i);
+    write_bundle(work, relay, channel, at.next, 1u, 0, rank, index, index);
+    ++at.next;
+    at.moved = 1;
+  }
+  work.channels.end(0, work.routes.me(), relay, channel, at.next);
+  return true;
+}
+
 // [warp] Sends every channels-th payload for the ranks behind `relay`: of messages a token once for all of
-// them, of rows each for itself. Thread r stands for rank r. All channels go through all messages, in an
-// order that follows from the messages alone, and each sends its share.
+// them, of rows each for itself. A thread stands for a rank behind the relay, where rows travel in wide
+// kernels for several. All channels go through all messages, in an order that follows from the messages
+// alone, and each sends its share.
 template <class Transport>
 __device__ bool send_to_relay(const HopWork<Transport>& work, HopTaskState& at, int relay, int channel) {
   constexpr std::uint32_t kNone = ~0u;
   const HopArguments& call = work.call;
-  const int rank = work.thread(), channels = work.of_channels();
-  const bool takes_part = rank < call.wires.ranks && work.routes.sends_by(relay, rank);
-  const std::int32_t count = takes_part ? work.state.count[rank] : 0;
+  const bool rows = work.routes.rows();
+  const int thread = work.thread(), channels = work.of_channels();
+  if (const int only = work.routes.only_rank_behind(relay); only >= 0)
+    return send_to_only_rank(work, at, relay, only, channel);
+  // A wide kernel takes the ranks of a node by their local ranks: each is a thread then.
+  if (kWide && !rows && at.started == 0) {
+    at.own = work.routes.member(call.topology.node[relay], thread);
+    at.started = 1;
+  }
   for (;;) {
+    // This thread's next message in that order.
     std::uint32_t key = kNone;
-    if (at.cursor < count) {
-      if (work.routes.rows()) {
-        key = static_cast<std::uint32_t>(at.cursor) * 32 + static_cast<std::uint32_t>(rank);
+    int rank = -1, nth = 0;
+    std::int32_t index = 0;
+    for (int n = 0; n < kRanksOfThread; ++n) {
+      const int other = kWide && !rows ? (n == 0 ? at.own : -1) : thread + 32 * n;
+      if (other < 0 || other >= call.wires.ranks || !work.routes.sends_by(relay, other)) continue;
+      const std::int32_t next = at.cursor[n];
+      if (next >= work.state.count[other]) continue;
+      std::uint32_t of = 0;
+      if (rows) {
+        of = static_cast<std::uint32_t>(next) * kKernelRanks + static_cast<std::uint32_t>(other);
       } else {
-        const std::int32_t token = call.sent_tokens[std::int64_t{rank} * call.wires.max_tokens + at.cursor];
-        key = min(static_cast<std::uint32_t>(token), kNone - 1);
+        const std::int32_t token = call.sent_tokens[std::int64_t{other} * call.wires.max_tokens + next];
+        of = min(static_cast<std::uint32_t>(token), kNone - 1);
       }
+      if (of < key) key = of, rank = other, nth = n, index = next;
     }
     const std::uint32_t first = __reduce_min_sync(~0u, key);
     if (first == kNone) break;
@@ -112,18 +148,18 @@ __device__ bool send_to_relay(const HopWork<Transport>& work, HopTaskState& at, 
       if (!work.channels.has_room(0, work.routes.me(), relay, channel, k)) return waits_for(at, relay);
       inject_fault(call.wires, KernelPoint::hop_send);
       // Of a damaged plan some messages may not have been stored.
-      bool stored = (entries >> rank & 1) != 0;
+      bool stored = (entries >> thread & 1) != 0;
       if (stored && call.sets_flags && call.counts != nullptr) {
         const auto* metadata =
-            reinterpret_cast<const LLPacket*>(work.stored(rank, at.cursor) + call.payload_bytes);
+            reinterpret_cast<const LLPacket*>(work.stored(rank, index) + call.payload_bytes);
         stored = metadata->call >> SlotMetadata::kTokenBits == work.number();
       }
       const std::uint32_t usable = __ballot_sync(~0u, stored);
       const int leader = __ffs(static_cast<int>(usable != 0 ? usable : entries)) - 1;
-      write_bundle(work, relay, channel, k, entries, leader, rank, at.cursor, at.cursor);
+      write_bundle(work, relay, channel, k, entries, leader, rank, index, index);
       at.moved = 1;
     }
-    if (key == first) ++at.cursor;
+    if (key == first) ++at.cursor[nth];
     ++at.next;
   }
   const std::int32_t total = at.next > channel ? (at.next - channel + channels - 1) / channels : 0;

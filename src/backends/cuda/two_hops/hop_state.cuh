@@ -23,11 +23,11 @@ struct HopUnit {
 struct HopState {
   std::uint64_t number;  // of the call
   std::int32_t failed, agreed;
-  std::int32_t count[kMaxRanks];  // messages or rows of this rank to each rank
-  std::int64_t first[kMaxRanks];  // row among those in the outbox
+  std::int32_t count[kKernelRanks];  // messages or rows of this rank to each rank
+  std::int64_t first[kKernelRanks];  // row among those in the outbox
   std::int32_t units;
-  HopUnit unit[4 * kMaxRanks + 2];
-  const std::byte* row[kHopWarps][kMaxRanks];  // of a warp that adds: a row of each rank
+  HopUnit unit[4 * kKernelRanks + 2];
+  const std::byte* row[kHopWarps][kMaxHopNodeRanks];  // of a warp that adds: a row of each rank of its node
 };
 
 // Who passes on what to whom in a call. All [thread].
@@ -72,32 +72,65 @@ struct HopRoutes {
     return sums() && relay != origin ? -1 : relay;
   }
 
-  // [warp] Lists what this rank has to do. Thread r finds what it has to do with rank r.
-  __device__ void list_units(HopState* state) const {
-    const int rank = static_cast<int>(threadIdx.x % 32);
-    const bool is_rank = rank < call.wires.ranks;
-    const bool relays_rows = rows() && __any_sync(~0u, is_rank && relays_for(rank));
-    int units = 0;
-    const auto add = [&](HopRole role, bool has) {
-      const std::uint32_t all = __ballot_sync(~0u, has);
-      const int before = __popc(static_cast<int>(all & ((1u << rank) - 1)));
-      if (has) state->unit[units + before] = {role, static_cast<std::uint8_t>(rank)};
-      units += __popc(static_cast<int>(all));
-    };
-    bool is_relay = false;  // of this rank, which sends to others by it
-    for (int last = 0; is_rank && last < call.wires.ranks; ++last)
-      is_relay = is_relay || sends_by(rank, last);
-    add(HopRole::own, rows() && rank == me());
-    add(HopRole::direct, is_rank && sends_directly(rank));
-    add(HopRole::sender, is_relay);
-    add(HopRole::relay, sums()   ? relays_rows && rank == me()
-                        : rows() ? relays_rows && is_rank && relays_of(rank)
-                                 : is_rank && relays_of(rank));
-    add(HopRole::receiver, is_rank && writer_of(rank) >= 0);
-    if (rank == 0) state->units = units;
+  // [thread] The rank of a node that has this local rank; -1: there is none.
+  __device__ int member(int node, int local_rank) const {
+    for (int rank = 0; rank < call.wires.ranks; ++rank) {
+      if (call.topology.node[rank] == node && call.topology.local[rank] == local_rank) return rank;
+    }
+    return -1;
   }
+
+  // [warp] The only rank that this one sends to by `relay`; -1: there are several.
+  __device__ int only_rank_behind(int relay) const {
+    int found = -1, ranks = 0;
+    for (int rank = thread(); rank < call.wires.ranks; rank += 32) {
+      if (!sends_by(relay, rank)) continue;
+      found = rank;
+      ++ranks;
+    }
+    if (__reduce_add_sync(~0u, ranks) != 1) return -1;
+    return __reduce_max_sync(~0u, found);
+  }
+
+  // [warp] Lists what this rank has to do. Thread r finds what it has to do with ranks r, r + 32, ...
+  __device__ void list_units(HopState* state) const {
+    const int ranks = call.wires.ranks;
+    bool relays_rows = false;
+    for (int rank = thread(); rank < ranks; rank += 32) relays_rows = relays_rows || relays_for(rank);
+    relays_rows = __any_sync(~0u, rows() && relays_rows);
+    int units = 0;
+    const auto add = [&](HopRole role, auto&& has) {
+      for (int first = 0; first < ranks; first += 32) {
+        const int rank = first + thread();
+        const bool adds = rank < ranks && has(rank);
+        const std::uint32_t all = __ballot_sync(~0u, adds);
+        const int before = __popc(static_cast<int>(all & ((1u << thread()) - 1)));
+        if (adds) state->unit[units + before] = {role, static_cast<std::uint8_t>(rank)};
+        units += __popc(static_cast<int>(all));
+      }
+    };
+    // Of a rank that this one sends to others by.
+    const auto is_relay = [&](int rank) {
+      for (int last = 0; last < ranks; ++last) {
+        if (sends_by(rank, last)) return true;
+      }
+      return false;
+    };
+    add(HopRole::own, [&](int rank) { return rows() && rank == me(); });
+    add(HopRole::direct, [&](int rank) { return sends_directly(rank); });
+    add(HopRole::sender, is_relay);
+    add(HopRole::relay, [&](int rank) {
+      if (sums()) return relays_rows && rank == me();
+      return (!rows() || relays_rows) && relays_of(rank);
+    });
+    add(HopRole::receiver, [&](int rank) { return writer_of(rank) >= 0; });
+    if (thread() == 0) state->units = units;
+  }
+
+ private:
+  __device__ static int thread() { return static_cast<int>(threadIdx.x % 32); }
 };
-static_assert(kMaxRanks <= 32);  // a thread of a warp for each rank
+static_assert(kMaxDeviceRanks <= kHopThreads);  // a thread of a block for each rank
 
 // What all roles work with. `role(...)` functions return whether they have finished; if not, they wait.
 template <class Transport>
@@ -115,6 +148,16 @@ struct HopWork {
   }
 
   __device__ __forceinline__ const std::byte** rows_of_warp() const { return state.row[threadIdx.x / 32]; }
+
+  // Where a task keeps a count of `rank`: in thread `rank % 32`.
+  __device__ __forceinline__ static int nth(int rank) { return kWide ? rank / 32 : 0; }
+  // [warp] How much `rank`, the same in all threads, has been sent.
+  __device__ __forceinline__ static std::int32_t sent_to(const HopTaskState& at, int rank) {
+    return static_cast<std::int32_t>(__shfl_sync(~0u, at.sent[nth(rank)], rank % 32));
+  }
+  __device__ __forceinline__ static void count_sent(HopTaskState* at, int rank) {
+    if (thread() == rank % 32) ++at->sent[nth(rank)];
+  }
 
   // This rank's message `i` to `rank`, or its row.
   __device__ __forceinline__ const std::byte* stored(int rank, std::int32_t i) const {

@@ -39,16 +39,17 @@ __device__ bool send_for_sums(const HopWork<Transport>& work, HopTaskState& at, 
       std::int32_t token = 0;
       at.next = next_of_channel(work, at.place, at.next, channel, &token);
       if (at.next >= work.state.count[at.place]) break;
-      if (!work.channels.has_room(0, work.routes.me(), relay, channel, at.sent)) return waits_for(at, relay);
+      const std::int32_t k = at.sent[0];
+      if (!work.channels.has_room(0, work.routes.me(), relay, channel, k)) return waits_for(at, relay);
       inject_fault(work.call.wires, KernelPoint::hop_send);
-      // The entry: for whom, and of which token.
-      write_bundle(work, relay, channel, at.sent, 1u << at.place, at.place, work.thread(), at.next, token);
+      // One entry, of the first thread: for whom, and of which token.
+      write_bundle(work, relay, channel, k, 1u, 0, at.place, at.next, token);
       ++at.next;
-      ++at.sent;
+      ++at.sent[0];
       at.moved = 1;
     }
   }
-  work.channels.end(0, work.routes.me(), relay, channel, at.sent);
+  work.channels.end(0, work.routes.me(), relay, channel, at.sent[0]);
   return true;
 }
 
@@ -100,15 +101,20 @@ __device__ inline void add_rows(const HopArguments& call, std::uint32_t rows, co
         *reinterpret_cast<const std::uint64_t*>(row[first] + call.label_offset);
 }
 
-// [warp] Thread r stands for rank r of this node: `cursor` is how many of its rows have been read. Rank order
-// is the order of the threads.
+// [warp] A thread stands for a rank of this node: in narrow kernels thread r for rank r, in wide ones for the
+// one with that local rank. `cursor` is how many of its rows have been read. Rank order is the order of the
+// threads.
 template <class Transport>
 __device__ bool relay_sums(const HopWork<Transport>& work, HopTaskState& at, int channel) {
   using State = typename HopChannels<Transport>::State;
   constexpr std::uint32_t kNone = ~0u, kNobody = kNone - 1;
   const HopArguments& call = work.call;
-  const int rank = work.thread(), me = work.routes.me(), ranks = call.wires.ranks;
-  const bool is_member = rank < ranks && work.routes.here(rank);
+  const int thread = work.thread(), me = work.routes.me(), ranks = call.wires.ranks,
+            my_thread = kWide ? call.topology.local[me] : me;
+  if (kWide && at.next == 0) at.next = 1 + work.routes.member(call.topology.node[me], thread);
+  const int rank = kWide ? at.next - 1 : thread;
+  const bool is_member = rank >= 0 && rank < ranks && work.routes.here(rank);
+  std::int32_t& cursor = at.cursor[0];
   for (;;) {
     // This rank's own next row.
     while (at.started == 0 && at.place < ranks) {
@@ -124,14 +130,14 @@ __device__ bool relay_sums(const HopWork<Transport>& work, HopTaskState& at, int
     // Of each rank: for whom its next row is, and of which token.
     std::uint32_t to = kNone, token = kNone;
     bool late = false;
-    if (rank == me) {
+    if (thread == my_thread) {
       if (at.started != 0) to = at.place, token = at.own_token;
     } else if (is_member) {
-      const State state = work.channels.look(0, rank, channel, at.cursor);
+      const State state = work.channels.look(0, rank, channel, cursor);
       late = state == State::late;
       if (state == State::ready) {
-        const auto* entry = reinterpret_cast<const HopEntry*>(
-            work.channels.message(0, rank, channel, at.cursor) + kHopPrefix);
+        const auto* entry =
+            reinterpret_cast<const HopEntry*>(work.channels.message(0, rank, channel, cursor) + kHopPrefix);
         to = static_cast<std::uint32_t>(entry->rank);
         token = static_cast<std::uint32_t>(entry->index);
         // What is for nobody is passed over.
@@ -140,46 +146,48 @@ __device__ bool relay_sums(const HopWork<Transport>& work, HopTaskState& at, int
       }
     }
     const std::uint32_t missing = __ballot_sync(~0u, late);
-    if (missing != 0) return waits_for(at, __ffs(static_cast<int>(missing)) - 1);
+    if (missing != 0)
+      return waits_for(at, static_cast<int>(__shfl_sync(~0u, rank, __ffs(static_cast<int>(missing)) - 1)));
     const std::uint32_t next = __reduce_min_sync(~0u, to);
     if (next == kNone) break;
     const std::uint32_t first = __reduce_min_sync(~0u, to == next ? token : kNone);
     const std::uint32_t rows = __ballot_sync(~0u, to == next && token == first);
     const int reader = static_cast<int>(next);
     if (next != kNobody) {
-      const auto k = static_cast<std::int32_t>(__shfl_sync(~0u, at.sent, reader));
+      const std::int32_t k = work.sent_to(at, reader);
       if (!work.channels.has_room(1, me, reader, channel, k)) return waits_for(at, reader);
       inject_fault(call.wires, KernelPoint::hop_relay);
       const std::byte* mine = nullptr;
-      if (rank == me) {
+      if (thread == my_thread) {
         if (at.started != 0) mine = work.stored(at.place, at.own);
       } else if (is_member) {
-        mine = work.channels.message(0, rank, channel, at.cursor) + call.layout.entries_bytes;
+        mine = work.channels.message(0, rank, channel, cursor) + call.layout.entries_bytes;
       }
       std::byte* const out = work.channels.compose_at(1, me, reader, channel, k);
-      if (rank == 0) *reinterpret_cast<std::int32_t*>(out) = static_cast<std::int32_t>(first);
+      if (thread == 0) *reinterpret_cast<std::int32_t*>(out) = static_cast<std::int32_t>(first);
       const std::byte** const row = work.rows_of_warp();
-      row[rank] = mine;
+      row[thread] = mine;
       __syncwarp();
       add_rows(call, rows, row, out + kHopPrefix);
       work.channels.publish(1, me, reader, channel, k, kHopPrefix + call.row_bytes);
-      if (rank == reader) ++at.sent;
+      work.count_sent(&at, reader);
     }
-    if ((rows >> me & 1) != 0) {
+    if ((rows >> my_thread & 1) != 0) {
       at.started = 0;
       ++at.own;
     }
-    if ((rows >> rank & 1) != 0 && rank != me) ++at.cursor;
+    if ((rows >> thread & 1) != 0 && thread != my_thread) ++cursor;
     for (std::uint32_t left = rows; left != 0; left &= left - 1) {
-      const int origin = __ffs(static_cast<int>(left)) - 1;
-      const auto read = static_cast<std::int32_t>(__shfl_sync(~0u, at.cursor, origin));
-      if (origin != me) work.channels.give_back(0, origin, origin, channel, read);
+      const int of_origin = __ffs(static_cast<int>(left)) - 1;
+      const auto read = static_cast<std::int32_t>(__shfl_sync(~0u, cursor, of_origin));
+      const int origin = static_cast<int>(__shfl_sync(~0u, rank, of_origin));
+      if (of_origin != my_thread) work.channels.give_back(0, origin, origin, channel, read);
     }
     at.moved = 1;
   }
   for (int reader = 0; reader < ranks; ++reader) {
     if (!work.routes.passes_on_to(reader)) continue;
-    const auto sent = static_cast<std::int32_t>(__shfl_sync(~0u, at.sent, reader));
+    const std::int32_t sent = work.sent_to(at, reader);
     work.channels.end(1, me, reader, channel, sent);
     work.count(reader, sent, sent * call.row_bytes);
   }

@@ -1,22 +1,10 @@
-// The kernels between the phases of a call in two hops, and their launches.
-#include "backends/cuda/protocol/plan_header.cuh"
+// The launch between the phases of a call in two hops, and its kernel for groups of up to kNarrowRanks ranks.
 #include "backends/cuda/runtime/error.hpp"
 #include "backends/cuda/two_hops/header_calls.hpp"
-#include "backends/cuda/two_hops/hop_block.cuh"
+#include "backends/cuda/two_hops/pretended_hops.cuh"
 
 namespace ferry::cuda {
 namespace {
-
-constexpr int kClearThreads = 256, kClearBlocksOfRank = 16;
-
-// Nodes of one host are pretended: ranks of other nodes are mapped, and treated as if they were not.
-__device__ Pretended transport_of(const HopArguments& call) {
-  Pretended transport{};
-  for (int rank = 0; rank < call.wires.ranks; ++rank) {
-    if (call.topology.node[rank] != call.topology.node[call.wires.rank]) transport.remote.add(rank);
-  }
-  return transport;
-}
 
 __global__ void __launch_bounds__(kHopThreads, 1) hop_kernel(const __grid_constant__ HopArguments call) {
   __shared__ HopState state;
@@ -24,166 +12,20 @@ __global__ void __launch_bounds__(kHopThreads, 1) hop_kernel(const __grid_consta
   HopBlock<Pretended>(call, transport, &state).run();
 }
 
-__global__ void __launch_bounds__(kClearThreads) clear_inbox_kernel(const __grid_constant__ LaneView lane) {
-  const int source = static_cast<int>(blockIdx.x) / kClearBlocksOfRank,
-            first = static_cast<int>(blockIdx.x) % kClearBlocksOfRank * kClearThreads +
-                    static_cast<int>(threadIdx.x);
-  if (source == lane.rank) return;  // the send phase has stored what comes from this rank
-  for (int i = first; i < lane.max_tokens * lane.top_k; i += kClearBlocksOfRank * kClearThreads)
-    lane.slot_metadata(lane.rank, 0, source, i / lane.top_k)[i % lane.top_k] = {0, 0};
-}
-
-// --- calls of headers alone --------------------------------------------------------------------------------
-
-__global__ void __launch_bounds__(32, 1)
-    post_metadata_kernel(const __grid_constant__ MetadataArguments call) {
-  __shared__ CallHeader header;
-  const LaneView& lane = call.lane;
-  if (is_aborted(lane, kExchangeFailed)) return;
-  const std::uint64_t number = lane.state->calls[0] + 1;
-  if (threadIdx.x == 0) {
-    std::int32_t count = call.count;
-    if (call.device_count != nullptr) {
-      count = *call.device_count;
-      const std::int32_t most = INT32_MAX / lane.ranks;
-      if (count < 0 || count > most) {
-        abort_call(lane, number, Operation::metadata, DeviceError::Reason::too_many, lane.rank, 0, count,
-                   most);
-        count = 0;
-      }
-    }
-    header.terms = call.terms;
-    header.facts = make_header_facts(Operation::metadata, count);
-  }
-  __syncwarp();
-  post_header(lane, number, header);
-}
-
-__global__ void __launch_bounds__(32, 1)
-    finish_metadata_kernel(const __grid_constant__ MetadataArguments call) {
-  __shared__ CallHeader header;
-  const LaneView& lane = call.lane;
-  if (is_aborted(lane, kExchangeFailed)) return;
-  const std::uint64_t number = lane.state->calls[0] + 1;
-  const int rank = static_cast<int>(threadIdx.x);
-  if (rank == 0) {
-    header.terms = call.terms;
-    header.facts = make_header_facts(Operation::metadata, 0);
-  }
-  __syncwarp();
-  StepMetadata all;
-  HeaderFacts theirs;
-  if (await_all_headers(lane, number, header, true, &theirs)) {
-    const std::int32_t count = rank < lane.ranks ? theirs.count : 0;
-    all.sum = __reduce_add_sync(~0u, count);
-    all.prefix = __reduce_add_sync(~0u, rank < lane.rank ? count : 0);
-    all.maximum = __reduce_max_sync(~0u, count);
-  }
-  if (rank == 0) *call.metadata = all;
-  store_call_number(lane, number);
-}
-
-__global__ void __launch_bounds__(32, 1) post_refusal_kernel(const __grid_constant__ RefusalArguments call) {
-  const LaneView& lane = call.lane;
-  if (is_aborted(lane, kExchangeFailed)) return;
-  const std::uint64_t number = lane.state->calls[0] + 1;
-  for (int peer = 0; peer < lane.ranks; ++peer) {
-    if (peer != lane.rank) post_refusal(lane, number, peer, call.operation, call.refusal);
-  }
-}
-
-__global__ void __launch_bounds__(32, 1)
-    finish_headers_kernel(const __grid_constant__ FinishHeadersArguments call) {
-  __shared__ CallHeader header;
-  const LaneView& lane = call.lane;
-  if (is_aborted(lane, kExchangeFailed)) return;
-  const std::uint64_t number = lane.state->calls[0] + 1;
-  if (threadIdx.x == 0) {
-    header.terms = call.terms;
-    header.facts = make_header_facts(call.terms.operation, 0);
-  }
-  __syncwarp();
-  HeaderFacts theirs;
-  if (call.compares) await_all_headers(lane, number, header, true, &theirs);
-  store_call_number(lane, number);
-}
-
-// --- calls of two parts ------------------------------------------------------------------------------------
-
-// If the first part, the call `calls[0]`, has been aborted, the second does nothing, like calls after a
-// failure.
-__global__ void __launch_bounds__(32, 1) mute_kernel(const __grid_constant__ MuteArguments call) {
-  if (threadIdx.x != 0) return;
-  const std::uint64_t aborted = load_acquire_gpu(&call.lane.state->aborted_call);
-  const bool mutes = aborted == call.lane.state->calls[0];
-  *call.muted = mutes ? aborted : 0;
-  if (mutes) set_aborted(call.lane, kExchangeFailed);
-}
-__global__ void __launch_bounds__(32, 1) unmute_kernel(const __grid_constant__ MuteArguments call) {
-  const std::uint64_t muted = *call.muted;
-  if (muted == 0) return;
-  if (threadIdx.x == 0) store_release_gpu(&call.lane.state->aborted_call, muted);
-  store_call_number(call.lane, muted + 1);
-}
-__global__ void __launch_bounds__(32, 1) skip_number_kernel(const __grid_constant__ LaneView lane) {
-  if (is_aborted(lane, kExchangeFailed)) return;
-  const std::uint64_t number = lane.state->calls[0] + 1;
-  store_call_number(lane, number);
-}
-
 }  // namespace
 
 void prepare_hops() {
-  load_kernels(&hop_kernel, &clear_inbox_kernel, &post_metadata_kernel, &finish_metadata_kernel,
-               &post_refusal_kernel, &finish_headers_kernel, &mute_kernel, &unmute_kernel,
-               &skip_number_kernel);
+  prepare_header_calls();
+  prepare_wide_hops();
+  load_kernels(&hop_kernel);
 }
 
 void launch_hops(const HopArguments& arguments, const LaunchShape& shape, cudaStream_t stream) {
   LaunchShape of = shape;
   of.blocks = hop_blocks(arguments, shape.blocks);
+  if (takes_wide_kernels(arguments.wires.ranks)) return launch_wide_hops(arguments, of, stream);
   launch(reinterpret_cast<const void*>(&hop_kernel), const_cast<HopArguments*>(&arguments), kHopThreads, 0,
          of, stream, "launching the hops of a call");
-}
-
-void launch_clear_inbox(const LaneView& lane, cudaStream_t stream) {
-  launch(reinterpret_cast<const void*>(&clear_inbox_kernel), const_cast<LaneView*>(&lane), kClearThreads, 0,
-         {.blocks = kClearBlocksOfRank * lane.ranks}, stream, "clearing slot metadata");
-}
-
-void launch_post_metadata(const MetadataArguments& arguments, cudaStream_t stream) {
-  launch(reinterpret_cast<const void*>(&post_metadata_kernel), const_cast<MetadataArguments*>(&arguments), 32,
-         0, {}, stream, "posting a count");
-}
-
-void launch_finish_metadata(const MetadataArguments& arguments, cudaStream_t stream) {
-  launch(reinterpret_cast<const void*>(&finish_metadata_kernel), const_cast<MetadataArguments*>(&arguments),
-         32, 0, {}, stream, "launching metadata");
-}
-
-void launch_post_refusal(const RefusalArguments& arguments, cudaStream_t stream) {
-  launch(reinterpret_cast<const void*>(&post_refusal_kernel), const_cast<RefusalArguments*>(&arguments), 32,
-         0, {}, stream, "posting a refusal");
-}
-
-void launch_finish_headers(const FinishHeadersArguments& arguments, cudaStream_t stream) {
-  launch(reinterpret_cast<const void*>(&finish_headers_kernel),
-         const_cast<FinishHeadersArguments*>(&arguments), 32, 0, {}, stream, "ending a call of headers");
-}
-
-void launch_skip_number(const LaneView& lane, cudaStream_t stream) {
-  launch(reinterpret_cast<const void*>(&skip_number_kernel), const_cast<LaneView*>(&lane), 32, 0, {}, stream,
-         "ending a combine");
-}
-
-void launch_mute(const MuteArguments& arguments, cudaStream_t stream) {
-  launch(reinterpret_cast<const void*>(&mute_kernel), const_cast<MuteArguments*>(&arguments), 32, 0, {},
-         stream, "between the parts of a combine");
-}
-
-void launch_unmute(const MuteArguments& arguments, cudaStream_t stream) {
-  launch(reinterpret_cast<const void*>(&unmute_kernel), const_cast<MuteArguments*>(&arguments), 32, 0, {},
-         stream, "after the parts of a combine");
 }
 
 }  // namespace ferry::cuda

@@ -30,6 +30,14 @@ inline std::uint32_t two_to_e4m3(float low, float high) {
   return fp32_to_e4m3(low) | std::uint32_t{fp32_to_e4m3(high)} << 8;
 }
 
+inline float value_of_e4m3(std::uint8_t bits) {
+  return e4m3_to_fp32(bits);
+}
+template <std::uint32_t kSelector>
+std::uint32_t signs_of_bytes(std::uint32_t low, std::uint32_t high) {
+  return (__byte_perm(low, high, kSelector) >> 7 & 0x01010101) * 0xFF;
+}
+
 // Applies `each` to the values of both halves. A NaN is canonical: each half is rounded anew.
 template <class Each>
 std::uint32_t with_bf16x2(std::uint32_t a, std::uint32_t b, Each each) {
@@ -68,13 +76,19 @@ inline void add_in_block(std::int32_t* word, std::int32_t value) {
   *word += value;
 }
 
-// Asynchronous loads arrive at once.
-inline void load_async(void* shared, const void* from) {
-  std::memcpy(shared, from, 16);
+inline on_host::AsyncLoads& async_loads() {
+  return on_host::Grid::block().async_loads[on_host::Grid::thread()];
 }
-inline void commit_async() {}
+inline void load_async(void* shared, const void* from) {
+  async_loads().load(shared, from);
+}
+inline void commit_async() {
+  async_loads().commit();
+}
 template <int kLatest>
-void wait_async_but() {}
+void wait_async_but() {
+  async_loads().wait_but(kLatest);
+}
 
 inline void sync_threads_of(int barrier, int threads) {
   on_host::Grid::block().barrier_of(barrier, static_cast<unsigned>(threads)).wait(true);

@@ -1,0 +1,84 @@
+// For a shared library of formats, which ferry::load_formats(), ferry_load_formats() or ferry.load_formats()
+// of Python opens: registers an Encoder of C++ with the program that has loaded the library. Header only: the
+// library does not link Ferry, whose version in the program may be another.
+//
+//   extern "C" ferry_status ferry_formats(ferry_register_format_function register_format) {
+//     return ferry::register_from_library(register_format, "truncate", ferry::cuda::make_encoder(...));
+//   }
+#pragma once
+
+#include <algorithm>
+#include <utility>
+
+#include "ferry/c/encoder.h"
+#include "ferry/encoder.hpp"
+#include "ferry/error.hpp"
+
+namespace ferry {
+namespace detail {
+
+// Exceptions do not leave a library that may have been built by another compiler.
+template <class Call>
+ferry_status status_of_call(Call call) noexcept {
+  try {
+    call();
+  } catch (const Error& error) {
+    return static_cast<ferry_status>(error.code());
+  } catch (...) {
+    return FERRY_OTHER;
+  }
+  return FERRY_OK;
+}
+
+inline EncoderCall encoder_call_of(const ferry_encoder_call& c) {
+  EncoderCall call;
+  call.tokens = c.tokens;
+  call.stride = c.stride;
+  call.type = static_cast<DType>(c.type);
+  call.hidden = c.hidden;
+  call.rows = c.rows;
+  call.device_rows = c.device_rows;
+  std::copy(c.part_bytes, c.part_bytes + kMaxParts, call.part_bytes.begin());
+  std::copy(c.parts, c.parts + kMaxParts, call.parts.begin());
+  std::copy(c.part_strides, c.part_strides + kMaxParts, call.part_strides.begin());
+  call.stream.handle = c.stream;
+  return call;
+}
+
+}  // namespace detail
+
+/// register_format() through `register_format`, the argument of ferry_formats(). The encoder is kept for as
+/// long as the process runs.
+inline ferry_status register_from_library(ferry_register_format_function register_format, const char* name,
+                                          Encoder encoder) noexcept {
+  ferry_status status = FERRY_OK;
+  const ferry_status made = detail::status_of_call([&] {
+    auto* const kept = new Encoder(std::move(encoder));
+    ferry_encoder c{};
+    c.size = sizeof c;
+    c.user = kept;
+    c.part_bytes = [](std::int32_t hidden, std::int64_t* bytes, void* user) {
+      return detail::status_of_call([&] {
+        const auto parts = static_cast<const Encoder*>(user)->part_bytes(hidden);
+        std::copy(parts.begin(), parts.end(), bytes);
+      });
+    };
+    if (kept->on_host) {
+      c.on_host = [](const ferry_encoder_call* call, void* user) {
+        return detail::status_of_call(
+            [&] { static_cast<const Encoder*>(user)->on_host(detail::encoder_call_of(*call)); });
+      };
+    }
+    if (kept->on_device) {
+      c.on_device = [](const ferry_encoder_call* call, void* user) {
+        return detail::status_of_call(
+            [&] { static_cast<const Encoder*>(user)->on_device(detail::encoder_call_of(*call)); });
+      };
+    }
+    ferry_format format{};
+    status = register_format(name, &c, &format);
+  });
+  return made != FERRY_OK ? made : status;
+}
+
+}  // namespace ferry

@@ -1,0 +1,26 @@
+// The kernel between the phases of a call in two hops, for groups of more than kNarrowRanks ranks.
+#define FERRY_WIDE_KERNELS
+#include "backends/cuda/runtime/error.hpp"
+#include "backends/cuda/two_hops/pretended_hops.cuh"
+
+namespace ferry::cuda {
+namespace {
+
+__global__ void __launch_bounds__(kHopThreads, 1) wide_hop_kernel(const __grid_constant__ HopArguments call) {
+  __shared__ HopState state;
+  const Pretended transport = transport_of(call);
+  HopBlock<Pretended>(call, transport, &state).run();
+}
+
+}  // namespace
+
+void prepare_wide_hops() {
+  load_kernels(&wide_hop_kernel);
+}
+
+void launch_wide_hops(const HopArguments& arguments, const LaunchShape& shape, cudaStream_t stream) {
+  launch(reinterpret_cast<const void*>(&wide_hop_kernel), const_cast<HopArguments*>(&arguments), kHopThreads,
+         0, shape, stream, "launching the hops of a call");
+}
+
+}  // namespace ferry::cuda

@@ -1,0 +1,180 @@
+// The call shapes of MAX on device memory in C.
+#include "ferry/max_device.hpp"
+
+#include <cstdint>
+#include <utility>
+
+#include "capi/boundary.hpp"
+#include "capi/convert.hpp"
+#include "capi/handles.hpp"
+
+struct ferry_max_device_exchange {
+  ferry_max_device_exchange(const ferry::Rank& rank, const ferry::Config& config) : exchange(rank, config) {}
+
+  ferry::max::DeviceExchange exchange;
+};
+
+namespace ferry::capi {
+namespace {
+
+// Arguments that cannot be converted end the peers' call too.
+template <class Convert>
+auto convert_or_refuse(max::DeviceExchange& exchange, Operation operation, int lane, void* stream,
+                       const Convert& convert) {
+  try {
+    return convert();
+  } catch (const Error& error) {
+    exchange.refuse(operation, lane, error, {stream});
+    throw;
+  }
+}
+
+void write_result(const max::DeviceExchange& exchange, const max::DeviceDispatchResult& received,
+                  ferry_max_device_dispatch_result* result) {
+  if (result == nullptr) return;
+  ferry_max_device_dispatch_result c{};
+  c.output_tokens = received.output_tokens;
+  for (std::size_t p = 0; p < received.parts.size(); ++p) {
+    const ReceivedPart& part = received.parts[p];
+    c.parts[p] = {
+        .data = part.data, .row_bytes = part.row_bytes, .leading_dimension = part.leading_dimension};
+  }
+  c.row_offsets = received.row_offsets;
+  c.expert_ids = received.expert_ids;
+  c.expert_usage_stats = received.expert_usage_stats;
+  c.src_info = received.src_info;
+  c.counts = received.counts;
+  c.capacity = received.capacity;
+  c.groups = received.groups;
+  c.ranks = exchange.rank().size();
+  write_sized(result, c, "ferry_max_device_dispatch_result");
+}
+
+// Zeroes the struct in case of an error, and refuses a wrong size before the call.
+void clear_result(ferry_max_device_dispatch_result* result) {
+  if (result == nullptr) return;
+  write_sized(result, ferry_max_device_dispatch_result{}, "ferry_max_device_dispatch_result");
+}
+
+std::pair<Tokens, Ids> to_input(max::DeviceExchange& exchange, const ferry_max_device_dispatch_args& args) {
+  return convert_or_refuse(exchange, Operation::dispatch, args.lane, args.stream, [&] {
+    Tokens tokens = to_tokens(args.input_tokens);
+    tokens.device_count = args.device_count;
+    return std::pair(tokens, to_ids(args.topk_ids, args.id_type));
+  });
+}
+
+// The arguments of a combine, converted.
+struct DeviceCombineArguments {
+  max::DeviceCombineInput input;
+  max::CombineOutput output;
+};
+
+DeviceCombineArguments to_input(max::DeviceExchange& exchange, const ferry_max_device_combine_args& args) {
+  return convert_or_refuse(exchange, Operation::combine, args.lane, args.stream, [&] {
+    DeviceCombineArguments in;
+    in.input.input_tokens = to_outputs(args.input_tokens);
+    in.input.src_info = args.src_info;
+    in.input.row_offsets = args.row_offsets;
+    in.input.counts = args.counts;
+    if (args.own_ids != 0) {
+      in.input.topk_ids = to_ids(args.topk_ids, args.id_type);
+      in.input.tokens = args.tokens;
+      if (args.tokens < 0) throw UsageError(str("tokens = ", args.tokens, ", must be 0 or more"));
+    }
+    in.output = {.output_tokens = to_result(args.output_tokens),
+                 .router_weights = args.router_weights,
+                 .shared_outputs = args.shared_outputs,
+                 .epilogue = to_epilogue(args.epilogue)};
+    return in;
+  });
+}
+
+}  // namespace
+
+extern "C" {
+
+ferry_status ferry_max_device_exchange_create(const ferry_rank* rank, const ferry_config* config,
+                                              ferry_max_device_exchange** exchange) {
+  return guarded([&] {
+    required(rank, "rank");
+    required(exchange, "exchange");
+    *exchange = new ferry_max_device_exchange(rank->rank, config_or_refuse(rank->rank, config));
+  });
+}
+
+void ferry_max_device_exchange_destroy(ferry_max_device_exchange* exchange) {
+  delete exchange;
+}
+
+ferry_status ferry_max_device_ep_dispatch_async(ferry_max_device_exchange* handle,
+                                                const ferry_max_device_dispatch_args* given) {
+  return guarded([&] {
+    max::DeviceExchange& exchange = required(handle, "exchange").exchange;
+    const auto args = read_sized(given, "ferry_max_device_dispatch_args");
+    const auto [tokens, ids] = to_input(exchange, args);
+    exchange.ep_dispatch_async(tokens, ids, args.lane, {args.stream});
+  });
+}
+
+ferry_status ferry_max_device_ep_dispatch_wait(ferry_max_device_exchange* handle,
+                                               const ferry_max_device_dispatch_wait_args* given) {
+  return guarded([&] {
+    max::DeviceExchange& exchange = required(handle, "exchange").exchange;
+    const auto args = read_sized(given, "ferry_max_device_dispatch_wait_args");
+    clear_result(args.result);
+    write_result(exchange, exchange.ep_dispatch_wait(args.lane, {args.stream}), args.result);
+  });
+}
+
+ferry_status ferry_max_device_ep_fused_dispatch(ferry_max_device_exchange* handle,
+                                                const ferry_max_device_dispatch_args* given) {
+  return guarded([&] {
+    max::DeviceExchange& exchange = required(handle, "exchange").exchange;
+    const auto args = read_sized(given, "ferry_max_device_dispatch_args");
+    clear_result(args.result);
+    const auto [tokens, ids] = to_input(exchange, args);
+    write_result(exchange, exchange.ep_fused_dispatch(tokens, ids, args.lane, {args.stream}), args.result);
+  });
+}
+
+ferry_status ferry_max_device_ep_combine_async(ferry_max_device_exchange* handle,
+                                               const ferry_max_device_combine_args* given) {
+  return guarded([&] {
+    max::DeviceExchange& exchange = required(handle, "exchange").exchange;
+    const auto args = read_sized(given, "ferry_max_device_combine_args");
+    const DeviceCombineArguments in = to_input(exchange, args);
+    exchange.ep_combine_async(in.input, in.output, args.lane, {args.stream});
+  });
+}
+
+ferry_status ferry_max_device_ep_combine_wait(ferry_max_device_exchange* handle,
+                                              const ferry_max_device_combine_wait_args* given) {
+  return guarded([&] {
+    max::DeviceExchange& exchange = required(handle, "exchange").exchange;
+    const auto args = read_sized(given, "ferry_max_device_combine_wait_args");
+    exchange.ep_combine_wait(args.lane, {args.stream});
+  });
+}
+
+ferry_status ferry_max_device_ep_fused_combine(ferry_max_device_exchange* handle,
+                                               const ferry_max_device_combine_args* given) {
+  return guarded([&] {
+    max::DeviceExchange& exchange = required(handle, "exchange").exchange;
+    const auto args = read_sized(given, "ferry_max_device_combine_args");
+    const DeviceCombineArguments in = to_input(exchange, args);
+    exchange.ep_fused_combine(in.input, in.output, args.lane, {args.stream});
+  });
+}
+
+ferry_status ferry_max_device_synchronize(ferry_max_device_exchange* exchange, int lane, void* stream) {
+  return guarded([&] { required(exchange, "exchange").exchange.synchronize(lane, {stream}); });
+}
+
+ferry_status ferry_max_device_check(ferry_max_device_exchange* exchange, int lane) {
+  return guarded([&] { required(exchange, "exchange").exchange.check(lane); });
+}
+
+}  // extern "C"
+
+}  // namespace ferry::capi

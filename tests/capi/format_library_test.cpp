@@ -1,0 +1,66 @@
+// Formats of shared libraries, in C++ and C.
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "ferry/encoder.hpp"
+#include "ferry/ferry.h"
+#include "ferry/ferry.hpp"
+
+namespace ferry::capi {
+namespace {
+
+std::string path_of(const std::string& kind) {
+  return std::string(FERRY_TEST_FORMATS) + "/formats_" + kind + ".so";
+}
+
+std::string refusal(const std::string& path) {
+  try {
+    load_formats(path);
+  } catch (const UsageError& error) {
+    EXPECT_EQ(ferry_load_formats(path.c_str()), FERRY_USAGE);
+    EXPECT_STREQ(ferry_last_error(), error.what());
+    return error.what();
+  }
+  return "no error";
+}
+
+TEST(FormatLibrary, ItsEncodersEncodeTheTokens) {
+  const std::vector<Format> formats = load_formats(path_of("of_two"));
+  ASSERT_EQ(formats.size(), 2u);
+  EXPECT_EQ(to_string(formats[0]), "library_lower");
+  EXPECT_EQ(parse_format("library_upper"), formats[1]);
+  EXPECT_EQ(load_formats(path_of("of_two")), formats);  // it is known
+  EXPECT_EQ(ferry_load_formats(path_of("of_two").c_str()), FERRY_OK);
+  for (std::size_t which = 0; which < 2; ++which) {
+    Group::threads(2).run([&](const Rank& rank) {
+      constexpr int kHidden = 32;
+      Config config{.experts = 2, .top_k = 1, .hidden = kHidden, .max_tokens = 1};
+      config.format = formats[which];
+      Exchange exchange(rank, config);
+      std::vector<std::uint16_t> token;
+      for (int c = 0; c < kHidden; ++c)
+        token.push_back(static_cast<std::uint16_t>(0x4000 + 257 * c + rank.index()));
+      const std::int32_t other = 1 - rank.index();
+      const DispatchResult received =
+          exchange.dispatch(Tokens::rows(token.data(), 1, DType::bf16), &other, nullptr);
+      ASSERT_EQ(received.host->total, 1);
+      const auto* const row = static_cast<const std::uint8_t*>(received.parts[0].data);
+      for (int c = 0; c < kHidden; ++c)
+        EXPECT_EQ(row[c], (0x4000 + 257 * c + other) >> (8 * which) & 0xFF) << "column " << c;
+    });
+  }
+}
+
+TEST(FormatLibrary, WhatCannotBeLoadedIsNamed) {
+  EXPECT_NE(refusal(path_of("of_none")).find("formats_of_none.so"), std::string::npos);
+  EXPECT_NE(refusal(path_of("without")).find("has no function ferry_formats"), std::string::npos);
+  EXPECT_NE(refusal(path_of("repeats")).find("the format 'bf16' exists already"), std::string::npos);
+  EXPECT_NE(refusal(path_of("refuses")).find("formats_refuses.so returned 6 (unsupported)"),
+            std::string::npos);
+  EXPECT_EQ(ferry_load_formats(nullptr), FERRY_USAGE);
+}
+
+}  // namespace
+}  // namespace ferry::capi
