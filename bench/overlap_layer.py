@@ -67,16 +67,15 @@ class Layer:
 
     def half_parts(self, blocks):
         """Microseconds of dispatch, experts and combine of half of the tokens, alone, with at most so many thread blocks in a call
-        and as many SMs spared by the experts; 0: no limit."""
+        and as many SMs spared by the experts; 0: the share of a lane, and none."""
         half = [each[:self.tokens // 2] for each in self.inputs]
         rows, others = (self.halves.dispatch(*half, lane=lane) for lane in (0, 1))
         self.spare(blocks)
         self.buffers_of(rows)
         outputs = self.run_experts(others)
-        options = {"sm_limit": blocks or self.all_blocks}
         graphs = {"experts": Recorded(lambda: self.run_experts(rows)),
-                  "combine": Recorded(lambda: self.halves.combine(outputs, others.plan, row_weights=others.weight, lane=1, **options)),
-                  "dispatch": Recorded(lambda: self.halves.dispatch(*half, lane=0, **options))}
+                  "combine": Recorded(lambda: self.halves.combine(outputs, others.plan, row_weights=others.weight, lane=1, sm_limit=blocks)),
+                  "dispatch": Recorded(lambda: self.halves.dispatch(*half, lane=0, sm_limit=blocks))}
         self.spare(0)
         return quick_times(graphs)
 

@@ -159,9 +159,9 @@ def run_rank(rank, ranks, folder, given):
 
     record |= {"ranks": ranks, "device": torch.cuda.get_device_name() if ON_GPU else "cpu", "torch": torch.__version__,
                "format": "fp8", "combine_type": "bf16", "target": "whole - 0.5 x smaller part"}
-    for experts, top_k in given.shapes:
-        weights = GroupedExperts(experts // ranks, HIDDEN, MOST_INNER, device, seed=rank)
-        for tokens in given.tokens:
+    for tokens in given.tokens:
+        for experts, top_k in given.shapes:
+            weights = GroupedExperts(experts // ranks, HIDDEN, MOST_INNER, device, seed=rank)
             found = {}
             record["shapes"].append(found)
             layer = measure_shape(group, device, weights, tokens, experts, top_k, found, save)
@@ -175,7 +175,7 @@ def run_rank(rank, ranks, folder, given):
             if rank == 0:
                 report_shape(found)
             synchronize()
-            del layer
+            del layer, weights
             if ON_GPU:
                 torch.cuda.empty_cache()
     if rank == 0:

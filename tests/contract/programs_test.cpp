@@ -144,7 +144,7 @@ TEST_P(Contract, RandomProgramsMakeTheBitsOfEagerCalls) {
       Config of_host = program_config(random, ranks);
       of_host.lanes = 3;
       const Config config = on_backend(of_host);
-      if (GetParam().rank_kind == RankKind::mpi || GetParam().rank_kind == RankKind::engine_hosts) {
+      if (GetParam().rank_kind == RankKind::mpi || config.backend == BackendKind::collective) {
         of_host.backend = BackendKind::collective;  // the ranks may be on several hosts
         of_host.memory = MemoryKind::host;
       }
