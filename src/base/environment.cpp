@@ -23,6 +23,8 @@ std::span<const EnvironmentVariable> environment_variables() {
        "1: a line on stderr when a rank joins, an exchange is made, or the group fails"},
       {"FERRY_MPI_MODULE", &Environment::mpi_module,
        "path of libferry_mpi.so, if it is not beside the library"},
+      {"FERRY_NCCL_BLOCKING", &Environment::nccl_blocking,
+       "1, on all ranks: the engine nccl starts transfers in the calling thread, not in one of NCCL's"},
       {"FERRY_NCCL_LIBRARY", &Environment::nccl_library,
        "path of libnccl.so.2, if neither the loader nor a Python installation has it"},
       {"FERRY_NCCL_REGISTER", &Environment::nccl_register,

@@ -8,8 +8,8 @@ namespace ferry {
 
 struct Environment {
   // An empty string: the variable is not set. environment_variables() says what each means.
-  std::string shm_dir, mpi_module, nccl_library, nccl_register, nvshmem_library, nvshmem_module, host_id,
-      launch, traces, log, nvtx;
+  std::string shm_dir, mpi_module, nccl_blocking, nccl_library, nccl_register, nvshmem_library,
+      nvshmem_module, host_id, launch, traces, log, nvtx;
 
 #ifdef FERRY_TEST_HOOKS
   // Fault injection in kernels, in test builds only: an inherited variable must not stop a production rank.

@@ -32,6 +32,8 @@ class Communicator;
 struct DeviceAccess {
   DeviceId id;
   std::function<std::unique_ptr<DeviceStream>()> make_stream;
+  // Makes the device current in the calling thread. Null: nothing needs to be done.
+  std::function<void()> select = nullptr;
   // Collective over ranks that are all on one host: makes a communicator for their host memory. It may hold
   // the rank. Null: host memory travels as device memory does.
   std::function<std::unique_ptr<Communicator>()> make_host_link = nullptr;

@@ -2,28 +2,23 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <chrono>
 #include <cstring>
 #include <exception>
-#include <limits>
 #include <map>
 #include <mutex>
-#include <thread>
 #include <utility>
 
 #include "base/environment.hpp"
 #include "base/error_record.hpp"
 #include "base/keep_forever.hpp"
-#include "base/pause.hpp"
 #include "base/text.hpp"
+#include "engine/nccl_calls.hpp"
 #include "engine/nccl_library.hpp"
 #include "ferry/error.hpp"
 #include "group/rank_state.hpp"
 
 namespace ferry {
 namespace {
-
-using NcclCheck = std::function<void()>;
 
 // As nvidia-smi -L writes it: GPU-01234567-89ab-cdef-0123-456789abcdef.
 std::string name_of(const DeviceId& device) {
@@ -38,44 +33,6 @@ std::string name_of(const DeviceId& device) {
   return name;
 }
 
-// Waits until a call of a non-blocking communicator, which has returned `status`, has ended. Throws what
-// `check` throws, and SystemError if the call failed.
-void settle_nccl(const Nccl& nccl, Nccl::Comm comm, int status, const char* function,
-                 const NcclCheck& check) {
-  // The start of a transfer takes NCCL's thread some microseconds, and a sleep at least 50.
-  constexpr int kPolls = 2000, kPollsBetweenChecks = 100;
-  constexpr auto kPause = std::chrono::microseconds(20);
-  for (int polls = 1; status == Nccl::kInProgress; ++polls) {
-    if (polls > kPolls) std::this_thread::sleep_for(kPause);
-    if (polls > kPolls || polls % kPollsBetweenChecks == 0) check();
-    pause_processor();
-    nccl.require(nccl.async_error(comm, &status), "ncclCommGetAsyncError");
-  }
-  nccl.require(status, function);
-}
-
-// A group of sends and receives of this thread. NCCL would take every later call of the thread, on any
-// communicator, for a part of a group that stays open.
-class NcclGroup {
- public:
-  explicit NcclGroup(const Nccl& nccl) : nccl_(nccl) { nccl_.require(nccl_.group_start(), "ncclGroupStart"); }
-  ~NcclGroup() {
-    if (open_) nccl_.group_end();  // a call of it has failed, so NCCL drops the others
-  }
-  NcclGroup(const NcclGroup&) = delete;
-  NcclGroup& operator=(const NcclGroup&) = delete;
-
-  // Starts the transfers. Returns NCCL's status.
-  int end() {
-    open_ = false;
-    return nccl_.group_end();
-  }
-
- private:
-  const Nccl& nccl_;
-  bool open_ = true;
-};
-
 // What a connection needs of its rank when it ends.
 struct Ending {
   std::function<bool()> group_has_failed;
@@ -86,16 +43,19 @@ struct Ending {
 // threads may register memory meanwhile.
 class NcclConnection : public std::enable_shared_from_this<NcclConnection> {
  public:
-  // `serial`: the same on every rank. `registers`: so is that.
+  // `serial`: the same on every rank. `registers`, `blocks`: so are these.
   NcclConnection(const Nccl& nccl, Nccl::Comm comm, const DeviceAccess& device,
-                 std::unique_ptr<Communicator> host_link, std::int64_t serial, bool registers, Ending ending)
+                 std::shared_ptr<DeviceStream> stream, std::unique_ptr<Communicator> host_link,
+                 std::int64_t serial, bool registers, bool blocks, Ending ending)
       : nccl_(nccl),
         comm_(comm),
-        stream_(device.make_stream()),
+        stream_(std::move(stream)),
+        select_(device.select),
         host_link_(std::move(host_link)),
         device_(device.id),
         serial_(serial),
         registers_(registers),
+        blocks_(blocks),
         ending_(std::move(ending)) {}
   NcclConnection(const NcclConnection&) = delete;
   NcclConnection& operator=(const NcclConnection&) = delete;
@@ -154,11 +114,21 @@ class NcclConnection : public std::enable_shared_from_this<NcclConnection> {
   // takes too long.
   bool finalize() {
     const WaitLimit limit{.seconds = ending_.seconds};
+    const NcclCheck check = [&] {
+      if (ending_.group_has_failed()) throw SystemError("the group has failed", EIO);
+      if (limit.seconds_left() <= 0) throw SystemError("a peer has not ended its communicator", ETIME);
+    };
     try {
-      settle_nccl(nccl_, comm_, nccl_.finalize(comm_), "ncclCommFinalize", [&] {
-        if (ending_.group_has_failed()) throw SystemError("the group has failed", EIO);
-        if (limit.seconds_left() <= 0) throw SystemError("a peer has not ended its communicator", ETIME);
-      });
+      if (blocks_) {
+        run_blocking_nccl(
+            [&nccl = nccl_, comm = comm_, select = select_] {
+              if (select) select();
+              nccl.require(nccl.finalize(comm), "ncclCommFinalize");
+            },
+            check);
+      } else {
+        settle_nccl(nccl_, comm_, nccl_.finalize(comm_), "ncclCommFinalize", check);
+      }
     } catch (const Error&) {
       return false;
     }
@@ -223,11 +193,12 @@ class NcclConnection : public std::enable_shared_from_this<NcclConnection> {
 
   const Nccl& nccl_;
   const Nccl::Comm comm_;
-  const std::unique_ptr<DeviceStream> stream_;
+  const std::shared_ptr<DeviceStream> stream_;
+  const std::function<void()> select_;             // as DeviceAccess::select
   const std::unique_ptr<Communicator> host_link_;  // null: host memory goes through the device
   const DeviceId device_;
   const std::int64_t serial_;
-  const bool registers_;
+  const bool registers_, blocks_;
   const Ending ending_;
   std::mutex mutex_;            // of failure_ and of what is registered
   std::exception_ptr failure_;  // NCCL has aborted the communicator, and freed it
@@ -286,6 +257,7 @@ class NcclEngine final : public Engine {
     std::int64_t connection;  // that it still has, to this device; kNone: none
     int version;              // of NCCL; 0: it has none, and says why
     int registers;            // 1: it can register memory, and is asked to
+    int blocks;               // 1: it is asked for a blocking communicator
     char problem[480];        // ends with a zero
   };
   static constexpr std::int64_t kNone = -1;
@@ -296,7 +268,8 @@ class NcclEngine final : public Engine {
   std::shared_ptr<NcclConnection> connection_of_all_ranks(
       const std::function<std::unique_ptr<Communicator>()>& make_host_link) {
     std::shared_ptr<NcclConnection> connection = connection_.lock();
-    Introduction mine{.device = device_.id, .connection = kNone, .version = 0, .registers = 0, .problem = {}};
+    Introduction mine{
+        .device = device_.id, .connection = kNone, .version = 0, .registers = 0, .blocks = 0, .problem = {}};
     if (connection && connection->device() == device_.id) mine.connection = connection->serial();
     const Nccl* nccl = nullptr;
     try {
@@ -304,6 +277,7 @@ class NcclEngine final : public Engine {
       mine.version = nccl->version_number();
       if (nccl->register_memory != nullptr && nccl->deregister_memory != nullptr)
         mine.registers = Environment::says_yes(&Environment::nccl_register) ? 1 : 0;
+      mine.blocks = Environment::says_yes(&Environment::nccl_blocking) ? 1 : 0;
     } catch (const Error& error) {
       std::strncpy(mine.problem, error.what(), sizeof mine.problem - 1);
     }
@@ -314,13 +288,16 @@ class NcclEngine final : public Engine {
       return each.connection != kNone && each.connection == all[0].connection;
     });
     if (all_have_it) return connection;
-    const Nccl::UniqueId id = id_of_rank_0(*nccl);
-    const bool all_register =
-        std::all_of(all.begin(), all.end(), [](const Introduction& each) { return each.registers != 0; });
+    const auto all_ask = [&](int Introduction::* what) {
+      return std::all_of(all.begin(), all.end(), [&](const Introduction& each) { return each.*what != 0; });
+    };
     std::unique_ptr<Communicator> host_link;
     if (make_host_link && rank_.one_host()) host_link = make_host_link();
-    connection = std::make_shared<NcclConnection>(*nccl, connect(*nccl, id), device_, std::move(host_link),
-                                                  connections_made_++, all_register, ending());
+    const bool blocks = all_ask(&Introduction::blocks);
+    const std::shared_ptr<DeviceStream> stream = device_.make_stream();
+    connection = std::make_shared<NcclConnection>(*nccl, connect(*nccl, blocks, stream), device_, stream,
+                                                  std::move(host_link), connections_made_++,
+                                                  all_ask(&Introduction::registers), blocks, ending());
     connection_ = connection;
     return connection;
   }
@@ -372,29 +349,15 @@ class NcclEngine final : public Engine {
     return all[0];
   }
 
-  Nccl::Comm connect(const Nccl& nccl, const Nccl::UniqueId& id) const {
-    constexpr int kUndefined = std::numeric_limits<int>::min();
-    Nccl::Config config{.blocking = 0,
-                        .cga_cluster_size = kUndefined,
-                        .min_ctas = kUndefined,
-                        .max_ctas = kUndefined,
-                        .net_name = nullptr,
-                        .split_share = kUndefined,
-                        .traffic_class = kUndefined};
-    Nccl::Comm comm = nullptr;
-    const int status = nccl.init_rank_config(&comm, ranks(), id, rank_.index(), &config);
+  Nccl::Comm connect(const Nccl& nccl, bool blocks, const std::shared_ptr<DeviceStream>& stream) const {
+    const NcclMembers members{
+        .id = id_of_rank_0(nccl), .rank = rank_.index(), .ranks = ranks(), .blocks = blocks};
     const WaitLimit limit{.seconds = deadline_};
     const WaitRecord record{Operation::none, 0, rank_.index(), -1, 0, 0};
-    try {
-      settle_nccl(nccl, comm, status, "ncclCommInitRankConfig", [&] {
-        if (limit.seconds_left() <= 0) rank_.time_out(record, deadline_);
-        if (rank_.check_peers(record)) rank_.control().throw_failure(record);
-      });
-    } catch (...) {
-      if (comm != nullptr) nccl.abort(comm);
-      throw;
-    }
-    return comm;
+    return connect_nccl(nccl, members, device_, stream, [&] {
+      if (limit.seconds_left() <= 0) rank_.time_out(record, deadline_);
+      if (rank_.check_peers(record)) rank_.control().throw_failure(record);
+    });
   }
 
   RankState& rank_;

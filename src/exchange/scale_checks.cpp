@@ -9,8 +9,7 @@ namespace ferry {
 namespace {
 
 void check_global_scale(const DispatchCall& call) {
-  const Encoding encoding = encoding_of(call.format);
-  if (call.global_scale == nullptr || (encoding.is_nvfp4() && !encoding.row_scale)) return;
+  if (call.global_scale == nullptr || encoding_of(call.format).takes_global_scale()) return;
   throw UsageError(
       str("dispatch: global_scale is for the format nvfp4 without a scale for each token, this call's is ",
           to_string(call.format), ": leave it null"));
@@ -30,10 +29,7 @@ void check_scale_values(const Config& config, int rank, const DispatchCall& call
 
 void check_input_scales(const Config& config, int rank, const DispatchCall& call) {
   if (!by_expert(call)) return;
-  const Encoding encoding = encoding_of(call.format);
-  const bool plain_fp8 = call.format == Format::fp8_e4m3();
-  const bool mxfp8 = encoding.is_mx() && encoding.element == ElementType::e4m3;
-  if (!plain_fp8 && !mxfp8 && (!encoding.is_nvfp4() || encoding.row_scale)) {
+  if (!encoding_of(call.format).takes_input_scales()) {
     throw UsageError(
         str("dispatch: input_scales are for the formats fp8 (without options), mxfp8 and nvfp4 "
             "(without a scale for each token), this call's is ",

@@ -35,6 +35,13 @@ struct Encoding {
   FERRY_HD constexpr bool packs_scales() const { return scale_type != ScaleType::fp32; }
   FERRY_HD constexpr bool is_mx() const { return rule == ScaleRule::mx_up || rule == ScaleRule::mx_ocp; }
   FERRY_HD constexpr bool is_nvfp4() const { return rule == ScaleRule::nvfp4; }
+  // Whether a call gives a scale of all its rows.
+  FERRY_HD constexpr bool takes_global_scale() const { return is_nvfp4() && !row_scale; }
+  // Whether rows can be encoded where they arrive, with the scales of their experts.
+  FERRY_HD constexpr bool takes_input_scales() const {
+    const bool plain = rule == ScaleRule::quotient && !scale_columns;
+    return element == ElementType::e4m3 ? plain || is_mx() : takes_global_scale();
+  }
   // A format of blocks of 16 or 32 columns, whose scales are bytes.
   FERRY_HD constexpr bool is_microscaled() const { return is_mx() || is_nvfp4(); }
 

@@ -35,7 +35,7 @@ ENGINE_PROGRAM = """#!/usr/bin/env python3
 import json, os, sys
 arguments = sys.argv[1:]
 with open(os.environ["FERRY_TEST_CALLS"], "a") as calls:
-    calls.write(json.dumps([os.environ.get(name, "") for name in ("FERRY_NCCL_REGISTER", "FERRY_HOST_ID", "NCCL_HOSTID")] + arguments) + "\\n")
+    calls.write(json.dumps([os.environ.get(name, "") for name in ("FERRY_NCCL_BLOCKING", "FERRY_NCCL_REGISTER", "FERRY_HOST_ID", "NCCL_HOSTID")] + arguments) + "\\n")
 def times(us):
     return {"p50_us": us, "least_us": us - 1, "most_us": us + 1}
 call = times(240) | {"all_to_all": times(150), "copy": times(50), "bound_us": 200}
@@ -93,10 +93,10 @@ class GpuPartsTest(ProgramTest):
         self.put("bin/mpirun", MPIRUN)
         self.put("build/gpu/tools/ferry/ferry", ENGINE_PROGRAM)
         calls = self.run_parts("bench-nccl")
-        self.assertEqual([tuple(call[:3]) for call in calls],
-                         [("", "", ""), ("1", "", ""), ("", "first", "")] * 2 + [("", "first", "first")])
+        self.assertEqual([tuple(call[:4]) for call in calls],
+                         [("", "", "", ""), ("1", "", "", ""), ("1", "1", "", ""), ("", "", "first", "")] * 2 + [("", "", "first", "first")])
         for call in calls:
-            arguments = call[3:call.index(":")]
+            arguments = call[4:call.index(":")]
             self.assertEqual(arguments[:3], ["bench", "--backend", "collective"])
             if os.path.exists("/dev/nvidia0"):
                 continue
@@ -104,11 +104,12 @@ class GpuPartsTest(ProgramTest):
             self.assertEqual(done.returncode, 3, f"{arguments}: {done.stderr}")  # missing driver or backend, not a bad argument
         measured = json.loads((self.root / "build/gpu/results/bench-nccl.json").read_text())["measured"]
         self.assertEqual({line["setting"]: line["ratio"] for line in measured["summary"]},
-                         {name: 1.2 for name in ["one host", "one host, registered", "two hops, 1 + 1", "two hops, 1 + 1, network"]})
+                         {name: 1.2 for name in ["one host", "one host, blocking", "one host, blocking, registered", "two hops, 1 + 1",
+                                                 "two hops, 1 + 1, network"]})
         self.assertEqual([(line["layout"], line["call"]) for line in measured["summary"][:4]],
                          [(layout, call) for layout in ("expert_major", "rank_major") for call in ("dispatch", "combine")])
         log = (self.root / "build/gpu/results/bench-nccl.log").read_text()
-        self.assertEqual(log.count("target 1.25: met"), 4)
+        self.assertEqual(log.count("target 1.25: met"), 12)
 
     def test_a_setting_over_nccl_that_fails_leaves_the_others(self):
         self.put("bin/mpirun", '#!/bin/sh\ncase "$FERRY_NCCL_REGISTER" in 1) exit 7; esac\n' + MPIRUN.removeprefix("#!/bin/sh\n"))
@@ -116,8 +117,8 @@ class GpuPartsTest(ProgramTest):
         with self.assertRaises(AssertionError):
             self.run_parts("bench-nccl")
         measured = json.loads((self.root / "build/gpu/results/bench-nccl.json").read_text())["measured"]
-        self.assertEqual(list(measured["failed"]), ["one host, registered"])
-        self.assertEqual(len(measured["summary"]), 12)
+        self.assertEqual(list(measured["failed"]), ["one host, blocking, registered"])
+        self.assertEqual(len(measured["summary"]), 16)
 
 
 if __name__ == "__main__":

@@ -230,6 +230,36 @@ TEST_F(CudaProgram, IsCapturedWhole) {
   }
 }
 
+// Micro-batches share the limit of a step, and the lanes of an exchange share the device.
+TEST_F(CudaProgram, LimitsOfMicroBatchesFitTheDevice) {
+  const TestCase c = device_case(3, 1);
+  run(1, c, [&](Rank rank) {
+    const std::vector<ProgramRun> runs = expected_runs(rank, c.seed, 1, true);
+    ferry::Exchange exchange(rank, program_config(1, 2, BackendKind::cuda));
+    int processors = 0;
+    require_success(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, 0),
+                    "cudaDeviceGetAttribute");
+    Program whole = parse_program(kLayer);
+    for (ProgramStep& step : whole.steps)
+      if (step.kind != StepKind::call) step.sm_limit = processors;
+    Evaluator split(overlap(whole, 2), exchange, {{"experts", same_rows}}),
+        layer(whole, exchange, {{"experts", same_rows}});
+    const DeviceInputs inputs;
+    const TestStream stream;
+    inputs.load(runs[0], stream.get());
+    const std::string found = usage_error([&] { layer.run(inputs.values(runs[0]), stream); });
+    require(found.starts_with(str("program layer, step rows (dispatch): sm_limit = ", processors,
+                                  ": each of 2 lanes may use at most ", processors / 2, " ")),
+            found);
+    stream.synchronize();
+    for (int lane = 0; lane < 2; ++lane)  // what the refusals have left
+      usage_error([&] { exchange.synchronize(lane, stream); });
+    const ProgramValue& y = *split.run(inputs.values(runs[0]), stream)[0];
+    for (int lane = 0; lane < 2; ++lane) exchange.synchronize(lane, stream);
+    require_result(y, runs[0], "in micro-batches");
+  });
+}
+
 TEST_F(CudaProgram, NamesTheStepThatPreventsCapture) {
   const TestCase c = device_case(1, 1);
   run(1, c, [&](Rank rank) {

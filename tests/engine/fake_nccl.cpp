@@ -22,6 +22,13 @@ struct UniqueId {
   char bytes[128];
 };
 
+// The first members of NCCL's.
+struct Config {
+  std::size_t size;
+  unsigned magic, version;
+  int blocking;
+};
+
 // A message that waits for its receiver.
 struct Message {
   const void* data;
@@ -32,7 +39,7 @@ struct Message {
 
 // The ranks of one communicator.
 struct Meeting {
-  int ranks = 0, finalized = 0;
+  int ranks = 0, arrived = 0, finalized = 0;
   std::mutex mutex;
   std::condition_variable changed;
   std::map<std::pair<int, int>, std::vector<std::shared_ptr<Message>>> messages;  // by sender and receiver
@@ -47,11 +54,13 @@ struct Comm {
   std::atomic<int> polls_in_progress = 0;
   std::atomic<bool> aborted = false;
   std::atomic<bool> finalizing = false;
+  bool blocks = false;                                       // its calls return when they are done
   std::set<std::pair<const char*, const char*>> registered;  // guarded by the meeting's mutex
 };
 
 // Calls of all communicators, for fake_nccl_calls().
-std::atomic<int> finalized, destroyed, aborted, registered_ever, registered_now, registered_sends, sends;
+std::atomic<int> blocking, finalized, destroyed, aborted, registered_ever, registered_now, registered_sends,
+    sends;
 
 // What is against NCCL's rules.
 [[noreturn]] void misuse(const char* what) {
@@ -157,7 +166,7 @@ int add(const Operation& operation) {
   if (added.sends) ++sends;
   if (added.registered && added.sends) ++registered_sends;
   group_of_thread().operations.push_back(added);
-  return kInProgress;
+  return comm.blocks ? kSuccess : kInProgress;
 }
 
 }  // namespace
@@ -176,16 +185,29 @@ int ncclGetUniqueId(UniqueId* id) {
   return kSuccess;
 }
 
-int ncclCommInitRankConfig(void** comm, int ranks, UniqueId id, int rank, void*) {
-  const std::lock_guard lock(shared().mutex);
-  std::shared_ptr<Meeting>& meeting = shared().meetings[id.bytes];
-  if (!meeting) {
-    meeting = std::make_shared<Meeting>();
-    meeting->ranks = ranks;  // once: another rank may already poll, without this lock
+// A blocking communicator is made when all ranks have come. FAKE_NCCL_ABSENT: the rank that never comes.
+int ncclCommInitRankConfig(void** comm, int ranks, UniqueId id, int rank, const Config* config) {
+  Comm* made = nullptr;
+  {
+    const std::lock_guard lock(shared().mutex);
+    std::shared_ptr<Meeting>& meeting = shared().meetings[id.bytes];
+    if (!meeting) {
+      meeting = std::make_shared<Meeting>();
+      meeting->ranks = ranks;  // once: another rank may already poll, without this lock
+    }
+    made = shared().comms.emplace_back(std::make_unique<Comm>(meeting, rank)).get();
   }
-  Comm* const made = shared().comms.emplace_back(std::make_unique<Comm>(meeting, rank)).get();
-  made->polls_in_progress = number_in("FAKE_NCCL_POLLS", 3);
   *comm = made;
+  made->blocks = config != nullptr && config->blocking == 1;
+  std::unique_lock lock(made->meeting->mutex);
+  if (number_in("FAKE_NCCL_ABSENT", -1) != rank) ++made->meeting->arrived;
+  made->meeting->changed.notify_all();
+  if (made->blocks) {
+    ++blocking;
+    made->meeting->changed.wait(lock, [&] { return made->meeting->arrived == ranks; });
+    return kSuccess;
+  }
+  made->polls_in_progress = number_in("FAKE_NCCL_POLLS", 3);
   return kInProgress;
 }
 
@@ -217,13 +239,19 @@ int ncclCommAbort(void* comm) {
 // FAKE_NCCL_FINALIZE_FAILS: the rank for which it fails. As NCCL's, it ends when all ranks have called it.
 int ncclCommFinalize(void* comm) {
   auto& mine = *static_cast<Comm*>(comm);
-  const std::lock_guard lock(mine.meeting->mutex);
+  std::unique_lock lock(mine.meeting->mutex);
   if (!mine.registered.empty()) misuse("memory is still registered at the end");
   mine.finalizing = true;
-  mine.polls_in_progress = number_in("FAKE_NCCL_POLLS", 3);
   if (number_in("FAKE_NCCL_FINALIZE_FAILS", -1) == mine.rank) mine.status = kSystemError;
   ++mine.meeting->finalized;
   ++finalized;
+  mine.meeting->changed.notify_all();
+  if (mine.blocks) {
+    mine.meeting->changed.wait(
+        lock, [&] { return mine.aborted || mine.meeting->finalized == mine.meeting->ranks; });
+    return mine.status;
+  }
+  mine.polls_in_progress = number_in("FAKE_NCCL_POLLS", 3);
   return kInProgress;
 }
 
@@ -271,7 +299,8 @@ int fake_nccl_calls(const char* what) {
                                              {"register", registered_ever},
                                              {"registered", registered_now},
                                              {"registered sends", registered_sends},
-                                             {"sends", sends}};
+                                             {"sends", sends},
+                                             {"blocking", blocking}};
   return counts.at(what);
 }
 
@@ -289,7 +318,7 @@ int ncclGroupEnd() {
   Group& group = group_of_thread();
   if (--group.open > 0 || group.operations.empty()) return kSuccess;
   Comm& comm = *group.operations[0].comm;
-  comm.polls_in_progress = number_in("FAKE_NCCL_POLLS", 3);
+  if (!comm.blocks) comm.polls_in_progress = number_in("FAKE_NCCL_POLLS", 3);
   if (number_in("FAKE_NCCL_FAILS", -1) == comm.rank) comm.status = kSystemError;
   std::atomic<int>* const stream = group.operations[0].stream;
   ++*stream;
@@ -297,7 +326,7 @@ int ncclGroupEnd() {
     carry_out(operations);
     --*stream;
   }).detach();
-  return kInProgress;
+  return comm.blocks ? kSuccess : kInProgress;
 }
 
 int ncclSend(const void* data, std::size_t count, int, int peer, void* comm, void* stream) {

@@ -274,8 +274,12 @@ void CallRanks::dispatch(const contract::StepInputs& step, const CallForm& form)
                 : dispatch_kernel_of<Few, GenericDispatch>(as, form.few_tokens);
     DispatchKernel quantising = nullptr;
     if (quantisation == Quantisation::fp8) quantising = quantising_kernel<Quantisation::fp8>(form, gathers);
-    if (quantisation == Quantisation::microscaled)
-      quantising = quantising_kernel<Quantisation::microscaled>(form, gathers);
+    if (quantisation == Quantisation::mx)
+      quantising = gathers ? quantising_kernel<Quantisation::microscaled>(form, gathers)
+                           : quantising_kernel<Quantisation::mx>(form, gathers);
+    if (quantisation == Quantisation::nvfp4)
+      quantising = gathers ? quantising_kernel<Quantisation::microscaled>(form, gathers)
+                           : quantising_kernel<Quantisation::nvfp4>(form, gathers);
     if (quantising != nullptr) kernel = quantising;
     on_host::Grid grid(test::seed() + static_cast<std::uint64_t>(step.index));
     grid.give_each_block(block_memory, static_cast<std::size_t>(lay_out_block(calls.data())));

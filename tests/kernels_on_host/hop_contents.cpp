@@ -94,12 +94,16 @@ void HopRun::expect_wire(const std::vector<std::vector<std::set<int>>>& to) {
       between += nodes.size();
     }
   }
-  unsigned long long counted_between = 0, counted_within = 0;
+  unsigned long long counted_between = 0, counted_within = 0, bytes_between = 0;
   for (const Rank& rank : rank_) {
     counted_within += rank.counts[0].messages;
     counted_between += rank.counts[1].messages;
+    bytes_between += rank.counts[1].bytes;
   }
   EXPECT_EQ(counted_between, between);
+  if (straight_) {
+    EXPECT_EQ(bytes_between, between * static_cast<unsigned long long>(kMessage));
+  }
   EXPECT_EQ(counted_within, within);
 }
 

@@ -131,6 +131,43 @@ TEST(Evaluator, RefusesInputsOfOtherKindsOnEveryRank) {
   });
 }
 
+// Two exchanges of different backends, whose experts lie elsewhere; both calls of lane 0 are open at once.
+TEST(Evaluator, StepsRunOnTheExchangeThatTheyName) {
+  Group::threads(2).run([](const Rank& rank) {
+    Config wide = layer_config();
+    wide.experts = 8;  // so that expert 3 is on rank 0
+    wide.backend = BackendKind::reference;
+    Exchange first(rank, layer_config()), second(rank, wide);
+    const Program program = parse_program(R"(
+      program two
+      input x: tokens
+      input ids: ids
+      sent = dispatch_send(x, ids) exchange=first
+      other = dispatch_send(x, ids) exchange=second
+      rows = dispatch_receive(sent)
+      others = dispatch_receive(other)
+      out: outputs = call experts(rows) exchange=first
+      outs: outputs = call experts(others) exchange=second
+      y = combine(out, rows) exchange=first
+      z = combine(outs, others) exchange=second
+      output y
+      output z
+    )");
+    std::vector<std::int64_t> totals;
+    const ProgramFunction experts = [&](auto inputs, auto outputs) {
+      totals.push_back(inputs[0]->received.total[0]);
+      same_rows(inputs, outputs);
+    };
+    Evaluator layer(program, {{"first", &first}, {"second", &second}}, {{"experts", experts}});
+    const std::vector<float> x(8, 1.0f + static_cast<float>(rank.index()));
+    const std::vector<std::int32_t> ids = {3, 0};
+    const auto given = {ProgramValue::tokens(x.data(), 2, DType::fp32), ProgramValue::ids(ids.data(), 2)};
+    for (const ProgramValue* const output : layer.run(std::span(given)))
+      EXPECT_TRUE(std::equal(x.begin(), x.end(), static_cast<const float*>(output->data)));
+    EXPECT_EQ(totals, (std::vector<std::int64_t>{2, rank.index() == 0 ? 4 : 0}));
+  });
+}
+
 TEST(Evaluator, PartsAndJoinsInAnyOrder) {
   alone([](const Rank& rank) {
     Exchange exchange(rank, layer_config());

@@ -35,6 +35,7 @@ FollowingMessages DeviceMessages::announce(int peer, std::int64_t*) const {
 
 void DeviceMessages::exchange(std::uint64_t, const std::function<FollowingMessages(int peer)>& following,
                               const std::function<const std::int64_t*(int peer)>&, const Wire& wire) {
+  if (sent_.agreed) sent_.agreed();
   const std::size_t ranks = sent_.bytes.size();
   std::vector<FollowingMessages> all;
   std::vector<std::int64_t> received_at(ranks, 0);

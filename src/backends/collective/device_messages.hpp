@@ -21,6 +21,8 @@ class DeviceMessages : public MessageCarrier {
     std::byte* receive;
     std::int64_t slot_bytes;
     std::function<std::byte*(std::int64_t bytes)> room_for;
+    // Called before the transfer, when the ranks have agreed on the call. Null: nothing. Not by relays.
+    std::function<void()> agreed = nullptr;
   };
 
   // `window`: Config::window.

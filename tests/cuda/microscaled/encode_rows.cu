@@ -86,8 +86,8 @@ auto kernel_of(const Encoding& encoding, DType type, bool whole_rows) {
   if (encoding.is_nvfp4())
     return type == DType::fp32 ? &encode_nvfp4<DType::fp32, 1>
            : type == DType::bf16
-               ? (whole_rows ? &encode_nvfp4<DType::bf16, 2> : &encode_nvfp4<DType::bf16, 1>)
-               : (whole_rows ? &encode_nvfp4<DType::fp16, 2> : &encode_nvfp4<DType::fp16, 1>);
+               ? (whole_rows ? &encode_nvfp4<DType::bf16, 2> : &encode_nvfp4<DType::bf16, 4>)
+               : (whole_rows ? &encode_nvfp4<DType::fp16, 2> : &encode_nvfp4<DType::fp16, 4>);
   return encoding.element == ElementType::e4m3 ? mx_kernel_of<ElementType::e4m3>(type, whole_rows)
                                                : mx_kernel_of<ElementType::e2m1>(type, whole_rows);
 }

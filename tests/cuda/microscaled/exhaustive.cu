@@ -217,11 +217,11 @@ template <DType kType, class RunAs>
 MicroscaledComparison with_encoding(const Format& format, RowWay way, float g, RunAs run_as) {
   const Encoding encoding = encoding_of(format);
   if (encoding.is_nvfp4())
-    return way == RowWay::whole ? run_as(Nvfp4<kType, 2>{g}) : run_as(Nvfp4<kType, 1>{g});
+    return way == RowWay::streamed ? run_as(Nvfp4<kType, 2>{g})
+                                   : run_as(Nvfp4 < kType, kType == DType::fp32 ? 1 : 4 > {g});
   const auto mx = [&]<ElementType kElement>() {
     if constexpr (kType != DType::fp32) {
-      if (way == RowWay::whole) return run_as(Mx<kType, 14, kElement>{encoding});
-      if (way == RowWay::few) return run_as(Mx<kType, 4, kElement>{encoding});
+      if (way == RowWay::streamed) return run_as(Mx<kType, 14, kElement>{encoding});
     }
     return run_as(Mx<kType, 8, kElement>{encoding});
   };

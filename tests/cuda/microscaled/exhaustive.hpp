@@ -9,8 +9,8 @@
 
 namespace ferry::contract {
 
-// Which of the kernels' ways a row takes: from memory, streamed whole, or streamed in a call of few tokens.
-enum class RowWay { plain, whole, few };
+// Which of the kernels' ways a row takes: from memory, or streamed.
+enum class RowWay { plain, streamed };
 
 struct MicroscaledComparison {
   unsigned long long values = 0;      // compared, without scales

@@ -91,8 +91,7 @@ Format format_of(const std::string& name) {
 }
 
 bool takes_global_scale(const Format& format) {
-  const Encoding encoding = encoding_of(format);
-  return encoding.is_nvfp4() && !encoding.row_scale;
+  return encoding_of(format).takes_global_scale();
 }
 
 void check_global_scale(std::optional<double> g, const std::vector<std::string>& formats) {

@@ -115,8 +115,9 @@ std::int64_t combine_message(const RunSpec& spec, const Topology& topology) {
   Config chosen = spec.config;
   chosen.hops = chosen_hops(chosen, topology);
   chosen.reduction_level = chosen_level(chosen, topology);
-  const bool packed =
-      on_device(chosen) && (chosen.backend == BackendKind::collective || has_relays(chosen, topology));
+  const bool over_windows = chosen.backend == BackendKind::nvshmem && topology.nodes() > 1;
+  const bool packed = on_device(chosen) && (chosen.backend == BackendKind::collective || over_windows ||
+                                            has_relays(chosen, topology));
   if (relays_add(chosen) && !packed)
     return spec.row_bytes() + static_cast<std::int64_t>(sizeof(cpu::SumHead));
   if (packed) {

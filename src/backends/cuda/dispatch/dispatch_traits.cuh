@@ -24,6 +24,9 @@ struct GenericDispatch {
   __device__ __forceinline__ static bool microscaled(const DispatchArguments& call) {
     return call.encoding.is_microscaled();
   }
+  __device__ __forceinline__ static bool nvfp4(const DispatchArguments& call) {
+    return call.encoding.is_nvfp4();
+  }
   // Receivers weight or encode rows or compute dot products, so each row needs a whole warp.
   __device__ __forceinline__ static bool computes(const DispatchArguments& call) {
     return call.apply_weights || call.dot_rows != nullptr || call.input_scales != nullptr;
@@ -41,7 +44,11 @@ struct SpecialisedDispatch {
     return kQuantisation != Quantisation::none;
   }
   __device__ __forceinline__ static bool microscaled(const DispatchArguments&) {
-    return kQuantisation == Quantisation::microscaled;
+    return kQuantisation != Quantisation::none && kQuantisation != Quantisation::fp8;
+  }
+  __device__ __forceinline__ static bool nvfp4(const DispatchArguments& call) {
+    return kQuantisation == Quantisation::nvfp4 ||
+           (kQuantisation == Quantisation::microscaled && call.encoding.is_nvfp4());
   }
   __device__ __forceinline__ static bool computes(const DispatchArguments&) { return false; }
 };
@@ -58,7 +65,11 @@ struct SpecialisedByPlan {
     return kQuantisation != Quantisation::none;
   }
   __device__ __forceinline__ static bool microscaled(const DispatchArguments&) {
-    return kQuantisation == Quantisation::microscaled;
+    return kQuantisation != Quantisation::none && kQuantisation != Quantisation::fp8;
+  }
+  __device__ __forceinline__ static bool nvfp4(const DispatchArguments& call) {
+    return kQuantisation == Quantisation::nvfp4 ||
+           (kQuantisation == Quantisation::microscaled && call.encoding.is_nvfp4());
   }
   __device__ __forceinline__ static bool computes(const DispatchArguments&) { return false; }
 };

@@ -5,11 +5,13 @@
 
 namespace ferry::cuda {
 
-// Moves rows, quantises them to fp8, or to a microscaled format.
-enum class Quantisation { none, fp8, microscaled };
+// Moves rows, quantises them to fp8, to an MX format or to NVFP4; or, where kernels are not that special, to
+// one of the latter two.
+enum class Quantisation { none, fp8, mx, nvfp4, microscaled };
 
 constexpr Quantisation quantisation_of(const Encoding& encoding) {
-  if (encoding.is_microscaled()) return Quantisation::microscaled;
+  if (encoding.is_nvfp4()) return Quantisation::nvfp4;
+  if (encoding.is_mx()) return Quantisation::mx;
   return encoding.quantises() ? Quantisation::fp8 : Quantisation::none;
 }
 

@@ -6,31 +6,54 @@
 
 namespace ferry::cuda {
 
-// [warp] The largest finite magnitude of a row of `columns`, which are a multiple of 8.
-template <DType kType>
-__device__ __forceinline__ float largest_finite(const std::byte* row, int columns) {
-  constexpr int kDeep = 7;  // accesses in flight
-  const int thread = static_cast<int>(threadIdx.x % 32);
-  std::int32_t largest = 0;  // magnitudes are ordered as their bits
+// [warp] Calls use(raw) with the eight values of each access that this thread has of a row of `columns`,
+// which are a multiple of 8, kDeep accesses in flight at once; with zeros past the end.
+template <DType kType, int kDeep, class Use>
+__device__ __forceinline__ void for_each_eight(const std::byte* row, int columns, Use use) {
 #pragma unroll 1
-  for (int first = 8 * thread; first < columns; first += kDeep * 256) {
+  for (int first = 8 * static_cast<int>(threadIdx.x % 32); first < columns; first += kDeep * 256) {
     RawEight raw[kDeep] = {};
 #pragma unroll
     for (int d = 0; d < kDeep; ++d) {
       if (first + 256 * d < columns) raw[d] = load_eight(kType, row, first + 256 * d);
     }
 #pragma unroll
-    for (int d = 0; d < kDeep; ++d) {
-      float x[8];
-      unpack(kType, raw[d], x);
-#pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        const std::int32_t magnitude = magnitude_of(x[i]);
-        if (magnitude < kFp32Infinity) largest = max(largest, magnitude);
-      }
-    }
+    for (int d = 0; d < kDeep; ++d) use(raw[d]);
   }
-  return float_of(static_cast<std::uint32_t>(__reduce_max_sync(~0u, largest)));
+}
+
+// [warp] The largest finite magnitude of a row, value by value.
+template <DType kType>
+static __device__ __noinline__ std::int32_t largest_finite_by_value(const std::byte* row, int columns) {
+  std::int32_t largest = 0;  // magnitudes are ordered as their bits
+  for_each_eight<kType, 1>(row, columns, [&](const RawEight& raw) {
+    float x[8];
+    unpack(kType, raw, x);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const std::int32_t magnitude = magnitude_of(x[i]);
+      if (magnitude < kFp32Infinity) largest = max(largest, magnitude);
+    }
+  });
+  return __reduce_max_sync(~0u, largest);
+}
+
+// [warp] The same. Two 16-bit values are compared at once, NaN ignored; only a row with an infinity is looked
+// at again.
+template <DType kType, int kDeep>
+__device__ __forceinline__ float largest_finite(const std::byte* row, int columns) {
+  std::int32_t largest = kFp32Infinity;
+  if constexpr (kType != DType::fp32) {
+    std::uint32_t most = 0;
+    for_each_eight<kType, kDeep>(row, columns, [&](const RawEight& raw) {
+      const std::uint32_t first = max_magnitude_x2<kType>(raw.low.x, raw.low.y),
+                          last = max_magnitude_x2<kType>(raw.low.z, raw.low.w);
+      most = max_magnitude_x2<kType>(most, max_magnitude_x2<kType>(first, last));
+    });
+    largest = __reduce_max_sync(~0u, magnitude_of(fmaxf(value_of<kType>(most, 0), value_of<kType>(most, 1))));
+  }
+  if (largest == kFp32Infinity) largest = largest_finite_by_value<kType>(row, columns);
+  return float_of(static_cast<std::uint32_t>(largest));
 }
 
 // [warp] Of every four threads, thread i gets the words of byte i of their words, the first thread's lowest.
@@ -144,11 +167,13 @@ __device__ __forceinline__ void send_nvfp4_quarters(const DispatchArguments& cal
   const auto send = [&]<DType kType>() {
     float g = call.global_scale != nullptr ? *call.global_scale : 1.0f;
     if (call.encoding.row_scale) {
-      g = nvfp4_row_scale(largest_finite<kType>(row, call.lane.hidden));
+      g = nvfp4_row_scale(largest_finite<kType, 14>(row, call.lane.hidden));
       if (quarters.last == kQuarters) store_row_scale(g);
     }
-    send_nvfp4_columns<kType, 1>(call, row, to_row, rows, encoded_columns(call.lane, quarters), g,
-                                 store_scales);
+    // All loads of a batch are in flight at once.
+    constexpr int kAtOnce = kType == DType::fp32 ? 1 : 4;
+    send_nvfp4_columns<kType, kAtOnce>(call, row, to_row, rows, encoded_columns(call.lane, quarters), g,
+                                       store_scales);
   };
   switch (call.type) {
     case DType::bf16:

@@ -76,42 +76,32 @@ __device__ __forceinline__ int input_row_bytes(const DispatchArguments& call) {
                                  : static_cast<int>(call.parts.part[0].row_bytes);
 }
 
-// Whether a warp loads its rows of part 0 by a stream. Not fp32 rows that are quantised: the packed scales of
-// a stream's piece would not be whole words. Not rows with a scale of their own that do not fit into two
-// pieces. Segments of a row only where few tokens are quantised to a microscaled format, whose loads then
-// begin with the kernel; otherwise a segment is one batch of loads anyway.
+// Whether a warp loads its rows of part 0 by a stream. Whole rows only: a segment of a row is one batch of
+// loads anyway. Not fp32 rows that are quantised: the packed scales of a stream's piece would not be whole
+// words. Not rows with a scale of their own that do not fit into two pieces.
 template <class Traits>
 __device__ __forceinline__ bool uses_stream(const DispatchArguments& call, int log2_segments) {
-  const bool microscaled = Traits::microscaled(call);
-  if (log2_segments != 0 && !(Traits::kFewTokens && microscaled)) return false;
+  if (log2_segments != 0) return false;
   if (!Traits::quantises(call)) return true;
-  if (microscaled && call.encoding.row_scale && input_row_bytes<Traits>(call) > 2 * kStreamPiece)
+  if (Traits::nvfp4(call) && call.encoding.row_scale && input_row_bytes<Traits>(call) > 2 * kStreamPiece)
     return false;
   return call.type != DType::fp32;
 }
 
-// The bytes of a row that a stream loads to send `quarters` of it.
-template <class Traits>
-__device__ __forceinline__ ByteRange streamed_range(const DispatchArguments& call, const Quarters& quarters) {
-  if (quarters.count() == kQuarters || call.encoding.row_scale) return {0, input_row_bytes<Traits>(call)};
-  const ByteRange columns = encoded_columns(call.lane, quarters);  // of 16-bit values
-  return {2 * columns.begin, 2 * columns.end};
-}
-
-// Part 0 of the caller's rows, or some bytes of each. It holds copies of the arguments: the compiler would
-// take what a pointer in a struct points to for shared memory.
+// Part 0 of the caller's rows. It holds copies of the arguments: the compiler would take what a pointer in a
+// struct points to for shared memory.
 struct InputRows {
   const std::byte* first;
   std::int64_t stride;
-  ByteRange range;
+  int bytes;
 
   template <class Traits>
-  __device__ __forceinline__ static InputRows of(const DispatchArguments& call, const Quarters& quarters) {
-    return {call.part[0], call.stride[0], streamed_range<Traits>(call, quarters)};
+  __device__ __forceinline__ static InputRows of(const DispatchArguments& call) {
+    return {call.part[0], call.stride[0], input_row_bytes<Traits>(call)};
   }
-  __device__ __forceinline__ void open(std::int64_t token, const std::byte** row, ByteRange* bytes) const {
+  __device__ __forceinline__ void open(std::int64_t token, const std::byte** row, ByteRange* range) const {
     *row = first + token * stride;
-    *bytes = range;
+    *range = {0, bytes};
   }
 };
 
@@ -120,16 +110,10 @@ struct InputRowIterator {
   InputRows rows;
   std::int32_t token, end;
 
-  // What a warp sends; where rows are cut, it has one segment at most.
   template <class Traits>
-  __device__ static InputRowIterator of(const DispatchArguments& call, const SendPartition& partition,
-                                        int worker) {
-    const int log2_segments = partition.log2_segments;
-    const int segment = partition.segment_begin(worker) & ((1 << log2_segments) - 1);
-    const InputRows rows = InputRows::of<Traits>(call, Quarters::of(segment, log2_segments));
-    const std::int32_t begin = partition.token_begin(worker), end = partition.token_end(worker);
-    const bool any = rows.range.begin < rows.range.end && uses_stream<Traits>(call, log2_segments);
-    return {rows, begin, any ? end : begin};
+  __device__ static InputRowIterator of(const DispatchArguments& call, int log2_segments, std::int32_t begin,
+                                        std::int32_t end) {
+    return {InputRows::of<Traits>(call), begin, uses_stream<Traits>(call, log2_segments) ? end : begin};
   }
   __device__ __forceinline__ bool open(const std::byte** row, ByteRange* range) {
     if (token >= end) return false;
@@ -173,34 +157,30 @@ __device__ __forceinline__ void send_nvfp4_row(const DispatchArguments& call, co
       [&](float g) { scales.store_of_row(g); });
 }
 
-// [warp] The same of a row of `bytes` that comes from `stream`, 16-bit values. Threads read what other
+// [warp] The same of a whole row of `bytes` that comes from `stream`, 16-bit values. Threads read what other
 // threads of the warp have loaded.
-template <int kAtOnce, class Rows>
+template <class Rows>
 __device__ __forceinline__ void send_streamed_nvfp4_row(const DispatchArguments& call, const Destination& to,
-                                                        std::uint32_t rows, const Quarters& quarters,
-                                                        int bytes, RowStream<Rows>& stream) {
+                                                        std::uint32_t rows, int bytes,
+                                                        RowStream<Rows>& stream) {
   constexpr int kPiece = RowStream<Rows>::kPiece;
   const Nvfp4Scales scales{call, to, rows};
   const bool row_scale = call.encoding.row_scale;
-  const ByteRange columns = encoded_columns(call.lane, quarters);
   const auto send = [&]<DType kType>() {
     float g = !row_scale && call.global_scale != nullptr ? *call.global_scale : 1.0f;
-    // With a scale of the row, all of the row is in the stream, otherwise these quarters.
-    const ByteRange range = row_scale ? ByteRange{0, bytes} : ByteRange{2 * columns.begin, 2 * columns.end};
 #pragma unroll 1
-    for (int at = range.begin; at < range.end; at += kPiece) {
+    for (int at = 0; at < bytes; at += kPiece) {
       const std::byte* const piece = stream.take_shared();
       if (rows == 0) continue;
       if (row_scale && at == 0) {
-        float largest = largest_finite<kType>(piece, min(bytes, kPiece) / 2);
+        float largest = largest_finite<kType, 7>(piece, min(bytes, kPiece) / 2);
         if (bytes > kPiece)
-          largest = fmaxf(largest, largest_finite<kType>(stream.peek_shared(), (bytes - kPiece) / 2));
+          largest = fmaxf(largest, largest_finite<kType, 7>(stream.peek_shared(), (bytes - kPiece) / 2));
         g = nvfp4_row_scale(largest);
-        if (quarters.last == kQuarters) scales.store_of_row(g);
+        scales.store_of_row(g);
       }
-      const ByteRange mine{max(at / 2, columns.begin), min(min(at + kPiece, range.end) / 2, columns.end)};
-      send_nvfp4_columns<kType, kAtOnce>(
-          call, piece - at, to.row, rows, mine, g,
+      send_nvfp4_columns<kType, 2>(
+          call, piece - at, to.row, rows, {at / 2, min(at + kPiece, bytes) / 2}, g,
           [&](bool stores, std::int64_t offset, std::uint32_t word) { scales.store(stores, offset, word); });
     }
   };
@@ -252,24 +232,16 @@ __device__ __forceinline__ void send_row(const DispatchArguments& call, std::int
   constexpr int kPiece = RowStream<Rows>::kPiece;
   const int bytes = input_row_bytes<Traits>(call);
   if (Traits::quantises(call) && !streams) {
-    if (Traits::microscaled(call) && call.encoding.is_nvfp4())
-      return send_nvfp4_row(call, token_row(call, 0, token), to, rows, quarters);
+    if (Traits::nvfp4(call)) return send_nvfp4_row(call, token_row(call, 0, token), to, rows, quarters);
     const ByteRange columns = encoded_columns(call.lane, quarters);
     return send_encoded_columns<Traits, 8>(call, token_row(call, 0, token), to, rows, columns);
   }
-  if (Traits::microscaled(call) && call.encoding.is_nvfp4())
-    return send_streamed_nvfp4_row<Traits::kFewTokens ? 1 : 2>(call, to, rows, quarters, bytes, stream);
+  if (Traits::nvfp4(call)) return send_streamed_nvfp4_row(call, to, rows, bytes, stream);
   if (Traits::quantises(call)) {
-    const ByteRange range = streamed_range<Traits>(call, quarters);
 #pragma unroll 1
-    for (int at = range.begin; at < range.end; at += kPiece) {
-      const ByteRange columns{at / 2, min(at + kPiece, range.end) / 2};
-      const std::byte* const row = stream.take_address() - at;
-      if (Traits::kFewTokens && Traits::microscaled(call)) {
-        send_encoded_columns<Traits, 4>(call, row, to, rows, columns);  // less code to fetch
-      } else {
-        send_encoded_columns<Traits, kPiece / 512>(call, row, to, rows, columns);
-      }
+    for (int at = 0; at < bytes; at += kPiece) {
+      const ByteRange columns{at / 2, min(at + kPiece, bytes) / 2};
+      send_encoded_columns<Traits, kPiece / 512>(call, stream.take_address() - at, to, rows, columns);
     }
     return;
   }

@@ -19,16 +19,11 @@ __device__ __forceinline__ SendContext send_context_of(const DispatchArguments& 
 
 // A stream of the rows that worker `worker` sends, in the order in which it sends them.
 template <class Traits>
-__device__ __forceinline__ RowStream<InputRowIterator> input_rows(const DispatchArguments& call,
-                                                                  const SendPartition& partition,
-                                                                  int worker) {
-  return {stream_of(call), InputRowIterator::of<Traits>(call, partition, worker)};
-}
-
-// Whether the first rows are loaded before anything else is known of the call: see DispatchBlock::start().
-template <class Traits>
-__device__ __forceinline__ bool loads_rows_first(const DispatchArguments& call) {
-  return Traits::kFewTokens && Traits::microscaled(call) && call.device_tokens == nullptr;
+__device__ __forceinline__ RowStream<InputRowIterator> input_rows(const DispatchArguments& call, int worker) {
+  const SendPartition partition = block_state()->partition;
+  return {stream_of(call),
+          InputRowIterator::of<Traits>(call, partition.log2_segments, partition.token_begin(worker),
+                                       partition.token_end(worker))};
 }
 
 // [warp] Sends everything of worker `worker`, from ids; input_rows() has been started. `first`: the inputs of
@@ -38,7 +33,7 @@ __device__ __forceinline__ void send_tokens(const DispatchArguments& call, int w
                                             const InputSlot& first) {
   const int warp = static_cast<int>(threadIdx.x / 32);
   const SendContext context = send_context_of(call, has_row_offsets);
-  RowStream<InputRowIterator> rows = input_rows<Traits>(call, block_state()->partition, worker);
+  RowStream<InputRowIterator> rows = input_rows<Traits>(call, worker);
   rows.resume();
   if constexpr (Traits::kFewTokens) {
     DestinationPlanner<Traits> planner{context, first};
@@ -55,7 +50,7 @@ __device__ __forceinline__ void send_by_plan(const DispatchArguments& call, int 
                                              bool has_row_offsets) {
   const SendContext context = send_context_of(call, has_row_offsets);
   const SendPartition partition = block_state()->partition;
-  RowStream<InputRowIterator> rows = input_rows<Traits>(call, partition, worker);
+  RowStream<InputRowIterator> rows = input_rows<Traits>(call, worker);
   rows.start();
   PlanReader<Traits> reader(context, sending_tile<Traits>(call.lane), partition.token_begin(worker),
                             partition.token_end(worker),

@@ -80,6 +80,15 @@ void EngineLane::fetch_headers(Stream stream) {
 // After the kernel of the send phase. `stored`: null if only headers travel.
 void EngineLane::post(bool split, std::optional<Stored> stored, Stream stream) {
   fetch_headers(stream);
+  headers_delivered_ = false;
+  // The caller enqueues nothing on the stream until the exchange has ended.
+  if (stored && keeps_inputs(split)) {
+    stored->agreed = [this, stream] {
+      const ScopedDevice device(exchange_.device);
+      deliver_headers(stream);
+      headers_delivered_ = true;
+    };
+  }
   sent_ = stored;
   if (stored && stored->messages != nullptr)
     copy_async(scalars().messages, stored->messages, 4 * std::int64_t{ranks()}, stream);
@@ -139,7 +148,8 @@ void EngineLane::reserve(const Stored& stored, const std::vector<std::int64_t>& 
                                            .offsets = {},
                                            .receive = nullptr,
                                            .slot_bytes = 0,
-                                           .room_for = {}};
+                                           .room_for = {},
+                                           .agreed = stored.agreed};
   std::int64_t row_end = to.row_outbox;
   for (int peer = 0; peer < ranks(); ++peer) {
     const std::int64_t bytes = messages[at(peer)] * stored.message_bytes;
@@ -187,7 +197,7 @@ void EngineLane::wait() {
 
 // Enqueues what the kernel of the receive phase needs of the exchange, which has ended.
 void EngineLane::deliver(Stream stream) {
-  deliver_headers(stream);
+  if (!headers_delivered_) deliver_headers(stream);
   if (sent_ && sent_->planned != nullptr) clear_missing(stream);
 }
 

@@ -2,6 +2,7 @@
 // engine, between them, what they have stored for other ranks.
 #pragma once
 
+#include <functional>
 #include <optional>
 #include <span>
 #include <vector>
@@ -54,6 +55,7 @@ class EngineLane {
     // By a plan: what it says of all messages, int32 [R, R] in device memory.
     const std::int32_t* planned = nullptr;
     int hash_option = -1;  // replicated input, from ids: index of the option that the call headers say
+    std::function<void()> agreed = nullptr;  // DeviceMessages::Outgoing::agreed
   };
 
   // In pinned memory, beside the headers.
@@ -121,6 +123,7 @@ class EngineLane {
   DeviceHops* const hops_;                      // of call_; null: one hop
   collective::DeviceMessages* const messages_;  // of call_
   std::optional<Stored> sent_;                  // in the current call
+  bool headers_delivered_ = false;              // the same: copies of the peers' headers are enqueued
   PinnedMemory headers_;                        // [2, R] sent and received
   PinnedMemory scalars_;                        // Scalars
   CudaEvent stored_;                            // the send phase has ended, and its headers are here

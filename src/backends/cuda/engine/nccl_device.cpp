@@ -43,8 +43,11 @@ class CudaDeviceStream final : public DeviceStream {
 }  // namespace
 
 DeviceAccess access_current_device(const Rank& rank) {
+  int device = 0;
+  check(cudaGetDevice(&device), "find the current device");
   return {.id = id_of_current_device(),
           .make_stream = [] { return std::make_unique<CudaDeviceStream>(); },
+          .select = [device] { check(cudaSetDevice(device), "select a device"); },
           .make_host_link = [rank] { return collective::make_header_link(rank); }};
 }
 

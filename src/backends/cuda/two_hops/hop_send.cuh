@@ -81,7 +81,9 @@ __device__ __forceinline__ void write_bundle(const HopWork<Transport>& work, int
   }
   work.channels.publish(0, me, relay, channel, k,
                         call.layout.entries_bytes + payload + std::int64_t{count} * metadata);
-  work.count(relay, 1, payload + (work.routes.rows() ? 0 : count * std::int64_t{metadata + kHopPrefix}));
+  // In one hop a message counts as in every other backend.
+  const std::int64_t of_entry = work.routes.rows() ? 0 : metadata + (call.topology.straight ? 0 : kHopPrefix);
+  work.count(relay, 1, payload + count * of_entry);
 }
 
 // [warp] As send_to_relay() where `rank` is the only one behind the relay: the order of all messages is that

@@ -25,6 +25,8 @@ const void* count_on_device_kernel(Quantisation quantisation) {
       break;
     case Quantisation::fp8:
       return reinterpret_cast<const void*>(&dispatch_count_on_device_kernel<Quantisation::fp8>);
+    case Quantisation::mx:
+    case Quantisation::nvfp4:
     case Quantisation::microscaled:
       return reinterpret_cast<const void*>(&dispatch_count_on_device_kernel<Quantisation::microscaled>);
   }

@@ -27,6 +27,8 @@ const void* few_tokens_kernel(DispatchMode mode, Quantisation quantisation) {
   switch (quantisation) {
     case Quantisation::fp8:
       return few_tokens_kernel<Quantisation::fp8>(mode);
+    case Quantisation::mx:
+    case Quantisation::nvfp4:
     case Quantisation::microscaled:
       return few_tokens_kernel<Quantisation::microscaled>(mode);
     case Quantisation::none:

@@ -76,12 +76,10 @@ struct DispatchBlock {
 
   // [block] Fills in the block's state. False: the exchange has failed. Each warp first loads something else
   // from device memory, so that all loads are in flight at once; then its first ids, if it can know them
-  // already. Few rows that are quantised to a microscaled format come before all of it: they take long.
-  // `partition`: among the senders; where messages are indexed by number, of the upper bound of tokens.
+  // already. `partition`: among the senders; where messages are indexed by number, of the upper bound of
+  // tokens.
   __device__ __forceinline__ bool start(const SendPartition& partition, IdPrefetch* counted,
                                         InputSlot* first) const {
-    if (role.sends && loads_rows_first<Traits>(call) && warp() < kWorkWarps)
-      input_rows<Traits>(call, partition, block() * kWorkWarps + warp()).start();
     fetch_lines(call);
     RoutingTableCopy tables;
     tables.load(call.lane);
@@ -240,8 +238,7 @@ struct DispatchBlock {
     bool has_row_offsets = false;
     if (role.sends && !Traits::by_plan(call) && warp() < kWorkWarps) {
       if (!Traits::kFewTokens) first = first_inputs(state->partition);
-      if (!loads_rows_first<Traits>(call))
-        input_rows<Traits>(call, state->partition, block() * kWorkWarps + warp()).start();
+      input_rows<Traits>(call, block() * kWorkWarps + warp()).start();
     }
     if (role.sends && block() == 0 && warp() == kWorkWarps)
       post_header(call.lane, state->number, state->header);

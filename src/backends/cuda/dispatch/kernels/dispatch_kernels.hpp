@@ -11,7 +11,8 @@ namespace ferry::cuda {
 // compiler changes the signatures of the wait functions, and the kernels of few_tokens spill.
 const void* unquantised_kernel(DispatchMode mode);  // dispatch_unquantised.cu
 const void* fp8_kernel(DispatchMode mode);          // dispatch_fp8.cu
-const void* microscaled_kernel(DispatchMode mode);  // dispatch_microscaled.cu
+const void* mx_kernel(DispatchMode mode);           // dispatch_mx.cu
+const void* nvfp4_kernel(DispatchMode mode);        // dispatch_nvfp4.cu
 
 const void* count_on_device_kernel(Quantisation quantisation);  // dispatch_count_on_device.cu
 

@@ -16,7 +16,8 @@ const void* kernel_of(const LaneView& lane, DispatchMode mode, Quantisation quan
     case DispatchMode::by_plan:
       return quantisation == Quantisation::none  ? unquantised_kernel(mode)
              : quantisation == Quantisation::fp8 ? fp8_kernel(mode)
-                                                 : microscaled_kernel(mode);
+             : quantisation == Quantisation::mx  ? mx_kernel(mode)
+                                                 : nvfp4_kernel(mode);
     case DispatchMode::count_on_device:
       return count_on_device_kernel(quantisation);
     case DispatchMode::generic:
@@ -42,7 +43,8 @@ void prepare_dispatch(const LaneView& lane) {
   for (const DispatchMode mode : {DispatchMode::many_tokens, DispatchMode::few_tokens,
                                   DispatchMode::count_on_device, DispatchMode::by_plan, DispatchMode::generic,
                                   DispatchMode::send_phase, DispatchMode::receive_phase}) {
-    for (const Quantisation quantisation : {Quantisation::none, Quantisation::fp8, Quantisation::microscaled})
+    for (const Quantisation quantisation :
+         {Quantisation::none, Quantisation::fp8, Quantisation::mx, Quantisation::nvfp4})
       allow_shared_bytes(kernel_of(lane, mode, quantisation), shared_bytes);
   }
 }
