@@ -1,6 +1,7 @@
 // Every format in CUDA graphs: replays read N, the ids and the scales of experts anew.
 #include "cuda/device_test.hpp"
 #include "cuda/replays.hpp"
+#include "harness/own_format.hpp"
 
 namespace ferry::contract {
 namespace {
@@ -45,6 +46,16 @@ TEST_F(CudaFormatReplays, ScalesOfEachExpert) {
   c.input_scales = true;
   c.config.layout = Layout::expert_padded;
   replay_often(c);
+}
+
+// The encoder of a registered format is captured with the dispatch, and reads N when the graph runs.
+TEST_F(CudaFormatReplays, OfAFormatOfTheTests) {
+  const Format copy = register_format("test_replayed_copy", copying_encoder());
+  replay_often(format_case("bf16", 11), {}, copy);
+  TestCase c = format_case("bf16", 12);
+  c.split_phases = true;
+  c.config.layout = Layout::expert_padded;
+  replay_often(c, {}, copy);
 }
 
 }  // namespace

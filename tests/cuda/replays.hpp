@@ -2,18 +2,24 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 
 #include "cuda/device_test.hpp"
 
 namespace ferry::contract {
 
 // Compares every replay on the device. `prepare`: changes the options of the calls before they are captured.
-inline void replay_often(const TestCase& c, const std::function<void(DeviceRun&)>& prepare = {}) {
+// `as`: the format of the exchange, if its rows are those of the case's format.
+inline void replay_often(const TestCase& c, const std::function<void(DeviceRun&)>& prepare = {},
+                         const std::optional<Format>& as = std::nullopt) {
   constexpr int kSets = 6;
   const int replays = number_from_environment("FERRY_REPLAYS", 10000);
   run_ranks({BackendKind::cuda, RankKind::threads}, c.ranks, describe(c), [&](Rank rank) {
-    ferry::Exchange exchange(rank, exchange_config(c));
+    Config config = exchange_config(c);
+    config.format = as.value_or(config.format);
+    ferry::Exchange exchange(rank, config);
     DeviceRun device_run(exchange, c);
+    device_run.dispatch_options().format = config.format;
     if (prepare) prepare(device_run);
     add_steps(device_run, c, kSets);
     device_run.prepare_comparisons();

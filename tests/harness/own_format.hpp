@@ -16,4 +16,7 @@ enum class Misbehaviour {
 // Part 0: int8 [H]; part 1: 16 bytes that begin with the scale.
 Encoder own_encoder(Misbehaviour misbehaviour);
 
+// The values as they are: rows of bf16 are then those of the format bf16.
+Encoder copying_encoder();
+
 }  // namespace ferry::contract

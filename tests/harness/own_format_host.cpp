@@ -28,6 +28,20 @@ void encode(const EncoderCall& call, std::int64_t row) {
 
 }  // namespace
 
+Encoder copying_encoder() {
+  Encoder encoder;
+  encoder.part_bytes = [](int hidden) {
+    return std::array<std::int64_t, kMaxParts>{2 * std::int64_t{hidden}};
+  };
+  encoder.on_host = [](const EncoderCall& call) {
+    for (std::int64_t row = 0; row < call.rows; ++row)
+      std::memcpy(static_cast<std::byte*>(call.parts[0]) + row * call.part_strides[0],
+                  static_cast<const std::byte*>(call.tokens) + row * call.stride,
+                  static_cast<std::size_t>(2 * call.hidden));
+  };
+  return encoder;
+}
+
 Encoder own_encoder(Misbehaviour misbehaviour) {
   Encoder encoder;
   encoder.part_bytes = [misbehaviour](int hidden) {
