@@ -50,7 +50,7 @@ TEST_F(CudaFormatReplays, ScalesOfEachExpert) {
 
 // The encoder of a registered format is captured with the dispatch, and reads N when the graph runs.
 TEST_F(CudaFormatReplays, OfAFormatOfTheTests) {
-  const Format copy = register_format("test_replayed_copy", copying_encoder());
+  static const Format copy = register_format("test_replayed_copy", copying_encoder());
   replay_often(format_case("bf16", 11), {}, copy);
   TestCase c = format_case("bf16", 12);
   c.split_phases = true;

@@ -6,6 +6,7 @@
 #include "backends/cuda/host/lane.hpp"
 #include "backends/cuda/runtime/error.hpp"
 #include "exchange/call_options.hpp"
+#include "exchange/configuration.hpp"
 
 namespace ferry::cuda {
 
