@@ -19,7 +19,7 @@ inline void replay_often(const TestCase& c, const std::function<void(DeviceRun&)
     config.format = as.value_or(config.format);
     ferry::Exchange exchange(rank, config);
     DeviceRun device_run(exchange, c);
-    device_run.dispatch_options().format = config.format;
+    if (as) device_run.dispatch_options().format = as;
     if (prepare) prepare(device_run);
     add_steps(device_run, c, kSets);
     device_run.prepare_comparisons();
