@@ -35,7 +35,7 @@ struct Config {
 
   /// S, 0 to kMaxSharedExperts: experts that every rank holds and every token goes to. Their rows never
   /// travel and come first: groups 0 to S - 1 hold this rank's tokens in order. Combine adds their outputs
-  /// with weight 1. Not with rank_major or raw formats.
+  /// with weight 1. Not with rank_major.
   int shared_experts = 0;
 
   /// `replicated` takes the reduction `partial` at level rank only.
@@ -45,7 +45,7 @@ struct Config {
   /// rank takes all tokens.
   int shared_split = 0;
   /// `gather` takes the reduction `partial` at level rank only, expert layouts, own input and one hop; not
-  /// `collective` on device memory.
+  /// the backend `nvshmem`.
   Transfer transfer = Transfer::routed;
 
   Layout layout = Layout::expert_major;

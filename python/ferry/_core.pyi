@@ -99,7 +99,7 @@ class Config:
                          every rank takes all
     transfer             'routed', or 'gather': dispatch sends every token to every rank, and each rank returns one sum for it, for
                          few tokens with many experts. The same rows and results; 'partial' at level 'rank' only, expert layouts,
-                         not 'collective' on device memory; default 'routed'
+                         not 'nvshmem'; default 'routed'
     placement            a Placement; default: Placement.blocks(experts, ranks)
     layout               'expert_major', 'expert_padded' or 'rank_major'; default 'expert_major'
     alignment            each expert's first row is a multiple of it; default 1
@@ -267,7 +267,7 @@ class Sizes:
     @property
     def combine_staging(self) -> int:
         """
-        Symmetric memory: 2 * lanes * T*K rows ('exact', 'unreduced') or T*min(K,R) rows ('partial').
+        Symmetric memory: 2 * lanes * T*K rows ('exact', 'unreduced'), T*min(K,R) rows ('partial') or T*R rows (transfer 'gather').
         """
 
     @property
@@ -917,8 +917,7 @@ class Exchange:
 
         `rows` is [sum of n, H] of bfloat16, float16 or float32 on every rank, `out` [n, H] of the same type, with this rank's
         n. The first rows of the sum belong to rank 0, and so on. Each value is added in fp32, in rank order from +0, and
-        rounded once. `count` as in all_gather_v(); `rows` may then have more rows than the sum. `collective` on device
-        memory: UnsupportedError.
+        rounded once. `count` as in all_gather_v(); `rows` may then have more rows than the sum.
         """
 
 class ProgramStep:

@@ -185,7 +185,8 @@ void bind_sizes(nb::module_& module) {
   nb::class_<Sizes>(module, "Sizes", "Memory of one rank's exchange by purpose, in bytes.")
       .def_ro("dispatch_staging", &Sizes::dispatch_staging, "Symmetric memory: 2 * lanes * R*T messages.")
       .def_ro("combine_staging", &Sizes::combine_staging,
-              "Symmetric memory: 2 * lanes * T*K rows ('exact', 'unreduced') or T*min(K,R) rows ('partial').")
+              "Symmetric memory: 2 * lanes * T*K rows ('exact', 'unreduced'), T*min(K,R) rows "
+              "('partial') or T*R rows (transfer 'gather').")
       .def_ro("signals", &Sizes::signals, "Symmetric memory: flags, counts, refusals.")
       .def_ro("results", &Sizes::results, "The lanes' own receive buffers.")
       .def_ro("plans", &Sizes::plans, "The lanes' plans and working memory.")
@@ -305,7 +306,7 @@ shared_split         with replicated input: how many ranks share the tokens' row
                      every rank takes all
 transfer             'routed', or 'gather': dispatch sends every token to every rank, and each rank returns one sum for it, for
                      few tokens with many experts. The same rows and results; 'partial' at level 'rank' only, expert layouts,
-                     not 'collective' on device memory; default 'routed'
+                     not 'nvshmem'; default 'routed'
 placement            a Placement; default: Placement.blocks(experts, ranks)
 layout               'expert_major', 'expert_padded' or 'rank_major'; default 'expert_major'
 alignment            each expert's first row is a multiple of it; default 1

@@ -130,8 +130,7 @@ hold n instead, at most the number of `rows`.)",
 
 `rows` is [sum of n, H] of bfloat16, float16 or float32 on every rank, `out` [n, H] of the same type, with this rank's
 n. The first rows of the sum belong to rank 0, and so on. Each value is added in fp32, in rank order from +0, and
-rounded once. `count` as in all_gather_v(); `rows` may then have more rows than the sum. `collective` on device
-memory: UnsupportedError.)",
+rounded once. `count` as in all_gather_v(); `rows` may then have more rows than the sum.)",
           nb::sig("def reduce_scatter_v(self, rows: ferry._typing.Array, out: ferry._typing.Array, *, count: "
                   "ferry._typing.Array | None = None, lane: int = 0, stream: typing.Any | None = None) -> "
                   "typing.Any"));

@@ -64,6 +64,15 @@ class RequirementChecker {
     if (step.lane >= config.lanes)
       refuse(step, str("lane ", step.lane, " does not exist: its exchange has ",
                        counted(config.lanes, "lane"), "; construct it with ", step.lane + 1));
+    if (config.placement.tp() > 1) check_slices(step);
+  }
+
+  void check_slices(const ProgramStep& step) const {
+    const std::string lack = "its exchange has experts in slices (Placement::ep_tp), which do not have ";
+    if (step.kind == StepKind::dispatch_send || step.kind == StepKind::combine_send)
+      unsupported(step, lack + "phases: take dispatch and combine in one piece");
+    if (is_dispatch(step.kind) && kinds_.at(step.inputs[1]) == ValueKind::received)
+      unsupported(step, lack + "a dispatch by plan: pass ids");
   }
 
   // In device memory the host does not know how many rows of all ranks there are. Functions may act on all

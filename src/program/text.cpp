@@ -1,6 +1,7 @@
 // The text form of programs: a line for each input, step and output.
 #include <charconv>
 #include <optional>
+#include <set>
 
 #include "base/text.hpp"
 #include "ferry/error.hpp"
@@ -106,8 +107,11 @@ class LineReader {
   int number_;
 };
 
-void read_attribute(LineReader& line, ProgramStep& step) {
+// `read`: the attributes of the step so far. Only `after` may stand more than once.
+void read_attribute(LineReader& line, ProgramStep& step, std::set<std::string>* read) {
   const std::string attribute = line.name("an attribute");
+  if (!read->insert(attribute).second && attribute != "after")
+    line.fail(str("the step has two attributes '", attribute, "'"));
   line.require('=');
   if (attribute == "exchange") {
     step.exchange = line.name("the name of an exchange");
@@ -154,7 +158,8 @@ ProgramStep read_step(LineReader& line, std::string first) {
     if (!step.inputs.empty()) line.require(',');
     step.inputs.push_back(line.name("a value or ')'"));
   }
-  while (!line.at_end()) read_attribute(line, step);
+  std::set<std::string> attributes;
+  while (!line.at_end()) read_attribute(line, step, &attributes);
   return step;
 }
 
@@ -194,6 +199,7 @@ Program parse_program(std::string_view text) {
     if (!line.at_end()) read_line(line, program);
     text.remove_prefix(std::min(end + 1, text.size()));
   }
+  if (program.name.empty()) throw UsageError("program text: it needs a line 'program NAME'");
   fill_in_kinds(program);
   check(program);
   return program;

@@ -203,6 +203,9 @@ TEST(Program, TextNamesTheLineAtFault) {
             "program text, line 2: a call says the kinds of its values: x: outputs = call ...");
   EXPECT_EQ(fault("program a\nx: tokens = join(a)\n"),
             "program text, line 2: the kind of x follows from the step: leave it out");
+  EXPECT_EQ(fault("program a\nx = join(a) lane=1 lane=2\n"),
+            "program text, line 2: the step has two attributes 'lane'");
+  EXPECT_EQ(fault("\n"), "program text: it needs a line 'program NAME'");
   EXPECT_EQ(fault("program a\nprogram b\n"), "program text, line 2: the program has a name already");
   EXPECT_EQ(fault("program a\ninput x: tokens ids\n"),
             "program text, line 2: what is 'ids'? The line should have ended before it");
@@ -391,6 +394,15 @@ TEST(Program, CheckRefusesWhatConfigurationsCannotDo) {
       "it with 3");
   EXPECT_EQ(fault("a = dispatch(x, w)\n", {{"", host}}),
             "usage: program moe, step a (dispatch): w is of kind weights, needed here: ids or received");
+  Config sliced = host;
+  sliced.placement = Placement::ep_tp(4, 2, 2);
+  EXPECT_EQ(fault("a = dispatch(x, ids)\n", {{"", sliced}}), "accepted");
+  const std::string lack = "its exchange has experts in slices (Placement::ep_tp), which do not have ";
+  EXPECT_EQ(fault("a = dispatch_send(x, ids)\nb = dispatch_receive(a)\n", {{"", sliced}}),
+            "unsupported: program moe, step a (dispatch_send): " + lack +
+                "phases: take dispatch and combine in one piece");
+  EXPECT_EQ(fault("a = dispatch(x, ids)\nb = dispatch(x, a)\n", {{"", sliced}}),
+            "unsupported: program moe, step b (dispatch): " + lack + "a dispatch by plan: pass ids");
 }
 
 TEST(Program, OverlapRefusesWhatHasNoRowsToSplit) {
