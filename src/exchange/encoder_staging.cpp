@@ -123,13 +123,14 @@ DispatchCall EncoderStaging::encode(const DispatchCall& call, Stream stream) con
           p, [](std::byte* guard, std::int64_t) { std::fill_n(guard, kGuardBytes, std::byte{kGuard}); });
     }
   }
+  const std::string failed =
+      str("dispatch: the encoder of the format ", name_of_registered(format_), " has failed");
   try {
     (work_ != nullptr ? encoder.on_device : encoder.on_host)(rows);
-  } catch (const Error&) {
-    throw;
   } catch (const std::exception& error) {
-    throw UsageError(str("dispatch: the encoder of the format ", name_of_registered(format_),
-                         " has failed: ", error.what()));
+    throw UsageError(str(failed, ": ", error.what()));
+  } catch (...) {
+    throw UsageError(failed + " with an exception that is no std::exception");
   }
   for (std::size_t p = 0; p < rows.parts.size(); ++p) {
     if (work_ != nullptr) {

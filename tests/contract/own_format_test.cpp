@@ -6,7 +6,9 @@
 
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "harness/harness.hpp"
@@ -25,6 +27,16 @@ constexpr bool kHasGuards = false;
 const Format kOwn = register_format("test_int8", own_encoder(Misbehaviour::none));
 const Format kWritesPast = register_format("test_writes_past", own_encoder(Misbehaviour::writes_past));
 const Format kThrows = register_format("test_throws", own_encoder(Misbehaviour::throws));
+// Encoders that throw what a call of Ferry may throw for other reasons, and what has no text.
+Encoder encoder_that(std::function<void()> throws) {
+  Encoder encoder = own_encoder(Misbehaviour::none);
+  encoder.on_host = [throws](const EncoderCall&) { throws(); };
+  if (encoder.on_device) encoder.on_device = encoder.on_host;
+  return encoder;
+}
+const Format kThrowsTimeout =
+    register_format("test_throws_timeout", encoder_that([] { throw TimeoutError("no row in time", {}); }));
+const Format kThrowsNumber = register_format("test_throws_number", encoder_that([] { throw 5; }));
 const Format kOddPart = register_format("test_odd_part", own_encoder(Misbehaviour::odd_part));
 
 // A step of a raw format whose parts are the encoded tokens, and the tokens [N, H] of each rank.
@@ -137,12 +149,15 @@ TEST_P(Contract, OwnFormatsThatWriteTooMuchOrThrowEndTheCall) {
   const OwnStep own = own_step(c, DType::bf16);
   run(c.ranks, describe(own.c), [&](Rank rank) {
     const bool encodes = rank.index() == 1;
-    {
-      SyncExchange exchange(rank, own_config(own, kThrows));
+    for (const auto& [format, words] : {std::pair{kThrows, "test_throws has failed: no row today"},
+                                        {kThrowsTimeout, "test_throws_timeout has failed: no row in time"},
+                                        {kThrowsNumber, "test_throws_number has failed with an exception"}}) {
+      SyncExchange exchange(rank, own_config(own, format));
       OwnRun dispatch(exchange, own);
-      const std::string text = usage_error([&] { dispatch->call(); });
-      require(text.find("test_throws") != std::string::npos && text.find("no row today") != std::string::npos,
-              text);
+      for (int call = 0; call < 2; ++call) {  // the exchange stays usable
+        const std::string text = usage_error([&] { dispatch->call(); });
+        require(text.find(words) != std::string::npos, text);
+      }
     }
     SyncExchange exchange(rank, own_config(own, kWritesPast));
     OwnRun dispatch(exchange, own);

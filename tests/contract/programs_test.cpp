@@ -270,11 +270,12 @@ TEST_P(Contract, GatheredRowsInMicroBatchesMakeTheBytesOfThePlainProgram) {
 // The rank whose function fails takes part in the gather that is left by refusing it.
 TEST_P(Contract, AFunctionBetweenGathersThatFailsEndsTheRunOnAllRanks) {
   if (has_kernels(GetParam().backend)) GTEST_SKIP() << "CudaProgram tests a failing function there";
+  const std::uint64_t config_seed = seed_of(5), input_seed = seed_of(6);  // those of all processes
   const auto body = [&](const Rank& rank) {
-    Random random(seed_of(5));
+    Random random(config_seed);
     Config config = on_backend(program_config(random, rank.size()));
     config.lanes = 2;
-    const RankInputs inputs(config, seed_of(6), rank.index(), config.max_tokens);
+    const RankInputs inputs(config, input_seed, rank.index(), config.max_tokens);
     bool fails = false;
     ProgramFunctions functions = kFunctions;
     functions["mix"] = [&](Inputs taken, Made made) {
@@ -311,11 +312,12 @@ TEST_P(Contract, AFunctionBetweenGathersThatFailsEndsTheRunOnAllRanks) {
 TEST_P(Contract, AFunctionThatFailsEndsTheRunOnAllRanks) {
   if (has_kernels(GetParam().backend)) GTEST_SKIP() << "CudaProgram tests it there";
   const Program batched = overlap(layers(true), 2);
+  const std::uint64_t config_seed = seed_of(3), input_seed = seed_of(4);  // those of all processes
   const auto body = [&](const Rank& rank) {
-    Random random(seed_of(3));
+    Random random(config_seed);
     Config config = on_backend(program_config(random, rank.size()));
     config.lanes = 4;
-    const RankInputs inputs(config, seed_of(4), rank.index(), config.max_tokens);
+    const RankInputs inputs(config, input_seed, rank.index(), config.max_tokens);
     int calls_left = -1;  // before the function fails; -1: it does not
     ProgramFunctions functions = kFunctions;
     functions["experts"] = [&](Inputs taken, Made made) {
