@@ -837,8 +837,9 @@ class Exchange:
         Host backends block, without the GIL, until the peers have taken part, for `deadline` seconds at most; 'cuda' does not
         block.
         Raises UsageError for arguments that do not fit; the peers' calls end with it too, unless the mistake is a bad
-        `lane`. Raises BadIdError for ids out of range and OverflowError for rows past the capacity, which are
-        dropped: both after the call, whose result last_dispatch_result() then returns.
+        `lane`, or a `global_scale` or a scale of `input_scales` with which a block cannot be encoded. Raises BadIdError for
+        ids out of range and OverflowError for rows past the capacity, which are dropped: both after the call, whose result
+        last_dispatch_result() then returns.
         """
 
     def dispatch_send(self, tokens: ferry._typing.Array | Sequence[ferry._typing.Array], ids: ferry._typing.Array | Plan, weights: ferry._typing.Array | None = None, *, format: str | None = None, lane: int = 0, sm_limit: int = 0, memory: ReceiveBuffers | None = None, apply_weights: bool = False, dot_rows: ferry._typing.Array | None = None, count: ferry._typing.Array | None = None, global_scale: float | ferry._typing.Array | None = None, input_scales: ferry._typing.Array | None = None, stream: Any | None = None) -> None:

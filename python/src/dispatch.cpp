@@ -87,8 +87,9 @@ stream         'cuda': default the current stream of the arrays' framework
 Host backends block, without the GIL, until the peers have taken part, for `deadline` seconds at most; 'cuda' does not
 block.
 Raises UsageError for arguments that do not fit; the peers' calls end with it too, unless the mistake is a bad
-`lane`. Raises BadIdError for ids out of range and OverflowError for rows past the capacity, which are
-dropped: both after the call, whose result last_dispatch_result() then returns.)";
+`lane`, or a `global_scale` or a scale of `input_scales` with which a block cannot be encoded. Raises BadIdError for
+ids out of range and OverflowError for rows past the capacity, which are dropped: both after the call, whose result
+last_dispatch_result() then returns.)";
 
 constexpr const char* kDispatchParameters =
     "(self, tokens: ferry._typing.Array | Sequence[ferry._typing.Array], ids: ferry._typing.Array | Plan, "

@@ -1,6 +1,9 @@
 // Quantises rows to NVFP4: random rows with named and random scales, and hand-computed cases.
+#include <algorithm>
+#include <cmath>
 #include <limits>
 
+#include "format/decode.hpp"
 #include "format/nvfp4_rows.hpp"
 
 namespace ferry::test {
@@ -77,6 +80,36 @@ TEST_P(Nvfp4, RowScalesByHand) {
   expect(kInfinity, -kInfinity, 0x1p-126f, 0x7E);
   expect(0, -0.0f, 0x1p-126f, 0);
   expect(0x1.4p-115f, 0, 0x1p-126f, 0x7D);  // 2^-126 is larger than amax / 2688; t = 426.7
+}
+
+// With a scale for each token: docs/contract.md bounds how far decoded values are from the row's.
+TEST_P(Nvfp4, DecodedRowsAreWithinTheirBound) {
+  constexpr std::int64_t columns = 128, block = 16;
+  const Encoding encoding = encoding_of(Format::nvfp4({.per_token = true}));
+  for (int i = 0; i < 2000; ++i) {
+    const int magnitude = static_cast<int>(below(random_, 200)) - 100, spread = 1 + i % 20;
+    std::vector<float> in(columns);
+    for (float& x : in) {
+      const float fraction = static_cast<float>(below(random_, 1 << 24)) / (1 << 23) - 1;
+      x = std::ldexp(fraction, magnitude - static_cast<int>(below(random_, spread)));
+    }
+    std::uint8_t values[columns / 2], scales[columns / block];
+    float g = -1;
+    ASSERT_TRUE(kernels_.encode_row({values, scales, &g}, in.data(), DType::fp32, columns, encoding, 0));
+    const auto largest_of = [&](std::int64_t first, std::int64_t count) {
+      double largest = 0;
+      for (std::int64_t c = first; c < first + count; ++c)
+        largest = std::max(largest, std::abs(double{in[c]}));
+      return largest;
+    };
+    const double row = largest_of(0, columns);
+    for (std::int64_t c = 0; c < columns; ++c) {
+      const double scale = double{e4m3_to_fp32(scales[c / block])} * g;
+      const double decoded = quantised_element(encoding, values, c) * scale;
+      const double bound = 17.0 / 96 * largest_of(c / block * block, block) + std::ldexp(row, -18);
+      ASSERT_LE(std::abs(decoded - in[c]), bound) << "column " << c << " of row " << i << ": " << in[c];
+    }
+  }
 }
 
 }  // namespace

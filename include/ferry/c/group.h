@@ -31,8 +31,8 @@ typedef struct ferry_bootstrap {
 } ferry_bootstrap;
 
 /// The caller's own transport, used by exchanges with the backend `collective`. Ferry calls these functions
-/// on threads of its own. They must not call Ferry: collective calls of the same group and its exchanges return
-/// FERRY_USAGE then.
+/// on threads of its own. They must not call Ferry: collective calls of the same group and its exchanges
+/// return FERRY_USAGE then.
 typedef struct ferry_engine_functions {
   size_t size;
   /// Collective over all ranks of the group. Sends `send_bytes[p]` bytes at `send + send_offsets[p]` to rank
