@@ -165,8 +165,9 @@ std::string to_svg(const Program& program);
 /// Outputs have the bytes of the plain program if nothing is dropped and the functions treat each row alone.
 /// Inputs must be tokens, ids or weights, outputs tokens. A combine with topk_weights stays in one piece. A
 /// step's sm_limit is divided among the micro-batches, so that together they take as many as before.
-/// @throws UsageError  fewer than one batch, other inputs or outputs, steps of the kinds metadata, part or
-/// join, rows of all ranks that are returned, or added without having been gathered; as check()
+/// @throws UsageError  fewer than one batch or more than an exchange can have lanes (64), other inputs or
+/// outputs, steps of the kinds metadata, part or join, a call that takes nothing and makes tokens, ids or
+/// weights, rows of all ranks that are returned, or added without having been gathered; as check()
 Program overlap(const Program& program, int batches);
 
 }  // namespace ferry

@@ -60,7 +60,8 @@ class Evaluator:
         if step.kind == "call":
             step.function = self._functions.get(given.function)
             if not callable(step.function):
-                raise UsageError(f"program {self.program.name}, step {step.name}: no function {given.function} was passed")
+                raise UsageError(f"program {self.program.name}, step {step.name}: no function {given.function} was passed: "
+                                 "pass it in the functions of the evaluator")
         elif step.kind in _CALLS:
             step.exchange = self._exchanges.get(given.exchange) or self._exchanges[""]  # one without a name takes every step
             step.lane = given.lane
@@ -90,7 +91,8 @@ class Evaluator:
                         self._observer(at)
                     run.step(step)
         except BaseException as error:
-            if not isinstance(error, (TimeoutError, PeerLostError)):
+            # A function may raise such an error of another group: then this one goes on.
+            if not run.in_call or not isinstance(error, (TimeoutError, PeerLostError)):
                 run.refuse_rest(error)
             if run.at is not None and hasattr(error, "add_note"):
                 error.add_note(f"program {self.program.name}, step {self._steps[run.at].name}")
@@ -136,6 +138,13 @@ def _device_number(rows, number):
     if hasattr(rows, "new_full"):
         return rows.new_full((1,), number, dtype=framework.int32)
     return framework.full((1,), number, dtype=framework.int32)
+
+
+def _text_of(error):
+    try:
+        return str(error) or type(error).__name__
+    except Exception:  # of a __str__ of the caller's
+        return type(error).__name__
 
 
 def _operation_of(kind):
@@ -242,12 +251,16 @@ class _Run:
             self.values[name] = one
         return made[0]
 
+    def _rank(self):
+        return next((step.exchange.rank for step in self._steps if step.exchange is not None), "?")
+
     def refuse_rest(self, error):
         """Takes part in the calls that are left without doing them: receives what has been sent, and refuses the others, so
         that each lane has had the same calls on every rank."""
-        reason = f"program {self._program.name}"
+        where = f"program {self._program.name}"
         if self.at is not None:
-            reason += f", step {self._steps[self.at].name}"
+            where += f", step {self._steps[self.at].name}"
+        reason = f"{where}: failed on rank {self._rank()}: {_text_of(error)}"
         for step in self._steps[(self.at or 0) + self.in_call:]:
             if step.kind not in _CALLS and not (step.kind.endswith("_receive") and step.inputs[0] in self._sent):
                 continue
@@ -257,8 +270,7 @@ class _Run:
                     if step.kind.endswith("_receive"):
                         getattr(exchange, step.kind)(lane=lane)
                     else:
-                        exchange.refuse(f"{reason}: failed on rank {exchange.rank}: {error}", lane=lane,
-                                        operation=_operation_of(step.kind))
+                        exchange.refuse(reason, lane=lane, operation=_operation_of(step.kind))
             except (TimeoutError, PeerLostError):
                 return
             except Exception:  # of a call whose result this run does not need any more

@@ -129,6 +129,9 @@ class Exchange:
         for name in ("layout", "capacity", "repeats", "own_receive_buffers", "check_calls"):
             if name in settings:
                 raise ferry.UsageError(f"max: {name} = {settings[name]!r}: leave it out, ferry.max sets it")
+        placement = settings.get("placement")
+        if placement is not None and placement.tp > 1:
+            raise ferry.UnsupportedError("max: experts in slices are not supported: use ferry.Exchange with its plans")
         self._exchange = ferry.Exchange(group, experts=experts, top_k=top_k, hidden=hidden, max_tokens=max_tokens,
                                         reduction=reduction, repeats=True, **settings)  # type: ignore[arg-type]
         lane_type = DeviceLane if self._exchange.config.memory == "device" else _Lane

@@ -26,4 +26,8 @@ def fused_metadata_update(local_tokens: int, local_buf: Any, symm_mem_hdl: ferry
     """
     if not isinstance(symm_mem_hdl, ferry.Exchange):
         raise ferry.UsageError(f"symm_mem_hdl: a {type(symm_mem_hdl).__name__}, must be the ferry.Exchange of the ranks")
+    if step_metadata is None:
+        text = "step_metadata: None, must be an int32 array [3] in the exchange's memory"
+        symm_mem_hdl.refuse(text, operation="metadata")
+        raise ferry.UsageError(text)
     symm_mem_hdl.metadata(local_tokens, out=step_metadata)

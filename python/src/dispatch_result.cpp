@@ -42,6 +42,12 @@ nb::object view(const PyDispatchResult& self, const nb::object& given, const voi
                  given.is_none() ? self.state_owner : given);
 }
 
+// [G]; empty, not None, on a rank without groups, whose address may be null.
+nb::object groups_view(const PyDispatchResult& self, const nb::object& given, const std::int32_t* data) {
+  static constexpr std::int32_t kNone = 0;
+  return view(self, given, self.received.groups == 0 ? &kNone : data, kInt32, {self.received.groups});
+}
+
 // [rows, columns]; expert_padded [experts, capacity, columns].
 Shape rows_shape(const PyDispatchResult& self, std::int64_t columns) {
   if (exchange_config(self).layout != Layout::expert_padded) return {row_count(self), columns};
@@ -209,8 +215,7 @@ overwrites, unless ReceiveBuffers were given.)")
           "counts",
           [](PyDispatchResult& self) {
             if (self.counts.is_valid()) return self.counts;
-            return self.counts = view(self, self.context.memory.counts, self.received.counts, kInt32,
-                                      {self.received.groups});
+            return self.counts = groups_view(self, self.context.memory.counts, self.received.counts);
           },
           "int32 [G]: rows of each group, padding not counted.")
       .def_prop_ro(
@@ -226,7 +231,7 @@ overwrites, unless ReceiveBuffers were given.)")
       .def_prop_ro(
           "group_expert",
           [](const PyDispatchResult& self) {
-            return lane_view(self, self.received.group_expert, kInt32, {self.received.groups});
+            return groups_view(self, nb::none(), self.received.group_expert);
           },
           "int32 [G]: global expert id of each group; -1 for rank_major.")
       .def_prop_ro(

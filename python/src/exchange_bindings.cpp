@@ -120,7 +120,7 @@ nb::object metadata(PyExchange& self, const nb::object& count, int lane, const n
     if (PyIndex_Check(count.ptr()) != 0 && !nb::hasattr(count, "__dlpack__")) {
       if (!nb::try_cast(count, number)) {
         PyErr_Clear();
-        throw UsageError("count: does not fit 32 bits");
+        throw UsageError("count: " + nb::cast<std::string>(nb::str(count)) + ", must be 0 to 2147483647");
       }
     } else {
       on_device = static_cast<const std::int32_t*>(arguments.dense(count, "count", kInt32, {1}).data);

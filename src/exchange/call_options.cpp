@@ -1,5 +1,6 @@
 #include "exchange/call_options.hpp"
 
+#include "base/text.hpp"
 #include "format/encoding.hpp"
 #include "layout/plan_layout.hpp"
 
@@ -23,6 +24,10 @@ std::int64_t hash_of_replicated(const Config& config, const DispatchCall& call) 
                                        : static_cast<const std::int32_t*>(call.ids.data)[i]);
   }
   return static_cast<std::int64_t>(hash);
+}
+
+std::string name_of_hash(std::int64_t value) {
+  return str("0x", std::hex, static_cast<std::uint64_t>(value));
 }
 
 std::string name_of_flag(std::int64_t value) {
@@ -76,7 +81,7 @@ CallOptions options_of(const Config& config, const DispatchCall& call) {
   options.add("bytes of part 3 of the format", format.part_bytes[3]);
   options.add("dispatch from a plan", !call.plan.empty(), name_of_flag);
   options.add("apply_weights", call.apply_weights, name_of_flag);
-  options.add(kInputHashOption, hash_of_replicated(config, call));
+  options.add(kInputHashOption, hash_of_replicated(config, call), name_of_hash);
   // Rows are encoded where they arrive, so their type must be known there.
   const bool by_expert = !call.input_scales.empty();
   options.add("input_scales, with tokens of type",

@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "base/text.hpp"
+#include "exchange/lane_limit.hpp"
 #include "exchange/sliced.hpp"
 #include "ferry/error.hpp"
 #include "format/encoding.hpp"
@@ -70,10 +71,14 @@ void check_transfer(const Config& config) {
 }
 
 void check_shared_split(const Config& config) {
-  check_range("shared_split", config.shared_split, 0, config.placement.ranks());
-  if (config.shared_split > 0 && config.shared_experts == 0)
+  const int ranks = config.placement.ranks();
+  if (config.shared_split < 0 || config.shared_split > ranks)
     throw UsageError(
-        str("configuration: shared_split = ", config.shared_split, ", must be 0 without shared_experts"));
+        str("configuration: shared_split = ", config.shared_split, ", must be 0 to ", ranks,
+            ": it is how many of the ranks divide the shared experts' rows, 0 if each takes all"));
+  if (config.shared_split > 0 && config.shared_experts == 0)
+    throw UsageError(str("configuration: shared_split = ", config.shared_split,
+                         ", must be 0 without shared_experts: there are no rows to divide"));
 }
 
 void check_reduction(const Config& config) {
@@ -157,7 +162,7 @@ void check_alone(const Config& config) {
   check_range("max_tokens", config.max_tokens, 1, 1 << 24);
   check_range("alignment", config.alignment, 1, 1 << 20);
   check_range("capacity", config.capacity, 0, std::numeric_limits<std::int32_t>::max());
-  check_range("lanes", config.lanes, 1, 64);
+  check_range("lanes", config.lanes, 1, kMaxLanes);
   if (!(config.deadline > 0) || !std::isfinite(config.deadline)) {
     throw UsageError(str("configuration: deadline = ", config.deadline, " s, must be positive and finite"));
   }

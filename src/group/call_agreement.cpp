@@ -11,7 +11,8 @@ std::string describe_difference(const CallOption& option, int rank, std::int64_t
   const auto text = [&](std::int64_t value) {
     return option.name_of != nullptr ? option.name_of(value) : std::to_string(value);
   };
-  return str(option.name, " is ", text(mine), " on rank ", rank, " and ", text(theirs), " on rank ", peer);
+  return str(option.name, " is ", text(mine), " on rank ", rank, " and ", text(theirs), " on rank ", peer,
+             ": pass the same on every rank");
 }
 
 void require_same_call(const CallTerms& mine, int peer, Operation peer_operation,

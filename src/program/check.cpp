@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/text.hpp"
+#include "exchange/lane_limit.hpp"
 #include "ferry/error.hpp"
 #include "program/steps.hpp"
 
@@ -20,6 +21,8 @@ struct ProgramLaneMemory {
   ProgramLane lane;
   int step = -1;
 };
+
+constexpr int kMaxStreams = 1024;
 
 // Values that are memory of a lane, or a call of it.
 constexpr unsigned kInLane = kinds(ValueKind::received, ValueKind::sent_dispatch, ValueKind::sent_combine);
@@ -148,12 +151,14 @@ class ProgramChecker {
     if (!step.exchange.empty() && !has_exchange)
       fail(str("has an exchange, ", step.exchange, ": it works on that of its input"));
     if (!step.exchange.empty()) require_name(step.exchange, str("step ", step.name()), "its exchange");
-    if (step.lane < 0 || (step.lane > 0 && !has_lane))
-      fail(str("has lane ", step.lane, ": ", has_lane ? "lanes start at 0" : "it starts no call of a lane"));
+    if (step.lane > 0 && !has_lane) fail(str("has lane ", step.lane, ": it starts no call of a lane"));
+    if (step.lane < 0 || step.lane >= kMaxLanes)
+      fail(str("has lane ", step.lane, ": lanes are 0 to ", kMaxLanes - 1));
     if (step.index < 0 || step.index >= step.of || (step.kind != StepKind::part && step.of != 1))
       fail(str("is part ", step.index, " of ", step.of, ": ",
                step.kind == StepKind::part ? "i is 0 to n - 1" : "only `part` takes parts"));
-    if (step.stream < 0) fail(str("has stream ", step.stream, ": streams start at 0"));
+    if (step.stream < 0 || step.stream >= kMaxStreams)
+      fail(str("has stream ", step.stream, ": streams are 0 to ", kMaxStreams - 1));
     const bool has_limit = is_dispatch(step.kind) || is_combine(step.kind);
     if (step.sm_limit < 0 || (step.sm_limit > 0 && !has_limit))
       fail(str("has sm_limit ", step.sm_limit, ": ",
@@ -167,7 +172,8 @@ class ProgramChecker {
     if (maker == makers_.end()) fail(str(what, name, ", which is no input and which no step makes"));
     std::set<int> visited;
     if (needs(maker->second, step_, visited))
-      fail(str(what, name, " of step ", name_of(maker->second), ", which needs this step: a cycle"));
+      fail(str(what, name, " of step ", name_of(maker->second),
+               ", which needs this step: a cycle; let one of them do without the other"));
     fail(str(what, name, " before step ", name_of(maker->second), " makes it: move that step up"));
   }
 
@@ -233,7 +239,7 @@ class ProgramChecker {
   void require_stream(const ProgramLane& lane, const ProgramLaneCalls& calls) const {
     if (step().stream == calls.stream) return;
     fail(str("is on stream ", step().stream, ", but lane ", lane.second, ", which it uses, is on stream ",
-             calls.stream));
+             calls.stream, ": use that stream, or another lane"));
   }
 
   // The step's call on its lane, and the memory that `made` lies in.
@@ -263,7 +269,8 @@ class ProgramChecker {
 
   void receive(const CheckedValue& sent, CheckedValue& made) {
     ProgramLaneCalls& lane = lanes_.at(sent.rows.lane);
-    if (lane.open != sent.step) fail(str(step().inputs.front(), " has been received already"));
+    if (lane.open != sent.step)
+      fail(str(step().inputs.front(), " has been received already: use the value that this has made"));
     lane.open = -1;
     made.from_exchange = true;
     if (step().kind == StepKind::combine_receive) return;

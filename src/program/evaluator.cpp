@@ -73,7 +73,8 @@ class Evaluator::State {
       streams_.end();
       if (observer_) observer_(step_, stream);
     } catch (const Error& error) {
-      ends_group(error) ? streams_.join_all() : refuse_rest(error.what());
+      // A function may throw such an error of another group: then this one goes on.
+      ends_group(error) && phase_ != Phase::in_function ? streams_.join_all() : refuse_rest(error.what());
       if (phase_ == Phase::in_function) throw;
       ErrorRecord::of(error).raise_with(where() + error.what());
     } catch (const std::exception& error) {
@@ -309,6 +310,9 @@ class Evaluator::State {
     (*step.function)(operands.inputs, operands.outputs, stream());
     phase_ = Phase::before_call;
     for (const int output : step.outputs) {
+      if (value(output).kind != compiled(output).kind)
+        throw UsageError(str("the function has made ", to_string(value(output).kind), " of a value of kind ",
+                             to_string(compiled(output).kind), ": set its data and rows, not its kind"));
       const std::int64_t rows = value(output).rows, most = compiled(output).most_rows;
       if (rows < 0 || rows > most)
         throw UsageError(str("the function has set ", rows, " rows of ", to_string(value(output).kind),

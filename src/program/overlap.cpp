@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "base/text.hpp"
+#include "exchange/lane_limit.hpp"
 #include "ferry/error.hpp"
 #include "program/steps.hpp"
 
@@ -40,7 +41,8 @@ class BatchedProgram {
   }
 
   void check_program() const {
-    if (batches_ < 1) fail("batches", str(batches_, ", at least 1 is needed"));
+    if (batches_ < 1 || batches_ > kMaxLanes)
+      fail("batches", str(batches_, ", must be 1 to ", kMaxLanes, ": each has lanes of its own"));
     for (const ProgramName& input : program_.inputs)
       if (!contains(kByToken, input.kind))
         fail(str("input ", input.name),
@@ -48,6 +50,12 @@ class BatchedProgram {
     for (const ProgramStep& step : program_.steps)
       if (step.kind == StepKind::metadata || step.kind == StepKind::part || step.kind == StepKind::join)
         fail(str("step ", step.name()), "works on all tokens of the rank at once");
+    for (const ProgramStep& step : program_.steps)
+      for (const ProgramName& output : step.outputs)
+        if (step.kind == StepKind::call && step.inputs.empty() && contains(kByToken, output.kind))
+          fail(str("step ", step.name()),
+               str("takes nothing, so each micro-batch would have all rows of ", output.name,
+                   ": pass it what it is made of, or make it an input"));
     check_gathered_rows();
     for (const std::string& output : program_.outputs) {
       const ProgramStep* const maker = maker_of(program_.steps, output);

@@ -102,9 +102,12 @@ class RequirementChecker {
 
   void check_combine(const ProgramStep& step, const Config& config) const {
     if (config.reduction == Reduction::unreduced)
-      unsupported(step, "its exchange does not reduce, so its results are no tokens");
+      unsupported(
+          step,
+          "its exchange does not reduce, so its results are no tokens: use the reduction partial or exact");
     if (step.inputs.size() < 3) return;
-    if (config.layout == Layout::rank_major) refuse(step, "rank_major takes no weights");
+    if (config.layout == Layout::rank_major)
+      refuse(step, "rank_major takes no weights: leave out the third value, or use another layout");
     if (step.kind == StepKind::combine_send && config.reduction == Reduction::partial &&
         kinds_.at(step.inputs[2]) == ValueKind::weights)
       refuse(step,

@@ -1,5 +1,6 @@
 // The text form of programs: a line for each input, step and output.
 #include <charconv>
+#include <limits>
 #include <optional>
 #include <set>
 
@@ -81,7 +82,7 @@ class LineReader {
     int found = 0;
     const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), found);
     if (error != std::errc{} || end != digits.data() + digits.size())
-      fail(str(attribute, " is '", digits, "', expected a number"));
+      fail(str(attribute, " is '", digits, "', expected a number up to ", std::numeric_limits<int>::max()));
     return found;
   }
 
@@ -196,6 +197,7 @@ Program parse_program(std::string_view text) {
   for (int number = 1; !text.empty(); ++number) {
     const std::size_t end = std::min(text.find('\n'), text.size());
     LineReader line(text.substr(0, end), number);
+    if (text.substr(0, end).find('\0') != std::string_view::npos) line.fail("has a byte 0: this is no text");
     if (!line.at_end()) read_line(line, program);
     text.remove_prefix(std::min(end + 1, text.size()));
   }

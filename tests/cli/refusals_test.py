@@ -23,6 +23,7 @@ class RefusalsTest(ProgramTest):
             (["0", "--tokens"], ["run", "--tokens", "0"]),
             (["33", "--top-k"], ["run", "--top-k", "33"]),
             (["--program absent.txt", "No such file"], ["run", *SMALL, "--program", "absent.txt"]),
+            (["--program /: is a directory, pass a file"], ["run", *SMALL, "--program", "/"]),
             (["65", "--overlap"], ["run", "--overlap", "65"]),
             (["--overlap", "--backend cuda", "rank_major"], ["run", *SMALL, "--overlap", "2", "--backend", "cuda", "--layout", "rank_major"]),
             (["--engine nccl", "--backend cpu", "collective"], ["run", *SMALL, "--engine", "nccl"]),
@@ -148,6 +149,26 @@ class RefusalsTest(ProgramTest):
         with open(path, "wb") as file:
             file.write(b"\x93NUMPY\x01\x00 truncated")
         self.refuse(2, [path], "run", "--trace", path)
+
+    def test_programs(self):
+        layer = ("program layer\ninput x: tokens\ninput ids: ids\nrows = dispatch(x, ids)\n"
+                 "a: outputs = call experts(rows)\ny = combine(a, rows)\noutput y\n")
+        path = os.path.join(self.folder, "layer.txt")
+        for words, text in [
+            (["program layer, outputs: none is of kind tokens", "add a line 'output NAME'"], layer.replace("output y\n", "")),
+            (["program layer, outputs: none is of kind tokens"], layer.replace("output y", "output rows")),
+            (["step a (call other): ferry run has one function, experts"], layer.replace("call experts", "call other")),
+            (["step a (call experts): ferry run has one function"], layer.replace("experts(rows)", "experts(rows, x)")),
+            (["step a, b (call experts): ferry run has one function"], layer.replace("a: outputs", "a: outputs, b: tokens")),
+            (["input n: ferry run passes tokens, ids and weights only"], layer + "input n: count\n"),
+            (["lane 2147483647: lanes are 0 to 63"], layer.replace("dispatch(x, ids)", "dispatch(x, ids) lane=2147483647")),
+            (["line 1: has a byte 0: this is no text"], "program \0layer\n"),
+        ]:
+            with self.subTest(words=words, text=text):
+                with open(path, "w", encoding="utf-8") as file:
+                    file.write(text)
+                for options in [], ["--overlap", "2"]:
+                    self.refuse(2, words, "run", *SMALL, "--program", path, *options)
 
     def test_system(self):
         beyond = os.path.join(self.folder, "none", "x.json")

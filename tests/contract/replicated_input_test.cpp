@@ -164,6 +164,8 @@ TEST_P(Contract, ReplicatedInputsThatDifferAreRefused) {
       DispatchRun dispatch(exchange, c, step);
       const std::string text = usage_error([&] { call(dispatch); });
       require(text.find(words) != std::string::npos, "expected '", words, "', got '", text, "'");
+      const std::string remedy = ": pass the same on every rank";
+      require(text.ends_with(remedy), "expected '", remedy, "', got '", text, "'");
     };
     require_difference("hash of the replicated input's N and ids", [&](DispatchRun& dispatch) {
       if (odd) --dispatch.tokens().count;

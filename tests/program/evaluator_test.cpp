@@ -77,7 +77,7 @@ TEST(Evaluator, RefusesWhatTheExchangeCannotDo) {
   config.reduction = Reduction::unreduced;
   EXPECT_EQ(compiled(kLayer, config),
             "unsupported: program moe, step y (combine): its exchange does not reduce, so its results are no "
-            "tokens");
+            "tokens: use the reduction partial or exact");
   config = layer_config();
   config.format = Format::raw({16});
   EXPECT_EQ(compiled(kLayer, config),
@@ -128,6 +128,52 @@ TEST(Evaluator, RefusesInputsOfOtherKindsOnEveryRank) {
     const auto y = layer.run(std::span(right))[0];
     EXPECT_EQ(y->rows, 2);
     EXPECT_EQ(static_cast<const float*>(y->data)[7], x[0]);
+  });
+}
+
+TEST(Evaluator, RefusesAValueOfAnotherKindThanTheFunctionMakes) {
+  Group::threads(2).run([](const Rank& rank) {
+    Exchange exchange(rank, layer_config());
+    const auto wrong = [&](ProgramInputs inputs, ProgramOutputs outputs) {
+      same_rows(inputs, outputs);
+      if (rank.index() == 0) *outputs[0] = ProgramValue::tokens(outputs[0]->data, 0, DType::fp32);
+    };
+    Evaluator layer(parse_program(kLayer), exchange, {{"experts", wrong}});
+    const std::vector<float> x(8, 1.0f);
+    const std::vector<std::int64_t> ids = {3, 0};
+    const auto inputs = {ProgramValue::tokens(x.data(), 2, DType::fp32), ProgramValue::ids(ids.data(), 2)};
+    const std::string found = refusal([&] { layer.run(std::span(inputs)); });
+    EXPECT_NE(found.find("the function has made tokens of a value of kind outputs: set its data and rows"),
+              std::string::npos)
+        << found;
+  });
+}
+
+// Such an error of another group does not end this one.
+TEST(Evaluator, AFunctionThatThrowsATimeoutEndsTheRunOfTheOthersAtOnce) {
+  Group::threads(2).run([](const Rank& rank) {
+    Config config = layer_config();
+    config.deadline = 60;
+    Exchange exchange(rank, config);
+    bool fails = rank.index() == 0;
+    const auto experts = [&](ProgramInputs inputs, ProgramOutputs outputs) {
+      if (fails) throw TimeoutError("of another group", {});
+      same_rows(inputs, outputs);
+    };
+    Evaluator layer(parse_program(kLayer), exchange, {{"experts", experts}});
+    const std::vector<float> x(8, 1.0f);
+    const std::vector<std::int64_t> ids = {3, 0};
+    const auto inputs = {ProgramValue::tokens(x.data(), 2, DType::fp32), ProgramValue::ids(ids.data(), 2)};
+    const auto begin = std::chrono::steady_clock::now();
+    try {
+      layer.run(std::span(inputs));
+      ADD_FAILURE() << "the run has not ended with an error";
+    } catch (const Error& error) {
+      EXPECT_NE(std::string(error.what()).find("of another group"), std::string::npos) << error.what();
+    }
+    EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(30));
+    fails = false;
+    EXPECT_EQ(layer.run(std::span(inputs))[0]->rows, 2);
   });
 }
 

@@ -50,9 +50,11 @@ TEST(Program, RefusesAValueBeforeItIsMade) {
 
 TEST(Program, RefusesCycles) {
   EXPECT_EQ(fault_of("a: tokens = call f(b)\nb: tokens = call g(c)\nc: tokens = call h(a)\n"),
-            "step a (call f): uses b of step b (call g), which needs this step: a cycle");
+            "step a (call f): uses b of step b (call g), which needs this step: a cycle; let one of "
+            "them do without the other");
   EXPECT_EQ(fault_of("a: tokens = call f(a)\n"),
-            "step a (call f): uses a of step a (call f), which needs this step: a cycle");
+            "step a (call f): uses a of step a (call f), which needs this step: a cycle; let one of "
+            "them do without the other");
 }
 
 TEST(Program, RefusesTwoOpenCallsOnALane) {
@@ -76,7 +78,7 @@ TEST(Program, RefusesPhasesWithoutPartner) {
   EXPECT_EQ(fault_of("a = dispatch_send(x, ids)\n"),
             "step a (dispatch_send): its receive phase is missing: add a step dispatch_receive(a)");
   EXPECT_EQ(fault_of("a = dispatch_send(x, ids)\nb = dispatch_receive(a)\nc = dispatch_receive(a)\n"),
-            "step c (dispatch_receive): a has been received already");
+            "step c (dispatch_receive): a has been received already: use the value that this has made");
   EXPECT_EQ(fault_of(std::string(kRows) + "b = dispatch_receive(rows)\n"),
             "step b (dispatch_receive): rows is of kind received, needed here: sent_dispatch");
   EXPECT_EQ(fault_of("a = dispatch_send(x, ids)\nb = combine_receive(a)\n"),
@@ -134,16 +136,19 @@ TEST(Program, RefusesRowsThatALaterDispatchHasOverwritten) {
 
 TEST(Program, RefusesALaneOnTwoStreams) {
   EXPECT_EQ(fault_of("rows = dispatch(x, ids) stream=1\nout: outputs = call experts(rows)\n"),
-            "step out (call experts): is on stream 0, but lane 0, which it uses, is on stream 1");
+            "step out (call experts): is on stream 0, but lane 0, which it uses, is on stream 1: use that "
+            "stream, or another lane");
   EXPECT_EQ(fault_of("rows = dispatch(x, ids)\nmore = dispatch(x, ids) stream=1\n"),
-            "step more (dispatch): is on stream 1, but lane 0, which it uses, is on stream 0");
+            "step more (dispatch): is on stream 1, but lane 0, which it uses, is on stream 0: use that "
+            "stream, or another lane");
   EXPECT_EQ(fault_of("rows = dispatch(x, ids)\nmore = dispatch(x, rows) lane=1 stream=1\n"),
-            "step more (dispatch): is on stream 1, but lane 0, which it uses, is on stream 0");
+            "step more (dispatch): is on stream 1, but lane 0, which it uses, is on stream 0: use that "
+            "stream, or another lane");
   EXPECT_EQ(fault_of("sent = dispatch_send(x, ids) stream=2\na: tokens = call shared(x) stream=1\n"
                      "rows = dispatch_receive(sent) stream=2\n"),
             "accepted");
   EXPECT_EQ(fault_of("a: tokens = call f(x) stream=-1\n"),
-            "step a (call f): has stream -1: streams start at 0");
+            "step a (call f): has stream -1: streams are 0 to 1023");
 }
 
 TEST(Program, RefusesAStepAfterWhatIsNotThere) {
@@ -153,7 +158,8 @@ TEST(Program, RefusesAStepAfterWhatIsNotThere) {
   EXPECT_EQ(fault_of("b: tokens = call f(x) after=a\na: tokens = call f(x) stream=1\n"),
             "step b (call f): comes after a before step a (call f) makes it: move that step up");
   EXPECT_EQ(fault_of("b: tokens = call f(x) after=a\na: tokens = call f(x) after=b\n"),
-            "step b (call f): comes after a of step a (call f), which needs this step: a cycle");
+            "step b (call f): comes after a of step a (call f), which needs this step: a cycle; let one of "
+            "them do without the other");
 }
 
 TEST(Program, RefusesNamesAndFields) {
@@ -164,7 +170,9 @@ TEST(Program, RefusesNamesAndFields) {
   EXPECT_EQ(fault_of("input x: ids\n"), "input x: is there twice: rename one");
   EXPECT_EQ(fault_of("output y\n"), "output y: no input has this name and no step makes it");
   EXPECT_EQ(fault_of("rows = dispatch(x, ids) lane=-1\n"),
-            "step rows (dispatch): has lane -1: lanes start at 0");
+            "step rows (dispatch): has lane -1: lanes are 0 to 63");
+  EXPECT_EQ(fault_of("rows = dispatch(x, ids) lane=2147483647\n"),
+            "step rows (dispatch): has lane 2147483647: lanes are 0 to 63");
   EXPECT_EQ(fault_of("a = dispatch_send(x, ids)\nb = dispatch_receive(a) lane=1\n"),
             "step b (dispatch_receive): has lane 1: it starts no call of a lane");
   EXPECT_EQ(fault_of("a = dispatch_send(x, ids)\nb = dispatch_receive(a) exchange=e\n"),
@@ -194,7 +202,7 @@ TEST(Program, TextNamesTheLineAtFault) {
             "all_gather_v, reduce_scatter_v");
   EXPECT_EQ(fault("program a\n\nx = join(a b)\n"), "program text, line 3: expected ',' before 'b)'");
   EXPECT_EQ(fault("program a\nx = join(a) lane=two\n"),
-            "program text, line 2: lane is 'two', expected a number");
+            "program text, line 2: lane is 'two', expected a number up to 2147483647");
   EXPECT_EQ(
       fault("program a\nx = join(a) speed=2\n"),
       "program text, line 2: there is no attribute 'speed'; there are: exchange, lane, index, of, stream, "
@@ -209,6 +217,8 @@ TEST(Program, TextNamesTheLineAtFault) {
   EXPECT_EQ(fault("program a\nprogram b\n"), "program text, line 2: the program has a name already");
   EXPECT_EQ(fault("program a\ninput x: tokens ids\n"),
             "program text, line 2: what is 'ids'? The line should have ended before it");
+  EXPECT_EQ(fault(std::string("program a\nx = j\0in(a)", 20)),
+            "program text, line 2: has a byte 0: this is no text");
   EXPECT_EQ(fault("program a\nx = join(a"), "program text, line 2: expected ',' at the end");
 }
 
@@ -410,7 +420,11 @@ TEST(Program, OverlapRefusesWhatHasNoRowsToSplit) {
     return refusal(
         [&] { overlap(parse_program("program moe\ninput x: tokens\ninput ids: ids\n" + steps), batches); });
   };
-  EXPECT_EQ(fault("", 0), "overlap of program moe, batches: 0, at least 1 is needed");
+  EXPECT_EQ(fault("", 0), "overlap of program moe, batches: 0, must be 1 to 64: each has lanes of its own");
+  EXPECT_EQ(fault("", 65), "overlap of program moe, batches: 65, must be 1 to 64: each has lanes of its own");
+  EXPECT_EQ(fault("a: tokens = call f()\noutput a\n", 2),
+            "overlap of program moe, step a (call f): takes nothing, so each micro-batch would have all rows "
+            "of a: pass it what it is made of, or make it an input");
   EXPECT_EQ(fault("input n: count\n", 2),
             "overlap of program moe, input n: is of kind count, which has no rows to split");
   EXPECT_EQ(fault("n: count = call f(x)\nm = metadata(n)\n", 2),

@@ -179,7 +179,7 @@ TEST(Configuration, ReplicatedInputIsPartialAtLevelRank) {
   EXPECT_NE(refused([](Config& c) {
               c.shared_experts = 1;
               c.shared_split = kRanks + 1;
-            }).find("shared_split = 5, must be 0 to 4"),
+            }).find("shared_split = 5, must be 0 to 4: it is how many of the ranks divide"),
             std::string::npos);
   EXPECT_NE(refused([](Config& c) {
               c.input = Input::own;

@@ -513,6 +513,19 @@ def test_metadata_load_and_wire_counts(rng):
     ferry.Group.threads(4).run(body)
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_rank_without_experts_has_empty_groups(backend):
+    def body(rank):
+        exchange = ferry.Exchange(rank, experts=1, top_k=1, hidden=HIDDEN, max_tokens=2, backend=backend)
+        rows = exchange.dispatch(np.ones((2, HIDDEN), bf16), np.zeros((2, 1), np.int32))
+        groups = 1 - rank.index
+        assert rows.counts.tolist() == [4] * groups and rows.group_expert.tolist() == [0] * groups
+        assert rows.row_offsets.tolist() == [0, 4][:groups + 1] and rows.wait_total() == 4 * groups
+        assert exchange.combine(rows.received_rows().copy(), rows.plan).shape == (2, HIDDEN)
+
+    ferry.Group.threads(2).run(body)
+
+
 @pytest.mark.parametrize("apart", [False, True])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_shared_experts(rng, backend, apart):

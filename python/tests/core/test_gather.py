@@ -110,6 +110,10 @@ def test_megatrons_metadata(backend):
         with pytest.raises(ferry.UsageError, match=r"out: expected an array of shape \[3\]"):
             ferry.megatron.fused_metadata_update(1, None, exchange, wrong)
         assert set(wrong.tolist()) == {-7}
+        with pytest.raises(ferry.UsageError, match="step_metadata: None, must be an int32 array"):
+            ferry.megatron.fused_metadata_update(1, None, exchange, None if odd else step)
+        with pytest.raises(ferry.UsageError, match=r"count: 2147483648, must be 0 to 2147483647"):
+            exchange.metadata(2**31 if odd else 1)
         with pytest.raises(ferry.UsageError, match="symm_mem_hdl: a str, must be the ferry.Exchange"):
             ferry.megatron.fused_metadata_update(1, None, "handle", step)
 

@@ -3,6 +3,7 @@
 import contextlib
 import sys
 import threading
+import time
 import types
 
 import ml_dtypes
@@ -246,6 +247,39 @@ def test_what_is_missing_is_refused(rng):
             exchange.refuse("no", operation="barrier")
 
     ferry.Group.threads(1).run(body)
+
+
+class Unprintable(Exception):
+    def __str__(self):
+        raise ValueError("no text")
+
+
+# Whatever a function raises, the other ranks learn of it at once, and the program runs again.
+@pytest.mark.parametrize("raised, text", [
+    (ferry.TimeoutError("of another group", ferry.error.WaitRecord("dispatch", 1, 0, 1, 2, 1)), "failed on rank 0: of another group"),
+    (ValueError(), "failed on rank 0: ValueError"), (Unprintable(), "failed on rank 0: Unprintable"),
+])
+def test_whatever_a_function_raises_reaches_all_ranks(rng, raised, text):
+    step = step_of(rng, 2)
+
+    def body(rank):
+        fails = rank.index == 0
+
+        def function(rows):
+            if fails:
+                raise raised
+            return experts(rows)
+
+        layer = ferry.Evaluator(ferry.Program(LAYER), exchange_of(rank, step, deadline=60.0), {"experts": function})
+        given = step.tokens[rank.index], step.ids[rank.index], weights_of(step, rank.index)
+        began = time.monotonic()
+        with pytest.raises(type(raised)) if fails else pytest.raises(ferry.UsageError, match=text):
+            layer.run(*given)
+        assert time.monotonic() - began < 30
+        fails = False
+        layer.run(*given)
+
+    ferry.Group.threads(2).run(body)
 
 
 def test_arrays_of_pytorch(rng):

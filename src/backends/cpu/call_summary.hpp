@@ -45,7 +45,7 @@ class OptionalArgument {
   void require_same(const char* operation, const char* argument) const {
     if (first_with_ < 0 || first_without_ < 0) return;
     throw UsageError(str(operation, ": the ranks' options differ: ", argument, " given on rank ", first_with_,
-                         " and not on rank ", first_without_));
+                         " and not on rank ", first_without_, ": pass them on every rank, or on none"));
   }
 
  private:

@@ -51,7 +51,7 @@ void Lane::require_same(const char* operation, const char* argument,
   }
   if (with < 0 || without < 0) return;
   throw UsageError(str(operation, ": the ranks' options differ: ", argument, " given on rank ", with,
-                       " and not on rank ", without));
+                       " and not on rank ", without, ": pass them on every rank, or on none"));
 }
 
 void Lane::record_bad_source(std::int64_t index) {

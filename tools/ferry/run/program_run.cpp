@@ -5,8 +5,10 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <map>
 #include <memory>
 
 #include "ferry/evaluator.hpp"
@@ -23,6 +25,8 @@ namespace ferry::app {
 namespace {
 
 std::string read_program(const std::string& path) {
+  if (std::filesystem::is_directory(path))
+    throw UsageError("--program " + path + ": is a directory, pass a file with the text of a program");
   std::ifstream file(path);
   std::string text{std::istreambuf_iterator<char>(file), {}};
   if (!file) throw UsageError("--program " + path + ": " + std::strerror(errno));
@@ -79,9 +83,6 @@ class RankPrograms {
  private:
   ProgramFunctions functions() {
     return {{"experts", [this](ProgramInputs inputs, ProgramOutputs outputs, Stream stream) {
-               if (inputs.size() != 1 || outputs.size() != 1 || inputs[0]->kind != ValueKind::received ||
-                   outputs[0]->kind != ValueKind::outputs)
-                 throw UsageError("experts takes one received value and makes one outputs value");
                context_->run_experts(swiglu_, inputs[0]->received, *outputs[0], stream);
              }}};
   }
@@ -187,11 +188,36 @@ class RankPrograms {
   std::vector<double> plain_times_, batched_times_;  // when the steps of the last run began, and it ended
 };
 
-void require_known_inputs(const Program& program) {
+// Names and kinds of the values of a program.
+std::map<std::string, ValueKind> kinds_of(const Program& program) {
+  std::map<std::string, ValueKind> kinds;
+  for (const ProgramName& input : program.inputs) kinds.emplace(input.name, input.kind);
+  for (const ProgramStep& step : program.steps)
+    for (const ProgramName& output : step.outputs) kinds.emplace(output.name, output.kind);
+  return kinds;
+}
+
+// Refuses programs that need other values or functions than `ferry run` has, or make nothing to compare.
+void require_runnable(const Program& program) {
+  const auto fail = [&](const std::string& what) {
+    throw UsageError(fmt::format("program {}, {}", program.name, what));
+  };
+  const std::map<std::string, ValueKind> kinds = kinds_of(program);
   for (const ProgramName& input : program.inputs)
     if (input.kind == ValueKind::count)
-      throw UsageError(fmt::format("program {}, input {}: ferry run passes tokens, ids and weights only",
-                                   program.name, input.name));
+      fail(fmt::format("input {}: ferry run passes tokens, ids and weights only", input.name));
+  for (const ProgramStep& step : program.steps) {
+    if (step.kind != StepKind::call) continue;
+    if (step.function != "experts" || step.inputs.size() != 1 || step.outputs.size() != 1 ||
+        kinds.at(step.inputs[0]) != ValueKind::received || step.outputs[0].kind != ValueKind::outputs)
+      fail(
+          fmt::format("step {}: ferry run has one function, experts, which takes a received value and "
+                      "makes outputs: write 'NAME: outputs = call experts(ROWS)'",
+                      step.name()));
+  }
+  if (std::ranges::none_of(program.outputs,
+                           [&](const std::string& name) { return kinds.at(name) == ValueKind::tokens; }))
+    fail("outputs: none is of kind tokens, so there is nothing to compare: add a line 'output NAME'");
 }
 
 std::string second_name(const report::ProgramReport& run) {
@@ -203,7 +229,7 @@ std::string second_name(const report::ProgramReport& run) {
 Program program_of(const RunSpec& spec) {
   if (!spec.options.program.empty()) {
     Program program = parse_program(read_program(spec.options.program));
-    require_known_inputs(program);
+    require_runnable(program);
     return program;
   }
   const bool weights = combine_applies_weights(spec.config.layout, spec.config.reduction);
@@ -264,7 +290,7 @@ report::ProgramReport make_program_report(const RunSpec& spec, const Topology& t
         check_of("sums with scaling experts, bit for bit", found.sums,
                  "against the same sums computed on the source rank in the specified order"));
   run.checks.push_back(check_of((second_name(run) + " against the plain program").c_str(), found.batches,
-                                "bytes of every output in every step"));
+                                "bytes of every output of kind tokens in every step"));
   return run;
 }
 
