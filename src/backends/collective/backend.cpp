@@ -92,10 +92,10 @@ Sizes packed_sizes(const Config& config, const Topology& topology, int rank) {
   std::int64_t blocks = 0;
   if (relays) {
     const HopTables tables(topology, rank);
-    blocks = EngineCall::blocks_bytes(call_summary_bytes(config), ranks, tables.first_hop()) +
+    blocks = CallBlocks::bytes(call_summary_bytes(config), ranks, tables.first_hop()) +
              MessageHops::second_headers_bytes(tables.second_hop());
   } else {
-    blocks = EngineCall::blocks_bytes(call_summary_bytes(config), ranks, {});
+    blocks = CallBlocks::bytes(call_summary_bytes(config), ranks, {});
   }
   Sizes sizes = cpu::local_sizes(config, rank);
   sizes.messages =

@@ -44,7 +44,7 @@ class WindowCommunicator final : public Communicator {
   WindowCommunicator(Rank rank, std::shared_ptr<const SymmetricMemory> memory, const WindowLayout& layout,
                      int lane, int yields = kYields);
 
-  // Copies in and out, so it never needs `keep`. A peer that has left the group fails it.
+  // Copies in and out, so it never needs `keep`.
   void all_to_all_v(const AllToAllV& transfer, const std::shared_ptr<void>& keep,
                     const std::function<void()>& check) override;
 
@@ -74,7 +74,6 @@ class WindowCommunicator final : public Communicator {
   bool move_any(const AllToAllV& transfer);
   bool is_done() const;
   void sleep(const std::function<void()>& check);
-  void fail_if_peers_left();
 
   const Rank rank_;
   const int me_;

@@ -66,11 +66,7 @@ EngineLayout engine_layout(const Config& config, const Topology& topology, int r
   layout.block_bytes = align_up(layout.flags + shape.max_tokens * kFlagBytes, kLine);
   layout.label_offset =
       static_cast<std::int32_t>(combine_row_layout(config.combine_type, config.hidden, config.top_k).bytes);
-  // Rows of some kilobytes begin at a line: the bytes that this adds are fewer than those of the lines that
-  // reads and writes would share.
-  constexpr std::int64_t kLargeRow = 4096;
-  layout.row_bytes = static_cast<std::int32_t>(
-      align_up(layout.label_offset + 8, layout.label_offset < kLargeRow ? 16 : kLine));
+  layout.row_bytes = static_cast<std::int32_t>(labelled_row_bytes(layout.label_offset));
   const std::int64_t rows = row_capacity(config, rank);
   layout.sent_rows = config.reduction == Reduction::partial ? messages : std::max(messages, rows);
   layout.received_rows = shape.combine_rows;
