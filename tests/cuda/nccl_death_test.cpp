@@ -18,8 +18,8 @@ namespace ferry::contract {
 namespace {
 
 constexpr int kPair = 2;
-constexpr std::int64_t kTokens = 2048, kRowBytes = 2 * 4096;
-constexpr double kDeadline = 5;
+constexpr std::int64_t kPairTokens = 2048, kPairRowBytes = 2 * 4096;
+constexpr double kPairDeadline = 5;
 
 // FERRY_NCCL_BLOCKING, and the longest time until the rank is killed, in milliseconds.
 struct Death {
@@ -43,29 +43,29 @@ class NcclDeath : public FaultTest<Death> {
 Config pair_config() {
   return {.experts = kPair,
           .top_k = 1,
-          .hidden = static_cast<int>(kRowBytes / 2),
-          .max_tokens = kTokens,
+          .hidden = static_cast<int>(kPairRowBytes / 2),
+          .max_tokens = kPairTokens,
           .backend = BackendKind::collective,
           .engine = EngineKind::nccl,
-          .deadline = kDeadline};
+          .deadline = kPairDeadline};
 }
 
 void call_until_a_rank_dies(const Rank& rank, int milliseconds, RankReport& report) {
   const device::RankScope work(rank.index());
   ferry::Exchange exchange(rank, pair_config());
-  std::byte* const x = device::allocate(kTokens * kRowBytes);
-  std::byte* const y = device::allocate(kTokens * kRowBytes);
-  std::byte* const ids = device::allocate(kTokens * 4);
-  std::memset(x, 0, static_cast<std::size_t>(kTokens * kRowBytes));
-  for (std::int32_t token = 0; token < kTokens; ++token) {
+  std::byte* const x = device::allocate(kPairTokens * kPairRowBytes);
+  std::byte* const y = device::allocate(kPairTokens * kPairRowBytes);
+  std::byte* const ids = device::allocate(kPairTokens * 4);
+  std::memset(x, 0, static_cast<std::size_t>(kPairTokens * kPairRowBytes));
+  for (std::int32_t token = 0; token < kPairTokens; ++token) {
     const std::int32_t expert = token % kPair;
     std::memcpy(ids + std::int64_t{4} * token, &expert, 4);
   }
   const Stream stream = device::stream(rank.index());
   const auto step = [&] {
     const DispatchResult rows =
-        exchange.dispatch(Tokens::rows(x, kTokens, DType::bf16), reinterpret_cast<const std::int32_t*>(ids),
-                          nullptr, {}, stream);
+        exchange.dispatch(Tokens::rows(x, kPairTokens, DType::bf16),
+                          reinterpret_cast<const std::int32_t*>(ids), nullptr, {}, stream);
     exchange.combine({rows.data, DType::bf16}, rows.plan, {y, DType::bf16}, {}, stream);
     exchange.synchronize(0, stream);
   };
@@ -104,7 +104,7 @@ void call_until_a_rank_dies(const Rank& rank, int milliseconds, RankReport& repo
   c.config.backend = BackendKind::cuda;
   c.config.experts = 4;
   c.config.top_k = 2;
-  c.config.deadline = kDeadline;
+  c.config.deadline = kPairDeadline;
   const StepInputs inputs = make_inputs(c);
   const oracle::ExpertOutputs outputs = make_expert_outputs(c, inputs);
   Group::threads(1).run([&](const Rank& alone) {
@@ -127,7 +127,7 @@ TEST_P(NcclDeath, TheOtherRankGetsItsErrorInTime) {
   const RankReport& survivor = reports_[1 - kVictim];
   EXPECT_EQ(static_cast<ErrorCode>(survivor.code.load()), ErrorCode::peer_lost);
   EXPECT_EQ(survivor.peer, kVictim);
-  EXPECT_LT(survivor.seconds, kDeadline + 1);
+  EXPECT_LT(survivor.seconds, kPairDeadline + 1);
   EXPECT_TRUE(survivor.later_calls_throw);
   EXPECT_TRUE(survivor.others_work);
 }
