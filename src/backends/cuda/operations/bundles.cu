@@ -108,17 +108,17 @@ __global__ void __launch_bounds__(kCopyThreads)
 }  // namespace
 
 void launch_number_payloads(const NumberPayloadsArguments& arguments, cudaStream_t stream) {
-  launch(&number_payloads_kernel, arguments, kNumberThreads, 1, stream, "numbering the payloads of a bundle");
+  launch(&number_payloads_kernel, arguments, kNumberThreads, 1, stream, "number the payloads of a bundle");
 }
 
 void launch_write_bundle(const WriteBundleArguments& arguments, cudaStream_t stream) {
   launch(&write_bundle_kernel, arguments, kCopyThreads, kBlocksOfRank * arguments.to.ranks, stream,
-         "writing a bundle");
+         "write a bundle");
 }
 
 void launch_open_bundle(const OpenBundleArguments& arguments, cudaStream_t stream) {
   launch(&open_bundle_kernel, arguments, kCopyThreads, kBlocksOfRank * arguments.ranks, stream,
-         "opening a bundle");
+         "open a bundle");
 }
 
 }  // namespace ferry::cuda

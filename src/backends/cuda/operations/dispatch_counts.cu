@@ -150,7 +150,7 @@ __global__ void __launch_bounds__(kClusterThreads)
 
 void launch_dispatch_counts(const CountArguments& arguments, cudaStream_t stream) {
   launch(&dispatch_counts_kernel, arguments, kClusterThreads,
-         {.blocks = cluster_blocks(arguments.tokens), .cluster = true}, stream, "launching dispatch_counts");
+         {.blocks = cluster_blocks(arguments.tokens), .cluster = true}, stream, "launch dispatch_counts");
 }
 
 }  // namespace ferry::cuda

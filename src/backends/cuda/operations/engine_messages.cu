@@ -49,12 +49,12 @@ void prepare_engine_messages() {
 
 void launch_clear_metadata(const LaneView& lane, cudaStream_t stream) {
   launch(&clear_metadata_kernel, lane, kThreads, kBlocksForRank * lane.ranks, stream,
-         "clearing slot metadata");
+         "clear slot metadata");
 }
 
 void launch_mark_arrived(const ArrivedMessages& arguments, cudaStream_t stream) {
   launch(&mark_arrived_kernel, arguments, kThreads, kBlocksForRank * arguments.lane.ranks, stream,
-         "marking messages");
+         "mark messages");
 }
 
 }  // namespace ferry::cuda

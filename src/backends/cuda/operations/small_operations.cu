@@ -210,16 +210,16 @@ __global__ void __launch_bounds__(32, 1) refusal_kernel(const __grid_constant__ 
 }  // namespace
 
 void launch_metadata(const MetadataArguments& arguments, cudaStream_t stream) {
-  launch(&metadata_kernel, arguments, 32, 1, stream, "launching metadata");
+  launch(&metadata_kernel, arguments, 32, 1, stream, "launch metadata");
 }
 
 void launch_route_values(const RouteValuesArguments& arguments, const LaunchShape& shape,
                          cudaStream_t stream) {
-  launch(&route_values_kernel, arguments, 32 * kValueWarps, shape, stream, "launching route_values");
+  launch(&route_values_kernel, arguments, 32 * kValueWarps, shape, stream, "launch route_values");
 }
 
 void launch_refusal(const RefusalArguments& arguments, cudaStream_t stream) {
-  launch(&refusal_kernel, arguments, 32, 1, stream, "launching a refusal");
+  launch(&refusal_kernel, arguments, 32, 1, stream, "launch a refusal");
 }
 
 }  // namespace ferry::cuda
