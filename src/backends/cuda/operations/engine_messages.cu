@@ -48,8 +48,7 @@ void prepare_engine_messages() {
 }
 
 void launch_clear_metadata(const LaneView& lane, cudaStream_t stream) {
-  launch(&clear_metadata_kernel, lane, kThreads, kBlocksForRank * lane.ranks, stream,
-         "clear slot metadata");
+  launch(&clear_metadata_kernel, lane, kThreads, kBlocksForRank * lane.ranks, stream, "clear slot metadata");
 }
 
 void launch_mark_arrived(const ArrivedMessages& arguments, cudaStream_t stream) {

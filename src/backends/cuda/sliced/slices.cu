@@ -79,8 +79,7 @@ void launch_take_combine(const TakeCombineArguments& arguments, cudaStream_t str
 }
 
 void launch_find_segments(const FindSegmentsArguments& arguments, cudaStream_t stream) {
-  launch(&find_segments_kernel, arguments, kSegmentThreads, 1, stream,
-         "launch the search of slices' rows");
+  launch(&find_segments_kernel, arguments, kSegmentThreads, 1, stream, "launch the search of slices' rows");
 }
 
 void launch_copy_tokens(const CopyTokensArguments& arguments, int blocks, cudaStream_t stream) {
@@ -88,8 +87,7 @@ void launch_copy_tokens(const CopyTokensArguments& arguments, int blocks, cudaSt
 }
 
 void launch_pack_rows(const PackRowsArguments& arguments, int blocks, cudaStream_t stream) {
-  launch(&pack_rows_kernel, arguments, kMoveThreads, blocks, stream,
-         "launch the packing of a slice's rows");
+  launch(&pack_rows_kernel, arguments, kMoveThreads, blocks, stream, "launch the packing of a slice's rows");
 }
 
 void launch_unpack_rows(const UnpackRowsArguments& arguments, int blocks, cudaStream_t stream) {
@@ -102,8 +100,7 @@ void launch_pack_outputs(const PackOutputsArguments& arguments, int blocks, cuda
 }
 
 void launch_copy_results(const CopyResultsArguments& arguments, int blocks, cudaStream_t stream) {
-  launch(&copy_results_kernel, arguments, kMoveThreads, blocks, stream,
-         "launch the copy of slices' results");
+  launch(&copy_results_kernel, arguments, kMoveThreads, blocks, stream, "launch the copy of slices' results");
 }
 
 }  // namespace ferry::cuda
