@@ -35,7 +35,7 @@ void prepare_wide_combine() {
 
 void launch_wide_combine(const CombineArguments& arguments, const LaunchShape& shape, cudaStream_t stream) {
   launch(wide_kernel(arguments.phase), const_cast<CombineArguments*>(&arguments), kCombineThreads,
-         kStreamsBytes, shape, stream, "launching combine");
+         kStreamsBytes, shape, stream, "launch combine");
 }
 
 }  // namespace ferry::cuda

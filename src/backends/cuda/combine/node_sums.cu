@@ -114,7 +114,7 @@ void prepare_node_sums() {
 
 void launch_add_on_nodes(const AddOnNodesArguments& arguments, cudaStream_t stream) {
   const int blocks = arguments.lane.max_tokens < kMostBlocks ? arguments.lane.max_tokens : kMostBlocks;
-  launch(&add_on_nodes_kernel, arguments, kMergeThreads, blocks, stream, "adding the rows of nodes");
+  launch(&add_on_nodes_kernel, arguments, kMergeThreads, blocks, stream, "add the rows of nodes");
 }
 
 }  // namespace ferry::cuda

@@ -71,12 +71,12 @@ void prepare_packed_rows() {
 
 void launch_place_rows(const PlaceRowsArguments& arguments, cudaStream_t stream) {
   launch(&place_rows_kernel, arguments, kPlaceThreads, arguments.lane.ranks, stream,
-         "placing the rows of a combine");
+         "place the rows of a combine");
 }
 
 void launch_find_rows(const FindRowsArguments& arguments, cudaStream_t stream) {
   launch(&find_rows_kernel, arguments, kFindThreads, kFindBlocks * arguments.lane.ranks, stream,
-         "finding the rows of a combine");
+         "find the rows of a combine");
 }
 
 }  // namespace ferry::cuda

@@ -83,7 +83,7 @@ void prepare_relay_sums() {
 
 void launch_relay_sums(const RelaySumsArguments& arguments, cudaStream_t stream) {
   const int tokens = arguments.lane.max_tokens;
-  constexpr const char* kAction = "adding the rows of a node";
+  constexpr const char* kAction = "add the rows of a node";
   launch(&note_rows_kernel, arguments, kMergeThreads, kBlocksOfRank * arguments.held, stream, kAction);
   launch(&place_sums_kernel, arguments, kScanThreads, 1, stream, kAction);
   launch(&add_rows_kernel, arguments, kMergeThreads, tokens < kMostSumBlocks ? tokens : kMostSumBlocks,

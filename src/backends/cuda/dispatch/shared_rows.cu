@@ -144,7 +144,7 @@ void launch_shared_rows(const DispatchArguments& arguments, int blocks, cudaStre
   call.dot_rows = nullptr;
   const std::int64_t slices = kQuarters * std::max<std::int64_t>(call.tokens, 1), warps = kThreads / 32;
   const auto needed = static_cast<int>(std::min<std::int64_t>((slices + warps - 1) / warps, blocks));
-  launch(&shared_rows_kernel, call, kThreads, needed, stream, "launching the copy of shared rows");
+  launch(&shared_rows_kernel, call, kThreads, needed, stream, "launch the copy of shared rows");
 }
 
 }  // namespace ferry::cuda

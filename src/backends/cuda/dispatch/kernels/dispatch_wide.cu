@@ -38,7 +38,7 @@ void launch_wide_dispatch(const DispatchArguments& arguments, DispatchMode mode,
   const bool one_role_each = call.phase == Phase::fused && shape.blocks > 1;
   call.partition = SendPartition::whole(
       call.tokens, one_role_each ? call.many_token_blocks.senders : std::min(shape.blocks, kMaxSenders));
-  launch(wide_kernel(mode), &call, kBlockThreads, shared_bytes, shape, stream, "launching dispatch");
+  launch(wide_kernel(mode), &call, kBlockThreads, shared_bytes, shape, stream, "launch dispatch");
 }
 
 }  // namespace ferry::cuda
