@@ -1,4 +1,4 @@
-// Kernels of groups of more than kNarrowRanks ranks, for calls of every kind.
+// Kernels for groups of more than kNarrowRanks ranks; generic, for every kind of call.
 #define FERRY_WIDE_KERNELS
 #include "backends/cuda/combine/combine.hpp"
 #include "backends/cuda/combine/combine_block.cuh"

@@ -1,4 +1,4 @@
-// A warp copies a row of a shared expert, or a quarter of it.
+// Each warp copies a row of a shared expert, or a quarter of it.
 #include "backends/cuda/combine/shared_outputs.hpp"
 
 #include <algorithm>

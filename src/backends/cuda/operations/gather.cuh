@@ -1,4 +1,15 @@
-// . it follows the end-of-stream flags of round n + 1 from all ranks, and
+// all_gather_v and reduce_scatter_v, as one block executes them.
+//
+// A rank's rows are one block of bytes for each receiver. Every rank stores its blocks in the receivers'
+// dispatch staging, and the receivers copy or add them up from there.
+//
+// The call header carries the counts, so the first round has the number of the call. Blocks larger than the
+// staging of a pair take further rounds, with call numbers of their own, in the same launch.
+//
+// Round n + 2 may overwrite the staging of round n, because
+// 1. it follows the end-of-stream flags of round n + 1 from all ranks, and
+// 2. a rank sets those after all of its blocks have sent round n + 1, and so after they have read round n.
+// For the same reason the header of a later call overwrites none that a rank has yet to read.
 #pragma once
 
 #include "backends/cuda/device/values.cuh"

@@ -1,4 +1,4 @@
-// Kernels of groups of more than kNarrowRanks ranks, for calls of every kind. Messages are indexed by number,
+// Kernels for groups of more than kNarrowRanks ranks, for every kind of call. Messages are indexed by number,
 // whole rows are sent, and all go through staging.
 #define FERRY_WIDE_KERNELS
 #include <algorithm>
