@@ -1,4 +1,4 @@
-// What a rank's ids alone say about a dispatch: which tokens go to which rank, and how many.
+// Counts a rank's tokens by rank and its routes by expert, from its ids alone, without a dispatch.
 #pragma once
 
 #include <cstdint>
