@@ -1,4 +1,5 @@
-// Counts a rank's tokens by rank and its routes by expert, from its ids alone, without a dispatch.
+// Counts, from the ids of one rank, the tokens that a dispatch sends to each rank and the routes to each
+// expert. Nothing is sent.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// Exceptions: one hierarchy, whose messages and records hold the numbers that matter.
+// The exceptions that Ferry throws. Each message names the offending values; records hold them as numbers.
 //
 //   Error
 //     UsageError            bad argument or data

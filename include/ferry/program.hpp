@@ -1,4 +1,4 @@
-// Programs: a layer, or several, as a value: steps over named values, in the order in which they run.
+// Programs: one or several layers as a list of steps over named values, in the order in which the steps run.
 //
 //   const Program layer = parse_program(R"(
 //     program moe
