@@ -12,17 +12,6 @@
 namespace ferry::contract {
 namespace {
 
-void require_error(const std::string& words, const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    require(std::string(error.what()).find(words) != std::string::npos, "'", error.what(),
-            "' does not name '", words, "'");
-    return;
-  }
-  throw Mismatch(str("no error that names '", words, "'"));
-}
-
 // Two ranks with two experts each. Rank 0 has the ids {0, 2}, {1, 1}, rank 1 {2, -1}, {0, 3}, {2, 0}; with
 // one shared expert.
 struct WrongArrays {

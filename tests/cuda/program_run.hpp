@@ -14,6 +14,17 @@ namespace ferry::contract {
 inline constexpr int kColumns = 512, kMost = 24, kTopK = 3;
 inline constexpr std::size_t kRowBytes = 2 * kColumns;
 
+inline constexpr const char* kLayer = R"(
+  program layer
+  input x: tokens
+  input ids: ids
+  input weights: weights
+  rows = dispatch(x, ids, weights)
+  out: outputs = call experts(rows)
+  y = combine(out, rows, rows)
+  output y
+)";
+
 inline Config program_config(int ranks, int lanes, BackendKind backend) {
   return {.experts = 2 * ranks + 1,
           .top_k = kTopK,

@@ -12,17 +12,6 @@
 namespace ferry::contract {
 namespace {
 
-constexpr const char* kLayer = R"(
-  program layer
-  input x: tokens
-  input ids: ids
-  input weights: weights
-  rows = dispatch(x, ids, weights)
-  out: outputs = call experts(rows)
-  y = combine(out, rows, rows)
-  output y
-)";
-
 using CudaProgram = DeviceTest;
 
 // Passes the received rows on.
