@@ -1,6 +1,7 @@
 // The terms that ranks exchange before rows are gathered or scattered, and their checks.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <span>
 
