@@ -13,7 +13,7 @@ class DeviceWork;
 class Engine;
 class SourceOperations;
 
-// What a lane's calls have found since the last check(), which raises it. A count of 0 means "none".
+// Findings of a lane's calls since the last check(), which raises them. A count of 0 means "none".
 struct CallDiagnostics {
   BadId bad_id;
   BadSource bad_source;

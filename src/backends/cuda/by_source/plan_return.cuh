@@ -393,7 +393,7 @@ __device__ inline void check_returned(const CheckReturnedArguments& arguments, u
   for (std::int64_t route = threadIdx.x; route < routes; route += kReturnThreads) {
     if (arguments.plan.route_rank[route] < 0) continue;
     const float expected = tag_of_row(number, arguments.plan.route_expert[route]);
-    if (bits_of(arguments.came[route]) != bits_of(expected))
+    if (bits_of(arguments.returned[route]) != bits_of(expected))
       atomicMin(first, static_cast<unsigned long long>(route));
   }
   __syncthreads();
