@@ -24,7 +24,8 @@ class Coverage {
     ++total_;
     ++ranks_[str("R = ", c.ranks)];
     ++layouts_[to_string(c.config.layout)];
-    ++formats_[to_string(c.config.format).substr(0, to_string(c.config.format).find(':'))];
+    const std::string format = c.own_format ? "own" : to_string(c.config.format);
+    ++formats_[format.substr(0, format.find(':'))];
     ++reductions_[to_string(c.reduction)];
     const std::int64_t slots = std::int64_t{c.config.top_k} * (c.full ? c.config.max_tokens : 0);
     many_routes_ += slots >= 1024;
