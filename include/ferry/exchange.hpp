@@ -93,8 +93,7 @@ struct HostTotals {
 /// The rows that this rank has received, and their sources. docs/contract.md defines the order of rows.
 ///
 /// Groups are the shared experts, then this rank's experts in local order; with rank_major they are the
-/// source ranks. Rows past the
-/// total are neither written nor read.
+/// source ranks. Rows past the total are neither written nor read.
 ///
 /// Ownership: the memory belongs to the lane, whose next dispatch overwrites it, or to the caller
 /// (ReceiveBuffers). Device backends return addresses of device memory, apart from `host`.

@@ -38,7 +38,7 @@ class Placement:
     @staticmethod
     def ep_tp(experts: int, ep: int, tp: int) -> Placement:
         """
-        Experts in slices, on ep * tp ranks: slice i of expert e is on rank e // (experts // ep) * tp + i. The tp ranks that hold slices of the same experts pass the same tokens. On host memory and the backend 'cuda'.
+        Experts in slices, on ep * tp ranks: slice i of expert e is on rank e // (experts // ep) * tp + i. The tp ranks that hold slices of the same experts pass the same tokens. Not with 'cuda' in two hops, nor with 'nvshmem' between nodes.
         """
 
     @property

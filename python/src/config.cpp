@@ -162,7 +162,7 @@ void require_sizes(const nb::kwargs& settings) {
   if (!missing.empty()) throw UsageError(str("configuration: missing: ", missing));
 }
 
-// What is pickled of a Config: its settings by name, as Config() takes them.
+// The pickled state of a Config: its settings by name, as Config() takes them.
 nb::dict settings_of(const nb::handle& config) {
   nb::dict settings;
   for (const Setting& setting : kSettings) settings[setting.name] = config.attr(setting.name);

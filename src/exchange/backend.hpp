@@ -21,7 +21,7 @@ struct BadScale {
   std::optional<float> scale;  // device backends do not tell
 };
 
-// What a lane's calls have found since the last check(), which raises it. A count of 0 means "none".
+// Findings of a lane's calls since the last check(), which raises them. A count of 0 means "none".
 struct CallDiagnostics {
   BadId bad_id;
   BadSource bad_source;

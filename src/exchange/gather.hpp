@@ -1,4 +1,4 @@
-// What the ranks tell each other before rows are gathered or scattered, and the checks of it.
+// The terms that ranks exchange before rows are gathered or scattered, and their checks.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace ferry {
 
-// What a rank says of its memory.
+// A rank's terms.
 struct GatherTerms {
   std::int64_t count;  // its own rows
   std::int64_t held;   // all_gather_v: rows that `gathered` has room for; reduce_scatter_v: its `total`
@@ -19,7 +19,7 @@ struct GatherTerms {
 struct SubGroup {
   std::size_t first, count;
 
-  // That of `rank`. `size`: ranks of a sub-group; 0: all.
+  // The sub-group of `rank`. `size`: ranks of a sub-group; 0: all.
   static SubGroup of(int rank, int size, int ranks) {
     if (size == 0) return {0, static_cast<std::size_t>(ranks)};
     return {static_cast<std::size_t>(rank / size * size), static_cast<std::size_t>(size)};

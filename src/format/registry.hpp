@@ -10,8 +10,8 @@
 
 namespace ferry {
 
-// Of a format of kind `registered`. Throws UsageError for a number that no registration has returned. Both
-// stay valid until the process ends.
+// The encoder and the name of a format of kind `registered`. Throws UsageError for a number that no
+// registration has returned. Both stay valid until the process ends.
 const Encoder& encoder_of(const Format& format);
 const std::string& name_of_registered(const Format& format);
 

@@ -14,7 +14,7 @@ struct MaxCalls::DeviceCall {
   Ids topk_ids;
   std::vector<std::vector<std::byte>> received;  // parts
 
-  // Of a combine.
+  // For a combine.
   GuardedBuffer outputs, src_info, row_offsets, counts, weights, result, shared;
   max::DeviceCombineInput combine;
   max::CombineOutput output;

@@ -27,7 +27,7 @@ class MaxCalls {
   void ep_fused_combine(const max::CombineInput& input, const max::CombineOutput& output, int lane = 0);
 
  private:
-  // What a device's call uses, until it has ended.
+  // Memory of a device's call, kept until the call has ended.
   struct DeviceCall;
 
   Stream stream() const;

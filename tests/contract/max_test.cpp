@@ -25,7 +25,7 @@ Tokens tokens_of(const TestCase& c, const StepInputs& step, int rank) {
   return Tokens::rows(mine.parts[0].data(), mine.tokens, c.type);
 }
 
-// What the rows of the oracle are in MAX's arrays, by a plain loop.
+// Compares MAX's arrays with the oracle's rows, by a plain loop.
 void check_received(const StepInputs& step, int rank, const max::DispatchResult& got) {
   const oracle::RankRows& expected = step.positions.ranks[static_cast<std::size_t>(rank)];
   std::vector<std::uint32_t> offsets;

@@ -10,7 +10,7 @@ namespace {
 
 using CudaProgramGraph = DeviceTest;
 
-// Of each type of node: how many there are in the graph of the work that `enqueue` puts on the stream.
+// Number of nodes of each type in the graph of the work that `enqueue` enqueues on the stream.
 std::vector<int> nodes_of(cudaStream_t stream, const std::function<void()>& enqueue) {
   cudaGraph_t graph = nullptr;
   require_success(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");

@@ -39,7 +39,7 @@ class CallRanks {
   explicit CallRanks(const contract::TestCase& c);
 
   void dispatch(const contract::StepInputs& step, const CallForm& form);
-  // Of the rows of the last dispatch, whose inputs `step` has.
+  // Combines the rows of the last dispatch, whose inputs `step` has.
   void combine(const contract::StepInputs& step, const oracle::ExpertOutputs& outputs, const CallForm& form);
 
   // One dispatch and one combine of the case's inputs number `index`.
@@ -71,7 +71,7 @@ class CallRanks {
     alignas(16) HostTotals totals{};
     LaneView view{};
     PlanView plan{};
-    // Of the last dispatch.
+    // State of the last dispatch.
     Memory inputs[kMaxParts], parts[kMaxParts];
     std::byte* received[kMaxParts] = {};
     std::vector<std::int32_t> ids, local_ids, counts, row_offsets, group_of_row;
@@ -110,7 +110,7 @@ class CallRanks {
   HopLayout hops_{};
   std::vector<std::byte*> window_sections_;  // of all ranks
   std::deque<Rank> ranks_;
-  // Of a combine.
+  // Memory of a combine.
   struct Combined {
     Memory outputs, result;
     std::vector<float> row_weights, topk_weights, row_values, route_values;

@@ -38,7 +38,7 @@ void run_block(unsigned threads, Body body) {
 
 }  // namespace
 
-// What the launches are on a GPU.
+// Replace the launches on a GPU.
 void launch_post_dispatch(const PostDispatchArguments& call, cudaStream_t) {
   run_block<AgreeState>(kAgreeThreads, [&](AgreeState* state) { post_dispatch(call, state); });
 }
@@ -205,7 +205,7 @@ struct Inputs {
   std::vector<float> weights, topk_weights;
 };
 
-// What the ranks of sub-group `group` pass in call `number`.
+// The inputs that the ranks of sub-group `group` pass in call `number`.
 Inputs inputs_of(const Config& config, int group, int number, std::int64_t tokens) {
   std::mt19937_64 random(test::seed() + static_cast<std::uint64_t>(100 * number + group));
   Inputs made;
@@ -416,7 +416,7 @@ TEST(SlicedKernels, ADamagedPlanEndsTheCombineOnEveryRank) {
   });
 }
 
-// What the ranks of a call inside do is the same, whatever they find, so that their numbers stay alike.
+// All ranks make the same calls inside, even after an error, so that their call numbers stay equal.
 TEST(SlicedKernels, ARefusalUsesUpTheNumbersOfAllCalls) {
   const Config config = config_of({.ep = 1, .tp = 1 + 1});
   Group::threads(2).run([&](const Rank& rank) {

@@ -27,7 +27,7 @@ std::string layer_of(const std::string& steps) {
   return "program moe\ninput x: tokens\ninput ids: ids\ninput w: weights\ninput n: count\n" + steps;
 }
 
-// What parse_program() says of these steps, behind "program moe, ".
+// The error of parse_program() for these steps, after "program moe, ".
 std::string fault_of(const std::string& steps) {
   const std::string found = refusal([&] { parse_program(layer_of(steps)); });
   const std::string prefix = "program moe, ";
@@ -350,7 +350,7 @@ TEST(Program, OverlapRefusesGatheredRowsInAnotherOrder) {
             "gathered, so it cannot be split as they are");
 }
 
-// What exchanges of a configuration cannot do, found without any.
+// Limits of configurations, found without any exchange.
 TEST(Program, CheckRefusesWhatConfigurationsCannotDo) {
   const Config host{.experts = 4, .top_k = 1, .hidden = 8, .max_tokens = 4};
   Config device = host;

@@ -1,4 +1,4 @@
-// Formats of the caller's own: an encoder that is registered under a name, with which dispatch encodes
+// Registers an encoder of the caller's own as a format, under a name. Dispatch then calls it to encode
 // tokens.
 #ifndef FERRY_C_ENCODER_H
 #define FERRY_C_ENCODER_H

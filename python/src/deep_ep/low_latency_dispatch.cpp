@@ -12,7 +12,7 @@ namespace ferry::python {
 
 namespace {
 
-// What a dispatch returns, in new memory.
+// The results of a dispatch, in new memory.
 struct Received {
   nb::object values, scales, counts, plan;
   ReceiveBuffers memory;

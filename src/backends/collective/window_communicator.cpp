@@ -11,7 +11,7 @@
 namespace ferry::collective {
 namespace {
 
-// A sender publishes what it has written at least so often, so that the receiver copies meanwhile.
+// A sender publishes its progress at least this often, so that the receiver copies meanwhile.
 constexpr std::int64_t kPieceBytes = 64 << 10;
 
 constexpr double kSleepSeconds = 0.01;  // between two checks
@@ -157,7 +157,7 @@ void WindowCommunicator::sleep(const std::function<void()>& check) {
   }
 }
 
-// A rank that leaves while bytes are missing from it, or are on their way to it, is lost.
+// A rank that leaves before all of its bytes have arrived, or before it has taken its own, is lost.
 void WindowCommunicator::fail_if_peers_left() {
   for (int peer = 0; peer < layout_.ranks; ++peer) {
     const Stream& stream = streams_[static_cast<std::size_t>(peer)];

@@ -12,7 +12,7 @@
 namespace ferry::cpu {
 namespace {
 
-// Tells every rank this rank's terms. Returns those of all ranks.
+// Sends this rank's terms to every rank. Returns those of all ranks.
 std::vector<GatherTerms> exchange_terms(Lane& lane, Operation operation, const GatherTerms& mine,
                                         const CallOption& same_everywhere) {
   static_assert(sizeof(GatherTerms) <= 4 * kCallSummaryWords);

@@ -1,5 +1,5 @@
 // Makes the plan of a combine from src_info, row_offsets, counts and the rank's ids, in three launches:
-// clear_return() and check_counts(); then place_rows(); then finish_return().
+// clear_return() and check_counts(), place_rows(), finish_return().
 #pragma once
 
 #include "backends/cuda/by_source/describe_rows.cuh"
@@ -10,7 +10,7 @@ namespace ferry::cuda {
 
 inline constexpr int kReturnThreads = 1024;
 
-// In the order of the host's checks: the one with the lowest key is reported. `index`: of the row, the route
+// Faults are ordered as the host checks them, and the lowest key is reported. `index`: of the row, the route
 // or the entry.
 __device__ __forceinline__ unsigned long long fault_key(SourceFault fault, std::int64_t index) {
   // Faults of rows are ordered by their rows.
@@ -23,7 +23,7 @@ __device__ __forceinline__ void record_fault(ReturnState* state, SourceFault fau
   atomicMax(&state->fault, ~fault_key(fault, index));
 }
 
-// No NaN, and not 0: the combine and the expert of a row, as a number that travels with it.
+// The combine's number and the row's expert as a value that travels with the row; neither NaN nor 0.
 __device__ __forceinline__ float tag_of_row(std::uint64_t combine, std::int32_t expert) {
   constexpr std::uint64_t kNumbers = 2039;  // below it the exponent is not all ones
   constexpr int kExpertBits = 20;
@@ -40,7 +40,7 @@ struct ReturnTables {
         routing(RoutingTables::at(const_cast<std::byte*>(view.tables), view.experts, view.ranks)) {}
 
   __device__ int rank_of(std::int64_t expert) const { return routing.rank_of[routing.physical_of[expert]]; }
-  // The expert of a group of this rank that is not shared.
+  // The routed expert of a group of this rank.
   __device__ std::int32_t expert_of_group(int group) const {
     return routing.expert_of[routing.first_physical[lane.rank] + group - lane.shared_experts];
   }
@@ -52,7 +52,7 @@ __device__ __forceinline__ std::int64_t returned_tokens(const PlanReturnArgument
   return tokens >= 0 && tokens <= arguments.lane.max_tokens ? tokens : 0;
 }
 
-// [grid] The parts of the plan that do not depend on the rows.
+// [grid] Writes the parts of the plan that do not depend on the rows.
 __device__ inline void clear_return(const PlanReturnArguments& arguments) {
   const LaneView& lane = arguments.lane;
   const PlanView& plan = arguments.plan;
@@ -61,7 +61,7 @@ __device__ inline void clear_return(const PlanReturnArguments& arguments) {
     plan.received_rows_of_message[i] = -1;
   for (std::int64_t i = thread_of_grid(); i < messages; i += threads_of_grid()) {
     plan.received_token[i] = static_cast<std::int32_t>(i % lane.max_tokens);
-    plan.received_position[i] = 0;  // of sums only
+    plan.received_position[i] = 0;  // used by sums only
   }
   for (std::int64_t i = thread_of_grid(); i < std::int64_t{lane.ranks} * lane.ranks; i += threads_of_grid())
     plan.tokens_between[i] = 0;
@@ -77,7 +77,8 @@ __device__ inline void clear_return(const PlanReturnArguments& arguments) {
   }
 }
 
-// [block] Checks counts and row_offsets, and finds where the rows of each group and source begin. One block.
+// [block] Checks counts and row_offsets, and finds where the rows of each group and source begin. A single
+// block.
 class CountChecker {
  public:
   __device__ explicit CountChecker(const PlanReturnArguments& arguments)
@@ -107,7 +108,7 @@ class CountChecker {
  private:
   __device__ std::int64_t most() const { return std::int64_t{lane_.max_tokens} * lane_.top_k; }
 
-  // Entry group * R + source.
+  // Whether the count of an entry, which is group * R + source, is out of range.
   __device__ bool wrong_count(int i) const {
     const std::int32_t count = call_.counts[i];
     const int group = i / lane_.ranks, source = i % lane_.ranks;
@@ -128,7 +129,7 @@ class CountChecker {
     return rows;
   }
 
-  // [warp] First row of each group. A sum that is more than the capacity stays there.
+  // [warp] Prefix sum: first row of each group. A sum beyond the capacity is kept at capacity + 1.
   __device__ void place_groups() const {
     const int thread = static_cast<int>(threadIdx.x);
     std::int64_t before = 0;
@@ -154,7 +155,7 @@ class CountChecker {
     return lane_.by_alignment.round_up(static_cast<std::int32_t>(rows));
   }
 
-  // [warp] Whether this thread has found an entry of row_offsets that does not follow from the counts.
+  // [warp] Whether this thread has found an entry of row_offsets that contradicts the counts.
   __device__ bool offsets_differ() const {
     const int thread = static_cast<int>(threadIdx.x);
     const std::int32_t* const first_row = arguments_.group_first();
@@ -198,14 +199,14 @@ class CountChecker {
   ReturnState* const state_;
 };
 
-// A row of MAX's arrays. `source`: -1 on padding.
+// A row of MAX's arrays. `source`: -1 for padding.
 struct ReturnedRow {
   int group, source;
   std::int32_t token, slot;
   std::int32_t position;  // among the rows of its group from its source
 };
 
-// There are rows. The last segment that begins at `row` or before has it, or it is padding.
+// Finds a row's segment, which is the last one that begins at `row` or before, unless the row is padding.
 __device__ inline ReturnedRow returned_row(const PlanReturnArguments& arguments, std::int64_t row) {
   const LaneView& lane = arguments.lane;
   const std::int32_t* const first = arguments.segment_first();
@@ -224,7 +225,7 @@ __device__ inline ReturnedRow returned_row(const PlanReturnArguments& arguments,
   return found;
 }
 
-// Why a row cannot be; `none`: it can, as far as it is looked at by itself.
+// The fault of a row by itself; `none` if it has none.
 __device__ inline SourceFault fault_of_row(const PlanReturnArguments& arguments, const ReturnedRow& row,
                                            std::int32_t expert) {
   const LaneView& lane = arguments.lane;
@@ -239,7 +240,7 @@ __device__ inline SourceFault fault_of_row(const PlanReturnArguments& arguments,
   return own && arguments.plan.route_expert[route] != expert ? SourceFault::other_expert : SourceFault::none;
 }
 
-// [grid] Notes every row where the combine looks for it.
+// [grid] Records every row where the combine looks it up.
 __device__ inline void place_rows(const PlanReturnArguments& arguments) {
   const LaneView& lane = arguments.lane;
   const PlanView& plan = arguments.plan;
@@ -265,8 +266,8 @@ __device__ inline void place_rows(const PlanReturnArguments& arguments) {
   }
 }
 
-// [block] One block: looks for rows that this rank's ids have and src_info does not, reports the first fault,
-// and completes the plan's header.
+// [block] A single block: looks for rows that this rank's ids have and src_info lacks, reports the first
+// fault, and completes the plan's header.
 class ReturnFinisher {
  public:
   __device__ explicit ReturnFinisher(const PlanReturnArguments& arguments)
@@ -293,7 +294,7 @@ class ReturnFinisher {
   }
 
  private:
-  // [thread]
+  // [thread] Keeps the fault with the lowest key.
   __device__ void report(SourceFault fault, std::int64_t index) const {
     int peer = -1;
     std::int64_t limit = 0;
@@ -380,7 +381,7 @@ class ReturnFinisher {
   ReturnState& state_;
 };
 
-// [block] One block, behind the combine. `first`: in shared memory.
+// [block] A single block, after the combine. `first`: in shared memory.
 __device__ inline void check_returned(const CheckReturnedArguments& arguments, unsigned long long* first) {
   const LaneView& lane = arguments.lane;
   const PlanHeader& header = *arguments.plan.header;
@@ -392,7 +393,7 @@ __device__ inline void check_returned(const CheckReturnedArguments& arguments, u
   for (std::int64_t route = threadIdx.x; route < routes; route += kReturnThreads) {
     if (arguments.plan.route_rank[route] < 0) continue;
     const float expected = tag_of_row(number, arguments.plan.route_expert[route]);
-    if (bits_of(arguments.came[route]) != bits_of(expected))
+    if (bits_of(arguments.returned[route]) != bits_of(expected))
       atomicMin(first, static_cast<unsigned long long>(route));
   }
   __syncthreads();

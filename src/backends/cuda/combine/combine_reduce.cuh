@@ -3,8 +3,8 @@
 //
 // How a token is reduced:
 //   partial    every rank has summed its own rows of the token (combine_send.cuh); the sums are added in
-//              ascending order of the ranks, this rank's own sum made here and rounded like a sum that was
-//              sent
+//              ascending order of the ranks. This rank makes its own sum here, and rounds it like a sum
+//              that was sent
 //   exact      the rows themselves arrive and are added in ascending order of the slots, weights applied here
 //   unreduced  the rows are stored unsummed, one for each slot
 // Rows of shared experts are added last; they lie in this rank's memory.
@@ -170,7 +170,7 @@ struct TokenReducer {
     return !__any_sync(~0u, aborted);
   }
 
-  // partial: the terms of a token's sum. `rank`: who sends the sum of this thread's position, or -1.
+  // partial: the terms of a token's sum. `rank`: the sender of the sum of this thread's position, or -1.
   // `own_position`: of this rank in the token's list of ranks, or -1.
   __device__ TokenTerms terms_by_rank(const TokenEntry& entry, std::int32_t* rank, int* own_position) const {
     const LaneView& lane = call.lane;

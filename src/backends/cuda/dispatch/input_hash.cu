@@ -50,7 +50,7 @@ void launch_input_hash(const DispatchArguments& arguments, int blocks, cudaStrea
   const std::int64_t routes = arguments.tokens * arguments.lane.top_k, each = kRoutesPerThread * kThreads;
   const std::int64_t wanted = std::clamp<std::int64_t>((routes + each - 1) / each, 1, blocks);
   launch(&input_hash_kernel, arguments, kThreads, static_cast<int>(wanted), stream,
-         "launching the hash of replicated input");
+         "launch the hash of replicated input");
 }
 
 }  // namespace ferry::cuda

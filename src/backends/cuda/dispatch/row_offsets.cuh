@@ -253,8 +253,8 @@ __device__ __forceinline__ void compute_expert_offsets(const LaneView& lane, con
   }
 }
 
-// [block] The groups of shared experts, a thread for each rank: this rank's, and what those of all ranks need
-// and drop. Not inlined: calls without shared experts do not fetch it.
+// [block] The groups of shared experts, a thread for each rank: this rank's, and the rows that those of all
+// ranks need and drop. Not inlined, so that calls without shared experts do not fetch it.
 static __device__ __noinline__ void compute_shared_groups(const DispatchArguments& call, ScanScratch* scratch,
                                                           bool records) {
   const LaneView& lane = call.lane;
@@ -276,7 +276,7 @@ static __device__ __noinline__ void compute_shared_groups(const DispatchArgument
     offsets.group_begin[group] = static_cast<std::int32_t>(padded ? group * capacity : first);
   }
   const std::int64_t needed = padded ? aligned : lane.shared_experts * aligned;
-  // The last of a rank's experts knows what the rank needs, in expert_padded each expert what it needs.
+  // The last of a rank's experts has the rows that the rank needs; in expert_padded each expert has its own.
   if (records && (padded ? aligned > capacity : !has_experts))
     atomicMax(&scratch->needed[rank], static_cast<unsigned long long>(needed));
   if (rank == lane.rank && !has_experts)

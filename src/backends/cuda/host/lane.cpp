@@ -53,7 +53,7 @@ int blocks_of_rank(int ranks_on_device, int device, int lanes) {
   return std::min(processors / ranks_on_device, kMaxBlocks);
 }
 
-// For LaneStreams. Over an engine no kernel waits for another rank's.
+// Identity of the exchange for LaneStreams. Null over an engine, where no kernel waits for another rank's.
 const void* exchange_id(const ExchangeState& exchange) {
   const bool shares_device = exchange.rank.same_process() && exchange.ranks_on_device > 1;
   if (!shares_device) return nullptr;
@@ -194,7 +194,7 @@ LaneView Lane::make_view() const {
   const Environment environment = Environment::read();
   const bool stalls = environment.stall_rank < 0 || environment.stall_rank == view.rank;
   view.fault_injection = fault_injection_of(environment.jitter, stalls ? environment.stall : "");
-  // A stalled rank must not time out itself: the test expects that its peers report it.
+  // A rank that a test stalls must not time out itself: its peers are to report it.
   if (view.fault_injection.stall != KernelPoint::none) view.deadline = ~0ull;
 #endif
   view.signals = device_signals(config);
@@ -351,8 +351,8 @@ void Lane::refuse(Operation operation, const Error& error, Stream stream) {
   if (streams_.other_rank_on(stream, calls_ + 1) < 0) {
     post_refusal(arguments, handle_of(stream));
   } else {
-    // On `stream` the refusal would wait for the other rank's kernel, which waits for the refusal. Nothing
-    // orders another stream after the lane's earlier calls, and its next call after that stream.
+    // On `stream` the refusal would wait for the other rank's kernel, which waits for the refusal. But
+    // another stream is ordered neither after the lane's earlier calls nor before its next one.
     wait_for_calls();
     const CudaStream own;
     post_refusal(arguments, own.get());

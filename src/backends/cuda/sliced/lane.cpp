@@ -12,17 +12,18 @@ namespace ferry::cuda {
 namespace {
 
 constexpr std::int64_t kLine = 256;
-constexpr std::int64_t kRowsOfBlock = 16;  // a row for each warp
+constexpr std::int64_t kRowsOfBlock = 16;  // one row for each warp
 
-// The calls inside that a rank makes of an operation, whatever the others do: to gather terms, to route and
-// to gather rows; in a combine to gather terms, to add, to combine and to gather results. Where calls throw,
-// the first that does is the last on every rank.
+// The calls inside that an operation makes, the same on every rank: gather terms, route, gather rows; in a
+// combine gather terms, add, combine, gather results. Where calls throw, the first one that does is the last
+// on every rank.
 int calls_of(Operation operation, bool late_errors) {
   if (!late_errors) return 1;
   return operation == Operation::dispatch ? 3 : 4;
 }
 
-// Makes the calls inside. If one throws, it has refused its own number; the peers' later ones must end too.
+// Makes the calls inside. If one throws, it has refused its own number; the rest are refused too, so that the
+// peers' calls end.
 class Calls {
  public:
   Calls(const SlicedContext& context, Operation operation, int lane, Stream stream)
@@ -159,8 +160,8 @@ FindSegmentsArguments SlicedLane::segments_of(const Plan& plan) const {
           .arguments = 0};
 }
 
-// Dispatches this rank's slice. The kernels before it have taken its ids; its number of tokens lies in device
-// memory, and is 0 if the ranks do not agree.
+// Dispatches this rank's slice. Earlier kernels have written its ids and, in device memory, its number of
+// tokens, which is 0 if the ranks do not agree.
 DispatchResult SlicedLane::route(const DispatchCall& call, Stream stream) const {
   const Config& config = context_.config;
   auto* const state = array<SliceState>(arrays_.state);
@@ -171,7 +172,7 @@ DispatchResult SlicedLane::route(const DispatchCall& call, Stream stream) const 
   routed.memory = {.plan = call.memory.plan};
   if (call.weights != nullptr) routed.weights = array<float>(arrays_.weights);
   routed.tokens.device_count = &state->count;
-  // Of N or fewer tokens no slice is larger than the largest of N.
+  // A slice of N or fewer tokens is at most as large as the largest slice of N.
   routed.tokens.count =
       counted_on_device ? (call.tokens.count + context_.tp() - 1) / context_.tp() : slice.count;
   const PartList parts = parts_of(call.format, config.hidden);
@@ -276,7 +277,7 @@ DispatchResult SlicedLane::dispatch(const DispatchCall& call, Stream stream) {
                     handle_of(stream));
   const DispatchResult routed = calls.make([&] { return route(call, stream); });
   DispatchResult result = result_of(routed, call);
-  // Not the number of the call inside: gathers of several rounds use up more than the host knows.
+  // Not the number of the call inside: a gather of several rounds uses up more numbers than the host knows.
   result.call = ++dispatches_;
   FindSegmentsArguments segments = segments_of(routed.plan);
   segments.counts = const_cast<std::int32_t*>(result.counts);
@@ -324,7 +325,8 @@ void SlicedLane::combine(const CombineCall& call, Stream stream) {
   auto* const state = array<SliceState>(arrays_.state);
   auto* const own = array<std::byte>(arrays_.own);
   auto* const all = array<std::byte>(arrays_.all);
-  // A sum is rounded once, to the combine type: by the gather if the outputs have it, else by the combine.
+  // A sum is rounded once, to the combine type: by the gather if the outputs have that type, else by the
+  // combine.
   const DType type = call.outputs.type == config.combine_type ? call.outputs.type : DType::fp32;
   const std::int64_t slots = slots_of(call, config), output_row = config.hidden * bytes_of(type),
                      result_row = config.hidden * bytes_of(call.result.type);
