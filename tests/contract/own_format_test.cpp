@@ -8,6 +8,7 @@
 #include <functional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "harness/harness.hpp"
 
@@ -126,6 +127,30 @@ TEST_P(Contract, OwnFormatsAreRefusedWhereTheyDoNotFit) {
     dispatch.options().format = kOwn;
     const std::string text = usage_error([&] { dispatch.call(); });
     require(text.find("construct the exchange with format = test_int8") != std::string::npos, text);
+  });
+}
+
+TEST_P(Contract, OwnFormatsTakeNoOptionsOfOtherFormats) {
+  TestCase c = small_case(6);
+  GetParam().choose_backend(c.config);
+  c = own_case(c, DType::bf16);
+  const StepInputs step = make_inputs(c);
+  run(c.ranks, describe(c), [&](Rank rank) {
+    SyncExchange exchange(rank, exchange_config(c));
+    GuardedBuffer scales =
+        GuardedBuffer::of(std::vector<float>(static_cast<std::size_t>(c.config.experts), 0.5f));
+    const auto refused = [&](const char* option, const auto& change) {
+      DispatchRun dispatch(exchange, c, step);
+      change(dispatch.options());
+      const std::string text = usage_error([&] { dispatch.call(); });
+      require(text.find(option) != std::string::npos, "expected '", option, "', got '", text, "'");
+    };
+    refused("apply_weights", [](DispatchOptions& options) { options.apply_weights = true; });
+    refused("dot_rows", [&](DispatchOptions& options) { options.dot_rows = scales.data(); });
+    refused("global_scale", [&](DispatchOptions& options) { options.global_scale = scales.as<float>(); });
+    refused("input_scales", [&](DispatchOptions& options) {
+      options.input_scales = {scales.as<float>(), static_cast<std::size_t>(c.config.experts)};
+    });
   });
 }
 
