@@ -309,14 +309,15 @@ def test_nvfp4(rng, name):
 # Numbers that are no scale end the call on the rank that passed them, or, if they are no number, on every rank.
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
 def test_bad_global_scales(rng, backend):
-    step = random_step(rng, ranks=2, hidden=96)
+    tokens = rng.standard_normal((2, 96)).astype(bf16)
+    ids, weights = np.array([[0, 3], [2, -1]]), rng.random((2, 2), np.float32)
 
     def body(rank):
-        exchange = exchange_for(rank, step, hidden=96, format="nvfp4", backend=backend)
+        exchange = ferry.Exchange(rank, experts=4, top_k=2, hidden=96, max_tokens=2, format="nvfp4", backend=backend)
 
         def refused(given, words):
             with pytest.raises(ferry.UsageError, match=words):
-                exchange.dispatch(*inputs(step, rank), global_scale=given)
+                exchange.dispatch(tokens, ids, weights, global_scale=given)
 
         for bad, text in [(0, "0"), (-1.5, "-1.5"), (float("inf"), "inf"), (float("nan"), "nan"), (np.zeros(1, np.float32), "0")]:
             refused(bad, f"global_scale = {text} on rank {rank.index}, must be positive and finite")
@@ -326,7 +327,7 @@ def test_bad_global_scales(rng, backend):
                            (np.ones(2, np.float32), "global_scale: expected an array of shape"),
                            (np.ones(1, np.float64), "global_scale: expected float32")]:
             refused(bad if rank.index == 1 else 0.5, words)
-        assert exchange.dispatch(*inputs(step, rank), global_scale=0.5).data.dtype == np.uint8
+        assert exchange.dispatch(tokens, ids, weights, global_scale=0.5).data.dtype == np.uint8
 
     ferry.Group.threads(2).run(body)
 

@@ -346,7 +346,7 @@ def test_bad_factors_of_nvfp4(rng):
                            (float("nan"), "x_global_scale = nan: must be positive and finite"),
                            (10**400, "x_global_scale = 1000.*: beyond the range of float32"),
                            (np.full(3, np.inf, np.float32), "x_global_scale = inf: must be positive and finite"),
-                           (np.full(1, 1e-40, np.float32), "x_global_scale = 1e-40: must be positive and finite")]:
+                           (np.full(1, 1e-40, np.float32), "x_global_scale = 9.99995e-41: must be positive and finite")]:
             with pytest.raises(ferry.UsageError, match=words):
                 low_latency(buffer, step, me, use_nvfp4=True, x_global_scale=bad if me == 1 else 1.0)
         with pytest.raises(ferry.UnsupportedError, match="use_ue8m0_for_sf"):
