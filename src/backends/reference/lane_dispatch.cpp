@@ -7,8 +7,7 @@
 #include "backends/reference/plan_storage.hpp"
 #include "exchange/call_options.hpp"
 #include "exchange/configuration.hpp"
-#include "format/e4m3.hpp"
-#include "format/encoding.hpp"
+#include "exchange/scale_checks.hpp"
 #include "group/fault_points.hpp"
 #include "oracle/expected.hpp"
 
@@ -135,14 +134,14 @@ DispatchResult Lane::dispatch_receive() {
 
 void Lane::find_bad_scales(const oracle::GlobalInputs& inputs) {
   const int me = context_.me(), top_k = context_.config.top_k;
-  if (!encoding_of(inputs.format).marks_bad_scales()) return;
+  if (!marks_bad_scales(inputs.format)) return;
   for (std::int64_t token = 0; token < inputs.ranks[me].tokens; ++token) {
     const auto ids = inputs.ranks[me].ids.begin() + token * top_k;
     const bool sent = context_.config.shared_experts > 0 ||
                       std::any_of(ids, ids + top_k,
                                   [&](std::int64_t id) { return id >= 0 && id < context_.config.experts; });
     const std::vector<std::byte> scales = oracle::encoded_part(inputs, me, token, 1, nullptr);
-    if (sent && std::count(scales.begin(), scales.end(), std::byte{kE4m3Nan}) > 0)
+    if (sent && std::count(scales.begin(), scales.end(), std::byte{0x7F}) > 0)
       diagnostics.record({.rank = me, .expert = -1, .scale = inputs.global_scale});
   }
 }
@@ -151,13 +150,13 @@ void Lane::find_bad_scales(const oracle::GlobalInputs& inputs) {
 void Lane::find_bad_scales_of_experts(const oracle::GlobalInputs& inputs,
                                       const oracle::RowPositions& positions) {
   const oracle::RankRows& here = positions.ranks[context_.me()];
-  if (!encoding_of(inputs.format).marks_bad_scales()) return;
+  if (!marks_bad_scales(inputs.format)) return;
   for (const oracle::RowInfo& row : here.rows) {
     if (row.state != oracle::RowState::kept) continue;
     const std::int32_t expert = here.group_expert[row.group];
     const float* scale = &inputs.input_scales[expert];
     const auto scales = oracle::encoded_part(inputs, row.source.rank, row.source.token, 1, nullptr, scale);
-    if (std::count(scales.begin(), scales.end(), std::byte{kE4m3Nan}) > 0)
+    if (std::count(scales.begin(), scales.end(), std::byte{0x7F}) > 0)
       diagnostics.record({.rank = context_.me(), .expert = expert, .scale = *scale});
   }
 }
