@@ -22,7 +22,7 @@ Placement placement_of(const Locations& locations, int ranks, std::uint64_t vers
   return Placement::table(std::move(table), ranks, version);
 }
 
-// What is pickled of a Placement: the arguments of placement_of(), and tp.
+// The pickled state of a Placement: the arguments of placement_of(), and tp.
 nb::tuple state_of(const Placement& placement) {
   nb::list locations;
   for (const auto& [rank, local] : placement.locations()) locations.append(nb::make_tuple(rank, local));

@@ -56,7 +56,7 @@ void launch_plan_return(const PlanReturnArguments& arguments, int blocks, cudaSt
 struct CheckReturnedArguments {
   LaneView lane;
   PlanView plan;
-  const float* came;
+  const float* returned;
 };
 void launch_check_returned(const CheckReturnedArguments& arguments, cudaStream_t stream);
 
