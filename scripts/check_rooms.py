@@ -49,7 +49,7 @@ ROOMS = {
     "backends/cuda/two_hops": "base layout backends/cuda/runtime backends/cuda/device backends/cuda/protocol"
                               " backends/cuda/transport backends/cuda/operations",
     "backends/cuda/by_source": "exchange layout backends/cuda/runtime backends/cuda/device backends/cuda/protocol",
-    "backends/cuda/host": "base format group layout exchange backends/cuda/by_source backends/cuda/runtime backends/cuda/memory backends/cuda/device"
+    "backends/cuda/host": "base format group layout plan exchange backends/cuda/by_source backends/cuda/runtime backends/cuda/memory backends/cuda/device"
                           " backends/cuda/protocol backends/cuda/operations backends/cuda/dispatch backends/cuda/combine"
                           " backends/cuda/two_hops",
     "backends/cuda/sliced": "exchange format plan backends/cuda/runtime backends/cuda/memory backends/cuda/device"
