@@ -32,7 +32,8 @@ struct EncoderCall {
 /// How a format of the caller's encodes. A row depends on its token alone, not on the expert or the
 /// destination. The functions are called by every thread that dispatches.
 struct Encoder {
-  /// Bytes of a row of each part, for tokens of `hidden` values: multiples of 16, without gaps.
+  /// Bytes of a row of each part, for tokens of `hidden` values: multiples of 16, without gaps. Ferry keeps
+  /// the answer for each `hidden`.
   std::function<std::array<std::int64_t, kMaxParts>(int hidden)> part_bytes;
   /// Encodes rows in host memory. Empty: exchanges of host memory refuse the format.
   std::function<void(const EncoderCall&)> on_host;

@@ -27,6 +27,7 @@
 #error "Ferry's C++ headers need C++20: compile with -std=c++20"
 #endif
 
+#include "ferry/calls.hpp"
 #include "ferry/config.hpp"
 #include "ferry/dispatch_layout.hpp"
 #include "ferry/encoder.hpp"

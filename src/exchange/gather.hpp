@@ -1,6 +1,7 @@
 // The terms that ranks exchange before rows are gathered or scattered, and their checks.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <span>
 
@@ -44,5 +45,10 @@ void check_reduce_scatter(std::span<const GatherTerms> ranks, int sub_group);
 
 std::int64_t sum_of_counts(std::span<const GatherTerms> ranks);
 std::int64_t largest_count(std::span<const GatherTerms> ranks);
+
+// The bytes of a block that belong to the round from `begin` on, of rounds of `round_bytes`.
+inline std::int64_t bytes_in_round(std::int64_t block_bytes, std::int64_t begin, std::int64_t round_bytes) {
+  return std::clamp<std::int64_t>(block_bytes - begin, 0, round_bytes);
+}
 
 }  // namespace ferry

@@ -6,8 +6,15 @@
 
 #include "ferry/max_device.hpp"
 #include "harness/guarded_buffer.hpp"
+#include "harness/test_case.hpp"
 
 namespace ferry::contract {
+
+// A case whose arrays and options MAX's calls have.
+TestCase max_case(TestCase c, int ranks, int shared_experts, Reduction reduction);
+
+// Why tests of MAX's calls are skipped with two hops on the backend cuda.
+inline constexpr const char* kMaxTakesOneHop = "MAX's calls take one hop on the backend cuda";
 
 // max::Exchange. On a device backend max::DeviceExchange: each call copies its arguments to memory that the
 // device can access, and waits; what it returns is copied to host memory.

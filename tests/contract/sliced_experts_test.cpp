@@ -269,17 +269,6 @@ TEST_P(Contract, SlicedExpertsInRandomCases) {
   }
 }
 
-void require_error(const std::string& words, const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    require(std::string(error.what()).find(words) != std::string::npos, "'", error.what(),
-            "' does not name '", words, "'");
-    return;
-  }
-  throw Mismatch(str("no error that names '", words, "'"));
-}
-
 TEST_P(Contract, SlicedExpertsRefuseWhatTheyDoNotHave) {
   TestCase c = unsliced_case(small_case(2), 2, {5, 3});
   const Config config = sliced(c, 2);

@@ -57,8 +57,14 @@ class CallRanks {
     std::byte bytes[128];
   };
   using Memory = std::vector<Line>;
+  static constexpr std::byte kPoison{0xA5};           // of memory that a call has to write
+  static constexpr unsigned kBlocks = kWide ? 3 : 4;  // of a launch
   static std::byte* at(Memory& memory) { return reinterpret_cast<std::byte*>(memory.data()); }
   static Memory of_bytes(std::int64_t bytes, std::byte value);
+  static std::vector<std::byte> bytes_at(const void* memory, std::size_t count) {
+    const auto* const from = static_cast<const std::byte*>(memory);
+    return {from, from + count};
+  }
 
   struct Rank {
     Memory symmetric, tables, block_counts, block_counted, plan_memory;

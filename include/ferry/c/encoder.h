@@ -29,6 +29,7 @@ typedef struct ferry_encoder_call {
 typedef struct ferry_encoder {
   size_t size;
   /// Sets the bytes of a row of each part, for tokens of `hidden` values: multiples of 16, without gaps.
+  /// Ferry keeps the answer for each `hidden`.
   ferry_status (*part_bytes)(int32_t hidden, int64_t* part_bytes, void* user);
   ferry_status (*on_host)(const ferry_encoder_call* call, void* user);  ///< NULL: not in host memory
   /// Enqueues kernels, which may be captured into a graph; does not wait. NULL: not in device memory.

@@ -27,11 +27,6 @@ std::vector<GatherTerms> exchange_terms(Lane& lane, Operation operation, const G
   return all;
 }
 
-// The bytes of a block that belong to the round from `begin` on.
-std::int64_t bytes_in_round(std::int64_t block_bytes, std::int64_t begin, std::int64_t round_bytes) {
-  return std::clamp<std::int64_t>(block_bytes - begin, 0, round_bytes);
-}
-
 struct Block {
   const std::byte* data;
   std::int64_t bytes;

@@ -13,14 +13,6 @@
 #include "exchange/gather.hpp"
 
 namespace ferry::cuda {
-namespace {
-
-// The bytes of a block that belong to the round from `begin` on.
-std::int64_t bytes_in_round(std::int64_t block_bytes, std::int64_t begin, std::int64_t round_bytes) {
-  return std::clamp<std::int64_t>(block_bytes - begin, 0, round_bytes);
-}
-
-}  // namespace
 
 // The terms that a rank sends to the others.
 struct EngineLane::GatherTermsOfCall {

@@ -14,7 +14,7 @@ CallDiagnostics DiagnosticsReader::take(
   const bool ids = is_new(counted.bad_ids, bad_ids_), overflows = is_new(counted.overflows, overflows_),
              sources = is_new(counted.bad_sources, bad_sources_);
   CallDiagnostics diagnostics;
-  diagnostics.bad_scale = counted.bad_scales > bad_scales_;
+  if (counted.bad_scales > bad_scales_) diagnostics.bad_scale.rank = rank_;
   bad_scales_ = counted.bad_scales;
   if (!ids && !overflows && !sources) return diagnostics;
   // Kernels store a finding's position before the count that `counted` reads, and only once in a report.

@@ -2,6 +2,7 @@
 // arguments, compare them, and take their slices.
 #pragma once
 
+#include "backends/cuda/device/mixed_bits.cuh"
 #include "backends/cuda/protocol/call_header.cuh"
 #include "backends/cuda/protocol/diagnostics.cuh"
 #include "backends/cuda/protocol/plan_header.cuh"
@@ -21,14 +22,6 @@ struct AgreeState {
 
 __device__ __forceinline__ std::int64_t caller_id(const void* ids, bool wide, std::int64_t index) {
   return wide ? static_cast<const std::int64_t*>(ids)[index] : static_cast<const std::int32_t*>(ids)[index];
-}
-
-// Mixes two numbers so that every bit of either changes the result (the finaliser of SplitMix64).
-__device__ __forceinline__ std::uint64_t mixed_bits(std::uint64_t a, std::uint64_t b) {
-  std::uint64_t x = (a + 1) * 0x9e3779b97f4a7c15 + b;
-  x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9;
-  x = (x ^ x >> 27) * 0x94d049bb133111eb;
-  return x ^ x >> 31;
 }
 
 // [thread] N, which may be known on the device only. An N out of range counts as 0 and is reported.

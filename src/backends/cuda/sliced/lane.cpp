@@ -4,14 +4,12 @@
 #include <utility>
 
 #include "backends/cuda/runtime/launch.hpp"
-#include "exchange/sliced.hpp"
 #include "ferry/error.hpp"
 #include "plan/shapes.hpp"
 
 namespace ferry::cuda {
 namespace {
 
-constexpr std::int64_t kLine = 256;
 constexpr std::int64_t kRowsOfBlock = 16;  // one row for each warp
 
 // The calls inside that an operation makes, the same on every rank: gather terms, route, gather rows; in a
@@ -60,41 +58,6 @@ std::int64_t slots_of(const CombineCall& call, const Config& config) {
 }
 
 }  // namespace
-
-SlicedArrays sliced_arrays(const Config& config, int rank) {
-  const Config routed = routed_config(config);
-  const std::int64_t rows = row_capacity(config, rank), routed_rows = row_capacity(routed, rank);
-  const std::int64_t message = exchange_shape(config, 0).message_bytes,
-                     values = 4 * std::int64_t{config.hidden};
-  const std::int64_t packed =
-      std::max<std::int64_t>(message + static_cast<std::int64_t>(sizeof(SliceRowTail)), values);
-  const std::int64_t slots = config.reduction == Reduction::partial ? 1 : config.top_k;
-  const std::int64_t results = config.max_tokens * slots * values, sent = routed.max_tokens;
-  const std::int64_t local = config.placement.local_experts(rank), tp = config.placement.tp();
-  const std::int64_t segments = local * config.placement.ranks();
-  SlicedArrays arrays;
-  std::int64_t end = 0;
-  const auto take = [&](std::int64_t bytes) { return std::exchange(end, align_up(end + bytes, kLine)); };
-  arrays.parts = take(config.own_receive_buffers ? rows * message + kMaxParts * kLine : 0);
-  arrays.source = take(rows * static_cast<std::int64_t>(sizeof(Source)));
-  arrays.weight = take(rows * 4);
-  arrays.counts = take(4 * local);
-  arrays.row_offsets = take(4 * (local + 1));
-  arrays.group_expert = take(4 * local);
-  arrays.result_bytes = end;
-  arrays.state = take(sizeof(SliceState));
-  arrays.all_calls = take(sizeof(SliceTotals));
-  arrays.terms = take((config.placement.ranks() + 1) * static_cast<std::int64_t>(sizeof(SliceTerms)));
-  arrays.ids = take(sent * config.top_k * 8);
-  arrays.weights = take(sent * config.top_k * 4);
-  arrays.tokens = take(sent * std::max(message, values) + kMaxParts * kLine);
-  arrays.segments = take(4 * (2 * segments + 1 + 2 * tp * local + local));
-  arrays.own = take(std::max(routed_rows * packed, results));
-  arrays.all = take(std::max(rows * packed, results));
-  arrays.row_weights = take(routed_rows * 4);
-  arrays.bytes = end;
-  return arrays;
-}
 
 SlicedLane::SlicedLane(const SlicedContext& context, int index, const LaneView& view, std::byte* memory,
                        HostTotals* totals)
@@ -195,7 +158,7 @@ DispatchResult SlicedLane::route(const DispatchCall& call, Stream stream) const 
     copy.row_bytes[copy.parts++] = dense;
     routed.tokens.parts[i] = memory_ + end;
     routed.tokens.strides[i] = 0;
-    end = align_up(end + routed.tokens.count * dense, kLine);
+    end = align_up(end + routed.tokens.count * dense, kSliceAlignment);
   }
   if (copy.parts > 0)
     launch_copy_tokens(copy, blocks_for(routed.tokens.count, call.sm_limit), handle_of(stream));
@@ -214,7 +177,7 @@ DispatchResult SlicedLane::result_of(const DispatchResult& routed, const Dispatc
   for (std::size_t p = 0; p < static_cast<std::size_t>(parts_of(call.format, config.hidden).count); ++p) {
     const std::int64_t bytes = routed.parts[p].row_bytes;
     result.parts[p] = {.data = chosen(static_cast<std::byte*>(memory.parts[p]), end), .row_bytes = bytes};
-    end = align_up(end + capacity * bytes, kLine);
+    end = align_up(end + capacity * bytes, kSliceAlignment);
   }
   result.data = result.parts[0].data;
   result.groups = config.placement.local_experts(context_.me());
