@@ -55,12 +55,13 @@ Format register_format(const std::string& name, Encoder encoder);
 
 /// Opens a shared library and registers the formats that it has: those that its function ferry_formats()
 /// (c/encoder.h, format_library.hpp) registers. So a program that is not compiled with the encoder can use
-/// it, one in Python for example. The library stays loaded. A library that is loaded already is not asked
-/// again.
+/// it, one in Python for example. If one of them cannot be registered, none is. The library stays loaded. A
+/// library that is loaded already is not asked again, unless that has failed.
 ///
 /// @param path  to the file; without a slash the loader looks for it as for any library
 /// @return the formats, in the order in which they were registered
-/// @throws UsageError  the file cannot be loaded or has no ferry_formats(), or what register_format() throws
+/// @throws UsageError  the path is empty, the file cannot be loaded or has no ferry_formats(), or what
+///                     register_format() throws
 std::vector<Format> load_formats(const std::string& path);
 
 }  // namespace ferry

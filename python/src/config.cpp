@@ -219,8 +219,8 @@ void bind_formats(nb::module_& module) {
       "path"_a, nb::sig("def load_formats(path: str | os.PathLike[str]) -> list[str]"),
       R"(Opens a shared library and registers the formats that it has; returns their names, for Config(format=...).
 
-docs/guides/own_format.md says how to build one. Every rank loads it. A library that is loaded already is not asked
-again.)");
+docs/guides/own_format.md says how to build one. Every rank loads it. If one of its formats cannot be registered, none
+is. A library that is loaded already is not asked again.)");
 }
 
 void bind_config(nb::module_& module) {

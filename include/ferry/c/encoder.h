@@ -50,7 +50,8 @@ typedef ferry_status (*ferry_register_format_function)(const char* name, const f
 /// but headers.
 ferry_status ferry_formats(ferry_register_format_function register_format);
 
-/// Opens the shared library at `path` and calls its ferry_formats(): see ferry::load_formats().
+/// Opens the shared library at `path` and calls its ferry_formats(): see ferry::load_formats(). Registers all
+/// of its formats, or none.
 ferry_status ferry_load_formats(const char* path);
 
 #ifdef __cplusplus
