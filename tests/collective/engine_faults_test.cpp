@@ -40,7 +40,8 @@ void dispatch(Exchange& exchange) {
   exchange.dispatch(Tokens::rows(tokens.data(), kTokens, DType::fp32), ids.data());
 }
 
-// What `body` throws on each rank; the rank's functions are those that `change` has made of a ThreadEngine's.
+// The error that `body` throws on each rank. A rank's functions are those of a ThreadEngine, edited by
+// `change`.
 std::vector<std::string> errors_of(const std::function<void(int, EngineFunctions&)>& change,
                                    const std::function<void(Exchange&)>& body) {
   const TestBootstrap meeting(kRanks);

@@ -18,14 +18,13 @@ class CallProgress {
  public:
   static constexpr int kDone = 255;
 
-  // `lane`: RankState::number_lane(). Collective: once all ranks have constructed it, the entries speak of
-  // it.
+  // `lane`: RankState::number_lane(). Collective: the entries are valid once all ranks have constructed it.
   CallProgress(ControlBlock& control, int rank, int lane) : control_(control), rank_(rank), lane_(lane) {
     reach(0, 0);
   }
 
   void reach(std::uint64_t call, int step) const {
-    // Release: whoever sees the entry sees what the rank has done before.
+    // Release: a rank that reads the entry also sees what this rank did before.
     entry_of(rank_).store(entry(call, step), std::memory_order_release);
   }
 

@@ -22,9 +22,9 @@
 
 namespace ferry::collective {
 
-// In a call all ranks exchange their blocks. If no rank has refused and all have made the same call, and it
-// carries messages, the messages follow (message_carrier.hpp). All ranks have the same blocks in view, so all
-// decide alike.
+// In a call all ranks exchange their blocks. If no rank has refused, all have made the same call and it
+// carries messages, the messages follow (message_carrier.hpp). All ranks read the same blocks, so all decide
+// alike.
 //
 // The exchange runs in the caller's thread, in wait(). After a send phase it runs in a thread, and so does
 // that of a refusal, which its rank does not wait for. With ordered lanes every exchange runs in one thread
@@ -38,7 +38,7 @@ class EngineCall {
   // Throws to end a wait.
   using Check = std::function<void()>;
 
-  // `ordered`: the thread of all lanes; null: lanes need no common order. `summary_bytes`: of a block's
+  // `ordered`: the thread of all lanes; null: lanes need no common order. `summary_bytes`: bytes of a block's
   // content that the user of this class fills in.
   EngineCall(Rank rank, std::unique_ptr<Communicator> communicator, int lane, std::int64_t summary_bytes,
              std::unique_ptr<MessageCarrier> messages, double deadline,
@@ -111,12 +111,12 @@ class EngineCall {
   std::uint64_t call_ = 0;
   Operation operation_ = Operation::none;
   std::vector<CallOption> options_;
-  std::optional<ErrorRecord> refusal_;  // this rank's
+  std::optional<ErrorRecord> refusal_;  // of this rank
   bool begun_ = false;                  // and not posted yet
   std::function<void(const Check&)> prepare_;
-  int transfers_ = 0;                // that the exchange has begun
+  int transfers_ = 0;                // transfers that the exchange has begun
   bool exchanging_blocks_ = false;   // no messages yet
-  Clock::time_point peers_checked_;  // last, in the thread of the exchange
+  Clock::time_point peers_checked_;  // the last time, in the thread of the exchange
   // When a peer was first seen that makes no more calls, and is missing in this one.
   std::optional<Clock::time_point> end_seen_;
   std::atomic<bool> exchanging_ = false;  // the exchange has begun

@@ -4,8 +4,8 @@
 
 namespace ferry::collective {
 
-// A wait that ends looks at what has arrived, while a thread of the engine may write it. Whichever bytes it
-// reads then, only the text of an error depends on them. The thread sanitizer is not told.
+// When a wait ends, it looks at what has arrived while a thread of the engine may still write it. The bytes
+// that it reads decide only the text of an error, so the thread sanitizer is switched off here.
 #ifdef __SANITIZE_THREAD__
 __attribute__((no_sanitize("thread")))
 #endif

@@ -1,5 +1,5 @@
 // The blocks that every rank sends to every other one before messages: in each call its call header and
-// summary, and before the second hop what follows in it. Their sizes are the same in all calls of a lane.
+// summary, and before the second hop the header of that hop. Their sizes are the same in all calls of a lane.
 #pragma once
 
 #include <array>
@@ -15,8 +15,8 @@
 
 namespace ferry::collective {
 
-// The messages that follow a block. A receiver gets `bytes` of them, in rounds of at most `round_bytes`; all
-// ranks take part in as many rounds as the rank that needs most.
+// The messages that follow a block. A receiver gets `bytes` of them, in rounds of at most `round_bytes`. All
+// ranks take part in as many rounds as the busiest rank needs.
 struct FollowingMessages {
   std::int64_t bytes;
   std::int64_t message_bytes;  // of one message
@@ -48,7 +48,7 @@ struct SecondHopHeader {
   std::size_t sealed_bytes() const { return sizeof *this; }
 };
 
-// Eight bytes that the engine may be about to receive.
+// Reads eight bytes that the engine may be writing.
 std::uint64_t peek(const std::byte* at);
 
 // Of a header of `bytes`, a multiple of 8, whose second word is the seal itself.
@@ -68,12 +68,12 @@ class PairBlocks {
       : sent_offsets_(offsets_of(sent)),
         received_offsets_(offsets_of(received)),
         memory_(sent_offsets_.back() + received_offsets_.back()) {}
-  // Bytes of its memory.
+  // Bytes of memory for the blocks.
   static std::int64_t bytes(std::span<const std::int64_t> sent, std::span<const std::int64_t> received) {
     return offsets_of(sent).back() + offsets_of(received).back();
   }
 
-  // Bytes of the block to a rank, and of that from it; where they begin in sent() and received().
+  // Bytes of the block to a rank and of the block from it; where they begin in sent() and received().
   std::int64_t sent_bytes(int peer) const { return offset(sent_offsets_, peer + 1) - sent_offset(peer); }
   std::int64_t received_bytes(int peer) const {
     return offset(received_offsets_, peer + 1) - received_offset(peer);

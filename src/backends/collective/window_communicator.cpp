@@ -11,7 +11,7 @@
 namespace ferry::collective {
 namespace {
 
-// A sender publishes what it has written at least so often, so that the receiver copies meanwhile.
+// A sender publishes its progress at least this often, so that the receiver copies meanwhile.
 constexpr std::int64_t kPieceBytes = 64 << 10;
 
 constexpr double kSleepSeconds = 0.01;  // between two checks

@@ -225,5 +225,24 @@ TEST(NvshmemExchangeWithoutGpu, IsBuiltAsANamedBackend) {
   EXPECT_EQ(size_of(config, topology, 1).dispatch_staging, sizes.dispatch_staging);
 }
 
+// On every rank, before NVSHMEM is looked for. The error says how many ranks there may be, and what takes
+// more.
+TEST(NvshmemExchangeWithoutGpu, MoreRanksThanItsKernelsServeAreRefused) {
+  std::vector<int> nodes(33);
+  for (std::size_t rank = 0; rank < nodes.size(); ++rank) nodes[rank] = static_cast<int>(rank / 11);
+  const TestCase c = nvshmem_case(9, nodes, 7);
+  std::atomic<int> refused = 0;
+  Group::threads(Topology(nodes, true)).run([&](Rank rank) {
+    try {
+      const ferry::Exchange exchange(rank, c.config);
+    } catch (const UnsupportedError& error) {
+      const std::string said = error.what();
+      refused += said.find("32 ranks") != std::string::npos && said.find("33") != std::string::npos &&
+                 said.find("collective") != std::string::npos;
+    }
+  });
+  EXPECT_EQ(refused, 33);
+}
+
 }  // namespace
 }  // namespace ferry::contract
