@@ -112,7 +112,7 @@ class PairRun {
     times[kCombine].push_back(combine);
   }
 
-  // Of dispatch, to each rank: (token, rank), or (token, node) to the relay.
+  // Messages of dispatch to each rank: (token, rank), or (token, node) to the relay.
   std::vector<int> messages() const {
     const ferry::Topology& topology = rank_.topology();
     std::vector<int> counts(static_cast<std::size_t>(rank_.size()));

@@ -1,4 +1,4 @@
-# Processes that a program has started in its own way form a group: it lends Ferry an all-gather and a barrier.
+# A program starts its processes itself and makes a group of them: it passes Ferry its own all-gather and barrier.
 import multiprocessing
 
 import numpy as np

@@ -1,4 +1,4 @@
-// The shape of an inference engine: the process joins once, makes steps with varying numbers of tokens, and
+// The shape of an inference engine: the process joins once, runs steps with varying numbers of tokens, and
 // leaves.
 //
 //   ferry launch -n 4 engine

@@ -3,6 +3,8 @@
 
 ROOMS goes from the bottom up, and a folder may include only folders that stand before it: so no two folders include each
 other, directly or over others. An arrow that no source uses is an error too, so that the table shows what is there.
+
+It also refuses comparisons with the kind of one format outside src/format: what a format has is in its table.
 """
 
 import argparse
@@ -13,6 +15,7 @@ import sys
 REPOSITORY = pathlib.Path(__file__).parent.parent
 SOURCES = {".c", ".cpp", ".cu", ".cuh", ".h", ".hpp"}
 INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
+KIND = re.compile(r"[=!]=\s*FormatKind::|FormatKind::\w+\s*[=!]=|case\s+FormatKind::")
 
 # Public headers (ferry/) may be included everywhere; a folder's own headers too. `oracle` is tests/oracle/.
 ROOMS = {
@@ -46,7 +49,7 @@ ROOMS = {
     "backends/cuda/two_hops": "base layout backends/cuda/runtime backends/cuda/device backends/cuda/protocol"
                               " backends/cuda/transport backends/cuda/operations",
     "backends/cuda/by_source": "exchange layout backends/cuda/runtime backends/cuda/device backends/cuda/protocol",
-    "backends/cuda/host": "base format group layout exchange backends/cuda/by_source backends/cuda/runtime backends/cuda/memory backends/cuda/device"
+    "backends/cuda/host": "base format group layout plan exchange backends/cuda/by_source backends/cuda/runtime backends/cuda/memory backends/cuda/device"
                           " backends/cuda/protocol backends/cuda/operations backends/cuda/dispatch backends/cuda/combine"
                           " backends/cuda/two_hops",
     "backends/cuda/sliced": "exchange format plan backends/cuda/runtime backends/cuda/memory backends/cuda/device"
@@ -59,7 +62,7 @@ ROOMS = {
     "max": "base exchange layout plan",
     "program": "base exchange",
     "trace": "base",
-    "capi": "base plan exchange",
+    "capi": "base format plan exchange",
 }  # fmt: skip
 
 
@@ -100,9 +103,20 @@ def faults(root, rooms):
         yield f"ROOMS: nothing in {folder} includes {room}: remove this arrow"
 
 
+def compared_kinds(root):
+    for place in ("src", "tools", "python/src"):
+        for path in sorted((root / place).rglob("*")):
+            name = path.relative_to(root).as_posix()
+            if path.suffix not in SOURCES or name.startswith("src/format/"):
+                continue
+            for number, line in enumerate(path.read_text().splitlines(), 1):
+                if KIND.search(line):
+                    yield f"{name}:{number} compares with the kind of one format: ask encoding_of() or options_of()"
+
+
 def main():
     argparse.ArgumentParser(description=__doc__).parse_args()
-    errors = list(faults(REPOSITORY, ROOMS))
+    errors = [*faults(REPOSITORY, ROOMS), *compared_kinds(REPOSITORY)]
     for error in errors:
         print(error, file=sys.stderr)
     return 1 if errors else 0

@@ -36,10 +36,14 @@ def tests_of_gpus(root):
     """{test as docs/capabilities.md names it: the ways it runs on GPUs, {label: its name in a record, without the parameter}}."""
     found, sources = {}, {path: path.read_text() for path in (root / "tests").rglob("*_test.cpp")}
     for path in (root / "tests").rglob("*.cpp"):
-        for kind, suite in re.findall(r"^INSTANTIATE_TEST_SUITE_P\(Cuda(Threads|Processes|Collective),\s*(\w+)", path.read_text(), re.MULTILINE):
+        for kind, suite in re.findall(r"^INSTANTIATE_TEST_SUITE_P\(Cuda(Threads\w*|Processes|Collective),\s*(\w+)", path.read_text(), re.MULTILINE):
             for text in sources.values():
                 for test in re.findall(rf"^TEST_P\({suite},\s*(\w+)\)", text, re.MULTILINE):
-                    found.setdefault(f"{suite}.{test}", {})[kind.lower()] = f"Cuda{kind}/{suite}.{test}"
+                    name = f"Cuda{kind}/{suite}.{test}"
+                    if kind in ("Threads", "Processes", "Collective"):
+                        found.setdefault(f"{suite}.{test}", {})[kind.lower()] = name
+                    else:  # counts only for rows that name it
+                        found[name] = {"": name}
     for path, text in sources.items():
         if path.is_relative_to(root / "tests/cuda") and FIXTURES.search(text):
             prefixes = {suite: f"{prefix}/" for prefix, suite in re.findall(r"^INSTANTIATE_TEST_SUITE_P\((\w+),\s*(\w+)", text, re.MULTILINE)}

@@ -1,5 +1,5 @@
-// The configuration of an exchange: sizes of the layer, layout of received rows, formats; and the memory they
-// take.
+// The configuration of an exchange (sizes of the layer, layout of received rows, formats, backend), and
+// functions that compute the memory it takes.
 #pragma once
 
 #include <cstdint>
@@ -25,7 +25,7 @@ struct Config {
   EngineKind engine =
       EngineKind::automatic;  ///< collective: `nccl`, or the engine that the group must have brought
   MemoryKind memory = MemoryKind::automatic;  ///< of all arrays, which are the caller's
-  Hops hops = Hops::automatic;                ///< results do not depend on it; not with `reference`
+  Hops hops = Hops::automatic;                ///< received rows do not depend on it; not with `reference`
   /// Bounds what one rank has on its way to another. Results do not depend on it.
   /// collective: most messages of a round of a call; every round costs a round trip. 0: a hop is one round.
   /// cpu, cuda and nvshmem in two hops: for how many of the largest messages a pair of ranks has staging. 0:

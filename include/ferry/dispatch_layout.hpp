@@ -1,4 +1,5 @@
-// What a rank's ids alone say about a dispatch: which tokens go to which rank, and how many.
+// Counts, from the ids of one rank, the tokens that a dispatch sends to each rank and the routes to each
+// expert. Nothing is sent.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// Formats of the caller's own: an encoder that is registered under a name, with which dispatch encodes
+// Registers an encoder of the caller's own as a format, under a name. Dispatch then calls it to encode
 // tokens.
 #pragma once
 
@@ -32,7 +32,8 @@ struct EncoderCall {
 /// How a format of the caller's encodes. A row depends on its token alone, not on the expert or the
 /// destination. The functions are called by every thread that dispatches.
 struct Encoder {
-  /// Bytes of a row of each part, for tokens of `hidden` values: multiples of 16, without gaps.
+  /// Bytes of a row of each part, for tokens of `hidden` values: multiples of 16, without gaps. Ferry keeps
+  /// the answer for each `hidden`.
   std::function<std::array<std::int64_t, kMaxParts>(int hidden)> part_bytes;
   /// Encodes rows in host memory. Empty: exchanges of host memory refuse the format.
   std::function<void(const EncoderCall&)> on_host;
@@ -54,12 +55,13 @@ Format register_format(const std::string& name, Encoder encoder);
 
 /// Opens a shared library and registers the formats that it has: those that its function ferry_formats()
 /// (c/encoder.h, format_library.hpp) registers. So a program that is not compiled with the encoder can use
-/// it, one in Python for example. The library stays loaded. A library that is loaded already is not asked
-/// again.
+/// it, one in Python for example. If one of them cannot be registered, none is. The library stays loaded. A
+/// library that is loaded already is not asked again, unless that has failed.
 ///
 /// @param path  to the file; without a slash the loader looks for it as for any library
 /// @return the formats, in the order in which they were registered
-/// @throws UsageError  the file cannot be loaded or has no ferry_formats(), or what register_format() throws
+/// @throws UsageError  the path is empty, the file cannot be loaded or has no ferry_formats(), or what
+///                     register_format() throws
 std::vector<Format> load_formats(const std::string& path);
 
 }  // namespace ferry

@@ -7,8 +7,8 @@
 namespace ferry {
 
 /// A transport of the caller, for a group made by Group::custom(). Ferry calls these functions on a thread of
-/// its own, never on the caller's. They must not call Ferry: collective calls
-/// of the same group and its exchanges throw UsageError then.
+/// its own, never on the caller's. They must not call Ferry: collective calls of the same group and its
+/// exchanges throw UsageError then.
 struct EngineFunctions {
   /// Collective over all ranks of the group. Sends `send_bytes[p]` bytes at `send + send_offsets[p]` to rank
   /// p, and receives `receive_bytes[p]` bytes of rank p at `receive + receive_offsets[p]`. Returns when both

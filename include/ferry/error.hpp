@@ -1,4 +1,4 @@
-// Exceptions: one hierarchy, whose messages and records hold the numbers that matter.
+// The exceptions that Ferry throws. Each message names the offending values; records hold them as numbers.
 //
 //   Error
 //     UsageError            bad argument or data
@@ -114,7 +114,7 @@ enum class Operation : int {
 /// Name as written above; "unknown" for other numbers. Static string.
 const char* to_string(Operation operation);
 
-/// What a rank did in two hops when its wait ended.
+/// The role of a rank in two hops when its wait ended.
 enum class WaitRole : int {
   none = 0,      ///< one hop, a wait for call headers, or not known
   sender = 1,    ///< sent its own messages, and waited for room

@@ -20,8 +20,8 @@ namespace ferry {
 struct ProgramValue {
   ValueKind kind = ValueKind::tokens;
   void* data = nullptr;  ///< tokens [rows, H], ids and weights [rows, K], outputs [rows, H]
-  /// N, also of a dispatch; outputs, and rows of all ranks in device memory: for how many rows `data` has
-  /// room
+  /// N, also of a dispatch. Outputs, and rows of all ranks in device memory: how many rows `data` has room
+  /// for.
   std::int64_t rows = 0;
   std::int64_t stride = 0;   ///< tokens, outputs: bytes from one row to the next; 0: dense
   DType type = DType::bf16;  ///< tokens, outputs

@@ -19,12 +19,15 @@
 //   trace.hpp            recorded and synthetic routing
 //   types.hpp            enumerations, and the symbols N, K, T, E, R, L, H, G in which shapes are written
 //   version.hpp          the version of the library
+//
+// Not included: format_library.hpp, for shared libraries of formats, and cuda/*.cuh, for .cu files.
 #pragma once
 
 #if __cplusplus < 202002L
 #error "Ferry's C++ headers need C++20: compile with -std=c++20"
 #endif
 
+#include "ferry/calls.hpp"
 #include "ferry/config.hpp"
 #include "ferry/dispatch_layout.hpp"
 #include "ferry/encoder.hpp"

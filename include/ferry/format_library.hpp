@@ -1,6 +1,6 @@
-// For a shared library of formats, which ferry::load_formats(), ferry_load_formats() or ferry.load_formats()
-// of Python opens: registers an Encoder of C++ with the program that has loaded the library. Header only: the
-// library does not link Ferry, whose version in the program may be another.
+// Lets a shared library register its encoders with the program that loads it: ferry::load_formats(), in C
+// ferry_load_formats(), in Python ferry.load_formats(). Header only: the library does not link Ferry, and the
+// program may have another version of it.
 //
 //   extern "C" ferry_status ferry_formats(ferry_register_format_function register_format) {
 //     return ferry::register_from_library(register_format, "truncate", ferry::cuda::make_encoder(...));

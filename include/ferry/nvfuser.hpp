@@ -1,4 +1,4 @@
-// Dispatch and combine in the call shapes of nvFuser: combine needs no plan and no ids.
+// Dispatch and combine in the call shapes of nvFuser, in host memory: combine needs no plan and no ids.
 //
 //   nvfuser::Exchange exchange(rank, config);
 //   nvfuser::DispatchResult received = exchange.dispatch(tokens, ids);

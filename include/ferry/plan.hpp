@@ -1,4 +1,5 @@
-// A plan: everything that dispatch derives from ids and placement, as a value that can be kept and reused.
+// Plans: the destination and row of every route of a dispatch. Combine reads the plan; it can be kept and
+// reused for later dispatches.
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,4 @@
-// Programs: a layer, or several, as a value: steps over named values, in the order in which they run.
+// Programs: one or several layers as a list of steps over named values, in the order in which the steps run.
 //
 //   const Program layer = parse_program(R"(
 //     program moe
@@ -23,7 +23,7 @@
 
 namespace ferry {
 
-/// What a value of a program is.
+/// The kind of a value of a program.
 ///
 /// - `tokens`: rows of this rank's tokens, [N, H]; also what combine makes
 /// - `ids`, `weights`: [N, K]
@@ -44,8 +44,8 @@ enum class ValueKind : int {
   sent_combine = 8,
 };
 
-/// What a step does, and the kinds of the values that it takes. Each makes one value; `call` may make
-/// several.
+/// The kind of a step, which decides the kinds of the values that it takes. Each step makes one value; `call`
+/// may make several.
 ///
 /// - `dispatch`, `dispatch_send`: (tokens, ids) or (tokens, received), whose plan is used; weights may follow
 /// - `combine`, `combine_send`: (outputs, received); weights may follow: `received` for the weights of its

@@ -55,7 +55,8 @@ enum class Reduction : int { partial = 0, exact = 1, unreduced = 2 };
 /// - `node`: the sums of a node's ranks are added first, in rank order, and rounded once to
 ///   Config::combine_type. This holds for the source rank's own node too. The source rank then adds these
 ///   node sums in node order.
-/// - `automatic`: `node` if the group has several nodes, else `rank`.
+/// - `automatic`: `node` if the group has several nodes, else `rank`; `rank` with replicated input and with
+///   Transfer::gather.
 enum class ReductionLevel : int { automatic = 0, rank = 1, node = 2 };
 
 /// Whose tokens the ranks pass to dispatch.
@@ -69,12 +70,16 @@ enum class Input : int { own = 0, replicated = 1 };
 ///
 /// - `routed`: to the ranks that hold its experts.
 /// - `gather`: to every rank. Each rank returns one sum for every token, +0 where it holds none of its
-/// experts.
+///   experts.
 enum class Transfer : int { routed = 0, gather = 1 };
 
-/// The implementation that carries out an exchange: `reference` and `cpu` on ranks of one host, which share
-/// memory; `cuda` on the GPUs of one host; `collective` on ranks of any hosts, over an engine; `nvshmem` on
-/// the GPUs of any hosts, whose kernels put messages across hosts by themselves.
+/// The implementation that carries out an exchange.
+///
+/// - `reference`, `cpu`: ranks of one host, which share memory. `reference` is slow and computes with the
+///   oracle of the tests.
+/// - `cuda`: GPUs of one host.
+/// - `collective`: ranks of any hosts; an engine carries the messages (EngineKind).
+/// - `nvshmem`: GPUs of any hosts; kernels put the messages across hosts.
 enum class BackendKind : int { reference = 0, cpu = 1, cuda = 2, collective = 3, nvshmem = 4 };
 
 /// Whether the kernels of `backend` work on the arrays of a call, which lie in device memory: `cuda` and
@@ -93,9 +98,12 @@ enum class EngineKind : int { automatic = 0, mpi = 1, custom = 2, nccl = 3 };
 /// Only `collective` has both.
 enum class MemoryKind : int { automatic = 0, host = 1, device = 2 };
 
-/// How messages reach ranks of other nodes: `one` sends them straight to each rank; `two` sends a token once
-/// to each node, to a relay that forwards it there. `automatic` is `two` with the backend `collective` where
-/// there are several nodes and one of them has several ranks, else `one`; on device memory it is `one`.
+/// How messages reach ranks of other nodes.
+///
+/// - `one`: straight to each rank.
+/// - `two`: once for each token and node, to a relay that forwards them there.
+/// - `automatic`: `two` with `nvshmem` on several nodes, and with `collective` on host memory and several
+///   nodes, one of which has several ranks; else, and with Transfer::gather, `one`.
 enum class Hops : int { automatic = 0, one = 1, two = 2 };
 
 /// Names as they are written above; "unknown" for a value that is not an enumerator. Static strings.

@@ -1,4 +1,4 @@
-// The version of the library.
+// The version of the linked library.
 #pragma once
 
 #include <string_view>

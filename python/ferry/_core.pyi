@@ -38,7 +38,7 @@ class Placement:
     @staticmethod
     def ep_tp(experts: int, ep: int, tp: int) -> Placement:
         """
-        Experts in slices, on ep * tp ranks: slice i of expert e is on rank e // (experts // ep) * tp + i. The tp ranks that hold slices of the same experts pass the same tokens. On host memory and the backend 'cuda'.
+        Experts in slices, on ep * tp ranks: slice i of expert e is on rank e // (experts // ep) * tp + i. The tp ranks that hold slices of the same experts pass the same tokens. Not with 'cuda' in two hops, nor with 'nvshmem' between nodes.
         """
 
     @property
@@ -311,8 +311,8 @@ def load_formats(path: str | os.PathLike[str]) -> list[str]:
     """
     Opens a shared library and registers the formats that it has; returns their names, for Config(format=...).
 
-    docs/guides/own_format.md says how to build one. Every rank loads it. A library that is loaded already is not asked
-    again.
+    docs/guides/own_format.md says how to build one. Every rank loads it. If one of its formats cannot be registered, none
+    is. A library that is loaded already is not asked again.
     """
 
 class Topology:

@@ -76,9 +76,9 @@ class DeviceLane:
         plan = self.exchange.plan_over(self.memory["plan"], tokens=self.tokens if topk_ids is None else tokens)
         return plan, self.memory["tags"]
 
-    def check(self, came: Any, lane: int) -> None:
+    def check(self, returned: Any, lane: int) -> None:
         """An error is raised by Exchange.synchronize()."""
-        _core._max_check_returned_on_device(self.exchange, lane, self._address("plan"), came.data_ptr(), self._stream())
+        _core._max_check_returned_on_device(self.exchange, lane, self._address("plan"), returned.data_ptr(), self._stream())
 
     def _on_device(self, name: str, array: Any) -> Any:
         device = self.memory["plan"].device

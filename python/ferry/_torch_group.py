@@ -7,7 +7,7 @@ import weakref
 from ferry._core import Group
 from ferry.error import UnsupportedError, UsageError
 
-# By process group of the program: those that Ferry uses in its place, one for the bootstrap and one for transfers.
+# By process group of the program: Ferry's own groups, one for the bootstrap and one for transfers.
 _own_groups: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
 

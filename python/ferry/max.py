@@ -104,10 +104,10 @@ class _Lane:
         arrays = arrays_of(like)
         return self.exchange.plan_over(self.plan_memory), tags if arrays is arrays_of(tags) else arrays.torch.from_numpy(tags)
 
-    def check(self, came: Any, lane: int) -> None:
+    def check(self, returned: Any, lane: int) -> None:
         """Raises UsageError if a row has not come back."""
         _core._max_check_returned(self.exchange, self.plan_memory, self.route_tags,
-                                  np.ascontiguousarray(_host(came)).reshape(-1))
+                                  np.ascontiguousarray(_host(returned)).reshape(-1))
 
 
 class Exchange:
@@ -244,8 +244,8 @@ class Exchange:
     def _checked(self, kept: Any, lane: int, combine: Any) -> Any:
         """The result of the combine, if every row has come back."""
         try:
-            result, came = combine()
-            kept.check(came, lane)
+            result, returned = combine()
+            kept.check(returned, lane)
         except ferry.BadSourceError:
             raise ferry.UsageError(
                 f"ep_combine: rank {self._exchange.rank} has got other rows than its topk_ids say; pass src_info, row_offsets "

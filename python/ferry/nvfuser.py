@@ -129,8 +129,8 @@ class Exchange:
         fault, numbers = "", [0] * (1 + 2 * ranks)
         try:
             given = (recv_src_idx, recv_src_rank, n_tokens_to_rank, n_tokens_from_rank)
-            to, came = self._checked(rows, *given, tokens)
-            numbers = [int(tokens), *to, *came]
+            to_rank, from_rank = self._checked(rows, *given, tokens)
+            numbers = [int(tokens), *to_rank, *from_rank]
         except Exception as error:  # a rank that raised alone would leave its peers waiting
             fault = str(error) or repr(error)
         self._check_counts(self._agree(fault, numbers))
@@ -154,13 +154,13 @@ class Exchange:
             first += count
         return arrays.to(sums, self._type)
 
-    def _checked(self, rows: Any, src_idx: Any, src_rank: Any, to: Any, came: Any, tokens: int) -> Any:
+    def _checked(self, rows: Any, src_idx: Any, src_rank: Any, to_rank: Any, from_rank: Any, tokens: int) -> Any:
         ranks, arrays = self._rank.size, arrays_of(rows)
         if not 0 <= tokens <= self._max_tokens:
             raise ferry.UsageError(f"tokens = {tokens}, must be 0 to max_tokens = {self._max_tokens}")
         count = len(rows) if getattr(rows, "ndim", 0) else 0
         expected = {"recv_src_idx": (src_idx, count), "recv_src_rank": (src_rank, count),
-                    "n_tokens_to_rank": (to, ranks), "n_tokens_from_rank": (came, ranks)}
+                    "n_tokens_to_rank": (to_rank, ranks), "n_tokens_from_rank": (from_rank, ranks)}
         for name, array, shape, type_name in (
             ("rows", rows, (count, self._hidden), self._type),
             *((name, array, (length,), "int64") for name, (array, length) in expected.items()),
@@ -170,19 +170,20 @@ class Exchange:
             if arrays.type_name(array) != type_name or tuple(array.shape) != shape:
                 raise ferry.UsageError(
                     f"{name}: {arrays.type_name(array)} {list(array.shape)}, must be {type_name} {list(shape)}")
-        src_idx, src_rank, to, came = (arrays.on_host(array).tolist() for array in (src_idx, src_rank, to, came))
+        given = (src_idx, src_rank, to_rank, from_rank)
+        src_idx, src_rank, to_rank, from_rank = (arrays.on_host(array).tolist() for array in given)
         for name, values, limit in (("recv_src_rank", src_rank, ranks), ("recv_src_idx", src_idx, self._max_tokens),
-                                    ("n_tokens_to_rank", to, self._max_tokens + 1),
-                                    ("n_tokens_from_rank", came, self._max_tokens + 1)):
+                                    ("n_tokens_to_rank", to_rank, self._max_tokens + 1),
+                                    ("n_tokens_from_rank", from_rank, self._max_tokens + 1)):
             for i, value in enumerate(values):
                 if not 0 <= value < limit:
                     raise ferry.UsageError(f"{name}[{i}] = {value}, must be 0 to {limit - 1}; pass what dispatch returned")
         for rank in range(ranks):
-            if src_rank.count(rank) != came[rank]:
+            if src_rank.count(rank) != from_rank[rank]:
                 raise ferry.UsageError(
                     f"recv_src_rank has {src_rank.count(rank)} rows of rank {rank}, n_tokens_from_rank[{rank}] = "
-                    f"{came[rank]}; pass arrays of one dispatch")
-        return to, came
+                    f"{from_rank[rank]}; pass arrays of one dispatch")
+        return to_rank, from_rank
 
     def _agree(self, fault: str, numbers: list[int]) -> list[list[int]]:
         """Gathers the numbers of every rank, or raises a refusal that a rank has on every rank."""

@@ -2,77 +2,19 @@
 #include "casters.hpp"
 
 #include <array>
-#include <limits>
 
 #include "base/text.hpp"
 #include "bindings.hpp"
 #include "exchange/configuration.hpp"
 #include "ferry/encoder.hpp"
 #include "ferry/error.hpp"
+#include "setting_values.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
 
 namespace ferry::python {
 namespace {
-
-// The value that to_string() prints as `name`.
-template <class Enumeration, std::size_t count>
-Enumeration enum_named(const char* what, const std::string& name,
-                       const std::array<Enumeration, count>& values) {
-  std::string names;
-  for (const Enumeration value : values) {
-    if (name == to_string(value)) return value;
-    names += str(names.empty() ? "" : ", ", to_string(value));
-  }
-  throw UsageError(str(what, ": '", name, "' is not one of ", names));
-}
-
-[[noreturn]] void refuse_value(const std::string& key, const std::string& expected, nb::handle value) {
-  PyErr_Clear();
-  throw UsageError(
-      str(key, ": expected ", expected, ", got ", nb::cast<std::string>(nb::repr(nb::borrow(value)))));
-}
-
-template <class T>
-T value_of(const std::string& key, nb::handle value, const char* expected) {
-  T read{};
-  if (nb::try_cast(nb::borrow(value), read, false)) return read;
-  refuse_value(key, expected, value);
-}
-
-// Accepts NumPy's integers too, which are not int but convert by __index__.
-template <class T>
-T integer_of(const std::string& key, nb::handle value) {
-  if (PyBool_Check(value.ptr()) || PyIndex_Check(value.ptr()) == 0) refuse_value(key, "an integer", value);
-  const nb::object index = nb::steal(PyNumber_Index(value.ptr()));
-  if (!index.is_valid()) refuse_value(key, "an integer", value);
-  int overflow = 0;
-  const long long number = PyLong_AsLongLongAndOverflow(index.ptr(), &overflow);
-  constexpr auto kLeast = std::numeric_limits<T>::min(), kMost = std::numeric_limits<T>::max();
-  if (overflow != 0 || number < kLeast || number > kMost) {
-    refuse_value(key, str("an integer from ", kLeast, " to ", kMost), value);
-  }
-  return static_cast<T>(number);
-}
-
-int int_of(const std::string& key, nb::handle value) {
-  return integer_of<int>(key, value);
-}
-bool bool_of(const std::string& key, nb::handle value) {
-  return value_of<bool>(key, value, "True or False");
-}
-std::string text_value(const std::string& key, nb::handle value) {
-  return value_of<std::string>(key, value, "a string");
-}
-
-double seconds_of(const std::string& key, nb::handle value) {
-  constexpr const char* kExpected = "a number of seconds";
-  if (PyBool_Check(value.ptr()) || PyNumber_Check(value.ptr()) == 0) refuse_value(key, kExpected, value);
-  const double seconds = PyFloat_AsDouble(value.ptr());
-  if (PyErr_Occurred() != nullptr) refuse_value(key, kExpected, value);
-  return seconds;
-}
 
 using Set = void (*)(Config&, const std::string& key, nb::handle value);
 
@@ -162,7 +104,7 @@ void require_sizes(const nb::kwargs& settings) {
   if (!missing.empty()) throw UsageError(str("configuration: missing: ", missing));
 }
 
-// What is pickled of a Config: its settings by name, as Config() takes them.
+// The pickled state of a Config: its settings by name, as Config() takes them.
 nb::dict settings_of(const nb::handle& config) {
   nb::dict settings;
   for (const Setting& setting : kSettings) settings[setting.name] = config.attr(setting.name);
@@ -277,8 +219,8 @@ void bind_formats(nb::module_& module) {
       "path"_a, nb::sig("def load_formats(path: str | os.PathLike[str]) -> list[str]"),
       R"(Opens a shared library and registers the formats that it has; returns their names, for Config(format=...).
 
-docs/guides/own_format.md says how to build one. Every rank loads it. A library that is loaded already is not asked
-again.)");
+docs/guides/own_format.md says how to build one. Every rank loads it. If one of its formats cannot be registered, none
+is. A library that is loaded already is not asked again.)");
 }
 
 void bind_config(nb::module_& module) {

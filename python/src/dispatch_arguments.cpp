@@ -1,4 +1,7 @@
 // Checks and converts the arguments of dispatch.
+#include <cmath>
+#include <limits>
+
 #include "base/text.hpp"
 #include "cast.hpp"
 #include "dispatch.hpp"
@@ -171,14 +174,13 @@ void read_dot_rows(const Config& config, const nb::object& dot_rows, DispatchInp
 
 void read_global_scale(const nb::object& given, DispatchInput& in) {
   if (given.is_none()) return;
-  if (PyFloat_Check(given.ptr()) != 0 || PyLong_Check(given.ptr()) != 0) {
+  if (const std::optional<double> number = number_in(given, "global_scale")) {
     if (!is_host(in.arguments.device())) {
       throw UsageError(
           "global_scale: expected a float32 array of one element on the device, got a number: kernels read "
-          "it "
-          "while they run");
+          "it while they run");
     }
-    in.global_scale = nb::cast<float>(given);
+    in.global_scale = static_cast<float>(*number);
     in.options.global_scale = &in.global_scale;
     return;
   }
@@ -195,6 +197,18 @@ void read_input_scales(const Config& config, const nb::object& given, DispatchIn
 }
 
 }  // namespace
+
+std::optional<double> number_in(const nb::object& given, const char* name) {
+  if (PyBool_Check(given.ptr()) != 0) refuse_type(name, "a number or float32 values", given);
+  if (PyFloat_Check(given.ptr()) == 0 && PyLong_Check(given.ptr()) == 0) return std::nullopt;
+  const double number = PyFloat_AsDouble(given.ptr());
+  const bool too_large = PyErr_Occurred() != nullptr;
+  PyErr_Clear();
+  constexpr double kMost = std::numeric_limits<float>::max();
+  if (too_large || (std::abs(number) > kMost && !std::isinf(number)))
+    throw UsageError(str(name, " = ", nb::repr(given).c_str(), ": beyond the range of float32"));
+  return number;
+}
 
 Ids ids_of(const Array& array, std::int64_t tokens, int top_k, const char* name) {
   if (array.element != kInt32 && array.element != kInt64)

@@ -182,7 +182,7 @@ Operation refusable(const std::string& name) {
                        "'all_gather_v' or 'reduce_scatter_v'"));
 }
 
-// What this rank's peers are told instead of its next call.
+// Refuses this rank's next call: the peers get the reason instead.
 void refuse(PyExchange& self, const std::string& reason, int lane, const nb::object& stream,
             const std::string& name) {
   const Operation refused = refusable(name);

@@ -18,7 +18,7 @@ struct PyRank {
   const Rank& checked() const;  // throws UsageError in a forked process
 };
 
-// Who starts the ranks of a group.
+// How the ranks of a group are started.
 enum class Starts { nothing, threads, processes };
 
 class PyGroup {
@@ -48,7 +48,7 @@ class PyGroup {
 // How many ranks there are, or the nodes that they are on.
 using Ranks = std::variant<int, Topology>;
 
-// Of simulated nodes, if there are several: `nodes` of equal size, or those of a topology.
+// The topology of simulated nodes, if there are several: `nodes` of equal size, or those of a given topology.
 Topology topology_of(const Ranks& ranks, int nodes);
 
 // A group whose run() forks a process for each rank.

@@ -21,7 +21,7 @@ namespace {
 
 thread_local const StopRequest* active_request = nullptr;
 
-// What a signal handler raised, until the interrupted call passes it to its caller. The GIL guards it. A
+// The exception of a signal handler, until the interrupted call passes it to its caller. The GIL guards it. A
 // plain pointer, because static objects may be destroyed after the interpreter.
 nb::python_error* handler_error = nullptr;
 

@@ -1,4 +1,4 @@
-// What ferry.max needs of compiled code: the index of groups, and the plan of a combine from src_info.
+// The compiled part of ferry.max: the index of groups, and the plan of a combine from src_info.
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/vector.h>
 
@@ -69,10 +69,10 @@ std::int64_t plan_return(const PyExchange& self, const HostArray<std::uint8_t, 1
 }
 
 void check_returned(const PyExchange& self, const HostArray<std::uint8_t, 1>& storage,
-                    const HostArray<const float, 1>& route_tags, const HostArray<const float, 1>& came) {
+                    const HostArray<const float, 1>& route_tags, const HostArray<const float, 1>& returned) {
   max::ReturnTags tags;
-  tags.routes.assign(route_tags.data(), route_tags.data() + came.size());
-  max::check_returned(self.config(), view_storage(self, storage), tags, {came.data(), came.size()});
+  tags.routes.assign(route_tags.data(), route_tags.data() + returned.size());
+  max::check_returned(self.config(), view_storage(self, storage), tags, {returned.data(), returned.size()});
 }
 
 // On device memory arrays are addresses: the Python code has checked them, and keeps them alive.
@@ -141,9 +141,10 @@ void plan_return_on_device(const PyExchange& self, int lane, Address src_info, A
                                   stream_at(stream));
 }
 
-void check_returned_on_device(const PyExchange& self, int lane, Address plan, Address came, Address stream) {
+void check_returned_on_device(const PyExchange& self, int lane, Address plan, Address returned,
+                              Address stream) {
   operations_of(self).check_returned(
-      {.lane = lane, .plan = plan_at(self, plan), .came = at<const float>(came)}, stream_at(stream));
+      {.lane = lane, .plan = plan_at(self, plan), .returned = at<const float>(returned)}, stream_at(stream));
 }
 
 }  // namespace
@@ -152,7 +153,7 @@ void bind_max(nb::module_& module) {
   module.def("_max_group_index", &group_index, "counts"_a, "alignment"_a);
   module.def("_max_plan_return", &plan_return, "exchange"_a, "storage"_a, "src_info"_a, "row_offsets"_a,
              "counts"_a, "topk_ids"_a, "combine"_a, "row_tags"_a, "route_tags"_a);
-  module.def("_max_check_returned", &check_returned, "exchange"_a, "storage"_a, "route_tags"_a, "came"_a);
+  module.def("_max_check_returned", &check_returned, "exchange"_a, "storage"_a, "route_tags"_a, "returned"_a);
   module.def("_max_scratch_bytes",
              [](const PyExchange& self) { return operations_of(self).scratch_bytes(); });
   module.def("_max_keep_ids", &keep_ids);

@@ -22,7 +22,7 @@ Placement placement_of(const Locations& locations, int ranks, std::uint64_t vers
   return Placement::table(std::move(table), ranks, version);
 }
 
-// What is pickled of a Placement: the arguments of placement_of(), and tp.
+// The pickled state of a Placement: the arguments of placement_of(), and tp.
 nb::tuple state_of(const Placement& placement) {
   nb::list locations;
   for (const auto& [rank, local] : placement.locations()) locations.append(nb::make_tuple(rank, local));
@@ -56,8 +56,8 @@ void bind_placement(nb::module_& module) {
       .def_static("ep_tp", &Placement::ep_tp, "experts"_a, "ep"_a, "tp"_a,
                   "Experts in slices, on ep * tp ranks: slice i of expert e is on rank e // (experts // ep) "
                   "* tp + i. "
-                  "The tp ranks that hold slices of the same experts pass the same tokens. On host memory "
-                  "and the backend 'cuda'.")
+                  "The tp ranks that hold slices of the same experts pass the same tokens. "
+                  "Not with 'cuda' in two hops, nor with 'nvshmem' between nodes.")
       .def_prop_ro("experts", &Placement::experts, "E, the number of experts.")
       .def_prop_ro("ranks", &Placement::ranks, "R, the number of ranks.")
       .def_prop_ro("tp", &Placement::tp, "Slices of each expert: 1 unless made by ep_tp().")

@@ -143,7 +143,8 @@ void CallbackThread::run(const char* name, std::function<void()> function,
     }
     lock.lock();
   }
-  if (call->done && call->error) reason = call->error;
+  // A call that has returned while the check gave up has done its work.
+  if (call->done) reason = call->error;
   if (!reason) return;
   keep_forever(call);
   give_up(lock, *call, reason);

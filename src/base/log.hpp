@@ -1,4 +1,4 @@
-// What the library does, as lines on stderr, if FERRY_LOG is set.
+// Log lines on stderr, if FERRY_LOG is set.
 #pragma once
 
 #include <string>

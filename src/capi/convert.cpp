@@ -2,55 +2,41 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "capi/boundary.hpp"
 #include "exchange/configuration.hpp"
+#include "format/encoding.hpp"
+#include "format/options.hpp"
 
 namespace ferry::capi {
 namespace {
 
-constexpr std::uint32_t kFp8Flags = FERRY_SCALE_COLUMNS | FERRY_FP8_POWER_OF_TWO | FERRY_FP8_PACKED;
-constexpr std::uint32_t kMxRules = FERRY_MX_UP | FERRY_MX_OCP,
-                        kMxFlags = FERRY_SCALE_COLUMNS | FERRY_SCALE_TILES | kMxRules;
-constexpr std::uint32_t kNvfp4Flags = FERRY_SCALE_COLUMNS | FERRY_SCALE_TILES | FERRY_NVFP4_PER_TOKEN;
+// The flags of the interface are the options of formats.
+static_assert(FERRY_SCALE_COLUMNS == kScaleColumns && FERRY_FP8_POWER_OF_TWO == kPowerOfTwo &&
+              FERRY_FP8_PACKED == kPackedScales && FERRY_MX_UP == kMxUp && FERRY_MX_OCP == kMxOcp &&
+              FERRY_NVFP4_PER_TOKEN == kPerToken && FERRY_SCALE_TILES == kScaleTiles);
 
-// The flags that a kind of format takes, and their names.
-struct FormatFlags {
-  std::uint32_t all = 0;
-  const char* names = "none";
-};
+constexpr std::pair<OptionBits, const char*> kFlags[] = {{kScaleColumns, "FERRY_SCALE_COLUMNS"},
+                                                         {kScaleTiles, "FERRY_SCALE_TILES"},
+                                                         {kPowerOfTwo, "FERRY_FP8_POWER_OF_TWO"},
+                                                         {kPackedScales, "FERRY_FP8_PACKED"},
+                                                         {kMxUp, "FERRY_MX_UP"},
+                                                         {kMxOcp, "FERRY_MX_OCP"},
+                                                         {kPerToken, "FERRY_NVFP4_PER_TOKEN"}};
 
-FormatFlags flags_of(std::optional<FormatKind> kind) {
-  if (kind == FormatKind::fp8_e4m3)
-    return {kFp8Flags, "FERRY_SCALE_COLUMNS, FERRY_FP8_POWER_OF_TWO and FERRY_FP8_PACKED"};
-  if (kind == FormatKind::mxfp8 || kind == FormatKind::mxfp4)
-    return {kMxFlags, "FERRY_SCALE_COLUMNS or FERRY_SCALE_TILES, and FERRY_MX_UP or FERRY_MX_OCP"};
-  if (kind == FormatKind::registered) return {~0u, "the number that ferry_register_format() gave it"};
-  if (kind == FormatKind::nvfp4)
-    return {kNvfp4Flags, "FERRY_SCALE_COLUMNS or FERRY_SCALE_TILES, and FERRY_NVFP4_PER_TOKEN"};
-  return {};
+// "FERRY_SCALE_COLUMNS, FERRY_SCALE_TILES"
+std::string names_of_flags(OptionBits options) {
+  std::string names;
+  for (const auto& [option, name] : kFlags)
+    if ((options & option) != 0) names += str(names.empty() ? "" : ", ", name);
+  return names.empty() ? "none" : names;
 }
 
-Format format_of(FormatKind kind, std::uint32_t flags) {
-  const bool columns = (flags & FERRY_SCALE_COLUMNS) != 0, tiles = (flags & FERRY_SCALE_TILES) != 0;
-  Format format{.kind = kind};
-  if (kind == FormatKind::mxfp8 || kind == FormatKind::mxfp4) {
-    format = kind == FormatKind::mxfp8 ? Format::mxfp8() : Format::mxfp4();
-    if ((flags & kMxRules) != 0) format.mx.rule = (flags & FERRY_MX_UP) != 0 ? MxRule::up : MxRule::ocp;
-    format.mx.column_major = columns;
-    format.mx.tiles = tiles;
-  } else if (kind == FormatKind::nvfp4) {
-    format = Format::nvfp4(
-        {.per_token = (flags & FERRY_NVFP4_PER_TOKEN) != 0, .column_major = columns, .tiles = tiles});
-  } else if (kind == FormatKind::registered) {
-    format.registered = static_cast<int>(flags);
-  } else {
-    format.fp8 = {.column_major = columns,
-                  .power_of_two = (flags & FERRY_FP8_POWER_OF_TWO) != 0,
-                  .packed = (flags & FERRY_FP8_PACKED) != 0};
-  }
-  return format;
+bool is_registered(const Format& format) {
+  return encoding_of(format).by_caller;
 }
 
 // Pointers to these structs are cast from one interface to the other.
@@ -85,20 +71,24 @@ DType to_dtype(std::int32_t type, const char* field) {
 std::optional<Format> to_format(const ferry_format& given) {
   const auto kind = to_choice(given.kind, FormatKind::registered, "ferry_format.kind");
   const char* name = kConstants<FormatKind>[given.kind].name;
+  Format format = kind ? format_with(*kind, given.flags) : Format{};
+  if (is_registered(format)) {
+    format.registered = static_cast<int>(given.flags);
+  } else {
+    const OptionBits known = kind ? options_taken_by(*kind) : 0;
+    if ((given.flags & ~known) != 0 || (given.flags & kMxRules) == kMxRules) {
+      throw UsageError(str("ferry_format.flags = ", given.flags, " with kind ", name,
+                           ": the flags of this kind are ", names_of_flags(known),
+                           (known & kMxRules) != 0 ? ", of FERRY_MX_UP and FERRY_MX_OCP one" : ""));
+    }
+  }
   const bool parts =
       std::any_of(given.part_bytes, given.part_bytes + kMaxParts, [](auto b) { return b != 0; });
-  const FormatFlags known = flags_of(kind);
-  if ((given.flags & ~known.all) != 0 ||
-      (kind != FormatKind::registered && (given.flags & kMxRules) == kMxRules)) {
-    throw UsageError(str("ferry_format.flags = ", given.flags, " with kind ", name,
-                         ": the flags of this kind are ", known.names));
-  }
-  if (parts && kind != FormatKind::raw) {
+  if (parts && !format.is_raw()) {
     throw UsageError(
         str("ferry_format.part_bytes is set with kind ", name, ": only FERRY_FORMAT_RAW has parts"));
   }
   if (!kind) return std::nullopt;
-  Format format = format_of(*kind, given.flags);
   std::copy(given.part_bytes, given.part_bytes + kMaxParts, format.part_bytes.begin());
   return format;
 }
@@ -234,15 +224,7 @@ Epilogue to_epilogue(const ferry_epilogue* epilogue) {
 ferry_format to_c(const Format& format) {
   ferry_format c{};
   c.kind = static_cast<std::int32_t>(format.kind) + 1;
-  const bool mx = format.kind == FormatKind::mxfp8 || format.kind == FormatKind::mxfp4;
-  if (mx) c.flags |= format.mx.rule == MxRule::up ? FERRY_MX_UP : FERRY_MX_OCP;
-  if (format.fp8.column_major || format.mx.column_major || format.nvfp4_options.column_major)
-    c.flags |= FERRY_SCALE_COLUMNS;
-  if (format.mx.tiles || format.nvfp4_options.tiles) c.flags |= FERRY_SCALE_TILES;
-  if (format.nvfp4_options.per_token) c.flags |= FERRY_NVFP4_PER_TOKEN;
-  if (format.fp8.power_of_two) c.flags |= FERRY_FP8_POWER_OF_TWO;
-  if (format.fp8.packed) c.flags |= FERRY_FP8_PACKED;
-  if (format.kind == FormatKind::registered) c.flags = static_cast<std::uint32_t>(format.registered);
+  c.flags = is_registered(format) ? static_cast<std::uint32_t>(format.registered) : options_of(format);
   std::copy(format.part_bytes.begin(), format.part_bytes.end(), c.part_bytes);
   return c;
 }

@@ -1,10 +1,10 @@
-#include "ferry/encoder.hpp"
+#include "capi/encoder.hpp"
 
 #include <algorithm>
 
 #include "capi/boundary.hpp"
 #include "capi/convert.hpp"
-#include "ferry/ferry.h"
+#include "ferry/encoder.hpp"
 
 namespace ferry::capi {
 namespace {
@@ -50,13 +50,19 @@ Encoder to_encoder(const ferry_encoder& c) {
 
 }  // namespace
 
+void add_format(Registration& registration, const char* name, const ferry_encoder* encoder,
+                ferry_format* format) {
+  ferry_format& made = required(format, "format");
+  made = to_c(registration.add(&required(name, "name"), to_encoder(read_sized(encoder, "ferry_encoder"))));
+}
+
 extern "C" {
 
 ferry_status ferry_register_format(const char* name, const ferry_encoder* encoder, ferry_format* format) {
   return guarded([&] {
-    ferry_format& made = required(format, "format");
-    made = capi::to_c(
-        register_format(&required(name, "name"), to_encoder(read_sized(encoder, "ferry_encoder"))));
+    Registration registration;
+    add_format(registration, name, encoder, format);
+    registration.make_known();
   });
 }
 

@@ -9,6 +9,7 @@
 #include "base/text.hpp"
 #include "capi/boundary.hpp"
 #include "capi/convert.hpp"
+#include "capi/encoder.hpp"
 #include "ferry/encoder.hpp"
 #include "ferry/error.hpp"
 #include "ferry/ferry.h"
@@ -16,12 +17,15 @@
 namespace ferry {
 namespace {
 
-// What the library that is being loaded has registered. ferry_formats() takes no argument of ours.
+// What the library that is being loaded has registered.
 struct Loading {
+  Registration registration;
   std::vector<Format> formats;
-  std::exception_ptr failure;
+  std::exception_ptr failure;  // the first
 };
-Loading* loading = nullptr;  // guarded by Libraries::mutex
+
+// Of the thread that runs a ferry_formats(), which takes no argument of ours.
+thread_local Loading* loading = nullptr;
 
 // Never destroyed: threads may dispatch while the process ends.
 struct Libraries {
@@ -35,22 +39,44 @@ Libraries& libraries() {
 }
 
 ferry_status register_loaded(const char* name, const ferry_encoder* encoder, ferry_format* format) {
-  const ferry_status status = ferry_register_format(name, encoder, format);
-  if (status == FERRY_OK) {
-    loading->formats.push_back(capi::to_format(*format).value());
-  } else {
+  return capi::guarded([&] {
+    if (loading == nullptr)
+      throw UsageError("load_formats: register_format may only be called by ferry_formats(), in its thread");
     try {
-      capi::raise(status, "ferry_register_format");
+      capi::add_format(loading->registration, name, encoder, format);
+      loading->formats.push_back(capi::to_format(*format).value());
     } catch (...) {
-      loading->failure = std::current_exception();
+      if (!loading->failure) loading->failure = std::current_exception();
+      throw;
     }
+  });
+}
+
+// Calls the function of the library. Throws what keeps its formats from being registered.
+void run(decltype(&ferry_formats) function, const std::string& path, Loading& now) {
+  loading = &now;
+  ferry_status status = FERRY_OK;
+  try {
+    status = function(&register_loaded);
+  } catch (...) {
+    loading = nullptr;
+    throw UsageError(str("load_formats: ferry_formats() of ", path, " has thrown an exception"));
   }
-  return status;
+  loading = nullptr;
+  if (now.failure) std::rethrow_exception(now.failure);
+  if (status != FERRY_OK)
+    throw UsageError(str("load_formats: ferry_formats() of ", path, " returned ", status, " (",
+                         ferry_status_name(status), ")"));
 }
 
 }  // namespace
 
 std::vector<Format> load_formats(const std::string& path) {
+  // The loader would open the program itself.
+  if (path.empty())
+    throw UsageError("load_formats: the path is empty: pass the path of a shared library of formats");
+  if (path.find('\0') != std::string::npos)
+    throw UsageError(str("load_formats: the path ", path.c_str(), " goes on behind a character 0"));
   void* const library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) throw UsageError(str("load_formats: ", dlerror()));
   Libraries& all = libraries();
@@ -61,13 +87,8 @@ std::vector<Format> load_formats(const std::string& path) {
     throw UsageError(
         str("load_formats: ", path, " has no function ferry_formats: see ferry/format_library.hpp"));
   Loading now;
-  loading = &now;
-  const ferry_status status = reinterpret_cast<decltype(&ferry_formats)>(function)(&register_loaded);
-  loading = nullptr;
-  if (status != FERRY_OK && now.failure) std::rethrow_exception(now.failure);
-  if (status != FERRY_OK)
-    throw UsageError(str("load_formats: ferry_formats() of ", path, " returned ", status, " (",
-                         ferry_status_name(status), ")"));
+  run(reinterpret_cast<decltype(&ferry_formats)>(function), path, now);
+  now.registration.make_known();
   return all.formats[library] = now.formats;
 }
 

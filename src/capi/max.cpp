@@ -9,6 +9,7 @@
 #include "capi/boundary.hpp"
 #include "capi/convert.hpp"
 #include "capi/handles.hpp"
+#include "capi/max_arguments.hpp"
 
 struct ferry_max_exchange {
   ferry_max_exchange(const ferry::Rank& rank, const ferry::Config& config)
@@ -100,15 +101,8 @@ CombineArguments to_input(ferry_max_exchange& handle, const ferry_max_combine_ar
       in.input.counts = {&required(args.counts, "counts"),
                          groups * static_cast<std::size_t>(handle.exchange.rank().size())};
     }
-    if (args.own_ids != 0) {
-      in.input.topk_ids = to_ids(args.topk_ids, args.id_type);
-      in.input.tokens = args.tokens;
-      if (args.tokens < 0) throw UsageError(str("tokens = ", args.tokens, ", must be 0 or more"));
-    }
-    in.output = {.output_tokens = to_result(args.output_tokens),
-                 .router_weights = args.router_weights,
-                 .shared_outputs = args.shared_outputs,
-                 .epilogue = to_epilogue(args.epilogue)};
+    read_own_ids(args, &in.input);
+    in.output = max_output_of(args);
     return in;
   });
 }

@@ -7,6 +7,7 @@
 #include "capi/boundary.hpp"
 #include "capi/convert.hpp"
 #include "capi/handles.hpp"
+#include "capi/max_arguments.hpp"
 
 struct ferry_max_device_exchange {
   ferry_max_device_exchange(const ferry::Rank& rank, const ferry::Config& config) : exchange(rank, config) {}
@@ -77,15 +78,8 @@ DeviceCombineArguments to_input(max::DeviceExchange& exchange, const ferry_max_d
     in.input.src_info = args.src_info;
     in.input.row_offsets = args.row_offsets;
     in.input.counts = args.counts;
-    if (args.own_ids != 0) {
-      in.input.topk_ids = to_ids(args.topk_ids, args.id_type);
-      in.input.tokens = args.tokens;
-      if (args.tokens < 0) throw UsageError(str("tokens = ", args.tokens, ", must be 0 or more"));
-    }
-    in.output = {.output_tokens = to_result(args.output_tokens),
-                 .router_weights = args.router_weights,
-                 .shared_outputs = args.shared_outputs,
-                 .epilogue = to_epilogue(args.epilogue)};
+    read_own_ids(args, &in.input);
+    in.output = max_output_of(args);
     return in;
   });
 }

@@ -62,7 +62,8 @@ class CustomEngine : public Engine {
 
  private:
   std::shared_ptr<const EngineFunctions> functions_;
-  std::shared_ptr<CallbackThread> thread_;  // ordered lanes: of all lanes; else of the last one
+  std::shared_ptr<CallbackThread>
+      thread_;  // the thread of all lanes if they are ordered; else of the last lane
   int next_lane_ = 0;
 };
 

@@ -24,11 +24,11 @@ class DeviceStream {
   virtual void wait(const std::function<void()>& check) = 0;
 };
 
-using DeviceId = std::array<std::byte, 16>;  // of a GPU, in all processes and on all hosts
+using DeviceId = std::array<std::byte, 16>;  // identifies a GPU in all processes and on all hosts
 
 class Communicator;
 
-// What makes streams of a rank's device.
+// What an engine calls to use a rank's device.
 struct DeviceAccess {
   DeviceId id;
   std::function<std::unique_ptr<DeviceStream>()> make_stream;

@@ -1,5 +1,5 @@
-// Engines: transports that exist outside Ferry (MPI, functions of the caller), as the backend `collective`
-// uses them.
+// Engines: transports that exist outside Ferry (MPI, NCCL, the caller's functions), as the backend
+// `collective` uses them.
 #pragma once
 
 #include <cstddef>
@@ -50,9 +50,9 @@ class Communicator {
   static constexpr std::int64_t kFirstBytes = 3072;
   virtual std::int64_t first_bytes() const { return kFirstBytes; }
 
-  // Tells the transport of memory of the rank's device that transfers will use, where it gains by that. All
-  // ranks do so for the memory of a transfer, or none. The registration ends with the object that is
-  // returned; end it before the memory is freed. Null: none.
+  // Announces memory of the rank's device that transfers will use, to a transport that gains by it. All ranks
+  // do so for the memory of a transfer, or none. The registration ends with the returned object; end it
+  // before the memory is freed. Null: not registered.
   virtual std::shared_ptr<void> register_memory(std::byte*, std::int64_t) { return nullptr; }
 };
 

@@ -69,7 +69,7 @@ class MpiEngine : public Engine {
               ": call MPI_Init_thread with MPI_THREAD_MULTIPLE, or with MPI_THREAD_SERIALIZED if the program "
               "makes no call of MPI while Ferry works; or let Group::mpi() initialise MPI"));
     }
-    // Of all groups of the process: they share a communicator of MPI.
+    // Shared by all groups of the process, because they share a communicator of MPI.
     static std::atomic<int> next_channel = 0;
     std::vector<std::unique_ptr<Communicator>> made;
     for (int i = 0; i < lanes; ++i) made.push_back(std::make_unique<MpiCommunicator>(next_channel++));

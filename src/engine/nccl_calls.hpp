@@ -1,4 +1,4 @@
-// Calls of NCCL that end with a deadline, whatever the communicator.
+// Calls of NCCL that end with a deadline, for blocking and non-blocking communicators.
 #pragma once
 
 #include <functional>
@@ -19,13 +19,13 @@ void settle_nccl(const Nccl& nccl, Nccl::Comm comm, int status, const char* func
 // thread is abandoned, with what `calls` holds. Throws what `check` or `calls` throw.
 void run_blocking_nccl(const std::function<void()>& calls, const NcclCheck& check);
 
-// A group of sends and receives of this thread. NCCL would take every later call of the thread, on any
-// communicator, for a part of a group that stays open.
+// A group of sends and receives of the calling thread. It must be closed: otherwise NCCL takes every later
+// call of the thread, on any communicator, for a part of the group.
 class NcclGroup {
  public:
   explicit NcclGroup(const Nccl& nccl) : nccl_(nccl) { nccl_.require(nccl_.group_start(), "ncclGroupStart"); }
   ~NcclGroup() {
-    if (open_) nccl_.group_end();  // a call of it has failed, so NCCL drops the others
+    if (open_) nccl_.group_end();  // one of its calls has failed, so NCCL drops the others
   }
   NcclGroup(const NcclGroup&) = delete;
   NcclGroup& operator=(const NcclGroup&) = delete;
@@ -41,7 +41,7 @@ class NcclGroup {
   bool open_ = true;
 };
 
-// What a communicator is made of. `blocks`: the communicator starts transfers in the calling thread, where a
+// The members of a communicator. `blocks`: the communicator starts transfers in the calling thread; a
 // non-blocking one starts a thread for each.
 struct NcclMembers {
   Nccl::UniqueId id;
@@ -49,8 +49,8 @@ struct NcclMembers {
   bool blocks;
 };
 
-// Collective. A blocking communicator is connected with every peer when it is returned, so that later calls
-// wait for no peer on the host. `stream`: for the transfer that connects.
+// Collective. A blocking communicator is returned connected with every peer, so that later calls wait for no
+// peer on the host. `stream`: for the transfer that connects.
 Nccl::Comm connect_nccl(const Nccl& nccl, const NcclMembers& members, const DeviceAccess& device,
                         const std::shared_ptr<DeviceStream>& stream, const NcclCheck& check);
 

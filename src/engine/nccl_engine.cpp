@@ -20,7 +20,7 @@
 namespace ferry {
 namespace {
 
-// As nvidia-smi -L writes it: GPU-01234567-89ab-cdef-0123-456789abcdef.
+// The name that nvidia-smi -L prints: GPU-01234567-89ab-cdef-0123-456789abcdef.
 std::string name_of(const DeviceId& device) {
   constexpr const char* kDigits = "0123456789abcdef";
   std::string name = "GPU-";
@@ -33,17 +33,17 @@ std::string name_of(const DeviceId& device) {
   return name;
 }
 
-// What a connection needs of its rank when it ends.
+// What a connection asks of its rank when it ends.
 struct Ending {
   std::function<bool()> group_has_failed;
-  double seconds;  // that it waits for the peers to end theirs
+  double seconds;  // how long it waits for the peers to end theirs
 };
 
 // A communicator of NCCL, with the stream of its transfers. Transfers run in one thread at a time, and other
 // threads may register memory meanwhile.
 class NcclConnection : public std::enable_shared_from_this<NcclConnection> {
  public:
-  // `serial`: the same on every rank. `registers`, `blocks`: so are these.
+  // `serial`, `registers` and `blocks`: the same on every rank.
   NcclConnection(const Nccl& nccl, Nccl::Comm comm, const DeviceAccess& device,
                  std::shared_ptr<DeviceStream> stream, std::unique_ptr<Communicator> host_link,
                  std::int64_t serial, bool registers, bool blocks, Ending ending)
@@ -159,12 +159,12 @@ class NcclConnection : public std::enable_shared_from_this<NcclConnection> {
     });
   }
 
-  // Within a group a call only notes what is to be done.
+  // Within a group a call only records its work.
   void settle(int status, const char* function) const {
     if (status != Nccl::kInProgress) nccl_.require(status, function);
   }
 
-  // The blocks of a call: a few kilobytes for each rank.
+  // Exchanges the blocks of a call: a few kilobytes for each rank.
   void exchange_host_memory(const AllToAllV& transfer, const NcclCheck& check) {
     const std::int64_t sent = extent(transfer.send_bytes, transfer.send_offsets),
                        received = extent(transfer.receive_bytes, transfer.receive_offsets);
@@ -200,12 +200,13 @@ class NcclConnection : public std::enable_shared_from_this<NcclConnection> {
   const std::int64_t serial_;
   const bool registers_, blocks_;
   const Ending ending_;
-  std::mutex mutex_;            // of failure_ and of what is registered
+  std::mutex mutex_;            // guards failure_ and the registrations
   std::exception_ptr failure_;  // NCCL has aborted the communicator, and freed it
 };
 
-// A lane. All share the connection: transfers run one at a time in any case, and ranks that call their lanes
-// in different order meet there and learn of it, instead of waiting in different communicators.
+// A lane. All lanes share the connection, because transfers run one at a time in any case. Ranks that call
+// their lanes in different order then meet in one communicator and find out, instead of waiting in different
+// ones.
 class NcclCommunicator final : public Communicator {
  public:
   explicit NcclCommunicator(std::shared_ptr<NcclConnection> connection)
@@ -235,14 +236,14 @@ class NcclEngine final : public Engine {
   bool ordered_lanes() const override { return true; }
   bool takes_device_memory() const override { return true; }
 
-  // For the communicators that are made from now on.
+  // For communicators made from now on.
   void use(double deadline, DeviceAccess device) {
     deadline_ = deadline;
     device_ = std::move(device);
   }
 
   std::vector<std::unique_ptr<Communicator>> communicators(int lanes) override {
-    // Forgotten here: it may hold the rank, which holds this engine.
+    // Dropped here: it may hold the rank, which holds this engine.
     const auto make_host_link = std::exchange(device_.make_host_link, nullptr);
     const std::shared_ptr<NcclConnection> connection = connection_of_all_ranks(make_host_link);
     std::vector<std::unique_ptr<Communicator>> made;
@@ -251,13 +252,13 @@ class NcclEngine final : public Engine {
   }
 
  private:
-  // What a rank tells the others before they connect.
+  // The message of a rank to the others before they connect.
   struct Introduction {
     DeviceId device;
-    std::int64_t connection;  // that it still has, to this device; kNone: none
+    std::int64_t connection;  // that it still has to this device; kNone: none
     int version;              // of NCCL; 0: it has none, and says why
-    int registers;            // 1: it can register memory, and is asked to
-    int blocks;               // 1: it is asked for a blocking communicator
+    int registers;            // 1: it can register memory, and has been asked to
+    int blocks;               // 1: it has been asked for a blocking communicator
     char problem[480];        // ends with a zero
   };
   static constexpr std::int64_t kNone = -1;
@@ -302,7 +303,7 @@ class NcclEngine final : public Engine {
     return connection;
   }
 
-  // Throws on all ranks what prevents one of them from connecting.
+  // Throws on all ranks if one of them cannot connect, with its reason.
   static void require_connectable(const std::vector<Introduction>& all) {
     for (std::size_t rank = 0; rank < all.size(); ++rank) {
       if (all[rank].version == 0)
@@ -336,7 +337,7 @@ class NcclEngine final : public Engine {
 
   Ending ending() const {
     const WaitRecord none{Operation::none, 0, rank_.index(), -1, 0, 0};
-    // Half: peers that wait for this rank meanwhile wait longer.
+    // Half the deadline: peers that wait for this rank meanwhile wait longer.
     return {.group_has_failed = [rank = &rank_, none] { return rank->check_peers(none); },
             .seconds = deadline_ / 2};
   }

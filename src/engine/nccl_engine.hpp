@@ -9,9 +9,9 @@
 
 namespace ferry {
 
-// The rank's engine `nccl`: made at the first call, and kept as long as the rank. All exchanges of a group
-// share a communicator, in which calls in another order meet. `deadline`: seconds for making it. `device`:
-// that of the exchange under construction.
+// The rank's engine `nccl`: made by the first call, and kept as long as the rank. All exchanges of a group
+// share a communicator, so that calls in different order meet in it. `deadline`: seconds for making it.
+// `device`: that of the exchange under construction.
 //
 // communicators() throws UnsupportedError on all ranks if one of them has no NCCL, or if two share a device,
 // which NCCL does not allow; TimeoutError or PeerLostError if a rank does not come. Transfers of host memory
@@ -20,7 +20,7 @@ namespace ferry {
 // ranks to end theirs.
 Engine& nccl_engine_of(RankState& rank, double deadline, DeviceAccess device);
 
-// One of its own. `rank` outlives it and its communicators.
+// A new engine. `rank` outlives it and its communicators.
 std::shared_ptr<Engine> make_nccl_engine(RankState& rank, double deadline, DeviceAccess device);
 
 }  // namespace ferry

@@ -1,4 +1,4 @@
-// NCCL, opened at run time: nothing of it is needed to build. Declares what Ferry calls.
+// NCCL, opened at run time: building Ferry needs no part of it. Declares the functions that Ferry calls.
 #pragma once
 
 #include <cstddef>
@@ -25,7 +25,7 @@ struct Nccl {
     int blocking, cga_cluster_size, min_ctas, max_ctas;
     const char* net_name;
     int split_share;
-    int traffic_class;  // of NCCL 2.26, which finds it where earlier versions have padding
+    int traffic_class;  // of NCCL 2.26; earlier versions have padding there
   };
   static constexpr int kOldest = 21800;
 

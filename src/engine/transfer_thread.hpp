@@ -23,8 +23,8 @@ class TransferThread {
   // the future shares with the thread, so the exception ends in the caller's thread alone.
   std::future<std::exception_ptr> submit(std::function<void()> transfer);
 
-  // Runs `transfer` in the calling thread and returns true, unless another one is running or waiting: that
-  // saves two threads' wake-ups. Throws what it throws.
+  // Runs `transfer` in the calling thread and returns true, unless another transfer is running or waiting:
+  // that saves waking two threads. Throws what it throws.
   bool try_run(const std::function<void()>& transfer);
 
  private:
@@ -33,7 +33,7 @@ class TransferThread {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<std::packaged_task<std::exception_ptr()>> queue_;
-  bool running_ = false;  // a transfer, in whatever thread
+  bool running_ = false;  // a transfer, in any thread
   bool stopping_ = false;
   std::thread thread_;
 };

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 
 #include "ferry/error.hpp"
 #include "ferry/exchange.hpp"
@@ -13,12 +14,23 @@ class DeviceWork;
 class Engine;
 class SourceOperations;
 
-// What a lane's calls have found since the last check(), which raises it. A count of 0 means "none".
+// The first scale of nvfp4 with which a block could not be encoded.
+struct BadScale {
+  int rank = -1;               // that encoded the block; -1: none
+  int expert = -1;             // whose input_scales it is; -1: global_scale, or on device backends either
+  std::optional<float> scale;  // device backends do not tell
+};
+
+// Findings of a lane's calls since the last check(), which raises them. A count of 0 means "none".
 struct CallDiagnostics {
   BadId bad_id;
   BadSource bad_source;
   Overflow overflow;
-  bool bad_scale = false;  // a row of nvfp4 whose scales could not be formed
+  BadScale bad_scale;
+
+  void record(const BadScale& bad) {
+    if (bad_scale.rank < 0) bad_scale = bad;
+  }
 };
 
 struct Capabilities {

@@ -1,5 +1,6 @@
 #include "exchange/call_errors.hpp"
 
+#include <cmath>
 #include <string>
 
 #include "base/text.hpp"
@@ -26,6 +27,21 @@ std::string describe(const Overflow& overflow, const Config& config) {
              overflow.needed, "; ", unit, " dropped on all ranks: ", overflow.dropped, "; ", remedy);
 }
 
+std::string describe(const BadScale& bad) {
+  constexpr const char* kOutcome = "; the blocks concerned have scale 7F and values 0";
+  if (!bad.scale) {
+    return str("dispatch: on rank ", bad.rank,
+               " global_scale (or with input_scales a scale of an expert) is not positive and finite, or so "
+               "large that a block's scale overflows: pass largest finite |x| / 2688",
+               kOutcome);
+  }
+  const bool usable = *bad.scale > 0 && std::isfinite(*bad.scale);
+  return str("dispatch: ", bad.expert < 0 ? "global_scale" : str("input_scales[", bad.expert, "]"), " = ",
+             *bad.scale, " on rank ", bad.rank,
+             usable ? " is so large that the scale of a block overflows" : ", must be positive and finite",
+             ": pass largest finite |x| / 2688", bad.expert < 0 ? ", or choose nvfp4-token" : "", kOutcome);
+}
+
 std::string describe(const CallDiagnostics& diagnostics, const Config& config) {
   std::string text;
   auto add = [&](const std::string& part) { text += text.empty() ? part : "; " + part; };
@@ -39,11 +55,7 @@ std::string describe(const CallDiagnostics& diagnostics, const Config& config) {
     add(str(b.count, " entries of the plan on rank ", b.rank, " point outside the exchange",
             ", the first at index ", b.index, "; they were skipped: the plan is damaged"));
   }
-  if (diagnostics.bad_scale) {
-    add("dispatch: global_scale (or with input_scales a scale of an expert) is not positive and finite, or "
-        "so "
-        "large that a block's scale overflows: the blocks concerned have scale 7F and values 0");
-  }
+  if (diagnostics.bad_scale.rank >= 0) add(describe(diagnostics.bad_scale));
   return text;
 }
 
@@ -53,7 +65,7 @@ void raise(const CallDiagnostics& found, const Config& config) {
   if (found.overflow.dropped > 0) throw OverflowError(describe(found, config), found.overflow);
   if (found.bad_id.count > 0) throw BadIdError(describe(found, config), found.bad_id);
   if (found.bad_source.count > 0) throw BadSourceError(describe(found, config), found.bad_source);
-  if (found.bad_scale) throw UsageError(describe(found, config));
+  if (found.bad_scale.rank >= 0) throw UsageError(describe(found, config));
 }
 
 }  // namespace ferry

@@ -2,6 +2,7 @@
 
 #include "base/text.hpp"
 #include "format/encoding.hpp"
+#include "format/options.hpp"
 #include "layout/plan_layout.hpp"
 
 namespace ferry {
@@ -45,22 +46,11 @@ std::string name_of_reduction(std::int64_t value) {
 // A format as one number, so that an error names the whole format. The sizes of raw parts are options of
 // their own.
 std::int64_t code_of(const Format& format) {
-  const bool flags[] = {
-      format.fp8.column_major, format.fp8.power_of_two,        format.fp8.packed,
-      format.mx.column_major,  format.nvfp4_options.per_token, format.nvfp4_options.column_major,
-      format.mx.tiles,         format.nvfp4_options.tiles};
-  std::int64_t code = static_cast<std::int64_t>(format.mx.rule);
-  for (const bool flag : flags) code = 2 * code + flag;
-  return code << 8 | static_cast<std::int64_t>(format.kind);
+  return std::int64_t{options_of(format)} << 8 | static_cast<std::int64_t>(format.kind);
 }
 
 std::string name_of_format(std::int64_t code) {
-  const auto flag = [&](int bit) { return (code >> (8 + bit) & 1) != 0; };
-  const Format format{
-      .kind = static_cast<FormatKind>(code & 0xFF),
-      .fp8 = {.column_major = flag(7), .power_of_two = flag(6), .packed = flag(5)},
-      .mx = {.rule = static_cast<MxRule>(code >> 16), .column_major = flag(4), .tiles = flag(1)},
-      .nvfp4_options = {.per_token = flag(3), .column_major = flag(2), .tiles = flag(0)}};
+  const Format format = format_with(static_cast<FormatKind>(code & 0xFF), static_cast<OptionBits>(code >> 8));
   return format.is_raw() ? to_string(format.kind) : to_string(format);
 }
 

@@ -28,12 +28,12 @@ std::string describe(const Config& config) {
   field("backend", to_string(config.backend));
   field("engine", to_string(config.engine));
   field("memory", to_string(config.memory));
-  field("hops", to_string(config.hops));
-  field("window", config.window);
   field("experts", config.experts);
   field("top_k", config.top_k);
   field("hidden", config.hidden);
   field("max_tokens", config.max_tokens);
+  field("hops", to_string(config.hops));  // after what `automatic` depends on
+  field("window", config.window);
   field("shared_experts", config.shared_experts);
   field("input", to_string(config.input));
   field("shared_split", config.shared_split);

@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "base/text.hpp"
+#include "exchange/hop_choice.hpp"
 #include "exchange/lane_limit.hpp"
 #include "exchange/sliced.hpp"
 #include "ferry/error.hpp"
@@ -246,7 +247,10 @@ MemoryKind chosen_memory(const Config& config) {
 Hops chosen_hops(const Config& config, const Topology& topology) {
   if (config.hops != Hops::automatic) return config.hops;
   if (config.transfer == Transfer::gather) return Hops::one;
-  if (config.backend == BackendKind::nvshmem) return topology.nodes() > 1 ? Hops::two : Hops::one;
+  if (config.backend == BackendKind::nvshmem) {
+    const bool few = std::int64_t{config.max_tokens} * config.hidden <= kOneHopValues;
+    return topology.nodes() > 1 && !few ? Hops::two : Hops::one;
+  }
   const bool several = topology.nodes() > 1 && topology.ranks() > topology.nodes();
   const bool relays = config.backend == BackendKind::collective && chosen_memory(config) == MemoryKind::host;
   return several && relays ? Hops::two : Hops::one;

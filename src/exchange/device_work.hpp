@@ -1,5 +1,5 @@
-// What the evaluator of programs needs of a device besides the calls of an exchange: streams, events, memory
-// and copies of rows.
+// The device of an exchange, as the evaluator of programs uses it besides calls: streams, events, memory and
+// copies of rows.
 #pragma once
 
 #include <cstddef>

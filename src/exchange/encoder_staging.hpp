@@ -1,5 +1,5 @@
 // The encoded rows of an exchange whose format the caller has registered: memory for them, and the call of
-// the encoder before a dispatch. What the backends see is a raw format.
+// the encoder before a dispatch. The backends see a raw format.
 #pragma once
 
 #include <memory>

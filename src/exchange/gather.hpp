@@ -1,6 +1,7 @@
-// What the ranks tell each other before rows are gathered or scattered, and the checks of it.
+// The terms that ranks exchange before rows are gathered or scattered, and their checks.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <span>
 
@@ -9,7 +10,7 @@
 
 namespace ferry {
 
-// What a rank says of its memory.
+// A rank's terms.
 struct GatherTerms {
   std::int64_t count;  // its own rows
   std::int64_t held;   // all_gather_v: rows that `gathered` has room for; reduce_scatter_v: its `total`
@@ -19,7 +20,7 @@ struct GatherTerms {
 struct SubGroup {
   std::size_t first, count;
 
-  // That of `rank`. `size`: ranks of a sub-group; 0: all.
+  // The sub-group of `rank`. `size`: ranks of a sub-group; 0: all.
   static SubGroup of(int rank, int size, int ranks) {
     if (size == 0) return {0, static_cast<std::size_t>(ranks)};
     return {static_cast<std::size_t>(rank / size * size), static_cast<std::size_t>(size)};
@@ -44,5 +45,10 @@ void check_reduce_scatter(std::span<const GatherTerms> ranks, int sub_group);
 
 std::int64_t sum_of_counts(std::span<const GatherTerms> ranks);
 std::int64_t largest_count(std::span<const GatherTerms> ranks);
+
+// The bytes of a block that belong to the round from `begin` on, of rounds of `round_bytes`.
+inline std::int64_t bytes_in_round(std::int64_t block_bytes, std::int64_t begin, std::int64_t round_bytes) {
+  return std::clamp<std::int64_t>(block_bytes - begin, 0, round_bytes);
+}
 
 }  // namespace ferry

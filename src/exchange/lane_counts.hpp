@@ -1,4 +1,4 @@
-// What the calls of a host backend's lane have counted: routes, messages and bytes.
+// Counts over the calls of a host backend's lane: routes, messages and bytes.
 #pragma once
 
 #include <atomic>

@@ -78,7 +78,7 @@ const BackendEntry& entry_of(BackendKind kind) {
   throw UnsupportedError(str("this build of ferry has no ", to_string(kind), " backend"));
 }
 
-// As backends see it: they know no registered formats.
+// The configuration as backends see it: registered formats become raw ones.
 Config backend_config(const Config& config) {
   Config seen = config;
   seen.format = as_raw(config.format, config.hidden);

@@ -58,6 +58,10 @@ bool by_expert(const DispatchCall& call) {
   return call.input_scales.data() != nullptr || !call.input_scales.empty();
 }
 
+bool marks_bad_scales(const Format& format) {
+  return encoding_of(format).marks_bad_scales();
+}
+
 PartList message_parts(const Config& config, const DispatchCall& call) {
   return by_expert(call) ? value_parts(call.tokens.type, config.hidden)
                          : parts_of(call.format, config.hidden);

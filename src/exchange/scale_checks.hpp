@@ -13,6 +13,9 @@ bool by_expert(const DispatchCall& call);
 PartList message_parts(const Config& config, const DispatchCall& call);
 PartList received_parts(const Config& config, const DispatchCall& call);
 
+// Whether the format marks a block whose scale cannot be formed, with the scale 7F.
+bool marks_bad_scales(const Format& format);
+
 // Throws UsageError or UnsupportedError.
 void check_scales(const Config& config, int rank, const DispatchCall& call);
 

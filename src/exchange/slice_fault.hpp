@@ -1,4 +1,4 @@
-// Why a call of experts in slices cannot go on: its ranks pass what does not fit together.
+// Why a call of experts in slices fails: its ranks pass arguments that contradict each other.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// What the backends of experts in slices have in common, on host and on device memory: the backend inside,
-// which routes a slice of the tokens, and the refusals of what slices do not have.
+// Common base of the backends of experts in slices, on host and on device memory: holds the backend inside,
+// which routes a slice of the tokens, and refuses what slices do not support.
 #pragma once
 
 #include <cstdint>
@@ -15,11 +15,11 @@ namespace ferry {
 
 class SlicedBackendBase : public Backend, private GatherOperations {
  public:
-  // Slices gather from each other, so no phase of a call would wait for no peer.
+  // Split calls are refused: slices gather from each other, so even a send phase would wait for peers.
   void dispatch_send(const DispatchCall& call, Stream stream) override {
     refuse_unsupported(Operation::dispatch, call.lane, stream, "phases: call dispatch()");
   }
-  DispatchResult dispatch_receive(int, Stream) override { return {}; }  // no call is ever sent
+  DispatchResult dispatch_receive(int, Stream) override { return {}; }  // no send phase was accepted
   void combine_send(const CombineCall& call, Stream stream) override {
     refuse_unsupported(Operation::combine, call.lane, stream, "phases: call combine()");
   }

@@ -27,7 +27,7 @@ struct SourceFaultNumbers {
   std::int64_t limit = 0, a = 0, b = 0, c = 0, d = 0;
 };
 
-// What is wrong, and the remedy. `rank`: whose arrays they are.
+// What is wrong, and the remedy. `rank`: the rank that has passed the arrays.
 std::string text_of(SourceFault fault, int rank, const SourceFaultNumbers& numbers);
 // @throws UsageError  always: the same, with the name of the call
 [[noreturn]] void raise_source_fault(SourceFault fault, int rank, const SourceFaultNumbers& numbers);

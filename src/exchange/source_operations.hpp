@@ -1,4 +1,5 @@
-// Combine by source (ferry/max.hpp) on device memory: what kernels translate between plans and MAX's arrays.
+// Combine by source (ferry/max.hpp) on device memory: launches of kernels that translate between plans and
+// MAX's arrays.
 #pragma once
 
 #include <cstdint>
@@ -43,11 +44,11 @@ struct PlanReturnCall {
   std::byte* scratch = nullptr;  // zeroed once
 };
 
-// Whether every row has come back in the combine that has just ended.
+// Checks that the combine that has just ended returned every row.
 struct CheckReturnedCall {
   int lane = 0;
   Plan plan{};
-  const float* came = nullptr;  // [N, K] the combine's route_values
+  const float* returned = nullptr;  // [N, K] the combine's route_values
 };
 
 // Enqueued on the stream; none waits for another rank.

@@ -1,4 +1,4 @@
-// Reads quantised values of received rows back.
+// Reads quantised values of received rows.
 #pragma once
 
 #include <cstdint>

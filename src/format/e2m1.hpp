@@ -11,7 +11,7 @@ namespace ferry {
 inline constexpr float kE2m1Lowest = 1.0f;  // smallest normal value
 inline constexpr float kE2m1Max = 6.0f;
 
-// Of four bits.
+// The value of four bits.
 FERRY_HD constexpr float e2m1_to_fp32(std::uint8_t bits) {
   const std::uint32_t magnitude = bits & 0x7u;
   const std::uint32_t sign = static_cast<std::uint32_t>(bits & 0x8u) << 28;

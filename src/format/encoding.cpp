@@ -18,12 +18,6 @@ Encoding mx_encoding(const MxOptions& options, ElementType element) {
 
 }  // namespace
 
-const char* to_string(FormatKind kind) {
-  constexpr const char* kNames[] = {"bf16",  "fp16",  "fp32",  "fp8",       "raw",
-                                    "mxfp8", "mxfp4", "nvfp4", "registered"};
-  return kNames[static_cast<int>(kind)];
-}
-
 Encoding encoding_of(const Format& format) {
   switch (format.kind) {
     case FormatKind::bf16:

@@ -1,5 +1,5 @@
-// The facts of a format from which everything else follows: sizes of rows, messages and staging, and which
-// encoder runs, on the host and in kernels.
+// The facts of a format that determine everything else: sizes of rows, messages and staging, and the encoder
+// that runs on the host and in kernels.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace ferry {
 
-// Type of a received value. `bytes`: Ferry does not look at it.
+// Type of a received value. `bytes`: opaque to Ferry.
 enum class ElementType : std::uint8_t { bf16, fp16, fp32, e4m3, e2m1, bytes };
 
 // How the scale of a block follows from its values; the formulas are in docs/contract.md, "Values".
@@ -25,7 +25,7 @@ struct Encoding {
   ElementType element = ElementType::bf16;
   ScaleRule rule = ScaleRule::none;
   ScaleType scale_type = ScaleType::fp32;
-  bool by_caller = false;      // an encoder of the caller's writes the rows, which are bytes here
+  bool by_caller = false;      // the caller's encoder writes the rows, which are bytes here
   bool row_scale = false;      // a further fp32 scale for each row, a part of its own
   bool scale_columns = false;  // scales are [blocks, leading dimension] instead of [rows, blocks]
   bool scale_tiles = false;    // scales are in tiles of 128 rows x 4 blocks
@@ -35,17 +35,19 @@ struct Encoding {
   FERRY_HD constexpr bool packs_scales() const { return scale_type != ScaleType::fp32; }
   FERRY_HD constexpr bool is_mx() const { return rule == ScaleRule::mx_up || rule == ScaleRule::mx_ocp; }
   FERRY_HD constexpr bool is_nvfp4() const { return rule == ScaleRule::nvfp4; }
-  // Whether a call gives a scale of all its rows.
+  // Whether a call takes a scale for all its rows.
   FERRY_HD constexpr bool takes_global_scale() const { return is_nvfp4() && !row_scale; }
   // Whether rows can be encoded where they arrive, with the scales of their experts.
   FERRY_HD constexpr bool takes_input_scales() const {
     const bool plain = rule == ScaleRule::quotient && !scale_columns;
     return element == ElementType::e4m3 ? plain || is_mx() : takes_global_scale();
   }
+  // Whether a block whose scale cannot be formed has the scale 7F, NaN of e4m3: other types have every scale.
+  FERRY_HD constexpr bool marks_bad_scales() const { return scale_type == ScaleType::e4m3; }
   // A format of blocks of 16 or 32 columns, whose scales are bytes.
   FERRY_HD constexpr bool is_microscaled() const { return is_mx() || is_nvfp4(); }
 
-  // Scales of a row.
+  // Scales of a row of `columns`.
   FERRY_HD constexpr std::int64_t blocks(std::int64_t columns) const { return (columns + block - 1) / block; }
   // Bytes of the scales of a row's first `columns`, padded to whole words.
   FERRY_HD constexpr std::int64_t scale_bytes(std::int64_t columns) const {
@@ -55,7 +57,7 @@ struct Encoding {
   FERRY_HD constexpr std::int64_t value_bytes(std::int64_t columns) const;
 };
 
-// Of a format that check_format() accepts.
+// `format` has passed check_format().
 Encoding encoding_of(const Format& format);
 
 // The last enumerator: kinds from bf16 to it are known.

@@ -52,7 +52,7 @@ PartList parts_of(const Format& format, std::int64_t hidden);
 // has no block scales then.
 PartList parts_by_expert(const Format& format, std::int64_t hidden);
 
-// The one part of a row of values that travel as they are.
+// The one part of a row of values that travel unquantised.
 PartList value_parts(DType type, std::int64_t hidden);
 
 // Throws UsageError for rows that are not a multiple of 16 bytes before or after encoding, for an input type

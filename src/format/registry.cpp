@@ -1,7 +1,9 @@
 #include "format/registry.hpp"
 
 #include <algorithm>
+#include <array>
 #include <deque>
+#include <map>
 #include <mutex>
 
 #include "base/text.hpp"
@@ -14,6 +16,8 @@ namespace {
 struct RegisteredFormat {
   std::string name;
   Encoder encoder;
+  std::map<std::int64_t, std::array<std::int64_t, kMaxParts>> part_bytes;  // checked, by hidden
+  bool known = false;  // false: while others are registered with it, or given back
 };
 
 // Entries are never removed. Never destroyed: threads may dispatch while the process ends.
@@ -27,11 +31,10 @@ Registry& registry() {
   return *instance;
 }
 
-const RegisteredFormat& entry_of(const Format& format) {
-  Registry& all = registry();
-  const std::lock_guard lock(all.mutex);
+// The registry is locked.
+RegisteredFormat& entry_of(Registry& all, const Format& format) {
   const auto number = static_cast<std::size_t>(format.registered);
-  if (format.registered < 0 || number >= all.formats.size())
+  if (format.registered < 0 || number >= all.formats.size() || !all.formats[number].known)
     throw UsageError(str("format: no encoder is registered with number ", format.registered));
   return all.formats[number];
 }
@@ -61,50 +64,83 @@ void check_name(const std::string& name) {
 }  // namespace
 
 const Encoder& encoder_of(const Format& format) {
-  return entry_of(format).encoder;
+  Registry& all = registry();
+  const std::lock_guard lock(all.mutex);
+  return entry_of(all, format).encoder;
 }
 
 const std::string& name_of_registered(const Format& format) {
-  return entry_of(format).name;
+  Registry& all = registry();
+  const std::lock_guard lock(all.mutex);
+  return entry_of(all, format).name;
 }
 
 std::optional<Format> find_registered(std::string_view name) {
   Registry& all = registry();
   const std::lock_guard lock(all.mutex);
   for (std::size_t number = 0; number < all.formats.size(); ++number) {
-    if (all.formats[number].name == name)
+    if (all.formats[number].known && all.formats[number].name == name)
       return Format{.kind = FormatKind::registered, .registered = static_cast<int>(number)};
   }
   return std::nullopt;
 }
 
-Format register_format(const std::string& name, Encoder encoder) {
+Registration::~Registration() {
+  Registry& all = registry();
+  const std::lock_guard lock(all.mutex);
+  for (const Format& format : added_) all.formats[static_cast<std::size_t>(format.registered)] = {};
+}
+
+void Registration::make_known() {
+  Registry& all = registry();
+  const std::lock_guard lock(all.mutex);
+  for (const Format& format : added_) all.formats[static_cast<std::size_t>(format.registered)].known = true;
+  added_.clear();
+}
+
+Format Registration::add(const std::string& name, Encoder encoder) {
   check_name(name);
   if (!encoder.part_bytes || (!encoder.on_host && !encoder.on_device)) {
     throw UsageError(
         str("register_format: the encoder of '", name, "' must have part_bytes, and on_host or on_device"));
   }
   Registry& all = registry();
-  {
-    const std::lock_guard lock(all.mutex);
-    const bool taken = std::any_of(all.formats.begin(), all.formats.end(),
-                                   [&](const RegisteredFormat& each) { return each.name == name; });
-    if (taken) throw UsageError(str("register_format: the format '", name, "' exists already"));
-    all.formats.push_back({name, std::move(encoder)});
-  }
-  return *find_registered(name);
+  const std::lock_guard lock(all.mutex);
+  const bool taken = std::any_of(all.formats.begin(), all.formats.end(),
+                                 [&](const RegisteredFormat& each) { return each.name == name; });
+  if (taken) throw UsageError(str("register_format: the format '", name, "' exists already"));
+  added_.push_back({.kind = FormatKind::registered, .registered = static_cast<int>(all.formats.size())});
+  all.formats.push_back({.name = name, .encoder = std::move(encoder), .part_bytes = {}});
+  return added_.back();
+}
+
+Format register_format(const std::string& name, Encoder encoder) {
+  Registration registration;
+  const Format format = registration.add(name, std::move(encoder));
+  registration.make_known();
+  return format;
 }
 
 Format as_raw(const Format& format, std::int64_t hidden) {
   if (format.kind != FormatKind::registered) return format;
-  const RegisteredFormat& entry = entry_of(format);
-  Format raw{.kind = FormatKind::raw, .part_bytes = entry.encoder.part_bytes(static_cast<int>(hidden))};
+  Registry& all = registry();
+  std::unique_lock lock(all.mutex);
+  RegisteredFormat& entry = entry_of(all, format);
+  Format raw{.kind = FormatKind::raw};
+  if (const auto known = entry.part_bytes.find(hidden); known != entry.part_bytes.end()) {
+    raw.part_bytes = known->second;
+    return raw;
+  }
+  lock.unlock();  // the caller's function may ask for formats
+  raw.part_bytes = entry.encoder.part_bytes(static_cast<int>(hidden));
   try {
     check_format(raw, hidden, DType::bf16);
   } catch (const UsageError& error) {
     throw UsageError(
         str("format ", entry.name, ": part_bytes of its encoder, for hidden = ", hidden, ": ", error.what()));
   }
+  lock.lock();
+  entry.part_bytes[hidden] = raw.part_bytes;
   return raw;
 }
 

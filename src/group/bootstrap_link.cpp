@@ -10,7 +10,7 @@ namespace ferry {
 
 namespace {
 
-// Of one gather: also owned by the transport, which may still use them after the link has given up.
+// Memory of one gather. The transport owns it too, and may still use it after the link has given up.
 struct Buffers {
   Buffers(std::vector<std::byte> given, int ranks)
       : mine(std::move(given)), all(mine.size() * static_cast<std::size_t>(ranks)) {}

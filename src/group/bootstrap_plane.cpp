@@ -13,7 +13,7 @@ namespace ferry {
 
 namespace {
 
-// Of one rank in one call of the link: bounds the memory of large gathers.
+// Bytes of one rank in one call of the link. Bounds the memory of large gathers.
 constexpr std::size_t kPartBytes = 16384;
 
 // Between two checks of the local ranks' processes. A rank that ends by an error is noticed sooner.

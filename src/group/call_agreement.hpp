@@ -1,4 +1,4 @@
-// What ranks compare before a call, and the errors if it differs: the same for every way that call headers
+// The comparison of ranks' calls, and the errors if they differ: the same for every way in which call headers
 // travel.
 #pragma once
 
@@ -25,7 +25,7 @@ std::string describe_difference(const CallOption& option, int rank, std::int64_t
 
 inline constexpr int kMaxCallOptions = 22;
 
-// What rank `rank` calls.
+// The call of rank `rank`.
 struct CallTerms {
   int rank;
   std::uint64_t call;

@@ -1,10 +1,4 @@
-// What `ferry launch` and the ranks that it has started say to each other.
-//
-// A rank finds the launcher by the environment variable FERRY_LAUNCH, "RANK/RANKS@NAME": NAME is a socket in
-// the abstract namespace of this host. The rank connects to it and sends its number (int32). A collective is
-// one message of every rank, a FrameHead and `bytes` bytes; when all have come, the launcher answers each
-// rank with a FrameHead and the bytes of all ranks, in rank order. If that cannot happen any more, it answers
-// with `failed` and a text.
+// The protocol between `ferry launch` and the ranks that it starts.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +15,7 @@ struct FrameHead {
   std::uint64_t failed;  // 1: the bytes are a text that says why
 };
 
-// What the variable says.
+// The variable's value.
 struct LaunchedRank {
   int rank, ranks;
   std::string name;

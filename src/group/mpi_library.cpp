@@ -130,13 +130,21 @@ void run_mpi_operation(const StartMpiOperation& start, const std::function<void(
   try {
     const Clock::time_point begun = Clock::now();
     Clock::time_point checked = begun;
-    while (true) {
+    const auto is_done = [&] {
       int done = 0;
       check_result(mpi.test(operation, &done, message), message);
-      if (done != 0) return;
+      return done != 0;
+    };
+    while (!is_done()) {
       const Clock::time_point now = Clock::now();
       if (now - checked >= kCheckPeriod) {
-        check();
+        try {
+          check();
+        } catch (...) {
+          // Peers that have finished this operation may fail the group in a later one.
+          if (is_done()) return;
+          throw;
+        }
         checked = now;
       }
       if (now - begun < kYieldPeriod) {

@@ -41,7 +41,8 @@ class RankState {
   double deadline() const { return deadline_; }
   ControlBlock& control() const { return *control_; }
   Engine* engine() const { return engine_.get(); }
-  // The engine of exchanges that ask for NCCL, whatever the group has brought; null until one has asked.
+  // The engine of exchanges that ask for NCCL, in a group with any engine of its own; null until one has
+  // asked.
   const std::shared_ptr<Engine>& nccl_engine() const { return nccl_engine_; }
   void set_nccl_engine(std::shared_ptr<Engine> engine) { nccl_engine_ = std::move(engine); }
   // A number for a lane of an exchange whose calls an engine or windows carry, the same on every rank: lanes

@@ -25,7 +25,7 @@ namespace ferry {
 
 namespace {
 
-// What each rank says of itself first.
+// Each rank's first message, about itself.
 struct Introduction {
   int rank = -1;
   int process = 0;
@@ -35,8 +35,9 @@ struct Introduction {
   char host_name[64] = {};    // for messages
 };
 
-// What the first rank of each host, which makes the control block, says next. The other ranks leave it empty.
-struct Offer {
+// The second message: how to reach a host's control block, from the host's first rank, which has made it.
+// Empty from all other ranks.
+struct ControlBlockAddress {
   const ControlBlock* control = nullptr;  // its own view, for threads of its process
   int error_number = 0;                   // errno if it could not make the block
 };
@@ -68,13 +69,13 @@ class Rendezvous {
   template <class T>
   std::vector<T> gather(const T& mine) const;
   Topology discover_nodes() const;
-  Offer make_control_block(PublishedControlBlock& published) const;
+  ControlBlockAddress make_control_block(PublishedControlBlock& published) const;
   std::shared_ptr<ControlBlock> map_control_block(const FileDescriptor& memory) const;
   void send_control_block(const DescriptorSocket& socket, const FileDescriptor& memory,
                           const std::vector<int>& local_ranks) const;
   FileDescriptor receive_control_block(const DescriptorSocket& socket, const Introduction& owner) const;
   std::shared_ptr<ControlBlock> attach(const DescriptorSocket& socket, const Introduction& owner,
-                                       const Offer& offer) const;
+                                       const ControlBlockAddress& address) const;
   void require_all_attached(int my_error, const Topology& topology) const;
   void require_in_time(const WaitLimit& limit, int peer, const std::string& reason) const;
 
@@ -108,18 +109,19 @@ Meeting Rendezvous::run(const std::string& host_id) {
   const std::vector<int>& local_ranks = topology.ranks_of(topology.node_of(rank_));
   const int owner = local_ranks[0];
   PublishedControlBlock published;  // on the owner, until the barrier below
-  const std::vector<Offer> offers = gather(rank_ == owner ? make_control_block(published) : Offer{});
+  const std::vector<ControlBlockAddress> addresses =
+      gather(rank_ == owner ? make_control_block(published) : ControlBlockAddress{});
   for (int rank = 0; rank < ranks_; ++rank) {
-    if (offers[rank].error_number != 0)
+    if (addresses[rank].error_number != 0)
       throw system_error(str("rank ", rank, " cannot make the group's shared memory"),
-                         offers[rank].error_number);
+                         addresses[rank].error_number);
   }
 
   std::shared_ptr<ControlBlock> control;
   int error = 0;
   try {
     if (rank_ == owner) send_control_block(*socket, published.memory, local_ranks);
-    control = attach(*socket, introductions_[owner], offers[owner]);
+    control = attach(*socket, introductions_[owner], addresses[owner]);
   } catch (const SystemError& refused) {
     error = refused.error_number;
   }
@@ -154,7 +156,7 @@ Topology Rendezvous::discover_nodes() const {
   return Topology(node_of, simulated);
 }
 
-Offer Rendezvous::make_control_block(PublishedControlBlock& published) const {
+ControlBlockAddress Rendezvous::make_control_block(PublishedControlBlock& published) const {
   published.memory = FileDescriptor(memfd_create("ferry", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   // Sealed: no rank can truncate the file under the mappings of the others.
   if (!published.memory.valid() || ftruncate(published.memory.number(), ControlBlock::bytes(ranks_)) != 0 ||
@@ -213,8 +215,8 @@ FileDescriptor Rendezvous::receive_control_block(const DescriptorSocket& socket,
 
 // Threads of the owner's process use its mapping, because the thread sanitizer tracks addresses, not pages.
 std::shared_ptr<ControlBlock> Rendezvous::attach(const DescriptorSocket& socket, const Introduction& owner,
-                                                 const Offer& offer) const {
-  auto control = owner.process == getpid() ? PublishedHandle<ControlBlock>::take(offer.control)
+                                                 const ControlBlockAddress& address) const {
+  auto control = owner.process == getpid() ? PublishedHandle<ControlBlock>::take(address.control)
                                            : map_control_block(receive_control_block(socket, owner));
   if (!control) throw system_error(str("rank ", owner.rank, " no longer offers the control block"), ESRCH);
   control->join(rank_);  // so that peers notice if this process dies from here on

@@ -58,10 +58,9 @@ class Waiter {
   void wait(const WaitCondition& condition, const WaitRecord& record, const WaitLimit& limit,
             int excused = -1);
 
-  // Checks the peers once, for code that waits by other means. Returns whether the group has failed, for
-  // whatever reason. If a process has died, or record.peer (-1: none) has left, fails the group with `record`
-  // and the missing rank as its peer; Operation::none: nothing was being waited for. Never blocks. Any
-  // thread.
+  // Checks the peers once, for code that waits by other means. Returns whether the group has failed, for any
+  // reason. If a process has died, or record.peer (-1: none) has left, fails the group with `record` and the
+  // missing rank as its peer; Operation::none: nothing was being waited for. Never blocks. Any thread.
   bool check_peers(const WaitRecord& record);
 
   // Fails the group if the thread should give up the wait in `record`; returns whether it should.

@@ -36,4 +36,13 @@ FERRY_HD constexpr std::int64_t device_message_bytes(const DeviceMessageLayout& 
   return layout.bytes + static_cast<std::int64_t>(sizeof(LLPacket)) * top_k;
 }
 
+// Bytes of a row of combine that ends with a label of eight bytes and is packed with others. Rows of some
+// kilobytes begin at a line: the bytes that this adds are fewer than those of the lines that reads and writes
+// would share.
+constexpr std::int64_t labelled_row_bytes(std::int64_t row_bytes) {
+  constexpr std::int64_t kLargeRow = 4096, kLabel = 8;
+  const std::int64_t align = row_bytes < kLargeRow ? 16 : kLine;
+  return (row_bytes + kLabel + align - 1) / align * align;
+}
+
 }  // namespace ferry

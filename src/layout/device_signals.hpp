@@ -75,8 +75,7 @@ struct HeaderFacts {
 // Combine's sums of a rank's first kLLTokens tokens may travel as LL packets.
 inline constexpr std::int32_t kLLTokens = 32;
 
-// Where the things of one kind lie that each source rank stores: item `i` of `source` in the buffer of
-// `parity`. Bytes.
+// Addresses of items that each source rank stores: item `i` of `source` in the buffer of `parity`. Bytes.
 struct SignalArray {
   std::int64_t begin, parity_stride, source_stride, item_stride;
 

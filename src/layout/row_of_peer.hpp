@@ -1,4 +1,4 @@
-// A row whose number only the rank that holds it knows.
+// A row whose number is known only to the rank that holds it.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// Slot metadata: what the receiver of a message between GPUs must know about each slot of its token, in one
-// LL packet.
+// Slot metadata: one LL packet for each slot of a message between GPUs, from which the receiver places the
+// slot's row.
 #pragma once
 
 #include <cstdint>

@@ -35,7 +35,7 @@ struct DeviceExchange::State {
     std::int32_t* kept_tokens = nullptr;  // their N
     Plan plan;                            // of the combine
     float* row_tags = nullptr;            // [capacity]
-    float* came = nullptr;                // [T, K]
+    float* returned = nullptr;            // [T, K]
     std::byte* scratch = nullptr;
     Pending pending = Pending::none;
   };
@@ -68,7 +68,7 @@ struct DeviceExchange::State {
     lane.kept_tokens = allocate<std::int32_t>(1);
     lane.plan = Plan::over(allocate<std::byte>(plan), static_cast<std::size_t>(plan));
     lane.row_tags = allocate<float>(rows + 1);
-    lane.came = allocate<float>(routes + 1);
+    lane.returned = allocate<float>(routes + 1);
     lane.scratch = allocate<std::byte>(operations.scratch_bytes());
   }
 
@@ -87,7 +87,7 @@ struct DeviceExchange::State {
                          " first"));
   }
 
-  // Behind the dispatch, which has checked the arguments.
+  // Keeps the ids for the combine. Called after the dispatch, which has checked the arguments.
   void keep(const LaneState& lane, const Tokens& tokens, const Ids& ids, Stream stream) {
     operations.keep_ids({.lane = lane.arrays.lane,
                          .ids = ids,
@@ -101,7 +101,8 @@ struct DeviceExchange::State {
   CombineOptions plan_combine(const LaneState& lane, const DeviceCombineInput& input,
                               const CombineOutput& output, Stream stream);
   void check_returned(const LaneState& lane, Stream stream) {
-    operations.check_returned({.lane = lane.arrays.lane, .plan = lane.plan, .came = lane.came}, stream);
+    operations.check_returned({.lane = lane.arrays.lane, .plan = lane.plan, .returned = lane.returned},
+                              stream);
   }
 
   ferry::Exchange exchange;
@@ -166,8 +167,8 @@ DeviceDispatchResult DeviceExchange::ep_fused_dispatch(const Tokens& input_token
   return state_->describe(state, received, stream);
 }
 
-// Enqueues what makes the plan. If this rank can see that the arguments are wrong, the peers' combine ends
-// with the same error.
+// Enqueues the kernels that make the plan. If this rank can see that the arguments are wrong, the peers'
+// combine ends with the same error.
 CombineOptions DeviceExchange::State::plan_combine(const LaneState& lane, const DeviceCombineInput& input,
                                                    const CombineOutput& output, Stream stream) {
   const int index = lane.arrays.lane;
@@ -199,7 +200,7 @@ CombineOptions DeviceExchange::State::plan_combine(const LaneState& lane, const 
   }
   return {.topk_weights = output.router_weights,
           .row_values = lane.row_tags,
-          .route_values = lane.came,
+          .route_values = lane.returned,
           .shared_outputs = output.shared_outputs,
           .epilogue = output.epilogue,
           .lane = index};

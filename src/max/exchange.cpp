@@ -39,7 +39,7 @@ struct Exchange::State {
 
   enum class Pending { none, dispatch, combine };
 
-  // What a lane keeps from call to call.
+  // State that a lane keeps between calls.
   struct LaneState {
     std::vector<std::int64_t> topk_ids;  // [N, K] of the last dispatch
     std::int64_t tokens = 0;             // its N
@@ -47,7 +47,7 @@ struct Exchange::State {
     Pending pending = Pending::none;
     std::unique_ptr<void, FreeAligned> plan;
     ReturnTags tags;
-    std::vector<float> came;  // [N, K]
+    std::vector<float> returned;  // [N, K]
   };
 
   State(const Rank& rank, const Config& given)
@@ -202,10 +202,10 @@ Plan Exchange::State::plan_combine(LaneState& lane, const CombineInput& input, i
 
 CombineOptions Exchange::State::options_of(LaneState& lane, const CombineOutput& output, int index) const {
   lane.tags.rows.resize(std::max<std::size_t>(lane.tags.rows.size(), 1));  // an address, also without rows
-  lane.came.assign(std::max<std::size_t>(lane.tags.routes.size(), 1), 0.0f);
+  lane.returned.assign(std::max<std::size_t>(lane.tags.routes.size(), 1), 0.0f);
   return {.topk_weights = output.router_weights,
           .row_values = lane.tags.rows.data(),
-          .route_values = lane.came.data(),
+          .route_values = lane.returned.data(),
           .shared_outputs = output.shared_outputs,
           .epilogue = output.epilogue,
           .lane = index};
@@ -213,7 +213,7 @@ CombineOptions Exchange::State::options_of(LaneState& lane, const CombineOutput&
 
 void Exchange::State::check_came(const LaneState& lane) const {
   try {
-    check_returned(config, view_plan(lane.plan.get(), plan_shape(config)), lane.tags, lane.came);
+    check_returned(config, view_plan(lane.plan.get(), plan_shape(config)), lane.tags, lane.returned);
   } catch (const UsageError& error) {
     throw UsageError(str("ep_combine: ", error.what()));
   }

@@ -284,11 +284,11 @@ void plan_return(const Config& config, int rank, const ReturnedRows& rows, std::
 }
 
 void check_returned(const Config& config, const PlanView& plan, const ReturnTags& tags,
-                    std::span<const float> came) {
+                    std::span<const float> returned) {
   const auto bits = [](float tag) { return std::bit_cast<std::uint32_t>(tag); };
   for (std::size_t route = 0; route < tags.routes.size(); ++route) {
     const bool expected = plan.route_rank[route] != -1;
-    if (!expected || bits(came[route]) == bits(tags.routes[route])) continue;
+    if (!expected || bits(returned[route]) == bits(tags.routes[route])) continue;
     const auto top_k = static_cast<std::size_t>(config.top_k);
     throw UsageError(text_of(SourceFault::not_returned, plan.header->rank,
                              {.peer = plan.route_rank[route],

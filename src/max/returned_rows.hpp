@@ -11,7 +11,7 @@
 
 namespace ferry::max {
 
-// What a rank knows of the rows that it returns, and of those that return to it.
+// The arguments of a combine: about the rows that this rank returns, and the rows that return to it.
 struct ReturnedRows {
   std::span<const std::int32_t> src_info;      // [rows, 2]; may be longer
   std::span<const std::uint32_t> row_offsets;  // of the groups that have rows, then the number of rows
@@ -33,9 +33,9 @@ struct ReturnTags {
 void plan_return(const Config& config, int rank, const ReturnedRows& rows, std::uint64_t combine,
                  const PlanView& plan, ReturnTags& tags);
 
-// Throws UsageError for the first route whose row has not come back. `came`: [N, K], what combine has
-// returned for the tags of the rows.
+// Throws UsageError for the first route whose row has not come back. `returned`: [N, K], the values that
+// combine has returned for the tags of the rows.
 void check_returned(const Config& config, const PlanView& plan, const ReturnTags& tags,
-                    std::span<const float> came);
+                    std::span<const float> returned);
 
 }  // namespace ferry::max

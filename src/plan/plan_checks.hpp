@@ -10,7 +10,7 @@ namespace ferry {
 // Whether the header is complete and has the checksum that it was written with.
 bool is_intact(const PlanHeader& header);
 
-// Throws UsageError unless the header in the plan's storage is of the dispatch that the handle is of.
+// Throws UsageError unless the plan's storage holds the header of the dispatch that the handle belongs to.
 void check_plan_call(const Plan& plan, const PlanHeader& header);
 
 // The header of a plan in host memory. Every number in it is in range, and the storage holds all its tables.

@@ -24,7 +24,7 @@ class RowOffsetTable {
   void compute(const Config& config, const PlanView& plan);
 
   // The first row, at the expert's rank, of the routes from `source`. It may be past the capacity, and in
-  // expert_padded it is relative to the group: row_or_dropped() makes the final row of it.
+  // expert_padded it is relative to the group; row_or_dropped() turns it into the final row.
   std::int64_t first_row(int expert, int source) const {
     return first_[static_cast<std::size_t>(expert) * static_cast<std::size_t>(ranks_) +
                   static_cast<std::size_t>(source)];
@@ -38,7 +38,8 @@ class RowOffsetTable {
   std::int64_t offset(int rank, int group) const;
   std::int64_t total(int rank) const;
 
-  // Of the rank that overflows most. needed > capacity: routes (rank_major: rows) were dropped.
+  // Of the rank that needs the most rows beyond its capacity. needed > capacity: routes (rank_major: rows)
+  // were dropped.
   const Overflow& overflow() const { return overflow_; }
 
  private:
@@ -49,8 +50,8 @@ class RowOffsetTable {
   int ranks_ = 0;
   Layout layout_ = Layout::expert_major;
   std::vector<std::int64_t> first_;  // [E, R] or, rank_major, [R destinations, R sources]
-  std::vector<std::vector<std::int64_t>>
-      count_;  // by rank, by group: routes or shared rows, those past the capacity included
+  // By rank, by group: routes or shared rows, those past the capacity included.
+  std::vector<std::vector<std::int64_t>> count_;
   std::vector<std::vector<std::int64_t>> offset_;  // by rank, groups + 1: first rows, capacity not applied
   std::vector<std::int64_t> capacity_;             // by rank: rows; expert_padded: rows an expert
   Overflow overflow_;

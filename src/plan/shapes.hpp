@@ -39,8 +39,8 @@ std::int64_t total_rows(const Config& config, int rank, std::int64_t tokens, std
 inline constexpr int kCallSummaryWords = 7;
 std::int64_t call_summary_bytes(const Config& config);
 
-// Hash of everything that decides the row of a route. Two exchanges may use each other's plans if theirs are
-// equal.
+// Hash of everything that decides the row of a route. Two exchanges may use each other's plans if their
+// hashes are equal.
 std::uint64_t row_order_hash(const Config& config);
 
 }  // namespace ferry

@@ -1,4 +1,5 @@
-// check(): walks through the steps once and keeps for each value what made it, and for each lane its calls.
+// check(): walks through the steps once, and records which step made each value and which calls each lane
+// has.
 #include <algorithm>
 #include <map>
 #include <optional>
@@ -16,7 +17,7 @@ namespace {
 
 using ProgramLane = std::pair<std::string, int>;  // exchange, lane
 
-// Memory of a lane, as the dispatch of this step filled it.
+// Memory of a lane, with the step whose dispatch filled it.
 struct ProgramLaneMemory {
   ProgramLane lane;
   int step = -1;
@@ -29,7 +30,7 @@ constexpr unsigned kInLane = kinds(ValueKind::received, ValueKind::sent_dispatch
 
 struct CheckedValue {
   ValueKind kind = ValueKind::tokens;
-  int step = -1;  // that made it; -1: an input
+  int step = -1;  // the step that made it; -1: an input
   // received and send phases: the lane that carries the call, and the plan, which may be another lane's.
   ProgramLaneMemory rows{}, plan{};
   bool from_exchange = false;
@@ -37,7 +38,7 @@ struct CheckedValue {
 
 struct ProgramLaneCalls {
   int open = -1;                           // the send phase that is not received yet
-  int stream = -1;                         // of all its steps
+  int stream = -1;                         // the stream of all its steps; -1: none yet
   int filled_rows = -1, filled_plan = -1;  // the steps whose rows and plan the lane holds
 };
 
@@ -126,7 +127,7 @@ class ProgramChecker {
     }
   }
 
-  // What the fields of the step say without the others.
+  // Checks what the step's fields say by themselves.
   void check_fields() const {
     const ProgramStep& step = this->step();
     if (static_cast<unsigned>(step.kind) >= kStepKinds)
@@ -165,7 +166,7 @@ class ProgramChecker {
                has_limit ? "0 is no limit" : "only dispatch, combine and their send phases have one"));
   }
 
-  // A value that is there when the step begins. `what`: what the step does with it.
+  // A value that exists when the step begins. `what`: what the step does with it.
   CheckedValue value_of(const std::string& name, const char* what) const {
     if (const auto found = values_.find(name); found != values_.end()) return found->second;
     const auto maker = makers_.find(name);
@@ -177,7 +178,7 @@ class ProgramChecker {
     fail(str(what, name, " before step ", name_of(maker->second), " makes it: move that step up"));
   }
 
-  // Whether `step` needs a value of `other`, directly or over others.
+  // Whether `step` needs a value of `other`, directly or through other steps.
   bool needs(int step, int other, std::set<int>& visited) const {
     if (step == other) return true;
     if (!visited.insert(step).second) return false;
@@ -206,10 +207,10 @@ class ProgramChecker {
     }
   }
 
-  // That the lanes still hold the rows and plans that the step reads.
+  // Checks that the lanes still hold the rows and plans that the step reads.
   void check_memory(const std::vector<CheckedValue>& inputs) const {
     for (std::size_t i = 0; i < inputs.size(); ++i) {
-      // A plan is all that dispatch and combine read of their second input, and receive phases of their
+      // Dispatch and combine read only the plan of their second input, and receive phases only that of their
       // first.
       const bool only_plan = is_receive_phase(step().kind) || (shape_of(step().kind).has_lane && i == 1);
       if (const auto fault = overwritten(inputs[i], !only_plan, true))
@@ -235,14 +236,14 @@ class ProgramChecker {
     return found;
   }
 
-  // What a lane holds is used on its stream alone: then nothing of it is overwritten while it is read.
+  // A lane is used on one stream alone, so that nothing in it is overwritten while it is read.
   void require_stream(const ProgramLane& lane, const ProgramLaneCalls& calls) const {
     if (step().stream == calls.stream) return;
     fail(str("is on stream ", step().stream, ", but lane ", lane.second, ", which it uses, is on stream ",
              calls.stream, ": use that stream, or another lane"));
   }
 
-  // The step's call on its lane, and the memory that `made` lies in.
+  // Records the step's call on its lane, and the memory that holds `made`.
   void use_lane(const std::vector<CheckedValue>& inputs, CheckedValue& made) {
     if (is_receive_phase(step().kind)) return receive(inputs.front(), made);
     if (!shape_of(step().kind).has_lane) return;

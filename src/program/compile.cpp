@@ -126,7 +126,7 @@ class ProgramCompiler {
     step.exchange = found->second;
   }
 
-  // Whether ranks are on several nodes, which decides this, is not part of the configuration.
+  // This depends on whether ranks are on several nodes, which is not part of the configuration.
   void require_gathers(const CompiledStep& step) const {
     if (!is_gather(step.kind) || made_.device == nullptr) return;
     const Config& config = step.exchange->config();
@@ -144,7 +144,7 @@ class ProgramCompiler {
     step.function = &found->second;
   }
 
-  // How many rows the values of a step can have, and the memory of those that the evaluator holds.
+  // Sizes the values of a step: their most rows, and the memory of those that the evaluator holds.
   void size_memory(const CompiledStep& step) {
     const Config* const config = step.exchange == nullptr ? nullptr : &step.exchange->config();
     for (const int output : step.outputs) {
@@ -153,7 +153,7 @@ class ProgramCompiler {
       if (!has_memory(step.kind)) continue;
       made.type = config->combine_type;
       made.row_bytes = row_bytes(made.kind, *config);
-      // The type of gathered values is that of the input, which a run brings.
+      // Gathered values have the type of the input, which is known when the program runs.
       if (is_gather(step.kind) && made.kind != ValueKind::weights)
         made.row_bytes = widest_row(made.kind, *config);
     }
@@ -236,7 +236,7 @@ class ProgramCompiler {
     return static_cast<std::int64_t>(experts.size()) + exchange.config().shared_experts;
   }
 
-  // Parts whose place is known when they are made lie in the memory of the join from the beginning.
+  // A part whose position is known when it is made lies in the memory of the join from the beginning.
   void place_parts(const CompiledStep& join) {
     const int joined = join.outputs.front();
     const auto assigned = [&](int number) { return assigned_by_[static_cast<std::size_t>(number)]; };
@@ -258,8 +258,8 @@ class ProgramCompiler {
   const ProgramFunctions& functions_;
   CompiledProgram made_;
   std::map<std::string, int, std::less<>> numbers_;
-  std::map<int, int> made_by_;    // value -> step
-  std::vector<int> assigned_by_;  // value -> step after which its rows are known; inputs: -1
+  std::map<int, int> made_by_;    // by value: the step that makes it
+  std::vector<int> assigned_by_;  // by value: the step after which its rows are known; -1 for inputs
 };
 
 }  // namespace

@@ -1,4 +1,4 @@
-// A program with its names resolved: what Evaluator needs to run it without looking anything up.
+// A program with its names resolved: Evaluator runs it without looking up any name.
 #pragma once
 
 #include <cstddef>
@@ -13,22 +13,22 @@
 
 namespace ferry {
 
-// Memory of a value, uninitialised: pages that nothing touches cost nothing.
+// Memory of a value, uninitialised: pages that are never touched cost nothing.
 struct ProgramMemoryDeleter {
   void operator()(std::byte* memory) const;
 };
 using ProgramMemory = std::unique_ptr<std::byte, ProgramMemoryDeleter>;
 
-// A value's memory in the evaluator; values that come from elsewhere have none.
+// A value's memory in the evaluator. Values that a call of an exchange makes have none.
 struct CompiledValue {
   ValueKind kind = ValueKind::tokens;
   std::byte* memory = nullptr;
   ProgramMemory host_memory{};  // that owns it, unless it is memory of CompiledProgram::device
-  std::int64_t most_rows = 0;   // that the value can have; for which there is memory
+  std::int64_t most_rows = 0;   // rows that the value can have, and for which there is memory
   std::int64_t row_bytes = 0;
   DType type = DType::bf16;
-  // The value lies in the memory of a join, behind the parts before it: `join` is that value, -1 if there is
-  // none. Then it has no memory of its own.
+  // The value lies in the memory of a join, behind the parts before it. `join` is the value that the join
+  // makes; -1: none. Then it has no memory of its own.
   int join = -1;
   std::vector<int> parts_before{};
 };
@@ -56,8 +56,7 @@ struct CompiledProgram {
   std::vector<int> outputs;
 };
 
-// Checks the program and all that its exchanges must have for it. The functions must stay where they are.
-// @throws as Evaluator's constructor
+// Checks the program, and what its exchanges must have for it. The functions must stay where they are.
 CompiledProgram compile(const Program& program, const ProgramExchanges& exchanges,
                         const ProgramFunctions& functions);
 

@@ -23,7 +23,7 @@ bool ends_group(const Error& error) {
   return error.code() == ErrorCode::timeout || error.code() == ErrorCode::peer_lost;
 }
 
-// The operation that a step with a lane is a call of.
+// The operation of the call that a step with a lane makes.
 Operation operation_of(StepKind kind) {
   if (is_dispatch(kind)) return Operation::dispatch;
   if (is_combine(kind)) return Operation::combine;
@@ -88,7 +88,7 @@ class Evaluator::State {
   }
 
  private:
-  // How far the step is: in the call of an exchange the call's end is the same on all ranks.
+  // Progress of a step. Once it is in the call of an exchange, the call ends alike on all ranks.
   enum class Phase { binding, before_call, in_call, in_function };
 
   struct Operands {
@@ -106,7 +106,7 @@ class Evaluator::State {
     return str("program ", program_.name, ", step ", compiled_.steps[step_].name, ": ");
   }
 
-  // Says before anything is enqueued what cannot be captured.
+  // Throws before anything is enqueued if a step cannot be captured.
   void require_no_obstacle(Stream stream) const {
     if (compiled_.capture_obstacle < 0 || !compiled_.device->is_captured(stream)) return;
     const CompiledStep& step = compiled_.steps[static_cast<std::size_t>(compiled_.capture_obstacle)];
@@ -195,7 +195,8 @@ class Evaluator::State {
     made.rows = value(sender.inputs.front()).rows;
   }
 
-  // A rank without tokens may have no array of weights, but says with an address that it takes part in them.
+  // A rank without tokens may have no array of weights. It then passes an address, which says that it takes
+  // part in them.
   const float* weights_of(int number, std::int64_t tokens) {
     const ProgramValue& weights = value(number);
     if (weights.rows != tokens)
@@ -360,8 +361,8 @@ class Evaluator::State {
       std::memcpy(to + i * row, from + i * stride, static_cast<std::size_t>(row));
   }
 
-  // Takes part in the calls that are left without doing them, so that each lane has had the same calls on
-  // every rank: receives what has been sent, and refuses the rest with the reason why the run ends.
+  // Takes part in the remaining calls without doing their work, so that each lane has had the same calls on
+  // every rank: receives what has been sent, and refuses the rest with the reason that ended the run.
   void refuse_rest(const char* reason) noexcept {
     const std::size_t failed = step_;
     const UsageError error(where() + "failed on rank " + rank() + ": " + reason);
@@ -397,10 +398,10 @@ class Evaluator::State {
   std::vector<ProgramValue> values_;
   std::vector<Operands> operands_;
   std::vector<const ProgramValue*> outputs_;
-  // Of the run.
+  // The state of the run.
   std::size_t step_ = 0;
   Phase phase_ = Phase::before_call;
-  std::vector<bool> sent_;  // by step: a send phase that has begun a call
+  std::vector<bool> sent_;  // by step: whether it is a send phase that has begun a call
 };
 
 Evaluator::Evaluator(Program program, Exchange& exchange, ProgramFunctions functions)

@@ -66,8 +66,8 @@ class BatchedProgram {
     }
   }
 
-  // The rows of all ranks come in another order for each number of micro-batches. So they are not returned,
-  // and only such rows are added: then each rank's own rows come back.
+  // The rows of all ranks are in a different order for each number of micro-batches. So they cannot be
+  // outputs, and only such rows may be added: then each rank's own rows come back.
   void check_gathered_rows() const {
     std::set<std::string, std::less<>> gathered;
     const auto is_gathered = [&](const std::string& name) { return gathered.contains(name); };
@@ -95,7 +95,8 @@ class BatchedProgram {
     return nullptr;
   }
 
-  // topk_weights may need a round trip of their own, which has no phases.
+  // Whether a step keeps its fused form: topk_weights may need a round trip of their own, which has no
+  // phases.
   bool stays_whole(const ProgramStep& step) const {
     if (step.kind == StepKind::dispatch) return false;
     return step.kind != StepKind::combine ||
@@ -163,7 +164,7 @@ class BatchedProgram {
                              .stream = batch * streams_});
   }
 
-  // The steps up to the next receive phase, of each micro-batch in turn.
+  // Adds the steps up to the next receive phase, of each micro-batch in turn.
   void add_turns() {
     for (auto begin = steps_.begin(); begin != steps_.end();) {
       const auto end = std::find_if(begin + 1, steps_.end(),
@@ -177,9 +178,9 @@ class BatchedProgram {
     }
   }
 
-  // On GPUs nothing but this keeps the streams of the micro-batches from doing the same at the same time: a
-  // send phase comes after that of the micro-batch before, and the experts of one come after those of
-  // another. Then a micro-batch sends while the experts of another run.
+  // On GPUs only this keeps the streams of the micro-batches from doing the same work at the same time: a
+  // send phase follows that of the micro-batch before, and the experts of one micro-batch follow those of
+  // another. So one micro-batch sends while the experts of another run.
   void add_order(const ProgramStep& step, int batch) {
     ProgramStep& made = made_.steps.back();
     if (batch > 0 && receive_phase_of(step.kind) != StepKind::call)
@@ -216,7 +217,7 @@ class BatchedProgram {
   std::vector<ProgramStep> steps_;  // of one micro-batch, in phases
   std::map<std::string, int, std::less<>> lanes_;
   int streams_ = 1;
-  std::string last_experts_;  // the value that the last call of experts makes, and its micro-batch
+  std::string last_experts_;  // output of the last call of experts, and its micro-batch
   int last_experts_batch_ = -1;
   std::set<std::string, std::less<>> used_;
   std::map<std::string, std::vector<std::string>, std::less<>> names_;

@@ -51,7 +51,7 @@ class RequirementChecker {
     return found->second;
   }
 
-  // Values go from step to step as they are.
+  // Values pass from step to step without a copy, so all exchanges have the same kind of memory.
   void require_one_memory(const ProgramStep& step, const Config& config) {
     const MemoryKind memory = chosen_memory(config);
     if (memory_ == MemoryKind::automatic) memory_ = memory;
@@ -75,8 +75,8 @@ class RequirementChecker {
       unsupported(step, lack + "a dispatch by plan: pass ids");
   }
 
-  // In device memory the host does not know how many rows of all ranks there are. Functions may act on all
-  // that there is room for, and the kernel of reduce_scatter_v knows the number.
+  // In device memory the host does not know how many rows all ranks have. Functions may process all rows that
+  // there is room for; the kernel of reduce_scatter_v reads the number.
   void check_gathered(const ProgramStep& step) {
     const bool gathers = step.kind == StepKind::all_gather_v;
     if (gathers && chosen_memory(config_of(step)) == MemoryKind::device)

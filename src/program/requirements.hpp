@@ -1,4 +1,4 @@
-// What the steps of a program ask of the exchanges that carry them out.
+// What the steps of a program require of the exchanges that run them.
 #pragma once
 
 #include <string>
@@ -7,8 +7,8 @@
 
 namespace ferry {
 
-// The entry that a step with this exchange takes, or end(): the one of that name, or a single one without a
-// name, which takes every step. For ProgramConfigs and ProgramExchanges.
+// The entry for a step that names this exchange, or end(): the entry of that name, or a single one without a
+// name, which serves every step. For ProgramConfigs and ProgramExchanges.
 template <class Map>
 typename Map::const_iterator find_exchange(const Map& exchanges, const std::string& name) {
   const auto found = exchanges.find(name);
@@ -16,7 +16,7 @@ typename Map::const_iterator find_exchange(const Map& exchanges, const std::stri
   return exchanges.size() == 1 && exchanges.begin()->first.empty() ? exchanges.begin() : exchanges.end();
 }
 
-// For messages: why find_exchange() has found none.
+// For messages: why find_exchange() has found nothing.
 std::string no_such_exchange(const std::string& name);
 
 }  // namespace ferry

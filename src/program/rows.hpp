@@ -14,7 +14,7 @@ inline std::int64_t row_bytes(const ProgramValue& rows, const Config& config) {
   return config.top_k * (rows.kind == ValueKind::ids ? bytes_of(rows.id_type) : 4);
 }
 
-// Throws UsageError for tokens whose rows, of `row` bytes, are not one behind the other.
+// Throws UsageError for tokens whose rows, of `row` bytes, are not contiguous.
 inline void require_dense(const ProgramValue& rows, std::int64_t row) {
   if (rows.kind == ValueKind::tokens && rows.stride != 0 && rows.stride != row)
     throw UsageError(str("the rows are ", rows.stride, " bytes apart, dense rows of ", row, " are needed"));

@@ -25,7 +25,7 @@ class RunStreams {
     address_ = reinterpret_cast<const float*>(device->allocate(sizeof(float)));
   }
 
-  // All other streams wait for the caller's.
+  // Makes all other streams wait for the caller's.
   void begin(Stream caller) {
     if (device_ == nullptr) return;
     streams_[0] = caller;
@@ -35,13 +35,13 @@ class RunStreams {
     begun_ = true;
   }
 
-  // The caller's stream waits for the others.
+  // Makes the caller's stream wait for the others.
   void end() {
     if (!begun_) return;
     for (const int step : plan_.ends) device_->wait(event_of(step), streams_[0]);
     begun_ = false;
   }
-  // The same for a run that has ended early: whatever the streams hold.
+  // end() for a run that has ended early: waits for everything that the streams hold.
   void join_all() noexcept {
     if (!begun_) return;
     begun_ = false;
@@ -81,7 +81,7 @@ class RunStreams {
   const StreamPlan& plan_;
   DeviceWork* device_;
   std::vector<Stream> streams_;  // by number of the plan; 0: the caller's
-  std::vector<int> events_;      // by step, -1: nothing waits for it
+  std::vector<int> events_;      // by step; -1: no stream waits for it
   int fork_or_join_ = -1;
   bool begun_ = false;
   const float* address_ = nullptr;

@@ -1,5 +1,5 @@
-// What the kinds of steps take and make, and how names may look: what the check, the text form and the
-// evaluator have in common.
+// Facts about the kinds of steps and how names may look, shared by the check, the text form and the
+// evaluator.
 #pragma once
 
 #include <array>
@@ -31,11 +31,11 @@ inline constexpr unsigned kCallOutputs = kInputKinds | kinds(ValueKind::outputs)
 inline constexpr unsigned kAnyValue =
     kCallOutputs | kinds(ValueKind::received, ValueKind::metadata);  // all but send phases
 
-// The inputs of a kind of step: a set of kinds for each place.
+// The inputs of a kind of step: a set of kinds for each position.
 struct StepShape {
   std::array<unsigned, 3> inputs{};
-  int required = 0;  // the places after these may stay empty
-  int most = 0;      // places; any number of the first place's kinds if `repeats`
+  int required = 0;  // positions after these may stay empty
+  int most = 0;      // positions; with `repeats`, any number of the first position's kinds
   bool repeats = false;
   bool has_lane = false;      // it starts a call of a lane
   bool has_exchange = false;  // it works on an exchange, or takes sizes from it

@@ -59,7 +59,7 @@ class StreamPlanner {
   std::map<int, int> numbers_;                       // of the program -> of the plan
   std::map<std::string, int, std::less<>> made_by_;  // value -> step
   std::vector<Progress> done_;                       // by stream
-  std::vector<Progress> after_;                      // by step: what its stream knows when it is done
+  std::vector<Progress> after_;                      // by step: what its stream knows to be done after it
 };
 
 }  // namespace

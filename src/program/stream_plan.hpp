@@ -17,8 +17,7 @@ struct StreamPlan {
 
   int streams = 1;
   std::vector<Step> steps;
-  // Steps, each the last of its stream, that stream 0 has not waited for when the last step has been
-  // enqueued. It waits for them then.
+  // The steps that stream 0 waits for at the end: the last ones of streams that it has not waited for before.
   std::vector<int> ends;
 };
 

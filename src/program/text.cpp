@@ -134,7 +134,7 @@ void read_attribute(LineReader& line, ProgramStep& step, std::set<std::string>* 
   }
 }
 
-// The line from behind `first`, the name of its first value.
+// Reads the rest of the line after `first`, the name of its first value.
 ProgramStep read_step(LineReader& line, std::string first) {
   ProgramStep step;
   std::optional<std::string> with_kind, without_kind;

@@ -1,5 +1,7 @@
 /* Libraries of formats. OF_TWO: the upper and the lower byte of bf16 values; REPEATS: a name that is taken;
- * REFUSES: a status of its own; WITHOUT: no ferry_formats(). */
+ * REFUSES: a status of its own; WITHOUT: no ferry_formats(). SECOND_TAKEN: the name of the second is taken;
+ * IGNORES: likewise, but it returns FERRY_OK; FAILS_ONCE: a status of its own after the first, the first
+ * time; KEEPS: stores register_format for later. */
 #include "ferry/c/encoder.h"
 
 #ifndef WITHOUT
@@ -20,6 +22,10 @@ static ferry_status on_host(const ferry_encoder_call* call, void* user) {
   return call->type == FERRY_BF16 ? FERRY_OK : FERRY_USAGE;
 }
 
+#ifdef KEEPS
+ferry_register_format_function kept_register_format;
+#endif
+
 ferry_status ferry_formats(ferry_register_format_function register_format) {
   static int lower = 0, upper = 1;
   ferry_encoder encoder = {0};
@@ -33,6 +39,21 @@ ferry_status ferry_formats(ferry_register_format_function register_format) {
   return register_format("bf16", &encoder, &format);
 #elif defined(REFUSES)
   return FERRY_UNSUPPORTED;
+#elif defined(SECOND_TAKEN) || defined(IGNORES)
+  status = register_format("library_before_taken", &encoder, &format);
+  if (status != FERRY_OK) return status;
+  status = register_format("library_taken", &encoder, &format);
+#ifdef IGNORES
+  status = FERRY_OK;
+#endif
+  return status;
+#elif defined(FAILS_ONCE)
+  static int calls = 0;
+  status = register_format("library_at_second_try", &encoder, &format);
+  return calls++ == 0 ? FERRY_UNSUPPORTED : status;
+#elif defined(KEEPS)
+  kept_register_format = register_format;
+  return FERRY_OK;
 #endif
   status = register_format("library_lower", &encoder, &format);
   if (status != FERRY_OK) return status;

@@ -1,6 +1,8 @@
 // Formats of shared libraries, in C++ and C.
+#include <dlfcn.h>
 #include <gtest/gtest.h>
 
+#include <array>
 #include <string>
 #include <vector>
 
@@ -59,7 +61,51 @@ TEST(FormatLibrary, WhatCannotBeLoadedIsNamed) {
   EXPECT_NE(refusal(path_of("repeats")).find("the format 'bf16' exists already"), std::string::npos);
   EXPECT_NE(refusal(path_of("refuses")).find("formats_refuses.so returned 6 (unsupported)"),
             std::string::npos);
+  EXPECT_NE(refusal("").find("the path is empty"), std::string::npos);
   EXPECT_EQ(ferry_load_formats(nullptr), FERRY_USAGE);
+}
+
+std::string unknown(const std::string& name) {
+  try {
+    parse_format(name);
+  } catch (const UsageError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST(FormatLibrary, RegistersAllOfItsFormatsOrNone) {
+  Encoder encoder;
+  encoder.part_bytes = [](int hidden) { return std::array<std::int64_t, kMaxParts>{hidden}; };
+  encoder.on_host = [](const EncoderCall&) {};
+  register_format("library_taken", encoder);
+  for (const char* kind : {"second_taken", "ignores"}) {
+    EXPECT_NE(refusal(path_of(kind)).find("the format 'library_taken' exists already"), std::string::npos);
+    EXPECT_NE(unknown("library_before_taken"), "");
+  }
+  const Format given_back = register_format("library_before_taken", encoder);  // its name is free
+  EXPECT_EQ(parse_format("library_before_taken"), given_back);
+}
+
+TEST(FormatLibrary, ThatHasFailedCanBeLoadedAgain) {
+  EXPECT_THROW(load_formats(path_of("fails_once")), UsageError);
+  EXPECT_NE(unknown("library_at_second_try"), "");
+  const std::vector<Format> formats = load_formats(path_of("fails_once"));
+  ASSERT_EQ(formats.size(), 1u);
+  EXPECT_EQ(parse_format("library_at_second_try"), formats[0]);
+}
+
+TEST(FormatLibrary, RegistersWhileItIsLoadedOnly) {
+  EXPECT_EQ(load_formats(path_of("keeps")).size(), 0u);
+  void* const library = dlopen(path_of("keeps").c_str(), RTLD_NOW);
+  ASSERT_NE(library, nullptr);
+  const auto kept = *static_cast<ferry_register_format_function*>(dlsym(library, "kept_register_format"));
+  ferry_encoder encoder{};
+  encoder.size = sizeof encoder;
+  ferry_format format{};
+  EXPECT_EQ(kept("library_late", &encoder, &format), FERRY_USAGE);
+  EXPECT_NE(std::string(ferry_last_error()).find("may only be called by ferry_formats()"), std::string::npos);
+  dlclose(library);
 }
 
 }  // namespace

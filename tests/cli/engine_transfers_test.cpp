@@ -1,4 +1,4 @@
-// What an all-to-all-v beside a call over an engine carries.
+// The bytes of an all-to-all-v that is measured beside a call over an engine.
 #include "tools/ferry/bench/engine_transfers.hpp"
 
 #include <gtest/gtest.h>

@@ -79,7 +79,7 @@ class GpuPartsTest(ProgramTest):
 
     @unittest.skipIf(os.path.exists("/dev/nvidia0"), "this machine has GPUs and can run the parts themselves")
     def test_the_program_accepts_the_arguments(self):
-        for call in self.run_parts("bench", "bench-formats", "limits", FERRY_TRACES=""):
+        for call in self.run_parts("bench", "bench-formats", "bench-hidden", "limits", FERRY_TRACES=""):
             self.assertEqual(call[call.index("--ranks") + 1], "4")
             done = ferry(*call[:call.index("--json")])
             self.assertEqual(done.returncode, 3, f"{call}: {done.stderr}")  # missing driver or backend, not a bad argument

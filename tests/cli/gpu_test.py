@@ -54,7 +54,8 @@ class GpuTest(ProgramTest):
 
     @unittest.skipUnless(GPUS, "no GPU here: there is no /dev/nvidia0")
     def test_two_hops(self):
-        for hosts, *more in [(2,), (2, "--reduction-level", "rank", "--format", "fp8"), (4, "--reduction", "exact", "--processes")]:
+        for hosts, *more in [(2,), (2, "--reduction-level", "rank", "--format", "fp8"), (4, "--reduction", "exact", "--processes"),
+                             (2, "--hidden", 2048)]:
             with self.subTest(hosts=hosts, more=more):
                 self.run_on_gpus("--hops", "two", "--ranks", 4, "--hosts", hosts, *more)
 

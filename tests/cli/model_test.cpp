@@ -228,7 +228,7 @@ Model calibrated(const Constants& start) {
   return calibrate(read_limits(kResults / "2026-11-22-4xh200-limits.json"), records, start);
 }
 
-// Of all lines of all records of `ferry bench --backend cuda` that are not in the calibration.
+// Errors at all lines of all records of `ferry bench --backend cuda` that are not in the calibration.
 std::vector<PointError> left_out_errors(const Model& model, std::vector<BenchRecord>& records) {
   for (const fs::directory_entry& file : fs::directory_iterator(kResults)) {
     const std::string name = file.path().filename();

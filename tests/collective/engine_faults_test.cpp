@@ -2,15 +2,19 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstddef>
 #include <functional>
+#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "collective/pair_engine.hpp"
 #include "ferry/ferry.hpp"
 #include "harness/thread_engine.hpp"
 #include "runtime/support.hpp"
+#include "seed.hpp"
 
 namespace ferry::test {
 namespace {
@@ -36,7 +40,8 @@ void dispatch(Exchange& exchange) {
   exchange.dispatch(Tokens::rows(tokens.data(), kTokens, DType::fp32), ids.data());
 }
 
-// What `body` throws on each rank; the rank's functions are those that `change` has made of a ThreadEngine's.
+// The error that `body` throws on each rank. A rank's functions are those of a ThreadEngine, edited by
+// `change`.
 std::vector<std::string> errors_of(const std::function<void(int, EngineFunctions&)>& change,
                                    const std::function<void(Exchange&)>& body) {
   const TestBootstrap meeting(kRanks);
@@ -88,13 +93,115 @@ std::vector<std::string> errors_of_short_transfer(int number, std::int64_t missi
 TEST(EngineFaults, ATransferThatReturnsEarlyIsNoticed) {
   constexpr std::int64_t kAll = 1 << 30;
   for (const auto& [number, missing] : std::vector<std::pair<int, std::int64_t>>{
-           {0, kAll}, {2, kAll}, {1, kAll}, {3, kAll}, {1, 8}, {3, 8}}) {
+           {0, kAll}, {2, kAll}, {1, kAll}, {3, kAll}, {0, 8}, {2, 8}, {1, 8}, {3, 8}}) {
     for (const std::string& error : errors_of_short_transfer(number, missing)) {
       EXPECT_NE(error.find("all_to_all_v returned before the bytes of rank"), std::string::npos)
           << number << ": " << error;
     }
   }
   for (const std::string& error : errors_of_short_transfer(100, kAll)) EXPECT_EQ(error, "");
+}
+
+// How a rank's calls ended.
+struct Ending {
+  std::optional<WaitRecord> record;  // of a PeerLostError
+  std::string text;
+  double seconds = 0;  // of the last call
+};
+
+// What an engine does wrong with what rank 1 receives in one transfer.
+using Damage = std::function<void(std::byte* receive, std::int64_t bytes)>;
+
+// Makes two calls on three ranks. The second call's exchange of blocks returns on rank 1 without having
+// sent and received (`early`), or with damaged bytes.
+std::vector<Ending> endings_of_damaged_blocks(bool ordered, bool early, const Damage& damage) {
+  constexpr int kThree = 3, kDamagedRank = 1, kFrom = 2;
+  const TestBootstrap meeting(kThree);
+  const PairEngine engine(kThree);
+  std::vector<Ending> endings(kThree);
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < kThree; ++rank) {
+    threads.emplace_back([&, rank] {
+      EngineFunctions functions = engine.functions(rank);
+      functions.ordered_lanes = ordered;
+      functions.all_to_all_v =
+          [&, rank, all_to_all_v = functions.all_to_all_v, transfers = 0](
+              int lane, const void* send, const std::int64_t* send_bytes, const std::int64_t* send_offsets,
+              void* receive, const std::int64_t* receive_bytes, const std::int64_t* receive_offsets) mutable {
+            const bool damaged = rank == kDamagedRank && transfers++ == 2;  // blocks, messages, blocks
+            const std::vector<std::int64_t> nothing(kThree, 0);
+            all_to_all_v(lane, send, damaged && early ? nothing.data() : send_bytes, send_offsets, receive,
+                         damaged && early ? nothing.data() : receive_bytes, receive_offsets);
+            if (damaged && damage)
+              damage(static_cast<std::byte*>(receive) + receive_offsets[kFrom], receive_bytes[kFrom]);
+          };
+      Ending& mine = endings[static_cast<std::size_t>(rank)];
+      try {
+        Group::custom(meeting.bootstrap(rank), functions).run([&](const Rank& member) {
+          Config config = config_of();
+          config.experts = config.top_k = kThree;
+          config.deadline = 20;
+          Exchange exchange(member, config);
+          std::vector<float> rows(kThree * kTokens * kHidden, 0), tokens(kTokens * kHidden, 1);
+          std::vector<std::int32_t> ids;
+          for (int i = 0; i < kTokens * kThree; ++i) ids.push_back(i % kThree);
+          const Tokens given = Tokens::rows(tokens.data(), kTokens, DType::fp32);
+          exchange.dispatch(given, ids.data(), nullptr, {.memory = {.parts = {rows.data()}}});
+          std::fill(rows.begin(), rows.end(), -7.0f);
+          const Stopwatch watch;
+          try {
+            exchange.dispatch(given, ids.data(), nullptr, {.memory = {.parts = {rows.data()}}});
+            mine.text = "no error";
+          } catch (const PeerLostError& error) {
+            mine = {.record = error.record, .text = error.what(), .seconds = watch.seconds()};
+          }
+          for (const float value : rows) FERRY_CHECK(value == -7, "rows were written");
+        });
+      } catch (const std::exception& error) {
+        mine.text += std::string("; outside: ") + error.what();
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return endings;
+}
+
+// All ranks end soon, name the rank and say what its engine did; no rows have been written.
+void expect_blame(const std::vector<Ending>& endings, const std::string& fault) {
+  for (const Ending& each : endings) {
+    ASSERT_TRUE(each.record.has_value()) << each.text;
+    EXPECT_EQ(each.record->peer, 1) << each.text;
+    EXPECT_EQ(each.record->operation, Operation::dispatch) << each.text;
+    EXPECT_EQ(each.record->call, 2) << each.text;
+    EXPECT_NE(each.text.find("the engine of rank 1 failed in dispatch 2"), std::string::npos) << each.text;
+    EXPECT_NE(each.text.find(fault), std::string::npos) << each.text;
+    EXPECT_EQ(each.text.find("outside"), std::string::npos) << each.text;
+    EXPECT_LT(each.seconds, 1) << each.text;
+  }
+}
+
+TEST(EngineFaults, BlocksThatAreShortOnOneRankEndTheCallEverywhere) {
+  const std::string shorter = "all_to_all_v returned before the bytes of rank ";
+  for (const bool ordered : {false, true}) {
+    expect_blame(endings_of_damaged_blocks(ordered, true, nullptr), shorter + "0 had arrived: its block of");
+    const auto cut = [](std::byte* receive, std::int64_t bytes) {
+      std::fill_n(receive + bytes - 8, 8, std::byte{});
+    };
+    expect_blame(endings_of_damaged_blocks(ordered, false, cut), shorter + "2 had arrived: its block of");
+  }
+}
+
+TEST(EngineFaults, AGarbageBlockIsBlamedOnTheEngine) {
+  Random random(seed());
+  const auto garbage = [&](std::byte* receive, std::int64_t bytes) {
+    std::generate_n(receive, bytes, [&] { return static_cast<std::byte>(random()); });
+  };
+  const auto bit = [&](std::byte* receive, std::int64_t) { receive[below(random, 64)] ^= std::byte{16}; };
+  for (const bool ordered : {false, true}) {
+    for (const Damage& damage : {Damage(garbage), Damage(bit)})
+      expect_blame(endings_of_damaged_blocks(ordered, false, damage),
+                   "all_to_all_v returned other bytes than rank 2 has sent: its block of");
+  }
 }
 
 TEST(EngineFaults, AFunctionThatCallsFerryIsNamed) {

@@ -23,7 +23,7 @@ TEST(ManyRanks, TwoHundredFiftySixInTwoHopsOnSharedMemory) {
   run_many_ranks({.rank_kind = RankKind::threads, .window = 16}, many_ranks_case(256), Hops::two);
 }
 
-// Of 1,024 ranks, which this machine need not have memory for.
+// Sizes for 1,024 ranks. This machine need not have the memory.
 TEST(ManyRanks, TheSizeQueryKnowsAThousand) {
   TestCase c = many_ranks_case(1024);
   const Topology topology(c.nodes);
@@ -47,7 +47,7 @@ TEST(ManyRanks, TheSizeQueryKnowsAThousand) {
     // A relay also holds messages of 127 other nodes: those of one rank of each.
     const std::int64_t row = 16 * bytes_of(c.config.combine_type);
     EXPECT_GT(two.messages, one.messages + 127 * std::int64_t{kTokens} * row);
-    // What peers write: for each token, or windows.
+    // Staging for peers: for each token, or windows.
     EXPECT_GT(shared.dispatch_staging, 1024 * std::int64_t{kTokens} * row);
     EXPECT_LE(windows.dispatch_staging, std::int64_t{5} << 20);
     EXPECT_EQ(windows.dispatch_staging, sizes(BackendKind::cpu, Hops::two, 2, rank).dispatch_staging);

@@ -51,7 +51,7 @@ struct Inputs {
 // Rank 1 has no tokens, every other one fewer than the one before.
 Inputs inputs_of(const Config& config, int rank);
 
-// What a rank gets: every array of the dispatch, and the results of combine.
+// A rank's outcome: every array of the dispatch, and the results of combine.
 struct Outcome {
   std::vector<float> rows, weights, partial, exact;
   std::vector<std::int32_t> counts;

@@ -15,7 +15,7 @@ namespace {
 
 using TwoHops = testing::TestWithParam<BackendKind>;
 
-// What every rank gets in one hop, in fused calls.
+// The outcome of every rank in one hop, in fused calls.
 std::vector<Outcome> in_one_hop(BackendKind backend, const std::vector<int>& labels, ReductionLevel level) {
   std::vector<Outcome> outcomes(labels.size());
   run_nodes(backend, labels, [&](const Rank& rank) {

@@ -12,7 +12,7 @@
 namespace ferry::contract {
 namespace {
 
-// What dispatch_layout() must write for one rank's ids. `node_of` [R]; empty: no counts by node.
+// The counts that dispatch_layout() must write for one rank's ids. `node_of` [R]; empty: no counts by node.
 struct ExpectedLayout {
   std::vector<std::int32_t> tokens_per_rank, routes_per_expert, tokens_per_node;
   std::vector<std::uint8_t> token_in_rank;

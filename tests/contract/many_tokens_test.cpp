@@ -67,7 +67,7 @@ TEST_P(Contract, ThousandsOfTokensWithExactSumsAndBadIds) {
   }
 }
 
-// What is dropped depends on the counts of all.
+// The counts of all tokens decide which rows are dropped.
 TEST_P(Contract, ThousandsOfTokensOverCapacity) {
   TestCase c = small_case(1);
   c.ranks = 3;

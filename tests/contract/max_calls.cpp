@@ -7,6 +7,24 @@
 
 namespace ferry::contract {
 
+TestCase max_case(TestCase c, int ranks, int shared_experts, Reduction reduction) {
+  c.ranks = ranks;
+  c.config.experts = 8;
+  c.config.top_k = 3;
+  c.config.max_tokens = 9;
+  c.config.hidden = 48;
+  c.config.shared_experts = shared_experts;
+  c.config.reduction = c.reduction = reduction;
+  c.config.repeats = true;
+  if (c.config.backend == BackendKind::cuda || c.config.memory == MemoryKind::device) c.config.deadline = 4;
+  c.masked = 0.2;
+  c.masked_tokens = 0.1;
+  c.weighted = false;
+  c.weights_from = reduction == Reduction::exact ? WeightsFrom::topk_weights : WeightsFrom::none;
+  c.shared_outputs = reduction == Reduction::unreduced;
+  return c;
+}
+
 struct MaxCalls::DeviceCall {
   std::int64_t tokens = 0;  // N of the last dispatch
   GuardedBuffer rows, ids;  // of a dispatch
@@ -14,7 +32,7 @@ struct MaxCalls::DeviceCall {
   Ids topk_ids;
   std::vector<std::vector<std::byte>> received;  // parts
 
-  // Of a combine.
+  // For a combine.
   GuardedBuffer outputs, src_info, row_offsets, counts, weights, result, shared;
   max::DeviceCombineInput combine;
   max::CombineOutput output;

@@ -6,8 +6,15 @@
 
 #include "ferry/max_device.hpp"
 #include "harness/guarded_buffer.hpp"
+#include "harness/test_case.hpp"
 
 namespace ferry::contract {
+
+// A case whose arrays and options MAX's calls have.
+TestCase max_case(TestCase c, int ranks, int shared_experts, Reduction reduction);
+
+// Why tests of MAX's calls are skipped with two hops on the backend cuda.
+inline constexpr const char* kMaxTakesOneHop = "MAX's calls take one hop on the backend cuda";
 
 // max::Exchange. On a device backend max::DeviceExchange: each call copies its arguments to memory that the
 // device can access, and waits; what it returns is copied to host memory.
@@ -27,7 +34,7 @@ class MaxCalls {
   void ep_fused_combine(const max::CombineInput& input, const max::CombineOutput& output, int lane = 0);
 
  private:
-  // What a device's call uses, until it has ended.
+  // Memory of a device's call, kept until the call has ended.
   struct DeviceCall;
 
   Stream stream() const;

@@ -25,7 +25,7 @@ Tokens tokens_of(const TestCase& c, const StepInputs& step, int rank) {
   return Tokens::rows(mine.parts[0].data(), mine.tokens, c.type);
 }
 
-// What the rows of the oracle are in MAX's arrays, by a plain loop.
+// Compares MAX's arrays with the oracle's rows, by a plain loop.
 void check_received(const StepInputs& step, int rank, const max::DispatchResult& got) {
   const oracle::RankRows& expected = step.positions.ranks[static_cast<std::size_t>(rank)];
   std::vector<std::uint32_t> offsets;
@@ -137,28 +137,8 @@ void combine(MaxCalls& exchange, const TestCase& c, const StepInputs& step,
   apart.require_guards("shared_outputs");
 }
 
-TestCase max_case(TestCase c, int ranks, int shared_experts, Reduction reduction) {
-  c.ranks = ranks;
-  c.config.experts = 8;
-  c.config.top_k = 3;
-  c.config.max_tokens = 9;
-  c.config.hidden = 48;
-  c.config.shared_experts = shared_experts;
-  c.config.reduction = c.reduction = reduction;
-  c.config.repeats = true;
-  if (c.config.backend == BackendKind::cuda || c.config.memory == MemoryKind::device) c.config.deadline = 4;
-  c.masked = 0.2;
-  c.masked_tokens = 0.1;
-  c.weighted = false;
-  c.weights_from = reduction == Reduction::exact ? WeightsFrom::topk_weights : WeightsFrom::none;
-  c.shared_outputs = reduction == Reduction::unreduced;
-  return c;
-}
-
-constexpr const char* kTwoHops = "MAX's calls take one hop on the backend cuda";
-
 TEST_P(Contract, MaxCombinesFromSrcInfo) {
-  if (!GetParam().has_gathers()) GTEST_SKIP() << kTwoHops;
+  if (!GetParam().has_gathers()) GTEST_SKIP() << kMaxTakesOneHop;
   for (const int ranks : kGroupSizes) {
     for (const int variant : {0, 1, 2, 3, 4, 5, 6}) {
       const Reduction reduction = variant % 2 == 0 ? Reduction::exact : Reduction::unreduced;
@@ -192,7 +172,7 @@ TEST_P(Contract, MaxCombinesFromSrcInfo) {
 
 // Groups of 2, 0 and 3 rows on rank 0, and of 1, 1 and 0 on rank 1.
 TEST_P(Contract, MaxListsTheGroupsThatHaveRows) {
-  if (!GetParam().has_gathers()) GTEST_SKIP() << kTwoHops;
+  if (!GetParam().has_gathers()) GTEST_SKIP() << kMaxTakesOneHop;
   TestCase c = max_case(small_case(8), 2, 0, Reduction::exact);
   c.config.experts = 6;
   c.config.top_k = 2;
@@ -219,7 +199,7 @@ TEST_P(Contract, MaxListsTheGroupsThatHaveRows) {
 
 // The arrays of a dispatch serve after later dispatches, with the ids of their own.
 TEST_P(Contract, MaxCombinesAnEarlierDispatch) {
-  if (!GetParam().has_gathers()) GTEST_SKIP() << kTwoHops;
+  if (!GetParam().has_gathers()) GTEST_SKIP() << kMaxTakesOneHop;
   const TestCase c = max_case(small_case(7), 4, 1, Reduction::exact);
   run(c.ranks, describe(c), [&](Rank rank) {
     MaxCalls exchange(rank, c.config);
@@ -232,7 +212,7 @@ TEST_P(Contract, MaxCombinesAnEarlierDispatch) {
 }
 
 TEST_P(Contract, MaxCombineEqualsCombineByPlan) {
-  if (!GetParam().has_gathers()) GTEST_SKIP() << kTwoHops;
+  if (!GetParam().has_gathers()) GTEST_SKIP() << kMaxTakesOneHop;
   for (const Reduction reduction : {Reduction::exact, Reduction::unreduced}) {
     const TestCase c = max_case(small_case(3), 4, 0, reduction);
     run(c.ranks, describe(c), [&](Rank rank) {
@@ -262,187 +242,6 @@ TEST_P(Contract, MaxCombineEqualsCombineByPlan) {
               "combine from src_info gives other bytes than combine by plan");
     });
   }
-}
-
-void require_error(const std::string& words, const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    require(std::string(error.what()).find(words) != std::string::npos, "'", error.what(),
-            "' does not name '", words, "'");
-    return;
-  }
-  throw Mismatch(str("no error that names '", words, "'"));
-}
-
-// Two ranks with two experts each. Rank 0 has the ids {0, 2}, {1, 1}, rank 1 {2, -1}, {0, 3}, {2, 0}; with
-// one shared expert.
-struct WrongArrays {
-  std::string error;
-  std::function<void(max::DispatchResult&)> change;  // of rank 1
-  bool of_lengths = false;
-};
-
-std::vector<WrongArrays> wrong_arrays() {
-  using Received = max::DispatchResult;
-  // Rank 1 receives: shared {0, 2} {1, 2} {2, 2}; expert 2: {0, 1} of rank 0, {0, 0} {2, 0} of rank 1; expert
-  // 3: {1, 1} of rank 1.
-  return {
-      {"rank 1: src_info[3] = {9, 1}, of rank 0, must be below {9, 2}",
-       [](Received& r) { r.src_info[6] = 9; }},
-      {"rank 1: src_info[3] = {0, -1}, of rank 0, must be below", [](Received& r) { r.src_info[7] = -1; }},
-      {"rank 1: src_info[4] = {3, 0}, of rank 1, must be below {3, 2}",
-       [](Received& r) { r.src_info[8] = 3; }},
-      {"rank 1: src_info[4] = {1, 0} is a row of expert 2, topk_ids[1, 0] of rank 1 is another expert; pass",
-       [](Received& r) { r.src_info[8] = 1; }},
-      {"rank 1: src_info[5] = {0, 0}, of rank 1, is also in row 4; pass",
-       [](Received& r) { r.src_info[10] = 0; }},
-      {"rank 1: src_info[1] = {2, 2}, must be {1, 2}: rows of a shared expert",
-       [](Received& r) { r.src_info[2] = 2; }},
-      {"rank 1: src_info has 6 rows, row_offsets say 7", [](Received& r) { r.src_info.resize(12); }, true},
-      {"rank 1: row_offsets[1] = 2, counts give 3; pass", [](Received& r) { r.row_offsets[1] = 2; }},
-      {"rank 1: row_offsets has 5 entries, counts give 4", [](Received& r) { r.row_offsets.push_back(7); },
-       true},
-      {"rank 1: row_offsets is empty", [](Received& r) { r.row_offsets.clear(); }, true},
-      {"rank 1: counts has 5 entries, must have 3 x 2", [](Received& r) { r.counts.pop_back(); }, true},
-      {"rank 1: counts[1, 0] = -1, must be 0 to max_tokens x top_k = 18; pass",
-       [](Received& r) { r.counts[2] = -1; }},
-      {"rank 1: counts[0, 1] = 2, must be 3: a shared expert has the 3 tokens of rank 1",
-       [](Received& r) { r.counts[1] = 2; }},
-      {"rank 1: topk_ids[1, 1] = 3, an expert of rank 1, but src_info has no row of it",
-       [](Received& r) {
-         r.counts[5] = 0;
-         r.row_offsets = {0, 3, 6};
-       }},
-  };
-}
-
-TEST_P(Contract, MaxRefusesWrongArraysOnEveryRank) {
-  TestCase c = max_case(small_case(5), 2, 1, Reduction::exact);
-  c.config.experts = 4;
-  c.config.top_k = 2;
-  c.config.hidden = 8;
-  const bool on_device = GetParam().on_device();
-  if (!GetParam().has_gathers()) {
-    run(2, describe(c), [&](Rank rank) { require_error("has one hop", [&] { MaxCalls(rank, c.config); }); });
-    return;
-  }
-  if (on_device) {
-    run(2, describe(c), [&](Rank rank) {
-      require_error("max: arrays in device memory", [&] { max::Exchange(rank, c.config); });
-    });
-  }
-  run(2, describe(c), [&](Rank rank) {
-    const bool second = rank.index() == 1;
-    const std::vector<std::int32_t> ids =
-        second ? std::vector<std::int32_t>{2, -1, 0, 3, 2, 0} : std::vector<std::int32_t>{0, 2, 1, 1};
-    const std::int64_t count = second ? 3 : 2;
-    const std::vector<std::uint16_t> values(static_cast<std::size_t>(count * 8), 0x3F80);
-    std::vector<std::uint16_t> result(static_cast<std::size_t>(count * 8)), expected;
-    MaxCalls exchange(rank, c.config);
-    const max::DispatchResult good =
-        exchange.ep_fused_dispatch(Tokens::rows(values.data(), count), ids.data());
-    const auto combine_with = [&](const max::DispatchResult& arrays, bool split) {
-      std::ranges::fill(result, std::uint16_t{1});
-      const max::CombineInput input({.data = good.output_tokens}, arrays);
-      const max::CombineOutput output{.output_tokens = {.data = result.data()}};
-      if (!split) return exchange.ep_fused_combine(input, output);
-      exchange.ep_combine_async(input, output);
-      exchange.ep_combine_wait();
-    };
-    combine_with(good, false);
-    expected = result;
-    for (const WrongArrays& wrong : wrong_arrays()) {
-      if (on_device && wrong.of_lengths) continue;  // which a device's arrays do not have
-      for (const bool split : {false, true}) {
-        max::DispatchResult bad = good;
-        if (second) wrong.change(bad);
-        require_error(on_device && !second ? "rank 1 refused" : wrong.error,
-                      [&] { combine_with(bad, split); });
-        combine_with(good, split);
-        require(result == expected, "another result after '", wrong.error, "'");
-      }
-    }
-    require_error("rank 1: topk_ids without tokens; pass tokens", [&] {
-      max::CombineInput input({.data = good.output_tokens}, good);
-      if (second) input.topk_ids = ids.data();
-      exchange.ep_fused_combine(input, {.output_tokens = {.data = result.data()}});
-    });
-    require_error("lane 1 does not exist", [&] { exchange.ep_combine_wait(1); });
-    require_error("call ep_combine_async first", [&] { exchange.ep_combine_wait(); });
-    require_error("call ep_dispatch_async first", [&] { exchange.ep_dispatch_wait(); });
-    exchange.ep_dispatch_async(Tokens::rows(values.data(), count), ids.data());
-    require_error("call ep_dispatch_wait first", [&] { combine_with(good, false); });
-    exchange.ep_dispatch_wait();
-    combine_with(good, true);
-    require(result == expected, "another result after calls out of order");
-  });
-}
-
-// Rank 1 passes the arrays of another dispatch, which contradict nothing that it knows: rank 0 misses a row.
-TEST_P(Contract, MaxFindsRowsThatDoNotComeBack) {
-  if (!GetParam().has_gathers()) GTEST_SKIP() << kTwoHops;
-  TestCase c = max_case(small_case(6), 2, 0, Reduction::exact);
-  c.config.experts = 4;
-  c.config.top_k = 1;
-  c.config.hidden = 8;
-  run(2, describe(c), [&](Rank rank) {
-    const bool second = rank.index() == 1;
-    const std::vector<std::uint16_t> values(16, 0x3F80);
-    std::vector<std::uint16_t> result(16);
-    MaxCalls exchange(rank, c.config);
-    const auto dispatch_of = [&](std::int32_t first, std::int32_t other) {
-      const std::vector<std::int32_t> ids = {first, other};
-      return exchange.ep_fused_dispatch(Tokens::rows(values.data(), 2), ids.data());
-    };
-    const auto combine_with = [&](const max::DispatchResult& arrays) {
-      exchange.ep_fused_combine({{.data = values.data()}, arrays},
-                                {.output_tokens = {.data = result.data()}});
-    };
-    // Token 1 of rank 0 goes to expert 2, then to expert 3; then only token 0 goes to rank 1.
-    const max::DispatchResult other_expert = dispatch_of(second ? 0 : 2, second ? 0 : 3);
-    const max::DispatchResult fewer = dispatch_of(second ? 0 : 2, 0);
-    const max::DispatchResult last = dispatch_of(second ? 0 : 2, second ? 0 : 2);
-    for (const max::DispatchResult* wrong : {&other_expert, &fewer}) {
-      if (second) {
-        combine_with(*wrong);
-      } else {
-        require_error("topk_ids[1, 0] of rank 0 is expert 2: rank 1 has returned no row for it; pass",
-                      [&] { combine_with(last); });
-      }
-      combine_with(last);
-      require(std::ranges::equal(result, values), "another result after a wrong combine");
-    }
-  });
-}
-
-TEST_P(Contract, MaxRefusesUnsuitableConfigurations) {
-  if (!GetParam().has_gathers()) GTEST_SKIP() << kTwoHops;
-  const TestCase c = max_case(small_case(8), 2, 0, Reduction::exact);
-  run(2, describe(c), [&](Rank rank) {
-    const auto refused = [&](const char* words, auto change) {
-      Config wrong = c.config;
-      change(wrong);
-      require_error(words, [&] { MaxCalls(rank, wrong); });
-    };
-    const auto refused_by_one = [&](const char* words, auto change) {
-      Config wrong = c.config;
-      if (rank.index() == 1) change(wrong);
-      require_error(words, [&] { MaxCalls(rank, wrong); });
-    };
-    refused_by_one("max: capacity = 64, must be 0", [](Config& wrong) { wrong.capacity = 64; });
-    refused("max: layout expert_padded, must be expert_major",
-            [](Config& wrong) { wrong.layout = Layout::expert_padded; });
-    refused("max: capacity = 64, must be 0", [](Config& wrong) { wrong.capacity = 64; });
-    refused("replicated", [](Config& wrong) { wrong.input = Input::replicated; });
-    refused("max: experts in slices", [](Config& wrong) { wrong.placement = Placement::ep_tp(8, 1, 2); });
-    if (!GetParam().on_device())
-      require_error("max: arrays in device memory", [&] {
-        Config wrong = c.config;
-        wrong.memory = MemoryKind::device;
-        max::Exchange(rank, wrong);
-      });
-  });
 }
 
 }  // namespace

@@ -4,15 +4,13 @@
 
 #include <gtest/gtest.h>
 
-#include <cmath>
-#include <cstring>
+#include <atomic>
 #include <functional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "harness/harness.hpp"
-#include "oracle/numbers.hpp"
 
 namespace ferry::contract {
 namespace {
@@ -24,7 +22,7 @@ constexpr bool kHasGuards = false;
 #endif
 
 // In every process, before ranks are started.
-const Format kOwn = register_format("test_int8", own_encoder(Misbehaviour::none));
+const Format kOwn = own_format();
 const Format kWritesPast = register_format("test_writes_past", own_encoder(Misbehaviour::writes_past));
 const Format kThrows = register_format("test_throws", own_encoder(Misbehaviour::throws));
 // Encoders that throw what a call of Ferry may throw for other reasons, and what has no text.
@@ -39,72 +37,19 @@ const Format kThrowsTimeout =
 const Format kThrowsNumber = register_format("test_throws_number", encoder_that([] { throw 5; }));
 const Format kOddPart = register_format("test_odd_part", own_encoder(Misbehaviour::odd_part));
 
-// A step of a raw format whose parts are the encoded tokens, and the tokens [N, H] of each rank.
-struct OwnStep {
-  TestCase c;
-  StepInputs step;
-  std::vector<std::vector<std::byte>> tokens;
-};
-
-// Encodes as docs/guides/own_format.md says, from the values.
-void append_encoded(const std::vector<float>& values, oracle::RankInputs& inputs) {
-  float largest = 0;
-  for (const float x : values) largest = std::max(largest, std::abs(x));
-  const float scale = largest / 127;
-  for (const float x : values)
-    inputs.parts[0].push_back(static_cast<std::byte>(scale == 0 ? 0 : std::lrint(x / scale)));
-  std::vector<std::byte> part(16, std::byte{0});
-  std::memcpy(part.data(), &scale, sizeof scale);
-  inputs.parts[1].insert(inputs.parts[1].end(), part.begin(), part.end());
-}
-
-OwnStep own_step(TestCase c, DType type) {
-  c.config.format = Format::raw({c.config.hidden, 16});
+// A case of the tests' own format.
+TestCase own_case(TestCase c, DType type) {
+  c.own_format = true;
+  c.config.format = own_format_as_raw(c.config.hidden);
   c.type = type;
-  OwnStep own{c, make_inputs(c), {}};
-  for (oracle::RankInputs& inputs : own.step.inputs.ranks) {
-    Random random = Random::of({c.seed, 77, own.tokens.size()});
-    std::vector<std::byte>& rows = own.tokens.emplace_back();
-    inputs.parts[0].clear();
-    inputs.parts[1].clear();
-    for (std::int64_t token = 0; token < inputs.tokens; ++token) {
-      std::vector<float> values;
-      for (int column = 0; column < c.config.hidden; ++column) {
-        std::byte stored[4];
-        oracle::store(type, static_cast<float>(random.uniform() - 0.5), stored);
-        values.push_back(token == 0 ? 0.0f : oracle::load(type, stored));
-        if (token == 0) oracle::store(type, 0, stored);
-        rows.insert(rows.end(), stored, stored + bytes_of(type));
-      }
-      append_encoded(values, inputs);
-    }
-  }
-  return own;
+  return c;
 }
 
-Config own_config(const OwnStep& own, const Format& format) {
-  Config config = own.c.config;
+Config with_format(const TestCase& c, const Format& format) {
+  Config config = c.config;
   config.format = format;
   return config;
 }
-
-// A dispatch of the tokens themselves, which compares with the step.
-class OwnRun {
- public:
-  OwnRun(SyncExchange& exchange, const OwnStep& own)
-      : tokens_(GuardedBuffer::of(own.tokens[static_cast<std::size_t>(exchange.rank().index())])),
-        run_(exchange, own.c, own.step) {
-    run_.tokens().parts = {tokens_.data()};
-    run_.tokens().strides = {};
-    run_.options().format = std::nullopt;
-  }
-  DispatchRun& operator*() { return run_; }
-  DispatchRun* operator->() { return &run_; }
-
- private:
-  GuardedBuffer tokens_;
-  DispatchRun run_;
-};
 
 // Two shared experts on two ranks, one on four.
 TEST_P(Contract, OwnFormats) {
@@ -124,16 +69,13 @@ TEST_P(Contract, OwnFormats) {
         c.shared_outputs = ranks == 4;
       }
       GetParam().choose_backend(c.config);
-      const OwnStep own = own_step(c, ranks == 4 ? DType::fp32 : DType::bf16);
-      const oracle::ExpertOutputs outputs = make_expert_outputs(own.c, own.step);
-      run(c.ranks, describe(own.c), [&](Rank rank) {
-        SyncExchange exchange(rank, own_config(own, kOwn));
-        OwnRun dispatch(exchange, own);
-        dispatch->run();
-        const Plan plan = dispatch->received().plan.copy();
-        CombineRun(exchange, own.c, own.step, outputs, plan, dispatch->received().weight).run();
-        OwnRun by_plan(exchange, own);
-        by_plan->run_with_plan(plan);
+      c = own_case(c, ranks == 4 ? DType::fp32 : ranks == 3 ? DType::fp16 : DType::bf16);
+      const StepInputs step = make_inputs(c), other = with_new_values(c, step, 1);
+      const oracle::ExpertOutputs outputs = make_expert_outputs(c, step);
+      run(c.ranks, describe(c), [&](Rank rank) {
+        SyncExchange exchange(rank, exchange_config(c));
+        const Plan plan = dispatch_and_combine(exchange, c, step, outputs);
+        DispatchRun(exchange, c, other).run_with_plan(plan);
       });
     }
   }
@@ -146,22 +88,23 @@ TEST_P(Contract, OwnFormatsThatWriteTooMuchOrThrowEndTheCall) {
   c.full = true;
   c.config.check_calls = true;
   GetParam().choose_backend(c.config);
-  const OwnStep own = own_step(c, DType::bf16);
-  run(c.ranks, describe(own.c), [&](Rank rank) {
+  c = own_case(c, DType::bf16);
+  const StepInputs step = make_inputs(c);
+  run(c.ranks, describe(c), [&](Rank rank) {
     const bool encodes = rank.index() == 1;
     for (const auto& [format, words] : {std::pair{kThrows, "test_throws has failed: no row today"},
                                         {kThrowsTimeout, "test_throws_timeout has failed: no row in time"},
                                         {kThrowsNumber, "test_throws_number has failed with an exception"}}) {
-      SyncExchange exchange(rank, own_config(own, format));
-      OwnRun dispatch(exchange, own);
+      SyncExchange exchange(rank, with_format(c, format));
+      DispatchRun dispatch(exchange, c, step);
       for (int call = 0; call < 2; ++call) {  // the exchange stays usable
-        const std::string text = usage_error([&] { dispatch->call(); });
+        const std::string text = usage_error([&] { dispatch.call(); });
         require(text.find(words) != std::string::npos, text);
       }
     }
-    SyncExchange exchange(rank, own_config(own, kWritesPast));
-    OwnRun dispatch(exchange, own);
-    const std::string text = usage_error([&] { dispatch->call(); });
+    SyncExchange exchange(rank, with_format(c, kWritesPast));
+    DispatchRun dispatch(exchange, c, step);
+    const std::string text = usage_error([&] { dispatch.call(); });
     // In host memory every rank gets the error, on a device the rank whose kernel has written.
     const bool reported = kHasGuards && (encodes || !GetParam().on_device());
     const bool named =
@@ -173,16 +116,91 @@ TEST_P(Contract, OwnFormatsThatWriteTooMuchOrThrowEndTheCall) {
 TEST_P(Contract, OwnFormatsAreRefusedWhereTheyDoNotFit) {
   TestCase c = small_case(2);
   GetParam().choose_backend(c.config);
-  const OwnStep own = own_step(c, DType::bf16);
+  c = own_case(c, DType::bf16);
+  const StepInputs step = make_inputs(c);
   const auto refusal = [&](const Config& config) { return usage_error([&] { size_of(config, c.ranks); }); };
-  EXPECT_NE(refusal(own_config(own, kOddPart)).find("test_odd_part: part_bytes of its encoder"),
+  EXPECT_NE(refusal(with_format(c, kOddPart)).find("test_odd_part: part_bytes of its encoder"),
             std::string::npos);
-  run(c.ranks, describe(own.c), [&](Rank rank) {
-    SyncExchange exchange(rank, own_config(own, Format::bf16()));
-    OwnRun dispatch(exchange, own);
-    dispatch->options().format = kOwn;
-    const std::string text = usage_error([&] { dispatch->call(); });
+  run(c.ranks, describe(c), [&](Rank rank) {
+    SyncExchange exchange(rank, with_format(c, Format::bf16()));
+    DispatchRun dispatch(exchange, c, step);
+    dispatch.options().format = kOwn;
+    const std::string text = usage_error([&] { dispatch.call(); });
     require(text.find("construct the exchange with format = test_int8") != std::string::npos, text);
+  });
+}
+
+TEST_P(Contract, OwnFormatsTakeNoOptionsOfOtherFormats) {
+  TestCase c = small_case(6);
+  GetParam().choose_backend(c.config);
+  c = own_case(c, DType::bf16);
+  const StepInputs step = make_inputs(c);
+  run(c.ranks, describe(c), [&](Rank rank) {
+    SyncExchange exchange(rank, exchange_config(c));
+    GuardedBuffer scales =
+        GuardedBuffer::of(std::vector<float>(static_cast<std::size_t>(c.config.experts), 0.5f));
+    const auto refused = [&](const char* option, const auto& change) {
+      DispatchRun dispatch(exchange, c, step);
+      change(dispatch.options());
+      const std::string text = usage_error([&] { dispatch.call(); });
+      require(text.find(option) != std::string::npos, "expected '", option, "', got '", text, "'");
+    };
+    refused("apply_weights", [](DispatchOptions& options) { options.apply_weights = true; });
+    refused("dot_rows", [&](DispatchOptions& options) { options.dot_rows = scales.data(); });
+    refused("global_scale", [&](DispatchOptions& options) { options.global_scale = scales.as<float>(); });
+    refused("input_scales", [&](DispatchOptions& options) {
+      options.input_scales = {scales.as<float>(), static_cast<std::size_t>(c.config.experts)};
+    });
+  });
+}
+
+TEST_P(Contract, AnExchangeOfAnOwnFormatServesOthersThatFit) {
+  TestCase raw = small_case(4);
+  GetParam().choose_backend(raw.config);
+  const TestCase c = own_case(raw, DType::bf16);
+  raw.config.format = Format::raw({16, 32});
+  const StepInputs step = make_inputs(c), raw_step = make_inputs(raw);
+  const oracle::ExpertOutputs outputs = make_expert_outputs(c, step),
+                              raw_outputs = make_expert_outputs(raw, raw_step);
+  run(c.ranks, describe(c), [&](Rank rank) {
+    SyncExchange exchange(rank, exchange_config(c));
+    dispatch_and_combine(exchange, raw, raw_step, raw_outputs);
+    for (const Format& other : {kThrows, Format::bf16()}) {
+      DispatchRun dispatch(exchange, c, step);
+      dispatch.options().format = other;
+      const std::string text = usage_error([&] { dispatch.call(); });
+      require(text.find("construct the exchange with format = " + to_string(other)) != std::string::npos,
+              text);
+    }
+    dispatch_and_combine(exchange, c, step, outputs);
+  });
+}
+
+// In this process.
+std::atomic<int> asked_for_part_bytes = 0;
+
+const Format kCounted = register_format("test_counted", [] {
+  Encoder encoder = own_encoder(Misbehaviour::none);
+  encoder.part_bytes = [part_bytes = encoder.part_bytes](int hidden) {
+    ++asked_for_part_bytes;
+    return part_bytes(hidden);
+  };
+  return encoder;
+}());
+
+TEST_P(Contract, EncodersOfOwnFormatsAreAskedForSizesBeforeTheCallsOnly) {
+  TestCase c = small_case(3);
+  GetParam().choose_backend(c.config);
+  c = own_case(c, DType::bf16);
+  const StepInputs step = make_inputs(c);
+  const oracle::ExpertOutputs outputs = make_expert_outputs(c, step);
+  run(c.ranks, describe(c), [&](Rank rank) {
+    SyncExchange exchange(rank, with_format(c, kCounted));
+    rank.barrier();
+    const int before = asked_for_part_bytes;
+    require(before > 0, "part_bytes was not called");
+    for (int call = 0; call < 3; ++call) dispatch_and_combine(exchange, c, step, outputs);
+    require_equal(asked_for_part_bytes.load(), before, "calls of part_bytes");
   });
 }
 

@@ -97,7 +97,7 @@ void require_same(const std::vector<Floats>& found, const std::vector<Floats>& e
   }
 }
 
-// What a program makes on device memory against what it makes on host memory, which are the bits of eager
+// Compares a program's results on device memory with those on host memory, which have the bits of eager
 // calls.
 void require_bits_of_host_memory(const Rank& rank, const Program& program, const Config& of_host,
                                  const Config& config, std::uint64_t seed) {

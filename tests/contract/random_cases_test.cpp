@@ -24,7 +24,9 @@ class Coverage {
     ++total_;
     ++ranks_[str("R = ", c.ranks)];
     ++layouts_[to_string(c.config.layout)];
-    ++formats_[to_string(c.config.format).substr(0, to_string(c.config.format).find(':'))];
+    const std::string format = c.own_format ? "own" : to_string(c.config.format);
+    ++formats_[format.substr(0, format.find(':'))];
+    ++kinds_[format.substr(0, format.find_first_of(":-"))];
     ++reductions_[to_string(c.reduction)];
     const std::int64_t slots = std::int64_t{c.config.top_k} * (c.full ? c.config.max_tokens : 0);
     many_routes_ += slots >= 1024;
@@ -48,15 +50,15 @@ class Coverage {
     EXPECT_GE(wide_, 100);
     EXPECT_EQ(ranks_.size(), 5u);
     EXPECT_EQ(layouts_.size(), 3u);
-    EXPECT_GE(formats_.size(), 5u);
-    for (const auto* group : {&ranks_, &layouts_, &formats_}) {
+    EXPECT_EQ(kinds_.size(), 9u);
+    for (const auto* group : {&ranks_, &layouts_, &kinds_}) {
       for (const auto& [name, count] : *group) EXPECT_GE(count, 50) << name;
     }
   }
 
  private:
   int total_ = 0, many_routes_ = 0, wide_ = 0;
-  std::map<std::string, int> ranks_, layouts_, formats_, reductions_;
+  std::map<std::string, int> ranks_, layouts_, formats_, kinds_, reductions_;
 };
 
 CaseSize size_of_case(int number) {

@@ -14,7 +14,7 @@ constexpr int kColumns = 16;  // H
 
 using Matrix = std::vector<float>;  // [H, H]
 
-// Of all experts, those that are shared last, as group_expert numbers them.
+// Matrices of all experts, the shared ones last, as group_expert numbers them.
 std::vector<Matrix> expert_matrices(int experts) {
   Random random = Random::of({11});
   std::vector<Matrix> matrices(static_cast<std::size_t>(experts));

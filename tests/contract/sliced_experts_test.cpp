@@ -54,7 +54,7 @@ int sender(const TestCase& c, int source, int token, int tp) {
   throw Mismatch("no slice has the token");
 }
 
-// What a rank passes to a dispatch, where its backend can read it.
+// The inputs of a rank's dispatch, where its backend can read them.
 struct PassedInputs {
   explicit PassedInputs(const oracle::RankInputs& inputs)
       : count(inputs.tokens),
@@ -111,7 +111,7 @@ void check_destinations(const TestCase& c, const StepInputs& step, int tp, int r
   }
 }
 
-// What each slice of an expert puts out. Padding rows hold NaN, which must not be read.
+// The outputs of each slice of an expert. Padding rows hold NaN, which must not be read.
 std::vector<oracle::ExpertOutputs> outputs_of_slices(const TestCase& c, const StepInputs& step, int tp) {
   std::vector<oracle::ExpertOutputs> all;
   for (int i = 0; i < tp; ++i) {
@@ -142,7 +142,8 @@ std::int64_t message_bytes(const TestCase& c, bool on_device) {
                    : values + oracle::round_up(8 + 8 * top_k, 16);
 }
 
-// What one rank sends in a dispatch and a combine, in a group of one node, by the formula of the contract.
+// Checks the bytes that one rank sends in a dispatch and a combine, in a group of one node, by the formula of
+// the contract.
 void check_bytes(const TestCase& c, const StepInputs& step, int tp, int rank, const WireCounts& wire,
                  bool on_device) {
   const int top_k = c.config.top_k, group = rank / tp, i = rank % tp;
@@ -266,17 +267,6 @@ TEST_P(Contract, SlicedExpertsInRandomCases) {
     const Config config = sliced(c, tp);
     run(ep * tp, describe(c), [&](Rank rank) { run_steps(c, tp, config, rank); });
   }
-}
-
-void require_error(const std::string& words, const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    require(std::string(error.what()).find(words) != std::string::npos, "'", error.what(),
-            "' does not name '", words, "'");
-    return;
-  }
-  throw Mismatch(str("no error that names '", words, "'"));
 }
 
 TEST_P(Contract, SlicedExpertsRefuseWhatTheyDoNotHave) {

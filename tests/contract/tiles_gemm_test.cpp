@@ -44,7 +44,7 @@ std::vector<float> dequantised(const DispatchResult& received, const Format& for
   return row_values;
 }
 
-// What the oracle decodes of the token that it encodes.
+// The values that the oracle decodes from its own encoding of the token.
 std::vector<double> decoded_by_oracle(const StepInputs& step, const Source& source) {
   const oracle::GlobalInputs& inputs = step.inputs;
   const std::int64_t size = bytes_of(inputs.type);

@@ -1,5 +1,5 @@
-// What a rank passes to a dispatch, in device memory: of one input set, or the memory that calls read, into
-// which sets are loaded. Tokens have the two bytes a value of bf16 and fp16; ids are int64.
+// A rank's inputs of a dispatch, in device memory: one input set, or the memory that calls read, into which
+// sets are loaded. Tokens have the two bytes a value of bf16 and fp16; ids are int64.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ class DeviceInputs {
  public:
   // Memory that calls read.
   explicit DeviceInputs(const Config& config) : DeviceInputs(oracle::RankInputs{}, config) {}
-  // Of an input set: N tokens, then poison up to max_tokens.
+  // The memory of an input set: N tokens, then poison up to max_tokens.
   DeviceInputs(const oracle::RankInputs& in, const Config& config)
       : tokens_of_set_(in.tokens),
         count_(bytes_of_values(std::vector<std::int32_t>{static_cast<std::int32_t>(in.tokens)})),

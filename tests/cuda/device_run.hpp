@@ -68,7 +68,7 @@ class DeviceRun {
   const DeviceBytes& row_memory() const { return rows_[0]; }  // of part 0
 
  private:
-  // What calls with an input set return, as it lies in memory.
+  // Expected results of calls with an input set, as they lie in memory.
   struct Expected {
     std::vector<DeviceBytes> rows;
     DeviceBytes weight, counts, row_offsets, source, result, shared_outputs;

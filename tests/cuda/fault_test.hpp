@@ -23,7 +23,7 @@ inline double seconds_since(Clock::time_point time) {
 inline constexpr int kRanks = 3, kVictim = 1;
 inline constexpr Setup kCudaProcesses{BackendKind::cuda, RankKind::processes};
 
-// What a rank reports. All processes share it.
+// A rank's report. All processes share it.
 struct RankReport {
   std::atomic<int> code, peer, waiting_rank, node, role;
   std::atomic<double> seconds;  // from the start of the call with the fault to its error

@@ -13,7 +13,7 @@ namespace {
 constexpr int kGatherSets = 6;
 constexpr std::int64_t kMostRows = 40;  // of a rank: more than one round of small_exchange()
 
-// What every rank passes in one replay; the same on all ranks.
+// The arguments of every rank in one replay; the same on all ranks.
 struct GatherSet {
   std::vector<std::int64_t> counts;
   std::vector<oracle::Bytes> rows;     // to gather

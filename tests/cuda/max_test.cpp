@@ -7,7 +7,7 @@
 namespace ferry::contract {
 namespace {
 
-// What a rank passes in one replay, and what its calls are to return.
+// A rank's arguments in one replay, and the expected results.
 struct MaxSet {
   MaxSet(const oracle::RankInputs& in, const Config& config, int groups, int ranks)
       : inputs(in, config),

@@ -9,7 +9,8 @@
 
 namespace ferry::contract {
 
-// What it makes of value y of a row, on the host: the same operations as the function in the .cu file.
+// The epilogue's result for value y of a row, on the host, by the same operations as the function in the .cu
+// file.
 inline float own_epilogue(float y, std::int64_t row, float bias) {
   const float sum = (y + bias) * 0.5f + static_cast<float>(row);
   return sum > 0 ? sum : 0;

@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "cuda/device_test.hpp"
+#include "cuda/program_run.hpp"
 #include "program/on_host.hpp"
 
 namespace ferry::contract {
@@ -10,7 +11,7 @@ namespace {
 
 using CudaProgramGraph = DeviceTest;
 
-// Of each type of node: how many there are in the graph of the work that `enqueue` puts on the stream.
+// Number of nodes of each type in the graph of the work that `enqueue` enqueues on the stream.
 std::vector<int> nodes_of(cudaStream_t stream, const std::function<void()>& enqueue) {
   cudaGraph_t graph = nullptr;
   require_success(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
@@ -42,19 +43,10 @@ TEST_F(CudaProgramGraph, HoldsTheNodesOfTheCallsByHand) {
                         .format = Format::fp32(),
                         .combine_type = DType::fp32};
     ferry::Exchange exchange(rank, config);
-    Evaluator layer(parse_program(R"(
-      program layer
-      input x: tokens
-      input ids: ids
-      input weights: weights
-      rows = dispatch(x, ids, weights)
-      out: outputs = call experts(rows)
-      y = combine(out, rows, rows)
-      output y
-    )"),
-                    exchange, {{"experts", [](ProgramInputs inputs, ProgramOutputs outputs) {
-                                  outputs[0]->data = inputs[0]->received.data;
-                                }}});
+    Evaluator layer(parse_program(kLayer), exchange,
+                    {{"experts", [](ProgramInputs inputs, ProgramOutputs outputs) {
+                        outputs[0]->data = inputs[0]->received.data;
+                      }}});
     const RankInputs inputs(config, c.seed, 0, kMostTokens);
     PinnedInputs pinned(inputs);
     std::vector<ProgramValue> values = pinned.values();

@@ -6,103 +6,21 @@
 
 #include "cuda/device_test.hpp"
 #include "cuda/other_work.hpp"
+#include "cuda/program_run.hpp"
 #include "ferry/evaluator.hpp"
-#include "harness/random.hpp"
 
 namespace ferry::contract {
 namespace {
 
-constexpr int kColumns = 512, kMost = 24, kTopK = 3;
-constexpr std::size_t kRowBytes = 2 * kColumns;
-
-constexpr const char* kLayer = R"(
-  program layer
-  input x: tokens
-  input ids: ids
-  input weights: weights
-  rows = dispatch(x, ids, weights)
-  out: outputs = call experts(rows)
-  y = combine(out, rows, rows)
-  output y
-)";
-
 using CudaProgram = DeviceTest;
-
-Config program_config(int ranks, int lanes, BackendKind backend) {
-  return {.experts = 2 * ranks + 1,
-          .top_k = kTopK,
-          .hidden = kColumns,
-          .max_tokens = kMost,
-          .backend = backend,
-          .lanes = lanes};
-}
-
-// The inputs of a rank for one run, and what the program makes of them on host memory.
-struct ProgramRun {
-  std::vector<std::byte> x, ids, weights, result;
-  std::int64_t tokens = 0;
-
-  ProgramRun(std::uint64_t seed, const Config& config, int rank, std::int64_t count) : tokens(count) {
-    Random random = Random::of({seed, static_cast<std::uint64_t>(rank)});
-    x.resize(static_cast<std::size_t>(count) * kRowBytes);
-    for (std::size_t i = 0; i < x.size(); i += 2) {  // bf16 of -2 to 2
-      const std::uint16_t value =
-          static_cast<std::uint16_t>((random.chance(0.5) ? 0x8000 : 0) | random.between(0x3f00, 0x3fff));
-      std::memcpy(x.data() + i, &value, 2);
-    }
-    std::vector<std::int32_t> chosen;
-    std::vector<float> given;
-    for (std::int64_t i = 0; i < count * kTopK; ++i) {
-      chosen.push_back(random.between(-1, config.experts - 1));
-      given.push_back(static_cast<float>(random.uniform()));
-    }
-    ids.assign(reinterpret_cast<const std::byte*>(chosen.data()),
-               reinterpret_cast<const std::byte*>(chosen.data() + chosen.size()));
-    weights.assign(reinterpret_cast<const std::byte*>(given.data()),
-                   reinterpret_cast<const std::byte*>(given.data() + given.size()));
-  }
-
-  std::vector<ProgramValue> values(const void* x_at, const void* ids_at, const void* weights_at) const {
-    return {ProgramValue::tokens(x_at, tokens, DType::bf16),
-            ProgramValue::ids(static_cast<const std::int32_t*>(ids_at), tokens),
-            ProgramValue::weights(static_cast<const float*>(weights_at), tokens)};
-  }
-
-  void run_on_host(Evaluator& layer) {
-    const ProgramValue& y = *layer.run(values(x.data(), ids.data(), weights.data()))[0];
-    const auto* const bytes = static_cast<const std::byte*>(y.data);
-    result.assign(bytes, bytes + static_cast<std::size_t>(tokens) * kRowBytes);
-  }
-};
-
-// The same inputs in device memory, at addresses that stay.
-struct DeviceInputs {
-  DeviceBytes x{kMost * static_cast<std::int64_t>(kRowBytes)}, ids{kMost * kTopK * 4},
-      weights{kMost * kTopK * 4};
-
-  static void copy(const DeviceBytes& to, const std::vector<std::byte>& from, cudaStream_t stream) {
-    if (!from.empty())
-      require_success(cudaMemcpyAsync(to.data(), from.data(), from.size(), cudaMemcpyHostToDevice, stream),
-                      "cudaMemcpyAsync");
-  }
-  void load(const ProgramRun& run, cudaStream_t stream) const {
-    copy(x, run.x, stream);
-    copy(ids, run.ids, stream);
-    copy(weights, run.weights, stream);
-    require_success(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
-  }
-  std::vector<ProgramValue> values(const ProgramRun& run) const {
-    return run.values(x.data(), ids.data(), weights.data());
-  }
-};
 
 // Passes the received rows on.
 void same_rows(ProgramInputs inputs, ProgramOutputs outputs) {
   outputs[0]->data = inputs[0]->received.data;
 }
 
-// Copies the received rows to the evaluator's memory, on the step's stream and after a delay: whoever does
-// not wait for that stream reads what was there before.
+// Copies the received rows to the evaluator's memory, on the step's stream and after a delay: a step
+// that does not wait for that stream reads older bytes.
 void copy_rows_late(ProgramInputs inputs, ProgramOutputs outputs, Stream stream) {
   const auto handle = static_cast<cudaStream_t>(stream.handle);
   device::delay(stream, 2000);
@@ -110,13 +28,6 @@ void copy_rows_late(ProgramInputs inputs, ProgramOutputs outputs, Stream stream)
                                   static_cast<std::size_t>(inputs[0]->received.capacity) * kRowBytes,
                                   cudaMemcpyDeviceToDevice, handle),
                   "cudaMemcpyAsync");
-}
-
-void require_result(const ProgramValue& y, const ProgramRun& run, const std::string& what) {
-  require_equal(y.rows, run.tokens, what, ": rows");
-  std::vector<std::byte> found(run.result.size());
-  if (!found.empty()) device::copy(found.data(), y.data, static_cast<std::int64_t>(found.size()));
-  require_equal_bytes(found, run.result, 2, what);
 }
 
 // `runs` runs of a rank with what they make on host memory.
@@ -144,7 +55,7 @@ TEST_F(CudaProgram, MakesTheBytesOfHostMemory) {
         std::vector<ProgramRun> runs = expected_runs(rank, c.seed, 4);
         ferry::Exchange exchange(rank, program_config(ranks, batches, BackendKind::cuda));
         Evaluator layer(overlap(parse_program(kLayer), batches), exchange, {{"experts", copy_rows_late}});
-        const DeviceInputs inputs;
+        const ProgramInputsOnDevice inputs;
         const TestStream stream;
         for (std::size_t i = 0; i < runs.size(); ++i) {
           inputs.load(runs[i], stream.get());
@@ -183,7 +94,7 @@ TEST_F(CudaProgram, StreamsWaitForOneAnother) {
                                           cudaMemcpyDeviceToDevice, static_cast<cudaStream_t>(stream.handle)),
                           "cudaMemcpyAsync");
                     }}});
-    const DeviceInputs inputs;
+    const ProgramInputsOnDevice inputs;
     const TestStream stream;
     for (std::uint64_t number = 0; number < 3; ++number) {
       ProgramRun given(c.seed + number, exchange.config(), rank.index(), kMost - 1);
@@ -208,7 +119,7 @@ TEST_F(CudaProgram, IsCapturedWhole) {
       const std::vector<ProgramRun> runs = expected_runs(rank, c.seed, kSets, true);
       ferry::Exchange exchange(rank, program_config(ranks, 2, BackendKind::cuda));
       Evaluator layer(overlap(parse_program(kLayer), 2), exchange, {{"experts", same_rows}});
-      const DeviceInputs inputs;
+      const ProgramInputsOnDevice inputs;
       const TestStream stream;
       const ProgramValue* y = nullptr;
       inputs.load(runs[0], stream.get());
@@ -244,7 +155,7 @@ TEST_F(CudaProgram, LimitsOfMicroBatchesFitTheDevice) {
       if (step.kind != StepKind::call) step.sm_limit = processors;
     Evaluator split(overlap(whole, 2), exchange, {{"experts", same_rows}}),
         layer(whole, exchange, {{"experts", same_rows}});
-    const DeviceInputs inputs;
+    const ProgramInputsOnDevice inputs;
     const TestStream stream;
     inputs.load(runs[0], stream.get());
     const std::string found = usage_error([&] { layer.run(inputs.values(runs[0]), stream); });
@@ -268,7 +179,7 @@ TEST_F(CudaProgram, NamesTheStepThatPreventsCapture) {
                                                          "ready = wait(y)\n  output ready");
     Evaluator layer(parse_program(text), exchange, {{"experts", same_rows}});
     const ProgramRun given(c.seed, exchange.config(), rank.index(), 5);
-    const DeviceInputs inputs;
+    const ProgramInputsOnDevice inputs;
     const TestStream stream;
     inputs.load(given, stream.get());
     std::string found;
@@ -284,94 +195,6 @@ TEST_F(CudaProgram, NamesTheStepThatPreventsCapture) {
     graph.launch(stream.get());  // empty: nothing had been enqueued
     layer.run(inputs.values(given), stream);
     stream.synchronize();
-  });
-}
-
-// Tokens of all ranks: each rank passes them on, and the ranks' values are added.
-constexpr const char* kGathered = R"(
-  program gathered
-  input x: tokens
-  all = all_gather_v(x)
-  part: tokens = call pass_on(all)
-  y = reduce_scatter_v(part, x)
-  output y
-)";
-
-void same_tokens(ProgramInputs inputs, ProgramOutputs outputs) {
-  outputs[0]->data = inputs[0]->data;
-}
-
-// Copies as many rows as there is room for: the host does not know how many there are.
-void copy_tokens_late(ProgramInputs inputs, ProgramOutputs outputs, Stream stream) {
-  require_equal(inputs[0]->rows % kMost, 0, "rows that a function gets");
-  device::delay(stream, 500);
-  require_success(cudaMemcpyAsync(outputs[0]->data, inputs[0]->data,
-                                  static_cast<std::size_t>(inputs[0]->rows) * kRowBytes,
-                                  cudaMemcpyDeviceToDevice, static_cast<cudaStream_t>(stream.handle)),
-                  "cudaMemcpyAsync");
-}
-
-std::vector<ProgramRun> expected_gathers(const Rank& rank, std::uint64_t seed, int runs) {
-  const Config config = program_config(rank.size(), 1, BackendKind::cpu);
-  ferry::Exchange exchange(rank, config);
-  Evaluator layer(parse_program(kGathered), exchange, {{"pass_on", same_tokens}});
-  std::vector<ProgramRun> made;
-  for (int number = 0; number < runs; ++number) {
-    made.emplace_back(seed + static_cast<std::uint64_t>(number), config, rank.index(),
-                      (5 * number + 7 * rank.index()) % (kMost + 1));
-    ProgramRun& run = made.back();
-    const std::vector<ProgramValue> given = {run.values(run.x.data(), run.ids.data(), run.weights.data())[0]};
-    const auto* const bytes = static_cast<const std::byte*>(layer.run(given)[0]->data);
-    run.result.assign(bytes, bytes + static_cast<std::size_t>(run.tokens) * kRowBytes);
-  }
-  return made;
-}
-
-TEST_F(CudaProgram, GathersMakeTheBytesOfHostMemory) {
-  for (const int ranks : {1, 2, 4}) {
-    for (const int batches : {1, 2}) {
-      const TestCase c = device_case(static_cast<std::uint64_t>(ranks), ranks);
-      run(ranks, c, [&](Rank rank) {
-        const std::vector<ProgramRun> runs = expected_gathers(rank, c.seed, 6);
-        ferry::Exchange exchange(rank, program_config(ranks, batches, BackendKind::cuda));
-        Evaluator layer(overlap(parse_program(kGathered), batches), exchange,
-                        {{"pass_on", copy_tokens_late}});
-        const DeviceInputs inputs;
-        const TestStream stream;
-        for (std::size_t i = 0; i < runs.size(); ++i) {
-          inputs.load(runs[i], stream.get());
-          const std::vector<ProgramValue> given = {inputs.values(runs[i])[0]};
-          const ProgramValue& y = *layer.run(given, stream)[0];
-          stream.synchronize();
-          for (int lane = 0; lane < batches; ++lane) exchange.synchronize(lane, stream);
-          require_result(y, runs[i], str("gathers, ", batches, " micro-batches, run ", i));
-        }
-      });
-    }
-  }
-}
-
-TEST_F(CudaProgram, GathersAreCaptured) {
-  const TestCase c = device_case(2, 2);
-  run(2, c, [&](Rank rank) {
-    constexpr std::size_t kSet = 3;  // replays have the number of rows of the capture
-    std::vector<ProgramRun> runs = expected_gathers(rank, c.seed, kSet + 1);
-    ferry::Exchange exchange(rank, program_config(2, 2, BackendKind::cuda));
-    Evaluator layer(overlap(parse_program(kGathered), 2), exchange, {{"pass_on", copy_tokens_late}});
-    const DeviceInputs inputs;
-    const TestStream stream;
-    const std::vector<ProgramValue> given = {inputs.values(runs[kSet])[0]};
-    inputs.load(runs[kSet], stream.get());
-    const ProgramValue* y = nullptr;
-    rank.barrier();
-    const Graph graph(stream.get(), [&] { y = layer.run(given, stream)[0]; });
-    rank.barrier();
-    for (int number = 0; number < 20; ++number) {
-      graph.launch(stream.get());
-      stream.synchronize();
-      require_result(*y, runs[kSet], str("replay ", number));
-    }
-    for (int lane = 0; lane < 2; ++lane) exchange.check(lane);
   });
 }
 
@@ -423,7 +246,7 @@ TEST_F(CudaProgram, AFunctionThatFailsEndsTheRunOnAllRanks) {
                         if (fails) throw std::out_of_range("no such expert");
                         same_rows(inputs, outputs);
                       }}});
-    const DeviceInputs inputs;
+    const ProgramInputsOnDevice inputs;
     const TestStream stream;
     inputs.load(runs[0], stream.get());
     const auto run_to_the_end = [&] {

@@ -8,7 +8,7 @@ namespace {
 
 constexpr int kTp = 2;
 
-// What a rank passes in one replay, and what its calls are to return.
+// A rank's arguments in one replay, and the expected results.
 struct SlicedSet {
   SlicedSet(const oracle::RankInputs& in, const Config& config, std::int64_t rows, int groups)
       : inputs(in, config),

@@ -1,4 +1,4 @@
-// What 100,000 calls leave behind: nothing. FERRY_CALLS sets the calls of the test of a million.
+// Checks that 100,000 calls leave nothing behind. FERRY_CALLS sets the calls of the test of a million.
 #include <filesystem>
 #include <memory>
 

@@ -228,7 +228,7 @@ TEST_F(CudaTwoHops, ARoleThatStopsIsNamed) {
   }
 }
 
-// What is not there yet is refused by name.
+// Operations that two hops lack are refused by name.
 TEST_F(CudaTwoHops, GathersAreRefusedByName) {
   const TestCase c = hop_case(7, {0, 1}, 7);
   run(c, [&](Rank rank) {

@@ -1,6 +1,6 @@
-// What Ferry uses of NCCL, between threads of one process and on host memory. A stream is a pointer to
-// std::atomic<int>: transfers that it still waits for. It ends the process if it is used against NCCL's
-// rules.
+// The functions of NCCL that Ferry uses, between threads of one process and on host memory. A stream is a
+// pointer to std::atomic<int>: the transfers that it still waits for. The process ends if NCCL's rules are
+// broken.
 #include <atomic>
 #include <condition_variable>
 #include <cstdio>
@@ -62,7 +62,7 @@ struct Comm {
 std::atomic<int> blocking, finalized, destroyed, aborted, registered_ever, registered_now, registered_sends,
     sends;
 
-// What is against NCCL's rules.
+// Ends the process because NCCL's rules were broken.
 [[noreturn]] void misuse(const char* what) {
   std::fprintf(stderr, "fake_nccl: %s\n", what);
   std::abort();

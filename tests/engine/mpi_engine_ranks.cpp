@@ -40,7 +40,7 @@ void move_bytes() {
   }
 }
 
-// What NCCL's ranks of one host use for call headers.
+// The path by which NCCL's ranks of one host exchange call headers.
 void move_headers_in_shared_memory() {
   const std::uint64_t base = common_seed();
   Group::mpi().run([&](const Rank& rank) {

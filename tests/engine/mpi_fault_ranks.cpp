@@ -1,6 +1,6 @@
-// A program for mpirun: a rank of a group on the backend `collective` over MPI stalls, throws or is killed.
-// The argument says which. The others print the error that they got. With `lose DIRECTORY VICTIM` all ranks
-// make steps until a rank or a link is lost, and write the error to files.
+// A program for mpirun: a rank of a group on the backend `collective` over MPI stalls, throws, leaves or is
+// killed. The argument says which. The others print the error that they got. With `lose DIRECTORY VICTIM` all
+// ranks make steps until a rank or a link is lost, and write the error to files.
 #include <csignal>
 #include <fstream>
 #include <iostream>
@@ -37,6 +37,7 @@ void step(Exchange& exchange) {
 
 void fail(const std::string& how) {
   if (how == "stall") return sleep_seconds(3 * kDeadline);
+  if (how == "leave") return;
   if (how == "kill") std::raise(SIGKILL);
   throw std::runtime_error("enough");
 }
@@ -119,7 +120,7 @@ int main(int argc, char** argv) {
     const bool loses = argc == 4 && std::string(argv[1]) == "lose";
     if (argc != 2 && !loses) {
       throw std::invalid_argument(
-          "needed: stall, throw, kill or kill_in_program, or lose with a folder and a rank");
+          "needed: stall, throw, leave, kill or kill_in_program, or lose with a folder and a rank");
     }
     ferry::Group::mpi().run([&](const ferry::Rank& rank) {
       loses ? ferry::test::lose_a_rank(rank, argv[2], std::stoi(argv[3]))

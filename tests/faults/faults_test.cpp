@@ -165,7 +165,7 @@ class StepRunner {
   }();
 };
 
-// What a surviving rank observed. In memory shared by all processes; the test reads it after they have ended.
+// A surviving rank's observation. In memory shared by all processes; the test reads it after they have ended.
 struct Observation {
   ErrorCode code;
   WaitRecord record;
@@ -374,7 +374,7 @@ auto chunked_cases(bool processes) {
                           testing::Values(CallForm::chunked));
 }
 
-// Of processes: what a relay throws between the hops its peers see as the loss of the relay.
+// With processes: peers report an exception of a relay between the hops as the loss of the relay.
 auto two_hop_cases() {
   return testing::Combine(testing::ValuesIn(kPointsOfTwoHops), testing::Values(Fault::stall, Fault::kill),
                           testing::Values(true), testing::Values(CallForm::two_hops));

@@ -28,6 +28,17 @@ std::string usage_error(const std::function<void()>& call) {
   return {};
 }
 
+void require_error(const std::string& words, const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    require(std::string(error.what()).find(words) != std::string::npos, "'", error.what(),
+            "' does not name '", words, "'");
+    return;
+  }
+  throw Mismatch(str("no error that names '", words, "'"));
+}
+
 void require_equal_bytes(std::span<const std::byte> actual, std::span<const std::byte> expected,
                          std::size_t element_bytes, const std::string& what) {
   require(actual.size() == expected.size(), what, ": ", actual.size(), " bytes, expected ", expected.size());

@@ -19,7 +19,7 @@ DispatchRun::DispatchRun(SyncExchange& exchange, const TestCase& c, const StepIn
   const bool padded = c.config.layout == Layout::expert_padded;
   capacity_rows_ = my_rows_.capacity * (padded ? static_cast<std::int64_t>(my_rows_.counts.size()) : 1);
   allocate_inputs();
-  options_.format = step.inputs.format;
+  if (!c.own_format) options_.format = step.inputs.format;
   options_.lane = c.lane;
   options_.sm_limit = c.sm_limit;
   options_.apply_weights = step.inputs.apply_weights;
@@ -42,13 +42,24 @@ DispatchRun::DispatchRun(SyncExchange& exchange, const TestCase& c, const StepIn
   options_.dot_rows = dot_rows_.data();
 }
 
+std::vector<DispatchRun::PassedPart> DispatchRun::passed_parts() const {
+  const oracle::GlobalInputs& all = step_.inputs;
+  if (case_.own_format)
+    return {{step_.own_tokens[static_cast<std::size_t>(rank_)], case_.config.hidden * bytes_of(all.type)}};
+  std::vector<PassedPart> parts;
+  for (const std::int64_t bytes : oracle::input_row_bytes(all.format, all.type, case_.config.hidden))
+    parts.push_back({my_inputs_.parts[parts.size()], bytes});
+  return parts;
+}
+
 void DispatchRun::allocate_inputs() {
-  const auto row_bytes = oracle::input_row_bytes(step_.inputs.format, step_.inputs.type, case_.config.hidden);
+  const std::vector<PassedPart> passed = passed_parts();
   tokens_.count = my_inputs_.tokens;
   tokens_.type = step_.inputs.type;
-  for (std::size_t part = 0; part < row_bytes.size(); ++part) {
-    const std::int64_t stride = case_.input_gap > 0 ? row_bytes[part] + case_.input_gap : 0;
-    inputs_.push_back(strided_buffer(my_inputs_.parts[part], my_inputs_.tokens, row_bytes[part], stride));
+  for (std::size_t part = 0; part < passed.size(); ++part) {
+    const auto& [rows, row_bytes] = passed[part];
+    const std::int64_t stride = case_.input_gap > 0 ? row_bytes + case_.input_gap : 0;
+    inputs_.push_back(strided_buffer(rows, my_inputs_.tokens, row_bytes, stride));
     tokens_.parts[part] = inputs_.back().data();
     tokens_.strides[part] = stride;
   }
@@ -347,11 +358,10 @@ void DispatchRun::compare_plan() const {
 }
 
 void DispatchRun::compare_inputs() const {
-  for (std::size_t part = 0; part < inputs_.size(); ++part) {
-    const std::int64_t row_bytes =
-        oracle::input_row_bytes(step_.inputs.format, step_.inputs.type, case_.config.hidden)[part];
+  const std::vector<PassedPart> passed = passed_parts();
+  for (std::size_t part = 0; part < passed.size(); ++part) {
     const GuardedBuffer expected =
-        strided_buffer(my_inputs_.parts[part], my_inputs_.tokens, row_bytes, tokens_.strides[part]);
+        strided_buffer(passed[part].rows, my_inputs_.tokens, passed[part].row_bytes, tokens_.strides[part]);
     require_equal_bytes(inputs_[part].span(), expected.span(), 1, "the caller's tokens");
   }
 }

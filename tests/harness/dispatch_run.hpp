@@ -46,6 +46,12 @@ class DispatchRun {
   const std::byte* row(int part, std::int64_t row) const;
 
  private:
+  // An array of tokens that this rank passes.
+  struct PassedPart {
+    const std::vector<std::byte>& rows;
+    std::int64_t row_bytes;
+  };
+  std::vector<PassedPart> passed_parts() const;
   void allocate_inputs();
   void allocate_outputs();
   void overwrite_inputs();

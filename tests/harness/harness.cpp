@@ -278,7 +278,7 @@ void require_load(const SyncExchange& exchange, const TestCase& c,
   require_equal_lists<std::int64_t>(load.ranks.data(), ranks, "routes to rank");
 }
 
-// What run_sequences() runs of a case.
+// The calls of a case that run_sequences() makes.
 struct Sequence {
   TestCase c;
   StepInputs first, second, replayed;

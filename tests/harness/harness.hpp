@@ -42,7 +42,7 @@ enum class RankKind {
   mpi,             // processes that mpirun has started, this one among them
 };
 
-// What a test runs on.
+// The backend, group and memory that a test runs on.
 struct Setup {
   BackendKind backend = BackendKind::cpu;
   RankKind rank_kind = RankKind::threads;

@@ -3,6 +3,7 @@
 #include <stdexcept>
 
 #include "format/bf16.hpp"
+#include "format/fp16.hpp"
 #include "harness/own_format.hpp"
 
 namespace ferry::contract {
@@ -11,7 +12,8 @@ namespace {
 float value_at(const EncoderCall& call, std::int64_t row, int column) {
   const auto* const at = static_cast<const std::byte*>(call.tokens) + row * call.stride;
   if (call.type == DType::fp32) return reinterpret_cast<const float*>(at)[column];
-  return bf16_value(reinterpret_cast<const std::uint16_t*>(at)[column]);
+  const std::uint16_t bits = reinterpret_cast<const std::uint16_t*>(at)[column];
+  return call.type == DType::fp16 ? fp16_value(bits) : bf16_value(bits);
 }
 
 void encode(const EncoderCall& call, std::int64_t row) {

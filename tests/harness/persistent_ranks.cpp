@@ -22,7 +22,7 @@ constexpr double kPoll = 0.0005;  // seconds
 
 }  // namespace
 
-// What the processes tell each other. Tests that need ranks are numbered from 1.
+// Shared by the processes. Tests that need ranks are numbered from 1.
 struct PersistentRanks::Progress {
   static constexpr int kMaxRanks = 16, kShutDown = -1;
   std::atomic<int> test_number{1};

@@ -46,7 +46,7 @@ class SocketEngine {
     }
   }
 
-  // Of one rank, in its process. The engine must outlive them.
+  // The functions of one rank, called in its process. The engine must outlive them.
   EngineFunctions functions(int rank) {
     EngineFunctions functions;
     functions.all_to_all_v =

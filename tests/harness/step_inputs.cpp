@@ -5,8 +5,10 @@
 #include <utility>
 
 #include "harness/guarded_buffer.hpp"
+#include "harness/own_format.hpp"
 #include "oracle/dispatch.hpp"
 #include "oracle/encode.hpp"
+#include "oracle/numbers.hpp"
 
 namespace ferry::contract {
 namespace {
@@ -21,7 +23,8 @@ enum RandomStream : std::uint64_t {
   kTopkWeights,
   kRowValues,
   kDotRows,
-  kInputScales
+  kInputScales,
+  kOwnTokens
 };
 
 Random stream(const TestCase& c, RandomStream which, int step, int rank) {
@@ -106,7 +109,27 @@ void draw_values(const TestCase& c, int step, oracle::GlobalInputs& all) {
   }
 }
 
-oracle::GlobalInputs empty_inputs(const TestCase& c) {
+// Tokens, the first of them zeros, and their encoded rows in place of the parts that were drawn.
+void draw_own_tokens(const TestCase& c, StepInputs& step) {
+  if (!c.own_format) return;
+  const std::int64_t hidden = c.config.hidden, size = bytes_of(c.type);
+  for (int rank = 0; rank < c.ranks; ++rank) {
+    oracle::RankInputs& inputs = step.inputs.ranks[rank];
+    Random random = stream(c, kOwnTokens, step.index, source_of_inputs(c, rank));
+    std::vector<std::byte> tokens = random_rows(random, c.type, inputs.tokens * hidden, false);
+    if (inputs.tokens > 0) std::fill_n(tokens.begin(), hidden * size, std::byte{0});
+    inputs.parts = {};
+    for (std::int64_t token = 0; token < inputs.tokens; ++token) {
+      std::vector<float> values;
+      for (std::int64_t column = 0; column < hidden; ++column)
+        values.push_back(oracle::load(c.type, tokens.data() + (token * hidden + column) * size));
+      append_own_row(values, inputs.parts);
+    }
+    step.own_tokens.push_back(std::move(tokens));
+  }
+}
+
+oracle::GlobalInputs empty_inputs(const TestCase& c, int step) {
   oracle::GlobalInputs all;
   all.config = c.config;
   all.config.placement = oracle::placement_of(c.config, c.ranks);
@@ -116,7 +139,7 @@ oracle::GlobalInputs empty_inputs(const TestCase& c) {
   all.apply_weights = c.apply_weights;
   all.global_scale = c.global_scale;
   if (c.input_scales) {
-    Random random = Random::of({c.seed, kInputScales});
+    Random random = stream(c, kInputScales, step, 0);
     for (int expert = 0; expert < c.config.experts + c.config.shared_experts; ++expert)
       all.input_scales.push_back(
           static_cast<float>(0.001 + random.uniform() * random.pick({0.01, 1.0, 30.0})));
@@ -186,12 +209,13 @@ StepInputs make_inputs(const TestCase& c, int index) {
 StepInputs inputs_from_ids(const TestCase& c, const std::vector<std::vector<std::int64_t>>& ids, int index) {
   StepInputs step;
   step.index = index;
-  step.inputs = empty_inputs(c);
+  step.inputs = empty_inputs(c, index);
   for (int rank = 0; rank < c.ranks; ++rank) {
     step.inputs.ranks[rank].ids = ids[rank];
     step.inputs.ranks[rank].tokens = static_cast<std::int64_t>(ids[rank].size()) / c.config.top_k;
   }
   draw_values(c, index, step.inputs);
+  draw_own_tokens(c, step);
   step.positions = oracle::find_row_positions(step.inputs);
   return step;
 }
@@ -199,12 +223,13 @@ StepInputs inputs_from_ids(const TestCase& c, const std::vector<std::vector<std:
 StepInputs with_new_values(const TestCase& c, const StepInputs& routed, int index) {
   StepInputs step;
   step.index = index;
-  step.inputs = empty_inputs(c);
+  step.inputs = empty_inputs(c, index);
   for (int rank = 0; rank < c.ranks; ++rank) {
     step.inputs.ranks[rank].ids = routed.inputs.ranks[rank].ids;
     step.inputs.ranks[rank].tokens = routed.inputs.ranks[rank].tokens;
   }
   draw_values(c, index, step.inputs);
+  draw_own_tokens(c, step);
   step.positions = routed.positions;
   return step;
 }

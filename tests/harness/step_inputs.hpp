@@ -17,6 +17,9 @@ struct StepInputs {
   int index = 0;
   oracle::GlobalInputs inputs;
   oracle::RowPositions positions;
+  // With TestCase::own_format the tokens of each rank, [tokens, hidden]: the parts in `inputs` are their
+  // rows.
+  std::vector<std::vector<std::byte>> own_tokens;
 };
 
 StepInputs make_inputs(const TestCase& c, int index = 0);

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/text.hpp"
+#include "harness/own_format.hpp"
 #include "oracle/row_positions.hpp"
 
 namespace ferry::contract {
@@ -172,6 +173,8 @@ TestCase draw_case(std::uint64_t seed, CaseSize size) {
     c.global_scale = random.pick({1.0f, 0.0123f, 2.5e-3f});
   if (config.format.kind == FormatKind::mxfp4 || config.format.kind == FormatKind::nvfp4)
     config.hidden = (config.hidden + 31) / 32 * 32;
+  c.own_format = random.chance(0.08);
+  if (c.own_format) config.format = own_format_as_raw(config.hidden);
   config.lanes = random.pick({1, 1, 2, 3});
   c.lane = random.below(config.lanes);
 
@@ -183,8 +186,8 @@ TestCase draw_case(std::uint64_t seed, CaseSize size) {
   c.duplicates = random.chance(0.3);
   c.full = size == CaseSize::many_routes || random.chance(0.3);
   c.ids = random.pick({IdType::int32, IdType::int64});
-  c.type = config.format.quantises() ? random.pick({DType::bf16, DType::fp16, DType::fp32})
-                                     : natural_type(config.format);
+  c.type = config.format.quantises() || c.own_format ? random.pick({DType::bf16, DType::fp16, DType::fp32})
+                                                     : natural_type(config.format);
   c.any_bits = random.chance(0.2);
   c.weighted = random.chance(0.8);
   c.input_gap = random.chance(0.3) ? 16 * random.between(1, 5) : 0;
@@ -202,7 +205,8 @@ TestCase draw_case(std::uint64_t seed, CaseSize size) {
     config.reduction_level =
         random.pick({ReductionLevel::automatic, ReductionLevel::rank, ReductionLevel::node});
   }
-  if (random.chance(0.3) && config.layout != Layout::rank_major && !config.format.is_raw()) {
+  if (random.chance(0.3) && config.layout != Layout::rank_major &&
+      (c.own_format || !config.format.is_raw())) {
     config.shared_experts = random.pick({1, 1, 2, 5});
     c.shared_outputs = c.reduction == Reduction::unreduced || random.chance(0.3);
   }
@@ -229,6 +233,7 @@ TestCase draw_case(std::uint64_t seed, CaseSize size) {
 
 Config exchange_config(const TestCase& c) {
   Config config = c.config;
+  if (c.own_format) config.format = own_format();
   if (!c.input_scales) return config;
   config.format = c.type == DType::fp32   ? Format::fp32()
                   : c.type == DType::fp16 ? Format::fp16()
@@ -261,6 +266,7 @@ std::string describe(const TestCase& c) {
   flag(g.input == Input::replicated, "replicated");
   flag(g.transfer == Transfer::gather, "gather");
   if (g.shared_split > 0) text += str(" split=", g.shared_split);
+  flag(c.own_format, "own_format");
   flag(c.input_scales, "input_scales");
   flag(c.any_bits, "any_bits");
   flag(c.bad_ids > 0, "bad_ids");

@@ -43,7 +43,9 @@ struct TestCase {
   DType type = DType::bf16;   // of the tokens' values
   float global_scale = 1;     // of nvfp4
   bool input_scales = false;  // rows are encoded where they arrive, with a scale of their expert
-  bool any_bits = false;      // values are random bits: NaN, infinities and denormals included
+  bool own_format =
+      false;              // the exchange's format is own_format(), and config.format that of the encoded rows
+  bool any_bits = false;  // values are random bits: NaN, infinities and denormals included
   bool weighted = true;
   std::int64_t input_gap = 0;  // unused bytes between rows
 
@@ -68,8 +70,9 @@ struct TestCase {
 
 std::string describe(const TestCase& c);
 
-// The configuration of the case's exchange: with input_scales its format is that of the tokens, which travel
-// as they are, and TestCase::config has that of the calls.
+// The configuration of the case's exchange. TestCase::config has the format of the received rows; that of the
+// exchange is with input_scales the format of the tokens, which travel as they are, and with own_format the
+// registered one.
 Config exchange_config(const TestCase& c);
 
 // The type of a format's input values: its own type, or bf16 for fp8 and raw.

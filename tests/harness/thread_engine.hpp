@@ -18,7 +18,8 @@ class ThreadEngine {
   // `copy`: copies device memory too, and the engine takes it. Without it the engine takes host memory.
   explicit ThreadEngine(int ranks, bool ordered_lanes = false, Copy copy = {});
 
-  // What rank `rank` passes to Group::custom. A transfer whose byte counts differ between two ranks throws.
+  // The functions that rank `rank` passes to Group::custom. A transfer whose byte counts differ between two
+  // ranks throws.
   EngineFunctions functions(int rank) const;
 
  private:

@@ -39,7 +39,7 @@ class CallRanks {
   explicit CallRanks(const contract::TestCase& c);
 
   void dispatch(const contract::StepInputs& step, const CallForm& form);
-  // Of the rows of the last dispatch, whose inputs `step` has.
+  // Combines the rows of the last dispatch, whose inputs `step` has.
   void combine(const contract::StepInputs& step, const oracle::ExpertOutputs& outputs, const CallForm& form);
 
   // One dispatch and one combine of the case's inputs number `index`.
@@ -57,8 +57,14 @@ class CallRanks {
     std::byte bytes[128];
   };
   using Memory = std::vector<Line>;
+  static constexpr std::byte kPoison{0xA5};           // of memory that a call has to write
+  static constexpr unsigned kBlocks = kWide ? 3 : 4;  // of a launch
   static std::byte* at(Memory& memory) { return reinterpret_cast<std::byte*>(memory.data()); }
   static Memory of_bytes(std::int64_t bytes, std::byte value);
+  static std::vector<std::byte> bytes_at(const void* memory, std::size_t count) {
+    const auto* const from = static_cast<const std::byte*>(memory);
+    return {from, from + count};
+  }
 
   struct Rank {
     Memory symmetric, tables, block_counts, block_counted, plan_memory;
@@ -71,7 +77,7 @@ class CallRanks {
     alignas(16) HostTotals totals{};
     LaneView view{};
     PlanView plan{};
-    // Of the last dispatch.
+    // State of the last dispatch.
     Memory inputs[kMaxParts], parts[kMaxParts];
     std::byte* received[kMaxParts] = {};
     std::vector<std::int32_t> ids, local_ids, counts, row_offsets, group_of_row;
@@ -110,7 +116,7 @@ class CallRanks {
   HopLayout hops_{};
   std::vector<std::byte*> window_sections_;  // of all ranks
   std::deque<Rank> ranks_;
-  // Of a combine.
+  // Memory of a combine.
   struct Combined {
     Memory outputs, result;
     std::vector<float> row_weights, topk_weights, row_values, route_values;

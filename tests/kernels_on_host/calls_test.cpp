@@ -29,7 +29,7 @@ TEST_P(KernelCalls, InEveryForm) {
     ranks.run_step(6, {.split_phases = true, .keeps_inputs = true});
     ranks.run_step(3, {.few_tokens = true, .count_on_device = true});
     ranks.run_step(4, {.count_on_device = true});
-    // By the plan of the last step.
+    // Uses the plan of the last step.
     const contract::StepInputs step = contract::make_inputs(c, 4),
                                other = contract::with_new_values(c, step, 5);
     ranks.dispatch(other, {.by_plan = true});

@@ -151,7 +151,7 @@ class GatherRun {
     }
   }
 
-  // What a rank adds over an engine: a block of `count` values from each, all or some at any address.
+  // Adds blocks as over an engine: one of `count` values from each rank, all or some at any address.
   void add(std::int64_t count, DType type, bool aligned) {
     std::vector<oracle::Bytes> values;
     std::vector<Buffer> from;
@@ -186,7 +186,7 @@ class GatherRun {
     }
   }
 
-  // What the ranks of this one's sub-group have.
+  // The entries of the ranks of this one's sub-group.
   template <class T>
   std::vector<T> of_group(const std::vector<T>& all, int rank) const {
     const auto first = all.begin() + rank / members_ * members_;

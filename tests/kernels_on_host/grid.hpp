@@ -116,7 +116,7 @@ class Grid {
   // Runs everything to its end. @throws std::runtime_error  it does not end
   void run();
 
-  // Of the fiber that runs now.
+  // Act on the fiber that is running.
   static void yield();
   static void sleep_while(const std::uint64_t& word, std::uint64_t value);
   static std::uint64_t nanoseconds();  // 10 us a turn

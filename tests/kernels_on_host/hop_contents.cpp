@@ -1,4 +1,4 @@
-// What ranks of a HopRun send, and whether it has arrived.
+// The contents that ranks of a HopRun send, and the check that they have arrived.
 #include "backends/cuda/device/ptx.cuh"  // first: the stand-in for CUDA
 //
 #include "kernels_on_host/hop_run.hpp"

@@ -40,7 +40,7 @@ class HopRun {
   // One hop: messages to other nodes pass no relay.
   void send_straight();
 
-  // What is put between nodes arrives late, in any order that a network has.
+  // Delays puts between nodes, and reorders them as a network may.
   void make_puts_late(PutMistake mistake = PutMistake::none);
 
   // Runs a dispatch in which rank `absent` does not take part.

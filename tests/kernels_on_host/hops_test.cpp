@@ -116,7 +116,7 @@ TEST(HopCalls, InOneHopMessagesPassNoRelay) {
   }
 }
 
-// What a transport has to promise is needed: without it calls fail.
+// Every promise of a transport is needed: without it calls fail.
 TEST(HopCalls, AMistakeOfTheTransportIsFound) {
   for (const PutMistake mistake : {PutMistake::flag_before_put, PutMistake::no_quiet}) {
     testing::TestPartResultArray failures;

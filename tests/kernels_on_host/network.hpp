@@ -69,7 +69,7 @@ class Network {
   unsigned slowness_ = 1;
 };
 
-// What a policy may get wrong.
+// Mistakes that a policy may make.
 enum class PutMistake {
   none,
   flag_before_put,  // the flag of a message does not wait for its bytes

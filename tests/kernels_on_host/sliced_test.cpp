@@ -22,53 +22,6 @@
 namespace ferry::cuda {
 namespace {
 
-template <class Body>
-void run_grid(unsigned blocks, unsigned threads, Body body) {
-  on_host::Grid grid(test::seed());
-  grid.add(blocks, threads, [&](unsigned block) { body(block); });
-  grid.run();
-}
-
-// A kernel of one block with a state in shared memory.
-template <class State, class Body>
-void run_block(unsigned threads, Body body) {
-  State state{};
-  run_grid(1, threads, [&](unsigned) { body(&state); });
-}
-
-}  // namespace
-
-// What the launches are on a GPU.
-void launch_post_dispatch(const PostDispatchArguments& call, cudaStream_t) {
-  run_block<AgreeState>(kAgreeThreads, [&](AgreeState* state) { post_dispatch(call, state); });
-}
-void launch_take_slice(const TakeSliceArguments& call, cudaStream_t) {
-  run_block<AgreeState>(kAgreeThreads, [&](AgreeState* state) { take_slice(call, state); });
-}
-void launch_take_combine(const TakeCombineArguments& call, cudaStream_t) {
-  run_block<AgreeState>(kAgreeThreads, [&](AgreeState* state) { take_combine(call, state); });
-}
-void launch_find_segments(const FindSegmentsArguments& call, cudaStream_t) {
-  run_block<SegmentState>(kSegmentThreads, [&](SegmentState* state) { SegmentFinder(call, state).run(); });
-}
-void launch_copy_tokens(const CopyTokensArguments& call, int, cudaStream_t) {
-  run_grid(2, kMoveThreads, [&](unsigned) { copy_tokens(call); });
-}
-void launch_pack_rows(const PackRowsArguments& call, int, cudaStream_t) {
-  run_grid(2, kMoveThreads, [&](unsigned) { pack_rows(call); });
-}
-void launch_unpack_rows(const UnpackRowsArguments& call, int, cudaStream_t) {
-  run_grid(2, kMoveThreads, [&](unsigned) { unpack_rows(call); });
-}
-void launch_pack_outputs(const PackOutputsArguments& call, int, cudaStream_t) {
-  run_grid(2, kMoveThreads, [&](unsigned) { pack_outputs(call); });
-}
-void launch_copy_results(const CopyResultsArguments& call, int, cudaStream_t) {
-  run_grid(2, kMoveThreads, [&](unsigned) { copy_results(call); });
-}
-
-namespace {
-
 // The backend inside: that of host memory, which reads counts where a device would.
 class HostInner final : public Backend, private GatherOperations {
  public:
@@ -205,7 +158,7 @@ struct Inputs {
   std::vector<float> weights, topk_weights;
 };
 
-// What the ranks of sub-group `group` pass in call `number`.
+// The inputs that the ranks of sub-group `group` pass in call `number`.
 Inputs inputs_of(const Config& config, int group, int number, std::int64_t tokens) {
   std::mt19937_64 random(test::seed() + static_cast<std::uint64_t>(100 * number + group));
   Inputs made;
@@ -416,7 +369,7 @@ TEST(SlicedKernels, ADamagedPlanEndsTheCombineOnEveryRank) {
   });
 }
 
-// What the ranks of a call inside do is the same, whatever they find, so that their numbers stay alike.
+// All ranks make the same calls inside, even after an error, so that their call numbers stay equal.
 TEST(SlicedKernels, ARefusalUsesUpTheNumbersOfAllCalls) {
   const Config config = config_of({.ep = 1, .tp = 1 + 1});
   Group::threads(2).run([&](const Rank& rank) {

@@ -33,7 +33,7 @@ TEST_P(WideKernels, InEveryForm) {
   ranks.run_step(0, {.generic = true});
   ranks.run_step(1, {.split_phases = true, .generic = true});
   ranks.run_step(2, {.count_on_device = true, .generic = true});
-  // By the plan of the last step.
+  // Uses the plan of the last step.
   const contract::StepInputs step = contract::make_inputs(c, 2),
                              other = contract::with_new_values(c, step, 3);
   ranks.dispatch(other, {.by_plan = true});

@@ -44,7 +44,7 @@ struct Magnitude {
   int log2() const { return static_cast<int>(std::bit_width(significand)) - 1 + exponent; }
 };
 
-// Of the code of a finite value.
+// The magnitude of the code of a finite value.
 inline Magnitude magnitude_of(std::uint32_t code, const NumberType& type) {
   const std::uint32_t one = 1u << type.fraction_bits;
   const std::uint32_t field = code / one, fraction = code % one;

@@ -26,7 +26,7 @@ int relay_of(const Travel& travel, int source, int expert_rank) {
   return ranks[travel.topology.local_rank_of(source) % ranks.size()];
 }
 
-// Of the rows that `rank` returns to `source` in a combine.
+// Number of rows that `rank` returns to `source` in a combine.
 std::int64_t returned_rows(const RowPositions& positions, int rank, int source, Reduction reduction) {
   if (reduction == Reduction::partial) return positions.tokens_between[source * positions.size() + rank];
   return std::count_if(positions.ranks[rank].rows.begin(), positions.ranks[rank].rows.end(),

@@ -17,7 +17,7 @@ struct TiledScale {
   std::int64_t row, block;
 };
 
-// Of byte `offset` of a group's tiles; `blocks`: of a row.
+// The scale at byte `offset` of a group's tiles. `blocks`: of a row.
 inline TiledScale tiled_scale(std::int64_t offset, std::int64_t blocks) {
   const std::int64_t tile = offset / kTileBytes, byte = offset % kTileBytes;
   const std::int64_t tiles_wide = (blocks + kTileBlocks - 1) / kTileBlocks;

@@ -371,7 +371,7 @@ TEST(Evaluator, SharedExpertsRunWhileRowsAreOnTheirWay) {
                                              "out (call experts)", "y (combine)", "end"}));
 }
 
-// What the calls themselves allocate, if they do, the calls by hand allocate too.
+// Compares with calls by hand, which allocate whatever the calls themselves allocate.
 TEST(Evaluator, ARunAllocatesNothing) {
   Group::threads(2).run([](const Rank& rank) {
     Exchange exchange(rank, layer_config(4, 2));

@@ -21,7 +21,7 @@ namespace {
 constexpr std::uint64_t kCall = 7;
 constexpr std::uint64_t kNoDeadline = ~0ull;
 
-// What the lanes of an exchange of one rank share, and the rank's memory.
+// State that the lanes of a rank's exchange share, and the rank's memory.
 struct Exchange {
   HostSignals report{};
   unsigned timeout_claimed = 0;
@@ -303,7 +303,7 @@ struct Findings {
   DeviceLane lane{exchange};
   DiagnosticsReader reader{0, 1};
   std::int64_t recorded = 0, next_position = 10;
-  // By kind: what has been reported. Overflows have no count.
+  // Findings reported so far, by kind. Overflows have no count.
   std::array<std::int64_t, kKinds> reported{};
   std::array<std::vector<std::int64_t>, kKinds> positions;
 

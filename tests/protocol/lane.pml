@@ -381,7 +381,7 @@ proctype Rank(byte me) {
         /* call_header.cuh report_mismatch: `if (theirs != operation) {` */
         assert(header[header_at(me, now, different)] == whole(now)) /* a header of this call */
       :: terms != kRefusal && different == me ->
-        /* row_offsets.cuh for_each_source: `ready = ready && loaded[s].call >= number;` */
+        /* count_source.cuh for_each_source: `ready = ready && loaded[s].call >= number;` */
         /* headers of this call */
         assert(header[header_at(me, now, next(me))] == whole(now)); assert(header[header_at(me, now, last(me))] == whole(now))
       fi;

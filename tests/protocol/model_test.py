@@ -36,8 +36,8 @@ class Model(typing.NamedTuple):
         return FOLDER / self.file
 
 
-# Of lane.pml. They cover: buffers of both parities written again, with two deviations at once, of one rank or two;
-# direct writes with a deviation before, between or after; damaged plans of two ranks at once.
+# Sizes of lane.pml. They cover: buffers of both parities written again, with two deviations at once, of one
+# rank or two; direct writes with a deviation before, between or after; damaged plans of two ranks at once.
 LANE_SIZES = [
     ["CALLS=5", "DEVIATIONS=2", "DIRECT_WRITES=0"],
     ["CALLS=4", "DEVIATIONS=0", "DIRECT_WRITES=3", "FEW=1"],
@@ -60,8 +60,8 @@ LANE_MISTAKES = {
     "HEADER_BEFORE_ROWS_ARE_READ": "received",
 }
 
-# Of windows.pml. They cover: windows of one slot that are written again in a call and in the next one, with messages that are passed on
-# and with rows that are added.
+# Sizes of windows.pml. They cover: windows of one slot that are written again in a call and in the next one,
+# with messages that are forwarded and with rows that are added.
 WINDOWS_SIZES = [
     ["CALLS=1", "DIRECT=0", "MESSAGES=2"],
     ["CALLS=2", "DIRECT=0", "MESSAGES=2"],

@@ -19,7 +19,8 @@ FILES = {
     "scripts/gpu": "run_named() {\n  run_named cli_gpu python3\n",
     "python/tests/core/test_group.py": "",
     "tests/contract/rows_test.cpp": "TEST_P(Contract, Rows) {\nTEST_P(Contract, Sums) {\n",
-    "tests/contract/suite.cpp": "INSTANTIATE_TEST_SUITE_P(CudaThreads, Contract, x);\nINSTANTIATE_TEST_SUITE_P(CudaProcesses, Contract,\n",
+    "tests/contract/suite.cpp": "INSTANTIATE_TEST_SUITE_P(CudaThreads, Contract, x);\nINSTANTIATE_TEST_SUITE_P(CudaProcesses, Contract,\n"
+                               "INSTANTIATE_TEST_SUITE_P(CudaThreadsInTwoHops, Contract, x);\n",
     "tests/cuda/own_test.cpp": '#include "cuda/device_test.hpp"\nTEST_F(Own, Test) {\nTEST_P(Points, Test) {\n'
                                "INSTANTIATE_TEST_SUITE_P(All, Points, x);\nTEST(Own, Here) {\n",
     "docs/capabilities.md": """<!-- gpu-tests -->
@@ -30,6 +31,7 @@ FILES = {
 | 2 | own | `Own.Test`, `Points.Test` | |
 | 3 | none | `Own.Here`, `Other.Test` | 2 GPUs |
 | 4 | program | `cli_gpu`, `python_group` | |
+| 5 | two hops | `CudaThreadsInTwoHops/Contract.Sums` | |
 """,
 }
 THREADS = {"CudaThreads/Contract": ["Rows", "Sums"]}
@@ -67,7 +69,7 @@ class GpuTestsTest(SmallRepository):
 
     def test_without_records_nothing_has_run(self):
         self.assertEqual(self.run_script("render").returncode, 0)
-        self.assertEqual(self.cells(), ["not run", "not run", "", "not run"])
+        self.assertEqual(self.cells(), ["not run", "not run", "", "not run", "not run"])
 
     def test_a_row_is_shown_by_records_of_today(self):
         self.keep(THREADS)
@@ -75,9 +77,14 @@ class GpuTestsTest(SmallRepository):
         self.keep(OWN, "test-cuda", gpus=1)
         self.keep({"cli_gpu": [""]}, "program")
         self.keep({"python_group": ["test_a"]}, "python", gpus=4)
-        self.assertEqual(self.cells(), ["threads: 2 GPUs; processes: 4 GPUs", "1 GPU", "", "2 GPUs"])
+        self.assertEqual(self.cells(), ["threads: 2 GPUs; processes: 4 GPUs", "1 GPU", "", "2 GPUs", "not run"])
         self.keep(THREADS, gpus=4)
         self.assertEqual(self.cells()[0], "4 GPUs")
+
+    def test_another_instantiation_counts_for_rows_that_name_it(self):
+        self.keep({"CudaThreadsInTwoHops/Contract": ["Rows/0", "Sums/0"]}, "two-hops")
+        self.assertEqual(self.cells()[0], "not run")
+        self.assertEqual(self.cells()[4], "2 GPUs")
 
     def test_older_kernels_are_named_by_their_commit(self):
         self.keep(OWN, commit="b" * 40)

@@ -1,10 +1,11 @@
-"""scripts/check_rooms.py: refuses an include against the arrows, a circle in the table and an arrow that nothing uses."""
+"""scripts/check_rooms.py: refuses an include against the arrows, a circle in the table, an arrow that nothing uses, and
+comparisons with one format's kind."""
 
 import unittest
 
 from small_repository import SmallRepository  # first, because it finds the scripts
 
-from check_rooms import faults
+from check_rooms import compared_kinds, faults
 
 FILES = {
     "include/ferry/types.hpp": "",
@@ -40,6 +41,15 @@ class RoomsTest(SmallRepository):
     def test_an_arrow_that_nothing_uses_is_refused(self):
         self.assertEqual(list(faults(self.root, {"low": "", "middle": "low", "high": "low"})),
                          ["ROOMS: nothing in middle includes low: remove this arrow"])
+
+    def test_comparisons_with_one_format_are_refused_outside_its_folder(self):
+        text = "if (kind == FormatKind::nvfp4 ||\n    FormatKind::raw != kind) return FormatKind::bf16;\n"
+        (self.root / "src/format").mkdir()
+        (self.root / "src/format/a.cpp").write_text(text)
+        self.assertEqual(list(compared_kinds(self.root)), [])
+        (self.root / "src/low/a.cpp").write_text(text)
+        errors = list(compared_kinds(self.root))
+        self.assertEqual([error.split(" ")[0] for error in errors], ["src/low/a.cpp:1", "src/low/a.cpp:2"])
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/text.hpp"
+#include "exchange/hop_choice.hpp"
 #include "ferry/error.hpp"
 #include "ferry/exchange.hpp"
 
@@ -330,11 +331,57 @@ TEST(Configuration, TwoHopsAreChosenWhereANodeHasSeveralRanks) {
   EXPECT_EQ(chosen_hops(config, uneven), Hops::one);
   config.hops = Hops::two;
   EXPECT_EQ(chosen_hops(config, one_node), Hops::two);
-  config.hops = Hops::automatic;
+}
+
+// Few tokens: the time is that of the way, which a relay makes longer.
+TEST(Configuration, NvshmemTakesOneHopForFewTokens) {
+  const Topology one_node({0, 0, 0}), single_ranks({0, 1, 2}), uneven({0, 1, 0});
+  Config config = valid_config();
   config.backend = BackendKind::nvshmem;
-  EXPECT_EQ(chosen_hops(config, one_node), Hops::one);
-  EXPECT_EQ(chosen_hops(config, single_ranks), Hops::two);
   EXPECT_EQ(chosen_memory(config), MemoryKind::device);
+  config.hidden = 7168;
+  const int most = static_cast<int>(kOneHopValues / config.hidden);
+  EXPECT_GE(most, 1);
+  for (const Topology& topology : {single_ranks, uneven}) {
+    config.max_tokens = most;
+    EXPECT_EQ(chosen_hops(config, topology), Hops::one);
+    config.max_tokens = most + 1;
+    EXPECT_EQ(chosen_hops(config, topology), Hops::two);
+    EXPECT_TRUE(has_relays(config, topology));
+    config.max_tokens = 1 << 24;
+    EXPECT_EQ(chosen_hops(config, topology), Hops::two);
+  }
+  EXPECT_EQ(chosen_hops(config, one_node), Hops::one);
+  for (const Hops asked : {Hops::one, Hops::two}) {
+    for (const int tokens : {1, 4096}) {
+      config.hops = asked;
+      config.max_tokens = tokens;
+      EXPECT_EQ(chosen_hops(config, uneven), asked);
+    }
+  }
+  // Only nvshmem: engines pass messages of any number by relays.
+  config.hops = Hops::automatic;
+  config.max_tokens = 1;
+  config.backend = BackendKind::collective;
+  EXPECT_EQ(chosen_hops(config, uneven), Hops::two);
+}
+
+// The hops follow from fields that the ranks compare, so a difference names the field.
+TEST(Configuration, ADifferenceThatChangesTheHopsNamesTheTokens) {
+  std::array<std::string, 2> messages;
+  Group::threads(2, 2).run([&](Rank rank) {
+    Config config = valid_config();
+    config.backend = BackendKind::nvshmem;
+    config.hidden = 7168;
+    config.max_tokens = rank.index() == 0 ? 1 : 4096;
+    try {
+      agree_on_config(rank, config);
+    } catch (const UsageError& error) {
+      messages[static_cast<std::size_t>(rank.index())] = error.what();
+    }
+  });
+  for (const std::string& message : messages)
+    EXPECT_EQ(message, "configurations differ: max_tokens is 1 on rank 0 and 4096 on rank 1");
 }
 
 TEST(Configuration, ARefusedConfigurationEndsConstructionOnEveryRank) {

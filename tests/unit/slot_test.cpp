@@ -1,4 +1,4 @@
-// What becomes of a slot: the classification that host planner and kernels share.
+// The classification of slots, which host planner and kernels share.
 #include "plan/slot.hpp"
 
 #include <gtest/gtest.h>

@@ -104,7 +104,7 @@ std::string near_options(const CLI::App& command) {
   return found;
 }
 
-// What to do after a usage error: names the subcommands if none was given, and options like a misspelt one.
+// Advice after a usage error: names the subcommands if none was given, and options like a misspelt one.
 std::string hint(const CLI::App& program) {
   if (!program.get_subcommands().empty()) {
     const CLI::App* command = &program;

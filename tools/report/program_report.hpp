@@ -12,7 +12,7 @@
 
 namespace ferry::report {
 
-// A program as it was run: the plain one, or the one in micro-batches.
+// One form of a program that was run: the plain one, or the one in micro-batches.
 struct ProgramRuns {
   Program program{};
   std::vector<double> times_us{};  // [runs] of the slowest rank

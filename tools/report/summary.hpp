@@ -25,7 +25,7 @@ struct Latency {
   double max_us = 0.0;
 };
 
-// What a rank does in a step, mean over ranks and steps. The first four add up to the fifth.
+// A rank's time in a step by activity, mean over ranks and steps. The first four add up to the fifth.
 struct StepShares {
   double dispatch_us = 0.0;
   double experts_us = 0.0;

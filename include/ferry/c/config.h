@@ -1,5 +1,5 @@
-// The configuration of an exchange: sizes of the layer, layout of received rows, formats; and the memory they
-// take.
+// The configuration of an exchange (sizes of the layer, layout of received rows, formats, backend), and
+// functions that compute the memory it takes.
 #ifndef FERRY_C_CONFIG_H
 #define FERRY_C_CONFIG_H
 
@@ -129,7 +129,7 @@ typedef struct ferry_config {
   /// 1: calls of host backends do not end with ferry_check(), which the caller calls instead.
   int32_t manual_check;
   int64_t engine;           ///< FERRY_ENGINE_...; default: FERRY_ENGINE_AUTOMATIC
-  int64_t reduction_level;  ///< FERRY_LEVEL_...; FERRY_CUDA: FERRY_LEVEL_RANK; default: FERRY_LEVEL_AUTOMATIC
+  int64_t reduction_level;  ///< see ferry::Config::reduction_level; default: FERRY_LEVEL_AUTOMATIC
   int32_t hops;             ///< default: FERRY_HOPS_AUTOMATIC; ferry_exchange_config() tells which was chosen
   int32_t window;           ///< see ferry::Config::window; default 0
   int64_t memory;           ///< default: FERRY_MEMORY_AUTOMATIC
@@ -151,7 +151,8 @@ typedef struct ferry_sizes {
   int64_t results;           ///< received rows and their arrays, all lanes
   int64_t plans;             ///< plans and working memory, all lanes
   int64_t total;
-  int64_t messages;  ///< FERRY_COLLECTIVE, and FERRY_CPU in two hops: packed messages, all lanes
+  /// FERRY_COLLECTIVE, and in two hops FERRY_CPU, FERRY_CUDA and FERRY_NVSHMEM: packed messages, all lanes
+  int64_t messages;
 } ferry_sizes;
 
 // Queries about an exchange of this configuration on rank `rank` of `ranks`. Local; they need no group and

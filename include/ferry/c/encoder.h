@@ -1,4 +1,4 @@
-// Formats of the caller's own: an encoder that is registered under a name, with which dispatch encodes
+// Registers an encoder of the caller's own as a format, under a name. Dispatch then calls it to encode
 // tokens.
 #ifndef FERRY_C_ENCODER_H
 #define FERRY_C_ENCODER_H
@@ -29,6 +29,7 @@ typedef struct ferry_encoder_call {
 typedef struct ferry_encoder {
   size_t size;
   /// Sets the bytes of a row of each part, for tokens of `hidden` values: multiples of 16, without gaps.
+  /// Ferry keeps the answer for each `hidden`.
   ferry_status (*part_bytes)(int32_t hidden, int64_t* part_bytes, void* user);
   ferry_status (*on_host)(const ferry_encoder_call* call, void* user);  ///< NULL: not in host memory
   /// Enqueues kernels, which may be captured into a graph; does not wait. NULL: not in device memory.
@@ -49,7 +50,8 @@ typedef ferry_status (*ferry_register_format_function)(const char* name, const f
 /// but headers.
 ferry_status ferry_formats(ferry_register_format_function register_format);
 
-/// Opens the shared library at `path` and calls its ferry_formats(): see ferry::load_formats().
+/// Opens the shared library at `path` and calls its ferry_formats(): see ferry::load_formats(). Registers all
+/// of its formats, or none.
 ferry_status ferry_load_formats(const char* path);
 
 #ifdef __cplusplus

@@ -1,4 +1,4 @@
-// The ranks that take part in an exchange, and the ways in which they are started and meet.
+// Groups: the ranks that work together, how they are started, and how they find each other.
 #ifndef FERRY_C_GROUP_H
 #define FERRY_C_GROUP_H
 

@@ -23,7 +23,7 @@ if importlib.util.find_spec("torch") is not None:
     __all__ += ["topk_idx_t"]
 
 
-# What later versions of DeepEP have and this package has not.
+# Names that later versions of DeepEP have and this package lacks.
 _OTHER_INTERFACES = {
     "ElasticBuffer": "the interface of DeepEP V2",
     "HybridEPBuffer": "the interface of DeepEP's branch Hybrid-EP",

@@ -47,7 +47,7 @@ struct LowLatencyPool {
   LowLatencyShape shape;
   std::vector<std::unique_ptr<PooledExchange>> exchanges;
 
-  // Of each exchange, known once there is one:
+  // Facts about each exchange, known once there is one:
   PlanShape plan_shape;
   std::int64_t local_experts = 0, capacity = 0;  // L, R*M
   TensorShape values, fp8_values, scales, packed_scales, nvfp4_values, nvfp4_scales, counts, plan;

@@ -1,3 +1,5 @@
+#include <optional>
+
 #include "base/text.hpp"
 #include "deep_ep/arguments.hpp"
 #include "deep_ep/low_latency.hpp"
@@ -10,7 +12,7 @@ namespace ferry::python {
 
 namespace {
 
-// What a dispatch returns, in new memory.
+// The results of a dispatch, in new memory.
 struct Received {
   nb::object values, scales, counts, plan;
   ReceiveBuffers memory;
@@ -36,27 +38,34 @@ struct Received {
   }
 };
 
+constexpr const char* kFactor = "x_global_scale";
+
+// g = 1 / factor, positive and finite.
+float inverse(double factor) {
+  if (factor >= 0x1p-127 && factor <= 0x1p127) return static_cast<float>(1 / factor);
+  throw UsageError(str(kFactor, " = ", factor, ": must be positive and finite, from 2^-127 to 2^127: pass ",
+                       "2688 / largest |x|"));
+}
+
 // g of NVFP4 from the caller's factor 1 / g: a number, or an array whose values are all the same.
 float scale_of_factor(const nb::object& factor, DispatchInput& in) {
-  if (PyFloat_Check(factor.ptr()) != 0 || PyLong_Check(factor.ptr()) != 0)
-    return static_cast<float>(1.0 / nb::cast<double>(factor));
-  const char* const name = "x_global_scale";
-  const Array& array = in.arguments.add(factor, name);
-  require_dense(array, name);
+  if (const std::optional<double> number = number_in(factor, kFactor)) return inverse(*number);
+  const Array& array = in.arguments.add(factor, kFactor);
+  require_dense(array, kFactor);
   std::int64_t values = 1;
   for (const std::int64_t length : array.shape) values *= length;
   if (array.element != kFp32 || values == 0) {
-    throw UsageError(str(name, ": expected a number or float32 values, got ", name_of(array.element), " ",
+    throw UsageError(str(kFactor, ": expected a number or float32 values, got ", name_of(array.element), " ",
                          shape_text(array.shape)));
   }
   const auto* const factors = static_cast<const float*>(array.data);
   for (std::int64_t i = 1; i < values; ++i) {
     if (factors[i] == factors[0]) continue;
-    throw UsageError(str(name, ": values ", factors[0], " and ", factors[i],
+    throw UsageError(str(kFactor, ": values ", factors[0], " and ", factors[i],
                          " differ, but a token has one factor: pass one, or call Exchange.dispatch with "
                          "input_scales"));
   }
-  return 1.0f / factors[0];
+  return inverse(factors[0]);
 }
 
 }  // namespace
@@ -99,7 +108,8 @@ nb::tuple LowLatencyCalls::dispatch(const nb::object& x, const nb::object& topk_
     in.ids = ids_of(in.arguments.add(dense_array(topk_idx, ids), "topk_idx"), rows.shape[0],
                     pool->shape.top_k, "topk_idx");
     if (format.use_nvfp4 && !format.x_global_scale.is_none()) {
-      if (pool->shape.on_device) {  // _buffer.py has inverted it there
+      if (pool->shape.on_device) {  // _buffer.py has inverted it there, unless it is a number out of range
+        if (const std::optional<double> number = number_in(format.x_global_scale, kFactor)) inverse(*number);
         const Array& scale = in.arguments.dense(format.x_global_scale, "x_global_scale", kFp32, {1});
         in.options.global_scale = static_cast<const float*>(scale.data);
       } else {

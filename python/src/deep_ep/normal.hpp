@@ -61,7 +61,7 @@ class NormalCalls {
     PyExchange* exchange = nullptr;
     NormalShape shape{};
   };
-  // What the layouts of one number of experts have in common, with the shapes of the last one.
+  // Facts about the layouts for one number of experts, with the shapes of the last one.
   struct LayoutOf {
     int experts;
     std::int64_t tokens;

@@ -32,8 +32,8 @@ struct NewRoutes {
   std::optional<std::int64_t> worst_rows() const;
 };
 
-// What all ranks have in common in a dispatch with new routes. top_k 0: without ids, where each rank is one
-// expert; `experts` are those of the caller.
+// The sizes of a dispatch with new routes, the same on all ranks. top_k 0: without ids, where each rank is
+// one expert; `experts` are those of the caller.
 struct NormalShape {
   std::int64_t hidden = 0, experts = 0, top_k = 0;
 

@@ -10,8 +10,8 @@
 
 namespace ferry::python {
 
-// What a dispatch returns, in new memory. The plan does not depend on the counts of rows, and so is allocated
-// before the host waits for them.
+// The results of a dispatch, in new memory. The plan does not depend on the counts of rows, so it is
+// allocated before the host waits for them.
 struct NormalCalls::Received {
   explicit Received(NewArrays arrays_of) : arrays(arrays_of) {}
 

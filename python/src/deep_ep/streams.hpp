@@ -59,8 +59,8 @@ class CallStreams {
   // The same for work that must run on `stream`.
   void follow(Device device, Stream stream);
 
-  // What an asynchronous call on `stream` returns: an event at the end of its work, which keeps `tensors`, of
-  // memory of stream `current`. An empty event for the host.
+  // Returns the event of an asynchronous call on `stream`, at the end of its work. The event keeps `tensors`,
+  // of memory of stream `current`. An empty event for the host.
   nb::object end(Device device, Stream stream, Stream current, std::vector<nb::object> tensors) const;
 
  private:

@@ -306,6 +306,32 @@ def test_nvfp4(rng, name):
     ferry.Group.threads(4).run(body)
 
 
+# Numbers that are no scale end the call on the rank that passed them, or, if they are no number, on every rank.
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_bad_global_scales(rng, backend):
+    tokens = rng.standard_normal((2, 96)).astype(bf16)
+    ids, weights = np.array([[0, 3], [2, -1]]), rng.random((2, 2), np.float32)
+
+    def body(rank):
+        exchange = ferry.Exchange(rank, experts=4, top_k=2, hidden=96, max_tokens=2, format="nvfp4", backend=backend)
+
+        def refused(given, words):
+            with pytest.raises(ferry.UsageError, match=words):
+                exchange.dispatch(tokens, ids, weights, global_scale=given)
+
+        for bad, text in [(0, "0"), (-1.5, "-1.5"), (float("inf"), "inf"), (float("nan"), "nan"), (np.zeros(1, np.float32), "0")]:
+            refused(bad, f"global_scale = {text} on rank {rank.index}, must be positive and finite")
+        for bad, words in [(True, "global_scale: expected a number or float32 values, got bool"),
+                           (10**400, "global_scale = 1000.*: beyond the range of float32"),
+                           (-1e300, "global_scale = -1e.300: beyond the range of float32"),
+                           (np.ones(2, np.float32), "global_scale: expected an array of shape"),
+                           (np.ones(1, np.float64), "global_scale: expected float32")]:
+            refused(bad if rank.index == 1 else 0.5, words)
+        assert exchange.dispatch(tokens, ids, weights, global_scale=0.5).data.dtype == np.uint8
+
+    ferry.Group.threads(2).run(body)
+
+
 # The scales of a group by a permutation of its tiles: [tiles of rows, tiles, 32, 4, 4] holds row 128 i + 32 b + a and
 # block 4 j + c at [i, j, a, b, c].
 def rows_of_tiles(tiles):

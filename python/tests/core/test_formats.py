@@ -108,6 +108,22 @@ def test_what_cannot_be_loaded(build, tmp_path):
         ferry.load_formats(build("refuses", "int ferry_formats(void* f) { (void)f; return 1; }"))
     with pytest.raises(ferry.UsageError, match="path"):
         ferry.load_formats(7)
+    with pytest.raises(ferry.UsageError, match="load_formats: the path is empty"):
+        ferry.load_formats("")
+    with pytest.raises(ferry.UsageError, match="goes on behind a character 0"):
+        ferry.load_formats("libformats.so\0")
+
+
+def test_a_library_registers_all_of_its_formats_or_none(build):
+    both = UPPER_BYTES.replace(
+        "return register_format(NAME, &encoder, &format);",
+        'ferry_status status = register_format(NAME, &encoder, &format);\n'
+        '  return status != FERRY_OK ? status : register_format("upper_taken", &encoder, &format);')
+    ferry.load_formats(build("upper_taken", UPPER_BYTES))
+    with pytest.raises(ferry.UsageError, match="format 'upper_taken' exists already"):
+        ferry.load_formats(build("upper_before_taken", both))
+    with pytest.raises(ferry.UsageError, match="'upper_before_taken': unknown"):
+        ferry.Config(experts=2, top_k=1, hidden=HIDDEN, max_tokens=4, format="upper_before_taken")
 
 
 def test_encoders_without_device_code_are_refused_on_a_device(build):

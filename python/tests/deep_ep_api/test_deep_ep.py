@@ -339,7 +339,14 @@ def test_bad_factors_of_nvfp4(rng):
     def _(me, buffer):
         for bad, words in [(np.array([1, 2], np.float32), "x_global_scale: values 1 and 2 differ"),
                            (np.ones(1, np.float64), "x_global_scale: expected a number or float32"),
-                           (np.ones(0, np.float32), "x_global_scale: expected a number or float32")]:
+                           (np.ones(0, np.float32), "x_global_scale: expected a number or float32"),
+                           (True, "x_global_scale: expected a number or float32 values, got bool"),
+                           (0, "x_global_scale = 0: must be positive and finite"),
+                           (-2.0, "x_global_scale = -2: must be positive and finite"),
+                           (float("nan"), "x_global_scale = nan: must be positive and finite"),
+                           (10**400, "x_global_scale = 1000.*: beyond the range of float32"),
+                           (np.full(3, np.inf, np.float32), "x_global_scale = inf: must be positive and finite"),
+                           (np.full(1, 1e-40, np.float32), "x_global_scale = 9.99995e-41: must be positive and finite")]:
             with pytest.raises(ferry.UsageError, match=words):
                 low_latency(buffer, step, me, use_nvfp4=True, x_global_scale=bad if me == 1 else 1.0)
         with pytest.raises(ferry.UnsupportedError, match="use_ue8m0_for_sf"):

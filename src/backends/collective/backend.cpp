@@ -1,5 +1,5 @@
-// The backend `collective`: the operations of the cpu backend, with messages that an engine carries. And the
-// backend `cpu` in two hops, which is the same with transfers through shared memory.
+// The backend `collective`: the operations of the cpu backend over messages that an engine carries. Also the
+// backend `cpu` in two hops: the same, with transfers through shared memory.
 #include <algorithm>
 #include <utility>
 
@@ -18,7 +18,7 @@ namespace ferry {
 namespace collective {
 namespace {
 
-// One block of messages for each pair: there are no chunks.
+// One block of messages for each pair, not chunks.
 constexpr std::int64_t kWholeCall = std::int64_t{1} << 40;
 
 cpu::CpuContext engine_context(const Rank& rank, const Config& config) {
@@ -54,7 +54,7 @@ Needs needs_of(const Config& config, const Topology& topology, int rank) {
   const std::int64_t gaps = shape.ranks * kPairAlign;
   const std::int64_t sent_messages = std::int64_t{shape.max_tokens} * plan_shape(config).most_ranks();
   const std::int64_t received_messages = std::int64_t{shape.ranks} * shape.max_tokens;
-  // Combine mirrors dispatch: a sum for each message that was received, or a row for each row.
+  // Combine mirrors dispatch: one sum for each message received, or one row for each row received.
   const bool partial = config.reduction == Reduction::partial;
   const std::int64_t rows =
       partial ? received_messages : std::max(received_messages, row_capacity(config, rank));
@@ -66,7 +66,7 @@ Needs needs_of(const Config& config, const Topology& topology, int rank) {
   const std::int64_t row_bytes = shape.combine_row_bytes + static_cast<std::int64_t>(sizeof(cpu::SumHead));
   needs.combine.outbox = rows * row_bytes + gaps;
   needs.combine.inbox = shape.combine_rows * row_bytes + gaps;
-  // What a relay holds: every token of the ranks that it is the relay of, for each rank of its node.
+  // What a relay holds: every token of the ranks that it serves, once for each rank of its node.
   const int node = topology.node_of(rank), node_ranks = static_cast<int>(topology.ranks_of(node).size());
   std::int64_t relayed_tokens = 0;
   for (int other = 0; other < shape.ranks; ++other) {
@@ -84,7 +84,7 @@ Needs needs_of(const Config& config, const Topology& topology, int rank) {
   return needs;
 }
 
-// Of a rank, without what a communicator takes.
+// Sizes of a rank, except for what a communicator allocates.
 Sizes packed_sizes(const Config& config, const Topology& topology, int rank) {
   const MessageMemory memory = needs_of(config, topology, rank).of_lane();
   const bool relays = hops_of(config, topology).relays;
@@ -92,10 +92,10 @@ Sizes packed_sizes(const Config& config, const Topology& topology, int rank) {
   std::int64_t blocks = 0;
   if (relays) {
     const HopTables tables(topology, rank);
-    blocks = EngineCall::blocks_bytes(call_summary_bytes(config), ranks, tables.first_hop()) +
+    blocks = CallBlocks::bytes(call_summary_bytes(config), ranks, tables.first_hop()) +
              MessageHops::second_headers_bytes(tables.second_hop());
   } else {
-    blocks = EngineCall::blocks_bytes(call_summary_bytes(config), ranks, {});
+    blocks = CallBlocks::bytes(call_summary_bytes(config), ranks, {});
   }
   Sizes sizes = cpu::local_sizes(config, rank);
   sizes.messages =
@@ -123,7 +123,7 @@ class CollectiveBackend final : public cpu::HostBackend {
   Sizes sizes() const override { return size_of(context_.config, context_.rank.topology(), context_.me()); }
 };
 
-// Without Config::window, all windows of a lane on a rank together.
+// Without Config::window, the size of all windows of a lane on a rank.
 constexpr std::int64_t kWindowsBytes = 4 << 20;
 
 WindowLayout window_layout(const Config& config) {

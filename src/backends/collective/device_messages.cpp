@@ -17,7 +17,7 @@ void DeviceMessages::reserve(Outgoing messages) {
   sent_ = std::move(messages);
 }
 
-// What this rank sends to `to`.
+// Counts what this rank sends to `to`.
 void DeviceMessages::count(int to, std::int64_t messages, std::int64_t bytes) {
   Traffic& traffic = same_node(me_, to) ? within_node_ : between_nodes_;
   traffic.messages += messages;

@@ -16,8 +16,9 @@ class DeviceMessages : public MessageCarrier {
     std::int64_t message_bytes;
     const std::byte* send;
     std::vector<std::int64_t> bytes, offsets;
-    // The messages of rank p are received at `receive + p * slot_bytes` and take at most slot_bytes. 0: those
-    // of all ranks follow one another in memory that `room_for` returns, of so many bytes.
+    // The messages of rank p are received at `receive + p * slot_bytes` and take at most slot_bytes. If
+    // slot_bytes is 0, those of all ranks follow one another in memory that `room_for` returns for their
+    // total.
     std::byte* receive;
     std::int64_t slot_bytes;
     std::function<std::byte*(std::int64_t bytes)> room_for;
@@ -39,7 +40,7 @@ class DeviceMessages : public MessageCarrier {
   // After exchange(): what has come from other ranks.
   const std::byte* incoming(int rank) const { return incoming_[static_cast<std::size_t>(rank)]; }
   std::int64_t incoming_bytes(int rank) const { return received_[static_cast<std::size_t>(rank)]; }
-  // Of this rank in this call.
+  // Traffic of this rank in this call.
   const Traffic& within_node() const { return within_node_; }
   const Traffic& between_nodes() const { return between_nodes_; }
 

@@ -10,20 +10,21 @@
 #include <future>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
+#include "backends/collective/call_blocks.hpp"
 #include "backends/collective/call_progress.hpp"
 #include "backends/collective/message_carrier.hpp"
-#include "backends/collective/pair_blocks.hpp"
 #include "engine/engine.hpp"
 #include "exchange/lane_counts.hpp"
 #include "group/channel.hpp"
 
 namespace ferry::collective {
 
-// In a call all ranks exchange their blocks. If no rank has refused and all have made the same call, and it
-// carries messages, the messages follow (message_carrier.hpp). All ranks have the same blocks in view, so all
-// decide alike.
+// In a call all ranks exchange their blocks. If no rank has refused, all have made the same call and it
+// carries messages, the messages follow (message_carrier.hpp). All ranks read the same blocks, so all decide
+// alike.
 //
 // The exchange runs in the caller's thread, in wait(). After a send phase it runs in a thread, and so does
 // that of a refusal, which its rank does not wait for. With ordered lanes every exchange runs in one thread
@@ -37,13 +38,11 @@ class EngineCall {
   // Throws to end a wait.
   using Check = std::function<void()>;
 
-  // `ordered`: the thread of all lanes; null: lanes need no common order. `summary_bytes`: of a block's
+  // `ordered`: the thread of all lanes; null: lanes need no common order. `summary_bytes`: bytes of a block's
   // content that the user of this class fills in.
   EngineCall(Rank rank, std::unique_ptr<Communicator> communicator, int lane, std::int64_t summary_bytes,
              std::unique_ptr<MessageCarrier> messages, double deadline,
              std::shared_ptr<TransferThread> ordered);
-  // Bytes of all blocks with Communicator::kFirstBytes. `tables`: MessageCarrier::tables().
-  static std::int64_t blocks_bytes(std::int64_t summary_bytes, int ranks, const TableBytes& tables);
   // Waits for an exchange that has been started.
   ~EngineCall();
   EngineCall(const EngineCall&) = delete;
@@ -54,8 +53,8 @@ class EngineCall {
   std::uint64_t call() const { return call_; }
   // Replaces an option that the caller did not know at begin(). In post()'s `prepare`.
   void set_option(int index, std::int64_t value) { options_[static_cast<std::size_t>(index)].value = value; }
-  std::byte* summary_to(int peer) { return memory_->blocks.content_to(peer); }
-  const std::byte* summary_from(int peer) const;
+  std::byte* summary_to(int peer) { return memory_->blocks.summary_to(peer); }
+  const std::byte* summary_from(int peer) const { return memory_->blocks.summary_from(peer); }
   // `split`: the caller goes on, and calls wait() in the receive phase. `prepare`, if given, runs first in
   // the thread of the exchange: it finishes the messages and the summaries, and passes its argument to every
   // wait.
@@ -68,7 +67,7 @@ class EngineCall {
  private:
   // Owned together, because a transfer that was given up may still use it.
   struct Memory {
-    PairBlocks<BlockHeader> blocks;
+    CallBlocks blocks;
     std::unique_ptr<MessageCarrier> messages;
   };
 
@@ -81,15 +80,15 @@ class EngineCall {
   void begin_step();
   void exchange_here();
   void exchange(const Check& check);
-  std::int64_t* table_in(const std::byte* block_content) const;
-  void write_headers();
+  CallBlocks::Call terms() const;
   void exchange_blocks(const Check& check);
-  void transfer_blocks(std::int64_t begin, std::optional<std::int64_t> end, const Check& check);
-  void require_same_order() const;
-  void require_agreement() const;
   void exchange_messages(const Check& check);
   void transfer(const AllToAllV& transfer, const Check& check);
+
+  // What ends its waits: engine_call_waits.cpp.
   void check_group();
+  bool find_departed_rank();
+  void fail_by_departure(int peer, const char* how);
   [[noreturn]] void throw_failure() const;
   bool has_lost_finished_rank() const;
   void check_in_thread();
@@ -97,15 +96,13 @@ class EngineCall {
   WaitRecord missing() const;
   [[noreturn]] void time_out() const;
   WaitRecord record() const;
-  [[noreturn]] void fail_transfer(int peer) const;
+  [[noreturn]] void fail_transfer(const std::string& fault) const;
   [[noreturn]] void fail_group(const std::exception_ptr& error) const;
 
   const Rank rank_;
   const int me_, ranks_, lane_, lane_number_;
   const CallProgress progress_;
-  const std::int64_t summary_bytes_;  // of a block's content; the carrier's table follows
   const std::int64_t first_bytes_;
-  const bool has_tables_;
   const double deadline_;
   const std::unique_ptr<Communicator> communicator_;
   const std::shared_ptr<Memory> memory_;
@@ -114,12 +111,14 @@ class EngineCall {
   std::uint64_t call_ = 0;
   Operation operation_ = Operation::none;
   std::vector<CallOption> options_;
-  std::optional<ErrorRecord> refusal_;  // this rank's
+  std::optional<ErrorRecord> refusal_;  // of this rank
   bool begun_ = false;                  // and not posted yet
   std::function<void(const Check&)> prepare_;
-  int transfers_ = 0;                     // that the exchange has begun
-  bool exchanging_blocks_ = false;        // no messages yet
-  Clock::time_point peers_checked_;       // last, in the thread of the exchange
+  int transfers_ = 0;                // transfers that the exchange has begun
+  bool exchanging_blocks_ = false;   // no messages yet
+  Clock::time_point peers_checked_;  // the last time, in the thread of the exchange
+  // When a peer was first seen that makes no more calls, and is missing in this one.
+  std::optional<Clock::time_point> end_seen_;
   std::atomic<bool> exchanging_ = false;  // the exchange has begun
   // The steps of the exchange: the blocks, the messages, those of the second hop.
   std::atomic<Clock::time_point> step_begin_ = Clock::time_point();

@@ -12,7 +12,7 @@ namespace ferry::collective {
 
 class EngineLink final : public cpu::PeerLink {
  public:
-  // Arguments as of EngineCall and MessageHops.
+  // Arguments as for EngineCall and MessageHops.
   EngineLink(const Rank& rank, std::unique_ptr<Communicator> communicator, int lane,
              std::int64_t summary_bytes, const HopOptions& hops, const MessageMemory& memory, double deadline,
              std::shared_ptr<TransferThread> ordered)

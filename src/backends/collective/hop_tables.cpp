@@ -54,12 +54,12 @@ HopTables::HopTables(const Topology& topology, int rank)
   }
 }
 
-// `rank`: of this node.
+// `rank`: a rank of this node.
 std::span<const int> HopTables::behind(int rank) const {
   return behind_[static_cast<std::size_t>(topology_.local_rank_of(rank))];
 }
 
-// The ranks of the node of `relay`, if it is the relay there of `source`, which is on another node.
+// If `relay` is the relay on its node of `source`, which is on another node: the ranks of that node.
 std::span<const int> HopTables::ranks_behind_relay(int source, int relay) const {
   const int node = topology_.node_of(relay);
   if (topology_.relay_of(source, node) != relay) return {};
@@ -70,7 +70,7 @@ std::span<const int> HopTables::receivers(cpu::Direction direction, int from, in
   const bool within_node = topology_.node_of(from) == topology_.node_of(to);
   if (direction == cpu::Direction::to_sources) return within_node ? behind(to) : std::span<const int>();
   if (!within_node) return ranks_behind_relay(from, to);
-  const std::vector<int>& ranks = topology_.ranks_of(node_);  // of which only `to`
+  const std::vector<int>& ranks = topology_.ranks_of(node_);  // restricted to `to`
   return std::span(ranks).subspan(static_cast<std::size_t>(topology_.local_rank_of(to)), 1);
 }
 

@@ -26,7 +26,7 @@ struct TableBytes {
 int relay_between(const Topology& topology, cpu::Direction direction, int from, int to);
 // True if rank `relay` forwards messages of other ranks to rank `to`.
 bool is_relay(const Topology& topology, cpu::Direction direction, int relay, int to);
-// What rank `me` is in a transfer of messages in two hops, for what it waits for from `peer` (-1: not known).
+// The role of rank `me`, in a transfer of messages in two hops, that a wait for `peer` names (-1: not known).
 WaitRole role_towards(const Topology& topology, cpu::Direction direction, bool in_second_hop, int peer,
                       int me);
 
@@ -34,7 +34,7 @@ WaitRole role_towards(const Topology& topology, cpu::Direction direction, bool i
 // block stand for, so a rank's tables have at most 2 R entries in each direction.
 class HopTables {
  public:
-  // As `rank` sees them.
+  // The tables of `rank`.
   HopTables(const Topology& topology, int rank);
 
   // In the first hop: the ranks that the messages in the block from `from` to `to` are for, ascending. One of

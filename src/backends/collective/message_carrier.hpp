@@ -1,5 +1,5 @@
-// What carries the messages of a call once all ranks have agreed to it: between host memory straight or over
-// relays (message_hops.hpp), or between device memory (device_messages.hpp).
+// Interface of what carries the messages of a call once all ranks have agreed to it: between host memory
+// directly or over relays (message_hops.hpp), or between device memory (device_messages.hpp).
 #pragma once
 
 #include <cstdint>
@@ -26,9 +26,10 @@ class MessageCarrier {
   virtual bool has_messages() const = 0;
   // A block may end with a table for the carrier. Bytes of the tables; the same in all calls.
   virtual TableBytes tables() const { return {}; }
-  // What this rank's block for `peer` says of the messages. `table`: of that block; null without tables.
+  // What this rank's block announces to `peer` about the messages. `table`: of that block; null without
+  // tables.
   virtual FollowingMessages announce(int peer, std::int64_t* table) const = 0;
-  // Collective. `following(p)` and `table(p)` are what the block of rank p said.
+  // Collective. `following(p)` and `table(p)` are what the block of rank p announced.
   virtual void exchange(std::uint64_t call, const std::function<FollowingMessages(int peer)>& following,
                         const std::function<const std::int64_t*(int peer)>& table, const Wire& wire) = 0;
 
@@ -39,9 +40,9 @@ class MessageCarrier {
   virtual int relay_from(int) const { return -1; }
   // True if `peer` forwards messages of other ranks to this rank.
   virtual bool is_relay(int) const { return false; }
-  // What this rank is for what the current transfer brings from `peer`; with one hop nothing in particular.
+  // The role of this rank that a wait for data of `peer` names in the current transfer; with one hop none.
   virtual WaitRole role(int /*peer*/) const { return WaitRole::none; }
-  // False if what the current transfer brings from `peer` is known to be missing.
+  // False if data of `peer` is known to be missing in the current transfer.
   virtual bool has_arrived(int) const { return true; }
 };
 

@@ -141,7 +141,7 @@ void MessageHops::exchange(std::uint64_t call, const std::function<FollowingMess
   exchange_second(call, forwards, wire);
 }
 
-// One hop, in rounds. `following`: of each rank, this one too.
+// One hop, in rounds. `following`: of each rank, this one included.
 void MessageHops::transfer(const Blocks& sent, const Blocks& received,
                            const std::vector<FollowingMessages>& following, std::uint64_t call,
                            const Wire& wire) {
@@ -176,7 +176,7 @@ bool MessageHops::has_arrived(int peer) const {
   return awaited.last == nullptr || peek(awaited.last) != awaited.mark;
 }
 
-// Delivers the messages that have arrived where they belong. Returns those that this rank forwards.
+// Sorts the messages that have arrived: keeps those for this rank, and returns those that it forwards.
 std::vector<cpu::HeldMessages> MessageHops::hold(const std::function<const std::int64_t*(int peer)>& table) {
   std::vector<cpu::HeldMessages> held;
   for (int origin = 0; origin < ranks_; ++origin) {
@@ -237,7 +237,7 @@ void MessageHops::write_forwards(const std::vector<Forward>& forwards) {
   }
 }
 
-// What this rank forwards to each rank.
+// Writes the tables that announce what this rank forwards to each rank.
 void MessageHops::write_second_tables(const std::vector<Forward>& forwards) const {
   const auto table_to = [&](int final) {
     return reinterpret_cast<std::int64_t*>(second_headers_.content_to(final));

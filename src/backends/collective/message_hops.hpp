@@ -22,7 +22,7 @@
 
 namespace ferry::collective {
 
-// The messages for each rank begin at a multiple of it.
+// The messages for each rank begin at a multiple of it, in bytes.
 inline constexpr std::int64_t kPairAlign = 64;
 
 // Bytes of a lane's memory for messages. `second`: of the second hop; 0 with one hop.
@@ -66,12 +66,12 @@ class MessageHops final : public MessageCarrier {
   // The messages from a rank, after exchange().
   const std::byte* incoming(int rank) const { return delivered_[static_cast<std::size_t>(rank)].data; }
   std::int64_t incoming_bytes(int rank) const { return delivered_[static_cast<std::size_t>(rank)].bytes; }
-  // Of this rank in this call.
+  // Traffic of this rank in this call.
   const Traffic& within_node() const { return within_node_; }
   const Traffic& between_nodes() const { return between_nodes_; }
 
  private:
-  // What this rank sends, or receives, in a hop: a block for each rank.
+  // Data that this rank sends, or receives, in a hop: a block for each rank.
   struct Blocks {
     LocalMemory memory;
     std::vector<std::int64_t> bytes, offsets;  // [R]

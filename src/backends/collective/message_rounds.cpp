@@ -6,7 +6,7 @@
 namespace ferry::collective {
 namespace {
 
-// Of `total` bytes in rounds of `per_round`: those of one round.
+// The bytes of one round, of `total` bytes in rounds of `per_round`.
 std::int64_t bytes_in_round(std::int64_t total, std::int64_t per_round, std::int64_t round) {
   return round == 0 ? std::min(total, per_round)
                     : std::clamp<std::int64_t>(total - round * per_round, 0, per_round);

@@ -20,12 +20,12 @@ struct HopMemory {
   bool device = false;
 };
 
-// What a rank says of `bytes` that it sends to a rank. `most_bytes`: to any other rank. `window`: messages in
-// a round, 0: all.
+// What a rank announces of `bytes` that it sends to a rank. `most_bytes`: the most that it sends to any rank.
+// `window`: messages in a round, 0: all.
 FollowingMessages following_of(std::int64_t bytes, std::int64_t most_bytes, std::int64_t message_bytes,
                                int window);
 
-// Collective. Calls `transfer` for each round. `following`: what every rank has said, this one too.
+// Collective. Calls `transfer` for each round. `following`: what every rank has announced, this one included.
 void transfer_in_rounds(const HopMemory& hop, int me, const std::vector<FollowingMessages>& following,
                         const std::function<void(const AllToAllV&)>& transfer);
 

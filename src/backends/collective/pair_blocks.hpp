@@ -1,10 +1,11 @@
 // The blocks that every rank sends to every other one before messages: in each call its call header and
-// summary, and before the second hop what follows in it. Their sizes are the same in all calls of a lane.
+// summary, and before the second hop the header of that hop. Their sizes are the same in all calls of a lane.
 #pragma once
 
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <span>
 #include <vector>
 
@@ -14,8 +15,8 @@
 
 namespace ferry::collective {
 
-// The messages that follow a block. A receiver gets `bytes` of them, in rounds of at most `round_bytes`; all
-// ranks take part in as many rounds as the rank that needs most.
+// The messages that follow a block. A receiver gets `bytes` of them, in rounds of at most `round_bytes`. All
+// ranks take part in as many rounds as the busiest rank needs.
 struct FollowingMessages {
   std::int64_t bytes;
   std::int64_t message_bytes;  // of one message
@@ -25,6 +26,7 @@ struct FollowingMessages {
 
 struct BlockHeader {
   std::uint64_t call;        // first: PairBlocks::arrived()
+  std::uint64_t seal;        // PairBlocks::seal()
   std::int32_t lane;         // of its exchange
   std::int32_t lane_number;  // RankState::number_lane()
   Operation operation;
@@ -33,34 +35,45 @@ struct BlockHeader {
   std::int32_t option_count;
   std::array<std::int64_t, kMaxCallOptions> options;
   ErrorRecord refusal;
+
+  // Bytes that seal() covers.
+  std::size_t sealed_bytes() const { return refused != 0 ? sizeof *this : offsetof(BlockHeader, refusal); }
 };
 
 struct SecondHopHeader {
   std::uint64_t call;  // first
+  std::uint64_t seal;
   FollowingMessages messages;
+
+  std::size_t sealed_bytes() const { return sizeof *this; }
 };
 
-// Eight bytes that the engine may be about to receive.
+// Reads eight bytes that the engine may be writing.
 std::uint64_t peek(const std::byte* at);
 
+// Of a header of `bytes`, a multiple of 8, whose second word is the seal itself.
+std::uint64_t seal_of(const std::byte* header, std::size_t bytes, int from, int to);
+
 // The blocks to and from all ranks. A block is a header, then content that the user of the block fills in,
-// aligned to 64 bytes.
+// aligned to 64 bytes, and at its end a word that tells whether all of it has arrived.
 template <class Header>
 class PairBlocks {
  public:
   static constexpr std::int64_t kHeaderBytes = (sizeof(Header) + 63) / 64 * 64;
+  static constexpr std::int64_t kLastBytes = sizeof(std::uint64_t);
+  static constexpr std::int64_t kSmallestBlock = kHeaderBytes + kLastBytes;  // without content
 
   // Bytes of the contents to and from each rank.
   PairBlocks(std::span<const std::int64_t> sent, std::span<const std::int64_t> received)
       : sent_offsets_(offsets_of(sent)),
         received_offsets_(offsets_of(received)),
         memory_(sent_offsets_.back() + received_offsets_.back()) {}
-  // Bytes of its memory.
+  // Bytes of memory for the blocks.
   static std::int64_t bytes(std::span<const std::int64_t> sent, std::span<const std::int64_t> received) {
     return offsets_of(sent).back() + offsets_of(received).back();
   }
 
-  // Bytes of the block to a rank, and of that from it; where they begin in sent() and received().
+  // Bytes of the block to a rank and of the block from it; where they begin in sent() and received().
   std::int64_t sent_bytes(int peer) const { return offset(sent_offsets_, peer + 1) - sent_offset(peer); }
   std::int64_t received_bytes(int peer) const {
     return offset(received_offsets_, peer + 1) - received_offset(peer);
@@ -75,18 +88,47 @@ class PairBlocks {
     return *reinterpret_cast<const Header*>(received() + received_offset(peer));
   }
   // A received block has not arrived() from forget() until it is received: calls are numbered from 1.
-  void forget(int peer) const { reinterpret_cast<Header*>(received() + received_offset(peer))->call = 0; }
+  void forget(int peer) const {
+    reinterpret_cast<Header*>(received() + received_offset(peer))->call = 0;
+    const std::uint64_t none = 0;
+    std::memcpy(received() + end_of_received(peer), &none, sizeof none);
+  }
   bool arrived(int peer) const { return peek(received() + received_offset(peer)) != 0; }
+  bool arrived_whole(int peer) const {
+    return arrived(peer) && peek(received() + end_of_received(peer)) != 0;
+  }
+
+  // Of the block to a peer, when its header is complete.
+  void seal(int me, int peer) const {
+    Header& header = header_to(peer);
+    header.seal = seal_of(sent() + sent_offset(peer), header.sealed_bytes(), me, peer);
+    const std::uint64_t last = kLast ^ header.seal;
+    std::memcpy(sent() + sent_offset(peer) + sent_bytes(peer) - kLastBytes, &last, sizeof last);
+  }
+  // Whether what has been received from a peer is the header, or the whole block, that it has sealed.
+  bool is_sealed_header(int me, int peer) const {
+    const Header& header = header_from(peer);
+    return header.seal == seal_of(received() + received_offset(peer), header.sealed_bytes(), peer, me);
+  }
+  bool is_sealed(int me, int peer) const {
+    return is_sealed_header(me, peer) &&
+           peek(received() + end_of_received(peer)) == (kLast ^ header_from(peer).seal);
+  }
 
   std::byte* content_to(int peer) const { return sent() + sent_offset(peer) + kHeaderBytes; }
   const std::byte* content_from(int peer) const { return received() + received_offset(peer) + kHeaderBytes; }
 
  private:
+  static constexpr std::uint64_t kLast = 0xA54FF53A5F1D36F1u;
+
+  std::int64_t end_of_received(int peer) const {
+    return received_offset(peer) + received_bytes(peer) - kLastBytes;
+  }
   // [R + 1]
   static std::vector<std::int64_t> offsets_of(std::span<const std::int64_t> contents) {
     std::vector<std::int64_t> offsets{0};
     for (const std::int64_t bytes : contents)
-      offsets.push_back(offsets.back() + kHeaderBytes + (bytes + 63) / 64 * 64);
+      offsets.push_back(offsets.back() + kHeaderBytes + (bytes + kLastBytes + 63) / 64 * 64);
     return offsets;
   }
   static std::int64_t offset(const std::vector<std::int64_t>& offsets, int peer) {

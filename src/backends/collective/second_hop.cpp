@@ -17,7 +17,10 @@ std::vector<FollowingMessages> exchange_second_headers(PairBlocks<SecondHopHeade
   }
   std::vector<std::int64_t> sent_bytes, sent_offsets, received_bytes, received_offsets;
   for (int peer = 0; peer < ranks; ++peer) {
-    headers.header_to(peer) = {hop.call, following_of(bytes_to(peer), most, hop.message_bytes, hop.window)};
+    headers.header_to(peer) = {.call = hop.call,
+                               .seal = 0,
+                               .messages = following_of(bytes_to(peer), most, hop.message_bytes, hop.window)};
+    headers.seal(hop.me, peer);
     headers.forget(peer);
     sent_bytes.push_back(peer == hop.me ? 0 : headers.sent_bytes(peer));
     sent_offsets.push_back(headers.sent_offset(peer));
@@ -32,10 +35,9 @@ std::vector<FollowingMessages> exchange_second_headers(PairBlocks<SecondHopHeade
                  .receive_offsets = received_offsets});
   std::vector<FollowingMessages> following;
   for (int peer = 0; peer < ranks; ++peer) {
-    if (peer != hop.me && !headers.arrived(peer)) wire.fail(peer);
+    if (peer != hop.me && !headers.is_sealed(hop.me, peer)) wire.fail(peer);
     following.push_back(peer == hop.me ? headers.header_to(peer).messages
                                        : headers.header_from(peer).messages);
-    if (following.back().bytes < 0) wire.fail(peer);
   }
   return following;
 }

@@ -1,4 +1,4 @@
-// What ranks tell one another before the second hop: the messages that follow.
+// The headers that ranks exchange before the second hop. They announce its messages.
 #pragma once
 
 #include <cstdint>
@@ -18,8 +18,8 @@ struct SecondHop {
   int window;  // Config::window
 };
 
-// Collective. The content of the headers to all ranks has been written. Returns what follows from every rank;
-// the entry of this rank is what it says itself. The content from the others is then in `headers`.
+// Collective. The content of the headers to all ranks has been written. Returns what every rank has
+// announced, this one included; the content from the others is then in `headers`.
 std::vector<FollowingMessages> exchange_second_headers(PairBlocks<SecondHopHeader>& headers,
                                                        const SecondHop& hop,
                                                        const MessageCarrier::Wire& wire);

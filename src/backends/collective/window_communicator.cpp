@@ -11,7 +11,7 @@
 namespace ferry::collective {
 namespace {
 
-// A sender publishes what it has written at least so often, so that the receiver copies meanwhile.
+// A sender publishes its progress at least this often, so that the receiver copies meanwhile.
 constexpr std::int64_t kPieceBytes = 64 << 10;
 
 constexpr double kSleepSeconds = 0.01;  // between two checks
@@ -147,23 +147,12 @@ bool WindowCommunicator::can_move_any() const {
 
 void WindowCommunicator::sleep(const std::function<void()>& check) {
   rank_.state().control().wake_event(me_).sleep_unless([&] { return can_move_any(); }, kSleepSeconds);
-  fail_if_peers_left();
   try {
     check();
   } catch (...) {
     // Looks at the windows after the failure: peers that have finished this transfer may fail the group in a
     // later one, and have sent all that this rank needs.
     if (!can_move_any()) throw;
-  }
-}
-
-// A rank that leaves while bytes are missing from it, or are on their way to it, is lost.
-void WindowCommunicator::fail_if_peers_left() {
-  for (int peer = 0; peer < layout_.ranks; ++peer) {
-    const Stream& stream = streams_[static_cast<std::size_t>(peer)];
-    if (stream.to_send == 0 && stream.to_receive == 0) continue;
-    if (rank_.state().control().status_of(peer) != RankStatus::left || can_move(peer)) continue;
-    rank_.state().check_peers({Operation::none, 0, me_, peer, 0, 0});
   }
 }
 

@@ -1,4 +1,4 @@
-// Carries transfers through shared memory, in windows whose size does not depend on what is transferred.
+// Carries transfers through shared memory, in windows whose size does not depend on the size of a transfer.
 #pragma once
 
 #include <atomic>
@@ -26,14 +26,15 @@ struct WindowLayout {
   constexpr std::int64_t bytes() const { return lanes * lane_bytes(); }
 };
 
-// The ranks of one host. The bytes from one rank to another form one stream over all transfers of the lane,
-// which passes through a window in the receiver's memory: the sender writes as much as there is room for, and
-// the receiver copies it out and returns the room.
+// The ranks of one host. The bytes from one rank to another form one stream over all transfers of the lane.
+// It passes through a window in the receiver's memory: the sender writes while there is room, and the
+// receiver copies the bytes out and returns the room.
 //
-// Why every transfer ends, whatever the size of the window. A rank in a transfer serves all peers: it sends
-// whatever has room and takes whatever has come for this transfer. Of the ranks that have not finished, those
-// with the lowest transfer wait only for one another, since all others have sent and taken all bytes of it.
-// Two of them that wait for each other cannot both be stuck: a window that is full has bytes to take, and one
+// Why every transfer ends, with a window of any size. A rank in a transfer serves all peers: it sends where
+// there is room and takes what has arrived for this transfer. Among the ranks that have not finished,
+// consider those with the lowest transfer: they wait only for one another, since all others have sent and
+// taken all bytes of it. Two of them that wait for each other cannot both be stuck: a full window has bytes
+// to take, and one that is not full has room.
 // that is not full has room.
 class WindowCommunicator final : public Communicator {
  public:
@@ -44,20 +45,20 @@ class WindowCommunicator final : public Communicator {
   WindowCommunicator(Rank rank, std::shared_ptr<const SymmetricMemory> memory, const WindowLayout& layout,
                      int lane, int yields = kYields);
 
-  // Copies in and out, so it never needs `keep`. A peer that has left the group fails it.
+  // Copies in and out, so it never needs `keep`.
   void all_to_all_v(const AllToAllV& transfer, const std::shared_ptr<void>& keep,
                     const std::function<void()>& check) override;
 
  private:
-  // How far the two streams between a rank and a peer have come, in bytes. In the memory of that rank, and
-  // written by the peer.
+  // Progress of the two streams between a rank and a peer, in bytes. In the memory of that rank, written by
+  // the peer.
   struct Pair {
     alignas(64) std::atomic<std::uint64_t> written;  // to the peer's window here
     alignas(64) std::atomic<std::uint64_t> read;     // from this rank's window at the peer
   };
   static_assert(sizeof(Pair) == WindowLayout::kPairBytes);
 
-  // Both streams with a peer, as this rank knows them.
+  // Both streams with a peer, in this rank's own bookkeeping.
   struct Stream {
     std::uint64_t written = 0, read = 0;       // over all transfers
     std::int64_t to_send = 0, to_receive = 0;  // bytes left of the current transfer
@@ -74,7 +75,6 @@ class WindowCommunicator final : public Communicator {
   bool move_any(const AllToAllV& transfer);
   bool is_done() const;
   void sleep(const std::function<void()>& check);
-  void fail_if_peers_left();
 
   const Rank rank_;
   const int me_;

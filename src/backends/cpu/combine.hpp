@@ -115,7 +115,7 @@ class Combine {
   CombineCall call_;
   bool split_ = false;
   PlanView plan_{};
-  PlanHeader header_{};  // as it was checked: the caller may change its plan between the phases
+  PlanHeader header_{};  // a copy of the checked header: the caller may change its plan between the phases
   CombineRowLayout layout_{};
   SharedRows shared_{};
   bool partial_ = true;

@@ -60,8 +60,8 @@ void Combine::start_receiving() {
   }
 }
 
-// Finds what the ranks of the experts have sent for the token. Packed rows that this rank reads from its own
-// outputs have no entry.
+// Finds the rows that the ranks of the experts have sent for the token. Packed rows that this rank reads from
+// its own outputs have no entry.
 void Combine::find_incoming_rows(std::int64_t token) {
   for (std::int64_t i = 0; i < staged_rows_per_token_; ++i) {
     const std::int64_t entry = token * staged_rows_per_token_ + i;

@@ -9,7 +9,7 @@
 
 namespace ferry::cpu {
 
-// What rows hold follows from the arguments that any rank was given; a rank without rows cannot tell.
+// The arguments of any rank determine the contents of rows; a rank without rows does not know them.
 PackedRows CombineRelay::packed_rows() const {
   const Config& config = context_.config;
   OptionalArgument outputs, values;

@@ -86,9 +86,9 @@ class Dispatch {
   bool split_ = false;
   bool by_plan_ = false;  // dispatch from a plan
   PlanView plan_{};
-  PlanHeader
-      header_{};    // by plan: as it was checked, because the caller may change its plan between the phases
-  PartList parts_;  // of received rows
+  // By plan: a copy of the checked header, because the caller may change its plan between the phases.
+  PlanHeader header_{};
+  PartList parts_;          // of received rows
   PartList message_parts_;  // of messages: the same, or with input_scales the tokens as they are
   Encoding encoding_;
   std::vector<float> input_scales_;  // [E + S], or empty

@@ -135,7 +135,7 @@ void Dispatch::receive_messages(int source, std::int64_t begin, std::int64_t end
     if (staged && head.token == -1) continue;  // the sender's plan is damaged, and the sender reports it
     const std::int64_t tokens = staged ? context_.config.max_tokens : call_.tokens.count;
     if (!lane_.valid_entry(head.token, tokens, message)) continue;
-    // A relay passes messages on as they came, and the source rank has written the position of the relay.
+    // A relay forwards messages unchanged, and the source rank has written the position of the relay.
     if (relayed && !by_plan_) head.position = position_of_rank(context_.config, token.ids, me);
     if (!staged) {
       head.position = rank_position(head.token, me);

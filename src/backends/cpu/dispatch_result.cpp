@@ -195,9 +195,10 @@ void Dispatch::write_encoded(const TokenData& token, std::int32_t row, int exper
   scale_row_.resize(static_cast<std::size_t>(parts_.part[1].wire_bytes));
   const EncodedRow to{static_cast<std::byte*>(result_.data) + row * parts_.part[0].row_bytes,
                       scale_row_.data(), nullptr};
+  const float scale = input_scales_[static_cast<std::size_t>(expert)];
   if (!expert_encoder_.encode(to, token.parts[0], call_.tokens.type, context_.config.hidden, encoding_,
-                              input_scales_[static_cast<std::size_t>(expert)]))
-    lane_.diagnostics.bad_scale = true;
+                              scale))
+    lane_.diagnostics.record({.rank = context_.me(), .expert = expert, .scale = scale});
   if (parts_.count > 1) store_part(1, row, scale_row_.data());
 }
 

@@ -191,7 +191,7 @@ void Dispatch::encode(std::int64_t token, std::byte* message) const {
     const float global_scale = call_.global_scale != nullptr ? *call_.global_scale : 1.0f;
     if (!context_.kernels.encode_row(to, caller_part(0, token), call_.tokens.type, context_.config.hidden,
                                      encoding_, global_scale))
-      lane_.diagnostics.bad_scale = true;
+      lane_.diagnostics.record({.rank = context_.me(), .expert = -1, .scale = global_scale});
     return;
   }
   for (int p = 0; p < message_parts_.count; ++p) {

@@ -12,7 +12,7 @@
 namespace ferry::cpu {
 namespace {
 
-// Tells every rank this rank's terms. Returns those of all ranks.
+// Sends this rank's terms to every rank. Returns those of all ranks.
 std::vector<GatherTerms> exchange_terms(Lane& lane, Operation operation, const GatherTerms& mine,
                                         const CallOption& same_everywhere) {
   static_assert(sizeof(GatherTerms) <= 4 * kCallSummaryWords);
@@ -25,11 +25,6 @@ std::vector<GatherTerms> exchange_terms(Lane& lane, Operation operation, const G
   for (int peer = 0; peer < lane.context.ranks(); ++peer)
     std::memcpy(&all[static_cast<std::size_t>(peer)], lane.link->summary_from(peer), sizeof(GatherTerms));
   return all;
-}
-
-// The bytes of a block that belong to the round from `begin` on.
-std::int64_t bytes_in_round(std::int64_t block_bytes, std::int64_t begin, std::int64_t round_bytes) {
-  return std::clamp<std::int64_t>(block_bytes - begin, 0, round_bytes);
 }
 
 struct Block {

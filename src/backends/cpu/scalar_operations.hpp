@@ -12,7 +12,7 @@ void send_route_values(Lane& lane, const float* values, const Plan& plan, float*
 // because the sums are computed there. Fills row_weights [rows].
 void send_topk_weights(Lane& lane, const CombineCall& call, float* row_weights);
 
-// What a dispatch of these ids delivers here. The arrays are those of the lane.
+// Counts what a dispatch of these ids delivers to this rank. The arrays are those of the lane.
 DispatchCounts exchange_dispatch_counts(Lane& lane, const Ids& ids, std::int32_t tokens);
 
 // Stores the sum of all ranks' counts, the sum of those of lower ranks, and the largest in lane.metadata.

@@ -7,7 +7,7 @@ namespace ferry::cpu {
 
 ExchangeLayout symmetric_layout(const Config& config);
 Sizes cpu_sizes(const Config& config, int rank);
-// Of memory that only the rank uses: results and plans.
+// Sizes of memory that only this rank uses: results and plans.
 Sizes local_sizes(const Config& config, int rank);
 
 }  // namespace ferry::cpu

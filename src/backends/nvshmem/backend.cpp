@@ -1,4 +1,4 @@
-// The backend `nvshmem`: the kernels of the backend `cuda`, and between nodes its two hops by puts.
+// The backend `nvshmem`: the kernels of the backend `cuda`, whose two hops use NVSHMEM's puts between nodes.
 #include <algorithm>
 #include <memory>
 
@@ -18,7 +18,7 @@ namespace ferry {
 namespace nvshmem {
 namespace {
 
-// NVSHMEM's start and its allocations take seconds, whatever the deadline of calls is.
+// NVSHMEM takes seconds to start and to allocate, whatever the deadline of calls is.
 constexpr double kStartSeconds = 30;
 
 // Windows in the symmetric heap. Ranks of other nodes are reached by puts, also where their memory is mapped.
@@ -60,7 +60,7 @@ class HeapHopTransport final : public cuda::HopTransport {
               cudaStream_t stream) const override {
     cuda::check(static_cast<cudaError_t>(session_.module().launch_hops(
                     arguments, peers_, cuda::hop_blocks(arguments, shape.blocks), shape.cooperative, stream)),
-                "launching the hops of a call over NVSHMEM");
+                "launch the hops of a call over NVSHMEM");
   }
 
  private:

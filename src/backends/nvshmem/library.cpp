@@ -22,8 +22,8 @@ namespace fs = std::filesystem;
 
 constexpr const char* kLibrary = "libnvshmem_host.so.3";
 
-// Loads NVSHMEM's library, which the module then finds in the process by its name. Not finding it is no error
-// yet: the module may know where it is.
+// Loads NVSHMEM's library, so that the module finds it in the process by its name. It may also be missing
+// here, as the module may know a path of its own.
 void preload_library() {
   if (dlopen(kLibrary, RTLD_NOW | RTLD_NOLOAD) != nullptr) return;
   const std::string named = Environment::read().nvshmem_library;
@@ -54,7 +54,7 @@ std::vector<fs::path> module_paths() {
   const fs::path program = fs::read_symlink("/proc/self/exe", error).parent_path();
   paths.push_back(program / kModuleName);
   paths.push_back(program.parent_path() / "lib" / kModuleName);
-  paths.emplace_back(kModuleName);  // LD_LIBRARY_PATH, and the run path of what holds this code
+  paths.emplace_back(kModuleName);  // LD_LIBRARY_PATH, and the run path of the binary that holds this code
   return paths;
 }
 

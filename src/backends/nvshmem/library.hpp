@@ -7,9 +7,9 @@ namespace ferry::nvshmem {
 
 // Opened once in a process, and never closed. Any thread.
 //
-// The module is looked for as FERRY_NVSHMEM_MODULE says, beside Ferry's library, beside the program, and by
-// the loader. The library: the one that the process has loaded already, FERRY_NVSHMEM_LIBRARY, what the
-// loader finds, and those of Python installations.
+// The module is searched for at FERRY_NVSHMEM_MODULE, beside Ferry's library, beside the program, and by the
+// loader. The library: the one that the process has loaded already, FERRY_NVSHMEM_LIBRARY, the loader's, and
+// those of Python installations.
 // @throws UnsupportedError  not found, or of another version of Ferry
 const Module& load_module();
 

@@ -34,7 +34,7 @@ struct Piece {
 
 constexpr std::size_t kReusedPieces = 64;  // pieces that can be used again, one bit each
 
-// Of this process. NVSHMEM's state belongs to the process, not to a group.
+// NVSHMEM's state belongs to the process, not to a group.
 struct Process {
   std::mutex mutex;
   std::atomic<bool> failed = false;
@@ -50,7 +50,7 @@ void require(int status, const char* function) {
   if (status != 0) throw SystemError(str(function, " failed with status ", status), EIO);
 }
 
-// NVSHMEM prints an error of its own to stderr.
+// NVSHMEM prints errors of its own to stderr.
 constexpr const char* kSeeStderr = "; NVSHMEM's messages on stderr say why (NVSHMEM_DEBUG=INFO: more)";
 
 }  // namespace
@@ -146,7 +146,7 @@ void Session::find_pes() {
 HeapMemory Session::allocate(std::int64_t bytes) {
   require_same_size(rank_, bytes);
   Process& state = process();
-  // The lowest piece that is large enough and free on all ranks. Ranks have the same pieces.
+  // The lowest piece that is large enough and free on all ranks. All ranks list the same pieces.
   std::uint64_t free = 0;
   {
     const std::lock_guard lock(state.mutex);

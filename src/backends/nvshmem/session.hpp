@@ -63,7 +63,8 @@ class Session {
  private:
   void start();
   void find_pes();
-  // Runs what may block in NVSHMEM on a thread of its own, until it returns, the group fails or the deadline.
+  // Calls a function of NVSHMEM, which may block, on a thread of its own. Waits until it returns, the group
+  // fails or the deadline has passed.
   void run(const char* name, std::function<void()> call);
 
   Rank rank_;

@@ -50,8 +50,8 @@ void Lane::combine_send(const CombineCall& call) {
   fault_point(FaultPoint::combine_posted, context_.me());
 }
 
-// The rows up to the last that the plan has an entry for: of a message that has come here, or of a shared
-// expert.
+// Number of rows up to the last one that the plan has an entry for: of a message that has come here, or of a
+// shared expert.
 std::int64_t Lane::stored_rows(const Plan& plan) const {
   const Config& config = context_.config;
   const PlanView view = view_plan(plan.storage(), plan_shape(config));
@@ -69,7 +69,7 @@ std::int64_t Lane::stored_rows(const Plan& plan) const {
   return std::min(end, plan.total());
 }
 
-// The row of `rank` that it says is of this source; -1: none.
+// The row of `rank` that has this source; -1: none.
 std::int64_t Lane::row_of_source(int rank, const Source& source) const {
   const std::int64_t row_bytes = context_.config.hidden * bytes_of(context_.config.combine_type),
                      beside_row = 2 * sizeof(float);

@@ -7,6 +7,7 @@
 #include "backends/reference/plan_storage.hpp"
 #include "exchange/call_options.hpp"
 #include "exchange/configuration.hpp"
+#include "exchange/scale_checks.hpp"
 #include "group/fault_points.hpp"
 #include "oracle/expected.hpp"
 
@@ -133,14 +134,15 @@ DispatchResult Lane::dispatch_receive() {
 
 void Lane::find_bad_scales(const oracle::GlobalInputs& inputs) {
   const int me = context_.me(), top_k = context_.config.top_k;
-  if (inputs.format.kind != FormatKind::nvfp4) return;
+  if (!marks_bad_scales(inputs.format)) return;
   for (std::int64_t token = 0; token < inputs.ranks[me].tokens; ++token) {
     const auto ids = inputs.ranks[me].ids.begin() + token * top_k;
     const bool sent = context_.config.shared_experts > 0 ||
                       std::any_of(ids, ids + top_k,
                                   [&](std::int64_t id) { return id >= 0 && id < context_.config.experts; });
     const std::vector<std::byte> scales = oracle::encoded_part(inputs, me, token, 1, nullptr);
-    if (sent && std::count(scales.begin(), scales.end(), std::byte{0x7F}) > 0) diagnostics.bad_scale = true;
+    if (sent && std::count(scales.begin(), scales.end(), std::byte{0x7F}) > 0)
+      diagnostics.record({.rank = me, .expert = -1, .scale = inputs.global_scale});
   }
 }
 
@@ -148,12 +150,14 @@ void Lane::find_bad_scales(const oracle::GlobalInputs& inputs) {
 void Lane::find_bad_scales_of_experts(const oracle::GlobalInputs& inputs,
                                       const oracle::RowPositions& positions) {
   const oracle::RankRows& here = positions.ranks[context_.me()];
-  if (inputs.format.kind != FormatKind::nvfp4) return;
+  if (!marks_bad_scales(inputs.format)) return;
   for (const oracle::RowInfo& row : here.rows) {
     if (row.state != oracle::RowState::kept) continue;
-    const float* scale = &inputs.input_scales[here.group_expert[row.group]];
+    const std::int32_t expert = here.group_expert[row.group];
+    const float* scale = &inputs.input_scales[expert];
     const auto scales = oracle::encoded_part(inputs, row.source.rank, row.source.token, 1, nullptr, scale);
-    if (std::count(scales.begin(), scales.end(), std::byte{0x7F}) > 0) diagnostics.bad_scale = true;
+    if (std::count(scales.begin(), scales.end(), std::byte{0x7F}) > 0)
+      diagnostics.record({.rank = context_.me(), .expert = expert, .scale = *scale});
   }
 }
 

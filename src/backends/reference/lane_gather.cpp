@@ -19,7 +19,7 @@ std::vector<oracle::Bytes> of_group(const SubGroup& group, const std::vector<ora
 
 }  // namespace
 
-// Tells every rank this rank's terms. Returns those of all ranks.
+// Sends this rank's terms to every rank. Returns those of all ranks.
 std::vector<GatherTerms> Lane::exchange_terms(Operation operation, const GatherTerms& mine,
                                               const CallOption& same_everywhere) {
   channel_.begin(operation, {&same_everywhere, 1});

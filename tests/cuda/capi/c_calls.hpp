@@ -1,4 +1,4 @@
-// What tests of the C interface on GPUs have in common.
+// Helpers that tests of the C interface on GPUs share.
 #pragma once
 
 #include "ferry/ferry.h"

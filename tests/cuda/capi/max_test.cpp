@@ -112,7 +112,7 @@ class MaxRank {
     require(on_host(result_.as<float>(), expected.size(), stream()) == expected, "result of ", tokens,
             " tokens");
   }
-  // What rank `me_` receives of two tokens of each rank.
+  // Compares the rows that rank `me_` receives of two tokens of each rank.
   void compare_received() const {
     synchronize();
     require(received_.groups == 4 && received_.ranks == 2, "groups or ranks");

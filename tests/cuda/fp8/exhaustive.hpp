@@ -12,8 +12,8 @@ namespace ferry::contract {
 struct Fp8Comparison {
   unsigned long long values = 0;      // compared, without scales
   unsigned long long mismatches = 0;  // values and scales
-  // Of one mismatch. `input` and `amax` are bits of fp32; for a scale `input` is amax, and `got` and
-  // `expected` are bits of fp32 or, packed, one byte.
+  // One mismatch. `input` and `amax` are bits of fp32; for a scale `input` is amax, and `got` and `expected`
+  // are bits of fp32 or, packed, one byte.
   std::uint32_t amax = 0, input = 0, got = 0, expected = 0;
   unsigned int taken = 0;  // whether there is one
 };

@@ -8,7 +8,7 @@ namespace {
 
 using device::require_success;
 
-// What a kernel reads and writes.
+// Arguments of the kernel.
 struct EncodeArguments {
   const std::uint32_t* bits;
   std::byte *rows, *values, *scales;

@@ -15,7 +15,7 @@ enum class RowWay { plain, streamed };
 struct MicroscaledComparison {
   unsigned long long values = 0;      // compared, without scales
   unsigned long long mismatches = 0;  // values and scales
-  // Of one mismatch. For a scale `input` is amax. Bits of fp32; got and expected: a code or a scale byte.
+  // One mismatch, as bits of fp32. For a scale `input` is amax; got and expected are a code or a scale byte.
   std::uint32_t amax = 0, input = 0, got = 0, expected = 0;
   unsigned int taken = 0;  // whether there is one
 };

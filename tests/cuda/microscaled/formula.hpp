@@ -22,7 +22,7 @@ FORMULA std::uint8_t e2m1_of(double value) {
   return static_cast<std::uint8_t>(sign | code);
 }
 
-// What the tests compare of a block: its scale byte and its codes.
+// The parts of a block that the tests compare: its scale byte and its codes.
 struct MxFormula {
   int exponent;
   bool narrow;  // e2m1, otherwise e4m3

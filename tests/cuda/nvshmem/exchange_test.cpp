@@ -12,6 +12,7 @@
 #include <thread>
 
 #include "cuda/device_test.hpp"
+#include "exchange/configuration.hpp"
 #include "runtime/support.hpp"
 
 #ifdef FERRY_TEST_HAS_NVSHMEM
@@ -34,6 +35,7 @@ constexpr Setup kSetup{
     .backend = BackendKind::nvshmem, .rank_kind = RankKind::processes, .hops = Hops::two, .window = -1};
 constexpr Setup kOneHop{
     .backend = BackendKind::nvshmem, .rank_kind = RankKind::processes, .hops = Hops::one, .window = -1};
+constexpr Setup kAutomatic{.backend = BackendKind::nvshmem, .rank_kind = RankKind::processes, .window = -1};
 constexpr double kDeadline = 4;  // seconds, of calls
 
 TestCase nvshmem_case(std::uint64_t number, const std::vector<int>& nodes, int window) {
@@ -98,7 +100,7 @@ TEST_P(NvshmemExchange, DeliversTheBytesOfOneHost) {
 }
 
 class NvshmemOneHop : public NvshmemExchange {};
-INSTANTIATE_TEST_SUITE_P(Nodes, NvshmemOneHop, testing::Values(kNodes[1]), name_of);
+INSTANTIATE_TEST_SUITE_P(Nodes, NvshmemOneHop, testing::Values(kNodes[0], kNodes[1]), name_of);
 
 // Messages go straight to their ranks; sums of nodes are made where they arrive.
 TEST_P(NvshmemOneHop, DeliversTheBytesOfOneHost) {
@@ -111,6 +113,13 @@ TEST_P(NvshmemOneHop, DeliversTheBytesOfOneHost) {
     }
   }
   run_sequences(kOneHop, cases);
+}
+
+TEST_P(NvshmemOneHop, IsTheDefaultForFewTokens) {
+  TestCase c = nvshmem_case(30, nodes(), 7);
+  kAutomatic.choose_backend(c.config);
+  EXPECT_EQ(chosen_hops(c.config, Topology(c.nodes)), Hops::one);
+  run_sequences(kAutomatic, {c});
 }
 
 class NvshmemCalls : public NvshmemExchange {};
@@ -223,6 +232,25 @@ TEST(NvshmemExchangeWithoutGpu, IsBuiltAsANamedBackend) {
   // Windows do not grow with the tokens.
   config.max_tokens *= 100;
   EXPECT_EQ(size_of(config, topology, 1).dispatch_staging, sizes.dispatch_staging);
+}
+
+// On every rank, before NVSHMEM is looked for. The error says how many ranks there may be, and what takes
+// more.
+TEST(NvshmemExchangeWithoutGpu, MoreRanksThanItsKernelsServeAreRefused) {
+  std::vector<int> nodes(33);
+  for (std::size_t rank = 0; rank < nodes.size(); ++rank) nodes[rank] = static_cast<int>(rank / 11);
+  const TestCase c = nvshmem_case(9, nodes, 7);
+  std::atomic<int> refused = 0;
+  Group::threads(Topology(nodes, true)).run([&](Rank rank) {
+    try {
+      const ferry::Exchange exchange(rank, c.config);
+    } catch (const UnsupportedError& error) {
+      const std::string said = error.what();
+      refused += said.find("32 ranks") != std::string::npos && said.find("33") != std::string::npos &&
+                 said.find("collective") != std::string::npos;
+    }
+  });
+  EXPECT_EQ(refused, 33);
 }
 
 }  // namespace

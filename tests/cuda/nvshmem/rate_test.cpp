@@ -2,6 +2,7 @@
 // beside
 //   4,096 tokens   NVSHMEM's own puts, with as many blocks, in the same run
 //   128 tokens     the same calls by plain stores: the backend cuda, in two hops and in one
+//   few tokens     the same calls in two hops
 // Not a test of correctness: exchange_test.cpp is.
 #include <gtest/gtest.h>
 
@@ -10,6 +11,7 @@
 #include <cstring>
 #include <functional>
 #include <random>
+#include <string>
 #include <vector>
 
 #include "backends/nvshmem/library.hpp"
@@ -181,6 +183,15 @@ TEST(NvshmemRate, OfTwoNodesOfOneRank) {
       const Times stores = times_of(rank, plain);
       print(rank, "dispatch fp8 and combine bf16, 128 tokens", puts.pair,
             hops == Hops::two ? "plain stores, two hops" : "plain stores, one hop", stores.pair, 1.3);
+    }
+    // Up to how many tokens `automatic` takes one hop: kOneHopValues.
+    for (const int tokens : {1, 2, 16, 128}) {
+      Shape two = few;
+      two.tokens = tokens;
+      Shape one = two;
+      one.hops = Hops::one;
+      const std::string what = "the same in one hop, " + std::to_string(tokens) + " tokens";
+      print(rank, what.c_str(), times_of(rank, one).pair, "two hops", times_of(rank, two).pair, 1);
     }
   });
 }

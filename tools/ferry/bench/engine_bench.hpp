@@ -1,5 +1,5 @@
-// What `ferry bench` measures of the backend `collective` on GPUs: calls beside what they cannot do without,
-// an all-to-all-v of their messages and a copy of their bytes.
+// The measurements of `ferry bench` for the backend `collective` on GPUs: calls, and beside them their lower
+// bound, an all-to-all-v of their messages and a copy of their bytes.
 #pragma once
 
 #include <cstdint>

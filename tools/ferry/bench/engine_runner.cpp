@@ -25,7 +25,7 @@ namespace {
 
 constexpr int kUncounted = 3;  // rounds that are not counted
 
-// What is timed in every round, in this order.
+// The parts of a round that are timed, in this order.
 enum RoundPart : int {
   kDispatch,
   kDispatchTransfer,
@@ -36,7 +36,7 @@ enum RoundPart : int {
   kRoundParts
 };
 
-// What one rank's calls with one input set send and receive, in bytes.
+// Bytes that one rank's calls with one input set send and receive.
 struct SetBytes {
   std::int64_t dispatch_wire, dispatch_between, combine_wire, combine_between;
   std::int64_t dispatch_messages;  // over the wire, or with two hops between nodes
@@ -263,7 +263,7 @@ void EngineBenchRunner::time_round(int set, bool counted) {
   for (std::size_t timed = 0; timed < kRoundParts; ++timed) seconds_[timed].push_back(seconds[timed]);
 }
 
-// Of all ranks, by round.
+// Times of all ranks, by round.
 std::vector<std::vector<double>> EngineBenchRunner::gather(RoundPart timed) const {
   const std::vector<double>& mine = seconds_[timed];
   std::vector<double> all(mine.size() * static_cast<std::size_t>(point_.ranks));

@@ -21,7 +21,7 @@ RankMatrix messages_between(const BenchPoint& point, const BenchInputs& inputs, 
 RankMatrix rows_between(const BenchPoint& point, const BenchInputs& inputs, int set,
                         const Topology& topology);
 
-// What one rank sends and receives, in bytes by peer.
+// Bytes that one rank sends to and receives from each peer.
 struct PeerBytes {
   std::vector<std::int64_t> send, receive;
 

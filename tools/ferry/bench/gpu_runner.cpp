@@ -28,7 +28,7 @@ std::int32_t token_count(int set, int rank) {
   return 1000 * (set + 1) + 7 * rank * rank;
 }
 
-// What one rank measures of one call.
+// Measurements of one rank in one call.
 struct RankTimes {
   std::vector<double> seconds;  // of a call, by replay
   double host_seconds = 0;      // eager only: time of the calling thread in a call

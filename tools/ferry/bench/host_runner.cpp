@@ -26,7 +26,7 @@ namespace {
 
 constexpr int kSets = BenchInputs::kSets;
 
-// What is timed in every repetition.
+// The calls that every repetition times.
 enum Timed : int { kDispatch, kCombine, kTimed };
 
 // When a rank began and ended something, in seconds of the steady clock, which all processes share.

@@ -28,7 +28,7 @@ struct BenchPoint {
   int repetitions = 0;
 
   std::int64_t token_bytes() const { return config.hidden * bytes_of(type); }
-  // Of one rank and call.
+  // Bytes of one rank's result in a call.
   std::int64_t result_bytes() const {
     return tokens * token_bytes() * (config.reduction == Reduction::unreduced ? config.top_k : 1);
   }

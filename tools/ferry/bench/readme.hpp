@@ -10,7 +10,7 @@
 
 namespace ferry::app {
 
-// What a figure divides. Both quantities are of the same run.
+// The quotient that a figure gives. Both quantities are of the same run.
 enum class ReadmeRatio : int {
   lower_bound,  // GPUs: time of a call / lower bound
   nccl,         // GPUs: time of NCCL's all-to-all-v with sorting and counts / time of a call

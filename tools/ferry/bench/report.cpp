@@ -24,7 +24,7 @@ std::string kind_of(const BenchPoint& point) {
   return point.hosts > 1 ? fmt::format("{} on {} simulated hosts", ranks, point.hosts) : ranks;
 }
 
-// What a group of lines has in common.
+// Heading of a group of lines: the properties that they share.
 std::string host_heading(const HostBenchRow& row) {
   const Config& config = row.point.config;
   return fmt::format("{} ({}), {}, {}, {}\n{}, E {}, K {}, hidden {}; memcpy {}\n",
@@ -104,7 +104,7 @@ std::string gpu_figures(const GpuTimes& times) {
                      times.host_seconds > 0 ? report::in_time(times.host_seconds * 1e6) : "-");
 }
 
-// What a group of lines has in common.
+// Heading of a group of lines: the properties that they share.
 std::string gpu_heading(const GpuBenchRow& row) {
   const Config& config = row.point.config;
   std::string text = fmt::format("{}, E {}, K {}", router_of(row.point), config.experts, config.top_k);

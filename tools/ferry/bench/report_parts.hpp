@@ -1,4 +1,4 @@
-// What the tables and JSON files of `ferry bench` have in common.
+// Parts that the tables and JSON files of `ferry bench` share.
 #pragma once
 
 #include <string>

@@ -51,7 +51,7 @@ void add_launch(CLI::App& program) {
   const auto options = std::make_shared<LaunchOptions>();
   command->add_option("-n,--ranks", options->ranks, "number of ranks, 1 to 1024; required")
       ->check(CLI::Range(1, 1024));
-  command->prefix_command();  // whatever follows the options is the program's
+  command->prefix_command();  // everything after the options is passed to the program
   command->callback([command, options] { launch(*options, command->remaining()); });
 }
 

@@ -55,17 +55,17 @@ enum class Waiting { spinning, sleeping };
 
 // One rank's flag, which its peer raises, and the event on which the rank sleeps. All zeros is the initial
 // state.
-struct Mailbox {
+struct FlagWithEvent {
   alignas(64) std::atomic<std::uint64_t> flag;
   alignas(64) WakeEvent event;
 };
 
 struct PingPong {
-  Mailbox mailboxes[2];
+  FlagWithEvent flags[2];
   Spread seconds;  // written by rank 0
 };
 
-void wait_spinning(const Mailbox& own, std::uint64_t value) {
+void wait_spinning(const FlagWithEvent& own, std::uint64_t value) {
   for (int polls = 0; own.flag.load(std::memory_order_acquire) < value; ++polls) {
     if (polls % kPollsBeforeYield == kPollsBeforeYield - 1) sched_yield();  // the peer may need this core
   }
@@ -73,7 +73,7 @@ void wait_spinning(const Mailbox& own, std::uint64_t value) {
 
 // The futex protocol of Ferry's own waits: register as a sleeper, read the event's counter, check the flag
 // once more, then sleep. A peer that raises the flag after that check finds the sleeper and wakes it.
-void wait_sleeping(Mailbox& own, std::uint64_t value) {
+void wait_sleeping(FlagWithEvent& own, std::uint64_t value) {
   while (own.flag.load(std::memory_order_seq_cst) < value) {
     own.event.sleepers.fetch_add(1, std::memory_order_seq_cst);
     const std::uint32_t rings = own.event.rings.load(std::memory_order_seq_cst);
@@ -82,7 +82,7 @@ void wait_sleeping(Mailbox& own, std::uint64_t value) {
   }
 }
 
-void raise(Mailbox& peer, std::uint64_t value) {
+void raise(FlagWithEvent& peer, std::uint64_t value) {
   peer.flag.store(value, std::memory_order_seq_cst);  // WakeEvent::ring() requires seq_cst
   peer.event.ring();
 }
@@ -107,12 +107,12 @@ Spread measure_flag(Group& group, Waiting waiting) {
   PingPong& shared = *reinterpret_cast<PingPong*>(memory.data());
   group.run([&](const Rank& rank) {
     const int me = rank.index();
-    Mailbox& own = shared.mailboxes[me];
+    FlagWithEvent& own = shared.flags[me];
     rank.barrier();
     const Spread round_trip = seconds_of([&](std::uint64_t number) {
-      if (me == 0) raise(shared.mailboxes[1], number);
+      if (me == 0) raise(shared.flags[1], number);
       waiting == Waiting::spinning ? wait_spinning(own, number) : wait_sleeping(own, number);
-      if (me == 1) raise(shared.mailboxes[0], number);
+      if (me == 1) raise(shared.flags[0], number);
     });
     if (me == 0) shared.seconds = {round_trip.median / 2, round_trip.low / 2, round_trip.high / 2};
   });

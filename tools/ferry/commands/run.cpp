@@ -115,7 +115,7 @@ void add_exchange_options(CLI::App& command, RunOptions& options) {
   add_choice(
       command, "--hops", options.hops,
       "one, or two: between hosts by relays;\ndefault: two with collective on host memory, where\nhosts "
-      "have several ranks, and with nvshmem",
+      "have several ranks, and with nvshmem except for\nfew tokens",
       {"automatic", "one", "two"});
   add_count(command, "--alignment", options.alignment,
             "an expert's first row is a multiple of this; default 1");

@@ -19,7 +19,7 @@ std::string utc_now();       // such as 2026-11-21T04:00:00Z
 // Throws SystemError if less than `bytes` of memory can be allocated. The message begins with `task`.
 void require_free_memory(double bytes, const std::string& task);
 
-// Of repeated measurements: the median, and between which values eight of ten lie.
+// Median of repeated measurements, and the range of the middle eight tenths.
 struct Spread {
   double median, low, high;  // percentiles 50, 10 and 90
 };

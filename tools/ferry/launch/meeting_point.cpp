@@ -14,7 +14,7 @@
 
 namespace ferry::app {
 
-// Of a process that says it is a rank. `input` is what it has sent and was not answered yet.
+// Connection of a process that claims to be a rank. `input`: bytes received from it and not answered yet.
 struct MeetingPoint::Connection {
   FileDescriptor socket;
   int rank = -1;  // -1: it has not said so yet

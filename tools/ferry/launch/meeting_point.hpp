@@ -25,10 +25,10 @@ class MeetingPoint {
 
   const std::string& name() const { return name_; }  // for the ranks' environment
 
-  // What serve() waits for, to be polled together with what else the caller waits for.
+  // Adds the descriptors that serve() needs to those that the caller polls.
   void add_to(std::vector<pollfd>& entries) const;
 
-  // Handles whatever has come. Does not wait.
+  // Serves every connection and message that has arrived. Does not wait.
   void serve();
 
   // Collectives that need the rank end with this text from now on.

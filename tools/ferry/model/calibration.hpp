@@ -21,7 +21,7 @@ struct PointError {
   double error;  // signed
 };
 
-// Of all points of the records but those that the model was calibrated on.
+// Errors at all points of the records, except for those that the model was calibrated on.
 std::vector<PointError> errors_of(const Model& model, const BenchRecord& record);
 
 struct ErrorSummary {
@@ -30,7 +30,7 @@ struct ErrorSummary {
 };
 ErrorSummary summary_of(std::vector<PointError> errors);
 
-// What the model is held to.
+// Largest errors that the model may have.
 inline constexpr double kMedianTarget = 0.15, kWorstTarget = 0.30;
 
 }  // namespace ferry::app

@@ -9,7 +9,7 @@
 
 namespace ferry::app {
 
-// What connects nodes, seen from one rank. Zero bytes: a single node.
+// The network between nodes, seen from one rank. Zero bytes: a single node.
 struct Network {
   std::string name, text{};
   double bytes_per_second = 0;     // that a rank sends, and receives at the same time

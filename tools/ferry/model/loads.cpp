@@ -12,7 +12,7 @@ namespace ferry::app {
 
 namespace {
 
-// What every rank sends and receives of one kind.
+// Items of one kind that every rank sends and receives.
 struct Counts {
   explicit Counts(int ranks) : out(static_cast<std::size_t>(ranks)), in(out.size()) {}
 
@@ -55,7 +55,7 @@ class LoadCounter {
 
   void add(int source, std::span<const std::int32_t> ids) {
     ++token_;
-    const int on_node = shape_.node_ranks(), home = source / on_node;
+    const int on_node = shape_.node_ranks(), source_node = source / on_node;
     for (const std::int32_t id : ids) {
       if (id < 0) continue;
       const auto to = static_cast<int>(std::int64_t{id} * shape_.ranks / shape_.experts);
@@ -64,7 +64,7 @@ class LoadCounter {
       routes_.add(source, to);
       if (to == source) {
         if (new_rank) own_.add(source, to);
-      } else if (node == home) {
+      } else if (node == source_node) {
         near_routes_.add(source, to);
         if (new_rank) near_.add(source, to);
       } else {

@@ -6,20 +6,15 @@
 #include <cstring>
 
 #include "backends/cpu/kernels/kernels.hpp"
+#include "format/encoding.hpp"
 #include "oracle/dispatch.hpp"
 
 namespace ferry::app {
 
 namespace {
 
-// Formats, written again here, so that the check does not depend on the code it checks.
-bool is_mx(const Format& format) {
-  return format.kind == FormatKind::mxfp8 || format.kind == FormatKind::mxfp4;
-}
-
-std::int64_t columns_per_scale(const Format& format) {
-  return is_mx(format) ? 32 : format.kind == FormatKind::nvfp4 ? 16 : 128;
-}
+// What a format consists of is asked of its table; elements and scales are decoded again here, so that the
+// check does not depend on the code it checks.
 
 // Decodes e4m3: sign, four bits of exponent (bias 7), three of fraction.
 float value_of_e4m3(int code) {
@@ -36,13 +31,17 @@ float value_of_e2m1(const std::vector<std::byte>& bytes, std::int64_t column) {
   return (code & 8) != 0 ? -kMagnitudes[code & 7] : kMagnitudes[code & 7];
 }
 
-float scale_of(const Format& format, const std::vector<std::byte>& scales, std::int64_t column) {
-  const std::int64_t block = column / columns_per_scale(format);
-  if (format.kind == FormatKind::nvfp4) return value_of_e4m3(std::to_integer<int>(scales[at(block)]));
-  if (is_mx(format) || format.fp8.packed)
-    return std::ldexp(1.0F, std::to_integer<int>(scales[at(block)]) - 127);
+float scale_of(const Encoding& encoding, const std::vector<std::byte>& scales, std::int64_t column) {
+  const std::int64_t block = column / encoding.block;
   float scale = 0;
-  std::memcpy(&scale, &scales[at(block * 4)], sizeof scale);
+  switch (encoding.scale_type) {
+    case ScaleType::e4m3:
+      return value_of_e4m3(std::to_integer<int>(scales[at(block)]));
+    case ScaleType::exponent:
+      return std::ldexp(1.0F, std::to_integer<int>(scales[at(block)]) - 127);
+    case ScaleType::fp32:
+      std::memcpy(&scale, &scales[at(block * 4)], sizeof scale);
+  }
   return scale;
 }
 
@@ -194,20 +193,19 @@ std::vector<float> DispatchCheck::expected_values(int rank) {
 void DispatchCheck::decode(int rank, std::int64_t token, float* values) {
   const std::int64_t hidden = spec_.config.hidden;
   const std::vector<std::byte> bytes = encoded(rank, token, 0);
-  if (!spec_.config.format.quantises()) {
+  const Encoding encoding = encoding_of(spec_.config.format);
+  if (!encoding.quantises()) {
     cpu::kernels().convert_row(values, DType::fp32, bytes.data(), spec_.type, hidden, cpu::Store::cached);
     return;
   }
   const std::vector<std::byte> scales = encoded(rank, token, 1);
-  const Format& format = spec_.config.format;
   float row_scale = spec_.global_scale();
-  if (format.nvfp4_options.per_token)
-    std::memcpy(&row_scale, encoded(rank, token, 2).data(), sizeof row_scale);
+  if (encoding.row_scale) std::memcpy(&row_scale, encoded(rank, token, 2).data(), sizeof row_scale);
   for (std::int64_t c = 0; c < hidden; ++c) {
-    const float element = format.kind == FormatKind::mxfp4 || format.kind == FormatKind::nvfp4
+    const float element = encoding.element == ElementType::e2m1
                               ? value_of_e2m1(bytes, c)
                               : value_of_e4m3(std::to_integer<int>(bytes[at(c)]));
-    values[c] = element * (scale_of(format, scales, c) * row_scale);
+    values[c] = element * (scale_of(encoding, scales, c) * row_scale);
   }
 }
 

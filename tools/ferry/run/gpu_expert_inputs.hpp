@@ -1,4 +1,4 @@
-// What the experts on a GPU read: their weights, and received rows as their kernels see them.
+// Inputs of the experts on a GPU: their weights, and received rows as their kernels read them.
 #pragma once
 
 #include <vector>
@@ -9,7 +9,7 @@
 
 namespace ferry::app {
 
-// Of the experts of a rank, in local order, on the current GPU.
+// Weights of a rank's experts, in local order, on the current GPU.
 struct GpuExpertWeights {
   GpuExpertWeights(const RunSpec& spec, const std::vector<int>& experts);
 

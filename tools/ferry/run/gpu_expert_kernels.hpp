@@ -41,8 +41,8 @@ struct GpuGroups {
   int count;
 };
 
-// Of all local experts: gate, up [hidden, inner] and down [inner, hidden] of GpuRows::type, one expert's
-// behind another's. `activated`: [rows, inner] of that type, to work in.
+// SwiGLU of all local experts. Weights: gate, up [hidden, inner] and down [inner, hidden] of GpuRows::type,
+// expert after expert. `activated`: working memory [rows, inner] of that type.
 struct GpuSwiglu {
   const void* weights;
   std::int64_t inner;

@@ -1,5 +1,5 @@
-// What a block does in the experts of programs: they read the groups' counts and offsets on the device, so
-// that no host waits for them.
+// The experts of programs, as one block executes them. They read the groups' counts and offsets on the
+// device, so that no host waits for them.
 #pragma once
 
 #include "backends/cuda/device/values.cuh"

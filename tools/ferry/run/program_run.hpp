@@ -17,7 +17,7 @@ namespace ferry::app {
 // @throws UsageError  the file cannot be read, or holds no program that runs here
 Program program_of(const RunSpec& spec);
 
-// What the ranks of a run of programs found, in memory that they share with the process that started them.
+// Results of the ranks of a run of programs, in memory that they share with the process that started them.
 // Rank 0 writes it.
 class ProgramResults {
  public:

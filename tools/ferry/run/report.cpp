@@ -120,11 +120,8 @@ std::int64_t combine_message(const RunSpec& spec, const Topology& topology) {
                                             has_relays(chosen, topology));
   if (relays_add(chosen) && !packed)
     return spec.row_bytes() + static_cast<std::int64_t>(sizeof(cpu::SumHead));
-  if (packed) {
-    // A row ends with a label of eight bytes, and takes a multiple of 16.
-    const std::int64_t row = combine_row_layout(chosen.combine_type, chosen.hidden, chosen.top_k).bytes;
-    return (row + 8 + 15) / 16 * 16;
-  }
+  if (packed)
+    return labelled_row_bytes(combine_row_layout(chosen.combine_type, chosen.hidden, chosen.top_k).bytes);
   const bool partial = chosen.reduction == Reduction::partial;
   return spec.row_bytes() + (partial ? 0 : static_cast<std::int64_t>(sizeof(RouteTail)));
 }

@@ -57,15 +57,8 @@ void check_input(const RunOptions& options) {
   }
 }
 
-void check_hops(const RunOptions& options) {
-  if (options.backend != "collective" || options.gpu_option().empty() || options.hops != "two") return;
-  throw UsageError(
-      "--hops two on GPUs: ferry run does not know the bytes that travel then; use one, or --memory host");
-}
-
 void check_options(const RunOptions& options, const Trace& trace) {
   check_engine(options.backend, options.choice);
-  check_hops(options);
   check_shared_experts(options);
   check_input(options);
   check_global_scale(options.global_scale, {options.format});

@@ -70,12 +70,12 @@ struct RunSpec {
   ExpertWeights weights;
 
   std::int64_t tokens() const { return options.tokens; }
-  // Of every dispatch with nvfp4.
+  // The scale of every dispatch with nvfp4.
   float global_scale() const { return static_cast<float>(options.global_scale.value_or(1)); }
   // Shared expert s has the number experts + s.
   int all_experts() const { return config.experts + config.shared_experts; }
   std::int64_t row_bytes() const { return config.hidden * bytes_of(type); }
-  // Of one rank and step.
+  // Bytes of one rank's result in a step.
   std::int64_t result_bytes() const {
     return tokens() * row_bytes() * (config.reduction == Reduction::unreduced ? config.top_k : 1);
   }

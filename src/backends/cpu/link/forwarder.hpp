@@ -1,4 +1,4 @@
-// What a relay does with messages between the hops of a call.
+// A relay's work on messages between the hops of a call.
 #pragma once
 
 #include <cstddef>
@@ -22,14 +22,14 @@ struct ForwardedMessages {
   std::int64_t messages;
 };
 
-// What a relay does between the hops. The link calls it, maybe in a thread of its own, between post() and the
-// end of wait().
+// Implements that work for an operation. The link calls it, maybe in a thread of its own, between post() and
+// the end of wait().
 class Forwarder {
  public:
   virtual ~Forwarder() = default;
 
-  // Decides what to send on of `held`: all that has come here for ranks of other nodes, or from there.
-  // Messages to this rank from other nodes are sent on too, to this rank itself.
+  // Decides which of the `held` messages to forward: those that have come here for ranks of other nodes, or
+  // from there. Messages to this rank from other nodes are included; they go to this rank itself.
   virtual std::vector<ForwardedMessages> plan(std::span<const HeldMessages> held) = 0;
   // Writes messages that plan() has returned. Called once for each entry, after plan().
   virtual void write(const ForwardedMessages& messages, std::byte* out) = 0;

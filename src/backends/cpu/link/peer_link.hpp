@@ -1,4 +1,4 @@
-// What a lane of a host backend needs of its peers: call numbers, call summaries, and memory for messages.
+// A lane's link to its peers in a host backend: call numbers, call summaries, and memory for messages.
 #pragma once
 
 #include <cstddef>
@@ -19,7 +19,7 @@ enum class Staging { dispatch, combine };
 // decides which rank is the relay between two nodes; see Topology::relay_of.
 enum class Direction { to_experts, to_sources };
 
-// The messages of a call, as a link that packs needs to know them.
+// The messages of a call, described to a link that packs.
 struct Reservation {
   Direction direction;
   std::int64_t message_bytes;  // of one message, 1 or more

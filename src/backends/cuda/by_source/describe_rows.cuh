@@ -20,7 +20,8 @@ __device__ __forceinline__ std::int64_t id_of(const Ids& ids, std::int64_t route
                                    : static_cast<const std::int32_t*>(ids.data)[route];
 }
 
-// N, which only the device may know. The dispatch has reported one that is out of range.
+// N, which may be known on the device only. The dispatch has reported an N that is out of range; it counts as
+// 0.
 __device__ __forceinline__ std::int64_t kept_token_count(std::int64_t most,
                                                          const std::int32_t* device_count) {
   if (device_count == nullptr) return most;
@@ -28,7 +29,7 @@ __device__ __forceinline__ std::int64_t kept_token_count(std::int64_t most,
   return tokens >= 0 && tokens <= most ? tokens : 0;
 }
 
-// [grid]
+// [grid] Copies the dispatch's ids.
 __device__ inline void keep_ids(const KeepIdsArguments& arguments) {
   const KeepIdsCall& call = arguments.call;
   const std::int64_t tokens = kept_token_count(call.tokens, call.device_count);
@@ -38,7 +39,7 @@ __device__ inline void keep_ids(const KeepIdsArguments& arguments) {
   if (thread_of_grid() == 0) *call.kept_tokens = static_cast<std::int32_t>(tokens);
 }
 
-// [warp] The groups that have rows, in order.
+// [warp] Lists the groups that have rows, in order.
 __device__ inline void describe_groups(const DescribeRowsArguments& arguments, std::int64_t total) {
   const DescribeRowsCall& call = arguments.call;
   const int groups = arguments.lane.groups, thread = static_cast<int>(threadIdx.x % 32);
@@ -65,7 +66,7 @@ __device__ inline void describe_groups(const DescribeRowsArguments& arguments, s
   call.expert_usage_stats[1] = static_cast<std::uint32_t>(number);
 }
 
-// [grid]
+// [grid] Fills the arrays.
 __device__ inline void describe_rows(const DescribeRowsArguments& arguments) {
   const DescribeRowsCall& call = arguments.call;
   const LaneView& lane = arguments.lane;

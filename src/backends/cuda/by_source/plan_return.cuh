@@ -1,29 +1,14 @@
 // Makes the plan of a combine from src_info, row_offsets, counts and the rank's ids, in three launches:
-// clear_return() and check_counts(); then place_rows(); then finish_return().
+// clear_return() and check_counts(), place_rows(), finish_return().
 #pragma once
 
-#include "backends/cuda/by_source/describe_rows.cuh"
+#include "backends/cuda/by_source/count_checker.cuh"
 #include "backends/cuda/device/routing_tables.hpp"
 #include "layout/row_of_peer.hpp"
 
 namespace ferry::cuda {
 
-inline constexpr int kReturnThreads = 1024;
-
-// In the order of the host's checks: the one with the lowest key is reported. `index`: of the row, the route
-// or the entry.
-__device__ __forceinline__ unsigned long long fault_key(SourceFault fault, std::int64_t index) {
-  // Faults of rows are ordered by their rows.
-  const auto kind = static_cast<std::uint64_t>(fault);
-  const bool of_row = fault == SourceFault::shared_row || fault == SourceFault::other_expert;
-  const std::uint64_t stage = of_row ? static_cast<std::uint64_t>(SourceFault::info) : kind;
-  return stage << 56 | static_cast<std::uint64_t>(index) << 8 | kind;
-}
-__device__ __forceinline__ void record_fault(ReturnState* state, SourceFault fault, std::int64_t index) {
-  atomicMax(&state->fault, ~fault_key(fault, index));
-}
-
-// No NaN, and not 0: the combine and the expert of a row, as a number that travels with it.
+// The combine's number and the row's expert as a value that travels with the row; neither NaN nor 0.
 __device__ __forceinline__ float tag_of_row(std::uint64_t combine, std::int32_t expert) {
   constexpr std::uint64_t kNumbers = 2039;  // below it the exponent is not all ones
   constexpr int kExpertBits = 20;
@@ -40,19 +25,13 @@ struct ReturnTables {
         routing(RoutingTables::at(const_cast<std::byte*>(view.tables), view.experts, view.ranks)) {}
 
   __device__ int rank_of(std::int64_t expert) const { return routing.rank_of[routing.physical_of[expert]]; }
-  // The expert of a group of this rank that is not shared.
+  // The routed expert of a group of this rank.
   __device__ std::int32_t expert_of_group(int group) const {
     return routing.expert_of[routing.first_physical[lane.rank] + group - lane.shared_experts];
   }
 };
 
-__device__ __forceinline__ std::int64_t returned_tokens(const PlanReturnArguments& arguments) {
-  const PlanReturnCall& call = arguments.call;
-  const std::int64_t tokens = call.device_tokens != nullptr ? *call.device_tokens : call.tokens;
-  return tokens >= 0 && tokens <= arguments.lane.max_tokens ? tokens : 0;
-}
-
-// [grid] The parts of the plan that do not depend on the rows.
+// [grid] Writes the parts of the plan that do not depend on the rows.
 __device__ inline void clear_return(const PlanReturnArguments& arguments) {
   const LaneView& lane = arguments.lane;
   const PlanView& plan = arguments.plan;
@@ -61,7 +40,7 @@ __device__ inline void clear_return(const PlanReturnArguments& arguments) {
     plan.received_rows_of_message[i] = -1;
   for (std::int64_t i = thread_of_grid(); i < messages; i += threads_of_grid()) {
     plan.received_token[i] = static_cast<std::int32_t>(i % lane.max_tokens);
-    plan.received_position[i] = 0;  // of sums only
+    plan.received_position[i] = 0;  // used by sums only
   }
   for (std::int64_t i = thread_of_grid(); i < std::int64_t{lane.ranks} * lane.ranks; i += threads_of_grid())
     plan.tokens_between[i] = 0;
@@ -77,135 +56,14 @@ __device__ inline void clear_return(const PlanReturnArguments& arguments) {
   }
 }
 
-// [block] Checks counts and row_offsets, and finds where the rows of each group and source begin. One block.
-class CountChecker {
- public:
-  __device__ explicit CountChecker(const PlanReturnArguments& arguments)
-      : arguments_(arguments), lane_(arguments.lane), call_(arguments.call), state_(arguments.state()) {}
-
-  __device__ void run() {
-    const std::int64_t given = call_.device_tokens != nullptr ? *call_.device_tokens : call_.tokens;
-    if (threadIdx.x == 0 && returned_tokens(arguments_) != given)
-      record_fault(state_, SourceFault::tokens, 0);
-    bool wrong = returned_tokens(arguments_) != given;
-    for (int i = static_cast<int>(threadIdx.x); i < lane_.groups * lane_.ranks; i += kReturnThreads)
-      wrong = wrong_count(i) || wrong;
-    if (__syncthreads_or(wrong) != 0) return end(0);
-    if (threadIdx.x < 32) place_groups();
-    __syncthreads();
-    const std::int64_t rows = arguments_.group_first()[lane_.groups];
-    if (rows > lane_.capacity_rows) {
-      if (threadIdx.x == 0) record_fault(state_, SourceFault::capacity, 0);
-      return end(0);
-    }
-    wrong = threadIdx.x < 32 && offsets_differ();
-    if (__syncthreads_or(wrong) != 0) return end(0);
-    place_segments();
-    end(rows);
-  }
-
- private:
-  __device__ std::int64_t most() const { return std::int64_t{lane_.max_tokens} * lane_.top_k; }
-
-  // Entry group * R + source.
-  __device__ bool wrong_count(int i) const {
-    const std::int32_t count = call_.counts[i];
-    const int group = i / lane_.ranks, source = i % lane_.ranks;
-    SourceFault fault = SourceFault::none;
-    if (count < 0 || count > most()) {
-      fault = SourceFault::counts;
-    } else if (group < lane_.shared_experts &&
-               count != (source == lane_.rank ? returned_tokens(arguments_) : 0)) {
-      fault = SourceFault::shared_counts;
-    }
-    if (fault != SourceFault::none) record_fault(state_, fault, i);
-    return fault != SourceFault::none;
-  }
-
-  __device__ std::int64_t rows_of_group(int group) const {
-    std::int64_t rows = 0;
-    for (int source = 0; source < lane_.ranks; ++source) rows += call_.counts[group * lane_.ranks + source];
-    return rows;
-  }
-
-  // [warp] First row of each group. A sum that is more than the capacity stays there.
-  __device__ void place_groups() const {
-    const int thread = static_cast<int>(threadIdx.x);
-    std::int64_t before = 0;
-    for (int first = 0; first < lane_.groups; first += 32) {
-      const int group = first + thread;
-      const std::int64_t limit = lane_.capacity_rows + 1;
-      std::int64_t mine = 0;
-      if (group < lane_.groups) mine = ::min(limit, align(::min(limit, rows_of_group(group))));
-      std::int64_t sum = mine;
-      for (int step = 1; step < 32; step *= 2) {
-        const std::int64_t lower =
-            __shfl_sync(~0u, static_cast<long long>(sum), thread >= step ? thread - step : thread);
-        if (thread >= step) sum += lower;
-      }
-      if (group < lane_.groups)
-        arguments_.group_first()[group] = static_cast<std::int32_t>(::min(limit, before + sum - mine));
-      const std::int64_t all = __shfl_sync(~0u, static_cast<long long>(sum), 31);
-      before = ::min(limit, before + all);
-    }
-    if (thread == 0) arguments_.group_first()[lane_.groups] = static_cast<std::int32_t>(before);
-  }
-  __device__ std::int64_t align(std::int64_t rows) const {
-    return lane_.by_alignment.round_up(static_cast<std::int32_t>(rows));
-  }
-
-  // [warp] Whether this thread has found an entry of row_offsets that does not follow from the counts.
-  __device__ bool offsets_differ() const {
-    const int thread = static_cast<int>(threadIdx.x);
-    const std::int32_t* const first_row = arguments_.group_first();
-    int number = 0;
-    bool wrong = false;
-    const auto compare = [&](int index, std::int32_t expected) {
-      if (call_.row_offsets[index] == static_cast<std::uint32_t>(expected)) return;
-      record_fault(state_, SourceFault::row_offsets, index);
-      wrong = true;
-    };
-    for (int first = 0; first < lane_.groups; first += 32) {
-      const int group = first + thread;
-      const bool filled = group < lane_.groups && rows_of_group(group) > 0;
-      const std::uint32_t all = __ballot_sync(~0u, filled);
-      if (filled) compare(number + __popc(static_cast<int>(all & ((1u << thread) - 1))), first_row[group]);
-      number += __popc(static_cast<int>(all));
-    }
-    if (thread == 0) compare(number, first_row[lane_.groups]);
-    return wrong;
-  }
-
-  __device__ void place_segments() const {
-    for (int group = static_cast<int>(threadIdx.x); group < lane_.groups; group += kReturnThreads) {
-      std::int32_t row = arguments_.group_first()[group];
-      for (int source = 0; source < lane_.ranks; ++source) {
-        arguments_.segment_first()[group * lane_.ranks + source] = row;
-        row += call_.counts[group * lane_.ranks + source];
-      }
-    }
-  }
-
-  __device__ void end(std::int64_t rows) const {
-    if (threadIdx.x != 0) return;
-    state_->rows = rows;
-    state_->tokens = static_cast<std::int32_t>(returned_tokens(arguments_));
-  }
-
-  const PlanReturnArguments& arguments_;
-  const LaneView& lane_;
-  const PlanReturnCall& call_;
-  ReturnState* const state_;
-};
-
-// A row of MAX's arrays. `source`: -1 on padding.
+// A row of MAX's arrays. `source`: -1 for padding.
 struct ReturnedRow {
   int group, source;
   std::int32_t token, slot;
   std::int32_t position;  // among the rows of its group from its source
 };
 
-// There are rows. The last segment that begins at `row` or before has it, or it is padding.
+// Finds a row's segment, which is the last one that begins at `row` or before, unless the row is padding.
 __device__ inline ReturnedRow returned_row(const PlanReturnArguments& arguments, std::int64_t row) {
   const LaneView& lane = arguments.lane;
   const std::int32_t* const first = arguments.segment_first();
@@ -224,7 +82,7 @@ __device__ inline ReturnedRow returned_row(const PlanReturnArguments& arguments,
   return found;
 }
 
-// Why a row cannot be; `none`: it can, as far as it is looked at by itself.
+// The fault of a row by itself; `none` if it has none.
 __device__ inline SourceFault fault_of_row(const PlanReturnArguments& arguments, const ReturnedRow& row,
                                            std::int32_t expert) {
   const LaneView& lane = arguments.lane;
@@ -239,7 +97,7 @@ __device__ inline SourceFault fault_of_row(const PlanReturnArguments& arguments,
   return own && arguments.plan.route_expert[route] != expert ? SourceFault::other_expert : SourceFault::none;
 }
 
-// [grid] Notes every row where the combine looks for it.
+// [grid] Records every row where the combine looks it up.
 __device__ inline void place_rows(const PlanReturnArguments& arguments) {
   const LaneView& lane = arguments.lane;
   const PlanView& plan = arguments.plan;
@@ -265,8 +123,8 @@ __device__ inline void place_rows(const PlanReturnArguments& arguments) {
   }
 }
 
-// [block] One block: looks for rows that this rank's ids have and src_info does not, reports the first fault,
-// and completes the plan's header.
+// [block] A single block: looks for rows that this rank's ids have and src_info lacks, reports the first
+// fault, and completes the plan's header.
 class ReturnFinisher {
  public:
   __device__ explicit ReturnFinisher(const PlanReturnArguments& arguments)
@@ -293,7 +151,7 @@ class ReturnFinisher {
   }
 
  private:
-  // [thread]
+  // [thread] Reports a fault to the host, with its numbers.
   __device__ void report(SourceFault fault, std::int64_t index) const {
     int peer = -1;
     std::int64_t limit = 0;
@@ -380,7 +238,7 @@ class ReturnFinisher {
   ReturnState& state_;
 };
 
-// [block] One block, behind the combine. `first`: in shared memory.
+// [block] A single block, after the combine. `first`: in shared memory.
 __device__ inline void check_returned(const CheckReturnedArguments& arguments, unsigned long long* first) {
   const LaneView& lane = arguments.lane;
   const PlanHeader& header = *arguments.plan.header;
@@ -392,7 +250,7 @@ __device__ inline void check_returned(const CheckReturnedArguments& arguments, u
   for (std::int64_t route = threadIdx.x; route < routes; route += kReturnThreads) {
     if (arguments.plan.route_rank[route] < 0) continue;
     const float expected = tag_of_row(number, arguments.plan.route_expert[route]);
-    if (bits_of(arguments.came[route]) != bits_of(expected))
+    if (bits_of(arguments.returned[route]) != bits_of(expected))
       atomicMin(first, static_cast<unsigned long long>(route));
   }
   __syncthreads();

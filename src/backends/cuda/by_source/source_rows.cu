@@ -48,25 +48,22 @@ void prepare_source_rows() {
 }
 
 void launch_keep_ids(const KeepIdsArguments& arguments, int blocks, cudaStream_t stream) {
-  launch(&keep_ids_kernel, arguments, kSourceThreads, blocks, stream,
-         "launching the copy of a dispatch's ids");
+  launch(&keep_ids_kernel, arguments, kSourceThreads, blocks, stream, "launch the copy of a dispatch's ids");
 }
 
 void launch_describe_rows(const DescribeRowsArguments& arguments, int blocks, cudaStream_t stream) {
-  launch(&describe_rows_kernel, arguments, kSourceThreads, blocks, stream,
-         "launching the arrays of a dispatch");
+  launch(&describe_rows_kernel, arguments, kSourceThreads, blocks, stream, "describe the rows of a dispatch");
 }
 
 void launch_plan_return(const PlanReturnArguments& arguments, int blocks, cudaStream_t stream) {
-  constexpr const char* kAction = "launching the plan of a combine by source";
+  constexpr const char* kAction = "plan a combine by source";
   launch(&start_return_kernel, arguments, kReturnThreads, blocks, stream, kAction);
   launch(&place_rows_by_source_kernel, arguments, kReturnThreads, blocks, stream, kAction);
   launch(&finish_return_kernel, arguments, kReturnThreads, 1, stream, kAction);
 }
 
 void launch_check_returned(const CheckReturnedArguments& arguments, cudaStream_t stream) {
-  launch(&check_returned_kernel, arguments, kReturnThreads, 1, stream,
-         "launching the check of returned rows");
+  launch(&check_returned_kernel, arguments, kReturnThreads, 1, stream, "launch the check of returned rows");
 }
 
 }  // namespace ferry::cuda

@@ -1,8 +1,8 @@
-// Combine by source on GPUs (src/max): kernels that make MAX's arrays of a dispatch, and the plan of a
-// combine from them. None of them waits for another rank.
+// Combine by source on GPUs (src/max): kernels that make MAX's arrays of a dispatch, and from them the plan
+// of a combine. None of them waits for another rank.
 //
-// The plan has a message for each token that a source rank may have, whether it has rows here or not: message
-// i of a source is its token i. So no rows have to be sorted, and rows may be in any order.
+// Message i of a source is its token i, whether the token has rows here or not. So no rows have to be sorted,
+// and rows may be in any order.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -13,10 +13,10 @@
 
 namespace ferry::cuda {
 
-// What the kernels of a combine tell one another, in device memory that starts as zeros.
+// State that the kernels of a combine share, in device memory that starts as zeros.
 struct ReturnState {
   unsigned long long fault;  // the highest ~fault_key() so far; 0: none
-  std::int64_t rows;         // that there are, padding included; 0 after a fault of the counts
+  std::int64_t rows;         // padding included; 0 after a fault of the counts
   std::int32_t tokens;       // N
 };
 // Offsets in PlanReturnCall::scratch: a ReturnState, then int32 [groups + 1] first row of each group, then
@@ -56,7 +56,7 @@ void launch_plan_return(const PlanReturnArguments& arguments, int blocks, cudaSt
 struct CheckReturnedArguments {
   LaneView lane;
   PlanView plan;
-  const float* came;
+  const float* returned;
 };
 void launch_check_returned(const CheckReturnedArguments& arguments, cudaStream_t stream);
 

@@ -106,7 +106,7 @@ void prepare_combine(int ranks) {
 void launch_combine(const CombineArguments& arguments, const LaunchShape& shape, cudaStream_t stream) {
   if (takes_wide_kernels(arguments.lane.ranks)) return launch_wide_combine(arguments, shape, stream);
   launch(kernel_of(arguments), const_cast<CombineArguments*>(&arguments), kCombineThreads, kStreamsBytes,
-         shape, stream, "launching combine");
+         shape, stream, "launch combine");
 }
 
 }  // namespace ferry::cuda

@@ -14,9 +14,9 @@
 
 namespace ferry::cuda {
 
-// Rows that an engine carries, in the phases of a call. Senders pack them behind one another, first those for
-// rank 0. Each row carries a label with its index in staging; once the rows have been transferred, the source
-// rank notes where each index has arrived, and sets the row's flags.
+// Rows that an engine carries between the phases of a call. Senders pack them contiguously, first those for
+// rank 0. Each row carries a label with its index in staging. After the transfer the source rank records the
+// address of the row for each index, and sets the row's flags.
 struct PackedRows {
   std::byte* outbox;  // null: no engine, rows are stored where the source rank reads them
   std::int32_t row_bytes, label_offset;

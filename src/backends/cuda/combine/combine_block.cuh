@@ -1,12 +1,4 @@
-// The blocks of combine's kernels: which block and warp does what.
-//
-//   fused launch    blocks [0, senders) send rows or sums (combine_send.cuh); the other blocks, the reducers,
-//                   first send the weights that other ranks need, then reduce tokens (combine_reduce.cuh)
-//   send, receive   every block is a sender, or a reducer
-//   one block       both roles, one after the other
-//   last warp       of a sender block: publishes flags; in block 0 it posts the call headers first
-//                   of the first reducer block: waits for all headers, compares the options and aborts the
-//                   call if they differ
+// The blocks of combine's kernels: the role of each block and warp.
 #pragma once
 
 #include "backends/cuda/combine/combine_reduce.cuh"
@@ -76,7 +68,7 @@ __device__ inline void fill_header(const CombineArguments& call, const PlanHeade
   if (rows) argument[2] = call.row_weights != nullptr;
 }
 
-// The dispatch's messages from the rank with this thread's number, and to it, as the plan has them.
+// Messages of the dispatch, from the plan: from the rank with this thread's number, and to it.
 struct MessageCounts {
   std::int32_t received = 0, sent = 0;
 
@@ -140,7 +132,7 @@ __device__ __forceinline__ void work(const CombineArguments& call, CombineBlockS
   }
 }
 
-// [block] Fills the block's state. False: the exchange has failed.
+// [block] Fills the block's state. Returns false if the exchange has failed.
 __device__ __forceinline__ bool start_block(const CombineArguments& arguments, CombineBlockState* state) {
   // All loads from device memory are issued first, so that they are in flight together.
   const unsigned thread = threadIdx.x;
@@ -172,7 +164,7 @@ template <Phase kPhase, class Traits>
 __device__ __forceinline__ void run_combine_block(const CombineArguments& arguments,
                                                   CombineBlockState* block_state) {
   CombineBlockState& state = *block_state;
-  // Issued first: these loads depend on nothing but the arguments.
+  // Issued first: these loads depend on the arguments only.
   const MessageCounts counts(arguments);
   if (!start_block(arguments, &state)) return;
   const CombineArguments& call = state.call;

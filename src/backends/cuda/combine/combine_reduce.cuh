@@ -3,8 +3,8 @@
 //
 // How a token is reduced:
 //   partial    every rank has summed its own rows of the token (combine_send.cuh); the sums are added in
-//              ascending order of the ranks, this rank's own sum made here and rounded like a sum that was
-//              sent
+//              ascending order of the ranks. This rank makes its own sum here, and rounds it like a sum
+//              that was sent
 //   exact      the rows themselves arrive and are added in ascending order of the slots, weights applied here
 //   unreduced  the rows are stored unsummed, one for each slot
 // Rows of shared experts are added last; they lie in this rank's memory.
@@ -14,6 +14,7 @@
 
 #include "backends/cuda/combine/combine_send.cuh"
 #include "backends/cuda/combine/ll_sums.cuh"
+#include "backends/cuda/combine/row_slice.cuh"
 #include "backends/cuda/combine/shared_terms.cuh"
 
 namespace ferry::cuda {
@@ -29,29 +30,6 @@ struct TokenEntry {
   std::int32_t destination;  // rank of this thread's slot, or -1
   std::int32_t row;          // there, or -1
   std::int32_t rank;         // partial: at this thread's position in the token's list of ranks, or -1
-};
-
-inline constexpr int kMaxSplits = kLog2Quarters + 3;  // where tokens are few: 32 slices of a row
-
-// The slice of a token's row that a warp reduces. Where tokens are few, slices are smaller than a quarter:
-// the warps of a quarter all wait for its flag, unless the sums arrive in LL packets.
-struct RowSlice {
-  Quarters quarters;  // that contain the columns
-  Columns columns;
-  bool first;  // this warp also handles the values beside the row
-
-  // Slice `slice` of 1 << splits.
-  __device__ __forceinline__ static RowSlice of(int slice, int splits, int hidden) {
-    const int finer = max(splits - kLog2Quarters, 0);
-    const Quarters quarters = Quarters::of(slice >> finer, splits - finer);
-    const Columns all = columns_of(quarters, hidden);
-    if (finer == 0) return {quarters, all, slice == 0};
-    const int part = slice & ((1 << finer) - 1), granularity = 256 << finer,
-              columns = (all.end - all.begin + granularity - 1) / granularity * 256;
-    return {quarters,
-            {min(all.begin + part * columns, all.end), min(all.begin + (part + 1) * columns, all.end)},
-            slice == 0};
-  }
 };
 
 // The locations of the terms of a token's sum: on this rank, and in staging (one row for each position, or
@@ -170,7 +148,7 @@ struct TokenReducer {
     return !__any_sync(~0u, aborted);
   }
 
-  // partial: the terms of a token's sum. `rank`: who sends the sum of this thread's position, or -1.
+  // partial: the terms of a token's sum. `rank`: the sender of the sum of this thread's position, or -1.
   // `own_position`: of this rank in the token's list of ranks, or -1.
   __device__ TokenTerms terms_by_rank(const TokenEntry& entry, std::int32_t* rank, int* own_position) const {
     const LaneView& lane = call.lane;

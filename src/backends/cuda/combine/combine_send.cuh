@@ -175,8 +175,9 @@ struct CombineSender {
   __device__ bool partial() const { return reduction_of<Traits>(call) == Reduction::partial; }
   __device__ DType combine_type() const { return Traits::kSpecialised ? kIn : call.combine_type; }
   __device__ bool has_values() const { return !Traits::kSpecialised && call.row_values != nullptr; }
-  // Where tokens go to every rank, one without any row returns +0 for each of them. Its caller need not pass
-  // outputs, so it knows neither whether rows are combined nor whether their source ranks await packets.
+  // Where every token goes to every rank, a token without rows here returns +0 for each of them. The caller
+  // then need not pass outputs, so this rank knows neither whether rows are combined nor whether their source
+  // ranks await packets.
   __device__ bool has_no_rows() const {
     if constexpr (Traits::kToEveryRank) return total == 0;
     return false;
@@ -208,7 +209,7 @@ struct CombineSender {
       if (packs<Traits>(call))
         packed = (kWide ? rows_before(received.source) : __shfl_sync(~0u, packed_before, received.source)) +
                  call.packed.first_row[message];
-      // A damaged plan returns more rows than there can be.
+      // A damaged plan may return more rows than there can be.
       const int packed_rows = partial() ? 1 : __popc(static_cast<int>(rows.row_threads));
       if (packs<Traits>(call) && packed + packed_rows > call.packed.most_rows) {
         if (slot() == 0 && received.slice == 0) record_bad_source(lane, message);
@@ -241,7 +242,7 @@ struct CombineSender {
                             static_cast<std::int32_t>(to.first_row));
   }
 
-  // The weights and values beside the rows, and where packed rows belong.
+  // Writes the weights and values beside the rows, and the labels of packed rows.
   __device__ void write_tails(const ReturnedRows& to) const {
     if (packs<Traits>(call) && (partial() ? slot() == 0 : is_among(to.rows.row_threads)))
       *reinterpret_cast<std::uint64_t*>(packed_row(to, slot()) + call.packed.label_offset) =
@@ -325,8 +326,8 @@ struct CombineSender {
     if (next_message.source >= 0) {
       publisher->enqueue(wants, flags + to.quarters.first, to.quarters.count());
     } else {
-      // The warp's last message: it has nothing left to do but wait for its stores, so it sets the flags
-      // itself. The barrier orders all threads' stores before the fence.
+      // This is the warp's last message: it only has to wait for its stores, so it sets the flags itself. The
+      // barrier orders all threads' stores before the fence.
       __syncwarp();
       inject_fault(lane, KernelPoint::flag);
       if (wants) publish_now(flags + to.quarters.first, to.quarters.count(), number);

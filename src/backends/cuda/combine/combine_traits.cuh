@@ -21,8 +21,8 @@ struct SpecialisedCombine {
   static constexpr DType kType = kOf;
 };
 
-// The same where dispatch has sent every token to every rank: a rank returns a sum for tokens of which it has
-// no rows too.
+// The same where dispatch has sent every token to every rank: a rank also returns a sum for tokens without
+// rows on it.
 template <class Routed>
 struct GatheredCombine : Routed {
   static constexpr bool kToEveryRank = true;
@@ -40,7 +40,7 @@ __device__ __forceinline__ bool weights_travel(const CombineArguments& call) {
   return call.weights_travel;
 }
 
-// Only phases are carried by an engine, and their kernel is generic.
+// An engine carries only split phases, whose kernel is generic.
 template <class Traits>
 __device__ __forceinline__ bool packs(const CombineArguments& call) {
   if constexpr (Traits::kSpecialised) return false;

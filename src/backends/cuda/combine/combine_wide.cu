@@ -1,4 +1,4 @@
-// Kernels of groups of more than kNarrowRanks ranks, for calls of every kind.
+// Kernels for groups of more than kNarrowRanks ranks; generic, for every kind of call.
 #define FERRY_WIDE_KERNELS
 #include "backends/cuda/combine/combine.hpp"
 #include "backends/cuda/combine/combine_block.cuh"
@@ -35,7 +35,7 @@ void prepare_wide_combine() {
 
 void launch_wide_combine(const CombineArguments& arguments, const LaunchShape& shape, cudaStream_t stream) {
   launch(wide_kernel(arguments.phase), const_cast<CombineArguments*>(&arguments), kCombineThreads,
-         kStreamsBytes, shape, stream, "launching combine");
+         kStreamsBytes, shape, stream, "launch combine");
 }
 
 }  // namespace ferry::cuda

@@ -34,7 +34,7 @@ void prepare_epilogue() {
 void launch_epilogue(const EpilogueArguments& arguments, int blocks, cudaStream_t stream) {
   const int needed = std::clamp(static_cast<int>(arguments.lane.max_tokens), 1, blocks);
   launch(epilogue_of(arguments.type), const_cast<EpilogueArguments*>(&arguments), kEpilogueThreads, 0,
-         {.blocks = needed}, stream, "launching the epilogue of a combine");
+         {.blocks = needed}, stream, "launch the epilogue of a combine");
 }
 
 }  // namespace ferry::cuda

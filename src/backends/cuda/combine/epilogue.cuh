@@ -1,4 +1,4 @@
-// What a block does in the epilogue of a combine.
+// The epilogue of a combine, as one block executes it.
 #pragma once
 
 #include "backends/cuda/combine/epilogue.hpp"
@@ -21,7 +21,7 @@ __device__ __forceinline__ uint4 scaled_and_added(const uint4& result, const uin
   return packed<kType>(value);
 }
 
-// [block] The combine before has stored its number and whether it was aborted.
+// [block] The combine before it has stored its number and whether it was aborted.
 template <DType kType>
 __device__ void run_epilogue(const EpilogueArguments& call) {
   const LaneView& lane = call.lane;

@@ -1,5 +1,5 @@
-// The epilogue of combine (CombineOptions::epilogue) on GPUs: a launch of its own behind the combine, so that
-// calls without one run the same kernels as before.
+// The epilogue of combine (CombineOptions::epilogue) on GPUs: a launch of its own after the combine, so that
+// calls without an epilogue run unchanged kernels.
 #pragma once
 
 #include <cuda_runtime_api.h>

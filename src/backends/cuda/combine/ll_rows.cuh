@@ -11,7 +11,7 @@
 namespace ferry::cuda {
 
 // Whether the sum for a token returns to its source rank as LL packets. `messages`: from the source rank to
-// the rank that adds up, which the plans of both know. The limit falls with the number of ranks, whose
+// the summing rank; the plans of both know it. The limit falls with the number of ranks, because their
 // doubled bytes share a link.
 __device__ __forceinline__ bool returns_as_packets(const LaneView& lane, std::int32_t messages,
                                                    std::int32_t token) {
@@ -80,8 +80,8 @@ __device__ __forceinline__ void store_sum_packets(DType type, std::byte* row, in
 struct LoadedPackets {
   LLPacket low, high;
 
-  // Loads them if the thread `wants` them and the row is that long; packets that are not loaded count as
-  // ready.
+  // Loads the packets if the thread `wants` them and the row is that long. Packets that are not loaded count
+  // as ready.
   __device__ __forceinline__ void load(std::byte* row, int at, int end, std::uint64_t call, bool wants) {
     low = high = {call, 0};
     if (!wants || at + 16 * static_cast<int>(threadIdx.x % 32) >= end) return;

@@ -10,14 +10,14 @@ namespace ferry::cuda {
 namespace {
 
 constexpr int kMostBlocks = 1024;
-constexpr int kPositions = 32;  // of a token's list of ranks: a thread of a warp each
+constexpr int kPositions = 32;  // positions in a token's list of ranks, one for each thread of a warp
 
 // The rows of one token, in shared memory.
 struct TokenRowsByNode {
   int nodes;                           // 0: the rows stay as they are
   int first[kPositions + 1];           // of a node, among the rows below
   std::byte* row[kPositions];          // by node, then by rank
-  std::int32_t rank[kPositions];       // whose row it is
+  std::int32_t rank[kPositions];       // rank of each row
   int index_of_node[kMaxDeviceRanks];  // by node number; -1: the token has no rank there
 };
 
@@ -34,7 +34,7 @@ __device__ void sort_by_node(const AddOnNodesArguments& call, std::int64_t token
   const int node = possible ? call.node_of[rank] : kMaxDeviceRanks;
   const std::uint32_t same = __match_any_sync(~0u, node);
   const bool leads = possible && (same & ((1u << position) - 1)) == 0;
-  // What a relay has added carries the label of the first row.
+  // A row that a relay has added carries the label of its first row.
   const bool has_row = leads || (possible && (!call.relays_add || node == call.node_of[lane.rank]));
   LLPacket arrived{};
   if (has_row) arrived = call.arrived[index];
@@ -67,14 +67,14 @@ __device__ void sort_by_node(const AddOnNodesArguments& call, std::int64_t token
   }
 }
 
-// A block for each token.
+// One block for each token.
 __global__ void __launch_bounds__(kMergeThreads)
     add_on_nodes_kernel(const __grid_constant__ AddOnNodesArguments call) {
   __shared__ TokenRowsByNode rows;
   const LaneView& lane = call.lane;
   if (check_plan(lane, *call.plan.header, -1) != PlanFault::none) return;
   const int thread = static_cast<int>(threadIdx.x);
-  // All blocks read it before the call's reducers, which come later on the stream, count the call.
+  // Every block reads it before the call is counted, which the reducers do later on the stream.
   const std::uint64_t number = lane.state->calls[0] + 1;
   for (std::int64_t token = blockIdx.x; token < call.plan.header->tokens; token += gridDim.x) {
     if (thread < 32) sort_by_node(call, token, number, &rows);
@@ -114,7 +114,7 @@ void prepare_node_sums() {
 
 void launch_add_on_nodes(const AddOnNodesArguments& arguments, cudaStream_t stream) {
   const int blocks = arguments.lane.max_tokens < kMostBlocks ? arguments.lane.max_tokens : kMostBlocks;
-  launch(&add_on_nodes_kernel, arguments, kMergeThreads, blocks, stream, "adding the rows of nodes");
+  launch(&add_on_nodes_kernel, arguments, kMergeThreads, blocks, stream, "add the rows of nodes");
 }
 
 }  // namespace ferry::cuda

@@ -14,17 +14,17 @@ struct AddOnNodesArguments {
   std::int32_t node_of[kMaxDeviceRanks];
   DType combine_type;
   CombineRowLayout row;
-  bool has_rows, has_values;  // what rows hold: values of a token's columns, values of its routes
+  bool has_rows, has_values;  // contents of rows: values of a token's columns, values of its routes
   bool relays_add;            // rows from other nodes are sums already (relay_sums.hpp)
   LLPacket* arrived;          // see PackedRows. In: of a row for each rank. Out: of a row for each node
-  // Out: in place of the plan's, with the lowest rank of the token that each node has in place of all.
+  // Out: replace the plan's arrays. They name only the lowest of a token's ranks on each node.
   std::int32_t* token_ranks;  // [T, P]
   std::int32_t* route_rank;   // [T, K]
 };
 
 // Adds the rows of a token that come from one node, in ascending order of its ranks. The sum, rounded to the
-// combine type, takes the place of the first of them; the sums lie in the order of the nodes. Rows of a token
-// with a row missing, or with an impossible rank in its plan, stay as they are: the reducers report them.
+// combine type, replaces the first of them; the sums are in the order of the nodes. The rows of a token stay
+// unchanged if one of them is missing or its plan has an impossible rank: the reducers report that.
 void launch_add_on_nodes(const AddOnNodesArguments& arguments, cudaStream_t stream);
 
 void prepare_node_sums();  // loads the kernels on the current device

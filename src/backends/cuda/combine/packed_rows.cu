@@ -24,7 +24,7 @@ __device__ std::int32_t rows_of_message(const PlaceRowsArguments& call, std::int
   return lane.layout == Layout::rank_major ? min(rows, 1) : rows;
 }
 
-// A block for each source rank.
+// One block for each source rank.
 __global__ void __launch_bounds__(kPlaceThreads)
     place_rows_kernel(const __grid_constant__ PlaceRowsArguments call) {
   __shared__ BlockSums<kPlaceThreads> sums;
@@ -50,7 +50,7 @@ __global__ void __launch_bounds__(kFindThreads)
   const int source = static_cast<int>(blockIdx.x) / kFindBlocks,
             block = static_cast<int>(blockIdx.x) % kFindBlocks;
   const ArrivedRows from = call.from[source];
-  // All blocks read it before the call's reducers, which come later on the stream, count the call.
+  // Every block reads it before the call is counted, which the reducers do later on the stream.
   const std::uint64_t number = call.lane.state->calls[0] + 1;
   for (std::int64_t i = block * kFindThreads + static_cast<int>(threadIdx.x); i < from.count;
        i += kFindBlocks * kFindThreads) {
@@ -71,12 +71,12 @@ void prepare_packed_rows() {
 
 void launch_place_rows(const PlaceRowsArguments& arguments, cudaStream_t stream) {
   launch(&place_rows_kernel, arguments, kPlaceThreads, arguments.lane.ranks, stream,
-         "placing the rows of a combine");
+         "place the rows of a combine");
 }
 
 void launch_find_rows(const FindRowsArguments& arguments, cudaStream_t stream) {
   launch(&find_rows_kernel, arguments, kFindThreads, kFindBlocks * arguments.lane.ranks, stream,
-         "finding the rows of a combine");
+         "find the rows of a combine");
 }
 
 }  // namespace ferry::cuda

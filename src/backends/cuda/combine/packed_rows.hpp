@@ -1,4 +1,4 @@
-// What happens to packed rows (PackedRows) before they are sent and after they have been transferred.
+// Kernels for packed rows (PackedRows): one before they are sent, one after they have been transferred.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -16,7 +16,7 @@ struct PlaceRowsArguments {
   std::int32_t* rows;       // [R], out
 };
 
-// Finds where the rows for each source rank begin. Of a damaged plan it counts the rows that the senders
+// Finds where the rows for each source rank begin. With a damaged plan it counts the rows that the senders
 // send, or none.
 void launch_place_rows(const PlaceRowsArguments& arguments, cudaStream_t stream);
 
@@ -34,8 +34,8 @@ struct FindRowsArguments {
   std::int64_t most;  // entries of `arrived`
 };
 
-// Notes in `arrived` which row has arrived where, and sets its flags. Rows without a label of this call are
-// skipped: their sender has not written them.
+// Records in `arrived` where each row has arrived, and sets its flags. Skips rows without a label of this
+// call, which their sender has not written.
 void launch_find_rows(const FindRowsArguments& arguments, cudaStream_t stream);
 
 void prepare_packed_rows();  // loads the kernels on the current device

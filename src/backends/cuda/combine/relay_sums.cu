@@ -17,7 +17,7 @@ __device__ std::uint64_t label_of(const RelaySumsArguments& call, const std::byt
   return *reinterpret_cast<const std::uint64_t*>(row + call.label_offset);
 }
 
-// Notes for each token the number of every rank's row, from 1.
+// Records for each token the number of every rank's row, from 1.
 __global__ void __launch_bounds__(kMergeThreads)
     note_rows_kernel(const __grid_constant__ RelaySumsArguments call) {
   const LaneView& lane = call.lane;
@@ -34,7 +34,7 @@ __global__ void __launch_bounds__(kMergeThreads)
   }
 }
 
-// One block.
+// A single block.
 __global__ void __launch_bounds__(kScanThreads)
     place_sums_kernel(const __grid_constant__ RelaySumsArguments call) {
   __shared__ BlockSums<kScanThreads> sums;
@@ -52,7 +52,7 @@ __global__ void __launch_bounds__(kScanThreads)
   if (threadIdx.x == 0) *call.count = before;
 }
 
-// A block for each token.
+// One block for each token.
 __global__ void __launch_bounds__(kMergeThreads)
     add_rows_kernel(const __grid_constant__ RelaySumsArguments call) {
   __shared__ std::byte* row[kMaxDeviceRanks];
@@ -83,7 +83,7 @@ void prepare_relay_sums() {
 
 void launch_relay_sums(const RelaySumsArguments& arguments, cudaStream_t stream) {
   const int tokens = arguments.lane.max_tokens;
-  constexpr const char* kAction = "adding the rows of a node";
+  constexpr const char* kAction = "add the rows of a node";
   launch(&note_rows_kernel, arguments, kMergeThreads, kBlocksOfRank * arguments.held, stream, kAction);
   launch(&place_sums_kernel, arguments, kScanThreads, 1, stream, kAction);
   launch(&add_rows_kernel, arguments, kMergeThreads, tokens < kMostSumBlocks ? tokens : kMostSumBlocks,

@@ -1,5 +1,5 @@
 // A relay's part of ReductionLevel::node in two hops: it adds the rows that the ranks of its node send to one
-// source rank of another node, and passes on a row for each token.
+// source rank on another node, and forwards one row for each token.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -19,10 +19,10 @@ struct RelaySumsArguments {
   std::int32_t* row_of;               // [T, held], working memory
   std::int32_t* place_of;             // [T], likewise
   std::byte* out;       // the sums, in the order of the tokens, each with the label of its first row
-  std::int32_t* count;  // out, in pinned memory: how many
+  std::int32_t* count;  // out, in pinned memory: number of sums
 };
 
-// Rows without a label of this call, of which a damaged plan is the cause, are left out.
+// Rows without a label of this call, which only a damaged plan causes, are left out.
 void launch_relay_sums(const RelaySumsArguments& arguments, cudaStream_t stream);
 
 void prepare_relay_sums();  // loads the kernels on the current device

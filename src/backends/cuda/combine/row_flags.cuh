@@ -1,4 +1,4 @@
-// The flags of rows that an engine has carried, which kernels set for the reducers.
+// Sets the flags of rows that an engine has carried. The reducers wait for them.
 #pragma once
 
 #include "backends/cuda/device/ptx.cuh"
@@ -6,7 +6,7 @@
 
 namespace ferry::cuda {
 
-// [thread] Row `index` of staging has arrived in the call `number`.
+// [thread] Marks row `index` of staging as arrived in the call `number`.
 __device__ inline void set_row_flags(const LaneView& lane, std::int64_t index, std::uint64_t number) {
   Flag* flags = lane.combine_flags(lane.rank, 0, static_cast<std::int32_t>(index));
   for (int quarter = 0; quarter < kQuarters; ++quarter) store_relaxed_sys(flags + quarter, number);

@@ -1,4 +1,4 @@
-// A warp copies a row of a shared expert, or a quarter of it.
+// Each warp copies a row of a shared expert, or a quarter of it.
 #include "backends/cuda/combine/shared_outputs.hpp"
 
 #include <algorithm>
@@ -66,7 +66,7 @@ void launch_shared_outputs(const SharedOutputsArguments& arguments, int blocks, 
                      warps = kThreads / 32;
   const auto needed = static_cast<int>(std::min<std::int64_t>((slices + warps - 1) / warps, blocks));
   launch(&shared_outputs_kernel, arguments, kThreads, needed, stream,
-         "launching the copy of shared experts' outputs");
+         "launch the copy of shared experts' outputs");
 }
 
 }  // namespace ferry::cuda

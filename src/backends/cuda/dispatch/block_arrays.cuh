@@ -62,8 +62,8 @@ struct RoutingTableCopy {
   }
 };
 
-// Where rows begin, as compute_row_offsets() (row_offsets.cuh) fills it in from the counts of all ranks. A
-// group's rows belong to one local expert; rank_major: to one source rank.
+// Where rows begin; compute_row_offsets() (row_offsets.cuh) fills it in from the counts of all ranks. The
+// rows of a group belong to one local expert; rank_major: to one source rank.
 struct RowOffsets {
   BlockArray<std::int32_t> own_first_row;  // [E] by physical index: first row, at the expert's rank, of the
                                            // routes from this rank; rank_major: [R] by destination

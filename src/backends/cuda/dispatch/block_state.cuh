@@ -24,7 +24,7 @@ struct DispatchBlockState {
   std::int32_t sender_warps[kKernelRanks];  // warps that send, by source
   std::int32_t
       indexed_tokens[kKernelRanks];  // tokens of sources whose messages are indexed by token; otherwise -1
-  std::int32_t rank_tokens[kKernelRanks];  // with shared experts: N of each rank
+  std::int32_t rank_tokens[kKernelRanks];  // with shared experts: each rank's N
   bool failed;                             // the exchange has failed
   PlanFault fault;
 };
@@ -81,8 +81,8 @@ __device__ __forceinline__ RouteCounts route_counts_of(const DispatchArguments& 
           2 * call.lane.signals.count_words};
 }
 
-// [thread] N of a call from ids. A token count that only the device sees is checked here; one out of range
-// aborts the call if `reports`, and counts as 0.
+// [thread] N of a call from ids. A token count that is known on the device only is checked here: one out of
+// range counts as 0, and aborts the call if `reports`.
 __device__ inline std::int64_t token_count(const DispatchArguments& call, bool reports) {
   if (call.device_tokens == nullptr) return call.tokens;
   const std::int64_t tokens = *call.device_tokens;

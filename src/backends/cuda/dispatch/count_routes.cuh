@@ -1,13 +1,13 @@
-// Counts a call's routes and messages: each work warp learns what comes before its tokens, and one block
-// learns the totals, which it posts in the call header.
+// Counts a call's routes and messages: for each work warp those before its tokens, and in one block the
+// totals, which it posts in the call header.
 #pragma once
 
 #include "backends/cuda/dispatch/block_state.cuh"
 
 namespace ferry::cuda {
 
-// Tokens from which every counting block counts its own and the blocks exchange sums. With fewer tokens each
-// block counts all tokens it needs by itself.
+// From this many tokens on, each counting block counts its own tokens and the blocks exchange sums. With
+// fewer tokens each block counts all the tokens that it needs.
 inline constexpr std::int64_t kSharedCountTokens = 1024;
 
 // [thread] Records the call's bad ids for check().
@@ -69,9 +69,9 @@ static __device__ __noinline__ void record_bad_ids(const DispatchArguments& call
   return true;
 }
 
-// [block] Counts for block `block` of the `blocks` that share the tokens: leaves in each warp's row the
-// counts of all tokens before the warp's first. `counts_all`, for the last block alone: also adds up the
-// totals. `first`: the ids from token 0 on. False, in all threads alike: the exchange has failed.
+// [block] Counts for block `block` of the `blocks` that share the tokens: each warp's row gets the counts of
+// all tokens before the warp's first. `counts_all`, for the last block alone: also adds up the totals.
+// `first`: the ids from token 0 on. Returns false in all threads if the exchange has failed.
 template <class Traits>
 [[nodiscard]] static __device__ __forceinline__ bool count_block_routes(const DispatchArguments& call,
                                                                         int block, int blocks,
@@ -94,7 +94,7 @@ template <class Traits>
                        });
   __syncthreads();
   if (together && !exchange_block_counts(call, block, blocks)) return false;
-  // Turns counts into prefix sums. No barrier in between: each thread reads what it has written itself.
+  // Turns counts into prefix sums. No barrier is needed: each thread reads only values that it has written.
   for (int i = threadIdx.x; i < counts.stride; i += blockDim.x) {
     std::int32_t before = counts.earlier_blocks()[i], own[kWorkWarps];
 #pragma unroll
@@ -110,7 +110,7 @@ template <class Traits>
   return true;
 }
 
-// [block] Adds up the totals, in a block that has no tokens of its own.
+// [block] Adds up the totals, in a block without tokens of its own.
 template <class Traits>
 static __device__ __forceinline__ void count_all_routes(const DispatchArguments& call,
                                                         const IdPrefetch& first) {

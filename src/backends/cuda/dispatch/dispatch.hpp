@@ -45,13 +45,13 @@ struct DispatchArguments {
   const float* global_scale;  // of NVFP4, or null for 1
   std::int32_t hash_option;   // replicated input: index in `terms` of the hash of N and ids
 
-  // How a token travels.
+  // The form in which a token travels.
   Encoding encoding;
   PartList parts;  // of a message
   DeviceMessageLayout message;
-  // Rows are encoded where they arrive, each with the scale of its expert: [E + S], or null.
+  // If rows are encoded at their destination, each with the scale of its expert: [E + S]; else null.
   const float* input_scales;
-  Encoding row_encoding;  // of these rows
+  Encoding row_encoding;  // of rows that are encoded at their destination
   bool own_staged;        // this rank's own tokens go through staging as well
   bool own_memory;  // part 0 of the received rows lies in the lane's symmetric memory: peers can write to it
                     // directly

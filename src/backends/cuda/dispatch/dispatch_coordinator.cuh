@@ -1,5 +1,5 @@
-// Facts about a dispatch that ranks exchange in call headers, and the coordinator block, which publishes what
-// follows from them: row offsets, counts and the total.
+// Facts about a dispatch that ranks exchange in call headers, and the coordinator block, which publishes the
+// row offsets, counts and total computed from them.
 #pragma once
 
 #include "backends/cuda/dispatch/block_state.cuh"
@@ -23,7 +23,7 @@ __device__ __forceinline__ void fill_facts(const DispatchArguments& call, const 
   state->header.facts = facts;
 }
 
-// [thread] Notes N of a rank, and what follows for its shared groups.
+// [thread] Records N of a rank, and the sizes of its shared groups.
 __device__ __forceinline__ void note_tokens_of_rank(const LaneView& lane, std::int32_t rank,
                                                     std::int32_t tokens) {
   DispatchBlockState* const state = block_state();
@@ -33,17 +33,17 @@ __device__ __forceinline__ void note_tokens_of_rank(const LaneView& lane, std::i
   state->scratch.shared_rows[rank] = static_cast<std::uint32_t>(lane.shared_experts) *
                                      static_cast<std::uint32_t>(lane.by_alignment.round_up(shared));
 }
-// [thread] The same for the rank with this thread's number. Not inlined: calls without shared experts do not
-// fetch it.
+// [thread] The same for the rank with this thread's number. Not inlined, so that calls without shared experts
+// do not fetch it.
 static __device__ __noinline__ void note_rank_tokens(const LaneView& lane, std::int32_t tokens) {
   note_tokens_of_rank(lane, static_cast<std::int32_t>(threadIdx.x % 32), tokens);
 }
 
-// [warp] Waits for the headers of all ranks and notes their facts, in wide kernels. False: the call was
-// aborted.
+// [warp] Waits for the headers of all ranks and records their facts, in wide kernels. Returns false if the
+// call was aborted.
 __device__ __forceinline__ bool note_facts_wide(const DispatchArguments& call, bool coordinates) {
   DispatchBlockState* const state = block_state();
-  // All sources send whole rows, and nobody writes directly.
+  // All sources send whole rows, and no rank writes directly.
   if (threadIdx.x % 32 == 0) {
     state->segments = {0, 0};
     state->direct_write_peers = state->direct_writers = 0;
@@ -57,9 +57,9 @@ __device__ __forceinline__ bool note_facts_wide(const DispatchArguments& call, b
                                 });
 }
 
-// [block] Waits for the call headers of all ranks and computes all row offsets from their counts. False, in
-// all threads alike: the call was aborted. `coordinates`: this block reports differences to the host and to
-// the other blocks, and records the counts. `all_ranks`: as in compute_row_offsets().
+// [block] Waits for the call headers of all ranks and computes all row offsets from their counts. Returns
+// false in all threads if the call was aborted. `coordinates`: this block reports differences to the host and
+// to the other blocks, and records the counts. `all_ranks`: as in compute_row_offsets().
 template <class Traits>
 __device__ __forceinline__ bool await_row_offsets(const DispatchArguments& call, bool coordinates,
                                                   bool all_ranks) {
@@ -91,7 +91,8 @@ __device__ __forceinline__ bool await_row_offsets(const DispatchArguments& call,
                              coordinates && !Traits::by_plan(call));
 }
 
-// [threads] Gives an aborted call an empty result, by `threads` threads: the caller's next kernels read it.
+// [threads] Gives an aborted call an empty result, because the caller's next kernels read it. `threads`: how
+// many threads call it.
 static __device__ __noinline__ void clear_received(const DispatchArguments& call, int thread, int threads) {
   for (int group = thread; group <= call.lane.groups; group += threads) {
     if (group < call.lane.groups) call.counts[group] = 0;
@@ -102,10 +103,10 @@ static __device__ __noinline__ void clear_received(const DispatchArguments& call
 // [thread] Publishes the total of rows to the host.
 __device__ inline void publish_totals(const LaneView& lane, std::uint64_t number, std::int64_t total) {
   static_assert(sizeof(HostTotals) == sizeof(LLPacket));
-  // One access, which CUDA does not split on its way to mapped host memory where it is aligned (programming
-  // guide, mapped memory). The host reads the call number first, so it never sees the number without its
-  // total.
-  // The host counts a gather as one call, in how many rounds ever it has run.
+  // One 16-byte store, which CUDA does not split on its way to mapped host memory if it is aligned
+  // (programming guide, mapped memory). The host reads the call number first, so it never sees the number
+  // without its total.
+  // The host counts a gather as one call, however many rounds it has run.
   const std::uint64_t rounds = lane.has_gathered ? lane.state->further_rounds : 0;
   store_packet_relaxed_sys(reinterpret_cast<LLPacket*>(lane.totals),
                            {number - rounds, static_cast<std::uint64_t>(total)});

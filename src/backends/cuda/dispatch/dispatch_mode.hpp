@@ -18,7 +18,7 @@ enum class DispatchMode {
   receive_phase,    // split call: the second
 };
 
-// The facts that decide the mode.
+// The facts that determine the mode.
 struct DispatchModeInput {
   Phase phase;
   bool computes_values;  // receivers weight rows or compute dot products

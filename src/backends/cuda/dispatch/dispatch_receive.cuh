@@ -15,7 +15,7 @@ struct Receiver {
 
   __device__ static int slot() { return static_cast<int>(threadIdx.x % 32); }
 
-  // [warp] Receives everything that falls to warp `worker` of `workers`. False: the call was aborted.
+  // [warp] Receives all segments of warp `worker` of `workers`. Returns false if the call was aborted.
   __device__ bool receive_all(int worker, int workers) const {
     const LaneView& lane = call.lane;
     const MessageQueue& queue = context.queue;
@@ -132,8 +132,8 @@ struct Receiver {
     while (pending != 0) {
       ReadyMask ready{here & pending, 0};
       if (ready.ready == 0) {
-        // Nothing to store yet: record meanwhile. Ready rows go first, because the caller's next kernel waits
-        // for the last.
+        // Nothing is ready to be stored: record meanwhile. Ready rows go first, because the caller's next
+        // kernel waits for the last row.
         if (!recorded) record_slots<Traits>(context, tile, message, received);
         recorded = true;
         ready = await_some(mine, pending, 0);

@@ -40,7 +40,7 @@ struct SendContext {
 
   __device__ int parity() const { return static_cast<int>(number & 1); }
 
-  // Whether rows to this rank move at all. Receivers read rows from their own rank in the caller's memory.
+  // Whether rows to this rank are sent. Receivers read rows from their own rank in the caller's memory.
   __device__ __forceinline__ bool travels(int rank) const {
     return rank != call.lane.rank || call.own_staged;
   }
@@ -90,8 +90,8 @@ __device__ __forceinline__ TokenTile sending_tile(const LaneView& lane) {
   return TokenTile::of(Traits::kToEveryRank ? max(lane.top_k, lane.ranks) : lane.top_k);
 }
 
-// The rank whose message this thread leads, if it leads one: that of its slot. Where tokens go to every rank,
-// thread j of a tile leads the message to rank j, whatever slot it has.
+// The rank whose message this thread leads, if it leads one: that of its slot. If tokens go to every rank,
+// thread j of a tile leads the message to rank j, independently of its slot.
 template <class Traits>
 __device__ __forceinline__ int led_rank(const TokenTile& tile, const OutgoingSlot& slot) {
   if constexpr (Traits::kToEveryRank) return tile.slot();
@@ -244,7 +244,7 @@ struct TokenSender {
   __device__ __forceinline__ void send_segments(const SendPartition& partition, int worker, Planner& planner,
                                                 RowStream<InputRowIterator> stream) {
     const std::int32_t begin = partition.segment_begin(worker), end = partition.token_end(worker);
-    // Where rows are cut, a warp has one segment at most.
+    // If rows are cut, a warp has at most one segment.
     const Quarters quarters =
         Quarters::of(begin & ((1 << partition.log2_segments) - 1), partition.log2_segments);
     const bool streams = uses_stream<Traits>(call, partition.log2_segments);

@@ -14,7 +14,7 @@ __device__ __forceinline__ ByteRange encoded_columns(const LaneView& lane, const
   return ByteRange::of(quarters, lane.hidden, 4 * kFp8Block);
 }
 
-// Of two pairs of 16-bit values: the larger magnitude of each pair. NaN only where both are NaN.
+// The larger magnitude of each pair, of two pairs of 16-bit values. NaN only if both are NaN.
 template <DType kType>
 __device__ __forceinline__ std::uint32_t max_magnitude_x2(std::uint32_t a, std::uint32_t b) {
   static_assert(kType != DType::fp32);

@@ -9,7 +9,7 @@
 
 namespace ferry::cuda {
 
-// Eight columns of a row as a thread encodes them. With its neighbours it has whole blocks.
+// Eight columns of a row, encoded by one thread. Blocks are completed with its neighbours.
 struct EncodedEight {
   std::uint64_t codes;  // the first column in the lowest bits; e2m1: in the lower half
   std::uint8_t scale;   // of the block that holds these columns
@@ -74,7 +74,7 @@ static __device__ __noinline__ void encode_with_scale(const DispatchArguments& c
       }
     }
     if (!has_scales) continue;
-    // A word has the scales of four blocks; the first thread of the first of them stores it.
+    // A word holds the scales of four blocks; the first thread of the first block stores it.
     std::uint32_t word = has ? std::uint32_t{eight.scale} << (8 * (thread / of_block % 4)) : 0;
     word |= __shfl_xor_sync(~0u, word, of_block);
     word |= __shfl_xor_sync(~0u, word, 2 * of_block);

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "backends/cuda/device/mixed_bits.cuh"
 #include "backends/cuda/dispatch/block_state.cuh"
 
 namespace ferry::cuda {
@@ -10,14 +11,6 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr std::int64_t kRoutesPerThread = 4;
-
-// Mixes two numbers so that every bit of either changes the result (the finaliser of SplitMix64).
-__device__ __forceinline__ std::uint64_t mixed(std::uint64_t a, std::uint64_t b) {
-  std::uint64_t x = (a + 1) * 0x9e3779b97f4a7c15 + b;
-  x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9;
-  x = (x ^ x >> 27) * 0x94d049bb133111eb;
-  return x ^ x >> 31;
-}
 
 __global__ void __launch_bounds__(kThreads)
     input_hash_kernel(const __grid_constant__ DispatchArguments call) {
@@ -28,7 +21,7 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll 4
   for (std::int64_t route = std::int64_t{blockIdx.x} * kThreads + threadIdx.x; route < routes;
        route += threads)
-    sum += mixed(static_cast<std::uint64_t>(route), static_cast<std::uint64_t>(id_at(call, route)));
+    sum += mixed_bits(static_cast<std::uint64_t>(route), static_cast<std::uint64_t>(id_at(call, route)));
 #pragma unroll
   for (int step = 16; step > 0; step /= 2) sum += __shfl_down_sync(~0u, sum, step);
   if (threadIdx.x % 32 == 0) atomicAdd(&state->hash_sum, sum);
@@ -37,7 +30,7 @@ __global__ void __launch_bounds__(kThreads)
   __syncthreads();
   if (threadIdx.x != 0 || atomicInc(&state->hashed_blocks, gridDim.x - 1) != gridDim.x - 1) return;
   __threadfence();
-  state->input_hash = mixed(atomicExch(&state->hash_sum, 0ull), static_cast<std::uint64_t>(tokens));
+  state->input_hash = mixed_bits(atomicExch(&state->hash_sum, 0ull), static_cast<std::uint64_t>(tokens));
 }
 
 }  // namespace
@@ -50,7 +43,7 @@ void launch_input_hash(const DispatchArguments& arguments, int blocks, cudaStrea
   const std::int64_t routes = arguments.tokens * arguments.lane.top_k, each = kRoutesPerThread * kThreads;
   const std::int64_t wanted = std::clamp<std::int64_t>((routes + each - 1) / each, 1, blocks);
   launch(&input_hash_kernel, arguments, kThreads, static_cast<int>(wanted), stream,
-         "launching the hash of replicated input");
+         "launch the hash of replicated input");
 }
 
 }  // namespace ferry::cuda

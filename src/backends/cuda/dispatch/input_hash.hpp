@@ -1,4 +1,4 @@
-// Replicated input: the hash of N and ids by which ranks find out that their inputs differ.
+// Replicated input: the hash of N and ids that ranks compare, to detect different inputs.
 #pragma once
 
 #include <cuda_runtime_api.h>

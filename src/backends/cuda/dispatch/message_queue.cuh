@@ -1,4 +1,4 @@
-// The message queue: which messages a receiving warp waits for, in the order in which they should arrive.
+// The message queue: the messages that a receiving warp waits for, in the order in which they should arrive.
 #pragma once
 
 #include "backends/cuda/device/row_copy.cuh"
@@ -69,7 +69,7 @@ struct MessageQueue {
       const int at = *step + __popc(static_cast<int>(~pending & ((1u << slot()) - 1))),
                 item = partition.worker + at * partition.workers, row_index = item >> partition.log2_segments,
                 nth = lane.by_ranks.quotient(row_index);
-      // This rank's own messages first.
+      // This rank's own messages come first.
       int next = row_index - nth * lane.ranks;
       if (partition.rotate) next += at - lane.by_ranks.quotient(at) * lane.ranks;
       if (next >= lane.ranks) next -= lane.ranks;

@@ -1,4 +1,5 @@
-// Encodes blocks of NVFP4 with the bytes of format/nvfp4_block.hpp: a thread has the 16 columns of a block.
+// Encodes blocks of NVFP4 with the bytes of format/nvfp4_block.hpp. Each thread has the 16 columns of a
+// block.
 #pragma once
 
 #include "backends/cuda/dispatch/send_microscaled.cuh"
@@ -11,8 +12,7 @@ struct Nvfp4Global {
   float g, reciprocal;
 
   __device__ __forceinline__ static Nvfp4Global of(float g) { return {g, __frcp_rn(g)}; }
-  // Whether neither the scales nor the thresholds of the blocks leave the range of normal numbers. Not so for
-  // NaN.
+  // Whether the scales and thresholds of all blocks stay in the range of normal numbers. False for NaN.
   __device__ __forceinline__ bool usual() const { return g >= 0x1p-60f && g <= 0x1p60f; }
 
   // nvfp4_scale() without divisions; for usual() g. The corrections by remainders make the quotients that
@@ -61,7 +61,7 @@ struct Bf16Thresholds {
   }
 };
 
-// Where the bits of a code come from: bit 15 and bit 31 of words of two columns each.
+// The bits of a code: bit 15 and bit 31 of words of two columns each.
 struct CodePlanes {
   std::uint32_t sign, not_four, not_two, not_one;
 
@@ -98,8 +98,8 @@ __device__ __forceinline__ std::uint32_t eight_by_thresholds(const uint4& raw,
   return __byte_perm(first | first >> 4, last | last >> 4, 0x6420);
 }
 
-// Keeps the bits of a number that fp16 has, the last of them 1 if any other bit was. Rounding the result to
-// fewer bits rounds as the number itself would.
+// Keeps the bits of a number that fp16 has, and sets the last of them if any lower bit was set. Rounding the
+// result to fewer bits then rounds as the number itself would.
 __device__ __forceinline__ float round_to_odd_fp16(float x) {
   constexpr std::uint32_t kDropped = 0x1FFF;
   const std::uint32_t bits = bits_of(x);
@@ -154,7 +154,7 @@ static __device__ __noinline__ std::uint32_t nvfp4_code(Nvfp4Scale scale, float 
   return scale.code(x);
 }
 
-// The block as format/nvfp4_block.hpp has it, for any global scale.
+// The block as format/nvfp4_block.hpp defines it, for any global scale.
 template <DType kType>
 static __device__ __noinline__ Nvfp4Block nvfp4_block_by_division(RawEight first, RawEight last, float amax,
                                                                   float g) {

@@ -5,8 +5,8 @@
 
 namespace ferry::cuda {
 
-// Moves rows, quantises them to fp8, to an MX format or to NVFP4; or, where kernels are not that special, to
-// one of the latter two.
+// Moves rows, or quantises them to fp8, to an MX format or to NVFP4. `microscaled`: to one of the latter two,
+// in kernels that serve both.
 enum class Quantisation { none, fp8, mx, nvfp4, microscaled };
 
 constexpr Quantisation quantisation_of(const Encoding& encoding) {

@@ -45,8 +45,8 @@ struct SmallPart {
   uint4 held[2];
 };
 
-// [warp] Issues the loads of a small part. Of tiles whose flags are not ready yet the loaded bytes are thrown
-// away, and loaded again when they are.
+// [warp] Issues the loads of a small part. The bytes of tiles whose flags are not ready yet are discarded,
+// and loaded again when they are.
 template <class Traits>
 __device__ __forceinline__ SmallPart load_small_part(const ReceiveContext& context, const TokenTile& tile,
                                                      const TileMessage& message,
@@ -127,8 +127,8 @@ __device__ void store_parts(const ReceiveContext& context, const TokenTile& tile
   }
 }
 
-// [warp] Encodes the token's row at `row` as received row `to`. Groups are found by their rows, as the rows
-// of a damaged plan may lie in other groups than their metadata says.
+// [warp] Encodes the token's row at `row` as received row `to`. The group is found from the row, because a
+// damaged plan may put rows into other groups than their metadata says.
 static __device__ __noinline__ void encode_on_arrival(const ReceiveContext& context, const std::byte* row,
                                                       std::int32_t to) {
   const DispatchArguments& call = context.call;

@@ -1,4 +1,4 @@
-// Reads expert ids, the only device code that does: counts routes and messages, and plans each slot.
+// Reads expert ids, counts routes and messages, and plans each slot. No other device code reads ids.
 #pragma once
 
 #include "backends/cuda/device/token_tile.cuh"

@@ -25,7 +25,7 @@ void launch_scale_tiles(const ScaleTileArguments& arguments, int blocks, cudaStr
                      warps = kTileThreads / 32;
   const std::int64_t needed = std::clamp<std::int64_t>((items + warps - 1) / warps, 1, blocks);
   launch(&scale_tiles_kernel, arguments, kTileThreads, static_cast<int>(needed), stream,
-         "launching the copy of scales to tiles");
+         "launch the copy of scales to tiles");
 }
 
 }  // namespace ferry::cuda

@@ -13,13 +13,13 @@ struct ScaleTileState {
   std::int64_t sum[32];
 };
 
-// `value`, not below 0 and not above `most`.
+// `value`, limited to [0, most].
 __device__ __forceinline__ std::int64_t within(std::int64_t value, std::int64_t most) {
   return value < 0 ? 0 : value < most ? value : most;
 }
 
-// The rows of tiles of a call. Counts and offsets are those of a finished dispatch; after a call that has
-// failed they may be anything, and all addresses stay within the memory all the same.
+// The rows of tiles of a call. Counts and offsets are those of a finished dispatch. After a failed call they
+// may be arbitrary; all addresses then stay within the memory.
 struct TileMap {
   const ScaleTileArguments& call;
   const ScaleTileState* state;
@@ -47,7 +47,7 @@ struct TileMap {
   }
 };
 
-// [block] Fills in the state. Call it with all threads.
+// [block] Fills in the state. All threads call it.
 __device__ __forceinline__ void count_row_tiles(const TileMap& map, ScaleTileState* state) {
   const int groups = map.call.groups, thread = static_cast<int>(threadIdx.x);
   for (int group = thread; group < groups; group += static_cast<int>(blockDim.x)) {

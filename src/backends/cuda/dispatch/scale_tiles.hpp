@@ -21,7 +21,7 @@ struct ScaleTileArguments {
   Layout layout;
   std::int32_t groups;
   std::int64_t capacity;      // expert_padded: rows that a group has room for
-  std::int64_t rows;          // that there is memory for, of all groups
+  std::int64_t rows;          // rows that there is memory for, in all groups
   const PlanHeader* by_plan;  // of a dispatch by a plan, which may have fewer rows; otherwise null
 
   // What the dispatch has written: counts [G], row_offsets [G + 1], scales [rows, words].

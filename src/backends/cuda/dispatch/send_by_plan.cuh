@@ -24,13 +24,13 @@ struct PlannedRoute {
 template <class Traits>
 struct PlanReader {
   const SendContext& context;
-  PlannedRoute ahead;  // loaded early for the next tokens
+  PlannedRoute ahead;  // loaded early, for the next tokens
   // Wide: [R] in the warp's row of RouteCounts, of each rank. The number of the first message that the next
   // tokens send to it.
   std::int32_t* next_messages;
   std::int32_t messages;      // narrow: to this thread's rank, of all tokens
   std::int32_t next_message;  // narrow: the number, for this thread's rank
-  // Of this thread's slot of the current token, for finish().
+  // For finish(), about this thread's slot of the current token.
   bool bad = false;                          // its entries cannot be right
   std::int32_t rank = -1;                    // destination of the message it leads, or -1
   std::int32_t message = 0, sent_token = 0;  // that message's number, and its token in the plan's sent_tokens
@@ -120,7 +120,7 @@ struct PlanReader {
     return low;
   }
 
-  // Takes back the message that this thread leads, to rank `led`, unless the plan has it (`fits`).
+  // Cancels the message that this thread leads, to rank `led`, unless the plan has it (`fits`).
   __device__ __forceinline__ void check_message(int led, const PlannedRoute& route, bool fits,
                                                 OutgoingSlot* slot) {
     bad = (route.rank != -1 && slot->rank < 0) || (slot->leads && !fits);
@@ -132,7 +132,7 @@ struct PlanReader {
     if (slot->leads) sent_token = context.call.plan.sent_tokens[to * context.call.lane.max_tokens + message];
   }
 
-  // `slot` with what the plan has for it.
+  // `slot`, completed by its entries in the plan.
   __device__ __forceinline__ OutgoingSlot with_route(const TokenTile& tile, std::int32_t first,
                                                      const PlannedRoute& route, OutgoingSlot slot) const {
     if (slot.rank < 0) return slot;

@@ -38,8 +38,7 @@ static __device__ __noinline__ std::int32_t largest_finite_by_value(const std::b
   return __reduce_max_sync(~0u, largest);
 }
 
-// [warp] The same. Two 16-bit values are compared at once, NaN ignored; only a row with an infinity is looked
-// at again.
+// [warp] The same, for two 16-bit values at once, NaN ignored. Only a row with an infinity is read again.
 template <DType kType, int kDeep>
 __device__ __forceinline__ float largest_finite(const std::byte* row, int columns) {
   std::int32_t largest = kFp32Infinity;

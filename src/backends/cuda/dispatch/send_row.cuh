@@ -88,8 +88,8 @@ __device__ __forceinline__ bool uses_stream(const DispatchArguments& call, int l
   return call.type != DType::fp32;
 }
 
-// Part 0 of the caller's rows. It holds copies of the arguments: the compiler would take what a pointer in a
-// struct points to for shared memory.
+// Part 0 of the caller's rows. It holds copies of the arguments, because the compiler would assume that a
+// pointer inside a struct points to shared memory.
 struct InputRows {
   const std::byte* first;
   std::int64_t stride;
@@ -130,13 +130,13 @@ __device__ __forceinline__ void store_words(std::uint32_t rows, std::byte* part,
   });
 }
 
-// Where the scales of a token's NVFP4 row go.
+// Where the scales of a token's NVFP4 row are stored.
 struct Nvfp4Scales {
   const DispatchArguments& call;
   const Destination& to;
   std::uint32_t rows;
 
-  // [warp] As store_words(), of the scales of blocks.
+  // [warp] store_words() for the scales of blocks.
   __device__ __forceinline__ void store(bool stores, std::int64_t offset, std::uint32_t word) const {
     store_words(rows, to.message + call.message.part_offset[1], stores, offset, word);
   }
@@ -157,7 +157,7 @@ __device__ __forceinline__ void send_nvfp4_row(const DispatchArguments& call, co
       [&](float g) { scales.store_of_row(g); });
 }
 
-// [warp] The same of a whole row of `bytes` that comes from `stream`, 16-bit values. Threads read what other
+// [warp] The same for a whole row of `bytes` from `stream`, 16-bit values. Threads read data that other
 // threads of the warp have loaded.
 template <class Rows>
 __device__ __forceinline__ void send_streamed_nvfp4_row(const DispatchArguments& call, const Destination& to,
@@ -192,7 +192,7 @@ __device__ __forceinline__ void send_streamed_nvfp4_row(const DispatchArguments&
 }
 
 // [warp] Quantises some columns of part 0 of a token and sends them, kDeep accesses of 256 columns at a time.
-// `row`: where the row's column 0 is.
+// `row`: address of the row's column 0.
 template <class Traits, int kDeep>
 __device__ __forceinline__ void send_encoded_columns(const DispatchArguments& call, const std::byte* row,
                                                      const Destination& to, std::uint32_t rows,

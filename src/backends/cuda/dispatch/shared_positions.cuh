@@ -1,4 +1,4 @@
-// Where the rows of shared experts lie on this rank, as kernels compute it.
+// Positions of the rows of shared experts on this rank, in kernels.
 #pragma once
 
 #include "backends/cuda/device/row_copy.cuh"
@@ -8,7 +8,7 @@
 
 namespace ferry::cuda {
 
-// Of a dispatch of `tokens` tokens.
+// The shared rows of a dispatch of `tokens` tokens.
 __device__ __forceinline__ SharedRows shared_rows_of(const LaneView& lane, std::int32_t tokens) {
   const auto [first, count] = SharedTokens::of(tokens, lane.rank, lane.shared_split);
   const bool padded = lane.layout == Layout::expert_padded;
@@ -18,12 +18,12 @@ __device__ __forceinline__ SharedRows shared_rows_of(const LaneView& lane, std::
           .capacity = padded ? lane.capacity_rows : lane.capacity};
 }
 
-// One warp's part of some rows that a call copies: slices of rows, cut finer where there are few.
+// One warp's part of the rows that a call copies: slices of rows, cut finer if there are few rows.
 struct RowSlices {
   std::int64_t item, stride, items;
   int log2_segments;
 
-  // [warp] Of `rows` rows among all warps of the launch.
+  // [warp] Divides `rows` rows among all warps of the launch.
   __device__ __forceinline__ static RowSlices of(std::int64_t rows) {
     const auto warps = static_cast<int>(gridDim.x * blockDim.x / 32),
                warp = static_cast<int>((blockIdx.x * blockDim.x + threadIdx.x) / 32);

@@ -1,5 +1,5 @@
-// Shared experts in dispatch: a warp takes a token, or a quarter of its row, and writes it to the token's row
-// in every shared group.
+// Shared experts in dispatch: each warp takes a token, or a quarter of its row, and writes it to the token's
+// row in every shared group.
 #include "backends/cuda/dispatch/shared_rows.hpp"
 
 #include <algorithm>
@@ -111,11 +111,11 @@ __global__ void __launch_bounds__(kThreads)
   const LaneView& lane = call.lane;
   std::int64_t tokens, rows = lane.capacity_rows;
   if (call.by_plan) {
-    // A plan that cannot be used is refused by dispatch.
+    // Dispatch refuses a plan that cannot be used.
     if (check_plan(lane, *call.plan.header, -1) != PlanFault::none) return;
     tokens = call.plan.header->tokens;
     rows = call.plan.header->total;  // that the caller has memory for
-    // The caller may have fewer tokens than the plan, which dispatch refuses too.
+    // The caller may have fewer tokens than the plan; dispatch refuses that too.
     if (tokens > call.tokens) return;
   } else {
     tokens = token_count(call, false);
@@ -144,7 +144,7 @@ void launch_shared_rows(const DispatchArguments& arguments, int blocks, cudaStre
   call.dot_rows = nullptr;
   const std::int64_t slices = kQuarters * std::max<std::int64_t>(call.tokens, 1), warps = kThreads / 32;
   const auto needed = static_cast<int>(std::min<std::int64_t>((slices + warps - 1) / warps, blocks));
-  launch(&shared_rows_kernel, call, kThreads, needed, stream, "launching the copy of shared rows");
+  launch(&shared_rows_kernel, call, kThreads, needed, stream, "launch the copy of shared rows");
 }
 
 }  // namespace ferry::cuda

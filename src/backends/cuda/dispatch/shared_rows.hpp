@@ -7,8 +7,8 @@
 
 namespace ferry::cuda {
 
-// Writes the rows of shared experts, their sources, weights, dot products and groups; padding rows are
-// dispatch's. It waits for no rank. `blocks`: thread blocks at most.
+// Writes the rows of shared experts, their sources, weights, dot products and groups; dispatch writes padding
+// rows. It waits for no rank. `blocks`: thread blocks at most.
 void launch_shared_rows(const DispatchArguments& arguments, int blocks, cudaStream_t stream);
 
 void prepare_shared_rows();  // loads the kernels on the current device

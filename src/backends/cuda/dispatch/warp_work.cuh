@@ -26,8 +26,8 @@ __device__ __forceinline__ RowStream<InputRowIterator> input_rows(const Dispatch
                                        partition.token_end(worker))};
 }
 
-// [warp] Sends everything of worker `worker`, from ids; input_rows() has been started. `first`: the inputs of
-// its first tokens.
+// [warp] Sends all segments of worker `worker`, from ids; input_rows() has been started. `first`: the inputs
+// of its first tokens.
 template <class Traits>
 __device__ __forceinline__ void send_tokens(const DispatchArguments& call, int worker, bool has_row_offsets,
                                             const InputSlot& first) {
@@ -64,7 +64,7 @@ static __device__ __noinline__ void send_by_generic_plan(const DispatchArguments
   send_by_plan<Traits>(call, worker, has_row_offsets);
 }
 
-// [warp] Receives everything of worker `worker` of `workers`. False: the call was aborted.
+// [warp] Receives all segments of worker `worker` of `workers`. Returns false if the call was aborted.
 template <class Traits>
 __device__ __forceinline__ bool receive_tokens(const DispatchArguments& call, int worker, int workers) {
   DispatchBlockState* const state = block_state();

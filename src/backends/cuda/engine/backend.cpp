@@ -1,5 +1,5 @@
-// The backend `collective` on device memory: the kernels of the cuda backend, with messages that an engine
-// carries.
+// The backend `collective` on device memory: the kernels of the cuda backend, with messages carried by an
+// engine.
 #include <algorithm>
 
 #include "backends/cuda/engine/engine_lane.hpp"
@@ -98,7 +98,7 @@ class EngineBackend final : public CudaBackend {
  private:
   EngineLane& engine_lane(int index) { return lanes_[static_cast<std::size_t>(index)]; }
 
-  // The host reads how much it receives while a call runs.
+  // While a call runs, the host reads how much it receives.
   void require_no_capture(Operation operation, Stream stream) const {
     cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
     check(cudaStreamIsCapturing(handle_of(stream), &status), "query the capture state of a stream");
@@ -109,7 +109,7 @@ class EngineBackend final : public CudaBackend {
                                " how much it receives: use the backend cuda"));
   }
 
-  // Runs the first part of a call, which refuses to the peers what this rank refuses.
+  // Runs the first part of a call. If this rank refuses the call, refuses it to the peers too.
   template <class Call>
   std::invoke_result_t<Call> run(Operation operation, FaultPoint begin, int lane, Stream stream, Call call) {
     throw_if_failed(operation);

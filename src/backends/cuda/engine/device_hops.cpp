@@ -32,13 +32,13 @@ DeviceHops::Region DeviceHops::region(const LaneRegion& in) const {
   return {.data = memory_ + in.begin, .bytes = in.bytes, .more = {}};
 }
 
-// Where the messages to `final` go in the first hop.
+// The first stop of messages to `final`.
 int DeviceHops::first_stop(int final) const {
   if (same_node(me_, final)) return final;
   return kind_.rows ? topology_.relay_of(final, node_) : topology_.relay_of(me_, topology_.node_of(final));
 }
 
-// Whether `rank` is on another node, and this rank passes on what it and this rank's node send each other.
+// Whether `rank` is on another node and this rank is the relay between it and this node.
 bool DeviceHops::relays_for(int rank) const {
   return !same_node(me_, rank) && topology_.relay_of(rank, node_) == me_;
 }
@@ -55,7 +55,7 @@ DeviceHops::Blocks DeviceHops::empty_blocks(std::byte* base) const {
           .offsets = std::vector<std::int64_t>(at(ranks_), 0)};
 }
 
-// Places the blocks, whose bytes are known, one behind another.
+// Places the blocks one after another. Their bytes are known.
 void DeviceHops::place(Blocks& blocks, Region& region) const {
   std::int64_t end = 0;
   for (int rank = 0; rank < ranks_; ++rank) {
@@ -117,8 +117,8 @@ void DeviceHops::exchange(std::uint64_t call, const std::function<FollowingMessa
   Following first;
   for (int peer = 0; peer < ranks_; ++peer) {
     first.push_back(following(peer));
-    // Only ranks of this node send rows in the first hop, and messages also those that this rank is the relay
-    // of.
+    // In the first hop rows come only from ranks of this node, messages also from the ranks that this one
+    // relays for.
     const bool sends = same_node(me_, peer) || (!kind_.rows && relays_for(peer));
     if (first.back().bytes < 0 || (!sends && first.back().bytes != 0)) wire.fail(peer);
   }
@@ -129,7 +129,7 @@ void DeviceHops::exchange(std::uint64_t call, const std::function<FollowingMessa
   }
 }
 
-// The tables of second_headers_ are written.
+// The tables of second_headers_ have been written.
 void DeviceHops::second_hop(std::uint64_t call, const Wire& wire) {
   in_second_hop_ = true;
   const Following following = collective::exchange_second_headers(

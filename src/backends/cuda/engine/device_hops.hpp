@@ -20,7 +20,7 @@ inline std::size_t at(int rank) {
 
 class DeviceHops final : public collective::DeviceMessages {
  public:
-  // What kind of messages a call has.
+  // The kind of messages that a call has.
   struct Kind {
     bool rows;  // packed rows, to the tokens' source ranks; otherwise messages, to the experts
     // Messages:
@@ -39,9 +39,9 @@ class DeviceHops final : public collective::DeviceMessages {
   }
   // Before reserve().
   void start(const Kind& kind) { kind_ = kind; }
-  // In its place: the messages of this call go straight to their ranks, as with one hop.
+  // Called in its place: the messages of this call go straight to their ranks, as with one hop.
   void start_straight() { straight_ = true; }
-  // Packs what goes to other nodes, and waits for it. What is sent must have been stored.
+  // Packs the data for other nodes, and waits for that. The messages must have been stored.
   void reserve(Outgoing messages) override;
 
   // Tables have an entry for every rank.
@@ -66,14 +66,14 @@ class DeviceHops final : public collective::DeviceMessages {
   using Following = std::vector<collective::FollowingMessages>;
   using Tables = std::function<const std::int64_t*(int peer)>;
 
-  // What this rank sends, or receives, in a hop: a block for each rank, at `base` + offset.
+  // Data that this rank sends, or receives, in a hop: a block for each rank, at `base` + offset.
   struct Blocks {
     std::byte* base = nullptr;
     std::vector<std::int64_t> bytes, offsets;  // [R]
 
     std::byte* block(int rank) const { return base + offsets[static_cast<std::size_t>(rank)]; }
   };
-  // Memory in the lane's, and beyond it for what damaged plans send.
+  // A part of the lane's memory, and further memory for data of damaged plans that does not fit.
   struct Region {
     std::byte* data;
     std::int64_t bytes;

@@ -1,7 +1,7 @@
-// all_gather_v and reduce_scatter_v over an engine. Each is several calls of the engine: one in which the
-// ranks tell their counts, then one for each round of data. A round takes no more room than the rows of a
-// combine, in whose place it lies. In two hops it goes straight to its ranks too: no rank needs the rows that
-// it would pass on.
+// all_gather_v and reduce_scatter_v over an engine. Each makes several calls of the engine: one in which the
+// ranks exchange their counts, then one for each round of data. A round uses the memory for the rows of a
+// combine, and is no larger. With two hops too, data goes straight to its ranks, because no relay needs the
+// rows that it would forward.
 #include <algorithm>
 #include <cstring>
 #include <utility>
@@ -13,16 +13,8 @@
 #include "exchange/gather.hpp"
 
 namespace ferry::cuda {
-namespace {
 
-// The bytes of a block that belong to the round from `begin` on.
-std::int64_t bytes_in_round(std::int64_t block_bytes, std::int64_t begin, std::int64_t round_bytes) {
-  return std::clamp<std::int64_t>(block_bytes - begin, 0, round_bytes);
-}
-
-}  // namespace
-
-// What a rank tells the others.
+// The terms that a rank sends to the others.
 struct EngineLane::GatherTermsOfCall {
   GatherTerms terms;
   // reduce_scatter_v: 1: `held` must be the sum of the counts. 0: the count was in device memory, so the rows
@@ -51,7 +43,7 @@ std::int64_t EngineLane::count_of(Operation operation, std::int64_t count, const
   return found;
 }
 
-// Tells every rank this rank's terms. Returns those of all ranks.
+// Sends this rank's terms to every rank. Returns those of all ranks.
 std::vector<EngineLane::GatherTermsOfCall> EngineLane::exchange_terms(Operation operation,
                                                                       const GatherTermsOfCall& mine,
                                                                       const CallOption& same_everywhere) {
@@ -65,8 +57,8 @@ std::vector<EngineLane::GatherTermsOfCall> EngineLane::exchange_terms(Operation 
   return all;
 }
 
-// Bytes of a block that one rank sends another, the same on all ranks. The memory for the rows of a combine
-// is never smaller.
+// Bytes of a block that one rank sends another in a round; the same on all ranks. The memory for the rows of
+// a combine is never smaller.
 std::int64_t EngineLane::gather_round_bytes() const {
   const std::int64_t most_sent = std::int64_t{ranks()} * lane_.view().max_tokens,
                      rows = std::min(most_sent, layout().received_rows);
@@ -74,8 +66,8 @@ std::int64_t EngineLane::gather_round_bytes() const {
 }
 
 // Sends a block to every rank, in rounds. `receive(begin, bytes_of_round, block_of)` enqueues the use of the
-// bytes from `begin` on: `block_of(source)` is where those from a rank lie, this rank's own too. `largest`:
-// bytes of the largest block of any pair.
+// bytes from `begin` on: `block_of(source)` is the address of those from a rank, this rank included.
+// `largest`: bytes of the largest block of any pair.
 template <class Receive>
 void EngineLane::send_in_rounds(Operation operation, const std::vector<GatherBlock>& blocks,
                                 std::int64_t largest, Stream stream, Receive receive) {
@@ -91,7 +83,7 @@ void EngineLane::send_in_rounds(Operation operation, const std::vector<GatherBlo
         .slot_bytes = 0,
         .room_for = [this](std::int64_t bytes) { return room_for(bytes); }};
     std::int64_t end = 0;
-    const std::byte* packed = nullptr;  // what lies at the end of the outbox
+    const std::byte* packed = nullptr;  // data at the end of the outbox
     std::int64_t packed_at = 0;
     for (int peer = 0; peer < ranks(); ++peer) {
       const GatherBlock& block = blocks[at(peer)];

@@ -22,7 +22,7 @@ void copy_async(void* to, const void* from, std::int64_t bytes, Stream stream) {
 
 namespace {
 
-// `rows` rows of `bytes`.
+// Copies `rows` rows of `bytes`.
 void copy_rows_async(void* to, std::int64_t to_stride, const void* from, std::int64_t from_stride,
                      std::int64_t bytes, int rows, Stream stream) {
   if (rows == 0) return;
@@ -55,7 +55,7 @@ EngineLane::EngineLane(const ExchangeState& exchange, Lane& lane, int index,
 
 // --- between the phases ------------------------------------------------------------------------------------
 
-// Word `i` of a header, which the call `call` of this lane's kernels has written; 0 if it has not.
+// Word `i` of a header that the kernels of this lane have written in `call`; 0 if they have not.
 std::uint64_t EngineLane::header_word(const std::byte* header, int i, std::uint64_t call) const {
   LLPacket packet;
   std::memcpy(&packet, header + i * static_cast<std::int64_t>(sizeof packet), sizeof packet);
@@ -69,7 +69,7 @@ std::int32_t EngineLane::header_count(const std::byte* header, int i) const {
   return static_cast<std::int32_t>(header_word(header, kHeaderCounts + i / 2, facts.call) >> (32 * (i % 2)));
 }
 
-// Enqueues copies of the headers for all ranks. The one for this rank lies in the inbox.
+// Enqueues copies of the headers for all ranks, except for the one for this rank, which is in the inbox.
 void EngineLane::fetch_headers(Stream stream) {
   const EngineLayout& to = layout();
   copy_rows_async(headers_.data(), to.header_bytes, memory() + to.outbox, to.block_bytes, to.header_bytes,
@@ -77,7 +77,7 @@ void EngineLane::fetch_headers(Stream stream) {
   copy_async(sent_header(me()), memory() + to.inbox + me() * to.block_bytes, to.header_bytes, stream);
 }
 
-// After the kernel of the send phase. `stored`: null if only headers travel.
+// Starts the exchange after the kernel of the send phase. `stored`: null if only headers travel.
 void EngineLane::post(bool split, std::optional<Stored> stored, Stream stream) {
   fetch_headers(stream);
   headers_delivered_ = false;
@@ -111,7 +111,7 @@ void EngineLane::post(bool split, std::optional<Stored> stored, Stream stream) {
   });
 }
 
-// Tells the carrier what to send to each rank.
+// Describes to the carrier the messages for each rank.
 void EngineLane::describe(const Stored& stored) {
   std::vector<std::int64_t> messages(at(ranks()), 0);
   std::int64_t room = layout().sent_rows;  // of packed rows
@@ -124,7 +124,8 @@ void EngineLane::describe(const Stored& stored) {
         stored.messages != nullptr
             ? scalars().messages[peer]
             : header_count(sent_header((me() + 1) % ranks()), lane_.view().signals.first_messages + peer);
-    // Of a damaged plan. Kernels send no rows beyond the outbox, and take an impossible count as 0.
+    // The counts of a damaged plan may be impossible: kernels send no rows beyond the outbox, and take other
+    // impossible counts as 0.
     if (stored.packed) messages[at(peer)] = std::min<std::int64_t>(count, most);
     if (!stored.packed && count >= 0 && count <= most) messages[at(peer)] = count;
     room -= messages[at(peer)];
@@ -132,7 +133,7 @@ void EngineLane::describe(const Stored& stored) {
   reserve(stored, messages);
 }
 
-// For received rows.
+// Memory for received rows.
 std::byte* EngineLane::room_for(std::int64_t bytes) {
   if (bytes <= layout().received_rows * layout().row_bytes) return memory() + layout().row_inbox;
   const ScopedDevice device(exchange_.device);
@@ -174,7 +175,7 @@ void EngineLane::reserve(const Stored& stored, const std::vector<std::int64_t>& 
   messages_->reserve(std::move(out));
 }
 
-// What a call by a plan stores: a message of `part_bytes` for each that the plan has.
+// The messages that a call by a plan stores: each message of the plan, with `part_bytes`.
 EngineLane::Stored EngineLane::by_plan(const Plan& plan, std::int64_t part_bytes) const {
   const PlanView view = view_plan(plan.storage(), lane_.view().plan_shape);
   return {.message_bytes = engine_message_bytes(part_bytes, exchange_.config.top_k),
@@ -185,7 +186,7 @@ EngineLane::Stored EngineLane::by_plan(const Plan& plan, std::int64_t part_bytes
           .planned = view.tokens_between};
 }
 
-// What a refused call has found is not reported for a later one.
+// Diagnostics of a refused call are not reported for a later one.
 void EngineLane::wait() {
   try {
     call_.wait();
@@ -195,14 +196,14 @@ void EngineLane::wait() {
   }
 }
 
-// Enqueues what the kernel of the receive phase needs of the exchange, which has ended.
+// Enqueues what the kernel of the receive phase reads. The exchange has ended.
 void EngineLane::deliver(Stream stream) {
   if (!headers_delivered_) deliver_headers(stream);
   if (sent_ && sent_->planned != nullptr) clear_missing(stream);
 }
 
-// A damaged plan expects messages that have not come. In their place lies what an earlier call has received,
-// in which a kernel might see slot metadata of this call.
+// Clears the places of missing messages, which a damaged plan expects. They hold data of earlier calls, in
+// which a kernel might read slot metadata of this call.
 void EngineLane::clear_missing(Stream stream) {
   const EngineLayout& to = layout();
   for (int source = 0; source < ranks(); ++source) {
@@ -264,7 +265,7 @@ DispatchResult EngineLane::dispatch_receive(Stream stream) {
   return lane_.dispatch_receive(stream);
 }
 
-// Sends the weights of this rank's tokens to the ranks that sum, and receives those of its rows.
+// Sends the weights of this rank's tokens to the ranks that sum, and receives the weights of its own rows.
 void EngineLane::send_weights(const CombineCall& call, Stream stream) {
   auto* row_weights = reinterpret_cast<float*>(memory() + layout().row_weights);
   launch_or_refuse(Operation::combine, [&] {
@@ -286,7 +287,7 @@ void EngineLane::combine_send(const CombineCall& call, bool split, Stream stream
     with_row_weights.row_weights = reinterpret_cast<const float*>(memory() + layout().row_weights);
     call_.begin(Operation::combine, options);
   }
-  // Sums by node find this rank's rows with those of its node.
+  // With sums by node, the kernel also looks up this rank's own rows.
   const bool by_node = exchange_.config.reduction_level == ReductionLevel::node;
   launch_or_refuse(Operation::combine, [&] {
     lane_.combine(with_row_weights, Phase::send, stream, keeps_inputs(split) && !by_node);
@@ -359,7 +360,7 @@ DispatchCounts EngineLane::dispatch_counts(const Ids& ids, std::int32_t tokens, 
 const StepMetadata* EngineLane::metadata(const MetadataCall& call, Stream stream) {
   std::int32_t count = call.count;
   if (call.device_count != nullptr) copy_async(&scalars().count, call.device_count, sizeof count, stream);
-  // Also for the copy from scalars() of the call before.
+  // Also needed by the copy from scalars() of the call before.
   const ScopedDevice device(exchange_.device);
   check(cudaStreamSynchronize(handle_of(stream)), "wait for a stream");
   if (call.device_count != nullptr) count = scalars().count;

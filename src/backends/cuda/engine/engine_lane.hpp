@@ -1,5 +1,5 @@
-// A lane of the backend `collective` on device memory: launches the phases of a cuda lane, and moves by an
-// engine, between them, what they have stored for other ranks.
+// A lane of the backend `collective` on device memory: launches the phases of a cuda lane, and between them
+// moves the stored messages to other ranks by an engine.
 #pragma once
 
 #include <functional>
@@ -17,10 +17,12 @@ namespace ferry::cuda {
 // Enqueues a copy between any memory of the host and the device.
 void copy_async(void* to, const void* from, std::int64_t bytes, Stream stream);
 
-// A call is: begin, the kernel of the send phase, copies of its call headers to the host; then, in the thread
-// of the exchange, the wait for that kernel, the blocks and the messages; then copies of the peers' headers
-// to the device and the kernel of the receive phase. Call headers travel in the blocks, so the host knows how
-// many bytes follow, and no kernel ever waits for a peer.
+// The steps of a call:
+// 1. begin, the kernel of the send phase, and copies of its call headers to the host;
+// 2. in the thread of the exchange: the wait for that kernel, the exchange of blocks and of messages;
+// 3. copies of the peers' headers to the device, and the kernel of the receive phase.
+// Call headers travel in the blocks, so the host knows how many bytes follow, and no kernel ever waits for a
+// peer.
 //
 // After a send phase the calls are those of Backend; all throw what EngineCall throws.
 class EngineLane {
@@ -48,13 +50,13 @@ class EngineLane {
   // The messages that a send phase has stored.
   struct Stored {
     std::int64_t message_bytes;
-    const std::int32_t* messages;      // [R] for each rank, in device memory; null: the call headers say it
+    const std::int32_t* messages;      // [R] to each rank, in device memory; null: read from the call headers
     bool packed;                       // rows of a combine
     std::int64_t metadata_offset = 0;  // of slot metadata in a message
     const std::int32_t* sent_tokens = nullptr;  // PlanView::sent_tokens
-    // By a plan: what it says of all messages, int32 [R, R] in device memory.
+    // By a plan: the counts of all messages, int32 [R, R] in device memory.
     const std::int32_t* planned = nullptr;
-    int hash_option = -1;  // replicated input, from ids: index of the option that the call headers say
+    int hash_option = -1;  // replicated input, from ids: index of the option that the call headers hold
     std::function<void()> agreed = nullptr;  // DeviceMessages::Outgoing::agreed
   };
 
@@ -66,7 +68,7 @@ class EngineLane {
     StepMetadata metadata;
   };
 
-  // Of all_gather_v and reduce_scatter_v.
+  // Terms of all_gather_v and reduce_scatter_v.
   struct GatherTermsOfCall;
   struct GatherBlock {
     const std::byte* data;
@@ -94,7 +96,8 @@ class EngineLane {
       throw;
     }
   }
-  // Of a call that returns after its receive phase. Relays work on what the send phase has stored.
+  // Whether the inputs stay as they are until the receive phase has run. Relays work on what the send phase
+  // has stored.
   bool keeps_inputs(bool split) const { return !split && hops_ == nullptr; }
   void fetch_headers(Stream stream);
   void post(bool split, std::optional<Stored> stored, Stream stream);

@@ -1,4 +1,4 @@
-// Two hops of the messages to the experts: bundles to relays, which make the messages.
+// Two hops of the messages to the experts: senders write bundles, relays make the messages from them.
 #include <algorithm>
 
 #include "backends/cuda/engine/device_hops.hpp"
@@ -6,7 +6,7 @@
 
 namespace ferry::cuda {
 
-// Messages within the node are sent from where they are.
+// Messages within the node are sent from where they were stored.
 void DeviceHops::write_bundles() {
   first_ = empty_blocks(memory_);
   const BundleSizes& sizes = kind_.sizes;
@@ -101,7 +101,7 @@ void DeviceHops::exchange_messages(std::uint64_t call, const Following& first, c
   stream_.synchronize();
 }
 
-// Copies the messages of `rank` to where kernels find them.
+// Copies the messages of `rank` to where kernels read them.
 void DeviceHops::deliver(int rank, const std::byte* data, std::int64_t bytes, const Wire& wire) {
   if (bytes > sent_.slot_bytes || same_node(me_, rank)) wire.fail(rank);
   std::byte* const slot = sent_.receive + rank * sent_.slot_bytes;
@@ -110,7 +110,7 @@ void DeviceHops::deliver(int rank, const std::byte* data, std::int64_t bytes, co
   incoming_[at(rank)] = slot;
 }
 
-// Makes the messages for the ranks of this node: those for this one in their place, the others in the second
+// Makes the messages for the ranks of this node: those for this rank in its inbox, the others in the second
 // outbox.
 void DeviceHops::open_bundles(const Blocks& received, const Tables& table, const Wire& wire) {
   const BundleSizes& sizes = kind_.sizes;

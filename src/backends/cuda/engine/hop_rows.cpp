@@ -1,4 +1,4 @@
-// Two hops of a combine's rows: to the relay of their source rank, which may add them.
+// Two hops of a combine's rows: to the relay of their source rank, which adds them if sums are by node.
 #include <algorithm>
 
 #include "backends/cuda/engine/device_hops.hpp"
@@ -6,8 +6,8 @@
 
 namespace ferry::cuda {
 
-// The rows for one stop lie together, in ascending order of the ranks that they are for. What stays here for
-// a second hop is not moved.
+// The rows for one stop are contiguous, in ascending order of their source ranks. Rows that this rank sends
+// in the second hop are not moved.
 void DeviceHops::pack_rows() {
   first_ = empty_blocks(nullptr);
   table_ = sent_.bytes;
@@ -36,7 +36,7 @@ void DeviceHops::exchange_rows(std::uint64_t call, const Following& first, const
   place(received, first_inbox_);
   transfer(first_, received, first, wire);
   fault_point(FaultPoint::relay_holds, me_);
-  // By source rank: what the ranks of this node, ascending, send to it.
+  // By source rank: the rows that the ranks of this node, ascending, send to it.
   std::vector<std::vector<ArrivedRows>> held(at(ranks_));
   for (const int origin : topology_.ranks_of(node_)) {
     const std::byte* data = origin == me_ ? nullptr : received.block(origin);

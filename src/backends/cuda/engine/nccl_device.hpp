@@ -6,7 +6,7 @@
 
 namespace ferry::cuda {
 
-// Of the device that is current, for exchanges of `rank`.
+// Access to the current device, for exchanges of `rank`.
 DeviceAccess access_current_device(const Rank& rank);
 
 }  // namespace ferry::cuda

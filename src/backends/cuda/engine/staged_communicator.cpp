@@ -59,7 +59,7 @@ class StagedCommunicator final : public Communicator {
   }
 
  private:
-  // A transfer that was given up may still use it.
+  // Owned by the transfer, which may still use it after it was given up.
   struct Staging {
     Pinned sent, received;
   };

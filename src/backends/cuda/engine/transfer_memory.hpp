@@ -1,4 +1,4 @@
-// Device memory beyond that of a lane for what damaged plans send. It is registered as the lane's is.
+// Device memory for data of damaged plans that exceeds a lane's. It is registered like the lane's memory.
 #pragma once
 
 #include <memory>

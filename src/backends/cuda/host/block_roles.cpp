@@ -8,8 +8,8 @@
 namespace ferry::cuda {
 namespace {
 
-// Of a token's routes and messages, the part that its source rank plans: replicated input is the source on
-// every rank, and each plans its own.
+// The share of a token's routes and messages that its source rank plans. With replicated input every rank is
+// a source of the token, and plans its own routes.
 double planned_part(const Config& config) {
   return config.input == Input::replicated ? 1.0 / config.placement.ranks() : 1.0;
 }

@@ -1,4 +1,4 @@
-// The caller's pointers of every operation of an exchange: the one list of what is checked.
+// The list of the caller's pointers to check, for every operation of an exchange.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace ferry::cuda {
 
-// A rank without tokens passes any address as weights, so its input pointers are left out.
+// A rank without tokens may pass any address as weights, so its input pointers are left out.
 CallPointers pointers_of(const DispatchCall& call);
 CallPointers pointers_of(const CombineCall& call);
 CallPointers pointers_of_route_values(const float* values, const Plan& plan, const float* row_values);

@@ -60,8 +60,7 @@ DispatchCounts CudaBackend::dispatch_counts(const Ids& ids, std::int32_t tokens,
     throw_if_failed(Operation::dispatch_counts);
     mine.raise_device_error();
   }
-  // An error of an earlier call is not raised here: this rank alone would leave out the dispatch that
-  // follows.
+  // Does not raise an error of an earlier call: this rank alone would then omit the dispatch that follows.
   return mine.dispatch_counts();
 }
 

@@ -13,7 +13,7 @@ namespace ferry::cuda {
 
 class CudaBackend : public Backend, protected GatherOperations, protected SourceOperations {
  public:
-  // Collective. `make_hops`: of Reach::hops.
+  // Collective. `make_hops`: for Reach::hops.
   CudaBackend(const Rank& rank, const Config& config, Reach reach = Reach::mapped,
               const MakeHopTransport& make_hops = {});
   // Kernels of this rank may still use its memory: waits for them before it is freed.
@@ -53,7 +53,7 @@ class CudaBackend : public Backend, protected GatherOperations, protected Source
   LoadCounts load_counts() const override;
   WireCounts wire_counts() const override;
 
-  // For a backend around this one.
+  // For a backend that wraps this one.
   int device() const { return exchange_.device; }
   int blocks_of_lane() const { return exchange_.blocks / exchange_.config.lanes; }
   const LaneView& view_of(int lane) { return this->lane(lane).view(); }

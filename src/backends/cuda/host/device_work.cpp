@@ -1,4 +1,4 @@
-// What programs need of the device of a CUDA exchange.
+// The device of a CUDA exchange, as programs use it.
 #include "exchange/device_work.hpp"
 
 #include <cuda_runtime_api.h>

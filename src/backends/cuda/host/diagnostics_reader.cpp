@@ -14,10 +14,10 @@ CallDiagnostics DiagnosticsReader::take(
   const bool ids = is_new(counted.bad_ids, bad_ids_), overflows = is_new(counted.overflows, overflows_),
              sources = is_new(counted.bad_sources, bad_sources_);
   CallDiagnostics diagnostics;
-  diagnostics.bad_scale = counted.bad_scales > bad_scales_;
+  if (counted.bad_scales > bad_scales_) diagnostics.bad_scale.rank = rank_;
   bad_scales_ = counted.bad_scales;
   if (!ids && !overflows && !sources) return diagnostics;
-  // Kernels store a position before the count that `counted` has, and not again in this report.
+  // Kernels store a finding's position before the count that `counted` reads, and only once in a report.
   const DeviceDiagnostics found = read();
   if (ids) start_report(offsetof(DeviceDiagnostics, bad_ids.report), ++bad_ids_.report);
   if (overflows) start_report(offsetof(DeviceDiagnostics, overflows.report), ++overflows_.report);

@@ -1,4 +1,4 @@
-// The host's side of a lane's diagnostics: what check() has reported, and how it takes what is new.
+// The host's side of a lane's diagnostics: remembers what check() has reported, and takes what is new.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@ class DiagnosticsReader {
  public:
   DiagnosticsReader(int rank, int top_k) : rank_(rank), top_k_(top_k) {}
 
-  // Returns what kernels have found since the last call of take(). `read` copies the diagnostics from the
+  // Returns the findings of kernels since the last call of take(). `read` copies the diagnostics from the
   // device, `start_report` stores a report number there (its offset is in bytes); kernels may run meanwhile.
   CallDiagnostics take(const std::function<DeviceDiagnostics()>& read,
                        const std::function<void(std::int64_t offset, std::uint64_t number)>& start_report);

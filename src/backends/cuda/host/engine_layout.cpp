@@ -13,21 +13,21 @@ namespace {
 
 constexpr std::int64_t kFlagBytes = 8 * kQuarters;
 
-// What the hops of a call need at most, of messages or of rows. All 0 with one hop.
+// Upper bounds for the hops of a call, of messages or of rows. All 0 with one hop.
 struct HopBytes {
   std::int64_t first_outbox = 0, first_inbox = 0, second_outbox = 0, second_inbox = 0;
 };
 
 HopBytes hop_bytes(const Config& config, const ExchangeShape& shape, const Topology& topology, int rank,
                    const EngineLayout& layout) {
-  // Backends with kernels have windows for what hops carry.
+  // Backends with kernels have windows for the data of hops.
   if (!has_relays(config, topology) || has_kernels(config.backend)) return {};
   const std::int64_t tokens = shape.max_tokens,
                      message = engine_message_bytes(shape.message_bytes, shape.top_k),
                      payload = align_up(shape.message_bytes, 16), entry = message - payload + 16;
   const int node = topology.node_of(rank);
   const auto ranks_of = [&](int of) { return static_cast<std::int64_t>(topology.ranks_of(of).size()); };
-  std::int64_t relayed = 0;  // tokens of the ranks that this one is the relay of
+  std::int64_t relayed = 0;  // tokens of the ranks that this one relays for
   for (int other = 0; other < shape.ranks; ++other) {
     if (topology.node_of(other) != node && topology.relay_of(other, node) == rank) relayed += tokens;
   }
@@ -66,11 +66,7 @@ EngineLayout engine_layout(const Config& config, const Topology& topology, int r
   layout.block_bytes = align_up(layout.flags + shape.max_tokens * kFlagBytes, kLine);
   layout.label_offset =
       static_cast<std::int32_t>(combine_row_layout(config.combine_type, config.hidden, config.top_k).bytes);
-  // Rows of some kilobytes begin at a line: the bytes that this adds are fewer than those of the lines that
-  // reads and writes would share.
-  constexpr std::int64_t kLargeRow = 4096;
-  layout.row_bytes = static_cast<std::int32_t>(
-      align_up(layout.label_offset + 8, layout.label_offset < kLargeRow ? 16 : kLine));
+  layout.row_bytes = static_cast<std::int32_t>(labelled_row_bytes(layout.label_offset));
   const std::int64_t rows = row_capacity(config, rank);
   layout.sent_rows = config.reduction == Reduction::partial ? messages : std::max(messages, rows);
   layout.received_rows = shape.combine_rows;
@@ -115,8 +111,8 @@ void place_engine_messages(const EngineLayout& layout, std::int64_t part_bytes, 
   view->signals.metadata = {layout.header_bytes + align_up(part_bytes, 16), 0, layout.block_bytes, bytes};
 }
 
-// The address of what rank s stores for rank p is that of p plus s blocks. So p's address is shifted to bring
-// this rank's block to the p-th of the outbox.
+// Rank s stores for rank p at the address of p plus s blocks. So p's address is shifted to bring this rank's
+// block to the p-th of the outbox.
 void place_engine_lane(const EngineLayout& layout, std::byte* memory, LaneView* view,
                        std::span<std::byte*> symmetric) {
   for (int peer = 0; peer < view->ranks; ++peer)

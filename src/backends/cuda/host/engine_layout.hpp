@@ -1,15 +1,15 @@
-// The device memory of a lane whose messages an engine carries (backends/collective): nothing of it is
-// written by other ranks' kernels.
+// The device memory of a lane whose messages an engine carries (backends/collective). Other ranks' kernels
+// never write it.
 //
-// A rank stores what it sends in an outbox, with a block for each rank: call header, end-of-stream flags,
+// A rank stores its messages in an outbox, with a block for each rank: call header, end-of-stream flags,
 // messages. The engine moves the used part of each block to the same place of the receiver's inbox, where
-// kernels find it as if the sender had stored it there. The messages for the own rank are stored in the inbox
-// at once.
+// kernels read it as if the sender had stored it there. Messages for the own rank are stored in the inbox
+// directly.
 //
 //   block    | header, end-of-stream flags | message | message ... | flags of messages, which stay here |
 //   message  | parts | slot metadata |
 //
-// The rows of a combine are packed (PackedRows): an outbox and an inbox of rows, one behind another.
+// The rows of a combine are packed (PackedRows) in an outbox and an inbox of rows.
 #pragma once
 
 #include <span>
@@ -36,7 +36,7 @@ struct EngineLayout {
   std::int64_t inbox, outbox, row_inbox, row_outbox, signals_end;
   std::int64_t first_row, rows, arrived;  // see PackedRows
   std::int64_t row_flags;                 // of combine's rows
-  std::int64_t row_weights;               // fp32 for each row here: weights that have travelled
+  std::int64_t row_weights;               // fp32 for each row here: weights received from the source ranks
   std::int64_t token_ranks, route_rank;   // see AddOnNodesArguments
   // Two hops (engine/device_hops.hpp); otherwise empty. A call uses them for messages or for rows.
   LaneRegion first_outbox, first_inbox, second_outbox, second_inbox;
@@ -51,11 +51,11 @@ EngineLayout engine_layout(const Config& config, const Topology& topology, int r
 // Bytes of a message whose parts take `part_bytes`.
 std::int64_t engine_message_bytes(std::int64_t part_bytes, std::int32_t top_k);
 
-// Sets where the view's messages lie, whose parts take `part_bytes`.
+// Sets the addresses of the view's messages, whose parts take `part_bytes`.
 void place_engine_messages(const EngineLayout& layout, std::int64_t part_bytes, LaneView* view);
 
-// Sets the view's addresses, but for those of LaneView::symmetric, which it stores in `symmetric` [R].
-// `memory`: of this lane.
+// Sets the view's addresses. Those of LaneView::symmetric [R] are stored in `symmetric`. `memory`: of this
+// lane.
 void place_engine_lane(const EngineLayout& layout, std::byte* memory, LaneView* view,
                        std::span<std::byte*> symmetric);
 

@@ -10,7 +10,7 @@ namespace ferry {
 namespace cuda {
 namespace {
 
-// Without Config::window: all windows of a hop on a rank together. Bytes.
+// Bytes of all windows of a hop on a rank, if Config::window is not set.
 constexpr std::int64_t kWindowsBytes = 4 << 20;
 
 // Channels of a stream: about as many tasks as a GPU has warps to spare, and at most one for each message of

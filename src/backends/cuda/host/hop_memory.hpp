@@ -1,4 +1,4 @@
-// Memory that two hops take on the backend `cuda`.
+// Memory for two hops on the backend `cuda`.
 #pragma once
 
 #include "backends/cuda/two_hops/hop_call.hpp"
@@ -7,14 +7,14 @@
 
 namespace ferry::cuda {
 
-// Of a lane's windows. `header_bytes`: of a call header (EngineLayout).
+// Layout of a lane's windows. `header_bytes`: of a call header (EngineLayout).
 HopLayout hop_layout(const Config& config, const Topology& topology, std::int64_t header_bytes,
                      std::int64_t row_bytes);
 
-// Working memory of a lane, zeroed at first.
+// Working memory of a lane; starts as zeros.
 struct HopWorkingMemory {
   std::int64_t counts, muted, states, bytes;
-  std::int64_t sections;  // [R] the lane's windows on each rank: of large groups (LaneView::symmetric)
+  std::int64_t sections;  // [R] the lane's windows on each rank, for large groups (LaneView::symmetric)
 
   static HopWorkingMemory of(const HopShape& shape);
 };

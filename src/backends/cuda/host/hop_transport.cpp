@@ -10,7 +10,7 @@ class MappedHopTransport final : public HopTransport {
   MappedHopTransport(const Rank& rank, std::int64_t bytes) : memory_(rank, bytes) {}
 
   std::byte* at(int rank, std::int64_t offset) const override { return memory_.at(rank, offset); }
-  void prepare() const override {}  // prepare_hops() has
+  void prepare() const override {}  // prepare_hops() has loaded the kernel
   void launch(const HopArguments& arguments, const LaunchShape& shape, cudaStream_t stream) const override {
     launch_hops(arguments, shape, stream);
   }

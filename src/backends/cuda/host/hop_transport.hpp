@@ -1,5 +1,5 @@
-// What carries messages in two hops: memory of every rank that other ranks write, and the launch that does
-// it.
+// A transport of two hops: memory on every rank that other ranks write, and the launch that moves the
+// messages.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -19,8 +19,7 @@ class HopTransport {
  public:
   virtual ~HopTransport() = default;
 
-  // Where this rank's kernels reach the memory of a rank. Null if they do not, because the launch puts what
-  // is for it.
+  // Address of a rank's memory for this rank's kernels. Null if the launch reaches that rank by puts.
   virtual std::byte* at(int rank, std::int64_t offset) const = 0;
   // Loads the launch's kernel on the current device.
   virtual void prepare() const = 0;
@@ -30,7 +29,7 @@ class HopTransport {
 // Collective. `bytes`: of each rank's memory, zeroed.
 using MakeHopTransport = std::function<std::unique_ptr<HopTransport>(const Rank& rank, std::int64_t bytes)>;
 
-// Ranks whose device memory is mapped; nodes are pretended.
+// For ranks whose device memory is mapped; the nodes are simulated.
 std::unique_ptr<HopTransport> mapped_hop_transport(const Rank& rank, std::int64_t bytes);
 
 }  // namespace ferry::cuda

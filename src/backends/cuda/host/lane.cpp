@@ -12,7 +12,6 @@
 #include "backends/cuda/combine/packed_rows.hpp"
 #include "backends/cuda/combine/relay_sums.hpp"
 #include "backends/cuda/combine/shared_outputs.hpp"
-#include "backends/cuda/device/routing_tables.hpp"
 #include "backends/cuda/dispatch/input_hash.hpp"
 #include "backends/cuda/dispatch/shared_rows.hpp"
 #include "backends/cuda/memory/device_access.hpp"
@@ -35,25 +34,7 @@ struct LanePinnedMemory {
   alignas(16) HostTotals totals;  // stored by the device in one 16-byte access
 };
 
-int current_device() {
-  int device = 0;
-  check(cudaGetDevice(&device), "find the current device");
-  return device;
-}
-
-int blocks_of_rank(int ranks_on_device, int device, int lanes) {
-  int processors = 0;
-  check(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device), "count multiprocessors");
-  const int needed = ranks_on_device * lanes;
-  if (processors < needed) {
-    throw UnsupportedError(str(counted(ranks_on_device, "rank"), " with ", counted(lanes, "lane"),
-                               " each share a device of ", processors,
-                               " multiprocessors: every lane needs at least one"));
-  }
-  return std::min(processors / ranks_on_device, kMaxBlocks);
-}
-
-// For LaneStreams. Over an engine no kernel waits for another rank's.
+// Identity of the exchange for LaneStreams. Null over an engine, where no kernel waits for another rank's.
 const void* exchange_id(const ExchangeState& exchange) {
   const bool shares_device = exchange.rank.same_process() && exchange.ranks_on_device > 1;
   if (!shares_device) return nullptr;
@@ -62,52 +43,6 @@ const void* exchange_id(const ExchangeState& exchange) {
 }
 
 }  // namespace
-
-ExchangeState::ExchangeState(const Rank& this_rank, const Config& exchange_config, Reach reach,
-                             const MakeHopTransport& make_hops)
-    : rank(this_rank),
-      config(exchange_config),
-      device(current_device()),
-      arrays(exchange_arrays(exchange_config)),
-      tables(arrays.bytes),
-      report_memory(sizeof(HostSignals)) {
-  if (reach != Reach::mapped) {
-    engine = engine_layout(config, rank.topology(), rank.index());
-    registers = config.engine == EngineKind::nccl && Environment::says_yes(&Environment::nccl_register);
-  }
-  if (reach == Reach::hops) {
-    hops = hop_layout(config, rank.topology(), engine->header_bytes, engine->row_bytes);
-    hop_transport = make_hops(rank, config.lanes * hops->bytes);
-  }
-  if (reach == Reach::mapped) {
-    memory.emplace(rank, device_layout(config).bytes());
-    ranks_on_device = memory->ranks_on_my_device();
-  } else {
-    ranks_on_device = ranks_on_current_device(rank);
-  }
-  if (engine) engine_memory = memory_for_engine(config.lanes * engine->bytes);
-  blocks = blocks_of_rank(ranks_on_device, device, config.lanes);
-  const Placement& placement = config.placement;
-  std::vector<std::byte> host(static_cast<std::size_t>(RoutingTables::bytes(config.experts, rank.size())));
-  const RoutingTables filled = RoutingTables::at(host.data(), config.experts, rank.size());
-  int physical = 0;  // index, see RoutingTables
-  for (int peer = 0; peer < rank.size(); ++peer) {
-    filled.capacity[peer] = group_capacity(config, peer);
-    filled.first_physical[peer] = physical;
-    for (const int expert : placement.experts_of(peer)) {
-      filled.physical_of[expert] = static_cast<std::uint16_t>(physical);
-      filled.expert_of[physical] = static_cast<std::uint16_t>(expert);
-      filled.rank_of[physical] = static_cast<std::uint8_t>(peer);
-      ++physical;
-    }
-  }
-  filled.first_physical[rank.size()] = physical;
-  copy_blocking(tables.data() + arrays.routing, host.data(), static_cast<std::int64_t>(host.size()));
-}
-
-DeviceMemory ExchangeState::memory_for_engine(std::int64_t bytes) const {
-  return registers ? DeviceMemory::exportable(bytes) : DeviceMemory(bytes);
-}
 
 Lane::Lane(const ExchangeState& exchange, int index)
     : exchange_(exchange),
@@ -194,7 +129,7 @@ LaneView Lane::make_view() const {
   const Environment environment = Environment::read();
   const bool stalls = environment.stall_rank < 0 || environment.stall_rank == view.rank;
   view.fault_injection = fault_injection_of(environment.jitter, stalls ? environment.stall : "");
-  // A stalled rank must not time out itself: the test expects that its peers report it.
+  // A rank that a test stalls must not time out itself: its peers are to report it.
   if (view.fault_injection.stall != KernelPoint::none) view.deadline = ~0ull;
 #endif
   view.signals = device_signals(config);
@@ -351,8 +286,8 @@ void Lane::refuse(Operation operation, const Error& error, Stream stream) {
   if (streams_.other_rank_on(stream, calls_ + 1) < 0) {
     post_refusal(arguments, handle_of(stream));
   } else {
-    // On `stream` the refusal would wait for the other rank's kernel, which waits for the refusal. Nothing
-    // orders another stream after the lane's earlier calls, and its next call after that stream.
+    // On `stream` the refusal would wait for the other rank's kernel, which waits for the refusal. But
+    // another stream is ordered neither after the lane's earlier calls nor before its next one.
     wait_for_calls();
     const CudaStream own;
     post_refusal(arguments, own.get());

@@ -14,13 +14,9 @@
 #include "backends/cuda/dispatch/scale_tiles.hpp"
 #include "backends/cuda/host/call_pointers.hpp"
 #include "backends/cuda/host/diagnostics_reader.hpp"
-#include "backends/cuda/host/engine_layout.hpp"
-#include "backends/cuda/host/hop_memory.hpp"
-#include "backends/cuda/host/hop_transport.hpp"
+#include "backends/cuda/host/exchange_state.hpp"
 #include "backends/cuda/host/lane_streams.hpp"
-#include "backends/cuda/host/memory_layout.hpp"
 #include "backends/cuda/memory/device_memory.hpp"
-#include "backends/cuda/memory/symmetric.hpp"
 #include "backends/cuda/operations/dispatch_counts.hpp"
 #include "backends/cuda/operations/engine_messages.hpp"
 #include "backends/cuda/operations/gather.hpp"
@@ -30,37 +26,6 @@
 
 namespace ferry::cuda {
 
-// How the kernels of one rank reach another rank's memory: directly; not at all, because an engine carries
-// what they send; or likewise, because a launch between the phases carries it in two hops.
-enum class Reach { mapped, engine, hops };
-
-// State of an exchange that all its lanes use. Constant after construction.
-struct ExchangeState {
-  // Collective. `make_hops`: of Reach::hops.
-  ExchangeState(const Rank& rank, const Config& config, Reach reach, const MakeHopTransport& make_hops = {});
-
-  Rank rank;
-  Config config;
-  int device;                                   // that was current at construction
-  std::optional<EngineLayout> engine;           // engine, hops
-  std::optional<HopLayout> hops;                // hops: of the memory of a lane in hop_transport
-  std::unique_ptr<HopTransport> hop_transport;  // hops
-  std::optional<DeviceSymmetricMemory> memory;  // mapped
-  bool registers = false;                       // engine: its memory may be registered with NCCL
-  DeviceMemory engine_memory;                   // of all lanes
-  int ranks_on_device;                          // this rank included
-  ExchangeArrays arrays;
-  DeviceMemory tables;  // ExchangeArrays
-  PinnedMemory report_memory;
-  int blocks;  // this rank's part of the device: blocks that are certain to be resident at once
-
-  int me() const { return rank.index(); }
-  // Memory of this device that an engine's transfers may use.
-  DeviceMemory memory_for_engine(std::int64_t bytes) const;
-  std::byte* engine_lane(int lane) const { return engine_memory.data() + lane * engine->bytes; }
-  HostSignals* report() const { return reinterpret_cast<HostSignals*>(report_memory.data()); }
-};
-
 // The options of a call as kernels compare them. The plan's call follows in the kernel, which reads it from
 // the plan's header.
 AgreedOptions agreed_options_of(Operation operation, const CallOptions& options);
@@ -69,15 +34,15 @@ class Lane {
  public:
   Lane(const ExchangeState& exchange, int index);
 
-  // Each enqueues one launch on the stream. Throws UsageError for bad arguments before it launches anything.
-  // Over an engine only phases are enqueued; a call counts when its receive phase is. `keeps_inputs`: of a
-  // send phase whose tokens or outputs stay as they are until the receive phase has run, which then reads
-  // those of this rank there, as a fused call does.
+  // Each function enqueues one launch on the stream, and throws UsageError for bad arguments before that.
+  // Over an engine only phases are enqueued; a call counts when its receive phase is enqueued.
+  // `keeps_inputs`, of a send phase: its tokens or outputs stay unchanged until the receive phase has run,
+  // which then reads this rank's own ones there, as a fused call does.
   DispatchResult dispatch(const DispatchCall& call, Phase phase, Stream stream, bool keeps_inputs = false);
   DispatchResult dispatch_receive(Stream stream);
   void combine(const CombineCall& call, Phase phase, Stream stream, bool keeps_inputs = false);
   void combine_receive(Stream stream);
-  // `operation`: on whose behalf the values travel.
+  // `operation`: the operation that needs the values.
   void route_values(const float* values, const Plan& plan, float* row_values, Phase phase,
                     Operation operation, Stream stream) {
     route_values(values, plan, row_values, phase, operation, AgreedOptions::of(Operation::route_values),
@@ -88,13 +53,13 @@ class Lane {
   const StepMetadata* metadata(const MetadataCall& call, Stream stream);
   void all_gather_v(const AllGatherCall& call, Stream stream);
   void reduce_scatter_v(const ReduceScatterCall& call, Stream stream);
-  // dispatch_counts in steps: enqueues the kernel; waits a while for its end, and returns whether it has
+  // The steps of dispatch_counts: enqueues the kernel; waits a while, and returns whether the kernel has
   // ended; returns whether it has counted, or was aborted; reads the counts.
   void count_dispatch(const Ids& ids, std::int32_t tokens, Stream stream);
   bool await_dispatch_counts(Stream stream) const;
   bool counted_dispatch() const;
   DispatchCounts dispatch_counts() const;
-  // On a stream of its own, and blocking until all ranks have called, if another rank uses `stream`.
+  // If another rank uses `stream`: runs on a stream of its own, and blocks until all ranks have called.
   void refuse(Operation operation, const Error& error, Stream stream);
 
   // Throws UsageError if kernels cannot use the pointers.
@@ -112,9 +77,9 @@ class Lane {
   // Over an engine: sets the flags of the messages that have arrived, `from` [R] of them from each rank.
   // Before dispatch_receive().
   void mark_arrived(const std::int32_t* from, Stream stream) const;
-  // Over an engine: notes where rows have arrived that `from` [R] holds. Before combine_receive().
+  // Over an engine: records where the rows in `from` [R] have arrived. Before combine_receive().
   void find_rows(const ArrivedRows* from, Stream stream) const;
-  // The same, where a combine adds by node: adds what has been found. Before combine_receive().
+  // The same for a combine that adds by node: adds the recorded rows. Before combine_receive().
   void add_on_nodes(Stream stream);
   bool adds_by_node() const;
   // Whether the combine under way has packed the rows for this rank itself.
@@ -125,18 +90,18 @@ class Lane {
   // The same: adds `blocks`, one for each rank of a sub-group, of values of `type`.
   void add_blocks(std::span<const std::byte* const> blocks, DType type, void* sums, std::int64_t bytes,
                   Stream stream) const;
-  // The same, as a relay: `out` gets the sums of the `rows` for one source rank, `count`, in pinned memory,
-  // how many there are.
+  // The same for a relay: writes the sums of the `rows` for one source rank to `out`, and their number to
+  // `count`, in pinned memory.
   void add_for_relay(std::span<const ArrivedRows> rows, std::byte* out, std::int32_t* count,
                      cudaStream_t stream) const;
-  // In two hops: these follow the send phase of the same name, or are whole calls of several launches.
+  // In two hops. These follow the send phase of the same name, or are whole calls of several launches.
   DispatchResult hop_dispatch_receive(Stream stream);
   void hop_combine_receive(Stream stream);
   void hop_combine(const CombineCall& call, Stream stream);
   void hop_route_values(const float* values, const Plan& plan, float* row_values, Operation operation,
                         const AgreedOptions& terms, Stream stream, int sm_limit = 0);
   const StepMetadata* hop_metadata(const MetadataCall& call, Stream stream);
-  // dispatch_counts: the second is for when the stream has executed the first.
+  // dispatch_counts: call the second function when the stream has executed the first.
   void hop_count_dispatch(const Ids& ids, std::int32_t tokens, Stream stream);
   DispatchCounts hop_dispatch_counts();
   void add_hop_wire(WireCounts& counts) const;
@@ -144,7 +109,7 @@ class Lane {
   // The memory of the step metadata, on the device.
   StepMetadata* step_metadata() const { return array<StepMetadata>(arrays_.metadata); }
   const LaneView& view() const { return view_; }
-  // Null without receive buffers of its own.
+  // Null if the lane has no receive buffers of its own.
   const void* received_rows() const {
     return exchange_.config.own_receive_buffers ? receive_buffers() : nullptr;
   }
@@ -171,10 +136,10 @@ class Lane {
   SharedCopy plan_shared_copy(const CombineCall& call, Phase phase, CombineArguments* arguments) const;
   void copy_shared_rows(const CombineArguments& combine, const SharedCopy& copy, const LaunchShape& shape,
                         Stream stream) const;
-  // The epilogue of a combine, whose result is what `combine` says; none: nothing to do.
+  // The epilogue of a combine, applied to the result that `combine` describes; none: nothing to do.
   std::optional<EpilogueArguments> plan_epilogue(const CombineCall& call,
                                                  const CombineArguments& combine) const;
-  // Whether an engine, or the launch of two hops, carries what the kernels of the phases store.
+  // Whether an engine, or the launch of two hops, carries the messages that the kernels of the phases store.
   bool over_engine() const { return exchange_.engine.has_value(); }
   std::byte* windows_of(int peer) const;
   void init_hop_memory() const;
@@ -209,7 +174,7 @@ class Lane {
   PointerCheck pointer_check_;
   LaneStreams streams_;
 
-  // Kept from a send phase for its receive phase.
+  // Kept from a send phase for the receive phase.
   DispatchArguments dispatch_{};
   std::optional<ScaleTileArguments> tiles_;
   DeviceMemory further_scale_rows_;

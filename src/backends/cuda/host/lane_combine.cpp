@@ -10,7 +10,7 @@
 
 namespace ferry::cuda {
 
-// Decides who adds the rows of shared experts, and says so in the arguments.
+// Decides which kernel adds the rows of shared experts, and sets the arguments for that.
 Lane::SharedCopy Lane::plan_shared_copy(const CombineCall& call, Phase phase,
                                         CombineArguments* arguments) const {
   if (view_.shared_experts == 0 || arguments->outputs == nullptr || arguments->result == nullptr) return {};
@@ -104,7 +104,7 @@ std::optional<EpilogueArguments> Lane::plan_epilogue(const CombineCall& call,
                            .scale = call.epilogue.scale};
 }
 
-// Places the rows that this rank will send, and says so in the arguments.
+// Finds where the rows that this rank sends are packed, and sets the arguments for that.
 void Lane::pack_rows(CombineArguments& arguments, Stream stream) const {
   const EngineLayout& layout = *exchange_.engine;
   std::byte* const memory = exchange_.engine_lane(index_);

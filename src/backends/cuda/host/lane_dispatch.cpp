@@ -25,7 +25,7 @@ AgreedOptions agreed_options_of(Operation operation, const CallOptions& options)
 
 namespace {
 
-// Kernels of dispatch store by rows what becomes tiles afterwards.
+// Kernels of dispatch store scales by rows; tiles are made from them afterwards.
 PartList by_rows(PartList parts) {
   for (PartLayout& part : parts.part) {
     if (!part.tiles) continue;
@@ -48,7 +48,7 @@ DispatchArguments Lane::dispatch_arguments(const DispatchCall& call, bool keeps_
   arguments.received = by_rows(received_parts(config, call));
   arguments.message = device_message_layout(arguments.parts);
   arguments.row_encoding = encoding_of(call.format);
-  // Tokens whose rows are encoded where they arrive travel as they are.
+  // Rows that are encoded at their destination travel unquantised.
   arguments.encoding = by_expert(call) ? Encoding{} : arguments.row_encoding;
   arguments.input_scales = call.input_scales.data();
   const bool quantised = arguments.encoding.quantises();
@@ -150,8 +150,7 @@ std::byte* Lane::further_scale_rows(Stream stream) {
   return further_scale_rows_.data();
 }
 
-// Tiles come from scales by rows, which lie in the lane's memory, also where the caller passes memory for the
-// tiles.
+// Tiles are made from scales by rows in the lane's memory, even if the caller passes memory for the tiles.
 void Lane::set_tiles(const DispatchCall& call, DispatchArguments& arguments, Stream stream) {
   const Config& config = exchange_.config;
   const bool has_rows = config.own_receive_buffers || encoding_of(config.format).scale_tiles;
@@ -212,8 +211,8 @@ DispatchResult Lane::dispatch(const DispatchCall& call, Phase phase, Stream stre
     if (arguments.by_plan) launch_clear_metadata(arguments.lane, handle_of(stream));
   }
   if (replicated && !arguments.by_plan) launch_input_hash(arguments, shape.blocks, handle_of(stream));
-  // Before the dispatch, which may wait for peers: a launch behind it could hold up theirs where ranks share
-  // a GPU and the driver's queues.
+  // Launched before the dispatch, which may wait for peers: a launch after it could hold up theirs where
+  // ranks share a GPU and the driver's queues.
   if (view_.shared_experts > 0) launch_shared_rows(arguments, shape.blocks, handle_of(stream));
   launch_dispatch(arguments, mode, shape, handle_of(stream));
   if (tiles_ && phase == Phase::fused) launch_scale_tiles(*tiles_, shape.blocks, handle_of(stream));
@@ -259,12 +258,12 @@ bool Lane::await_dispatch_counts(Stream stream) const {
   constexpr int kPolls = 20'000;  // about a millisecond
   auto* host = reinterpret_cast<HostCounts*>(counts_.data());
   for (int poll = 0; poll < kPolls; ++poll) {
-    // Acquire: the kernel has written the counts before.
+    // Acquire: the kernel has written the counts before this word.
     if (std::atomic_ref(host->ended.call).load(std::memory_order_acquire) == counted_) return true;
     pause_processor();
   }
   std::this_thread::yield();
-  // A kernel that has ended has told so, unless it or one before it has failed.
+  // A kernel that has ended has set the word, unless it or an earlier one has failed.
   const cudaError_t state = cudaStreamQuery(handle_of(stream));
   if (state != cudaErrorNotReady) check(state, "count the rows of a dispatch");
   return false;

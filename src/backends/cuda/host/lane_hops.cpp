@@ -1,4 +1,4 @@
-// The calls of a lane in two hops: between the phases a launch carries what they have stored (two_hops/).
+// The calls of a lane in two hops: between the phases a launch carries the stored messages (two_hops/).
 #include <cstring>
 #include <numeric>
 
@@ -17,7 +17,7 @@ std::byte* Lane::windows_of(int peer) const {
   return exchange_.hop_transport->at(peer, index_ * exchange_.hops->bytes);
 }
 
-// For large groups: kernels find the windows by a table in device memory.
+// For large groups: kernels read the addresses of the windows from a table in device memory.
 void Lane::init_hop_memory() const {
   if (view_.ranks <= kNarrowRanks) return;
   std::vector<std::byte*> sections;
@@ -69,7 +69,7 @@ void Lane::hop_messages(HopArguments arguments, const LaneView& lane, const Plan
   if (planned) launch_clear_inbox(lane, handle_of(stream));
   arguments.payload_bytes = static_cast<std::int32_t>(align_up(parts, 16));
   arguments.metadata_bytes = static_cast<std::int32_t>(sizeof(LLPacket)) * view_.top_k;
-  // Values of routes, which have no parts, are not counted and have no flags.
+  // Route values, which have no parts, are not counted and have no flags.
   arguments.sets_flags = parts > 0;
   if (parts == 0) arguments.memory.counts = nullptr;
   arguments.sent_tokens = plan.sent_tokens;
@@ -112,7 +112,7 @@ void Lane::hop_combine(const CombineCall& call, Stream stream) {
   const MuteArguments mute{
       view_, reinterpret_cast<std::uint64_t*>(hop_memory_.data() +
                                               HopWorkingMemory::of(exchange_.hops->shape).muted)};
-  // Ranks compare the options of the combine in its first part.
+  // The ranks compare the options of the combine in its first part.
   hop_route_values(call.topk_weights, call.plan, row_weights, Operation::combine,
                    agreed_options_of(Operation::combine, options_of(call)), stream, call.sm_limit);
   launch_mute(mute, handle_of(stream));

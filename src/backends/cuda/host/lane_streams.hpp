@@ -1,4 +1,4 @@
-// The streams that one lane's calls are given on a rank: refuses a stream that another rank has given to the
+// The streams on which a rank enqueues one lane's calls. Refuses a stream that another rank has used for the
 // same call.
 #pragma once
 
@@ -12,8 +12,7 @@ namespace ferry::cuda {
 
 class LaneStreams {
  public:
-  // `exchange`: null where no other rank of this process uses the device; then everything below has no
-  // effect.
+  // `exchange`: null if no other rank of this process uses the device; then everything below has no effect.
   LaneStreams(const void* exchange, int lane, int rank, int device)
       : exchange_(exchange), lane_(lane), rank_(rank), device_(device) {}
   ~LaneStreams() {
@@ -22,8 +21,9 @@ class LaneStreams {
   LaneStreams(const LaneStreams&) = delete;
   LaneStreams& operator=(const LaneStreams&) = delete;
 
-  // The rank whose call `number` has been given a stream in order with this one, or -1. Ends at the first
-  // captured call: replays run on other streams and take call numbers that the host does not see.
+  // The rank that has enqueued call `number` on a stream in order with this one, or -1. Checks no more calls
+  // after the first captured one: replays run on other streams and take call numbers that the host does not
+  // see.
   int other_rank_on(Stream stream, std::uint64_t number);
 
   // Throws UsageError if there is such a rank.

@@ -81,8 +81,8 @@ DeviceLayout device_layout(const Config& config) {
   DeviceLayout layout{exchange_layout(shape), 0, 0};
   if (!config.own_receive_buffers) return layout;
   // Large enough for every format whose messages are not larger than the configuration's: a received row
-  // takes at most the bytes it has in a message. Beyond that, columns are padded to kColumnAlignment rows,
-  // and parts to 256 bytes. Scales are stored by rows first, and tiles of them have memory of their own.
+  // takes at most its bytes in a message. In addition, columns are padded to kColumnAlignment rows, and parts
+  // to 256 bytes. Scales are stored by rows first; tiles have memory of their own.
   std::int64_t rows = 0, tiles = 0;
   const PartLayout scales = largest_scales(config);
   for (int rank = 0; rank < config.placement.ranks(); ++rank) {

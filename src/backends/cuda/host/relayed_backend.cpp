@@ -1,5 +1,5 @@
-// The backend `cuda` in two hops: the kernels of the phases, and between them a launch that carries what they
-// have stored.
+// The backend `cuda` in two hops: the kernels of the phases, and between them a launch that carries their
+// messages.
 #include "backends/cuda/host/relayed_backend.hpp"
 
 #include "backends/cuda/host/cuda_backend.hpp"

@@ -11,7 +11,7 @@
 namespace ferry::cuda {
 namespace {
 
-// Units. N tokens that cost c quarter microseconds each take c N / (4 B) us on B blocks.
+// Units. N tokens of cost c quarter microseconds take c N / (4 B) us on B blocks.
 constexpr const char* kDispatchUnit = "1/4 us of a block";
 constexpr const char* kCombineUnit = "time of a block to add one row with its weight";
 constexpr const char* kShareUnit = "share of the launch's blocks";

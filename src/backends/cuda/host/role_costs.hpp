@@ -42,7 +42,7 @@ struct RoleCostEntry {
   const char* name;  // in FERRY_BLOCK_ROLES and `scripts/gpu tune`
   double value;
   const char* unit;
-  const char* bench;     // arguments of `ferry bench` whose p50 times the value was chosen by
+  const char* bench;     // arguments of the `ferry bench` run whose p50 times chose the value
   const char* measured;  // machine, date and commit
 };
 

@@ -29,7 +29,7 @@ void CudaBackend::plan_return(const PlanReturnCall& call, Stream stream) {
 
 void CudaBackend::check_returned(const CheckReturnedCall& call, Stream stream) {
   const LaneView& view = view_of(call.lane);
-  launch_check_returned({view, view_plan(call.plan.storage(), view.plan_shape), call.came},
+  launch_check_returned({view, view_plan(call.plan.storage(), view.plan_shape), call.returned},
                         handle_of(stream));
 }
 

@@ -10,7 +10,7 @@
 
 namespace ferry::cuda {
 
-// A stream as far as its order with other streams matters.
+// The properties of a stream that decide its order with other streams.
 struct StreamIdentity {
   int device = 0;
   const void* handle = nullptr;    // null for the legacy default stream
@@ -25,14 +25,14 @@ struct StreamIdentity {
   }
 };
 
-// Of one process. Thread-safe.
+// One for the process. Thread-safe.
 class StreamRegistry {
  public:
   static StreamRegistry& of_process();
 
-  // Records that `rank` gives `stream` to call `number` of the lane, unless another rank has given one that
-  // is in order with it to the same call. Returns that rank then, otherwise -1. `exchange`: the same address
-  // on all ranks of an exchange.
+  // Records that `rank` enqueues call `number` of the lane on `stream`, and returns -1. If another rank has
+  // used a stream in order with it for the same call, records nothing and returns that rank. `exchange`: the
+  // same address on all ranks of an exchange.
   int record(const void* exchange, int lane, int rank, std::uint64_t number, const StreamIdentity& stream);
 
   // The rank has destroyed the exchange.

@@ -23,7 +23,7 @@ __device__ std::int32_t message_of(const std::int32_t* tokens, std::int32_t coun
   return low < count && tokens[low] == token ? low : -1;
 }
 
-// One block. The payload of a token has the number of its message to the lowest rank of the node.
+// A single block. A token's payload gets the number of its message to the lowest rank of the node.
 __global__ void __launch_bounds__(kNumberThreads)
     number_payloads_kernel(const __grid_constant__ NumberPayloadsArguments call) {
   __shared__ BlockSums<kNumberThreads> sums;
@@ -36,7 +36,7 @@ __global__ void __launch_bounds__(kNumberThreads)
     auto* const mine = const_cast<std::int32_t*>(of_rank(call.payload_of, to));
     for (std::int32_t first = 0; first < count; first += kNumberThreads) {
       const std::int32_t i = first + static_cast<int>(threadIdx.x);
-      std::int32_t known = -1;  // number of the payload, which a message to a lower rank has
+      std::int32_t known = -1;  // number of the payload that a message to a lower rank has
       for (int lower = 0; i < count && known < 0 && lower < to; ++lower) {
         const std::int32_t found = call.to.count[lower] == 0
                                        ? -1
@@ -77,7 +77,7 @@ __global__ void __launch_bounds__(kCopyThreads)
     write_bundle_kernel(const __grid_constant__ WriteBundleArguments call) {
   const WarpShare share;
   const NodeMessages& to = call.to;
-  std::int64_t entries = 0;  // before those for this rank
+  std::int64_t entries = 0;  // entries of the ranks before this one
   for (int rank = 0; rank < share.rank; ++rank) entries += to.count[rank];
   for (int i = share.first; i < to.count[share.rank]; i += WarpShare::kStep) {
     const std::byte* message = to.messages[share.rank] + i * std::int64_t{call.sizes.message()};
@@ -108,17 +108,17 @@ __global__ void __launch_bounds__(kCopyThreads)
 }  // namespace
 
 void launch_number_payloads(const NumberPayloadsArguments& arguments, cudaStream_t stream) {
-  launch(&number_payloads_kernel, arguments, kNumberThreads, 1, stream, "numbering the payloads of a bundle");
+  launch(&number_payloads_kernel, arguments, kNumberThreads, 1, stream, "number the payloads of a bundle");
 }
 
 void launch_write_bundle(const WriteBundleArguments& arguments, cudaStream_t stream) {
   launch(&write_bundle_kernel, arguments, kCopyThreads, kBlocksOfRank * arguments.to.ranks, stream,
-         "writing a bundle");
+         "write a bundle");
 }
 
 void launch_open_bundle(const OpenBundleArguments& arguments, cudaStream_t stream) {
   launch(&open_bundle_kernel, arguments, kCopyThreads, kBlocksOfRank * arguments.ranks, stream,
-         "opening a bundle");
+         "open a bundle");
 }
 
 }  // namespace ferry::cuda

@@ -1,5 +1,5 @@
-// Messages that a rank sends to another node in two hops: one bundle to the node's relay, in which a token's
-// payload is only once. The relay makes a message for each rank of it.
+// Messages to another node in two hops: one bundle to the node's relay, which holds each token's payload
+// once. The relay makes a message from it for each rank of the node.
 //
 //   bundle   | entries for the node's first rank | ... for its last rank | payloads |
 //   entry    | slot metadata | number of the payload, int64 | 8 bytes unused |
@@ -34,7 +34,7 @@ struct NumberPayloadsArguments {
   std::int32_t max_tokens;
   std::int32_t*
       payload_of;          // [R, T], out: number of a message's payload; -1 - number if an earlier one has it
-  std::int32_t* payloads;  // out, in pinned memory: how many, at most T
+  std::int32_t* payloads;  // out, in pinned memory: number of payloads, at most T
 };
 
 // Numbers the payloads of a bundle: one for each token.

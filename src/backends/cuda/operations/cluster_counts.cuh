@@ -1,5 +1,5 @@
-// Counting the routes of many tokens in one launch of one cluster: each block counts in its own shared memory
-// and reads the others' counts there, so that nothing in device memory needs to be cleared.
+// Counts the routes of many tokens in one launch of one cluster: each block counts in its own shared memory
+// and reads the other blocks' counts there, so that no device memory has to be cleared.
 #pragma once
 
 #include <algorithm>
@@ -9,8 +9,8 @@
 
 namespace ferry::cuda {
 
-inline constexpr int kClusterThreads = 512;   // of a block
-inline constexpr int kMostClusterBlocks = 8;  // of a cluster that every GPU supports
+inline constexpr int kClusterThreads = 512;   // threads of a block
+inline constexpr int kMostClusterBlocks = 8;  // the most that every GPU supports in a cluster
 
 // Blocks for `tokens` tokens.
 inline int cluster_blocks(std::int64_t tokens) {

@@ -1,5 +1,6 @@
-// Counts the routes of ids on all ranks without sending rows: one launch of one cluster. Its blocks count the
-// tokens that fall to them; then the first exchanges call headers with the other ranks and tells the host.
+// Counts the routes of ids on all ranks without sending rows: one launch of one cluster. Each block counts
+// its share of the tokens; then the first block exchanges call headers with the other ranks and publishes the
+// sums to the host.
 #define FERRY_WIDE_KERNELS  // for groups of any size
 #include <algorithm>
 
@@ -63,8 +64,8 @@ __device__ void count_block(const CountArguments& call, CountState* state) {
   });
 }
 
-// [block] Waits for the counts of all ranks and adds up those of this rank. False, in this thread: the call
-// was aborted.
+// [block] Waits for the counts of all ranks and adds up those of this rank. Returns false in a thread whose
+// wait found the call aborted.
 __device__ bool receive_counts(const CountArguments& call, std::uint64_t number, CountState* state) {
   const LaneView& lane = call.lane;
   // Words that hold counts of this rank's experts, two each, and the word with its messages; of every rank.
@@ -89,8 +90,8 @@ __device__ bool receive_counts(const CountArguments& call, std::uint64_t number,
   return received;
 }
 
-// [block] Posts this rank's counts, receives those of all ranks, and writes them for the host. False, in all
-// threads alike: the call was aborted.
+// [block] Posts this rank's counts, receives those of all ranks, and writes them for the host. Returns false
+// in all threads if the call was aborted.
 __device__ bool exchange_counts(const CountArguments& call, std::uint64_t number, CountState* state) {
   const LaneView& lane = call.lane;
   const int thread = static_cast<int>(threadIdx.x);
@@ -110,7 +111,7 @@ __device__ bool exchange_counts(const CountArguments& call, std::uint64_t number
     if (thread == 0) state->agreed = agreed;
   }
   __syncthreads();
-  // A rank that differs or refuses posts no counts.
+  // A rank with other options, or that refuses, posts no counts.
   if (!state->agreed || __syncthreads_and(static_cast<int>(receive_counts(call, number, state))) == 0)
     return false;
   for (int rank = thread; rank < lane.ranks; rank += kClusterThreads) {
@@ -150,7 +151,7 @@ __global__ void __launch_bounds__(kClusterThreads)
 
 void launch_dispatch_counts(const CountArguments& arguments, cudaStream_t stream) {
   launch(&dispatch_counts_kernel, arguments, kClusterThreads,
-         {.blocks = cluster_blocks(arguments.tokens), .cluster = true}, stream, "launching dispatch_counts");
+         {.blocks = cluster_blocks(arguments.tokens), .cluster = true}, stream, "launch dispatch_counts");
 }
 
 }  // namespace ferry::cuda

@@ -1,4 +1,4 @@
-// What a dispatch of some ids delivers, counted by one launch and read by the host while it waits.
+// Counts what a dispatch of given ids delivers: one launch, whose result the host waits for.
 #pragma once
 
 #include <cuda_runtime_api.h>

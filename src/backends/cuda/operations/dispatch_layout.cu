@@ -148,7 +148,7 @@ void dispatch_layout_on_device(const DispatchLayoutCall& call, Stream stream) {
   }
   launch(&dispatch_layout_kernel, arguments, kClusterThreads,
          {.blocks = cluster_blocks(call.tokens), .cluster = true}, handle_of(stream),
-         "launching dispatch_layout");
+         "launch dispatch_layout");
 }
 
 }  // namespace ferry

@@ -9,7 +9,7 @@ namespace {
 
 constexpr int kThreads = 256, kBlocksForRank = 16;
 
-// The part of the work on one rank's messages that falls to this thread: every kStep-th item from `first` on.
+// This thread's part of the work on one rank's messages: every kStep-th item from `first` on.
 struct Share {
   static constexpr int kStep = kBlocksForRank * kThreads;
   int rank, first;
@@ -31,7 +31,7 @@ __global__ void __launch_bounds__(kThreads)
     mark_arrived_kernel(const __grid_constant__ ArrivedMessages call) {
   const Share share;
   const LaneView& lane = call.lane;
-  // The kernel of the receive phase, which counts the call, comes later on the stream.
+  // The receive phase, whose kernel counts the call, comes later on the stream.
   const std::uint64_t number = lane.state->calls[0] + 1;
   for (int i = share.first; i < call.from[share.rank]; i += Share::kStep) {
     const LLPacket metadata = *lane.slot_metadata(lane.rank, 0, share.rank, i);
@@ -48,13 +48,12 @@ void prepare_engine_messages() {
 }
 
 void launch_clear_metadata(const LaneView& lane, cudaStream_t stream) {
-  launch(&clear_metadata_kernel, lane, kThreads, kBlocksForRank * lane.ranks, stream,
-         "clearing slot metadata");
+  launch(&clear_metadata_kernel, lane, kThreads, kBlocksForRank * lane.ranks, stream, "clear slot metadata");
 }
 
 void launch_mark_arrived(const ArrivedMessages& arguments, cudaStream_t stream) {
   launch(&mark_arrived_kernel, arguments, kThreads, kBlocksForRank * arguments.lane.ranks, stream,
-         "marking messages");
+         "mark messages");
 }
 
 }  // namespace ferry::cuda

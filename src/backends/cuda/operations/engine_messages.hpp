@@ -1,5 +1,5 @@
-// What happens to messages that an engine carries (host/engine_layout.hpp) before a kernel stores them and
-// after they have been transferred.
+// Kernels around an engine's transfer of messages (host/engine_layout.hpp): one before the messages are
+// stored, one after they have arrived.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -8,8 +8,8 @@
 
 namespace ferry::cuda {
 
-// Clears the slot metadata of all messages from this rank, before it sends by a plan: a damaged plan leaves
-// out messages, and in their place lies what earlier calls have stored.
+// Clears the slot metadata of all messages from this rank, before it sends by a plan. A damaged plan leaves
+// out messages; what earlier calls have stored there must not be taken for them.
 void launch_clear_metadata(const LaneView& lane, cudaStream_t stream);
 
 struct ArrivedMessages {
@@ -17,8 +17,8 @@ struct ArrivedMessages {
   std::int32_t from[kMaxDeviceRanks];  // messages that have arrived from each rank
 };
 
-// Sets the flags of messages that have arrived, with the number of the lane's next call. Messages without
-// slot metadata of this call are skipped: their sender has not stored them.
+// Sets the flags of messages that have arrived, with the number of the lane's next call. Skips messages
+// without slot metadata of this call, which their sender has not stored.
 void launch_mark_arrived(const ArrivedMessages& arguments, cudaStream_t stream);
 
 void prepare_engine_messages();  // loads the kernels on the current device

@@ -58,19 +58,19 @@ const void* add_blocks_of(DType type) {
 }  // namespace
 
 void launch_all_gather(const GatherArguments& arguments, const LaunchShape& shape, cudaStream_t stream) {
-  launch(&all_gather_kernel, arguments, kGatherThreads, shape, stream, "launching all_gather_v");
+  launch(&all_gather_kernel, arguments, kGatherThreads, shape, stream, "launch all_gather_v");
 }
 
 void launch_reduce_scatter(const GatherArguments& arguments, DType type, const LaunchShape& shape,
                            cudaStream_t stream) {
   launch(reduce_scatter_of(type), const_cast<GatherArguments*>(&arguments), kGatherThreads, 0, shape, stream,
-         "launching reduce_scatter_v");
+         "launch reduce_scatter_v");
 }
 
 void launch_add_blocks(const AddedBlocks& arguments, DType type, const LaunchShape& shape,
                        cudaStream_t stream) {
   launch(add_blocks_of(type), const_cast<AddedBlocks*>(&arguments), kGatherThreads, 0, shape, stream,
-         "launching reduce_scatter_v");
+         "launch reduce_scatter_v");
 }
 
 }  // namespace ferry::cuda

@@ -1,4 +1,4 @@
-// What a block does in all_gather_v and reduce_scatter_v.
+// all_gather_v and reduce_scatter_v, as one block executes them.
 //
 // A rank's rows are one block of bytes for each receiver. Every rank stores its blocks in the receivers'
 // dispatch staging, and the receivers copy or add them up from there.
@@ -6,10 +6,10 @@
 // The call header carries the counts, so the first round has the number of the call. Blocks larger than the
 // staging of a pair take further rounds, with call numbers of their own, in the same launch.
 //
-// Why round n + 2 may overwrite what lies in staging from round n: it follows the end-of-stream flags of
-// round n + 1 from all ranks, and a rank sets those when each of its blocks has sent round n + 1, which it
-// does after it has read round n. For the same reason the header of a later call overwrites none that a rank
-// has yet to read.
+// Round n + 2 may overwrite the staging of round n, because
+// 1. it follows the end-of-stream flags of round n + 1 from all ranks, and
+// 2. a rank sets those after all of its blocks have sent round n + 1, and so after they have read round n.
+// For the same reason the header of a later call overwrites none that a rank has yet to read.
 #pragma once
 
 #include "backends/cuda/device/values.cuh"
@@ -21,7 +21,7 @@ namespace ferry::cuda {
 
 inline constexpr int kGatherThreads = 512;
 inline constexpr int kGatherWarps = kGatherThreads / 32;
-inline constexpr std::int64_t kGatherChunk = 4096;  // bytes that a warp moves at a time
+inline constexpr std::int64_t kGatherChunk = 4096;  // bytes that a warp moves at once
 static_assert(kGatherThreads >= kMaxDeviceRanks);   // a thread of a block for each rank
 
 // In shared memory: one block's view of the call.
@@ -32,11 +32,11 @@ struct GatherState {
   std::int64_t begin;                 // byte of every block at which the current round begins
   std::int32_t rows[kKernelRanks];    // of each rank
   std::int64_t bytes[kKernelRanks];   // of each rank's block: its rows
-  std::int64_t offset[kKernelRanks];  // of it among the blocks of the sub-group
+  std::int64_t offset[kKernelRanks];  // of that block among those of the sub-group
   std::int64_t largest;               // block of any rank
 };
 
-// [warp] Copies by `T` what fits, and the rest byte by byte.
+// [warp] Copies whole `T`s, and the rest byte by byte.
 template <class T>
 __device__ __forceinline__ void copy_as(std::byte* to, const std::byte* from, std::int64_t bytes) {
   const auto thread = static_cast<std::int64_t>(threadIdx.x % 32), words = bytes / std::int64_t{sizeof(T)};
@@ -46,7 +46,7 @@ __device__ __forceinline__ void copy_as(std::byte* to, const std::byte* from, st
   for (std::int64_t i = words * std::int64_t{sizeof(T)} + thread; i < bytes; i += 32) to[i] = from[i];
 }
 
-// [warp] Rows have any size, so they may begin at any address.
+// [warp] Copies bytes. Rows have any size, so they may begin at any address.
 __device__ __forceinline__ void copy_bytes(std::byte* to, const std::byte* from, std::int64_t bytes) {
   const auto both = reinterpret_cast<std::uintptr_t>(to) | reinterpret_cast<std::uintptr_t>(from);
   if (both % 16 == 0) return copy_as<uint4>(to, from, bytes);
@@ -59,7 +59,7 @@ class GatherBlock {
   __device__ GatherBlock(const GatherArguments& call, GatherState* state)
       : call_(call), lane_(call.lane), state_(*state) {}
 
-  // [block] Reads the count and posts the header of the call. False: the exchange has failed.
+  // [block] Reads the count and posts the header of the call. Returns false if the exchange has failed.
   __device__ bool start() {
     bool go = false;
     if (threadIdx.x == 0) {
@@ -79,7 +79,8 @@ class GatherBlock {
     return true;
   }
 
-  // [block] Learns the counts of all ranks and checks that there is room. False: the call is aborted.
+  // [block] Receives the counts of all ranks and checks that there is room. Returns false if the call is
+  // aborted.
   __device__ bool await_counts(bool exact) {
     bool go = false;
     if (threadIdx.x < 32) {
@@ -103,9 +104,9 @@ class GatherBlock {
   __device__ std::int64_t most_in_round() const { return bytes_of_round(state_.largest); }
   __device__ std::int64_t offset(int rank) const { return state_.offset[rank]; }
 
-  // [block] Stores the current round of a block for each other member in its staging, and says so.
-  // `block_of(peer, &bytes)`: this rank's block for the peer, and the bytes of it in this round, `most` at
-  // most.
+  // [block] Stores the current round of a block for each other member in the member's staging, and sets its
+  // flag. `block_of(peer, &bytes)` returns this rank's block for the peer and the bytes of this round, at
+  // most `most`.
   template <class BlockOf>
   __device__ void send(std::int64_t most, BlockOf block_of) {
     const int parity = static_cast<int>(state_.number & 1);
@@ -122,8 +123,8 @@ class GatherBlock {
     if (threadIdx.x == 0) publish_end_of_stream(lane_, state_.number, static_cast<int>(gridDim.x));
   }
 
-  // [block] Waits until every rank has sent the current round, members or not, and this rank's other blocks
-  // too: the end-of-stream flag counts the blocks of one round. False: the call is aborted.
+  // [block] Waits until every rank, member or not, has sent the current round, and this rank's other blocks
+  // have too: the end-of-stream flag counts the blocks of one round. Returns false if the call is aborted.
   __device__ bool await_blocks() {
     const int peer = static_cast<int>(threadIdx.x), parity = static_cast<int>(state_.number & 1);
     bool arrived = true;
@@ -131,7 +132,7 @@ class GatherBlock {
       arrived = wait_flag(lane_, lane_.end_of_stream_flag(Payload::rows, lane_.rank, parity, peer), nullptr,
                           {operation(), state_.number, peer}) == WaitResult::ready;
     }
-    // Orders what the flags cover before the reads of the whole block.
+    // Orders the data behind the flags before the reads of the whole block.
     return __syncthreads_and(arrived) != 0;
   }
 
@@ -146,7 +147,7 @@ class GatherBlock {
   __device__ void for_each_chunk(std::int64_t most, Work work) const {
     const std::int64_t chunks = (most + kGatherChunk - 1) / kGatherChunk * call_.members;
     const std::int64_t warps = std::int64_t{kGatherWarps} * gridDim.x;
-    // The blocks take turns, so that a small call uses many of them.
+    // Chunks are dealt out to the blocks in turn, so that a small call uses many of them.
     for (std::int64_t i = blockIdx.x + std::int64_t{gridDim.x} * (threadIdx.x / 32); i < chunks; i += warps)
       work(call_.first + static_cast<int>(i % call_.members), i / call_.members * kGatherChunk);
   }
@@ -163,7 +164,7 @@ class GatherBlock {
     return true;
   }
 
-  // [block] The last step: the number of the last round is the lane's.
+  // [block] The last step: the lane's call number becomes that of the last round.
   __device__ void finish(std::uint64_t first) {
     if (blockIdx.x == 0 && threadIdx.x == 0) lane_.state->further_rounds += state_.number - first;
     store_call_number(lane_, state_.number);
@@ -173,7 +174,7 @@ class GatherBlock {
  private:
   __device__ Operation operation() const { return call_.terms.operation; }
 
-  // [thread] A count that only the device sees is checked here.
+  // [thread] This rank's count. One that is known on the device only is checked here.
   __device__ std::int32_t read_count() const {
     if (call_.device_count == nullptr) return call_.count;
     const std::int32_t count = *call_.device_count;
@@ -185,8 +186,8 @@ class GatherBlock {
     return 0;
   }
 
-  // [warp] Computes the sub-groups' offsets from the counts, and checks what every rank holds: room for the
-  // rows of its sub-group, or (`exact`) as many rows.
+  // [warp] Computes the sub-groups' offsets from the counts. Checks every rank's count against the memory: at
+  // most `held` rows of the sub-group, or (`exact`) exactly as many.
   __device__ bool place_blocks(bool exact) {
     const int thread = static_cast<int>(threadIdx.x);
     std::int64_t largest = 0;
@@ -198,7 +199,7 @@ class GatherBlock {
       const bool received =
           !has || await_header_word(lane_, state_.number, operation(), rank, kHeaderCounts, &held);
       if (!__all_sync(~0u, received)) return false;
-      // All sub-groups have as many members; `begin` is where this rank's begins.
+      // All sub-groups have the same number of members; `begin` is the first rank of this one.
       const int begin = rank / call_.members * call_.members;
       std::int64_t before = 0, sum = 0;
       for (int other = 0; other < lane_.ranks; ++other) {
@@ -218,7 +219,7 @@ class GatherBlock {
       // The first rank that does not fit is reported.
       if (wrong != 0 && all_fit && blockIdx.x == 0 && thread == __ffs(static_cast<int>(wrong)) - 1) {
         abort_call(lane_, state_.number, operation(), DeviceError::Reason::rows_held, rank, 0, room, sum);
-        // Release at gpu scope: the error record before the abort.
+        // Release at gpu scope: the error record is visible before the abort.
         set_aborted(lane_, state_.number);
       }
       all_fit = all_fit && wrong == 0;
@@ -280,7 +281,7 @@ __device__ __forceinline__ void sum_blocks(const Call& call, Addend addend, std:
     sum_value<kType>(call, addend, at, to);
 }
 
-// [block] Adds what has arrived in the current round to this rank's sums.
+// [block] Adds the data of the current round to this rank's sums.
 template <DType kType>
 __device__ void add_blocks(const GatherArguments& call, const GatherBlock& block) {
   const LaneView& lane = call.lane;
@@ -292,7 +293,7 @@ __device__ void add_blocks(const GatherArguments& call, const GatherBlock& block
   sum_blocks<kType>(call, addend, to, bytes, both % 16 == 0 ? bytes / 16 * 16 : 0);
 }
 
-// [block] Adds blocks that lie in memory of this device.
+// [block] Adds blocks in memory of this device.
 template <DType kType>
 __device__ void add_blocks(const AddedBlocks& call) {
   const auto addend = [&](int member) { return call.block[member]; };
@@ -334,7 +335,7 @@ __device__ inline void all_gather(const GatherArguments& call, GatherState* stat
   block.finish(first);
 }
 
-// [block] As all_gather().
+// [block] The whole call, as all_gather().
 template <DType kType>
 __device__ void reduce_scatter(const GatherArguments& call, GatherState* state) {
   GatherBlock block(call, state);

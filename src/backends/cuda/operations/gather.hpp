@@ -8,7 +8,7 @@
 
 namespace ferry::cuda {
 
-// Of both operations.
+// Arguments of both operations.
 struct GatherArguments {
   LaneView lane;
   AgreedOptions terms;
@@ -21,7 +21,7 @@ struct GatherArguments {
   const std::int32_t* device_count;  // or null
 };
 
-// Blocks of values that one rank adds, in this order. Over an engine, which has brought them.
+// Blocks of values that one rank adds, in this order. Used over an engine, which has delivered them.
 struct AddedBlocks {
   const std::byte* block[kMaxDeviceRanks];
   std::int32_t first = 0, members;

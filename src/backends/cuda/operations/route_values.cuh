@@ -61,7 +61,7 @@ __device__ __forceinline__ void send_route_values(const LaneView& lane, std::uin
 }
 
 // [warp] Waits for the value of this thread's slot in message i of the awaited peer. WaitResult::end_of_data:
-// the sender has finished `payload` without sending it, which only a damaged plan causes.
+// the sender has finished `payload` and has not sent it, which only a damaged plan causes.
 __device__ __forceinline__ WaitResult await_route_value(const LaneView& lane, Payload payload,
                                                         WaitTarget awaited, std::int32_t i, float* value) {
   const int slot = threadIdx.x % 32, parity = static_cast<int>(awaited.call & 1);

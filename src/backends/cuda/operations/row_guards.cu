@@ -39,7 +39,7 @@ void launch_over_rows(void (*kernel)(RowGuardArguments), const RowGuardArguments
                       cudaStream_t stream) {
   const std::int64_t blocks =
       std::clamp<std::int64_t>((arguments.rows.rows + kThreads - 1) / kThreads, 1, kMostBlocks);
-  launch(kernel, arguments, kThreads, static_cast<int>(blocks), stream, "launching a look at guard bytes");
+  launch(kernel, arguments, kThreads, static_cast<int>(blocks), stream, "launch a look at guard bytes");
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Guard bytes behind rows that an encoder of the caller's writes (test builds).
+// Guard bytes behind rows that the caller's encoder writes (test builds).
 #pragma once
 
 #include <cuda_runtime_api.h>

@@ -15,8 +15,8 @@ namespace {
 
 // --- metadata --------------------------------------------------------------------------------------------
 
-// [thread] This rank's count. One that only the device sees is checked here: the sum over all ranks must fit
-// 31 bits.
+// [thread] This rank's count. One that is known on the device only is checked here: the sum over all ranks
+// must fit into 31 bits.
 __device__ std::int32_t metadata_count(const MetadataArguments& call, std::uint64_t number) {
   if (call.device_count == nullptr) return call.count;
   const std::int32_t count = *call.device_count;
@@ -29,7 +29,7 @@ __device__ std::int32_t metadata_count(const MetadataArguments& call, std::uint6
 
 // The metadata of this thread's ranks.
 struct MetadataSums {
-  std::int32_t rank;  // this one
+  std::int32_t rank;  // this rank
   StepMetadata of;
 
   __device__ void operator()(int peer, const HeaderFacts& theirs) {
@@ -82,7 +82,8 @@ __device__ void zero_unsent_values(const RouteValuesArguments& call, const PlanV
   }
 }
 
-// The messages from this rank to each rank, or (`sent` false) the other way, as in the plan.
+// The messages from this rank to each rank or, if `sent` is false, from each rank to this one, as in the
+// plan.
 __device__ PeerMessages messages_with(const LaneView& lane, const PlanView& plan, bool sent) {
   return {.lane = &lane, .tokens_between = plan.tokens_between, .sent = sent};
 }
@@ -210,16 +211,16 @@ __global__ void __launch_bounds__(32, 1) refusal_kernel(const __grid_constant__ 
 }  // namespace
 
 void launch_metadata(const MetadataArguments& arguments, cudaStream_t stream) {
-  launch(&metadata_kernel, arguments, 32, 1, stream, "launching metadata");
+  launch(&metadata_kernel, arguments, 32, 1, stream, "launch metadata");
 }
 
 void launch_route_values(const RouteValuesArguments& arguments, const LaunchShape& shape,
                          cudaStream_t stream) {
-  launch(&route_values_kernel, arguments, 32 * kValueWarps, shape, stream, "launching route_values");
+  launch(&route_values_kernel, arguments, 32 * kValueWarps, shape, stream, "launch route_values");
 }
 
 void launch_refusal(const RefusalArguments& arguments, cudaStream_t stream) {
-  launch(&refusal_kernel, arguments, 32, 1, stream, "launching a refusal");
+  launch(&refusal_kernel, arguments, 32, 1, stream, "launch a refusal");
 }
 
 }  // namespace ferry::cuda

@@ -26,7 +26,7 @@ struct RouteValuesArguments {
   const float* values;  // [N, K]
   float* row_values;    // [total]
   Phase phase = Phase::fused;
-  Operation operation = Operation::route_values;  // on whose behalf the values travel
+  Operation operation = Operation::route_values;  // the operation that needs the values
 };
 
 void launch_route_values(const RouteValuesArguments& arguments, const LaunchShape& shape,

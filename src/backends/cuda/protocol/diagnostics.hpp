@@ -1,5 +1,5 @@
-// What kernels find without stopping a call: bad ids, damaged plan entries and overflows. check() takes it
-// while calls run (diagnostics_reader.hpp).
+// Findings that do not stop a call: bad ids, damaged plan entries and overflows. check() takes them while
+// calls run (diagnostics_reader.hpp).
 //
 // Kernels only ever add to the counts, and the host remembers what it has reported: nothing that a kernel
 // finds between the host's read and the end of check() is lost. A position, such as that of the first bad id,

@@ -20,7 +20,7 @@ enum class KernelPoint : std::uint32_t {
   poll,           // polls for data of a peer
   // In two hops:
   hop_send,     // stores a message for a relay or a final rank
-  hop_relay,    // passes on a message, or adds rows
+  hop_relay,    // forwards a message, or adds rows
   hop_receive,  // takes a message out of its window
 };
 

@@ -23,7 +23,7 @@ inline constexpr int kMaxExperts = 1024;  // a block's shared memory holds table
 inline constexpr int kMaxBlocks = 512;    // of any launch
 inline constexpr int kMaxSenders = 64;    // blocks of a dispatch that send
 
-// What kernels count of WireCounts.
+// The part of WireCounts that kernels count.
 struct DeviceWireCounts {
   std::int64_t dispatch_bytes = 0, dispatch_messages = 0;
   std::int64_t combine_bytes = 0, combine_messages = 0;
@@ -40,7 +40,7 @@ struct LaneState {
   DeviceWireCounts wire;
   std::int64_t dispatches;
 
-  // Of the call in flight, while its blocks count ids together; 0 and ~0 between calls.
+  // State of the call in flight, while its blocks count ids together; 0 and ~0 between calls.
   unsigned long long bad_ids, lowest_bad_id;
 
   // Replicated input: the hash of the last dispatch's N and ids. While blocks compute it together: their sum,

@@ -26,7 +26,7 @@ struct PeerMessages {
     if constexpr (kWide) return with(rank);
     return __shfl_sync(~0u, mine, rank);
   }
-  // [warp] Of all ranks together.
+  // [warp] The messages with all ranks together.
   __device__ __forceinline__ std::int32_t sum() const {
     if constexpr (kWide) {
       std::int32_t all = 0;
@@ -35,7 +35,7 @@ struct PeerMessages {
     }
     return __reduce_add_sync(~0u, mine);
   }
-  // [warp] Of the rank that has the most.
+  // [warp] The messages with the rank that has the most.
   __device__ __forceinline__ std::int32_t most() const {
     if constexpr (kWide) {
       std::int32_t largest = 0;

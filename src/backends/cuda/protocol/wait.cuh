@@ -90,7 +90,7 @@ __device__ __forceinline__ std::uint64_t poll_relaxed(const LLPacket* packet) {
   return load_packet_relaxed_sys(packet).call;
 }
 // Acquire: the writer's stores before the flag happen before this thread's later reads. A packet orders
-// nothing: whoever loads it after this poll gets its payload.
+// nothing: any thread that loads it after this poll gets its payload.
 __device__ __forceinline__ std::uint64_t poll_acquire(const Flag* flag) {
   return load_acquire_sys(flag);
 }

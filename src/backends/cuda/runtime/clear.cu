@@ -36,7 +36,7 @@ void clear(const MemoryRange& first, const MemoryRange& second, cudaStream_t str
   ClearArguments arguments{{first, second}};
   const std::int64_t blocks = std::min((bytes + block_bytes - 1) / block_bytes, kMostBlocks);
   launch(&clear_kernel, arguments, kThreads, static_cast<int>(blocks), stream,
-         "launching a clear of device memory");
+         "launch a clear of device memory");
 }
 
 }  // namespace ferry::cuda

@@ -1,7 +1,8 @@
-// What a block does before and between the calls of the lane inside: ranks say what they pass, compare it,
-// and take their slice.
+// How the ranks of a call agree before and between the calls of the lane inside: they publish their
+// arguments, compare them, and take their slices.
 #pragma once
 
+#include "backends/cuda/device/mixed_bits.cuh"
 #include "backends/cuda/protocol/call_header.cuh"
 #include "backends/cuda/protocol/diagnostics.cuh"
 #include "backends/cuda/protocol/plan_header.cuh"
@@ -23,15 +24,7 @@ __device__ __forceinline__ std::int64_t caller_id(const void* ids, bool wide, st
   return wide ? static_cast<const std::int64_t*>(ids)[index] : static_cast<const std::int32_t*>(ids)[index];
 }
 
-// Mixes two numbers so that every bit of either changes the result (the finaliser of SplitMix64).
-__device__ __forceinline__ std::uint64_t mixed_bits(std::uint64_t a, std::uint64_t b) {
-  std::uint64_t x = (a + 1) * 0x9e3779b97f4a7c15 + b;
-  x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9;
-  x = (x ^ x >> 27) * 0x94d049bb133111eb;
-  return x ^ x >> 31;
-}
-
-// [thread] N, which only the device may know. One that is out of range counts as 0 and is reported.
+// [thread] N, which may be known on the device only. An N out of range counts as 0 and is reported.
 __device__ inline std::int64_t slice_token_count(const PostDispatchArguments& call) {
   if (call.device_tokens == nullptr) return call.tokens;
   const std::int32_t tokens = *call.device_tokens;
@@ -41,7 +34,8 @@ __device__ inline std::int64_t slice_token_count(const PostDispatchArguments& ca
   return 0;
 }
 
-// [block] One block. The ids' hash is a sum, which the threads may add in any order.
+// [block] Publishes this rank's terms. A single block. The ids' hash is a sum, so the threads may add in any
+// order.
 __device__ inline void post_dispatch(const PostDispatchArguments& call, AgreeState* state) {
   if (threadIdx.x == 0) state->tokens = slice_token_count(call);
   __syncthreads();
@@ -61,15 +55,15 @@ __device__ inline void post_dispatch(const PostDispatchArguments& call, AgreeSta
   *call.terms = SliceTerms{state->tokens, all, 0, 0, 0};
 }
 
-// [thread] Records why the ranks of a call cannot go on. The next call of the lane inside is part of it.
+// [thread] Records why the call fails. The next call of the lane inside belongs to it.
 __device__ inline void report_slices(const LaneView& lane, Operation operation, SliceFault fault, int rank,
                                      int other, std::int64_t mine, std::int64_t theirs) {
   abort_call(lane, lane.state->calls[0] + 1, operation, DeviceError::Reason::slices, rank,
              static_cast<int>(fault) | other << kSliceFaultBits, mine, theirs);
 }
 
-// [thread] Whether the ranks pass the same tokens and ids within each sub-group. Reports the first that does
-// not.
+// [thread] Whether the ranks of each sub-group pass the same tokens and ids. Reports the first rank that
+// differs.
 __device__ inline bool dispatch_terms_agree(const LaneView& lane, const SliceShape& shape,
                                             const SliceTerms* terms) {
   for (int rank = 0; rank < lane.ranks; ++rank) {
@@ -96,12 +90,12 @@ __device__ inline SliceState slice_of(std::int64_t tokens, int tp_rank, int tp) 
   return slice;
 }
 
-// [thread] Whether the call before has ended without gathering the terms.
+// [thread] Whether the call before, which gathers the terms, was aborted.
 __device__ __forceinline__ bool gather_was_aborted(const LaneView& lane, bool may_be_aborted) {
   return may_be_aborted && is_aborted(lane, lane.state->calls[0]);
 }
 
-// [block] One block.
+// [block] A single block.
 __device__ inline void take_slice(const TakeSliceArguments& call, AgreeState* state) {
   const LaneView& lane = call.lane;
   const int tp_rank = lane.rank % call.shape.tp;
@@ -124,7 +118,7 @@ __device__ inline void take_slice(const TakeSliceArguments& call, AgreeState* st
   }
 }
 
-// [thread] Whether the ranks' plans and arguments fit together. Reports the first rank whose do not.
+// [thread] Whether the ranks' plans and arguments are compatible. Reports the first rank that differs.
 __device__ inline bool combine_terms_agree(const LaneView& lane, const SliceShape& shape,
                                            const SliceTerms* terms) {
   for (int rank = 0; rank < lane.ranks; ++rank) {
@@ -148,7 +142,7 @@ __device__ inline bool combine_terms_agree(const LaneView& lane, const SliceShap
   return true;
 }
 
-// [block] One block.
+// [block] A single block.
 __device__ inline void take_combine(const TakeCombineArguments& call, AgreeState* state) {
   const LaneView& lane = call.lane;
   const int tp = call.shape.tp, tp_rank = lane.rank % tp;

@@ -1,4 +1,4 @@
-// The backend of experts in slices on device memory: a cuda backend, which routes a slice of the tokens, and
+// The backend of experts in slices on device memory: routes a slice of the tokens with a cuda backend, and
 // gathers within the sub-groups.
 #include <deque>
 
@@ -101,7 +101,7 @@ class SlicedBackend final : public SlicedBackendBase {
  private:
   SlicedLane& lane(int index) { return lanes_[static_cast<std::size_t>(index)].lane; }
 
-  // Before the first kernel reads the caller's memory.
+  // Checks the caller's pointers before the first kernel reads them.
   template <class Arguments>
   void check_pointers(Operation operation, const Arguments& call, Stream stream) {
     try {

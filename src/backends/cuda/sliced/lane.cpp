@@ -4,25 +4,24 @@
 #include <utility>
 
 #include "backends/cuda/runtime/launch.hpp"
-#include "exchange/sliced.hpp"
 #include "ferry/error.hpp"
 #include "plan/shapes.hpp"
 
 namespace ferry::cuda {
 namespace {
 
-constexpr std::int64_t kLine = 256;
-constexpr std::int64_t kRowsOfBlock = 16;  // a row for each warp
+constexpr std::int64_t kRowsOfBlock = 16;  // one row for each warp
 
-// The calls inside that a rank makes of an operation, whatever the others do: to gather terms, to route and
-// to gather rows; in a combine to gather terms, to add, to combine and to gather results. Where calls throw,
-// the first that does is the last on every rank.
+// The calls inside that an operation makes, the same on every rank: gather terms, route, gather rows; in a
+// combine gather terms, add, combine, gather results. Where calls throw, the first one that does is the last
+// on every rank.
 int calls_of(Operation operation, bool late_errors) {
   if (!late_errors) return 1;
   return operation == Operation::dispatch ? 3 : 4;
 }
 
-// Makes the calls inside. If one throws, it has refused its own number; the peers' later ones must end too.
+// Makes the calls inside. If one throws, it has refused its own number; the rest are refused too, so that the
+// peers' calls end.
 class Calls {
  public:
   Calls(const SlicedContext& context, Operation operation, int lane, Stream stream)
@@ -59,41 +58,6 @@ std::int64_t slots_of(const CombineCall& call, const Config& config) {
 }
 
 }  // namespace
-
-SlicedArrays sliced_arrays(const Config& config, int rank) {
-  const Config routed = routed_config(config);
-  const std::int64_t rows = row_capacity(config, rank), routed_rows = row_capacity(routed, rank);
-  const std::int64_t message = exchange_shape(config, 0).message_bytes,
-                     values = 4 * std::int64_t{config.hidden};
-  const std::int64_t packed =
-      std::max<std::int64_t>(message + static_cast<std::int64_t>(sizeof(SliceRowTail)), values);
-  const std::int64_t slots = config.reduction == Reduction::partial ? 1 : config.top_k;
-  const std::int64_t results = config.max_tokens * slots * values, sent = routed.max_tokens;
-  const std::int64_t local = config.placement.local_experts(rank), tp = config.placement.tp();
-  const std::int64_t segments = local * config.placement.ranks();
-  SlicedArrays arrays;
-  std::int64_t end = 0;
-  const auto take = [&](std::int64_t bytes) { return std::exchange(end, align_up(end + bytes, kLine)); };
-  arrays.parts = take(config.own_receive_buffers ? rows * message + kMaxParts * kLine : 0);
-  arrays.source = take(rows * static_cast<std::int64_t>(sizeof(Source)));
-  arrays.weight = take(rows * 4);
-  arrays.counts = take(4 * local);
-  arrays.row_offsets = take(4 * (local + 1));
-  arrays.group_expert = take(4 * local);
-  arrays.result_bytes = end;
-  arrays.state = take(sizeof(SliceState));
-  arrays.all_calls = take(sizeof(SliceTotals));
-  arrays.terms = take((config.placement.ranks() + 1) * static_cast<std::int64_t>(sizeof(SliceTerms)));
-  arrays.ids = take(sent * config.top_k * 8);
-  arrays.weights = take(sent * config.top_k * 4);
-  arrays.tokens = take(sent * std::max(message, values) + kMaxParts * kLine);
-  arrays.segments = take(4 * (2 * segments + 1 + 2 * tp * local + local));
-  arrays.own = take(std::max(routed_rows * packed, results));
-  arrays.all = take(std::max(rows * packed, results));
-  arrays.row_weights = take(routed_rows * 4);
-  arrays.bytes = end;
-  return arrays;
-}
 
 SlicedLane::SlicedLane(const SlicedContext& context, int index, const LaneView& view, std::byte* memory,
                        HostTotals* totals)
@@ -159,8 +123,8 @@ FindSegmentsArguments SlicedLane::segments_of(const Plan& plan) const {
           .arguments = 0};
 }
 
-// Dispatches this rank's slice. The kernels before it have taken its ids; its number of tokens lies in device
-// memory, and is 0 if the ranks do not agree.
+// Dispatches this rank's slice. Earlier kernels have written its ids and, in device memory, its number of
+// tokens, which is 0 if the ranks do not agree.
 DispatchResult SlicedLane::route(const DispatchCall& call, Stream stream) const {
   const Config& config = context_.config;
   auto* const state = array<SliceState>(arrays_.state);
@@ -171,7 +135,7 @@ DispatchResult SlicedLane::route(const DispatchCall& call, Stream stream) const 
   routed.memory = {.plan = call.memory.plan};
   if (call.weights != nullptr) routed.weights = array<float>(arrays_.weights);
   routed.tokens.device_count = &state->count;
-  // Of N or fewer tokens no slice is larger than the largest of N.
+  // A slice of N or fewer tokens is at most as large as the largest slice of N.
   routed.tokens.count =
       counted_on_device ? (call.tokens.count + context_.tp() - 1) / context_.tp() : slice.count;
   const PartList parts = parts_of(call.format, config.hidden);
@@ -194,7 +158,7 @@ DispatchResult SlicedLane::route(const DispatchCall& call, Stream stream) const 
     copy.row_bytes[copy.parts++] = dense;
     routed.tokens.parts[i] = memory_ + end;
     routed.tokens.strides[i] = 0;
-    end = align_up(end + routed.tokens.count * dense, kLine);
+    end = align_up(end + routed.tokens.count * dense, kSliceAlignment);
   }
   if (copy.parts > 0)
     launch_copy_tokens(copy, blocks_for(routed.tokens.count, call.sm_limit), handle_of(stream));
@@ -213,7 +177,7 @@ DispatchResult SlicedLane::result_of(const DispatchResult& routed, const Dispatc
   for (std::size_t p = 0; p < static_cast<std::size_t>(parts_of(call.format, config.hidden).count); ++p) {
     const std::int64_t bytes = routed.parts[p].row_bytes;
     result.parts[p] = {.data = chosen(static_cast<std::byte*>(memory.parts[p]), end), .row_bytes = bytes};
-    end = align_up(end + capacity * bytes, kLine);
+    end = align_up(end + capacity * bytes, kSliceAlignment);
   }
   result.data = result.parts[0].data;
   result.groups = config.placement.local_experts(context_.me());
@@ -276,7 +240,7 @@ DispatchResult SlicedLane::dispatch(const DispatchCall& call, Stream stream) {
                     handle_of(stream));
   const DispatchResult routed = calls.make([&] { return route(call, stream); });
   DispatchResult result = result_of(routed, call);
-  // Not the number of the call inside: gathers of several rounds use up more than the host knows.
+  // Not the number of the call inside: a gather of several rounds uses up more numbers than the host knows.
   result.call = ++dispatches_;
   FindSegmentsArguments segments = segments_of(routed.plan);
   segments.counts = const_cast<std::int32_t*>(result.counts);
@@ -324,7 +288,8 @@ void SlicedLane::combine(const CombineCall& call, Stream stream) {
   auto* const state = array<SliceState>(arrays_.state);
   auto* const own = array<std::byte>(arrays_.own);
   auto* const all = array<std::byte>(arrays_.all);
-  // A sum is rounded once, to the combine type: by the gather if the outputs have it, else by the combine.
+  // A sum is rounded once, to the combine type: by the gather if the outputs have that type, else by the
+  // combine.
   const DType type = call.outputs.type == config.combine_type ? call.outputs.type : DType::fp32;
   const std::int64_t slots = slots_of(call, config), output_row = config.hidden * bytes_of(type),
                      result_row = config.hidden * bytes_of(call.result.type);

@@ -1,52 +1,36 @@
 // A lane of an exchange of experts in slices on a GPU. It routes a slice of the tokens through a lane of the
-// backend inside, and gathers and adds in the sub-group, all of it on the caller's stream: the host waits for
+// backend inside, and gathers and adds in the sub-group, all on the caller's stream. The host waits for
+// nothing, so a call can be captured.
 // nothing, so a call can be captured.
 //
-// The calls inside are the same on every rank, whatever ranks find: a rank that cannot go on makes the rest
-// of them with no tokens and no rows.
+// Every rank makes the same calls inside, whatever errors occur: a rank that cannot go on makes the remaining
+// calls with no tokens and no rows.
 #pragma once
 
 #include <cstdint>
 
+#include "backends/cuda/sliced/arrays.hpp"
 #include "backends/cuda/sliced/slices.hpp"
 #include "exchange/backend.hpp"
 #include "ferry/group.hpp"
 
 namespace ferry::cuda {
 
-// What all lanes share. Constant after construction.
+// Facts that all lanes share. Constant after construction.
 struct SlicedContext {
   Rank rank;
   Config config;
   Backend* inner;
   GatherOperations* gather;
   int blocks;  // of a launch
-  // Calls of the backend inside end with an error on the device, and the host makes the next ones; over an
-  // engine they throw, on all ranks alike.
+  // True: calls of the backend inside report errors on the device, and the host goes on to the next call.
+  // False (over an engine): they throw, on all ranks alike.
   bool late_errors;
 
   int me() const { return rank.index(); }
   int ranks() const { return rank.size(); }
   int tp() const { return config.placement.tp(); }
 };
-
-// Offsets of a lane's arrays in device memory. The size query and the construction both use this.
-struct SlicedArrays {
-  std::int64_t parts = 0, source = 0, weight = 0, counts = 0, row_offsets = 0, group_expert = 0;
-  std::int64_t result_bytes = 0;  // of all above
-  std::int64_t state = 0;
-  std::int64_t all_calls = 0;  // SliceTotals
-  std::int64_t terms = 0;      // this rank's, then those of all ranks
-  std::int64_t ids = 0;        // int64 [T / tp, K] of the slice
-  std::int64_t weights = 0;    // fp32 [T / tp, K]
-  std::int64_t tokens = 0;     // of the slice, where only the device knows which it is
-  std::int64_t segments = 0;   // SegmentTables
-  std::int64_t own = 0;        // what this rank brings to a gather, or takes from one that adds
-  std::int64_t all = 0;        // the same of the sub-group
-  std::int64_t row_weights = 0;
-  std::int64_t bytes = 0;
-};
-SlicedArrays sliced_arrays(const Config& config, int rank);
 
 class SlicedLane {
  public:
@@ -58,10 +42,10 @@ class SlicedLane {
   // The arguments' pointers have been checked.
   DispatchResult dispatch(const DispatchCall& call, Stream stream);
   void combine(const CombineCall& call, Stream stream);
-  // Refuses all calls inside that the operation consists of.
+  // Refuses all calls inside that the operation would make.
   void refuse(Operation operation, const Error& error, Stream stream) const noexcept;
 
-  // Where SliceState::first lies.
+  // Address of SliceState::first.
   const std::int32_t* first_token() const { return &array<SliceState>(arrays_.state)->first; }
   const SliceTotals* all_calls() const { return array<SliceTotals>(arrays_.all_calls); }
   const std::int32_t* group_expert() const { return array<std::int32_t>(arrays_.group_expert); }

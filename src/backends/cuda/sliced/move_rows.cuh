@@ -1,4 +1,4 @@
-// Moves rows between the calls of the lane inside: a warp takes a row at a time.
+// Moves rows between the calls of the lane inside: one row at a time by each warp.
 #pragma once
 
 #include "backends/cuda/device/values.cuh"
@@ -11,7 +11,7 @@ namespace ferry::cuda {
 
 inline constexpr int kMoveThreads = 512;
 
-// [grid] Calls use(index) for each of `count` numbers, with a warp.
+// [grid] Calls use(index) for every index below `count`, with a whole warp.
 template <class Use>
 __device__ __forceinline__ void for_each_of_warps(std::int64_t count, Use use) {
   const std::int64_t warps = std::int64_t{gridDim.x} * (kMoveThreads / 32);
@@ -53,7 +53,7 @@ __device__ inline void pack_rows(const PackRowsArguments& call) {
   });
 }
 
-// The segment of a gathered row, which there is.
+// The segment of a gathered row. The row must exist.
 __device__ __forceinline__ int segment_of(const SegmentTables& tables, int segments, std::int64_t row) {
   int low = 0, high = segments;  // gathered_row[low] <= row < gathered_row[high]
   while (high - low > 1) {
@@ -122,7 +122,7 @@ __device__ inline void unpack_rows(const UnpackRowsArguments& call) {
   add_wire(&call.all_calls->wire.dispatch_bytes, sent * static_cast<unsigned long long>(call.row_bytes));
 }
 
-// [warp] Values of two bytes as fp32.
+// [warp] Converts values of two bytes to fp32.
 __device__ inline void widen_row(DType type, const std::byte* from, std::byte* to, int hidden) {
   for (int column = 4 * static_cast<int>(threadIdx.x % 32); column < hidden; column += 128) {
     float value[4];

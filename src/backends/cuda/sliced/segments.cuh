@@ -1,4 +1,4 @@
-// Finds where the rows of each slice's senders lie, from the counts of a plan. One block.
+// Finds where the rows of each slice's senders lie, from the counts of a plan. A single block.
 #pragma once
 
 #include "backends/cuda/protocol/plan_header.cuh"
@@ -14,14 +14,14 @@ struct SegmentState {
   std::int64_t rows;                // padding included
 };
 
-// [block]
+// [block] run() is called by a whole block.
 class SegmentFinder {
  public:
   __device__ SegmentFinder(const FindSegmentsArguments& call, SegmentState* state)
       : call_(call), state_(*state), shape_(call.shape), ep_(call.lane.ranks / call.shape.tp) {}
 
   __device__ void run() {
-    // Not of an aborted dispatch, and not of a plan that combine refuses.
+    // Excludes an aborted dispatch, and a plan that combine refuses.
     bool damaged = check_plan(call_.lane, *call_.plan.header, -1) != PlanFault::none;
     damaged = __syncthreads_or(damaged) != 0;
     if (!damaged) damaged = __syncthreads_or(add_pairs()) != 0;
@@ -46,7 +46,7 @@ class SegmentFinder {
     return call_.plan.counts[rank * shape_.experts * shape_.tp + expert];
   }
 
-  // True: a count cannot be right.
+  // Adds up the counts of pairs. Returns true if a count is impossible.
   __device__ bool add_pairs() {
     bool damaged = false;
     for (int pair = static_cast<int>(threadIdx.x); pair < pairs(); pair += kSegmentThreads) {
@@ -82,8 +82,9 @@ class SegmentFinder {
     return before;
   }
 
-  // The first warp places pairs among the gathered rows, the second one experts among the rows. True: there
-  // are more rows than this rank can have, or other numbers of them than the plan's total.
+  // Prefix sums: the first warp over pairs among the gathered rows, the second over experts among the rows.
+  // Returns true if there are more rows than this rank can have, or if their number differs from the plan's
+  // total.
   __device__ bool place_pairs() {
     const std::int32_t* const rows = call_.tables.pair_rows;
     const int warp = static_cast<int>(threadIdx.x / 32);
@@ -168,7 +169,7 @@ class SegmentFinder {
       return;
     }
     call_.row_offsets[shape_.local_experts] = static_cast<std::int32_t>(state_.rows);
-    // One access: the host reads the call number first.
+    // One store: the host reads the call number first.
     store_packet_relaxed_sys(reinterpret_cast<LLPacket*>(call_.totals),
                              {++call_.all_calls->dispatches, static_cast<std::uint64_t>(state_.rows)});
   }

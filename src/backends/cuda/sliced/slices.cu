@@ -67,43 +67,40 @@ void prepare_slices() {
 }
 
 void launch_post_dispatch(const PostDispatchArguments& arguments, cudaStream_t stream) {
-  launch(&post_dispatch_kernel, arguments, kAgreeThreads, 1, stream, "launching the hash of a slice's ids");
+  launch(&post_dispatch_kernel, arguments, kAgreeThreads, 1, stream, "launch the hash of a slice's ids");
 }
 
 void launch_take_slice(const TakeSliceArguments& arguments, cudaStream_t stream) {
-  launch(&take_slice_kernel, arguments, kAgreeThreads, 1, stream, "launching the choice of a slice");
+  launch(&take_slice_kernel, arguments, kAgreeThreads, 1, stream, "launch the choice of a slice");
 }
 
 void launch_take_combine(const TakeCombineArguments& arguments, cudaStream_t stream) {
-  launch(&take_combine_kernel, arguments, kAgreeThreads, 1, stream, "launching the check of slices' plans");
+  launch(&take_combine_kernel, arguments, kAgreeThreads, 1, stream, "launch the check of slices' plans");
 }
 
 void launch_find_segments(const FindSegmentsArguments& arguments, cudaStream_t stream) {
-  launch(&find_segments_kernel, arguments, kSegmentThreads, 1, stream,
-         "launching the search of slices' rows");
+  launch(&find_segments_kernel, arguments, kSegmentThreads, 1, stream, "launch the search of slices' rows");
 }
 
 void launch_copy_tokens(const CopyTokensArguments& arguments, int blocks, cudaStream_t stream) {
-  launch(&copy_tokens_kernel, arguments, kMoveThreads, blocks, stream, "launching the copy of a slice");
+  launch(&copy_tokens_kernel, arguments, kMoveThreads, blocks, stream, "launch the copy of a slice");
 }
 
 void launch_pack_rows(const PackRowsArguments& arguments, int blocks, cudaStream_t stream) {
-  launch(&pack_rows_kernel, arguments, kMoveThreads, blocks, stream,
-         "launching the packing of a slice's rows");
+  launch(&pack_rows_kernel, arguments, kMoveThreads, blocks, stream, "launch the packing of a slice's rows");
 }
 
 void launch_unpack_rows(const UnpackRowsArguments& arguments, int blocks, cudaStream_t stream) {
   launch(&unpack_rows_kernel, arguments, kMoveThreads, blocks, stream,
-         "launching the unpacking of slices' rows");
+         "launch the unpacking of slices' rows");
 }
 
 void launch_pack_outputs(const PackOutputsArguments& arguments, int blocks, cudaStream_t stream) {
-  launch(&pack_outputs_kernel, arguments, kMoveThreads, blocks, stream, "launching the packing of outputs");
+  launch(&pack_outputs_kernel, arguments, kMoveThreads, blocks, stream, "launch the packing of outputs");
 }
 
 void launch_copy_results(const CopyResultsArguments& arguments, int blocks, cudaStream_t stream) {
-  launch(&copy_results_kernel, arguments, kMoveThreads, blocks, stream,
-         "launching the copy of slices' results");
+  launch(&copy_results_kernel, arguments, kMoveThreads, blocks, stream, "launch the copy of slices' results");
 }
 
 }  // namespace ferry::cuda

@@ -1,7 +1,7 @@
 // Experts in slices (Placement::ep_tp) on GPUs: the kernels that run between the calls of the lane inside.
 //
-// A lane inside routes a slice of the tokens and gathers within the sub-group (SlicedLane). These kernels
-// decide which slice, find where rows belong, pack and unpack them. None of them waits for another rank.
+// The lane inside routes a slice of the tokens and gathers within the sub-group (SlicedLane). These kernels
+// choose the slice, compute row positions, and pack and unpack rows. None of them waits for another rank.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -12,7 +12,7 @@
 
 namespace ferry::cuda {
 
-// The exchange of experts in slices, as its kernels see it. The lane inside has slices for experts: slice i
+// An exchange of experts in slices, as its kernels see it. The experts of the lane inside are slices: slice i
 // of expert e is its expert e * tp + i.
 struct SliceShape {
   std::int32_t tp, experts;                  // experts of the whole group
@@ -22,7 +22,7 @@ struct SliceShape {
   bool zero_padding;
 };
 
-// What a rank says of a call. All ranks compare the same words, so all come to the same conclusion.
+// A rank's terms of a call. All ranks compare the same words, so all reach the same conclusion.
 struct SliceTerms {
   std::int64_t tokens;      // dispatch: N; combine: of the plan
   std::uint64_t ids_hash;   // dispatch
@@ -32,23 +32,23 @@ struct SliceTerms {
 };
 inline constexpr std::uint32_t kHasOutputs = 1, kHasResult = 2, kPlanDamaged = 4;
 
-// Of the call in flight, in device memory. All 0 if the call has been refused or its ranks differ.
+// State of the call in flight, in device memory. All 0 if the call has been refused or its ranks differ.
 struct SliceState {
   std::int32_t first, count;  // the tokens of this rank's sub-group that this rank sends
   std::int32_t slots;         // combine: rows of the result, of `count` tokens
-  std::int32_t own_rows;      // that this rank received before the gather
-  std::int32_t gathered;      // that the ranks of its sub-group received
+  std::int32_t own_rows;      // received by this rank before the gather
+  std::int32_t gathered;      // received by all ranks of its sub-group
   std::int32_t tokens;        // N of the sub-group
 };
 
-// Of all calls of a lane, in device memory that starts as zeros.
+// Totals over all calls of a lane, in device memory that starts as zeros.
 struct SliceTotals {
   std::uint64_t dispatches;
-  DeviceWireCounts wire;  // what the gathers have sent
+  DeviceWireCounts wire;  // sent by the gathers
 };
 
-// Where the rows lie that one rank sent for one expert: they are consecutive in both orders. Segment
-// (i * local experts + local) * ep + j is of the rank j * tp + i.
+// Segments: the rows that one rank sent for one expert, which are consecutive in both orders. Segment (i *
+// local experts + local) * ep + j is that of rank j * tp + i.
 struct SegmentTables {
   std::int32_t* gathered_row;  // [segments + 1] first row as all_gather_v places it
   std::int32_t* row;           // [segments] first row in the order of the contract
@@ -73,7 +73,7 @@ struct TakeSliceArguments {
   LaneView lane;
   SliceShape shape;
   const SliceTerms* terms;  // [R]
-  bool may_be_aborted;      // the call that has gathered them, by a kernel
+  bool may_be_aborted;      // the call that has gathered the terms, in a kernel
   const void* ids;
   bool wide_ids;
   const float* weights;  // [N, K] or null
@@ -83,7 +83,7 @@ struct TakeSliceArguments {
 };
 void launch_take_slice(const TakeSliceArguments& arguments, cudaStream_t stream);
 
-// Copies this rank's slice of the tokens, where only the device knows which it is.
+// Copies this rank's slice of the tokens, if its choice is known on the device only.
 struct CopyTokensArguments {
   const SliceState* state;
   int parts;
@@ -93,7 +93,7 @@ struct CopyTokensArguments {
 };
 void launch_copy_tokens(const CopyTokensArguments& arguments, int blocks, cudaStream_t stream);
 
-// Finds the segments from a plan's counts, and publishes what a dispatch says of them.
+// Finds the segments from a plan's counts, and publishes the counts and row offsets of a dispatch.
 struct FindSegmentsArguments {
   LaneView lane;
   SliceShape shape;
@@ -128,7 +128,7 @@ struct PackRowsArguments {
 };
 void launch_pack_rows(const PackRowsArguments& arguments, int blocks, cudaStream_t stream);
 
-// What a packed row ends with.
+// The tail of a packed row.
 struct SliceRowTail {
   Source source;  // its token is one of all N
   float weight;

@@ -117,8 +117,8 @@ struct PlainStores {
   __device__ static void finish() {}
 };
 
-// Peers whose memory is mapped, some of which are treated as if it were not: their messages go through send
-// staging, as between hosts. So nodes can be pretended on one host, with the roles' code for real ones.
+// Peers whose memory is mapped; some of them are treated as if it were not, so their messages go through send
+// staging, as between hosts. This simulates nodes on one host, with the code of the roles for real ones.
 struct Pretended : PlainStores {
   RankBits<kMaxDeviceRanks> remote;
 

@@ -25,7 +25,7 @@ __device__ __forceinline__ std::uint64_t hop_tag(std::uint64_t number, std::int6
   return number << kHopCountBits | static_cast<std::uint64_t>(count);
 }
 
-// [warp] Thread 0's value, for all threads. A barrier, too: what thread 0 has acquired, all may read.
+// [warp] Broadcasts thread 0's value. Also a barrier: all threads may then read what thread 0 has acquired.
 __device__ __forceinline__ std::int32_t from_first(std::int32_t value) {
   return static_cast<std::int32_t>(__shfl_sync(~0u, value, 0));
 }
@@ -69,7 +69,8 @@ struct HopChannels {
     return from_first(room ? 1 : 0) != 0;
   }
 
-  // Where message `k` of a channel is composed: at the reader, or where it is put from.
+  // Where message `k` of a channel is composed: in the reader's window, or in the staging that it is put
+  // from.
   __device__ __forceinline__ std::byte* compose_at(int hop, int origin, int reader, int channel,
                                                    std::int32_t k) const {
     const int slot = k % slots();
@@ -77,7 +78,7 @@ struct HopChannels {
       return mine(call.layout.staged(call.topology.local[origin], reader, channel, slot));
     return transport.at(lane(), reader, mine(call.layout.slot(hop, origin, channel, slot)));
   }
-  // [warp] Message `k`, which has been composed, may be read. `bytes`: of all of it.
+  // [warp] Announces message `k`, which has been composed, to its reader. `bytes`: size of the whole message.
   __device__ __forceinline__ void publish(int hop, int origin, int reader, int channel, std::int32_t k,
                                           std::int64_t bytes) const {
     const int slot = k % slots();
@@ -91,7 +92,7 @@ struct HopChannels {
       transport.signal(lane(), reader, flag, tag);
     }
   }
-  // [warp] The channel has no more than `total` messages in this call.
+  // [warp] Announces that the channel has `total` messages in this call.
   __device__ __forceinline__ void end(int hop, int origin, int reader, int channel,
                                       std::int32_t total) const {
     transport.signal(lane(), reader, mine<Flag>(call.layout.end(hop, origin, channel)),
@@ -114,7 +115,7 @@ struct HopChannels {
     const bool ended = end >> kHopCountBits == number && static_cast<std::int64_t>(end & kHopCountMask) <= k;
     return ended ? State::ended : State::late;
   }
-  // [warp]
+  // [warp] look(), with the same result in all threads.
   __device__ __forceinline__ State arrived(int hop, int origin, int channel, std::int32_t k) const {
     int state = 0;
     if (thread() == 0) state = static_cast<int>(look(hop, origin, channel, k));
@@ -124,7 +125,7 @@ struct HopChannels {
                                                       std::int32_t k) const {
     return mine(call.layout.slot(hop, origin, channel, k % slots()));
   }
-  // [warp] `count` messages of the channel, which `writer` writes, have been read.
+  // [warp] Tells `writer` that `count` messages of its channel have been read, which is its credit.
   __device__ __forceinline__ void give_back(int hop, int origin, int writer, int channel,
                                             std::int32_t count) const {
     transport.signal(lane(), writer, mine<Flag>(call.layout.credit(hop, origin, me(), channel)),

@@ -1,4 +1,5 @@
-// Calls of headers alone, and what is around the launches of calls in two hops.
+// Kernels beside those of the phases of calls in two hops: calls that exchange headers alone, and what ties
+// two calls into one combine.
 #define FERRY_WIDE_KERNELS  // for groups of any size
 #include "backends/cuda/two_hops/header_calls.hpp"
 
@@ -58,7 +59,7 @@ __global__ void __launch_bounds__(32, 1)
     header.facts = make_header_facts(Operation::metadata, 0);
   }
   __syncwarp();
-  StepMetadata mine, all;  // of this thread's ranks; of all
+  StepMetadata mine, all;  // of this thread's ranks; of all ranks
   const auto add = [&](int rank, const HeaderFacts& theirs) {
     mine.sum += theirs.count;
     mine.prefix += rank < lane.rank ? theirs.count : 0;
@@ -129,42 +130,42 @@ void prepare_header_calls() {
 
 void launch_clear_inbox(const LaneView& lane, cudaStream_t stream) {
   launch(reinterpret_cast<const void*>(&clear_inbox_kernel), const_cast<LaneView*>(&lane), kClearThreads, 0,
-         {.blocks = kClearBlocksOfRank * lane.ranks}, stream, "clearing slot metadata");
+         {.blocks = kClearBlocksOfRank * lane.ranks}, stream, "clear slot metadata");
 }
 
 void launch_post_metadata(const MetadataArguments& arguments, cudaStream_t stream) {
   launch(reinterpret_cast<const void*>(&post_metadata_kernel), const_cast<MetadataArguments*>(&arguments), 32,
-         0, {}, stream, "posting a count");
+         0, {}, stream, "post a count");
 }
 
 void launch_finish_metadata(const MetadataArguments& arguments, cudaStream_t stream) {
   launch(reinterpret_cast<const void*>(&finish_metadata_kernel), const_cast<MetadataArguments*>(&arguments),
-         32, 0, {}, stream, "launching metadata");
+         32, 0, {}, stream, "launch metadata");
 }
 
 void launch_post_refusal(const RefusalArguments& arguments, cudaStream_t stream) {
   launch(reinterpret_cast<const void*>(&post_refusal_kernel), const_cast<RefusalArguments*>(&arguments), 32,
-         0, {}, stream, "posting a refusal");
+         0, {}, stream, "post a refusal");
 }
 
 void launch_finish_headers(const FinishHeadersArguments& arguments, cudaStream_t stream) {
   launch(reinterpret_cast<const void*>(&finish_headers_kernel),
-         const_cast<FinishHeadersArguments*>(&arguments), 32, 0, {}, stream, "ending a call of headers");
+         const_cast<FinishHeadersArguments*>(&arguments), 32, 0, {}, stream, "end a call of headers");
 }
 
 void launch_skip_number(const LaneView& lane, cudaStream_t stream) {
   launch(reinterpret_cast<const void*>(&skip_number_kernel), const_cast<LaneView*>(&lane), 32, 0, {}, stream,
-         "ending a combine");
+         "end a combine");
 }
 
 void launch_mute(const MuteArguments& arguments, cudaStream_t stream) {
   launch(reinterpret_cast<const void*>(&mute_kernel), const_cast<MuteArguments*>(&arguments), 32, 0, {},
-         stream, "between the parts of a combine");
+         stream, "mute the second part of a combine");
 }
 
 void launch_unmute(const MuteArguments& arguments, cudaStream_t stream) {
   launch(reinterpret_cast<const void*>(&unmute_kernel), const_cast<MuteArguments*>(&arguments), 32, 0, {},
-         stream, "after the parts of a combine");
+         stream, "unmute a lane after a combine");
 }
 
 }  // namespace ferry::cuda

@@ -1,5 +1,5 @@
-// What two hops need beside the kernels of the phases: calls that exchange headers alone, and calls of two
-// parts. Each is a launch before launch_hops() and one after it.
+// Launches beside those of the phases of calls in two hops: calls that exchange headers alone, and what ties
+// two calls into one combine. Each kind has a launch before launch_hops() and one after it.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -9,7 +9,7 @@
 
 namespace ferry::cuda {
 
-void prepare_header_calls();  // as prepare_hops(), which does it
+void prepare_header_calls();  // part of prepare_hops()
 
 // Clears the slot metadata of all messages in the inbox from other ranks, before a call by a plan: a damaged
 // plan expects messages that do not come. `lane`: as the phases of the call see it.
@@ -33,8 +33,8 @@ void launch_finish_headers(const FinishHeadersArguments& arguments, cudaStream_t
 // refuses a combine does not know whether those of its peers do. This takes the second without a call.
 void launch_skip_number(const LaneView& lane, cudaStream_t stream);
 
-// Around the second part. If the first has been aborted, as by a rank that has refused the combine, the
-// second does nothing but take its number.
+// Launched before and after the second of two calls. If the first has been aborted, for instance because a
+// rank has refused the combine, the second only takes its number.
 struct MuteArguments {
   LaneView lane;
   std::uint64_t* muted;  // device memory of the lane

@@ -12,7 +12,7 @@
 
 namespace ferry::cuda {
 
-// What the errors of a role's waits say.
+// The wait that errors name for a role.
 __device__ __forceinline__ WaitRole wait_role(HopRole role) {
   switch (role) {
     case HopRole::relay:
@@ -24,7 +24,7 @@ __device__ __forceinline__ WaitRole wait_role(HopRole role) {
   }
 }
 
-// [thread] As report_timeout(), for a role, and for data that a relay passes on: `via`, or -1.
+// [thread] report_timeout() for a role, and for data that a relay forwards: `via`, or -1.
 static __device__ __noinline__ void report_hop_timeout(const LaneView& lane, const WaitTarget& awaited,
                                                        WaitRole role, int via) {
   if (atomicExch(lane.timeout_claimed, 1u) == 0) {
@@ -89,7 +89,7 @@ class HopBlock {
     return mine<const LLPacket>(call_.layout.header(parity(), source));
   }
 
-  // [block] The headers lie in the outbox, where the launch before has stored them.
+  // [block] Sends the call headers, which the launch before has stored in the outbox.
   __device__ void send_headers() const {
     const auto bytes = static_cast<int>(call_.header_bytes);
     for (int peer = warp(); peer < lane_.ranks; peer += kHopWarps) {
@@ -109,7 +109,7 @@ class HopBlock {
     }
   }
 
-  // [block] False, in all threads alike: the exchange has failed.
+  // [block] Waits for the headers of all ranks. Returns false in all threads if the exchange has failed.
   __device__ bool await_headers() const {
     bool arrived = true;
     for (int peer = thread(); peer < lane_.ranks && arrived; peer += kHopThreads) {
@@ -120,8 +120,8 @@ class HopBlock {
     return __syncthreads_and(static_cast<int>(arrived)) != 0;
   }
 
-  // [block] Puts the headers where the kernels of the receive phase find them, with the flags that end the
-  // waits for what a damaged plan expects: nothing comes after this launch.
+  // [block] Copies the headers to where the kernels of the receive phase read them. Sets the end-of-stream
+  // flags too: a damaged plan may expect messages that are not sent, and nothing arrives after this launch.
   __device__ void deliver_headers() const {
     for (int source = warp(); source < lane_.ranks; source += kHopWarps) {
       std::byte* const block = call_.inbox + source * call_.block_bytes;
@@ -134,8 +134,8 @@ class HopBlock {
     }
   }
 
-  // [warp] Whether the call goes on: as await_all_headers(), with which the kernels of the receive phase come
-  // to the same result. All ranks see the same headers, so they agree.
+  // [warp] Decides whether the call goes on, by the comparison that await_all_headers() repeats in the
+  // receive phase. All ranks see the same headers, so they agree.
   __device__ void compare_headers() const {
     const LLPacket* const own = sent_header();
     const LLPacket mine = own[kHeaderTerms];
@@ -157,7 +157,7 @@ class HopBlock {
     if (thread() % 32 == 0) state_.agreed = agreed && (given & absent) == 0 ? 1 : 0;
   }
 
-  // [block] How much this rank sends.
+  // [block] Reads how many messages or rows this rank sends to each rank. A thread for each rank.
   __device__ void read_counts() const {
     const int rank = thread();
     if (rank >= lane_.ranks) return;
@@ -169,12 +169,13 @@ class HopBlock {
       const LLPacket packet = sent_header()[kHeaderCounts + i / 2];
       count = packet.call == state_.number ? static_cast<std::int32_t>(packet.word >> (32 * (i % 2))) : 0;
     }
-    // Of a damaged plan. Kernels take an impossible count as 0, and send no rows beyond the outbox.
+    // The counts of a damaged plan may be impossible: kernels take those as 0, and send no rows beyond the
+    // outbox.
     const bool rows = call_.content >= HopContent::rows;
     if (count < 0 || (!rows && count > lane_.max_tokens)) count = 0;
     state_.count[rank] = static_cast<std::int32_t>(count);
   }
-  // [thread]
+  // [thread] Prefix sum over the counts: each rank's first row in the outbox.
   __device__ void place_rows() const {
     if (!HopRoutes{call_}.rows()) return;
     std::int64_t end = 0;
@@ -186,7 +187,7 @@ class HopBlock {
     }
   }
 
-  // [warp] Whether the task has ended.
+  // [warp] Works on a task until it ends or has to wait. Returns whether it has ended.
   __device__ bool step(const HopWork<Transport>& work, const HopUnit& unit, int channel,
                        HopTaskState& at) const {
     switch (unit.role) {
@@ -206,8 +207,8 @@ class HopBlock {
     return true;
   }
 
-  // [threads] The exchange has failed: the receive phase will do nothing, and the caller's next kernels read
-  // the result of a dispatch.
+  // [block] Empties the result of a dispatch after a failure: the receive phase does nothing then, and the
+  // caller's next kernels read the result.
   __device__ void leave_empty() const {
     if (call_.result_counts == nullptr) return;
     for (int group = thread(); group <= lane_.groups; group += kHopThreads) {
@@ -218,7 +219,7 @@ class HopBlock {
       store_packet_relaxed_sys(reinterpret_cast<LLPacket*>(lane_.totals), {state_.number, 0});
   }
 
-  // [warp] Works on the tasks of this warp in turn. False: the call was aborted.
+  // [warp] Works on the warp's tasks in turn. Returns false if the call was aborted.
   __device__ bool run_tasks() const {
     const HopWork<Transport> work{call_, state_, {call_, transport_, state_.number}, HopRoutes{call_}};
     const int channels = call_.layout.shape.channels, tasks = state_.units * channels;
@@ -258,7 +259,8 @@ class HopBlock {
     return static_cast<std::uint64_t>(__shfl_sync(~0u, static_cast<unsigned long long>(value), 0));
   }
 
-  // [warp] Once a millisecond in a warp that waits. False: the call is aborted.
+  // [warp] Looks at the abort word and at deadlines. A waiting warp calls it once a millisecond. Returns
+  // false if the call is aborted.
   __device__ bool look_at_waits(const HopWork<Transport>& work, int worker, int workers, int tasks,
                                 std::uint64_t now) const {
     const int channels = call_.layout.shape.channels;
@@ -285,12 +287,12 @@ class HopBlock {
     }
     return !__any_sync(~0u, aborted);
   }
-  // [thread] The rank that a task waits for, and the relay on the way.
+  // [thread] The rank that a task waits for. Sets `via` to the relay between them, if there is one.
   __device__ int awaited_by(const HopWork<Transport>& work, const HopUnit& unit, const HopTaskState& at,
                             int* via) const {
     if (unit.role != HopRole::receiver || work.routes.here(unit.rank)) return at.peer;
     const int writer = work.routes.writer_of(unit.rank);
-    // What a relay has added comes from any rank of its node.
+    // A row that a relay has added stands for any ranks of its node, so no single peer can be named.
     if (writer != unit.rank || work.routes.sums()) *via = writer;
     return work.routes.sums() ? -1 : at.peer;
   }

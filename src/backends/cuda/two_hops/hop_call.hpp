@@ -15,7 +15,7 @@
 
 namespace ferry::cuda {
 
-inline constexpr int kHopThreads = 256;  // of a block
+inline constexpr int kHopThreads = 256;  // threads of a block
 inline constexpr int kHopWarps = kHopThreads / 32;
 
 // What a call moves.
@@ -56,15 +56,15 @@ struct HopTaskState {
   std::int32_t sent[kRanksOfThread];    // to a rank
   std::int32_t place;                   // in the list of ranks
   std::uint32_t pending, started;
-  std::int32_t peer;    // for whom it waits
-  std::uint32_t moved;  // has moved something in this step
+  std::int32_t peer;    // rank that it waits for; -1: none
+  std::uint32_t moved;  // has moved data in this step
   std::uint32_t done;
   std::int32_t own, own_token;  // of a relay that adds: this rank's next row
   std::int32_t spare;
-  std::uint64_t since;  // when it began to wait; 0: it does not wait
+  std::uint64_t since;  // when it began to wait; 0: it is not waiting
   std::uint64_t spare_too;
 };
-// Of narrow kernels, and of wide ones, whose thread stands for eight ranks.
+// A thread of a narrow kernel keeps counts of one rank, a thread of a wide kernel of eight.
 constexpr std::int64_t hop_task_bytes(bool wide) {
   return wide ? 120 : 64;
 }
@@ -91,9 +91,9 @@ struct HopArguments {
   std::int32_t payload_bytes, metadata_bytes;
   bool sets_flags;                  // of messages with metadata of this call
   const std::int32_t* sent_tokens;  // [R, T] of the plan
-  // How many go to each rank: [R]; null: the call headers say it.
+  // [R] messages to each rank; null: read from the call headers.
   const std::int32_t* counts;
-  // Of a dispatch: what the caller reads, in device memory; else null.
+  // Counts and row offsets in the caller's device memory; null except in a dispatch.
   std::int32_t *result_counts, *result_offsets;
   // Rows.
   std::byte *row_outbox, *row_inbox;
@@ -104,12 +104,12 @@ struct HopArguments {
   CombineRowLayout row;
 };
 
-// Most tasks of a rank, which bound HopMemory::states and the useful blocks.
+// Upper bound of a rank's tasks. It sizes HopMemory::states, and more blocks than tasks are of no use.
 constexpr int hop_tasks(const HopShape& shape) {
   return (4 * shape.ranks + 1) * shape.channels;
 }
 
-// How many blocks a launch takes of those that it may have.
+// Blocks of a launch that may use at most `blocks`.
 inline int hop_blocks(const HopArguments& call, int blocks) {
   const int useful =
       call.content == HopContent::headers ? 1 : (hop_tasks(call.layout.shape) + kHopWarps - 1) / kHopWarps;

@@ -1,5 +1,5 @@
-// Where the windows of two hops lie in a rank's symmetric memory. Nothing of it grows with the tokens of a
-// call.
+// Where the windows of two hops lie in a rank's symmetric memory. Their size does not depend on the number of
+// tokens.
 //
 // What one rank sends another in a hop is a *stream*, cut into *channels*, each with one writing and one
 // reading warp. A channel passes through a window of slots in the reader's memory:
@@ -7,8 +7,8 @@
 //   hop 1   to a relay       slot   | entries, rank and index of each | payload | metadata of each entry |
 //   hop 2   to its final rank       | index | content |
 //
-// Streams of hop 2 are named by their origin, the rank whose rows they carry, whoever writes them: the origin
-// itself or a relay. So are those of hop 1, which their origin writes.
+// A stream is named by its origin, the rank whose rows it carries. Streams of hop 1 are written by their
+// origin, those of hop 2 by their origin or by a relay.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,8 @@
 
 namespace ferry::cuda {
 
-// An entry of a slot of hop 1: for which rank the payload is, and which of the origin's messages to it.
+// An entry of a slot of hop 1: a rank that gets the payload, and the index of this message among the origin's
+// messages to that rank.
 struct HopEntry {
   std::int32_t rank, index;
 };
@@ -26,7 +27,7 @@ inline constexpr int kHops = 2;
 inline constexpr int kHopParities = 4;          // buffers of call headers: call number modulo this
 inline constexpr std::int64_t kHopPrefix = 16;  // bytes at the beginning of a slot: a count, or an index
 
-// What the layout follows from; the same on every rank.
+// The numbers that determine the layout; the same on every rank.
 struct HopShape {
   std::int32_t ranks = 0;
   std::int32_t node_ranks = 0;     // of the largest node
@@ -45,12 +46,12 @@ struct HopLayout {
   std::int64_t slot_bytes[kHops];
   std::int64_t header_flags;    // [parities][R sources] flags: the header of the call has arrived
   std::int64_t flags[kHops];    // [R origins][channels][slots] the message in the slot has arrived
-  std::int64_t ends[kHops];     // [R origins][channels] how many messages the channel has in the call
+  std::int64_t ends[kHops];     // [R origins][channels] messages of the channel in the call
   std::int64_t credits[kHops];  // [R origins][R readers][channels] read, in the writer's memory
   std::int64_t signals_end;
   std::int64_t headers;         // [parities][R sources]
   std::int64_t windows[kHops];  // [R origins][channels][slots]
-  // For peers that are not mapped: what this rank has written and they have not read.
+  // For peers that are not mapped: what this rank puts to them from.
   std::int64_t staged_headers;  // [parities][R peers]
   std::int64_t staging;         // [node ranks][R peers][channels][slots]
   std::int64_t staging_slot;

@@ -1,12 +1,13 @@
-// The relay: passes on what comes from one origin, message by message.
+// The relay: forwards the messages of one origin, one after the other.
 #pragma once
 
 #include "backends/cuda/two_hops/hop_send.cuh"
 
 namespace ferry::cuda {
 
-// [warp] `sent` is how many messages of this channel a rank has been sent. A message stays in its slot until
-// every rank that it is for has it; of those entries `pending` have not.
+// [warp] `sent` counts the messages of this channel that each rank has been sent. A message stays in its slot
+// until every rank that it is for has received it; `pending` holds a bit for each entry that is still to be
+// forwarded.
 template <class Transport>
 __device__ bool relay_messages(const HopWork<Transport>& work, HopTaskState& at, int origin, int channel) {
   using State = typename HopChannels<Transport>::State;
@@ -18,7 +19,7 @@ __device__ bool relay_messages(const HopWork<Transport>& work, HopTaskState& at,
     if (state == State::ended) break;
     if (state == State::late) return waits_for(at, origin);
     const std::byte* const message = work.channels.message(0, origin, channel, at.next);
-    // What an origin writes is bounded before it is used.
+    // Values that an origin has written are bounded before they are used.
     const std::int32_t entries =
         ::min(::max(*reinterpret_cast<const std::int32_t*>(message), 0), call.layout.shape.node_ranks);
     HopEntry entry{-1, -1};

@@ -1,18 +1,18 @@
-// The roles that send and receive: to final ranks, to relays, and from both.
+// The roles that send to final ranks and to relays, and the role that receives.
 #pragma once
 
 #include "backends/cuda/two_hops/hop_state.cuh"
 
 namespace ferry::cuda {
 
-// [warp] A role has to wait.
+// [warp] Records that the task waits for `peer`, and returns false, as a role that has not finished.
 __device__ __forceinline__ bool waits_for(HopTaskState& at, int peer) {
   at.peer = peer;
   return false;
 }
 
-// [warp] Writes message `k` of a channel of hop 2: this rank's or another's. `payload` and `metadata`: as of
-// deliver().
+// [warp] Writes message `k` of a channel of hop 2, for this rank or for another one as its relay. `payload`
+// and `metadata`: as in deliver().
 template <class Transport>
 __device__ __forceinline__ void write_final(const HopWork<Transport>& work, int origin, int reader,
                                             int channel, std::int32_t k, std::int32_t index,
@@ -50,9 +50,9 @@ __device__ bool send_directly(const HopWork<Transport>& work, HopTaskState& at, 
   return true;
 }
 
-// [warp] Writes message `k` of a channel of hop 1. `entries`: threads whose rank, `rank`, gets this payload.
-// It is this rank's message `index` to it, of which the entry says `noted`; that of the thread `leader` has
-// the payload.
+// [warp] Writes message `k` of a channel of hop 1. `entries`: a bit for each thread whose `rank` gets the
+// payload. `index`, of a thread: the message among this rank's messages to its `rank`. `noted`: what the
+// thread's entry says of it. The payload is copied from the message of the thread `leader`.
 template <class Transport>
 __device__ __forceinline__ void write_bundle(const HopWork<Transport>& work, int relay, int channel,
                                              std::int32_t k, std::uint32_t entries, int leader, int rank,
@@ -86,8 +86,8 @@ __device__ __forceinline__ void write_bundle(const HopWork<Transport>& work, int
   work.count(relay, 1, payload + count * of_entry);
 }
 
-// [warp] As send_to_relay() where `rank` is the only one behind the relay: the order of all messages is that
-// of those to it, so a channel need not go through the others' share.
+// [warp] send_to_relay() where `rank` is the only rank behind the relay. All messages are in the order of
+// those to that rank, so a channel visits its own share only.
 template <class Transport>
 __device__ bool send_to_only_rank(const HopWork<Transport>& work, HopTaskState& at, int relay, int rank,
                                   int channel) {
@@ -106,10 +106,10 @@ __device__ bool send_to_only_rank(const HopWork<Transport>& work, HopTaskState& 
   return true;
 }
 
-// [warp] Sends every channels-th payload for the ranks behind `relay`: of messages a token once for all of
-// them, of rows each for itself. A thread stands for a rank behind the relay, where rows travel in wide
-// kernels for several. All channels go through all messages, in an order that follows from the messages
-// alone, and each sends its share.
+// [warp] Sends every channels-th payload for the ranks behind `relay`. Messages: one payload a token, for all
+// of them. Rows: one payload a rank. A thread stands for one rank behind the relay, or for several where rows
+// travel in wide kernels. All channels visit all messages, in an order that follows from the messages alone,
+// and each sends its share.
 template <class Transport>
 __device__ bool send_to_relay(const HopWork<Transport>& work, HopTaskState& at, int relay, int channel) {
   constexpr std::uint32_t kNone = ~0u;
@@ -149,7 +149,7 @@ __device__ bool send_to_relay(const HopWork<Transport>& work, HopTaskState& at, 
       const std::int32_t k = at.next / channels;
       if (!work.channels.has_room(0, work.routes.me(), relay, channel, k)) return waits_for(at, relay);
       inject_fault(call.wires, KernelPoint::hop_send);
-      // Of a damaged plan some messages may not have been stored.
+      // With a damaged plan some messages may not have been stored.
       bool stored = (entries >> thread & 1) != 0;
       if (stored && call.sets_flags && call.counts != nullptr) {
         const auto* metadata =
@@ -169,7 +169,7 @@ __device__ bool send_to_relay(const HopWork<Transport>& work, HopTaskState& at, 
   return true;
 }
 
-// [warp] Takes what comes from `origin`.
+// [warp] Receives what `origin` sends.
 template <class Transport>
 __device__ bool receive_from(const HopWork<Transport>& work, HopTaskState& at, int origin, int channel) {
   using State = typename HopChannels<Transport>::State;
@@ -189,7 +189,7 @@ __device__ bool receive_from(const HopWork<Transport>& work, HopTaskState& at, i
   }
 }
 
-// [warp] Notes where this rank's own rows lie.
+// [warp] Records where this rank's own rows lie.
 template <class Transport>
 __device__ bool note_own_rows(const HopWork<Transport>& work, int channel) {
   const int me = work.routes.me();

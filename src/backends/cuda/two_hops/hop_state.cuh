@@ -1,4 +1,4 @@
-// What a block knows of a call in two hops, and which tasks there are.
+// State of a block in a call in two hops, and the list of its rank's tasks.
 #pragma once
 
 #include "backends/cuda/two_hops/channel.cuh"
@@ -7,11 +7,11 @@ namespace ferry::cuda {
 
 // Roles of a warp, each for the streams with one rank.
 enum class HopRole : std::uint8_t {
-  own,      // notes where this rank's own rows lie
+  own,      // records where this rank's own rows lie
   direct,   // sends to a final rank
   sender,   // sends to a relay
-  relay,    // passes on what an origin sends; rows that it adds: of all origins
-  receiver  // takes what comes from an origin
+  relay,    // forwards what an origin sends; where it adds rows: what all origins send
+  receiver  // receives what an origin sends
 };
 
 struct HopUnit {
@@ -27,10 +27,10 @@ struct HopState {
   std::int64_t first[kKernelRanks];  // row among those in the outbox
   std::int32_t units;
   HopUnit unit[4 * kKernelRanks + 2];
-  const std::byte* row[kHopWarps][kMaxHopNodeRanks];  // of a warp that adds: a row of each rank of its node
+  const std::byte* row[kHopWarps][kMaxHopNodeRanks];  // of a warp that adds: one row of each rank of its node
 };
 
-// Who passes on what to whom in a call. All [thread].
+// Which rank forwards what, and to whom, in a call. All functions: [thread].
 struct HopRoutes {
   const HopArguments& call;
 
@@ -43,7 +43,7 @@ struct HopRoutes {
   // Whether this rank is the relay between `rank` and its own node.
   __device__ bool relays_for(int rank) const { return !here(rank) && call.topology.relay_here[rank] == me(); }
 
-  // Whether this rank's messages to `rank` pass no other rank, nor are added here.
+  // Whether this rank's messages to `rank` go there without a relay and are not added on the way.
   __device__ bool sends_directly(int rank) const {
     if (rank == me()) return false;
     return here(rank) || (rows() && !sums() && relays_for(rank));
@@ -54,7 +54,7 @@ struct HopRoutes {
     return relay != me() &&
            (rows() ? call.topology.relay_here[rank] : call.topology.relay_there[rank]) == relay;
   }
-  // Whether this rank may pass on to `rank` what comes from `origin`.
+  // Whether this rank may forward another rank's messages to `rank`.
   __device__ bool passes_on_to(int rank) const {
     if (rows()) return relays_for(rank);
     return call.topology.straight ? rank == me() : here(rank);
@@ -63,7 +63,7 @@ struct HopRoutes {
     if (rows()) return !call.topology.straight && here(origin) && origin != me();
     return relays_for(origin);
   }
-  // Who writes the stream of `origin` to this rank; -1: there is none.
+  // The rank that writes the stream of `origin` to this rank; -1: none.
   __device__ int writer_of(int origin) const {
     if (origin == me()) return -1;
     if (here(origin)) return origin;
@@ -72,7 +72,7 @@ struct HopRoutes {
     return sums() && relay != origin ? -1 : relay;
   }
 
-  // [thread] The rank of a node that has this local rank; -1: there is none.
+  // [thread] The rank of a node that has this local rank; -1: none.
   __device__ int member(int node, int local_rank) const {
     for (int rank = 0; rank < call.wires.ranks; ++rank) {
       if (call.topology.node[rank] == node && call.topology.local[rank] == local_rank) return rank;
@@ -92,7 +92,7 @@ struct HopRoutes {
     return __reduce_max_sync(~0u, found);
   }
 
-  // [warp] Lists what this rank has to do. Thread r finds what it has to do with ranks r, r + 32, ...
+  // [warp] Lists the tasks of this rank. Thread r lists those with ranks r, r + 32, ...
   __device__ void list_units(HopState* state) const {
     const int ranks = call.wires.ranks;
     bool relays_rows = false;
@@ -109,7 +109,7 @@ struct HopRoutes {
         units += __popc(static_cast<int>(all));
       }
     };
-    // Of a rank that this one sends to others by.
+    // Whether `rank` is the relay for some of this rank's messages.
     const auto is_relay = [&](int rank) {
       for (int last = 0; last < ranks; ++last) {
         if (sends_by(rank, last)) return true;
@@ -132,7 +132,8 @@ struct HopRoutes {
 };
 static_assert(kMaxDeviceRanks <= kHopThreads);  // a thread of a block for each rank
 
-// What all roles work with. `role(...)` functions return whether they have finished; if not, they wait.
+// What all roles share. A role is a function that returns whether its task has finished; if not, the task
+// waits.
 template <class Transport>
 struct HopWork {
   const HopArguments& call;
@@ -151,7 +152,7 @@ struct HopWork {
 
   // Where a task keeps a count of `rank`: in thread `rank % 32`.
   __device__ __forceinline__ static int nth(int rank) { return kWide ? rank / 32 : 0; }
-  // [warp] How much `rank`, the same in all threads, has been sent.
+  // [warp] The messages or rows that `rank` has been sent. `rank` is the same in all threads.
   __device__ __forceinline__ static std::int32_t sent_to(const HopTaskState& at, int rank) {
     return static_cast<std::int32_t>(__shfl_sync(~0u, at.sent[nth(rank)], rank % 32));
   }
@@ -159,7 +160,7 @@ struct HopWork {
     if (thread() == rank % 32) ++at->sent[nth(rank)];
   }
 
-  // This rank's message `i` to `rank`, or its row.
+  // This rank's message or row `i` for `rank`, in its outbox.
   __device__ __forceinline__ const std::byte* stored(int rank, std::int32_t i) const {
     if (routes.rows()) return call.row_outbox + (state.first[rank] + i) * call.row_bytes;
     return call.outbox + rank * call.block_bytes + call.header_bytes + i * content_bytes();
@@ -167,7 +168,7 @@ struct HopWork {
   __device__ __forceinline__ std::uint64_t label_of(const std::byte* row) const {
     return *reinterpret_cast<const std::uint64_t*>(row + call.label_offset);
   }
-  // The index in staging of a row of this call; -1: it is none, which a damaged plan causes.
+  // Index in staging of the row with this label; -1: not a row of this call, which a damaged plan causes.
   __device__ __forceinline__ std::int64_t index_of(std::uint64_t label) const {
     const auto index = static_cast<std::int32_t>(label);
     const bool valid = index >= 0 && (label ^ (number() << 32)) == static_cast<std::uint32_t>(index);
@@ -186,7 +187,7 @@ struct HopWork {
     atomicAdd(&to->bytes, static_cast<unsigned long long>(bytes));
   }
 
-  // [warp] Puts a message of `origin` where kernels find it.
+  // [warp] Copies a message of `origin` to where the kernels of the receive phase read it.
   __device__ __forceinline__ void deliver(int origin, std::int32_t index, const std::byte* payload,
                                           const std::byte* metadata) const {
     if (routes.rows()) return deliver_row(payload);

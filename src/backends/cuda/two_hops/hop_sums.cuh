@@ -1,9 +1,9 @@
 // The relay of a combine that adds by node: it merges what the ranks of its node send to ranks of other nodes
 // by token, and passes on one row for each.
 //
-// A channel of such a call has the tokens whose number gives the channel as remainder. Its rows are in the
-// order of the ranks that they are for, and for one rank in the order of tokens: so the relay needs to look
-// at the next row of each rank only.
+// A channel of such a call carries the tokens whose number, modulo the number of channels, is the channel's.
+// Its rows are sorted by destination rank, then by token, so the relay only looks at the next row of each
+// rank.
 #pragma once
 
 #include "backends/cuda/device/values.cuh"
@@ -11,8 +11,8 @@
 
 namespace ferry::cuda {
 
-// [warp] This rank's next row from `i` on for `rank` whose token belongs to the channel; `count`: there is
-// none. Stores its token.
+// [warp] Finds this rank's next row for `rank`, from row `i` on, whose token belongs to the channel, and
+// stores its token. Returns `count` if there is none.
 template <class Transport>
 __device__ __forceinline__ std::int32_t next_of_channel(const HopWork<Transport>& work, int rank,
                                                         std::int32_t i, int channel, std::int32_t* token) {
@@ -30,7 +30,7 @@ __device__ __forceinline__ std::int32_t next_of_channel(const HopWork<Transport>
   return count;
 }
 
-// [warp] Sends the rows that `relay` adds.
+// [warp] Sends the rows that are to be added at `relay`.
 template <class Transport>
 __device__ bool send_for_sums(const HopWork<Transport>& work, HopTaskState& at, int relay, int channel) {
   for (; at.place < work.call.wires.ranks; ++at.place, at.next = 0) {
@@ -42,7 +42,7 @@ __device__ bool send_for_sums(const HopWork<Transport>& work, HopTaskState& at, 
       const std::int32_t k = at.sent[0];
       if (!work.channels.has_room(0, work.routes.me(), relay, channel, k)) return waits_for(at, relay);
       inject_fault(work.call.wires, KernelPoint::hop_send);
-      // One entry, of the first thread: for whom, and of which token.
+      // One entry, of thread 0: destination rank and token.
       write_bundle(work, relay, channel, k, 1u, 0, at.place, at.next, token);
       ++at.next;
       ++at.sent[0];
@@ -71,8 +71,8 @@ __device__ __forceinline__ void add_row_values(std::int32_t hidden, std::uint32_
   }
 }
 
-// [warp] A packed row that stands for some ranks' rows of one token, as add_values() and join_tails() make it
-// (combine/merge_rows.cuh): a single row is copied. `row`: in shared memory, by rank.
+// [warp] Writes the row that replaces the rows of one token from several ranks, as add_values() and
+// join_tails() make it (combine/merge_rows.cuh). A single row is copied. `row`: in shared memory, by rank.
 __device__ inline void add_rows(const HopArguments& call, std::uint32_t rows, const std::byte* const* row,
                                 std::byte* to) {
   const int first = __ffs(static_cast<int>(rows)) - 1;
@@ -127,7 +127,7 @@ __device__ bool relay_sums(const HopWork<Transport>& work, HopTaskState& at, int
         at.own = 0;
       }
     }
-    // Of each rank: for whom its next row is, and of which token.
+    // Each rank's next row: its destination rank and its token.
     std::uint32_t to = kNone, token = kNone;
     bool late = false;
     if (thread == my_thread) {
@@ -140,7 +140,7 @@ __device__ bool relay_sums(const HopWork<Transport>& work, HopTaskState& at, int
             reinterpret_cast<const HopEntry*>(work.channels.message(0, rank, channel, cursor) + kHopPrefix);
         to = static_cast<std::uint32_t>(entry->rank);
         token = static_cast<std::uint32_t>(entry->index);
-        // What is for nobody is passed over.
+        // A row whose destination is invalid is skipped.
         if (to >= static_cast<std::uint32_t>(ranks) || !work.routes.passes_on_to(static_cast<int>(to)))
           to = kNobody;
       }

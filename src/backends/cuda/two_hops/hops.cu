@@ -25,7 +25,7 @@ void launch_hops(const HopArguments& arguments, const LaunchShape& shape, cudaSt
   of.blocks = hop_blocks(arguments, shape.blocks);
   if (takes_wide_kernels(arguments.wires.ranks)) return launch_wide_hops(arguments, of, stream);
   launch(reinterpret_cast<const void*>(&hop_kernel), const_cast<HopArguments*>(&arguments), kHopThreads, 0,
-         of, stream, "launching the hops of a call");
+         of, stream, "launch the hops of a call");
 }
 
 }  // namespace ferry::cuda

@@ -20,7 +20,7 @@ void prepare_wide_hops() {
 
 void launch_wide_hops(const HopArguments& arguments, const LaunchShape& shape, cudaStream_t stream) {
   launch(reinterpret_cast<const void*>(&wide_hop_kernel), const_cast<HopArguments*>(&arguments), kHopThreads,
-         0, shape, stream, "launching the hops of a call");
+         0, shape, stream, "launch the hops of a call");
 }
 
 }  // namespace ferry::cuda

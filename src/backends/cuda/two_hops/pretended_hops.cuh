@@ -1,11 +1,11 @@
-// Which ranks a launch between the phases treats as if they were on another host.
+// The transport of simulated nodes.
 #pragma once
 
 #include "backends/cuda/two_hops/hop_block.cuh"
 
 namespace ferry::cuda {
 
-// Nodes of one host are pretended: ranks of other nodes are mapped, and treated as if they were not.
+// Treats the ranks of other nodes, which are on this host and mapped, as if they were not mapped.
 __device__ inline Pretended transport_of(const HopArguments& call) {
   Pretended transport{};
   for (int rank = 0; rank < call.wires.ranks; ++rank) {

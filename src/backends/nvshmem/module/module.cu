@@ -48,7 +48,7 @@ int initialise(unsigned flags, nvshmemx_init_attr_t* attributes) {
 }
 
 int start(int rank, int ranks, const void* id) {
-  // Also where NVSHMEM is running: this module has device state of its own, which has to be filled in.
+  // Needed also where NVSHMEM is running: this module has device state of its own to initialise.
   if (id == nullptr) return initialise(0, nullptr);
   nvshmemx_uniqueid_t shared;
   std::memcpy(&shared, id, sizeof shared);

@@ -25,13 +25,13 @@ struct ModuleBuild {
 
 inline constexpr std::size_t kIdBytes = 128;
 
-// What the kernels of the module need to know of the ranks.
+// How the module's kernels reach the ranks.
 struct Peers {
   RankBits<kMaxDeviceRanks> remote;  // reached by puts
   const std::int32_t* pes;           // [R] in device memory: the ranks' PE numbers
 };
 
-// Functions return 0, or a code of NVSHMEM or CUDA that says no more than that they have failed.
+// Functions return 0, or a code of NVSHMEM or CUDA, which only means that they have failed.
 struct Module {
   void (*version)(int* major, int* minor, int* patch);  // of the library that is loaded
   bool (*is_running)();                                 // NVSHMEM has been started in this process
@@ -43,7 +43,7 @@ struct Module {
   int (*pe_count)();
   // Collective, and may block. Zeroed; null if there is no memory.
   void* (*allocate)(std::size_t bytes);
-  // Where this process reaches that memory of a PE by loads and stores, or null.
+  // Where this process reaches that memory of a PE by loads and stores; null: it does not.
   void* (*mapped)(const void* memory, int pe);
   // Enqueues the check on a stream (cudaStream_t), in `blocks` blocks.
   int (*check_messages)(const cuda::MessageCheck& check, const Peers& peers, int blocks, void* stream);

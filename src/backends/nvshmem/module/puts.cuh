@@ -10,7 +10,8 @@
 
 namespace ferry::nvshmem {
 
-// Whatever carries the puts: mapped memory, the GPU itself (IBGDA) or a thread on the host (IBRC).
+// The carrier of the puts does not matter: mapped memory, the GPU itself (IBGDA) or a thread on the host
+// (IBRC).
 struct Puts : cuda::PlainStores {
   Peers peers;
 
@@ -55,7 +56,8 @@ struct Puts : cuda::PlainStores {
     nvshmem_uint64_test(word_of(const_cast<Flag*>(flag)), NVSHMEM_CMP_GE, value);
   }
 
-  // Quiet has no deadline. It follows calls that have ended well, so all ranks have just been heard of.
+  // nvshmem_quiet() has no deadline. It is called after calls that have ended well, in which every rank has
+  // sent its header.
   __device__ void finish() const {
     if (!peers.remote.any()) return;
     __syncwarp();

@@ -1,11 +1,11 @@
-// Kernels of a fused dispatch from ids whose token count only the device knows.
+// Kernels of a fused dispatch from ids whose token count is known on the device only.
 #include "backends/cuda/dispatch/kernels/dispatch_kernel.cuh"
 #include "backends/cuda/dispatch/kernels/dispatch_kernels.hpp"
 
 namespace ferry::cuda {
 namespace {
 
-// Chooses between the modes of many and of few tokens when it runs, so that a call of few tokens does not pay
+// Chooses between the modes of many and of few tokens at run time, so that a call of few tokens does not pay
 // for the upper bound that the host knows.
 template <Quantisation kQuantisation>
 __global__ void __launch_bounds__(kBlockThreads, 1)

@@ -9,7 +9,7 @@ using Generic = GatheredDispatch<GenericDispatch>;
 template <Quantisation kQuantisation>
 using FewTokens = GatheredDispatch<SpecialisedDispatch<kQuantisation, true>>;
 
-// Only the device knows N; the host knows that it is below kManyTokens.
+// N is known on the device only; the host knows that it is below kManyTokens.
 template <Quantisation kQuantisation>
 __global__ void __launch_bounds__(kBlockThreads, 1)
     dispatch_gathered_count_kernel(const __grid_constant__ DispatchArguments call) {

@@ -1,12 +1,4 @@
-// The kernel of dispatch: which block has which role, and the steps of each role in order.
-//
-//   fused launch    blocks [0, senders) send; the last blocks receive. In the mode of few tokens there are
-//                   metadata blocks between them. The last block that does not receive is the coordinator.
-//   send, receive   every block sends (up to kMaxSenders), or receives; block 0 coordinates the receive phase
-//   one block       all roles, one after the other
-//   last warp       of a sending block: publishes flags; in block 0 it posts the call header first
-//
-// docs/kernels.md has these roles as tables.
+// The kernel of dispatch: the roles of its blocks, and the steps of each role in order.
 #pragma once
 
 #include "backends/cuda/device/shared_copy.cuh"
@@ -74,10 +66,10 @@ struct DispatchBlock {
   __device__ static int thread() { return static_cast<int>(threadIdx.x); }
   __device__ static int threads() { return static_cast<int>(blockDim.x); }
 
-  // [block] Fills in the block's state. False: the exchange has failed. Each warp first loads something else
-  // from device memory, so that all loads are in flight at once; then its first ids, if it can know them
-  // already. `partition`: among the senders; where messages are indexed by number, of the upper bound of
-  // tokens.
+  // [block] Fills in the block's state. Returns false if the exchange has failed. Each warp first loads
+  // something else from device memory, so that all loads are in flight at once, then its first ids if it can
+  // already know them. `partition`: among the senders; where messages are indexed by number, of the upper
+  // bound of tokens.
   __device__ __forceinline__ bool start(const SendPartition& partition, IdPrefetch* counted,
                                         InputSlot* first) const {
     fetch_lines(call);
@@ -101,7 +93,7 @@ struct DispatchBlock {
     return !state->failed;
   }
 
-  // [thread] Reads N, and fills in what follows from it: partition, header facts, the plan's fault.
+  // [thread] Reads N, and fills in what depends on it: partition, header facts, the plan's fault.
   __device__ void load_token_count() const {
     const bool known = Role::kSends && call.device_tokens == nullptr;
     std::int64_t tokens = call.tokens;
@@ -111,7 +103,7 @@ struct DispatchBlock {
                                             : SendPartition::of(tokens, role.senders);
     state->tokens = tokens;
     state->partition = partition;
-    // The coordinator sends no metadata: it has other work.
+    // The coordinator sends no metadata, because it has other work.
     if (role.sends_metadata)
       state->partition =
           known ? call.metadata_partition : SendPartition::whole(tokens, role.metadata_blocks - 1);
@@ -132,9 +124,9 @@ struct DispatchBlock {
     }
   }
 
-  // [block] Counts this block's routes. The last counting block adds up and posts the counts of all: it has
-  // the fewest tokens, or none. `first`: the ids from token 0 on. False, in all threads alike: the exchange
-  // has failed.
+  // [block] Counts this block's routes. The last counting block, which has the fewest tokens or none, adds up
+  // and posts the counts of all. `first`: the ids from token 0 on. Returns false in all threads if the
+  // exchange has failed.
   [[nodiscard]] __device__ bool count_and_post(const IdPrefetch& first) const {
     if (Traits::by_plan(call)) return true;
     if (role.sends_metadata && role.posts_counts()) {
@@ -169,9 +161,9 @@ struct DispatchBlock {
   }
 
   // [thread] Ends this block's part of the stream of messages; the last block to do so publishes the
-  // end-of-stream flag. The publisher warp does it; after a barrier, a warp with less to do. Only ranks with
-  // damaged plans wait for the flag, and all of them may: so it comes after everything that peers wait for,
-  // and before this rank waits for rows.
+  // end-of-stream flag. The publisher warp calls it; after a barrier, a warp with less to do. Only ranks with
+  // damaged plans wait for the flag, and every rank may have one: so it comes after everything that peers
+  // wait for, and before this rank waits for rows.
   __device__ void finish(bool after_barrier) const {
     if (role.sends && warp() == kWorkWarps - (after_barrier ? 2 : 0) && thread() % 32 == 0)
       publish_end_of_stream(call.lane, state->number, role.senders);
@@ -205,21 +197,21 @@ struct DispatchBlock {
     fill_route_rows(call.lane, BlockTables::of(call), RowOffsets::of(call), call.plan, begin, end);
   }
 
-  // [warp] Receives the rows that fall to this warp. After an abort it leaves an empty result.
+  // [warp] Receives this warp's rows. After an abort it leaves an empty result.
   __device__ void receive() const {
     if (!receive_tokens<Traits>(call, role.receive_worker(), role.receivers * kBlockWarps))
       clear_received(call, thread() % 32, 32);
   }
 
-  // [block] Writes the padding rows: the senders do. In the mode of few tokens the metadata blocks do; the
-  // receivers too if rows are zeroed, which is much work.
+  // [block] Writes the padding rows, in the senders. In the mode of few tokens in the metadata blocks; if
+  // rows are zeroed, which is much work, in the receivers too.
   __device__ void pad() const {
     if (Traits::kFewTokens && call.lane.zero_padding)
       return pad_share(block() - role.senders, static_cast<int>(gridDim.x) - role.senders);
     if (!role.one_role_each) return pad_share(block(), static_cast<int>(gridDim.x));
     if (!role.receives) pad_share(role.counting_block(), role.counting_blocks());
   }
-  // Block `number` of `blocks`.
+  // The share of block `number` of `blocks`.
   __device__ void pad_share(int number, int blocks) const {
     write_padding(call, RowOffsets::of(call), number * kBlockWarps + warp(), blocks * kBlockWarps, call.plan);
   }
@@ -271,7 +263,7 @@ struct DispatchBlock {
     if (thread() == 0) publish_totals(call.lane, state->number, 0);
   }
 
-  // [block] Refuses a call whose plan cannot be used; block 0 does it all.
+  // [block] Refuses a call whose plan cannot be used; only block 0 has work.
   __device__ void refuse() const {
     if (block() != 0) return;
     const LaneView& lane = call.lane;

@@ -65,7 +65,7 @@ void launch_dispatch(const DispatchArguments& arguments, DispatchMode mode, cons
       SendPartition::of(call.tokens, one_role_each ? senders : std::min(shape.blocks, kMaxSenders));
   if (metadata_blocks > 0) call.metadata_partition = SendPartition::whole(call.tokens, metadata_blocks - 1);
   launch(kernel_of(call.lane, mode, quantisation_of(call.encoding)), &call, kBlockThreads, shared_bytes,
-         shape, stream, "launching dispatch");
+         shape, stream, "launch dispatch");
 }
 
 }  // namespace ferry::cuda

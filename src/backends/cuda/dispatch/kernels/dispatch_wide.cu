@@ -1,4 +1,4 @@
-// Kernels of groups of more than kNarrowRanks ranks, for calls of every kind. Messages are indexed by number,
+// Kernels for groups of more than kNarrowRanks ranks, for every kind of call. Messages are indexed by number,
 // whole rows are sent, and all go through staging.
 #define FERRY_WIDE_KERNELS
 #include <algorithm>
@@ -38,7 +38,7 @@ void launch_wide_dispatch(const DispatchArguments& arguments, DispatchMode mode,
   const bool one_role_each = call.phase == Phase::fused && shape.blocks > 1;
   call.partition = SendPartition::whole(
       call.tokens, one_role_each ? call.many_token_blocks.senders : std::min(shape.blocks, kMaxSenders));
-  launch(wide_kernel(mode), &call, kBlockThreads, shared_bytes, shape, stream, "launching dispatch");
+  launch(wide_kernel(mode), &call, kBlockThreads, shared_bytes, shape, stream, "launch dispatch");
 }
 
 }  // namespace ferry::cuda

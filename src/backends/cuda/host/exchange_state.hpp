@@ -1,0 +1,51 @@
+// The part of a CUDA exchange that all lanes of a rank share.
+#pragma once
+
+#include <memory>
+#include <optional>
+
+#include "backends/cuda/host/engine_layout.hpp"
+#include "backends/cuda/host/hop_memory.hpp"
+#include "backends/cuda/host/hop_transport.hpp"
+#include "backends/cuda/host/memory_layout.hpp"
+#include "backends/cuda/memory/device_memory.hpp"
+#include "backends/cuda/memory/symmetric.hpp"
+#include "backends/cuda/protocol/host_signals.hpp"
+#include "ferry/config.hpp"
+#include "ferry/group.hpp"
+
+namespace ferry::cuda {
+
+// How the kernels of one rank reach another rank's memory. mapped: directly. engine: they do not; an engine
+// carries their messages. hops: they do not either; a launch between the phases carries the messages in two
+// hops.
+enum class Reach { mapped, engine, hops };
+
+// State of an exchange that all its lanes use. Constant after construction.
+struct ExchangeState {
+  // Collective. `make_hops`: for Reach::hops.
+  ExchangeState(const Rank& rank, const Config& config, Reach reach, const MakeHopTransport& make_hops = {});
+
+  Rank rank;
+  Config config;
+  int device;                                   // current at construction
+  std::optional<EngineLayout> engine;           // engine, hops
+  std::optional<HopLayout> hops;                // hops: layout of a lane's memory in hop_transport
+  std::unique_ptr<HopTransport> hop_transport;  // hops
+  std::optional<DeviceSymmetricMemory> memory;  // mapped
+  bool registers = false;                       // engine: its memory may be registered with NCCL
+  DeviceMemory engine_memory;                   // memory of all lanes
+  int ranks_on_device;                          // this rank included
+  ExchangeArrays arrays;
+  DeviceMemory tables;  // ExchangeArrays
+  PinnedMemory report_memory;
+  int blocks;  // this rank's part of the device: blocks that are certain to be resident at once
+
+  int me() const { return rank.index(); }
+  // Memory of this device that an engine's transfers may use.
+  DeviceMemory memory_for_engine(std::int64_t bytes) const;
+  std::byte* engine_lane(int lane) const { return engine_memory.data() + lane * engine->bytes; }
+  HostSignals* report() const { return reinterpret_cast<HostSignals*>(report_memory.data()); }
+};
+
+}  // namespace ferry::cuda

@@ -1,0 +1,28 @@
+// The arguments that MAX's combines on host and on device memory share.
+#pragma once
+
+#include "base/text.hpp"
+#include "capi/convert.hpp"
+#include "ferry/error.hpp"
+#include "ferry/max.hpp"
+
+namespace ferry::capi {
+
+// Reads the ids that the caller passes in place of those of its last dispatch, if it does.
+template <class Arguments, class Input>
+void read_own_ids(const Arguments& args, Input* input) {
+  if (args.own_ids == 0) return;
+  input->topk_ids = to_ids(args.topk_ids, args.id_type);
+  input->tokens = args.tokens;
+  if (args.tokens < 0) throw UsageError(str("tokens = ", args.tokens, ", must be 0 or more"));
+}
+
+template <class Arguments>
+max::CombineOutput max_output_of(const Arguments& args) {
+  return {.output_tokens = to_result(args.output_tokens),
+          .router_weights = args.router_weights,
+          .shared_outputs = args.shared_outputs,
+          .epilogue = to_epilogue(args.epilogue)};
+}
+
+}  // namespace ferry::capi

@@ -1,0 +1,198 @@
+// The backend `collective` over engines, on ranks of one host: a rank leaves, throws or is killed, and its
+// peers learn of it long before their deadline. What it has done before it left still counts.
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "collective/pair_engine.hpp"
+#include "collective/process_engine.hpp"
+#include "ferry/ferry.hpp"
+#include "harness/thread_engine.hpp"
+#include "runtime/support.hpp"
+
+namespace ferry::test {
+namespace {
+
+constexpr int kHidden = 64, kTokens = 8;
+constexpr double kDeadline = 30, kSoon = 1;
+
+using Functions = std::function<EngineFunctions(int rank)>;
+
+Config config_of(int ranks) {
+  return {.experts = ranks,
+          .top_k = 1,
+          .hidden = kHidden,
+          .max_tokens = kTokens,
+          .backend = BackendKind::collective,
+          .format = Format::fp32(),
+          .combine_type = DType::fp32,
+          .deadline = kDeadline};
+}
+
+enum class Form { fused, phases };
+
+// All tokens go to rank `to`; -1: token i goes to rank i % R.
+void dispatch(Exchange& exchange, int to = -1, Form form = Form::fused) {
+  const int ranks = exchange.rank().size();
+  const std::vector<float> tokens(kTokens * kHidden, static_cast<float>(exchange.rank().index()));
+  std::vector<std::int32_t> ids;
+  for (int token = 0; token < kTokens; ++token) ids.push_back(to < 0 ? token % ranks : to);
+  const Tokens given = Tokens::rows(tokens.data(), kTokens, DType::fp32);
+  if (form == Form::fused) {
+    exchange.dispatch(given, ids.data());
+    return;
+  }
+  exchange.dispatch_send(given, ids.data());
+  exchange.dispatch_receive();
+}
+
+// A call that rank 1 does not make.
+void expect_loss_of_rank_1(const Rank& rank, const std::function<void()>& call) {
+  const Stopwatch watch;
+  try {
+    call();
+  } catch (const PeerLostError& error) {
+    const std::string text = error.what();
+    FERRY_CHECK(watch.seconds() < kSoon, std::to_string(watch.seconds()) + " s: " + text);
+    FERRY_CHECK(error.record.peer == 1 && error.record.rank == rank.index(), text);
+    FERRY_CHECK(error.record.operation == Operation::dispatch && error.record.call == 3, text);
+    FERRY_CHECK(text.find("rank 1") != std::string::npos && text.find("dispatch 3") != std::string::npos,
+                text);
+    return;
+  }
+  FERRY_CHECK(false, "a call without rank 1 has ended well");
+}
+
+// Runs `body` as every rank, in threads. Returns what each rank threw.
+std::vector<std::string> run_threads(int ranks, const Functions& functions,
+                                     const std::function<void(const Rank&)>& body) {
+  const TestBootstrap meeting(ranks);
+  std::vector<std::string> errors(ranks);
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < ranks; ++rank) {
+    threads.emplace_back([&, rank] {
+      try {
+        Group::custom(meeting.bootstrap(rank), functions(rank)).run(body);
+      } catch (const std::exception& error) {
+        errors[rank] = error.what();
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return errors;
+}
+
+void expect_none(const std::vector<std::string>& errors) {
+  for (const std::string& error : errors) EXPECT_EQ(error, "");
+}
+
+// Two calls of three ranks, and a third one that rank 1 does not make: it leaves instead.
+void leave_before_the_third_call(const Functions& functions, Form form) {
+  expect_none(run_threads(3, functions, [&](const Rank& rank) {
+    Exchange exchange(rank, config_of(3));
+    for (int call = 0; call < 2; ++call) dispatch(exchange, -1, form);
+    if (rank.index() == 1) return;
+    expect_loss_of_rank_1(rank, [&] { dispatch(exchange, -1, form); });
+  }));
+}
+
+TEST(EngineDepartures, ARankThatHasLeftIsLostAtOnce) {
+  for (const Form form : {Form::fused, Form::phases}) {
+    for (const bool ordered : {false, true}) {
+      const ThreadEngine engine(3, ordered);
+      leave_before_the_third_call([&](int rank) { return engine.functions(rank); }, form);
+    }
+    const PairEngine engine(3);
+    leave_before_the_third_call([&](int rank) { return engine.functions(rank); }, form);
+  }
+}
+
+// It stays in the group. NCCL's communicators are in that state while the destructor waits for the peers.
+TEST(EngineDepartures, ARankThatHasDestroyedItsExchangeIsLostAtOnce) {
+  const ThreadEngine engine(3);
+  std::atomic<int> ended = 0;
+  expect_none(run_threads(
+      3, [&](int rank) { return engine.functions(rank); },
+      [&](const Rank& rank) {
+        auto exchange = std::make_unique<Exchange>(rank, config_of(3));
+        for (int call = 0; call < 2; ++call) dispatch(*exchange);
+        if (rank.index() == 1) {
+          exchange = nullptr;
+          while (ended < 2) sleep_seconds(0.001);
+          return;
+        }
+        expect_loss_of_rank_1(rank, [&] { dispatch(*exchange); });
+        ++ended;
+      }));
+}
+
+// Rank 1 gives its part of the last call, in which rank 2 is late with messages for rank 0, and leaves. Rank
+// 3 then asks for one more call, which fails the group.
+void leave_after_the_last_call(bool one_asks_for_more) {
+  const PairEngine engine(4);
+  const auto late = [&](int rank) {
+    EngineFunctions functions = engine.functions(rank);
+    if (rank != 2) return functions;
+    functions.all_to_all_v =
+        [all_to_all_v = functions.all_to_all_v, transfers = 0](
+            int lane, const void* send, const std::int64_t* send_bytes, const std::int64_t* send_offsets,
+            void* receive, const std::int64_t* receive_bytes, const std::int64_t* receive_offsets) mutable {
+          if (transfers++ == 3) sleep_seconds(0.7);  // blocks, messages, blocks, messages
+          all_to_all_v(lane, send, send_bytes, send_offsets, receive, receive_bytes, receive_offsets);
+        };
+    return functions;
+  };
+  expect_none(run_threads(4, late, [&](const Rank& rank) {
+    Exchange exchange(rank, config_of(4));
+    for (int call = 0; call < 2; ++call) dispatch(exchange, 0);
+    if (rank.index() == 3 && one_asks_for_more) expect_loss_of_rank_1(rank, [&] { dispatch(exchange, 0); });
+  }));
+}
+
+TEST(EngineDepartures, ARankThatHasDoneItsPartMayLeave) {
+  leave_after_the_last_call(false);
+  leave_after_the_last_call(true);
+}
+
+// Ranks are processes, and the engine is memory that they share.
+void lose_in_processes(const std::function<void()>& end_of_rank_1, int expected_status) {
+  constexpr int kRanks = 3;
+  const TestBootstrap meeting(kRanks);
+  const ProcessEngine engine(kRanks);
+  std::vector<std::thread> threads;
+  std::vector<int> status(kRanks);
+  for (int rank = 0; rank < kRanks; ++rank) {
+    threads.emplace_back([&, rank] {
+      status[rank] = run_process([&] {
+        Group::custom(meeting.bootstrap(rank), engine.functions(rank)).run([&](const Rank& member) {
+          Exchange exchange(member, config_of(kRanks));
+          for (int call = 0; call < 2; ++call) dispatch(exchange);
+          if (rank == 1) return end_of_rank_1();
+          expect_loss_of_rank_1(member, [&] { dispatch(exchange); });
+        });
+      });
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(status[0], 0);
+  EXPECT_EQ(status[1], expected_status);
+  EXPECT_EQ(status[2], 0);
+}
+
+TEST(EngineDepartures, ProcessesLearnOfARankThatLeavesOrIsKilled) {
+  lose_in_processes([] {}, 0);
+  lose_in_processes([] { raise(SIGKILL); }, SIGKILL);
+}
+
+}  // namespace
+}  // namespace ferry::test
