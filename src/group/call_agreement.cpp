@@ -15,6 +15,11 @@ std::string describe_difference(const CallOption& option, int rank, std::int64_t
              ": pass the same on every rank");
 }
 
+void throw_given_on_some(const char* operation, const char* argument, int with, int without) {
+  throw UsageError(str(operation, ": the ranks' options differ: ", argument, " given on rank ", with,
+                       " and not on rank ", without, ": pass it on every rank, or on none"));
+}
+
 void require_same_call(const CallTerms& mine, int peer, Operation peer_operation,
                        std::span<const std::int64_t> peer_options) {
   if (peer_operation != mine.operation) {

@@ -19,9 +19,12 @@ struct CallOption {
   std::string (*name_of)(std::int64_t value) = nullptr;  // for messages; null: the number itself
 };
 
-// "NAME is VALUE on rank R and VALUE on rank P".
+// "NAME is VALUE on rank R and VALUE on rank P", and the remedy.
 std::string describe_difference(const CallOption& option, int rank, std::int64_t mine, int peer,
                                 std::int64_t theirs);
+
+// Throws UsageError: rank `with` gave the optional argument, and rank `without` did not.
+[[noreturn]] void throw_given_on_some(const char* operation, const char* argument, int with, int without);
 
 inline constexpr int kMaxCallOptions = 22;
 

@@ -4,9 +4,8 @@
 
 #include <cstdint>
 
-#include "base/text.hpp"
 #include "exchange/configuration.hpp"
-#include "ferry/error.hpp"
+#include "group/call_agreement.hpp"
 
 namespace ferry::cpu {
 
@@ -44,8 +43,7 @@ class OptionalArgument {
   // not.
   void require_same(const char* operation, const char* argument) const {
     if (first_with_ < 0 || first_without_ < 0) return;
-    throw UsageError(str(operation, ": the ranks' options differ: ", argument, " given on rank ", first_with_,
-                         " and not on rank ", first_without_, ": pass them on every rank, or on none"));
+    throw_given_on_some(operation, argument, first_with_, first_without_);
   }
 
  private:

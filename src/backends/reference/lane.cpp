@@ -2,8 +2,6 @@
 
 #include <cstring>
 
-#include "base/text.hpp"
-
 namespace ferry::reference {
 
 Lane::Lane(const ReferenceContext& context, int index)
@@ -50,8 +48,7 @@ void Lane::require_same(const char* operation, const char* argument,
     if (first < 0) first = peer;
   }
   if (with < 0 || without < 0) return;
-  throw UsageError(str(operation, ": the ranks' options differ: ", argument, " given on rank ", with,
-                       " and not on rank ", without, ": pass them on every rank, or on none"));
+  throw_given_on_some(operation, argument, with, without);
 }
 
 void Lane::record_bad_source(std::int64_t index) {

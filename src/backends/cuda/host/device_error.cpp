@@ -69,9 +69,8 @@ const char* argument_name(Operation operation, int index) {
                            describe_difference(option_at(error.operation, error.index), rank, error.mine,
                                                error.peer, error.theirs)));
     case DeviceError::Reason::given:
-      throw UsageError(str(to_string(error.operation),
-                           ": the ranks' options differ: ", argument_name(error.operation, error.index),
-                           " given on rank ", error.mine, " and not on rank ", error.theirs));
+      throw_given_on_some(to_string(error.operation), argument_name(error.operation, error.index),
+                          static_cast<int>(error.mine), static_cast<int>(error.theirs));
     case DeviceError::Reason::too_many:
       throw UsageError(str(to_string(error.operation), ": a count of ", error.mine,
                            " in device memory on rank ", rank, ", must be 0 to ", error.theirs));
