@@ -63,7 +63,7 @@ std::string engine_bench_table(const std::vector<EngineBenchRow>& rows) {
   for (const EngineBenchRow& row : rows)
     sections.add(engine_heading(row),
                  engine_line(row, "dispatch", row.dispatch) + engine_line(row, "combine", row.combine));
-  return machine_line() + " Times are of the slowest rank, wire bytes of a rank.\n" + sections.text();
+  return machine_line() + "\nTimes are of the slowest rank, wire bytes of a rank.\n" + sections.text();
 }
 
 nlohmann::ordered_json engine_bench_json(const std::vector<EngineBenchRow>& rows) {
