@@ -164,6 +164,8 @@ TEST(EngineDepartures, ARankThatHasDoneItsPartMayLeave) {
   leave_after_the_last_call(true);
 }
 
+#ifndef __SANITIZE_THREAD__  // which does not allow threads in processes that a thread has forked
+
 // Ranks are processes, and the engine is memory that they share.
 void lose_in_processes(const std::function<void()>& end_of_rank_1, int expected_status) {
   constexpr int kRanks = 3;
@@ -193,6 +195,8 @@ TEST(EngineDepartures, ProcessesLearnOfARankThatLeavesOrIsKilled) {
   lose_in_processes([] {}, 0);
   lose_in_processes([] { raise(SIGKILL); }, SIGKILL);
 }
+
+#endif
 
 }  // namespace
 }  // namespace ferry::test
