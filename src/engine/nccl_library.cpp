@@ -93,7 +93,8 @@ std::vector<std::string> nccl_candidates() {
 
 const Nccl& load_nccl(std::string_view given) {
   static std::mutex mutex;
-  static std::map<std::string, Nccl> loaded;
+  // Never destroyed: a thread left in NCCL at the deadline may call it while the process exits.
+  static auto& loaded = *new std::map<std::string, Nccl>;
   const std::string path = given.empty() ? Environment::read().nccl_library : std::string(given);
   const std::lock_guard lock(mutex);
   const auto known = loaded.find(path);

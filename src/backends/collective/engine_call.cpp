@@ -42,7 +42,8 @@ EngineCall::EngineCall(Rank rank, std::unique_ptr<Communicator> communicator, in
 EngineCall::~EngineCall() {
   try {
     finish_started(operation_);
-  } catch (...) {  // the group has failed, which every later call of the group reports
+  } catch (...) {
+    started_ = {};  // abandoned: the group has failed, which every later call of the group reports
   }
   progress_.end();
 }
