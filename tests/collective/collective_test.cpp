@@ -12,6 +12,7 @@
 #include <thread>
 #include <vector>
 
+#include "collective/engine_ranks.hpp"
 #include "ferry/ferry.hpp"
 #include "harness/thread_engine.hpp"
 #include "runtime/support.hpp"
@@ -22,36 +23,6 @@ namespace {
 constexpr int kHidden = 64;
 constexpr int kTokens = 12;
 constexpr double kDeadline = 0.5;
-
-using Body = std::function<void(Rank)>;
-
-// Runs `body` as every rank, in threads, with the functions that `functions(rank)` returns. Returns what each
-// rank threw.
-std::vector<std::string> run_ranks(int ranks, const std::function<EngineFunctions(int)>& functions,
-                                   const Body& body) {
-  const TestBootstrap meeting(ranks);
-  std::vector<std::string> errors(ranks);
-  std::vector<std::thread> threads;
-  for (int rank = 0; rank < ranks; ++rank) {
-    threads.emplace_back([&, rank] {
-      try {
-        Group::custom(meeting.bootstrap(rank), functions(rank)).run(body);
-      } catch (const std::exception& error) {
-        errors[rank] = error.what();
-      }
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-  return errors;
-}
-
-std::vector<std::string> run_ranks(const ThreadEngine& engine, int ranks, const Body& body) {
-  return run_ranks(ranks, [&](int rank) { return engine.functions(rank); }, body);
-}
-
-void expect_none(const std::vector<std::string>& errors) {
-  for (const std::string& error : errors) EXPECT_EQ(error, "");
-}
 
 Config small_config(int lanes = 1) {
   return {.experts = 6,

@@ -14,6 +14,7 @@
 #include <thread>
 #include <vector>
 
+#include "collective/engine_ranks.hpp"
 #include "collective/pair_engine.hpp"
 #include "collective/process_engine.hpp"
 #include "ferry/ferry.hpp"
@@ -25,8 +26,6 @@ namespace {
 
 constexpr int kHidden = 64, kTokens = 8;
 constexpr double kDeadline = 30, kSoon = 1;
-
-using Functions = std::function<EngineFunctions(int rank)>;
 
 Config config_of(int ranks) {
   return {.experts = ranks,
@@ -73,32 +72,9 @@ void expect_loss_of_rank_1(const Rank& rank, const std::function<void()>& call) 
   FERRY_CHECK(false, "a call without rank 1 has ended well");
 }
 
-// Runs `body` as every rank, in threads. Returns what each rank threw.
-std::vector<std::string> run_threads(int ranks, const Functions& functions,
-                                     const std::function<void(const Rank&)>& body) {
-  const TestBootstrap meeting(ranks);
-  std::vector<std::string> errors(ranks);
-  std::vector<std::thread> threads;
-  for (int rank = 0; rank < ranks; ++rank) {
-    threads.emplace_back([&, rank] {
-      try {
-        Group::custom(meeting.bootstrap(rank), functions(rank)).run(body);
-      } catch (const std::exception& error) {
-        errors[rank] = error.what();
-      }
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-  return errors;
-}
-
-void expect_none(const std::vector<std::string>& errors) {
-  for (const std::string& error : errors) EXPECT_EQ(error, "");
-}
-
 // Two calls of three ranks, and a third one that rank 1 does not make: it leaves instead.
-void leave_before_the_third_call(const Functions& functions, Form form) {
-  expect_none(run_threads(3, functions, [&](const Rank& rank) {
+void leave_before_the_third_call(const EngineOfRank& functions, Form form) {
+  expect_none(run_ranks(3, functions, [&](const Rank& rank) {
     Exchange exchange(rank, config_of(3));
     for (int call = 0; call < 2; ++call) dispatch(exchange, -1, form);
     if (rank.index() == 1) return;
@@ -121,7 +97,7 @@ TEST(EngineDepartures, ARankThatHasLeftIsLostAtOnce) {
 TEST(EngineDepartures, ARankThatHasDestroyedItsExchangeIsLostAtOnce) {
   const ThreadEngine engine(3);
   std::atomic<int> ended = 0;
-  expect_none(run_threads(
+  expect_none(run_ranks(
       3, [&](int rank) { return engine.functions(rank); },
       [&](const Rank& rank) {
         auto exchange = std::make_unique<Exchange>(rank, config_of(3));
@@ -152,7 +128,7 @@ void leave_after_the_last_call(bool one_asks_for_more) {
         };
     return functions;
   };
-  expect_none(run_threads(4, late, [&](const Rank& rank) {
+  expect_none(run_ranks(4, late, [&](const Rank& rank) {
     Exchange exchange(rank, config_of(4));
     for (int call = 0; call < 2; ++call) dispatch(exchange, 0);
     if (rank.index() == 3 && one_asks_for_more) expect_loss_of_rank_1(rank, [&] { dispatch(exchange, 0); });

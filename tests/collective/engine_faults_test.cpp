@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "collective/engine_ranks.hpp"
 #include "collective/pair_engine.hpp"
 #include "ferry/ferry.hpp"
 #include "harness/thread_engine.hpp"
@@ -44,26 +45,16 @@ void dispatch(Exchange& exchange) {
 // `change`.
 std::vector<std::string> errors_of(const std::function<void(int, EngineFunctions&)>& change,
                                    const std::function<void(Exchange&)>& body) {
-  const TestBootstrap meeting(kRanks);
   const ThreadEngine engine(kRanks);
-  std::vector<std::string> errors(kRanks);
-  std::vector<std::thread> threads;
-  for (int rank = 0; rank < kRanks; ++rank) {
-    threads.emplace_back([&, rank] {
-      try {
-        EngineFunctions functions = engine.functions(rank);
-        change(rank, functions);
-        Group::custom(meeting.bootstrap(rank), functions).run([&](const Rank& member) {
-          Exchange exchange(member, config_of());
-          body(exchange);
-        });
-      } catch (const PeerLostError& error) {
-        errors[rank] = error.what();
-      }
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-  return errors;
+  const auto changed = [&](int rank) {
+    EngineFunctions functions = engine.functions(rank);
+    change(rank, functions);
+    return functions;
+  };
+  return run_ranks(kRanks, changed, [&](const Rank& rank) {
+    Exchange exchange(rank, config_of());
+    body(exchange);
+  });
 }
 
 // In transfer `number`, counted from 0, no rank receives the last `missing` bytes of each peer.

@@ -2,35 +2,15 @@
 
 #include <gtest/gtest.h>
 
-#include <exception>
-#include <thread>
-
+#include "collective/engine_ranks.hpp"
 #include "harness/thread_engine.hpp"
-#include "runtime/support.hpp"
 
 namespace ferry::test {
 
 std::vector<std::string> run_hosts_with_engine(const std::vector<int>& labels,
                                                const std::function<EngineFunctions(int)>& functions,
                                                const std::function<void(Rank)>& body) {
-  const int ranks = static_cast<int>(labels.size());
-  const TestBootstrap meeting(ranks);
-  std::vector<std::string> errors(labels.size());
-  std::vector<std::thread> threads;
-  for (int rank = 0; rank < ranks; ++rank) {
-    threads.emplace_back([&, rank] {
-      const auto r = static_cast<std::size_t>(rank);
-      try {
-        Bootstrap bootstrap = meeting.bootstrap(rank);
-        bootstrap.host_id = std::to_string(labels[r]);
-        Group::custom(bootstrap, functions(rank)).run(body);
-      } catch (const std::exception& error) {
-        errors[r] = error.what();
-      }
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-  return errors;
+  return run_ranks(static_cast<int>(labels.size()), functions, body, labels);
 }
 
 void run_nodes(BackendKind backend, const std::vector<int>& labels, const std::function<void(Rank)>& body) {

@@ -6,10 +6,10 @@ import pytest
 
 import ferry
 import ferry.megatron
+from exchange_steps import BACKENDS, poisoned
 
 COUNTS = [3, 0, 5, 1]
 HIDDEN = 24
-BACKENDS = ["cpu", "reference"]
 TYPES = [np.float32, np.float16, ml_dtypes.bfloat16]
 
 
@@ -21,12 +21,6 @@ def random_rows(rng, ranks, rows, dtype):
     """Numbers of different magnitudes: another order of additions gives other bits."""
     return [(rng.standard_normal((rows, HIDDEN)) * 2.0 ** rng.integers(-10, 10, (rows, HIDDEN))).astype(dtype)
             for _ in range(ranks)]
-
-
-def poisoned(shape, dtype):
-    array = np.empty(shape, dtype)
-    array.view(np.uint8)[...] = 0x7F
-    return array
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

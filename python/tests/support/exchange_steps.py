@@ -1,7 +1,10 @@
-"""An exchange for a random step of the oracle, and a rank's inputs."""
+"""An exchange for a random step of the oracle, a rank's inputs, and memory for its outputs."""
+
+import numpy as np
 
 import ferry
 
+BACKENDS = ["cpu", "reference"]
 HIDDEN, MOST = 32, 7
 
 
@@ -12,3 +15,9 @@ def exchange_for(rank, step, **settings):
 
 def inputs(step, rank):
     return step.tokens[rank.index], step.ids[rank.index], step.weights[rank.index]
+
+
+def poisoned(shape, dtype):
+    array = np.empty(shape, dtype)
+    array.view(np.uint8)[...] = 0x7F
+    return array

@@ -46,8 +46,8 @@ class CallBlocks {
   // Writes the headers, and closes the blocks. Nothing may have arrived yet.
   void write(const Call& call, const MessageCarrier& messages);
 
-  // Whether blocks have bytes behind their first ones. All ranks decide alike: without tables all blocks have
-  // one size.
+  // True if a block is larger than `first_bytes`, so that a second transfer follows. The same on all ranks:
+  // without tables all blocks have one size.
   bool have_more_than(std::int64_t first_bytes) const {
     return has_tables_ || blocks_.sent_bytes(0) > first_bytes;
   }
@@ -60,7 +60,7 @@ class CallBlocks {
   std::string fault_of_header(int peer) const;
   std::string fault_of_block(int peer) const;
 
-  // Whether the header of a peer is that of the same call of the same lane.
+  // True if the peer's header belongs to the same call of the same lane.
   bool is_same_call(int peer, const Call& call) const;
   // Every rank has the headers of all, so all ranks throw if two have made different calls.
   void require_same_order(const Call& call) const;

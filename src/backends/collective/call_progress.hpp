@@ -37,7 +37,7 @@ class CallProgress {
     }
   }
 
-  // Whether `peer` makes no more calls on the lane, and has not posted `call`.
+  // True if `peer` makes no more calls on the lane and has not posted `call`.
   bool has_ended_before(int peer, std::uint64_t call) const {
     const std::uint64_t seen = entry_of(peer).load(std::memory_order_acquire);
     return is_of_lane(seen) && (seen & kEnded) != 0 && place_of(seen) < place_of(entry(call, 0));

@@ -111,7 +111,7 @@ class EngineCall {
   std::uint64_t call_ = 0;
   Operation operation_ = Operation::none;
   std::vector<CallOption> options_;
-  std::optional<ErrorRecord> refusal_;  // of this rank
+  std::optional<ErrorRecord> refusal_;  // with which this rank refuses the call
   bool begun_ = false;                  // and not posted yet
   std::function<void(const Check&)> prepare_;
   int transfers_ = 0;                // transfers that the exchange has begun

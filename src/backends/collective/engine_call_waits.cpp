@@ -76,11 +76,11 @@ WaitRole EngineCall::role(int peer) const {
   return exchanging_blocks_ ? WaitRole::none : memory_->messages->role(peer);
 }
 
-// Whether this rank needs nothing more of the rank whose loss has failed the group. That is so if it had
-// finished the current exchange of blocks: since every rank sends a block to every other one, all of them
-// have then begun that exchange. They all find this out and finish it, so a rank that has refused the call
-// may depart at once. And it is so if the rank had done its part of the call and then left: that it is missed
-// in a later call does not end this one. What a rank has sent that was killed may be lost with it.
+// True if the loss that failed the group does not concern this call, in two cases:
+// - The lost rank had finished the current exchange of blocks. Each rank sends a block to every other rank, so
+//   all ranks have begun that exchange and can finish it. A rank that has refused the call may leave at once.
+// - The lost rank had done its part of this call and then left. A later call misses it, not this one.
+// A rank that was killed does not count: its messages may be lost with it.
 bool EngineCall::has_lost_finished_rank() const {
   const ControlBlock& control = rank_.state().control();
   const int lost = control.failure().wait.peer;

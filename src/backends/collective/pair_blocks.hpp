@@ -98,14 +98,14 @@ class PairBlocks {
     return arrived(peer) && peek(received() + end_of_received(peer)) != 0;
   }
 
-  // Of the block to a peer, when its header is complete.
+  // Seals the block to a peer. Its header must be complete.
   void seal(int me, int peer) const {
     Header& header = header_to(peer);
     header.seal = seal_of(sent() + sent_offset(peer), header.sealed_bytes(), me, peer);
     const std::uint64_t last = kLast ^ header.seal;
     std::memcpy(sent() + sent_offset(peer) + sent_bytes(peer) - kLastBytes, &last, sizeof last);
   }
-  // Whether what has been received from a peer is the header, or the whole block, that it has sealed.
+  // True if the received header, or the whole received block, is as the peer sealed it.
   bool is_sealed_header(int me, int peer) const {
     const Header& header = header_from(peer);
     return header.seal == seal_of(received() + received_offset(peer), header.sealed_bytes(), peer, me);

@@ -57,7 +57,7 @@ class CountChecker {
  private:
   __device__ std::int64_t most() const { return std::int64_t{lane_.max_tokens} * lane_.top_k; }
 
-  // Whether the count of an entry, which is group * R + source, is out of range.
+  // Records and returns whether the count of group i / R from source i % R is out of range.
   __device__ bool wrong_count(int i) const {
     const std::int32_t count = call_.counts[i];
     const int group = i / lane_.ranks, source = i % lane_.ranks;

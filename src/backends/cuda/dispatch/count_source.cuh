@@ -16,7 +16,7 @@ template <class Traits>
 struct CountSource {
   const DispatchArguments& call;
   BlockTables tables;
-  std::uint64_t number;  // of the call
+  std::uint64_t number;  // call number
 
   // [thread] Waits for word `i` of the counts of every rank and calls use(source, word) in the order of
   // ranks. False: the call was aborted.
