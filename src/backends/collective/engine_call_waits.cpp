@@ -77,9 +77,8 @@ WaitRole EngineCall::role(int peer) const {
 }
 
 // True if the loss that failed the group does not concern this call, in two cases:
-// - The lost rank had finished the current exchange of blocks. Each rank sends a block to every other rank,
-// so
-//   all ranks have begun that exchange and can finish it. A rank that has refused the call may leave at once.
+// - The lost rank had finished the current exchange of blocks. Each rank sends a block to every other rank.
+//   So all ranks have begun that exchange and can finish it. A rank that refused the call may leave at once.
 // - The lost rank had done its part of this call and then left. A later call misses it, not this one.
 // A rank that was killed does not count: its messages may be lost with it.
 bool EngineCall::has_lost_finished_rank() const {
