@@ -143,6 +143,26 @@ TEST_P(TwoHops, OtherHopsOrWindowsOfARankAreRefused) {
   });
 }
 
+// The first call waits for the rank that has left; the second one finds that the group has failed.
+TEST(TwoHopsOfThreads, EveryCallOfAFailedGroupNamesTheNodeOfTheLostRank) {
+  run_nodes(BackendKind::cpu, {0, 1, 1}, [](const Rank& rank) {
+    const Config config = two_hop_config(BackendKind::cpu, rank.size(), Hops::two);
+    Exchange exchange(rank, config);
+    const Inputs inputs = inputs_of(config, rank.index());
+    dispatch(exchange, inputs, Form::fused);
+    if (rank.index() == 1) return;
+    for (int attempt = 0; attempt < 2; ++attempt) {
+      try {
+        dispatch(exchange, inputs, Form::fused);
+        ADD_FAILURE() << "a call without rank 1 has ended well";
+      } catch (const PeerLostError& error) {
+        EXPECT_EQ(error.record.peer, 1) << error.what();
+        EXPECT_EQ(error.record.node, 1) << error.what();
+      }
+    }
+  });
+}
+
 INSTANTIATE_TEST_SUITE_P(Backends, TwoHops, testing::Values(BackendKind::collective, BackendKind::cpu),
                          [](const auto& test) { return std::string(to_string(test.param)); });
 

@@ -74,7 +74,9 @@ void EngineCall::finish_started(Operation next) {
     started_ = {};
   }
   const ControlBlock& control = rank_.state().control();
-  if (control.failed()) control.throw_failure({next, call_ + 1, me_, -1, call_ + 1, call_});
+  if (control.failed()) {
+    control.throw_failure({next, call_ + 1, me_, -1, call_ + 1, call_}, &rank_.topology());
+  }
 }
 
 void EngineCall::post(bool split, std::function<void(const Check&)> prepare) {
@@ -103,7 +105,9 @@ void EngineCall::exchange_here() {
     if (is_overdue(begin)) time_out();
     if (Clock::now() - last_interrupt_check < kInterruptPeriod) return;
     last_interrupt_check = Clock::now();
-    if (rank_.state().check_interrupt(record())) rank_.state().control().throw_failure(record());
+    if (rank_.state().check_interrupt(record())) {
+      rank_.state().control().throw_failure(record(), &rank_.topology());
+    }
   });
 }
 
