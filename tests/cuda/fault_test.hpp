@@ -21,6 +21,7 @@ inline double seconds_since(Clock::time_point time) {
 }
 
 inline constexpr int kRanks = 3, kVictim = 1;
+inline constexpr int kMostRanks = 4;  // of a test that has another number of ranks
 inline constexpr Setup kCudaProcesses{BackendKind::cuda, RankKind::processes};
 
 // A rank's report. All processes share it.
@@ -37,13 +38,13 @@ class FaultTest : public testing::TestWithParam<Parameter> {
  protected:
   void SetUp() override {
     if (const std::string reason = skip_reason(kCudaProcesses); !reason.empty()) GTEST_SKIP() << reason;
-    void* memory =
-        mmap(nullptr, sizeof(RankReport) * kRanks, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    void* memory = mmap(nullptr, sizeof(RankReport) * kMostRanks, PROT_READ | PROT_WRITE,
+                        MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     ASSERT_NE(memory, MAP_FAILED);
     reports_ = static_cast<RankReport*>(memory);
   }
   void TearDown() override {
-    if (reports_ != nullptr) munmap(reports_, sizeof(RankReport) * kRanks);
+    if (reports_ != nullptr) munmap(reports_, sizeof(RankReport) * kMostRanks);
   }
 
   RankReport* reports_ = nullptr;
