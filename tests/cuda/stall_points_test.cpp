@@ -65,10 +65,8 @@ constexpr std::array kStallPointsOfPuts = {
     StallPoint{Operation::combine, "hop_receive", "01", BackendKind::nvshmem},
 };
 constexpr std::array kStallPointsOfLargerNodes = {
-    StallPoint{Operation::dispatch, "hop_relay", "0011", BackendKind::nvshmem},
     StallPoint{Operation::dispatch, "hop_receive", "0011", BackendKind::nvshmem},
     StallPoint{Operation::combine, "hop_send", "0011", BackendKind::nvshmem},
-    StallPoint{Operation::combine, "hop_relay", "0011", BackendKind::nvshmem},
 };
 
 enum class Fate { stays, is_killed };  // of the process whose kernel stalls
