@@ -20,8 +20,7 @@ inline double seconds_since(Clock::time_point time) {
   return std::chrono::duration<double>(Clock::now() - time).count();
 }
 
-inline constexpr int kRanks = 3, kVictim = 1;
-inline constexpr int kMostRanks = 4;  // of a test that has another number of ranks
+inline constexpr int kRanks = 3, kMostRanks = 4, kVictim = 1;
 inline constexpr Setup kCudaProcesses{BackendKind::cuda, RankKind::processes};
 
 // A rank's report. All processes share it.
@@ -50,12 +49,12 @@ class FaultTest : public testing::TestWithParam<Parameter> {
   RankReport* reports_ = nullptr;
 };
 
-inline TestCase fault_case(double deadline) {
+inline TestCase fault_case(double deadline, int ranks = kRanks) {
   TestCase c;
   c.seed = seed_of(1);
-  c.ranks = kRanks;
+  c.ranks = ranks;
   c.config.backend = BackendKind::cuda;
-  c.config.experts = 9;
+  c.config.experts = 3 * ranks;
   c.config.top_k = 3;
   c.config.deadline = deadline;
   c.full = true;
@@ -103,9 +102,10 @@ inline void use_other_backends(int gpu_ranks) {
 }
 
 // Expects that a rank reported an error of this kind about the victim, within `seconds`.
-inline void expect_failure(const RankReport& report, int rank, ErrorCode code, double seconds) {
+inline void expect_failure(const RankReport& report, int rank, ErrorCode code, double seconds,
+                           int victim = kVictim) {
   EXPECT_EQ(static_cast<ErrorCode>(report.code.load()), code);
-  EXPECT_EQ(report.peer, kVictim);
+  EXPECT_EQ(report.peer, victim);
   EXPECT_EQ(report.waiting_rank, rank);
   EXPECT_LT(report.seconds, seconds);
   EXPECT_TRUE(report.later_calls_throw);

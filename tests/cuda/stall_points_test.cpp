@@ -84,10 +84,8 @@ double seconds_for(Fate fate) {
 }
 
 TestCase case_of(const StallPoint& stall, Fate fate) {
-  TestCase c = fault_case(deadline_of(fate));
-  c.ranks = static_cast<int>(stall.labels().size());
+  TestCase c = fault_case(deadline_of(fate), static_cast<int>(stall.labels().size()));
   c.config.backend = stall.backend;
-  c.config.experts = 3 * c.ranks;
   // The blocks of a call of many tokens exchange their counts.
   c.config.max_tokens = std::string_view(stall.point) == "counts" ? 2048 : 48;
   if (!stall.nodes.empty()) {
