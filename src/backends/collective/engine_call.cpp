@@ -39,7 +39,7 @@ EngineCall::EngineCall(Rank rank, std::unique_ptr<Communicator> communicator, in
       ordered_(ordered != nullptr),
       thread_(std::move(ordered)) {}
 
-EngineCall::~EngineCall() {
+void EngineCall::end() noexcept {
   try {
     finish_started(operation_);
   } catch (...) {

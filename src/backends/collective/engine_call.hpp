@@ -43,8 +43,7 @@ class EngineCall {
   EngineCall(Rank rank, std::unique_ptr<Communicator> communicator, int lane, std::int64_t summary_bytes,
              std::unique_ptr<MessageCarrier> messages, double deadline,
              std::shared_ptr<TransferThread> ordered);
-  // Waits for an exchange that has been started.
-  ~EngineCall();
+  ~EngineCall() { end(); }
   EngineCall(const EngineCall&) = delete;
   EngineCall& operator=(const EngineCall&) = delete;
 
@@ -63,6 +62,8 @@ class EngineCall {
   void wait();
   // As Channel::refuse.
   void refuse(Operation operation, const ErrorRecord& error) noexcept;
+  // Waits for an exchange that has been started. No call follows.
+  void end() noexcept;
 
  private:
   // Owned together, because a transfer that was given up may still use it.

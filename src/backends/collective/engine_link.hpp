@@ -40,6 +40,7 @@ class EngineLink final : public cpu::PeerLink {
   void refuse(Operation operation, const Error& error) noexcept override {
     call_.refuse(operation, ErrorRecord::of(error));
   }
+  void end() noexcept override { call_.end(); }
 
  private:
   EngineLink(std::unique_ptr<MessageHops> messages, const Rank& rank,
