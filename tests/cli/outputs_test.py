@@ -1,6 +1,7 @@
 """The outputs of the commands: table, JSON, page and timeline; how files are replaced; progress on a terminal and in a log."""
 
 import collections
+import itertools
 import json
 import os
 import pathlib
@@ -13,7 +14,7 @@ import tempfile
 import time
 import unittest
 
-from program import PROGRAM, PROGRESS, SMALL, ProgramTest, ferry
+from program import BLOCK_FORMATS, FORMATS, LAYOUTS, PROGRAM, PROGRESS, SMALL, TILED, ProgramTest, ferry
 
 CHECK_PAGE = os.environ["FERRY_CHECK_PAGE"]
 NO_BROWSER = 77
@@ -65,11 +66,24 @@ class ReportTest(ProgramTest):
         self.assertEqual((self.run_report["schema"], self.run_report["schema_version"]), ("ferry.run", 2))
         self.assertRegex(self.run_report["ferry_version"], VERSION)
 
-    def test_page(self):
-        done = subprocess.run([sys.executable, CHECK_PAGE, self.page, self.json], text=True, capture_output=True, check=False)
+    def check_pages(self, *pages_and_reports):
+        done = subprocess.run([sys.executable, CHECK_PAGE, *pages_and_reports], text=True, capture_output=True, check=False)
         if done.returncode == NO_BROWSER and os.environ.get("CI") != "true":
             self.skipTest("no Chromium here")
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+
+    def test_page(self):
+        self.check_pages(self.page, self.json)
+
+    def test_page_of_every_format(self):
+        files = []
+        for layout, form in zip(itertools.cycle(LAYOUTS[:2]), [*FORMATS, *BLOCK_FORMATS, *TILED]):
+            page, report = self.path(f"{form}.html"), self.path(f"{form}.json")
+            with self.subTest(format=form):
+                table = self.succeed("run", *SMALL, "--format", form, "--layout", layout, "--html", page, "--json", report)
+                self.assertIn(f"{layout}, {form}; combine", table)
+                files += [page, report]
+        self.check_pages(*files)
 
     def test_timeline(self):
         with open(self.timeline, encoding="utf-8") as file:
