@@ -141,7 +141,7 @@ __device__ __forceinline__ float block_maximum(const RawEight& first, const RawE
     return most;
   } else {
     const std::uint32_t both = max_of_two_accesses<kType>(first.low, last.low);
-    return fmaxf(fmaxf(value_of<kType>(both, 0), value_of<kType>(both, 1)), 0.0f);
+    return fmaxf(fmaxf(magnitude_in<kType>(both, 0), magnitude_in<kType>(both, 1)), 0.0f);
   }
 }
 
