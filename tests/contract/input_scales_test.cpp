@@ -126,7 +126,7 @@ TEST_P(Contract, BadInputScalesAreRefused) {
     on_one("input_scales, with tokens of type", [](DispatchOptions& options) { options.input_scales = {}; });
     const float g = 1;
     on_one("exclude each other", [&](DispatchOptions& options) { options.global_scale = &g; });
-    for (const char* name : {"bf16", "mxfp4", "nvfp4-token", "fp8-pow2"})
+    for (const char* name : {"bf16", "mxfp4", "nvfp4-token", "fp8-pow2", "fp8-columns"})
       refused(name, [&](DispatchOptions& options) { options.format = parse_format(name); });
     for (const float bad :
          {0.0f, -1.0f, std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "format/registry.hpp"
 #include "harness/harness.hpp"
 
 namespace ferry::contract {
@@ -62,6 +63,7 @@ TEST_P(Contract, OwnFormats) {
       c.config.alignment = layout == Layout::rank_major ? 1 : 4;
       c.config.zero_padding = ranks == 2;
       c.split_phases = ranks == 3;
+      c.input_gap = ranks == 3 ? 48 : 0;
       if (layout == Layout::rank_major) {
         c.weights_from = WeightsFrom::none;
       } else {
@@ -205,6 +207,11 @@ TEST_P(Contract, EncodersOfOwnFormatsAreAskedForSizesBeforeTheCallsOnly) {
     for (int call = 0; call < 3; ++call) dispatch_and_combine(exchange, c, step, outputs);
     require_equal(asked_for_part_bytes.load(), before, "calls of part_bytes");
   });
+}
+
+TEST(OwnFormats, HavePartsOfEachHiddenSize) {
+  for (const int hidden : {64, 32, 64, 4096})
+    EXPECT_EQ(as_raw(kOwn, hidden), own_format_as_raw(hidden)) << "hidden = " << hidden;
 }
 
 TEST(OwnFormats, HaveNamesOfTheirOwn) {
