@@ -102,6 +102,25 @@ TEST(Nvfp4Blocks, ScalesWithoutDivisions) {
   }
 }
 
+// Next to the values between two scales, for any g.
+TEST(Nvfp4Blocks, ScalesWithoutDivisionsForAnyGlobalScale) {
+  std::mt19937_64 random(test::seed());
+  for (int i = 0; i < 500000; ++i) {
+    const auto bits = static_cast<std::uint32_t>(random());
+    const float g =
+        std::ldexp(float_of(0x3F800000u | (bits & 0x7FFFFF)), static_cast<int>(bits >> 24 & 63) - 32);
+    const auto code = static_cast<std::uint8_t>(random() % 0x7E);
+    const float between = (e4m3_to_fp32(code) + e4m3_to_fp32(static_cast<std::uint8_t>(code + 1))) / 2;
+    const std::uint32_t at = bits_of(between * 6 * g);
+    for (std::uint32_t amax = at - 4; amax <= at + 4; ++amax) {
+      const Nvfp4Scale expected = nvfp4_scale(float_of(amax), g),
+                       got = Nvfp4Global::of(g).scale_of(float_of(amax));
+      ASSERT_EQ(got.stored, expected.stored) << "amax " << float_of(amax) << ", g " << g;
+      ASSERT_EQ(got.divisor, expected.divisor) << "amax " << float_of(amax) << ", g " << g;
+    }
+  }
+}
+
 struct EncodedRow {
   std::vector<std::uint8_t> values, scales;
   bool valid = true;
