@@ -1,6 +1,7 @@
 """The outputs of the commands: table, JSON, page and timeline; how files are replaced; progress on a terminal and in a log."""
 
 import collections
+import itertools
 import json
 import os
 import pathlib
@@ -13,11 +14,19 @@ import tempfile
 import time
 import unittest
 
-from program import PROGRAM, PROGRESS, SMALL, ProgramTest, ferry
+from program import BLOCK_FORMATS, FORMATS, LAYOUTS, PROGRAM, PROGRESS, SMALL, TILED, ProgramTest, ferry
 
 CHECK_PAGE = os.environ["FERRY_CHECK_PAGE"]
 NO_BROWSER = 77
 VERSION = r"\A\d+\.\d+\.\d+\Z"
+
+
+def require_page(test, *pages_and_reports):
+    """Requires that each page, as Chromium draws it, shows every value of the report behind it."""
+    done = subprocess.run([sys.executable, CHECK_PAGE, *pages_and_reports], text=True, capture_output=True, check=False)
+    if done.returncode == NO_BROWSER and os.environ.get("CI") != "true":
+        test.skipTest("no Chromium here")
+    test.assertEqual(done.returncode, 0, done.stdout + done.stderr)
 
 
 class ReportTest(ProgramTest):
@@ -66,10 +75,17 @@ class ReportTest(ProgramTest):
         self.assertRegex(self.run_report["ferry_version"], VERSION)
 
     def test_page(self):
-        done = subprocess.run([sys.executable, CHECK_PAGE, self.page, self.json], text=True, capture_output=True, check=False)
-        if done.returncode == NO_BROWSER and os.environ.get("CI") != "true":
-            self.skipTest("no Chromium here")
-        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        require_page(self, self.page, self.json)
+
+    def test_page_of_every_format(self):
+        files = []
+        for layout, form in zip(itertools.cycle(LAYOUTS[:2]), [*FORMATS, *BLOCK_FORMATS, *TILED]):
+            page, report = self.path(f"{form}.html"), self.path(f"{form}.json")
+            with self.subTest(format=form):
+                table = self.succeed("run", *SMALL, "--format", form, "--layout", layout, "--html", page, "--json", report)
+                self.assertIn(f"{layout}, {form}; combine", table)
+                files += [page, report]
+        require_page(self, *files)
 
     def test_timeline(self):
         with open(self.timeline, encoding="utf-8") as file:
@@ -81,6 +97,30 @@ class ReportTest(ProgramTest):
         for thread in threads:
             own = sorted((e["ts"], e["dur"]) for e in spans if (e["pid"], e["tid"]) == thread)
             self.assertLessEqual(own[0][0] + own[0][1], own[1][0])  # one after the other
+
+
+class PageOfNodesTest(ProgramTest):
+    """The run itself compares the bytes that the exchange has counted, those between nodes apart, with the matrices."""
+
+    def test_the_matrix_by_nodes_shows_the_counted_bytes(self):
+        for hops, level in [("one", "rank"), ("two", "node")]:
+            with self.subTest(hops=hops):
+                report, page = self.path(f"{hops}.json"), self.path(f"{hops}.html")
+                self.succeed("run", *SMALL, "--ranks", 6, "--hosts", 3, "--hops", hops, "--reduction-level", level,
+                             "--format", "fp32", "--json", report, "--html", page)
+                with open(report, encoding="utf-8") as file:
+                    run = json.load(file)
+                checks = {check["name"]: check["passed"] for check in run["checks"]["list"]}
+                require_page(self, page, report)
+                for direction in ["dispatch", "combine"]:
+                    self.assertTrue(checks[f"{direction} bytes as planned"])
+                    matrix, of_ranks = run[direction]["node_traffic_bytes"], run[direction]["traffic_bytes"]
+                    for a, b in itertools.product(range(3), repeat=2):
+                        pairs = itertools.product((2 * a, 2 * a + 1), (2 * b, 2 * b + 1))
+                        self.assertEqual(matrix[a][b], sum(of_ranks[i][j] for i, j in pairs))
+                    between = sum(matrix[a][b] for a, b in itertools.permutations(range(3), 2))
+                    self.assertEqual(run[direction]["between_nodes_bytes"], between)
+                    self.assertGreater(between, 0)
 
 
 class OutputsTest(ProgramTest):

@@ -256,6 +256,31 @@ TEST(Collective, NeedsTheEngineThatTheConfigurationNames) {
   }));
 }
 
+// One rank or all of them ask for it. No GPU is needed to refuse it.
+TEST(Collective, HostMemoryIsRefusedToNcclOnEveryRank) {
+  const ThreadEngine engine(2);
+  for (const int asking : {0, 1, 2}) {
+    expect_none(run_ranks(engine, 2, [&](Rank rank) {
+      Config config = small_config();
+      if (asking == 2 || rank.index() == asking) {
+        config.engine = EngineKind::nccl;
+        config.memory = MemoryKind::host;
+      }
+      try {
+        Exchange exchange(rank, config);
+        ADD_FAILURE() << "rank " << rank.index() << ": accepted";
+      } catch (const Error& error) {
+        EXPECT_EQ(error.code() == ErrorCode::unsupported, config.engine == EngineKind::nccl);
+        EXPECT_NE(std::string(error.what()).find("pass memory device, or another engine"), std::string::npos)
+            << error.what();
+      }
+      Exchange exchange(rank, fp32_config());  // the group goes on
+      Step step(rank.index(), 0);
+      step.dispatch(exchange);
+    }));
+  }
+}
+
 // A rank that does not call: its peers' waits end at the deadline, in both forms.
 TEST(Collective, WaitsEndAtTheDeadline) {
   for (const bool split : {false, true}) {

@@ -9,6 +9,7 @@
 
 #include "collective/two_hop_steps.hpp"
 #include "ferry/ferry.hpp"
+#include "runtime/support.hpp"
 
 namespace ferry::test {
 namespace {
@@ -85,6 +86,35 @@ TEST_P(TwoHops, RouteValuesKeepEveryBit) {
   }
 }
 
+// Its relay's part of the call is done by a thread, for peers that are late, while it destroys the exchange.
+TEST_P(TwoHops, ARankMayEndItsExchangeBetweenThePhases) {
+  for (int ending = 0; ending < 4; ++ending) {
+    for (const bool combining : {false, true}) {
+      run_nodes(GetParam(), {0, 0, 1, 1}, [&](const Rank& rank) {
+        const Config config = two_hop_config(GetParam(), 4, Hops::two, 1);
+        Exchange exchange(rank, config);
+        const Inputs inputs = inputs_of(config, rank.index());
+        const bool ends = rank.index() == ending;
+        const DispatchResult received = [&] {
+          if (combining || !ends) {
+            if (!combining) sleep_seconds(0.02);
+            return dispatch(exchange, inputs, Form::fused);
+          }
+          exchange.dispatch_send(inputs.given(), inputs.ids.data(), inputs.weights.data());
+          return DispatchResult();
+        }();
+        if (!combining) return;
+        const Outputs outputs{.data = received.data, .type = DType::fp32};
+        std::vector<float> result(inputs.tokens.size());
+        if (!ends) sleep_seconds(0.02);
+        exchange.combine_send(outputs, received.plan, {.data = result.data(), .type = DType::fp32},
+                              {.row_weights = received.weight});
+        if (!ends) exchange.combine_receive();
+      });
+    }
+  }
+}
+
 TEST_P(TwoHops, ARefusalEndsTheCallOnEveryRank) {
   run_nodes(GetParam(), {0, 0, 1, 1}, [&](const Rank& rank) {
     const Config config = two_hop_config(GetParam(), 4, Hops::two, 7);
@@ -140,6 +170,26 @@ TEST_P(TwoHops, OtherHopsOrWindowsOfARankAreRefused) {
     const Config config = two_hop_config(GetParam(), 4, Hops::two);
     Exchange exchange(rank, config);  // the group goes on
     step(exchange, inputs_of(config, rank.index()), Form::fused);
+  });
+}
+
+// The first call waits for the rank that has left; the second one finds that the group has failed.
+TEST(TwoHopsOfThreads, EveryCallOfAFailedGroupNamesTheNodeOfTheLostRank) {
+  run_nodes(BackendKind::cpu, {0, 1, 1}, [](const Rank& rank) {
+    const Config config = two_hop_config(BackendKind::cpu, rank.size(), Hops::two);
+    Exchange exchange(rank, config);
+    const Inputs inputs = inputs_of(config, rank.index());
+    dispatch(exchange, inputs, Form::fused);
+    if (rank.index() == 1) return;
+    for (int attempt = 0; attempt < 2; ++attempt) {
+      try {
+        dispatch(exchange, inputs, Form::fused);
+        ADD_FAILURE() << "a call without rank 1 has ended well";
+      } catch (const PeerLostError& error) {
+        EXPECT_EQ(error.record.peer, 1) << error.what();
+        EXPECT_EQ(error.record.node, 1) << error.what();
+      }
+    }
   });
 }
 

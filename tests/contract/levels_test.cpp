@@ -136,6 +136,23 @@ TEST_P(Contract, ExactAndUnreducedIgnoreTheLevel) {
   run_added();
 }
 
+// Setups in two hops have one window of their own; here are the others.
+TEST_P(Contract, AnyWindowOnAnyNodes) {
+  if (!simulates_nodes(GetParam())) GTEST_SKIP() << "has no simulated nodes";
+  for (const std::vector<int>& nodes : kNodes) {
+    for (const int window : {1, 64}) {
+      TestCase c = nodes_case(small_case(nodes.size()), nodes, ReductionLevel::node);
+      c.config.window = window;
+      c.row_values = true;
+      add(c);
+      c.split_phases = true;
+      c.reduction = c.config.reduction = Reduction::exact;
+      add(c);
+    }
+  }
+  run_added();
+}
+
 // With a level of node on one node, the sums of all ranks are rounded once more before the result.
 TEST_P(Contract, OneNodeMayAddByNode) {
   if (!simulates_nodes(GetParam())) GTEST_SKIP() << "has no simulated nodes";

@@ -20,7 +20,7 @@ inline double seconds_since(Clock::time_point time) {
   return std::chrono::duration<double>(Clock::now() - time).count();
 }
 
-inline constexpr int kRanks = 3, kVictim = 1;
+inline constexpr int kRanks = 3, kMostRanks = 4, kVictim = 1;
 inline constexpr Setup kCudaProcesses{BackendKind::cuda, RankKind::processes};
 
 // A rank's report. All processes share it.
@@ -37,24 +37,24 @@ class FaultTest : public testing::TestWithParam<Parameter> {
  protected:
   void SetUp() override {
     if (const std::string reason = skip_reason(kCudaProcesses); !reason.empty()) GTEST_SKIP() << reason;
-    void* memory =
-        mmap(nullptr, sizeof(RankReport) * kRanks, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    void* memory = mmap(nullptr, sizeof(RankReport) * kMostRanks, PROT_READ | PROT_WRITE,
+                        MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     ASSERT_NE(memory, MAP_FAILED);
     reports_ = static_cast<RankReport*>(memory);
   }
   void TearDown() override {
-    if (reports_ != nullptr) munmap(reports_, sizeof(RankReport) * kRanks);
+    if (reports_ != nullptr) munmap(reports_, sizeof(RankReport) * kMostRanks);
   }
 
   RankReport* reports_ = nullptr;
 };
 
-inline TestCase fault_case(double deadline) {
+inline TestCase fault_case(double deadline, int ranks = kRanks) {
   TestCase c;
   c.seed = seed_of(1);
-  c.ranks = kRanks;
+  c.ranks = ranks;
   c.config.backend = BackendKind::cuda;
-  c.config.experts = 9;
+  c.config.experts = 3 * ranks;
   c.config.top_k = 3;
   c.config.deadline = deadline;
   c.full = true;
@@ -102,9 +102,10 @@ inline void use_other_backends(int gpu_ranks) {
 }
 
 // Expects that a rank reported an error of this kind about the victim, within `seconds`.
-inline void expect_failure(const RankReport& report, int rank, ErrorCode code, double seconds) {
+inline void expect_failure(const RankReport& report, int rank, ErrorCode code, double seconds,
+                           int victim = kVictim) {
   EXPECT_EQ(static_cast<ErrorCode>(report.code.load()), code);
-  EXPECT_EQ(report.peer, kVictim);
+  EXPECT_EQ(report.peer, victim);
   EXPECT_EQ(report.waiting_rank, rank);
   EXPECT_LT(report.seconds, seconds);
   EXPECT_TRUE(report.later_calls_throw);

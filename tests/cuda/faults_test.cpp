@@ -57,14 +57,22 @@ void fail(Fault fault) {
   if (fault == Fault::kill) raise(SIGKILL);
 }
 
+// The rank that fails, where, and how.
+struct Failing {
+  int victim;
+  When when;
+  Fault fault;
+};
+
 // Calls until an error is thrown; the victim fails in the third round. Stores when that round started.
-void call_until_failure(const Rank& rank, SyncExchange& exchange, const TestCase& c, When when, Fault fault,
+void call_until_failure(const Rank& rank, SyncExchange& exchange, const TestCase& c, const Failing& failing,
                         std::atomic<Clock::rep>* started) {
+  const auto [victim, when, fault] = failing;
   for (int index = 0; index < 5; ++index) {
     const StepInputs step = make_inputs(c, index);
     const oracle::ExpertOutputs expert_outputs = make_expert_outputs(c, step);
     if (index == 2) *started = Clock::now().time_since_epoch().count();
-    const bool fails = rank.index() == kVictim && index == 2;
+    const bool fails = rank.index() == victim && index == 2;
     if (fails && when == When::before_dispatch) fail(fault);
     DispatchRun dispatch(exchange, c, step);
     if (fails && when == When::in_flight) {
@@ -81,12 +89,12 @@ void call_until_failure(const Rank& rank, SyncExchange& exchange, const TestCase
   }
 }
 
-void run_rank(const Rank& rank, const TestCase& c, When when, Fault fault, RankReport& report) {
+void run_rank(const Rank& rank, const TestCase& c, const Failing& failing, RankReport& report) {
   const device::RankScope work(rank.index());
   SyncExchange exchange(rank, c.config);
   std::atomic<Clock::rep> started{0};
   try {
-    call_until_failure(rank, exchange, c, when, fault, &started);
+    call_until_failure(rank, exchange, c, failing, &started);
     return;
   } catch (const TimeoutError& error) {
     record_failure(report, error);
@@ -97,32 +105,42 @@ void run_rank(const Rank& rank, const TestCase& c, When when, Fault fault, RankR
   report.later_calls_throw = throws_again(exchange, c);
 }
 
-TEST_P(CudaFaults, PeersGetATypedErrorInTimeAndANewGroupWorks) {
-  const auto [when, fault] = GetParam();
-  const TestCase c = fault_case(kDeadline);
-  Group group = Group::processes(kRanks);
+// Runs the case until the victim fails, then one in a new group. Checks every survivor's report.
+void run_failing(const TestCase& c, const Failing& failing, RankReport* reports) {
+  Group group = Group::processes(c.ranks);
   group.set_deadline(20);
   try {
-    group.run([&, when = when, fault = fault](Rank rank) {
-      run_rank(rank, c, when, fault, reports_[rank.index()]);
-    });
+    group.run([&](Rank rank) { run_rank(rank, c, failing, reports[rank.index()]); });
     ADD_FAILURE() << "no rank failed";
   } catch (const std::exception& error) {
     // The launcher kills a rank that sleeps on two seconds after the group's failure.
     const bool killed =
         std::string(error.what()).find("was killed because it did not end") != std::string::npos;
-    EXPECT_EQ(killed, fault == Fault::stall) << error.what();
+    EXPECT_EQ(killed, failing.fault == Fault::stall) << error.what();
   }
-  for (int rank = 0; rank < kRanks; ++rank) {
-    if (rank == kVictim) continue;
+  for (int rank = 0; rank < c.ranks; ++rank) {
+    if (rank == failing.victim) continue;
     SCOPED_TRACE(str("rank ", rank));
-    expect_failure(reports_[rank], rank, fault == Fault::stall ? ErrorCode::timeout : ErrorCode::peer_lost,
-                   seconds_for(fault));
+    expect_failure(reports[rank], rank,
+                   failing.fault == Fault::stall ? ErrorCode::timeout : ErrorCode::peer_lost,
+                   seconds_for(failing.fault), failing.victim);
   }
   // New processes form a group on the same devices.
   TestCase again = c;
-  again.ranks = kRanks - 1;
+  again.ranks = c.ranks - 1;
   EXPECT_TRUE(run_case(kCudaProcesses, again));
+}
+
+TEST_P(CudaFaults, PeersGetATypedErrorInTimeAndANewGroupWorks) {
+  const auto [when, fault] = GetParam();
+  run_failing(fault_case(kDeadline), {kVictim, when, fault}, reports_);
+}
+
+// Rank r uses GPU r where there are as many.
+using CudaVictims = FaultTest<int>;
+
+TEST_P(CudaVictims, IsKilledWithKernelsInFlight) {
+  run_failing(fault_case(kDeadline, kMostRanks), {GetParam(), When::in_flight, Fault::kill}, reports_);
 }
 
 std::string case_name(const testing::TestParamInfo<CudaFaults::ParamType>& test) {
@@ -132,6 +150,7 @@ std::string case_name(const testing::TestParamInfo<CudaFaults::ParamType>& test)
 INSTANTIATE_TEST_SUITE_P(Processes, CudaFaults,
                          testing::Combine(testing::ValuesIn(kMoments), testing::ValuesIn(kFaults)),
                          case_name);
+INSTANTIATE_TEST_SUITE_P(Ranks, CudaVictims, testing::Range(0, kMostRanks));
 
 }  // namespace
 }  // namespace ferry::contract

@@ -1,5 +1,6 @@
-// A rank that is killed while two ranks make calls over NCCL, on one host: the other one gets its typed error
-// in time, whether NCCL's communicators block or not, and its process can still use its GPU.
+// Two ranks that make calls over NCCL, on one host, whether NCCL's communicators block or not: if one is
+// killed, the other one gets its typed error in time, and its process can still use its GPU; if the device of
+// one fails, both get an error at once.
 #include <signal.h>
 #include <stdlib.h>
 
@@ -11,6 +12,7 @@
 #include <vector>
 
 #include "cuda/fault_test.hpp"
+#include "cuda/other_work.hpp"
 #include "runtime/support.hpp"
 #include "seed.hpp"
 
@@ -50,25 +52,39 @@ Config pair_config() {
           .deadline = kPairDeadline};
 }
 
-void call_until_a_rank_dies(const Rank& rank, int milliseconds, RankReport& report) {
-  const device::RankScope work(rank.index());
-  ferry::Exchange exchange(rank, pair_config());
-  std::byte* const x = device::allocate(kPairTokens * kPairRowBytes);
-  std::byte* const y = device::allocate(kPairTokens * kPairRowBytes);
-  std::byte* const ids = device::allocate(kPairTokens * 4);
-  std::memset(x, 0, static_cast<std::size_t>(kPairTokens * kPairRowBytes));
-  for (std::int32_t token = 0; token < kPairTokens; ++token) {
-    const std::int32_t expert = token % kPair;
-    std::memcpy(ids + std::int64_t{4} * token, &expert, 4);
+// A rank's calls, each a dispatch and a combine.
+class PairCalls {
+ public:
+  explicit PairCalls(const Rank& rank)
+      : work_(rank.index()), exchange_(rank, pair_config()), stream_(device::stream(rank.index())) {
+    std::memset(x_, 0, static_cast<std::size_t>(kPairTokens * kPairRowBytes));
+    for (std::int32_t token = 0; token < kPairTokens; ++token) {
+      const std::int32_t expert = token % kPair;
+      std::memcpy(ids_ + std::int64_t{4} * token, &expert, 4);
+    }
   }
-  const Stream stream = device::stream(rank.index());
-  const auto step = [&] {
+
+  void step() {
     const DispatchResult rows =
-        exchange.dispatch(Tokens::rows(x, kPairTokens, DType::bf16),
-                          reinterpret_cast<const std::int32_t*>(ids), nullptr, {}, stream);
-    exchange.combine({rows.data, DType::bf16}, rows.plan, {y, DType::bf16}, {}, stream);
-    exchange.synchronize(0, stream);
-  };
+        exchange_.dispatch(Tokens::rows(x_, kPairTokens, DType::bf16),
+                           reinterpret_cast<const std::int32_t*>(ids_), nullptr, {}, stream_);
+    exchange_.combine({rows.data, DType::bf16}, rows.plan, {y_, DType::bf16}, {}, stream_);
+    exchange_.synchronize(0, stream_);
+  }
+  Stream stream() const { return stream_; }
+
+ private:
+  const device::RankScope work_;
+  ferry::Exchange exchange_;
+  const Stream stream_;
+  std::byte* const x_ = device::allocate(kPairTokens * kPairRowBytes);
+  std::byte* const y_ = device::allocate(kPairTokens * kPairRowBytes);
+  std::byte* const ids_ = device::allocate(kPairTokens * 4);
+};
+
+void call_until_a_rank_dies(const Rank& rank, int milliseconds, RankReport& report) {
+  PairCalls calls(rank);
+  const auto step = [&] { calls.step(); };
   for (int i = 0; i < 3; ++i) step();
   rank.barrier();
   std::thread killer;
@@ -130,6 +146,38 @@ TEST_P(NcclDeath, TheOtherRankGetsItsErrorInTime) {
   EXPECT_LT(survivor.seconds, kPairDeadline + 1);
   EXPECT_TRUE(survivor.later_calls_throw);
   EXPECT_TRUE(survivor.others_work);
+}
+
+// The victim's device fails before a dispatch. Its process stays until the other rank has its error.
+void call_on_a_failed_device(const Rank& rank, RankReport* reports) {
+  PairCalls calls(rank);
+  for (int i = 0; i < 3; ++i) calls.step();
+  rank.barrier();
+  if (rank.index() == kVictim) fail_device(static_cast<cudaStream_t>(calls.stream().handle));
+  const Clock::time_point start = Clock::now();
+  RankReport& report = reports[rank.index()];
+  try {
+    calls.step();
+  } catch (const SystemError& error) {
+    report.seconds = seconds_since(start);
+    if (std::strstr(error.what(), "rank 1 refused dispatch 7: ") != nullptr) report.peer = kVictim;
+    report.code = static_cast<int>(error.code());
+  }
+  if (rank.index() != kVictim) return;
+  while (reports[1 - kVictim].code == 0 && seconds_since(start) < 2 * kPairDeadline)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  raise(SIGKILL);
+}
+
+TEST_P(NcclDeath, AFailedDeviceEndsTheCallOfBothRanksAtOnce) {
+  Group group = Group::processes(kPair);
+  group.set_deadline(30);
+  EXPECT_THROW(group.run([&](Rank rank) { call_on_a_failed_device(rank, reports_); }), PeerLostError);
+  for (int rank = 0; rank < kPair; ++rank) {
+    EXPECT_EQ(static_cast<ErrorCode>(reports_[rank].code.load()), ErrorCode::system);
+    EXPECT_EQ(reports_[rank].peer, rank == kVictim ? 0 : kVictim);
+    EXPECT_LT(reports_[rank].seconds, kPairDeadline / 2);
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Communicators, NcclDeath,

@@ -34,7 +34,16 @@ __global__ void hold(volatile HeldKernelWords* words) {
   words->ended = 1;
 }
 
+__global__ void store_to(volatile int* nowhere) {
+  *nowhere = 1;
+}
+
 }  // namespace
+
+void fail_device(cudaStream_t stream) {
+  store_to<<<1, 1, 0, stream>>>(reinterpret_cast<int*>(8));
+  require_success(cudaGetLastError(), "launching the kernel that fails");
+}
 
 void occupy_sms(cudaStream_t stream, int left_free, std::chrono::nanoseconds time) {
   int device = 0, sms = 0, shared = 0;

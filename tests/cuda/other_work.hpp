@@ -10,6 +10,9 @@ namespace ferry::contract {
 // Enqueues a kernel that occupies all SMs of the current device except `left_free` for the given time.
 void occupy_sms(cudaStream_t stream, int left_free, std::chrono::nanoseconds time);
 
+// Enqueues a kernel that stores where there is no memory. The process can then no longer use the device.
+void fail_device(cudaStream_t stream);
+
 struct HeldKernelWords;
 
 // A kernel that runs until the host releases it.

@@ -8,6 +8,7 @@
 
 #include "engine/mpi_engine.hpp"
 #include "engine/transfers.hpp"
+#include "ferry/exchange.hpp"
 #include "group/mpi_library.hpp"
 #include "runtime/channel_support.hpp"
 
@@ -21,7 +22,15 @@ void use_engine(int level) {
     require_text(error, level == MPI_THREAD_SINGLE ? "initialised with MPI_THREAD_SINGLE"
                                                    : "initialised with MPI_THREAD_FUNNELED");
     require_text(error, "call MPI_Init_thread with MPI_THREAD_MULTIPLE");
-    Group::mpi().run([](const Rank& rank) { rank.barrier(); });  // groups need no threads
+    Group::mpi().run([](const Rank& rank) {
+      rank.barrier();  // groups need no threads
+      const auto refused = expect_thrown<UnsupportedError>([&] {
+        Exchange exchange(
+            rank,
+            {.experts = 4, .top_k = 1, .hidden = 64, .max_tokens = 4, .backend = BackendKind::collective});
+      });
+      require_text(refused, "call MPI_Init_thread with MPI_THREAD_MULTIPLE");
+    });
     return;
   }
   const auto lanes = engine->communicators(2);

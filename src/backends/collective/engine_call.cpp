@@ -39,7 +39,7 @@ EngineCall::EngineCall(Rank rank, std::unique_ptr<Communicator> communicator, in
       ordered_(ordered != nullptr),
       thread_(std::move(ordered)) {}
 
-EngineCall::~EngineCall() {
+void EngineCall::end() noexcept {
   try {
     finish_started(operation_);
   } catch (...) {
@@ -74,7 +74,9 @@ void EngineCall::finish_started(Operation next) {
     started_ = {};
   }
   const ControlBlock& control = rank_.state().control();
-  if (control.failed()) control.throw_failure({next, call_ + 1, me_, -1, call_ + 1, call_});
+  if (control.failed()) {
+    control.throw_failure({next, call_ + 1, me_, -1, call_ + 1, call_}, &rank_.topology());
+  }
 }
 
 void EngineCall::post(bool split, std::function<void(const Check&)> prepare) {
@@ -103,15 +105,16 @@ void EngineCall::exchange_here() {
     if (is_overdue(begin)) time_out();
     if (Clock::now() - last_interrupt_check < kInterruptPeriod) return;
     last_interrupt_check = Clock::now();
-    if (rank_.state().check_interrupt(record())) rank_.state().control().throw_failure(record());
+    if (rank_.state().check_interrupt(record())) {
+      rank_.state().control().throw_failure(record(), &rank_.topology());
+    }
   });
 }
 
-void EngineCall::refuse(Operation operation, const Error& error) noexcept {
+void EngineCall::refuse(Operation operation, const ErrorRecord& error) noexcept {
   try {
     if (!begun_) begin(operation, {});
-    refusal_ = ErrorRecord::of(error);
-    memory_->messages->clear();
+    set_refusal(error);
     prepare_ = {};
     begun_ = false;
     progress_.reach(call_, 0);
@@ -161,16 +164,43 @@ void EngineCall::begin_step() {
 
 void EngineCall::exchange(const Check& check) {
   exchanging_ = true;
-  if (prepare_) prepare_(check);
+  const std::exception_ptr failure = prepare(check);
   memory_->blocks.write(terms(), *memory_->messages);
   exchanging_blocks_ = true;
-  exchange_blocks(check);
+  try {
+    exchange_blocks(check);
+  } catch (...) {
+    if (failure) std::rethrow_exception(failure);  // the first error of this rank
+    throw;
+  }
   exchanging_blocks_ = false;
   if (!refusal_) {
     memory_->blocks.require_agreement(terms());
     if (memory_->messages->has_messages()) exchange_messages(check);
   }
   progress_.reach(call_, CallProgress::kDone);
+  if (failure) std::rethrow_exception(failure);
+}
+
+// Finishes the messages and the summaries. If that throws, refuses the call, so that the blocks tell the
+// peers, on other hosts too, and returns the exception.
+std::exception_ptr EngineCall::prepare(const Check& check) {
+  if (!prepare_) return nullptr;
+  try {
+    prepare_(check);
+    return nullptr;
+  } catch (...) {
+    if (rank_.state().control().failed()) throw;  // the group's failure, which the peers have too
+    set_refusal(ErrorRecord::of(std::current_exception()));
+    return std::current_exception();
+  }
+}
+
+void EngineCall::set_refusal(const ErrorRecord& error) {
+  refusal_ = error;
+  // Whatever this rank throws, the peers throw an error of Ferry's.
+  if (refusal_->kind == ErrorRecord::Kind::other) refusal_->kind = ErrorRecord::Kind::system;
+  memory_->messages->clear();
 }
 
 CallBlocks::Call EngineCall::terms() const {

@@ -43,8 +43,7 @@ class EngineCall {
   EngineCall(Rank rank, std::unique_ptr<Communicator> communicator, int lane, std::int64_t summary_bytes,
              std::unique_ptr<MessageCarrier> messages, double deadline,
              std::shared_ptr<TransferThread> ordered);
-  // Waits for an exchange that has been started.
-  ~EngineCall();
+  ~EngineCall() { end(); }
   EngineCall(const EngineCall&) = delete;
   EngineCall& operator=(const EngineCall&) = delete;
 
@@ -57,12 +56,14 @@ class EngineCall {
   const std::byte* summary_from(int peer) const { return memory_->blocks.summary_from(peer); }
   // `split`: the caller goes on, and calls wait() in the receive phase. `prepare`, if given, runs first in
   // the thread of the exchange: it finishes the messages and the summaries, and passes its argument to every
-  // wait.
+  // wait. What it throws refuses the call, and wait() throws it on this rank.
   void post(bool split, std::function<void(const Check&)> prepare = {});
   // Blocks until the exchange is done. Runs it, if post() has not started it.
   void wait();
   // As Channel::refuse.
-  void refuse(Operation operation, const Error& error) noexcept;
+  void refuse(Operation operation, const ErrorRecord& error) noexcept;
+  // Waits for an exchange that has been started. No call follows.
+  void end() noexcept;
 
  private:
   // Owned together, because a transfer that was given up may still use it.
@@ -80,6 +81,8 @@ class EngineCall {
   void begin_step();
   void exchange_here();
   void exchange(const Check& check);
+  std::exception_ptr prepare(const Check& check);
+  void set_refusal(const ErrorRecord& error);
   CallBlocks::Call terms() const;
   void exchange_blocks(const Check& check);
   void exchange_messages(const Check& check);

@@ -37,7 +37,10 @@ class EngineLink final : public cpu::PeerLink {
   void wait() override { call_.wait(); }
   void post_chunk(std::int64_t) override {}
   void wait_chunk(int, std::int64_t) override {}
-  void refuse(Operation operation, const Error& error) noexcept override { call_.refuse(operation, error); }
+  void refuse(Operation operation, const Error& error) noexcept override {
+    call_.refuse(operation, ErrorRecord::of(error));
+  }
+  void end() noexcept override { call_.end(); }
 
  private:
   EngineLink(std::unique_ptr<MessageHops> messages, const Rank& rank,

@@ -43,6 +43,10 @@ class HostBackend : public Backend, private GatherOperations {
   struct LaneOperations {
     LaneOperations(const CpuContext& context, std::unique_ptr<PeerLink> link)
         : lane(context, std::move(link)), dispatch(lane), combine(lane) {}
+    // A send phase may have left a thread that forwards messages by these operations.
+    ~LaneOperations() { lane.link->end(); }
+    LaneOperations(const LaneOperations&) = delete;
+    LaneOperations& operator=(const LaneOperations&) = delete;
 
     Lane lane;
     Dispatch dispatch;

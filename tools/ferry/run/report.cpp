@@ -154,16 +154,36 @@ void count_entries(const RunSpec& spec, const Topology& topology, const SharedRe
   }
 }
 
-// Compares the bytes and messages that the ranks counted while writing with those that the plans imply.
-report::Check check_wire(const char* name, const report::Traffic& planned, std::int64_t bytes,
-                         std::int64_t messages) {
+// What is sent to other ranks.
+struct Sent {
+  std::int64_t bytes, messages, bytes_between_nodes;
+
+  bool operator==(const Sent&) const = default;
+};
+
+Sent planned_of(const report::Traffic& traffic, const Topology& topology, const Config& config) {
+  Sent sent{traffic.wire_bytes, traffic.messages, 0};
+  if (config.backend == BackendKind::cuda && !has_relays(config, topology)) return sent;  // not counted apart
+  const auto ranks = static_cast<std::size_t>(topology.ranks());
+  for (std::size_t i = 0; i < traffic.traffic_bytes.size(); ++i) {
+    const auto from = static_cast<int>(i / ranks), to = static_cast<int>(i % ranks);
+    if (topology.node_of(from) != topology.node_of(to)) sent.bytes_between_nodes += traffic.traffic_bytes[i];
+  }
+  return sent;
+}
+
+// Compares what the ranks counted while writing with what the plans imply.
+report::Check check_wire(const char* name, const Sent& planned, const Sent& counted) {
   CheckCounter counter;
-  const bool same = planned.wire_bytes == bytes && planned.messages == messages;
-  if (same) counter.pass(messages);
+  const bool same = planned == counted;
+  if (same) counter.pass(counted.messages);
   if (!same) {
-    counter.fail(std::max<std::int64_t>(messages, 1),
-                 fmt::format("counted {} bytes in {} messages, planned {} bytes in {} messages", bytes,
-                             messages, planned.wire_bytes, planned.messages));
+    counter.fail(
+        std::max<std::int64_t>(counted.messages, 1),
+        fmt::format("counted {} bytes in {} messages, {} bytes between nodes; planned {} bytes in {} "
+                    "messages, {} bytes between nodes",
+                    counted.bytes, counted.messages, counted.bytes_between_nodes, planned.bytes,
+                    planned.messages, planned.bytes_between_nodes));
   }
   report::Check check =
       check_of(name, counter, "messages that the exchange counted, against those that the routes imply");
@@ -184,7 +204,8 @@ void add_traffic(const RunSpec& spec, const Topology& topology, const SharedResu
       rows * spec.row_bytes() + 2 * run.combine.wire_bytes + rank_steps * spec.result_bytes();
 }
 
-void add_checks(const RunSpec& spec, const SharedResults& results, report::RunReport& run) {
+void add_checks(const RunSpec& spec, const Topology& topology, const SharedResults& results,
+                report::RunReport& run) {
   run.checks.push_back(
       check_of("dispatch, bit for bit", total(spec, results, &RankResults::dispatch),
                "counts, offsets, sources, weights and values of every row against the oracle"));
@@ -200,12 +221,14 @@ void add_checks(const RunSpec& spec, const SharedResults& results, report::RunRe
   run.checks.push_back(check_of("timed results equal checked results",
                                 total(spec, results, &RankResults::repeated),
                                 "hash of every rank's result in every step"));
-  run.checks.push_back(check_wire("dispatch bytes as planned", run.dispatch,
-                                  sum_over_ranks(spec, results, &RankResults::dispatch_wire_bytes),
-                                  sum_over_ranks(spec, results, &RankResults::dispatch_messages)));
-  run.checks.push_back(check_wire("combine bytes as planned", run.combine,
-                                  sum_over_ranks(spec, results, &RankResults::combine_wire_bytes),
-                                  sum_over_ranks(spec, results, &RankResults::combine_messages)));
+  const auto sum = [&](std::int64_t RankResults::* member) { return sum_over_ranks(spec, results, member); };
+  run.checks.push_back(
+      check_wire("dispatch bytes as planned", planned_of(run.dispatch, topology, spec.config),
+                 {sum(&RankResults::dispatch_wire_bytes), sum(&RankResults::dispatch_messages),
+                  sum(&RankResults::dispatch_bytes_between_nodes)}));
+  run.checks.push_back(check_wire("combine bytes as planned", planned_of(run.combine, topology, spec.config),
+                                  {sum(&RankResults::combine_wire_bytes), sum(&RankResults::combine_messages),
+                                   sum(&RankResults::combine_bytes_between_nodes)}));
 }
 
 void add_load(const RunSpec& spec, const SharedResults& results, report::RunReport& run) {
@@ -240,7 +263,7 @@ report::RunReport make_report(const RunSpec& spec, const Topology& topology, con
   run.configuration = configuration_of(spec, topology);
   run.machine = {.cpu = cpu_name(), .cores = cores(), .memory_bytes = memory_bytes()};
   add_traffic(spec, topology, results, run);
-  add_checks(spec, results, run);
+  add_checks(spec, topology, results, run);
   add_load(spec, results, run);
   add_times(results, run);
   return run;

@@ -120,6 +120,10 @@ void RankRunner::time_steps() {
   own_results_.dispatch_messages = after.dispatch_messages - before.dispatch_messages;
   own_results_.combine_wire_bytes = after.combine_bytes - before.combine_bytes;
   own_results_.combine_messages = after.combine_messages - before.combine_messages;
+  own_results_.dispatch_bytes_between_nodes =
+      after.between_nodes.dispatch_bytes - before.between_nodes.dispatch_bytes;
+  own_results_.combine_bytes_between_nodes =
+      after.between_nodes.combine_bytes - before.between_nodes.combine_bytes;
   if (rank_.index() != 0) return;
   const LoadCounts load = context_->exchange().load_counts();
   std::transform(load.experts.begin(), load.experts.end(), routes_before.begin(), results_.routes().begin(),

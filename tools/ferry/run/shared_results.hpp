@@ -23,6 +23,7 @@ struct RankResults {
   std::int64_t rows = 0;  // received, without padding
   std::int64_t dispatch_wire_bytes = 0, dispatch_messages = 0;
   std::int64_t combine_wire_bytes = 0, combine_messages = 0;
+  std::int64_t dispatch_bytes_between_nodes = 0, combine_bytes_between_nodes = 0;
 };
 
 // One anonymous mapping that threads and forked processes share, created before the ranks start. Each rank

@@ -116,7 +116,7 @@ class EngineBackend final : public CudaBackend {
     fault_point(begin, exchange_.me());
     try {
       require_no_capture(operation, stream);
-    } catch (const UnsupportedError& error) {
+    } catch (const Error& error) {
       refuse(operation, lane, error, stream);
       throw;
     }

@@ -32,15 +32,15 @@ struct EngineLane::GatherTermsOfCall {
 std::int64_t EngineLane::count_of(Operation operation, std::int64_t count, const std::int32_t* device_count,
                                   Stream stream) {
   if (device_count == nullptr) return count;
-  copy_async(&scalars().count, device_count, sizeof(std::int32_t), stream);
-  check(cudaStreamSynchronize(handle_of(stream)), "wait for a stream");
-  const std::int32_t found = scalars().count;
-  launch_or_refuse(operation, [&] {
+  run_or_refuse(operation, [&] {
+    copy_async(&scalars().count, device_count, sizeof(std::int32_t), stream);
+    check(cudaStreamSynchronize(handle_of(stream)), "wait for a stream");
+    const std::int32_t found = scalars().count;
     if (found >= 0 && found <= count) return;
     throw UsageError(str(to_string(operation), ": a count of ", found, " in device memory on rank ", me(),
                          ", must be 0 to ", count));
   });
-  return found;
+  return scalars().count;
 }
 
 // Sends this rank's terms to every rank. Returns those of all ranks.
@@ -65,6 +65,40 @@ std::int64_t EngineLane::gather_round_bytes() const {
   return std::max<std::int64_t>(rows * layout().row_bytes / ranks() / 16 * 16, 16);
 }
 
+// Enqueues copies to the outbox of the bytes of each block from `begin` on, up to `round_bytes`. Returns
+// where they lie.
+collective::DeviceMessages::Outgoing EngineLane::pack_round(const std::vector<GatherBlock>& blocks,
+                                                            std::int64_t begin, std::int64_t round_bytes,
+                                                            Stream stream) {
+  collective::DeviceMessages::Outgoing out{
+      .message_bytes = layout().row_bytes,  // for Config::window
+      .send = memory() + layout().row_outbox,
+      .bytes = std::vector<std::int64_t>(at(ranks()), 0),
+      .offsets = std::vector<std::int64_t>(at(ranks()), 0),
+      .receive = nullptr,
+      .slot_bytes = 0,
+      .room_for = [this](std::int64_t bytes) { return room_for(bytes); }};
+  std::int64_t end = 0;
+  const std::byte* packed = nullptr;  // data at the end of the outbox
+  std::int64_t packed_at = 0;
+  for (int peer = 0; peer < ranks(); ++peer) {
+    const GatherBlock& block = blocks[at(peer)];
+    const std::int64_t bytes = bytes_in_round(block.bytes, begin, round_bytes);
+    if (peer == me() || bytes == 0) continue;
+    // An all-gather has one block for all ranks.
+    if (block.data != packed) {
+      packed = block.data;
+      packed_at = end;
+      copy_async(memory() + layout().row_outbox + end, block.data + begin, bytes, stream);
+      end += bytes;
+    }
+    out.bytes[at(peer)] = bytes;
+    out.offsets[at(peer)] = packed_at;
+  }
+  stored_.record(handle_of(stream));
+  return out;
+}
+
 // Sends a block to every rank, in rounds. `receive(begin, bytes_of_round, block_of)` enqueues the use of the
 // bytes from `begin` on: `block_of(source)` is the address of those from a rank, this rank included.
 // `largest`: bytes of the largest block of any pair.
@@ -74,47 +108,27 @@ void EngineLane::send_in_rounds(Operation operation, const std::vector<GatherBlo
   const std::int64_t round_bytes = gather_round_bytes();
   for (std::int64_t begin = 0; begin < largest; begin += round_bytes) {
     call_.begin(operation, {});
-    collective::DeviceMessages::Outgoing out{
-        .message_bytes = layout().row_bytes,  // for Config::window
-        .send = memory() + layout().row_outbox,
-        .bytes = std::vector<std::int64_t>(at(ranks()), 0),
-        .offsets = std::vector<std::int64_t>(at(ranks()), 0),
-        .receive = nullptr,
-        .slot_bytes = 0,
-        .room_for = [this](std::int64_t bytes) { return room_for(bytes); }};
-    std::int64_t end = 0;
-    const std::byte* packed = nullptr;  // data at the end of the outbox
-    std::int64_t packed_at = 0;
-    for (int peer = 0; peer < ranks(); ++peer) {
-      const GatherBlock& block = blocks[at(peer)];
-      const std::int64_t bytes = bytes_in_round(block.bytes, begin, round_bytes);
-      if (peer == me() || bytes == 0) continue;
-      // An all-gather has one block for all ranks.
-      if (block.data != packed) {
-        packed = block.data;
-        packed_at = end;
-        copy_async(memory() + layout().row_outbox + end, block.data + begin, bytes, stream);
-        end += bytes;
-      }
-      out.bytes[at(peer)] = bytes;
-      out.offsets[at(peer)] = packed_at;
-    }
-    stored_.record(handle_of(stream));
+    collective::DeviceMessages::Outgoing out{};
+    run_or_refuse(operation, [&] { out = pack_round(blocks, begin, round_bytes, stream); });
     call_.post(false, [this, out = std::move(out)](const collective::EngineCall::Check& check_wait) {
       stored_.wait(check_wait);
       if (hops_ != nullptr) hops_->start_straight();
       messages_->reserve(out);
     });
     call_.wait();
-    receive(begin, round_bytes, [&](int source) {
-      return source == me() ? blocks[at(me())].data + begin : messages_->incoming(source);
-    });
+    const auto receive_round = [&] {
+      receive(begin, round_bytes, [&](int source) {
+        return source == me() ? blocks[at(me())].data + begin : messages_->incoming(source);
+      });
+    };
+    // After the last round the peers wait for nothing more.
+    begin + round_bytes < largest ? run_or_refuse(operation, receive_round) : receive_round();
   }
 }
 
 void EngineLane::all_gather_v(const AllGatherCall& call, Stream stream) {
   const ScopedDevice device(exchange_.device);
-  launch_or_refuse(Operation::all_gather_v, [&] { lane_.require_usable(call); });
+  run_or_refuse(Operation::all_gather_v, [&] { lane_.require_usable(call); });
   const std::int64_t count = count_of(Operation::all_gather_v, call.count, call.device_count, stream);
   const std::vector<GatherTerms> all = GatherTermsOfCall::of(
       exchange_terms(Operation::all_gather_v, {{count, call.capacity}, 0}, {"row_bytes", call.row_bytes}));
@@ -138,7 +152,7 @@ void EngineLane::all_gather_v(const AllGatherCall& call, Stream stream) {
 
 void EngineLane::reduce_scatter_v(const ReduceScatterCall& call, Stream stream) {
   const ScopedDevice device(exchange_.device);
-  launch_or_refuse(Operation::reduce_scatter_v, [&] { lane_.require_usable(call); });
+  run_or_refuse(Operation::reduce_scatter_v, [&] { lane_.require_usable(call); });
   const std::int64_t count = count_of(Operation::reduce_scatter_v, call.count, call.device_count, stream);
   const std::vector<GatherTermsOfCall> told =
       exchange_terms(Operation::reduce_scatter_v, {{count, call.total}, call.device_count == nullptr ? 1 : 0},

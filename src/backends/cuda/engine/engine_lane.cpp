@@ -77,9 +77,20 @@ void EngineLane::fetch_headers(Stream stream) {
   copy_async(sent_header(me()), memory() + to.inbox + me() * to.block_bytes, to.header_bytes, stream);
 }
 
-// Starts the exchange after the kernel of the send phase. `stored`: null if only headers travel.
-void EngineLane::post(bool split, std::optional<Stored> stored, Stream stream) {
+// Enqueues copies to the host of what the exchange needs to know, behind the kernel of the send phase.
+void EngineLane::fetch(const std::optional<Stored>& stored, Stream stream) {
   fetch_headers(stream);
+  if (stored && stored->messages != nullptr)
+    copy_async(scalars().messages, stored->messages, 4 * std::int64_t{ranks()}, stream);
+  if (stored && stored->planned != nullptr)
+    copy_rows_async(scalars().planned, 4, stored->planned + me(), 4 * std::int64_t{ranks()}, 4, ranks(),
+                    stream);
+  stored_.record(handle_of(stream));
+}
+
+// Starts the exchange after the kernel of the send phase. `stored`: null if only headers travel.
+void EngineLane::post(Operation operation, bool split, std::optional<Stored> stored, Stream stream) {
+  run_or_refuse(operation, [&] { fetch(stored, stream); });
   headers_delivered_ = false;
   // The caller enqueues nothing on the stream until the exchange has ended.
   if (stored && keeps_inputs(split)) {
@@ -90,12 +101,6 @@ void EngineLane::post(bool split, std::optional<Stored> stored, Stream stream) {
     };
   }
   sent_ = stored;
-  if (stored && stored->messages != nullptr)
-    copy_async(scalars().messages, stored->messages, 4 * std::int64_t{ranks()}, stream);
-  if (stored && stored->planned != nullptr)
-    copy_rows_async(scalars().planned, 4, stored->planned + me(), 4 * std::int64_t{ranks()}, 4, ranks(),
-                    stream);
-  stored_.record(handle_of(stream));
   call_.post(split, [this, stored](const collective::EngineCall::Check& check) {
     stored_.wait(check);
     if (stored) describe(*stored);
@@ -193,6 +198,9 @@ void EngineLane::wait() {
   } catch (const UsageError&) {
     lane_.take_diagnostics();
     throw;
+  } catch (const UnsupportedError&) {  // a peer captures
+    lane_.take_diagnostics();
+    throw;
   }
 }
 
@@ -241,14 +249,14 @@ void EngineLane::dispatch_send(const DispatchCall& call, bool split, Stream stre
   const CallOptions options = options_of(exchange_.config, call);
   call_.begin(Operation::dispatch, options);
   Plan plan;
-  launch_or_refuse(Operation::dispatch,
-                   [&] { plan = lane_.dispatch(call, Phase::send, stream, keeps_inputs(split)).plan; });
+  run_or_refuse(Operation::dispatch,
+                [&] { plan = lane_.dispatch(call, Phase::send, stream, keeps_inputs(split)).plan; });
   const std::int64_t part_bytes = device_message_layout(message_parts(exchange_.config, call)).bytes;
   Stored stored = by_plan(plan, part_bytes);
   if (call.plan.empty()) stored.messages = stored.planned = nullptr;  // the call headers say it
   if (exchange_.config.input == Input::replicated && call.plan.empty())
     stored.hash_option = input_hash_option(options);
-  post(split, stored, stream);
+  post(Operation::dispatch, split, stored, stream);
 }
 
 DispatchResult EngineLane::dispatch_receive(Stream stream) {
@@ -268,13 +276,16 @@ DispatchResult EngineLane::dispatch_receive(Stream stream) {
 // Sends the weights of this rank's tokens to the ranks that sum, and receives the weights of its own rows.
 void EngineLane::send_weights(const CombineCall& call, Stream stream) {
   auto* row_weights = reinterpret_cast<float*>(memory() + layout().row_weights);
-  launch_or_refuse(Operation::combine, [&] {
+  run_or_refuse(Operation::combine, [&] {
     lane_.route_values(call.topk_weights, call.plan, row_weights, Phase::send, Operation::combine, stream);
   });
-  post(false, by_plan(call.plan, 0), stream);
+  post(Operation::combine, false, by_plan(call.plan, 0), stream);
   wait();
-  deliver(stream);
-  lane_.route_values(call.topk_weights, call.plan, row_weights, Phase::receive, Operation::combine, stream);
+  // The peers' combine goes on with another call.
+  run_or_refuse(Operation::combine, [&] {
+    deliver(stream);
+    lane_.route_values(call.topk_weights, call.plan, row_weights, Phase::receive, Operation::combine, stream);
+  });
 }
 
 void EngineLane::combine_send(const CombineCall& call, bool split, Stream stream) {
@@ -289,11 +300,12 @@ void EngineLane::combine_send(const CombineCall& call, bool split, Stream stream
   }
   // With sums by node, the kernel also looks up this rank's own rows.
   const bool by_node = exchange_.config.reduction_level == ReductionLevel::node;
-  launch_or_refuse(Operation::combine, [&] {
+  run_or_refuse(Operation::combine, [&] {
     lane_.combine(with_row_weights, Phase::send, stream, keeps_inputs(split) && !by_node);
   });
   const auto* rows = reinterpret_cast<const std::int32_t*>(memory() + layout().rows);
-  post(split, Stored{.message_bytes = layout().row_bytes, .messages = rows, .packed = true}, stream);
+  post(Operation::combine, split,
+       Stored{.message_bytes = layout().row_bytes, .messages = rows, .packed = true}, stream);
 }
 
 void EngineLane::combine_receive(Stream stream) {
@@ -321,10 +333,10 @@ void EngineLane::combine_receive(Stream stream) {
 
 void EngineLane::route_values(const float* values, const Plan& plan, float* row_values, Stream stream) {
   call_.begin(Operation::route_values, {});
-  launch_or_refuse(Operation::route_values, [&] {
+  run_or_refuse(Operation::route_values, [&] {
     lane_.route_values(values, plan, row_values, Phase::send, Operation::route_values, stream);
   });
-  post(false, by_plan(plan, 0), stream);
+  post(Operation::route_values, false, by_plan(plan, 0), stream);
   wait();
   deliver(stream);
   lane_.route_values(values, plan, row_values, Phase::receive, Operation::route_values, stream);
@@ -332,8 +344,8 @@ void EngineLane::route_values(const float* values, const Plan& plan, float* row_
 
 DispatchCounts EngineLane::dispatch_counts(const Ids& ids, std::int32_t tokens, Stream stream) {
   call_.begin(Operation::dispatch_counts, {});
-  launch_or_refuse(Operation::dispatch_counts, [&] { lane_.count_dispatch(ids, tokens, stream); });
-  post(false, std::nullopt, stream);
+  run_or_refuse(Operation::dispatch_counts, [&] { lane_.count_dispatch(ids, tokens, stream); });
+  post(Operation::dispatch_counts, false, std::nullopt, stream);
   wait();
   const Placement& placement = exchange_.config.placement;
   int first = 0;  // physical index of this rank's first expert
@@ -359,13 +371,13 @@ DispatchCounts EngineLane::dispatch_counts(const Ids& ids, std::int32_t tokens, 
 
 const StepMetadata* EngineLane::metadata(const MetadataCall& call, Stream stream) {
   std::int32_t count = call.count;
-  if (call.device_count != nullptr) copy_async(&scalars().count, call.device_count, sizeof count, stream);
-  // Also needed by the copy from scalars() of the call before.
   const ScopedDevice device(exchange_.device);
-  check(cudaStreamSynchronize(handle_of(stream)), "wait for a stream");
-  if (call.device_count != nullptr) count = scalars().count;
-  const std::int32_t most = std::numeric_limits<std::int32_t>::max() / ranks();
-  launch_or_refuse(Operation::metadata, [&] {
+  run_or_refuse(Operation::metadata, [&] {
+    if (call.device_count != nullptr) copy_async(&scalars().count, call.device_count, sizeof count, stream);
+    // Also needed by the copy from scalars() of the call before.
+    check(cudaStreamSynchronize(handle_of(stream)), "wait for a stream");
+    if (call.device_count != nullptr) count = scalars().count;
+    const std::int32_t most = std::numeric_limits<std::int32_t>::max() / ranks();
     if (count < 0 || count > most)
       throw UsageError(str("metadata: count = ", count, " on rank ", me(), ", must be 0 to ", most));
   });

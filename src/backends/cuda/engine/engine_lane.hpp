@@ -42,7 +42,9 @@ class EngineLane {
   // engine_gather.cpp
   void all_gather_v(const AllGatherCall& call, Stream stream);
   void reduce_scatter_v(const ReduceScatterCall& call, Stream stream);
-  void refuse(Operation operation, const Error& error) noexcept { call_.refuse(operation, error); }
+  void refuse(Operation operation, const Error& error) noexcept {
+    call_.refuse(operation, ErrorRecord::of(error));
+  }
 
   void add_wire(WireCounts& counts) const { counts_.add_to(counts); }
 
@@ -85,14 +87,14 @@ class EngineLane {
   std::uint64_t header_word(const std::byte* header, int i, std::uint64_t call) const;
   std::int32_t header_count(const std::byte* header, int i) const;
 
-  // Runs `launch`. If it throws a UsageError, refuses the call, so that the peers get the error instead of
-  // waiting.
-  template <class Launch>
-  void launch_or_refuse(Operation operation, Launch launch) {
+  // Runs `part` of a call. If it throws, refuses the call that has begun, or else the next one, so that the
+  // peers get the error instead of waiting.
+  template <class Part>
+  void run_or_refuse(Operation operation, Part part) {
     try {
-      launch();
-    } catch (const UsageError& error) {
-      refuse(operation, error);
+      part();
+    } catch (...) {
+      call_.refuse(operation, ErrorRecord::of(std::current_exception()));
       throw;
     }
   }
@@ -100,7 +102,8 @@ class EngineLane {
   // has stored.
   bool keeps_inputs(bool split) const { return !split && hops_ == nullptr; }
   void fetch_headers(Stream stream);
-  void post(bool split, std::optional<Stored> stored, Stream stream);
+  void post(Operation operation, bool split, std::optional<Stored> stored, Stream stream);
+  void fetch(const std::optional<Stored>& stored, Stream stream);
   void describe(const Stored& stored);
   std::byte* room_for(std::int64_t bytes);
   void reserve(const Stored& stored, const std::vector<std::int64_t>& messages);
@@ -114,6 +117,8 @@ class EngineLane {
   std::vector<GatherTermsOfCall> exchange_terms(Operation operation, const GatherTermsOfCall& mine,
                                                 const CallOption& same_everywhere);
   std::int64_t gather_round_bytes() const;
+  collective::DeviceMessages::Outgoing pack_round(const std::vector<GatherBlock>& blocks, std::int64_t begin,
+                                                  std::int64_t round_bytes, Stream stream);
   template <class Receive>
   void send_in_rounds(Operation operation, const std::vector<GatherBlock>& blocks, std::int64_t largest,
                       Stream stream, Receive receive);
