@@ -144,7 +144,7 @@ std::vector<Ending> endings_of_damaged_blocks(bool ordered, bool early, const Da
             exchange.dispatch(given, ids.data(), nullptr, {.memory = {.parts = {rows.data()}}});
             mine.text = "no error";
           } catch (const PeerLostError& error) {
-            mine = {.record = error.record, .text = error.what(), .seconds = watch.seconds()};
+            mine = {.record = error.record, .text = error.what(), .seconds = watch.own_seconds()};
           }
           for (const float value : rows) FERRY_CHECK(value == -7, "rows were written");
         });

@@ -255,7 +255,7 @@ class Faults : public testing::TestWithParam<std::tuple<FaultPoint, Fault, bool,
     } catch (const PeerLostError& error) {
       record_error(error);
     }
-    observed.seconds = watch.seconds();
+    observed.seconds = watch.own_seconds();
   }
 
   // Checks the call in which a survivor missed the victim. If another survivor reported the failure first,
