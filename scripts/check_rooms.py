@@ -4,6 +4,8 @@
 ROOMS goes from the bottom up, and a folder may include only folders that stand before it: so no two folders include each
 other, directly or over others. An arrow that no source uses is an error too, so that the table shows what is there.
 
+The kernels of calls on one host (ONE_HOST) include nothing of BETWEEN_HOSTS, directly or over other folders.
+
 It also refuses comparisons with the kind of one format outside src/format: what a format has is in its table.
 """
 
@@ -46,6 +48,7 @@ ROOMS = {
     "backends/cuda/dispatch/kernels": "backends/cuda/device backends/cuda/dispatch",
     "backends/cuda/combine": "layout backends/cuda/runtime backends/cuda/device backends/cuda/protocol"
                              " backends/cuda/operations backends/cuda/dispatch",
+    "backends/cuda/combine/kernels": "backends/cuda/combine",
     "backends/cuda/two_hops": "base layout backends/cuda/runtime backends/cuda/device backends/cuda/protocol"
                               " backends/cuda/transport backends/cuda/operations",
     "backends/cuda/by_source": "exchange layout backends/cuda/runtime backends/cuda/device backends/cuda/protocol",
@@ -64,6 +67,11 @@ ROOMS = {
     "trace": "base",
     "capi": "base format plan exchange",
 }  # fmt: skip
+
+
+# The kernels of calls on one host. They include nothing of how kernels reach other hosts, so their machine code cannot depend on it.
+ONE_HOST = ("backends/cuda/dispatch/kernels", "backends/cuda/combine", "backends/cuda/combine/kernels", "backends/cuda/operations")
+BETWEEN_HOSTS = ("backends/cuda/transport", "backends/cuda/two_hops", "backends/nvshmem", "backends/nvshmem/module")
 
 
 def room_of(root, folder, name):
@@ -89,12 +97,24 @@ def arrows(root):
     return found
 
 
+def reached(folder, rooms):
+    """The folders that a folder may include, directly or over others."""
+    found, new = set(), {folder}
+    while new:
+        found |= new
+        new = {room for each in new for room in rooms.get(each, "").split()} - found
+    return found - {folder}
+
+
 def faults(root, rooms):
     allowed = {(folder, room) for folder, listed in rooms.items() for room in listed.split()}
     order = ["oracle", *rooms]
     for folder, room in sorted(allowed):
         if room not in order or order.index(room) >= order.index(folder):
             yield f"ROOMS: {folder} may include {room}, which does not stand before it"
+    for folder in ONE_HOST:
+        for room in sorted(reached(folder, rooms) & set(BETWEEN_HOSTS)):
+            yield f"ROOMS: {folder} holds kernels of one host, and includes {room}"
     found = arrows(root)
     for arrow, example in sorted(found.items()):
         if arrow not in allowed:

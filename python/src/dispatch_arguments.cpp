@@ -135,8 +135,15 @@ void read_part_buffers(std::int64_t groups, DispatchInput& in, const nb::object&
     require_dense(array, name.c_str());
     std::int64_t bytes = array.element_bytes();
     for (const std::int64_t length : array.shape) bytes *= length;
-    const std::int64_t needed = part_bytes_total(parts.part[p], rows_written(parts.part[p], in), groups);
-    if (bytes < needed) throw UsageError(str(name, ": expected ", counted(needed, "byte"), ", got ", bytes));
+    const PartLayout& part = parts.part[p];
+    const std::int64_t rows = rows_written(part, in), needed = part_bytes_total(part, rows, groups);
+    if (bytes < needed) {
+      throw UsageError(
+          str(name, ": expected ", counted(needed, "byte"), " or more for ", counted(rows, "row"),
+              part.columns ? " in columns that begin at multiples of 4 rows" : "",
+              part.tiles ? str(" in tiles of 128 rows, with one more for each of ", groups, " groups") : "",
+              ", got ", bytes, ": pass a larger array"));
+    }
     in.options.memory.parts[p] = array.data;
   }
 }

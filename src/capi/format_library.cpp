@@ -60,7 +60,8 @@ void run(decltype(&ferry_formats) function, const std::string& path, Loading& no
     status = function(&register_loaded);
   } catch (...) {
     loading = nullptr;
-    throw UsageError(str("load_formats: ferry_formats() of ", path, " has thrown an exception"));
+    throw UsageError(str("load_formats: ferry_formats() of ", path,
+                         " has thrown an exception: let it return a status instead"));
   }
   loading = nullptr;
   if (now.failure) std::rethrow_exception(now.failure);
@@ -76,7 +77,8 @@ std::vector<Format> load_formats(const std::string& path) {
   if (path.empty())
     throw UsageError("load_formats: the path is empty: pass the path of a shared library of formats");
   if (path.find('\0') != std::string::npos)
-    throw UsageError(str("load_formats: the path ", path.c_str(), " goes on behind a character 0"));
+    throw UsageError(
+        str("load_formats: the path ", path.c_str(), " goes on behind a character 0: pass one without it"));
   void* const library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) throw UsageError(str("load_formats: ", dlerror()));
   Libraries& all = libraries();

@@ -79,12 +79,12 @@ void check_row_arithmetic(const Config& config, int rank, const DispatchCall& ca
     if (!call.format.value_type()) {
       throw UsageError(
           str("dispatch: apply_weights and dot_rows need format bf16, fp16 or fp32, this call's is ",
-              to_string(call.format)));
+              to_string(call.format), ": choose one of them, or pass neither"));
     }
     if (config.layout == Layout::rank_major) {
       throw UsageError(
-          "dispatch: apply_weights and dot_rows need an expert layout: a rank_major row stands for several "
-          "routes");
+          "dispatch: apply_weights and dot_rows need an expert layout, and the exchange's is rank_major, "
+          "whose rows stand for several routes each: use expert_major or expert_padded");
     }
   }
   if (call.apply_weights && call.weights == nullptr && call.tokens.count > 0) {

@@ -79,6 +79,8 @@ std::vector<std::string> split(const std::string& text, char separator) {
   return pieces;
 }
 
+constexpr std::string_view kRemedy = ": pass the same on every rank";
+
 [[noreturn]] void throw_difference(const std::string& a, const std::string& b, int rank_b) {
   const auto fields_a = split(a, '\n'), fields_b = split(b, '\n');
   for (std::size_t i = 0; i < fields_a.size() && i < fields_b.size(); ++i) {
@@ -87,7 +89,7 @@ std::vector<std::string> split(const std::string& text, char separator) {
     const auto words_a = split(field_a.back(), ' '), words_b = split(field_b.back(), ' ');
     if (field_a.front() != "placement" || words_a.size() != words_b.size()) {
       throw UsageError(str("configurations differ: ", field_a.front(), " is ", field_a.back(),
-                           " on rank 0 and ", field_b.back(), " on rank ", rank_b));
+                           " on rank 0 and ", field_b.back(), " on rank ", rank_b, kRemedy));
     }
     // A placement is too long to print: name the first expert that differs. The first two words are the
     // version.
@@ -96,10 +98,11 @@ std::vector<std::string> split(const std::string& text, char separator) {
       const std::string field =
           w < 2 ? std::string("version") : str("location of expert ", w - 2, " (rank.local)");
       throw UsageError(str("configurations differ: placement: ", field, " is ", words_a[w], " on rank 0 and ",
-                           words_b[w], " on rank ", rank_b));
+                           words_b[w], " on rank ", rank_b, kRemedy));
     }
   }
-  throw UsageError(str("configurations of rank 0 and rank ", rank_b, " differ"));
+  throw UsageError(str("configurations of rank 0 and rank ", rank_b, " have ", fields_a.size(), " and ",
+                       fields_b.size(), " fields: run the same version of Ferry on every rank"));
 }
 
 }  // namespace

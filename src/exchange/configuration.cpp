@@ -120,7 +120,9 @@ void check_encoder(const Config& config) {
   if (memory == MemoryKind::host ? encoder.on_host : encoder.on_device) return;
   throw UnsupportedError(str("configuration: the encoder of the format ", to_string(config.format),
                              " has no ", memory == MemoryKind::host ? "on_host" : "on_device",
-                             ": it cannot encode rows in ", to_string(memory), " memory"));
+                             ", so it cannot encode rows in ", to_string(memory),
+                             " memory: give it one, or use ", memory == MemoryKind::host ? "device" : "host",
+                             " memory"));
 }
 
 // An input type that the format accepts. The type of each call's tokens is checked in the call.

@@ -90,7 +90,8 @@ EncoderCall EncoderStaging::encoder_call(const DispatchCall& call, Stream stream
 void EncoderStaging::throw_written_past(int lane, int part, std::int64_t row) const {
   throw UsageError(str("dispatch: the encoder of the format ", name_of_registered(format_),
                        " has written past the end of part ", part, " of row ", row, ", lane ", lane,
-                       ": a row has ", counted(raw_.part_bytes[static_cast<std::size_t>(part)], "byte")));
+                       ": a row has ", counted(raw_.part_bytes[static_cast<std::size_t>(part)], "byte"),
+                       " there: return more from part_bytes, or write fewer"));
 }
 
 DispatchCall EncoderStaging::encode(const DispatchCall& call, Stream stream) const {
@@ -130,7 +131,8 @@ DispatchCall EncoderStaging::encode(const DispatchCall& call, Stream stream) con
   } catch (const std::exception& error) {
     throw UsageError(str(failed, ": ", error.what()));
   } catch (...) {
-    throw UsageError(failed + " with an exception that is no std::exception");
+    throw UsageError(failed +
+                     " with an exception that is no std::exception: throw one, whose text is shown here");
   }
   for (std::size_t p = 0; p < rows.parts.size(); ++p) {
     if (work_ != nullptr) {

@@ -20,8 +20,9 @@ void check_scale_values(const Config& config, int rank, const DispatchCall& call
   const auto check = [&](int expert) {
     const float scale = call.input_scales[static_cast<std::size_t>(expert)];
     if (scale > 0 && std::isfinite(scale)) return;
-    throw UsageError(str("dispatch: input_scales[", expert, "] = ", scale, " on rank ", rank,
-                         ", must be positive and finite"));
+    throw UsageError(str(
+        "dispatch: input_scales[", expert, "] = ", scale, " on rank ", rank,
+        ", must be positive and finite: pass the expert's largest |x| / 448 with fp8, / 2688 with nvfp4"));
   };
   for (const int expert : config.placement.experts_of(rank)) check(expert);
   for (int shared = 0; shared < config.shared_experts; ++shared) check(config.experts + shared);
@@ -37,7 +38,8 @@ void check_input_scales(const Config& config, int rank, const DispatchCall& call
   }
   if (config.layout == Layout::rank_major) {
     throw UsageError(
-        "dispatch: input_scales need an expert layout: a rank_major row stands for several experts");
+        "dispatch: input_scales need an expert layout, and the exchange's is rank_major, whose rows stand "
+        "for several experts each: use expert_major or expert_padded, or pass none");
   }
   if (call.global_scale != nullptr)
     throw UsageError("dispatch: input_scales and global_scale exclude each other: pass one of them");
@@ -48,7 +50,8 @@ void check_input_scales(const Config& config, int rank, const DispatchCall& call
                          " experts, shared ones included"));
   }
   if (call.input_scales.data() == nullptr)
-    throw UsageError(str("dispatch: input_scales: the address is null on rank ", rank));
+    throw UsageError(str("dispatch: input_scales: the address is null on rank ", rank, ": pass ", expected,
+                         " values, or an empty span"));
   if (config.memory == MemoryKind::host) check_scale_values(config, rank, call);
 }
 

@@ -35,12 +35,18 @@ Registry& registry() {
 RegisteredFormat& entry_of(Registry& all, const Format& format) {
   const auto number = static_cast<std::size_t>(format.registered);
   if (format.registered < 0 || number >= all.formats.size() || !all.formats[number].known)
-    throw UsageError(str("format: no encoder is registered with number ", format.registered));
+    throw UsageError(
+        str("format: no encoder is registered with number ", format.registered,
+            " in this process: use what register_format() has returned here, or parse_format() of its name"));
   return all.formats[number];
 }
 
 bool is_letter(char c) {
   return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
+}
+
+[[noreturn]] void throw_taken(const std::string& name) {
+  throw UsageError(str("register_format: the format '", name, "' exists already: choose another name"));
 }
 
 void check_name(const std::string& name) {
@@ -58,7 +64,7 @@ void check_name(const std::string& name) {
   } catch (const UsageError&) {
     is_known = false;
   }
-  if (is_known) throw UsageError(str("register_format: the format '", name, "' exists already"));
+  if (is_known) throw_taken(name);
 }
 
 }  // namespace
@@ -108,7 +114,7 @@ Format Registration::add(const std::string& name, Encoder encoder) {
   const std::lock_guard lock(all.mutex);
   const bool taken = std::any_of(all.formats.begin(), all.formats.end(),
                                  [&](const RegisteredFormat& each) { return each.name == name; });
-  if (taken) throw UsageError(str("register_format: the format '", name, "' exists already"));
+  if (taken) throw_taken(name);
   added_.push_back({.kind = FormatKind::registered, .registered = static_cast<int>(all.formats.size())});
   all.formats.push_back({.name = name, .encoder = std::move(encoder), .part_bytes = {}});
   return added_.back();

@@ -58,7 +58,8 @@ TEST(FormatLibrary, ItsEncodersEncodeTheTokens) {
 TEST(FormatLibrary, WhatCannotBeLoadedIsNamed) {
   EXPECT_NE(refusal(path_of("of_none")).find("formats_of_none.so"), std::string::npos);
   EXPECT_NE(refusal(path_of("without")).find("has no function ferry_formats"), std::string::npos);
-  EXPECT_NE(refusal(path_of("repeats")).find("the format 'bf16' exists already"), std::string::npos);
+  EXPECT_NE(refusal(path_of("repeats")).find("the format 'bf16' exists already: choose another name"),
+            std::string::npos);
   EXPECT_NE(refusal(path_of("refuses")).find("formats_refuses.so returned 6 (unsupported)"),
             std::string::npos);
   EXPECT_NE(refusal("").find("the path is empty"), std::string::npos);

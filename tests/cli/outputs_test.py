@@ -14,16 +14,16 @@ import tempfile
 import time
 import unittest
 
-from program import PROGRAM, PROGRESS, SMALL, ProgramTest, ferry
+from program import BLOCK_FORMATS, FORMATS, LAYOUTS, PROGRAM, PROGRESS, SMALL, TILED, ProgramTest, ferry
 
 CHECK_PAGE = os.environ["FERRY_CHECK_PAGE"]
 NO_BROWSER = 77
 VERSION = r"\A\d+\.\d+\.\d+\Z"
 
 
-def require_page(test, page, report):
-    """Requires that the page, as Chromium draws it, shows every value of the report."""
-    done = subprocess.run([sys.executable, CHECK_PAGE, page, report], text=True, capture_output=True, check=False)
+def require_page(test, *pages_and_reports):
+    """Requires that each page, as Chromium draws it, shows every value of the report behind it."""
+    done = subprocess.run([sys.executable, CHECK_PAGE, *pages_and_reports], text=True, capture_output=True, check=False)
     if done.returncode == NO_BROWSER and os.environ.get("CI") != "true":
         test.skipTest("no Chromium here")
     test.assertEqual(done.returncode, 0, done.stdout + done.stderr)
@@ -76,6 +76,16 @@ class ReportTest(ProgramTest):
 
     def test_page(self):
         require_page(self, self.page, self.json)
+
+    def test_page_of_every_format(self):
+        files = []
+        for layout, form in zip(itertools.cycle(LAYOUTS[:2]), [*FORMATS, *BLOCK_FORMATS, *TILED]):
+            page, report = self.path(f"{form}.html"), self.path(f"{form}.json")
+            with self.subTest(format=form):
+                table = self.succeed("run", *SMALL, "--format", form, "--layout", layout, "--html", page, "--json", report)
+                self.assertIn(f"{layout}, {form}; combine", table)
+                files += [page, report]
+        require_page(self, *files)
 
     def test_timeline(self):
         with open(self.timeline, encoding="utf-8") as file:

@@ -8,12 +8,8 @@ import subprocess
 import time
 import unittest
 
-from program import PROGRAM, SMALL, ProgramTest
+from program import BLOCK_FORMATS, FORMATS, LAYOUTS, PROGRAM, SMALL, TILED, ProgramTest
 
-LAYOUTS = ["expert_major", "expert_padded", "rank_major"]
-FORMATS = ["bf16", "fp16", "fp32", "fp8", "fp8-columns", "fp8-pow2", "fp8-columns-pow2-packed", "mxfp8-columns", "mxfp4"]
-TILED = ["mxfp8-tiles", "mxfp4-up-tiles", "nvfp4-tiles", "nvfp4-token-tiles"]
-BLOCK_FORMATS = ["mxfp8", "mxfp8-ocp", "mxfp4-up", "mxfp4-columns", "nvfp4", "nvfp4-columns", "nvfp4-token", "nvfp4-token-columns"]
 REDUCTIONS = ["partial", "exact", "unreduced"]
 TWO_LAYERS = """program two_layers
 input x: tokens

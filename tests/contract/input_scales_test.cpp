@@ -120,13 +120,13 @@ TEST_P(Contract, BadInputScalesAreRefused) {
            [&](DispatchOptions& options) { options.input_scales = {scales.data(), scales.size() + 1}; });
     on_one("input_scales has 0 values on rank 1",
            [&](DispatchOptions& options) { options.input_scales = {scales.data(), 0}; });
-    on_one("the address is null on rank 1", [&](DispatchOptions& options) {
+    on_one("the address is null on rank 1: pass 9 values", [&](DispatchOptions& options) {
       options.input_scales = {static_cast<const float*>(nullptr), scales.size()};
     });
     on_one("input_scales, with tokens of type", [](DispatchOptions& options) { options.input_scales = {}; });
     const float g = 1;
     on_one("exclude each other", [&](DispatchOptions& options) { options.global_scale = &g; });
-    for (const char* name : {"bf16", "mxfp4", "nvfp4-token", "fp8-pow2"})
+    for (const char* name : {"bf16", "mxfp4", "nvfp4-token", "fp8-pow2", "fp8-columns"})
       refused(name, [&](DispatchOptions& options) { options.format = parse_format(name); });
     for (const float bad :
          {0.0f, -1.0f, std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
@@ -135,6 +135,7 @@ TEST_P(Contract, BadInputScalesAreRefused) {
       if (GetParam().on_device()) {
         report_bad_scale(exchange, c, step, scales, odd);
       } else {
+        refused("must be positive and finite: pass the expert's largest |x|", [](DispatchOptions&) {});
         refused("input_scales[8]", [](DispatchOptions&) {});
       }
       scales.back() = 0.5f;
@@ -166,7 +167,7 @@ TEST_P(Contract, InputScalesNeedRoomForTheTokensAndAnExpertLayout) {
     DispatchRun dispatch(exchange, by_rank, rank_step);
     dispatch.options().input_scales = {scales.as<float>(), static_cast<std::size_t>(c.config.experts)};
     const std::string text = usage_error([&] { dispatch.call(); });
-    require(text.find("rank_major") != std::string::npos, text);
+    require(text.find("use expert_major or expert_padded") != std::string::npos, text);
   });
 }
 

@@ -29,7 +29,7 @@ TEST_P(Contract, ScalesAsTiles) {
         c.ranks = ranks;
         c.config.experts = 2 * ranks + 1;
         c.config.layout = layout;
-        c.config.alignment = ranks % 2 == 0 ? 1 : 4;
+        c.config.alignment = ranks % 2 == 0 ? 4 : 1;
         c.config.zero_padding = ranks == 2;
         c.any_bits = ranks > 2;
         c.type = ranks == 3 ? DType::fp32 : DType::bf16;
@@ -96,6 +96,7 @@ TEST_P(Contract, TilesOfDroppedRowsAndSharedExperts) {
         c.config.layout = layout;
         c.config.alignment = 2;
         c.config.shared_experts = shared;
+        c.config.zero_padding = shared > 0;
         c.tokens = {131, 0, 150};
         add(c);
         c.config.capacity = layout == Layout::expert_major ? 206 : 130;  // cuts a group inside a tile

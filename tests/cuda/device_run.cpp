@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "format/encoding.hpp"
 #include "harness/check.hpp"
 #include "oracle/combine.hpp"
 #include "oracle/dispatch.hpp"
@@ -44,6 +45,7 @@ DeviceRun::DeviceRun(ferry::Exchange& exchange, const TestCase& c)
       ids_(std::int64_t{c.config.max_tokens} * c.config.top_k * 4),
       weights_(std::int64_t{c.config.max_tokens} * c.config.top_k * 4),
       count_(16),
+      global_scale_(16),
       input_scales_(c.input_scales ? 4 * (std::int64_t{c.config.experts} + c.config.shared_experts) : 0),
       weight_(capacity_rows_ * slots_ * 4 + kBeyond),
       plan_(plan_bytes(exchange.config(), c.ranks)),
@@ -66,9 +68,12 @@ DeviceRun::DeviceRun(ferry::Exchange& exchange, const TestCase& c)
     dispatch_options_.memory.parts[rows_.size() - 1] = rows_.back().data();
   }
   dispatch_options_.format = c.config.format;
-  if (c.input_scales)
+  if (c.input_scales) {
     dispatch_options_.input_scales = {input_scales_.as<float>(),
                                       static_cast<std::size_t>(input_scales_.bytes()) / sizeof(float)};
+  } else if (encoding_of(c.config.format).takes_global_scale()) {
+    dispatch_options_.global_scale = global_scale_.as<float>();
+  }
   dispatch_options_.lane = combine_options_.lane = c.lane;
   dispatch_options_.sm_limit = combine_options_.sm_limit = c.sm_limit;
   dispatch_options_.memory.weight = weight_.as<float>();
@@ -85,6 +90,7 @@ int DeviceRun::add_inputs(const StepInputs& step, const oracle::ExpertOutputs& e
   sets_.push_back(std::unique_ptr<InputSet>(
       new InputSet{step, expert_outputs, std::move(tokens), DeviceBytes(narrow_ids(my_inputs.ids)),
                    DeviceBytes(bytes_of_values(my_inputs.weights)), DeviceBytes(bytes_of_values(count)),
+                   DeviceBytes(bytes_of_values(std::vector<float>(4, step.inputs.global_scale))),
                    DeviceBytes(bytes_of_values(step.inputs.input_scales)),
                    DeviceBytes(expert_outputs.ranks[rank_].rows), nullptr}));
   return static_cast<int>(sets_.size()) - 1;
@@ -109,6 +115,7 @@ void DeviceRun::load(int set, cudaStream_t stream) const {
   add(ids_, from.ids);
   add(weights_, from.weights);
   add(count_, from.count);
+  add(global_scale_, from.global_scale);
   add(input_scales_, from.input_scales);
   add(outputs_memory_, from.outputs);
   copy_arrays(pairs, stream);

@@ -19,8 +19,8 @@ namespace ferry::contract {
 
 class DeviceRun {
  public:
-  // Ids are int32, weights are dispatched with the rows, and N is read from device memory: `tokens` has
-  // max_tokens rows, of which those past N hold what an earlier input set left there.
+  // Ids are int32, weights are dispatched with the rows, and N and nvfp4's g are read from device memory:
+  // `tokens` has max_tokens rows, of which those past N hold what an earlier input set left there.
   DeviceRun(ferry::Exchange& exchange, const TestCase& c);
 
   // Copies the inputs of a step and the experts' outputs to the device. Returns the number of this input set.
@@ -77,7 +77,7 @@ class DeviceRun {
     StepInputs step;
     oracle::ExpertOutputs expert_outputs;
     std::vector<DeviceBytes> tokens;
-    DeviceBytes ids, weights, count, input_scales, outputs;
+    DeviceBytes ids, weights, count, global_scale, input_scales, outputs;
     std::unique_ptr<Expected> expected;  // by prepare_comparisons()
   };
 
@@ -96,7 +96,7 @@ class DeviceRun {
   const std::int64_t slots_;  // weights of a row
   const std::vector<oracle::PartShape> shapes_;
   std::vector<DeviceBytes> tokens_memory_;  // of each part
-  DeviceBytes ids_, weights_, count_, input_scales_;
+  DeviceBytes ids_, weights_, count_, global_scale_, input_scales_;
   std::vector<DeviceBytes> rows_;  // of each part
   DeviceBytes weight_, plan_;
   DeviceBytes outputs_memory_, result_, shared_outputs_;

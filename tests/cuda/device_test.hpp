@@ -75,11 +75,13 @@ inline Graph capture_both(const Rank& rank, DeviceRun& device_run, cudaStream_t 
   });
 }
 
-// Adds the inputs of steps 0 to count - 1 as input sets.
+// Adds the inputs of steps 0 to count - 1 as input sets, each with another g of nvfp4.
 inline void add_steps(DeviceRun& device_run, const TestCase& c, int count) {
   for (int index = 0; index < count; ++index) {
-    const StepInputs step = make_inputs(c, index);
-    device_run.add_inputs(step, make_expert_outputs(c, step));
+    TestCase one = c;
+    one.global_scale *= static_cast<float>(1 + index);
+    const StepInputs step = make_inputs(one, index);
+    device_run.add_inputs(step, make_expert_outputs(one, step));
   }
 }
 

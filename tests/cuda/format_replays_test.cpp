@@ -1,4 +1,4 @@
-// Every format in CUDA graphs: replays read N, the ids and the scales of experts anew.
+// Every format in CUDA graphs: replays read N, the ids, nvfp4's g and the scales of experts anew.
 #include "cuda/device_test.hpp"
 #include "cuda/replays.hpp"
 #include "harness/own_format.hpp"
@@ -20,7 +20,9 @@ class CudaFormatReplays : public DeviceTest {
 TEST_F(CudaFormatReplays, ScalesInRows) {
   replay_often(format_case("mxfp8", 1));
   replay_often(format_case("mxfp4-columns", 2));
-  replay_often(format_case("nvfp4", 3));
+  TestCase c = format_case("nvfp4", 3);
+  c.global_scale = 0.0123f;
+  replay_often(c);
   replay_often(format_case("nvfp4-token", 4));
 }
 

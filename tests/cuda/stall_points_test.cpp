@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "cuda/fault_test.hpp"
+#include "cuda/nvshmem/availability.hpp"
 #include "cuda/test_hooks.hpp"
 
 namespace ferry::contract {
@@ -22,6 +23,13 @@ struct StallPoint {
   Operation operation;
   const char* point;
   std::string_view nodes = {};  // of the ranks, a digit each: in two hops
+  BackendKind backend = BackendKind::cuda;
+
+  std::vector<int> labels() const {
+    std::vector<int> of_rank(nodes.empty() ? kRanks : nodes.size());
+    for (std::size_t rank = 0; rank < nodes.size(); ++rank) of_rank[rank] = nodes[rank] - '0';
+    return of_rank;
+  }
 };
 
 // All points that each operation passes.
@@ -48,6 +56,19 @@ constexpr std::array kStallPoints = {
     StallPoint{Operation::combine, "hop_receive", "001"},
 };
 
+// The roles over NVSHMEM. On nodes of one rank the relay of a rank's messages is the rank that they are for,
+// and nobody but the relay sends sums.
+constexpr std::array kStallPointsOfPuts = {
+    StallPoint{Operation::dispatch, "hop_send", "01", BackendKind::nvshmem},
+    StallPoint{Operation::dispatch, "hop_relay", "01", BackendKind::nvshmem},
+    StallPoint{Operation::combine, "hop_relay", "01", BackendKind::nvshmem},
+    StallPoint{Operation::combine, "hop_receive", "01", BackendKind::nvshmem},
+};
+constexpr std::array kStallPointsOfLargerNodes = {
+    StallPoint{Operation::dispatch, "hop_receive", "0011", BackendKind::nvshmem},
+    StallPoint{Operation::combine, "hop_send", "0011", BackendKind::nvshmem},
+};
+
 enum class Fate { stays, is_killed };  // of the process whose kernel stalls
 
 constexpr double kKilledAfter = 0.5;  // seconds
@@ -63,7 +84,8 @@ double seconds_for(Fate fate) {
 }
 
 TestCase case_of(const StallPoint& stall, Fate fate) {
-  TestCase c = fault_case(deadline_of(fate));
+  TestCase c = fault_case(deadline_of(fate), static_cast<int>(stall.labels().size()));
+  c.config.backend = stall.backend;
   // The blocks of a call of many tokens exchange their counts.
   c.config.max_tokens = std::string_view(stall.point) == "counts" ? 2048 : 48;
   if (!stall.nodes.empty()) {
@@ -126,14 +148,17 @@ void run_rank(const Rank& rank, const TestCase& c, const StallPoint& stall, Fate
 TEST_P(CudaStallPoints, PeersGetATypedErrorInTimeAndEveryKernelEnds) {
   if (!kTestHooks) GTEST_SKIP() << "built without FERRY_TEST_HOOKS";
   const auto [stall, fate] = GetParam();
+  const std::vector<int> labels = stall.labels();
+  const auto ranks = static_cast<int>(labels.size());
+  if (stall.backend == BackendKind::nvshmem) {
+    if (const std::string reason = no_nvshmem_for(ranks); !reason.empty()) GTEST_SKIP() << reason;
+  }
   const TestCase c = case_of(stall, fate);  // drawn before the fork: all ranks use the same seed
-  std::vector<int> labels(kRanks, 0);
-  for (std::size_t rank = 0; rank < stall.nodes.size(); ++rank) labels[rank] = stall.nodes[rank] - '0';
   Group group = Group::processes(Topology(labels, !stall.nodes.empty()));
   group.set_deadline(20);
   try {
     group.run([&, stall = stall, fate = fate](Rank rank) {
-      const device::RankScope work(rank.topology().local_rank_of(rank.index()));
+      const device::RankScope work(device_number(rank, stall.backend));
       RankReport& report = reports_[rank.index()];
       run_rank(rank, c, stall, fate, report);
       report.destroyed_exchange = true;
@@ -146,7 +171,7 @@ TEST_P(CudaStallPoints, PeersGetATypedErrorInTimeAndEveryKernelEnds) {
   } catch (const std::exception& error) {
     EXPECT_EQ(fate, Fate::is_killed) << error.what();
   }
-  for (int rank = 0; rank < kRanks; ++rank) {
+  for (int rank = 0; rank < ranks; ++rank) {
     SCOPED_TRACE(str("rank ", rank));
     const RankReport& report = reports_[rank];
     if (rank == kVictim && fate == Fate::is_killed) {
@@ -175,6 +200,15 @@ std::string stall_name(const testing::TestParamInfo<CudaStallPoints::ParamType>&
 INSTANTIATE_TEST_SUITE_P(Processes, CudaStallPoints,
                          testing::Combine(testing::ValuesIn(kStallPoints),
                                           testing::Values(Fate::stays, Fate::is_killed)),
+                         stall_name);
+INSTANTIATE_TEST_SUITE_P(Nvshmem, CudaStallPoints,
+                         testing::Combine(testing::ValuesIn(kStallPointsOfPuts),
+                                          testing::Values(Fate::stays, Fate::is_killed)),
+                         stall_name);
+// Under MPS, where the death of a process ends the work of all.
+INSTANTIATE_TEST_SUITE_P(NvshmemNodesOfTwo, CudaStallPoints,
+                         testing::Combine(testing::ValuesIn(kStallPointsOfLargerNodes),
+                                          testing::Values(Fate::stays)),
                          stall_name);
 
 }  // namespace

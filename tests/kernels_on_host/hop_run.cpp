@@ -306,7 +306,7 @@ void HopRun::run(int absent) {
       if (topology_.node_of(peer) != topology_.node_of(r)) pretended.remote.add(peer);
     }
     if (late_) {
-      launch(grid, r, blocks[at(r)], LatePuts{pretended, &network_, r, mistake_}, running);
+      launch(grid, r, blocks[at(r)], LatePuts{pretended, &network_, mistake_}, running);
     } else {
       launch(grid, r, blocks[at(r)], pretended, running);
     }

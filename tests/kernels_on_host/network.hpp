@@ -1,5 +1,4 @@
-// A network for kernels on the host: what is put between nodes arrives late and in any order that the
-// transport policy allows.
+// A network for kernels on the host: what is put between nodes arrives late and in any order.
 #pragma once
 
 #include <algorithm>
@@ -18,13 +17,11 @@ class Network {
 
   // Something on its way. The bytes are read when they arrive, as a network card does.
   struct Transfer {
-    int from_rank, to_rank;
     std::byte* to = nullptr;
     const std::byte* from = nullptr;
     int bytes = 0;
     Flag* flag = nullptr;
     std::uint64_t value = 0;
-    bool after_all = false;  // after everything sent before between these ranks
   };
   void send(const Transfer& transfer) { pending_.push_back(transfer); }
 
@@ -32,10 +29,6 @@ class Network {
   void set_slowness(unsigned turns) { slowness_ = turns; }
 
   std::size_t pending() const { return pending_.size(); }
-  bool has_pending_of(int rank) const {
-    return std::any_of(pending_.begin(), pending_.end(),
-                       [rank](const Transfer& transfer) { return transfer.from_rank == rank; });
-  }
 
   // Adds a launch to the grid that delivers until the others, of `running` threads, have ended;
   // `delivers_all`: and everything has arrived.
@@ -54,11 +47,6 @@ class Network {
  private:
   void deliver_one() {
     const auto at = pending_.begin() + static_cast<std::ptrdiff_t>(random_() % pending_.size());
-    if (at->after_all) {
-      for (auto earlier = pending_.begin(); earlier != at; ++earlier) {
-        if (earlier->from_rank == at->from_rank && earlier->to_rank == at->to_rank) return;
-      }
-    }
     if (at->bytes > 0) std::memcpy(at->to, at->from, static_cast<std::size_t>(at->bytes));
     if (at->flag != nullptr) store_release_sys(at->flag, at->value);
     pending_.erase(at);
@@ -72,14 +60,12 @@ class Network {
 // Mistakes that a policy may make.
 enum class PutMistake {
   none,
-  flag_before_put,  // the flag of a message does not wait for its bytes
-  no_quiet          // a launch ends before everything has arrived
+  flag_before_put  // the flag of a message does not wait for its bytes
 };
 
 // The transport policy over such a network.
 struct LatePuts : Pretended {
   Network* network;
-  int rank;
   PutMistake mistake = PutMistake::none;
 
   __device__ void put(const LaneView& lane, int peer, std::byte* place, const std::byte* from,
@@ -94,11 +80,10 @@ struct LatePuts : Pretended {
     }
     __syncwarp();
     if (threadIdx.x % 32 != 0) return;
-    Network::Transfer message{lane.rank, peer,  mapped_at(lane, peer, place),
-                              from,      bytes, flag == nullptr ? nullptr : mapped_at(lane, peer, flag),
-                              value};
+    Network::Transfer message{mapped_at(lane, peer, place), from, bytes,
+                              flag == nullptr ? nullptr : mapped_at(lane, peer, flag), value};
     if (mistake == PutMistake::flag_before_put && flag != nullptr) {
-      network->send({.from_rank = lane.rank, .to_rank = peer, .flag = message.flag, .value = value});
+      network->send({.flag = message.flag, .value = value});
       message.flag = nullptr;
     }
     network->send(message);
@@ -107,15 +92,7 @@ struct LatePuts : Pretended {
     if (!is_staged(peer)) return PlainStores::signal(lane, peer, flag, value);
     __syncwarp();
     if (threadIdx.x % 32 != 0) return;
-    network->send({.from_rank = lane.rank,
-                   .to_rank = peer,
-                   .flag = mapped_at(lane, peer, flag),
-                   .value = value,
-                   .after_all = true});
-  }
-  __device__ void finish() const {
-    __syncwarp();
-    while (mistake != PutMistake::no_quiet && network->has_pending_of(rank)) on_host::Grid::yield();
+    network->send({.flag = mapped_at(lane, peer, flag), .value = value});
   }
 };
 

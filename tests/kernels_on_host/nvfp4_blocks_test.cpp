@@ -4,10 +4,12 @@
 //
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <vector>
 
+#include "backends/cuda/device/row_stream.cuh"
 #include "backends/cuda/dispatch/send_nvfp4.cuh"
 #include "kernels_on_host/grid.hpp"
 #include "oracle/block_formats.hpp"
@@ -100,6 +102,25 @@ TEST(Nvfp4Blocks, ScalesWithoutDivisions) {
   }
 }
 
+// Next to the values between two scales, for any g.
+TEST(Nvfp4Blocks, ScalesWithoutDivisionsForAnyGlobalScale) {
+  std::mt19937_64 random(test::seed());
+  for (int i = 0; i < 500000; ++i) {
+    const auto bits = static_cast<std::uint32_t>(random());
+    const float g =
+        std::ldexp(float_of(0x3F800000u | (bits & 0x7FFFFF)), static_cast<int>(bits >> 24 & 63) - 32);
+    const auto code = static_cast<std::uint8_t>(random() % 0x7E);
+    const float between = (e4m3_to_fp32(code) + e4m3_to_fp32(static_cast<std::uint8_t>(code + 1))) / 2;
+    const std::uint32_t at = bits_of(between * 6 * g);
+    for (std::uint32_t amax = at - 4; amax <= at + 4; ++amax) {
+      const Nvfp4Scale expected = nvfp4_scale(float_of(amax), g),
+                       got = Nvfp4Global::of(g).scale_of(float_of(amax));
+      ASSERT_EQ(got.stored, expected.stored) << "amax " << float_of(amax) << ", g " << g;
+      ASSERT_EQ(got.divisor, expected.divisor) << "amax " << float_of(amax) << ", g " << g;
+    }
+  }
+}
+
 struct EncodedRow {
   std::vector<std::uint8_t> values, scales;
   bool valid = true;
@@ -184,23 +205,54 @@ TEST(Nvfp4Blocks, RowsAreTheOracles) {
   }
 }
 
+// What a row holds beside finite values of any size.
+enum class Special { none, one_infinity, anything, only_nan };
+
+template <DType kType>
+std::uint16_t value_with(Special special, bool last, std::mt19937_64& random) {
+  constexpr std::uint16_t kInfinity = kType == DType::bf16 ? 0x7F80 : 0x7C00;
+  auto bits = static_cast<std::uint16_t>(random());
+  const auto is_finite = [&] { return (bits & 0x7FFF) < kInfinity; };
+  if (special == Special::only_nan) return static_cast<std::uint16_t>(bits | kInfinity | 1);
+  while (special != Special::anything && !is_finite()) bits = static_cast<std::uint16_t>(random());
+  if (special == Special::one_infinity && last) return kInfinity | 0x8000;
+  return bits;
+}
+
+template <DType kType>
+void expect_largest_finite(int columns, Special special, std::mt19937_64& random) {
+  constexpr int kOfPiece = kStreamPiece / 2;
+  std::vector<uint4> row(static_cast<std::size_t>(columns) / 8);
+  std::vector<float> numbers;
+  for (int c = 0; c < columns; ++c) {
+    auto* const bits = reinterpret_cast<std::uint16_t*>(row.data()) + c;
+    *bits = value_with<kType>(special, c == columns - 1, random);
+    numbers.push_back(oracle::load(kType, reinterpret_cast<const std::byte*>(bits)));
+  }
+  const auto* const memory = reinterpret_cast<const std::byte*>(row.data());
+  float whole = -1, in_pieces = -1;
+  on_host::Grid grid(test::seed());
+  grid.add(1, 32, [&](unsigned) {
+    whole = largest_finite<kType, 7>(memory, columns);
+    const int first = std::min(columns, kOfPiece);
+    in_pieces = largest_finite_of_pieces<kType>(memory, first, std::min(columns - first, kOfPiece),
+                                                [&] { return memory + kStreamPiece; });
+  });
+  grid.run();
+  const float expected = oracle::nvfp4_row_scale(numbers);
+  EXPECT_EQ(nvfp4_row_scale(whole), expected) << columns << " columns";
+  if (columns <= 2 * kOfPiece) EXPECT_EQ(nvfp4_row_scale(in_pieces), expected) << columns << " columns";
+}
+
 TEST(Nvfp4Blocks, LargestFiniteMagnitudes) {
   std::mt19937_64 random(test::seed());
-  for (const int columns : {32, 256, 1792, 1824, 7168}) {
-    std::vector<uint4> row(static_cast<std::size_t>(columns) / 8);
-    std::vector<float> numbers;
-    for (int c = 0; c < columns; ++c) {
-      auto* const bits = reinterpret_cast<std::uint16_t*>(row.data()) + c;
-      *bits = static_cast<std::uint16_t>(random());
-      numbers.push_back(bf16_value(*bits));
+  for (const int columns : {32, 256, 1792, 1824, 3584, 3616, 5408, 7168, 8992}) {
+    for (const Special special :
+         {Special::none, Special::one_infinity, Special::anything, Special::only_nan}) {
+      SCOPED_TRACE(static_cast<int>(special));
+      expect_largest_finite<DType::bf16>(columns, special, random);
+      expect_largest_finite<DType::fp16>(columns, special, random);
     }
-    float largest = -1;
-    on_host::Grid grid(test::seed());
-    grid.add(1, 32, [&](unsigned) {
-      largest = largest_finite<DType::bf16, 7>(reinterpret_cast<const std::byte*>(row.data()), columns);
-    });
-    grid.run();
-    EXPECT_EQ(nvfp4_row_scale(largest), oracle::nvfp4_row_scale(numbers)) << columns;
   }
 }
 

@@ -80,7 +80,7 @@ TEST(Transport, ANetworkThatDeliversLateAndOutOfOrder) {
   for (const int window : {1, 7}) {
     Network network(test::seed() + 2);
     expect_exchanged(4, window, test::seed() + 3, &network,
-                     [&](int rank) { return LatePuts{Pretended{{}, other_nodes(4, rank)}, &network, rank}; });
+                     [&](int rank) { return LatePuts{Pretended{{}, other_nodes(4, rank)}, &network}; });
   }
 }
 

@@ -71,6 +71,7 @@ WINDOWS_MISTAKES = {
     "FLAG_WITHOUT_RELEASE": "whole",
     "FLAG_WITHOUT_CALL": "message",
     "CREDIT_WITHOUT_CALL": "unread",
+    "END_WITHOUT_CREDITS": "late_credit",
     "END_WITHOUT_CALL": "in",
     "WRITE_BEFORE_HEADERS": "unread",
     "CREDIT_BEFORE_FORWARDING": "unread",

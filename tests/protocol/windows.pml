@@ -3,8 +3,11 @@
    messages on; in a combine (SUMS) the relay is on the node that sends, and adds its own rows and its peer's by token.
 
    What a rank sends another in a hop passes through a window of SLOTS slots in the reader's memory. A slot has a flag, set when
-   its message may be read. The reader says in the writer's memory how many messages it has read: credits. A stream ends with a
-   count. Flags, credits and counts hold the call number above the count, so nothing is reset.
+   its message may be read. The reader says in the writer's memory that it has read the slot's message: its credit. A stream ends
+   with a count. Flags, credits and counts hold the call number above the count, so nothing is reset.
+
+   Between nodes a credit arrives some time after it has been given, and a rank ends its call when all of its credits have
+   arrived. All ranks are alike, so this is modelled for what rank 0 writes; credits of other ranks arrive at once.
 
    Comments quote the code that the lines below them model, as in lane.pml.
 
@@ -22,9 +25,7 @@
 #ifndef CALLS
 #define CALLS 2
 #endif
-#ifndef SLOTS
 #define SLOTS 1
-#endif
 #ifndef MESSAGES
 #define MESSAGES 2 /* the most that a rank sends to a relay in a call, or has tokens */
 #endif
@@ -44,16 +45,21 @@
 #define slot(s, k) ((s) * SLOTS + (k) % SLOTS)
 
 #if SUMS
+#define kBetweenNodes kRelayed
 #define writer_of_hop1(reader) peer(reader)
 #define writer_of_relayed(reader) twin(reader)
 #define reader_of_hop1(writer) peer(writer)
 #define reader_of_relayed(writer) twin(writer)
 #else
+#define kBetweenNodes kHop1
 #define writer_of_hop1(reader) twin(reader)
 #define writer_of_relayed(reader) peer(reader)
 #define reader_of_hop1(writer) twin(writer)
 #define reader_of_relayed(writer) peer(writer)
 #endif
+
+/* What rank 0 writes to the other node. */
+#define between_nodes stream(twin(0), kBetweenNodes)
 
 /* A count with its call.
    channel.cuh hop_tag: `number << kHopCountBits | static_cast<std::uint64_t>(count)` */
@@ -67,8 +73,10 @@ bit whole[kStreams * SLOTS];
 bit unread[kStreams * SLOTS];
 byte flag[kStreams * SLOTS];
 byte note[kStreams * SLOTS]; /* the message's content */
+byte credit[kStreams * SLOTS];
+byte late_credit; /* on its way to rank 0; 0: none */
 /* Of each stream. */
-byte credit[kStreams], end_count[kStreams];
+byte end_count[kStreams];
 
 byte number[R];               /* of the running call */
 byte header[R];               /* the last call whose header the rank has posted */
@@ -105,12 +113,20 @@ byte done[R]; /* roles that have ended */
 /* --- streams ------------------------------------------------------------------------------------------------------- */
 
 #ifdef MISTAKE_CREDIT_WITHOUT_CALL
-#define has_room(s) (out[s] < SLOTS || count_of(credit[s]) >= out[s] - SLOTS + 1)
+#define was_read(s, k) (count_of(credit[slot(s, k)]) >= (k) + 1)
 #else
+/* channel.cuh was_read: `const std::uint64_t tag = hop_tag(number, k + 1);`
+   channel.cuh was_read: `load_acquire_sys(credit) >= tag` */
+#define was_read(s, k) (credit[slot(s, k)] >= tag(now, (k) + 1))
+#endif
 /* channel.cuh has_room: `if (k < slots()) return true;`
-   channel.cuh has_room: `const std::uint64_t read = hop_tag(number, k - slots() + 1);`
-   channel.cuh has_room: `load_acquire_sys(credit) >= read` */
-#define has_room(s) (out[s] < SLOTS || credit[s] >= tag(now, out[s] - SLOTS + 1))
+   channel.cuh has_room: `room = was_read(hop, origin, reader, channel, k - slots());` */
+#define has_room(s) (out[s] < SLOTS || was_read(s, out[s] - SLOTS))
+#ifdef MISTAKE_END_WITHOUT_CREDITS
+#define is_closed(s) 1
+#else
+/* channel.cuh is_closed: `read = read && was_read(hop, origin, reader, channel, k);` */
+#define is_closed(s) (out[s] == 0 || was_read(s, out[s] - 1))
 #endif
 #ifdef MISTAKE_FLAG_WITHOUT_CALL
 #define arrived(s) (count_of(flag[slot(s, in[s])]) >= in[s] + 1)
@@ -150,8 +166,16 @@ inline read(s) {
   assert(whole[slot(s, in[s])])
 }
 
-/* channel.cuh give_back: `hop_tag(number, count)` */
-inline give_back(s) { credit[s] = tag(now, in[s]) }
+inline set_credit(s, at, value) {
+  if
+  :: (s) == between_nodes ->
+    assert(late_credit == 0); /* no two are on their way to one word, which would arrive in any order */
+    late_credit = value
+  :: else -> credit[at] = value
+  fi
+}
+/* channel.cuh give_back: `hop_tag(number, k + 1)` */
+inline give_back(s) { set_credit(s, slot(s, in[s] - 1), tag(now, in[s])) }
 
 inline finish_reading(s) {
   unread[slot(s, in[s])] = 0;
@@ -178,6 +202,24 @@ inline finish_reading(s) {
 #define to_peer stream(peer(me), kDirect)
 #define as_relay stream(me, kHop1)
 #define passed_on stream(reader_of_relayed(me), kRelayed)
+
+#define has_published_end(s) (end_count[s] / kMost == now)
+inline credit_arrives() {
+  d_step {
+    me == 0 && late_credit != 0 ->
+    credit[slot(between_nodes, 0)] = late_credit;
+    late_credit = 0
+  }
+}
+
+/* hop_send.cuh ends_now: `if (at.ended != 0) return false;`
+   hop_send.cuh send_to_relay: `return work.channels.is_closed(0, work.routes.me(), relay, channel, total) || waits_for(at, relay);`
+   hop_sums.cuh relay_sums: `if (!work.channels.is_closed(1, me, reader, channel, sent)) closed = waits_for(at, reader);` */
+inline close(role) {
+  d_step {
+    me == 0 && works(role) && has_published_end(between_nodes) && is_closed(between_nodes) -> done[me] = done[me] | role
+  }
+}
 
 /* hop_send.cuh send_directly: `if (!work.channels.has_room(1, me, rank, channel, at.next)) return waits_for(at, rank);`
    hop_send.cuh send_directly: `work.channels.end(1, me, rank, channel, at.next);` */
@@ -227,10 +269,10 @@ inline end_receiving(kind, role) {
    hop_send.cuh send_to_relay: `work.channels.end(0, work.routes.me(), relay, channel, total);` */
 inline send() {
   d_step {
-    works(kSender) && has_room(to_relay) ->
+    works(kSender) && !has_published_end(to_relay) && has_room(to_relay) ->
     write(to_relay, targets_of(me, out[to_relay]));
     if
-    :: out[to_relay] == messages_of(me) -> publish_end(to_relay); done[me] = done[me] | kSender
+    :: out[to_relay] == messages_of(me) -> publish_end(to_relay); done[me] = done[me] | (me == 0 -> 0 : kSender)
     :: else
     fi
   }
@@ -247,7 +289,7 @@ inline relay() {
     read(as_relay);
     pending[me] = note[slot(as_relay, in[as_relay])] & for_peer; /* delivers it to itself */
 #ifdef MISTAKE_CREDIT_BEFORE_FORWARDING
-    credit[as_relay] = tag(now, in[as_relay] + 1)
+    set_credit(as_relay, slot(as_relay, in[as_relay]), tag(now, in[as_relay] + 1))
 #endif
   }
 }
@@ -260,7 +302,9 @@ inline pass_on() {
     fi;
     started[me] = 0;
     finish_reading(as_relay);
+#ifndef MISTAKE_CREDIT_BEFORE_FORWARDING
     give_back(as_relay)
+#endif
   }
 }
 inline end_relaying() {
@@ -321,7 +365,9 @@ inline relay() {
 inline pass_on() { false }
 inline end_relaying() {
   d_step {
-    works(kRelay) && pending[me] >= MESSAGES && has_ended(as_relay) -> publish_end(passed_on); done[me] = done[me] | kRelay
+    works(kRelay) && !has_published_end(passed_on) && pending[me] >= MESSAGES && has_ended(as_relay) ->
+    publish_end(passed_on);
+    done[me] = done[me] | (me == 0 -> 0 : kRelay)
   }
 }
 
@@ -346,7 +392,9 @@ proctype Rank(byte me) {
   do
   :: d_step { now == 0 || done[me] == kAll ->
       if
-      :: now > 0 -> check_received()
+      :: now > 0 ->
+        check_received();
+        assert(late_credit == 0 || me != 0) /* nothing of a call arrives in a later one */
       :: else
       fi;
       now++;
@@ -362,6 +410,8 @@ proctype Rank(byte me) {
     :: else
     fi
   :: send()
+  :: close((SUMS -> kRelay : kSender))
+  :: credit_arrives()
   :: send_directly()
   :: relay()
   :: pass_on()

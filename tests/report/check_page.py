@@ -2,14 +2,17 @@
 """Compares every value that the page of a run shows with the run's JSON.
 
 usage: check_page.py PAGE [JSON]
+       check_page.py PAGE JSON PAGE JSON ...
 
 Opens PAGE in headless Chromium and compares everything that its script has drawn (texts, labels, and the sizes, positions
 and shades of marks) with JSON, a file of `ferry run --json`; by default with the JSON inside the page. Also checks that
-every value of the JSON is shown, that every number shown is in the JSON, and that the page makes no requests.
+every value of the JSON is shown, that every number shown is in the JSON, and that the page makes no requests. The browser,
+which takes seconds to start, draws all pages of a call together.
 
 Exit codes: 0 all equal; 1 differences, which are printed; 2 bad command line, file or browser; 77 no Chromium found.
 """
 
+import html
 import html.parser
 import json
 import math
@@ -232,6 +235,31 @@ def first_steps(run, steps):
     return run | {"timeline": {"steps": steps, "spans_us": timeline["spans_us"][:steps]}}
 
 
+# Appends what has been drawn in each frame to the page that holds the frames.
+COLLECT = """addEventListener("load", () => {
+  for (const frame of document.querySelectorAll("iframe")) {
+    const text = document.createElement("pre");
+    text.textContent = frame.contentDocument.documentElement.outerHTML;
+    document.body.append(text);
+  }
+});"""
+
+
+def drawn_together(paths):
+    """As drawn() of each page. Their scripts run in frames, which have the pages' content security policy."""
+    frames = []
+    for path in paths:
+        with open(path, encoding="utf-8") as file:
+            frames.append(f'<iframe width="1100" height="900" srcdoc="{html.escape(file.read())}"></iframe>')
+    with tempfile.NamedTemporaryFile("w", suffix=".html", encoding="utf-8") as file:
+        file.write(f"<!doctype html><script>{COLLECT}</script><body>{''.join(frames)}")
+        file.flush()
+        texts = re.findall(r"<pre>(.*?)</pre>", drawn(file.name).rpartition("</iframe>")[2], flags=re.S)
+    if len(texts) != len(paths):
+        raise BrowserError(f"the browser has drawn {len(texts)} of {len(paths)} pages")
+    return [html.unescape(text) for text in texts]
+
+
 def drawn(path):
     browser = next((found for found in map(shutil.which, BROWSERS) if found), None)
     if not browser:
@@ -249,8 +277,8 @@ def drawn(path):
     return done.stdout.decode()
 
 
-def problems_of(path, run=None):
-    """All differences between the page and the run, and the number of values compared."""
+def problems_of(path, run=None, text=None):
+    """All differences between the page and the run, and the number of values compared. `text`: drawn() of the page."""
     with open(path, encoding="utf-8") as file:
         page = file.read()
     problems = list(request_problems(page))
@@ -261,7 +289,7 @@ def problems_of(path, run=None):
         problems += [f"{at}: {there.get(at)} inside the page, {here.get(at)} in the JSON"
                      for at in sorted(there.keys() | here.keys()) if there.get(at) != here.get(at)]
 
-    dom = Page(drawn(path))
+    dom = Page(drawn(path) if text is None else text)
     problems += [problem for element in dom.values for problem in element_problems(element, run)]
     problems += [f"page: '{text}' is a number that is not in the JSON" for text in dom.stray]
     shown = {element.get("data-path") for element in dom.values}
@@ -271,26 +299,39 @@ def problems_of(path, run=None):
     return problems + [f"{at}: is not shown" for at in spans if at not in shown], len(dom.values)
 
 
+def problems_of_all(arguments):
+    """Of each page of the command line: its name, its problems, and the number of values compared."""
+    if len(arguments) <= 2:
+        pages, texts = [(arguments[0], arguments[1:])], [None]
+    else:
+        pages = [(page, [run]) for page, run in zip(arguments[::2], arguments[1::2])]
+        texts = drawn_together([page for page, _ in pages])
+    for (page, given), text in zip(pages, texts):
+        run = None
+        for path in given:
+            with open(path, encoding="utf-8") as file:
+                run = json.load(file)
+        yield page, *problems_of(page, run, text)
+
+
 def main(arguments):
-    if len(arguments) not in (1, 2):
+    if not arguments or (len(arguments) > 1 and len(arguments) % 2 != 0):
         print(__doc__, file=sys.stderr)
         return 2
-    run = None
+    found = False
     try:
-        if len(arguments) == 2:
-            with open(arguments[1], encoding="utf-8") as file:
-                run = json.load(file)
-        problems, compared = problems_of(arguments[0], run)
+        for page, problems, compared in problems_of_all(arguments):
+            for problem in problems[:20]:
+                print(problem)
+            print(f"{page}: {compared} values compared, {len(problems)} problems")
+            found = found or bool(problems)
     except NoBrowser:
         print("check_page: no Chromium found", file=sys.stderr)
         return 1 if os.environ.get("CI") == "true" else 77
     except (OSError, ValueError, KeyError, TypeError, BrowserError) as error:
         print(f"check_page: {error}", file=sys.stderr)
         return 2
-    for problem in problems[:20]:
-        print(problem)
-    print(f"{compared} values compared, {len(problems)} problems")
-    return 1 if problems else 0
+    return 1 if found else 0
 
 
 if __name__ == "__main__":

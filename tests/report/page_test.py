@@ -133,6 +133,17 @@ class PageTest(SampleTest):
         self.assertEqual({problem.split(": ")[0] for problem in sample.problems()},
                          {"compared.differences.1.earlier", "compared.figures.latency.step.p50_us", "compared.ratios.tokens_per_second"})
 
+    def test_pages_drawn_together_are_each_compared_with_their_run(self):
+        samples = [self.sample(name) for name in ("small", "one rank", "small")]
+        samples[2].replace_text(samples[2].text().replace("</body>", f"<script>{next(iter(CHANGES))}</script></body>"))
+        texts = check_page.drawn_together([sample.page for sample in samples])
+        problems = [check_page.problems_of(sample.page, sample.run, text)[0] for sample, text in zip(samples, texts)]
+        self.assertEqual([len(each) for each in problems], [0, 0, 1], problems)
+        files = [f"{sample.folder.name}/run.{kind}" for sample in samples for kind in ("html", "json")]
+        self.assertEqual(check_page.main(files[:4]), 0)
+        self.assertEqual(check_page.main(files), 1)
+        self.assertEqual(check_page.main(files[:3]), 2)
+
     def test_large_pages_stay_small(self):
         self.assertLess(os.path.getsize(self.sample("large").page), 1_000_000)
 

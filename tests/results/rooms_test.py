@@ -42,6 +42,11 @@ class RoomsTest(SmallRepository):
         self.assertEqual(list(faults(self.root, {"low": "", "middle": "low", "high": "low"})),
                          ["ROOMS: nothing in middle includes low: remove this arrow"])
 
+    def test_kernels_of_one_host_include_no_transport(self):
+        rooms = {"low": "", "high": "low", "backends/nvshmem": "", "middle": "backends/nvshmem", "backends/cuda/combine": "middle"}
+        self.assertIn("ROOMS: backends/cuda/combine holds kernels of one host, and includes backends/nvshmem",
+                      list(faults(self.root, rooms)))
+
     def test_comparisons_with_one_format_are_refused_outside_its_folder(self):
         text = "if (kind == FormatKind::nvfp4 ||\n    FormatKind::raw != kind) return FormatKind::bf16;\n"
         (self.root / "src/format").mkdir()

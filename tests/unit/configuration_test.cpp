@@ -298,22 +298,26 @@ std::string difference(const Config& config_of_rank_1, int nodes = 1) {
 TEST(Configuration, DifferencesAreNamedOnEveryRank) {
   Config config = valid_config();
   config.max_tokens = 17;
-  EXPECT_EQ(difference(config), "configurations differ: max_tokens is 16 on rank 0 and 17 on rank 1");
+  EXPECT_EQ(
+      difference(config),
+      "configurations differ: max_tokens is 16 on rank 0 and 17 on rank 1: pass the same on every rank");
   config = valid_config();
   config.hops = Hops::one;
   EXPECT_EQ(difference(config), "") << "one hop is what automatic means on one node";
   config = valid_config();
   config.window = 7;
-  EXPECT_EQ(difference(config), "configurations differ: window is 0 on rank 0 and 7 on rank 1");
+  EXPECT_EQ(difference(config),
+            "configurations differ: window is 0 on rank 0 and 7 on rank 1: pass the same on every rank");
   config = valid_config();
   config.format = Format::fp8_e4m3();
-  EXPECT_EQ(difference(config), "configurations differ: format is bf16 on rank 0 and fp8 on rank 1");
+  EXPECT_EQ(difference(config),
+            "configurations differ: format is bf16 on rank 0 and fp8 on rank 1: pass the same on every rank");
   config = valid_config();
   config.placement =
       Placement::table({{0, 0}, {0, 2}, {0, 1}, {1, 0}, {1, 1}, {1, 2}, {2, 0}, {2, 1}, {3, 0}, {3, 1}}, 4);
   EXPECT_EQ(difference(config),
             "configurations differ: placement: location of expert 1 (rank.local) is 0.1 on rank 0 and 0.2 on "
-            "rank 1");
+            "rank 1: pass the same on every rank");
 }
 
 TEST(Configuration, TwoHopsAreChosenWhereANodeHasSeveralRanks) {
@@ -381,7 +385,9 @@ TEST(Configuration, ADifferenceThatChangesTheHopsNamesTheTokens) {
     }
   });
   for (const std::string& message : messages)
-    EXPECT_EQ(message, "configurations differ: max_tokens is 1 on rank 0 and 4096 on rank 1");
+    EXPECT_EQ(
+        message,
+        "configurations differ: max_tokens is 1 on rank 0 and 4096 on rank 1: pass the same on every rank");
 }
 
 TEST(Configuration, ARefusedConfigurationEndsConstructionOnEveryRank) {
@@ -415,7 +421,8 @@ TEST(Configuration, TheReductionLevelDependsOnTheNodes) {
   EXPECT_EQ(difference(config, 1), "");
   config.reduction_level = node;
   EXPECT_EQ(difference(config, 1),
-            "configurations differ: reduction_level is rank on rank 0 and node on rank 1");
+            "configurations differ: reduction_level is rank on rank 0 and node on rank 1: pass the same on "
+            "every rank");
   EXPECT_EQ(difference(config, 2), "");
 }
 

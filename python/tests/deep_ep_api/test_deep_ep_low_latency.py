@@ -103,9 +103,10 @@ def decoded_nvfp4(values, scales, x_global_scale):
 
 
 @pytest.mark.parametrize("hook", [False, True])
-@pytest.mark.parametrize("hidden", [256, 288])
-def test_nvfp4_of_low_latency_mode(rng, hook, hidden):
-    step = step_of(rng, hidden=hidden)
+@pytest.mark.parametrize("hidden, experts, top_k, most", [(256, 16, 3, 9), (288, 16, 3, 9), (96, 8, 8, 120)])
+def test_nvfp4_of_low_latency_mode(rng, hook, hidden, experts, top_k, most):
+    step = step_of(rng, hidden=hidden, experts=experts, top_k=top_k, most=most)
+    capacity, local_experts = 4 * most, experts // 4
     # Callers calibrate the factor so that the largest value fits: 448 * 6 / amax.
     factor = np.float32(448 * 6) / max(np.abs(x.astype(np.float32)).max(initial=1) for x in step.tokens)
 
@@ -113,17 +114,18 @@ def test_nvfp4_of_low_latency_mode(rng, hook, hidden):
     def _(me, buffer):
         given = [factor.reshape(1), float(factor), np.full((16,), factor), np.array(factor)][me]
         (values, scales), counts, handle, _, call = low_latency(
-            buffer, step, me, use_fp8=me % 2 == 0, use_nvfp4=True, x_global_scale=given, return_recv_hook=hook)
+            buffer, step, me, most, use_fp8=me % 2 == 0, round_scale=me > 1, use_ue8m0=me > 1, use_nvfp4=True, x_global_scale=given,
+            async_finish=False, return_recv_hook=hook)
         if hook:
             call()
-        assert values.shape == (36, hidden // 2, 4) and values.dtype == np.uint8
-        assert values.strides == (hidden // 2, 1, 36 * hidden // 2)
-        wide = -(-hidden // 64)
-        assert scales.shape == (32, 4, 1, 4, wide, 4) and scales.dtype == fp8
-        assert scales.strides == (16, 4, wide * 512, 1, 512, wide * 512)
+        assert values.shape == (capacity, hidden // 2, local_experts) and values.dtype == np.uint8
+        assert values.strides == (hidden // 2, 1, capacity * hidden // 2)
+        wide, tall = -(-hidden // 64), -(-capacity // 128)
+        assert scales.shape == (32, 4, tall, 4, wide, local_experts) and scales.dtype == fp8
+        assert scales.strides == (16, 4, wide * 512, 1, 512, tall * wide * 512)
         decoded, g = decoded_nvfp4(values, scales, factor), np.float32(1) / factor
-        for local in range(4):
-            routes = [route for route in routes_to(step, me) if route[0] == me * 4 + local]
+        for local in range(local_experts):
+            routes = [route for route in routes_to(step, me) if route[0] == me * local_experts + local]
             assert counts[local] == len(routes)
             for position, (_, rank, token, _) in enumerate(routes):
                 x = step.tokens[rank][token].astype(np.float32).reshape(-1, 16)

@@ -26,6 +26,7 @@ class HeapHopTransport final : public cuda::HopTransport {
  public:
   HeapHopTransport(const Rank& rank, std::int64_t bytes, double deadline)
       : rank_(rank),
+        wide_(cuda::takes_wide_kernels(rank.size())),
         session_(rank, deadline),
         heap_(session_.allocate(bytes)),
         pes_(static_cast<std::int64_t>(session_.pes().size() * sizeof(std::int32_t))) {
@@ -54,17 +55,22 @@ class HeapHopTransport final : public cuda::HopTransport {
     return begin == nullptr ? nullptr : begin + offset;
   }
   void prepare() const override {
-    cuda::check(static_cast<cudaError_t>(session_.module().prepare_hops()), "load the kernel of NVSHMEM");
+    cuda::check(static_cast<cudaError_t>(session_.module().prepare_hops(wide_)),
+                "load the kernel of NVSHMEM");
   }
   void launch(const cuda::HopArguments& arguments, const cuda::LaunchShape& shape,
               cudaStream_t stream) const override {
-    cuda::check(static_cast<cudaError_t>(session_.module().launch_hops(
-                    arguments, peers_, cuda::hop_blocks(arguments, shape.blocks), shape.cooperative, stream)),
+    const HopLaunch launch{.blocks = cuda::hop_blocks(arguments, shape.blocks),
+                           .cooperative = shape.cooperative,
+                           .wide = wide_,
+                           .stream = stream};
+    cuda::check(static_cast<cudaError_t>(session_.module().launch_hops(arguments, peers_, launch)),
                 "launch the hops of a call over NVSHMEM");
   }
 
  private:
   Rank rank_;
+  bool wide_;
   Session session_;
   HeapMemory heap_;
   cuda::DeviceMemory pes_;

@@ -8,16 +8,11 @@
 #include <atomic>
 #include <chrono>
 #include <csignal>
-#include <cstdlib>
 #include <thread>
 
 #include "cuda/device_test.hpp"
+#include "cuda/nvshmem/availability.hpp"
 #include "exchange/configuration.hpp"
-#include "runtime/support.hpp"
-
-#ifdef FERRY_TEST_HAS_NVSHMEM
-#include "backends/nvshmem/library.hpp"
-#endif
 
 namespace ferry::contract {
 namespace {
@@ -58,15 +53,8 @@ class NvshmemExchange : public testing::TestWithParam<Nodes> {
  protected:
   void SetUp() override {
     if (const std::string reason = skip_reason(kSetup); !reason.empty()) GTEST_SKIP() << reason;
-#ifdef FERRY_TEST_HAS_NVSHMEM
     const int ranks = static_cast<int>(GetParam().of_rank.size());
-    if (ranks > device::count() && std::getenv("CUDA_MPS_PIPE_DIRECTORY") == nullptr)
-      GTEST_SKIP() << ranks << " ranks on " << device::count() << " GPU(s) need MPS";
-    // In a process of its own: ranks are forked from this one.
-    if (test::run_process([] { nvshmem::load_module(); }) != 0) GTEST_SKIP() << "there is no NVSHMEM";
-#else
-    GTEST_SKIP() << "this build has no module for NVSHMEM";
-#endif
+    if (const std::string reason = no_nvshmem_for(ranks); !reason.empty()) GTEST_SKIP() << reason;
   }
   const std::vector<int>& nodes() const { return GetParam().of_rank; }
 };
@@ -234,11 +222,29 @@ TEST(NvshmemExchangeWithoutGpu, IsBuiltAsANamedBackend) {
   EXPECT_EQ(size_of(config, topology, 1).dispatch_staging, sizes.dispatch_staging);
 }
 
+// Of 64 ranks on eight hosts, and of 256.
+TEST(NvshmemExchangeWithoutGpu, MemoryForManyRanksIsKnown) {
+  for (const int ranks : {64, 256}) {
+    std::vector<int> nodes;
+    for (int rank = 0; rank < ranks; ++rank) nodes.push_back(rank / 8);
+    Config config = nvshmem_case(9, nodes, 0).config;
+    config.max_tokens = 128;
+    config.hidden = 7168;
+    const Topology topology(nodes, true);
+    const Sizes sizes = size_of(config, topology, ranks - 1);
+    // Windows of both hops, and send staging for each rank of a node.
+    EXPECT_GT(sizes.dispatch_staging, 0) << ranks;
+    EXPECT_LT(sizes.dispatch_staging, std::int64_t{128} << 20) << ranks;
+    config.max_tokens = 4096;
+    EXPECT_EQ(size_of(config, topology, ranks - 1).dispatch_staging, sizes.dispatch_staging) << ranks;
+  }
+}
+
 // On every rank, before NVSHMEM is looked for. The error says how many ranks there may be, and what takes
 // more.
 TEST(NvshmemExchangeWithoutGpu, MoreRanksThanItsKernelsServeAreRefused) {
-  std::vector<int> nodes(33);
-  for (std::size_t rank = 0; rank < nodes.size(); ++rank) nodes[rank] = static_cast<int>(rank / 11);
+  std::vector<int> nodes(257);
+  for (std::size_t rank = 0; rank < nodes.size(); ++rank) nodes[rank] = static_cast<int>(rank / 16);
   const TestCase c = nvshmem_case(9, nodes, 7);
   std::atomic<int> refused = 0;
   Group::threads(Topology(nodes, true)).run([&](Rank rank) {
@@ -246,11 +252,11 @@ TEST(NvshmemExchangeWithoutGpu, MoreRanksThanItsKernelsServeAreRefused) {
       const ferry::Exchange exchange(rank, c.config);
     } catch (const UnsupportedError& error) {
       const std::string said = error.what();
-      refused += said.find("32 ranks") != std::string::npos && said.find("33") != std::string::npos &&
+      refused += said.find("256 ranks") != std::string::npos && said.find("257") != std::string::npos &&
                  said.find("collective") != std::string::npos;
     }
   });
-  EXPECT_EQ(refused, 33);
+  EXPECT_EQ(refused, 257);
 }
 
 }  // namespace

@@ -23,8 +23,8 @@ namespace {
 constexpr const char* kModelFooter =
     R"(Times of the GPU backend, in CUDA graphs unless --launch says otherwise. They are computed, not measured: a start,
 and link, network, SMs and memory, which overlap where tokens are many and follow one another where they are few.
-docs/model.md has the formula, its errors and its assumptions. Times between nodes are a forecast: no kernel of Ferry
-sends to another host today.
+docs/model.md has the formula, its errors and its assumptions. Times between nodes are a forecast: none has been measured
+between hosts.
 
 link      bytes of the busiest rank within its node, at the measured push rate
 network   bytes of the busiest rank between nodes, at the network's rate

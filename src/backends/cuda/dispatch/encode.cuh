@@ -14,16 +14,22 @@ __device__ __forceinline__ ByteRange encoded_columns(const LaneView& lane, const
   return ByteRange::of(quarters, lane.hidden, 4 * kFp8Block);
 }
 
-// The larger magnitude of each pair, of two pairs of 16-bit values. NaN only if both are NaN.
+// The larger magnitude of each pair, of two pairs of 16-bit values, with either sign: magnitude_in() reads
+// it. NaN only if both are NaN.
 template <DType kType>
 __device__ __forceinline__ std::uint32_t max_magnitude_x2(std::uint32_t a, std::uint32_t b) {
   static_assert(kType != DType::fp32);
-  return kType == DType::bf16 ? max_bf16x2(a & 0x7fff7fff, b & 0x7fff7fff)
-                              : max_fp16x2(a & 0x7fff7fff, b & 0x7fff7fff);
+  return kType == DType::bf16 ? max_magnitude_bf16x2(a, b) : max_magnitude_fp16x2(a, b);
+}
+
+// The magnitude in the low (0) or the high half of such a pair.
+template <DType kType>
+__device__ __forceinline__ float magnitude_in(std::uint32_t pair, int half) {
+  return fabsf(value_of<kType>(pair, half));
 }
 
 // The largest magnitude of this thread's eight 16-bit values in each of two accesses, in the low and the high
-// half.
+// half, with either sign.
 template <DType kType>
 __device__ __forceinline__ std::uint32_t max_of_two_accesses(const uint4& low, const uint4& high) {
   const auto most = [](const uint4& of) {
@@ -61,7 +67,7 @@ __device__ __forceinline__ float block_max_magnitude(const RawEight (&raw)[kDeep
       for (int step = 8; step > 0; step /= 2)
         most = max_magnitude_x2<kType>(most, __shfl_xor_sync(~0u, most, step));
       most = __shfl_sync(~0u, most, 16 * (thread % 2));
-      if (thread / 4 == d / 2) largest = value_of<kType>(most, thread / 2 % 2);
+      if (thread / 4 == d / 2) largest = magnitude_in<kType>(most, thread / 2 % 2);
     }
   }
   return largest == largest ? largest : 0.0f;

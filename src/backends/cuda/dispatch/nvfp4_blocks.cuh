@@ -15,18 +15,18 @@ struct Nvfp4Global {
   // Whether the scales and thresholds of all blocks stay in the range of normal numbers. False for NaN.
   __device__ __forceinline__ bool usual() const { return g >= 0x1p-60f && g <= 0x1p60f; }
 
-  // nvfp4_scale() without divisions; for usual() g. The corrections by remainders make the quotients that
-  // divisions give: amax / 6 by one (tried with every fraction), a / g by two, since 1 / g is rounded to
-  // nearest (Markstein). Quotients above 448 become 448 all the same, so a is cut at 1024 g, infinities and
-  // the NaN that they have left included. What is lost where a is so small that remainders are denormal does
-  // not matter: s is 0 far above.
+  // nvfp4_scale() without divisions; for usual() g. The correction by a remainder makes amax / 6 the quotient
+  // that a division gives (tried with every fraction). a / g is then off by one in the last place at most
+  // (Markstein), and by nothing next to a value that lies between two codes, which is where it would matter
+  // (tried with every fraction of g and every such value). Quotients above 448 become 448 all the same, so a
+  // is cut at 1024 g, infinities and the NaN that they have left included. What is lost where a is so small
+  // that remainders are denormal does not matter: s is 0 far above.
   __device__ __forceinline__ Nvfp4Scale scale_of(float amax) const {
     constexpr float kSixth = 1.0f / 6;
     float a = __fmul_rn(amax, kSixth);
     a = __fmaf_rn(__fmaf_rn(-a, 6.0f, amax), kSixth, a);
     a = fminf(a, 1024 * g);
     float t = __fmul_rn(a, reciprocal);
-    t = __fmaf_rn(__fmaf_rn(-t, g, a), reciprocal, t);
     t = __fmaf_rn(__fmaf_rn(-t, g, a), reciprocal, t);
     const auto stored = static_cast<std::uint8_t>(two_to_e4m3(t, 0));
     return {stored, __fmul_rn(value_of_e4m3(stored), g)};
@@ -141,7 +141,7 @@ __device__ __forceinline__ float block_maximum(const RawEight& first, const RawE
     return most;
   } else {
     const std::uint32_t both = max_of_two_accesses<kType>(first.low, last.low);
-    return fmaxf(fmaxf(value_of<kType>(both, 0), value_of<kType>(both, 1)), 0.0f);
+    return fmaxf(fmaxf(magnitude_in<kType>(both, 0), magnitude_in<kType>(both, 1)), 0.0f);
   }
 }
 

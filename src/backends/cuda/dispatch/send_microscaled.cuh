@@ -35,8 +35,8 @@ __device__ __forceinline__ void block_maxima(const RawEight (&raw)[kDeep], float
       std::uint32_t most = max_of_two_accesses<kType>(raw[d].low, raw[d + 1].low);
       most = max_magnitude_x2<kType>(most, __shfl_xor_sync(~0u, most, 1));
       if constexpr (kBlock == 32) most = max_magnitude_x2<kType>(most, __shfl_xor_sync(~0u, most, 2));
-      largest[d] = fmaxf(value_of<kType>(most, 0), 0.0f);  // 0 for NaN: every value of the block is one
-      largest[d + 1] = fmaxf(value_of<kType>(most, 1), 0.0f);
+      largest[d] = fmaxf(magnitude_in<kType>(most, 0), 0.0f);  // 0 for NaN: every value of the block is one
+      largest[d + 1] = fmaxf(magnitude_in<kType>(most, 1), 0.0f);
     }
   }
 }

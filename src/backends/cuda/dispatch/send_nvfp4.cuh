@@ -10,16 +10,27 @@ namespace ferry::cuda {
 // which are a multiple of 8, kDeep accesses in flight at once; with zeros past the end.
 template <DType kType, int kDeep, class Use>
 __device__ __forceinline__ void for_each_eight(const std::byte* row, int columns, Use use) {
+  constexpr int kBatch = kDeep * 256;
+  const int mine = 8 * static_cast<int>(threadIdx.x % 32);
+  int first = 0;
+  // Whole batches, without a look at the end for each access.
 #pragma unroll 1
-  for (int first = 8 * static_cast<int>(threadIdx.x % 32); first < columns; first += kDeep * 256) {
-    RawEight raw[kDeep] = {};
+  for (; first + kBatch <= columns; first += kBatch) {
+    RawEight raw[kDeep];
 #pragma unroll
-    for (int d = 0; d < kDeep; ++d) {
-      if (first + 256 * d < columns) raw[d] = load_eight(kType, row, first + 256 * d);
-    }
+    for (int d = 0; d < kDeep; ++d) raw[d] = load_eight(kType, row, first + 256 * d + mine);
 #pragma unroll
     for (int d = 0; d < kDeep; ++d) use(raw[d]);
   }
+  if (first == columns) return;
+  RawEight raw[kDeep] = {};
+#pragma unroll
+  for (int d = 0; d < kDeep; ++d) {
+    const int column = first + 256 * d + mine;
+    if (column < columns) raw[d] = load_eight(kType, row, column);
+  }
+#pragma unroll
+  for (int d = 0; d < kDeep; ++d) use(raw[d]);
 }
 
 // [warp] The largest finite magnitude of a row, value by value.
@@ -38,20 +49,51 @@ static __device__ __noinline__ std::int32_t largest_finite_by_value(const std::b
   return __reduce_max_sync(~0u, largest);
 }
 
-// [warp] The same, for two 16-bit values at once, NaN ignored. Only a row with an infinity is read again.
+// The largest of `most` and of this thread's values of a row, two 16-bit values at once, NaN ignored.
+template <DType kType, int kDeep>
+__device__ __forceinline__ std::uint32_t largest_of_thread(const std::byte* row, int columns,
+                                                           std::uint32_t most) {
+  for_each_eight<kType, kDeep>(row, columns, [&](const RawEight& raw) {
+    const std::uint32_t first = max_magnitude_x2<kType>(raw.low.x, raw.low.y),
+                        last = max_magnitude_x2<kType>(raw.low.z, raw.low.w);
+    most = max_magnitude_x2<kType>(most, max_magnitude_x2<kType>(first, last));
+  });
+  return most;
+}
+
+// [warp] The largest magnitude of every thread's `most`, which is no NaN.
+template <DType kType>
+__device__ __forceinline__ std::int32_t largest_of_warp(std::uint32_t most) {
+  return __reduce_max_sync(~0u,
+                           magnitude_of(fmaxf(magnitude_in<kType>(most, 0), magnitude_in<kType>(most, 1))));
+}
+
+// [warp] The largest finite magnitude of a row. Only a row with an infinity is read again.
 template <DType kType, int kDeep>
 __device__ __forceinline__ float largest_finite(const std::byte* row, int columns) {
   std::int32_t largest = kFp32Infinity;
-  if constexpr (kType != DType::fp32) {
-    std::uint32_t most = 0;
-    for_each_eight<kType, kDeep>(row, columns, [&](const RawEight& raw) {
-      const std::uint32_t first = max_magnitude_x2<kType>(raw.low.x, raw.low.y),
-                          last = max_magnitude_x2<kType>(raw.low.z, raw.low.w);
-      most = max_magnitude_x2<kType>(most, max_magnitude_x2<kType>(first, last));
-    });
-    largest = __reduce_max_sync(~0u, magnitude_of(fmaxf(value_of<kType>(most, 0), value_of<kType>(most, 1))));
-  }
+  if constexpr (kType != DType::fp32)
+    largest = largest_of_warp<kType>(largest_of_thread<kType, kDeep>(row, columns, 0));
   if (largest == kFp32Infinity) largest = largest_finite_by_value<kType>(row, columns);
+  return float_of(static_cast<std::uint32_t>(largest));
+}
+
+// [warp] The same for a row of 16-bit values in two pieces of a stream: `second` returns the address of the
+// second, of `columns_of_second`, which may be 0.
+template <DType kType, class Second>
+__device__ __forceinline__ float largest_finite_of_pieces(const std::byte* first, int columns_of_first,
+                                                          int columns_of_second, Second second) {
+  std::uint32_t most = largest_of_thread<kType, 7>(first, columns_of_first, 0);
+  const std::byte* other = nullptr;
+  if (columns_of_second > 0) {
+    other = second();
+    most = largest_of_thread<kType, 7>(other, columns_of_second, most);
+  }
+  std::int32_t largest = largest_of_warp<kType>(most);
+  if (largest == kFp32Infinity) {
+    largest = largest_finite_by_value<kType>(first, columns_of_first);
+    if (other != nullptr) largest = max(largest, largest_finite_by_value<kType>(other, columns_of_second));
+  }
   return float_of(static_cast<std::uint32_t>(largest));
 }
 

@@ -173,10 +173,9 @@ __device__ __forceinline__ void send_streamed_nvfp4_row(const DispatchArguments&
       const std::byte* const piece = stream.take_shared();
       if (rows == 0) continue;
       if (row_scale && at == 0) {
-        float largest = largest_finite<kType, 7>(piece, min(bytes, kPiece) / 2);
-        if (bytes > kPiece)
-          largest = fmaxf(largest, largest_finite<kType, 7>(stream.peek_shared(), (bytes - kPiece) / 2));
-        g = nvfp4_row_scale(largest);
+        const int columns = min(bytes, kPiece) / 2;
+        g = nvfp4_row_scale(largest_finite_of_pieces<kType>(piece, columns, bytes / 2 - columns,
+                                                            [&] { return stream.peek_shared(); }));
         scales.store_of_row(g);
       }
       send_nvfp4_columns<kType, 2>(

@@ -93,10 +93,6 @@ class RelayedCudaBackend final : public CudaBackend {
 std::unique_ptr<Backend> make_relayed_backend(const Rank& rank, const Config& config,
                                               const MakeHopTransport& make_hops) {
   const Topology& topology = rank.topology();
-  if (config.backend == BackendKind::nvshmem && rank.size() > kNarrowRanks) {
-    throw UnsupportedError(str("the backend nvshmem serves groups of up to ", counted(kNarrowRanks, "rank"),
-                               ", got ", rank.size(), ": use the backend collective"));
-  }
   for (int node = 0; node < topology.nodes(); ++node) {
     const std::size_t ranks = topology.ranks_of(node).size();
     if (ranks <= kMaxHopNodeRanks) continue;

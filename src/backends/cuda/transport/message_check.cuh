@@ -32,7 +32,7 @@ __device__ bool send_checked(const MessageCheck& check, const Transport& transpo
     const std::uint64_t read =
         number > static_cast<std::uint64_t>(window) ? number - static_cast<std::uint64_t>(window) : 0;
     const WaitResult credit =
-        transport.wait(lane, check.layout.credit(lane, peer, channel), read, nullptr, target);
+        transport.wait(lane, check.layout.credit(lane, peer, channel, slot), read, nullptr, target);
     if (__any_sync(~0u, credit != WaitResult::ready)) return false;
     std::byte* there = check.layout.message(lane, lane.rank, channel, slot);
     const bool staged = transport.is_staged(peer);
@@ -51,6 +51,16 @@ __device__ bool send_checked(const MessageCheck& check, const Transport& transpo
     } else {
       transport.signal(lane, peer, flag, number);
     }
+  }
+  // Until all messages have been read: no credit arrives after the launch.
+  const std::uint64_t sent = check.first + static_cast<std::uint64_t>(check.messages);
+  for (std::uint64_t number =
+           sent > static_cast<std::uint64_t>(window) ? sent - static_cast<std::uint64_t>(window) + 1 : 1;
+       number <= sent; ++number) {
+    const int slot = static_cast<int>((number - 1) % static_cast<std::uint64_t>(window));
+    const WaitResult credit =
+        transport.wait(lane, check.layout.credit(lane, peer, channel, slot), number, nullptr, target);
+    if (__any_sync(~0u, credit != WaitResult::ready)) return false;
   }
   return true;
 }
@@ -79,7 +89,7 @@ __device__ bool receive_checked(const MessageCheck& check, const Transport& tran
       }
     }
     // The credit also frees the sender's staging: the message has arrived, so it is no longer read there.
-    transport.signal(lane, peer, check.layout.credit(lane, lane.rank, channel), number);
+    transport.signal(lane, peer, check.layout.credit(lane, lane.rank, channel, slot), number);
   }
   if (wrong != 0) atomicAdd(check.wrong, wrong);
   return true;

@@ -13,7 +13,7 @@ namespace ferry::cuda {
 //   messages  [R sources][channels][window]  what each rank has sent here
 //   staging   [R peers][channels][window]    what this rank sends, where puts need it
 //   arrived   [R sources][channels][window]  flags: the number of the message that lies there
-//   credits   [R peers][channels]            flags: the number of the last message that the peer has read
+//   credits   [R peers][channels][window]    flags: the number of the message there that the peer has read
 struct MessageCheckLayout {
   std::int32_t ranks, channels, window, bytes;  // bytes: of a message, a multiple of 16
 
@@ -26,7 +26,7 @@ struct MessageCheckLayout {
     return flags_begin() + places() * static_cast<std::int64_t>(sizeof(Flag));
   }
   FERRY_HD constexpr std::int64_t total() const {
-    return credits_begin() + std::int64_t{ranks} * channels * static_cast<std::int64_t>(sizeof(Flag));
+    return credits_begin() + places() * static_cast<std::int64_t>(sizeof(Flag));
   }
 
   // Addresses in this rank's own memory, as transport policies take them.
@@ -39,8 +39,8 @@ struct MessageCheckLayout {
   FERRY_HD Flag* arrived(const LaneView& lane, int source, int channel, int slot) const {
     return lane.at<Flag>(lane.rank, flags_begin() + 8 * place(source, channel, slot));
   }
-  FERRY_HD Flag* credit(const LaneView& lane, int peer, int channel) const {
-    return lane.at<Flag>(lane.rank, credits_begin() + 8 * (std::int64_t{peer} * channels + channel));
+  FERRY_HD Flag* credit(const LaneView& lane, int peer, int channel, int slot) const {
+    return lane.at<Flag>(lane.rank, credits_begin() + 8 * place(peer, channel, slot));
   }
 };
 

@@ -18,20 +18,16 @@
 //       The same, and sets the peer's flag after these bytes. Orders nothing else, so such a flag belongs to
 //       one message.
 //   signal(lane, peer, flag, value)                        [warp]
-//       Sets the peer's flag after everything that this warp has stored, put and signalled to that peer.
-//       So the values that a warp sets one flag to arrive in their order, which counts of credits need.
+//       Sets the peer's flag after everything that this warp has read, and stored to a peer that is not
+//       staged. To a staged peer it may overtake earlier puts and signals, also those of the same flag.
 //   wait(lane, flag, value, end_of_stream, target)         [thread]
 //       Waits until the own flag is at least `value`, the sender has finished, or the call has been aborted.
 //       After `ready` this thread may read what the flag covers; other threads after a barrier.
 //   acquire(flag, value)                                   [thread]
 //       The same right to read, where another function of wait.cuh has found the flag set.
-//   finish()                                               [warp]
-//       Waits until everything that this warp has put and signalled has arrived: the end of a launch, so that
-//       nothing of a call arrives during the next one.
 //
 // The bytes of a staged message are read until they have arrived. So a place in send staging is free again
-// when the receiver has said that it has read the message, as a credit does, or after finish(); nothing else
-// waits for puts.
+// when the receiver has said that it has read the message, as a credit does; nothing else waits for puts.
 #pragma once
 
 #include <cstddef>
@@ -113,8 +109,6 @@ struct PlainStores {
   }
 
   __device__ static void acquire(const Flag*, std::uint64_t) {}
-
-  __device__ static void finish() {}
 };
 
 // Peers whose memory is mapped; some of them are treated as if it were not, so their messages go through send

@@ -7,6 +7,12 @@
 //
 //   message   stored; flag (release, system scope) in signal() | acquire in arrived(); read
 //   slot      read; credit (release) in signal()               | acquire in has_room(); written again
+//
+// Signals to a rank of another node may arrive in any order. No two of them are ever on their way to one
+// word: each slot has a flag and a credit of its own, the slot's next flag is set after the credit has come,
+// and its next credit given after that flag has. A channel's end is sent once a call, and its reader waits
+// for it. A launch ends when the messages that it has put have been read (is_closed()). So nothing of a call
+// arrives in a later one, and send staging is free.
 #pragma once
 
 #include "backends/cuda/device/row_copy.cuh"
@@ -54,18 +60,21 @@ struct HopChannels {
 
   // --- writing -------------------------------------------------------------------------------------------
 
+  // [thread] Whether the reader has read message `k` of the channel.
+  __device__ __forceinline__ bool was_read(int hop, int origin, int reader, int channel,
+                                           std::int32_t k) const {
+    const Flag* credit = mine<Flag>(call.layout.credit(hop, origin, reader, channel, k % slots()));
+    const std::uint64_t tag = hop_tag(number, k + 1);
+    // Acquire: the reader has read the slot before. The transport's own acquire() is for reading what the
+    // other rank has sent, and nothing of that comes with a credit.
+    return load_relaxed_sys(credit) >= tag && load_acquire_sys(credit) >= tag;
+  }
   // [warp] Whether message `k` of the channel may be written.
   __device__ __forceinline__ bool has_room(int hop, int origin, int reader, int channel,
                                            std::int32_t k) const {
     if (k < slots()) return true;
     bool room = false;
-    if (thread() == 0) {
-      const Flag* credit = mine<Flag>(call.layout.credit(hop, origin, reader, channel));
-      const std::uint64_t read = hop_tag(number, k - slots() + 1);
-      // Acquire: the reader has read the slot before.
-      room = load_relaxed_sys(credit) >= read && load_acquire_sys(credit) >= read;
-      if (room) transport.acquire(credit, read);
-    }
+    if (thread() == 0) room = was_read(hop, origin, reader, channel, k - slots());
     return from_first(room ? 1 : 0) != 0;
   }
 
@@ -98,6 +107,16 @@ struct HopChannels {
     transport.signal(lane(), reader, mine<Flag>(call.layout.end(hop, origin, channel)),
                      hop_tag(number, total));
   }
+  // [warp] Whether the launch may end, as for a channel that has ended: what has been put has been read.
+  // Stores to mapped memory have arrived when a launch has ended.
+  __device__ __forceinline__ bool is_closed(int hop, int origin, int reader, int channel,
+                                            std::int32_t total) const {
+    if (!transport.is_staged(reader)) return true;
+    bool read = true;
+    for (std::int32_t k = max(total - slots(), 0) + thread(); k < total; k += 32)
+      read = read && was_read(hop, origin, reader, channel, k);
+    return __all_sync(~0u, read) != 0;
+  }
 
   // --- reading -------------------------------------------------------------------------------------------
 
@@ -125,11 +144,11 @@ struct HopChannels {
                                                       std::int32_t k) const {
     return mine(call.layout.slot(hop, origin, channel, k % slots()));
   }
-  // [warp] Tells `writer` that `count` messages of its channel have been read, which is its credit.
+  // [warp] Tells `writer` that message `k` of its channel has been read: the credit for its slot.
   __device__ __forceinline__ void give_back(int hop, int origin, int writer, int channel,
-                                            std::int32_t count) const {
-    transport.signal(lane(), writer, mine<Flag>(call.layout.credit(hop, origin, me(), channel)),
-                     hop_tag(number, count));
+                                            std::int32_t k) const {
+    transport.signal(lane(), writer, mine<Flag>(call.layout.credit(hop, origin, me(), channel, k % slots())),
+                     hop_tag(number, k + 1));
   }
 };
 

@@ -62,15 +62,13 @@ class HopBlock {
     if (blockIdx.x == 0) deliver_headers();
     if (warp() == 0) compare_headers();
     __syncthreads();
-    if (state_.agreed == 0 || call_.content == HopContent::headers) return transport_.finish();
+    if (state_.agreed == 0 || call_.content == HopContent::headers) return;
     read_counts();
     __syncthreads();
     if (thread() == 0) place_rows();
     if (warp() == 0) HopRoutes{call_}.list_units(&state_);
     __syncthreads();
-    // After a failure there is nothing to wait for: a rank may be lost.
-    if (!run_tasks()) return leave_empty();
-    transport_.finish();
+    if (!run_tasks()) leave_empty();
   }
 
  private:

@@ -60,8 +60,8 @@ struct HopTaskState {
   std::uint32_t moved;  // has moved data in this step
   std::uint32_t done;
   std::int32_t own, own_token;  // of a relay that adds: this rank's next row
-  std::int32_t spare;
-  std::uint64_t since;  // when it began to wait; 0: it is not waiting
+  std::uint32_t ended;          // has announced the end of its channels
+  std::uint64_t since;          // when it began to wait; 0: it is not waiting
   std::uint64_t spare_too;
 };
 // A thread of a narrow kernel keeps counts of one rank, a thread of a wide kernel of eight.

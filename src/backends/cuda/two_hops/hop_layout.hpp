@@ -47,7 +47,7 @@ struct HopLayout {
   std::int64_t header_flags;    // [parities][R sources] flags: the header of the call has arrived
   std::int64_t flags[kHops];    // [R origins][channels][slots] the message in the slot has arrived
   std::int64_t ends[kHops];     // [R origins][channels] messages of the channel in the call
-  std::int64_t credits[kHops];  // [R origins][R readers][channels] read, in the writer's memory
+  std::int64_t credits[kHops];  // [R origins][R readers][channels][slots] read, in the writer's memory
   std::int64_t signals_end;
   std::int64_t headers;         // [parities][R sources]
   std::int64_t windows[kHops];  // [R origins][channels][slots]
@@ -81,7 +81,7 @@ struct HopLayout {
     for (int hop = 0; hop < kHops; ++hop) {
       layout.flags[hop] = take(8 * ranks * slots);
       layout.ends[hop] = take(8 * ranks * channels);
-      layout.credits[hop] = take(8 * ranks * ranks * channels);
+      layout.credits[hop] = take(8 * ranks * ranks * slots);
     }
     layout.headers = take(kHopParities * ranks * shape.header_bytes);
     layout.signals_end = end;
@@ -110,8 +110,10 @@ struct HopLayout {
   FERRY_HD constexpr std::int64_t end(int hop, int origin, int of_channel) const {
     return ends[hop] + 8 * channel(origin, of_channel);
   }
-  FERRY_HD constexpr std::int64_t credit(int hop, int origin, int reader, int of_channel) const {
-    return credits[hop] + 8 * ((std::int64_t{origin} * shape.ranks + reader) * shape.channels + of_channel);
+  FERRY_HD constexpr std::int64_t credit(int hop, int origin, int reader, int of_channel, int slot) const {
+    return credits[hop] +
+           8 * (((std::int64_t{origin} * shape.ranks + reader) * shape.channels + of_channel) * shape.slots +
+                slot);
   }
   FERRY_HD constexpr std::int64_t slot(int hop, int origin, int of_channel, int nth) const {
     return windows[hop] + (channel(origin, of_channel) * shape.slots + nth) * slot_bytes[hop];

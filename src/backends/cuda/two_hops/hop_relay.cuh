@@ -53,16 +53,21 @@ __device__ bool relay_messages(const HopWork<Transport>& work, HopTaskState& at,
     }
     if (at.pending != 0) return false;
     at.started = 0;
-    ++at.next;
     work.channels.give_back(0, origin, origin, channel, at.next);
+    ++at.next;
   }
+  const bool ends = ends_now(at);
+  bool closed = true;
   for (int rank = 0; rank < call.wires.ranks; ++rank) {
     if (rank == me || !work.routes.passes_on_to(rank)) continue;
     const std::int32_t sent = work.sent_to(at, rank);
-    work.channels.end(1, origin, rank, channel, sent);
-    work.count(rank, sent, sent * work.content_bytes());
+    if (ends) {
+      work.channels.end(1, origin, rank, channel, sent);
+      work.count(rank, sent, sent * work.content_bytes());
+    }
+    if (!work.channels.is_closed(1, origin, rank, channel, sent)) closed = waits_for(at, rank);
   }
-  return true;
+  return closed;
 }
 
 }  // namespace ferry::cuda

@@ -11,6 +11,14 @@ __device__ __forceinline__ bool waits_for(HopTaskState& at, int peer) {
   return false;
 }
 
+// [warp] Whether a task that has written everything announces the end of its channels now: once. It goes on
+// until they are closed.
+__device__ __forceinline__ bool ends_now(HopTaskState& at) {
+  if (at.ended != 0) return false;
+  at.ended = at.moved = 1;
+  return true;
+}
+
 // [warp] Writes message `k` of a channel of hop 2, for this rank or for another one as its relay. `payload`
 // and `metadata`: as in deliver().
 template <class Transport>
@@ -45,9 +53,11 @@ __device__ bool send_directly(const HopWork<Transport>& work, HopTaskState& at, 
     ++at.next;
     at.moved = 1;
   }
-  work.channels.end(1, me, rank, channel, at.next);
-  work.count(rank, at.next, at.next * work.content_bytes());
-  return true;
+  if (ends_now(at)) {
+    work.channels.end(1, me, rank, channel, at.next);
+    work.count(rank, at.next, at.next * work.content_bytes());
+  }
+  return work.channels.is_closed(1, me, rank, channel, at.next) || waits_for(at, rank);
 }
 
 // [warp] Writes message `k` of a channel of hop 1. `entries`: a bit for each thread whose `rank` gets the
@@ -102,8 +112,8 @@ __device__ bool send_to_only_rank(const HopWork<Transport>& work, HopTaskState& 
     ++at.next;
     at.moved = 1;
   }
-  work.channels.end(0, work.routes.me(), relay, channel, at.next);
-  return true;
+  if (ends_now(at)) work.channels.end(0, work.routes.me(), relay, channel, at.next);
+  return work.channels.is_closed(0, work.routes.me(), relay, channel, at.next) || waits_for(at, relay);
 }
 
 // [warp] Sends every channels-th payload for the ranks behind `relay`. Messages: one payload a token, for all
@@ -165,8 +175,8 @@ __device__ bool send_to_relay(const HopWork<Transport>& work, HopTaskState& at, 
     ++at.next;
   }
   const std::int32_t total = at.next > channel ? (at.next - channel + channels - 1) / channels : 0;
-  work.channels.end(0, work.routes.me(), relay, channel, total);
-  return true;
+  if (ends_now(at)) work.channels.end(0, work.routes.me(), relay, channel, total);
+  return work.channels.is_closed(0, work.routes.me(), relay, channel, total) || waits_for(at, relay);
 }
 
 // [warp] Receives what `origin` sends.
@@ -183,9 +193,9 @@ __device__ bool receive_from(const HopWork<Transport>& work, HopTaskState& at, i
     const std::byte* const content = message + kHopPrefix;
     work.deliver(origin, *reinterpret_cast<const std::int32_t*>(message), content,
                  content + work.call.payload_bytes);
+    work.channels.give_back(1, origin, writer, channel, at.next);
     ++at.next;
     at.moved = 1;
-    work.channels.give_back(1, origin, writer, channel, at.next);
   }
 }
 

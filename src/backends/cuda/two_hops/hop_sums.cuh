@@ -49,8 +49,8 @@ __device__ bool send_for_sums(const HopWork<Transport>& work, HopTaskState& at, 
       at.moved = 1;
     }
   }
-  work.channels.end(0, work.routes.me(), relay, channel, at.sent[0]);
-  return true;
+  if (ends_now(at)) work.channels.end(0, work.routes.me(), relay, channel, at.sent[0]);
+  return work.channels.is_closed(0, work.routes.me(), relay, channel, at.sent[0]) || waits_for(at, relay);
 }
 
 // [warp] to = the sum of the rows' values, in their order from +0, rounded to kType. `rows`: a bit for each.
@@ -176,22 +176,27 @@ __device__ bool relay_sums(const HopWork<Transport>& work, HopTaskState& at, int
       at.started = 0;
       ++at.own;
     }
-    if ((rows >> thread & 1) != 0 && thread != my_thread) ++cursor;
     for (std::uint32_t left = rows; left != 0; left &= left - 1) {
       const int of_origin = __ffs(static_cast<int>(left)) - 1;
       const auto read = static_cast<std::int32_t>(__shfl_sync(~0u, cursor, of_origin));
       const int origin = static_cast<int>(__shfl_sync(~0u, rank, of_origin));
       if (of_origin != my_thread) work.channels.give_back(0, origin, origin, channel, read);
     }
+    if ((rows >> thread & 1) != 0 && thread != my_thread) ++cursor;
     at.moved = 1;
   }
+  const bool ends = ends_now(at);
+  bool closed = true;
   for (int reader = 0; reader < ranks; ++reader) {
     if (!work.routes.passes_on_to(reader)) continue;
     const std::int32_t sent = work.sent_to(at, reader);
-    work.channels.end(1, me, reader, channel, sent);
-    work.count(reader, sent, sent * call.row_bytes);
+    if (ends) {
+      work.channels.end(1, me, reader, channel, sent);
+      work.count(reader, sent, sent * call.row_bytes);
+    }
+    if (!work.channels.is_closed(1, me, reader, channel, sent)) closed = waits_for(at, reader);
   }
-  return true;
+  return closed;
 }
 
 }  // namespace ferry::cuda

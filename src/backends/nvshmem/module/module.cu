@@ -4,8 +4,8 @@
 #include <cstring>
 
 #include "backends/cuda/transport/message_check.cuh"
-#include "backends/cuda/two_hops/hop_block.cuh"
-#include "backends/nvshmem/module/puts.cuh"
+#include "backends/nvshmem/module/hop_kernel.cuh"
+#include "backends/nvshmem/module/wide_hops.hpp"
 
 namespace ferry::nvshmem {
 namespace {
@@ -15,12 +15,6 @@ constexpr int kCheckThreads = 256;
 __global__ void __launch_bounds__(kCheckThreads)
     check_kernel(const cuda::MessageCheck check, const Puts puts) {
   cuda::check_messages(check, puts, static_cast<int>((blockIdx.x * blockDim.x + threadIdx.x) / 32));
-}
-
-__global__ void __launch_bounds__(cuda::kHopThreads, 1)
-    hop_kernel(const __grid_constant__ cuda::HopArguments call, const __grid_constant__ Puts puts) {
-  __shared__ cuda::HopState state;
-  cuda::HopBlock<Puts>(call, puts, &state).run();
 }
 
 void version(int* major, int* minor, int* patch) {
@@ -79,23 +73,13 @@ int check_messages(const cuda::MessageCheck& check, const Peers& peers, int bloc
   return static_cast<int>(cudaGetLastError());
 }
 
-int prepare_hops() {
-  cudaFuncAttributes attributes{};
-  return static_cast<int>(cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(&hop_kernel)));
+int prepare_hops(bool wide) {
+  return wide ? ferry_nvshmem_prepare_wide_hops() : prepare_hop_kernel();
 }
 
-int launch_hops(const cuda::HopArguments& arguments, const Peers& peers, int blocks, bool cooperative,
-                void* stream) {
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeCooperative;
-  attribute.val.cooperative = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(blocks));
-  config.blockDim = dim3(cuda::kHopThreads);
-  config.stream = static_cast<cudaStream_t>(stream);
-  config.attrs = &attribute;
-  config.numAttrs = cooperative ? 1 : 0;
-  return static_cast<int>(cudaLaunchKernelEx(&config, hop_kernel, arguments, Puts{{}, peers}));
+int launch_hops(const cuda::HopArguments& arguments, const Peers& peers, const HopLaunch& launch) {
+  if (launch.wide) return ferry_nvshmem_launch_wide_hops(&arguments, &peers, &launch);
+  return launch_hop_kernel(arguments, peers, launch);
 }
 
 }  // namespace

@@ -31,6 +31,12 @@ struct Peers {
   const std::int32_t* pes;           // [R] in device memory: the ranks' PE numbers
 };
 
+struct HopLaunch {
+  int blocks;
+  bool cooperative, wide;  // wide: for a group that takes wide kernels (kernel_ranks.hpp)
+  void* stream;            // cudaStream_t
+};
+
 // Functions return 0, or a code of NVSHMEM or CUDA, which only means that they have failed.
 struct Module {
   void (*version)(int* major, int* minor, int* patch);  // of the library that is loaded
@@ -48,9 +54,8 @@ struct Module {
   // Enqueues the check on a stream (cudaStream_t), in `blocks` blocks.
   int (*check_messages)(const cuda::MessageCheck& check, const Peers& peers, int blocks, void* stream);
   // Loads the launch of a call in two hops (two_hops/) on the current device, and enqueues it.
-  int (*prepare_hops)();
-  int (*launch_hops)(const cuda::HopArguments& arguments, const Peers& peers, int blocks, bool cooperative,
-                     void* stream);
+  int (*prepare_hops)(bool wide);
+  int (*launch_hops)(const cuda::HopArguments& arguments, const Peers& peers, const HopLaunch& launch);
 };
 
 inline constexpr const char* kModuleName = "libferry_nvshmem.so";

@@ -38,9 +38,9 @@ struct Puts : cuda::PlainStores {
     cuda::inject_fault(lane, cuda::KernelPoint::flag);
     __syncwarp();
     if (threadIdx.x % 32 != 0) return;
-    // Orders this rank's puts and signals to a PE before the signal that follows. Also a fence at system
-    // scope: the warp's loads and stores come before the signal.
-    nvshmem_fence();
+    // Release at system scope: the warp's loads before the signal. nvshmem_fence() would also wait for puts,
+    // of all warps to all PEs where the GPU drives the NIC, and has no deadline.
+    cuda::fence_acq_rel_sys();
     nvshmemx_signal_op(word_of(flag), value, NVSHMEM_SIGNAL_SET, peers.pes[peer]);
   }
 
@@ -54,14 +54,6 @@ struct Puts : cuda::PlainStores {
   // NVSHMEM's own test does what its network needs before the bytes behind a flag are read.
   __device__ void acquire(const Flag* flag, std::uint64_t value) const {
     nvshmem_uint64_test(word_of(const_cast<Flag*>(flag)), NVSHMEM_CMP_GE, value);
-  }
-
-  // nvshmem_quiet() has no deadline. It is called after calls that have ended well, in which every rank has
-  // sent its header.
-  __device__ void finish() const {
-    if (!peers.remote.any()) return;
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) nvshmem_quiet();
   }
 
  private:

@@ -53,11 +53,16 @@ std::uint32_t with_fp16x2(std::uint32_t a, std::uint32_t b, Each each) {
   };
   return two_to_fp16(each(value(a, 0), value(b, 0)), each(value(a, 1), value(b, 1)));
 }
-inline std::uint32_t max_bf16x2(std::uint32_t a, std::uint32_t b) {
-  return with_bf16x2(a, b, [](float x, float y) { return std::fmax(x, y); });
+// With the sign that the instruction gives: the product of both.
+inline float max_magnitude_with_sign(float x, float y) {
+  const float larger = std::fmax(std::fabs(x), std::fabs(y));
+  return std::signbit(x) != std::signbit(y) ? -larger : larger;
 }
-inline std::uint32_t max_fp16x2(std::uint32_t a, std::uint32_t b) {
-  return with_fp16x2(a, b, [](float x, float y) { return std::fmax(x, y); });
+inline std::uint32_t max_magnitude_bf16x2(std::uint32_t a, std::uint32_t b) {
+  return with_bf16x2(a, b, max_magnitude_with_sign);
+}
+inline std::uint32_t max_magnitude_fp16x2(std::uint32_t a, std::uint32_t b) {
+  return with_fp16x2(a, b, max_magnitude_with_sign);
 }
 inline std::uint32_t min_fp16x2(std::uint32_t a, std::uint32_t b) {
   return with_fp16x2(a, b, [](float x, float y) { return std::fmin(x, y); });

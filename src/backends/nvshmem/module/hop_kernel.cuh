@@ -1,0 +1,36 @@
+// The launch between the phases of a call over NVSHMEM. Included once by each file that compiles it:
+// module.cu for narrow kernels, wide_hops.cu for wide ones.
+#pragma once
+
+#include "backends/cuda/two_hops/hop_block.cuh"
+#include "backends/nvshmem/module/puts.cuh"
+
+namespace ferry::nvshmem {
+namespace {
+
+__global__ void __launch_bounds__(cuda::kHopThreads, 1)
+    hop_kernel(const __grid_constant__ cuda::HopArguments call, const __grid_constant__ Puts puts) {
+  __shared__ cuda::HopState state;
+  cuda::HopBlock<Puts>(call, puts, &state).run();
+}
+
+int prepare_hop_kernel() {
+  cudaFuncAttributes attributes{};
+  return static_cast<int>(cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(&hop_kernel)));
+}
+
+int launch_hop_kernel(const cuda::HopArguments& arguments, const Peers& peers, const HopLaunch& launch) {
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeCooperative;
+  attribute.val.cooperative = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(launch.blocks));
+  config.blockDim = dim3(cuda::kHopThreads);
+  config.stream = static_cast<cudaStream_t>(launch.stream);
+  config.attrs = &attribute;
+  config.numAttrs = launch.cooperative ? 1 : 0;
+  return static_cast<int>(cudaLaunchKernelEx(&config, hop_kernel, arguments, Puts{{}, peers}));
+}
+
+}  // namespace
+}  // namespace ferry::nvshmem
