@@ -48,6 +48,7 @@ ROOMS = {
     "backends/cuda/dispatch/kernels": "backends/cuda/device backends/cuda/dispatch",
     "backends/cuda/combine": "layout backends/cuda/runtime backends/cuda/device backends/cuda/protocol"
                              " backends/cuda/operations backends/cuda/dispatch",
+    "backends/cuda/combine/kernels": "backends/cuda/combine",
     "backends/cuda/two_hops": "base layout backends/cuda/runtime backends/cuda/device backends/cuda/protocol"
                               " backends/cuda/transport backends/cuda/operations",
     "backends/cuda/by_source": "exchange layout backends/cuda/runtime backends/cuda/device backends/cuda/protocol",
@@ -69,7 +70,7 @@ ROOMS = {
 
 
 # The kernels of calls on one host. They include nothing of how kernels reach other hosts, so their machine code cannot depend on it.
-ONE_HOST = ("backends/cuda/dispatch/kernels", "backends/cuda/combine", "backends/cuda/operations")
+ONE_HOST = ("backends/cuda/dispatch/kernels", "backends/cuda/combine", "backends/cuda/combine/kernels", "backends/cuda/operations")
 BETWEEN_HOSTS = ("backends/cuda/transport", "backends/cuda/two_hops", "backends/nvshmem", "backends/nvshmem/module")
 
 

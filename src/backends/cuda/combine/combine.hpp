@@ -78,8 +78,4 @@ void prepare_combine(int ranks);
 
 void launch_combine(const CombineArguments& arguments, const LaunchShape& shape, cudaStream_t stream);
 
-// The same for groups of more than kNarrowRanks ranks: combine_wide.cu.
-void prepare_wide_combine();
-void launch_wide_combine(const CombineArguments& arguments, const LaunchShape& shape, cudaStream_t stream);
-
 }  // namespace ferry::cuda

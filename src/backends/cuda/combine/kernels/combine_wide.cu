@@ -2,6 +2,7 @@
 #define FERRY_WIDE_KERNELS
 #include "backends/cuda/combine/combine.hpp"
 #include "backends/cuda/combine/combine_block.cuh"
+#include "backends/cuda/combine/kernels/combine_kernels.hpp"
 
 namespace ferry::cuda {
 namespace {
