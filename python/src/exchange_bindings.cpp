@@ -228,7 +228,7 @@ PyDispatchResult last_dispatch_result(PyExchange& self, int lane) {
   return self.make_result(lane, last);
 }
 
-std::string describe(const PyExchange& self) {
+std::string describe_exchange(const PyExchange& self) {
   if (!self.shared()) return "Exchange(destroyed)";
   const Rank& rank = self.shared()->exchange.rank();
   const Config& config = self.shared()->exchange.config();
@@ -349,7 +349,7 @@ Later calls raise UsageError.)")
       .def(
           "__exit__", [](PyExchange& self, const nb::args&) { self.destroy(); },
           nb::sig("def __exit__(self, *exception: object) -> None"))
-      .def("__repr__", &describe);
+      .def("__repr__", &describe_exchange);
   bind_dispatch(exchange);
   bind_combine(exchange);
   bind_gather(exchange);

@@ -62,7 +62,7 @@ void expect_loss_of_rank_1(const Rank& rank, const std::function<void()>& call) 
     call();
   } catch (const PeerLostError& error) {
     const std::string text = error.what();
-    FERRY_CHECK(watch.seconds() < kSoon, std::to_string(watch.seconds()) + " s: " + text);
+    FERRY_CHECK(watch.own_seconds() < kSoon, std::to_string(watch.own_seconds()) + " s: " + text);
     FERRY_CHECK(error.record.peer == 1 && error.record.rank == rank.index(), text);
     FERRY_CHECK(error.record.operation == Operation::dispatch && error.record.call == 3, text);
     FERRY_CHECK(text.find("rank 1") != std::string::npos && text.find("dispatch 3") != std::string::npos,

@@ -144,7 +144,7 @@ std::vector<Ending> endings_of_damaged_blocks(bool ordered, bool early, const Da
             exchange.dispatch(given, ids.data(), nullptr, {.memory = {.parts = {rows.data()}}});
             mine.text = "no error";
           } catch (const PeerLostError& error) {
-            mine = {.record = error.record, .text = error.what(), .seconds = watch.seconds()};
+            mine = {.record = error.record, .text = error.what(), .seconds = watch.own_seconds()};
           }
           for (const float value : rows) FERRY_CHECK(value == -7, "rows were written");
         });
@@ -192,6 +192,54 @@ TEST(EngineFaults, AGarbageBlockIsBlamedOnTheEngine) {
     for (const Damage& damage : {Damage(garbage), Damage(bit)})
       expect_blame(endings_of_damaged_blocks(ordered, false, damage),
                    "all_to_all_v returned other bytes than rank 2 has sent: its block of");
+  }
+}
+
+// From call 2 on the engine of rank 2 loses what it sends rank 0. The others go on to the next call, in which
+// they wait for rank 0; but rank 0 knows whom it waits for.
+TEST(EngineFaults, ATimeoutNamesTheRankThatAnEarlierCallWaitsFor) {
+  constexpr int kThree = 3;
+  for (const bool split : {false, true}) {
+    const PairEngine engine(kThree);
+    const auto losing = [&](int rank) {
+      EngineFunctions functions = engine.functions(rank);
+      if (rank != 2) return functions;
+      functions.all_to_all_v =
+          [all_to_all_v = functions.all_to_all_v, transfers = 0](
+              int lane, const void* send, const std::int64_t* send_bytes, const std::int64_t* send_offsets,
+              void* receive, const std::int64_t* receive_bytes, const std::int64_t* receive_offsets) mutable {
+            std::vector<std::int64_t> sent(send_bytes, send_bytes + kThree);
+            if (transfers++ >= 3) sent[0] = 0;  // blocks, messages, blocks, messages
+            all_to_all_v(lane, send, sent.data(), send_offsets, receive, receive_bytes, receive_offsets);
+          };
+      return functions;
+    };
+    std::vector<std::optional<WaitRecord>> records(kThree);
+    const auto body = [&](const Rank& rank) {
+      Config config = config_of();
+      config.experts = config.top_k = kThree;
+      config.deadline = 0.5;
+      Exchange exchange(rank, config);
+      const std::vector<float> tokens(kTokens * kHidden, 1);
+      std::vector<std::int32_t> ids;
+      for (int i = 0; i < kTokens * kThree; ++i) ids.push_back(i % kThree);
+      const Tokens given = Tokens::rows(tokens.data(), kTokens, DType::fp32);
+      const Stopwatch watch;
+      try {
+        for (int call = 0; call < 3; ++call) {
+          if (split) exchange.dispatch_send(given, ids.data());
+          split ? exchange.dispatch_receive() : exchange.dispatch(given, ids.data());
+        }
+      } catch (const TimeoutError& error) {
+        records[static_cast<std::size_t>(rank.index())] = error.record;
+      }
+      EXPECT_LT(watch.seconds(), 1.5);
+    };
+    expect_none(run_ranks(kThree, losing, body));
+    for (const std::optional<WaitRecord>& record : records) {
+      ASSERT_TRUE(record.has_value());
+      EXPECT_EQ(record->peer, 2) << "rank " << record->rank;
+    }
   }
 }
 

@@ -75,7 +75,7 @@ std::array<Ending, kRanks> endings(BackendKind backend, Hops hops, Call call, in
                 Reduction::partial, form, result);
       }
     } catch (const TimeoutError& error) {
-      mine = {.record = error.record, .text = error.what(), .seconds = watch.seconds()};
+      mine = {.record = error.record, .text = error.what(), .seconds = watch.own_seconds()};
     } catch (const Error& error) {
       mine.text = error.what();
     }

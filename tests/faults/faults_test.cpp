@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <chrono>
 #include <iterator>
 #include <stdexcept>
@@ -17,6 +18,7 @@
 #include "ferry/ferry.hpp"
 #include "group/fault_points.hpp"
 #include "group/rank_state.hpp"
+#include "runtime/shared_value.hpp"
 #include "runtime/support.hpp"
 
 namespace ferry {
@@ -57,6 +59,7 @@ const char* name_of(CallForm form) {
 FaultPoint fault_at;
 Fault fault;
 thread_local bool armed = false;
+const test::SharedValue<std::atomic<int>>* survivors_with_error = nullptr;
 
 struct InjectedError : std::runtime_error {
   using std::runtime_error::runtime_error;
@@ -65,7 +68,7 @@ struct InjectedError : std::runtime_error {
 void inject_fault(FaultPoint point, int rank) {
   if (!armed || point != fault_at || rank != kVictim) return;
   armed = false;  // one fault, also at a point of every chunk
-  if (fault == Fault::stall) test::sleep_seconds(kDeadline + 0.9);
+  if (fault == Fault::stall) test::await_ranks(*survivors_with_error, kRanks - 1);
   if (fault == Fault::raise) throw InjectedError("injected");
   if (fault == Fault::kill) raise(SIGKILL);
 }
@@ -217,6 +220,7 @@ class Faults : public testing::TestWithParam<std::tuple<FaultPoint, Fault, bool,
     ASSERT_NE(memory, MAP_FAILED);
     observations_ = static_cast<Observation*>(memory);
     std::tie(fault_at, fault, processes_, form_) = GetParam();
+    survivors_with_error = &with_error_;
     set_fault_hook(inject_fault);
   }
   void TearDown() override {
@@ -240,6 +244,7 @@ class Faults : public testing::TestWithParam<std::tuple<FaultPoint, Fault, bool,
     Observation& observed = observations_[rank.index()];
     const test::Stopwatch watch;
     const auto record_error = [&](const auto& error) {
+      if (rank.index() != kVictim) ++*with_error_;
       observed.code = error.code();
       observed.record = error.record;
       observed.victim_named = std::string(error.what()).find(str("rank ", kVictim)) != std::string::npos;
@@ -255,7 +260,7 @@ class Faults : public testing::TestWithParam<std::tuple<FaultPoint, Fault, bool,
     } catch (const PeerLostError& error) {
       record_error(error);
     }
-    observed.seconds = watch.seconds();
+    observed.seconds = watch.own_seconds();
   }
 
   // Checks the call in which a survivor missed the victim. If another survivor reported the failure first,
@@ -282,6 +287,7 @@ class Faults : public testing::TestWithParam<std::tuple<FaultPoint, Fault, bool,
   }
 
   Observation* observations_ = nullptr;
+  const test::SharedValue<std::atomic<int>> with_error_;
   bool processes_ = false;
   CallForm form_ = CallForm::fused;
 };

@@ -32,14 +32,10 @@ std::unique_ptr<std::byte[]> new_stack() {
 }  // namespace
 
 struct Fiber {
-  bool asleep() const { return awaited != nullptr && *awaited == value; }
-
   Block* block;
   unsigned thread;
-  bool started = false, ended = false;
-  // Sleeps while `*awaited` has this value; null: awake.
-  const std::uint64_t* awaited = nullptr;
-  std::uint64_t value = 0;
+  bool started = false, ended = false, asleep = false;
+  int turn = -1;  // the latest in which it ran
   Suspended suspended{};
   const std::function<void(unsigned)>* kernel;
   std::unique_ptr<std::byte[]> stack;
@@ -54,12 +50,15 @@ Barrier::Flags Barrier::wait(bool flag) {
   current_.any |= flag;
   current_.all &= flag;
   const std::uint64_t round = round_;
-  if (++arrived_ == threads_) {
-    arrived_ = 0;
+  if (waiting_.size() + 1 < threads_) {
+    waiting_.push_back(&Grid::current());
+    Grid::sleep();
+  } else {
     of_round_[round % 2] = std::exchange(current_, Flags{false, true});
     ++round_;
+    for (Fiber* fiber : waiting_) Grid::wake(*fiber);
+    waiting_.clear();
   }
-  Grid::sleep_while(round_, round);
   return of_round_[round % 2];
 }
 
@@ -71,6 +70,7 @@ void Grid::add(unsigned blocks, unsigned threads, std::function<void(unsigned)> 
     for (unsigned t = 0; t < threads; ++t) {
       auto fiber = std::make_unique<Fiber>(
           Fiber{.block = blocks_.back().get(), .thread = t, .kernel = shared.get(), .stack = new_stack()});
+      blocks_.back()->awake.push_back(fiber.get());
       fibers_.push_back(std::move(fiber));
     }
   }
@@ -117,50 +117,64 @@ void Grid::enter_block(Block* block) {
 
 void Grid::run() {
   running_ = this;
-  std::size_t left = fibers_.size();
-  for (turn_ = 0; left > 0; ++turn_) {
+  left_ = fibers_.size();
+  for (turn_ = 0; left_ > 0; ++turn_) {
     if (turn_ == kMostTurns) throw std::runtime_error("the kernels do not end");
-    // Some blocks are much slower than others.
+    pause_blocks();
+    if (shared_ != nullptr) std::shuffle(blocks_.begin(), blocks_.end(), random_);
+    turns_.clear();
     for (const auto& block : blocks_) {
-      if (block->pause > 0) {
-        --block->pause;
-      } else if (random_() % 128 == 0) {
-        block->pause = static_cast<unsigned>(random_() % kLongestPause);
-      }
+      if (block->pause > 0) continue;
+      turns_.insert(turns_.end(), block->awake.begin(), block->awake.end());
+      block->awake.clear();
+      if (shared_ != nullptr) take_turns();
     }
-    order_fibers();
-    for (Fiber* fiber : turns_) {
-      if (!fiber->asleep()) run_fiber(*fiber);
-    }
-    left -= std::erase_if(fibers_, [](const auto& fiber) {
-      if (fiber->ended) spare_stacks.push_back(std::move(fiber->stack));
-      return fiber->ended;
-    });
+    take_turns();
   }
   running_ = nullptr;
   in_shared_ = nullptr;
   blocks_.clear();
   kernels_.clear();
+  fibers_.clear();
 }
 
-// The fibers of a turn, in random order; with memory of blocks, those of a block one after the other.
-void Grid::order_fibers() {
-  turns_.clear();
-  if (shared_ == nullptr) {
-    for (const auto& fiber : fibers_) {
-      if (fiber->block->pause == 0) turns_.push_back(fiber.get());
-    }
-    std::shuffle(turns_.begin(), turns_.end(), random_);
-    return;
-  }
-  for (const auto& block : blocks_) block->fibers.clear();
-  for (const auto& fiber : fibers_) {
-    if (fiber->block->pause == 0) fiber->block->fibers.push_back(fiber.get());
-  }
-  std::shuffle(blocks_.begin(), blocks_.end(), random_);
+// Some blocks are much slower than others.
+void Grid::pause_blocks() {
   for (const auto& block : blocks_) {
-    std::shuffle(block->fibers.begin(), block->fibers.end(), random_);
-    turns_.insert(turns_.end(), block->fibers.begin(), block->fibers.end());
+    if (block->pause > 0) {
+      --block->pause;
+    } else if (random_() % 128 == 0) {
+      block->pause = static_cast<unsigned>(random_() % kLongestPause);
+    }
+  }
+}
+
+// Runs the fibers in `turns_` in random order, and those that they wake, see wake().
+void Grid::take_turns() {
+  std::shuffle(turns_.begin(), turns_.end(), random_);
+  for (position_ = 0; position_ < turns_.size(); ++position_) {
+    Fiber& fiber = *turns_[position_];
+    fiber.turn = turn_;
+    run_fiber(fiber);
+    if (fiber.ended) {
+      --left_;
+      spare_stacks.push_back(std::move(fiber.stack));
+    } else if (!fiber.asleep) {
+      fiber.block->awake.push_back(&fiber);
+    }
+  }
+  turns_.clear();
+}
+
+// The fiber's place in this turn is as random as if it had been awake: it may be over.
+void Grid::wake(Fiber& fiber) {
+  Grid& grid = *running_;
+  fiber.asleep = false;
+  const std::size_t place = grid.random_() % grid.turns_.size();
+  if (fiber.turn == grid.turn_ || place <= grid.position_) {
+    fiber.block->awake.push_back(&fiber);
+  } else {
+    grid.turns_.push_back(std::exchange(grid.turns_[place], &fiber));
   }
 }
 
@@ -169,12 +183,9 @@ void Grid::order_fibers() {
   if (__builtin_setjmp(grid.current_->suspended.words) == 0) resume(grid.scheduler_);
 }
 
-void Grid::sleep_while(const std::uint64_t& word, std::uint64_t value) {
-  Fiber& fiber = *running_->current_;
-  fiber.value = value;
-  fiber.awaited = &word;
-  while (word == value) yield();
-  fiber.awaited = nullptr;
+void Grid::sleep() {
+  running_->current_->asleep = true;
+  yield();
 }
 
 std::uint64_t Grid::nanoseconds() {

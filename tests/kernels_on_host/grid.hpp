@@ -25,6 +25,8 @@ struct Index3 {
   unsigned x = 0;
 };
 
+struct Fiber;  // a thread of a block
+
 // A barrier that also reduces one flag of each thread, as __syncthreads_or() and its like.
 class Barrier {
  public:
@@ -38,7 +40,7 @@ class Barrier {
 
  private:
   const unsigned threads_;
-  unsigned arrived_ = 0;
+  std::vector<Fiber*> waiting_;
   std::uint64_t round_ = 0;
   Flags current_{false, true};
   std::array<Flags, 2> of_round_{};  // the last two rounds: a thread may be slow to read its result
@@ -66,8 +68,6 @@ class AsyncLoads {
   std::deque<Group> groups_;
 };
 
-struct Fiber;  // a thread of a block
-
 struct Block {
   Block(unsigned block, unsigned of_blocks, unsigned block_threads)
       : index(block),
@@ -83,8 +83,8 @@ struct Block {
   }
 
   const unsigned index, blocks, threads;
-  unsigned pause = 0;          // turns that the block still misses
-  std::vector<Fiber*> fibers;  // of this turn, see Grid::give_each_block()
+  unsigned pause = 0;         // turns that the block still misses
+  std::vector<Fiber*> awake;  // those that take part in the next turn
   Barrier barrier;
   std::vector<Warp> warps;
   std::vector<AsyncLoads> async_loads;  // of each thread
@@ -118,15 +118,18 @@ class Grid {
 
   // Act on the fiber that is running.
   static void yield();
-  static void sleep_while(const std::uint64_t& word, std::uint64_t value);
+  static void sleep();                 // until another fiber of its block wakes it
   static std::uint64_t nanoseconds();  // 10 us a turn
   static unsigned thread();
   static Block& block();
   static Warp& warp() { return block().warps[thread() / 32]; }
+  static Fiber& current() { return *running_->current_; }
+  static void wake(Fiber& fiber);
 
  private:
   static void start(Fiber& fiber);
-  void order_fibers();
+  void pause_blocks();
+  void take_turns();
   void run_fiber(Fiber& fiber);
   void enter_block(Block* block);
   static void enter();
@@ -135,8 +138,10 @@ class Grid {
   std::mt19937_64 random_;
   std::vector<std::unique_ptr<Block>> blocks_;
   std::vector<std::shared_ptr<std::function<void(unsigned)>>> kernels_;
-  std::vector<std::unique_ptr<Fiber>> fibers_;  // that have not ended
-  std::vector<Fiber*> turns_;                   // of this turn
+  std::vector<std::unique_ptr<Fiber>> fibers_;
+  std::size_t left_ = 0;       // fibers that have not ended
+  std::vector<Fiber*> turns_;  // of this turn; with memory of blocks, of one block in this turn
+  std::size_t position_ = 0;   // in `turns_`
   Fiber* current_ = nullptr;
   int turn_ = 0;
   std::byte* shared_ = nullptr;  // see give_each_block()

@@ -18,18 +18,21 @@ INSTANTIATE_TEST_SUITE_P(Kinds, ChannelFailures, testing::ValuesIn(kGroupKinds),
 
 TEST_P(ChannelFailures, EveryRankGetsATimeoutWithItsRecord) {
   constexpr double kDeadline = 0.3;
-  run_ranks(GetParam(), 4, 30, [](const Rank& rank) {
+  const SharedValue<std::atomic<int>> gave_up;
+  run_ranks(GetParam(), 4, 30, [&](const Rank& rank) {
     TestLane lane(rank, kDeadline);
     for (int i = 0; i < 6; ++i) lane.exchange();
     rank.barrier();
     if (rank.index() == 3) {
-      sleep_seconds(1.0);
+      await_ranks(gave_up, 3);
       expect_thrown<TimeoutError>([&] { lane.channel.begin(Operation::combine, {}); });
       return;
     }
     const Stopwatch watch;
     const auto error = expect_thrown<TimeoutError>([&] { lane.exchange(Operation::combine); });
-    FERRY_CHECK(watch.seconds() > 0.9 * kDeadline && watch.seconds() < kDeadline + 1.0, str(watch.seconds()));
+    ++*gave_up;
+    FERRY_CHECK(watch.seconds() > 0.9 * kDeadline && watch.own_seconds() < kDeadline + 1.0,
+                str(watch.own_seconds()));
     const WaitRecord& record = error.record;
     FERRY_CHECK(record.operation == Operation::combine && record.call == 7, describe(record));
     FERRY_CHECK(record.rank == rank.index() && record.peer == 3, describe(record));
@@ -52,7 +55,7 @@ TEST_P(ChannelFailures, AnInterruptedWaitFailsTheWholeGroup) {
     if (rank.index() == 0) sleep_seconds(1.0);
     const Stopwatch watch;
     const auto error = expect_thrown<PeerLostError>([&] { lane.exchange(); });
-    FERRY_CHECK(watch.seconds() < 2.0, str(watch.seconds()));
+    FERRY_CHECK(watch.own_seconds() < 2.0, str(watch.own_seconds()));
     require_text(error, "rank 1 was interrupted: rank 1 waited for rank 0");
     FERRY_CHECK(error.record.peer == 1 && error.record.rank == rank.index(), describe(error.record));
     interrupted = false;
@@ -67,7 +70,7 @@ TEST_P(ChannelFailures, WaitingForAPeerThatHasLeftFails) {
     if (rank.index() == 0) return;
     const Stopwatch watch;
     const auto error = expect_thrown<PeerLostError>([&] { lane.exchange(); });
-    FERRY_CHECK(watch.seconds() < 1.0, str(watch.seconds()));
+    FERRY_CHECK(watch.own_seconds() < 1.0, str(watch.own_seconds()));
     require_text(error, "rank 0 has left");
     FERRY_CHECK(error.record.peer == 0 && error.record.call == 2, describe(error.record));
   });
@@ -179,16 +182,18 @@ TEST_P(ChannelFailures, ADifferenceWinsOverTheDepartureOfItsRanks) {
 // Rank 1 joins the call late, rank 2 never: the waits for both share the deadline.
 TEST_P(ChannelFailures, TheDeadlineIsOfAllWaitsOfACall) {
   constexpr double kDeadline = 2;
-  run_ranks(GetParam(), 3, 30, [](const Rank& rank) {
+  const SharedValue<std::atomic<int>> gave_up;
+  run_ranks(GetParam(), 3, 30, [&](const Rank& rank) {
     TestLane lane(rank, kDeadline);
     lane.exchange();
     rank.barrier();
+    if (rank.index() == 2) await_ranks(gave_up, 2);
     const Stopwatch watch;
     if (rank.index() == 1) sleep_seconds(0.8 * kDeadline);
-    if (rank.index() == 2) sleep_seconds(1.5 * kDeadline);
     const auto error = expect_thrown<TimeoutError>([&] { lane.exchange(); });
+    ++*gave_up;
     FERRY_CHECK(error.record.peer == 2, describe(error.record));
-    FERRY_CHECK(watch.seconds() < (rank.index() == 2 ? 1.6 : 1.3) * kDeadline, str(watch.seconds()));
+    FERRY_CHECK(watch.own_seconds() < (rank.index() == 2 ? 0.1 : 1.3) * kDeadline, str(watch.own_seconds()));
   });
 }
 

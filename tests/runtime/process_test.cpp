@@ -56,7 +56,7 @@ TEST_P(KilledRanks, AreNoticedByEveryPeerWithinASecond) {
     if (rank.index() == 1) raise(SIGKILL);
     const Stopwatch watch;
     const auto error = expect_thrown<PeerLostError>([&] { lane.exchange(); });
-    FERRY_CHECK(watch.seconds() < 1.0, str(watch.seconds()));
+    FERRY_CHECK(watch.own_seconds() < 1.0, str(watch.own_seconds()));
     require_text(error, "rank 1 (process ");
     FERRY_CHECK(error.record.peer == 1 && error.record.rank == rank.index(), describe(error.record));
     FERRY_CHECK(error.record.operation == Operation::dispatch && error.record.call == 11,
@@ -179,7 +179,7 @@ TEST(Processes, OfHostsThatLookAlikeAreRefusedAtOnce) {
     const auto error = run_throws<UnsupportedError>(group, [](const Rank&) {});
     require_text(error, "ranks 0, 1 have the same boot id and namespaces but are not on one host");
     require_text(error, "set FERRY_HOST_ID to another text on each host");
-    FERRY_CHECK(watch.seconds() < 1, str(watch.seconds()));
+    FERRY_CHECK(watch.own_seconds() < 1, str(watch.own_seconds()));
   };
   const pid_t other = fork();
   if (other == 0) _exit(run_process([&] { join(1); }) == 0 ? 0 : 1);
@@ -280,7 +280,7 @@ TEST(Processes, ThatAreStoppedTimeOutAndAreKilled) {
     if (rank.index() == 2) raise(SIGSTOP);
     const Stopwatch waited;
     const auto timeout = expect_thrown<TimeoutError>([&] { lane.exchange(); });
-    FERRY_CHECK(waited.seconds() < kDeadline + 1, str(waited.seconds()));
+    FERRY_CHECK(waited.own_seconds() < kDeadline + 1, str(waited.own_seconds()));
     FERRY_CHECK(timeout.record.peer == 2, describe(timeout.record));
     ++*timeouts;
   });

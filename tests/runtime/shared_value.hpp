@@ -3,7 +3,10 @@
 
 #include <sys/mman.h>
 
+#include <atomic>
 #include <new>
+
+#include "runtime/support.hpp"
 
 namespace ferry::test {
 
@@ -20,5 +23,12 @@ class SharedValue {
  private:
   T* value_;
 };
+
+// Returns when `count` ranks have counted themselves, however long a busy machine makes them take; after 30 s
+// in any case.
+inline void await_ranks(const SharedValue<std::atomic<int>>& counter, int count) {
+  const Stopwatch watch;
+  while (*counter < count && watch.seconds() < 30) sleep_seconds(0.01);
+}
 
 }  // namespace ferry::test

@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <exception>
+#include <fstream>
 #include <iostream>
 #include <mutex>
 #include <stdexcept>
@@ -22,6 +23,12 @@ namespace ferry::test {
 
 void fail_check(const char* file, int line, const char* condition, const std::string& text) {
   throw std::runtime_error(str(file, ":", line, ": ", condition, ": ", text));
+}
+
+double seconds_without_processor() {
+  std::int64_t running = 0, waiting = 0;  // nanoseconds; a kernel without the file says nothing
+  std::ifstream("/proc/thread-self/schedstat") >> running >> waiting;
+  return static_cast<double>(waiting) * 1e-9;
 }
 
 void sleep_seconds(double seconds) {

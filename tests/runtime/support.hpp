@@ -33,13 +33,20 @@ inline int below(Random& random, int bound) {
   return static_cast<int>(random() % static_cast<std::uint64_t>(bound));
 }
 
+// Seconds in which this thread was ready to run while others had the processors, since it began.
+double seconds_without_processor();
+
 class Stopwatch {
  public:
   double seconds() const {
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
   }
+  // Less what other work on the machine has taken of it from this thread, which constructed the watch. For
+  // upper bounds: a busy machine does not break them, and a wait that is too long does.
+  double own_seconds() const { return seconds() - (seconds_without_processor() - without_processor_); }
 
  private:
+  double without_processor_ = seconds_without_processor();
   std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
 };
 

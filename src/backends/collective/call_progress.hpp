@@ -43,11 +43,23 @@ class CallProgress {
     return is_of_lane(seen) && (seen & kEnded) != 0 && place_of(seen) < place_of(entry(call, 0));
   }
 
-  // Whether `peer` has come as far. Empty: unknown, as for every rank of another host.
-  std::optional<bool> has_reached(int peer, std::uint64_t call, int step) const {
+  // Orders ranks by how far they have come. Empty: unknown, as for every rank of another host.
+  std::optional<std::uint64_t> place(int peer) const {
     const std::uint64_t seen = entry_of(peer).load(std::memory_order_acquire);
     if (!is_of_lane(seen)) return std::nullopt;
-    return place_of(seen) >= place_of(entry(call, step));
+    return place_of(seen);
+  }
+  // True if `peer` is known to be in a call.
+  bool is_in_call(int peer) const {
+    const std::optional<std::uint64_t> seen = place(peer);
+    return seen && (*seen & 0xFF) != kDone && *seen > 0xFF;
+  }
+
+  // Whether `peer` has come as far. Empty: unknown, as for place().
+  std::optional<bool> has_reached(int peer, std::uint64_t call, int step) const {
+    const std::optional<std::uint64_t> seen = place(peer);
+    if (!seen) return std::nullopt;
+    return *seen >= place_of(entry(call, step));
   }
 
  private:

@@ -61,6 +61,7 @@ std::uint64_t EngineCall::begin(Operation operation, std::span<const CallOption>
   exchanging_ = overdue_ = exchanging_blocks_ = in_second_hop_ = false;
   step_begin_ = Clock::time_point();
   end_seen_.reset();
+  overdue_since_.reset();
   begun_ = true;
   return call_;
 }
@@ -102,7 +103,7 @@ void EngineCall::exchange_here() {
   Clock::time_point last_interrupt_check = begin;
   exchange([&] {
     check_group();
-    if (is_overdue(begin)) time_out();
+    if (is_overdue(begin)) give_up();
     if (Clock::now() - last_interrupt_check < kInterruptPeriod) return;
     last_interrupt_check = Clock::now();
     if (rank_.state().check_interrupt(record())) {

@@ -97,7 +97,8 @@ class EngineCall {
   void check_in_thread();
   WaitRole role(int peer) const;  // in the current transfer
   WaitRecord missing() const;
-  [[noreturn]] void time_out() const;
+  void give_up();
+  [[noreturn]] void time_out(WaitRecord waited) const;
   WaitRecord record() const;
   [[noreturn]] void fail_transfer(const std::string& fault) const;
   [[noreturn]] void fail_group(const std::exception_ptr& error) const;
@@ -122,6 +123,8 @@ class EngineCall {
   Clock::time_point peers_checked_;  // the last time, in the thread of the exchange
   // When a peer was first seen that makes no more calls, and is missing in this one.
   std::optional<Clock::time_point> end_seen_;
+  std::optional<Clock::time_point>
+      overdue_since_;                     // the same thread: since when it lets a peer give up first
   std::atomic<bool> exchanging_ = false;  // the exchange has begun
   // The steps of the exchange: the blocks, the messages, those of the second hop.
   std::atomic<Clock::time_point> step_begin_ = Clock::time_point();

@@ -16,6 +16,9 @@ constexpr std::chrono::milliseconds kPeerPeriod(50);
 // How long a rank that has destroyed its exchange has to say why: it leaves the group next, or fails it with
 // the exception that it ends by.
 constexpr std::chrono::milliseconds kEndGrace(300);
+// How long a rank whose deadline has passed lets a rank before it give up first, in seconds: at most, and as
+// a part of the deadline.
+constexpr double kMostGraceSeconds = 0.1, kGracePart = 0.1;
 
 }  // namespace
 
@@ -94,12 +97,28 @@ bool EngineCall::has_lost_finished_rank() const {
 // In the thread that runs the exchange.
 void EngineCall::check_in_thread() {
   check_group();
-  if (overdue_) time_out();
+  if (overdue_) give_up();
 }
 
-// Whom this rank waits for in the current transfer, as far as is known: a rank of this host that has not
-// begun the transfer, or the only one from which something is missing. In the second hop a relay is named as
-// such: it waits for the ranks behind it, or is itself what is missing.
+// In the thread that runs the exchange, once the deadline has passed. A rank of this host that is behind, but
+// in a call, itself waits for some rank and knows which. Its deadline passes about now too, so it gets the
+// time to name that rank.
+void EngineCall::give_up() {
+  const WaitRecord waited = missing();
+  const int peer = waited.peer;
+  if (peer >= 0 && progress_.is_in_call(peer) &&
+      !progress_.has_reached(peer, call_, 2 * transfers_).value_or(true)) {
+    const Clock::time_point now = Clock::now();
+    if (!overdue_since_) overdue_since_ = now;
+    const std::chrono::duration<double> grace(std::min(kMostGraceSeconds, kGracePart * deadline_));
+    if (now - *overdue_since_ < grace) return;
+  }
+  time_out(waited);
+}
+
+// Whom this rank waits for in the current transfer, as far as is known: of the ranks of this host that have
+// not begun the transfer the last one, or the only rank from which something is missing. In the second hop a
+// relay is named as such: it waits for the ranks behind it, or is itself what is missing.
 WaitRecord EngineCall::missing() const {
   const MessageCarrier& messages = *memory_->messages;
   const bool second_hop = messages.in_second_hop();
@@ -108,24 +127,31 @@ WaitRecord EngineCall::missing() const {
     (second_hop && messages.is_relay(peer) ? waited.via : waited.peer) = peer;
     return waited;
   };
-  std::vector<int> missing, missing_relays;
+  int last = -1;
+  std::vector<int> missing, missing_relays, missing_here;  // `missing_here`: of this host
   for (int peer = 0; peer < ranks_; ++peer) {
     if (peer == me_) continue;
     const std::optional<bool> reached = progress_.has_reached(peer, call_, 2 * transfers_);
-    if (reached.has_value() && !*reached) return waiting_for(peer);
+    if (!reached.value_or(true)) {
+      if (last < 0 || progress_.place(peer) < progress_.place(last)) last = peer;
+      continue;
+    }
     const bool arrived = exchanging_blocks_ ? memory_->blocks.arrived(peer) : messages.has_arrived(peer);
-    if (reached.has_value() || arrived) continue;
-    missing.push_back(peer);
-    if (second_hop && messages.is_relay(peer)) missing_relays.push_back(peer);
+    if (arrived) continue;
+    (reached.has_value() ? missing_here : missing).push_back(peer);
+    if (!reached.has_value() && second_hop && messages.is_relay(peer)) missing_relays.push_back(peer);
   }
+  if (last >= 0) return waiting_for(last);
+  // An engine may move no bytes until all ranks have come. Those of this host have, so others come first.
   // A late rank also delays its relay. This rank waits for the relay, so it names that one.
-  const std::vector<int>& known = missing_relays.empty() ? missing : missing_relays;
+  const std::vector<int>& known = !missing_relays.empty() ? missing_relays
+                                  : !missing.empty()      ? missing
+                                                          : missing_here;
   return known.size() == 1 ? waiting_for(known.front()) : record();
 }
 
 // In the thread that runs the exchange, during a transfer.
-void EngineCall::time_out() const {
-  WaitRecord waited = missing();
+void EngineCall::time_out(WaitRecord waited) const {
   waited.role = role(waited.peer);
   const int named = waited.peer >= 0 ? waited.peer : waited.via;
   if (named >= 0 && rank_.topology().nodes() > 1) waited.node = rank_.topology().node_of(named);

@@ -130,7 +130,7 @@ struct Checker {
 };
 
 // The factor by which combine multiplies a token whose experts return their rows unchanged.
-float factor_of(const BenchPoint& point, const std::int32_t* ids, const float* weights, bool weighted) {
+float combine_factor(const BenchPoint& point, const std::int32_t* ids, const float* weights, bool weighted) {
   float sum = 0;
   std::set<int> ranks;
   for (int slot = 0; slot < point.config.top_k; ++slot) {
@@ -162,7 +162,7 @@ std::int64_t check_result(const BenchPoint& point, const BenchInputs& inputs, in
   const int rows = unreduced ? top_k : 1;
   for (std::int64_t token = 0; token < point.tokens; ++token) {
     const std::int32_t* ids = inputs.ids(set, rank) + token * top_k;
-    const float sum = factor_of(point, ids, inputs.weights(set, rank) + token * top_k, mode.weighted);
+    const float sum = combine_factor(point, ids, inputs.weights(set, rank) + token * top_k, mode.weighted);
     for (int i = 0; i < rows; ++i) {
       // A masked slot's row is +0 everywhere. Multiplying by 0 would give -0 for negative values.
       const bool masked = unreduced ? ids[i] < 0 : sum == 0;
