@@ -140,7 +140,7 @@ void read_part_buffers(std::int64_t groups, DispatchInput& in, const nb::object&
     if (bytes < needed) {
       throw UsageError(
           str(name, ": expected ", counted(needed, "byte"), " or more for ", counted(rows, "row"),
-              part.columns ? " in columns that begin at multiples of 4 rows" : "",
+              part.columns ? " in columns padded to a multiple of 4 rows" : "",
               part.tiles ? str(" in tiles of 128 rows, with one more for each of ", groups, " groups") : "",
               ", got ", bytes, ": pass a larger array"));
     }

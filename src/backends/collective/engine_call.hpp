@@ -123,8 +123,8 @@ class EngineCall {
   Clock::time_point peers_checked_;  // the last time, in the thread of the exchange
   // When a peer was first seen that makes no more calls, and is missing in this one.
   std::optional<Clock::time_point> end_seen_;
-  std::optional<Clock::time_point>
-      overdue_since_;                     // the same thread: since when it lets a peer give up first
+  // When this rank began to let a peer give up first, after its own deadline.
+  std::optional<Clock::time_point> overdue_since_;
   std::atomic<bool> exchanging_ = false;  // the exchange has begun
   // The steps of the exchange: the blocks, the messages, those of the second hop.
   std::atomic<Clock::time_point> step_begin_ = Clock::time_point();

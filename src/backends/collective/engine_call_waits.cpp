@@ -16,8 +16,8 @@ constexpr std::chrono::milliseconds kPeerPeriod(50);
 // How long a rank that has destroyed its exchange has to say why: it leaves the group next, or fails it with
 // the exception that it ends by.
 constexpr std::chrono::milliseconds kEndGrace(300);
-// How long a rank whose deadline has passed lets a rank before it give up first, in seconds: at most, and as
-// a part of the deadline.
+// How long after its own deadline a rank waits for a peer that is further behind to give up first: at most,
+// in seconds, and as a part of the deadline.
 constexpr double kMostGraceSeconds = 0.1, kGracePart = 0.1;
 
 }  // namespace

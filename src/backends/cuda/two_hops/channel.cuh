@@ -107,8 +107,8 @@ struct HopChannels {
     transport.signal(lane(), reader, mine<Flag>(call.layout.end(hop, origin, channel)),
                      hop_tag(number, total));
   }
-  // [warp] Whether the launch may end, as for a channel that has ended: what has been put has been read.
-  // Stores to mapped memory have arrived when a launch has ended.
+  // [warp] Whether everything that was put into the channel has been read, so that the launch may end. For a
+  // channel that has ended. Stores to mapped memory need no such wait: they arrive before a launch ends.
   __device__ __forceinline__ bool is_closed(int hop, int origin, int reader, int channel,
                                             std::int32_t total) const {
     if (!transport.is_staged(reader)) return true;
