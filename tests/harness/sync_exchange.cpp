@@ -9,8 +9,8 @@ namespace ferry::contract {
 
 int device_number(const Rank& rank, BackendKind backend) {
   const Topology& topology = rank.topology();
-  return backend == BackendKind::nvshmem ? topology.node_of(rank.index())
-                                         : topology.local_rank_of(rank.index());
+  if (backend != BackendKind::nvshmem) return topology.local_rank_of(rank.index());
+  return device::count() >= rank.size() ? rank.index() : topology.node_of(rank.index());
 }
 
 SyncExchange::SyncExchange(Rank rank, const Config& config) : ferry::Exchange(std::move(rank), config) {

@@ -11,7 +11,7 @@
 namespace ferry::contract {
 
 // The number of the device that a rank works on, modulo the devices that there are. With the backend nvshmem
-// a node has one.
+// each rank has one if there are enough, otherwise each node.
 int device_number(const Rank& rank, BackendKind backend);
 
 // Hides the operations of ferry::Exchange. On a device backend each one enqueues the operation on a stream of

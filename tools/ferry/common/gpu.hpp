@@ -19,7 +19,7 @@ void use_gpu_of_rank(int rank);
 
 // Members before and after a stream of a rank, whose constructors are collective: the ranks make their
 // streams one after the other. A device takes work from several queues, and streams that follow one another
-// have different ones. In two hops ranks that share a GPU need that (docs/contract.md).
+// have different ones. In two hops ranks that share a GPU need that (docs/backends.md).
 struct TurnBegin {
   explicit TurnBegin(const Rank& rank) {
     for (int turn = 0; turn < rank.index(); ++turn) rank.barrier();
