@@ -111,7 +111,7 @@ void bind_normal(nb::module_& module) {
   bind_normal_handle(module);
   module.attr("_MUST_AGREE") = kMustAgree;
   using Object = const nb::object&;
-  constexpr const char* kSettings =
+  constexpr const char* kBufferArguments =
       "config: typing.Any, default_sms: typing.Any, previous_event: typing.Any, async_finish: typing.Any, "
       "allocate_on_comm_stream: typing.Any) -> tuple";
   const auto signature = [](const char* name, const char* arguments, const char* settings) {
@@ -147,7 +147,7 @@ void bind_normal(nb::module_& module) {
                             "is_token_in_rank: typing.Any, routes_per_expert: typing.Any, topk_idx: "
                             "typing.Any, topk_weights: typing.Any, "
                             "alignment: typing.Any, worst: typing.Any",
-                            kSettings)
+                            kBufferArguments)
                       .c_str()))
       .def(
           "dispatch_by_handle",
@@ -159,9 +159,9 @@ void bind_normal(nb::module_& module) {
           },
           "x"_a.none(), "handle"_a.none(), "with_ids"_a, "config"_a.none(), "default_sms"_a.none(),
           "previous_event"_a.none(), "async_finish"_a.none(), "allocate_on_comm_stream"_a.none(),
-          nb::sig(
-              signature("dispatch_by_handle", "x: typing.Any, handle: typing.Any, with_ids: bool", kSettings)
-                  .c_str()))
+          nb::sig(signature("dispatch_by_handle", "x: typing.Any, handle: typing.Any, with_ids: bool",
+                            kBufferArguments)
+                      .c_str()))
       .def(
           "combine",
           [](NormalCalls& self, Object x, Object handle, Object topk_weights, Object bias, Object config,
@@ -174,7 +174,7 @@ void bind_normal(nb::module_& module) {
           "allocate_on_comm_stream"_a.none(),
           nb::sig(signature("combine",
                             "x: typing.Any, handle: typing.Any, topk_weights: typing.Any, bias: typing.Any",
-                            kSettings)
+                            kBufferArguments)
                       .c_str()))
       .def("close", &NormalCalls::close);
 }
