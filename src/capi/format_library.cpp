@@ -78,7 +78,7 @@ std::vector<Format> load_formats(const std::string& path) {
     throw UsageError("load_formats: the path is empty: pass the path of a shared library of formats");
   if (path.find('\0') != std::string::npos)
     throw UsageError(
-        str("load_formats: the path ", path.c_str(), " goes on behind a character 0: pass one without it"));
+        str("load_formats: the path ", path.c_str(), " contains a NUL character: pass one without"));
   void* const library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) throw UsageError(str("load_formats: ", dlerror()));
   Libraries& all = libraries();

@@ -131,8 +131,8 @@ DispatchCall EncoderStaging::encode(const DispatchCall& call, Stream stream) con
   } catch (const std::exception& error) {
     throw UsageError(str(failed, ": ", error.what()));
   } catch (...) {
-    throw UsageError(failed +
-                     " with an exception that is no std::exception: throw one, whose text is shown here");
+    throw UsageError(
+        failed + " with an exception that is not a std::exception: throw one, and its text is shown here");
   }
   for (std::size_t p = 0; p < rows.parts.size(); ++p) {
     if (work_ != nullptr) {

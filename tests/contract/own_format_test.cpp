@@ -98,7 +98,7 @@ TEST_P(Contract, OwnFormatsThatWriteTooMuchOrThrowEndTheCall) {
          {std::pair{kThrows, "test_throws has failed: no row today"},
           {kThrowsTimeout, "test_throws_timeout has failed: no row in time"},
           {kThrowsNumber,
-           "test_throws_number has failed with an exception that is no std::exception: throw one"}}) {
+           "test_throws_number has failed with an exception that is not a std::exception: throw one"}}) {
       SyncExchange exchange(rank, with_format(c, format));
       DispatchRun dispatch(exchange, c, step);
       for (int call = 0; call < 2; ++call) {  // the exchange stays usable

@@ -110,7 +110,7 @@ def test_what_cannot_be_loaded(build, tmp_path):
         ferry.load_formats(7)
     with pytest.raises(ferry.UsageError, match="load_formats: the path is empty"):
         ferry.load_formats("")
-    with pytest.raises(ferry.UsageError, match="goes on behind a character 0"):
+    with pytest.raises(ferry.UsageError, match="contains a NUL character"):
         ferry.load_formats("libformats.so\0")
 
 
