@@ -123,7 +123,7 @@ TEST_P(Contract, LanesAreSentInAnotherOrderOnEveryRank) {
 
 // What ends a call on every rank.
 enum class Mistake {
-  refused,       // by one rank
+  refused,       // one rank refuses the call
   differs,       // one rank has other options
   both,          // one refuses, another one differs
   two_refusals,  // two ranks refuse

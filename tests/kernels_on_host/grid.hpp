@@ -140,7 +140,7 @@ class Grid {
   std::vector<std::shared_ptr<std::function<void(unsigned)>>> kernels_;
   std::vector<std::unique_ptr<Fiber>> fibers_;
   std::size_t left_ = 0;       // fibers that have not ended
-  std::vector<Fiber*> turns_;  // of this turn; with memory of blocks, of one block in this turn
+  std::vector<Fiber*> turns_;  // that run in this turn: of one block if blocks have memory, else of all
   std::size_t position_ = 0;   // in `turns_`
   Fiber* current_ = nullptr;
   int turn_ = 0;

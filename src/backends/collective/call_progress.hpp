@@ -52,10 +52,10 @@ class CallProgress {
   // True if `peer` is known to be in a call.
   bool is_in_call(int peer) const {
     const std::optional<std::uint64_t> seen = place(peer);
-    return seen && (*seen & 0xFF) != kDone && *seen > 0xFF;
+    return seen && *seen >> kCallShift > 0 && (*seen & kStepMask) != kDone;
   }
 
-  // Whether `peer` has come as far. Empty: unknown, as for place().
+  // True if `peer` has reached that step of that call, or a later one. Empty: unknown.
   std::optional<bool> has_reached(int peer, std::uint64_t call, int step) const {
     const std::optional<std::uint64_t> seen = place(peer);
     if (!seen) return std::nullopt;
@@ -65,7 +65,7 @@ class CallProgress {
  private:
   // 23 bits for the lane, one for kEnded, 32 for the call, 8 for the step.
   static constexpr int kLaneShift = 41, kCallShift = 8;
-  static constexpr std::uint64_t kEnded = std::uint64_t{1} << 40;
+  static constexpr std::uint64_t kEnded = std::uint64_t{1} << 40, kStepMask = 0xFF;
 
   // Never 0, which is the entry of a rank of another host.
   std::uint64_t entry(std::uint64_t call, int step) const {

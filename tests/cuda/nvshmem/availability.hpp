@@ -1,4 +1,4 @@
-// Whether ranks over NVSHMEM can run here.
+// Says whether ranks over NVSHMEM can run on this machine.
 #pragma once
 
 #include <cstdlib>

@@ -122,7 +122,11 @@ void EngineLane::send_in_rounds(Operation operation, const std::vector<GatherBlo
       });
     };
     // After the last round the peers wait for nothing more.
-    begin + round_bytes < largest ? run_or_refuse(operation, receive_round) : receive_round();
+    if (begin + round_bytes < largest) {
+      run_or_refuse(operation, receive_round);
+    } else {
+      receive_round();
+    }
   }
 }
 
