@@ -12,6 +12,7 @@
 #include "exchange/exchange_state.hpp"
 #include "exchange/source_operations.hpp"
 #include "format/encoding.hpp"
+#include "memory/collective_steps.hpp"
 
 namespace ferry {
 
@@ -21,8 +22,12 @@ Exchange::Exchange(Rank rank, const Config& config) {
   const auto lanes = static_cast<std::size_t>(agreed.lanes);
   state_.reset(new State{std::move(rank), std::move(agreed), std::move(backend),
                          std::vector<ExchangeLane>(lanes), nullptr});
-  if (encoding_of(state_->config.format).by_caller)
-    state_->encoded = std::make_unique<EncoderStaging>(state_->config, state_->backend->make_device_work());
+  if (encoding_of(state_->config.format).by_caller) {
+    // On all ranks before any calls: device memory may not be allocated while a kernel of a peer waits.
+    run_on_all_ranks(state_->rank, [&] {
+      state_->encoded = std::make_unique<EncoderStaging>(state_->config, state_->backend->make_device_work());
+    });
+  }
   if (!log_enabled()) return;
   const Config& made = state_->config;
   log_line(str("rank ", state_->rank.index(), " of ", state_->rank.size(), " has made an exchange: backend ",

@@ -73,6 +73,9 @@ std::vector<int> own_order(const Rank& rank) {
 
 // All ranks have sent on all lanes before any receives.
 TEST_P(Contract, LanesAreReceivedInAnotherOrderOnEveryRank) {
+  if (has_kernels(GetParam().backend) && GetParam().hops == Hops::two)
+    GTEST_SKIP()
+        << "a lane's receive phase waits for those of the other ranks; CudaLanes gives each lane a stream";
   for (const int ranks : {2, 3}) {
     const TestCase c = lanes_case(small_case(ranks), ranks);
     const LaneInputs inputs(c);

@@ -1,5 +1,5 @@
-// Lanes of the backend `collective` on device memory, each on a stream of its own: ranks send and receive
-// them in other orders.
+// Lanes on streams of their own, which the ranks send and receive in other orders: over an engine on device
+// memory, and in two hops, where a receive phase waits for those of the other ranks.
 #include <memory>
 #include <vector>
 
@@ -8,9 +8,10 @@
 namespace ferry::contract {
 namespace {
 
-using CudaEngineLanes = DeviceTest;
+using CudaLanes = DeviceTest;
 
 constexpr int kLanes = 3, kSteps = 2, kCalls = 20;
+constexpr int kSms = 8;  // of a launch: those of all lanes and ranks run at the same time on a GPU
 
 // A lane's calls and their stream.
 struct Lane {
@@ -33,6 +34,7 @@ void call_lanes(const Rank& rank, const TestCase& c) {
     mine.seed = seed_of(static_cast<std::uint64_t>(100 + lane));
     lanes.push_back(std::make_unique<Lane>(exchange, mine));
   }
+  rank.barrier();  // memory is allocated while no rank's kernel waits for this one
   const auto in_order = [&](int first, auto call) {
     for (int i = 0; i < kLanes; ++i) {
       Lane& lane = *lanes[static_cast<std::size_t>((first + i) % kLanes)];
@@ -54,12 +56,15 @@ void call_lanes(const Rank& rank, const TestCase& c) {
   }
 }
 
-TEST_F(CudaEngineLanes, OnStreamsOfTheirOwnAreReceivedInAnyOrder) {
-  for (const contract::Setup& setup : device_collective_setups()) {
+TEST_F(CudaLanes, OnStreamsOfTheirOwnAreReceivedInAnyOrder) {
+  std::vector<contract::Setup> setups = device_collective_setups();
+  for (const contract::Setup& setup : relayed_device_setups()) setups.push_back(setup);
+  for (const contract::Setup& setup : setups) {
     TestCase c = device_case(9, 3);
     setup.choose_backend(c.config);
     c.config.lanes = kLanes;
     c.split_phases = true;
+    c.sm_limit = kSms;
     run_ranks(setup, c.ranks, describe(c), [&](Rank rank) { call_lanes(rank, c); });
   }
 }
