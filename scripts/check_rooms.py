@@ -38,7 +38,7 @@ ROOMS = {
     "backends/collective": "base engine group memory plan exchange backends/cpu backends/cpu/link",
     "backends/sliced": "format layout memory plan exchange",
     "backends/cuda/runtime": "base",
-    "backends/cuda/memory": "base base/os memory backends/cuda/runtime",
+    "backends/cuda/memory": "base base/os group memory backends/cuda/runtime",
     "backends/cuda/device": "base format layout",
     "backends/cuda/protocol": "base group layout backends/cuda/device",
     "backends/cuda/transport": "base layout backends/cuda/device backends/cuda/protocol",
@@ -60,7 +60,7 @@ ROOMS = {
     "backends/cuda/engine": "base engine exchange group layout plan backends/collective backends/cuda/runtime"
                             " backends/cuda/memory backends/cuda/operations backends/cuda/host",
     "backends/nvshmem/module": "backends/cuda/transport backends/cuda/two_hops layout",
-    "backends/nvshmem": "base exchange group memory backends/cuda/runtime backends/cuda/memory backends/cuda/host backends/nvshmem/module",
+    "backends/nvshmem": "base exchange group backends/cuda/runtime backends/cuda/memory backends/cuda/host backends/nvshmem/module",
     "nvfuser": "base format",
     "max": "base exchange layout plan",
     "program": "base exchange",

@@ -10,8 +10,8 @@
 #include "base/os/descriptor_socket.hpp"
 #include "base/system_error.hpp"
 #include "base/text.hpp"
+#include "group/collective_steps.hpp"
 #include "group/rank_state.hpp"
-#include "memory/collective_steps.hpp"
 
 namespace ferry {
 

@@ -11,8 +11,8 @@
 #include "base/text.hpp"
 #include "exchange/backend.hpp"
 #include "ferry/error.hpp"
+#include "group/collective_steps.hpp"
 #include "group/rank_state.hpp"
-#include "memory/collective_steps.hpp"
 
 namespace ferry {
 namespace nvshmem {

@@ -19,8 +19,8 @@
 #include "base/callback_thread.hpp"
 #include "base/text.hpp"
 #include "ferry/error.hpp"
+#include "group/collective_steps.hpp"
 #include "group/rank_state.hpp"
-#include "memory/collective_steps.hpp"
 
 namespace ferry::nvshmem {
 namespace {

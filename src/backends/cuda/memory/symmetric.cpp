@@ -10,7 +10,7 @@
 #include "base/os/published_handle.hpp"
 #include "base/text.hpp"
 #include "ferry/error.hpp"
-#include "memory/collective_steps.hpp"
+#include "group/collective_steps.hpp"
 #include "memory/descriptor_exchange.hpp"
 
 namespace ferry::cuda {

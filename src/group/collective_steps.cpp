@@ -1,4 +1,4 @@
-#include "memory/collective_steps.hpp"
+#include "group/collective_steps.hpp"
 
 #include <vector>
 
