@@ -10,7 +10,7 @@ namespace {
 
 using CudaLanes = DeviceTest;
 
-constexpr int kLanes = 3, kSteps = 2, kCalls = 20;
+constexpr int kLanes = 3, kStepsOfLane = 2, kCallsOfLane = 20;
 constexpr int kSms = 8;  // of a launch: those of all lanes and ranks run at the same time on a GPU
 
 // A lane's calls and their stream.
@@ -20,7 +20,7 @@ struct Lane {
   TestStream stream;
 
   Lane(ferry::Exchange& exchange, const TestCase& of_lane) : c(of_lane), calls(exchange, c) {
-    add_steps(calls, c, kSteps);
+    add_steps(calls, c, kStepsOfLane);
   }
 };
 
@@ -41,8 +41,8 @@ void call_lanes(const Rank& rank, const TestCase& c) {
       call(lane.calls, lane.stream.get());
     }
   };
-  for (int number = 0; number < kCalls; ++number) {
-    const int set = number % kSteps, send_first = number + rank.index(),
+  for (int number = 0; number < kCallsOfLane; ++number) {
+    const int set = number % kStepsOfLane, send_first = number + rank.index(),
               receive_first = number + 2 * rank.index();
     in_order(send_first, [&](DeviceRun& calls, cudaStream_t stream) {
       calls.load(set, stream);
