@@ -4,7 +4,7 @@ import numpy as np
 
 import ferry.deep_ep as deep_ep
 from deep_ep_steps import HIDDEN, low_latency
-from oracle import Step, bf16, messages_to, routes_to, same_bits
+from oracle import Step, bf16, experts_of, messages_to, routes_to, same_bits
 
 
 def check_all_calls(buffer, step, me, from_numpy=lambda array: array, to_numpy=lambda array: array, channels=12):
@@ -19,8 +19,7 @@ def check_all_calls(buffer, step, me, from_numpy=lambda array: array, to_numpy=l
     fan_out = to_numpy(in_rank).sum(1, keepdims=True)
     bias = [from_numpy((step.tokens[me] * bf16(factor)).astype(bf16)) for factor in (1, -0.5)]
     dense = step.tokens[me].astype(np.float64) * (fan_out + 0.5)
-    counts_expected = [sum(route[0] == expert for route in routes_to(step, me))
-                       for expert in range(me * step.experts // step.ranks, (me + 1) * step.experts // step.ranks)]
+    counts_expected = [sum(route[0] == expert for route in routes_to(step, me)) for expert in experts_of(me, step)]
     for previous in (False, True):
         for asynchronous in (False, True):
             for with_ids in (False, True):
@@ -61,8 +60,7 @@ def check_low_latency(buffer, step, me, from_numpy=lambda array: array, to_numpy
             recv, counts, handle, _, hook = low_latency(buffer, mine, me, most, use_fp8=use_fp8, return_recv_hook=hooked)
             if hooked:
                 hook()
-            first = me * len(counts)
-            assert to_numpy(counts).tolist() == [sum(r[0] == first + e for r in routes_to(step, me)) for e in range(len(counts))]
+            assert to_numpy(counts).tolist() == [sum(r[0] == expert for r in routes_to(step, me)) for expert in experts_of(me, step)]
             if use_fp8:
                 continue
             y, _, hook = buffer.low_latency_combine(recv, mine.ids[me], mine.weights[me], handle, return_recv_hook=hooked)

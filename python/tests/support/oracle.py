@@ -48,6 +48,10 @@ def rank_of(expert, step):
     return expert // (least + 1) if expert < edge else more + (expert - edge) // least
 
 
+def experts_of(rank, step):
+    return [expert for expert in range(step.experts) if rank_of(expert, step) == rank]
+
+
 def routes_to(step, rank):
     """(expert, source rank, token, slot) of every row on a rank, in the order of expert_major rows."""
     return sorted(

@@ -5,15 +5,30 @@
 #include "ferry/error.hpp"
 
 namespace ferry::cuda {
+namespace {
+
+// Throws if CUDA would enlarge the stack of threads for the kernel. That waits until the device is idle, so
+// ranks that share it would wait for one another.
+cudaFuncAttributes attributes_of(const void* kernel) {
+  cudaFuncAttributes attributes{};
+  check(cudaFuncGetAttributes(&attributes, kernel), "load a kernel");
+  std::size_t limit = 0;
+  check(cudaDeviceGetLimit(&limit, cudaLimitStackSize), "query the stack of a device's threads");
+  if (attributes.localSizeBytes > limit) {
+    throw UnsupportedError(str("a thread needs ", counted(attributes.localSizeBytes, "byte"),
+                               " of stack and has ", limit, ": raise cudaLimitStackSize of this device"));
+  }
+  return attributes;
+}
+
+}  // namespace
 
 void allow_shared_bytes(const void* kernel, std::int64_t bytes) {
   int device = 0, available = 0;
   check(cudaGetDevice(&device), "find the current device");
   check(cudaDeviceGetAttribute(&available, cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
         "query a device's shared memory");
-  cudaFuncAttributes attributes{};
-  check(cudaFuncGetAttributes(&attributes, kernel), "query a kernel's attributes");
-  available -= static_cast<int>(attributes.sharedSizeBytes);
+  available -= static_cast<int>(attributes_of(kernel).sharedSizeBytes);
   if (bytes > available) {
     throw UnsupportedError(str("a block needs ", counted(bytes, "byte"),
                                " of shared memory for the tables of all experts and ranks; this GPU has ",
@@ -24,8 +39,7 @@ void allow_shared_bytes(const void* kernel, std::int64_t bytes) {
 }
 
 void load_kernel(const void* kernel) {
-  cudaFuncAttributes attributes{};
-  check(cudaFuncGetAttributes(&attributes, kernel), "load a kernel");
+  attributes_of(kernel);
 }
 
 void launch(const void* kernel, void* arguments, int threads, std::size_t shared_bytes,

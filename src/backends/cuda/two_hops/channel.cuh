@@ -36,8 +36,9 @@ __device__ __forceinline__ std::int32_t from_first(std::int32_t value) {
   return static_cast<std::int32_t>(__shfl_sync(~0u, value, 0));
 }
 
-// [warp] Copies whole 16-byte units.
-__device__ __forceinline__ void copy_warp(std::byte* to, const std::byte* from, std::int64_t bytes) {
+// [warp] Copies whole 16-byte units. Not inlined: a kernel of all roles would need a stack of more than
+// 1,024 bytes, which CUDA enlarges at launch (load_kernel()).
+static __device__ __noinline__ void copy_warp(std::byte* to, const std::byte* from, std::int64_t bytes) {
   const int end = static_cast<int>(bytes);
   copy_granules<4>(from, {0, end}, [&](const Granules<4>& granules, int at) { granules.store(to, at, end); });
 }
