@@ -101,9 +101,19 @@ Stream stream(int local_rank) {
   return {stream_of_thread()};
 }
 
+void make_stream(int local_rank) {
+  stream(local_rank);
+  void* memory = nullptr;
+  const std::int64_t value = 0;
+  require_success(cudaMalloc(&memory, sizeof value), "cudaMalloc");
+  copy(memory, &value, sizeof value);
+  require_success(cudaFree(memory), "cudaFree");
+}
+
 Stream new_stream(int local_rank) {
   require_success(cudaSetDevice(device_of(local_rank)), "cudaSetDevice");
   streams_of_thread().erase(current_device());
+  make_stream(local_rank);
   return {stream_of_thread()};
 }
 

@@ -143,7 +143,7 @@ void stay_connected(const Setup& setup, const Rank& rank) {
 
 void make_streams(const Rank& rank, int device) {
   for (int turn = 0; turn < rank.size(); ++turn) {
-    if (turn == rank.index()) device::stream(device);
+    if (turn == rank.index()) device::make_stream(device);
     rank.barrier();
   }
 }

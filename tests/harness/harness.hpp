@@ -93,7 +93,8 @@ bool simulates_nodes(const Setup& setup);
 
 // Collective, of ranks that are threads and share devices. A device takes work from 32 queues. What is behind
 // a kernel that waits holds up what comes after it in the queue, so these ranks need a queue each: streams
-// that are made one after the other have different ones.
+// that are made and used one after the other have different ones. In two hops first calls on streams that had
+// not been used ended by their deadline.
 void make_streams(const Rank& rank, int device);
 
 // Runs `body` as every rank. If it throws on any rank, the running test fails with a message that contains
