@@ -17,6 +17,7 @@ namespace {
 // Facts of the kernels: src/backends/cuda/host/role_costs.cpp names both.
 constexpr int kManyTokens = 256;
 constexpr int kLLMessages = 32;
+constexpr double kCalibratedRowBytes = 2 * 7168;  // of the combines that combine_many was found from
 
 constexpr int kWindowMessages = 64;      // two hops: messages that a relay has before it forwards the first
 constexpr double kSharpness = 4;         // of the smooth maximum
@@ -106,9 +107,12 @@ Terms combine_terms(const ModelCall& call, const Loads& loads, const Constants& 
   const double staged = two && partial ? loads.far_nodes : far;
   const double forwarded = !two ? 0 : partial ? loads.forwarded : loads.far_routes;
   Terms terms;
-  terms.start = constants[packets ? Constant::combine_ll
-                          : few   ? Constant::combine_few
-                                  : Constant::combine_many];
+  // The start of many tokens has a part in which the first rows fill the pipeline. It grows with their bytes.
+  const double at_most_few = constants[packets ? Constant::combine_ll : Constant::combine_few];
+  terms.start = few ? at_most_few
+                    : constants[Constant::combine_few] +
+                          (constants[Constant::combine_many] - constants[Constant::combine_few]) * bytes /
+                              kCalibratedRowBytes;
   terms.near_bytes = (near + forwarded) * bytes * (packets ? 2 : 1);  // a packet is half flag
   terms.far_bytes = staged * bytes;
   terms.far_rows = staged;
