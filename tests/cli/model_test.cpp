@@ -164,6 +164,7 @@ TEST_F(ModelCost, StartsDependOnTheCall) {
   constants_[Constant::plan] = 10;
   constants_[Constant::phases] = 100;
   constants_[Constant::eager] = 1000;
+  call_.hidden = 7168;
   const auto time_of = [&](TimedCall call, int tokens) {
     call_.call = call;
     call_.shape.tokens = tokens;
@@ -181,6 +182,8 @@ TEST_F(ModelCost, StartsDependOnTheCall) {
   EXPECT_NEAR(time_of({.work = Work::dispatch, .eager = true, .in_phases = true}, 1), 2101.2, 0.01);
   EXPECT_NEAR(time_of({.work = Work::pair}, 1), 1.2 + 3.2, 0.01);
   EXPECT_THROW(time_of({.work = Work::metadata}, 1), UsageError);
+  call_.hidden /= 2;
+  EXPECT_NEAR(time_of({.work = Work::combine}, 256), 4.7, 0.01);  // half of what it has more than few tokens
 }
 
 TEST_F(ModelCost, OnlyFormatsThatQuantiseTakeTimeToQuantise) {
@@ -218,7 +221,7 @@ TEST_F(ModelCost, OneHopSendsARowToEachRankAndTwoHopsOneToEachNode) {
 
 const std::vector<std::string>& calibration_records() {
   static const std::vector<std::string> names{"model/2026-11-22-4xh200.json", "model/2026-11-23-2xh200.json",
-                                              "model/2026-11-24-1xh200.json"};
+                                              "model/2026-11-24-1xh200.json", "model/2026-11-26-2xh200.json"};
   return names;
 }
 
@@ -232,8 +235,7 @@ Model calibrated(const Constants& start) {
 std::vector<PointError> left_out_errors(const Model& model, std::vector<BenchRecord>& records) {
   for (const fs::directory_entry& file : fs::directory_iterator(kResults)) {
     const std::string name = file.path().filename();
-    if (name.find("h200-bench-") != std::string::npos || name.find("nvfp4") != std::string::npos)
-      records.push_back(read_bench(file.path()));
+    if (name.find("h200-bench-") != std::string::npos) records.push_back(read_bench(file.path()));
   }
   std::vector<PointError> errors;
   for (const BenchRecord& record : records)
@@ -273,7 +275,7 @@ TEST(ModelCalibration, FourGpusPredictTwo) {
   std::vector<PointError> errors = left_out_errors(model, records);
   std::erase_if(errors, [](const PointError& one) { return one.point->call.shape.ranks != 2; });
   const ErrorSummary summary = summary_of(errors);
-  EXPECT_EQ(summary.points, 314u);
+  EXPECT_EQ(summary.points, 332u);
   EXPECT_LE(summary.median, kMedianTarget);
   EXPECT_LE(summary.worst, kWorstTarget);
 }
