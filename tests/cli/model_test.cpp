@@ -183,7 +183,8 @@ TEST_F(ModelCost, StartsDependOnTheCall) {
   EXPECT_NEAR(time_of({.work = Work::pair}, 1), 1.2 + 3.2, 0.01);
   EXPECT_THROW(time_of({.work = Work::metadata}, 1), UsageError);
   call_.hidden /= 2;
-  EXPECT_NEAR(time_of({.work = Work::combine}, 256), 4.7, 0.01);  // half of what it has more than few tokens
+  EXPECT_NEAR(time_of({.work = Work::combine}, 256), 4.7,
+              0.01);  // half the bytes: half of combine_many - combine_few
 }
 
 TEST_F(ModelCost, OnlyFormatsThatQuantiseTakeTimeToQuantise) {

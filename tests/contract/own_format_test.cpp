@@ -105,7 +105,7 @@ TEST_P(Contract, OwnFormatsThatWriteTooMuchOrThrowEndTheCall) {
         const std::string text = usage_error([&] { dispatch.call(); });
         require(text.find(words) != std::string::npos, text);
       }
-      // Its destructor waits for the device, which another rank may still need before it makes the call.
+      // The exchange's destructor waits for the device, which the other rank may still need for its call.
       rank.barrier();
     }
     SyncExchange exchange(rank, with_format(c, kWritesPast));

@@ -28,13 +28,19 @@ struct Lane {
 void call_lanes(const Rank& rank, const TestCase& c) {
   ferry::Exchange exchange(rank, c.config);
   std::vector<std::unique_ptr<Lane>> lanes;
-  for (int lane = 0; lane < kLanes; ++lane) {
-    TestCase mine = c;
-    mine.lane = lane;
-    mine.seed = seed_of(static_cast<std::uint64_t>(100 + lane));
-    lanes.push_back(std::make_unique<Lane>(exchange, mine));
+  // The streams get different queues of the device. Memory is allocated, and each stream used once, while no
+  // rank's kernel waits for this one.
+  for (int turn = 0; turn < rank.size(); ++turn) {
+    for (int lane = 0; lane < kLanes && turn == rank.index(); ++lane) {
+      TestCase mine = c;
+      mine.lane = lane;
+      mine.seed = seed_of(static_cast<std::uint64_t>(100 + lane));
+      lanes.push_back(std::make_unique<Lane>(exchange, mine));
+      lanes.back()->calls.load(0, lanes.back()->stream.get());
+      lanes.back()->stream.synchronize();
+    }
+    rank.barrier();
   }
-  rank.barrier();  // memory is allocated while no rank's kernel waits for this one
   const auto in_order = [&](int first, auto call) {
     for (int i = 0; i < kLanes; ++i) {
       Lane& lane = *lanes[static_cast<std::size_t>((first + i) % kLanes)];

@@ -20,8 +20,8 @@ namespace {
 constexpr int kHidden = 64, kTokens = 16, kFaultyRank = 1;
 constexpr double kDeadline = 1;       // where a rank stalls
 constexpr double kLongDeadline = 20;  // where only the end of a rank may end the others' waits
-// Until an error is thrown. Times in which a rank has no processor do not count: it is the faulty rank that
-// may get none for long, so a lost one has more time, far below the deadline.
+// The longest time until an error, without times in which this thread had no processor. A lost rank may get
+// none for long before it is lost, so the others have more time there, far below the deadline.
 constexpr double kLongestStall = kDeadline + 1, kLongestLoss = kLongDeadline / 4;
 
 // A dispatch and a combine in which every rank sends to every rank.

@@ -39,7 +39,8 @@ bool rank_is_active();
 // The calling thread's stream on the device of `local_rank`, which becomes the thread's current device.
 Stream stream(int local_rank);
 
-// Makes the calling thread's stream there, and uses it once. Not while a kernel waits for this rank.
+// Makes the calling thread's stream on the device of `local_rank` and copies 8 bytes on it. Allocates device
+// memory: call it only while no kernel waits for this rank.
 void make_stream(int local_rank);
 
 // Gives the calling thread another one in the same way, and returns it.

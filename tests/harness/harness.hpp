@@ -92,9 +92,9 @@ int number_from_environment(const char* variable, int otherwise);
 bool simulates_nodes(const Setup& setup);
 
 // Collective, of ranks that are threads and share devices. A device takes work from 32 queues. What is behind
-// a kernel that waits holds up what comes after it in the queue, so these ranks need a queue each: streams
-// that are made and used one after the other have different ones. In two hops first calls on streams that had
-// not been used ended by their deadline.
+// a kernel that waits holds up what comes after it in the queue, so each rank needs a queue of its own.
+// Streams get different queues if they are made one after the other. Each is also used once here: in two
+// hops, calls that were the first work on their stream have timed out (docs/log/2026-11-26-gpu.md).
 void make_streams(const Rank& rank, int device);
 
 // Runs `body` as every rank. If it throws on any rank, the running test fails with a message that contains

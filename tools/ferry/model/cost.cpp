@@ -17,12 +17,12 @@ namespace {
 // Facts of the kernels: src/backends/cuda/host/role_costs.cpp names both.
 constexpr int kManyTokens = 256;
 constexpr int kLLMessages = 32;
-constexpr double kCalibratedRowBytes = 2 * 7168;  // of the combines that combine_many was found from
 
-constexpr int kWindowMessages = 64;      // two hops: messages that a relay has before it forwards the first
-constexpr double kSharpness = 4;         // of the smooth maximum
-constexpr double kPerGiga = 1e-3;        // us for bytes over GB/s
-constexpr double kQuantised = 2 * 7168;  // bytes of the tokens for which the costs of quantising hold
+constexpr int kWindowMessages = 64;  // two hops: messages that a relay has before it forwards the first
+constexpr double kSharpness = 4;     // of the smooth maximum
+constexpr double kPerGiga = 1e-3;    // us for bytes over GB/s
+constexpr double kRowBytes =
+    2 * 7168;  // of the tokens for which combine_many and the costs of quantising hold
 
 // Near the largest of the terms; up to 2^(1/4) = 1.19 times it where two are equal, because what overlaps
 // still gets into each other's way.
@@ -37,7 +37,7 @@ double smooth_max(std::initializer_list<double> terms) {
 // us of an SM to quantise one token of this call; 0 if the format does not quantise.
 double quantising(const ModelCall& call, const Constants& constants) {
   const std::string name = to_string(call.format);
-  const double scale = static_cast<double>(call.row_bytes()) / kQuantised;
+  const double scale = static_cast<double>(call.row_bytes()) / kRowBytes;
   if (name.starts_with("nvfp4-token")) return constants[Constant::nvfp4_token] * scale;
   if (name.starts_with("nvfp4")) return constants[Constant::nvfp4] * scale;
   if (name.starts_with("mxfp4")) return constants[Constant::mxfp4] * scale;
@@ -109,10 +109,10 @@ Terms combine_terms(const ModelCall& call, const Loads& loads, const Constants& 
   Terms terms;
   // The start of many tokens has a part in which the first rows fill the pipeline. It grows with their bytes.
   const double at_most_few = constants[packets ? Constant::combine_ll : Constant::combine_few];
-  terms.start = few ? at_most_few
-                    : constants[Constant::combine_few] +
-                          (constants[Constant::combine_many] - constants[Constant::combine_few]) * bytes /
-                              kCalibratedRowBytes;
+  terms.start =
+      few ? at_most_few
+          : constants[Constant::combine_few] +
+                (constants[Constant::combine_many] - constants[Constant::combine_few]) * bytes / kRowBytes;
   terms.near_bytes = (near + forwarded) * bytes * (packets ? 2 : 1);  // a packet is half flag
   terms.far_bytes = staged * bytes;
   terms.far_rows = staged;
