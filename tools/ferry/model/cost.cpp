@@ -19,10 +19,11 @@ constexpr int kManyTokens = 256;
 constexpr int kLLMessages = 32;
 
 constexpr int kWindowMessages = 64;  // two hops: messages that a relay has before it forwards the first
-constexpr double kSharpness = 4;     // of the smooth maximum
+constexpr double kSharpness = 4;     // exponent of smooth_max()
 constexpr double kPerGiga = 1e-3;    // us for bytes over GB/s
-constexpr double kRowBytes =
-    2 * 7168;  // of the tokens for which combine_many and the costs of quantising hold
+// Bytes of a row of 7,168 bf16 values. The constants combine_many and those of quantising were measured with
+// it.
+constexpr double kRowBytes = 2 * 7168;
 
 // Near the largest of the terms; up to 2^(1/4) = 1.19 times it where two are equal, because what overlaps
 // still gets into each other's way.
@@ -108,11 +109,9 @@ Terms combine_terms(const ModelCall& call, const Loads& loads, const Constants& 
   const double forwarded = !two ? 0 : partial ? loads.forwarded : loads.far_routes;
   Terms terms;
   // The start of many tokens has a part in which the first rows fill the pipeline. It grows with their bytes.
-  const double at_most_few = constants[packets ? Constant::combine_ll : Constant::combine_few];
-  terms.start =
-      few ? at_most_few
-          : constants[Constant::combine_few] +
-                (constants[Constant::combine_many] - constants[Constant::combine_few]) * bytes / kRowBytes;
+  terms.start = constants[packets ? Constant::combine_ll : Constant::combine_few];
+  if (!few)
+    terms.start += (constants[Constant::combine_many] - constants[Constant::combine_few]) * bytes / kRowBytes;
   terms.near_bytes = (near + forwarded) * bytes * (packets ? 2 : 1);  // a packet is half flag
   terms.far_bytes = staged * bytes;
   terms.far_rows = staged;

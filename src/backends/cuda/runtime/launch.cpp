@@ -5,31 +5,15 @@
 #include "ferry/error.hpp"
 
 namespace ferry::cuda {
-namespace {
-
-// Loads the kernel. Throws if CUDA would enlarge the stack of threads for it: that waits until the device is
-// idle, so ranks that share it would wait for one another.
-cudaFuncAttributes loaded_attributes(const void* kernel) {
-  cudaFuncAttributes attributes{};
-  check(cudaFuncGetAttributes(&attributes, kernel), "load a kernel");
-  std::size_t limit = 0;
-  check(cudaDeviceGetLimit(&limit, cudaLimitStackSize), "query the stack of a device's threads");
-  if (attributes.localSizeBytes > limit) {
-    throw UnsupportedError(str("a thread of a kernel needs ", counted(attributes.localSizeBytes, "byte"),
-                               " of stack and has ", limit,
-                               ": raise cudaLimitStackSize before the exchange is constructed"));
-  }
-  return attributes;
-}
-
-}  // namespace
 
 void allow_shared_bytes(const void* kernel, std::int64_t bytes) {
   int device = 0, available = 0;
   check(cudaGetDevice(&device), "find the current device");
   check(cudaDeviceGetAttribute(&available, cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
         "query a device's shared memory");
-  available -= static_cast<int>(loaded_attributes(kernel).sharedSizeBytes);
+  cudaFuncAttributes attributes{};
+  check(cudaFuncGetAttributes(&attributes, kernel), "query a kernel's attributes");
+  available -= static_cast<int>(attributes.sharedSizeBytes);
   if (bytes > available) {
     throw UnsupportedError(str("a block needs ", counted(bytes, "byte"),
                                " of shared memory for the tables of all experts and ranks; this GPU has ",
@@ -40,7 +24,8 @@ void allow_shared_bytes(const void* kernel, std::int64_t bytes) {
 }
 
 void load_kernel(const void* kernel) {
-  loaded_attributes(kernel);
+  cudaFuncAttributes attributes{};
+  check(cudaFuncGetAttributes(&attributes, kernel), "load a kernel");
 }
 
 void launch(const void* kernel, void* arguments, int threads, std::size_t shared_bytes,

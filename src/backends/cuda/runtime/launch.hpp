@@ -25,8 +25,7 @@ struct LaunchShape {
 void allow_shared_bytes(const void* kernel, std::int64_t bytes);
 
 // Loads a kernel on the current device. CUDA would load it at its first launch, and may wait until the device
-// is idle. Behind a kernel that waits for peers that holds up this rank, and all ranks of its process. Throws
-// UnsupportedError if the kernel needs a larger stack than the device's threads have, for the same reason.
+// is idle. Behind a kernel that waits for peers that holds up this rank, and all ranks of its process.
 void load_kernel(const void* kernel);
 template <class... Kernels>
 void load_kernels(Kernels*... kernels) {

@@ -36,8 +36,8 @@ __device__ __forceinline__ std::int32_t from_first(std::int32_t value) {
   return static_cast<std::int32_t>(__shfl_sync(~0u, value, 0));
 }
 
-// [warp] Copies whole 16-byte units. Not inlined: inlined, a kernel with all roles needs more than
-// the 1,024 bytes of stack that a thread has by default, and load_kernel() refuses it.
+// [warp] Copies whole 16-byte units. Inlined wherever it is used, it doubles the kernels, which then need
+// more stack than the 1,024 bytes that a thread has by default.
 static __device__ __noinline__ void copy_warp(std::byte* to, const std::byte* from, std::int64_t bytes) {
   const int end = static_cast<int>(bytes);
   copy_granules<4>(from, {0, end}, [&](const Granules<4>& granules, int at) { granules.store(to, at, end); });
