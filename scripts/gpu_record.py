@@ -10,7 +10,7 @@ import platform
 import re
 import subprocess
 
-from kernel_sources import hash_of_kernels
+from kernel_sources import REPOSITORY, hash_of_kernels
 
 # GoogleTest's line about a single test ends with its time; the lines of its final list do not.
 LINE = re.compile(r"^\[\s*(RUN|OK|FAILED|SKIPPED)\s*\] (\S+?)(?:,? where .*?)?(?: \((\d+) ms\))?$")
@@ -137,7 +137,8 @@ def main():
     if tests:
         record["tests"] = tests
     if given.points and pathlib.Path(given.points).exists():
-        record["measured"] = json.loads(pathlib.Path(given.points).read_text())
+        # Without the place of this checkout, which the recorded command may name.
+        record["measured"] = json.loads(pathlib.Path(given.points).read_text().replace(f"{REPOSITORY}/", ""))
     pathlib.Path(given.to).write_text(json.dumps(record, indent=2) + "\n")
     words = [f"exit code {given.status}", f"{given.seconds} s"]
     if tests:
