@@ -28,12 +28,18 @@ class CudaDeviceWork final : public DeviceWork {
     streams_.clear();
     events_.clear();
     memory_.clear();
+    used_ = DeviceMemory();
     broken_ = DeviceMemory();
   }
 
   Stream make_stream() override {
     const ScopedDevice device(device_);
-    return streams_.emplace_back();
+    const CudaStream& stream = streams_.emplace_back();
+    // Used once, before ranks wait for one another (copy_stream.hpp).
+    if (used_.data() == nullptr) used_ = DeviceMemory(sizeof(std::int32_t));
+    set_number(reinterpret_cast<std::int32_t*>(used_.data()), 0, stream);
+    stream.synchronize();
+    return stream;
   }
   int make_event() override {
     const ScopedDevice device(device_);
@@ -112,6 +118,7 @@ class CudaDeviceWork final : public DeviceWork {
   std::deque<CudaStream> streams_;
   std::deque<CudaEvent> events_;
   std::deque<DeviceMemory> memory_;
+  DeviceMemory used_;    // for the first work of streams
   DeviceMemory broken_;  // a number_of() BrokenGuard for each lane, or 0
 };
 

@@ -4,7 +4,7 @@
 
 #include <cstring>
 
-#include "backends/cuda/runtime/cuda_stream.hpp"
+#include "backends/cuda/runtime/copy_stream.hpp"
 #include "backends/cuda/runtime/current_device.hpp"
 #include "backends/cuda/runtime/error.hpp"
 #include "base/text.hpp"
@@ -13,9 +13,9 @@
 namespace ferry::cuda {
 
 void zero(void* memory, std::int64_t bytes) {
-  const CudaStream stream;
-  check(cudaMemsetAsync(memory, 0, bytes, stream.get()), "zero device memory");
-  stream.synchronize();
+  const cudaStream_t stream = copy_stream();
+  check(cudaMemsetAsync(memory, 0, static_cast<std::size_t>(bytes), stream), "zero device memory");
+  check(cudaStreamSynchronize(stream), "wait for a stream");
 }
 
 // Delegates, so that the destructor runs and frees the memory if the body throws.

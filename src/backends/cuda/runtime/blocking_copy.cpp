@@ -2,7 +2,7 @@
 
 #include <cuda_runtime_api.h>
 
-#include "backends/cuda/runtime/cuda_stream.hpp"
+#include "backends/cuda/runtime/copy_stream.hpp"
 #include "backends/cuda/runtime/error.hpp"
 
 namespace ferry::cuda {
@@ -26,10 +26,10 @@ class AllowDuringCapture {
 void copy_blocking(void* to, const void* from, std::int64_t bytes) {
   if (bytes == 0) return;
   const AllowDuringCapture allow;
-  const CudaStream stream;
-  check(cudaMemcpyAsync(to, from, static_cast<std::size_t>(bytes), cudaMemcpyDefault, stream.get()),
+  const cudaStream_t stream = copy_stream();
+  check(cudaMemcpyAsync(to, from, static_cast<std::size_t>(bytes), cudaMemcpyDefault, stream),
         "copy between host and device");
-  stream.synchronize();
+  check(cudaStreamSynchronize(stream), "wait for a stream");
 }
 
 }  // namespace ferry::cuda
