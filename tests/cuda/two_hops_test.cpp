@@ -192,6 +192,7 @@ TEST_F(CudaTwoHops, ARoleThatStopsIsNamed) {
     const StepInputs step = make_inputs(c);
     std::array<double, 4> seconds{};
     std::array<WaitRecord, 4> records{};
+    std::array<std::string, 4> others;  // other errors
     setenv("FERRY_STALL", point, 1);
     setenv("FERRY_STALL_RANK", std::to_string(kStopped).c_str(), 1);
     EXPECT_ANY_THROW(Group::threads(Topology(c.nodes, true)).run([&](Rank rank) {
@@ -206,6 +207,9 @@ TEST_F(CudaTwoHops, ARoleThatStopsIsNamed) {
         seconds[i] = seconds_since(started);
         records[i] = error.record;
         throw;
+      } catch (const std::exception& error) {
+        others[i] = error.what();
+        throw;
       }
     }));
     unsetenv("FERRY_STALL");
@@ -215,7 +219,7 @@ TEST_F(CudaTwoHops, ARoleThatStopsIsNamed) {
       if (rank == kStopped) continue;
       const WaitRecord& record = records[rank];
       SCOPED_TRACE(describe(record));
-      EXPECT_GT(seconds[rank], 0) << "no TimeoutError";
+      EXPECT_GT(seconds[rank], 0) << "no TimeoutError: " << others[rank];
       EXPECT_LT(seconds[rank], c.config.deadline + 1);
       // A rank behind the relay knows the source too.
       EXPECT_TRUE(record.peer == kStopped || record.via == kStopped);

@@ -13,6 +13,7 @@ HopTopology topology_of(const std::vector<int>& labels, int rank) {
   const Topology topology(labels);
   HopTopology of{};
   for (int other = 0; other < topology.ranks(); ++other) {
+    if (topology.ranks_of(topology.node_of(other)).size() == 1) of.alone.add(other);
     of.node[other] = static_cast<std::uint8_t>(topology.node_of(other));
     of.local[other] = static_cast<std::uint8_t>(topology.local_rank_of(other));
     of.relay_there[other] = static_cast<std::uint8_t>(topology.relay_of(rank, topology.node_of(other)));
@@ -231,6 +232,7 @@ void HopRun::send_straight() {
     HopTopology& of = rank_[at(r)].call.topology;
     of.straight = true;
     for (int other = 0; other < ranks_; ++other) {
+      of.alone.add(other);
       if (of.node[other] == of.node[r]) continue;
       of.relay_there[other] = static_cast<std::uint8_t>(other);
       of.relay_here[other] = static_cast<std::uint8_t>(r);

@@ -1,5 +1,6 @@
 // The backend `nvshmem`: the kernels of the backend `cuda`, whose two hops use NVSHMEM's puts between nodes.
 #include <algorithm>
+#include <cerrno>
 #include <memory>
 
 #include "backends/cuda/host/memory_layout.hpp"
@@ -47,12 +48,25 @@ class HeapHopTransport final : public cuda::HopTransport {
     });
   }
   ~HeapHopTransport() override {
+    if (sources_ != nullptr) session_.module().unregister_source(sources_);
     if (rank_.state().control().failed()) Session::note_failure();
   }
 
   std::byte* at(int rank, std::int64_t offset) const override {
     std::byte* const begin = rank == rank_.index() ? heap_.data() : heap_.mapped(rank);
     return begin == nullptr ? nullptr : begin + offset;
+  }
+  void register_sources(std::byte* memory, std::int64_t bytes) override {
+    run_on_all_ranks(rank_, [&] {
+      if (session_.module().register_source(memory, static_cast<std::size_t>(bytes)) != 0) {
+        throw SystemError(
+            str("NVSHMEM cannot register ", bytes, " bytes of device memory of rank ", rank_.index(),
+                " to put from: the limit of locked memory (ulimit -l) may be "
+                "too low, or nvidia-peermem and dma-buf missing"),
+            EIO);
+      }
+      sources_ = memory;
+    });
   }
   void prepare() const override {
     cuda::check(static_cast<cudaError_t>(session_.module().prepare_hops(wide_)),
@@ -75,6 +89,7 @@ class HeapHopTransport final : public cuda::HopTransport {
   HeapMemory heap_;
   cuda::DeviceMemory pes_;
   Peers peers_{};
+  std::byte* sources_ = nullptr;
 };
 
 }  // namespace

@@ -61,27 +61,44 @@ struct Shape {
 
 // Seconds of a call, and the bytes that this rank sends to the other node in it.
 struct Times {
-  double dispatch, pair;
+  double dispatch, pair, dispatch_send, combine_send;  // the last two: send phases alone
   std::int64_t dispatch_bytes, combine_bytes;
+};
+
+// Time of work on a stream between begin() and seconds(), which waits for it.
+class PhaseTimer {
+ public:
+  explicit PhaseTimer(cudaStream_t stream) : stream_(stream) {
+    cuda::check(cudaEventCreate(&begun_), "make an event");
+    cuda::check(cudaEventCreate(&done_), "make an event");
+  }
+  ~PhaseTimer() {
+    cudaEventDestroy(begun_);
+    cudaEventDestroy(done_);
+  }
+  void begin() { cuda::check(cudaEventRecord(begun_, stream_), "record an event"); }
+  double seconds() {
+    cuda::check(cudaEventRecord(done_, stream_), "record an event");
+    cuda::check(cudaEventSynchronize(done_), "wait for an event");
+    float milliseconds = 0;
+    cuda::check(cudaEventElapsedTime(&milliseconds, begun_, done_), "read the time");
+    return milliseconds * 1e-3;
+  }
+
+ private:
+  cudaStream_t stream_;
+  cudaEvent_t begun_{}, done_{};
 };
 
 // Seconds of one of `calls` calls that follow one another on a stream.
 double seconds_of(const Rank& rank, cudaStream_t stream, int calls, const std::function<void()>& call) {
-  cudaEvent_t begun{}, done{};
-  cuda::check(cudaEventCreate(&begun), "make an event");
-  cuda::check(cudaEventCreate(&done), "make an event");
   for (int warm = 0; warm < 3; ++warm) call();
   cuda::check(cudaStreamSynchronize(stream), "wait for a stream");
   rank.barrier();
-  cuda::check(cudaEventRecord(begun, stream), "record an event");
+  PhaseTimer timer(stream);
+  timer.begin();
   for (int i = 0; i < calls; ++i) call();
-  cuda::check(cudaEventRecord(done, stream), "record an event");
-  cuda::check(cudaEventSynchronize(done), "wait for an event");
-  float milliseconds = 0;
-  cuda::check(cudaEventElapsedTime(&milliseconds, begun, done), "read the time");
-  cudaEventDestroy(begun);
-  cudaEventDestroy(done);
-  return milliseconds * 1e-3 / calls;
+  return timer.seconds() / calls;
 }
 
 Times times_of(const Rank& rank, const Shape& shape) {
@@ -125,6 +142,22 @@ Times times_of(const Rank& rank, const Shape& shape) {
     combine();
   });
   const WireCounts after = exchange.wire_counts();
+  const DispatchOptions dispatch_options{.sm_limit = shape.sm_limit};
+  const CombineOptions combine_options{.row_weights = by_expert ? received.weight : nullptr,
+                                       .sm_limit = shape.sm_limit};
+  const Tokens rows = Tokens::rows(tokens.data(), shape.tokens);
+  PhaseTimer timer(stream.get());
+  for (int i = 0; i < calls; ++i) {
+    timer.begin();
+    exchange.dispatch_send(rows, ids.as<std::int32_t>(), weights.as<float>(), dispatch_options, handle);
+    times.dispatch_send += timer.seconds() / calls;
+    received = exchange.dispatch_receive(0, handle);
+    timer.begin();
+    exchange.combine_send({.data = outputs.data()}, received.plan, {.data = result.data()}, combine_options,
+                          handle);
+    times.combine_send += timer.seconds() / calls;
+    exchange.combine_receive(0, handle);
+  }
   const std::int64_t all = calls + 3;
   times.dispatch_bytes = (after.between_nodes.dispatch_bytes - before.between_nodes.dispatch_bytes) / all;
   times.combine_bytes = (after.between_nodes.combine_bytes - before.between_nodes.combine_bytes) / all;
@@ -169,6 +202,10 @@ TEST(NvshmemRate, OfTwoNodesOfOneRank) {
             many.dispatch, "puts of its bytes", static_cast<double>(many.dispatch_bytes) / rate, 1.25);
       print(rank, "dispatch and combine", many.pair, "puts of their bytes",
             static_cast<double>(many.dispatch_bytes + many.combine_bytes) / rate, 1.25);
+      if (rank.index() == 0) {
+        std::printf("their send phases alone: %.1f us and %.1f us\n", many.dispatch_send * 1e6,
+                    many.combine_send * 1e6);
+      }
     }
     const Times plain_many = times_of(
         rank, {BackendKind::cuda, Hops::two, 4096, Format::bf16(), Layout::rank_major, kBlocks, 512});

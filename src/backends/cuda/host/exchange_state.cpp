@@ -58,6 +58,7 @@ ExchangeState::ExchangeState(const Rank& this_rank, const Config& exchange_confi
     ranks_on_device = ranks_on_current_device(rank);
   }
   if (engine) engine_memory = memory_for_engine(config.lanes * engine->bytes);
+  if (hop_transport) hop_transport->register_sources(engine_memory.data(), engine_memory.bytes());
   blocks = blocks_of_rank(ranks_on_device, device, config.lanes);
   const Placement& placement = config.placement;
   std::vector<std::byte> host(static_cast<std::size_t>(RoutingTables::bytes(config.experts, rank.size())));

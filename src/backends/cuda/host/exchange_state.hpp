@@ -31,10 +31,10 @@ struct ExchangeState {
   int device;                                   // current at construction
   std::optional<EngineLayout> engine;           // engine, hops
   std::optional<HopLayout> hops;                // hops: layout of a lane's memory in hop_transport
-  std::unique_ptr<HopTransport> hop_transport;  // hops
   std::optional<DeviceSymmetricMemory> memory;  // mapped
   bool registers = false;                       // engine: its memory may be registered with NCCL
   DeviceMemory engine_memory;                   // memory of all lanes
+  std::unique_ptr<HopTransport> hop_transport;  // hops; puts from engine_memory
   int ranks_on_device;                          // this rank included
   ExchangeArrays arrays;
   DeviceMemory tables;  // ExchangeArrays

@@ -11,13 +11,13 @@ namespace cuda {
 namespace {
 
 // Bytes of all windows of a hop on a rank, if Config::window is not set.
-constexpr std::int64_t kWindowsBytes = 4 << 20;
+constexpr std::int64_t kWindowsBytes = 16 << 20;
 
 // Channels of a stream: about as many tasks as a GPU has warps to spare, and at most one for each message of
-// the window; more where each still has four messages. All ranks have the same.
+// the window; more where each still has two messages. All ranks have the same.
 int channels_of(int ranks, int window) {
   const int few = std::clamp(std::min(64 / ranks, window), 1, 16);
-  return std::max(few, std::min({window / 4, 256 / ranks, 128}));
+  return std::max(few, std::min({window / 2, 384 / ranks, 192}));
 }
 
 }  // namespace

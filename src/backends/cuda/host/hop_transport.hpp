@@ -21,6 +21,9 @@ class HopTransport {
 
   // Address of a rank's memory for this rank's kernels. Null if the launch reaches that rank by puts.
   virtual std::byte* at(int rank, std::int64_t offset) const = 0;
+  // Collective. Call it once, with the device memory that messages may be put from. It must outlive this
+  // object.
+  virtual void register_sources(std::byte* memory, std::int64_t bytes) = 0;
   // Loads the launch's kernel on the current device.
   virtual void prepare() const = 0;
   virtual void launch(const HopArguments& arguments, const LaunchShape& shape, cudaStream_t stream) const = 0;

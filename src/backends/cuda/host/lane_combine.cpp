@@ -139,7 +139,10 @@ void Lane::find_rows(const ArrivedRows* from, Stream stream) const {
 }
 
 bool Lane::adds_by_node() const {
-  return exchange_.config.reduction_level == ReductionLevel::node && combine_.reduction == Reduction::partial;
+  // Where no node has two ranks, both levels add the same rows in the same order.
+  const Topology& topology = exchange_.rank.topology();
+  return exchange_.config.reduction_level == ReductionLevel::node &&
+         combine_.reduction == Reduction::partial && topology.nodes() < topology.ranks();
 }
 
 void Lane::add_on_nodes(Stream stream) {

@@ -12,7 +12,7 @@
 // word: each slot has a flag and a credit of its own, the slot's next flag is set after the credit has come,
 // and its next credit given after that flag has. A channel's end is sent once a call, and its reader waits
 // for it. A launch ends when the messages that it has put have been read (is_closed()). So nothing of a call
-// arrives in a later one, and send staging is free.
+// arrives in a later one, and the outbox and send staging are free.
 #pragma once
 
 #include "backends/cuda/device/row_copy.cuh"
@@ -40,7 +40,7 @@ __device__ __forceinline__ std::int32_t from_first(std::int32_t value) {
 // more stack than the 1,024 bytes that a thread has by default.
 static __device__ __noinline__ void copy_warp(std::byte* to, const std::byte* from, std::int64_t bytes) {
   const int end = static_cast<int>(bytes);
-  copy_granules<4>(from, {0, end}, [&](const Granules<4>& granules, int at) { granules.store(to, at, end); });
+  copy_granules<8>(from, {0, end}, [&](const Granules<8>& granules, int at) { granules.store(to, at, end); });
 }
 
 // One rank's view of the channels of a call.
@@ -101,6 +101,17 @@ struct HopChannels {
     } else {
       transport.signal(lane(), reader, flag, tag);
     }
+  }
+  // [warp] Sends message `k` to a staged reader without composing it: puts `content`, which lies in the
+  // outbox, to `offset` in the slot. Nothing else of the slot is written.
+  __device__ __forceinline__ void put_content(int hop, int origin, int reader, int channel, std::int32_t k,
+                                              std::int64_t offset, const std::byte* content,
+                                              std::int64_t bytes) const {
+    const int slot = k % slots();
+    transport.put_with_signal(lane(), reader, mine(call.layout.slot(hop, origin, channel, slot)) + offset,
+                              content, static_cast<int>(bytes),
+                              mine<Flag>(call.layout.flag(hop, origin, channel, slot)),
+                              hop_tag(number, k + 1));
   }
   // [warp] Announces that the channel has `total` messages in this call.
   __device__ __forceinline__ void end(int hop, int origin, int reader, int channel,

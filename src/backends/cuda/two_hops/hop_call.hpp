@@ -12,10 +12,11 @@
 #include "backends/cuda/two_hops/hop_layout.hpp"
 #include "ferry/topology.hpp"
 #include "layout/message.hpp"
+#include "layout/rank_bits.hpp"
 
 namespace ferry::cuda {
 
-inline constexpr int kHopThreads = 256;  // threads of a block
+inline constexpr int kHopThreads = 512;  // threads of a block
 inline constexpr int kHopWarps = kHopThreads / 32;
 
 // What a call moves.
@@ -35,7 +36,10 @@ struct HopTopology {
   std::uint8_t relay_there[kMaxDeviceRanks];  // on the rank's node: between it and this rank
   std::uint8_t relay_here[kMaxDeviceRanks];   // on this rank's node: between it and the rank
 
-  // In one hop each rank of another node is its own relay: messages go straight to it.
+  // Ranks that are the only ones behind their relay: each is the only rank of its node.
+  RankBits<kMaxDeviceRanks> alone;
+
+  // In one hop each rank of another node is its own relay, and alone behind it: messages go straight to it.
   bool straight;
 
   static HopTopology of(const Topology& topology, int rank, Hops hops = Hops::two);

@@ -14,16 +14,21 @@ __device__ bool relay_messages(const HopWork<Transport>& work, HopTaskState& at,
   const HopArguments& call = work.call;
   const int thread = work.thread(), me = work.routes.me();
   const auto payload_bytes = work.routes.rows() ? call.row_bytes : std::int64_t{call.payload_bytes};
+  const bool bare = work.sends_bare(origin, me);
   for (;;) {
     const State state = work.channels.arrived(0, origin, channel, at.next);
     if (state == State::ended) break;
     if (state == State::late) return waits_for(at, origin);
     const std::byte* const message = work.channels.message(0, origin, channel, at.next);
     // Values that an origin has written are bounded before they are used.
-    const std::int32_t entries =
-        ::min(::max(*reinterpret_cast<const std::int32_t*>(message), 0), call.layout.shape.node_ranks);
     HopEntry entry{-1, -1};
-    if (thread < entries) entry = reinterpret_cast<const HopEntry*>(message + kHopPrefix)[thread];
+    if (bare) {
+      if (thread == 0) entry = {me, at.next * work.of_channels() + channel};
+    } else {
+      const std::int32_t entries =
+          ::min(::max(*reinterpret_cast<const std::int32_t*>(message), 0), call.layout.shape.node_ranks);
+      if (thread < entries) entry = reinterpret_cast<const HopEntry*>(message + kHopPrefix)[thread];
+    }
     const bool usable =
         entry.rank >= 0 && entry.rank < call.wires.ranks && work.routes.passes_on_to(entry.rank);
     if (at.started == 0) {

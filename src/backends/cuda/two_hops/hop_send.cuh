@@ -48,8 +48,13 @@ __device__ bool send_directly(const HopWork<Transport>& work, HopTaskState& at, 
     if (!work.channels.has_room(1, me, rank, channel, at.next)) return waits_for(at, rank);
     inject_fault(work.call.wires, KernelPoint::hop_send);
     const std::byte* const message = work.stored(rank, static_cast<std::int32_t>(i));
-    write_final(work, me, rank, channel, at.next, static_cast<std::int32_t>(i), message,
-                message + work.call.payload_bytes);
+    // Only rows go to another node here, and their reader needs no index.
+    if (work.channels.transport.is_staged(rank)) {
+      work.channels.put_content(1, me, rank, channel, at.next, kHopPrefix, message, work.content_bytes());
+    } else {
+      write_final(work, me, rank, channel, at.next, static_cast<std::int32_t>(i), message,
+                  message + work.call.payload_bytes);
+    }
     ++at.next;
     at.moved = 1;
   }
@@ -97,18 +102,26 @@ __device__ __forceinline__ void write_bundle(const HopWork<Transport>& work, int
 }
 
 // [warp] send_to_relay() where `rank` is the only rank behind the relay. All messages are in the order of
-// those to that rank, so a channel visits its own share only.
+// those to that rank, so a channel visits its own share only. A relay that is alone, on another node, is that
+// rank itself. It knows the indices, and reads no entries (relay_messages()).
 template <class Transport>
 __device__ bool send_to_only_rank(const HopWork<Transport>& work, HopTaskState& at, int relay, int rank,
                                   int channel) {
   const std::int32_t count = work.state.count[rank];
+  const bool bare = work.sends_bare(work.routes.me(), relay);
   for (;;) {
     const std::int64_t i = std::int64_t{at.next} * work.of_channels() + channel;
     if (i >= count) break;
     if (!work.channels.has_room(0, work.routes.me(), relay, channel, at.next)) return waits_for(at, relay);
     inject_fault(work.call.wires, KernelPoint::hop_send);
     const auto index = static_cast<std::int32_t>(i);
-    write_bundle(work, relay, channel, at.next, 1u, 0, rank, index, index);
+    if (bare) {
+      work.channels.put_content(0, work.routes.me(), relay, channel, at.next, work.call.layout.entries_bytes,
+                                work.stored(rank, index), work.content_bytes());
+      work.count(relay, 1, work.content_bytes());
+    } else {
+      write_bundle(work, relay, channel, at.next, 1u, 0, rank, index, index);
+    }
     ++at.next;
     at.moved = 1;
   }

@@ -160,6 +160,13 @@ struct HopWork {
     if (thread() == rank % 32) ++at->sent[nth(rank)];
   }
 
+  // Whether messages of `origin` to the relay `relay` have no entries: they are put from the outbox. This
+  // rank is one of the two.
+  __device__ __forceinline__ bool sends_bare(int origin, int relay) const {
+    return !routes.rows() && routes.call.topology.alone.has(relay) &&
+           channels.transport.is_staged(origin == routes.me() ? relay : origin);
+  }
+
   // This rank's message or row `i` for `rank`, in its outbox.
   __device__ __forceinline__ const std::byte* stored(int rank, std::int32_t i) const {
     if (routes.rows()) return call.row_outbox + (state.first[rank] + i) * call.row_bytes;

@@ -67,6 +67,13 @@ void* mapped(const void* memory, int pe) {
   return nvshmem_ptr(memory, pe);
 }
 
+int register_source(void* memory, std::size_t bytes) {
+  return nvshmemx_buffer_register(memory, bytes);
+}
+int unregister_source(void* memory) {
+  return nvshmemx_buffer_unregister(memory);
+}
+
 int check_messages(const cuda::MessageCheck& check, const Peers& peers, int blocks, void* stream) {
   check_kernel<<<static_cast<unsigned>(blocks), kCheckThreads, 0, static_cast<cudaStream_t>(stream)>>>(
       check, Puts{{}, peers});
@@ -89,7 +96,7 @@ extern "C" __attribute__((visibility("default"))) bool ferry_nvshmem_open(
     const ferry::nvshmem::ModuleBuild& build, ferry::nvshmem::Module* module) {
   using namespace ferry::nvshmem;
   if (!(build == ModuleBuild(FERRY_VERSION))) return false;
-  *module = {version,  is_running, make_id,        start,        my_pe,      pe_count,
-             allocate, mapped,     check_messages, prepare_hops, launch_hops};
+  *module = {version, is_running,      make_id,           start,          my_pe,        pe_count,   allocate,
+             mapped,  register_source, unregister_source, check_messages, prepare_hops, launch_hops};
   return true;
 }

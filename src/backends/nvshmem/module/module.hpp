@@ -51,6 +51,9 @@ struct Module {
   void* (*allocate)(std::size_t bytes);
   // Where this process reaches that memory of a PE by loads and stores; null: it does not.
   void* (*mapped)(const void* memory, int pe);
+  // Local: makes memory of this process a source of puts, and ends that.
+  int (*register_source)(void* memory, std::size_t bytes);
+  int (*unregister_source)(void* memory);
   // Enqueues the check on a stream (cudaStream_t), in `blocks` blocks.
   int (*check_messages)(const cuda::MessageCheck& check, const Peers& peers, int blocks, void* stream);
   // Loads the launch of a call in two hops (two_hops/) on the current device, and enqueues it.
