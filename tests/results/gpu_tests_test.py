@@ -104,6 +104,14 @@ class GpuTestsTest(SmallRepository):
         self.keep({}, "test", skipped={"Own": ["Test"]})
         self.assertEqual(self.cells()[1], "not run: `Own.Test`")
 
+    def test_every_instantiation_of_a_test_counts(self):
+        with (self.root / "tests/cuda/own_test.cpp").open("a") as file:
+            file.write("INSTANTIATE_TEST_SUITE_P(More, Points, x);\n")
+        self.keep(OWN)
+        self.assertEqual(self.cells()[1], "not run: `Points.Test`")
+        self.keep({"More/Points": ["Test/One"]}, "other")
+        self.assertEqual(self.cells()[1], "2 GPUs")
+
     def test_a_failure_of_today_is_shown(self):
         self.keep(OWN)
         self.keep({}, failures=["All/Points.Test/One did not end"])
