@@ -17,6 +17,8 @@ LINE = re.compile(r"^\[\s*(RUN|OK|FAILED|SKIPPED)\s*\] (\S+?)(?:,? where .*?)?(?
 # A test of GoogleTest's list: the parameter's value follows as a comment.
 LISTED = re.compile(r"^(?:(\S+\.)|  (\S+))(?:\s+#.*)?$")
 PYTEST = re.compile(r"^python/tests/\S*/test_(\w+)\.py::(.+?) (PASSED|FAILED|ERROR|SKIPPED|XFAIL)\b", re.MULTILINE)
+# A test of pytest's during which the log ends: its name alone.
+LAST_OF_PYTEST = re.compile(r"^python/tests/\S*/test_(\w+)\.py::(.+?) *\Z", re.MULTILINE)
 SEED = re.compile(r"^FERRY_SEED=(\d+)", re.MULTILINE)
 
 
@@ -73,6 +75,9 @@ def outcomes_of(log):
             running = None
     for file, name, what in PYTEST.findall(log):
         add(f"python_{file}.{name}", OUTCOME[what])
+    last = LAST_OF_PYTEST.search(log)
+    if last and not PYTEST.match(last[0]):
+        running = f"python_{last[1]}.{last[2]}"
     if running:
         add(running, "failed")
     return found, running
@@ -88,18 +93,18 @@ def by_suite(names):
 
 
 def instances_of(log):
-    """How many parameters each test has that has several, from GoogleTest's lists of all tests: a run may select some."""
-    counts, suite = {}, ""
+    """How many parameters each test has that has several, from GoogleTest's lists of all tests: a run may select some, and a program
+    that runs several times prints its list each time."""
+    found, suite = {}, ""
     for line in log.splitlines():
         match = LISTED.match(line)
         if match and match[1]:
             suite = match[1]
         elif match and suite:
-            name = suite + match[2].partition("/")[0]
-            counts[name] = counts.get(name, 0) + 1
+            found.setdefault(suite + match[2].partition("/")[0], set()).add(match[2])
         else:
             suite = ""
-    return {name: count for name, count in counts.items() if count > 1}
+    return {name: len(tests) for name, tests in found.items() if len(tests) > 1}
 
 
 def tests_of(log):

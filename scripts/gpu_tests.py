@@ -33,7 +33,7 @@ def without_parameter(name):
 
 
 def tests_of_gpus(root):
-    """{test as docs/capabilities.md names it: the ways it runs on GPUs, {label: its name in a record, without the parameter}}."""
+    """{test as docs/capabilities.md names it: the ways it runs on GPUs, {label: its names in records, without the parameter}}."""
     found, sources = {}, {path: path.read_text() for path in (root / "tests").rglob("*_test.cpp")}
     for path in (root / "tests").rglob("*.cpp"):
         for kind, suite in re.findall(r"^INSTANTIATE_TEST_SUITE_P\(Cuda(Threads\w*|Processes|Collective),\s*(\w+)", path.read_text(), re.MULTILINE):
@@ -41,18 +41,20 @@ def tests_of_gpus(root):
                 for test in re.findall(rf"^TEST_P\({suite},\s*(\w+)\)", text, re.MULTILINE):
                     name = f"Cuda{kind}/{suite}.{test}"
                     if kind in ("Threads", "Processes", "Collective"):
-                        found.setdefault(f"{suite}.{test}", {})[kind.lower()] = name
+                        found.setdefault(f"{suite}.{test}", {})[kind.lower()] = [name]
                     else:  # counts only for rows that name it
-                        found[name] = {"": name}
+                        found[name] = {"": [name]}
     for path, text in sources.items():
         if path.is_relative_to(root / "tests/cuda") and FIXTURES.search(text):
-            prefixes = {suite: f"{prefix}/" for prefix, suite in re.findall(r"^INSTANTIATE_TEST_SUITE_P\((\w+),\s*(\w+)", text, re.MULTILINE)}
+            prefixes = {}
+            for prefix, suite in re.findall(r"^INSTANTIATE_TEST_SUITE_P\((\w+),\s*(\w+)", text, re.MULTILINE):
+                prefixes.setdefault(suite, []).append(f"{prefix}/")
             for suite, test in NEEDS_GPU.findall(text):
-                found[f"{suite}.{test}"] = {"": f"{prefixes.get(suite, '')}{suite}.{test}"}
+                found[f"{suite}.{test}"] = {"": [f"{prefix}{suite}.{test}" for prefix in prefixes.get(suite, [""])]}
     for path in (root / "python/tests").rglob("test_*.py"):
-        found[f"python_{path.stem.removeprefix('test_')}"] = {"": f"python_{path.stem.removeprefix('test_')}"}
+        found[f"python_{path.stem.removeprefix('test_')}"] = {"": [f"python_{path.stem.removeprefix('test_')}"]}
     for name in re.findall(r"run_named ([a-z]\w+)", (root / "scripts/gpu").read_text()):
-        found[name] = {"": name}
+        found[name] = {"": [name]}
     return found
 
 
@@ -101,10 +103,14 @@ def run_of(record):
     tests = record["tests"]
     # A test that the part's time limit ended says nothing. Otherwise one that did not end has crashed.
     stopped = record["exit_code"] == 124
-    failures = [name.removesuffix(" did not end") for name in tests["failures"] if not (stopped and name.endswith(" did not end"))]
+    unfinished = [name.removesuffix(" did not end") for name in tests["failures"] if stopped and name.endswith(" did not end")]
+    failures = {name.removesuffix(" did not end") for name in tests["failures"]} - set(unfinished)
+    # A file of pytest's in which the time limit ended a test has at least one more than those that passed.
+    more = {file: len(tests["names"]["passed"].get(file, [])) + 1 for file, _, _ in (name.partition(".") for name in unfinished)
+            if file.startswith("python_")}
     return {key: record[key] for key in ("commit", "changed", "kernels", "date", "seconds", "settings")} | {
         "driver": record["machine"]["driver"], "passed": tests["names"]["passed"], "failed": by_suite(failures),
-        "skipped": tests["names"]["skipped"], "instances": tests["instances"]}
+        "skipped": tests["names"]["skipped"], "instances": tests["instances"] | more}
 
 
 def without(run, newer):
@@ -185,7 +191,7 @@ def together(runs):
 
 
 def listed(names):
-    return ", ".join(f"`{name}`" for name in names)
+    return ", ".join(f"`{name}`" for name in dict.fromkeys(names))
 
 
 def gpus(count):
@@ -196,8 +202,8 @@ def cell_of(tests, known, runs, kernels):
     """The column "GPUs" of a row that names these tests."""
     ways = {}
     for test in tests:
-        for label, name in known.get(test, {}).items():
-            ways.setdefault(label, []).append((test, name))
+        for label, names in known.get(test, {}).items():
+            ways.setdefault(label, []).extend((test, name) for name in names)
     found = {label: shown(names, runs, kernels) for label, names in sorted(ways.items(), reverse=True)}
     if len(set(found.values())) == 1:
         return next(iter(found.values()))

@@ -35,24 +35,28 @@ def hot_rows(tokens, generator):
 
 class BalanceTest(ProgramTest):
     def trace(self, tokens):
+        """The path of a trace with one hot expert, and its rows."""
         seed = int(os.environ.get("FERRY_SEED", random.randrange(2**32)))
         print(f"FERRY_SEED={seed}", flush=True)
-        path = self.path("hot.ids.npy")
-        write_ids(path, hot_rows(tokens, random.Random(seed)))
-        return path
+        path, rows = self.path("hot.ids.npy"), hot_rows(tokens, random.Random(seed))
+        write_ids(path, rows)
+        return path, rows
 
     def test_the_trace_has_one_hot_expert(self):
-        point = json.loads(self.succeed("bench", "--trace", self.trace(2000), "--tokens", "500", "--ranks", "4", "--hidden", "64",
+        path, rows = self.trace(2000)
+        point = json.loads(self.succeed("bench", "--trace", path, "--tokens", "500", "--ranks", "4", "--hidden", "64",
                                         "--repetitions", "1", "--json", "-"))["points"][0]
         self.assertEqual((point["experts"], point["top_k"]), (EXPERTS, TOP_K))
-        hot = HOT / EXPERTS
-        of_first_rank = hot + (1 - hot) * (EXPERTS // 4 - 1) / (EXPERTS - 1)
-        self.assertAlmostEqual(point["busiest_share"], of_first_rank, delta=0.01)
+        ids = [id for row in rows for id in row]
+        # 0.0013 is the standard deviation of the share of expert 0.
+        self.assertAlmostEqual(ids.count(0) / len(ids), HOT / EXPERTS, delta=6 * 0.0013)
+        of_rank = [sum(id // (EXPERTS // 4) == rank for id in ids) for rank in range(4)]
+        self.assertAlmostEqual(point["busiest_share"], max(of_rank) / len(ids))
 
     @unittest.skipIf(GPUS < 2, f"needs two GPUs, there are {GPUS}")
     def test_a_hot_expert_costs_no_more_than_its_bytes(self):
         ranks = min(GPUS, 8)
-        hot = self.ratios(ranks, "--trace", self.trace(ranks * TOKENS))
+        hot = self.ratios(ranks, "--trace", self.trace(ranks * TOKENS)[0])
         bounds = {"dispatch": 1.3, "combine": 1.3}
         if ranks == 2:
             uniform = self.ratios(ranks, "--trace", "synth:uniform", "--experts", EXPERTS, "--top-k", TOP_K)

@@ -49,14 +49,14 @@ class GpuTestsTest(SmallRepository):
     def run_script(self, *arguments):
         return subprocess.run([sys.executable, "-B", SCRIPT, *arguments, "--root", self.root], capture_output=True, text=True, check=False)
 
-    def keep(self, passed, part="test", gpus=2, commit="a" * 40, skipped=None, failures=(), kernels=None):
+    def keep(self, passed, part="test", gpus=2, commit="a" * 40, skipped=None, failures=(), kernels=None, exit_code=0):
         """Files a record of scripts/gpu, newer than the last."""
         self.day += 1
         tests = {"failures": list(failures), "names": {"passed": passed, "skipped": skipped or {}}, "instances": {"All/Points.Test": 2}}
         tests |= {outcome: 1 for outcome in gpu_tests.OUTCOMES}
         record = {"commit": commit, "changed": False, "kernels": kernels or hash_of_kernels(self.root),
                   "date": f"2026-11-{self.day}T10:00:00Z", "machine": {"gpus": ["NVIDIA H200"] * gpus, "driver": "1"}, "part": part,
-                  "settings": {"memory": "both", "filter": "", "seeds": []}, "exit_code": 0, "seconds": 1, "tests": tests}
+                  "settings": {"memory": "both", "filter": "", "seeds": []}, "exit_code": exit_code, "seconds": 1, "tests": tests}
         with tempfile.TemporaryDirectory() as folder:
             (pathlib.Path(folder) / f"{part}.json").write_text(json.dumps(record))
             (pathlib.Path(folder) / f"{part}-points.json").write_text("[]")
@@ -104,12 +104,29 @@ class GpuTestsTest(SmallRepository):
         self.keep({}, "test", skipped={"Own": ["Test"]})
         self.assertEqual(self.cells()[1], "not run: `Own.Test`")
 
+    def test_every_instantiation_of_a_test_counts(self):
+        with (self.root / "tests/cuda/own_test.cpp").open("a") as file:
+            file.write("INSTANTIATE_TEST_SUITE_P(More, Points, x);\n")
+        self.keep(OWN)
+        self.assertEqual(self.cells()[1], "not run: `Points.Test`")
+        self.keep({"More/Points": ["Test/One"]}, "other")
+        self.assertEqual(self.cells()[1], "2 GPUs")
+
     def test_a_failure_of_today_is_shown(self):
         self.keep(OWN)
         self.keep({}, failures=["All/Points.Test/One did not end"])
         self.assertEqual(self.cells()[1], "failed: `Points.Test`")
         self.keep({"All/Points": ["Test/One", "Test/Two"]})
         self.assertEqual(self.cells()[1], "2 GPUs")
+
+    def test_a_test_that_the_time_limit_ended_has_not_run(self):
+        self.keep(OWN)
+        self.keep({"cli_gpu": [""]}, "program")
+        self.keep({}, failures=["All/Points.Test/One did not end"], exit_code=124)
+        self.keep({"python_group": ["test_a"]}, "python", failures=["python_group.test_b did not end"], exit_code=124)
+        self.assertEqual((self.cells()[1], self.cells()[3]), ("2 GPUs", "not run: `python_group`"))
+        self.keep({"python_group": ["test_b"]}, "python")
+        self.assertEqual(self.cells()[3], "2 GPUs")
 
     def test_runs_of_a_part_complete_each_other(self):
         self.keep({"Own": ["Test"]})

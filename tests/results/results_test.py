@@ -249,9 +249,14 @@ class RecordTest(unittest.TestCase):
         self.assertEqual(names["passed"], {"cli_gpu": [""], "python_group": ["test_a[two words]"]})
         self.assertEqual(names["skipped"], {"python_group": ["test_b"]})
 
+    def test_a_python_test_that_did_not_end_counts_as_failed(self):
+        log = "\n".join(["python/tests/core/test_group.py::test_a PASSED [ 50%]", "a warning", "python/tests/core/test_group.py::test_b[x y] "])
+        tests = self.record(log, status=124)[1]["tests"]
+        self.assertEqual((tests["failures"], tests["names"]["passed"]), (["python_group.test_b[x y] did not end"], {"python_group": ["test_a"]}))
+
     def test_the_number_of_parameters_is_recorded(self):
-        log = "\n".join(["P/Suite.", "  a/One  # GetParam() = 1", "  a/Two  # GetParam() = 2", "  b/One", "Other.", "  c/0", "  c/1",
-                         "[ RUN      ] P/Suite.a/One", "[       OK ] P/Suite.a/One (1 ms)"])
+        listed = ["P/Suite.", "  a/One  # GetParam() = 1", "  a/Two  # GetParam() = 2", "  b/One", "Other.", "  c/0", "  c/1"]
+        log = "\n".join(2 * [*listed, "[ RUN      ] P/Suite.a/One", "[       OK ] P/Suite.a/One (1 ms)"])
         self.assertEqual(self.record(log)[1]["tests"]["instances"], {"P/Suite.a": 2})
 
     def test_skipping_every_test_is_a_failure(self):
