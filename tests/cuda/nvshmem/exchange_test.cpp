@@ -232,9 +232,10 @@ TEST(NvshmemExchangeWithoutGpu, MemoryForManyRanksIsKnown) {
     config.hidden = 7168;
     const Topology topology(nodes, true);
     const Sizes sizes = size_of(config, topology, ranks - 1);
-    // Windows of both hops, and send staging for each rank of a node.
+    // Windows of both hops, and send staging for each rank of a node: 10 x 16 MiB. NVSHMEM's heap has 1 GiB
+    // by default.
     EXPECT_GT(sizes.dispatch_staging, 0) << ranks;
-    EXPECT_LT(sizes.dispatch_staging, std::int64_t{128} << 20) << ranks;
+    EXPECT_LT(sizes.dispatch_staging, std::int64_t{192} << 20) << ranks;
     config.max_tokens = 4096;
     EXPECT_EQ(size_of(config, topology, ranks - 1).dispatch_staging, sizes.dispatch_staging) << ranks;
   }

@@ -18,7 +18,7 @@ cudaStream_t copy_stream() {
   if (stream == nullptr) {
     int least = 0, greatest = 0;
     check(cudaDeviceGetStreamPriorityRange(&least, &greatest), "find the priorities of streams");
-    // Streams of different priorities do not share a queue; the callers' streams mostly have the least.
+    // Copies are short, and ranks wait for them.
     check(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, greatest), "create a stream");
   }
   return stream;

@@ -8,9 +8,10 @@ namespace ferry::cuda {
 // Of the current device; made at the first call, and kept. It is non-blocking, for any thread, and never
 // captured.
 //
-// One stream for all copies, because CUDA has few hardware queues. A stream that has not been used, or not
-// while as many other streams as there are queues, may share a queue with any stream, and then waits for a
-// kernel that waits for another rank.
+// One stream for all copies, because CUDA has few hardware queues (CUDA_DEVICE_MAX_CONNECTIONS), and every
+// new stream takes one in turn. The first work of a stream whose queue another one has taken since, or of a
+// stream that was never used, may end up behind a kernel that waits for another rank of this process
+// (measured: docs/log/2026-11-26-gpu.md).
 cudaStream_t copy_stream();
 
 }  // namespace ferry::cuda
