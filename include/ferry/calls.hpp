@@ -69,7 +69,9 @@ struct ReceivedPart {
   void* data = nullptr;
   /// Bytes of a row of this part. column_major scales: of one element. Scales as tiles: of a row of tiles.
   std::int64_t row_bytes = 0;
-  std::int64_t leading_dimension = 0;  ///< column_major scales: elements from one column to the next; else 0
+  /// column_major scales: elements from one column to the next; else 0. expert_padded: each group has columns
+  /// of its own, those of group g after those of group g - 1.
+  std::int64_t leading_dimension = 0;
 };
 
 /// The total of a dispatch in host memory, for code that cannot wait for the stream.

@@ -28,7 +28,9 @@ enum class FormatKind : int {
 /// Form of the fp8 scales. Each scale covers a block of 128 columns of one row; the last block may be
 /// shorter. The formulas are in docs/contract.md, "Values".
 struct Fp8Options {
-  bool column_major = false;  ///< scales are [blocks, leading dimension] instead of [rows, blocks]
+  /// Scales are [blocks, leading dimension] instead of [rows, blocks]; expert_padded: [G, blocks, leading
+  /// dimension].
+  bool column_major = false;
   bool power_of_two = false;  ///< scale = 2^ceil(log2(s / 448)) instead of s / 448
   bool packed = false;        ///< scales are biased exponents, four to an int32; needs `power_of_two`
 
@@ -47,7 +49,7 @@ enum class MxRule : int {
 /// are 0.
 struct MxOptions {
   MxRule rule = MxRule::up;
-  bool column_major = false;  ///< words are [words, leading dimension] instead of [rows, words]
+  bool column_major = false;  ///< as in Fp8Options, of words instead of fp32 scales
   bool tiles = false;  ///< bytes are in tiles of 128 rows x 4 blocks, see Format; not with column_major
 
   bool operator==(const MxOptions&) const = default;
@@ -58,7 +60,7 @@ struct MxOptions {
 /// where g is an fp32 of the whole call (DispatchOptions::global_scale), or of each row.
 struct Nvfp4Options {
   bool per_token = false;  ///< g = max(the row's largest finite magnitude / 2688, 2^-126), a part of its own
-  bool column_major = false;  ///< words are [words, leading dimension] instead of [rows, words]
+  bool column_major = false;  ///< as in Fp8Options, of words instead of fp32 scales
   bool tiles = false;  ///< bytes are in tiles of 128 rows x 4 blocks, see Format; not with column_major
 
   bool operator==(const Nvfp4Options&) const = default;

@@ -596,7 +596,7 @@ class DispatchResult:
     @property
     def scales(self) -> Any:
         """
-        fp8, mxfp8, mxfp4, nvfp4: the scales of each row's blocks, [capacity, blocks]; as tiles [rows of tiles, tiles, 32, 4, 4], see tile_offsets; else None.
+        fp8, mxfp8, mxfp4, nvfp4: the scales of each row's blocks, [capacity, blocks]; expert_padded [G, capacity, blocks], in columns with strides (blocks * A, 1, A), A = capacity rounded up to a multiple of 4; as tiles [rows of tiles, tiles, 32, 4, 4], see tile_offsets; else None.
         """
 
     @property

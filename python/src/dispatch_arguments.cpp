@@ -120,7 +120,7 @@ std::int64_t rows_written(const PartLayout& part, const DispatchInput& in) {
   return std::min(in.capacity, max_rows_touched(nb::cast<PyPlan&>(in.context.plan)));
 }
 
-void read_part_buffers(std::int64_t groups, DispatchInput& in, const nb::object& given) {
+void read_part_buffers(RowRoom room, DispatchInput& in, const nb::object& given) {
   if (given.is_none()) return;
   const std::vector<nb::object> items = list_of(given);
   const PartList& parts = in.parts;
@@ -136,13 +136,14 @@ void read_part_buffers(std::int64_t groups, DispatchInput& in, const nb::object&
     std::int64_t bytes = array.element_bytes();
     for (const std::int64_t length : array.shape) bytes *= length;
     const PartLayout& part = parts.part[p];
-    const std::int64_t rows = rows_written(part, in), needed = part_bytes_total(part, rows, groups);
+    room.rows = rows_written(part, in);
+    const std::int64_t needed = part_bytes_total(part, room);
     if (bytes < needed) {
-      throw UsageError(
-          str(name, ": expected ", counted(needed, "byte"), " or more for ", counted(rows, "row"),
-              part.columns ? " in columns padded to a multiple of 4 rows" : "",
-              part.tiles ? str(" in tiles of 128 rows, with one more for each of ", groups, " groups") : "",
-              ", got ", bytes, ": pass a larger array"));
+      throw UsageError(str(
+          name, ": expected ", counted(needed, "byte"), " or more for ", counted(room.rows, "row"),
+          part.columns ? str(" in columns of ", column_length(room), " rows") : "",
+          part.tiles ? str(" in tiles of 128 rows, with one more for each of ", room.groups, " groups") : "",
+          ", got ", bytes, ": pass a larger array"));
     }
     in.options.memory.parts[p] = array.data;
   }
@@ -157,7 +158,7 @@ void read_receive_buffers(const Config& config, const ReceiveSizes& sizes, Dispa
   const bool rank_major = config.layout == Layout::rank_major;
   const Shape slots = rank_major ? Shape{rows, config.top_k} : Shape{rows};
   ReceiveBuffers& memory = in.options.memory;
-  read_part_buffers(groups, in, given.parts);
+  read_part_buffers({sizes.rows, groups, sizes.group_rows}, in, given.parts);
   memory.weight = output<float>(in.arguments, given.weight, "memory.weight", kFp32, slots);
   memory.local_ids = output<std::int32_t>(in.arguments, given.local_ids, "memory.local_ids", kInt32, slots);
   memory.group_of_row =

@@ -60,9 +60,10 @@ Shape tiles_shape(const PyDispatchResult& self, const PartLayout& layout) {
   return {row_tiles(capacity) + self.received.groups, elements_of(layout), 32, 4, 4};
 }
 
-Shape column_strides(const PyDispatchResult& self, std::int64_t leading) {
+// `columns`: elements of a row.
+Shape column_strides(const PyDispatchResult& self, std::int64_t columns, std::int64_t leading) {
   if (exchange_config(self).layout != Layout::expert_padded) return {1, leading};
-  return {self.received.capacity, 1, leading};
+  return {columns * leading, 1, leading};
 }
 
 nb::object part(PyDispatchResult& self, std::size_t index) {
@@ -77,7 +78,8 @@ nb::object part(PyDispatchResult& self, std::size_t index) {
   const nb::object& owner = given.is_none() ? self.state_owner : buffer;
   const Shape shape =
       layout.tiles ? tiles_shape(self, layout) : rows_shape(self, layout.row_bytes * 8 / element.bits);
-  const Shape strides = layout.columns ? column_strides(self, received.leading_dimension) : Shape{};
+  const Shape strides =
+      layout.columns ? column_strides(self, shape.back(), received.leading_dimension) : Shape{};
   cached =
       view_of(self.context.framework, received.data, element, shape, strides, self.context.device, owner);
   return cached;
@@ -200,8 +202,9 @@ overwrites, unless ReceiveBuffers were given.)")
           "[capacity, H]; expert_padded [G, capacity, H]: the rows' values.")
       .def_prop_ro(
           "scales", &scales,
-          "fp8, mxfp8, mxfp4, nvfp4: the scales of each row's blocks, [capacity, blocks]; as tiles [rows of "
-          "tiles, tiles, 32, 4, 4], see tile_offsets; else None.")
+          "fp8, mxfp8, mxfp4, nvfp4: the scales of each row's blocks, [capacity, blocks]; expert_padded [G, "
+          "capacity, blocks], in columns with strides (blocks * A, 1, A), A = capacity rounded up to a "
+          "multiple of 4; as tiles [rows of tiles, tiles, 32, 4, 4], see tile_offsets; else None.")
       .def_prop_ro(
           "tile_offsets",
           [](const PyDispatchResult& self) {

@@ -25,6 +25,7 @@ ReceiveSizes receive_sizes_of(const Exchange& exchange) {
           .rows = rows,
           .groups = groups,
           .plan_bytes = bytes,
+          .group_rows = padded ? exchange.capacity() : 0,
           .plan_shape = plan_shape(config.placement.tp() > 1 ? routed_config(config) : config),
           .weight = {kFp32, {rows}},
           .counts = {kInt32, {groups}},

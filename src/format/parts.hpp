@@ -14,10 +14,11 @@ namespace ferry {
 
 // One part of a row. In a message a part is `wire_bytes` dense bytes. In received memory it is stored
 //   as rows     row r at r * row_bytes
-//   as columns  element c of row r at (c * leading + r) * element_bytes
+//   as columns  element c of column row r at (c * leading + r) * element_bytes
 //   as tiles    element c of tile row r at the offset that tile_element_offset() computes
-// with leading = leading_dimension(part, capacity). A group's tiles start at a tile of their own, so the tile
-// row of a row is 128 * (first tile of its group) + (its position in the group).
+// with leading = leading_dimension(part, room). column_row() computes the column row of a row. A group's
+// tiles start at a tile of their own, so the tile row of a row is 128 * (first tile of its group) + (its
+// position in the group).
 struct PartLayout {
   std::int64_t wire_bytes = 0;  // of a row in a message: row_bytes padded to 16
   std::int64_t row_bytes = 0;   // of a received row, all elements together
@@ -25,6 +26,12 @@ struct PartLayout {
   std::int64_t element_bytes = 0;
   bool columns = false;
   bool tiles = false;
+};
+
+// Room for received rows: for `rows` of all `groups` together. expert_padded: for `group_rows` of each group,
+// which has columns of its own; other layouts: 0, and a column holds the rows of all groups.
+struct RowRoom {
+  std::int64_t rows = 0, groups = 0, group_rows = 0;
 };
 
 // The parts of a row: values, then scales. Raw: in the caller's order.
@@ -72,9 +79,30 @@ FERRY_HD constexpr std::int64_t elements_of(const PartLayout& part) {
   return part.row_bytes / part.element_bytes;
 }
 
-// Elements from one column to the next, in memory for `capacity` rows of all experts; 0 if stored as rows.
-FERRY_HD constexpr std::int64_t leading_dimension(const PartLayout& part, std::int64_t capacity) {
-  return part.columns ? (capacity + kColumnAlignment - 1) / kColumnAlignment * kColumnAlignment : 0;
+// Rows that a column has room for, a multiple of kColumnAlignment.
+FERRY_HD constexpr std::int64_t column_length(const RowRoom& room) {
+  const std::int64_t rows = room.group_rows > 0 ? room.group_rows : room.rows;
+  return (rows + kColumnAlignment - 1) / kColumnAlignment * kColumnAlignment;
+}
+
+// Elements from one column to the next; 0 if the part is not stored as columns.
+FERRY_HD constexpr std::int64_t leading_dimension(const PartLayout& part, const RowRoom& room) {
+  return part.columns ? column_length(room) : 0;
+}
+
+// Rows of memory that parts stored as columns take: those of the room, and what aligns their columns.
+FERRY_HD constexpr std::int64_t aligned_rows(const RowRoom& room) {
+  return (room.group_rows > 0 ? room.groups : 1) * column_length(room);
+}
+
+// The column row of a row of a part stored as columns; other parts: `row`. A group's columns follow those of
+// the group before it. `group_rows`: of RowRoom; the rows of all groups will do as well as 0.
+FERRY_HD constexpr std::int64_t column_row(const PartLayout& part, std::int64_t row, std::int64_t group_rows,
+                                           std::int64_t leading) {
+  if (!part.columns || group_rows == 0) return row;
+  // 32 bits, which hold every row, are faster to divide on GPUs. Elements of columns are words of scales.
+  const std::int64_t group = static_cast<std::uint32_t>(row) / static_cast<std::uint32_t>(group_rows);
+  return group * (part.row_bytes / kScaleBytes * leading - group_rows) + row;
 }
 
 // Rows of tiles that a group of `rows` rows fills.
@@ -87,12 +115,10 @@ FERRY_HD constexpr std::int64_t row_tile_bytes(const PartLayout& part) {
   return elements_of(part) * kTileBytes;
 }
 
-// Bytes of received memory for `capacity` rows of the part in `groups` groups. Each group may leave a row of
-// tiles partly unused.
-FERRY_HD constexpr std::int64_t part_bytes_total(const PartLayout& part, std::int64_t capacity,
-                                                 std::int64_t groups) {
-  if (part.tiles) return (row_tiles(capacity) + groups) * row_tile_bytes(part);
-  return part.columns ? part.row_bytes * leading_dimension(part, capacity) : part.row_bytes * capacity;
+// Bytes of received memory of the part. Each group may leave a row of tiles partly unused.
+FERRY_HD constexpr std::int64_t part_bytes_total(const PartLayout& part, const RowRoom& room) {
+  if (part.tiles) return (row_tiles(room.rows) + room.groups) * row_tile_bytes(part);
+  return part.row_bytes * (part.columns ? aligned_rows(room) : room.rows);
 }
 
 // ReceivedPart::row_bytes of the part.
@@ -109,15 +135,17 @@ FERRY_HD constexpr std::int64_t tile_element_offset(const PartLayout& part, std:
   return tile * kTileBytes + row % 32 * 16 + row % kTileRows / 32 * 4;
 }
 
-// Byte offset of an element of a received row from the part's base. Tiles: `row` is the tile row.
+// Byte offset of an element of a received row from the part's base. `row`: columns: the column row; tiles:
+// the tile row.
 FERRY_HD constexpr std::int64_t element_offset(const PartLayout& part, std::int64_t row, std::int64_t element,
                                                std::int64_t leading) {
   if (part.tiles) return tile_element_offset(part, row, element);
   return part.columns ? (element * leading + row) * part.element_bytes : row * part.row_bytes;
 }
 
-// Copies one row of the part from `message_part`, its place in a message, to its row in received memory. A
-// part that is stored as rows may also be copied by other means to element_offset(part, row, 0, leading).
+// Copies one row of the part from `message_part`, its place in a message, to its row in received memory;
+// `row` as in element_offset(). A part that is stored as rows may also be copied by other means to
+// element_offset(part, row, 0, leading).
 FERRY_HD void store_part_row(const PartLayout& part, void* base, std::int64_t row, std::int64_t leading,
                              const void* message_part) {
   char* const to = static_cast<char*>(base);
@@ -127,7 +155,8 @@ FERRY_HD void store_part_row(const PartLayout& part, void* base, std::int64_t ro
                 part.element_bytes);
 }
 
-// Zeroes one row of the part, and nothing else: for padding rows with zero_padding.
+// Zeroes one row of the part, and nothing else: for padding rows with zero_padding. `row` as in
+// element_offset().
 FERRY_HD void zero_part_row(const PartLayout& part, void* base, std::int64_t row, std::int64_t leading) {
   char* const to = static_cast<char*>(base);
   for (std::int64_t e = 0; e < elements_of(part); ++e)

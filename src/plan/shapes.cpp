@@ -97,6 +97,13 @@ std::int64_t row_capacity(const Config& config, int rank) {
          config.shared_experts * align_up(config.max_tokens, config.alignment);
 }
 
+RowRoom row_room(const Config& config, int rank) {
+  const bool padded = config.layout == Layout::expert_padded;
+  return {.rows = row_capacity(config, rank),
+          .groups = groups_of(config, rank),
+          .group_rows = padded ? group_capacity(config, rank) : 0};
+}
+
 int groups_of(const Config& config, int rank) {
   return config.layout == Layout::rank_major ? config.placement.ranks()
                                              : config.shared_experts + config.placement.local_experts(rank);

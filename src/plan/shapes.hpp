@@ -8,6 +8,7 @@
 #include <span>
 
 #include "ferry/config.hpp"
+#include "format/parts.hpp"
 #include "layout/exchange_layout.hpp"
 #include "layout/plan_layout.hpp"
 #include "plan/shared_rows.hpp"
@@ -23,6 +24,8 @@ ExchangeShape exchange_shape(const Config& config, std::int64_t signal_bytes);
 std::int64_t row_capacity(const Config& config, int rank);
 // expert_padded: rows that one expert of `rank` has memory for. Other layouts: row_capacity().
 std::int64_t group_capacity(const Config& config, int rank);
+// The same, as memory of received parts is laid out by it.
+RowRoom row_room(const Config& config, int rank);
 // G: the shared experts and the local experts of `rank`; rank_major: the ranks.
 int groups_of(const Config& config, int rank);
 

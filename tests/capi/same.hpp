@@ -37,10 +37,12 @@ inline void expect_same_part(const ferry_received_part& c, const ReceivedPart& c
     return;
   }
   const bool column_major = c.leading_dimension > 0;
+  const std::int64_t group_step = columns * c.leading_dimension;  // each group has columns of its own
   for (std::int64_t row = 0; row < *rows.total; ++row) {
     if (rows.source[row].rank < 0) continue;  // padding may hold any bytes
     for (std::int64_t column = 0; column < (column_major ? columns : 1); ++column) {
-      const std::int64_t at = (column_major ? column * c.leading_dimension + row : row) * c.row_bytes;
+      const std::int64_t in_columns = row / rows.capacity * group_step + row % rows.capacity,
+                         at = (column_major ? column * c.leading_dimension + in_columns : row) * c.row_bytes;
       EXPECT_EQ(std::memcmp(static_cast<const char*>(c.data) + at, static_cast<const char*>(cpp.data) + at,
                             static_cast<std::size_t>(c.row_bytes)),
                 0)

@@ -62,6 +62,24 @@ TEST_P(Contract, ColumnMajorScales) {
   c.config.hidden = 400;
   c.config.format = Format::fp8_e4m3({.column_major = true});
   for_each_shape(c, [&](const TestCase& each) { add(each); });
+  // Groups of 14 rows, each with columns of 16.
+  for (const char* name :
+       {"fp8-columns", "fp8-columns-pow2-packed", "mxfp8-columns", "nvfp4-token-columns"}) {
+    for (const int shared : {0, 2}) {
+      TestCase padded = small_case(2);
+      padded.ranks = 3;
+      padded.config.hidden = 672;
+      padded.config.format = parse_format(name);
+      padded.config.layout = Layout::expert_padded;
+      padded.config.capacity = 14;
+      padded.config.alignment = 2;
+      padded.config.shared_experts = shared;
+      padded.config.zero_padding = padded.caller_memory = shared > 0;
+      padded.split_phases = shared > 0;
+      padded.input_scales = shared > 0 && padded.config.format.kind == FormatKind::mxfp8;
+      add(padded);
+    }
+  }
   run_added();
 }
 

@@ -29,9 +29,11 @@ __global__ void use_formats(const float* values, float* results) {
 }
 
 __global__ void use_parts(PartList parts, void* base, const void* wire, std::int64_t capacity) {
-  const std::int64_t row = threadIdx.x;
-  const std::int64_t leading = leading_dimension(parts.part[0], capacity);
-  if (row * parts.part[0].row_bytes >= part_bytes_total(parts.part[0], capacity, 1)) return;
+  std::int64_t row = threadIdx.x;
+  const RowRoom room{capacity, 1, capacity};
+  const std::int64_t leading = leading_dimension(parts.part[0], room);
+  if (row * parts.part[0].row_bytes >= part_bytes_total(parts.part[0], room)) return;
+  row = column_row(parts.part[0], row, room.group_rows, leading);
   store_part_row(parts.part[0], base, row, leading, wire);
   zero_part_row(parts.part[0], base, row + 1, leading);
 }

@@ -23,8 +23,10 @@ std::int64_t rows_of_all_groups(const ferry::Exchange& exchange) {
   return exchange.capacity() * (padded ? groups_of_experts(exchange) : 1);
 }
 
-std::vector<oracle::PartShape> shapes_of(const TestCase& c, std::int64_t rows) {
-  std::vector<oracle::PartShape> shapes = oracle::part_shapes(c.config.format, c.config.hidden, rows);
+std::vector<oracle::PartShape> shapes_of(const TestCase& c, const ferry::Exchange& exchange) {
+  const bool padded = c.config.layout == Layout::expert_padded;
+  std::vector<oracle::PartShape> shapes = oracle::part_shapes(
+      c.config.format, c.config.hidden, rows_of_all_groups(exchange), padded ? exchange.capacity() : 0);
   if (c.input_scales && c.config.format.kind == FormatKind::fp8_e4m3) shapes.resize(1);
   return shapes;
 }
@@ -41,7 +43,7 @@ DeviceRun::DeviceRun(ferry::Exchange& exchange, const TestCase& c)
       rank_(exchange.rank().index()),
       capacity_rows_(rows_of_all_groups(exchange)),
       slots_(c.config.layout == Layout::rank_major ? c.config.top_k : 1),
-      shapes_(shapes_of(c, capacity_rows_)),
+      shapes_(shapes_of(c, exchange)),
       ids_(std::int64_t{c.config.max_tokens} * c.config.top_k * 4),
       weights_(std::int64_t{c.config.max_tokens} * c.config.top_k * 4),
       count_(16),

@@ -82,16 +82,33 @@ TEST(Parts, OfRawFormats) {
 
 TEST(Parts, ColumnsStartAtMultiplesOfFourElements) {
   const PartLayout columns = parts_of(Format::fp8_e4m3({.column_major = true}), 256).part[1];
-  EXPECT_EQ(leading_dimension(columns, 0), 0);
-  EXPECT_EQ(leading_dimension(columns, 1), 4);
-  EXPECT_EQ(leading_dimension(columns, 4), 4);
-  EXPECT_EQ(leading_dimension(columns, 5), 8);
-  EXPECT_EQ(part_bytes_total(columns, 5, 3), 2 * 8 * 4);
+  EXPECT_EQ(leading_dimension(columns, {0, 3}), 0);
+  EXPECT_EQ(leading_dimension(columns, {1, 3}), 4);
+  EXPECT_EQ(leading_dimension(columns, {4, 3}), 4);
+  EXPECT_EQ(leading_dimension(columns, {5, 3}), 8);
+  EXPECT_EQ(part_bytes_total(columns, {5, 3}), 2 * 8 * 4);
   EXPECT_EQ(element_offset(columns, 3, 1, 8), (8 + 3) * 4);
   const PartLayout rows = parts_of(Format::fp8_e4m3(), 256).part[1];
-  EXPECT_EQ(leading_dimension(rows, 5), 0);
-  EXPECT_EQ(part_bytes_total(rows, 5, 3), 5 * 8);
+  EXPECT_EQ(leading_dimension(rows, {5, 3}), 0);
+  EXPECT_EQ(part_bytes_total(rows, {5, 3}), 5 * 8);
   EXPECT_EQ(element_offset(rows, 3, 0, 0), 24);
+}
+
+TEST(Parts, EachGroupOfPaddedRowsHasColumnsOfItsOwn) {
+  const PartLayout columns = parts_of(Format::fp8_e4m3({.column_major = true}), 256).part[1];  // two
+  const RowRoom room{.rows = 15, .groups = 3, .group_rows = 5};
+  EXPECT_EQ(leading_dimension(columns, room), 8);
+  EXPECT_EQ(aligned_rows(room), 3 * 8);
+  EXPECT_EQ(part_bytes_total(columns, room), 3 * 2 * 8 * 4);
+  EXPECT_EQ(column_row(columns, 4, 5, 8), 4);
+  EXPECT_EQ(column_row(columns, 5, 5, 8), 2 * 8);
+  EXPECT_EQ(column_row(columns, 14, 5, 8), 2 * 2 * 8 + 4);
+  EXPECT_EQ(column_row(columns, 14, 0, 16), 14);
+  EXPECT_EQ(column_row(columns, 14, 15, 16), 14);
+  const PartLayout rows = parts_of(Format::fp8_e4m3(), 256).part[1];
+  EXPECT_EQ(column_row(rows, 14, 5, 0), 14);
+  EXPECT_EQ(part_bytes_total(rows, room), 15 * 8);
+  EXPECT_EQ(aligned_rows({.rows = 0, .groups = 0, .group_rows = 5}), 0);
 }
 
 // A message has the scales of tiles as it has those of rows.
@@ -102,7 +119,7 @@ TEST(Parts, OfScalesAsTiles) {
   EXPECT_EQ(elements_of(tiles), 45);
   EXPECT_EQ(row_tile_bytes(tiles), 45 * 512);
   EXPECT_EQ(received_row_bytes(tiles), 45 * 512);
-  EXPECT_EQ(part_bytes_total(tiles, 129, 3), (2 + 3) * 45 * 512);
+  EXPECT_EQ(part_bytes_total(tiles, {129, 3}), (2 + 3) * 45 * 512);
   EXPECT_EQ(element_offset(tiles, 0, 1, 0), 512);
   EXPECT_EQ(element_offset(tiles, 33, 0, 0), 16 + 4);
   EXPECT_EQ(element_offset(tiles, 128 + 127, 44, 0), (45 + 44) * 512 + 31 * 16 + 3 * 4);
@@ -117,26 +134,33 @@ const Format kFormats[] = {Format::bf16(),
                            Format::mxfp8({.tiles = true}),
                            Format::raw({96, 16, 32})};
 
+// Rows of groups that follow one another, and of groups that have columns of their own.
+const RowRoom kRooms[] = {{.rows = 7, .groups = 1}, {.rows = 21, .groups = 3, .group_rows = 7}};
+
 // Every byte of a row is inside the memory, and no two bytes of rows share an address.
-TEST(Parts, RowsDoNotOverlap) {
-  for (const Format& format : kFormats) {
-    const PartList parts = parts_of(format, 1040);
-    for (int p = 0; p < parts.count; ++p) {
-      const PartLayout& part = parts.part[p];
-      const std::int64_t capacity = 7, leading = leading_dimension(part, capacity);
-      std::set<std::int64_t> taken;
-      for (std::int64_t row = 0; row < capacity; ++row) {
-        for (std::int64_t e = 0; e < elements_of(part); ++e) {
-          const std::int64_t start = element_offset(part, row, e, leading);
-          for (std::int64_t b = start; b < start + part.element_bytes; ++b) {
-            ASSERT_TRUE(b >= 0 && b < part_bytes_total(part, capacity, 1))
-                << to_string(format) << " part " << p;
-            ASSERT_TRUE(taken.insert(b).second) << to_string(format) << " part " << p << " byte " << b;
-          }
+void expect_rows_apart(const Format& format, const RowRoom& room) {
+  const PartList parts = parts_of(format, 1040);
+  for (int p = 0; p < parts.count; ++p) {
+    const PartLayout& part = parts.part[p];
+    const std::int64_t leading = leading_dimension(part, room);
+    std::set<std::int64_t> taken;
+    for (std::int64_t row = 0; row < room.rows; ++row) {
+      const std::int64_t stored = column_row(part, row, room.group_rows, leading);
+      for (std::int64_t e = 0; e < elements_of(part); ++e) {
+        const std::int64_t start = element_offset(part, stored, e, leading);
+        for (std::int64_t b = start; b < start + part.element_bytes; ++b) {
+          ASSERT_TRUE(b >= 0 && b < part_bytes_total(part, room)) << to_string(format) << " part " << p;
+          ASSERT_TRUE(taken.insert(b).second) << to_string(format) << " part " << p << " byte " << b;
         }
       }
-      ASSERT_EQ(static_cast<std::int64_t>(taken.size()), capacity * part.row_bytes);
     }
+    ASSERT_EQ(static_cast<std::int64_t>(taken.size()), room.rows * part.row_bytes);
+  }
+}
+
+TEST(Parts, RowsDoNotOverlap) {
+  for (const Format& format : kFormats) {
+    for (const RowRoom& room : kRooms) expect_rows_apart(format, room);
   }
 }
 
@@ -147,9 +171,10 @@ TEST(Parts, StoreAndZeroWriteTheirRowOnly) {
     const PartList parts = parts_of(format, 1040);
     for (int p = 0; p < parts.count; ++p) {
       const PartLayout& part = parts.part[p];
-      const std::int64_t capacity = 6, leading = leading_dimension(part, capacity),
-                         row = below(random, capacity);
-      Memory wire(part.wire_bytes), memory(part_bytes_total(part, capacity, 1)), expected(memory.bytes());
+      const RowRoom& room = kRooms[below(random, 2)];
+      const std::int64_t leading = leading_dimension(part, room),
+                         row = column_row(part, below(random, room.rows), room.group_rows, leading);
+      Memory wire(part.wire_bytes), memory(part_bytes_total(part, room)), expected(memory.bytes());
       for (std::int64_t i = 0; i < wire.bytes(); ++i) wire.data()[i] = static_cast<std::byte>(random());
 
       store_part_row(part, memory.data(), row, leading, wire.data());

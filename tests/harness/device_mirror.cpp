@@ -123,8 +123,10 @@ DispatchResult DeviceMirror::to_host(const DispatchResult& received, const Confi
   replace_by_host_copy(local.tile_offsets, received.groups + 1);
   for (int p = 0; p < parts.count; ++p) {
     void*& data = local.parts[static_cast<std::size_t>(p)].data;
-    const std::int64_t stored_rows = parts.part[p].columns || parts.part[p].tiles ? rows : total;
-    data = const_cast<void*>(host_copy(data, part_bytes_total(parts.part[p], stored_rows, received.groups)));
+    const RowRoom room{.rows = parts.part[p].columns || parts.part[p].tiles ? rows : total,
+                       .groups = received.groups,
+                       .group_rows = config.layout == Layout::expert_padded ? received.capacity : 0};
+    data = const_cast<void*>(host_copy(data, part_bytes_total(parts.part[p], room)));
   }
   local.data = local.parts[0].data;
   const auto plan_bytes = static_cast<std::int64_t>(received.plan.bytes());

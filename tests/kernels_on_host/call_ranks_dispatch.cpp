@@ -53,7 +53,9 @@ DispatchArguments CallRanks::dispatch_arguments(const contract::StepInputs& step
   Rank& rank = ranks_[static_cast<std::size_t>(index)];
   const oracle::RankInputs& inputs = step.inputs.ranks[static_cast<std::size_t>(index)];
   const std::int64_t rows = rank.view.capacity_rows;
+  const RowRoom room = row_room(config_, index);
   DispatchArguments call{};
+  call.group_rows = static_cast<std::int32_t>(room.group_rows);
   call.lane = rank.view;
   call.terms = AgreedOptions::of(Operation::dispatch);
   call.parts = parts_of(step.inputs.format, config_.hidden);
@@ -85,15 +87,15 @@ DispatchArguments CallRanks::dispatch_arguments(const contract::StepInputs& step
   call.few_token_blocks = {static_cast<int>(senders), 2};
   for (int p = 0; p < call.parts.count; ++p) {
     const PartLayout& part = call.parts.part[p];
-    rank.parts[p] = of_bytes(part_bytes_total(part, rows, rank.view.groups), kPoison);
+    rank.parts[p] = of_bytes(part_bytes_total(part, room), kPoison);
     rank.received[p] = at(rank.parts[p]);
     if (form.direct_write && p == 0) {
       rank.received[p] = rank.view.received_row(index, 0, 0);
       std::memset(rank.received[p], static_cast<int>(kPoison),
-                  static_cast<std::size_t>(part_bytes_total(part, rows, rank.view.groups)));
+                  static_cast<std::size_t>(part_bytes_total(part, room)));
     }
     call.received_parts[p] = rank.received[p];
-    call.leading_dimension[p] = leading_dimension(part, rows);
+    call.leading_dimension[p] = leading_dimension(part, room);
   }
   const bool rank_major = config_.layout == Layout::rank_major;
   const auto slots = static_cast<std::size_t>(rows * (rank_major ? config_.top_k : 1));

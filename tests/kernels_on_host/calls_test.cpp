@@ -111,6 +111,34 @@ TEST_P(KernelCalls, InMicroscaledFormats) {
   }
 }
 
+// Columns of all groups, and of each group of expert_padded, whose rows are no multiple of four.
+TEST_P(KernelCalls, WithScalesInColumns) {
+  std::uint64_t number = 50;
+  for (const char* format :
+       {"fp8-columns", "fp8-columns-pow2-packed", "mxfp8-columns", "nvfp4-columns", "nvfp4-token-columns"}) {
+    for (const Layout layout : {Layout::expert_major, Layout::expert_padded}) {
+      contract::TestCase c = case_of(++number, 3, GetParam());
+      c.config.format = parse_format(format);
+      c.config.hidden = 672;
+      c.config.layout = layout;
+      c.config.alignment = 2;
+      if (layout == Layout::expert_padded) c.config.capacity = 10;  // some routes may be dropped
+      c.config.zero_padding = true;
+      SCOPED_TRACE(std::string(format) + (layout == Layout::expert_padded ? ", padded" : ""));
+      CallRanks ranks(c);
+      const auto dispatch = [&](int index, const CallForm& form) {
+        ranks.dispatch(contract::make_inputs(c, index), form);
+      };
+      dispatch(0, {.few_tokens = true});
+      dispatch(1, {});
+      dispatch(2, {.generic = true});
+      dispatch(3, {.split_phases = true});
+      const contract::StepInputs step = contract::make_inputs(c, 3);
+      ranks.dispatch(contract::with_new_values(c, step, 4), {.by_plan = true});
+    }
+  }
+}
+
 TEST_P(KernelCalls, WithValuesBesideTheRows) {
   contract::TestCase c = case_of(4, 3, GetParam());
   c.row_values = true;

@@ -18,7 +18,7 @@
 namespace ferry::cuda {
 namespace {
 
-constexpr std::int64_t kRows = 3, kTo = 1;  // the row in the middle is written
+constexpr std::int64_t kTo = 2;  // the row that is written, of four
 
 struct EncodedOnHost {
   std::vector<std::uint8_t> values, scales;  // of the row
@@ -26,8 +26,8 @@ struct EncodedOnHost {
 };
 
 // `row`: 16 bytes a unit, so that it is aligned.
-EncodedOnHost encode_row(const Format& format, DType type, int hidden, const std::vector<uint4>& row,
-                         float scale) {
+EncodedOnHost encode_row(const Format& format, const RowRoom& room, DType type, int hidden,
+                         const std::vector<uint4>& row, float scale) {
   LaneState state{};
   DispatchArguments call{};
   call.lane.hidden = hidden;
@@ -36,14 +36,15 @@ EncodedOnHost encode_row(const Format& format, DType type, int hidden, const std
   call.row_encoding = encoding_of(format);
   call.received = parts_by_expert(format, hidden);
   const PartLayout& scales = call.received.part[1];
-  const std::int64_t leading = leading_dimension(scales, kRows);
+  const std::int64_t leading = leading_dimension(scales, room);
+  call.group_rows = static_cast<std::int32_t>(room.group_rows);
   std::vector<uint4> memory[2];
   const bool has_scales = call.received.count > 1;
   for (int p = 0; p < call.received.count; ++p) {
-    const std::int64_t bytes = part_bytes_total(call.received.part[p], kRows, 1);
+    const std::int64_t bytes = part_bytes_total(call.received.part[p], room);
     memory[p].assign(static_cast<std::size_t>(bytes / 16 + 2), uint4{~0u, ~0u, ~0u, ~0u});
     call.received_parts[p] = reinterpret_cast<std::byte*>(memory[p].data());
-    call.leading_dimension[p] = leading_dimension(call.received.part[p], kRows);
+    call.leading_dimension[p] = leading_dimension(call.received.part[p], room);
   }
   on_host::Grid grid(test::seed());
   grid.add(1, 32, [&](unsigned) {
@@ -58,8 +59,9 @@ EncodedOnHost encode_row(const Format& format, DType type, int hidden, const std
   };
   const std::int64_t row_bytes = call.received.part[0].row_bytes;
   take(0, kTo * row_bytes, row_bytes, &got.values);
+  const std::int64_t scale_row = column_row(scales, kTo, room.group_rows, leading);
   for (std::int64_t e = 0; has_scales && e < elements_of(scales); ++e)
-    take(1, element_offset(scales, kTo, e, leading), scales.element_bytes, &got.scales);
+    take(1, element_offset(scales, scale_row, e, leading), scales.element_bytes, &got.scales);
   for (const std::vector<uint4>& part : memory) {
     for (const uint4& each : part)
       EXPECT_EQ(each.x & each.y & each.z & each.w, ~0u) << to_string(format) << ": another row was written";
@@ -67,7 +69,8 @@ EncodedOnHost encode_row(const Format& format, DType type, int hidden, const std
   return got;
 }
 
-void expect_row(const char* name, DType type, int hidden, float scale, std::mt19937_64& random) {
+void expect_row(const char* name, const RowRoom& room, DType type, int hidden, float scale,
+                std::mt19937_64& random) {
   const Format format = parse_format(name);
   const std::int64_t bytes = hidden * bytes_of(type);
   std::vector<uint4> row(static_cast<std::size_t>(bytes / 16));
@@ -81,7 +84,7 @@ void expect_row(const char* name, DType type, int hidden, float scale, std::mt19
     oracle::store(type, value, at);
     numbers.push_back(oracle::load(type, at));
   }
-  const EncodedOnHost got = encode_row(format, type, hidden, row, scale);
+  const EncodedOnHost got = encode_row(format, room, type, hidden, row, scale);
   const bool nvfp4 = format.kind == FormatKind::nvfp4;
   for (float& x : numbers) x = nvfp4 ? x : x / scale;
   std::vector<std::uint8_t> values, scales;
@@ -98,7 +101,7 @@ void expect_row(const char* name, DType type, int hidden, float scale, std::mt19
     scales.resize((scales.size() + 3) / 4 * 4);
   }
   SCOPED_TRACE(testing::Message() << name << " from " << to_string(type) << ", H = " << hidden
-                                  << ", scale = " << scale);
+                                  << ", scale = " << scale << ", rows of a group = " << room.group_rows);
   EXPECT_EQ(got.values, values);
   EXPECT_EQ(got.scales, scales);
   EXPECT_EQ(got.reported, !valid);
@@ -110,8 +113,10 @@ TEST(EncodeWithScale, EveryByteIsTheOracles) {
     for (const DType type : {DType::bf16, DType::fp16, DType::fp32}) {
       for (const int hidden : {32, 96, 256, 608, 1056}) {
         for (const float scale :
-             {1.0f, 0.37f, 3e-5f, 1e-40f, 1e36f, 0.0f, -1.0f, std::numeric_limits<float>::infinity()})
-          expect_row(name, type, hidden, scale, random);
+             {1.0f, 0.37f, 3e-5f, 1e-40f, 1e36f, 0.0f, -1.0f, std::numeric_limits<float>::infinity()}) {
+          expect_row(name, {.rows = 4, .groups = 2}, type, hidden, scale, random);
+          expect_row(name, {.rows = 4, .groups = 2, .group_rows = 2}, type, hidden, scale, random);
+        }
       }
     }
   }

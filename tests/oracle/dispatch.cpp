@@ -102,7 +102,8 @@ std::vector<PartShape> received_shapes(const GlobalInputs& inputs, const RowPosi
   const bool padded = inputs.config.layout == Layout::expert_padded;
   const std::int64_t rows =
       rows_of_rank.capacity * (padded ? static_cast<std::int64_t>(rows_of_rank.counts.size()) : 1);
-  std::vector<PartShape> shapes = part_shapes(inputs.format, inputs.config.hidden, rows);
+  std::vector<PartShape> shapes =
+      part_shapes(inputs.format, inputs.config.hidden, rows, padded ? rows_of_rank.capacity : 0);
   if (inputs.format.kind == FormatKind::fp8_e4m3 && !inputs.input_scales.empty()) shapes.resize(1);
   return shapes;
 }

@@ -108,28 +108,37 @@ PartShape dense(std::int64_t row_bytes) {
   return {.elements = 1, .element_bytes = row_bytes, .row_step = row_bytes, .element_step = row_bytes};
 }
 
+// Rows that received memory has room for; see part_shapes().
+struct Room {
+  std::int64_t rows, group_rows;
+};
+
 // Scales of `elements` words a row.
-PartShape scale_shape(std::int64_t elements, bool column_major, std::int64_t rows) {
+PartShape scale_shape(std::int64_t elements, bool column_major, const Room& room) {
   if (!column_major) return dense(elements * 4);
-  const std::int64_t leading = (rows + 3) / 4 * 4;
+  const std::int64_t of_column = room.group_rows > 0 ? room.group_rows : room.rows;
+  const std::int64_t leading = (of_column + 3) / 4 * 4;
   return {.elements = elements,
           .element_bytes = 4,
           .row_step = 4,
           .element_step = leading * 4,
-          .leading_dimension = leading};
+          .leading_dimension = leading,
+          .group_rows = room.group_rows};
 }
 
 // Scales in bytes, one for each `block` columns.
 PartShape byte_scale_shape(std::int64_t hidden, std::int64_t block, bool column_major, bool tiles,
-                           std::int64_t rows) {
+                           const Room& room) {
   const std::int64_t words = (hidden + 4 * block - 1) / (4 * block);
-  if (!tiles) return scale_shape(words, column_major, rows);
+  if (!tiles) return scale_shape(words, column_major, room);
   return {.elements = words, .element_bytes = 4, .tile_blocks = (hidden + block - 1) / block};
 }
 
 }  // namespace
 
-std::vector<PartShape> part_shapes(const Format& format, std::int64_t hidden, std::int64_t rows) {
+std::vector<PartShape> part_shapes(const Format& format, std::int64_t hidden, std::int64_t rows,
+                                   std::int64_t group_rows) {
+  const Room room{rows, group_rows};
   switch (format.kind) {
     case FormatKind::bf16:
     case FormatKind::fp16:
@@ -138,15 +147,15 @@ std::vector<PartShape> part_shapes(const Format& format, std::int64_t hidden, st
       return {dense(hidden * 4)};
     case FormatKind::fp8_e4m3:
       return {dense(hidden), scale_shape(format.fp8.packed ? (blocks_of(hidden) + 3) / 4 : blocks_of(hidden),
-                                         format.fp8.column_major, rows)};
+                                         format.fp8.column_major, room)};
     case FormatKind::mxfp8:
     case FormatKind::mxfp4:
       return {dense(format.kind == FormatKind::mxfp8 ? hidden : hidden / 2),
-              byte_scale_shape(hidden, 32, format.mx.column_major, format.mx.tiles, rows)};
+              byte_scale_shape(hidden, 32, format.mx.column_major, format.mx.tiles, room)};
     case FormatKind::nvfp4: {
       const Nvfp4Options& options = format.nvfp4_options;
       std::vector<PartShape> shapes{dense(hidden / 2),
-                                    byte_scale_shape(hidden, 16, options.column_major, options.tiles, rows)};
+                                    byte_scale_shape(hidden, 16, options.column_major, options.tiles, room)};
       if (options.per_token) shapes.push_back(dense(4));
       return shapes;
     }
@@ -164,7 +173,7 @@ std::vector<PartShape> part_shapes(const Format& format, std::int64_t hidden, st
 std::vector<std::int64_t> input_row_bytes(const Format& format, DType type, std::int64_t hidden) {
   if (format.kind != FormatKind::raw) return {hidden * bytes_of(type)};
   std::vector<std::int64_t> bytes;
-  for (const PartShape& shape : part_shapes(format, hidden, 0)) bytes.push_back(shape.row_step);
+  for (const PartShape& shape : part_shapes(format, hidden, 0, 0)) bytes.push_back(shape.row_step);
   return bytes;
 }
 

@@ -72,7 +72,7 @@ enum {
 
 /// How the scales of a format that quantises are computed and stored: flags.
 enum {
-  FERRY_SCALE_COLUMNS = 1,     ///< scales are [words, leading dimension] instead of [rows, words]
+  FERRY_SCALE_COLUMNS = 1,     ///< scales in columns instead of rows: ferry::Fp8Options::column_major
   FERRY_FP8_POWER_OF_TWO = 2,  ///< fp8: scale = 2^ceil(log2(s / 448)) instead of s / 448
   FERRY_FP8_PACKED = 4,        ///< fp8: biased exponents, four to an int32; needs FERRY_FP8_POWER_OF_TWO
   FERRY_MX_UP = 8,             ///< MX: the rule ferry::MxRule::up, default of FERRY_FORMAT_MXFP8

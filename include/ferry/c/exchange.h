@@ -75,7 +75,9 @@ typedef struct ferry_received_part {
   void* data;
   /// Bytes of a row of this part. Scales in columns: of one element. Scales in tiles: of a row of tiles.
   int64_t row_bytes;
-  int64_t leading_dimension;  ///< scales in columns: elements from one column to the next; else 0
+  /// Scales in columns: elements from one column to the next; else 0. FERRY_EXPERT_PADDED: each group has
+  /// columns of its own, those of group g after those of group g - 1.
+  int64_t leading_dimension;
 } ferry_received_part;
 
 /// The total of a dispatch in host memory: see ferry::HostTotals. Load `call` with acquire; once it is the

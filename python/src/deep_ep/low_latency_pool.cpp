@@ -15,12 +15,9 @@ void LowLatencyPool::learn(const PyExchange& exchange) {
   const Shape rows = {local_experts, capacity, config.hidden};
   values = {kBf16, rows};
   fp8_values = {kFp8, rows};
-  // Neighbouring rows are neighbours in memory; a column spans the rows of all experts.
-  const std::int64_t column = align_up(local_experts * capacity, 4);
-  // DeepGEMM looks at the stride of a single expert too.
-  const auto strides = [&](std::int64_t columns) {
-    return Shape{local_experts == 1 ? columns * column : capacity, 1, column};
-  };
+  // Neighbouring rows are neighbours in memory, and each expert has columns of its own.
+  const std::int64_t column = align_up(capacity, kColumnAlignment);
+  const auto strides = [&](std::int64_t columns) { return Shape{columns * column, 1, column}; };
   const std::int64_t blocks = (config.hidden + 127) / 128, words = (config.hidden + 511) / 512;
   scales = {kFp32, {local_experts, capacity, blocks}, strides(blocks)};
   packed_scales = {kInt32, {local_experts, capacity, words}, strides(words)};

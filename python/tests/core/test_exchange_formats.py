@@ -61,6 +61,27 @@ def test_packed_power_of_two_scales(rng):
     ferry.Group.threads(4).run(body)
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name, words", [("fp8", 6), ("fp8-pow2-packed", 2), ("mxfp8", 6), ("nvfp4-token", 11)])
+def test_each_group_of_expert_padded_has_columns_of_its_own(rng, name, words, backend):
+    hidden, capacity, leading = 672, 29, 32
+    step = random_step(rng, hidden=hidden)
+
+    def body(rank):
+        exchange = exchange_for(rank, step, hidden=hidden, layout="expert_padded", capacity=capacity, shared_experts=1,
+                                format=name + "-columns", backend=backend)
+        rows = exchange.dispatch(*inputs(step, rank))
+        assert rows.scales.shape == (rows.groups, capacity, words)
+        assert rows.scales.strides == (words * leading * 4, 4, leading * 4)
+        got, counts = rows.scales.copy(), rows.counts.copy()
+        plain = exchange.dispatch(*inputs(step, rank), format=name)
+        assert np.array_equal(plain.counts, counts) and counts[0] == len(step.tokens[rank.index])
+        for group, count in enumerate(counts):
+            assert same_bits(got[group, :count], plain.scales[group, :count].view(got.dtype))
+
+    ferry.Group.threads(4).run(body)
+
+
 @pytest.mark.parametrize("columns", [False, True])
 @pytest.mark.parametrize("rule", ["up", "ocp"])
 @pytest.mark.parametrize("name", ["mxfp8", "mxfp4"])

@@ -72,6 +72,7 @@ class Dispatch {
   void write_rank_major_row(const TokenData& token, const std::int32_t* rows);
   void write_parts(const TokenData& token, const std::int32_t* rows, int count);
   void write_encoded(const TokenData& token, std::int32_t row, int expert);
+  std::int64_t stored_row(int part, std::int64_t row) const;
   void store_part(int part, std::int32_t row, const void* in);
   int expert_of_row(std::int32_t row) const;
   void write_weighted(const TokenData& token, std::int32_t row, float weight) const;

@@ -9,21 +9,22 @@ namespace ferry::cpu {
 void Dispatch::prepare_parts() {
   const Config& config = context_.config;
   const int me = context_.me();
-  const std::int64_t rows = row_capacity(config, me);
+  const RowRoom room = row_room(config, me);
   const ReceiveBuffers& buffers = call_.memory;
   result_ = {};
+  result_.capacity = group_capacity(config, me);
   std::int64_t end = lane_.arrays.parts;
   for (int p = 0; p < parts_.count; ++p) {
     const auto i = static_cast<std::size_t>(p);
     void* own = config.own_receive_buffers ? lane_.array<std::byte>(end) : nullptr;
-    end = align_up(end + part_bytes_total(parts_.part[p], rows, groups_of(config, me)), 64);
+    end = align_up(end + part_bytes_total(parts_.part[p], room), 64);
     result_.parts[i] = {.data = buffers.parts[i] != nullptr ? buffers.parts[i] : own,
                         .row_bytes = received_row_bytes(parts_.part[p]),
-                        .leading_dimension = leading_dimension(parts_.part[p], rows)};
+                        .leading_dimension = leading_dimension(parts_.part[p], room)};
   }
   result_.data = result_.parts[0].data;
-  stored_rows_ = by_plan_ || buffers.rows == 0 ? rows : buffers.rows;
-  if (stored_rows_ < rows) *context_.leaves_out_rows = true;
+  stored_rows_ = by_plan_ || buffers.rows == 0 ? room.rows : buffers.rows;
+  if (stored_rows_ < room.rows) *context_.leaves_out_rows = true;
 }
 
 void Dispatch::prepare_result() {
@@ -32,7 +33,6 @@ void Dispatch::prepare_result() {
   const bool rank_major = config.layout == Layout::rank_major;
   const ReceiveBuffers& buffers = call_.memory;
   result_.groups = groups_of(config, me);
-  result_.capacity = group_capacity(config, me);
   result_.counts =
       buffers.counts != nullptr ? buffers.counts : lane_.array<std::int32_t>(lane_.arrays.counts);
   result_.row_offsets = buffers.row_offsets != nullptr ? buffers.row_offsets
@@ -202,12 +202,19 @@ void Dispatch::write_encoded(const TokenData& token, std::int32_t row, int exper
   if (parts_.count > 1) store_part(1, row, scale_row_.data());
 }
 
+// The row of a part that holds a received row, for element_offset(); -1 if no tile holds it.
+std::int64_t Dispatch::stored_row(int part, std::int64_t row) const {
+  const PartLayout& layout = parts_.part[part];
+  if (layout.tiles) return tiles_.tile_row(row);
+  return column_row(layout, row, result_.capacity,
+                    result_.parts[static_cast<std::size_t>(part)].leading_dimension);
+}
+
 // Stores one row of a part by elements.
 void Dispatch::store_part(int part, std::int32_t row, const void* in) {
-  const PartLayout& layout = parts_.part[part];
   const ReceivedPart& out = result_.parts[static_cast<std::size_t>(part)];
-  const std::int64_t place = layout.tiles ? tiles_.tile_row(row) : row;
-  if (place >= 0) store_part_row(layout, out.data, place, out.leading_dimension, in);
+  const std::int64_t place = stored_row(part, row);
+  if (place >= 0) store_part_row(parts_.part[part], out.data, place, out.leading_dimension, in);
 }
 
 void Dispatch::write_parts(const TokenData& token, const std::int32_t* rows, int count) {
@@ -299,7 +306,7 @@ void Dispatch::write_padding(std::int64_t begin, std::int64_t end) {
     for (int p = 0; p < parts_.count; ++p) {
       if (parts_.part[p].tiles) continue;  // zeroed with their tiles
       const ReceivedPart& out = result_.parts[static_cast<std::size_t>(p)];
-      zero_part_row(parts_.part[p], out.data, row, out.leading_dimension);
+      zero_part_row(parts_.part[p], out.data, stored_row(p, row), out.leading_dimension);
     }
   }
 }

@@ -17,8 +17,9 @@ namespace {
 std::int64_t received_bytes(const Config& config, int rank) {
   if (!config.own_receive_buffers) return 0;
   const std::int64_t rows = row_capacity(config, rank);
+  const std::int64_t group_rows = config.layout == Layout::expert_padded ? group_capacity(config, rank) : 0;
   std::int64_t bytes = 0;
-  for (const oracle::PartShape& shape : oracle::part_shapes(config.format, config.hidden, rows))
+  for (const oracle::PartShape& shape : oracle::part_shapes(config.format, config.hidden, rows, group_rows))
     bytes += shape.bytes_of(rows, groups_of(config, rank));
   return bytes;
 }

@@ -303,7 +303,7 @@ void Lane::count_traffic(const oracle::GlobalInputs& inputs, const oracle::RowPo
   if (!inputs.input_scales.empty()) {
     message_bytes += context_.config.hidden * bytes_of(inputs.type);
   } else {
-    for (const oracle::PartShape& shape : oracle::part_shapes(inputs.format, context_.config.hidden, 0))
+    for (const oracle::PartShape& shape : oracle::part_shapes(inputs.format, context_.config.hidden, 0, 0))
       message_bytes += oracle::round_up(shape.elements * shape.element_bytes, 16);
   }
   message_bytes = oracle::round_up(message_bytes, 16);

@@ -120,7 +120,7 @@ struct Checker {
     const ReceivedPart& found = received.parts[static_cast<std::size_t>(p)];
     const auto* data = static_cast<const std::byte*>(found.data);
     const auto bytes = static_cast<std::size_t>(part.element_bytes);
-    const std::int64_t place = scale_row(received, part, row);
+    const std::int64_t place = scale_row(received, part, row, found.leading_dimension);
     for (std::int64_t e = 0; e < elements_of(part); ++e) {
       const std::int64_t at = element_offset(part, place, e, found.leading_dimension);
       if (std::memcmp(data + at, expected + e * part.element_bytes, bytes) != 0) return false;

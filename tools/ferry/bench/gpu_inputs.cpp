@@ -95,7 +95,7 @@ void GpuInputs::check_bytes(int set_index, const DispatchResult& on_device, cons
   RowParts rows{.parts = parts_of(point_.config.format, point_.config.hidden),
                 .data = {},
                 .leading = {},
-                .groups = TileGroups::of(on_device)};
+                .groups = ScaleGroups::of(on_device)};
   for (int p = 0; p < rows.parts.count; ++p) {
     const ReceivedPart& part = on_device.parts[static_cast<std::size_t>(p)];
     rows.data[p] = part.data;

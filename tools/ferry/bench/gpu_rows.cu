@@ -47,7 +47,7 @@ __global__ void __launch_bounds__(kThreads)
     bool same = true;
     for (int p = 0; p < rows.parts.count; ++p) {
       const PartLayout& part = rows.parts.part[p];
-      const std::int64_t row = rows.groups.scale_row(part, positions[i].row);
+      const std::int64_t row = rows.groups.scale_row(part, positions[i].row, rows.leading[p]);
       same = same_part(part, static_cast<const std::byte*>(rows.data[p]), rows.leading[p], row, expected) &&
              same;
       expected += part.wire_bytes;

@@ -26,7 +26,7 @@ struct RowParts {
   PartList parts;
   const void* data[kMaxParts];
   std::int64_t leading[kMaxParts];  // leading dimensions
-  TileGroups groups;
+  ScaleGroups groups;
 };
 
 struct WrongRows {

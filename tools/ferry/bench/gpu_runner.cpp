@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "plan/shapes.hpp"
 #include "tools/ferry/bench/check.hpp"
 #include "tools/ferry/bench/gpu_inputs.hpp"
 #include "tools/ferry/bench/gpu_timer.hpp"
@@ -220,9 +221,9 @@ void GpuBenchRunner::poison(const TimedCall& call, int set_index) {
   if (call.combines()) result_.fill(kPoison, stream_);
   if (call.work == Work::combine || call.work == Work::metadata) return;
   const PartList parts = parts_of(point_.config.format, point_.config.hidden);
+  const RowRoom room = row_room(exchange_.config(), exchange_.rank().index());
   for (int p = 0; p < parts.count; ++p) {
-    const auto bytes = static_cast<std::size_t>(
-        part_bytes_total(parts.part[p], received_row_capacity(exchange_), received_.groups));
+    const auto bytes = static_cast<std::size_t>(part_bytes_total(parts.part[p], room));
     void* data = received_.parts[static_cast<std::size_t>(p)].data;
     cuda::check(cudaMemsetAsync(data, kPoison, bytes, stream_.get()), "fill device memory");
   }

@@ -17,8 +17,10 @@ DispatchResult ResultOnHost::copy(const DispatchResult& received, const Config& 
   const PartList parts = parts_of(config.format, config.hidden);
   for (int p = 0; p < parts.count; ++p) {
     void*& data = local.parts[static_cast<std::size_t>(p)].data;
-    data = copied(
-        data, part_bytes_total(parts.part[p], parts.part[p].columns ? capacity : *local.total, local.groups));
+    const RowRoom room{.rows = parts.part[p].columns ? capacity : *local.total,
+                       .groups = local.groups,
+                       .group_rows = padded ? local.capacity : 0};
+    data = copied(data, part_bytes_total(parts.part[p], room));
   }
   local.data = local.parts[0].data;
   const std::size_t plan_bytes = received.plan.bytes();

@@ -9,18 +9,19 @@
 
 namespace ferry::app {
 
-// The groups of a result whose scales are tiles; pointers are null where they are not.
-struct TileGroups {
+// The groups of a result.
+struct ScaleGroups {
   const std::int32_t* row_offsets = nullptr;   // [count]
-  const std::int32_t* tile_offsets = nullptr;  // [count]
+  const std::int32_t* tile_offsets = nullptr;  // [count]; null where scales are not tiles
   int count = 0;
+  std::int64_t capacity = 0;  // DispatchResult::capacity
 
-  static TileGroups of(const DispatchResult& received) {
-    return {received.row_offsets, received.tile_offsets, received.groups};
+  static ScaleGroups of(const DispatchResult& received) {
+    return {received.row_offsets, received.tile_offsets, received.groups, received.capacity};
   }
-  // Scales as tiles: the tile row of `row`, a row of some group. Other parts: `row`.
-  FERRY_HD std::int64_t scale_row(const PartLayout& part, std::int64_t row) const {
-    if (!part.tiles) return row;
+  // Of `row`, a row of some group: its tile row, its column row, or for other parts `row`.
+  FERRY_HD std::int64_t scale_row(const PartLayout& part, std::int64_t row, std::int64_t leading) const {
+    if (!part.tiles) return column_row(part, row, capacity, leading);
     int group = 0;  // the last that begins here or before: empty groups begin where the next one does
     for (int end = count; end - group > 1;) {
       const int middle = (group + end) / 2;
@@ -30,8 +31,9 @@ struct TileGroups {
   }
 };
 
-inline std::int64_t scale_row(const DispatchResult& received, const PartLayout& part, std::int64_t row) {
-  return TileGroups::of(received).scale_row(part, row);
+inline std::int64_t scale_row(const DispatchResult& received, const PartLayout& part, std::int64_t row,
+                              std::int64_t leading) {
+  return ScaleGroups::of(received).scale_row(part, row, leading);
 }
 
 }  // namespace ferry::app

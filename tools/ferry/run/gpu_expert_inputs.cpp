@@ -41,7 +41,7 @@ GpuRows gpu_rows_of(const RunSpec& spec, const DispatchResult& received) {
   rows.scale_part = parts_of(format, spec.config.hidden).part[1];
   rows.scale_leading = received.parts[1].leading_dimension;
   rows.call_scale = spec.global_scale();
-  rows.groups = TileGroups::of(received);
+  rows.groups = ScaleGroups::of(received);
   if (rows.encoding.row_scale) rows.row_scales = static_cast<const float*>(received.parts[2].data);
   return rows;
 }

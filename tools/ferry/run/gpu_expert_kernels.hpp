@@ -24,7 +24,7 @@ struct GpuRows {
   std::int64_t scale_leading;  // leading dimension
   const float* row_scales;     // of each row, or null
   float call_scale;            // of nvfp4
-  TileGroups groups;
+  ScaleGroups groups;
 };
 
 // Local experts and weights of all rows' slots, [rows, top_k]; local_ids is -1 for an expert of another rank.

@@ -30,8 +30,9 @@ __device__ inline float value_of(const GpuRows& rows, std::int64_t row, std::int
   const Encoding& encoding = rows.encoding;
   if (!encoding.quantises()) return load(rows.type, rows.values, row * rows.hidden + column);
   const auto* codes = static_cast<const char*>(rows.values) + row * encoding.value_bytes(rows.hidden);
-  const float scale = received_scale(encoding, rows.scale_part, rows.scales, rows.scale_leading,
-                                     rows.groups.scale_row(rows.scale_part, row), column / encoding.block);
+  const std::int64_t place = rows.groups.scale_row(rows.scale_part, row, rows.scale_leading);
+  const float scale = received_scale(encoding, rows.scale_part, rows.scales, rows.scale_leading, place,
+                                     column / encoding.block);
   const float row_scale = rows.row_scales != nullptr ? rows.row_scales[row] : rows.call_scale;
   return quantised_element(encoding, codes, column) * (scale * row_scale);
 }

@@ -111,7 +111,7 @@ void HostExperts::load_quantised_row(const DispatchResult& received, std::int64_
   const PartList parts = parts_of(spec_.config.format, hidden_);
   const auto* codes = static_cast<const std::byte*>(received.data) + row * parts.part[0].row_bytes;
   const ReceivedPart& scales = received.parts[1];
-  const std::int64_t place = scale_row(received, parts.part[1], row);
+  const std::int64_t place = scale_row(received, parts.part[1], row, scales.leading_dimension);
   const float row_scale =
       encoding.row_scale ? static_cast<const float*>(received.parts[2].data)[row] : spec_.global_scale();
   for (std::int64_t block = 0; block < encoding.blocks(hidden_); ++block) {

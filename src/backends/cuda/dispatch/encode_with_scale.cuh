@@ -56,6 +56,7 @@ static __device__ __noinline__ void encode_with_scale(const DispatchArguments& c
             of_block = encoding.is_nvfp4() ? kNvfp4Block / 8 : kMxBlock / 8;  // threads
   const bool narrow = encoding.element == ElementType::e2m1, has_scales = call.received.count > 1;
   std::byte* const values = call.received_parts[0] + to * call.received.part[0].row_bytes;
+  const std::int64_t scale_row = column_row(scales, to, call.group_rows, call.leading_dimension[1]);
   bool valid = scale > 0 && scale <= kLargestFinite;
 #pragma unroll 1
   for (int first = 0; first < hidden; first += 256) {
@@ -81,7 +82,7 @@ static __device__ __noinline__ void encode_with_scale(const DispatchArguments& c
     if (!has || thread % (4 * of_block) != 0) continue;
     const std::int64_t offset = column / (8 * of_block), element = offset / scales.element_bytes;
     std::byte* const at = call.received_parts[1] +
-                          element_offset(scales, to, element, call.leading_dimension[1]) +
+                          element_offset(scales, scale_row, element, call.leading_dimension[1]) +
                           offset % scales.element_bytes;
     *reinterpret_cast<std::uint32_t*>(at) = word;
   }

@@ -35,11 +35,13 @@ __device__ inline void write_padding_rows(const DispatchArguments& call, const P
   for (std::int64_t row = rows.begin; row < rows.end; ++row) {
     for (int p = 0; p < call.received.count; ++p) {
       const PartLayout& part = call.received.part[p];
+      const std::int64_t leading = call.leading_dimension[p],
+                         to = column_row(part, row, call.group_rows, leading);
       for (std::int64_t byte = 4 * thread; byte < part.row_bytes; byte += 128) {
         const std::int64_t element = byte / part.element_bytes;
-        *reinterpret_cast<std::uint32_t*>(call.received_parts[p] +
-                                          element_offset(part, row, element, call.leading_dimension[p]) +
-                                          byte % part.element_bytes) = 0;
+        *reinterpret_cast<std::uint32_t*>(
+            call.received_parts[p] + element_offset(part, to, element, leading) + byte % part.element_bytes) =
+            0;
       }
     }
   }

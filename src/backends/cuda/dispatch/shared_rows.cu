@@ -19,12 +19,18 @@ struct TokenSharedRows {
   std::uint32_t threads;  // that have a row, one bit each
 };
 
+// [warp] Calls store(row) with the `row` of each thread in `threads`.
+template <class Row, class Store>
+__device__ __forceinline__ void for_each_row(std::uint32_t threads, Row row, Store store) {
+#pragma unroll 1
+  for (std::uint32_t left = threads; left != 0; left &= left - 1)
+    store(std::int64_t{__shfl_sync(~0u, row, __ffs(static_cast<int>(left)) - 1)});
+}
+
 // [warp] Calls store(row) for each row of the token.
 template <class Store>
 __device__ __forceinline__ void for_each_row(const TokenSharedRows& of, Store store) {
-#pragma unroll 1
-  for (std::uint32_t left = of.threads; left != 0; left &= left - 1)
-    store(std::int64_t{__shfl_sync(~0u, of.row, __ffs(static_cast<int>(left)) - 1)});
+  for_each_row(of.threads, of.row, store);
 }
 
 // [warp] Each thread writes the metadata of its row.
@@ -44,11 +50,12 @@ __device__ __forceinline__ void write_encoded(const DispatchArguments& call, con
                                               const Quarters& quarters) {
   const PartLayout &values = call.parts.part[0], &scales = call.parts.part[1];
   std::byte* const mine = call.received_parts[0] + of.row * values.row_bytes;
+  const std::int64_t leading = call.leading_dimension[1],
+                     scale_row = column_row(scales, of.row, call.group_rows, leading);
   const auto store_scales = [&](bool stores, std::int64_t offset, std::uint32_t word) {
-    for_each_row(of, [&](std::int64_t row) {
+    for_each_row(of.threads, scale_row, [&](std::int64_t row) {
       const std::int64_t element = offset / scales.element_bytes;
-      std::byte* const to = call.received_parts[1] +
-                            element_offset(scales, row, element, call.leading_dimension[1]) +
+      std::byte* const to = call.received_parts[1] + element_offset(scales, row, element, leading) +
                             offset % scales.element_bytes;
       if (stores) *reinterpret_cast<std::uint32_t*>(to) = word;
     });

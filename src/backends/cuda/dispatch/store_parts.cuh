@@ -112,7 +112,8 @@ __device__ __forceinline__ void store_part(const DispatchArguments& call, int p,
   // Scales: single words, in a column or in rows that are no multiple of 16 bytes.
 #pragma unroll 1
   for (std::uint32_t left = threads; left != 0; left &= left - 1) {
-    const std::int64_t to = __shfl_sync(~0u, row, __ffs(static_cast<int>(left)) - 1);
+    const std::int32_t received = __shfl_sync(~0u, row, __ffs(static_cast<int>(left)) - 1);
+    const std::int64_t to = column_row(part, received, call.group_rows, call.leading_dimension[p]);
     std::byte* const first =
         call.received_parts[p] + to * (part.columns ? kScaleBytes : static_cast<int>(part.row_bytes));
     const std::int64_t step = part.columns ? kScaleBytes * call.leading_dimension[p] : kScaleBytes;

@@ -83,21 +83,22 @@ void Lane::set_receive_buffers(const DispatchCall& call, DispatchArguments& argu
   if (memory.rows > 0 && !arguments.by_plan)
     arguments.lane.capacity = std::min(arguments.lane.capacity, memory.rows);
   const bool rank_major = config.layout == Layout::rank_major;
-  const std::int64_t rows = view_.capacity_rows;
+  const RowRoom room = row_room(config, view_.rank);
   const Plan plan = arguments.by_plan
                         ? call.plan
                         : Plan::over(memory.plan != nullptr ? memory.plan : array<void>(arrays_.plan),
                                      static_cast<std::size_t>(view_plan(nullptr, view_.plan_shape).bytes));
   DispatchResult result;
   std::int64_t end = 0;
+  arguments.group_rows = static_cast<std::int32_t>(room.group_rows);
   for (int p = 0; p < arguments.received.count; ++p) {
     const auto i = static_cast<std::size_t>(p);
     const PartLayout& part = arguments.received.part[p];
     void* own = config.own_receive_buffers ? receive_buffers() + end : nullptr;
-    end = align_up(end + part_bytes_total(part, rows, groups_of(config, view_.rank)), 256);
+    end = align_up(end + part_bytes_total(part, room), 256);
     result.parts[i] = {.data = memory.parts[i] != nullptr ? memory.parts[i] : own,
                        .row_bytes = received_row_bytes(part),
-                       .leading_dimension = leading_dimension(part, rows)};
+                       .leading_dimension = leading_dimension(part, room)};
     arguments.received_parts[p] = static_cast<std::byte*>(result.parts[i].data);
     arguments.leading_dimension[p] = result.parts[i].leading_dimension;
   }
@@ -156,8 +157,7 @@ void Lane::set_tiles(const DispatchCall& call, DispatchArguments& arguments, Str
   const bool has_rows = config.own_receive_buffers || encoding_of(config.format).scale_tiles;
   std::byte* scales = has_rows ? array<std::byte>(arrays_.scale_rows) : further_scale_rows(stream);
   if (config.own_receive_buffers) {
-    const std::int64_t values =
-        part_bytes_total(arguments.received.part[0], view_.capacity_rows, groups_of(config, view_.rank));
+    const std::int64_t values = part_bytes_total(arguments.received.part[0], row_room(config, view_.rank));
     scales = view_.at(view_.rank, view_.receive_buffers + align_up(values, 256));
   }
   std::byte* const own = config.own_receive_buffers

@@ -86,10 +86,11 @@ DeviceLayout device_layout(const Config& config) {
   std::int64_t rows = 0, tiles = 0;
   const PartLayout scales = largest_scales(config);
   for (int rank = 0; rank < config.placement.ranks(); ++rank) {
-    rows = std::max(rows, row_capacity(config, rank));
-    tiles = std::max(tiles, part_bytes_total(scales, row_capacity(config, rank), groups_of(config, rank)));
+    const RowRoom room = row_room(config, rank);
+    rows = std::max(rows, aligned_rows(room));
+    tiles = std::max(tiles, part_bytes_total(scales, room));
   }
-  layout.tiles = align_up((rows + kColumnAlignment - 1) * wire_bytes(parts) + kMaxParts * 256, 256);
+  layout.tiles = align_up(rows * wire_bytes(parts) + kMaxParts * 256, 256);
   layout.received = align_up(layout.tiles + (encoding_of(config.format).scale_tiles ? tiles : 0),
                              ExchangeLayout::kSectionAlign);
   return layout;
