@@ -24,7 +24,7 @@ ExchangeShape exchange_shape(const Config& config, std::int64_t signal_bytes);
 std::int64_t row_capacity(const Config& config, int rank);
 // expert_padded: rows that one expert of `rank` has memory for. Other layouts: row_capacity().
 std::int64_t group_capacity(const Config& config, int rank);
-// The same, as memory of received parts is laid out by it.
+// What the memory of `rank`'s received parts has room for.
 RowRoom row_room(const Config& config, int rank);
 // G: the shared experts and the local experts of `rank`; rank_major: the ranks.
 int groups_of(const Config& config, int rank);

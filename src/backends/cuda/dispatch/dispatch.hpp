@@ -68,7 +68,7 @@ struct DispatchArguments {
   PartList received;  // parts of its rows; those of a message unless input_scales are given
   std::byte* received_parts[kMaxParts];
   std::int64_t leading_dimension[kMaxParts];
-  std::int32_t group_rows;  // as column_row() takes them
+  std::int32_t group_rows;  // expert_padded: rows of a group; else 0: see column_row()
   float* weight;
   std::int32_t* local_ids;
   std::int32_t* group_of_row;
