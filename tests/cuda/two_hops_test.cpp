@@ -167,8 +167,7 @@ TEST_F(CudaTwoHops, ARankThatIsMissingIsNamed) {
         return;
       }
       try {
-        // A rank that needs nothing from that role completes its first call, and fails in the second.
-        for (int call = 0; call < 2; ++call) DispatchRun(exchange, c, step).run();
+        DispatchRun(exchange, c, step).run();
       } catch (const TimeoutError& error) {
         peers[static_cast<std::size_t>(rank.index())] = error.record.peer;
       }
@@ -203,7 +202,8 @@ TEST_F(CudaTwoHops, ARoleThatStopsIsNamed) {
       const auto i = static_cast<std::size_t>(rank.index());
       const Clock::time_point started = Clock::now();
       try {
-        DispatchRun(exchange, c, step).run();
+        // A rank that needs nothing from that role completes its first call, and fails in the second.
+        for (int call = 0; call < 2; ++call) DispatchRun(exchange, c, step).run();
       } catch (const TimeoutError& error) {
         seconds[i] = seconds_since(started);
         records[i] = error.record;

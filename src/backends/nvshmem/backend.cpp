@@ -48,8 +48,11 @@ class HeapHopTransport final : public cuda::HopTransport {
     });
   }
   ~HeapHopTransport() override {
-    if (sources_ != nullptr) session_.module().unregister_source(sources_);
-    if (rank_.state().control().failed()) Session::note_failure();
+    if (rank_.state().control().failed()) {
+      Session::note_failure();
+    } else if (sources_ != nullptr) {
+      session_.module().unregister_source(sources_);
+    }
   }
 
   std::byte* at(int rank, std::int64_t offset) const override {
@@ -68,6 +71,8 @@ class HeapHopTransport final : public cuda::HopTransport {
       sources_ = memory;
     });
   }
+  // No launch has waited for the puts of a call that was aborted.
+  bool keeps_sources() const override { return rank_.state().control().failed(); }
   void prepare() const override {
     cuda::check(static_cast<cudaError_t>(session_.module().prepare_hops(wide_)),
                 "load the kernel of NVSHMEM");

@@ -139,15 +139,17 @@ report::Traffic traffic_of(const RunSpec& spec, std::span<const std::int64_t> me
 }
 
 // On device memory a message to a relay has the token once, and for each rank that it is for an entry and the
-// token's slots there.
+// token's slots there. Kernels send no entry to a node of one rank.
 void count_entries(const RunSpec& spec, const Topology& topology, const SharedResults& results,
                    report::Traffic* traffic) {
   if (!on_device(spec.config) || !has_relays(spec.config, topology)) return;
   const auto ranks = static_cast<std::size_t>(spec.options.ranks);
   const auto packet = static_cast<std::int64_t>(sizeof(LLPacket)), slots = packet * spec.config.top_k;
   for (std::size_t i = 0; i < ranks * ranks; ++i) {
+    const bool alone = topology.ranks_of(topology.node_of(static_cast<int>(i % ranks))).size() == 1;
+    const std::int64_t entry = has_kernels(spec.config.backend) && alone ? 0 : packet;
     const std::int64_t more =
-        results.dispatch_entries()[i] * (packet + slots) - results.dispatch_messages()[i] * slots;
+        results.dispatch_entries()[i] * (entry + slots) - results.dispatch_messages()[i] * slots;
     if (results.dispatch_entries()[i] == 0) continue;
     traffic->traffic_bytes[i] += more;
     traffic->wire_bytes += more;

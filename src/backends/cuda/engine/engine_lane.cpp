@@ -299,10 +299,8 @@ void EngineLane::combine_send(const CombineCall& call, bool split, Stream stream
     call_.begin(Operation::combine, options);
   }
   // With sums by node, the kernel also looks up this rank's own rows.
-  const bool by_node = exchange_.config.reduction_level == ReductionLevel::node;
-  run_or_refuse(Operation::combine, [&] {
-    lane_.combine(with_row_weights, Phase::send, stream, keeps_inputs(split) && !by_node);
-  });
+  const bool keeps = keeps_inputs(split) && !exchange_.has_node_sums();
+  run_or_refuse(Operation::combine, [&] { lane_.combine(with_row_weights, Phase::send, stream, keeps); });
   const auto* rows = reinterpret_cast<const std::int32_t*>(memory() + layout().rows);
   post(Operation::combine, split,
        Stored{.message_bytes = layout().row_bytes, .messages = rows, .packed = true}, stream);

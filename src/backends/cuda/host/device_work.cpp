@@ -28,16 +28,16 @@ class CudaDeviceWork final : public DeviceWork {
     streams_.clear();
     events_.clear();
     memory_.clear();
-    used_ = DeviceMemory();
+    scratch_ = DeviceMemory();
     broken_ = DeviceMemory();
   }
 
   Stream make_stream() override {
     const ScopedDevice device(device_);
     const CudaStream& stream = streams_.emplace_back();
-    // Used once, before ranks wait for one another (copy_stream.hpp).
-    if (used_.data() == nullptr) used_ = DeviceMemory(sizeof(std::int32_t));
-    set_number(reinterpret_cast<std::int32_t*>(used_.data()), 0, stream);
+    // The first work of a stream must not be a call that other ranks wait for (copy_stream.hpp).
+    if (scratch_.data() == nullptr) scratch_ = DeviceMemory(sizeof(std::int32_t));
+    set_number(reinterpret_cast<std::int32_t*>(scratch_.data()), 0, stream);
     stream.synchronize();
     return stream;
   }
@@ -118,8 +118,8 @@ class CudaDeviceWork final : public DeviceWork {
   std::deque<CudaStream> streams_;
   std::deque<CudaEvent> events_;
   std::deque<DeviceMemory> memory_;
-  DeviceMemory used_;    // for the first work of streams
-  DeviceMemory broken_;  // a number_of() BrokenGuard for each lane, or 0
+  DeviceMemory scratch_;  // for the first work of streams
+  DeviceMemory broken_;   // a number_of() BrokenGuard for each lane, or 0
 };
 
 }  // namespace

@@ -78,6 +78,10 @@ ExchangeState::ExchangeState(const Rank& this_rank, const Config& exchange_confi
   copy_blocking(tables.data() + arrays.routing, host.data(), static_cast<std::int64_t>(host.size()));
 }
 
+ExchangeState::~ExchangeState() {
+  if (hop_transport && hop_transport->keeps_sources()) engine_memory.abandon();
+}
+
 DeviceMemory ExchangeState::memory_for_engine(std::int64_t bytes) const {
   return registers ? DeviceMemory::exportable(bytes) : DeviceMemory(bytes);
 }

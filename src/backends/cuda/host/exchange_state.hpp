@@ -25,6 +25,9 @@ enum class Reach { mapped, engine, hops };
 struct ExchangeState {
   // Collective. `make_hops`: for Reach::hops.
   ExchangeState(const Rank& rank, const Config& config, Reach reach, const MakeHopTransport& make_hops = {});
+  ~ExchangeState();
+  ExchangeState(const ExchangeState&) = delete;
+  ExchangeState& operator=(const ExchangeState&) = delete;
 
   Rank rank;
   Config config;
@@ -42,6 +45,11 @@ struct ExchangeState {
   int blocks;  // this rank's part of the device: blocks that are certain to be resident at once
 
   int me() const { return rank.index(); }
+  // Whether the relays, or the last step of a combine, add the rows of a node. Where no node has two ranks,
+  // both reduction levels add the same rows in the same order.
+  bool has_node_sums() const {
+    return config.reduction_level == ReductionLevel::node && rank.topology().nodes() < rank.size();
+  }
   // Memory of this device that an engine's transfers may use.
   DeviceMemory memory_for_engine(std::int64_t bytes) const;
   std::byte* engine_lane(int lane) const { return engine_memory.data() + lane * engine->bytes; }

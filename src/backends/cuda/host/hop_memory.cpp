@@ -10,14 +10,16 @@ namespace ferry {
 namespace cuda {
 namespace {
 
-// Bytes of all windows of a hop on a rank, if Config::window is not set.
-constexpr std::int64_t kWindowsBytes = 16 << 20;
+// If Config::window is not set: bytes of all windows of a hop on a rank, and of its send staging.
+constexpr std::int64_t kWindowsBytes = 16 << 20, kStagingBytes = 128 << 20;
 
 // Channels of a stream: about as many tasks as a GPU has warps to spare, and at most one for each message of
 // the window; more where each still has two messages. All ranks have the same.
 int channels_of(int ranks, int window) {
-  const int few = std::clamp(std::min(64 / ranks, window), 1, 16);
-  return std::max(few, std::min({window / 2, 384 / ranks, 192}));
+  const int few = std::clamp(std::min(64 / ranks, window), 1, 16),
+            many = std::max(few, std::min({window / 2, 384 / ranks, 192}));
+  const int slots = (window + many - 1) / many;
+  return window / slots;
 }
 
 }  // namespace
@@ -32,10 +34,12 @@ HopLayout hop_layout(const Config& config, const Topology& topology, std::int64_
   shape.payload_bytes = align_up(device_layout(config).exchange.shape.message_bytes, 16);
   shape.metadata_bytes = static_cast<std::int64_t>(sizeof(LLPacket)) * config.top_k;
   shape.row_bytes = row_bytes;
+  shape.composes = chosen_hops(config, topology) == Hops::two && topology.nodes() < topology.ranks();
   shape.channels = shape.slots = 1;
   // No window holds more messages than a rank can send.
   const std::int64_t most = std::int64_t{config.max_tokens} * config.top_k,
-                     share = kWindowsBytes / shape.ranks / HopLayout::of(shape).slot_bytes[0],
+                     windows = std::min(kWindowsBytes, kStagingBytes / shape.node_ranks),
+                     share = windows / shape.ranks / HopLayout::of(shape).slot_bytes[0],
                      window = std::clamp<std::int64_t>(config.window > 0 ? config.window : share, 1, most);
   shape.channels = channels_of(shape.ranks, static_cast<int>(window));
   shape.slots = static_cast<std::int32_t>(window / shape.channels);

@@ -11,7 +11,8 @@ class MappedHopTransport final : public HopTransport {
 
   std::byte* at(int rank, std::int64_t offset) const override { return memory_.at(rank, offset); }
   void register_sources(std::byte*, std::int64_t) override {}
-  void prepare() const override {}  // prepare_hops() has loaded the kernel
+  bool keeps_sources() const override { return false; }  // stores have arrived when a launch ends
+  void prepare() const override {}                       // prepare_hops() has loaded the kernel
   void launch(const HopArguments& arguments, const LaunchShape& shape, cudaStream_t stream) const override {
     launch_hops(arguments, shape, stream);
   }

@@ -24,6 +24,8 @@ class HopTransport {
   // Collective. Call it once, with the device memory that messages may be put from. It must outlive this
   // object.
   virtual void register_sources(std::byte* memory, std::int64_t bytes) = 0;
+  // Whether puts from that memory may still be on their way, for good: after a failure of the group.
+  virtual bool keeps_sources() const = 0;
   // Loads the launch's kernel on the current device.
   virtual void prepare() const = 0;
   virtual void launch(const HopArguments& arguments, const LaunchShape& shape, cudaStream_t stream) const = 0;

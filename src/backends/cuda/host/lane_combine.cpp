@@ -139,10 +139,7 @@ void Lane::find_rows(const ArrivedRows* from, Stream stream) const {
 }
 
 bool Lane::adds_by_node() const {
-  // Where no node has two ranks, both levels add the same rows in the same order.
-  const Topology& topology = exchange_.rank.topology();
-  return exchange_.config.reduction_level == ReductionLevel::node &&
-         combine_.reduction == Reduction::partial && topology.nodes() < topology.ranks();
+  return exchange_.has_node_sums() && combine_.reduction == Reduction::partial;
 }
 
 void Lane::add_on_nodes(Stream stream) {

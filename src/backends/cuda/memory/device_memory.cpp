@@ -45,6 +45,11 @@ DeviceMemory DeviceMemory::exportable(std::int64_t bytes) {
   return memory;
 }
 
+void DeviceMemory::abandon() noexcept {
+  data_ = nullptr;
+  mapping_.release();  // NOLINT(bugprone-unused-return-value): it stays mapped
+}
+
 DeviceMemory::~DeviceMemory() {
   if (data_ == nullptr) return;
   const ScopedDevice device(device_);

@@ -10,7 +10,7 @@
 
 namespace ferry::cuda {
 
-// Zeroes memory of the current device, in a stream of its own, and returns when it is done. Throws
+// Zeroes memory of the current device, in copy_stream(), and returns when it is done. Throws
 // SystemError.
 void zero(void* memory, std::int64_t bytes);
 
@@ -33,6 +33,8 @@ class DeviceMemory {
   std::byte* data() const { return data_; }
   std::int64_t bytes() const { return bytes_; }
   int device() const { return device_; }
+  // Never frees the memory.
+  void abandon() noexcept;
 
  private:
   void swap(DeviceMemory& other) noexcept {

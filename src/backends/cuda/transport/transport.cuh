@@ -7,8 +7,8 @@
 // A policy has these members; `peer` may be any other rank:
 //
 //   is_staged(peer)                                        [thread]
-//       Whether messages to `peer` have to be composed in symmetric memory of this rank, its send staging,
-//       and put from there. Otherwise a role may put from anywhere, or store to at() without a copy.
+//       Whether messages to `peer` have to be put: from send staging, where they are composed, or from the
+//       outbox. Otherwise a role may put from anywhere, or store to at() without a copy.
 //   at(lane, peer, place)                                  [thread]
 //       The address at which this thread reaches `place` of a peer that is not staged.
 //   put(lane, peer, place, from, bytes)                    [warp]
@@ -26,8 +26,9 @@
 //   acquire(flag, value)                                   [thread]
 //       The same right to read, where another function of wait.cuh has found the flag set.
 //
-// The bytes of a staged message are read until they have arrived. So a place in send staging is free again
-// when the receiver has said that it has read the message, as a credit does; nothing else waits for puts.
+// The bytes of a staged message are read until they have arrived. So a place in send staging, or in the
+// outbox, is free again when the receiver has said that it has read the message, as a credit does; nothing
+// else waits for puts.
 #pragma once
 
 #include <cstddef>

@@ -7,6 +7,8 @@
 //   hop 1   to a relay       slot   | entries, rank and index of each | payload | metadata of each entry |
 //   hop 2   to its final rank       | index | content |
 //
+// Messages that are put without being composed leave out the entries, or the index (put_content()).
+//
 // A stream is named by its origin, the rank whose rows it carries. Streams of hop 1 are written by their
 // origin, those of hop 2 by their origin or by a relay.
 #pragma once
@@ -37,6 +39,7 @@ struct HopShape {
   std::int64_t payload_bytes = 0;  // largest payload of a message
   std::int64_t metadata_bytes = 0;
   std::int64_t row_bytes = 0;  // of a row that combine packs
+  bool composes = true;        // some messages to other nodes are composed in send staging
 };
 
 // Offsets in a lane's section. Bytes.
@@ -87,7 +90,7 @@ struct HopLayout {
     layout.signals_end = end;
     for (int hop = 0; hop < kHops; ++hop) layout.windows[hop] = take(ranks * slots * layout.slot_bytes[hop]);
     layout.staged_headers = take(kHopParities * ranks * shape.header_bytes);
-    layout.staging = take(shape.node_ranks * ranks * slots * layout.staging_slot);
+    layout.staging = take(shape.composes ? shape.node_ranks * ranks * slots * layout.staging_slot : 0);
     layout.bytes = (end + 4095) / 4096 * 4096;
     return layout;
   }
