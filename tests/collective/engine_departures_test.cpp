@@ -2,7 +2,6 @@
 // peers learn of it long before their deadline. What it has done before it left still counts.
 #include <gtest/gtest.h>
 #include <signal.h>
-#include <sys/wait.h>
 
 #include <atomic>
 #include <cstdint>
