@@ -6,7 +6,8 @@
   check      fails if the document says anything else than `render` would write
 
 bench/results/tests has a file for each kind of machine and part, with the newest result of every test. A result shows a capability
-if it is of today's kernel sources (kernel_sources.py). Otherwise the document names its commit.
+if it is of today's kernel sources (kernel_sources.py). Otherwise the document names its commit. A failure is shown, with its commit, until
+the test passes in a newer run.
 """
 
 import argparse
@@ -153,22 +154,35 @@ def runs_of(root):
     return sorted((Run(record, run) for record in records for run in record["runs"]), key=lambda run: run.date, reverse=True)
 
 
-def shown(names, runs, kernels):
+def failures_of(runs):
+    """{test without its parameter, or file of pytest's: the run}, where the newest result of one of its instances is a failure."""
+    newest = {}
+    for run in runs:
+        for test, outcome in run.tests.items():
+            if outcome != "skipped":
+                newest.setdefault(test, (run, outcome))
+    failed = {}
+    for test, (run, outcome) in newest.items():
+        if outcome == "failed":
+            failed.setdefault(test.partition(".")[0] if test.startswith("python_") else without_parameter(test), run)
+    return failed
+
+
+def shown(names, runs, kernels, failures):
     """What the runs show of some tests, as the document says it."""
-    today, older, missing, failed = [], [], [], []
+    today, older, missing, failed = [], [], [], {}
     for label, name in names:
-        found = [(run, outcome) for run in runs if (outcome := run.outcome(name))]
-        current = [(run, outcome) for run, outcome in found if run.kernels == kernels]
-        if current and current[0][1] == "failed":
-            failed.append(label)
-        elif passed := [run.gpus for run, outcome in current if outcome == "passed"]:
-            today.append(max(passed))
-        elif passed := [run for run, outcome in found if outcome == "passed"]:
+        passed = [run for run in runs if run.outcome(name) == "passed"]
+        if name in failures:
+            failed.setdefault(failures[name].commit[:7], []).append(label)
+        elif current := [run.gpus for run in passed if run.kernels == kernels]:
+            today.append(max(current))
+        elif passed:
             older.append(passed[0])
         else:
             missing.append(label)
     if failed:
-        return f"failed: {listed(failed)}"
+        return "failed " + "; ".join(f"at {commit}: {listed(labels)}" for commit, labels in sorted(failed.items()))
     if missing:
         return "not run" + (f": {listed(missing)}" if len(missing) < len(names) else "")
     if older:
@@ -198,13 +212,13 @@ def gpus(count):
     return f"{count} GPU{'s' if count > 1 else ''}"
 
 
-def cell_of(tests, known, runs, kernels):
+def cell_of(tests, known, runs, kernels, failures):
     """The column "GPUs" of a row that names these tests."""
     ways = {}
     for test in tests:
         for label, names in known.get(test, {}).items():
             ways.setdefault(label, []).extend((test, name) for name in names)
-    found = {label: shown(names, runs, kernels) for label, names in sorted(ways.items(), reverse=True)}
+    found = {label: shown(names, runs, kernels, failures) for label, names in sorted(ways.items(), reverse=True)}
     if len(set(found.values())) == 1:
         return next(iter(found.values()))
     return "; ".join((f"{label}: " if label else "own: ") + text for label, text in found.items())
@@ -221,7 +235,7 @@ def table_of_runs(runs, kernels):
 
 
 def rendered(text, known, runs, kernels):
-    lines, columns, claims = [], None, together(runs)
+    lines, columns, claims, failures = [], None, together(runs), failures_of(runs)
     for line in text.splitlines():
         cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
         if not line.startswith("|"):
@@ -230,7 +244,7 @@ def rendered(text, known, runs, kernels):
             columns = (cells.index("test"), cells.index("GPUs")) if {"test", "GPUs"} <= set(cells) else ()
         elif columns and not set(line) <= set("|-: "):
             tests = re.findall(r"`([^`]+)`", cells[columns[0]])
-            cells[columns[1]:] = [cell_of(tests, known, claims, kernels)]
+            cells[columns[1]:] = [cell_of(tests, known, claims, kernels, failures)]
             line = "| " + " | ".join(cells) + " |"
         lines.append(line)
     return RUNS.sub(lambda match: match[1] + table_of_runs(runs, kernels) + match[2], "\n".join(lines) + "\n")

@@ -236,8 +236,8 @@ engine               'nccl': NCCL, on device memory; 'mpi' or 'custom': the engi
 memory               'host' or 'device': where all arrays lie; default 'automatic', 'device' with 'cuda', 'nvshmem' and 'nccl', else 'host'. Only
                      'collective' has both
 hops                 'one' or 'two': whether a token goes straight to each rank of another node, or once to the node, to a
-                     relay; default 'automatic', two where 'collective' has several nodes and one has several ranks, and
-                     where 'nvshmem' has several nodes
+                     relay; default 'automatic', two where 'collective' on host memory has several nodes and one has
+                     several ranks, and where 'nvshmem' has several nodes and max_tokens x hidden is above 14,336
 window               bounds what a rank has on its way to another one. 'collective': messages of a round; default 0, no bound.
                      'cpu', 'cuda' and 'nvshmem' in two hops: staging, in messages for each pair of ranks; default 0, 4 MiB a rank and lane,
                      on GPUs up to 16 MiB for each hop
@@ -265,7 +265,7 @@ combine_type         'bf16', 'fp16' or 'fp32': type of the rows that combine sen
 reduction            'partial', 'exact' or 'unreduced'; a combine may use another one that needs no more staging; default
                      'partial'
 reduction_level      'rank' or 'node': 'partial' adds the sums of single ranks, or first those of each node; default
-                     'automatic', 'node' in a group of several nodes. 'cuda' has only 'rank'
+                     'automatic', 'node' in a group of several nodes. 'cuda' in one hop has only 'rank'
 lanes                independent sequences of calls, which may overlap; default 1
 deadline             seconds a wait may last; default 30
 own_receive_buffers  the lanes have receive buffers; with False every dispatch needs ReceiveBuffers; default True

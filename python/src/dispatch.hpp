@@ -79,8 +79,8 @@ DispatchResult run_dispatch(PyExchange& self, const LaneCall& call, const Dispat
 // may touch.
 void require_rows(const PyPlan* plan, std::int64_t count, const char* name, std::int64_t capacity);
 
-// The number in `given`, a Python number; nothing for another object. Throws UsageError for True and False,
-// and for numbers beyond float32.
+// The number in `given`, a real number of Python or NumPy; nothing for another object, such as an array.
+// Throws UsageError for True and False, and for numbers beyond float32.
 std::optional<double> number_in(const nb::object& given, const char* name);
 
 // The value type of elements that are bfloat16, float16 or float32.

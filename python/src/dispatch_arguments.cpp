@@ -192,7 +192,7 @@ void read_global_scale(const nb::object& given, DispatchInput& in) {
     in.options.global_scale = &in.global_scale;
     return;
   }
-  const Array& array = in.arguments.dense(given, "global_scale", kFp32, {1});
+  const Array& array = in.arguments.one(given, "global_scale", kFp32);
   in.options.global_scale = static_cast<const float*>(array.data);
 }
 
@@ -208,7 +208,9 @@ void read_input_scales(const Config& config, const nb::object& given, DispatchIn
 
 std::optional<double> number_in(const nb::object& given, const char* name) {
   if (PyBool_Check(given.ptr()) != 0) refuse_type(name, "a number or float32 values", given);
-  if (PyFloat_Check(given.ptr()) == 0 && PyLong_Check(given.ptr()) == 0) return std::nullopt;
+  if (PyFloat_Check(given.ptr()) == 0 && PyLong_Check(given.ptr()) == 0 &&
+      !nb::isinstance(given, nb::module_::import_("numbers").attr("Real")))
+    return std::nullopt;
   const double number = PyFloat_AsDouble(given.ptr());
   const bool too_large = PyErr_Occurred() != nullptr;
   PyErr_Clear();

@@ -67,10 +67,14 @@ void check_message_fits(const Config& config, const DispatchCall& call) {
   const std::int64_t largest = message_layout(parts_of(config.format, config.hidden), config.top_k).bytes;
   const std::int64_t needed = message_layout(parts, config.top_k).bytes;
   if (needed > largest) {
+    // Tokens that travel as they are have the room of a format without tiles.
+    const bool lacks_tiles =
+        by_expert(call) && encoding_of(call.format).scale_tiles && call.memory.parts[1] == nullptr;
     throw UsageError(str("dispatch: a message of format ", format, " takes ", counted(needed, "byte"),
                          by_expert(call) ? " (with input_scales tokens travel as they are)" : "",
                          ", but the configuration's format ", to_string(config.format), " has room for ",
-                         largest, ": construct the exchange with format = ", format));
+                         largest, ": construct the exchange with format = ", format,
+                         lacks_tiles ? ", and pass memory.parts[1]" : ""));
   }
 }
 
@@ -107,10 +111,11 @@ void check_receive_buffers(const Config& config, int rank, const DispatchCall& c
   // The lane's memory has room for whole tiles of every group only if the configuration says so.
   if (encoding_of(call.format).scale_tiles && !encoding_of(config.format).scale_tiles &&
       call.memory.parts[1] == nullptr) {
+    // An exchange of the call's format has no room for tokens that travel as they are.
     throw UsageError(str("dispatch: format ", to_string(call.format), " on rank ", rank,
                          ": the exchange has no memory for tiles, because its format is ",
-                         to_string(config.format),
-                         ": pass memory.parts[1], or construct it with format = ", to_string(call.format)));
+                         to_string(config.format), ": pass memory.parts[1]",
+                         by_expert(call) ? "" : ", or construct it with format = " + to_string(call.format)));
   }
   const std::int64_t rows = call.memory.rows;
   if (rows == 0) return;

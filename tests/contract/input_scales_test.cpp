@@ -171,6 +171,26 @@ TEST_P(Contract, InputScalesNeedRoomForTheTokensAndAnExpertLayout) {
   });
 }
 
+// No format has room both for tokens as they are and for tiles.
+TEST_P(Contract, InputScalesAsTilesNeedMemoryOfTheCaller) {
+  TestCase c = scaled_case(small_case(7), "mxfp8-tiles");
+  const StepInputs step = make_inputs(c);
+  run(c.ranks, describe(c), [&](Rank rank) {
+    const auto refused = [&](const char* format, const std::string& end) {
+      Config config = exchange_config(c);
+      config.format = parse_format(format);
+      SyncExchange exchange(rank, config);
+      DispatchRun dispatch(exchange, c, step);
+      dispatch.options().memory.parts[1] = nullptr;
+      const std::string text = usage_error([&] { dispatch.call(); });
+      require(text.ends_with(end), "expected '", end, "', got '", text, "'");
+      if (config.format == Format::bf16()) DispatchRun(exchange, c, step).run();
+    };
+    refused("bf16", "because its format is bf16: pass memory.parts[1]");
+    refused("mxfp8-tiles", ": construct the exchange with format = bf16, and pass memory.parts[1]");
+  });
+}
+
 // The rank that encodes a block whose scale overflows reports it.
 TEST_P(Contract, OverflowingInputScalesAreReported) {
   TestCase c = scaled_case(small_case(8), "nvfp4");

@@ -112,12 +112,40 @@ class GpuTestsTest(SmallRepository):
         self.keep({"More/Points": ["Test/One"]}, "other")
         self.assertEqual(self.cells()[1], "2 GPUs")
 
-    def test_a_failure_of_today_is_shown(self):
+    def test_a_failure_is_shown_until_the_test_passes(self):
         self.keep(OWN)
-        self.keep({}, failures=["All/Points.Test/One did not end"])
-        self.assertEqual(self.cells()[1], "failed: `Points.Test`")
+        self.keep({}, failures=["All/Points.Test/One did not end"], commit="b" * 40)
+        self.assertEqual(self.cells()[1], "failed at bbbbbbb: `Points.Test`")
+        self.keep({"All/Points": ["Test/Two"]}, commit="c" * 40)  # another instance, with the same kernels
+        self.assertEqual(self.cells()[1], "failed at bbbbbbb: `Points.Test`")
         self.keep({"All/Points": ["Test/One", "Test/Two"]})
         self.assertEqual(self.cells()[1], "2 GPUs")
+
+    def test_a_failure_with_older_kernels_is_shown(self):
+        self.keep(OWN)
+        self.keep({}, failures=["All/Points.Test/One"], commit="b" * 40)
+        self.keep({}, "other", failures=["Own.Test"], commit="c" * 40, gpus=1)
+        (self.root / "src/backends/cuda/kernel.cu").write_text("int b;\n")
+        self.run_script("render")
+        self.assertEqual(self.cells()[1], "failed at bbbbbbb: `Points.Test`; at ccccccc: `Own.Test`")
+        self.keep({"All/Points": ["Test/One", "Test/Two"]}, gpus=4)  # on another machine, later
+        self.assertEqual(self.cells()[1], "failed at ccccccc: `Own.Test`")
+        self.keep({}, failures=["All/Points.Test/One"], commit="d" * 40, kernels="older")
+        self.assertEqual(self.cells()[1], "failed at ccccccc: `Own.Test`; at ddddddd: `Points.Test`")
+        self.keep(OWN)
+        self.assertEqual(self.cells()[1], "2 GPUs")
+
+    def test_a_failure_of_a_file_of_python_is_shown(self):
+        self.keep({"python_group": ["test_a"]}, "python", failures=["python_group.test_b"], commit="b" * 40)
+        self.keep({"python_group": ["test_a"]}, "python", kernels="older")
+        self.assertEqual(self.cells()[3], "failed at bbbbbbb: `python_group`")
+        self.keep({"python_group": ["test_b"], "cli_gpu": [""]}, "python")
+        self.assertEqual(self.cells()[3], "2 GPUs")
+
+    def test_a_failure_is_hidden_by_no_skip_on_another_machine(self):
+        self.keep({}, failures=["Own.Test"], commit="b" * 40)
+        self.keep({"All/Points": ["Test/One", "Test/Two"]}, skipped={"Own": ["Test"]}, gpus=1)
+        self.assertEqual(self.cells()[1], "failed at bbbbbbb: `Own.Test`")
 
     def test_a_test_that_the_time_limit_ended_has_not_run(self):
         self.keep(OWN)

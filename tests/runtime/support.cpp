@@ -185,12 +185,20 @@ void run_hosts(GroupKind kind, const std::vector<std::string>& hosts, double dea
   run(hosts, deadline, body);
 }
 
-int run_process(const std::function<void()>& body) {
+pid_t start_process(const std::function<void()>& body) {
   const pid_t process = fork();
   if (process == 0) run_as_process(body);
+  return process;
+}
+
+int status_of_process(pid_t process) {
   int status = 0;
   waitpid(process, &status, 0);
   return status;
+}
+
+int run_process(const std::function<void()>& body) {
+  return status_of_process(start_process(body));
 }
 
 }  // namespace ferry::test

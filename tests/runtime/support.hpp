@@ -1,6 +1,8 @@
 // Shared by the tests of groups: kinds of groups, checks that work across processes, random numbers.
 #pragma once
 
+#include <sys/types.h>
+
 #include <chrono>
 #include <cstdint>
 #include <functional>
@@ -80,8 +82,11 @@ void run_ranks(GroupKind kind, int ranks, double deadline, const std::function<v
 void run_hosts(GroupKind kind, const std::vector<std::string>& hosts, double deadline,
                const std::function<void(Rank)>& body);
 
-// Runs `body` in a forked process and returns its wait status. If it throws, prints the exception; the exit
-// status is 1.
+// Runs `body` in a forked process. If it throws, prints the exception; the exit status is 1.
+pid_t start_process(const std::function<void()>& body);
+// Waits for the end of a process and returns its wait status.
+int status_of_process(pid_t process);
+// Both.
 int run_process(const std::function<void()>& body);
 
 }  // namespace ferry::test

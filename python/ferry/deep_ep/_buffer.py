@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 import os
 import sys
 
@@ -18,10 +19,10 @@ def _is_on_host(array):
 
 # Computed where the factor is, so that the host need not wait for it. A number needs a tensor's own constructor.
 def _inverse_on_device(x, factor):
-    if isinstance(factor, (int, float)):
+    if isinstance(factor, numbers.Real):
         if isinstance(factor, bool) or not 2.0**-127 <= factor <= 2.0**127:
             return factor  # dispatch refuses it
-        return x.new_full((1,), 1.0 / factor, dtype=sys.modules["torch"].float32) if hasattr(x, "new_full") else factor
+        return x.new_full((1,), 1.0 / float(factor), dtype=sys.modules["torch"].float32) if hasattr(x, "new_full") else factor
     return 1.0 / factor.reshape(-1)[:1]
 
 

@@ -110,6 +110,13 @@ const Array& Arguments::dense(nb::handle object, const char* name, Element eleme
   return array;
 }
 
+const Array& Arguments::one(nb::handle object, const char* name, Element element) {
+  const Array& array = add(object, name);
+  require_element(array, name, {element});
+  if (!array.shape.empty()) require_shape(array, name, {1}, "");
+  return array;
+}
+
 const Array& Arguments::rows(nb::handle object, const char* name, std::int64_t columns,
                              std::initializer_list<Element> elements) {
   const Array& array = add(object, name);

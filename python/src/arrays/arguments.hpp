@@ -26,6 +26,9 @@ class Arguments {
   const Array& dense(nb::handle object, const char* name, Element element, const Shape& shape,
                      const char* hint = "");
 
+  // An array of one element, without dimensions or with one.
+  const Array& one(nb::handle object, const char* name, Element element);
+
   // Rows of `columns` elements, with any step from row to row.
   const Array& rows(nb::handle object, const char* name, std::int64_t columns,
                     std::initializer_list<Element> elements);

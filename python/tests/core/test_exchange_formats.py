@@ -169,6 +169,27 @@ def test_nvfp4(rng, name):
     ferry.Group.threads(4).run(body)
 
 
+# NumPy's numbers of any type, and arrays of one element.
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_global_scales_of_numpy(rng, backend):
+    tokens = rng.standard_normal((2, 96)).astype(bf16)
+    ids, weights = np.array([[0, 3], [2, -1]]), rng.random((2, 2), np.float32)
+
+    def body(rank):
+        exchange = ferry.Exchange(rank, experts=4, top_k=2, hidden=96, max_tokens=2, format="nvfp4", backend=backend)
+
+        def parts(given):
+            return [part.view(np.uint8).copy() for part in exchange.dispatch(tokens, ids, weights, global_scale=given).parts]
+
+        expected = parts(0.5)
+        for given in [np.float16(0.5), np.float32(0.5), np.float64(0.5), np.longdouble(0.5), np.array(0.5, np.float32), np.full(1, 0.5, np.float32)]:
+            for actual, wanted in zip(parts(given), expected, strict=True):
+                assert np.array_equal(actual, wanted)
+        assert all(np.array_equal(actual, wanted) for actual, wanted in zip(parts(np.int64(2)), parts(2), strict=True))
+
+    ferry.Group.threads(2).run(body)
+
+
 # Numbers that are no scale end the call on the rank that passed them, or, if they are no number, on every rank.
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
 def test_bad_global_scales(rng, backend):
@@ -182,13 +203,18 @@ def test_bad_global_scales(rng, backend):
             with pytest.raises(ferry.UsageError, match=words):
                 exchange.dispatch(tokens, ids, weights, global_scale=given)
 
-        for bad, text in [(0, "0"), (-1.5, "-1.5"), (float("inf"), "inf"), (float("nan"), "nan"), (np.zeros(1, np.float32), "0")]:
+        for bad, text in [(0, "0"), (-1.5, "-1.5"), (float("inf"), "inf"), (float("nan"), "nan"), (np.zeros(1, np.float32), "0"),
+                          (np.float32(-2), "-2"), (np.array(0, np.float32), "0")]:
             refused(bad, f"global_scale = {text} on rank {rank.index}, must be positive and finite")
         for bad, words in [(True, "global_scale: expected a number or float32 values, got bool"),
                            (10**400, "global_scale = 1000.*: beyond the range of float32"),
                            (-1e300, "global_scale = -1e.300: beyond the range of float32"),
                            (np.ones(2, np.float32), "global_scale: expected an array of shape"),
-                           (np.ones(1, np.float64), "global_scale: expected float32")]:
+                           (np.ones(1, np.float64), "global_scale: expected float32"),
+                           (np.array(1.0), "global_scale: expected float32"),
+                           (np.float64(1e300), "global_scale = .*1e.300.*: beyond the range of float32"),
+                           (np.bool_(True), "global_scale: expected .*, got bool"),
+                           (np.complex64(1), "global_scale: expected"), ("0.5", "global_scale: expected"), (np.str_("0.5"), "global_scale: expected")]:
             refused(bad if rank.index == 1 else 0.5, words)
         assert exchange.dispatch(tokens, ids, weights, global_scale=0.5).data.dtype == np.uint8
 

@@ -110,7 +110,7 @@ def test_nvfp4_of_low_latency_mode(rng, hook, hidden, experts, top_k, most):
 
     @on_ranks(4)
     def _(me, buffer):
-        given = [factor.reshape(1), float(factor), np.full((16,), factor), np.array(factor)][me]
+        given = [factor.reshape(1), factor if hook else float(factor), np.full((16,), factor), np.array(factor)][me]
         (values, scales), counts, handle, _, call = low_latency(
             buffer, step, me, most, use_fp8=me % 2 == 0, round_scale=me > 1, use_ue8m0=me > 1, use_nvfp4=True, x_global_scale=given,
             async_finish=False, return_recv_hook=hook)
@@ -149,6 +149,7 @@ def test_bad_factors_of_nvfp4(rng):
                            (True, "x_global_scale: expected a number or float32 values, got bool"),
                            (0, "x_global_scale = 0: must be positive and finite"),
                            (-2.0, "x_global_scale = -2: must be positive and finite"),
+                           (np.float32(-2), "x_global_scale = -2: must be positive and finite"),
                            (float("nan"), "x_global_scale = nan: must be positive and finite"),
                            (10**400, "x_global_scale = 1000.*: beyond the range of float32"),
                            (np.full(3, np.inf, np.float32), "x_global_scale = inf: must be positive and finite"),

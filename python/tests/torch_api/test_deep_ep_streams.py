@@ -209,7 +209,7 @@ def check_nvfp4(rank, device, rng):
                               layout="expert_padded", format="nvfp4-tiles")
     rows = exchange.dispatch(x, ids, global_scale=1.0 / factor[:1])
     exchange.synchronize()
-    for given in (factor, 448 * 6 / 8.0):
+    for given in (factor, factor[0], 448 * 6 / 8.0, np.float32(448 * 6 / 8.0)):
         (values, scales), counts, _, _, _ = buffer.low_latency_dispatch(x, ids, MOST, EXPERTS, use_nvfp4=True, x_global_scale=given)
         torch.cuda.synchronize()
         assert counts.tolist() == rows.counts.tolist()

@@ -7,6 +7,7 @@
 #include <initializer_list>
 
 #include "ferry/error.hpp"
+#include "format/encoding.hpp"
 #include "format/parts.hpp"
 #include "tools/ferry/common/config.hpp"
 
@@ -37,13 +38,12 @@ double smooth_max(std::initializer_list<double> terms) {
 
 // us of an SM to quantise one token of this call; 0 if the format does not quantise.
 double quantising(const ModelCall& call, const Constants& constants) {
-  const std::string name = to_string(call.format);
+  const Encoding encoding = encoding_of(call.format);
+  if (!encoding.quantises()) return 0;
   const double scale = static_cast<double>(call.row_bytes()) / kRowBytes;
-  if (name.starts_with("nvfp4-token")) return constants[Constant::nvfp4_token] * scale;
-  if (name.starts_with("nvfp4")) return constants[Constant::nvfp4] * scale;
-  if (name.starts_with("mxfp4")) return constants[Constant::mxfp4] * scale;
-  if (name.starts_with("fp8") || name.starts_with("mxfp8")) return constants[Constant::fp8] * scale;
-  return 0;
+  if (encoding.is_nvfp4())
+    return constants[encoding.row_scale ? Constant::nvfp4_token : Constant::nvfp4] * scale;
+  return constants[encoding.element == ElementType::e2m1 ? Constant::mxfp4 : Constant::fp8] * scale;
 }
 
 // The machine as one rank sees it.
