@@ -7,25 +7,10 @@
 #include <algorithm>
 
 namespace ferry::cuda {
-namespace {
 
-HopTopology topology_of(const std::vector<int>& labels, int rank) {
-  const Topology topology(labels);
-  HopTopology of{};
-  for (int other = 0; other < topology.ranks(); ++other) {
-    if (topology.ranks_of(topology.node_of(other)).size() == 1) of.alone.add(other);
-    of.node[other] = static_cast<std::uint8_t>(topology.node_of(other));
-    of.local[other] = static_cast<std::uint8_t>(topology.local_rank_of(other));
-    of.relay_there[other] = static_cast<std::uint8_t>(topology.relay_of(rank, topology.node_of(other)));
-    of.relay_here[other] = static_cast<std::uint8_t>(topology.relay_of(other, topology.node_of(rank)));
-  }
-  return of;
-}
-
-}  // namespace
-
-HopRun::HopRun(std::uint64_t seed, std::vector<int> labels, int window, int channels, std::uint64_t deadline)
-    : random_(seed), labels_(std::move(labels)), topology_(labels_), ranks_(topology_.ranks()) {
+HopRun::HopRun(std::uint64_t seed, const std::vector<int>& labels, int window, int channels,
+               std::uint64_t deadline)
+    : random_(seed), topology_(labels), ranks_(topology_.ranks()) {
   signals_ = DeviceSignals::of(ranks_, kExperts, kTokens, kTopK, kTokens * kTopK, 64);
   header_bytes_ = (signals_.header_bytes + 8 * kPayloads + 127) / 128 * 128;
   flags_ = header_bytes_ + kTokens * kMessage;
@@ -70,7 +55,7 @@ HopRun::HopRun(std::uint64_t seed, std::vector<int> labels, int window, int chan
     lane.report = &rank.report;
     lane.device_error = &rank.error;
     call.layout = layout_;
-    call.topology = topology_of(labels_, r);
+    call.topology = HopTopology::of(topology_, r);
     call.memory = {rank.states.data(), rank.counts};
     call.inbox = rank.inbox.data();
     call.outbox = rank.outbox.data();
@@ -228,16 +213,7 @@ void HopRun::refused(int by, bool differs) {
 
 void HopRun::send_straight() {
   straight_ = true;
-  for (int r = 0; r < ranks_; ++r) {
-    HopTopology& of = rank_[at(r)].call.topology;
-    of.straight = true;
-    for (int other = 0; other < ranks_; ++other) {
-      of.alone.add(other);
-      if (of.node[other] == of.node[r]) continue;
-      of.relay_there[other] = static_cast<std::uint8_t>(other);
-      of.relay_here[other] = static_cast<std::uint8_t>(r);
-    }
-  }
+  for (int r = 0; r < ranks_; ++r) rank_[at(r)].call.topology = HopTopology::of(topology_, r, Hops::one);
 }
 
 void HopRun::make_puts_late(PutMistake mistake) {

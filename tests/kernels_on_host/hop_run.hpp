@@ -25,7 +25,7 @@ class HopRun {
   static constexpr int kTopK = 3, kExperts = 4, kHidden = 40;
   static constexpr std::int32_t kTokens = 24;  // most of a rank
 
-  HopRun(std::uint64_t seed, std::vector<int> labels, int window, int channels,
+  HopRun(std::uint64_t seed, const std::vector<int>& labels, int window, int channels,
          std::uint64_t deadline = ~0ull);
 
   // Messages of a dispatch with random destinations. `by_plan`: counts come from a plan.
@@ -114,7 +114,6 @@ class HopRun {
   oracle::Bytes sum_of(const std::vector<oracle::Bytes>& rows) const;
 
   std::mt19937_64 random_;
-  const std::vector<int> labels_;
   const Topology topology_;
   const int ranks_;
   DeviceSignals signals_;

@@ -45,7 +45,7 @@ struct ExchangeState {
   int blocks;  // this rank's part of the device: blocks that are certain to be resident at once
 
   int me() const { return rank.index(); }
-  // Whether the relays, or the last step of a combine, add the rows of a node. Where no node has two ranks,
+  // Whether a `partial` combine adds the rows of each node first. Where no node has two ranks, it need not:
   // both reduction levels add the same rows in the same order.
   bool has_node_sums() const {
     return config.reduction_level == ReductionLevel::node && rank.topology().nodes() < rank.size();

@@ -24,7 +24,8 @@ class HopTransport {
   // Collective. Call it once, with the device memory that messages may be put from. It must outlive this
   // object.
   virtual void register_sources(std::byte* memory, std::int64_t bytes) = 0;
-  // Whether puts from that memory may still be on their way, for good: after a failure of the group.
+  // Whether puts may still read that memory. After a failure of the group nobody waits for them, so the
+  // memory must never be freed.
   virtual bool keeps_sources() const = 0;
   // Loads the launch's kernel on the current device.
   virtual void prepare() const = 0;

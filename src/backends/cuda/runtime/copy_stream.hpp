@@ -5,8 +5,8 @@
 
 namespace ferry::cuda {
 
-// Of the current device and its primary context; made at the first call, and kept, so a process must not
-// reset the device afterwards. It is non-blocking, for any thread, and never captured.
+// A stream of the current device, made at the first call and never destroyed. A process must not reset the
+// device afterwards. It is non-blocking, for any thread, and never captured.
 //
 // One stream for all copies, because CUDA has few hardware queues (CUDA_DEVICE_MAX_CONNECTIONS), and every
 // new stream takes one in turn. The first work of a stream whose queue another one has taken since, or of a

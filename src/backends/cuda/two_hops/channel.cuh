@@ -88,22 +88,8 @@ struct HopChannels {
       return mine(call.layout.staged(call.topology.local[origin], reader, channel, slot));
     return transport.at(lane(), reader, mine(call.layout.slot(hop, origin, channel, slot)));
   }
-  // [warp] Announces message `k`, which has been composed, to its reader. `bytes`: size of the whole message.
-  __device__ __forceinline__ void publish(int hop, int origin, int reader, int channel, std::int32_t k,
-                                          std::int64_t bytes) const {
-    const int slot = k % slots();
-    Flag* const flag = mine<Flag>(call.layout.flag(hop, origin, channel, slot));
-    const std::uint64_t tag = hop_tag(number, k + 1);
-    if (transport.is_staged(reader)) {
-      transport.put_with_signal(lane(), reader, mine(call.layout.slot(hop, origin, channel, slot)),
-                                mine(call.layout.staged(call.topology.local[origin], reader, channel, slot)),
-                                static_cast<int>(bytes), flag, tag);
-    } else {
-      transport.signal(lane(), reader, flag, tag);
-    }
-  }
-  // [warp] Sends message `k` to a staged reader without composing it: puts `content`, which lies in the
-  // outbox, to `offset` in the slot. Nothing else of the slot is written.
+  // [warp] Puts `content`, in the outbox or in send staging, to `offset` in the slot of message `k`, and
+  // announces the message. Nothing else of the slot is written. For a staged reader.
   __device__ __forceinline__ void put_content(int hop, int origin, int reader, int channel, std::int32_t k,
                                               std::int64_t offset, const std::byte* content,
                                               std::int64_t bytes) const {
@@ -112,6 +98,19 @@ struct HopChannels {
                               content, static_cast<int>(bytes),
                               mine<Flag>(call.layout.flag(hop, origin, channel, slot)),
                               hop_tag(number, k + 1));
+  }
+  // [warp] Announces message `k`, which has been composed, to its reader. `bytes`: size of the whole message.
+  __device__ __forceinline__ void publish(int hop, int origin, int reader, int channel, std::int32_t k,
+                                          std::int64_t bytes) const {
+    const int slot = k % slots();
+    if (transport.is_staged(reader)) {
+      put_content(hop, origin, reader, channel, k, 0,
+                  mine(call.layout.staged(call.topology.local[origin], reader, channel, slot)), bytes);
+    } else {
+      Flag* const flag = mine<Flag>(call.layout.flag(hop, origin, channel, slot));
+      const std::uint64_t tag = hop_tag(number, k + 1);
+      transport.signal(lane(), reader, flag, tag);
+    }
   }
   // [warp] Announces that the channel has `total` messages in this call.
   __device__ __forceinline__ void end(int hop, int origin, int reader, int channel,

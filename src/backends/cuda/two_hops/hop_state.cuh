@@ -160,8 +160,8 @@ struct HopWork {
     if (thread() == rank % 32) ++at->sent[nth(rank)];
   }
 
-  // Whether messages of `origin` to the relay `relay` have no entries: they are put from the outbox. This
-  // rank is one of the two.
+  // Whether messages from `origin` to the relay `relay` have no entries, because they are put from the
+  // outbox. This rank must be `origin` or `relay`.
   __device__ __forceinline__ bool sends_bare(int origin, int relay) const {
     return !routes.rows() && routes.call.topology.alone.has(relay) &&
            channels.transport.is_staged(origin == routes.me() ? relay : origin);
