@@ -76,9 +76,8 @@ std::array<Element, kMaxParts> elements_of(const Encoding& encoding, Element tok
   const Element value = encoding.element == ElementType::e4m3 ? kFp8 : kByte;
   if (!encoding.packs_scales()) return {value, kFp32};
   if (encoding.scale_columns) return {value, kInt32, kFp32};
-  if (encoding.scale_tiles) return {value, encoding.is_nvfp4() ? kFp8 : kByte, kFp32};
-  if (encoding.is_nvfp4()) return {value, kFp8, kFp32};
-  return {value, encoding.is_mx() ? kByte : kInt32};
+  if (!encoding.is_microscaled()) return {value, kInt32};
+  return {value, encoding.scale_type == ScaleType::e4m3 ? kFp8 : kByte, kFp32};
 }
 
 void read_values(const nb::object& tokens, const Config& config, DispatchInput& in) {

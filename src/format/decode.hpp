@@ -12,8 +12,8 @@
 
 namespace ferry {
 
-// The scale of a block of a received row, without nvfp4's scale of the call or the row. `part`: the layout of
-// the scales; `scales`: their memory; `row`: as element_offset() takes it.
+// The scale of a block of a received row, without a further scale of the call or the row. `part`: the layout
+// of the scales; `scales`: their memory; `row`: as element_offset() takes it.
 FERRY_HD float received_scale(const Encoding& encoding, const PartLayout& part, const void* scales,
                               std::int64_t leading, std::int64_t row, std::int64_t block) {
   const std::int64_t word = encoding.packs_scales() ? block / 4 : block;
@@ -24,7 +24,8 @@ FERRY_HD float received_scale(const Encoding& encoding, const PartLayout& part, 
   std::memcpy(&bits, static_cast<const char*>(scales) + offset, sizeof bits);
   if (!encoding.packs_scales()) return float_of(bits);
   const std::uint32_t byte = bits >> (8 * (block % 4)) & 0xFFu;
-  return encoding.is_nvfp4() ? e4m3_to_fp32(static_cast<std::uint8_t>(byte)) : scale_of_exponent(byte);
+  return encoding.scale_type == ScaleType::e4m3 ? e4m3_to_fp32(static_cast<std::uint8_t>(byte))
+                                                : scale_of_exponent(byte);
 }
 
 // The element in a column of a row of quantised values, before it is multiplied by its scale.

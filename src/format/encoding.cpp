@@ -38,7 +38,7 @@ Encoding encoding_of(const Format& format) {
       return mx_encoding(format.mx, ElementType::e2m1);
     case FormatKind::nvfp4:
       return {.element = ElementType::e2m1,
-              .rule = ScaleRule::nvfp4,
+              .rule = ScaleRule::two_level,
               .scale_type = ScaleType::e4m3,
               .row_scale = format.nvfp4_options.per_token,
               .scale_columns = format.nvfp4_options.column_major,

@@ -15,7 +15,7 @@ enum class ElementType : std::uint8_t { bf16, fp16, fp32, e4m3, e2m1, bytes };
 
 // How the scale of a block follows from its values; the formulas are in docs/contract.md, "Values".
 // `none`: values are moved, not quantised.
-enum class ScaleRule : std::uint8_t { none, quotient, power_of_two, mx_up, mx_ocp, nvfp4 };
+enum class ScaleRule : std::uint8_t { none, quotient, power_of_two, mx_up, mx_ocp, two_level };
 
 // How a scale is stored: as fp32, or in a byte, four to an int32: the biased exponent of a power of two, or
 // e4m3.
@@ -34,9 +34,10 @@ struct Encoding {
   FERRY_HD constexpr bool quantises() const { return rule != ScaleRule::none; }
   FERRY_HD constexpr bool packs_scales() const { return scale_type != ScaleType::fp32; }
   FERRY_HD constexpr bool is_mx() const { return rule == ScaleRule::mx_up || rule == ScaleRule::mx_ocp; }
-  FERRY_HD constexpr bool is_nvfp4() const { return rule == ScaleRule::nvfp4; }
+  // Whether the scales of blocks are multiples of a further scale g, of the call or of the row.
+  FERRY_HD constexpr bool is_two_level() const { return rule == ScaleRule::two_level; }
   // Whether a call takes a scale for all its rows.
-  FERRY_HD constexpr bool takes_global_scale() const { return is_nvfp4() && !row_scale; }
+  FERRY_HD constexpr bool takes_global_scale() const { return is_two_level() && !row_scale; }
   // Whether rows can be encoded where they arrive, with the scales of their experts.
   FERRY_HD constexpr bool takes_input_scales() const {
     const bool plain = rule == ScaleRule::quotient && !scale_columns;
@@ -45,7 +46,7 @@ struct Encoding {
   // Whether a block whose scale cannot be formed has the scale 7F, NaN of e4m3: other types have every scale.
   FERRY_HD constexpr bool marks_bad_scales() const { return scale_type == ScaleType::e4m3; }
   // A format of blocks of 16 or 32 columns, whose scales are bytes.
-  FERRY_HD constexpr bool is_microscaled() const { return is_mx() || is_nvfp4(); }
+  FERRY_HD constexpr bool is_microscaled() const { return is_mx() || is_two_level(); }
 
   // Scales of a row of `columns`.
   FERRY_HD constexpr std::int64_t blocks(std::int64_t columns) const { return (columns + block - 1) / block; }

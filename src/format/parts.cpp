@@ -76,6 +76,10 @@ PartList parts_by_expert(const Format& format, std::int64_t hidden) {
   return list;
 }
 
+PartLayout largest_scale_tiles(std::int64_t hidden) {
+  return parts_of(Format::nvfp4({.tiles = true}), hidden).part[1];
+}
+
 PartList value_parts(DType type, std::int64_t hidden) {
   PartList list;
   list.part[list.count++] = row_part(hidden * bytes_of(type));

@@ -59,6 +59,9 @@ PartList parts_of(const Format& format, std::int64_t hidden);
 // has no block scales then.
 PartList parts_by_expert(const Format& format, std::int64_t hidden);
 
+// The scales, as tiles, of the format that has the most of them.
+PartLayout largest_scale_tiles(std::int64_t hidden);
+
 // The one part of a row of values that travel unquantised.
 PartList value_parts(DType type, std::int64_t hidden);
 

@@ -63,7 +63,7 @@ DispatchArguments CallRanks::dispatch_arguments(const contract::StepInputs& step
   call.message = device_message_layout(call.parts);
   call.encoding = encoding_of(step.inputs.format);
   call.type = step.inputs.type;
-  if (call.encoding.is_nvfp4() && !call.encoding.row_scale) call.global_scale = &step.inputs.global_scale;
+  if (call.encoding.is_two_level() && !call.encoding.row_scale) call.global_scale = &step.inputs.global_scale;
   const std::vector<std::int64_t> row_bytes =
       oracle::input_row_bytes(step.inputs.format, step.inputs.type, config_.hidden);
   for (std::size_t p = 0; p < row_bytes.size(); ++p) {

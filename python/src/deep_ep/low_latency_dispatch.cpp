@@ -19,7 +19,7 @@ struct Received {
 
   Received(const LowLatencyPool& pool, const Format& format, const NewArrays& arrays) {
     const PartTimer timer(HostPart::allocation);
-    const bool nvfp4 = encoding_of(format).is_nvfp4(), fp8 = format.quantises() && !nvfp4;
+    const bool nvfp4 = encoding_of(format).is_two_level(), fp8 = format.quantises() && !nvfp4;
     values = arrays.make(nvfp4 ? pool.nvfp4_values : fp8 ? pool.fp8_values : pool.values, memory.parts[0]);
     if (nvfp4) scales = arrays.make(pool.nvfp4_scales, memory.parts[1]);
     if (fp8) scales = arrays.make(format.fp8.packed ? pool.packed_scales : pool.scales, memory.parts[1]);

@@ -8,7 +8,7 @@ namespace ferry::cpu {
 
 bool ExpertScaleEncoder::encode(const EncodedRow& to, const void* in, DType type, std::int64_t columns,
                                 const Encoding& encoding, float scale) {
-  if (encoding.is_nvfp4()) return kernels_.encode_row(to, in, type, columns, encoding, scale);
+  if (encoding.is_two_level()) return kernels_.encode_row(to, in, type, columns, encoding, scale);
   quotients_.resize(static_cast<std::size_t>(columns));
   kernels_.convert_row(quotients_.data(), DType::fp32, in, type, columns, Store::cached);
   for (float& x : quotients_) x = x / scale;

@@ -12,7 +12,7 @@ class ExpertScaleEncoder {
  public:
   explicit ExpertScaleEncoder(const Kernels& kernels) : kernels_(kernels) {}
 
-  // nvfp4: g = scale. mxfp8: the block rule on in / scale. fp8: e4m3(in / scale), and no scales. Returns
+  // Two levels: g = scale. mxfp8: the block rule on in / scale. fp8: e4m3(in / scale), and no scales. Returns
   // whether every scale of a block could be formed, as Kernels::encode_row.
   bool encode(const EncodedRow& to, const void* in, DType type, std::int64_t columns,
               const Encoding& encoding, float scale);

@@ -83,7 +83,7 @@ auto mx_kernel_of(DType type, bool whole_rows) {
 }
 
 auto kernel_of(const Encoding& encoding, DType type, bool whole_rows) {
-  if (encoding.is_nvfp4())
+  if (encoding.is_two_level())
     return type == DType::fp32 ? &encode_nvfp4<DType::fp32, 1>
            : type == DType::bf16
                ? (whole_rows ? &encode_nvfp4<DType::bf16, 2> : &encode_nvfp4<DType::bf16, 4>)

@@ -216,7 +216,7 @@ MicroscaledComparison run(const Blocks& source, const Encoding& encoding) {
 template <DType kType, class RunAs>
 MicroscaledComparison with_encoding(const Format& format, RowWay way, float g, RunAs run_as) {
   const Encoding encoding = encoding_of(format);
-  if (encoding.is_nvfp4())
+  if (encoding.is_two_level())
     return way == RowWay::streamed ? run_as(Nvfp4<kType, 2>{g})
                                    : run_as(Nvfp4 < kType, kType == DType::fp32 ? 1 : 4 > {g});
   const auto mx = [&]<ElementType kElement>() {

@@ -41,7 +41,7 @@ double quantising(const ModelCall& call, const Constants& constants) {
   const Encoding encoding = encoding_of(call.format);
   if (!encoding.quantises()) return 0;
   const double scale = static_cast<double>(call.row_bytes()) / kRowBytes;
-  if (encoding.is_nvfp4())
+  if (encoding.is_two_level())
     return constants[encoding.row_scale ? Constant::nvfp4_token : Constant::nvfp4] * scale;
   return constants[encoding.element == ElementType::e2m1 ? Constant::mxfp4 : Constant::fp8] * scale;
 }

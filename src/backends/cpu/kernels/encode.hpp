@@ -141,7 +141,7 @@ bool encode_row_of(const EncodedRow& to, const char* in, std::int64_t columns, c
     encode_as<In, decltype(blocks)>(values, scales, in, columns, encoding);
     return true;
   };
-  if (encoding.is_nvfp4()) {
+  if (encoding.is_two_level()) {
     if (encoding.row_scale) {
       global_scale = nvfp4_row_scale(largest_finite<In>(in, columns));
       __builtin_memcpy(to.row_scale, &global_scale, sizeof global_scale);

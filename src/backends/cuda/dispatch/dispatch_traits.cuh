@@ -24,8 +24,8 @@ struct GenericDispatch {
   __device__ __forceinline__ static bool microscaled(const DispatchArguments& call) {
     return call.encoding.is_microscaled();
   }
-  __device__ __forceinline__ static bool nvfp4(const DispatchArguments& call) {
-    return call.encoding.is_nvfp4();
+  __device__ __forceinline__ static bool two_level(const DispatchArguments& call) {
+    return call.encoding.is_two_level();
   }
   // Receivers weight or encode rows or compute dot products, so each row needs a whole warp.
   __device__ __forceinline__ static bool computes(const DispatchArguments& call) {
@@ -46,9 +46,9 @@ struct SpecialisedDispatch {
   __device__ __forceinline__ static bool microscaled(const DispatchArguments&) {
     return kQuantisation != Quantisation::none && kQuantisation != Quantisation::fp8;
   }
-  __device__ __forceinline__ static bool nvfp4(const DispatchArguments& call) {
+  __device__ __forceinline__ static bool two_level(const DispatchArguments& call) {
     return kQuantisation == Quantisation::nvfp4 ||
-           (kQuantisation == Quantisation::microscaled && call.encoding.is_nvfp4());
+           (kQuantisation == Quantisation::microscaled && call.encoding.is_two_level());
   }
   __device__ __forceinline__ static bool computes(const DispatchArguments&) { return false; }
 };
@@ -67,9 +67,9 @@ struct SpecialisedByPlan {
   __device__ __forceinline__ static bool microscaled(const DispatchArguments&) {
     return kQuantisation != Quantisation::none && kQuantisation != Quantisation::fp8;
   }
-  __device__ __forceinline__ static bool nvfp4(const DispatchArguments& call) {
+  __device__ __forceinline__ static bool two_level(const DispatchArguments& call) {
     return kQuantisation == Quantisation::nvfp4 ||
-           (kQuantisation == Quantisation::microscaled && call.encoding.is_nvfp4());
+           (kQuantisation == Quantisation::microscaled && call.encoding.is_two_level());
   }
   __device__ __forceinline__ static bool computes(const DispatchArguments&) { return false; }
 };

@@ -13,7 +13,7 @@ namespace ferry::cuda {
 struct EncodedEight {
   std::uint64_t codes;  // the first column in the lowest bits; e2m1: in the lower half
   std::uint8_t scale;   // of the block that holds these columns
-  bool valid;           // nvfp4: the scale could be formed
+  bool valid;           // two levels: the scale could be formed
 };
 
 // [warp] `x`: zeros past the end of the row. fp8 has no scales of blocks.
@@ -23,11 +23,11 @@ __device__ __forceinline__ EncodedEight encode_eight_with_scale(float (&x)[8], c
   float largest = 0;  // NaN ignored
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
-    if (!encoding.is_nvfp4()) x[i] = x[i] / scale;
+    if (!encoding.is_two_level()) x[i] = x[i] / scale;
     largest = fmaxf(largest, fabsf(x[i]));
   }
   if (encoding.is_microscaled()) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
-  if (encoding.is_nvfp4()) {
+  if (encoding.is_two_level()) {
     const Nvfp4Scale of_block = nvfp4_scale(largest, scale);
     encoded.scale = of_block.stored;
     encoded.valid = of_block.valid();
@@ -53,7 +53,7 @@ static __device__ __noinline__ void encode_with_scale(const DispatchArguments& c
   const Encoding& encoding = call.row_encoding;
   const PartLayout& scales = call.received.part[1];
   const int thread = static_cast<int>(threadIdx.x % 32), hidden = call.lane.hidden,
-            of_block = encoding.is_nvfp4() ? kNvfp4Block / 8 : kMxBlock / 8;  // threads
+            of_block = encoding.block / 8;  // threads
   const bool narrow = encoding.element == ElementType::e2m1, has_scales = call.received.count > 1;
   std::byte* const values = call.received_parts[0] + to * call.received.part[0].row_bytes;
   const std::int64_t scale_row = column_row(scales, to, call.group_rows, call.leading_dimension[1]);

@@ -10,7 +10,7 @@ namespace ferry::cuda {
 enum class Quantisation { none, fp8, mx, nvfp4, microscaled };
 
 constexpr Quantisation quantisation_of(const Encoding& encoding) {
-  if (encoding.is_nvfp4()) return Quantisation::nvfp4;
+  if (encoding.is_two_level()) return Quantisation::nvfp4;
   if (encoding.is_mx()) return Quantisation::mx;
   return encoding.quantises() ? Quantisation::fp8 : Quantisation::none;
 }

@@ -83,7 +83,7 @@ template <class Traits>
 __device__ __forceinline__ bool uses_stream(const DispatchArguments& call, int log2_segments) {
   if (log2_segments != 0) return false;
   if (!Traits::quantises(call)) return true;
-  if (Traits::nvfp4(call) && call.encoding.row_scale && input_row_bytes<Traits>(call) > 2 * kStreamPiece)
+  if (Traits::two_level(call) && call.encoding.row_scale && input_row_bytes<Traits>(call) > 2 * kStreamPiece)
     return false;
   return call.type != DType::fp32;
 }
@@ -231,11 +231,11 @@ __device__ __forceinline__ void send_row(const DispatchArguments& call, std::int
   constexpr int kPiece = RowStream<Rows>::kPiece;
   const int bytes = input_row_bytes<Traits>(call);
   if (Traits::quantises(call) && !streams) {
-    if (Traits::nvfp4(call)) return send_nvfp4_row(call, token_row(call, 0, token), to, rows, quarters);
+    if (Traits::two_level(call)) return send_nvfp4_row(call, token_row(call, 0, token), to, rows, quarters);
     const ByteRange columns = encoded_columns(call.lane, quarters);
     return send_encoded_columns<Traits, 8>(call, token_row(call, 0, token), to, rows, columns);
   }
-  if (Traits::nvfp4(call)) return send_streamed_nvfp4_row(call, to, rows, bytes, stream);
+  if (Traits::two_level(call)) return send_streamed_nvfp4_row(call, to, rows, bytes, stream);
   if (Traits::quantises(call)) {
 #pragma unroll 1
     for (int at = 0; at < bytes; at += kPiece) {

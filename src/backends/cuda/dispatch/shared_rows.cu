@@ -61,7 +61,7 @@ __device__ __forceinline__ void write_encoded(const DispatchArguments& call, con
     });
   };
   const std::byte* const from = token_row(call, 0, of.token);
-  if (call.encoding.is_nvfp4())
+  if (call.encoding.is_two_level())
     return send_nvfp4_quarters(call, from, mine, of.threads, quarters, store_scales, [&](float g) {
       for_each_row(of, [&](std::int64_t row) {
         if (threadIdx.x % 32 == 0) reinterpret_cast<float*>(call.received_parts[2])[row] = g;

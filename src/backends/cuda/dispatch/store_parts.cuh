@@ -74,7 +74,7 @@ __device__ __forceinline__ ByteRange bytes_of_part(const DispatchArguments& call
   if (Traits::microscaled(call)) {
     if (p == 2) return {quarters.last == kQuarters ? 0 : bytes, bytes};  // the scale of the whole row
     // A quarter may end with the row, whose last word of scales may be partly used.
-    const int block = Traits::nvfp4(call) ? kNvfp4Block : kMxBlock;
+    const int block = Traits::two_level(call) ? kNvfp4Block : kMxBlock;
     const auto at = [&](int column) {
       const int of_scales = (column / block + (column % block != 0) + 3) / 4 * 4;
       return p == 0 ? static_cast<int>(call.encoding.value_bytes(column)) : of_scales;

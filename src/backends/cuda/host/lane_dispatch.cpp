@@ -147,7 +147,8 @@ std::byte* Lane::further_scale_rows(Stream stream) {
         "dispatch: the first call with scales as tiles allocates memory, so it cannot be captured: make one "
         "before, or construct the exchange with a format that has tiles");
   }
-  further_scale_rows_ = DeviceMemory(view_.capacity_rows * largest_scales(exchange_.config).row_bytes);
+  further_scale_rows_ =
+      DeviceMemory(view_.capacity_rows * largest_scale_tiles(exchange_.config.hidden).row_bytes);
   return further_scale_rows_.data();
 }
 

@@ -29,10 +29,6 @@ class OffsetAllocator {
 
 }  // namespace
 
-PartLayout largest_scales(const Config& config) {
-  return parts_of(Format::nvfp4({.tiles = true}), config.hidden).part[1];
-}
-
 void check_limits(const Config& config) {
   if (config.placement.ranks() > kMaxDeviceRanks) {
     throw UnsupportedError(str("kernels serve groups of up to ", counted(kMaxDeviceRanks, "rank"), ", got ",
@@ -84,7 +80,7 @@ DeviceLayout device_layout(const Config& config) {
   // takes at most its bytes in a message. In addition, columns are padded to kColumnAlignment rows, and parts
   // to 256 bytes. Scales are stored by rows first; tiles have memory of their own.
   std::int64_t rows = 0, tiles = 0;
-  const PartLayout scales = largest_scales(config);
+  const PartLayout scales = largest_scale_tiles(config.hidden);
   for (int rank = 0; rank < config.placement.ranks(); ++rank) {
     const RowRoom room = row_room(config, rank);
     rows = std::max(rows, aligned_rows(room));
@@ -129,7 +125,7 @@ LaneArrays lane_arrays(const Config& config, int rank) {
   arrays.row_offsets = offsets.take(4 * (groups + 1));
   arrays.tile_offsets = offsets.take(4 * (groups + 1));
   const bool has_scale_rows = encoding_of(config.format).scale_tiles && !config.own_receive_buffers;
-  arrays.scale_rows = offsets.take(has_scale_rows ? rows * largest_scales(config).row_bytes : 0);
+  arrays.scale_rows = offsets.take(has_scale_rows ? rows * largest_scale_tiles(config.hidden).row_bytes : 0);
   arrays.input_scales = offsets.take(4 * (experts + config.shared_experts));
   arrays.shared_outputs = offsets.take(std::int64_t{config.shared_experts} * config.max_tokens *
                                        config.hidden * bytes_of(config.combine_type));

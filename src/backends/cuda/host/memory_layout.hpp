@@ -13,9 +13,6 @@ void check_limits(const Config& config);
 
 DeviceSignals device_signals(const Config& config);
 
-// The scales, as tiles, of the format that has the most of them.
-PartLayout largest_scales(const Config& config);
-
 // Symmetric memory of a lane: the sections of the exchange's layout, then the receive buffer for rows, which
 // has the same size on every rank: the largest that any rank needs.
 struct DeviceLayout {
