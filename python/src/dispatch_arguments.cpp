@@ -214,7 +214,9 @@ std::optional<double> number_in(const nb::object& given, const char* name) {
   const bool too_large = PyErr_Occurred() != nullptr;
   PyErr_Clear();
   constexpr double kMost = std::numeric_limits<float>::max();
-  if (too_large || (std::abs(number) > kMost && !std::isinf(number)))
+  constexpr double kRoundsToZero = std::numeric_limits<float>::denorm_min() / 2.0;
+  const bool fits = number == 0 || (std::abs(number) > kRoundsToZero && std::abs(number) <= kMost);
+  if (too_large || (!fits && std::isfinite(number)))
     throw UsageError(str(name, " = ", nb::repr(given).c_str(), ": beyond the range of float32"));
   return number;
 }

@@ -209,6 +209,7 @@ def test_bad_global_scales(rng, backend):
         for bad, words in [(True, "global_scale: expected a number or float32 values, got bool"),
                            (10**400, "global_scale = 1000.*: beyond the range of float32"),
                            (-1e300, "global_scale = -1e.300: beyond the range of float32"),
+                           (1e-46, "global_scale = 1e-46: beyond the range of float32"),
                            (np.ones(2, np.float32), "global_scale: expected an array of shape"),
                            (np.ones(1, np.float64), "global_scale: expected float32"),
                            (np.array(1.0), "global_scale: expected float32"),
