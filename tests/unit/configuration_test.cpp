@@ -5,6 +5,7 @@
 #include <functional>
 #include <limits>
 #include <string>
+#include <type_traits>
 
 #include "base/text.hpp"
 #include "ferry/error.hpp"
