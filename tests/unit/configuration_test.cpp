@@ -10,16 +10,10 @@
 #include "base/text.hpp"
 #include "ferry/error.hpp"
 #include "ferry/exchange.hpp"
+#include "unit/valid_config.hpp"
 
 namespace ferry {
 namespace {
-
-constexpr int kRanks = 4;
-
-// A configuration without mistakes.
-Config valid_config() {
-  return {.experts = 10, .top_k = 4, .hidden = 64, .max_tokens = 16};
-}
 
 // The message with which complete_config() refuses the configuration; "" if it does not.
 std::string refusal(const Config& config) {

@@ -9,16 +9,10 @@
 #include "exchange/hop_choice.hpp"
 #include "ferry/error.hpp"
 #include "ferry/exchange.hpp"
+#include "unit/valid_config.hpp"
 
 namespace ferry {
 namespace {
-
-constexpr int kRanks = 4;
-
-// A configuration without mistakes.
-Config valid_config() {
-  return {.experts = 10, .top_k = 4, .hidden = 64, .max_tokens = 16};
-}
 
 // The message that ranks throw when rank 1 has this configuration and the others valid_config(), on this
 // number of nodes; empty: no rank throws.
