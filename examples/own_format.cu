@@ -113,7 +113,7 @@ int main() {
       rank.barrier();
       if (turn != rank.index()) continue;
       std::printf("rank %d: %s, largest error %.4f%s\n", turn, ferry::to_string(format).c_str(), on_host,
-                  on_device == on_host ? "" : ", on the GPU another");
+                  on_device == on_host ? "" : ", different on the GPU");
     }
   });
 }

@@ -131,7 +131,7 @@ struct DispatchOptions {
   /// nvfp4 without `per_token`: address of g, one fp32 in host memory, on device backends in memory that the
   /// device can read; read in the send phase. Null: g = 1. The ranks pass the same g, which is not
   /// compared, because the host of a device backend does not know it. A g that is not positive and finite, or
-  /// with which a block's scale overflows, gives scales 7F and values 0, and check() raises UsageError.
+  /// so large that s * g overflows fp32, gives scales 7F and values 0, and check() raises UsageError.
   const float* global_scale = nullptr;
   /// [E + S] a scale of each expert, shared experts last, in host memory, on device backends in memory that
   /// the device can read; read in the send phase. Tokens then travel in their own type, and each rank

@@ -82,14 +82,14 @@ struct Config {
 /// Bytes that an exchange takes on one rank, by purpose. all_gather_v and reduce_scatter_v use the dispatch
 /// staging, in rounds where it is too small, and take nothing more.
 struct Sizes {
-  // Symmetric memory, which peers write. `collective` has none. cpu and cuda in two hops: dispatch_staging is
+  // Symmetric memory, which peers write. `collective` has none. Kernels and cpu in two hops: dispatch_staging is
   // the windows of all lanes, which dispatch and combine share and which do not grow with T.
   std::int64_t dispatch_staging = 0;  ///< 2 * lanes * R*T messages
   std::int64_t combine_staging = 0;   ///< 2 * lanes * T*min(K, R) rows, or T*K; Transfer::gather: T*R
   std::int64_t signals = 0;           ///< flags, counts and refusals
   std::int64_t results = 0;           ///< received rows and their arrays, all lanes
   std::int64_t plans = 0;             ///< plans and working memory, all lanes
-  /// collective, cpu and cuda in two hops: what a rank packs, forwards and receives in memory of its own.
+  /// collective; cpu, cuda and nvshmem in two hops: what a rank packs, forwards and receives in own memory.
   /// About lanes * (R*T + T*min(K, R)) messages, with two hops also what it passes on and receives by relays.
   std::int64_t messages = 0;
   std::int64_t total() const {

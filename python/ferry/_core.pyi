@@ -423,7 +423,7 @@ class Group:
         """
 
     @staticmethod
-    def custom(rank: int, ranks: int, all_gather: Callable[[bytes], Sequence[bytes]], barrier: Callable[[], object], *, all_to_all_v: Callable[[int, memoryview, list[int], list[int], memoryview, list[int], list[int]], object] | None = None, abort: Callable[[], object] | None = None, ordered_lanes: bool = True, default_backend: Literal['cpu', 'cuda', 'collective', 'reference'] = 'cpu', host_id: str = '') -> Group:
+    def custom(rank: int, ranks: int, all_gather: Callable[[bytes], Sequence[bytes]], barrier: Callable[[], object], *, all_to_all_v: Callable[[int, memoryview, list[int], list[int], memoryview, list[int], list[int]], object] | None = None, abort: Callable[[], object] | None = None, ordered_lanes: bool = True, default_backend: Literal['cpu', 'cuda', 'collective', 'nvshmem', 'reference'] = 'cpu', host_id: str = '') -> Group:
         """
         This process, or thread, is one rank; the caller supplies two collective functions.
 
@@ -716,7 +716,7 @@ class Exchange:
     @overload
     def __init__(self, group: Group | Rank, config: Config, *, device: int | None = None) -> None: ...
     @overload
-    def __init__(self, group: Group | Rank, *, device: int | None = None, experts: int, top_k: int, hidden: int, max_tokens: int, backend: Literal['cpu', 'cuda', 'collective', 'reference'] = ..., engine: Literal['automatic', 'mpi', 'custom', 'nccl'] = 'automatic', memory: Literal['automatic', 'host', 'device'] = 'automatic', hops: Literal['automatic', 'one', 'two'] = 'automatic', window: int = 0, shared_experts: int = 0, input: Literal['own', 'replicated'] = 'own', shared_split: int = 0, transfer: Literal['routed', 'gather'] = 'routed', placement: Placement = ..., layout: Literal['expert_major', 'expert_padded', 'rank_major'] = 'expert_major', alignment: int = 1, capacity: int = 0, repeats: bool = False, zero_padding: bool = False, format: str = 'bf16', combine_type: Literal['bf16', 'fp16', 'fp32'] = 'bf16', reduction: Literal['partial', 'exact', 'unreduced'] = 'partial', reduction_level: Literal['automatic', 'rank', 'node'] = 'automatic', lanes: int = 1, deadline: float = 30.0, own_receive_buffers: bool = True, check_calls: bool = True) -> None: ...
+    def __init__(self, group: Group | Rank, *, device: int | None = None, experts: int, top_k: int, hidden: int, max_tokens: int, backend: Literal['cpu', 'cuda', 'collective', 'nvshmem', 'reference'] = ..., engine: Literal['automatic', 'mpi', 'custom', 'nccl'] = 'automatic', memory: Literal['automatic', 'host', 'device'] = 'automatic', hops: Literal['automatic', 'one', 'two'] = 'automatic', window: int = 0, shared_experts: int = 0, input: Literal['own', 'replicated'] = 'own', shared_split: int = 0, transfer: Literal['routed', 'gather'] = 'routed', placement: Placement = ..., layout: Literal['expert_major', 'expert_padded', 'rank_major'] = 'expert_major', alignment: int = 1, capacity: int = 0, repeats: bool = False, zero_padding: bool = False, format: str = 'bf16', combine_type: Literal['bf16', 'fp16', 'fp32'] = 'bf16', reduction: Literal['partial', 'exact', 'unreduced'] = 'partial', reduction_level: Literal['automatic', 'rank', 'node'] = 'automatic', lanes: int = 1, deadline: float = 30.0, own_receive_buffers: bool = True, check_calls: bool = True) -> None: ...
 
     @property
     def config(self) -> Config:

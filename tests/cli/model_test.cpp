@@ -218,6 +218,26 @@ TEST_F(ModelCost, OneHopSendsARowToEachRankAndTwoHopsOneToEachNode) {
   EXPECT_NEAR(total(), 5 + 2 + network + link, 0.1);
 }
 
+// With several nodes a dispatch has three kernels and a combine five.
+TEST_F(ModelCost, FurtherKernelsBetweenNodes) {
+  constants_[Constant::phases] = 10;
+  constants_[Constant::eager] = 1;
+  const double before = total();
+  call_.shape.nodes = 2;
+  loads_.far_nodes = 1e-6;
+  call_.hops = Hops::two;
+  call_.shape.tokens = 128;
+  const double plain = 5 + 2 + 2 + 1000 * 10000 / 200e9 * 1e6;  // a put, two flags, and header and flag
+  EXPECT_NEAR(total(), plain + 2 * 10, 0.1);
+  call_.call.eager = true;
+  EXPECT_NEAR(total(), plain + 2 * 10 + 3 * 1, 0.1);
+  call_.call.work = Work::pair;
+  EXPECT_NEAR(total(), 2 * plain + 6 * 10 + 8 * 1, 0.1);
+  call_.shape.nodes = 1;
+  call_.call = {};
+  EXPECT_NEAR(total(), before, 1e-6) << "one kernel on one node";
+}
+
 // ---- calibration
 
 const std::vector<std::string>& calibration_records() {

@@ -343,7 +343,7 @@ void add_network_options(CLI::App& command, ModelOptions& options) {
 
 void add_model(CLI::App& program) {
   CLI::App* command =
-      program.add_subcommand("model", "State times of dispatch and combine from measured constants");
+      program.add_subcommand("model", "Compute times of dispatch and combine from measured constants");
   command->footer(kModelFooter);
   const auto options = std::make_shared<ModelOptions>();
   add_call_options(*command, *options);

@@ -67,6 +67,7 @@ struct RankMachine {
 
 struct Terms {
   double start = 0;
+  int kernels_between_nodes = 0;  // of a call, where ranks have several nodes; one node: one kernel
   double near_bytes = 0, far_bytes = 0, far_rows = 0;  // on the link, on the network
   double row_bytes = 0;                                // of a row that travels
   double sm_us = 0;                                    // work of one SM that did all
@@ -81,6 +82,7 @@ Terms dispatch_terms(const ModelCall& call, const Loads& loads, const Constants&
   const double quantise = quantising(call, constants);
   const double staged = two ? loads.far_nodes : loads.far, forwarded = two ? loads.forwarded : 0;
   Terms terms;
+  terms.kernels_between_nodes = 3;
   terms.start = few ? constants[Constant::dispatch_few] + quantise : constants[Constant::dispatch_many];
   terms.near_bytes = (loads.near + forwarded) * bytes;
   terms.far_bytes = staged * bytes;
@@ -108,6 +110,7 @@ Terms combine_terms(const ModelCall& call, const Loads& loads, const Constants& 
   const double staged = two && partial ? loads.far_nodes : far;
   const double forwarded = !two ? 0 : partial ? loads.forwarded : loads.far_routes;
   Terms terms;
+  terms.kernels_between_nodes = 5;
   // The start of many tokens has a part in which the first rows fill the pipeline. It grows with their bytes.
   terms.start = constants[packets ? Constant::combine_ll : Constant::combine_few];
   if (!few)
@@ -150,9 +153,10 @@ Cost combined(const Terms& terms, const ModelCall& call, const Constants& consta
     cost.total = cost.start + cost.network + cost.link + cost.sms;
   else
     cost.total = cost.start + std::max(cost.network, cost.link) + cost.sms;
-  const int kernels = call.call.in_phases ? 2 : 1;
-  const double launches = (call.call.in_phases ? constants[Constant::phases] : 0) +
-                          (call.call.eager ? kernels * constants[Constant::eager] : 0);
+  // A further kernel costs as much as the second one of a call in phases.
+  const int further = (call.call.in_phases ? 1 : 0) + (shape.nodes > 1 ? terms.kernels_between_nodes - 1 : 0);
+  const double launches = further * constants[Constant::phases] +
+                          (call.call.eager ? (1 + further) * constants[Constant::eager] : 0);
   cost.start += launches;
   cost.total += launches;
   return cost;
