@@ -47,7 +47,7 @@ struct Ids {
 /// Caller's memory for the arrays of a DispatchResult. Each null pointer selects the lane's own memory, which
 /// the lane's next dispatch overwrites. "capacity" is in rows (expert_padded: G * capacity).
 struct ReceiveBuffers {
-  /// Part p of `capacity` rows, aligned to 16 bytes. Scales as tiles: ceil(capacity / 128) + G rows of tiles.
+  /// Part p as ReceivedPart says, of `capacity` rows, aligned to 16; tiles: ceil(capacity / 128) + G rows.
   std::array<void*, kMaxParts> parts{};
   float* weight = nullptr;               ///< [capacity]; rank_major: [capacity, K]
   std::int32_t* local_ids = nullptr;     ///< rank_major: [capacity, K]
@@ -69,8 +69,8 @@ struct ReceivedPart {
   void* data = nullptr;
   /// Bytes of a row of this part. column_major scales: of one element. Scales as tiles: of a row of tiles.
   std::int64_t row_bytes = 0;
-  /// column_major scales: elements from one column to the next; else 0. expert_padded: each group has columns
-  /// of its own, those of group g after those of group g - 1.
+  /// column_major scales: elements from one column to the next, a multiple of 4; else 0. expert_padded: each
+  /// group has columns of its own, of that length, those of group g after those of group g - 1.
   std::int64_t leading_dimension = 0;
 };
 

@@ -104,6 +104,13 @@ RowRoom row_room(const Config& config, int rank) {
           .group_rows = padded ? group_capacity(config, rank) : 0};
 }
 
+std::int64_t received_rows_bytes(const Config& config, int rank) {
+  const RowRoom room = row_room(config, rank);
+  const std::int64_t added = aligned_rows(room) - room.rows;
+  return room.rows * wire_bytes(parts_of(config.format, config.hidden)) +
+         added * largest_scale_tiles(config.hidden).row_bytes;
+}
+
 int groups_of(const Config& config, int rank) {
   return config.layout == Layout::rank_major ? config.placement.ranks()
                                              : config.shared_experts + config.placement.local_experts(rank);

@@ -101,11 +101,12 @@ TestCase case_of(const StallPoint& stall, Fate fate) {
   return c;
 }
 
-// Calls until an error is thrown. A rank that stalls after sending everything is missed only in the next
-// call.
+// Calls until an error is thrown, after a pause each. A rank that stalls after sending everything is missed
+// only in the next call.
 void call_until_error(SyncExchange& exchange, const TestCase& c, Operation operation, const StepInputs& step,
-                      const oracle::ExpertOutputs& expert_outputs, const Plan& plan) {
+                      const oracle::ExpertOutputs& expert_outputs, const Plan& plan, double pause) {
   for (int i = 0; i < 3; ++i) {
+    if (pause > 0) std::this_thread::sleep_for(std::chrono::duration<double>(pause));
     if (operation == Operation::dispatch) {
       DispatchRun(exchange, c, step).run();
     } else {
@@ -133,9 +134,11 @@ void run_rank(const Rank& rank, const TestCase& c, const StallPoint& stall, Fate
       raise(SIGKILL);
     }).detach();
   }
+  // A rank polls only for what has not arrived: the others let the victim wait.
+  const bool pauses = !victim && std::string_view(stall.point) == "poll";
   const Clock::time_point started = Clock::now();
   try {
-    call_until_error(exchange, c, stall.operation, step, expert_outputs, plan);
+    call_until_error(exchange, c, stall.operation, step, expert_outputs, plan, pauses ? 0.05 : 0);
   } catch (const TimeoutError& error) {
     record_failure(report, error);
   } catch (const PeerLostError& error) {

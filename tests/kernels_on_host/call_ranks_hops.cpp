@@ -139,6 +139,8 @@ HopArguments CallRanks::hop_arguments(int index, HopContent content) {
   std::byte* const memory = at(rank.engine_memory);
   HopArguments call{};
   call.wires = rank.view;
+  call.wires.deadline = header_deadline(rank.view.deadline);
+  call.deadline = rank.view.deadline;
   place_sections(window_sections_, &call.wires);
   call.layout = hops_;
   call.topology = HopTopology::of(*topology_, index);

@@ -48,7 +48,8 @@ HopRun::HopRun(std::uint64_t seed, const std::vector<int>& labels, int window, i
     lane.top_k = kTopK;
     lane.hidden = kHidden;
     lane.most_ranks = std::min(kTopK, ranks_);
-    lane.deadline = deadline;
+    lane.deadline = header_deadline(deadline);
+    call.deadline = deadline;
     lane.signals = signals_;
     lane.state = &rank.state;
     lane.timeout_claimed = &rank.timeout_claimed;

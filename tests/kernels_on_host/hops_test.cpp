@@ -105,6 +105,15 @@ TEST(HopCalls, ARankThatIsMissingIsNamed) {
   }
 }
 
+// A rank that has not sent the header of a call may be the one that waits for a relay in the call before.
+TEST(HopCalls, HeadersAreAwaitedLongest) {
+  EXPECT_EQ(relay_extra(1'000'000'000), 250'000'000u);
+  EXPECT_EQ(header_deadline(1'000'000'000), 1'350'000'000u);
+  EXPECT_EQ(relay_extra(30'000'000'000), 500'000'000u);
+  EXPECT_EQ(header_deadline(30'000'000'000), 30'600'000'000u);
+  for (const std::uint64_t never : {~0ull, ~0ull - 1}) EXPECT_EQ(header_deadline(never), ~0ull);
+}
+
 TEST(HopCalls, InOneHopMessagesPassNoRelay) {
   for (const std::vector<int>& nodes : kNodes) {
     for (const int window : {1, 7}) {

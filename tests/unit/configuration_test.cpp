@@ -124,6 +124,19 @@ TEST(Configuration, SizesStayWithinTheirBound) {
   EXPECT_NEAR(rows / (2.0 * 4096 * 8 * message), 1.0, 0.05);
 }
 
+// Only scales in columns need rows that align them, not the values beside.
+TEST(Configuration, SizesOfSmallGroupsAreThoseOfTheirRows) {
+  const Config config{.experts = 32,
+                      .top_k = 1,
+                      .hidden = 7168,
+                      .max_tokens = 1,
+                      .layout = Layout::expert_padded,
+                      .capacity = 1};
+  const std::int64_t rows = 32 * 7168 * 2;
+  EXPECT_GE(size_of(config, 1).results, rows);
+  EXPECT_LE(size_of(config, 1).results, rows + rows / 8);
+}
+
 TEST(Configuration, SizesThatOverflowAreRefused) {
   Config config{.experts = 1 << 20, .top_k = 32, .hidden = 1 << 24, .max_tokens = 1 << 24};
   config.capacity = 1 << 20;

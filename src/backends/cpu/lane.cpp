@@ -30,15 +30,12 @@ LocalArrays local_arrays(const Config& config, int rank) {
   if (config.own_receive_buffers) {
     arrays.bytes = align_up(arrays.bytes, kReceivedRowsAlignment);
     const std::int64_t begin = arrays.bytes;
-    // Enough for every format whose messages are not larger than the configuration's: a received row takes at
-    // most the bytes that it takes in a message. Columns are padded to a multiple of kColumnAlignment rows,
-    // and every part to 64 bytes. Tiles leave less than a row of the largest tiles unused for each group, and
-    // one for the capacity.
-    const std::int64_t row = wire_bytes(parts_of(config.format, config.hidden));
+    // Every part is padded to 64 bytes. Tiles leave less than a row of the largest tiles unused for each
+    // group, and one for the capacity.
     const Encoding encoding = encoding_of(config.format);
     const std::int64_t row_tiles = row_tile_bytes(largest_scale_tiles(config.hidden));
     const std::int64_t unused = encoding.scale_tiles ? (groups + 1) * row_tiles : 0;
-    arrays.parts = take(aligned_rows(row_room(config, rank)) * row + unused + kMaxParts * 64);
+    arrays.parts = take(received_rows_bytes(config, rank) + unused + kMaxParts * 64);
     arrays.parts_bytes = arrays.bytes - begin;
   }
   return arrays;

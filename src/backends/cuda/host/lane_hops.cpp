@@ -32,6 +32,8 @@ HopArguments Lane::hop_arguments(Operation operation, HopContent content) const 
   const HopWorkingMemory working = HopWorkingMemory::of(exchange_.hops->shape);
   HopArguments arguments{};
   arguments.wires = view_;
+  arguments.wires.deadline = header_deadline(view_.deadline);
+  arguments.deadline = view_.deadline;
   if (view_.ranks <= kNarrowRanks) {
     for (int peer = 0; peer < view_.ranks; ++peer) arguments.wires.symmetric[peer] = windows_of(peer);
   } else {

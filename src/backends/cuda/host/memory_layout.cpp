@@ -76,17 +76,14 @@ DeviceLayout device_layout(const Config& config) {
   shape.combine_row_bytes = align_up(shape.combine_row_bytes, kLine);
   DeviceLayout layout{exchange_layout(shape), 0, 0};
   if (!config.own_receive_buffers) return layout;
-  // Large enough for every format whose messages are not larger than the configuration's: a received row
-  // takes at most its bytes in a message. In addition, columns are padded to kColumnAlignment rows, and parts
-  // to 256 bytes. Scales are stored by rows first; tiles have memory of their own.
+  // Parts are padded to 256 bytes. Scales are stored by rows first; tiles have memory of their own.
   std::int64_t rows = 0, tiles = 0;
   const PartLayout scales = largest_scale_tiles(config.hidden);
   for (int rank = 0; rank < config.placement.ranks(); ++rank) {
-    const RowRoom room = row_room(config, rank);
-    rows = std::max(rows, aligned_rows(room));
-    tiles = std::max(tiles, part_bytes_total(scales, room));
+    rows = std::max(rows, received_rows_bytes(config, rank));
+    tiles = std::max(tiles, part_bytes_total(scales, row_room(config, rank)));
   }
-  layout.tiles = align_up(rows * wire_bytes(parts) + kMaxParts * 256, 256);
+  layout.tiles = align_up(rows + kMaxParts * 256, 256);
   layout.received = align_up(layout.tiles + (encoding_of(config.format).scale_tiles ? tiles : 0),
                              ExchangeLayout::kSectionAlign);
   return layout;

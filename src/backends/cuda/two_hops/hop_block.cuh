@@ -277,8 +277,8 @@ class HopBlock {
       const int peer = awaited_by(work, unit, at, &via);
       // A relay gives up before the ranks that wait for it.
       const bool relay_is_first = via >= 0 || unit.role == HopRole::sender;
-      const std::uint64_t later = relay_is_first ? min(lane_.deadline / 4, std::uint64_t{500'000'000}) : 0;
-      if (now - at.since <= lane_.deadline || now - at.since - lane_.deadline <= later) continue;
+      const std::uint64_t later = relay_is_first ? relay_extra(call_.deadline) : 0;
+      if (now - at.since <= call_.deadline || now - at.since - call_.deadline <= later) continue;
       if (thread() % 32 == 0)
         report_hop_timeout(lane_, {call_.operation, state_.number, peer}, wait_role(unit.role), via);
       aborted = true;

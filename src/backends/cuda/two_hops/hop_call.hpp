@@ -80,8 +80,23 @@ struct HopMemory {
   HopCounts* counts;     // [dispatch, combine][within a node, between nodes]; null: not counted
 };
 
+// Nanoseconds by which a wait for what a rank forwards, or for its room, exceeds the deadline: the relay
+// gives up first.
+FERRY_HD constexpr std::uint64_t relay_extra(std::uint64_t deadline) {
+  constexpr std::uint64_t kMost = 500'000'000;
+  return deadline / 4 < kMost ? deadline / 4 : kMost;
+}
+// Deadline of the wait for the call headers. A rank that has not sent its header may still wait in the call
+// before, up to relay_extra() beyond the deadline. It knows which rank is missing, so it gives up first.
+constexpr std::uint64_t header_deadline(std::uint64_t deadline) {
+  constexpr std::uint64_t kMost = 100'000'000, kNever = ~std::uint64_t{0};
+  const std::uint64_t extra = relay_extra(deadline) + (deadline / 10 < kMost ? deadline / 10 : kMost);
+  return deadline > kNever - extra ? kNever : deadline + extra;
+}
+
 struct HopArguments {
-  LaneView wires;  // its symmetric memory holds the windows
+  LaneView wires;          // its symmetric memory holds the windows; `deadline`: header_deadline()
+  std::uint64_t deadline;  // of the waits of roles, in nanoseconds
   HopLayout layout;
   HopTopology topology;
   HopMemory memory;
