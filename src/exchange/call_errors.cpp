@@ -28,18 +28,20 @@ std::string describe(const Overflow& overflow, const Config& config) {
 }
 
 std::string describe(const BadScale& bad) {
-  constexpr const char* kOutcome = "; the blocks concerned have scale 7F and values 0";
-  if (!bad.scale) {
-    return str("dispatch: on rank ", bad.rank,
-               " global_scale (or with input_scales a scale of an expert) is not positive and finite, or so "
-               "large that a block's scale overflows: pass largest finite |x| / 2688",
-               kOutcome);
+  if (!bad.scale) {  // device backends do not tell the format either
+    return str(
+        "dispatch: on rank ", bad.rank,
+        " global_scale (or with input_scales a scale of an expert) is not positive and finite, or so "
+        "large that the scale of a block of nvfp4 overflows: with nvfp4 pass largest finite |x| / 2688, "
+        "with fp8 largest |x| / 448, with mxfp8 1; the blocks of nvfp4 concerned have scale 7F and "
+        "values 0");
   }
   const bool usable = *bad.scale > 0 && std::isfinite(*bad.scale);
   return str("dispatch: ", bad.expert < 0 ? "global_scale" : str("input_scales[", bad.expert, "]"), " = ",
              *bad.scale, " on rank ", bad.rank,
              usable ? " is so large that the scale of a block overflows" : ", must be positive and finite",
-             ": pass largest finite |x| / 2688", bad.expert < 0 ? ", or choose nvfp4-token" : "", kOutcome);
+             ": pass largest finite |x| / 2688", bad.expert < 0 ? ", or choose nvfp4-token" : "",
+             "; the blocks concerned have scale 7F and values 0");
 }
 
 std::string describe(const CallDiagnostics& diagnostics, const Config& config) {

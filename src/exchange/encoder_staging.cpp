@@ -126,14 +126,7 @@ DispatchCall EncoderStaging::encode(const DispatchCall& call, Stream stream) con
   }
   const std::string failed =
       str("dispatch: the encoder of the format ", name_of_registered(format_), " has failed");
-  try {
-    (work_ != nullptr ? encoder.on_device : encoder.on_host)(rows);
-  } catch (const std::exception& error) {
-    throw UsageError(str(failed, ": ", error.what()));
-  } catch (...) {
-    throw UsageError(
-        failed + " with an exception that is not a std::exception: throw one, and its text is shown here");
-  }
+  call_encoder(failed, [&] { (work_ != nullptr ? encoder.on_device : encoder.on_host)(rows); });
   for (std::size_t p = 0; p < rows.parts.size(); ++p) {
     if (work_ != nullptr) {
       work_->check_guards(guards_of(p), kGuard, call.lane, static_cast<int>(p), stream);

@@ -15,14 +15,20 @@ void check_global_scale(const DispatchCall& call) {
           to_string(call.format), ": leave it null"));
 }
 
+// The blocks of mxfp8 have a power of two of their own, so the scale of an expert need not fit its values.
+const char* advised_scale(const Encoding& encoding) {
+  if (encoding.is_mx()) return "pass 1, with which rows are those without input_scales";
+  return encoding.is_two_level() ? "pass the expert's largest |x| / 2688"
+                                 : "pass the expert's largest |x| / 448";
+}
+
 // The scales of this rank's experts: the others are not read here. Kernels check those in device memory.
 void check_scale_values(const Config& config, int rank, const DispatchCall& call) {
   const auto check = [&](int expert) {
     const float scale = call.input_scales[static_cast<std::size_t>(expert)];
     if (scale > 0 && std::isfinite(scale)) return;
-    throw UsageError(str(
-        "dispatch: input_scales[", expert, "] = ", scale, " on rank ", rank,
-        ", must be positive and finite: pass the expert's largest |x| / 448 with fp8, / 2688 with nvfp4"));
+    throw UsageError(str("dispatch: input_scales[", expert, "] = ", scale, " on rank ", rank,
+                         ", must be positive and finite: ", advised_scale(encoding_of(call.format))));
   };
   for (const int expert : config.placement.experts_of(rank)) check(expert);
   for (int shared = 0; shared < config.shared_experts; ++shared) check(config.experts + shared);

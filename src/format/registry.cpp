@@ -138,12 +138,13 @@ Format as_raw(const Format& format, std::int64_t hidden) {
     return raw;
   }
   lock.unlock();  // the caller's function may ask for formats
-  raw.part_bytes = entry.encoder.part_bytes(static_cast<int>(hidden));
+  const std::string asked = str("format ", entry.name, ": part_bytes of its encoder, for hidden = ", hidden);
+  raw.part_bytes = call_encoder(asked + ", has failed",
+                                [&] { return entry.encoder.part_bytes(static_cast<int>(hidden)); });
   try {
     check_format(raw, hidden, DType::bf16);
   } catch (const UsageError& error) {
-    throw UsageError(
-        str("format ", entry.name, ": part_bytes of its encoder, for hidden = ", hidden, ": ", error.what()));
+    throw UsageError(str(asked, ": ", error.what()));
   }
   lock.lock();
   entry.part_bytes[hidden] = raw.part_bytes;

@@ -1,12 +1,15 @@
 // The formats that callers have registered in this process.
 #pragma once
 
+#include <exception>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "base/text.hpp"
 #include "ferry/encoder.hpp"
+#include "ferry/error.hpp"
 
 namespace ferry {
 
@@ -14,6 +17,20 @@ namespace ferry {
 // registration has returned. Both stay valid until the process ends.
 const Encoder& encoder_of(const Format& format);
 const std::string& name_of_registered(const Format& format);
+
+// Returns what `call`, which calls a function of an encoder, returns. An exception of that function becomes a
+// UsageError that begins with `failed`.
+template <class Call>
+auto call_encoder(const std::string& failed, const Call& call) {
+  try {
+    return call();
+  } catch (const std::exception& error) {
+    throw UsageError(str(failed, ": ", error.what()));
+  } catch (...) {
+    throw UsageError(
+        failed + " with an exception that is not a std::exception: throw one, and its text is shown here");
+  }
+}
 
 // The registered format of this name, if there is one.
 std::optional<Format> find_registered(std::string_view name);
@@ -37,7 +54,7 @@ class Registration {
 };
 
 // The format in which the backends see rows of `format`: raw parts of a registered one, any other unchanged.
-// Throws UsageError if its encoder gives sizes that a raw format cannot have.
+// Throws UsageError if its encoder throws, or gives sizes that a raw format cannot have.
 Format as_raw(const Format& format, std::int64_t hidden);
 
 }  // namespace ferry

@@ -1,8 +1,10 @@
 // Configurations through the C interface: defaults, round trips, size queries and refusals.
 #include "ferry/exchange.hpp"
 
+#include <string>
 #include <vector>
 
+#include "base/text.hpp"
 #include "capi/convert.hpp"
 #include "capi/run.hpp"
 
@@ -228,6 +230,29 @@ TEST(Configuration, MistakesAreRefusedByTheQueries) {
             c.expert_local = locals.data();
           }),
           "expert_slices = 2 with another placement");
+}
+
+TEST(Configuration, EncodersThatFailToGiveSizesAreNamed) {
+  using PartBytes = ferry_status (*)(std::int32_t hidden, std::int64_t* part_bytes, void* user);
+  const auto refused = [](const char* name, PartBytes part_bytes, const std::string& words) {
+    ferry_encoder encoder{};
+    encoder.size = sizeof encoder;
+    encoder.part_bytes = part_bytes;
+    encoder.on_host = [](const ferry_encoder_call*, void*) -> ferry_status { return FERRY_OK; };
+    ferry_config config = small_config();
+    ASSERT_EQ(ferry_register_format(name, &encoder, &config.format), FERRY_OK) << ferry_last_error();
+    std::int64_t bytes = -7;
+    EXPECT_EQ(ferry_plan_bytes(&config, 2, &bytes), FERRY_USAGE) << name;
+    EXPECT_TRUE(last_error_contains(str("format ", name, ": part_bytes of its encoder, for hidden = ",
+                                        config.hidden, ", has failed", words)));
+    EXPECT_EQ(bytes, -7);
+  };
+  refused(
+      "sizes_fail", [](std::int32_t, std::int64_t*, void*) -> ferry_status { return FERRY_OTHER; },
+      ": ferry_encoder.part_bytes returned ");
+  refused(
+      "sizes_throw", [](std::int32_t, std::int64_t*, void*) -> ferry_status { throw 7; },
+      " with an exception that is not a std::exception");
 }
 
 }  // namespace

@@ -159,6 +159,31 @@ class ModelTest(ProgramTest):
         self.refuse(2, ["rank_major"], "model", "--layout", "rank_major", "--reduction", "exact")
         self.refuse(2, ["synth:none"], "model", "--trace", "synth:none")
 
+    def test_numbers_out_of_range(self):
+        for option in "--nic-rate", "--nic-latency", "--nic-messages", "--link-rate":
+            for value in "nan", "-nan", "inf", "-inf", "-5", "0", "1e7", "5x":
+                self.refuse(2, [option, f"Value {value} not in range 0.001 to 1000000"], "model", "--nodes", "2", f"{option}={value}")
+        for option, least, most in ("--ranks", 1, 2**20), ("--experts", 1, 2**20), ("--top-k", 1, 32):
+            for value in least - 1, most + 1, 2**31 - 1:
+                self.refuse(2, [option, f"Value {value} not in range {least} to {most}"], "model", option, value)
+        self.refuse(2, ["--ranks", "1048576"], "model", "--ranks", 2**31 - 1, "--experts", 2**31 - 1, "--top-k", "1", "--tokens", "1")
+
+    def test_the_most_ranks(self):
+        calls = self.calls("--ranks", 2**20, "--experts", 2**20, "--top-k", "1", "--tokens", "1", "--work", "dispatch")
+        self.assertEqual(calls[0]["ranks"], 2**20)
+
+    def test_options_that_a_mode_does_not_read(self):
+        for option, value in ("--network", "ib400"), ("--nic-rate", "45"), ("--nic-latency", "5"), ("--nic-messages", "10"), ("--hops", "two"):
+            self.refuse(2, [f"{option} {value}: one node", "add --nodes N"], "model", option, value)
+        for option, value in ("--ranks", "4"), ("--nodes", "4"), ("--hops", "one"), ("--work", "dispatch,pair"):
+            self.refuse(2, [f"{option} {value}: --scale tabulates", "leave it out"], "model", "--scale", option, value)
+        self.refuse(2, ["--node-ranks 4", "--scale", "--nodes"], "model", "--node-ranks", "4")
+        for mode in ["--check", SWEEP], ["--calibrate", LIMITS, *CALIBRATION, "-o", self.path("constants.json")]:
+            for option, value in ("--ranks", "4"), ("--tokens", "1,2"), ("--nic-rate", "45"), ("--node-ranks", "4"), ("--sms", "8"):
+                self.refuse(2, [f"{option} {value}: {mode[0]} reads", "leave it out"], "model", option, value, *mode)
+        self.refuse(2, ["--link-rate 100: --calibrate reads"], "model", "--link-rate", "100", *mode)
+        self.assertFalse(pathlib.Path(self.path("constants.json")).exists())
+
 
 if __name__ == "__main__":
     unittest.main()

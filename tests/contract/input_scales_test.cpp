@@ -4,6 +4,7 @@
 
 #include <limits>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "harness/harness.hpp"
@@ -144,6 +145,32 @@ TEST_P(Contract, BadInputScalesAreRefused) {
       on_one("input_scales", [&](DispatchOptions& options) { options.input_scales = values; });
     dispatch_and_combine(exchange, c, step, make_expert_outputs(c, step));
   });
+}
+
+// On device memory, where check() reports them, the error does not know the format.
+TEST_P(Contract, RefusalsOfInputScalesAdviseByFormat) {
+  if (GetParam().on_device()) GTEST_SKIP() << "scales in device memory are not refused";
+  const std::string fp8 = "pass the expert's largest |x| / 448",
+                    nvfp4 = "pass the expert's largest |x| / 2688",
+                    mxfp8 = "pass 1, with which rows are those without input_scales";
+  for (const auto& [format, advice] : {std::pair{"fp8", fp8},
+                                       {"mxfp8", mxfp8},
+                                       {"mxfp8-ocp-columns", mxfp8},
+                                       {"nvfp4", nvfp4},
+                                       {"nvfp4-columns", nvfp4}}) {
+    TestCase c = scaled_case(small_case(9), format);
+    c.full = true;
+    StepInputs step = make_inputs(c);
+    const float bad = -0.5f;
+    step.inputs.input_scales.assign(step.inputs.input_scales.size(), bad);
+    run(c.ranks, describe(c), [&, advice = advice](Rank rank) {
+      SyncExchange exchange(rank, exchange_config(c));
+      DispatchRun dispatch(exchange, c, step);
+      const std::string text = usage_error([&] { dispatch.call(); }),
+                        end = "must be positive and finite: " + advice;
+      require(text.ends_with(end), "expected '", end, "', got '", text, "'");
+    });
+  }
 }
 
 TEST_P(Contract, InputScalesNeedRoomForTheTokensAndAnExpertLayout) {

@@ -4,12 +4,14 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <atomic>
 #include <functional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "base/text.hpp"
 #include "format/registry.hpp"
 #include "harness/harness.hpp"
 
@@ -36,6 +38,18 @@ Encoder encoder_that(std::function<void()> throws) {
 const Format kThrowsTimeout =
     register_format("test_throws_timeout", encoder_that([] { throw TimeoutError("no row in time", {}); }));
 const Format kThrowsNumber = register_format("test_throws_number", encoder_that([] { throw 5; }));
+Encoder encoder_without_sizes(std::function<void()> throws) {
+  Encoder encoder = own_encoder(Misbehaviour::none);
+  encoder.part_bytes = [throws](int) {
+    throws();
+    return std::array<std::int64_t, kMaxParts>{};
+  };
+  return encoder;
+}
+const Format kSizesThrowTimeout = register_format(
+    "test_sizes_throw_timeout", encoder_without_sizes([] { throw TimeoutError("no size in time", {}); }));
+const Format kSizesThrowNumber =
+    register_format("test_sizes_throw_number", encoder_without_sizes([] { throw 7; }));
 const Format kOddPart = register_format("test_odd_part", own_encoder(Misbehaviour::odd_part));
 
 // A case of the tests' own format.
@@ -128,6 +142,17 @@ TEST_P(Contract, OwnFormatsAreRefusedWhereTheyDoNotFit) {
   const auto refusal = [&](const Config& config) { return usage_error([&] { size_of(config, c.ranks); }); };
   EXPECT_NE(refusal(with_format(c, kOddPart)).find("test_odd_part: part_bytes of its encoder"),
             std::string::npos);
+  const std::string failed =
+      str(": part_bytes of its encoder, for hidden = ", c.config.hidden, ", has failed");
+  for (const auto& [format, words] :
+       {std::pair{kSizesThrowTimeout, "test_sizes_throw_timeout" + failed + ": no size in time"},
+        {kSizesThrowNumber, "test_sizes_throw_number" + failed +
+                                " with an exception that is not a std::exception: throw one"}}) {
+    for (int call = 0; call < 2; ++call) {  // a failure is not kept as an answer
+      const std::string text = refusal(with_format(c, format));
+      EXPECT_NE(text.find(words), std::string::npos) << "expected '" << words << "', got '" << text << "'";
+    }
+  }
   run(c.ranks, describe(c), [&](Rank rank) {
     SyncExchange exchange(rank, with_format(c, Format::bf16()));
     DispatchRun dispatch(exchange, c, step);

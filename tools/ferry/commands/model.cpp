@@ -2,12 +2,12 @@
 #include <fmt/core.h>
 
 #include <algorithm>
-#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
 
 #include "ferry/error.hpp"
+#include "ferry/types.hpp"
 #include "tools/ferry/bench/sweep.hpp"
 #include "tools/ferry/commands/commands.hpp"
 #include "tools/ferry/common/arguments.hpp"
@@ -41,6 +41,10 @@ Examples:
   ferry model --calibrate limits.json bench.json -o constants.json
   ferry model --check other.json --constants constants.json
 )";
+
+// Experts of an exchange. Every rank has one or more of them, so there are at most as many ranks, whose loads
+// take about 220 MB.
+constexpr int kMostExperts = 1 << 20;
 
 struct ModelOptions {
   int ranks = 8, nodes = 1, node_ranks = 8;
@@ -166,8 +170,6 @@ std::vector<PredictedCall> predicted_calls(const ModelOptions& options, const Mo
 
 void state_times(const ModelOptions& options) {
   const Model model = model_of(options);
-  if (options.nodes == 1 && (!options.network.empty() || options.nic_rate > 0))
-    throw UsageError("--network and --nic-rate: one node has no network between nodes; add --nodes N");
   const Network network = network_of(options, options.network.empty() ? "ib400" : options.network);
   const Output json(options.json);
   const std::vector<PredictedCall> calls = predicted_calls(options, model, network);
@@ -280,7 +282,16 @@ void check_model(const ModelOptions& options) {
   }
 }
 
-void run_model(const ModelOptions& options) {
+// For modes that read the calls from files.
+void refuse_calls(const CLI::App& command, const char* reason) {
+  refuse_given(command, {"--ranks",     "--nodes",   "--node-ranks", "--tokens",      "--trace",
+                         "--experts",   "--top-k",   "--hidden",     "--format",      "--layout",
+                         "--reduction", "--work",    "--form",       "--launch",      "--sms",
+                         "--hops",      "--network", "--nic-rate",   "--nic-latency", "--nic-messages"},
+               reason);
+}
+
+void check_modes(const CLI::App& command, const ModelOptions& options) {
   const int modes =
       (options.scale ? 1 : 0) + (options.calibrate.empty() ? 0 : 1) + (options.check.empty() ? 0 : 1);
   if (modes > 1) throw UsageError("--scale, --calibrate and --check: give one of them");
@@ -288,6 +299,27 @@ void run_model(const ModelOptions& options) {
     throw UsageError("-o: is for --calibrate; --json writes times and errors");
   if (!options.json.empty() && !options.calibrate.empty())
     throw UsageError("--json with --calibrate: -o FILE writes the constants as JSON");
+  if (!options.calibrate.empty()) {
+    constexpr const char* kReason = "--calibrate reads calls and limits from its files; leave it out";
+    refuse_calls(command, kReason);
+    refuse_given(command, {"--link-rate"}, kReason);
+  } else if (!options.check.empty()) {
+    refuse_calls(command, "--check reads calls from its files; leave it out");
+  } else if (options.scale) {
+    refuse_given(command, {"--ranks", "--nodes"},
+                 "--scale tabulates 16 to 1,024 ranks on nodes of --node-ranks; leave it out");
+    refuse_given(command, {"--hops", "--work"},
+                 "--scale tabulates dispatch and combine, in one hop and in two; leave it out");
+  } else {
+    refuse_given(command, {"--node-ranks"}, "is for --scale; give --ranks and --nodes instead");
+    if (options.nodes > 1) return;
+    refuse_given(command, {"--hops", "--network", "--nic-rate", "--nic-latency", "--nic-messages"},
+                 "one node has no network between nodes; add --nodes N");
+  }
+}
+
+void run_model(const CLI::App& command, const ModelOptions& options) {
+  check_modes(command, options);
   if (!options.calibrate.empty()) return calibrate_model(options);
   if (!options.check.empty()) return check_model(options);
   if (options.scale) return state_scale(options);
@@ -295,15 +327,18 @@ void run_model(const ModelOptions& options) {
 }
 
 void add_call_options(CLI::App& command, ModelOptions& options) {
-  add_count(command, "--ranks", options.ranks, "ranks, one GPU each; default 8");
+  add_number(command, "--ranks", options.ranks, "ranks, one GPU each, at most 1048576; default 8", 1,
+             kMostExperts);
   add_count(command, "--nodes", options.nodes, "nodes that the ranks are divided among equally; default 1");
   add_text(command, "--tokens", options.tokens,
            "tokens per rank and call: 1:8192 doubles from 1 to 8192,\n1,5,64 is a list; default 1,128,4096",
            "LIST");
   add_text(command, "--trace", options.trace,
            "routing: synth:uniform (default), synth:decode,\nsynth:prefill, or a recorded trace", "NAME");
-  add_count(command, "--experts", options.experts, "experts; default 256, or those of a recorded trace");
-  add_count(command, "--top-k", options.top_k, "experts per token; default 8, or those of a recorded trace");
+  add_number(command, "--experts", options.experts, "experts; default 256, or those of a recorded trace", 1,
+             kMostExperts);
+  add_number(command, "--top-k", options.top_k, "experts per token; default 8, or those of a recorded trace",
+             1, kMaxTopK);
   add_count(command, "--hidden", options.hidden, "values of a token; default 7168");
   add_text(command, "--format", options.format, "format of the rows, as in ferry bench; default bf16",
            "NAME");
@@ -366,7 +401,7 @@ void add_model(CLI::App& program) {
              "--calibrate: write the constants as JSON; - is stdout");
   add_output(*command, "--json", options->json,
              "write the report as JSON; - is stdout and replaces\nthe table");
-  command->callback([options] { run_model(*options); });
+  command->callback([command, options] { run_model(*command, *options); });
 }
 
 }  // namespace ferry::app

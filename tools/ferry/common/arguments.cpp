@@ -1,6 +1,6 @@
 #include "tools/ferry/common/arguments.hpp"
 
-#include <fmt/core.h>
+#include <fmt/format.h>
 
 #include <charconv>
 #include <filesystem>
@@ -76,6 +76,14 @@ void add_choice(CLI::App& command, const char* name, std::string& value, const c
 
 CLI::Option* add_output(CLI::App& command, const char* name, std::string& path, const std::string& help) {
   return add_text(command, name, path, help, "FILE");
+}
+
+void refuse_given(const CLI::App& command, std::initializer_list<const char*> names, const char* reason) {
+  for (const char* name : names) {
+    const CLI::Option& option = *command.get_option(name);
+    if (option.count() == 0) continue;
+    throw UsageError(fmt::format("{} {}: {}", name, fmt::join(option.reduced_results(), ","), reason));
+  }
 }
 
 void refuse_shared(std::initializer_list<NamedFile> files) {

@@ -1,6 +1,8 @@
 // Adds command-line options of the kinds that several subcommands have.
 #pragma once
 
+#include <fmt/core.h>
+
 #include <CLI/CLI.hpp>
 #include <cstdint>
 #include <initializer_list>
@@ -12,12 +14,23 @@
 
 namespace ferry::app {
 
+// Accepts a number from `least` to `most`: CLI::Range accepts NaN too.
+template <class Number>
+CLI::Validator in_range(Number least, Number most) {
+  const auto check = [least, most](const std::string& text) {
+    Number value{};
+    if (CLI::detail::lexical_cast(text, value) && value >= least && value <= most) return std::string();
+    return fmt::format("Value {} not in range {} to {}", text, least, most);
+  };
+  return CLI::Validator(check, "");
+}
+
 // Adds an option that takes a number from `least` to `most`. The error for any other number names the option
 // and the range.
 template <class Number>
 void add_number(CLI::App& command, const char* name, Number& value, const std::string& help, Number least,
                 Number most) {
-  command.add_option(name, value, help)->check(CLI::Range(least, most).description(""))->type_name("N");
+  command.add_option(name, value, help)->check(in_range(least, most))->type_name("N");
 }
 
 // A number that is 1 or more.
@@ -45,6 +58,10 @@ struct NamedFile {
 
 // --global-scale.
 void add_global_scale(CLI::App& command, std::optional<double>& g);
+
+// Throws UsageError, which ends with `reason`, if the command line has one of these options: its mode does
+// not read them.
+void refuse_given(const CLI::App& command, std::initializer_list<const char*> names, const char* reason);
 
 // Throws UsageError if two of them lead to the same file.
 void refuse_shared(std::initializer_list<NamedFile> files);
