@@ -131,7 +131,7 @@ def keep(root, folder):
         name = machine_of(record)
         file = root / RECORDS / f"{name}-{record['part']}.json"
         kept = json.loads(file.read_text())["runs"] if file.exists() else []
-        if any(run["date"] == record["date"] for run in kept):
+        if any((run["date"], run["settings"]) == (record["date"], record["settings"]) for run in kept):
             continue
         runs = sorted([run_of(record), *kept], key=lambda run: run["date"], reverse=True)
         newer, left = set(), []
