@@ -286,7 +286,7 @@ class Sizes:
     @property
     def messages(self) -> int:
         """
-        'collective', and 'cpu' in two hops: what a rank packs, forwards and receives in memory of its own.
+        'collective'; 'cpu', 'cuda' and 'nvshmem' in two hops: what a rank packs, forwards and receives in memory of its own.
         """
 
     @property
@@ -560,8 +560,8 @@ class ReceiveBuffers:
     The caller's memory for the result of a dispatch.
 
     parts          an array, or a tuple with one for each part of the format: capacity rows, or for a dispatch by a plan as
-                   many as the plan's total; scales as tiles: ceil(rows / 128) + G rows of tiles. DispatchResult.parts then
-                   returns these arrays
+                   many as the plan's total; scales in columns: rows rounded up to a multiple of 4, expert_padded those of
+                   each group; as tiles: ceil(rows / 128) + G rows of tiles. DispatchResult.parts then returns these arrays
     weight         float32 [capacity]; rank_major [capacity, K]
     local_ids      int32 [capacity, K], rank_major only
     group_of_row   int32 [capacity]: the group of every row, -1 on padding; written only if given
@@ -596,7 +596,7 @@ class DispatchResult:
     @property
     def scales(self) -> Any:
         """
-        fp8, mxfp8, mxfp4, nvfp4: the scales of each row's blocks, [capacity, blocks]; expert_padded [G, capacity, blocks], in columns with strides (blocks * A, 1, A), A = capacity rounded up to a multiple of 4; as tiles [rows of tiles, tiles, 32, 4, 4], see tile_offsets; else None.
+        fp8, mxfp8, mxfp4, nvfp4: the scales of each row's blocks, [capacity, n]; expert_padded [G, capacity, n]; in columns with strides (1, A) or (n * A, 1, A), A = capacity rounded up to a multiple of 4; as tiles [rows of tiles, tiles, 32, 4, 4], see tile_offsets; else None. n: a row's blocks; of formats other than fp8 rounded up to a multiple of 4, or in columns int32 words of four; packed fp8: int32 words of four.
         """
 
     @property
