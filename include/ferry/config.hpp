@@ -82,7 +82,7 @@ struct Config {
 /// Bytes that an exchange takes on one rank, by purpose. all_gather_v and reduce_scatter_v use the dispatch
 /// staging, in rounds where it is too small, and take nothing more.
 struct Sizes {
-  // Symmetric memory, which peers write. `collective` has none. Kernels and cpu in two hops: dispatch_staging is
+  // Symmetric memory, which peers write. `collective` has none. In two hops dispatch_staging is
   // the windows of all lanes, which dispatch and combine share and which do not grow with T.
   std::int64_t dispatch_staging = 0;  ///< 2 * lanes * R*T messages
   std::int64_t combine_staging = 0;   ///< 2 * lanes * T*min(K, R) rows, or T*K; Transfer::gather: T*R

@@ -102,8 +102,8 @@ enum class MemoryKind : int { automatic = 0, host = 1, device = 2 };
 ///
 /// - `one`: straight to each rank.
 /// - `two`: once for each token and node, to a relay that forwards them there.
-/// - `automatic`: `two` with `nvshmem` on several nodes if max_tokens * hidden > 14,336, and with `collective`
-///   on host memory if one of several nodes has several ranks; else, and with Transfer::gather, `one`.
+/// - `automatic`: `two` with `nvshmem` on several nodes if max_tokens * hidden > 14,336; `two` with
+///   `collective` on host memory if one of several nodes has several ranks; else, and with gather, `one`.
 enum class Hops : int { automatic = 0, one = 1, two = 2 };
 
 /// Names as they are written above; "unknown" for a value that is not an enumerator. Static strings.

@@ -132,9 +132,10 @@ void bind_sizes(nb::module_& module) {
       .def_ro("signals", &Sizes::signals, "Symmetric memory: flags, counts, refusals.")
       .def_ro("results", &Sizes::results, "The lanes' own receive buffers.")
       .def_ro("plans", &Sizes::plans, "The lanes' plans and working memory.")
-      .def_ro("messages", &Sizes::messages,
-              "'collective'; 'cpu', 'cuda' and 'nvshmem' in two hops: what a rank packs, forwards and receives "
-              "in memory of its own.")
+      .def_ro(
+          "messages", &Sizes::messages,
+          "'collective'; 'cpu', 'cuda' and 'nvshmem' in two hops: what a rank packs, forwards and receives "
+          "in memory of its own.")
       .def_prop_ro("total", &Sizes::total, "The sum.")
       .def("__repr__", [](const Sizes& s) {
         return str("Sizes(dispatch_staging=", s.dispatch_staging, ", combine_staging=", s.combine_staging,

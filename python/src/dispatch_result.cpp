@@ -205,7 +205,8 @@ overwrites, unless ReceiveBuffers were given.)")
           "fp8, mxfp8, mxfp4, nvfp4: the scales of each row's blocks, [capacity, n]; expert_padded [G, "
           "capacity, n]; in columns with strides (1, A) or (n * A, 1, A), A = capacity rounded up to a "
           "multiple of 4; as tiles [rows of tiles, tiles, 32, 4, 4], see tile_offsets; else None. n: a row's "
-          "blocks; of formats other than fp8 rounded up to a multiple of 4, or in columns int32 words of four; "
+          "blocks; of formats other than fp8 rounded up to a multiple of 4, or in columns int32 words of "
+          "four; "
           "packed fp8: int32 words of four.")
       .def_prop_ro(
           "tile_offsets",
