@@ -37,6 +37,17 @@ TEST_F(CudaFormatReplays, ScalesAsTiles) {
   replay_often(c);
 }
 
+// Each group has columns of its own.
+TEST_F(CudaFormatReplays, ScalesInColumnsOfPaddedGroups) {
+  TestCase c = format_case("fp8-columns-pow2-packed", 11);
+  c.config.layout = Layout::expert_padded;
+  replay_often(c);
+  c = format_case("mxfp8-columns", 12);
+  c.config.layout = Layout::expert_padded;
+  c.split_phases = true;
+  replay_often(c);
+}
+
 TEST_F(CudaFormatReplays, ScalesOfEachExpert) {
   TestCase c = format_case("nvfp4-tiles", 8);
   c.input_scales = true;

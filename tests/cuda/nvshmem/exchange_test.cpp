@@ -87,6 +87,36 @@ TEST_P(NvshmemExchange, DeliversTheBytesOfOneHost) {
   run_sequences(kSetup, cases);
 }
 
+// A format of each kind, scales in rows, columns and tiles, shared experts and rows encoded where they
+// arrive.
+TEST_P(NvshmemExchange, DeliversEveryKindOfFormat) {
+  struct Choice {
+    const char* format;
+    Layout layout;
+    bool input_scales = false;
+    int shared_experts = 0;
+  };
+  constexpr Choice kChoices[] = {
+      {"fp8-columns", Layout::expert_padded}, {"mxfp8-columns", Layout::expert_major, false, 1},
+      {"nvfp4-tiles", Layout::expert_padded}, {"nvfp4-token", Layout::rank_major},
+      {"mxfp8", Layout::expert_major, true},  {"fp16", Layout::expert_padded, false, 2}};
+  std::vector<TestCase> cases;
+  std::uint64_t number = 20;
+  for (const Choice& choice : kChoices) {
+    TestCase c = nvshmem_case(++number, nodes(), 7);
+    c.config.format = parse_format(choice.format);
+    c.type = natural_type(c.config.format);
+    c.config.layout = choice.layout;
+    c.config.shared_experts = choice.shared_experts;
+    c.input_scales = choice.input_scales;
+    c.global_scale = 0.0123f;
+    if (choice.layout == Layout::rank_major) c.weights_from = WeightsFrom::none;
+    c.split_phases = number % 2 == 0;
+    cases.push_back(c);
+  }
+  run_sequences(kSetup, cases);
+}
+
 class NvshmemOneHop : public NvshmemExchange {};
 INSTANTIATE_TEST_SUITE_P(Nodes, NvshmemOneHop, testing::Values(kNodes[0], kNodes[1]), name_of);
 
