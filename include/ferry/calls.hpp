@@ -47,7 +47,7 @@ struct Ids {
 /// Caller's memory for the arrays of a DispatchResult. Each null pointer selects the lane's own memory, which
 /// the lane's next dispatch overwrites. "capacity" is in rows (expert_padded: G * capacity).
 struct ReceiveBuffers {
-  /// Part p as ReceivedPart says, of `capacity` rows, aligned to 16; tiles: ceil(capacity / 128) + G rows.
+  /// `capacity` rows as in ReceivedPart, aligned to 16 bytes; or ceil(capacity / 128) + G rows of tiles.
   std::array<void*, kMaxParts> parts{};
   float* weight = nullptr;               ///< [capacity]; rank_major: [capacity, K]
   std::int32_t* local_ids = nullptr;     ///< rank_major: [capacity, K]

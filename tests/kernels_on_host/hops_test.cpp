@@ -105,7 +105,7 @@ TEST(HopCalls, ARankThatIsMissingIsNamed) {
   }
 }
 
-// A rank that has not sent the header of a call may be the one that waits for a relay in the call before.
+// A rank whose header is missing may still wait for a relay in an earlier call. It must give up first.
 TEST(HopCalls, HeadersAreAwaitedLongest) {
   EXPECT_EQ(relay_extra(1'000'000'000), 250'000'000u);
   EXPECT_EQ(header_deadline(1'000'000'000), 1'350'000'000u);

@@ -51,7 +51,7 @@ typedef struct ferry_rows {
 /// Caller's memory for the arrays of a ferry_dispatch_result. Each NULL selects the lane's own memory, which
 /// the lane's next dispatch overwrites. "capacity" is in rows (expert_padded: G * capacity).
 typedef struct ferry_receive_buffers {
-  /// Part p as ferry_received_part says, `capacity` rows, aligned to 16; tiles: ceil(capacity / 128) + G.
+  /// `capacity` rows as in ferry_received_part, aligned to 16 bytes; ceil(capacity / 128) + G rows of tiles.
   void* parts[FERRY_MAX_PARTS];
   float* weight;          ///< [capacity]; rank_major: [capacity, K]
   int32_t* local_ids;     ///< rank_major: [capacity, K]

@@ -169,17 +169,28 @@ def test_nvfp4(rng, name):
     ferry.Group.threads(4).run(body)
 
 
-# NumPy's numbers of any type, and arrays of one element.
-@pytest.mark.parametrize("backend", ["cpu", "reference"])
-def test_global_scales_of_numpy(rng, backend):
+def nvfp4_dispatch(rng, backend):
+    """Makes a function for each rank: a dispatch of the same tokens in nvfp4 with a global_scale."""
     tokens = rng.standard_normal((2, 96)).astype(bf16)
     ids, weights = np.array([[0, 3], [2, -1]]), rng.random((2, 2), np.float32)
 
-    def body(rank):
+    def of_rank(rank):
         exchange = ferry.Exchange(rank, experts=4, top_k=2, hidden=96, max_tokens=2, format="nvfp4", backend=backend)
+        return lambda given: exchange.dispatch(tokens, ids, weights, global_scale=given)
+
+    return of_rank
+
+
+# NumPy's numbers of any type, and arrays of one element.
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_global_scales_of_numpy(rng, backend):
+    of_rank = nvfp4_dispatch(rng, backend)
+
+    def body(rank):
+        dispatch = of_rank(rank)
 
         def parts(given):
-            return [part.view(np.uint8).copy() for part in exchange.dispatch(tokens, ids, weights, global_scale=given).parts]
+            return [part.view(np.uint8).copy() for part in dispatch(given).parts]
 
         expected = parts(0.5)
         for given in [np.float16(0.5), np.float32(0.5), np.float64(0.5), np.longdouble(0.5), np.array(0.5, np.float32), np.full(1, 0.5, np.float32)]:
@@ -193,15 +204,14 @@ def test_global_scales_of_numpy(rng, backend):
 # Numbers that are no scale end the call on the rank that passed them, or, if they are no number, on every rank.
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
 def test_bad_global_scales(rng, backend):
-    tokens = rng.standard_normal((2, 96)).astype(bf16)
-    ids, weights = np.array([[0, 3], [2, -1]]), rng.random((2, 2), np.float32)
+    of_rank = nvfp4_dispatch(rng, backend)
 
     def body(rank):
-        exchange = ferry.Exchange(rank, experts=4, top_k=2, hidden=96, max_tokens=2, format="nvfp4", backend=backend)
+        dispatch = of_rank(rank)
 
         def refused(given, words):
             with pytest.raises(ferry.UsageError, match=words):
-                exchange.dispatch(tokens, ids, weights, global_scale=given)
+                dispatch(given)
 
         for bad, text in [(0, "0"), (-1.5, "-1.5"), (float("inf"), "inf"), (float("nan"), "nan"), (np.zeros(1, np.float32), "0"),
                           (np.float32(-2), "-2"), (np.array(0, np.float32), "0")]:
@@ -217,7 +227,7 @@ def test_bad_global_scales(rng, backend):
                            (np.bool_(True), "global_scale: expected .*, got bool"),
                            (np.complex64(1), "global_scale: expected"), ("0.5", "global_scale: expected"), (np.str_("0.5"), "global_scale: expected")]:
             refused(bad if rank.index == 1 else 0.5, words)
-        assert exchange.dispatch(tokens, ids, weights, global_scale=0.5).data.dtype == np.uint8
+        assert dispatch(0.5).data.dtype == np.uint8
 
     ferry.Group.threads(2).run(body)
 

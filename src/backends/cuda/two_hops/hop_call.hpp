@@ -96,7 +96,7 @@ constexpr std::uint64_t header_deadline(std::uint64_t deadline) {
 
 struct HopArguments {
   LaneView wires;          // its symmetric memory holds the windows; `deadline`: header_deadline()
-  std::uint64_t deadline;  // of the waits of roles, in nanoseconds
+  std::uint64_t deadline;  // nanoseconds that a task waits for its peer
   HopLayout layout;
   HopTopology topology;
   HopMemory memory;
