@@ -104,7 +104,7 @@ RowRoom row_room(const Config& config, int rank) {
           .group_rows = padded ? group_capacity(config, rank) : 0};
 }
 
-std::int64_t received_rows_bytes(const Config& config, int rank) {
+std::int64_t receive_buffer_bytes(const Config& config, int rank) {
   const RowRoom room = row_room(config, rank);
   const std::int64_t added = aligned_rows(room) - room.rows;
   return room.rows * wire_bytes(parts_of(config.format, config.hidden)) +

@@ -29,7 +29,7 @@ RowRoom row_room(const Config& config, int rank);
 // Bytes of received rows of any format whose messages are not larger than those of the configuration's: a
 // received row takes at most the bytes that it takes in a message, and scales in columns those that align
 // them. Without what aligns parts, and without what tiles leave unused.
-std::int64_t received_rows_bytes(const Config& config, int rank);
+std::int64_t receive_buffer_bytes(const Config& config, int rank);
 // G: the shared experts and the local experts of `rank`; rank_major: the ranks.
 int groups_of(const Config& config, int rank);
 

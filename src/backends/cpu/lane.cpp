@@ -35,7 +35,7 @@ LocalArrays local_arrays(const Config& config, int rank) {
     const Encoding encoding = encoding_of(config.format);
     const std::int64_t row_tiles = row_tile_bytes(largest_scale_tiles(config.hidden));
     const std::int64_t unused = encoding.scale_tiles ? (groups + 1) * row_tiles : 0;
-    arrays.parts = take(received_rows_bytes(config, rank) + unused + kMaxParts * 64);
+    arrays.parts = take(receive_buffer_bytes(config, rank) + unused + kMaxParts * 64);
     arrays.parts_bytes = arrays.bytes - begin;
   }
   return arrays;

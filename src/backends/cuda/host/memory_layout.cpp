@@ -80,7 +80,7 @@ DeviceLayout device_layout(const Config& config) {
   std::int64_t rows = 0, tiles = 0;
   const PartLayout scales = largest_scale_tiles(config.hidden);
   for (int rank = 0; rank < config.placement.ranks(); ++rank) {
-    rows = std::max(rows, received_rows_bytes(config, rank));
+    rows = std::max(rows, receive_buffer_bytes(config, rank));
     tiles = std::max(tiles, part_bytes_total(scales, row_room(config, rank)));
   }
   layout.tiles = align_up(rows + kMaxParts * 256, 256);
