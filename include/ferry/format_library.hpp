@@ -8,6 +8,9 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
+#include <cstdio>
+#include <exception>
 #include <utility>
 
 #include "ferry/c/encoder.h"
@@ -17,14 +20,28 @@
 namespace ferry {
 namespace detail {
 
-// Exceptions do not leave a library that may have been built by another compiler.
+// The text of this thread's last exception, cut if it is longer.
+inline std::array<char, 512>& error_text() noexcept {
+  static thread_local std::array<char, 512> text{};
+  return text;
+}
+
+// Exceptions do not leave a library that may have been built by another compiler. Their texts are kept.
 template <class Call>
 ferry_status status_of_call(Call call) noexcept {
+  const auto keep = [](const char* text) {
+    std::snprintf(error_text().data(), error_text().size(), "%s", text);
+  };
   try {
     call();
   } catch (const Error& error) {
+    keep(error.what());
     return static_cast<ferry_status>(error.code());
+  } catch (const std::exception& error) {
+    keep(error.what());
+    return FERRY_OTHER;
   } catch (...) {
+    keep("an exception that is not a std::exception: throw one, and its text is shown here");
     return FERRY_OTHER;
   }
   return FERRY_OK;
@@ -57,6 +74,7 @@ inline ferry_status register_from_library(ferry_register_format_function registe
     ferry_encoder c{};
     c.size = sizeof c;
     c.user = kept;
+    c.error = [](void*) -> const char* { return detail::error_text().data(); };
     c.part_bytes = [](std::int32_t hidden, std::int64_t* bytes, void* user) {
       return detail::status_of_call([&] {
         const auto parts = static_cast<const Encoder*>(user)->part_bytes(hidden);

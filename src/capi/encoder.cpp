@@ -1,6 +1,7 @@
 #include "capi/encoder.hpp"
 
 #include <algorithm>
+#include <stdexcept>
 
 #include "capi/boundary.hpp"
 #include "capi/convert.hpp"
@@ -24,13 +25,22 @@ ferry_encoder_call encoder_call_of(const EncoderCall& call) {
   return c;
 }
 
+// Throws unless `status`, which `function` of the encoder has returned, is FERRY_OK. Who calls the encoder
+// makes a UsageError of it.
+void check_encoded(const ferry_encoder& c, ferry_status status, const char* function) {
+  if (status == FERRY_OK) return;
+  const char* const text = c.error != nullptr ? c.error(c.user) : nullptr;
+  if (text != nullptr) throw std::runtime_error(text);
+  throw std::runtime_error(str(function, " returned ", status, " (", ferry_status_name(status), ")"));
+}
+
 using Encode = ferry_status (*)(const ferry_encoder_call* call, void* user);
 
-std::function<void(const EncoderCall&)> to_function(Encode encode, void* user, const char* name) {
+std::function<void(const EncoderCall&)> to_function(const ferry_encoder& c, Encode encode, const char* name) {
   if (encode == nullptr) return {};
   return [=](const EncoderCall& call) {
-    const ferry_encoder_call c = encoder_call_of(call);
-    raise(encode(&c, user), name);
+    const ferry_encoder_call rows = encoder_call_of(call);
+    check_encoded(c, encode(&rows, c.user), name);
   };
 }
 
@@ -39,12 +49,12 @@ Encoder to_encoder(const ferry_encoder& c) {
   if (c.part_bytes != nullptr) {
     encoder.part_bytes = [c](int hidden) {
       std::array<std::int64_t, kMaxParts> bytes{};
-      raise(c.part_bytes(hidden, bytes.data(), c.user), "ferry_encoder.part_bytes");
+      check_encoded(c, c.part_bytes(hidden, bytes.data(), c.user), "ferry_encoder.part_bytes");
       return bytes;
     };
   }
-  encoder.on_host = to_function(c.on_host, c.user, "ferry_encoder.on_host");
-  encoder.on_device = to_function(c.on_device, c.user, "ferry_encoder.on_device");
+  encoder.on_host = to_function(c, c.on_host, "ferry_encoder.on_host");
+  encoder.on_device = to_function(c, c.on_device, "ferry_encoder.on_device");
   return encoder;
 }
 

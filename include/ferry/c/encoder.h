@@ -35,6 +35,9 @@ typedef struct ferry_encoder {
   /// Enqueues kernels, which may be captured into a graph; does not wait. NULL: not in device memory.
   ferry_status (*on_device)(const ferry_encoder_call* call, void* user);
   void* user;  ///< passed to all functions
+  /// NULL, or returns why the last of these functions that has failed in this thread did; NULL: it gives no
+  /// text. Ferry copies the text at once, and gives it to the caller of the dispatch.
+  const char* (*error)(void* user);
 } ferry_encoder;
 
 /// Makes `encoder` a format of this process under `name`: see ferry::register_format(). `format` gets the

@@ -129,7 +129,7 @@ Terms combine_terms(const ModelCall& call, const Loads& loads, const Constants& 
   return terms;
 }
 
-// The steps of few tokens follow one another; those of many overlap.
+// The steps of few tokens follow one another; those of many overlap, but for launches.
 Cost combined(const Terms& terms, const ModelCall& call, const Constants& constants,
               const RankMachine& machine, const Network& network) {
   const RoutingShape& shape = call.shape;
@@ -147,7 +147,11 @@ Cost combined(const Terms& terms, const ModelCall& call, const Constants& consta
     if (two && shape.tokens >= kManyTokens)
       cost.start += std::min<double>(kWindowMessages, terms.far_rows) * terms.row_bytes * a_byte;
   }
-  if (shape.tokens >= kManyTokens)
+  // Between nodes a launch of its own puts and forwards rows, after the one that stores them and before the
+  // one that reads them.
+  if (shape.tokens >= kManyTokens && shape.nodes > 1)
+    cost.total = cost.start + cost.sms + smooth_max({cost.link, cost.network, cost.memory});
+  else if (shape.tokens >= kManyTokens)
     cost.total = cost.start + smooth_max({cost.link, cost.network, cost.sms, cost.memory});
   else if (two)
     cost.total = cost.start + cost.network + cost.link + cost.sms;
