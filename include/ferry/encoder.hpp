@@ -12,6 +12,13 @@
 #include "ferry/types.hpp"
 
 namespace ferry {
+namespace detail {
+
+// What errors say of an encoder's exception that has no text.
+inline constexpr char kExceptionWithoutText[] =
+    "an exception that is not a std::exception: throw one, and its text is shown here";
+
+}  // namespace detail
 
 /// The tokens of one dispatch, and where their encoded rows go. Every address and stride is a multiple of 16
 /// bytes.

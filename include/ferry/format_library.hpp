@@ -41,7 +41,7 @@ ferry_status status_of_call(Call call) noexcept {
     keep(error.what());
     return FERRY_OTHER;
   } catch (...) {
-    keep("an exception that is not a std::exception: throw one, and its text is shown here");
+    keep(kExceptionWithoutText);
     return FERRY_OTHER;
   }
   return FERRY_OK;

@@ -206,8 +206,7 @@ overwrites, unless ReceiveBuffers were given.)")
           "capacity, n]; in columns with strides (1, A) or (n * A, 1, A), A = capacity rounded up to a "
           "multiple of 4; as tiles [rows of tiles, tiles, 32, 4, 4], see tile_offsets; else None. n: a row's "
           "blocks; of formats other than fp8 rounded up to a multiple of 4, or in columns int32 words of "
-          "four; "
-          "packed fp8: int32 words of four.")
+          "four; packed fp8: int32 words of four.")
       .def_prop_ro(
           "tile_offsets",
           [](const PyDispatchResult& self) {

@@ -112,10 +112,14 @@ ferry_status store_current_error() noexcept {
   return status_of(last_error.kind);
 }
 
+std::string describe(ferry_status status, const char* function) {
+  return str(function, " returned ", status, " (", ferry_status_name(status), ")");
+}
+
 void raise(ferry_status status, const char* function) {
   if (status == FERRY_OK) return;
   if (status_of(last_error.kind) == status) last_error.raise();
-  const std::string message = str(function, " returned ", status, " (", ferry_status_name(status), ")");
+  const std::string message = describe(status, function);
   switch (status) {
     case FERRY_USAGE:
       throw UsageError(message);

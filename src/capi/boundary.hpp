@@ -27,6 +27,9 @@ ferry_status guarded(const Body& body) noexcept {
   }
 }
 
+// What an error without another text says of the status that `function` of the caller has returned.
+std::string describe(ferry_status status, const char* function);
+
 // Throws the status that a function of the caller has returned, unless it is FERRY_OK: as this thread's last
 // error if that has the same status, else as an error that names `function`.
 void raise(ferry_status status, const char* function);

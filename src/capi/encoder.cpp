@@ -25,13 +25,12 @@ ferry_encoder_call encoder_call_of(const EncoderCall& call) {
   return c;
 }
 
-// Throws unless `status`, which `function` of the encoder has returned, is FERRY_OK. Who calls the encoder
-// makes a UsageError of it.
+// Throws the status that `function` of the encoder has returned, unless it is FERRY_OK. call_encoder() turns
+// the exception into a UsageError.
 void check_encoded(const ferry_encoder& c, ferry_status status, const char* function) {
   if (status == FERRY_OK) return;
   const char* const text = c.error != nullptr ? c.error(c.user) : nullptr;
-  if (text != nullptr) throw std::runtime_error(text);
-  throw std::runtime_error(str(function, " returned ", status, " (", ferry_status_name(status), ")"));
+  throw std::runtime_error(text != nullptr ? text : describe(status, function));
 }
 
 using Encode = ferry_status (*)(const ferry_encoder_call* call, void* user);

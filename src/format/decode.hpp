@@ -12,8 +12,8 @@
 
 namespace ferry {
 
-// The scale of a block of a received row, without the g of a two-level format. `part`: the layout
-// of the scales; `scales`: their memory; `row`: the row that element_offset() takes.
+// The scale of one block of a received row; in a two-level format without g. The scales begin at `scales` and
+// have the layout `part`. `row` and `leading` are those of element_offset().
 FERRY_HD float received_scale(const Encoding& encoding, const PartLayout& part, const void* scales,
                               std::int64_t leading, std::int64_t row, std::int64_t block) {
   const std::int64_t word = encoding.packs_scales() ? block / 4 : block;

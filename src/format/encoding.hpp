@@ -34,7 +34,7 @@ struct Encoding {
   FERRY_HD constexpr bool quantises() const { return rule != ScaleRule::none; }
   FERRY_HD constexpr bool packs_scales() const { return scale_type != ScaleType::fp32; }
   FERRY_HD constexpr bool is_mx() const { return rule == ScaleRule::mx_up || rule == ScaleRule::mx_ocp; }
-  // Whether each block's scale is multiplied by an fp32 g, which the call or the row has.
+  // Two levels: a value is its element times the scale of its block times g, one fp32 of the call or the row.
   FERRY_HD constexpr bool is_two_level() const { return rule == ScaleRule::two_level; }
   // Whether a call takes a scale for all its rows.
   FERRY_HD constexpr bool takes_global_scale() const { return is_two_level() && !row_scale; }

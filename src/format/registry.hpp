@@ -27,8 +27,7 @@ auto call_encoder(const std::string& failed, const Call& call) {
   } catch (const std::exception& error) {
     throw UsageError(str(failed, ": ", error.what()));
   } catch (...) {
-    throw UsageError(
-        failed + " with an exception that is not a std::exception: throw one, and its text is shown here");
+    throw UsageError(str(failed, " with ", detail::kExceptionWithoutText));
   }
 }
 

@@ -12,7 +12,7 @@ std::array<std::int64_t, ferry::kMaxParts> part_bytes(int hidden) {
   return {hidden};
 }
 
-void refuse_odd_rows(const ferry::EncoderCall& call) {
+void refuse_one_and_three_rows(const ferry::EncoderCall& call) {
   if (call.rows == 1) throw std::runtime_error("one row is too few for this encoder");
   if (call.rows == 3) throw 3;
 }
@@ -22,6 +22,6 @@ void refuse_odd_rows(const ferry::EncoderCall& call) {
 extern "C" ferry_status ferry_formats(ferry_register_format_function register_format) {
   ferry::Encoder encoder;
   encoder.part_bytes = part_bytes;
-  encoder.on_host = refuse_odd_rows;
+  encoder.on_host = refuse_one_and_three_rows;
   return ferry::register_from_library(register_format, "library_throws", encoder);
 }

@@ -271,9 +271,9 @@ TEST_P(Contract, SlicedExpertsInRandomCases) {
 
 TEST_P(Contract, SlicedExpertsRefuseWhatTheyDoNotHave) {
   TestCase c = unsliced_case(small_case(2), 2, {5, 3});
-  // Every rank receives rows, without which combine refuses a missing result in other words.
-  c.routing = Routing::uniform;
-  c.masked = c.masked_tokens = 0;
+  // Combine refuses a missing result in other words on a rank that has received no rows. Without masked slots
+  // each rank receives some, but for 1 draw in 500,000.
+  c.masked = 0;
   const Config config = sliced(c, 2);
   if (!GetParam().has_gathers()) {
     run(4, describe(c), [&](Rank rank) { require_error("one hop", [&] { SyncExchange(rank, config); }); });

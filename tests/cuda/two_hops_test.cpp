@@ -231,8 +231,8 @@ TEST_F(CudaTwoHops, ARoleThatStopsIsNamed) {
       EXPECT_GT(outcome.seconds, 0) << "no TimeoutError or PeerLostError: " << outcome.other_error;
       EXPECT_LT(outcome.seconds, c.config.deadline + 1);
       if (!outcome.timed_out) continue;
-      // A rank behind the relay knows the source too. Waits in the first call end
-      // first, so every rank learns which one has stopped.
+      // A rank behind the relay knows the source too. Waits in the first call end first, so every rank learns
+      // which one has stopped.
       const bool names_stopped = record.peer == kStopped || record.via == kStopped;
       EXPECT_TRUE(names_stopped);
       const int named = record.peer >= 0 ? record.peer : record.via;

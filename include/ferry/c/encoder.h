@@ -35,8 +35,8 @@ typedef struct ferry_encoder {
   /// Enqueues kernels, which may be captured into a graph; does not wait. NULL: not in device memory.
   ferry_status (*on_device)(const ferry_encoder_call* call, void* user);
   void* user;  ///< passed to all functions
-  /// NULL, or returns why the last of these functions that has failed in this thread did; NULL: it gives no
-  /// text. Ferry copies the text at once, and gives it to the caller of the dispatch.
+  /// Returns the text of this thread's last failure in one of the functions above, or NULL if it has none.
+  /// Ferry calls it after a failure, copies the text at once, and puts it into the error. May be NULL.
   const char* (*error)(void* user);
 } ferry_encoder;
 

@@ -129,7 +129,7 @@ Terms combine_terms(const ModelCall& call, const Loads& loads, const Constants& 
   return terms;
 }
 
-// The steps of few tokens follow one another; those of many overlap, but for launches.
+// The steps of few tokens follow one another; those of many overlap, if they are in one launch.
 Cost combined(const Terms& terms, const ModelCall& call, const Constants& constants,
               const RankMachine& machine, const Network& network) {
   const RoutingShape& shape = call.shape;
@@ -147,12 +147,12 @@ Cost combined(const Terms& terms, const ModelCall& call, const Constants& consta
     if (two && shape.tokens >= kManyTokens)
       cost.start += std::min<double>(kWindowMessages, terms.far_rows) * terms.row_bytes * a_byte;
   }
-  // Between nodes a launch of its own puts and forwards rows, after the one that stores them and before the
-  // one that reads them.
-  if (shape.tokens >= kManyTokens && shape.nodes > 1)
-    cost.total = cost.start + cost.sms + smooth_max({cost.link, cost.network, cost.memory});
-  else if (shape.tokens >= kManyTokens)
-    cost.total = cost.start + smooth_max({cost.link, cost.network, cost.sms, cost.memory});
+  // Several nodes: the network moves rows in the second of three launches, and the SMs do their work in the
+  // first and the third.
+  const bool sms_overlap = shape.nodes == 1;
+  if (shape.tokens >= kManyTokens)
+    cost.total = cost.start + (sms_overlap ? 0 : cost.sms) +
+                 smooth_max({cost.link, cost.network, sms_overlap ? cost.sms : 0, cost.memory});
   else if (two)
     cost.total = cost.start + cost.network + cost.link + cost.sms;
   else
