@@ -24,12 +24,25 @@ namespace {
 
 using CombineKernel = void (*)(const CombineArguments&, CombineBlockState*);
 
+template <class Traits>
+CombineKernel combine_phase_of(Phase phase) {
+  return phase == Phase::send ? &run_combine_block<Phase::send, Traits>
+                              : &run_combine_block<Phase::receive, Traits>;
+}
+
 template <class Specialised, class Generic>
 CombineKernel combine_kernel_of(Phase phase, bool specialised) {
   if (specialised) return &run_combine_block<Phase::fused, Specialised>;
-  if (phase == Phase::send) return &run_combine_block<Phase::send, Generic>;
-  if (phase == Phase::receive) return &run_combine_block<Phase::receive, Generic>;
-  return &run_combine_block<Phase::fused, Generic>;
+  return phase == Phase::fused ? &run_combine_block<Phase::fused, Generic> : combine_phase_of<Generic>(phase);
+}
+
+// As bf16_combine_phase_kernel().
+CombineKernel bf16_combine_phase(Phase phase, Reduction reduction) {
+  if (reduction == Reduction::exact)
+    return combine_phase_of<SplitCombine<SpecialisedCombine<Reduction::exact, DType::bf16, false, false>>>(
+        phase);
+  return combine_phase_of<SplitCombine<SpecialisedCombine<Reduction::partial, DType::bf16, false, false>>>(
+      phase);
 }
 
 }  // namespace
@@ -121,6 +134,10 @@ void CallRanks::combine(const contract::StepInputs& step, const oracle::ExpertOu
     } else {
       kernel = combine_kernel_of<Plain, GenericCombine>(as, specialised && config_.shared_experts == 0);
     }
+    if (form.split_phases && !gathers && !kWide && one_type && type == DType::bf16 && !form.generic &&
+        outputs.reduction != Reduction::unreduced && !calls[0].weights_travel && !case_.row_values &&
+        config_.shared_experts == 0)
+      kernel = bf16_combine_phase(phase, outputs.reduction);
     on_host::Grid grid(test::seed() + static_cast<std::uint64_t>(step.index));
     grid.give_each_block(stream_memory, kStreamsBytes);
     std::deque<std::vector<CombineBlockState>> states;

@@ -25,12 +25,26 @@ namespace {
 
 using DispatchKernel = void (*)(const DispatchArguments&, const SendPartition&);
 
+template <class Traits>
+DispatchKernel dispatch_phase_of(Phase phase) {
+  return phase == Phase::send ? &run_dispatch_block<Phase::send, Traits>
+                              : &run_dispatch_block<Phase::receive, Traits>;
+}
+
 template <class Few, class Generic>
 DispatchKernel dispatch_kernel_of(Phase phase, bool few) {
   if (few) return &run_dispatch_block<Phase::fused, Few>;
-  if (phase == Phase::send) return &run_dispatch_block<Phase::send, Generic>;
-  if (phase == Phase::receive) return &run_dispatch_block<Phase::receive, Generic>;
-  return &run_dispatch_block<Phase::fused, Generic>;
+  return phase == Phase::fused ? &run_dispatch_block<Phase::fused, Generic>
+                               : dispatch_phase_of<Generic>(phase);
+}
+
+// As phase_kernel().
+DispatchKernel common_dispatch_phase(Phase phase, Quantisation quantisation) {
+  if (quantisation == Quantisation::none)
+    return dispatch_phase_of<SpecialisedDispatch<Quantisation::none, false>>(phase);
+  if (quantisation == Quantisation::fp8)
+    return dispatch_phase_of<SpecialisedDispatch<Quantisation::fp8, false>>(phase);
+  return dispatch_phase_of<SpecialisedDispatch<Quantisation::microscaled, false>>(phase);
 }
 
 // The kernels of a call whose rows are quantised, as launch_dispatch() chooses them.
@@ -143,6 +157,8 @@ void CallRanks::dispatch(const contract::StepInputs& step, const CallForm& form)
       quantising = gathers ? quantising_kernel<Quantisation::microscaled>(form, gathers)
                            : quantising_kernel<Quantisation::nvfp4>(form, gathers);
     if (quantising != nullptr) kernel = quantising;
+    const bool common = !gathers && !form.by_plan && config_.input != Input::replicated;
+    if (!kWide && form.split_phases && common) kernel = common_dispatch_phase(phase, quantisation);
     on_host::Grid grid(test::seed() + static_cast<std::uint64_t>(step.index));
     grid.give_each_block(block_memory, static_cast<std::size_t>(lay_out_block(calls.data())));
     for (const DispatchArguments& call : calls) {

@@ -64,21 +64,34 @@ TEST(DispatchMode, TokensForEveryRankHaveKernelsForFew) {
     change(changed);
     EXPECT_EQ(dispatch_mode(changed), DispatchMode::generic);
   }
-  input.phase = Phase::send;
-  EXPECT_EQ(dispatch_mode(input), DispatchMode::send_phase);
 }
 
-TEST(DispatchMode, PlansComputedValuesAndPhasesComeFirst) {
+TEST(DispatchMode, PlansAndComputedValuesComeFirst) {
   DispatchModeInput input = kFew;
   input.count_on_device = true;
   input.by_plan = true;
   EXPECT_EQ(dispatch_mode(input), DispatchMode::by_plan);
   input.computes_values = true;
   EXPECT_EQ(dispatch_mode(input), DispatchMode::generic);
-  input.phase = Phase::send;
-  EXPECT_EQ(dispatch_mode(input), DispatchMode::send_phase);
-  input.phase = Phase::receive;
-  EXPECT_EQ(dispatch_mode(input), DispatchMode::receive_phase);
+}
+
+TEST(DispatchMode, PhasesMoveAnyNumberOfRowsAlike) {
+  for (const Phase phase : {Phase::send, Phase::receive}) {
+    DispatchModeInput common = kFew;
+    common.phase = phase;
+    EXPECT_EQ(dispatch_mode(common), DispatchMode::many_tokens);
+    common.count_on_device = true;
+    common.tokens = kManyTokens;
+    EXPECT_EQ(dispatch_mode(common), DispatchMode::many_tokens);
+    for (const auto change : {+[](DispatchModeInput& other) { other.computes_values = true; },
+                              +[](DispatchModeInput& other) { other.by_plan = true; },
+                              +[](DispatchModeInput& other) { other.replicated = true; },
+                              +[](DispatchModeInput& other) { other.to_every_rank = true; }}) {
+      DispatchModeInput changed = common;
+      change(changed);
+      EXPECT_EQ(dispatch_mode(changed), DispatchMode::generic);
+    }
+  }
 }
 
 }  // namespace

@@ -9,16 +9,22 @@
 namespace ferry::cuda {
 
 struct GenericCombine {
-  static constexpr bool kSpecialised = false, kShares = true, kToEveryRank = false;
+  static constexpr bool kSpecialised = false, kMayPack = true, kShares = true, kToEveryRank = false;
 };
 // Expert outputs, staged rows and results have one type, and no values travel beside them. kWeights: weights
 // travel. kShared: there are rows of shared experts to add.
 template <Reduction kAs, DType kOf, bool kWeights, bool kShared>
 struct SpecialisedCombine {
-  static constexpr bool kSpecialised = true, kWeightsTravel = kWeights, kShares = kShared,
+  static constexpr bool kSpecialised = true, kMayPack = false, kWeightsTravel = kWeights, kShares = kShared,
                         kToEveryRank = false;
   static constexpr Reduction kReduction = kAs;
   static constexpr DType kType = kOf;
+};
+
+// The same in phases, between which an engine or the launch of two hops may carry the rows, packed.
+template <class Fused>
+struct SplitCombine : Fused {
+  static constexpr bool kMayPack = true;
 };
 
 // The same where dispatch has sent every token to every rank: a rank also returns a sum for tokens without
@@ -40,10 +46,10 @@ __device__ __forceinline__ bool weights_travel(const CombineArguments& call) {
   return call.weights_travel;
 }
 
-// An engine carries only split phases, whose kernel is generic.
+// Whether rows are stored packed, for an engine or the launch of two hops to carry.
 template <class Traits>
 __device__ __forceinline__ bool packs(const CombineArguments& call) {
-  if constexpr (Traits::kSpecialised) return false;
+  if constexpr (!Traits::kMayPack) return false;
   return call.packed.outbox != nullptr;
 }
 

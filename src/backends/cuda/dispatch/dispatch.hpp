@@ -61,8 +61,8 @@ struct DispatchArguments {
   SendPartition partition;  // of `tokens` among the senders: set by the launch
   SendPartition
       metadata_partition;  // of `tokens` among the metadata blocks but the coordinator: set by the launch
-  Phase phase;             // set by the launch
-  BlockOffsets shared;     // set by the launch
+  Phase phase;
+  BlockOffsets shared;  // set by the launch
 
   // The caller's output.
   PartList received;  // parts of its rows; those of a message unless input_scales are given

@@ -5,9 +5,11 @@
 namespace ferry::cuda {
 
 DispatchMode dispatch_mode(const DispatchModeInput& input) {
-  if (input.phase == Phase::send) return DispatchMode::send_phase;
-  if (input.phase == Phase::receive) return DispatchMode::receive_phase;
   if (input.computes_values) return DispatchMode::generic;
+  if (input.phase != Phase::fused) {
+    const bool common = !input.by_plan && !input.replicated && !input.to_every_rank;
+    return common ? DispatchMode::many_tokens : DispatchMode::generic;
+  }
   if (input.to_every_rank) {
     if (input.by_plan || !input.has_metadata_blocks || input.tokens >= kManyTokens)
       return DispatchMode::generic;

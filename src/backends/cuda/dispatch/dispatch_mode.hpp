@@ -1,4 +1,5 @@
-// Dispatch modes: which kernel runs a call. docs/kernels.md has a table of block roles for each.
+// Dispatch modes: with the phase, they choose the kernel of a call. docs/kernels.md has a table of block
+// roles for each.
 #pragma once
 
 #include <cstdint>
@@ -14,8 +15,6 @@ enum class DispatchMode {
   by_plan,          // routes from a plan
   generic,          // receivers weight rows or compute dot products, or the input is replicated; routes from
                     // ids or from a plan. Where tokens go to every rank: all but few tokens from ids
-  send_phase,       // split call: the first of two kernels
-  receive_phase,    // split call: the second
 };
 
 // The facts that determine the mode.
@@ -31,6 +30,7 @@ struct DispatchModeInput {
   std::int64_t tokens;
 };
 
+// A split call has the modes many_tokens, for any number of tokens, and generic.
 DispatchMode dispatch_mode(const DispatchModeInput& input);
 
 // Whether a kernel of this mode may have metadata blocks.

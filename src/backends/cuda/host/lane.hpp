@@ -176,6 +176,7 @@ class Lane {
 
   // Kept from a send phase for the receive phase.
   DispatchArguments dispatch_{};
+  DispatchMode dispatch_mode_{};
   std::optional<ScaleTileArguments> tiles_;
   DeviceMemory further_scale_rows_;
   CombineArguments combine_{};

@@ -187,6 +187,7 @@ DispatchResult Lane::dispatch(const DispatchCall& call, Phase phase, Stream stre
   pointer_check_.require_usable("dispatch", pointers_of(call));
   const LaunchShape shape = this->shape(call.sm_limit);
   DispatchArguments arguments = dispatch_arguments(call, keeps_inputs || phase == Phase::fused);
+  arguments.phase = phase;
   set_receive_buffers(call, arguments);
   if (encoding_of(call.format).scale_tiles) set_tiles(call, arguments, stream);
   const bool replicated = exchange_.config.input == Input::replicated;
@@ -222,6 +223,8 @@ DispatchResult Lane::dispatch(const DispatchCall& call, Phase phase, Stream stre
   if (phase == Phase::send) {
     keep_scales(arguments, stream);
     dispatch_ = arguments;
+    dispatch_.phase = Phase::receive;
+    dispatch_mode_ = mode;
     phase_shape_ = shape;
   }
   return result_;
@@ -292,7 +295,7 @@ DispatchCounts Lane::dispatch_counts() const {
 }
 
 DispatchResult Lane::dispatch_receive(Stream stream) {
-  launch_dispatch(dispatch_, DispatchMode::receive_phase, phase_shape_, handle_of(stream));
+  launch_dispatch(dispatch_, dispatch_mode_, phase_shape_, handle_of(stream));
   if (tiles_) launch_scale_tiles(*tiles_, phase_shape_.blocks, handle_of(stream));
   if (over_engine()) ++calls_;
   return result_;

@@ -12,6 +12,10 @@ const void* generic_combine_kernel(Phase phase);  // combine_generic.cu
 const void* plain_combine_kernel(Reduction reduction, DType type, bool weights_travel);   // combine_plain.cu
 const void* shared_combine_kernel(Reduction reduction, DType type, bool weights_travel);  // combine_shared.cu
 
+// Both phases of a call in bf16 with nothing beside its rows, no shared experts and no weights that travel;
+// reductions exact and partial.
+const void* bf16_combine_phase_kernel(Reduction reduction);  // combine_phases.cu
+
 // Gathered input, whose reduction is always partial: every kind of call, and fused ones in bf16.
 const void* gathered_combine_kernel(Phase phase);               // combine_gathered.cu
 const void* gathered_bf16_combine_kernel(bool weights_travel);  // combine_gathered.cu

@@ -20,9 +20,13 @@ const void* kernel_of(const CombineArguments& call) {
   const bool one_type = call.output_type == call.combine_type && call.result_type == call.combine_type;
   const bool no_values = call.row_values == nullptr && call.route_values == nullptr;
   const bool shared = call.shared_terms > 0;
-  if (call.phase != Phase::fused || !one_type || !no_values || call.reduction == Reduction::unreduced ||
+  if (!one_type || !no_values || call.reduction == Reduction::unreduced ||
       (shared && !shared_terms_fit(call)))
     return generic_combine_kernel(call.phase);
+  if (call.phase != Phase::fused) {
+    const bool common = call.combine_type == DType::bf16 && !shared && !call.weights_travel;
+    return common ? bf16_combine_phase_kernel(call.reduction) : generic_combine_kernel(call.phase);
+  }
   return (shared ? shared_combine_kernel : plain_combine_kernel)(call.reduction, call.combine_type,
                                                                  call.weights_travel);
 }
@@ -35,6 +39,8 @@ void prepare_combine(int ranks) {
     allow_shared_bytes(generic_combine_kernel(phase), kStreamsBytes);
     allow_shared_bytes(gathered_combine_kernel(phase), kStreamsBytes);
   }
+  for (const Reduction reduction : {Reduction::exact, Reduction::partial})
+    allow_shared_bytes(bf16_combine_phase_kernel(reduction), kStreamsBytes);
   for (const bool weights_travel : {false, true}) {
     allow_shared_bytes(gathered_bf16_combine_kernel(weights_travel), kStreamsBytes);
     for (const Reduction reduction : {Reduction::exact, Reduction::partial}) {

@@ -39,10 +39,10 @@ const void* few_tokens_kernel(DispatchMode mode, Quantisation quantisation) {
 
 }  // namespace
 
-const void* gathered_kernel(DispatchMode mode, Quantisation quantisation) {
+const void* gathered_kernel(Phase phase, DispatchMode mode, Quantisation quantisation) {
+  if (phase != Phase::fused) return kernel_of_phases<Generic>();
   if (may_have_metadata_blocks(mode)) return few_tokens_kernel(mode, quantisation);
-  if (mode == DispatchMode::generic) return kernel<Generic>();
-  return reinterpret_cast<const void*>(&dispatch_phase_kernel<Generic>);
+  return kernel<Generic>();
 }
 
 }  // namespace ferry::cuda

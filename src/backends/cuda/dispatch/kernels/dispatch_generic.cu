@@ -1,12 +1,11 @@
-// Kernels of the send phase, of the receive phase, and of fused dispatches that compute values of rows.
+// Kernels for every kind of call, fused and split.
 #include "backends/cuda/dispatch/kernels/dispatch_kernel.cuh"
 #include "backends/cuda/dispatch/kernels/dispatch_kernels.hpp"
 
 namespace ferry::cuda {
 
-const void* generic_kernel(DispatchMode mode) {
-  if (mode == DispatchMode::generic) return kernel<GenericDispatch>();
-  return reinterpret_cast<const void*>(&dispatch_phase_kernel<GenericDispatch>);
+const void* generic_kernel(Phase phase) {
+  return phase == Phase::fused ? kernel<GenericDispatch>() : kernel_of_phases<GenericDispatch>();
 }
 
 }  // namespace ferry::cuda

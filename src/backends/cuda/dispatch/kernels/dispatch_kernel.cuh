@@ -314,6 +314,10 @@ template <class Traits>
 const void* kernel() {
   return reinterpret_cast<const void*>(&dispatch_kernel<Traits>);
 }
+template <class Traits>
+const void* kernel_of_phases() {
+  return reinterpret_cast<const void*>(&dispatch_phase_kernel<Traits>);
+}
 
 }  // namespace
 }  // namespace ferry::cuda

@@ -16,16 +16,19 @@ const void* nvfp4_kernel(DispatchMode mode);        // dispatch_nvfp4.cu
 
 const void* count_on_device_kernel(Quantisation quantisation);  // dispatch_count_on_device.cu
 
-// Modes generic, send_phase and receive_phase.
-const void* generic_kernel(DispatchMode mode);  // dispatch_generic.cu
+// Mode generic. The phases of a split call are one kernel, so that a profiler lists both under one name.
+const void* generic_kernel(Phase phase);  // dispatch_generic.cu
 
-// Tokens that go to every rank: modes few_tokens, count_on_device, generic, send_phase and receive_phase.
-const void* gathered_kernel(DispatchMode mode, Quantisation quantisation);  // dispatch_gathered.cu
+// Both phases of a split call in mode many_tokens.
+const void* phase_kernel(Quantisation quantisation);  // dispatch_phases.cu
+
+// Tokens that go to every rank: modes few_tokens, count_on_device and generic; of split calls, generic.
+const void* gathered_kernel(Phase phase, DispatchMode mode,
+                            Quantisation quantisation);  // dispatch_gathered.cu
 
 // The same for groups of more than kNarrowRanks ranks, in every mode: dispatch_wide.cu.
 std::int64_t wide_dispatch_shared_bytes(const LaneView& lane);
 void prepare_wide_dispatch(const LaneView& lane);
-void launch_wide_dispatch(const DispatchArguments& arguments, DispatchMode mode, const LaunchShape& shape,
-                          cudaStream_t stream);
+void launch_wide_dispatch(const DispatchArguments& arguments, const LaunchShape& shape, cudaStream_t stream);
 
 }  // namespace ferry::cuda
