@@ -8,6 +8,9 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing
 
+from deep_ep_steps import fp8
+from oracle import bf16
+
 GPUS = torch.cuda.device_count()
 RANKS = GPUS if GPUS > 1 else 2
 BACKEND = "nccl" if GPUS >= RANKS else "gloo"
@@ -53,6 +56,15 @@ def tensor(array, device):
     if array.dtype.name == "bfloat16":
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16).to(device)
     return torch.from_numpy(np.ascontiguousarray(array)).to(device)
+
+
+def to_numpy(tensor):
+    """An array with the elements of a tensor, bf16 and fp8 among them."""
+    tensor = tensor.detach().cpu()
+    for dtype, same_size, of_numpy in [(torch.bfloat16, torch.int16, bf16), (torch.float8_e4m3fn, torch.uint8, fp8)]:
+        if tensor.dtype == dtype:
+            return tensor.contiguous().view(same_size).numpy().view(of_numpy)
+    return tensor.numpy()
 
 
 def bits(tensor):

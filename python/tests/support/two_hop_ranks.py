@@ -10,21 +10,12 @@ import torch
 
 import ferry
 import ferry.deep_ep as deep_ep
-from deep_ep_steps import HIDDEN, fp8, step_of
+from deep_ep_steps import HIDDEN, step_of
 from internode_steps import check_all_calls, check_low_latency
-from oracle import bf16
-from torch_processes import tensor
+from torch_processes import tensor, to_numpy
 
 nodes = [int(digit) for digit in sys.argv[1]]
 ranks = len(nodes)
-
-
-def to_numpy(array):
-    array = array.detach().cpu()
-    for dtype, same_size, of_numpy in [(torch.bfloat16, torch.int16, bf16), (torch.float8_e4m3fn, torch.uint8, fp8)]:
-        if array.dtype == dtype:
-            return array.contiguous().view(same_size).numpy().view(of_numpy)
-    return array.numpy()
 
 
 def make_calls(rank):

@@ -11,15 +11,7 @@ import ferry
 import ferry.deep_ep as deep_ep
 from deep_ep_steps import HIDDEN, step_of
 from internode_steps import check_all_calls, check_low_latency
-from oracle import bf16
-from torch_processes import GPUS, run, tensor
-
-
-def to_numpy(array):
-    array = array.detach().cpu()
-    if array.dtype == torch.bfloat16:
-        return array.contiguous().view(torch.int16).numpy().view(bf16)
-    return array.numpy()
+from torch_processes import GPUS, run, tensor, to_numpy
 
 
 def check_nodes(rank, device, rng):
