@@ -91,7 +91,7 @@ GpuBenchRunner::GpuBenchRunner(const Rank& rank, const GpuCase& gpu_case, const 
       tables_(tables),
       exchange_(rank, point_.config),
       turn_begin_(rank),
-      turn_end_(rank),
+      turn_end_(rank, stream_),
       timer_(rank, point_, stream_, [this] { exchange_.synchronize(0, stream_); }),
       inputs_on_gpu_(rank, point_, inputs),
       result_(point_.result_bytes()),
@@ -117,10 +117,10 @@ bool GpuBenchRunner::combines() const {
 // The barriers keep allocations apart from kernels of other ranks on the same GPU, which may wait for this
 // thread.
 void GpuBenchRunner::prepare() {
-  inputs_on_gpu_.upload(tables_);
   std::vector<std::int32_t> counts;
   for (int set = 0; set < kSets; ++set) counts.push_back(token_count(set, rank_.index()));
   counts_.fill_from(counts.data(), counts_.bytes());
+  inputs_on_gpu_.upload(tables_);  // ends with a barrier
   const TimedCall first_call{.work = Work::dispatch, .weighted = true};
   std::int64_t rows = 1;  // at least 1, so that the outputs have an address
   for (int set = 0; set < kSets; ++set) {

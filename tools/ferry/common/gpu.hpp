@@ -17,20 +17,6 @@ namespace ferry::app {
 // Makes the rank's GPU the current one of the calling thread: rank modulo the number of GPUs.
 void use_gpu_of_rank(int rank);
 
-// Members before and after a stream of a rank, whose constructors are collective: the ranks make their
-// streams one after the other. A device takes work from several queues, and streams that follow one another
-// have different ones. In two hops ranks that share a GPU need that (docs/backends.md).
-struct TurnBegin {
-  explicit TurnBegin(const Rank& rank) {
-    for (int turn = 0; turn < rank.index(); ++turn) rank.barrier();
-  }
-};
-struct TurnEnd {
-  explicit TurnEnd(const Rank& rank) {
-    for (int turn = rank.index(); turn < rank.size(); ++turn) rank.barrier();
-  }
-};
-
 class GpuEvent {
  public:
   GpuEvent() { cuda::check(cudaEventCreate(&event_), "create an event"); }
@@ -129,6 +115,22 @@ class GpuBuffer {
   }
   void* data_ = nullptr;
   std::int64_t bytes_ = 0;
+};
+
+// Members before and after a stream of a rank, whose constructors are collective: the ranks make their
+// streams one after the other, and use each once. A device takes work from several queues, and streams that
+// follow one another have different ones. In two hops ranks that share a GPU need both (docs/backends.md).
+struct TurnBegin {
+  explicit TurnBegin(const Rank& rank) {
+    for (int turn = 0; turn < rank.index(); ++turn) rank.barrier();
+  }
+};
+struct TurnEnd {
+  TurnEnd(const Rank& rank, const cuda::CudaStream& stream) {
+    GpuBuffer(1).fill(0, stream);
+    stream.synchronize();
+    for (int turn = rank.index(); turn < rank.size(); ++turn) rank.barrier();
+  }
 };
 
 // Copies of a GPU's dispatch results in host memory, where the checks read them.

@@ -181,7 +181,7 @@ class GpuContext final : public DeviceContext {
   GpuContext(const Rank& rank, const RunSpec& spec)
       : DeviceContext(rank, spec),
         turn_begin_(rank),
-        turn_end_(rank),
+        turn_end_(rank, stream_),
         experts_(spec, rank.index(), received_row_capacity(exchange_), stream_),
         tokens_(spec.tokens() * spec.row_bytes()),
         ids_(spec.tokens() * spec.config.top_k * 4),
