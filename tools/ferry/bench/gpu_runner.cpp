@@ -68,9 +68,7 @@ class GpuBenchRunner {
   const BenchInputs& inputs_;
   TokenTables& tables_;
   Exchange exchange_;
-  TurnBegin turn_begin_;
-  cuda::CudaStream stream_;
-  TurnEnd turn_end_;
+  RankStream stream_;
   GpuBuffer global_scale_;  // empty: g is 1
   GpuTimer timer_;
   GpuInputs inputs_on_gpu_;
@@ -90,8 +88,7 @@ GpuBenchRunner::GpuBenchRunner(const Rank& rank, const GpuCase& gpu_case, const 
       inputs_(inputs),
       tables_(tables),
       exchange_(rank, point_.config),
-      turn_begin_(rank),
-      turn_end_(rank, stream_),
+      stream_(rank),
       timer_(rank, point_, stream_, [this] { exchange_.synchronize(0, stream_); }),
       inputs_on_gpu_(rank, point_, inputs),
       result_(point_.result_bytes()),

@@ -117,18 +117,21 @@ class GpuBuffer {
   std::int64_t bytes_ = 0;
 };
 
-// Members before and after a stream of a rank, whose constructors are collective: the ranks make their
-// streams one after the other, and use each once. A device takes work from several queues, and streams that
-// follow one another have different ones. In two hops ranks that share a GPU need both (docs/backends.md).
-struct TurnBegin {
-  explicit TurnBegin(const Rank& rank) {
+// The base of RankStream that waits until the ranks before this one have their streams.
+struct AwaitedTurn {
+  explicit AwaitedTurn(const Rank& rank) {
     for (int turn = 0; turn < rank.index(); ++turn) rank.barrier();
   }
 };
-struct TurnEnd {
-  TurnEnd(const Rank& rank, const cuda::CudaStream& stream) {
-    GpuBuffer(1).fill(0, stream);
-    stream.synchronize();
+
+// A rank's stream. Its constructor is collective: the ranks make their streams one after the other, and use
+// each once. A device takes work from several queues, and streams that follow one another have different
+// ones. In two hops ranks that share a GPU need both (docs/backends.md).
+class RankStream : AwaitedTurn, public cuda::CudaStream {
+ public:
+  explicit RankStream(const Rank& rank) : AwaitedTurn(rank) {
+    GpuBuffer(1).fill(0, *this);
+    synchronize();
     for (int turn = rank.index(); turn < rank.size(); ++turn) rank.barrier();
   }
 };

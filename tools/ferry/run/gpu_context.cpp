@@ -180,8 +180,7 @@ class GpuContext final : public DeviceContext {
  public:
   GpuContext(const Rank& rank, const RunSpec& spec)
       : DeviceContext(rank, spec),
-        turn_begin_(rank),
-        turn_end_(rank, stream_),
+        stream_(rank),
         experts_(spec, rank.index(), received_row_capacity(exchange_), stream_),
         tokens_(spec.tokens() * spec.row_bytes()),
         ids_(spec.tokens() * spec.config.top_k * 4),
@@ -229,9 +228,7 @@ class GpuContext final : public DeviceContext {
   }
 
  private:
-  TurnBegin turn_begin_;
-  cuda::CudaStream stream_;
-  TurnEnd turn_end_;
+  RankStream stream_;
   GpuExperts experts_;
   GpuBuffer tokens_, ids_, weights_;
   GpuBuffer global_scale_;  // empty: g is 1

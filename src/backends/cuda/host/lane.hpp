@@ -95,6 +95,7 @@ class Lane {
   void add_for_relay(std::span<const ArrivedRows> rows, std::byte* out, std::int32_t* count,
                      cudaStream_t stream) const;
   // In two hops. These follow the send phase of the same name, or are whole calls of several launches.
+  DispatchResult hop_dispatch(const DispatchCall& call, Stream stream);
   DispatchResult hop_dispatch_receive(Stream stream);
   void hop_combine_receive(Stream stream);
   void hop_combine(const CombineCall& call, Stream stream);

@@ -79,6 +79,11 @@ void Lane::hop_messages(HopArguments arguments, const LaneView& lane, const Plan
   exchange_.hop_transport->launch(arguments, shape, handle_of(stream));
 }
 
+DispatchResult Lane::hop_dispatch(const DispatchCall& call, Stream stream) {
+  dispatch(call, Phase::send, stream, true);
+  return hop_dispatch_receive(stream);
+}
+
 DispatchResult Lane::hop_dispatch_receive(Stream stream) {
   HopArguments arguments = hop_arguments(Operation::dispatch, HopContent::messages);
   arguments.result_counts = dispatch_.counts;
@@ -100,8 +105,10 @@ void Lane::hop_route_values(const float* values, const Plan& plan, float* row_va
 }
 
 void Lane::hop_combine(const CombineCall& call, Stream stream) {
+  // Sums by node look up this rank's own rows where they are packed.
+  const bool keeps_inputs = !exchange_.has_node_sums();
   if (call.reduction != Reduction::partial || call.topk_weights == nullptr) {
-    combine(call, Phase::send, stream);
+    combine(call, Phase::send, stream, keeps_inputs);
     hop_combine_receive(stream);
     return;
   }
@@ -121,7 +128,7 @@ void Lane::hop_combine(const CombineCall& call, Stream stream) {
   CombineCall with_row_weights = call;
   with_row_weights.topk_weights = nullptr;
   with_row_weights.row_weights = row_weights;
-  combine(with_row_weights, Phase::send, stream);
+  combine(with_row_weights, Phase::send, stream, keeps_inputs);
   hop_rows(stream);
   launch_unmute(mute, handle_of(stream));
 }
@@ -139,6 +146,7 @@ void Lane::hop_rows(Stream stream) {
   HopArguments arguments = hop_arguments(Operation::combine, content);
   arguments.counts =
       reinterpret_cast<const std::int32_t*>(exchange_.engine_lane(index_) + exchange_.engine->rows);
+  arguments.packs_own_rows = packs_own_rows();
   exchange_.hop_transport->launch(arguments, phase_shape_, handle_of(stream));
   if (adds_by_node()) add_on_nodes(stream);
   combine_receive(stream);

@@ -18,8 +18,9 @@ class RelayedCudaBackend final : public CudaBackend {
       : CudaBackend(rank, config, Reach::hops, make_hops) {}
 
   DispatchResult dispatch(const DispatchCall& call, Stream stream) override {
-    CudaBackend::dispatch_send(call, stream);
-    return lane(call.lane).hop_dispatch_receive(stream);
+    begin(Operation::dispatch, FaultPoint::dispatch_begin);
+    return run_or_refuse(Operation::dispatch, call.lane, stream,
+                         [&] { return lane(call.lane).hop_dispatch(call, stream); });
   }
   DispatchResult dispatch_receive(int index, Stream stream) override {
     throw_if_failed(Operation::dispatch);

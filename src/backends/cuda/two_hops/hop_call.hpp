@@ -117,6 +117,7 @@ struct HopArguments {
   // Rows.
   std::byte *row_outbox, *row_inbox;
   std::int64_t row_bytes, label_offset, most_sent, most_received;
+  bool packs_own_rows;  // the row outbox holds this rank's own rows too
   LLPacket* arrived;
   std::int64_t row_flags;  // in the inbox
   DType combine_type;

@@ -116,7 +116,7 @@ struct HopRoutes {
       }
       return false;
     };
-    add(HopRole::own, [&](int rank) { return rows() && rank == me(); });
+    add(HopRole::own, [&](int rank) { return rows() && call.packs_own_rows && rank == me(); });
     add(HopRole::direct, [&](int rank) { return sends_directly(rank); });
     add(HopRole::sender, is_relay);
     add(HopRole::relay, [&](int rank) {
