@@ -201,6 +201,9 @@ std::int64_t GpuBenchRunner::check(const TimedCall& call) {
   std::int64_t rows = 0;
   for (int set = 0; set < kSets; ++set) {
     poison(call, set);
+    stream_.synchronize();
+    // A rank that still copies could wait behind the calls of ranks on its GPU, which wait for it.
+    rank_.barrier();
     issue(call, set);
     exchange_.synchronize(0, stream_);
     exchange_.check();
