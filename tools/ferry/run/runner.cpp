@@ -76,7 +76,7 @@ void RankRunner::check_steps() {
 void RankRunner::check_exact(const Step& step, DispatchCheck& check, const std::vector<float>& x) {
   const int me = rank_.index();
   context_->set_inputs(step.inputs);
-  context_->dispatch();
+  dispatch_together();
   check.run(me, context_->received(), own_results_.dispatch);
   context_->run_scaling_experts();
   combine_together();
@@ -89,7 +89,7 @@ void RankRunner::check_swiglu(const Step& step, const std::vector<float>& x) {
   const int me = rank_.index();
   const Routes routes = combined_routes(spec_, me, step.inputs.routes);
   context_->set_inputs(step.inputs);
-  context_->dispatch();
+  dispatch_together();
   context_->run_swiglu_experts();
   combine_together();
   const std::span<const std::byte> result = context_->result();
@@ -97,9 +97,13 @@ void RankRunner::check_swiglu(const Step& step, const std::vector<float>& x) {
   check_dense(spec_, step.number, me, routes, dense_swiglu(spec_, routes, x), result, own_results_.dense);
 }
 
-// Waits until the experts of all ranks have finished. Where ranks share a GPU, loading a module for the
-// experts of a slow rank would otherwise wait for the combine kernel of a fast one, which waits for the slow
-// rank.
+// A call that is checked begins when all ranks have come so far. Where ranks share a GPU, what a slow rank
+// has yet to do before the call, a copy or loading a module for its experts, could otherwise wait for the
+// kernels of a fast one, which wait for the slow rank.
+void RankRunner::dispatch_together() {
+  rank_.barrier();
+  context_->dispatch();
+}
 void RankRunner::combine_together() {
   rank_.barrier();
   context_->combine();

@@ -50,6 +50,7 @@ class RankRunner {
   void check_steps();
   void check_exact(const Step& step, DispatchCheck& check, const std::vector<float>& x);
   void check_swiglu(const Step& step, const std::vector<float>& x);
+  void dispatch_together();
   void combine_together();
   void time_steps();
   void time_step(const Step& step, report::StepTimes& times);
