@@ -160,6 +160,7 @@ void CallRanks::combine(const contract::StepInputs& step, const oracle::ExpertOu
     for (int r = 0; r < size(); ++r) {
       HopArguments& hop = hops.emplace_back(hop_arguments(r, adds ? HopContent::sums : HopContent::rows));
       hop.counts = calls[static_cast<std::size_t>(r)].packed.rows;
+      hop.packs_own_rows = calls[static_cast<std::size_t>(r)].own_staged;
     }
     run_hops(hops, test::seed() + static_cast<std::uint64_t>(step.index));
     for (int r = 0; adds && r < size(); ++r) add_on_nodes(calls[static_cast<std::size_t>(r)], r);

@@ -355,6 +355,24 @@ TEST_P(KernelHops, DispatchAndCombineByRank) {
   ranks.combine(other, contract::make_expert_outputs(c, other), {.split_phases = true});
 }
 
+// As Lane::hop_dispatch() and Lane::hop_combine() run them.
+TEST_P(KernelHops, FusedCallsReadTheCallersRows) {
+  const CallForm keeps{.split_phases = true, .keeps_inputs = true};
+  const contract::TestCase by_rank = hop_case(ReductionLevel::rank), by_node = hop_case(ReductionLevel::node);
+  CallRanks ranks(by_rank);
+  ranks.run_step(0, keeps);
+  const contract::StepInputs step = contract::make_inputs(by_rank, 0),
+                             other = contract::with_new_values(by_rank, step, 1);
+  CallForm by_plan = keeps;
+  by_plan.by_plan = true;
+  ranks.dispatch(other, by_plan);
+  ranks.combine(other, contract::make_expert_outputs(by_rank, other), by_plan);
+  CallRanks adding(by_node);
+  const contract::StepInputs added = contract::make_inputs(by_node, 2);
+  adding.dispatch(added, keeps);
+  adding.combine(added, contract::make_expert_outputs(by_node, added), {.split_phases = true});
+}
+
 TEST_P(KernelHops, RelaysAddByNode) {
   contract::TestCase c = hop_case(ReductionLevel::node);
   c.row_values = true;

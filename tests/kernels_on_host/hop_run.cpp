@@ -55,6 +55,8 @@ HopRun::HopRun(std::uint64_t seed, const std::vector<int>& labels, int window, i
     lane.timeout_claimed = &rank.timeout_claimed;
     lane.report = &rank.report;
     lane.device_error = &rank.error;
+    call.threads = ranks_ <= kNarrowRanks && random_() % 4 == 0 ? kManyHopThreads : kHopThreads;
+    call.packs_own_rows = true;
     call.layout = layout_;
     call.topology = HopTopology::of(topology_, r);
     call.memory = {rank.states.data(), rank.counts};
@@ -275,7 +277,7 @@ void HopRun::run(int absent) {
   for (int r = 0; r < ranks_; ++r) {
     if (r == absent) continue;
     blocks[at(r)] = ranks_ > kNarrowRanks ? 1 : 1 + static_cast<unsigned>(random_() % at(most_blocks_));
-    running += blocks[at(r)] * kHopThreads;
+    running += blocks[at(r)] * static_cast<unsigned>(rank_[at(r)].call.threads);
   }
   if (late_) network_.attach(grid, running, false);
   for (int r = 0; r < ranks_; ++r) {

@@ -100,10 +100,11 @@ class HopRun {
   void launch(on_host::Grid& grid, int r, unsigned blocks, const Transport& transport, unsigned& running) {
     const auto states = std::make_shared<std::deque<HopState>>(blocks);
     const HopArguments* call = &rank_[at(r)].call;
-    grid.add(blocks, kHopThreads, [call, states, transport, &running](unsigned block) {
-      HopBlock<Transport>(*call, transport, &(*states)[block]).run();
-      --running;
-    });
+    grid.add(blocks, static_cast<unsigned>(call->threads),
+             [call, states, transport, &running](unsigned block) {
+               HopBlock<Transport>(*call, transport, &(*states)[block]).run();
+               --running;
+             });
   }
 
   void expect_messages(int s, int d, const std::vector<std::set<int>>& to);

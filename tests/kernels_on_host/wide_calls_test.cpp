@@ -144,6 +144,7 @@ void run_two_hops(contract::TestCase c, const std::vector<int>& nodes) {
                              other = contract::with_new_values(c, step, 2);
   by_rank.dispatch(other, {.by_plan = true, .split_phases = true});
   by_rank.combine(other, contract::make_expert_outputs(c, other), {.split_phases = true, .generic = true});
+  by_rank.run_step(3, {.split_phases = true, .keeps_inputs = true, .generic = true});
 }
 
 TEST(WideKernel, TwoHopsOfFewRanks) {

@@ -13,11 +13,18 @@ namespace {
 // If Config::window is not set: bytes of all windows of a hop on a rank, and of its send staging.
 constexpr std::int64_t kWindowsBytes = 16 << 20, kStagingBytes = 128 << 20;
 
-// Channels of a stream: about as many tasks as a GPU has warps to spare, and at most one for each message of
-// the window; more where each still has two messages. All ranks have the same.
-int channels_of(int ranks, int window) {
-  const int few = std::clamp(std::min(64 / ranks, window), 1, 16),
-            many = std::max(few, std::min({window / 2, 384 / ranks, 192}));
+// From so many tokens on, puts gain from more channels and threads (docs/log/2026-11-27-gpu.md).
+constexpr int kManyHopTokens = 1024;
+
+bool puts_many(const Config& config) {
+  return config.backend == BackendKind::nvshmem && config.max_tokens >= kManyHopTokens;
+}
+
+// Channels of a stream: about as many tasks as 24 blocks have warps, and at most one for each message of the
+// window; more where each still has two messages. All ranks have the same.
+int channels_of(int ranks, int window, int threads) {
+  const int warps = 24 * threads / 32, few = std::clamp(std::min(64 / ranks, window), 1, 16),
+            many = std::max(few, std::min({window / 2, warps / ranks, warps / 2}));
   const int slots = (window + many - 1) / many;
   return window / slots;
 }
@@ -41,9 +48,14 @@ HopLayout hop_layout(const Config& config, const Topology& topology, std::int64_
                      windows = std::min(kWindowsBytes, kStagingBytes / shape.node_ranks),
                      share = windows / shape.ranks / HopLayout::of(shape).slot_bytes[0],
                      window = std::clamp<std::int64_t>(config.window > 0 ? config.window : share, 1, most);
-  shape.channels = channels_of(shape.ranks, static_cast<int>(window));
+  shape.channels = channels_of(shape.ranks, static_cast<int>(window), hop_threads(config, topology));
   shape.slots = static_cast<std::int32_t>(window / shape.channels);
   return HopLayout::of(shape);
+}
+
+int hop_threads(const Config& config, const Topology& topology) {
+  // Wide kernels have no such blocks: their threads need more registers.
+  return puts_many(config) && !takes_wide_kernels(topology.ranks()) ? kManyHopThreads : kHopThreads;
 }
 
 HopWorkingMemory HopWorkingMemory::of(const HopShape& shape) {

@@ -11,6 +11,9 @@ namespace ferry::cuda {
 HopLayout hop_layout(const Config& config, const Topology& topology, std::int64_t header_bytes,
                      std::int64_t row_bytes);
 
+// Threads of a block of the launch that moves messages: kHopThreads or kManyHopThreads.
+int hop_threads(const Config& config, const Topology& topology);
+
 // Working memory of a lane; starts as zeros.
 struct HopWorkingMemory {
   std::int64_t counts, muted, states, bytes;

@@ -43,6 +43,7 @@ HopArguments Lane::hop_arguments(Operation operation, HopContent content) const 
   arguments.topology = HopTopology::of(exchange_.rank.topology(), view_.rank, exchange_.config.hops);
   arguments.memory = {reinterpret_cast<HopTaskState*>(hop_memory_.data() + working.states),
                       reinterpret_cast<HopCounts*>(hop_memory_.data() + working.counts)};
+  arguments.threads = hop_threads(exchange_.config, exchange_.rank.topology());
   arguments.operation = operation;
   arguments.content = content;
   arguments.inbox = memory + layout.inbox;

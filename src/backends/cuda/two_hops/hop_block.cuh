@@ -74,6 +74,8 @@ class HopBlock {
  private:
   __device__ static int thread() { return static_cast<int>(threadIdx.x); }
   __device__ static int warp() { return static_cast<int>(threadIdx.x / 32); }
+  __device__ static int threads() { return static_cast<int>(blockDim.x); }
+  __device__ static int warps() { return threads() / 32; }
   __device__ int parity() const { return static_cast<int>(state_.number % kHopParities); }
   template <class T = std::byte>
   __device__ T* mine(std::int64_t offset) const {
@@ -90,7 +92,7 @@ class HopBlock {
   // [block] Sends the call headers, which the launch before has stored in the outbox.
   __device__ void send_headers() const {
     const auto bytes = static_cast<int>(call_.header_bytes);
-    for (int peer = warp(); peer < lane_.ranks; peer += kHopWarps) {
+    for (int peer = warp(); peer < lane_.ranks; peer += warps()) {
       if (peer == lane_.rank) continue;
       inject_fault(lane_, KernelPoint::header);
       const std::byte* const header = call_.outbox + peer * call_.block_bytes;
@@ -110,7 +112,7 @@ class HopBlock {
   // [block] Waits for the headers of all ranks. Returns false in all threads if the exchange has failed.
   __device__ bool await_headers() const {
     bool arrived = true;
-    for (int peer = thread(); peer < lane_.ranks && arrived; peer += kHopThreads) {
+    for (int peer = thread(); peer < lane_.ranks && arrived; peer += threads()) {
       if (peer == lane_.rank) continue;
       arrived = transport_.wait(lane_, mine<Flag>(call_.layout.header_flag(parity(), peer)), state_.number,
                                 nullptr, {call_.operation, state_.number, peer}) == WaitResult::ready;
@@ -121,7 +123,7 @@ class HopBlock {
   // [block] Copies the headers to where the kernels of the receive phase read them. Sets the end-of-stream
   // flags too: a damaged plan may expect messages that are not sent, and nothing arrives after this launch.
   __device__ void deliver_headers() const {
-    for (int source = warp(); source < lane_.ranks; source += kHopWarps) {
+    for (int source = warp(); source < lane_.ranks; source += warps()) {
       std::byte* const block = call_.inbox + source * call_.block_bytes;
       if (source != lane_.rank)
         copy_warp(block, reinterpret_cast<const std::byte*>(received_header(source)), call_.header_bytes);
@@ -209,7 +211,7 @@ class HopBlock {
   // caller's next kernels read the result.
   __device__ void leave_empty() const {
     if (call_.result_counts == nullptr) return;
-    for (int group = thread(); group <= lane_.groups; group += kHopThreads) {
+    for (int group = thread(); group <= lane_.groups; group += threads()) {
       if (group < lane_.groups) call_.result_counts[group] = 0;
       call_.result_offsets[group] = 0;
     }
@@ -223,7 +225,7 @@ class HopBlock {
     const int channels = call_.layout.shape.channels, tasks = state_.units * channels;
     // Tasks of a stream go to different blocks.
     const int worker = warp() * static_cast<int>(gridDim.x) + static_cast<int>(blockIdx.x),
-              workers = kHopWarps * static_cast<int>(gridDim.x);
+              workers = warps() * static_cast<int>(gridDim.x);
     HopTaskState* const states = call_.memory.states + thread() % 32;
     for (int task = worker; task < tasks; task += workers) states[std::int64_t{task} * 32] = {};
     std::uint64_t next_look = 0;
@@ -237,7 +239,10 @@ class HopBlock {
         if (at.moved != 0) at.since = 0;
         moved = moved || at.moved != 0 || at.done != 0;
         left = left || at.done == 0;
-        states[std::int64_t{task} * 32] = at;
+        // A warp looks at a task that waits again and again, and storing its state would keep the memory
+        // busy.
+        HopTaskState& stored = states[std::int64_t{task} * 32];
+        if (!(stored == at)) stored = at;
       }
       if (!left) return true;
       if (moved) {

@@ -16,8 +16,9 @@
 
 namespace ferry::cuda {
 
-inline constexpr int kHopThreads = 512;  // threads of a block
-inline constexpr int kHopWarps = kHopThreads / 32;
+// Threads of a block. Where the peer's memory is mapped, a put keeps its warp until it has copied all bytes.
+// So more warps move many rows faster. Few rows are moved more slowly: each thread has half the registers.
+inline constexpr int kHopThreads = 512, kManyHopThreads = 1024;
 
 // What a call moves.
 enum class HopContent : std::int32_t {
@@ -67,6 +68,8 @@ struct HopTaskState {
   std::uint32_t ended;          // has announced the end of its channels
   std::uint64_t since;          // when it began to wait; 0: it is not waiting
   std::uint64_t spare_too;
+
+  bool operator==(const HopTaskState&) const = default;
 };
 // A thread of a narrow kernel keeps counts of one rank, a thread of a wide kernel of eight.
 constexpr std::int64_t hop_task_bytes(bool wide) {
@@ -100,7 +103,8 @@ struct HopArguments {
   HopLayout layout;
   HopTopology topology;
   HopMemory memory;
-  Operation operation;  // for records of waits
+  std::int32_t threads;  // of a block: kHopThreads, or kManyHopThreads
+  Operation operation;   // for records of waits
   HopContent content;
 
   // The lane's memory (EngineLayout).
@@ -131,8 +135,9 @@ constexpr int hop_tasks(const HopShape& shape) {
 
 // Blocks of a launch that may use at most `blocks`.
 inline int hop_blocks(const HopArguments& call, int blocks) {
-  const int useful =
-      call.content == HopContent::headers ? 1 : (hop_tasks(call.layout.shape) + kHopWarps - 1) / kHopWarps;
+  const int warps = call.threads / 32, useful = call.content == HopContent::headers
+                                                    ? 1
+                                                    : (hop_tasks(call.layout.shape) + warps - 1) / warps;
   return blocks < useful ? (blocks < 1 ? 1 : blocks) : useful;
 }
 static_assert(sizeof(HopArguments) <= 4096);  // parameters of a kernel

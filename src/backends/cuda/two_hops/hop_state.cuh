@@ -27,7 +27,8 @@ struct HopState {
   std::int64_t first[kKernelRanks];  // row among those in the outbox
   std::int32_t units;
   HopUnit unit[4 * kKernelRanks + 2];
-  const std::byte* row[kHopWarps][kMaxHopNodeRanks];  // of a warp that adds: one row of each rank of its node
+  // Of a warp that adds: one row of each rank of its node.
+  const std::byte* row[kManyHopThreads / 32][kMaxHopNodeRanks];
 };
 
 // Which rank forwards what, and to whom, in a call. All functions: [thread].

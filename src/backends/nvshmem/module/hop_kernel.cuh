@@ -8,15 +8,31 @@
 namespace ferry::nvshmem {
 namespace {
 
-__global__ void __launch_bounds__(cuda::kHopThreads, 1)
+template <int kThreads>
+__global__ void __launch_bounds__(kThreads, 1)
     hop_kernel(const __grid_constant__ cuda::HopArguments call, const __grid_constant__ Puts puts) {
   __shared__ cuda::HopState state;
   cuda::HopBlock<Puts>(call, puts, &state).run();
 }
 
+using HopKernel = void (*)(cuda::HopArguments, Puts);
+
+// The kernel with blocks of `threads`.
+HopKernel hop_kernel_of(int threads) {
+  if constexpr (!cuda::kWide) {
+    if (threads == cuda::kManyHopThreads) return hop_kernel<cuda::kManyHopThreads>;
+  }
+  return hop_kernel<cuda::kHopThreads>;
+}
+
 int prepare_hop_kernel() {
-  cudaFuncAttributes attributes{};
-  return static_cast<int>(cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(&hop_kernel)));
+  for (const int threads : {cuda::kHopThreads, cuda::kManyHopThreads}) {
+    cudaFuncAttributes attributes{};
+    const cudaError_t status =
+        cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(hop_kernel_of(threads)));
+    if (status != cudaSuccess) return static_cast<int>(status);
+  }
+  return 0;
 }
 
 int launch_hop_kernel(const cuda::HopArguments& arguments, const Peers& peers, const HopLaunch& launch) {
@@ -25,11 +41,12 @@ int launch_hop_kernel(const cuda::HopArguments& arguments, const Peers& peers, c
   attribute.val.cooperative = 1;
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(static_cast<unsigned>(launch.blocks));
-  config.blockDim = dim3(cuda::kHopThreads);
+  config.blockDim = dim3(static_cast<unsigned>(arguments.threads));
   config.stream = static_cast<cudaStream_t>(launch.stream);
   config.attrs = &attribute;
   config.numAttrs = launch.cooperative ? 1 : 0;
-  return static_cast<int>(cudaLaunchKernelEx(&config, hop_kernel, arguments, Puts{{}, peers}));
+  return static_cast<int>(
+      cudaLaunchKernelEx(&config, hop_kernel_of(arguments.threads), arguments, Puts{{}, peers}));
 }
 
 }  // namespace
