@@ -91,7 +91,8 @@ TestCase case_of(const StallPoint& stall, Fate fate) {
   if (!stall.nodes.empty()) {
     c.config.hops = Hops::two;
     c.config.window = 2;
-    c.config.max_tokens = 8;
+    // With 1,024 tokens nvshmem has larger blocks.
+    c.config.max_tokens = stall.backend == BackendKind::nvshmem && fate != Fate::stays ? 1024 : 8;
   }
   // With topk_weights, combine also sends weights: it passes the point "route_values".
   c.weights_from = WeightsFrom::topk_weights;

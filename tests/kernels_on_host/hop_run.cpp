@@ -29,6 +29,7 @@ HopRun::HopRun(std::uint64_t seed, const std::vector<int>& labels, int window, i
                            .payload_bytes = kPayload,
                            .metadata_bytes = kMetadata,
                            .row_bytes = row_bytes_});
+  const bool unused_channels = of_channels > 1 && random_() % 2 == 0;
   for (int r = 0; r < ranks_; ++r) {
     Rank& rank = rank_.emplace_back();
     rank.windows.reserve(layout_.bytes);
@@ -57,6 +58,7 @@ HopRun::HopRun(std::uint64_t seed, const std::vector<int>& labels, int window, i
     lane.device_error = &rank.error;
     call.threads = ranks_ <= kNarrowRanks && random_() % 4 == 0 ? kManyHopThreads : kHopThreads;
     call.packs_own_rows = true;
+    call.channels = unused_channels ? layout_.shape.channels - 1 : layout_.shape.channels;
     call.layout = layout_;
     call.topology = HopTopology::of(topology_, r);
     call.memory = {rank.states.data(), rank.counts};

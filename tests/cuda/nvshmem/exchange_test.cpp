@@ -49,6 +49,14 @@ TestCase nvshmem_case(std::uint64_t number, const std::vector<int>& nodes, int w
   return c;
 }
 
+// Exchanges of so many tokens have blocks of 1,024 threads, and more channels.
+TestCase case_of_larger_blocks(std::uint64_t number, const std::vector<int>& nodes) {
+  TestCase c = nvshmem_case(number, nodes, 0);
+  c.config.max_tokens = 1100;
+  c.full = true;
+  return c;
+}
+
 class NvshmemExchange : public testing::TestWithParam<Nodes> {
  protected:
   void SetUp() override {
@@ -73,6 +81,12 @@ TEST_P(NvshmemExchange, DeliversTheBytesOfOneHost) {
   many.full = true;
   many.split_phases = true;
   cases.push_back(many);
+  for (const ReductionLevel level : {ReductionLevel::rank, ReductionLevel::node}) {
+    cases.push_back(case_of_larger_blocks(4, nodes()));
+    cases.back().config.reduction_level = level;
+  }
+  cases.push_back(case_of_larger_blocks(5, nodes()));
+  cases.back().split_phases = true;
   TestCase fp8 = nvshmem_case(3, nodes(), 7);
   fp8.config.format = Format::fp8_e4m3();
   cases.push_back(fp8);
@@ -130,6 +144,7 @@ TEST_P(NvshmemOneHop, DeliversTheBytesOfOneHost) {
       cases.push_back(c);
     }
   }
+  cases.push_back(case_of_larger_blocks(31, nodes()));
   run_sequences(kOneHop, cases);
 }
 
@@ -252,13 +267,13 @@ TEST(NvshmemExchangeWithoutGpu, IsBuiltAsANamedBackend) {
   EXPECT_EQ(size_of(config, topology, 1).dispatch_staging, sizes.dispatch_staging);
 }
 
-// Of 64 ranks on eight hosts, and of 256.
+// The memory does not depend on the number of tokens, although the number of channels in use does.
 TEST(NvshmemExchangeWithoutGpu, MemoryForManyRanksIsKnown) {
-  for (const int ranks : {64, 256}) {
+  for (const int ranks : {2, 4, 8, 16, 32, 64, 256}) {
     std::vector<int> nodes;
-    for (int rank = 0; rank < ranks; ++rank) nodes.push_back(rank / 8);
+    for (int rank = 0; rank < ranks; ++rank) nodes.push_back(ranks <= 8 ? rank % 2 : rank / 8);
     Config config = nvshmem_case(9, nodes, 0).config;
-    config.max_tokens = 128;
+    config.max_tokens = 1000;
     config.hidden = 7168;
     const Topology topology(nodes, true);
     const Sizes sizes = size_of(config, topology, ranks - 1);

@@ -16,8 +16,10 @@ constexpr std::int64_t kWindowsBytes = 16 << 20, kStagingBytes = 128 << 20;
 // From so many tokens on, puts gain from more channels and threads (docs/log/2026-11-27-gpu.md).
 constexpr int kManyHopTokens = 1024;
 
-bool puts_many(const Config& config) {
-  return config.backend == BackendKind::nvshmem && config.max_tokens >= kManyHopTokens;
+// Threads of a block at most. Wide kernels have no blocks of kManyHopThreads: their threads need more
+// registers.
+int most_threads(const Config& config, int ranks) {
+  return config.backend == BackendKind::nvshmem && !takes_wide_kernels(ranks) ? kManyHopThreads : kHopThreads;
 }
 
 // Channels of a stream: about as many tasks as 24 blocks have warps, and at most one for each message of the
@@ -48,14 +50,14 @@ HopLayout hop_layout(const Config& config, const Topology& topology, std::int64_
                      windows = std::min(kWindowsBytes, kStagingBytes / shape.node_ranks),
                      share = windows / shape.ranks / HopLayout::of(shape).slot_bytes[0],
                      window = std::clamp<std::int64_t>(config.window > 0 ? config.window : share, 1, most);
-  shape.channels = channels_of(shape.ranks, static_cast<int>(window), hop_threads(config, topology));
+  shape.channels = channels_of(shape.ranks, static_cast<int>(window), most_threads(config, shape.ranks));
   shape.slots = static_cast<std::int32_t>(window / shape.channels);
   return HopLayout::of(shape);
 }
 
-int hop_threads(const Config& config, const Topology& topology) {
-  // Wide kernels have no such blocks: their threads need more registers.
-  return puts_many(config) && !takes_wide_kernels(topology.ranks()) ? kManyHopThreads : kHopThreads;
+HopWidth HopWidth::of(const Config& config, const HopShape& shape) {
+  const int threads = config.max_tokens >= kManyHopTokens ? most_threads(config, shape.ranks) : kHopThreads;
+  return {threads, std::min(shape.channels, channels_of(shape.ranks, shape.channels * shape.slots, threads))};
 }
 
 HopWorkingMemory HopWorkingMemory::of(const HopShape& shape) {

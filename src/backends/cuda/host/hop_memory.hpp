@@ -11,8 +11,13 @@ namespace ferry::cuda {
 HopLayout hop_layout(const Config& config, const Topology& topology, std::int64_t header_bytes,
                      std::int64_t row_bytes);
 
-// Threads of a block of the launch that moves messages: kHopThreads or kManyHopThreads.
-int hop_threads(const Config& config, const Topology& topology);
+// What the launches that move messages take: threads of a block (kHopThreads or kManyHopThreads), and
+// channels of a stream, the layout's or fewer. The layout does not depend on max_tokens.
+struct HopWidth {
+  std::int32_t threads, channels;
+
+  static HopWidth of(const Config& config, const HopShape& shape);
+};
 
 // Working memory of a lane; starts as zeros.
 struct HopWorkingMemory {

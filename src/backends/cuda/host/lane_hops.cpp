@@ -43,7 +43,9 @@ HopArguments Lane::hop_arguments(Operation operation, HopContent content) const 
   arguments.topology = HopTopology::of(exchange_.rank.topology(), view_.rank, exchange_.config.hops);
   arguments.memory = {reinterpret_cast<HopTaskState*>(hop_memory_.data() + working.states),
                       reinterpret_cast<HopCounts*>(hop_memory_.data() + working.counts)};
-  arguments.threads = hop_threads(exchange_.config, exchange_.rank.topology());
+  const HopWidth width = HopWidth::of(exchange_.config, exchange_.hops->shape);
+  arguments.threads = width.threads;
+  arguments.channels = width.channels;
   arguments.operation = operation;
   arguments.content = content;
   arguments.inbox = memory + layout.inbox;

@@ -222,7 +222,7 @@ class HopBlock {
   // [warp] Works on the warp's tasks in turn. Returns false if the call was aborted.
   __device__ bool run_tasks() const {
     const HopWork<Transport> work{call_, state_, {call_, transport_, state_.number}, HopRoutes{call_}};
-    const int channels = call_.layout.shape.channels, tasks = state_.units * channels;
+    const int channels = call_.channels, tasks = state_.units * channels;
     // Tasks of a stream go to different blocks.
     const int worker = warp() * static_cast<int>(gridDim.x) + static_cast<int>(blockIdx.x),
               workers = warps() * static_cast<int>(gridDim.x);
@@ -266,7 +266,7 @@ class HopBlock {
   // false if the call is aborted.
   __device__ bool look_at_waits(const HopWork<Transport>& work, int worker, int workers, int tasks,
                                 std::uint64_t now) const {
-    const int channels = call_.layout.shape.channels;
+    const int channels = call_.channels;
     HopTaskState* const states = call_.memory.states + thread() % 32;
     bool aborted = is_aborted(lane_, state_.number);
     if (load_relaxed_sys(&lane_.report->abort) != 0) {

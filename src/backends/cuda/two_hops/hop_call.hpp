@@ -103,8 +103,9 @@ struct HopArguments {
   HopLayout layout;
   HopTopology topology;
   HopMemory memory;
-  std::int32_t threads;  // of a block: kHopThreads, or kManyHopThreads
-  Operation operation;   // for records of waits
+  std::int32_t threads;   // of a block: kHopThreads, or kManyHopThreads
+  std::int32_t channels;  // of a stream: the first ones of the layout's; the same on every rank
+  Operation operation;    // for records of waits
   HopContent content;
 
   // The lane's memory (EngineLayout).

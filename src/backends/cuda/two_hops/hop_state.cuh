@@ -144,7 +144,7 @@ struct HopWork {
 
   __device__ __forceinline__ static int thread() { return static_cast<int>(threadIdx.x % 32); }
   __device__ __forceinline__ std::uint64_t number() const { return state.number; }
-  __device__ __forceinline__ int of_channels() const { return call.layout.shape.channels; }
+  __device__ __forceinline__ int of_channels() const { return call.channels; }
   __device__ __forceinline__ std::int64_t content_bytes() const {
     return routes.rows() ? call.row_bytes : std::int64_t{call.payload_bytes} + call.metadata_bytes;
   }
