@@ -143,6 +143,7 @@ HopArguments CallRanks::hop_arguments(int index, HopContent content) {
   call.deadline = rank.view.deadline;
   place_sections(window_sections_, &call.wires);
   call.layout = hops_;
+  call.threads = kHopThreads;
   call.channels = hops_.shape.channels;
   call.topology = HopTopology::of(*topology_, index);
   call.memory = {rank.hop_states.data(), rank.hop_counts};

@@ -392,6 +392,21 @@ TEST_P(KernelHops, EveryRowReturns) {
   ranks.run_step(0, {.split_phases = true});
 }
 
+TEST(HopWidth, IsLargerWhereManyTokensArePut) {
+  const HopShape shape{.ranks = 2, .channels = 287, .slots = 2};
+  const auto expect = [&](BackendKind backend, int max_tokens, int threads, int channels) {
+    Config config;
+    config.backend = backend;
+    config.max_tokens = max_tokens;
+    const HopWidth width = HopWidth::of(config, shape);
+    EXPECT_EQ(width.threads, threads) << max_tokens;
+    EXPECT_EQ(width.channels, channels) << max_tokens;
+  };
+  expect(BackendKind::nvshmem, 4096, kManyHopThreads, 287);
+  expect(BackendKind::nvshmem, 1023, kHopThreads, 191);
+  expect(BackendKind::cuda, 4096, kHopThreads, 191);
+}
+
 INSTANTIATE_TEST_SUITE_P(Nodes, KernelHops,
                          testing::Combine(testing::Range(0, static_cast<int>(kNodes.size())),
                                           testing::Values(1, 7)));

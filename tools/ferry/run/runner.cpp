@@ -97,9 +97,9 @@ void RankRunner::check_swiglu(const Step& step, const std::vector<float>& x) {
   check_dense(spec_, step.number, me, routes, dense_swiglu(spec_, routes, x), result, own_results_.dense);
 }
 
-// A call that is checked begins when all ranks have come so far. Where ranks share a GPU, what a slow rank
-// has yet to do before the call, a copy or loading a module for its experts, could otherwise wait for the
-// kernels of a fast one, which wait for the slow rank.
+// A checked call starts after a barrier. Where ranks share a GPU, what a slow rank has yet to do before the
+// call, a copy or loading a module for its experts, could otherwise wait for the kernels of a fast one, which
+// wait for the slow rank.
 void RankRunner::dispatch_together() {
   rank_.barrier();
   context_->dispatch();

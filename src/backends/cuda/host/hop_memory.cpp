@@ -13,13 +13,12 @@ namespace {
 // If Config::window is not set: bytes of all windows of a hop on a rank, and of its send staging.
 constexpr std::int64_t kWindowsBytes = 16 << 20, kStagingBytes = 128 << 20;
 
-// From so many tokens on, puts gain from more channels and threads (docs/log/2026-11-27-gpu.md).
+// From this many tokens, puts gain from more channels and threads (docs/log/2026-11-27-gpu.md).
 constexpr int kManyHopTokens = 1024;
 
-// Threads of a block at most. Wide kernels have no blocks of kManyHopThreads: their threads need more
-// registers.
+// Threads of a block at most, by which channels are counted. Not tried in groups that need wide kernels.
 int most_threads(const Config& config, int ranks) {
-  return config.backend == BackendKind::nvshmem && !takes_wide_kernels(ranks) ? kManyHopThreads : kHopThreads;
+  return config.backend == BackendKind::nvshmem && ranks <= kNarrowRanks ? kManyHopThreads : kHopThreads;
 }
 
 // Channels of a stream: about as many tasks as 24 blocks have warps, and at most one for each message of the
@@ -56,8 +55,9 @@ HopLayout hop_layout(const Config& config, const Topology& topology, std::int64_
 }
 
 HopWidth HopWidth::of(const Config& config, const HopShape& shape) {
-  const int threads = config.max_tokens >= kManyHopTokens ? most_threads(config, shape.ranks) : kHopThreads;
-  return {threads, std::min(shape.channels, channels_of(shape.ranks, shape.channels * shape.slots, threads))};
+  const int threads = config.max_tokens >= kManyHopTokens ? most_threads(config, shape.ranks) : kHopThreads,
+            channels = channels_of(shape.ranks, shape.channels * shape.slots, threads);
+  return {takes_wide_kernels(shape.ranks) ? kHopThreads : threads, std::min(shape.channels, channels)};
 }
 
 HopWorkingMemory HopWorkingMemory::of(const HopShape& shape) {

@@ -239,8 +239,7 @@ class HopBlock {
         if (at.moved != 0) at.since = 0;
         moved = moved || at.moved != 0 || at.done != 0;
         left = left || at.done == 0;
-        // A warp looks at a task that waits again and again, and storing its state would keep the memory
-        // busy.
+        // A warp polls tasks that wait. Storing an unchanged state each time would keep the memory busy.
         HopTaskState& stored = states[std::int64_t{task} * 32];
         if (!(stored == at)) stored = at;
       }

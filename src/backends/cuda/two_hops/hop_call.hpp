@@ -17,7 +17,7 @@
 namespace ferry::cuda {
 
 // Threads of a block. Where the peer's memory is mapped, a put keeps its warp until it has copied all bytes.
-// So more warps move many rows faster. Few rows are moved more slowly: each thread has half the registers.
+// So more warps move many rows faster. Few rows take longer, because each thread has half the registers.
 inline constexpr int kHopThreads = 512, kManyHopThreads = 1024;
 
 // What a call moves.
