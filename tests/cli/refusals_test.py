@@ -52,6 +52,8 @@ class RefusalsTest(ProgramTest):
             (["mxfp8-tiles", "rank_major has no tiles"], ["run", "--format", "mxfp8-tiles", "--layout", "rank_major"]),
             (["--hidden 48: ", "24 bytes", "make hidden a multiple of 32"], ["run", "--hidden", "48", "--format", "mxfp4"]),
             (["--global-scale 0", "positive and finite"], ["run", "--format", "nvfp4", "--global-scale", "0"]),
+            (["--global-scale 1e+39", "as fp32"], ["run", "--format", "nvfp4", "--global-scale", "1e39"]),
+            (["--global-scale", "needs a number"], ["run", "--format", "nvfp4", "--global-scale", ""]),
             (["--global-scale 0.5", "nvfp4"], ["run", "--format", "nvfp4-token", "--global-scale", "0.5"]),
             (["--global-scale 0.5", "nvfp4"], ["bench", "--format", "fp8,mxfp4", "--global-scale", "0.5"]),
             (["--global-scale", "--overlap"], ["run", *SMALL, "--format", "nvfp4", "--global-scale", "0.5", "--overlap", "2"]),

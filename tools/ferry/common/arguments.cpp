@@ -46,6 +46,8 @@ void add_global_scale(CLI::App& command, std::optional<double>& g) {
   command
       .add_option("--global-scale", g,
                   "nvfp4: the scale g of every dispatch, a value is\nelement * scale * g; default 1")
+      // The parser would take an empty text as no number at all.
+      ->check([](const std::string& text) { return std::string(text.empty() ? "needs a number" : ""); })
       ->type_name("G");
 }
 

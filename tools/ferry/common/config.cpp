@@ -98,7 +98,8 @@ void check_global_scale(std::optional<double> g, const std::vector<std::string>&
   if (!g) return;
   const auto as_fp32 = static_cast<float>(*g);
   if (!(as_fp32 > 0) || !std::isfinite(as_fp32))
-    throw UsageError(fmt::format("--global-scale {}: must be positive and finite", *g));
+    throw UsageError(
+        fmt::format("--global-scale {}: must be positive and finite as fp32, 1.4e-45 to 3.4e+38", *g));
   const bool taken = std::any_of(formats.begin(), formats.end(),
                                  [](const std::string& name) { return takes_global_scale(format_of(name)); });
   if (!taken) throw UsageError(fmt::format("--global-scale {}: is for --format nvfp4 without -token", *g));
