@@ -47,7 +47,7 @@ GuardedBuffer ids_of(const TestCase& c, const std::vector<std::int64_t>& ids) {
 
 // Compares the layout of one rank's ids, in the memory of the backend under test.
 void compare_layout(const TestCase& c, const StepInputs& step, int rank, const std::vector<int>& node_of) {
-  const bool on_device = c.config.backend == BackendKind::cuda || c.config.memory == MemoryKind::device;
+  const bool on_device = has_kernels(c.config.backend) || c.config.memory == MemoryKind::device;
   const std::int64_t ranks = c.ranks, tokens = step.positions.tokens(rank);
   const ExpectedLayout expected(step, c.config, rank, node_of);
   std::optional<Topology> topology;

@@ -21,7 +21,7 @@ namespace {
 
 TEST_P(Contract, BackendsProduceTheSameBytes) {
   const auto& setup = GetParam();
-  if (setup.rank_kind == RankKind::engine_hosts ||
+  if (setup.rank_kind == RankKind::engine_hosts || has_simulated_hosts(setup) ||
       (setup.rank_kind == RankKind::engine_threads && setup.hops == Hops::two))
     GTEST_SKIP() << "the other backends need one host";
   const Format formats[] = {Format::bf16(),

@@ -93,7 +93,7 @@ TEST_P(Contract, SixtyFourRanksInEightNodesInTwoHops) {
 }
 
 TEST_P(Contract, PartialSumsByRankAndByNode) {
-  if (!simulates_nodes(GetParam())) GTEST_SKIP() << "has no simulated nodes";
+  if (!takes_nodes(GetParam())) GTEST_SKIP() << "has no simulated nodes";
   for (const std::vector<int>& nodes : kNodes) {
     for (const ReductionLevel level : {ReductionLevel::rank, ReductionLevel::node}) {
       TestCase c = nodes_case(small_case(nodes.size()), nodes, level);
@@ -125,7 +125,7 @@ TEST_P(Contract, PartialSumsByRankAndByNode) {
 }
 
 TEST_P(Contract, ExactAndUnreducedIgnoreTheLevel) {
-  if (!simulates_nodes(GetParam())) GTEST_SKIP() << "has no simulated nodes";
+  if (!takes_nodes(GetParam())) GTEST_SKIP() << "has no simulated nodes";
   for (const Reduction reduction : {Reduction::exact, Reduction::unreduced}) {
     TestCase c = nodes_case(small_case(1), {0, 1, 0, 0}, ReductionLevel::node);
     c.reduction = c.config.reduction = reduction;
@@ -138,7 +138,7 @@ TEST_P(Contract, ExactAndUnreducedIgnoreTheLevel) {
 
 // Setups in two hops have one window of their own; here are the others.
 TEST_P(Contract, AnyWindowOnAnyNodes) {
-  if (!simulates_nodes(GetParam())) GTEST_SKIP() << "has no simulated nodes";
+  if (!takes_nodes(GetParam())) GTEST_SKIP() << "has no simulated nodes";
   for (const std::vector<int>& nodes : kNodes) {
     for (const int window : {1, 64}) {
       TestCase c = nodes_case(small_case(nodes.size()), nodes, ReductionLevel::node);

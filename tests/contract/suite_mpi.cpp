@@ -14,6 +14,7 @@ namespace ferry::contract {
 INSTANTIATE_TEST_SUITE_P(CollectiveMpi, Contract,
                          testing::Values(Setup{BackendKind::collective, RankKind::mpi}));
 INSTANTIATE_TEST_SUITE_P(Nccl, Contract, testing::ValuesIn(nccl_setups()));
+INSTANTIATE_TEST_SUITE_P(Nvshmem, Contract, testing::ValuesIn(nvshmem_setups()));
 
 namespace {
 

@@ -18,6 +18,14 @@ namespace {
 bool mpi_process_ran = false;
 std::unique_ptr<Rank> mpi_member;
 
+// Runs `body` if the ranks have these nodes; `nodes` as for run_mpi_process().
+void run_on_nodes(const Rank& rank, const std::vector<int>& nodes, const std::function<void(Rank)>& body) {
+  const Topology& topology = rank.topology();
+  if (!nodes.empty() && Topology(nodes, topology.simulated()) != topology) return;
+  mpi_process_ran = true;
+  body(rank);
+}
+
 // `host_of`: names the host of a rank.
 void run_on_hosts(int ranks, const std::function<std::string(int rank)>& host_of,
                   const std::function<void(Rank)>& body, bool device_memory = false) {
@@ -64,18 +72,15 @@ void run_engine_hosts(int ranks, const std::function<void(Rank)>& body) {
   run_on_hosts(ranks, [](int rank) { return std::string(rank % 3 == 1 ? "second" : "first"); }, body);
 }
 
-void run_mpi_process(int ranks, const std::function<void(Rank)>& body) {
+void run_mpi_process(int ranks, const std::vector<int>& nodes, const std::function<void(Rank)>& body) {
   Group group = Group::mpi();
   if (group.size() != ranks) return;
-  mpi_process_ran = true;
-  group.run(body);
+  group.run([&](const Rank& rank) { run_on_nodes(rank, nodes, body); });
 }
 
-void run_mpi_member(int ranks, const std::function<void(Rank)>& body) {
+void run_mpi_member(int ranks, const std::vector<int>& nodes, const std::function<void(Rank)>& body) {
   if (!mpi_member) mpi_member = std::make_unique<Rank>(Group::mpi().join());
-  if (mpi_member->size() != ranks) return;
-  mpi_process_ran = true;
-  body(*mpi_member);
+  if (mpi_member->size() == ranks) run_on_nodes(*mpi_member, nodes, body);
 }
 
 void leave_mpi_group() {

@@ -23,12 +23,13 @@ void run_engine_nodes(const Topology& topology, const std::function<void(Rank)>&
 void run_engine_hosts(int ranks, const std::function<void(Rank)>& body);
 
 // In a process that mpirun has started: runs `body` as this process's rank. Does nothing if mpirun has not
-// started `ranks` processes. Every process must call it, in the same order.
-void run_mpi_process(int ranks, const std::function<void(Rank)>& body);
+// started `ranks` processes, or if they have other nodes. `nodes` [ranks]: the node of each; empty: any.
+// Every process must call it, in the same order.
+void run_mpi_process(int ranks, const std::vector<int>& nodes, const std::function<void(Rank)>& body);
 
 // The same in a group that this process joins at the first call and stays in, so that engines may stay
 // connected between bodies. The caller destroys its exchanges before leave_mpi_group().
-void run_mpi_member(int ranks, const std::function<void(Rank)>& body);
+void run_mpi_member(int ranks, const std::vector<int>& nodes, const std::function<void(Rank)>& body);
 void leave_mpi_group();
 
 // Whether run_mpi_process() has run a body since the last call.

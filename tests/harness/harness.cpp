@@ -73,8 +73,16 @@ std::vector<Setup> nccl_setups() {
            .engine = EngineKind::nccl}};
 }
 
+std::vector<Setup> nvshmem_setups() {
+  if (!device::is_built()) return {};
+  return {{.backend = BackendKind::nvshmem, .rank_kind = RankKind::mpi, .hops = Hops::two, .window = 7}};
+}
+
 std::string skip_reason(const Setup& setup) {
   if (!setup.on_device()) return {};
+  if (setup.backend == BackendKind::nvshmem && setup.rank_kind == RankKind::mpi &&
+      !has_simulated_hosts(setup))
+    return "needs ranks on several nodes: give each process a FERRY_HOST_ID (scripts/gpu contract-nvshmem)";
   if (setup.engine == EngineKind::nccl && device::count() < 2) return "NCCL needs a GPU for each rank";
   const bool forks = setup.rank_kind == RankKind::processes ||
                      (setup.rank_kind == RankKind::persistent_processes && !program_ranks().is_rank());
@@ -125,7 +133,8 @@ void run_group(const Setup& setup, int ranks, const std::vector<int>& nodes,
     case RankKind::engine_hosts:
       return run_engine_hosts(ranks, body);
     case RankKind::mpi:
-      return setup.engine == EngineKind::nccl ? run_mpi_member(ranks, body) : run_mpi_process(ranks, body);
+      return setup.engine == EngineKind::nccl ? run_mpi_member(ranks, nodes, body)
+                                              : run_mpi_process(ranks, nodes, body);
   }
 }
 
@@ -236,6 +245,14 @@ bool simulates_nodes(const Setup& setup) {
   if (setup.backend == BackendKind::cuda && setup.hops != Hops::two) return false;
   return setup.rank_kind == RankKind::threads || setup.rank_kind == RankKind::processes ||
          setup.rank_kind == RankKind::engine_threads || setup.rank_kind == RankKind::engine_hosts;
+}
+
+bool has_simulated_hosts(const Setup& setup) {
+  return setup.rank_kind == RankKind::mpi && std::getenv("FERRY_HOST_ID") != nullptr;
+}
+
+bool takes_nodes(const Setup& setup) {
+  return simulates_nodes(setup) || setup.rank_kind == RankKind::mpi;
 }
 
 namespace {

@@ -69,6 +69,9 @@ std::string describe(const Setup& setup);
 // `collective` over NCCL, with ranks that mpirun has started; empty if this build has no device backend.
 std::vector<Setup> nccl_setups();
 
+// `nvshmem` in two hops, with ranks that mpirun has started; empty if this build has no device backend.
+std::vector<Setup> nvshmem_setups();
+
 // The cuda backend with ranks of this kind; empty if this build does not have it.
 std::vector<Setup> device_setups(RankKind rank_kind);
 // The same in two hops.
@@ -91,6 +94,13 @@ int number_from_environment(const char* variable, int otherwise);
 // Whether the tests can run this on any simulated nodes, and the backend adds by node.
 bool simulates_nodes(const Setup& setup);
 
+// Whether mpirun has started the ranks on simulated hosts, each process with a FERRY_HOST_ID.
+bool has_simulated_hosts(const Setup& setup);
+
+// Whether cases may have nodes of their own: any if the tests simulate them; with mpirun only those cases run
+// whose nodes the processes have.
+bool takes_nodes(const Setup& setup);
+
 // Collective, of ranks that are threads and share devices. A device takes work from 32 queues. What is behind
 // a kernel that waits holds up what comes after it in the queue, so each rank needs a queue of its own.
 // Streams get different queues if they are made one after the other. Each is also used once here: in two
@@ -98,7 +108,8 @@ bool simulates_nodes(const Setup& setup);
 void make_streams(const Rank& rank, int device);
 
 // Runs `body` as every rank. If it throws on any rank, the running test fails with a message that contains
-// `what`. `nodes` [ranks]: the simulated node of each rank; empty: those that the kind of ranks has.
+// `what`. `nodes` [ranks]: the simulated node of each rank; empty: those that the kind of ranks has. With
+// mpirun the body runs only if the processes are as many, and have these nodes.
 void run_ranks(const Setup& setup, int ranks, const std::string& what, const std::function<void(Rank)>& body,
                const std::vector<int>& nodes = {});
 
