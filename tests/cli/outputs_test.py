@@ -239,6 +239,8 @@ class OtherCommandsTest(ProgramTest):
                      "traces", "ok  cpu backend, threads", "ok  cpu backend, processes"]:
             self.assertIn(word, text)
         self.assertLess(text.index("Environment variables"), text.index("ok  processor"))
+        # A build without the backend says so.
+        self.assertRegex(text, r"(?m)^(ok  NVSHMEM +3\.\d+\.\d+, /.*/libnvshmem_host\.so\.3$|--  NVSHMEM +\S)")
 
     def test_doctor_lists_the_variables_of_the_documentation(self):
         page = (pathlib.Path(__file__).parents[2] / "docs/environment.md").read_text(encoding="utf-8")

@@ -93,4 +93,12 @@ const Module& load_module() {
   return module;
 }
 
+std::string library_path() {
+  const link_map* loaded = nullptr;
+  void* const library = dlopen(kLibrary, RTLD_NOW | RTLD_NOLOAD);
+  if (library == nullptr || dlinfo(library, RTLD_DI_LINKMAP, &loaded) != 0)
+    throw SystemError(str("cannot find the path of ", kLibrary, ": ", dlerror()), ENOENT);
+  return loaded->l_name;
+}
+
 }  // namespace ferry::nvshmem

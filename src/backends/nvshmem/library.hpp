@@ -1,6 +1,8 @@
 // Finds and opens the NVSHMEM module and the library that it needs.
 #pragma once
 
+#include <string>
+
 #include "backends/nvshmem/module/module.hpp"
 
 namespace ferry::nvshmem {
@@ -15,5 +17,8 @@ const Module& load_module();
 
 // The same, but looks again in every call.
 Module open_module();
+
+// The path of NVSHMEM's library, which has its plug-ins beside it. Call after load_module().
+std::string library_path();
 
 }  // namespace ferry::nvshmem

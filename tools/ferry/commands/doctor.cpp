@@ -144,7 +144,7 @@ Diagnosis check_nccl() {
 
 Diagnosis check_nvshmem() {
   try {
-    return {State::present, "NVSHMEM", nvshmem_version()};
+    return {State::present, "NVSHMEM", found_nvshmem()};
   } catch (const Error& error) {
     return {State::missing, "NVSHMEM", error.what(),
             "Needed only for --backend nvshmem, whose kernels send between hosts."};

@@ -21,7 +21,7 @@ namespace {
 std::vector<std::string> gpu_names() {
   refuse();
 }
-std::string nvshmem_version() {
+std::string found_nvshmem() {
   refuse();
 }
 int gpu_sms() {

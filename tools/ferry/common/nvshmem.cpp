@@ -6,10 +6,10 @@
 
 namespace ferry::app {
 
-std::string nvshmem_version() {
+std::string found_nvshmem() {
   int major = 0, minor = 0, patch = 0;
   nvshmem::load_module().version(&major, &minor, &patch);
-  return fmt::format("{}.{}.{}", major, minor, patch);
+  return fmt::format("{}.{}.{}, {}", major, minor, patch, nvshmem::library_path());
 }
 
 }  // namespace ferry::app

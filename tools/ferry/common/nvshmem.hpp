@@ -5,8 +5,8 @@
 
 namespace ferry::app {
 
-// The version that the backend nvshmem would use.
+// Version and path of the library that the backend nvshmem would use.
 // @throws UnsupportedError  there is none, or no module for it
-std::string nvshmem_version();
+std::string found_nvshmem();
 
 }  // namespace ferry::app
