@@ -54,7 +54,7 @@ def tests_of_gpus(root):
                 found[f"{suite}.{test}"] = {"": [f"{prefix}{suite}.{test}" for prefix in prefixes.get(suite, [""])]}
     for path in (root / "python/tests").rglob("test_*.py"):
         found[f"python_{path.stem.removeprefix('test_')}"] = {"": [f"python_{path.stem.removeprefix('test_')}"]}
-    for name in re.findall(r"run_named ([a-z]\w+)", (root / "scripts/gpu").read_text()):
+    for name in re.findall(r"(?:run_named|test_nvshmem_nodes) ([a-z]\w+)", (root / "scripts/gpu").read_text()):
         found[name] = {"": [name]}
     return found
 
