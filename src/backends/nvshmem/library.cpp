@@ -97,7 +97,7 @@ std::string library_path() {
   const link_map* loaded = nullptr;
   void* const library = dlopen(kLibrary, RTLD_NOW | RTLD_NOLOAD);
   if (library == nullptr || dlinfo(library, RTLD_DI_LINKMAP, &loaded) != 0)
-    throw SystemError(str("cannot find the path of ", kLibrary, ": ", dlerror()), ENOENT);
+    throw UnsupportedError(str("this process has not loaded ", kLibrary));
   return loaded->l_name;
 }
 

@@ -19,6 +19,7 @@ const Module& load_module();
 Module open_module();
 
 // The path of NVSHMEM's library, which has its plug-ins beside it. Call after load_module().
+// @throws UnsupportedError  the library is not loaded
 std::string library_path();
 
 }  // namespace ferry::nvshmem
