@@ -47,7 +47,7 @@ GuardedBuffer ids_of(const TestCase& c, const std::vector<std::int64_t>& ids) {
 
 // Compares the layout of one rank's ids, in the memory of the backend under test.
 void compare_layout(const TestCase& c, const StepInputs& step, int rank, const std::vector<int>& node_of) {
-  const bool on_device = has_kernels(c.config.backend) || c.config.memory == MemoryKind::device;
+  const bool device_memory = on_device(c.config);
   const std::int64_t ranks = c.ranks, tokens = step.positions.tokens(rank);
   const ExpectedLayout expected(step, c.config, rank, node_of);
   std::optional<Topology> topology;
@@ -55,17 +55,18 @@ void compare_layout(const TestCase& c, const StepInputs& step, int rank, const s
   GuardedBuffer ids = ids_of(c, step.inputs.ranks[rank].ids);
   GuardedBuffer per_rank(4 * ranks), per_expert(4 * c.config.experts), in_rank(tokens * ranks),
       per_node(4 * static_cast<std::int64_t>(expected.tokens_per_node.size()));
-  DeviceMirror memory(on_device);
+  DeviceMirror memory(device_memory);
   memory.begin();
-  const Stream stream = on_device ? device::stream(0) : Stream{};
+  const Stream stream = device_memory ? device::stream(0) : Stream{};
   const Ids given = c.ids == IdType::int64 ? Ids(ids.as<std::int64_t>()) : Ids(ids.as<std::int32_t>());
   dispatch_layout(memory.translate(given), tokens, c.config.top_k, oracle::placement_of(c.config, c.ranks),
                   {.tokens_per_rank = memory.translate(per_rank.as<std::int32_t>()),
                    .routes_per_expert = memory.translate(per_expert.as<std::int32_t>()),
                    .token_in_rank = memory.translate(in_rank.as<bool>()),
                    .tokens_per_node = topology ? memory.translate(per_node.as<std::int32_t>()) : nullptr},
-                  topology ? &*topology : nullptr, on_device ? BackendKind::cuda : c.config.backend, stream);
-  if (on_device) device::wait(stream);
+                  topology ? &*topology : nullptr, device_memory ? BackendKind::cuda : c.config.backend,
+                  stream);
+  if (device_memory) device::wait(stream);
   memory.download();
   per_rank.require_contents(bytes_of_values(expected.tokens_per_rank), 4, "tokens_per_rank");
   per_expert.require_contents(bytes_of_values(expected.routes_per_expert), 4, "routes_per_expert");

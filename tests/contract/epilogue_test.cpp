@@ -17,7 +17,7 @@ TestCase epilogue_case(TestCase c, int ranks) {
   c.config.top_k = 5;  // more rows than the sum's first pass takes
   c.config.max_tokens = 9;
   c.config.hidden = 600;  // more than a block of columns
-  if (has_kernels(c.config.backend) || c.config.memory == MemoryKind::device) c.config.deadline = 4;
+  if (on_device(c.config)) c.config.deadline = 4;
   c.masked = 0.3;
   c.masked_tokens = 0.2;
   return c;

@@ -16,7 +16,7 @@ TestCase max_case(TestCase c, int ranks, int shared_experts, Reduction reduction
   c.config.shared_experts = shared_experts;
   c.config.reduction = c.reduction = reduction;
   c.config.repeats = true;
-  if (has_kernels(c.config.backend) || c.config.memory == MemoryKind::device) c.config.deadline = 4;
+  if (on_device(c.config)) c.config.deadline = 4;
   c.masked = 0.2;
   c.masked_tokens = 0.1;
   c.weighted = false;
@@ -57,7 +57,7 @@ std::vector<T> downloaded(const T* from, std::int64_t count) {
 }  // namespace
 
 MaxCalls::MaxCalls(const Rank& rank, const Config& config) {
-  if (!has_kernels(config.backend) && config.memory != MemoryKind::device) {
+  if (!on_device(config)) {
     host_ = std::make_unique<max::Exchange>(rank, config);
     return;
   }

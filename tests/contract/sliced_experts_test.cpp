@@ -27,7 +27,7 @@ TestCase unsliced_case(TestCase c, int ep, const std::vector<int>& tokens) {
   c.config.hidden = 48;
   c.config.alignment = 4;
   c.config.reduction_level = ReductionLevel::rank;
-  if (has_kernels(c.config.backend) || c.config.memory == MemoryKind::device) c.config.deadline = 4;
+  if (on_device(c.config)) c.config.deadline = 4;
   c.masked = 0.2;
   return c;
 }

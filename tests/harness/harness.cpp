@@ -8,6 +8,7 @@
 #include <optional>
 #include <utility>
 
+#include "base/environment.hpp"
 #include "group/rank_state.hpp"
 #include "harness/device.hpp"
 #include "harness/engine_ranks.hpp"
@@ -248,7 +249,7 @@ bool simulates_nodes(const Setup& setup) {
 }
 
 bool has_simulated_hosts(const Setup& setup) {
-  return setup.rank_kind == RankKind::mpi && std::getenv("FERRY_HOST_ID") != nullptr;
+  return setup.rank_kind == RankKind::mpi && !Environment::read().host_id.empty();
 }
 
 bool takes_nodes(const Setup& setup) {

@@ -94,11 +94,11 @@ int number_from_environment(const char* variable, int otherwise);
 // Whether the tests can run this on any simulated nodes, and the backend adds by node.
 bool simulates_nodes(const Setup& setup);
 
-// Whether mpirun has started the ranks on simulated hosts, each process with a FERRY_HOST_ID.
+// True if mpirun started the ranks and FERRY_HOST_ID places them on simulated hosts.
 bool has_simulated_hosts(const Setup& setup);
 
-// Whether cases may have nodes of their own: any if the tests simulate them; with mpirun only those cases run
-// whose nodes the processes have.
+// True if a test may set TestCase::nodes. Under mpirun, run_ranks() runs a case only if its nodes are those
+// of the processes.
 bool takes_nodes(const Setup& setup);
 
 // Collective, of ranks that are threads and share devices. A device takes work from 32 queues. What is behind
@@ -108,8 +108,8 @@ bool takes_nodes(const Setup& setup);
 void make_streams(const Rank& rank, int device);
 
 // Runs `body` as every rank. If it throws on any rank, the running test fails with a message that contains
-// `what`. `nodes` [ranks]: the simulated node of each rank; empty: those that the kind of ranks has. With
-// mpirun the body runs only if the processes are as many, and have these nodes.
+// `what`. `nodes` [ranks]: the simulated node of each rank; empty: those that the kind of ranks has. Under
+// mpirun the body runs only if there are `ranks` processes and `nodes`, if given, are theirs.
 void run_ranks(const Setup& setup, int ranks, const std::string& what, const std::function<void(Rank)>& body,
                const std::vector<int>& nodes = {});
 

@@ -70,6 +70,11 @@ struct TestCase {
 
 std::string describe(const TestCase& c);
 
+// Whether the calls of an exchange take device memory.
+inline bool on_device(const Config& config) {
+  return has_kernels(config.backend) || config.memory == MemoryKind::device;
+}
+
 // The configuration of the case's exchange. TestCase::config has the format of the received rows; that of the
 // exchange is with input_scales the format of the tokens, which travel as they are, and with own_format the
 // registered one.

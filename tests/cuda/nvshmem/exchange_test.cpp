@@ -49,7 +49,7 @@ TestCase nvshmem_case(std::uint64_t number, const std::vector<int>& nodes, int w
   return c;
 }
 
-// Exchanges of so many tokens have blocks of 1,024 threads, and more channels.
+// With max_tokens of 1,024 or more, the hops use blocks of 1,024 threads and more channels.
 TestCase case_of_larger_blocks(std::uint64_t number, const std::vector<int>& nodes) {
   TestCase c = nvshmem_case(number, nodes, 0);
   c.config.max_tokens = 1100;
