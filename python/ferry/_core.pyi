@@ -91,7 +91,7 @@ class Config:
                          several ranks, and where 'nvshmem' has several nodes and max_tokens x hidden is above 14,336
     window               bounds what a rank has on its way to another one. 'collective': messages of a round; default 0, no bound.
                          'cpu', 'cuda' and 'nvshmem' in two hops: staging, in messages for each pair of ranks; default 0, 4 MiB a rank and lane,
-                         on GPUs up to 16 MiB for each hop
+                         on GPUs up to 24 MiB for each hop
     shared_experts       experts that every rank holds and every token goes to: their rows are groups 0 to shared_experts - 1, and
                          combine adds their outputs; at most 16; default 0
     input                'own', or 'replicated': every rank passes the same tokens and keeps the routes to its own experts; nothing

@@ -26,7 +26,7 @@ void CallRanks::place_hops() {
   for (Rank& rank : ranks_) {
     rank.windows = of_bytes(hops_.bytes, std::byte{0});
     window_sections_.push_back(at(rank.windows));
-    rank.hop_states.resize(static_cast<std::size_t>(hop_tasks(hops_.shape) * 32));
+    rank.hop_states.resize(static_cast<std::size_t>(hop_tasks(hops_.shape.ranks, hops_.shape.channels) * 32));
   }
 }
 

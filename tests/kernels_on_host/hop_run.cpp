@@ -35,7 +35,7 @@ HopRun::HopRun(std::uint64_t seed, const std::vector<int>& labels, int window, i
     rank.windows.reserve(layout_.bytes);
     rank.inbox.reserve(ranks_ * block_bytes_ + kRows * 8 * kQuarters);
     rank.outbox.reserve(ranks_ * block_bytes_);
-    rank.states.resize(at(hop_tasks(layout_.shape) * 32));
+    rank.states.resize(at(hop_tasks(layout_.shape.ranks, layout_.shape.channels) * 32));
     rank.sent_tokens.assign(at(ranks_ * kTokens), 0);
     rank.row_outbox.reserve(ranks_ * kRows * row_bytes_);
     rank.row_inbox.reserve(kRows * row_bytes_);

@@ -277,8 +277,8 @@ TEST(NvshmemExchangeWithoutGpu, MemoryForManyRanksIsKnown) {
     config.hidden = 7168;
     const Topology topology(nodes, true);
     const Sizes sizes = size_of(config, topology, ranks - 1);
-    // Windows of both hops, and send staging for each rank of a node: 10 x 16 MiB. NVSHMEM's heap has 1 GiB
-    // by default.
+    // At most 48 MiB of windows, of both hops, and 128 MiB of send staging. NVSHMEM's heap has 1 GiB by
+    // default.
     EXPECT_GT(sizes.dispatch_staging, 0) << ranks;
     EXPECT_LT(sizes.dispatch_staging, std::int64_t{192} << 20) << ranks;
     config.max_tokens = 4096;

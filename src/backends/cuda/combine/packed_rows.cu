@@ -11,8 +11,8 @@
 namespace ferry::cuda {
 namespace {
 
-constexpr int kPlaceThreads = 1024;
-constexpr int kFindThreads = 256, kFindBlocks = 32;  // blocks for each source
+constexpr int kPlaceThreads = 1024, kPlaceMessages = 4;  // messages of a thread at a time
+constexpr int kFindThreads = 256, kFindBlocks = 32;      // blocks for each source
 
 // [thread] Rows that a message returns.
 __device__ std::int32_t rows_of_message(const PlaceRowsArguments& call, std::int64_t message) {
@@ -34,12 +34,20 @@ __global__ void __launch_bounds__(kPlaceThreads)
   const std::int32_t counted = call.plan.tokens_between[std::int64_t{source} * lane.ranks + lane.rank];
   const std::int32_t messages = usable && counted >= 0 && counted <= lane.max_tokens ? counted : 0;
   std::int32_t before = 0;
-  for (std::int32_t first = 0; first < messages; first += kPlaceThreads) {
-    const std::int64_t message = std::int64_t{source} * lane.max_tokens + first + thread;
-    const std::int32_t mine = first + thread < messages ? rows_of_message(call, message) : 0;
-    std::int32_t all = 0;
-    const std::int32_t place = before + sums.before(mine, &all);
-    if (first + thread < messages) call.first_row[message] = place;
+  // A thread takes neighbouring messages, so that a sum over the block serves many of them.
+  for (std::int32_t first = 0; first < messages; first += kPlaceThreads * kPlaceMessages) {
+    const std::int32_t begin = first + thread * kPlaceMessages;
+    const std::int64_t message = std::int64_t{source} * lane.max_tokens + begin;
+    std::int32_t rows[kPlaceMessages], mine = 0, all = 0;
+    for (int i = 0; i < kPlaceMessages; ++i) {
+      rows[i] = begin + i < messages ? rows_of_message(call, message + i) : 0;
+      mine += rows[i];
+    }
+    std::int32_t place = before + sums.before(mine, &all);
+    for (int i = 0; i < kPlaceMessages && begin + i < messages; ++i) {
+      call.first_row[message + i] = place;
+      place += rows[i];
+    }
     before += all;
   }
   if (thread == 0) call.rows[source] = before;

@@ -49,6 +49,7 @@ ExchangeState::ExchangeState(const Rank& this_rank, const Config& exchange_confi
   }
   if (reach == Reach::hops) {
     hops = hop_layout(config, rank.topology(), engine->header_bytes, engine->row_bytes);
+    hop_width = HopWidth::of(config, hops->shape);
     hop_transport = make_hops(rank, config.lanes * hops->bytes);
   }
   if (reach == Reach::mapped) {

@@ -11,7 +11,7 @@ namespace cuda {
 namespace {
 
 // If Config::window is not set: bytes of all windows of a hop on a rank, and of its send staging.
-constexpr std::int64_t kWindowsBytes = 16 << 20, kStagingBytes = 128 << 20;
+constexpr std::int64_t kWindowsBytes = 24 << 20, kStagingBytes = 128 << 20;
 
 // From this many tokens, puts gain from more channels and threads (docs/log/2026-11-27-gpu.md).
 constexpr int kManyHopTokens = 1024;
@@ -24,10 +24,8 @@ int most_threads(const Config& config, int ranks) {
 // Channels of a stream: about as many tasks as 24 blocks have warps, and at most one for each message of the
 // window; more where each still has two messages. All ranks have the same.
 int channels_of(int ranks, int window, int threads) {
-  const int warps = 24 * threads / 32, few = std::clamp(std::min(64 / ranks, window), 1, 16),
-            many = std::max(few, std::min({window / 2, warps / ranks, warps / 2}));
-  const int slots = (window + many - 1) / many;
-  return window / slots;
+  const int warps = 24 * threads / 32, few = std::clamp(std::min(64 / ranks, window), 1, 16);
+  return std::max(few, std::min({window / 2, warps / ranks, warps / 2}));
 }
 
 }  // namespace
@@ -66,8 +64,8 @@ HopWorkingMemory HopWorkingMemory::of(const HopShape& shape) {
   memory.muted = 4 * sizeof(HopCounts);
   memory.sections = 256;
   memory.states = memory.sections + align_up(std::int64_t{8} * shape.ranks, 256);
-  memory.bytes =
-      memory.states + std::int64_t{hop_tasks(shape)} * 32 * hop_task_bytes(takes_wide_kernels(shape.ranks));
+  memory.bytes = memory.states + std::int64_t{hop_tasks(shape.ranks, shape.channels)} * 32 *
+                                     hop_task_bytes(takes_wide_kernels(shape.ranks));
   return memory;
 }
 

@@ -43,9 +43,8 @@ HopArguments Lane::hop_arguments(Operation operation, HopContent content) const 
   arguments.topology = HopTopology::of(exchange_.rank.topology(), view_.rank, exchange_.config.hops);
   arguments.memory = {reinterpret_cast<HopTaskState*>(hop_memory_.data() + working.states),
                       reinterpret_cast<HopCounts*>(hop_memory_.data() + working.counts)};
-  const HopWidth width = HopWidth::of(exchange_.config, exchange_.hops->shape);
-  arguments.threads = width.threads;
-  arguments.channels = width.channels;
+  arguments.threads = exchange_.hop_width.threads;
+  arguments.channels = exchange_.hop_width.channels;
   arguments.operation = operation;
   arguments.content = content;
   arguments.inbox = memory + layout.inbox;

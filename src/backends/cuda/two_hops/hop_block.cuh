@@ -54,6 +54,7 @@ class HopBlock {
     if (thread() == 0) {
       state_.number = lane_.state->calls[0] + 1;
       state_.failed = is_aborted(lane_, kExchangeFailed) ? 1 : 0;
+      state_.host_look = interval_of(global_nanoseconds());
     }
     __syncthreads();
     if (state_.failed != 0) return leave_empty();
@@ -228,32 +229,38 @@ class HopBlock {
               workers = warps() * static_cast<int>(gridDim.x);
     HopTaskState* const states = call_.memory.states + thread() % 32;
     for (int task = worker; task < tasks; task += workers) states[std::int64_t{task} * 32] = {};
-    std::uint64_t next_look = 0;
-    for (unsigned idle = 0;;) {
+    // The state of `held` is in registers, those of the warp's other tasks in memory.
+    HopTaskState at{};
+    int held = -1;
+    const auto hold = [&](int task) {
+      if (task == held) return;
+      if (held >= 0) {
+        // Storing the unchanged states of tasks that wait would keep the memory busy.
+        HopTaskState& stored = states[std::int64_t{held} * 32];
+        if (!(stored == at)) stored = at;
+      }
+      if (task >= 0) at = states[std::int64_t{task} * 32];
+      held = task;
+    };
+    for (std::uint64_t next_look = from_first_long(global_nanoseconds()) + kAbortPollIntervalNs;;) {
       bool moved = false, left = false;
       for (int task = worker; task < tasks; task += workers) {
-        HopTaskState at = states[std::int64_t{task} * 32];
+        hold(task);
         if (at.done != 0) continue;
         at.moved = 0;
         at.done = step(work, state_.unit[task / channels], task % channels, at) ? 1 : 0;
         if (at.moved != 0) at.since = 0;
         moved = moved || at.moved != 0 || at.done != 0;
         left = left || at.done == 0;
-        // A warp polls tasks that wait. Storing an unchanged state each time would keep the memory busy.
-        HopTaskState& stored = states[std::int64_t{task} * 32];
-        if (!(stored == at)) stored = at;
       }
       if (!left) return true;
-      if (moved) {
-        idle = 0;
-        continue;
-      }
+      if (moved) continue;
       // Waiting warps share the memory system with those that move rows.
       __nanosleep(100);
-      if (++idle % 16 != 0) continue;
       const std::uint64_t now = from_first_long(global_nanoseconds());
       if (now < next_look) continue;
       next_look = now + kAbortPollIntervalNs;
+      hold(-1);
       if (!look_at_waits(work, worker, workers, tasks, now)) return false;
     }
   }
@@ -261,14 +268,27 @@ class HopBlock {
     return static_cast<std::uint64_t>(__shfl_sync(~0u, static_cast<unsigned long long>(value), 0));
   }
 
-  // [warp] Looks at the abort word and at deadlines. A waiting warp calls it once a millisecond. Returns
+  // [thread] The count of poll intervals at a time.
+  __device__ static std::uint32_t interval_of(std::uint64_t now) {
+    return static_cast<std::uint32_t>(now / kAbortPollIntervalNs);
+  }
+  // [warp] Whether this warp is the block's first to look in this interval.
+  __device__ bool is_first_to_look(std::uint64_t now) const {
+    const std::uint32_t interval = interval_of(now);
+    bool first = false;
+    if (thread() % 32 == 0) first = atomicExch(&state_.host_look, interval) != interval;
+    return from_first(first ? 1 : 0) != 0;
+  }
+
+  // [warp] Looks at the abort words and at deadlines. A waiting warp calls it once a millisecond. Returns
   // false if the call is aborted.
   __device__ bool look_at_waits(const HopWork<Transport>& work, int worker, int workers, int tasks,
                                 std::uint64_t now) const {
     const int channels = call_.channels;
     HopTaskState* const states = call_.memory.states + thread() % 32;
     bool aborted = is_aborted(lane_, state_.number);
-    if (load_relaxed_sys(&lane_.report->abort) != 0) {
+    // The host's memory answers so slowly that reads by all warps would take longer than many a call.
+    if (is_first_to_look(now) && load_relaxed_sys(&lane_.report->abort) != 0) {
       set_aborted(lane_, kExchangeFailed);
       aborted = true;
     }

@@ -7,6 +7,8 @@
 
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
+
 #include "backends/cuda/protocol/lane_view.hpp"
 #include "backends/cuda/runtime/launch.hpp"
 #include "backends/cuda/two_hops/hop_layout.hpp"
@@ -129,17 +131,16 @@ struct HopArguments {
   CombineRowLayout row;
 };
 
-// Upper bound of a rank's tasks. It sizes HopMemory::states, and more blocks than tasks are of no use.
-constexpr int hop_tasks(const HopShape& shape) {
-  return (4 * shape.ranks + 1) * shape.channels;
+// Upper bound of a rank's tasks.
+constexpr int hop_tasks(int ranks, int channels) {
+  return (4 * ranks + 1) * channels;
 }
 
-// Blocks of a launch that may use at most `blocks`.
-inline int hop_blocks(const HopArguments& call, int blocks) {
-  const int warps = call.threads / 32, useful = call.content == HopContent::headers
-                                                    ? 1
-                                                    : (hop_tasks(call.layout.shape) + warps - 1) / warps;
-  return blocks < useful ? (blocks < 1 ? 1 : blocks) : useful;
+// Blocks of a launch that may use at most `blocks`. More than the tasks need are of no use.
+constexpr int hop_blocks(const HopArguments& call, int blocks) {
+  const int warps = call.threads / 32, tasks = hop_tasks(call.wires.ranks, call.channels),
+            useful = call.content == HopContent::headers ? 1 : (tasks + warps - 1) / warps;
+  return std::clamp(blocks, 1, useful);
 }
 static_assert(sizeof(HopArguments) <= 4096);  // parameters of a kernel
 

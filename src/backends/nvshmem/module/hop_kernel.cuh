@@ -25,14 +25,14 @@ HopKernel hop_kernel_of(int threads) {
   return hop_kernel<cuda::kHopThreads>;
 }
 
+int load(HopKernel kernel) {
+  cudaFuncAttributes attributes{};
+  return static_cast<int>(cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(kernel)));
+}
+
 int prepare_hop_kernel() {
-  for (const int threads : {cuda::kHopThreads, cuda::kManyHopThreads}) {
-    cudaFuncAttributes attributes{};
-    const cudaError_t status =
-        cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(hop_kernel_of(threads)));
-    if (status != cudaSuccess) return static_cast<int>(status);
-  }
-  return 0;
+  const int status = load(hop_kernel_of(cuda::kHopThreads));
+  return status != 0 || cuda::kWide ? status : load(hop_kernel_of(cuda::kManyHopThreads));
 }
 
 int launch_hop_kernel(const cuda::HopArguments& arguments, const Peers& peers, const HopLaunch& launch) {
