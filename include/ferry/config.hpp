@@ -28,8 +28,9 @@ struct Config {
   Hops hops = Hops::automatic;                ///< received rows do not depend on it; not with `reference`
   /// Bounds what one rank has on its way to another. Results do not depend on it.
   /// collective: most messages of a round of a call; every round costs a round trip. 0: a hop is one round.
-  /// cpu, cuda and nvshmem in two hops: for how many of the largest messages a pair of ranks has staging. 0:
-  /// 4 MiB a rank and lane (cuda, nvshmem: up to 24 MiB for each hop), and at least one message a pair.
+  /// cpu, cuda and nvshmem in two hops: for how many of the largest messages a pair of ranks has staging, at
+  /// most. 0: 4 MiB a rank and lane (cuda, nvshmem: up to 24 MiB for each hop), and at least one message a
+  /// pair.
   int window = 0;
   Placement placement{};  ///< of E experts on R ranks; empty: Placement::blocks(experts, ranks)
 

@@ -237,7 +237,7 @@ std::map<int, WaitRecord> HopRun::run_without(int absent) {
   return records();
 }
 
-std::map<int, WaitRecord> HopRun::run_stopped(int stopped) {
+void HopRun::begin_stopped(int stopped) {
   begin(HopContent::messages, Operation::dispatch);
   for (int s = 0; s < ranks_; ++s) {
     std::vector<std::int32_t> count(at(ranks_), kTokens);
@@ -251,8 +251,44 @@ std::map<int, WaitRecord> HopRun::run_stopped(int stopped) {
     rank_[at(s)].call.counts = nullptr;
   }
   rank_[at(stopped)].call.content = HopContent::headers;
+}
+
+std::map<int, WaitRecord> HopRun::run_stopped(int stopped) {
+  begin_stopped(stopped);
   run();
   return records();
+}
+
+void HopRun::run_aborted(int stopped) {
+  // More groups than a warp has threads.
+  constexpr std::int32_t kGroups = 40, kOld = 7;
+  struct Result {
+    std::vector<std::int32_t> counts, offsets;
+    LLPacket totals{};
+  };
+  std::vector<Result> results(at(ranks_));
+  begin_stopped(stopped);
+  for (int r = 0; r < ranks_; ++r) {
+    Result& result = results[at(r)];
+    result.counts.assign(kGroups, kOld);
+    result.offsets.assign(kGroups + 1, kOld);
+    HopArguments& call = rank_[at(r)].call;
+    call.wires.groups = kGroups;
+    call.wires.totals = reinterpret_cast<decltype(call.wires.totals)>(&result.totals);
+    call.result_counts = result.counts.data();
+    call.result_offsets = result.offsets.data();
+  }
+  hosts_abort_ = true;
+  run();
+  EXPECT_TRUE(records().empty());
+  for (int r = 0; r < ranks_; ++r) {
+    if (r == stopped) continue;
+    const Result& result = results[at(r)];
+    EXPECT_EQ(rank_[at(r)].state.aborted_call.value, kExchangeFailed) << "rank " << r;
+    EXPECT_EQ(std::count(result.counts.begin(), result.counts.end(), 0), kGroups) << "rank " << r;
+    EXPECT_EQ(std::count(result.offsets.begin(), result.offsets.end(), 0), kGroups + 1) << "rank " << r;
+    EXPECT_EQ(result.totals.call, number_) << "rank " << r;
+  }
 }
 
 std::map<int, WaitRecord> HopRun::records() const {
@@ -293,6 +329,13 @@ void HopRun::run(int absent) {
     } else {
       launch(grid, r, blocks[at(r)], pretended, running);
     }
+  }
+  if (hosts_abort_) {
+    grid.add(1, 32, [this](unsigned) {
+      const std::uint64_t start = on_host::Grid::nanoseconds();
+      while (on_host::Grid::nanoseconds() - start < 8 * kAbortPollIntervalNs) __nanosleep(100);
+      for (Rank& rank : rank_) store_release(rank.report.abort, 1);
+    });
   }
   grid.run();
   EXPECT_EQ(network_.pending(), 0u) << "what is still on its way when all launches have ended";

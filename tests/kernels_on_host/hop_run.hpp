@@ -48,6 +48,9 @@ class HopRun {
 
   // Runs a dispatch in which rank `stopped` stops when it has exchanged call headers.
   std::map<int, WaitRecord> run_stopped(int stopped);
+
+  // The same, and then the hosts of all ranks abort it. Expects that the launches end with an empty result.
+  void run_aborted(int stopped);
   std::map<int, WaitRecord> records() const;
 
   const HopCounts& counted(int rank, int kind) const { return rank_[at(rank)].counts[kind]; }
@@ -87,6 +90,7 @@ class HopRun {
   };
 
   void begin(HopContent content, Operation operation);
+  void begin_stopped(int stopped);
 
   std::vector<std::byte> payload_of(int source, int token) const;
   std::array<LLPacket, kTopK> metadata_of(int source, int rank, int token) const;
@@ -124,7 +128,7 @@ class HopRun {
   std::deque<Rank> rank_;
   std::vector<std::byte*> sections_;  // of symmetric memory
   std::uint64_t number_ = 0;
-  bool late_ = false, straight_ = false;
+  bool late_ = false, straight_ = false, hosts_abort_ = false;
   PutMistake mistake_ = PutMistake::none;
   Network network_{random_()};
   static constexpr int most_blocks_ = 3;

@@ -144,6 +144,13 @@ TEST(HopCalls, AMistakeOfTheTransportIsFound) {
   EXPECT_GT(failures.size(), 0);
 }
 
+TEST(HopCalls, TheAbortOfTheHostEndsWaitsAndLeavesAnEmptyResult) {
+  for (std::uint64_t seed = 60; seed < 66; ++seed) {
+    HopRun calls(seed_for(seed), {0, 0, 1, 1}, 8, 4);
+    calls.run_aborted(2);
+  }
+}
+
 // Rank 2 is the relay of rank 0, and rank 0 of rank 2.
 TEST(HopCalls, ARankThatStopsIsNamedWithTheRelay) {
   HopRun calls(seed_for(3), {0, 0, 1, 1}, 2, 2, 20'000'000);

@@ -11,7 +11,7 @@
 namespace ferry::cuda {
 namespace {
 
-constexpr int kPlaceThreads = 1024, kPlaceMessages = 4;  // messages of a thread at a time
+constexpr int kPlaceThreads = 1024, kPlaceMessages = 4;  // messages of a thread in a round
 constexpr int kFindThreads = 256, kFindBlocks = 32;      // blocks for each source
 
 // [thread] Rows that a message returns.
@@ -34,7 +34,7 @@ __global__ void __launch_bounds__(kPlaceThreads)
   const std::int32_t counted = call.plan.tokens_between[std::int64_t{source} * lane.ranks + lane.rank];
   const std::int32_t messages = usable && counted >= 0 && counted <= lane.max_tokens ? counted : 0;
   std::int32_t before = 0;
-  // A thread takes neighbouring messages, so that a sum over the block serves many of them.
+  // Each thread adds neighbouring messages, so that one prefix sum over the block covers all of them.
   for (std::int32_t first = 0; first < messages; first += kPlaceThreads * kPlaceMessages) {
     const std::int32_t begin = first + thread * kPlaceMessages;
     const std::int64_t message = std::int64_t{source} * lane.max_tokens + begin;

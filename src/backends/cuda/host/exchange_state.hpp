@@ -38,7 +38,7 @@ struct ExchangeState {
   bool registers = false;                       // engine: its memory may be registered with NCCL
   DeviceMemory engine_memory;                   // memory of all lanes
   std::unique_ptr<HopTransport> hop_transport;  // hops; puts from engine_memory
-  HopWidth hop_width{};                         // hops
+  HopWidth hop_width{};                         // hops: of launches that move messages
   int ranks_on_device;                          // this rank included
   ExchangeArrays arrays;
   DeviceMemory tables;  // ExchangeArrays

@@ -21,11 +21,14 @@ int most_threads(const Config& config, int ranks) {
   return config.backend == BackendKind::nvshmem && ranks <= kNarrowRanks ? kManyHopThreads : kHopThreads;
 }
 
-// Channels of a stream: about as many tasks as 24 blocks have warps, and at most one for each message of the
-// window; more where each still has two messages. All ranks have the same.
+// Channels of a stream, the same on all ranks. A few suffice for a window of few messages. Where each still
+// has two slots, there are as many as 24 blocks have warps for them. The slots are divided evenly, so some of
+// a window may be unused.
 int channels_of(int ranks, int window, int threads) {
-  const int warps = 24 * threads / 32, few = std::clamp(std::min(64 / ranks, window), 1, 16);
-  return std::max(few, std::min({window / 2, warps / ranks, warps / 2}));
+  const int warps = 24 * threads / 32, few = std::clamp(std::min(64 / ranks, window), 1, 16),
+            channels = std::max(few, std::min({window / 2, warps / ranks, warps / 2}));
+  const bool lacks_second_slots = channels < window && window < 2 * channels;
+  return lacks_second_slots ? window / 2 : channels;
 }
 
 }  // namespace

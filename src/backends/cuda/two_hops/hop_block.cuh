@@ -69,7 +69,8 @@ class HopBlock {
     if (thread() == 0) place_rows();
     if (warp() == 0) HopRoutes{call_}.list_units(&state_);
     __syncthreads();
-    if (!run_tasks()) leave_empty();
+    // Warps that have finished their tasks do not know that the call was aborted.
+    if (__syncthreads_or(run_tasks() ? 0 : 1) != 0) leave_empty();
   }
 
  private:
@@ -229,7 +230,7 @@ class HopBlock {
               workers = warps() * static_cast<int>(gridDim.x);
     HopTaskState* const states = call_.memory.states + thread() % 32;
     for (int task = worker; task < tasks; task += workers) states[std::int64_t{task} * 32] = {};
-    // The state of `held` is in registers, those of the warp's other tasks in memory.
+    // `at` is the state of task `held`; -1: none. Those of the warp's other tasks are in memory.
     HopTaskState at{};
     int held = -1;
     const auto hold = [&](int task) {
@@ -260,7 +261,7 @@ class HopBlock {
       const std::uint64_t now = from_first_long(global_nanoseconds());
       if (now < next_look) continue;
       next_look = now + kAbortPollIntervalNs;
-      hold(-1);
+      hold(-1);  // look_at_waits() reads and changes the states in memory
       if (!look_at_waits(work, worker, workers, tasks, now)) return false;
     }
   }
@@ -268,7 +269,7 @@ class HopBlock {
     return static_cast<std::uint64_t>(__shfl_sync(~0u, static_cast<unsigned long long>(value), 0));
   }
 
-  // [thread] The count of poll intervals at a time.
+  // [thread] The poll interval that `now` lies in.
   __device__ static std::uint32_t interval_of(std::uint64_t now) {
     return static_cast<std::uint32_t>(now / kAbortPollIntervalNs);
   }
@@ -280,14 +281,14 @@ class HopBlock {
     return from_first(first ? 1 : 0) != 0;
   }
 
-  // [warp] Looks at the abort words and at deadlines. A waiting warp calls it once a millisecond. Returns
-  // false if the call is aborted.
+  // [warp] Looks at the abort words and at deadlines. A waiting warp calls it once a millisecond, and not
+  // before the first has passed. Returns false if the call is aborted.
   __device__ bool look_at_waits(const HopWork<Transport>& work, int worker, int workers, int tasks,
                                 std::uint64_t now) const {
     const int channels = call_.channels;
     HopTaskState* const states = call_.memory.states + thread() % 32;
     bool aborted = is_aborted(lane_, state_.number);
-    // The host's memory answers so slowly that reads by all warps would take longer than many a call.
+    // Reads of the host's memory are slow: reads by all warps take longer than many a call.
     if (is_first_to_look(now) && load_relaxed_sys(&lane_.report->abort) != 0) {
       set_aborted(lane_, kExchangeFailed);
       aborted = true;

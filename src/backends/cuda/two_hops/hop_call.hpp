@@ -69,7 +69,7 @@ struct HopTaskState {
   std::int32_t own, own_token;  // of a relay that adds: this rank's next row
   std::uint32_t ended;          // has announced the end of its channels
   std::uint64_t since;          // when it began to wait; 0: it is not waiting
-  std::uint64_t spare_too;
+  std::uint64_t spare;
 
   bool operator==(const HopTaskState&) const = default;
 };

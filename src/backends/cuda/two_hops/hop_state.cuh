@@ -23,7 +23,7 @@ struct HopUnit {
 struct HopState {
   std::uint64_t number;  // of the call
   std::int32_t failed, agreed;
-  std::uint32_t host_look;           // poll interval in which a warp has last read the host's abort word
+  std::uint32_t host_look;  // poll interval in which a warp of the block has last read the host's abort word
   std::int32_t count[kKernelRanks];  // messages or rows of this rank to each rank
   std::int64_t first[kKernelRanks];  // row among those in the outbox
   std::int32_t units;

@@ -25,14 +25,16 @@ HopKernel hop_kernel_of(int threads) {
   return hop_kernel<cuda::kHopThreads>;
 }
 
-int load(HopKernel kernel) {
+// Loads a kernel before its first launch. Returns a cudaError_t.
+int load_kernel(HopKernel kernel) {
   cudaFuncAttributes attributes{};
   return static_cast<int>(cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(kernel)));
 }
 
 int prepare_hop_kernel() {
-  const int status = load(hop_kernel_of(cuda::kHopThreads));
-  return status != 0 || cuda::kWide ? status : load(hop_kernel_of(cuda::kManyHopThreads));
+  const int status = load_kernel(hop_kernel_of(cuda::kHopThreads));
+  if (status != 0 || cuda::kWide) return status;
+  return load_kernel(hop_kernel_of(cuda::kManyHopThreads));
 }
 
 int launch_hop_kernel(const cuda::HopArguments& arguments, const Peers& peers, const HopLaunch& launch) {
