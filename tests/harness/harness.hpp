@@ -54,7 +54,7 @@ struct Setup {
   EngineKind engine = EngineKind::automatic;
 
   bool same_process() const { return rank_kind == RankKind::threads; }
-  bool on_device() const { return has_kernels(backend) || memory == MemoryKind::device; }
+  bool on_device() const { return contract::on_device(backend, memory); }
   bool over_device_engine() const { return on_device() && backend == BackendKind::collective; }
   // Transfer::gather.
   bool has_gathered_input() const;
@@ -97,8 +97,8 @@ bool simulates_nodes(const Setup& setup);
 // True if mpirun started the ranks and FERRY_HOST_ID places them on simulated hosts.
 bool has_simulated_hosts(const Setup& setup);
 
-// True if a test may set TestCase::nodes. Under mpirun, run_ranks() runs a case only if its nodes are those
-// of the processes.
+// True if a test may set TestCase::nodes. Under mpirun, run_ranks() skips a case unless its nodes are those
+// on which mpirun has started the ranks.
 bool takes_nodes(const Setup& setup);
 
 // Collective, of ranks that are threads and share devices. A device takes work from 32 queues. What is behind

@@ -70,9 +70,12 @@ struct TestCase {
 
 std::string describe(const TestCase& c);
 
-// Whether the calls of an exchange take device memory.
+// True if calls take pointers to device memory.
+constexpr bool on_device(BackendKind backend, MemoryKind memory) {
+  return has_kernels(backend) || memory == MemoryKind::device;
+}
 inline bool on_device(const Config& config) {
-  return has_kernels(config.backend) || config.memory == MemoryKind::device;
+  return on_device(config.backend, config.memory);
 }
 
 // The configuration of the case's exchange. TestCase::config has the format of the received rows; that of the

@@ -262,32 +262,27 @@ std::map<int, WaitRecord> HopRun::run_stopped(int stopped) {
 void HopRun::run_aborted(int stopped) {
   // More groups than a warp has threads.
   constexpr std::int32_t kGroups = 40, kOld = 7;
-  struct Result {
-    std::vector<std::int32_t> counts, offsets;
-    LLPacket totals{};
-  };
-  std::vector<Result> results(at(ranks_));
   begin_stopped(stopped);
-  for (int r = 0; r < ranks_; ++r) {
-    Result& result = results[at(r)];
-    result.counts.assign(kGroups, kOld);
-    result.offsets.assign(kGroups + 1, kOld);
-    HopArguments& call = rank_[at(r)].call;
+  for (Rank& rank : rank_) {
+    rank.result_counts.assign(kGroups, kOld);
+    rank.result_offsets.assign(kGroups + 1, kOld);
+    HopArguments& call = rank.call;
     call.wires.groups = kGroups;
-    call.wires.totals = reinterpret_cast<decltype(call.wires.totals)>(&result.totals);
-    call.result_counts = result.counts.data();
-    call.result_offsets = result.offsets.data();
+    call.wires.totals = reinterpret_cast<decltype(call.wires.totals)>(&rank.totals);
+    call.result_counts = rank.result_counts.data();
+    call.result_offsets = rank.result_offsets.data();
   }
   hosts_abort_ = true;
   run();
   EXPECT_TRUE(records().empty());
+  const std::vector<std::int32_t> no_counts(kGroups, 0), no_offsets(kGroups + 1, 0);
   for (int r = 0; r < ranks_; ++r) {
     if (r == stopped) continue;
-    const Result& result = results[at(r)];
-    EXPECT_EQ(rank_[at(r)].state.aborted_call.value, kExchangeFailed) << "rank " << r;
-    EXPECT_EQ(std::count(result.counts.begin(), result.counts.end(), 0), kGroups) << "rank " << r;
-    EXPECT_EQ(std::count(result.offsets.begin(), result.offsets.end(), 0), kGroups + 1) << "rank " << r;
-    EXPECT_EQ(result.totals.call, number_) << "rank " << r;
+    const Rank& rank = rank_[at(r)];
+    EXPECT_EQ(rank.state.aborted_call.value, kExchangeFailed) << "rank " << r;
+    EXPECT_EQ(rank.result_counts, no_counts) << "rank " << r;
+    EXPECT_EQ(rank.result_offsets, no_offsets) << "rank " << r;
+    EXPECT_EQ(rank.totals.call, number_) << "rank " << r;
   }
 }
 

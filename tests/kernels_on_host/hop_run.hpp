@@ -82,6 +82,8 @@ class HopRun {
     std::vector<std::int32_t> sent_tokens, plan_counts;
     std::vector<LLPacket> arrived;
     HopCounts counts[4] = {};
+    std::vector<std::int32_t> result_counts, result_offsets;
+    LLPacket totals{};
     LaneState state{};
     unsigned timeout_claimed = 0;
     HostSignals report{};
