@@ -7,9 +7,12 @@ package=$1 library=$2 compiler=$3 source=$4 program=$5
 shift 5
 names=libferry static=
 [ "$library" != static ] || names='' static=-static
-# shellcheck disable=SC2046,SC2086 # words of a command line
-"$compiler" -std=c99 $static "$source" -o "$program" $(pkg-config ${static:+--static} --cflags --libs "$package")
+compile() { "$compiler" -std=c99 $static "$source" -o "$program" "$@"; }
+# pkg-config quotes for a shell: the folder of Ferry may have spaces.
+eval "compile $(pkg-config ${static:+--static} --cflags --libs "$package")"
 needed=$(readelf -d "$program" | sed -n "s/.*NEEDED.*\[\($names.*\)\]/\1/p")
 case $library in static | none) library='' ;; esac
 [ "$needed" = "$library" ] || { echo "needs ${needed:-no library of Ferry}, not ${library:-none}" && exit 1; }
-LD_LIBRARY_PATH=$(pkg-config --variable=libdir "$package") "./$program" "$@"
+eval "LD_LIBRARY_PATH=$(pkg-config --variable=libdir "$package")"
+export LD_LIBRARY_PATH
+"./$program" "$@"

@@ -17,6 +17,7 @@ import html.parser
 import json
 import math
 import os
+import pathlib
 import re
 import shutil
 import subprocess
@@ -267,9 +268,10 @@ def drawn(path):
     with tempfile.TemporaryDirectory() as profile:
         command = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
                    f"--user-data-dir={profile}", "--window-size=1100,900", "--virtual-time-budget=5000", "--dump-dom",
-                   "file://" + os.path.abspath(path)]
+                   pathlib.Path(path).absolute().as_uri()]
         try:
-            done = subprocess.run(command, capture_output=True, timeout=120, check=False)
+            # The browser makes a socket below TMPDIR, and the path of a socket has at most 107 characters.
+            done = subprocess.run(command, capture_output=True, timeout=120, check=False, env={**os.environ, "TMPDIR": "/tmp"})
         except subprocess.TimeoutExpired as error:
             raise BrowserError(f"{browser} took over {error.timeout:.0f} s") from error
     if done.returncode != 0 or not done.stdout:

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import unittest
+import unittest.mock
 
 sys.dont_write_bytecode = True
 import check_page  # noqa: E402  (beside this file)
@@ -143,6 +144,13 @@ class PageTest(SampleTest):
         self.assertEqual(check_page.main(files[:4]), 0)
         self.assertEqual(check_page.main(files), 1)
         self.assertEqual(check_page.main(files[:3]), 2)
+
+    def test_folders_may_have_any_name(self):
+        sample = self.sample("small")
+        with tempfile.TemporaryDirectory(prefix="a # folder? %41 " + "long-" * 30) as folder:
+            with unittest.mock.patch.dict(os.environ, TMPDIR=folder), unittest.mock.patch.object(tempfile, "tempdir", folder):
+                page = shutil.copy(sample.page, folder)
+                self.assertEqual(check_page.problems_of(page, sample.run, draw(page))[0], [])
 
     def test_large_pages_stay_small(self):
         self.assertLess(os.path.getsize(self.sample("large").page), 1_000_000)
