@@ -561,7 +561,8 @@ class ReceiveBuffers:
 
     parts          an array, or a tuple with one for each part of the format: capacity rows, or for a dispatch by a plan as
                    many as the plan's total; scales in columns: rows rounded up to a multiple of 4, expert_padded those of
-                   each group; as tiles: ceil(rows / 128) + G rows of tiles. DispatchResult.parts then returns these arrays
+                   each group; as tiles: ceil(rows / 128) + G rows of tiles. C-contiguous, or scales in columns with the shape
+                   and strides of a result's own. DispatchResult.parts then returns these arrays
     weight         float32 [capacity]; rank_major [capacity, K]
     local_ids      int32 [capacity, K], rank_major only
     group_of_row   int32 [capacity]: the group of every row, -1 on padding; written only if given

@@ -119,6 +119,22 @@ std::int64_t rows_written(const PartLayout& part, const DispatchInput& in) {
   return std::min(in.capacity, max_rows_touched(nb::cast<PyPlan&>(in.context.plan)));
 }
 
+// Whether the array has the shape and the strides that DispatchResult.parts gives scales in columns: [rows,
+// n], with expert_padded [G, rows, n].
+bool is_in_columns(const Array& array, const PartLayout& part, const RowRoom& room) {
+  const bool by_group = room.group_rows > 0;
+  const std::int64_t leading = column_length(room), columns = elements_of(part);
+  const std::size_t dimensions = by_group ? 3 : 2;
+  if (array.shape.size() != dimensions || array.element_bytes() != part.element_bytes) return false;
+  const Shape shape{room.groups, by_group ? room.group_rows : room.rows, columns};
+  const Shape strides{columns * leading, 1, leading};
+  for (std::size_t i = 0; i < dimensions; ++i) {
+    const std::size_t of = i + 3 - dimensions;
+    if (array.shape[i] != shape[of] || (shape[of] > 1 && array.strides[i] != strides[of])) return false;
+  }
+  return true;
+}
+
 void read_part_buffers(RowRoom room, DispatchInput& in, const nb::object& given) {
   if (given.is_none()) return;
   const std::vector<nb::object> items = list_of(given);
@@ -131,11 +147,13 @@ void read_part_buffers(RowRoom room, DispatchInput& in, const nb::object& given)
     const std::string name = str("memory.parts[", p, "]");
     const Array& array = in.arguments.add(items[p], name.c_str());
     require_writable(array, name.c_str());
+    const PartLayout& part = parts.part[p];
+    room.rows = rows_written(part, in);
+    in.options.memory.parts[p] = array.data;
+    if (part.columns && is_in_columns(array, part, room)) continue;
     require_dense(array, name.c_str());
     std::int64_t bytes = array.element_bytes();
     for (const std::int64_t length : array.shape) bytes *= length;
-    const PartLayout& part = parts.part[p];
-    room.rows = rows_written(part, in);
     const std::int64_t needed = part_bytes_total(part, room);
     if (bytes < needed) {
       throw UsageError(str(
@@ -144,7 +162,6 @@ void read_part_buffers(RowRoom room, DispatchInput& in, const nb::object& given)
           part.tiles ? str(" in tiles of 128 rows, with one more for each of ", room.groups, " groups") : "",
           ", got ", bytes, ": pass a larger array"));
     }
-    in.options.memory.parts[p] = array.data;
   }
 }
 

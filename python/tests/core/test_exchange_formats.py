@@ -271,6 +271,39 @@ def test_scales_as_tiles(rng, name, layout):
     ferry.Group.threads(4).run(body)
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("layout", ["expert_major", "expert_padded"])
+@pytest.mark.parametrize("name", ["bf16", "fp8", "fp8-columns", "fp8-columns-pow2-packed", "mxfp8-columns", "mxfp4-up-tiles",
+                                  "nvfp4-token", "nvfp4-token-columns", "nvfp4-token-tiles"])
+def test_the_arrays_of_a_result_are_receive_buffers(rng, name, layout, backend):
+    hidden, capacity = 96 if name.endswith("tiles") else 672, 29 if layout == "expert_padded" else 85
+    step = random_step(rng, hidden=hidden)
+
+    def body(rank):
+        exchange = exchange_for(rank, step, hidden=hidden, layout=layout, capacity=capacity, format=name, lanes=2, backend=backend)
+        first = exchange.dispatch(*inputs(step, rank))
+        memory = ferry.ReceiveBuffers(first.parts, counts=first.counts, row_offsets=first.row_offsets)
+        kept = [part.copy() for part in first.parts]
+        begin, end = first.row_offsets[:-1].copy(), first.row_offsets[:-1] + first.counts
+        ids = inputs(step, rank)[1]
+        for route in (ids, exchange.dispatch(*inputs(step, rank), lane=1).plan.copy()):
+            for part in first.parts:
+                part[...] = 1
+            again = exchange.dispatch(step.tokens[rank.index], route, lane=1, memory=memory)
+            for number, (part, expected) in enumerate(zip(again.parts, kept)):
+                assert part.shape == expected.shape and np.shares_memory(part, first.parts[number])
+                if number == 1 and name.endswith("tiles"):
+                    for tile, count in zip(again.tile_offsets, again.counts):
+                        tiles = slice(tile, tile + -(-int(count) // 128))
+                        assert same_bits(part[tiles], expected[tiles])
+                    continue
+                rows, expected = (array.reshape(-1, array.shape[-1]) for array in (part, expected))
+                for row in (row for b, e in zip(begin, end) for row in range(b, e)):
+                    assert same_bits(rows[row], expected[row])
+
+    ferry.Group.threads(4).run(body)
+
+
 @pytest.mark.parametrize("name", ["fp8", "mxfp8", "nvfp4"])
 def test_input_scales(rng, name):
     step = random_step(rng, hidden=96)
