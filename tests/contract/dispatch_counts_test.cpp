@@ -159,6 +159,13 @@ TEST_P(Contract, RowsPastTheCallersMemoryAreNotStored) {
             require(row < rows, "row ", row, " of ", rows);
           }
         }
+        // Nor has a route of its own tokens; those to other ranks keep the row that they would have there.
+        const std::vector<oracle::RouteTarget>& routes = prepared.step.positions.routes[rank.index()];
+        for (std::size_t i = 0; i < routes.size(); ++i) {
+          const bool has_row = routes[i].destination != rank.index() || routes[i].row < rows;
+          require_equal(plan.route_row[i], static_cast<std::int32_t>(has_row ? routes[i].row : -1), "route ",
+                        i);
+        }
       }
     });
   }

@@ -195,11 +195,14 @@ void Lane::finish_plan(const oracle::GlobalInputs& inputs, const oracle::RowPosi
 void Lane::drop_rows(const oracle::RowPositions& positions, const PlanView& plan) {
   leaves_out_rows_ = true;
   const std::int64_t top_k = context_.config.top_k;
+  const auto is_past = [&](std::int32_t row) { return row >= dispatch_.memory.rows; };
   for (int source = 0; source < context_.ranks(); ++source) {
     const std::int64_t messages = positions.tokens_between[source * context_.ranks() + context_.me()];
     std::int32_t* rows = plan.received_rows_of_message + source * context_.config.max_tokens * top_k;
-    std::replace_if(
-        rows, rows + messages * top_k, [&](std::int32_t row) { return row >= dispatch_.memory.rows; }, -1);
+    std::replace_if(rows, rows + messages * top_k, is_past, -1);
+  }
+  for (std::int64_t route = 0; route < plan.header->tokens * top_k; ++route) {
+    if (plan.route_rank[route] == context_.me() && is_past(plan.route_row[route])) plan.route_row[route] = -1;
   }
 }
 

@@ -20,7 +20,8 @@ __device__ __forceinline__ std::int32_t row_at_destination(const LaneView& lane,
                                                            const RowOffsets& offsets, int physical, int rank,
                                                            std::int32_t ordinal) {
   if (physical < 0) return -1;
-  const std::int64_t capacity = tables.capacity[rank];
+  // This rank's memory may have room for fewer rows: ReceiveBuffers::rows.
+  const std::int64_t capacity = rank == lane.rank ? lane.capacity : tables.capacity[rank];
   const int from = lane.layout == Layout::rank_major ? rank : physical;
   const std::int64_t row = std::int64_t{offsets.own_first_row[from]} + ordinal;
   if (row >= capacity) return -1;
