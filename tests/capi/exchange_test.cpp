@@ -54,7 +54,7 @@ TEST(Configuration, RoundTripsAndMakesTheSameExchange) {
   given.top_k = 2;
   given.hidden = 64;
   given.max_tokens = 5;
-  given.backend = FERRY_REFERENCE;
+  given.backend = FERRY_CPU;
   given.layout = FERRY_EXPERT_PADDED;
   given.expert_rank = ranks.data();
   given.expert_local = locals.data();
@@ -88,7 +88,7 @@ TEST(Configuration, RoundTripsAndMakesTheSameExchange) {
     EXPECT_EQ(std::memcmp(&got, &given, sizeof got), 0);
 
     const Config& config = exchange->exchange.config();
-    EXPECT_EQ(config.backend, BackendKind::reference);
+    EXPECT_EQ(config.backend, BackendKind::cpu);
     EXPECT_EQ(config.layout, Layout::expert_padded);
     EXPECT_EQ(config.placement, Placement::table({{1, 3}, {0, 1}, {1, 0}, {1, 1}, {0, 0}, {1, 2}}, 2, 77));
     EXPECT_EQ(config.capacity, 12);

@@ -15,8 +15,7 @@ TEST(ManyRanks, TwoHundredFiftySixInTwoHops) {
 }
 
 TEST(ManyRanks, TwoHundredFiftySixOnSharedMemory) {
-  for (const BackendKind backend : {BackendKind::cpu, BackendKind::reference})
-    run_many_ranks({backend, RankKind::threads}, many_ranks_case(256), Hops::one);
+  run_many_ranks({BackendKind::cpu, RankKind::threads}, many_ranks_case(256), Hops::one);
 }
 
 TEST(ManyRanks, TwoHundredFiftySixInTwoHopsOnSharedMemory) {

@@ -67,11 +67,9 @@ CaseSize size_of_case(int number) {
   return CaseSize::small;
 }
 
-// Mostly the CPU backend with threads; one case in five uses processes or the reference backend.
+// One case in ten has processes.
 Setup setup_of_case(int number) {
   if (number % 10 == 7) return {BackendKind::cpu, RankKind::processes};
-  if (number % 10 == 9)
-    return {BackendKind::reference, number % 20 == 9 ? RankKind::processes : RankKind::threads};
   return {BackendKind::cpu, RankKind::threads};
 }
 

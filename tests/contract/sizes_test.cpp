@@ -61,9 +61,8 @@ TEST_P(Contract, SizeQueryMatchesMappedMemory) {
         rank.barrier();
         require_equal(exchange.sizes().total(), query.total(), "Exchange::sizes");
         require_equal(exchange.capacity(), capacity_of(c.config, ranks, rank.index()), "capacity");
-        // reference allocates the memory of a lane on its first use, and engines map memory of their own.
-        const bool on_engine = c.config.backend == BackendKind::collective && !on_device;
-        if (c.config.backend == BackendKind::reference || on_engine) return;
+        // Engines map memory of their own.
+        if (c.config.backend == BackendKind::collective && !on_device) return;
         const std::int64_t expected = expected_bytes(c.config, rank);
         require(std::abs(grown - expected) <= tolerance, "mapped ", grown, " bytes, the query says ",
                 expected);
@@ -72,7 +71,6 @@ TEST_P(Contract, SizeQueryMatchesMappedMemory) {
   }
 }
 
-// For backends that stage rows; the reference backend stages whole inputs.
 TEST(Sizes, SymmetricMemoryStaysWithinItsBound) {
   std::vector<BackendKind> backends = {BackendKind::cpu};
   if (device::is_built()) backends.push_back(BackendKind::cuda);

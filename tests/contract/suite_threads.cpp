@@ -10,8 +10,6 @@ INSTANTIATE_TEST_SUITE_P(CpuThreadsInTwoHops, Contract,
                          testing::Values(Setup{
                              .rank_kind = RankKind::threads, .hops = Hops::two, .window = 7}));
 #endif
-INSTANTIATE_TEST_SUITE_P(ReferenceThreads, Contract,
-                         testing::Values(Setup{BackendKind::reference, RankKind::threads}));
 INSTANTIATE_TEST_SUITE_P(CudaThreads, Contract, testing::ValuesIn(device_setups(RankKind::threads)));
 INSTANTIATE_TEST_SUITE_P(CudaThreadsInTwoHops, Contract, testing::ValuesIn(relayed_device_setups()));
 

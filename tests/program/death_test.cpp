@@ -96,10 +96,6 @@ TEST(ProgramDeath, EndsTheRunOfTheOthersAtTheStepThatNeedsTheRank) {
   expect_the_error_at_its_step({0, 0, 0}, death_config(BackendKind::cpu, Hops::one));
 }
 
-TEST(ProgramDeath, OfTheReferenceBackend) {
-  expect_the_error_at_its_step({0, 0, 0}, death_config(BackendKind::reference, Hops::one));
-}
-
 // Each rank is a process of its own that the test has forked, with functions of the caller as its engine.
 TEST(ProgramDeath, OverAnEngineOfTheCaller) {
   constexpr int kRanks = 3;

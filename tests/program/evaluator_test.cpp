@@ -177,12 +177,12 @@ TEST(Evaluator, AFunctionThatThrowsATimeoutEndsTheRunOfTheOthersAtOnce) {
   });
 }
 
-// Two exchanges of different backends, whose experts lie elsewhere; both calls of lane 0 are open at once.
+// Two exchanges, in one hop and in two, whose experts lie elsewhere; both calls of lane 0 are open at once.
 TEST(Evaluator, StepsRunOnTheExchangeThatTheyName) {
-  Group::threads(2).run([](const Rank& rank) {
+  Group::threads(2, 2).run([](const Rank& rank) {
     Config wide = layer_config();
     wide.experts = 8;  // so that expert 3 is on rank 0
-    wide.backend = BackendKind::reference;
+    wide.hops = Hops::two;
     Exchange first(rank, layer_config()), second(rank, wide);
     const Program program = parse_program(R"(
       program two

@@ -82,7 +82,7 @@ TEST_P(GroupsOverHosts, GatherInOrderUnderRandomDelays) {
 TEST_P(GroupsOverHosts, AreRefusedByBackendsThatNeedSharedMemory) {
   run_hosts(GetParam(), {"a", "b", "b"}, kNoFaultDeadline, [](const Rank& rank) {
     FERRY_CHECK(!rank.same_process(), "");
-    for (const BackendKind backend : {BackendKind::cpu, BackendKind::reference, BackendKind::cuda}) {
+    for (const BackendKind backend : {BackendKind::cpu, BackendKind::cuda}) {
       const auto error = expect_thrown<UnsupportedError>([&] {
         Exchange exchange(rank,
                           {.experts = 6, .top_k = 2, .hidden = 16, .max_tokens = 4, .backend = backend});

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import ferry
-from exchange_steps import BACKENDS, HIDDEN, MOST, exchange_for, inputs, poisoned
+from exchange_steps import HIDDEN, MOST, exchange_for, inputs, poisoned
 from oracle import bf16, messages_to, partial_sums, random_step, routes_to, same_bits
 
 
@@ -42,14 +42,13 @@ def test_reprs():
         "DispatchResult(call 1, 2 groups, capacity 28, format='bf16')", "Exchange(destroyed)")
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("ids", [np.int32, np.int64])
 @pytest.mark.parametrize("ranks", [1, 3, 4])
-def test_rows_are_grouped_by_expert(rng, backend, ids, ranks):
+def test_rows_are_grouped_by_expert(rng, ids, ranks):
     step = random_step(rng, ranks, ids=ids)
 
     def body(rank):
-        rows = exchange_for(rank, step, backend=backend, alignment=4).dispatch(*inputs(step, rank))
+        rows = exchange_for(rank, step, alignment=4).dispatch(*inputs(step, rank))
         expected = routes_to(step, rank.index)
         offsets = rows.row_offsets
         assert rows.groups == len(rows.group_expert) == len(rows.counts) == len(offsets) - 1
@@ -74,12 +73,11 @@ def test_rows_are_grouped_by_expert(rng, backend, ids, ranks):
     ferry.Group.threads(ranks).run(body)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_combine_returns_weighted_sums(rng, backend):
+def test_combine_returns_weighted_sums(rng):
     step = random_step(rng)
 
     def body(rank):
-        exchange = exchange_for(rank, step, backend=backend)
+        exchange = exchange_for(rank, step)
         rows = exchange.dispatch(*inputs(step, rank))
         outputs = (rows.data * bf16(2)).astype(bf16)
         outputs[int(rows.total):] = np.nan  # never read
@@ -113,12 +111,11 @@ def test_combine_returns_unreduced_rows_and_row_values(rng):
     ferry.Group.threads(4).run(body)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_rank_major_rows(rng, backend):
+def test_rank_major_rows(rng):
     step = random_step(rng)
 
     def body(rank):
-        exchange = exchange_for(rank, step, layout="rank_major", backend=backend)
+        exchange = exchange_for(rank, step, layout="rank_major")
         rows = exchange.dispatch(*inputs(step, rank))
         first = rank.index * step.experts // step.ranks
         expected = messages_to(step, rank.index)
@@ -277,10 +274,9 @@ def test_metadata_load_and_wire_counts(rng):
     ferry.Group.threads(4).run(body)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_a_rank_without_experts_has_empty_groups(backend):
+def test_a_rank_without_experts_has_empty_groups():
     def body(rank):
-        exchange = ferry.Exchange(rank, experts=1, top_k=1, hidden=HIDDEN, max_tokens=2, backend=backend)
+        exchange = ferry.Exchange(rank, experts=1, top_k=1, hidden=HIDDEN, max_tokens=2)
         rows = exchange.dispatch(np.ones((2, HIDDEN), bf16), np.zeros((2, 1), np.int32))
         groups = 1 - rank.index
         assert rows.counts.tolist() == [4] * groups and rows.group_expert.tolist() == [0] * groups
@@ -291,12 +287,11 @@ def test_a_rank_without_experts_has_empty_groups(backend):
 
 
 @pytest.mark.parametrize("apart", [False, True])
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_shared_experts(rng, backend, apart):
+def test_shared_experts(rng, apart):
     step = random_step(rng, 3)
 
     def body(rank):
-        exchange = exchange_for(rank, step, backend=backend, shared_experts=2, combine_type="fp32", reduction="exact")
+        exchange = exchange_for(rank, step, shared_experts=2, combine_type="fp32", reduction="exact")
         assert exchange.config.shared_experts == 2
         tokens, ids, weights = inputs(step, rank)
         rows, count = exchange.dispatch(tokens, ids, weights), len(tokens)
@@ -318,13 +313,12 @@ def test_shared_experts(rng, backend, apart):
     ferry.Group.threads(3).run(body)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_replicated_input(rng, backend):
+def test_replicated_input(rng):
     step = random_step(rng, 3)
     tokens, ids, weights = step.tokens[0], step.ids[0], step.weights[0]
 
     def body(rank):
-        exchange = exchange_for(rank, step, backend=backend, input="replicated", shared_experts=1, shared_split=3)
+        exchange = exchange_for(rank, step, input="replicated", shared_experts=1, shared_split=3)
         assert (exchange.config.input, exchange.config.shared_split) == ("replicated", 3)
         rows, count = exchange.dispatch(tokens, ids, weights), len(tokens)
         first, end = rank.index * count // 3, (rank.index + 1) * count // 3

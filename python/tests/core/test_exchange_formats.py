@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import ferry
-from exchange_steps import BACKENDS, exchange_for, inputs
+from exchange_steps import exchange_for, inputs
 from oracle import bf16, random_step, routes_to, same_bits
 
 
@@ -61,15 +61,14 @@ def test_packed_power_of_two_scales(rng):
     ferry.Group.threads(4).run(body)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name, words", [("fp8", 6), ("fp8-pow2-packed", 2), ("mxfp8", 6), ("nvfp4-token", 11)])
-def test_each_group_of_expert_padded_has_columns_of_its_own(rng, name, words, backend):
+def test_each_group_of_expert_padded_has_columns_of_its_own(rng, name, words):
     hidden, capacity, leading = 672, 29, 32
     step = random_step(rng, hidden=hidden)
 
     def body(rank):
         exchange = exchange_for(rank, step, hidden=hidden, layout="expert_padded", capacity=capacity, shared_experts=1,
-                                format=name + "-columns", backend=backend)
+                                format=name + "-columns")
         rows = exchange.dispatch(*inputs(step, rank))
         assert rows.scales.shape == (rows.groups, capacity, words)
         assert rows.scales.strides == (words * leading * 4, 4, leading * 4)
@@ -112,11 +111,10 @@ def test_mx_formats(rng, name, rule, columns):
     ferry.Group.threads(4).run(body)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("dtype", [bf16, np.float16])
 @pytest.mark.parametrize("rule", ["up", "ocp"])
 @pytest.mark.parametrize("name", ["mxfp8", "mxfp4"])
-def test_mx_formats_of_every_16_bit_value(name, rule, dtype, backend):
+def test_mx_formats_of_every_16_bit_value(name, rule, dtype):
     element, top, largest, nan = (ml_dtypes.float4_e2m1fn, 2, 6, 7) if name == "mxfp4" else (ml_dtypes.float8_e4m3fn, 8, 448, 0x7F)
     every = np.arange(65536, dtype=np.uint16)
     octave = 128 if dtype == bf16 else 1024
@@ -136,8 +134,7 @@ def test_mx_formats_of_every_16_bit_value(name, rule, dtype, backend):
         values = values[:, ::2] | values[:, 1::2] << 4
 
     def body(rank):
-        exchange = ferry.Exchange(
-            rank, experts=1, top_k=1, hidden=4096, max_tokens=32, format=f"{name}-{rule}", backend=backend)
+        exchange = ferry.Exchange(rank, experts=1, top_k=1, hidden=4096, max_tokens=32, format=f"{name}-{rule}")
         rows = exchange.dispatch(tokens, np.zeros((32, 1), np.int64))
         assert np.array_equal(rows.scales, (exponents + 127).astype(np.uint8).reshape(32, 128))
         assert np.array_equal(rows.data.view(np.uint8), values)
@@ -169,22 +166,21 @@ def test_nvfp4(rng, name):
     ferry.Group.threads(4).run(body)
 
 
-def nvfp4_dispatch(rng, backend):
+def nvfp4_dispatch(rng):
     """Makes a function for each rank: a dispatch of the same tokens in nvfp4 with a global_scale."""
     tokens = rng.standard_normal((2, 96)).astype(bf16)
     ids, weights = np.array([[0, 3], [2, -1]]), rng.random((2, 2), np.float32)
 
     def of_rank(rank):
-        exchange = ferry.Exchange(rank, experts=4, top_k=2, hidden=96, max_tokens=2, format="nvfp4", backend=backend)
+        exchange = ferry.Exchange(rank, experts=4, top_k=2, hidden=96, max_tokens=2, format="nvfp4")
         return lambda given: exchange.dispatch(tokens, ids, weights, global_scale=given)
 
     return of_rank
 
 
 # NumPy's numbers of any type, and arrays of one element.
-@pytest.mark.parametrize("backend", ["cpu", "reference"])
-def test_global_scales_of_numpy(rng, backend):
-    of_rank = nvfp4_dispatch(rng, backend)
+def test_global_scales_of_numpy(rng):
+    of_rank = nvfp4_dispatch(rng)
 
     def body(rank):
         dispatch = of_rank(rank)
@@ -202,9 +198,8 @@ def test_global_scales_of_numpy(rng, backend):
 
 
 # Numbers that are no scale end the call on the rank that passed them, or, if they are no number, on every rank.
-@pytest.mark.parametrize("backend", ["cpu", "reference"])
-def test_bad_global_scales(rng, backend):
-    of_rank = nvfp4_dispatch(rng, backend)
+def test_bad_global_scales(rng):
+    of_rank = nvfp4_dispatch(rng)
 
     def body(rank):
         dispatch = of_rank(rank)

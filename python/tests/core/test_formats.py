@@ -64,22 +64,20 @@ def build(tmp_path):
     return compile_library
 
 
-def dispatch(rank, backend, **settings):
+def dispatch(rank, **settings):
     """Every token goes to one expert of each rank. The tokens, the received parts and their sources."""
     tokens = np.random.default_rng(rank.index).standard_normal((4, HIDDEN)).astype(bf16)
-    with ferry.Exchange(rank, backend=backend, experts=RANKS, top_k=RANKS, hidden=HIDDEN, max_tokens=4, **settings) as exchange:
+    with ferry.Exchange(rank, experts=RANKS, top_k=RANKS, hidden=HIDDEN, max_tokens=4, **settings) as exchange:
         rows = exchange.dispatch(tokens, np.tile(np.arange(RANKS), (4, 1)))
         count = int(rows.row_offsets[-1])
         return tokens, [part[:count].copy() for part in rows.parts], rows.source[:count].copy()
 
 
-@pytest.mark.parametrize("backend", ["cpu", "reference"])
-def test_tokens_are_encoded_by_the_library(build, backend):
-    name = f"upper_{backend}"
-    library = build(name, UPPER_BYTES)
-    assert ferry.load_formats(library) == [name]
-    assert ferry.load_formats(str(library)) == [name]  # again: it is known
-    ranks = ferry.Group.threads(RANKS).run(lambda rank: dispatch(rank, backend, format=name))
+def test_tokens_are_encoded_by_the_library(build):
+    library = build("upper", UPPER_BYTES)
+    assert ferry.load_formats(library) == ["upper"]
+    assert ferry.load_formats(str(library)) == ["upper"]  # again: it is known
+    ranks = ferry.Group.threads(RANKS).run(lambda rank: dispatch(rank, format="upper"))
     for _, (values, sizes), source in ranks:
         assert len(values) == 4 * RANKS
         for row, (rank, token, _) in enumerate(source):
@@ -90,7 +88,7 @@ def test_tokens_are_encoded_by_the_library(build, backend):
 
 def test_shared_experts_get_the_encoded_rows(build):
     ferry.load_formats(build("upper_shared", UPPER_BYTES))
-    ranks = ferry.Group.threads(RANKS).run(lambda rank: dispatch(rank, "cpu", format="upper_shared", shared_experts=1))
+    ranks = ferry.Group.threads(RANKS).run(lambda rank: dispatch(rank, format="upper_shared", shared_experts=1))
     for rank, (tokens, (values, _), source) in enumerate(ranks):
         assert len(values) == 4 * (RANKS + 1)
         assert (np.asarray(values[:4]).view(np.uint8) == tokens.view(np.uint8)[:, 1::2]).all()

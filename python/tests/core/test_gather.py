@@ -6,15 +6,15 @@ import pytest
 
 import ferry
 import ferry.megatron
-from exchange_steps import BACKENDS, poisoned
+from exchange_steps import poisoned
 
 COUNTS = [3, 0, 5, 1]
 HIDDEN = 24
 TYPES = [np.float32, np.float16, ml_dtypes.bfloat16]
 
 
-def exchange_of(rank, backend="cpu"):
-    return ferry.Exchange(rank, experts=8, top_k=2, hidden=HIDDEN, max_tokens=4, backend=backend)
+def exchange_of(rank):
+    return ferry.Exchange(rank, experts=8, top_k=2, hidden=HIDDEN, max_tokens=4)
 
 
 def random_rows(rng, ranks, rows, dtype):
@@ -23,16 +23,15 @@ def random_rows(rng, ranks, rows, dtype):
             for _ in range(ranks)]
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("shape", [(), (5,), (3, 4)])
-def test_gathered_rows_are_the_concatenation(rng, backend, shape):
+def test_gathered_rows_are_the_concatenation(rng, shape):
     for dtype in (np.int64, np.uint8, ml_dtypes.bfloat16):
         rows = [rng.integers(0, 100, (count, *shape)).astype(dtype) for count in COUNTS]
 
         def body(rank):
             out = poisoned((11, *shape), dtype)
             past = out[9:].copy()
-            made = exchange_of(rank, backend).all_gather_v(rows[rank.index], out)
+            made = exchange_of(rank).all_gather_v(rows[rank.index], out)
             assert len(made) == 9 and np.shares_memory(made, out)
             assert out[:9].tobytes() == np.concatenate(rows).tobytes()
             assert out[9:].tobytes() == past.tobytes()
@@ -40,9 +39,8 @@ def test_gathered_rows_are_the_concatenation(rng, backend, shape):
         ferry.Group.threads(4).run(body)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("dtype", TYPES)
-def test_scattered_sums_are_added_in_rank_order_and_rounded_once(rng, backend, dtype):
+def test_scattered_sums_are_added_in_rank_order_and_rounded_once(rng, dtype):
     rows = random_rows(rng, 4, sum(COUNTS), dtype)
     sums = np.zeros((sum(COUNTS), HIDDEN), np.float32)
     for mine in rows:
@@ -51,7 +49,7 @@ def test_scattered_sums_are_added_in_rank_order_and_rounded_once(rng, backend, d
 
     def body(rank):
         out = poisoned((COUNTS[rank.index], HIDDEN), dtype)
-        assert exchange_of(rank, backend).reduce_scatter_v(rows[rank.index], out) is out
+        assert exchange_of(rank).reduce_scatter_v(rows[rank.index], out) is out
         assert out.tobytes() == expected[rank.index].tobytes()
 
     ferry.Group.threads(4).run(body)
@@ -91,10 +89,9 @@ def test_bad_arguments_end_the_call_of_every_rank_and_write_nothing():
     ferry.Group.threads(3).run(body)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_megatrons_metadata(backend):
+def test_megatrons_metadata():
     def body(rank):
-        exchange = exchange_of(rank, backend)
+        exchange = exchange_of(rank)
         step = np.full(3, -7, np.int32)
         assert ferry.megatron.fused_metadata_update(
             local_tokens=COUNTS[rank.index], local_buf=None, symm_mem_hdl=exchange, step_metadata=step) is None
@@ -139,8 +136,7 @@ def test_expert_outputs_by_gather_and_scatter_equal_dispatch_and_combine(rng):
     ferry.Group.threads(4).run(body)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_gathered_input_has_the_bytes_of_routed_input(rng, backend):
+def test_gathered_input_has_the_bytes_of_routed_input(rng):
     tokens = [rng.standard_normal((count, HIDDEN)).astype(ml_dtypes.bfloat16) for count in COUNTS]
     ids = [rng.integers(-1, 8, (count, 2)) for count in COUNTS]
     weights = [rng.random((count, 2), np.float32) for count in COUNTS]
@@ -148,7 +144,7 @@ def test_gathered_input_has_the_bytes_of_routed_input(rng, backend):
     def body(rank):
         results = []
         for transfer in ("routed", "gather"):
-            exchange = ferry.Exchange(rank, experts=8, top_k=2, hidden=HIDDEN, max_tokens=5, backend=backend,
+            exchange = ferry.Exchange(rank, experts=8, top_k=2, hidden=HIDDEN, max_tokens=5,
                                       reduction_level="rank", repeats=True, transfer=transfer)
             assert exchange.config.transfer == transfer
             rows = exchange.dispatch(tokens[rank.index], ids[rank.index], weights[rank.index])
@@ -158,7 +154,7 @@ def test_gathered_input_has_the_bytes_of_routed_input(rng, backend):
         assert results[0] == results[1]
         assert exchange.wire_counts().dispatch_messages == 3 * COUNTS[rank.index]
         with pytest.raises(ferry.UsageError, match="transfer = gather with layout rank_major"):
-            ferry.Exchange(rank, experts=8, top_k=2, hidden=HIDDEN, max_tokens=5, backend=backend, transfer="gather",
+            ferry.Exchange(rank, experts=8, top_k=2, hidden=HIDDEN, max_tokens=5, transfer="gather",
                            layout="rank_major")
 
     ferry.Group.threads(4).run(body)

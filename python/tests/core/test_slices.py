@@ -26,17 +26,16 @@ def step(exchange, group, share):
     return rows.counts.tolist(), rows.received_rows().copy(), y
 
 
-def exchange_for(rank, backend, **settings):
+def exchange_for(rank, **settings):
     return ferry.Exchange(rank, experts=EXPERTS, top_k=TOP_K, hidden=HIDDEN, max_tokens=MOST, format="fp32", combine_type="fp32",
-                          backend=backend, **settings)
+                          **settings)
 
 
-@pytest.mark.parametrize("backend", ["reference", "cpu"])
-def test_slices_give_the_results_of_whole_experts(backend):
-    whole = ferry.Group.threads(EP).run(lambda rank: step(exchange_for(rank, backend), rank.index, 1))
+def test_slices_give_the_results_of_whole_experts():
+    whole = ferry.Group.threads(EP).run(lambda rank: step(exchange_for(rank), rank.index, 1))
     placement = ferry.Placement.ep_tp(EXPERTS, EP, TP)
     sliced = ferry.Group.threads(EP * TP).run(
-        lambda rank: step(exchange_for(rank, backend, placement=placement), rank.index // TP, 1 / TP))
+        lambda rank: step(exchange_for(rank, placement=placement), rank.index // TP, 1 / TP))
     for rank, (counts, rows, results) in enumerate(sliced):
         expected = whole[rank // TP]
         assert counts == expected[0]
@@ -73,7 +72,7 @@ def test_nodes_are_those_of_the_ranks_that_add(rng):
 
 def test_plans_are_those_before_the_gather():
     def body(rank):
-        exchange = exchange_for(rank, "cpu", placement=ferry.Placement.ep_tp(EXPERTS, EP, TP))
+        exchange = exchange_for(rank, placement=ferry.Placement.ep_tp(EXPERTS, EP, TP))
         _, ids, _ = step_inputs = inputs_of(rank.index // TP)
         plan = exchange.dispatch(*step_inputs).plan
         first, end = (i * len(ids) // TP for i in (rank.index % TP, rank.index % TP + 1))
@@ -88,4 +87,4 @@ def test_plans_are_those_before_the_gather():
 def test_what_slices_do_not_have_is_refused_by_name():
     placement = ferry.Placement.ep_tp(EXPERTS, EP, TP)
     with pytest.raises(ferry.UnsupportedError, match="experts in slices .* rank_major"):
-        ferry.Group.threads(EP * TP).run(lambda rank: exchange_for(rank, "cpu", placement=placement, layout="rank_major"))
+        ferry.Group.threads(EP * TP).run(lambda rank: exchange_for(rank, placement=placement, layout="rank_major"))

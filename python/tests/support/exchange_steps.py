@@ -4,7 +4,6 @@ import numpy as np
 
 import ferry
 
-BACKENDS = ["cpu", "reference"]
 HIDDEN, MOST = 32, 7
 
 
