@@ -25,7 +25,7 @@ struct Config {
   EngineKind engine =
       EngineKind::automatic;  ///< collective: `nccl`, or the engine that the group must have brought
   MemoryKind memory = MemoryKind::automatic;  ///< of all arrays, which are the caller's
-  Hops hops = Hops::automatic;                ///< received rows do not depend on it; not with `reference`
+  Hops hops = Hops::automatic;                ///< received rows do not depend on it
   /// Bounds what one rank has on its way to another. Results do not depend on it.
   /// collective: most messages of a round of a call; every round costs a round trip. 0: a hop is one round.
   /// cpu, cuda and nvshmem in two hops: for how many of the largest messages a pair of ranks has staging, at

@@ -75,8 +75,8 @@ enum class Transfer : int { routed = 0, gather = 1 };
 
 /// The implementation that carries out an exchange.
 ///
-/// - `reference`, `cpu`: ranks of one host, which share memory. `reference` is slow and computes with the
-///   oracle of the tests.
+/// - `reference`: reserved. Records of earlier versions name it; a configuration that asks for it is refused.
+/// - `cpu`: ranks of one host, which share memory.
 /// - `cuda`: GPUs of one host.
 /// - `collective`: ranks of any hosts; an engine carries the messages (EngineKind).
 /// - `nvshmem`: GPUs of any hosts; kernels put the messages across hosts.

@@ -79,7 +79,7 @@ class Config:
 
     Config(experts=E, top_k=K, hidden=H, max_tokens=T, ...). These four are required. The others:
 
-    backend              'cpu', 'cuda', 'collective', 'nvshmem' or 'reference'; default: 'cuda' in a Group.torch() that uses NCCL,
+    backend              'cpu', 'cuda', 'collective' or 'nvshmem'; default: 'cuda' in a Group.torch() that uses NCCL,
                          else 'cpu'. 'collective' is for groups over several hosts and uses the engine that the group has brought;
                          so is 'nvshmem', whose kernels put messages between GPUs of different hosts by themselves
     engine               'nccl': NCCL, on device memory; 'mpi' or 'custom': the engine that the group must have brought; default
@@ -126,7 +126,7 @@ class Config:
     checked by Exchange, size_of and capacity_of.
     """
 
-    def __init__(self, *, experts: int, top_k: int, hidden: int, max_tokens: int, backend: Literal['cpu', 'cuda', 'collective', 'nvshmem', 'reference'] = ..., engine: Literal['automatic', 'mpi', 'custom', 'nccl'] = 'automatic', memory: Literal['automatic', 'host', 'device'] = 'automatic', hops: Literal['automatic', 'one', 'two'] = 'automatic', window: int = 0, shared_experts: int = 0, input: Literal['own', 'replicated'] = 'own', shared_split: int = 0, transfer: Literal['routed', 'gather'] = 'routed', placement: Placement = ..., layout: Literal['expert_major', 'expert_padded', 'rank_major'] = 'expert_major', alignment: int = 1, capacity: int = 0, repeats: bool = False, zero_padding: bool = False, format: str = 'bf16', combine_type: Literal['bf16', 'fp16', 'fp32'] = 'bf16', reduction: Literal['partial', 'exact', 'unreduced'] = 'partial', reduction_level: Literal['automatic', 'rank', 'node'] = 'automatic', lanes: int = 1, deadline: float = 30.0, own_receive_buffers: bool = True, check_calls: bool = True) -> None: ...
+    def __init__(self, *, experts: int, top_k: int, hidden: int, max_tokens: int, backend: Literal['cpu', 'cuda', 'collective', 'nvshmem'] = ..., engine: Literal['automatic', 'mpi', 'custom', 'nccl'] = 'automatic', memory: Literal['automatic', 'host', 'device'] = 'automatic', hops: Literal['automatic', 'one', 'two'] = 'automatic', window: int = 0, shared_experts: int = 0, input: Literal['own', 'replicated'] = 'own', shared_split: int = 0, transfer: Literal['routed', 'gather'] = 'routed', placement: Placement = ..., layout: Literal['expert_major', 'expert_padded', 'rank_major'] = 'expert_major', alignment: int = 1, capacity: int = 0, repeats: bool = False, zero_padding: bool = False, format: str = 'bf16', combine_type: Literal['bf16', 'fp16', 'fp32'] = 'bf16', reduction: Literal['partial', 'exact', 'unreduced'] = 'partial', reduction_level: Literal['automatic', 'rank', 'node'] = 'automatic', lanes: int = 1, deadline: float = 30.0, own_receive_buffers: bool = True, check_calls: bool = True) -> None: ...
 
     @property
     def experts(self) -> int:
@@ -200,7 +200,7 @@ class Config:
 
     @property
     def backend(self) -> str:
-        """'cpu', 'cuda', 'collective', 'nvshmem' or 'reference'."""
+        """'cpu', 'cuda', 'collective' or 'nvshmem'."""
 
     @property
     def engine(self) -> str:
@@ -423,7 +423,7 @@ class Group:
         """
 
     @staticmethod
-    def custom(rank: int, ranks: int, all_gather: Callable[[bytes], Sequence[bytes]], barrier: Callable[[], object], *, all_to_all_v: Callable[[int, memoryview, list[int], list[int], memoryview, list[int], list[int]], object] | None = None, abort: Callable[[], object] | None = None, ordered_lanes: bool = True, default_backend: Literal['cpu', 'cuda', 'collective', 'nvshmem', 'reference'] = 'cpu', host_id: str = '') -> Group:
+    def custom(rank: int, ranks: int, all_gather: Callable[[bytes], Sequence[bytes]], barrier: Callable[[], object], *, all_to_all_v: Callable[[int, memoryview, list[int], list[int], memoryview, list[int], list[int]], object] | None = None, abort: Callable[[], object] | None = None, ordered_lanes: bool = True, default_backend: Literal['cpu', 'cuda', 'collective', 'nvshmem'] = 'cpu', host_id: str = '') -> Group:
         """
         This process, or thread, is one rank; the caller supplies two collective functions.
 
@@ -701,7 +701,7 @@ class Exchange:
     takes a Config. `group` is a Group, which is joined, or the Rank that Group.run() passes to its function.
 
     Collective: every rank of the group constructs the exchange and issues the same operations on a lane in the same order.
-    Blocking: with the backends 'cpu' and 'reference' a call blocks, without the GIL, until the peers have taken part, for
+    Blocking: with the backend 'cpu' a call blocks, without the GIL, until the peers have taken part, for
     `deadline` seconds at most. With 'cuda' a call enqueues its work and returns.
     Device and stream: with 'cuda' the rank works on the thread's current GPU, or on `device`; a call works on the current
     stream of its arrays' framework, or on `stream`.
@@ -717,7 +717,7 @@ class Exchange:
     @overload
     def __init__(self, group: Group | Rank, config: Config, *, device: int | None = None) -> None: ...
     @overload
-    def __init__(self, group: Group | Rank, *, device: int | None = None, experts: int, top_k: int, hidden: int, max_tokens: int, backend: Literal['cpu', 'cuda', 'collective', 'nvshmem', 'reference'] = ..., engine: Literal['automatic', 'mpi', 'custom', 'nccl'] = 'automatic', memory: Literal['automatic', 'host', 'device'] = 'automatic', hops: Literal['automatic', 'one', 'two'] = 'automatic', window: int = 0, shared_experts: int = 0, input: Literal['own', 'replicated'] = 'own', shared_split: int = 0, transfer: Literal['routed', 'gather'] = 'routed', placement: Placement = ..., layout: Literal['expert_major', 'expert_padded', 'rank_major'] = 'expert_major', alignment: int = 1, capacity: int = 0, repeats: bool = False, zero_padding: bool = False, format: str = 'bf16', combine_type: Literal['bf16', 'fp16', 'fp32'] = 'bf16', reduction: Literal['partial', 'exact', 'unreduced'] = 'partial', reduction_level: Literal['automatic', 'rank', 'node'] = 'automatic', lanes: int = 1, deadline: float = 30.0, own_receive_buffers: bool = True, check_calls: bool = True) -> None: ...
+    def __init__(self, group: Group | Rank, *, device: int | None = None, experts: int, top_k: int, hidden: int, max_tokens: int, backend: Literal['cpu', 'cuda', 'collective', 'nvshmem'] = ..., engine: Literal['automatic', 'mpi', 'custom', 'nccl'] = 'automatic', memory: Literal['automatic', 'host', 'device'] = 'automatic', hops: Literal['automatic', 'one', 'two'] = 'automatic', window: int = 0, shared_experts: int = 0, input: Literal['own', 'replicated'] = 'own', shared_split: int = 0, transfer: Literal['routed', 'gather'] = 'routed', placement: Placement = ..., layout: Literal['expert_major', 'expert_padded', 'rank_major'] = 'expert_major', alignment: int = 1, capacity: int = 0, repeats: bool = False, zero_padding: bool = False, format: str = 'bf16', combine_type: Literal['bf16', 'fp16', 'fp32'] = 'bf16', reduction: Literal['partial', 'exact', 'unreduced'] = 'partial', reduction_level: Literal['automatic', 'rank', 'node'] = 'automatic', lanes: int = 1, deadline: float = 30.0, own_receive_buffers: bool = True, check_calls: bool = True) -> None: ...
 
     @property
     def config(self) -> Config:

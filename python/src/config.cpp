@@ -165,9 +165,9 @@ Reduction reduction_named(const std::string& name) {
 }
 
 BackendKind backend_named(const std::string& name) {
-  return enum_named("backend", name,
-                    std::array{BackendKind::reference, BackendKind::cpu, BackendKind::cuda,
-                               BackendKind::collective, BackendKind::nvshmem});
+  return enum_named(
+      "backend", name,
+      std::array{BackendKind::cpu, BackendKind::cuda, BackendKind::collective, BackendKind::nvshmem});
 }
 
 EngineKind engine_named(const std::string& name) {
@@ -176,7 +176,7 @@ EngineKind engine_named(const std::string& name) {
 }
 
 const char* const kOptionalSettings =
-    "backend: typing.Literal['cpu', 'cuda', 'collective', 'nvshmem', 'reference'] = ..., "
+    "backend: typing.Literal['cpu', 'cuda', 'collective', 'nvshmem'] = ..., "
     "engine: typing.Literal['automatic', 'mpi', 'custom', 'nccl'] = 'automatic', "
     "memory: typing.Literal['automatic', 'host', 'device'] = 'automatic', "
     "hops: typing.Literal['automatic', 'one', 'two'] = 'automatic', window: int = 0, "
@@ -229,7 +229,7 @@ void bind_config(nb::module_& module) {
 
 Config(experts=E, top_k=K, hidden=H, max_tokens=T, ...). These four are required. The others:
 
-backend              'cpu', 'cuda', 'collective', 'nvshmem' or 'reference'; default: 'cuda' in a Group.torch() that uses NCCL,
+backend              'cpu', 'cuda', 'collective' or 'nvshmem'; default: 'cuda' in a Group.torch() that uses NCCL,
                      else 'cpu'. 'collective' is for groups over several hosts and uses the engine that the group has brought;
                      so is 'nvshmem', whose kernels put messages between GPUs of different hosts by themselves
 engine               'nccl': NCCL, on device memory; 'mpi' or 'custom': the engine that the group must have brought; default
@@ -304,7 +304,7 @@ checked by Exchange, size_of and capacity_of.)")
       .def_ro("check_calls", &Config::check_calls, "Whether host backends check every call.")
       .def_prop_ro(
           "backend", [](const Config& c) { return std::string(to_string(c.backend)); },
-          "'cpu', 'cuda', 'collective', 'nvshmem' or 'reference'.")
+          "'cpu', 'cuda', 'collective' or 'nvshmem'.")
       .def_prop_ro(
           "engine", [](const Config& c) { return std::string(to_string(c.engine)); },
           "'nccl'; 'mpi' or 'custom', which the group must have brought; or 'automatic'.")

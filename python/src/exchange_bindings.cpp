@@ -244,7 +244,7 @@ Exchange(group, experts=E, top_k=K, hidden=H, max_tokens=T, ...) takes the setti
 takes a Config. `group` is a Group, which is joined, or the Rank that Group.run() passes to its function.
 
 Collective: every rank of the group constructs the exchange and issues the same operations on a lane in the same order.
-Blocking: with the backends 'cpu' and 'reference' a call blocks, without the GIL, until the peers have taken part, for
+Blocking: with the backend 'cpu' a call blocks, without the GIL, until the peers have taken part, for
 `deadline` seconds at most. With 'cuda' a call enqueues its work and returns.
 Device and stream: with 'cuda' the rank works on the thread's current GPU, or on `device`; a call works on the current
 stream of its arrays' framework, or on `stream`.

@@ -1,5 +1,5 @@
 // The constants of ferry.h by enumeration, in the order of their numbers: what messages offer in place of a
-// wrong one.
+// wrong one. A number without a name is reserved.
 #pragma once
 
 #include <span>
@@ -29,7 +29,7 @@ template <>
 inline constexpr Constant kConstants<IdType>[] = {FERRY_NAMED(FERRY_INT32), FERRY_NAMED(FERRY_INT64)};
 template <>
 inline constexpr Constant kConstants<BackendKind>[] = {FERRY_NAMED(FERRY_BACKEND_DEFAULT),
-                                                       FERRY_NAMED(FERRY_REFERENCE),
+                                                       {nullptr, FERRY_REFERENCE},
                                                        FERRY_NAMED(FERRY_CPU),
                                                        FERRY_NAMED(FERRY_CUDA),
                                                        FERRY_NAMED(FERRY_COLLECTIVE),
@@ -79,6 +79,7 @@ inline constexpr Constant kConstants<Operation>[] = {
 inline std::string offered(std::span<const Constant> constants) {
   std::string text;
   for (std::size_t i = 0; i < constants.size(); ++i) {
+    if (constants[i].name == nullptr) continue;
     const char* before = i == 0 ? "" : (i + 1 == constants.size() ? " or " : ", ");
     text += str(before, constants[i].name, " (", constants[i].value, ")");
   }

@@ -13,11 +13,13 @@
 
 namespace ferry::capi {
 
-// Throws UsageError unless 0 <= value <= last.
+// Throws UsageError unless 0 <= value <= last, or if the number is reserved.
 template <class Enum>
 void check_constant(std::int64_t value, std::int32_t last, const char* field) {
   const std::span allowed = std::span(kConstants<Enum>).first(static_cast<std::size_t>(last) + 1);
-  if (value < 0 || value > last) throw UsageError(str(field, " = ", value, ", must be ", offered(allowed)));
+  const bool has_number = value >= 0 && value <= last;
+  if (!has_number || allowed[static_cast<std::size_t>(value)].name == nullptr)
+    throw UsageError(str(field, " = ", value, ", must be ", offered(allowed)));
 }
 
 // Converts a number to an enumerator, of which `last` is the highest.

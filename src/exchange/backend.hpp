@@ -176,6 +176,9 @@ inline constexpr const char* kNoCudaBackend =
     "this build of ferry has no cuda backend: install a wheel or tarball that has it, or build the sources "
     "with -D FERRY_CUDA=ON (docs/install.md)";
 
+// Throws UsageError, which names the backends, if `kind` is none of them.
+void check_backend(BackendKind kind);
+
 // Collective. Creates the backend that `config`, which is complete, names. Throws UnsupportedError if this
 // build or machine does not have it.
 std::unique_ptr<Backend> make_backend(const Rank& rank, const Config& config);
@@ -185,7 +188,6 @@ std::unique_ptr<Backend> make_sliced_backend(const Rank& rank, const Config& con
 // The same for device memory.
 std::unique_ptr<Backend> make_device_sliced_backend(const Rank& rank, const Config& config,
                                                     std::unique_ptr<Backend> inner);
-std::unique_ptr<Backend> make_reference_backend(const Rank& rank, const Config& config);
 std::unique_ptr<Backend> make_cpu_backend(const Rank& rank, const Config& config);
 // Its part for messages that take two hops.
 std::unique_ptr<Backend> make_relayed_cpu_backend(const Rank& rank, const Config& config);
@@ -201,7 +203,6 @@ std::unique_ptr<Backend> make_device_collective_backend(const Rank& rank, const 
 // Bytes that an exchange of this backend maps on a rank. `config` is complete.
 Sizes sliced_backend_sizes(const Config& config, int rank, const Sizes& inner);
 Sizes device_sliced_sizes(const Config& config, int rank, const Sizes& inner);
-Sizes reference_backend_sizes(const Config& config, int rank);
 Sizes cpu_backend_sizes(const Config& config, const Topology& topology, int rank);
 Sizes relayed_cpu_backend_sizes(const Config& config, const Topology& topology, int rank);
 Sizes cuda_backend_sizes(const Config& config, const Topology& topology, int rank);

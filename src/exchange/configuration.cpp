@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "base/text.hpp"
+#include "exchange/backend.hpp"
 #include "exchange/hop_choice.hpp"
 #include "exchange/lane_limit.hpp"
 #include "exchange/sliced.hpp"
@@ -169,6 +170,7 @@ void check_alone(const Config& config) {
   if (!(config.deadline > 0) || !std::isfinite(config.deadline)) {
     throw UsageError(str("configuration: deadline = ", config.deadline, " s, must be positive and finite"));
   }
+  check_backend(config.backend);
   check_range("layout", static_cast<std::int64_t>(config.layout), 0, 2);
   check_range("combine_type", static_cast<std::int64_t>(config.combine_type), 0, 2);
   check_range("memory", static_cast<std::int64_t>(config.memory), 0, 2);
@@ -188,10 +190,6 @@ void check_alone(const Config& config) {
   }
   check_range("hops", static_cast<std::int64_t>(config.hops), 0, 2);
   check_range("window", config.window, 0, 1 << 24);
-  if (config.hops == Hops::two && config.backend == BackendKind::reference) {
-    throw UnsupportedError(str("configuration: the backend ", to_string(config.backend),
-                               " has no second hop: use another backend, or hops = one"));
-  }
   check_range("reduction", static_cast<std::int64_t>(config.reduction), 0, 2);
   check_range("reduction_level", static_cast<std::int64_t>(config.reduction_level), 0, 2);
   const std::int64_t row_bytes = config.hidden * bytes_of(config.combine_type);

@@ -87,6 +87,7 @@ void dispatch_layout(const Ids& ids, std::int64_t tokens, int top_k, const Place
                                 .result = result,
                                 .topology = result.tokens_per_node != nullptr ? topology : nullptr};
   check_layout(call);
+  check_backend(backend);
   if (has_kernels(backend)) return dispatch_layout_on_device(call, stream);
   dispatch_layout_on_host(call);
 }

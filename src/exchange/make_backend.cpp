@@ -1,4 +1,5 @@
 // Creates the backend that a configuration names, if this build has it.
+#include <string>
 #include <vector>
 
 #include "base/text.hpp"
@@ -57,14 +58,7 @@ struct BackendEntry {
   Sizes (*sizes)(const Config& config, const Topology& topology, int rank);
 };
 
-// The sizes of a backend of one host, whose memory does not depend on nodes.
-template <Sizes (*sizes)(const Config& config, int rank)>
-Sizes on_one_host(const Config& config, const Topology&, int rank) {
-  return sizes(config, rank);
-}
-
 constexpr BackendEntry kBackends[] = {
-    {BackendKind::reference, true, true, make_reference_backend, on_one_host<reference_backend_sizes>},
     {BackendKind::cpu, true, true, make_cpu_backend, cpu_backend_sizes},
     {BackendKind::cuda, true, false, make_cuda_backend, cuda_backend_sizes},
     {BackendKind::nvshmem, false, true, make_nvshmem_backend, nvshmem_backend_sizes},
@@ -72,10 +66,13 @@ constexpr BackendEntry kBackends[] = {
 };
 
 const BackendEntry& entry_of(BackendKind kind) {
+  std::string names;
   for (const BackendEntry& entry : kBackends) {
     if (entry.kind == kind) return entry;
+    names += str(names.empty() ? "" : ", ", to_string(entry.kind));
   }
-  throw UnsupportedError(str("this build of ferry has no ", to_string(kind), " backend"));
+  throw UsageError(
+      str("backend = ", to_string(kind), " (", static_cast<int>(kind), "), must be one of ", names));
 }
 
 // The configuration as backends see it: registered formats become raw ones.
@@ -101,6 +98,10 @@ Sizes sizes_of(const Config& given, const Topology& topology, int rank) {
 }
 
 }  // namespace
+
+void check_backend(BackendKind kind) {
+  entry_of(kind);
+}
 
 std::unique_ptr<Backend> make_backend(const Rank& rank, const Config& given) {
   const Config config = backend_config(given);

@@ -59,9 +59,11 @@ TEST(DispatchLayout, IsTheSameInBothInterfaces) {
     EXPECT_EQ(c, cpp);
     EXPECT_EQ(c.per_expert, (std::vector<std::int32_t>{1, 1, 1, 2, 1, 1}));
 
-    args.backend = FERRY_COLLECTIVE;
-    EXPECT_EQ(ferry_dispatch_layout(&args), FERRY_USAGE);
-    EXPECT_NE(std::string(ferry_last_error()).find("FERRY_CPU (2) or FERRY_CUDA (3)"), std::string::npos);
+    for (const std::int32_t backend : {FERRY_COLLECTIVE, FERRY_REFERENCE}) {
+      args.backend = backend;
+      EXPECT_EQ(ferry_dispatch_layout(&args), FERRY_USAGE);
+      EXPECT_NE(std::string(ferry_last_error()).find("FERRY_CPU (2) or FERRY_CUDA (3)"), std::string::npos);
+    }
     args.backend = FERRY_BACKEND_DEFAULT;
     args.node_of_rank = nullptr;
     args.ranks_per_node = 3;

@@ -45,6 +45,7 @@ class RefusalsTest(ProgramTest):
             (["diagonal", "--layout"], ["run", "--layout", "diagonal"]),
             (["sum", "--reduction"], ["run", "--reduction", "sum"]),
             (["abacus", "--backend"], ["run", "--backend", "abacus"]),
+            (["reference", "--backend", "cpu,cuda,collective,nvshmem"], ["run", "--backend", "reference"]),
             (["bf17"], ["run", "--format", "bf17"]),
             (["raw:17", "no values"], ["run", "--format", "raw:17"]),
             (["fp8-packed", "fp8[-columns][-pow2[-packed]]"], ["run", "--format", "fp8-packed"]),

@@ -129,6 +129,10 @@ TEST(Configuration, ARefusedConfigurationEndsConstructionOnEveryRank) {
   config.top_k = 40;
   EXPECT_NE(difference(config).find("rank 1 refused its configuration: configuration: top_k = 40"),
             std::string::npos);
+  config = valid_config();
+  config.backend = BackendKind::reference;
+  EXPECT_NE(difference(config).find("rank 1 refused its configuration: backend = reference (0)"),
+            std::string::npos);
 }
 
 // The levels that an exchange of this level has on one and on two nodes.

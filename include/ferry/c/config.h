@@ -22,6 +22,7 @@ enum { FERRY_BF16 = 0, FERRY_FP16 = 1, FERRY_FP32 = 2 };
 /// Types of expert ids.
 enum { FERRY_INT32 = 0, FERRY_INT64 = 1 };
 
+/// See ferry::BackendKind. FERRY_REFERENCE is reserved: a call that asks for it returns FERRY_USAGE.
 enum {
   FERRY_BACKEND_DEFAULT = 0,
   FERRY_REFERENCE = 1,

@@ -103,6 +103,7 @@ def test_a_configuration_reaches_another_process():
         (SETTINGS | {"deadline": 0}, "deadline = 0 s, must be positive"),
         (SETTINGS | {"lanes": 65}, "lanes = 65"),
         (SETTINGS | {"reduction_level": "host"}, "reduction_level: 'host' is not one of automatic, rank, node"),
+        (SETTINGS | {"backend": "reference"}, "backend: 'reference' is not one of cpu, cuda, collective, nvshmem"),
         (SETTINGS | {"layout": "rank_major", "alignment": 8}, "rank_major rows have no alignment"),
         (SETTINGS | {"capacity": 12, "alignment": 8}, "not a multiple of alignment"),
         (SETTINGS | {"format": "raw:17"}, "17"),

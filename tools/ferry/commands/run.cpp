@@ -55,10 +55,9 @@ Examples:
 
 void add_group_options(CLI::App& command, RunOptions& options) {
   add_choice(command, "--backend", options.backend,
-             "cpu (default), cuda, reference (the oracle; slow), or\ncollective and nvshmem: the ranks that "
-             "mpirun has "
-             "started;\nnvshmem with --hosts: processes of this command",
-             {"cpu", "reference", "cuda", "collective", "nvshmem"});
+             "cpu (default), cuda, or collective and nvshmem:\nthe ranks that mpirun has started;\nnvshmem "
+             "with --hosts: processes of this command",
+             {"cpu", "cuda", "collective", "nvshmem"});
   add_engine_options(command, options.choice);
   add_number(command, "--ranks", options.ranks,
              "number of ranks, all on this machine; default 8;\ncollective: as many as mpirun has started", 1,

@@ -42,8 +42,7 @@ bool repeats_experts(const Trace& trace) {
 }  // namespace
 
 BackendKind backend_of(const std::string& name) {
-  return named(std::array{BackendKind::reference, BackendKind::cpu, BackendKind::cuda,
-                          BackendKind::collective, BackendKind::nvshmem},
+  return named(std::array{BackendKind::cpu, BackendKind::cuda, BackendKind::collective, BackendKind::nvshmem},
                name);
 }
 
