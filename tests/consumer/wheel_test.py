@@ -47,6 +47,9 @@ class Wheel(unittest.TestCase):
         self.assertIn(f"ok  MPI module  {self.package / 'libferry_mpi.so'}\n", text)
         self.assertRegex(text, "ok  GPUs +backend cuda" if OPTIONS.cuda else r"--  GPUs .*\n +.*install a wheel that has it")
 
+    def test_has_the_type_stub(self):
+        self.assertIn("class Exchange:", (self.package / "_core.pyi").read_text(encoding="utf-8"))
+
     def test_the_program_runs(self):
         text = self.run_there("ferry", "doctor")
         self.assertRegex(text, rf"(?m)^ok  MPI module +{self.package}/libferry_mpi.so$")

@@ -5,7 +5,9 @@ import pathlib
 import re
 import unittest
 
-REPOSITORY = pathlib.Path(__file__).parents[2]
+import ferry
+
+REPOSITORY = pathlib.Path(__file__).parents[3]
 PAGE = (REPOSITORY / "docs/interfaces.md").read_text(encoding="utf-8")
 TYPES_PAGE = re.search(r"\n## Types\n.*?(?=\n## )", PAGE, re.DOTALL)[0]
 
@@ -24,7 +26,7 @@ LAYERS = {"max": {"max.hpp", "max_device.hpp"}, "nvfuser": {"nvfuser.hpp"}}
 LAYER_HEADERS = set().union(*LAYERS.values())
 HEADERS = {path.name: path.read_text(encoding="utf-8") for path in (REPOSITORY / "include/ferry").glob("*.hpp")}
 C_HEADERS = "\n".join(path.read_text(encoding="utf-8") for path in (REPOSITORY / "include/ferry/c").glob("*.h"))
-STUB = ast.parse((REPOSITORY / "python/ferry/_core.pyi").read_text(encoding="utf-8"))
+STUB = ast.parse(pathlib.Path(ferry.__file__).with_name("_core.pyi").read_text(encoding="utf-8"))
 
 # Classes whose every public function is in the table, and what of them is not meant for callers.
 WHOLE_CPP = {"Group": {"Group"}, "Rank": {"Rank", "state"}, "Exchange": set(), "Plan": {"Plan"}}
@@ -182,7 +184,3 @@ class InterfacesTest(unittest.TestCase):
         declared |= {f"{c.name}.{f.name}" for c in STUB.body if isinstance(c, ast.ClassDef)
                      for f in c.body if isinstance(f, ast.FunctionDef)}
         self.assertLessEqual(PYTHON, declared)
-
-
-if __name__ == "__main__":
-    unittest.main()
