@@ -101,8 +101,8 @@ struct DispatchResult {
   const std::int32_t* total = nullptr;          ///< [1] row_offsets[G]
   const std::int32_t* group_expert =
       nullptr;  ///< [G] global expert id of each group; shared expert s: E + s; rank_major: -1
-  const Source* source = nullptr;              ///< [total]
-  const float* weight = nullptr;               ///< [total]; rank_major: [total, K]; null without weights
+  const Source* source = nullptr;  ///< [total]
+  const float* weight = nullptr;   ///< [total]; rank_major: [total, K]; null unless the call is `weighted`
   const std::int32_t* local_ids = nullptr;     ///< rank_major: [total, K] local expert of each slot, or -1
   const std::int32_t* group_of_row = nullptr;  ///< [total], -1 on padding; null unless memory was passed
   const float* dots = nullptr;                 ///< [total]; null without DispatchOptions::dot_rows
@@ -115,7 +115,7 @@ struct DispatchResult {
   Plan plan;  ///< pass it to combine()
 };
 
-/// Options of a dispatch. All ranks pass the same format and the same apply_weights.
+/// Options of a dispatch. All ranks pass the same format, apply_weights and `weighted`.
 struct DispatchOptions {
   std::optional<Format> format{};  ///< default: Config::format
   int lane = 0;
@@ -124,6 +124,9 @@ struct DispatchOptions {
   /// Multiplies every received value by its weight: round(w * x). Not with formats that quantise, raw or
   /// rank_major.
   bool apply_weights = false;
+  /// The dispatch carries weights, so DispatchResult::weight is not null. Weights that are not null and
+  /// apply_weights say so, too: only a rank without tokens that passes null needs it.
+  bool weighted = false;
   /// Rows v, [total, H] of type Config::combine_type, dense. Dispatch then returns dots[row] = dot(x, v[row])
   /// with x the row before it is multiplied by its weight. Not with formats that quantise, raw or rank_major.
   /// They must not lie in the memory of the received rows.

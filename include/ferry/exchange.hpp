@@ -66,9 +66,8 @@ class Exchange {
   /// The gradient of this operation with respect to the tokens is a combine without weights.
   ///
   /// @param ids  [N, K] expert ids
-  /// @param weights  [N, K], or null: given by all ranks that have tokens, or by none. A device backend
-  /// cannot know at return what the peers passed: to receive weights, a rank without tokens passes any
-  /// address.
+  /// @param weights  [N, K], given by all ranks, or null on all. A rank without tokens that has no address to
+  /// give sets DispatchOptions::weighted.
   DispatchResult dispatch(const Tokens& tokens, const Ids& ids, const float* weights = nullptr,
                           const DispatchOptions& options = {}, Stream stream = {});
   DispatchResult dispatch(const Tokens& tokens, const Ids& ids, const float* weights, Stream stream) {

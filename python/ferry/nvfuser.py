@@ -141,10 +141,7 @@ class Exchange:
         back = self._back.dispatch(rows, recv_src_rank.reshape(-1, 1), index)
         total = back.wait_total()
         self._back.synchronize()
-        if back.weight is None:  # no rank has rows
-            index = arrays.from_list([], "int64", rows)
-        else:
-            index = arrays.to(arrays.contiguous(back.weight[:total]).view(arrays.type("int32")), "int64")
+        index = arrays.to(arrays.contiguous(back.weight[:total]).view(arrays.type("int32")), "int64")
         self._agree(self._fault_of(arrays.on_host(index).tolist(), numbers[1 : 1 + ranks], tokens), [])
 
         sums = arrays.full((tokens, self._hidden), 0, "float32", rows)

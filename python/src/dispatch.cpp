@@ -71,7 +71,7 @@ constexpr const char* kDispatchDoc =
 tokens         [N, H] of bfloat16, float16 or float32. The step from row to row may be larger than H, in multiples of
                16 bytes. For raw formats a tuple of up to four arrays [N, ...], whose bytes are moved unchanged
 ids            int32 or int64 [N, K], C-contiguous; -1 masks a slot. Or a Plan: its routes are used again
-weights        float32 [N, K], C-contiguous: router weights, sent with the rows
+weights        float32 [N, K], C-contiguous: router weights, sent with the rows; on every rank or on none, also with N = 0
 format         of this call, see Config; default: the exchange's
 memory         ReceiveBuffers for the result; default: the lane's own memory
 apply_weights  multiply the received values by their weight

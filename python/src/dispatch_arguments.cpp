@@ -186,14 +186,15 @@ void read_receive_buffers(const Config& config, const ReceiveSizes& sizes, Dispa
       output<std::int32_t>(in.arguments, given.row_offsets, "memory.row_offsets", kInt32, {groups + 1});
 }
 
-void read_dot_rows(const Config& config, const nb::object& dot_rows, DispatchInput& in) {
+void read_dot_rows(PyExchange& self, const nb::object& dot_rows, DispatchInput& in) {
   if (dot_rows.is_none()) return;
+  const Config& config = self.config();
   const Array& array =
       in.arguments.rows(dot_rows, "dot_rows", config.hidden, {element_of(config.combine_type)});
   require_dense(array, "dot_rows");
   const PyPlan* const plan = in.context.plan.is_none() ? nullptr : &nb::cast<PyPlan&>(in.context.plan);
   require_rows(plan, strided_rows(array, "dot_rows").count, "dot_rows", in.capacity);
-  in.options.dot_rows = array.data;
+  in.options.dot_rows = array.data != nullptr ? array.data : self.placeholder(in.arguments.framework());
 }
 
 void read_global_scale(const nb::object& given, DispatchInput& in) {
@@ -286,8 +287,8 @@ void read_dispatch(PyExchange& self, LaneCall& call, const PyDispatchArguments& 
   if (!given.weights.is_none()) {
     const Array& weights =
         in.arguments.dense(given.weights, "weights", kFp32, {in.tokens.count, config.top_k});
-    in.weights = weights.data != nullptr ? static_cast<const float*>(weights.data)
-                                         : self.placeholder(in.arguments.framework());
+    in.weights = static_cast<const float*>(weights.data);
+    in.options.weighted = true;  // an empty array may have a null pointer
   }
   if (!given.count.is_none()) {
     if (PyLong_Check(given.count.ptr()) != 0) {
@@ -306,7 +307,7 @@ void read_dispatch(PyExchange& self, LaneCall& call, const PyDispatchArguments& 
   in.options.sm_limit = given.sm_limit;
   in.options.format = in.format;
   if (!given.memory.is_none()) read_receive_buffers(config, self.receive_sizes(), in);
-  read_dot_rows(config, given.dot_rows, in);
+  read_dot_rows(self, given.dot_rows, in);
   in.context.framework = in.arguments.framework();
   in.context.device = call.device();
   in.context.format = in.format;

@@ -99,7 +99,7 @@ PyDispatchResult PyExchange::make_result(int lane, const DispatchResult& receive
 }
 
 float* PyExchange::placeholder(Framework framework) {
-  static float on_host[4] = {};
+  alignas(16) static float on_host[4] = {};
   if (is_host(state().device)) return on_host;
   if (!placeholder_.is_valid()) placeholder_ = new_array(framework, kFp32, {4}, state().device);
   return static_cast<float*>(inspect(placeholder_, "placeholder").data);

@@ -54,6 +54,7 @@ DispatchInput to_input(Exchange& exchange, const ferry_dispatch_args& args) {
                         .sm_limit = args.sm_limit,
                         .memory = to_receive_buffers(args.memory, args.more_memory),
                         .apply_weights = args.apply_weights != 0,
+                        .weighted = args.weighted != 0,
                         .dot_rows = args.dot_rows,
                         .global_scale = args.global_scale,
                         .input_scales = to_scales(args.input_scales, args.input_scale_count)},

@@ -44,9 +44,10 @@ struct Capabilities {
 struct DispatchCall {
   int lane = 0;
   Tokens tokens{};
-  Ids ids{};    // empty if `plan` is given
-  Plan plan{};  // empty if `ids` are given
-  const float* weights = nullptr;
+  Ids ids{};                       // empty if `plan` is given
+  Plan plan{};                     // empty if `ids` are given
+  const float* weights = nullptr;  // may be null without tokens
+  bool weighted = false;           // the ranks pass weights, and receive them
   Format format{};
   ReceiveBuffers memory{};
   bool apply_weights = false;

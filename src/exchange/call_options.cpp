@@ -71,6 +71,7 @@ CallOptions options_of(const Config& config, const DispatchCall& call) {
   options.add("bytes of part 3 of the format", format.part_bytes[3]);
   options.add("dispatch from a plan", !call.plan.empty(), name_of_flag);
   options.add("apply_weights", call.apply_weights, name_of_flag);
+  options.add("weights given (on every rank or none, also without tokens)", call.weighted, name_of_flag);
   options.add(kInputHashOption, hash_of_replicated(config, call), name_of_hash);
   // Rows are encoded where they arrive, so their type must be known there.
   const bool by_expert = !call.input_scales.empty();

@@ -91,9 +91,10 @@ void check_row_arithmetic(const Config& config, int rank, const DispatchCall& ca
           "whose rows stand for several routes each: use expert_major or expert_padded");
     }
   }
-  if (call.apply_weights && call.weights == nullptr && call.tokens.count > 0) {
-    throw UsageError(str("dispatch: apply_weights needs weights for the ",
-                         counted(call.tokens.count, "token"), " of rank ", rank, ", but weights is null"));
+  if (call.weighted && call.weights == nullptr && call.tokens.count > 0) {
+    throw UsageError(str("dispatch: ", call.apply_weights ? "apply_weights" : "weighted",
+                         " needs weights for the ", counted(call.tokens.count, "token"), " of rank ", rank,
+                         ", but weights is null"));
   }
 }
 

@@ -94,6 +94,7 @@ struct Exchange::State {
     return {.lane = options.lane,
             .tokens = tokens,
             .weights = weights,
+            .weighted = options.weighted || options.apply_weights || weights != nullptr,
             .format = options.format.value_or(config.format),
             .memory = options.memory,
             .apply_weights = options.apply_weights,

@@ -167,10 +167,10 @@ void Exchange::combine(const CombineInput& input, std::int64_t tokens, void* res
   std::vector<float> index;
   for (const std::int64_t token : input.recv_src_idx)
     index.push_back(std::bit_cast<float>(static_cast<std::int32_t>(token)));
-  index.resize(std::max<std::size_t>(index.size(), 1));  // an address, also without rows
   const auto count = static_cast<std::int64_t>(input.recv_src_idx.size());
-  const ferry::DispatchResult rows = state_->back.dispatch(Tokens::rows(input.rows, count, state.type),
-                                                           input.recv_src_rank.data(), index.data());
+  const ferry::DispatchResult rows =
+      state_->back.dispatch(Tokens::rows(input.rows, count, state.type), input.recv_src_rank.data(),
+                            index.data(), {.weighted = true});
   std::vector<std::int32_t> returned(static_cast<std::size_t>(*rows.total));
   for (std::size_t row = 0; row < returned.size(); ++row)
     returned[row] = std::bit_cast<std::int32_t>(rows.weight[row]);

@@ -210,6 +210,23 @@ TEST(Dispatch, AcceptsTokensWithAStride) {
   });
 }
 
+// A null pointer of weights is not taken for their absence where `weighted` says that they are there.
+TEST(Dispatch, WithoutTokensAnywhereHasWeights) {
+  run_threads(kRanks, [&](ferry_rank* rank) {
+    Pair pair(rank, small_config());
+    pair.args.tokens.count = 0;
+    for (const bool weighted : {true, false}) {
+      pair.args.weights = nullptr;
+      pair.args.weighted = weighted;
+      ASSERT_EQ(ferry_dispatch(pair.c.get(), &pair.args), FERRY_OK) << ferry_last_error();
+      EXPECT_EQ(pair.rows.weight != nullptr, weighted);
+    }
+    pair.args.weights = pair.in.weights.data();
+    ASSERT_EQ(ferry_dispatch(pair.c.get(), &pair.args), FERRY_OK) << ferry_last_error();
+    EXPECT_NE(pair.rows.weight, nullptr);
+  });
+}
+
 TEST(Dispatch, AppliesWeightsAndComputesDots) {
   run_threads(kRanks, [&](ferry_rank* rank) {
     Pair pair(rank, small_config());

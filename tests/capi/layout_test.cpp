@@ -166,7 +166,7 @@ static_assert(sizeof(ferry_plan_info) == offsetof(ferry_plan_info, sources) + 8)
 static_assert(offsetof(ferry_dispatch_result, tile_offsets) == offsetof(ferry_dispatch_result, plan) + 24);
 static_assert(sizeof(ferry_dispatch_result) == offsetof(ferry_dispatch_result, tile_offsets) + 8);
 static_assert(offsetof(ferry_dispatch_args, input_scales) == offsetof(ferry_dispatch_args, global_scale) + 8);
-static_assert(sizeof(ferry_dispatch_args) == offsetof(ferry_dispatch_args, input_scale_count) + 8);
+static_assert(sizeof(ferry_dispatch_args) == offsetof(ferry_dispatch_args, weighted) + 8);
 static_assert(sizeof(ferry_dispatch_receive_args) == offsetof(ferry_dispatch_receive_args, result) + 8);
 static_assert(offsetof(ferry_combine_args, shared_outputs) == offsetof(ferry_combine_args, stream) + 8);
 static_assert(sizeof(ferry_combine_args) == offsetof(ferry_combine_args, epilogue) + 8);
@@ -219,7 +219,7 @@ TEST(Layout, OfStructsHasNotChanged) {
       {"ferry_received_part", 24},
       {"ferry_host_totals", 16},
       {"ferry_dispatch_result", 248},
-      {"ferry_dispatch_args", 344},
+      {"ferry_dispatch_args", 352},
       {"ferry_dispatch_receive_args", 32},
       {"ferry_epilogue", 24},
       {"ferry_combine_args", 152},

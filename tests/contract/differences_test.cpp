@@ -76,7 +76,7 @@ TEST_P(Contract, ErrorsNameDifferingOptions) {
       dispatch.call();
     });
     require_named("true on rank 1", [&] { DispatchRun(exchange, c, step).call(odd ? plan : Plan()); });
-    require_named("weights", [&] {
+    require_named("weights given (on every rank or none, also without tokens) is ", [&] {
       DispatchRun dispatch(exchange, c, step);
       exchange.dispatch(dispatch.tokens(), dispatch.ids(), odd ? nullptr : dispatch.weights(),
                         dispatch.options());

@@ -37,6 +37,7 @@ class DispatchRun {
 
   DispatchOptions& options() { return options_; }
   Tokens& tokens() { return tokens_; }
+  // Null on odd ranks without tokens, whose options say instead that the call has weights.
   const float* weights();
   Ids ids();
 

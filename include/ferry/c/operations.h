@@ -20,13 +20,13 @@
 extern "C" {
 #endif
 
-/// Arguments of a dispatch. All ranks pass the same format and apply_weights.
+/// Arguments of a dispatch. All ranks pass the same format, apply_weights and `weighted`.
 typedef struct ferry_dispatch_args {
   size_t size;
   ferry_tokens tokens;
   const void* ids;  ///< [N, K] expert ids, dense; -1 masks a slot; an expert may be listed more than once
   ferry_plan plan;  ///< instead of ids: the routes of an earlier dispatch. N = 0 needs neither
-  const float* weights;   ///< [N, K] or NULL: given by all ranks that have tokens, or by none
+  const float* weights;   ///< [N, K], given by all ranks, or NULL on all: see `weighted`
   int32_t id_type;        ///< FERRY_INT32, FERRY_INT64
   int32_t apply_weights;  ///< 1: multiplies received values by their weight; not with formats that quantise,
                           ///< raw, rank_major
@@ -52,6 +52,9 @@ typedef struct ferry_dispatch_args {
   /// ferry::DispatchOptions::input_scales.
   const float* input_scales;
   int64_t input_scale_count;  ///< length of input_scales: E + S
+  /// 1: the dispatch carries weights, though this rank has no tokens and `weights` is NULL. Weights that are
+  /// not NULL and apply_weights say so, too. It decides whether ferry_dispatch_result.weight is NULL.
+  int64_t weighted;
 } ferry_dispatch_args;
 
 typedef struct ferry_dispatch_receive_args {

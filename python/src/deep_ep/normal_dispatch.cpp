@@ -236,10 +236,9 @@ nb::tuple NormalCalls::deliver(LaneCall& call, Routes& routes, Received& receive
   call.read_or_refuse({Operation::dispatch}, [&] {
     if (!received.plan.is_valid()) received.allocate_plan(exchange);
     received.allocate_rows(routes, rows, counts == nullptr);
-    if (routes.has_ids() && in.weights == nullptr)
-      in.weights = exchange.placeholder(in.arguments.framework());
   });
   in.options.memory = received.memory;
+  in.options.weighted = routes.has_ids();
   in.options.sm_limit = sm_limit_of(call, num_sms);
   std::optional<PartTimer> timer(std::in_place, HostPart::exchange);
   nb::object node_routes = nb::none();

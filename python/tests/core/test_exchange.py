@@ -73,6 +73,31 @@ def test_rows_are_grouped_by_expert(rng, ids, ranks):
     ferry.Group.threads(ranks).run(body)
 
 
+@pytest.mark.parametrize("layout", ["expert_major", "expert_padded", "rank_major"])
+def test_results_do_not_depend_on_who_has_tokens(rng, layout):
+    steps = [random_step(rng, 2, most=most) for most in (MOST, 0, 1, 0)]
+
+    def body(rank):
+        exchange = exchange_for(rank, steps[0], layout=layout)
+        for step in steps:
+            x, ids, weights = inputs(step, rank)
+            assert exchange.dispatch(x, ids).weight is None
+            with pytest.raises(ferry.UsageError, match=r"weights given \(on every rank or none, also without tokens\) is"):
+                exchange.dispatch(x, ids, weights if rank.index else None)
+            rows = exchange.dispatch(x, ids, weights)
+            slots = (step.top_k,) if layout == "rank_major" else ()
+            assert rows.weight.shape == (len(rows.source), *slots)
+            if layout == "rank_major":
+                continue
+            plan, outputs = rows.plan.copy(), rows.data.copy()
+            again = exchange.dispatch(x, plan, weights, dot_rows=outputs.reshape(-1, HIDDEN)[: len(rows.source)])
+            assert again.weight.shape == again.dots.shape == rows.weight.shape
+            y, returned = exchange.combine(outputs, plan, row_weights=rows.weight, row_values=again.dots)
+            assert y.shape == x.shape and returned.shape == weights.shape
+
+    ferry.Group.threads(2).run(body)
+
+
 def test_combine_returns_weighted_sums(rng):
     step = random_step(rng)
 

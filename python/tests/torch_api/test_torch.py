@@ -50,6 +50,27 @@ def test_tensors_in_and_out(rng, dtype):
     ferry.Group.threads(4).run(body)
 
 
+def test_empty_tensors_are_arguments(rng):
+    """An empty tensor has a null pointer, and is given all the same."""
+    steps = [inputs_of(rng, tokens) for tokens in (TOKENS, 0)]
+
+    def body(rank):
+        exchange = exchange_for(rank, backend="cpu")
+        for x, ids, weights in steps:
+            rows = exchange.dispatch(x, ids, weights)
+            assert rows.weight.shape == (exchange.capacity,)
+            outputs = rows.data[: int(rows.total)].clone()
+            again = exchange.dispatch(x, rows.plan, weights, dot_rows=outputs)
+            assert again.dots.shape == again.weight.shape == (exchange.capacity,)
+            values = again.dots[: len(outputs)].clone()
+            y, d_weights = exchange.combine(outputs, rows.plan, topk_weights=weights, row_values=values)
+            assert y.shape == x.shape and d_weights.shape == weights.shape
+            rows, d_weights = exchange.combine_backward(x, rows.plan, weights, outputs)
+            assert rows.weight.shape == rows.dots.shape == (exchange.capacity,) and d_weights.shape == weights.shape
+
+    ferry.Group.threads(2).run(body)
+
+
 def test_tensors_are_gathered_and_scattered():
     counts = [3, 0, 5, 1]
 

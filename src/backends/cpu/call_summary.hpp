@@ -20,7 +20,7 @@ inline Given given(const void* argument, bool relevant) {
 // The head of a call's summary. A dispatch that makes a plan appends its routes to every expert [E] and its
 // messages to every rank [R], both int32.
 struct SummaryHead {
-  Given arguments[3];     // dispatch: weights; combine: rows, values, row_weights
+  Given arguments[3];     // combine: rows, values, row_weights
   std::int32_t split;     // 1: send phase and receive phase are separate calls
   std::int32_t max_rows;  // most rows this rank's chunks cover; see ChunkSchedule::add_rank
   std::int32_t rows_end;  // combine: every row that this rank sends is below it; -1: it sends all

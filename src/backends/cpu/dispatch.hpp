@@ -96,7 +96,6 @@ class Dispatch {
   MessageLayout layout_{};
   Store staging_store_ = Store::cached, row_store_ = Store::cached;
   ChunkSchedule chunks_;
-  OptionalArgument weights_;
   RowOffsetTable row_offsets_;
   ExpertScaleEncoder expert_encoder_;
   std::vector<std::byte> scale_row_;  // of one row

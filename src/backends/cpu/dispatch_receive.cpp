@@ -13,7 +13,6 @@ DispatchResult Dispatch::receive() {
   lane_.link->wait();
   fault_point(FaultPoint::dispatch_waited, me);
   for (int peer = 0; peer < ranks; ++peer) read_summary(peer);
-  weights_.require_same("dispatch", "weights");
   if (lane_.link->packs()) {
     lane_.counts.count_dispatch(lane_.link->sent_within_node(), false);
     lane_.counts.count_dispatch(lane_.link->sent_between_nodes(), true);
@@ -38,7 +37,6 @@ DispatchResult Dispatch::receive() {
 void Dispatch::read_summary(int peer) {
   const std::byte* in = lane_.link->summary_from(peer);
   const auto& summary = *reinterpret_cast<const SummaryHead*>(in);
-  weights_.add_rank(peer, summary.arguments[0]);
   chunks_.add_rank(peer, summary.split != 0, summary.max_rows);
   if (by_plan_) return;
   const int experts = context_.config.experts, ranks = context_.ranks();

@@ -40,7 +40,7 @@ void Dispatch::prepare_result() {
   result_.total = result_.row_offsets + result_.groups;
   result_.group_expert = lane_.array<std::int32_t>(lane_.arrays.group_expert);
   result_.source = plan_.sources;
-  if (weights_.given_anywhere()) {
+  if (call_.weighted) {
     result_.weight = buffers.weight != nullptr ? buffers.weight : lane_.array<float>(lane_.arrays.weight);
   }
   if (rank_major) {

@@ -20,7 +20,6 @@ void Dispatch::send(const DispatchCall& call, bool split) {
   message_parts_ = by_expert ? value_parts(call.tokens.type, hidden) : parts_;
   encoding_ = encoding_of(call.format);
   layout_ = message_layout(message_parts_, context_.config.top_k);
-  weights_ = {};
   CallOptions options = options_of(context_.config, call);
   add_plan(call.plan, &options);
   const std::uint64_t number = lane_.link->begin(Operation::dispatch, options);
@@ -78,12 +77,11 @@ std::int64_t Dispatch::max_messages_to_peer() {
 
 void Dispatch::write_summary(int peer, std::int64_t max_messages) const {
   std::byte* out = lane_.link->summary_to(peer);
-  *reinterpret_cast<SummaryHead*>(out) = {
-      .arguments = {given(call_.weights, call_.tokens.count > 0), Given::no, Given::no},
-      .split = split_,
-      .max_rows = static_cast<std::int32_t>(max_messages),
-      .rows_end = 0,
-      .tokens = plan_.header->tokens};
+  *reinterpret_cast<SummaryHead*>(out) = {.arguments = {},
+                                          .split = split_,
+                                          .max_rows = static_cast<std::int32_t>(max_messages),
+                                          .rows_end = 0,
+                                          .tokens = plan_.header->tokens};
   if (by_plan_) return;
   const int experts = context_.config.experts, ranks = context_.ranks(), me = context_.me();
   auto* counts = reinterpret_cast<std::int32_t*>(out + sizeof(SummaryHead));

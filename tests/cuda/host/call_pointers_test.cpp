@@ -110,7 +110,6 @@ TEST(CallPointers, EveryPointerOfTheOtherOperationsIsListed) {
   EXPECT_EQ(names_of(pointers_of(metadata)), (std::vector<std::string>{"device_count", "into"}));
 }
 
-// A rank without tokens passes any address as weights.
 TEST(CallPointers, InputsOfARankWithoutTokensAreNotListed) {
   DispatchCall call = whole_dispatch();
   call.tokens.count = 0;

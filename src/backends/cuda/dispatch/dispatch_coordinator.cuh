@@ -12,7 +12,6 @@ __device__ __forceinline__ void fill_facts(const DispatchArguments& call, const 
                                            bool fused, bool token_indexed) {
   DispatchBlockState* const state = block_state();
   HeaderFacts facts = make_header_facts(Operation::dispatch, static_cast<std::int32_t>(state->tokens));
-  if (state->tokens > 0) facts.argument[0] = call.weights != nullptr;
   facts.sender_warps = static_cast<std::uint16_t>(partition.workers);
   facts.log2_segments = static_cast<std::uint8_t>(partition.log2_segments);
   facts.token_indexed = token_indexed;

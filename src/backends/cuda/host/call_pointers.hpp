@@ -8,7 +8,7 @@
 
 namespace ferry::cuda {
 
-// A rank without tokens may pass any address as weights, so its input pointers are left out.
+// Nothing is read at the input pointers of a rank without tokens, so they are left out.
 CallPointers pointers_of(const DispatchCall& call);
 CallPointers pointers_of(const CombineCall& call);
 CallPointers pointers_of_route_values(const float* values, const Plan& plan, const float* row_values);

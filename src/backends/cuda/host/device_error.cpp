@@ -14,10 +14,6 @@ namespace {
 
 constexpr std::array kCombineArguments = {"outputs and result", "row_values and route_values", "row_weights"};
 
-const char* argument_name(Operation operation, int index) {
-  return operation == Operation::combine ? kCombineArguments.at(static_cast<std::size_t>(index)) : "weights";
-}
-
 [[noreturn]] void raise_plan_fault(const DeviceError& error) {
   switch (static_cast<PlanFault>(error.index)) {
     case PlanFault::configuration:
@@ -69,7 +65,8 @@ const char* argument_name(Operation operation, int index) {
                            describe_difference(option_at(error.operation, error.index), rank, error.mine,
                                                error.peer, error.theirs)));
     case DeviceError::Reason::given:
-      throw_given_on_some(to_string(error.operation), argument_name(error.operation, error.index),
+      throw_given_on_some(to_string(error.operation),
+                          kCombineArguments.at(static_cast<std::size_t>(error.index)),
                           static_cast<int>(error.mine), static_cast<int>(error.theirs));
     case DeviceError::Reason::too_many:
       throw UsageError(str(to_string(error.operation), ": a count of ", error.mine,

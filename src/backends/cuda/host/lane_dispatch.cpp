@@ -109,7 +109,7 @@ void Lane::set_receive_buffers(const DispatchCall& call, DispatchArguments& argu
   arguments.row_offsets =
       memory.row_offsets != nullptr ? memory.row_offsets : array<std::int32_t>(arrays_.row_offsets);
   arguments.count_sums = memory.count_sums;
-  if (call.weights != nullptr)
+  if (call.weighted)
     arguments.weight = memory.weight != nullptr ? memory.weight : array<float>(arrays_.weight);
   if (rank_major)
     arguments.local_ids =

@@ -187,7 +187,7 @@ DispatchResult SlicedLane::result_of(const DispatchResult& routed, const Dispatc
   result.total = result.row_offsets + result.groups;
   result.group_expert = array<std::int32_t>(arrays_.group_expert);
   result.source = array<Source>(arrays_.source);
-  if (call.weights != nullptr) result.weight = chosen(memory.weight, arrays_.weight);
+  if (call.weighted) result.weight = chosen(memory.weight, arrays_.weight);
   result.group_of_row = memory.group_of_row;
   result.host = totals_;
   result.plan = routed.plan;
