@@ -8,6 +8,7 @@
 #include "dispatch.hpp"
 #include "ferry/error.hpp"
 #include "host_parts.hpp"
+#include "setting_values.hpp"
 
 namespace ferry::python {
 
@@ -54,7 +55,9 @@ void read_shared_outputs(const nb::object& given, const Config& config, CombineI
 }
 
 void read_epilogue(const PyCombineArguments& given, const Config& config, CombineInput& in) {
-  in.options.epilogue.scale = static_cast<float>(given.scale);
+  double scale = 1;
+  if (!nb::try_cast(given.scale, scale)) refuse_type("scale", "a number", given.scale);
+  in.options.epilogue.scale = static_cast<float>(scale);
   if (given.residual.is_none()) return;
   if (in.result_array.is_none()) throw UsageError("combine: residual needs outputs");
   const Array& array =
@@ -79,14 +82,12 @@ const float* read_route_values(PyExchange& self, const nb::object& given, const 
                                std::int64_t tokens, Arguments& arguments) {
   if (given.is_none()) return nullptr;
   const Array& array = arguments.dense(given, name, kFp32, {tokens, self.config().top_k});
-  if (array.data == nullptr) return self.placeholder(arguments.framework());
-  return static_cast<const float*>(array.data);
+  return static_cast<const float*>(self.address_of(array));
 }
 
 float* new_route_values(PyExchange& self, std::int64_t tokens, Framework framework, nb::object& array) {
   array = new_array(framework, kFp32, {tokens, self.config().top_k}, self.state().device);
-  float* data = static_cast<float*>(inspect(array, "route_values").data);
-  return data != nullptr ? data : self.placeholder(framework);
+  return static_cast<float*>(self.address_of(inspect(array, "route_values")));
 }
 
 }  // namespace
@@ -110,10 +111,11 @@ void read_combine(PyExchange& self, LaneCall& call, const PyCombineArguments& gi
   const Config& config = self.config();
   in.capacity = self.receive_sizes().rows;
   in.plan = &plan;
-  const Reduction reduction = given.reduction ? reduction_named(*given.reduction) : config.reduction;
+  const std::optional<std::string> named = text_in(given.reduction, "reduction");
+  const Reduction reduction = named ? reduction_named(*named) : config.reduction;
   in.options.reduction = reduction;
   in.options.lane = given.lane;
-  in.options.sm_limit = given.sm_limit;
+  in.options.sm_limit = int_of("sm_limit", given.sm_limit);
   if (!given.outputs.is_none()) read_outputs(given.outputs, config, in);
   in.options.row_values = read_row_values(given.row_values, "row_values", in);
   call.set_stream(stream_of(given.stream, in.arguments.any() ? in.arguments.framework() : self.framework(),
@@ -195,8 +197,7 @@ nb::object route_values(PyExchange& self, const nb::object& values, const nb::ob
     from = read_route_values(self, values, "values", used.tokens, arguments);
     call.set_stream(stream_of(stream, arguments.framework(), call.device()));
     row_values = new_array(arguments.framework(), kFp32, {used.shape.capacity}, call.device());
-    to = static_cast<float*>(inspect(row_values, "row_values").data);
-    if (to == nullptr) to = self.placeholder(arguments.framework());
+    to = static_cast<float*>(self.address_of(inspect(row_values, "row_values")));
   });
   const Plan& routes = nb::cast<PyPlan&>(plan).plan;
   {
@@ -206,14 +207,16 @@ nb::object route_values(PyExchange& self, const nb::object& values, const nb::ob
   return row_values;
 }
 
-std::pair<PyDispatchResult, nb::object> combine_backward(
-    PyExchange& self, const nb::object& d_result, const nb::object& plan, const nb::object& topk_weights,
-    const nb::object& outputs, std::optional<std::string> format, int lane, int sm_limit,
-    const nb::object& memory, const nb::object& stream) {
+std::pair<PyDispatchResult, nb::object> combine_backward(PyExchange& self, const nb::object& d_result,
+                                                         const nb::object& plan,
+                                                         const nb::object& topk_weights,
+                                                         const nb::object& outputs, const nb::object& format,
+                                                         int lane, const nb::object& sm_limit,
+                                                         const nb::object& memory, const nb::object& stream) {
   const PyDispatchArguments given{.tokens = d_result,
                                   .ids = plan,
                                   .weights = topk_weights,
-                                  .format = std::move(format),
+                                  .format = format,
                                   .lane = lane,
                                   .sm_limit = sm_limit,
                                   .memory = memory,
@@ -231,7 +234,7 @@ std::pair<PyDispatchResult, nb::object> combine_backward(
         in.arguments.rows(outputs, "outputs", config.hidden, {element_of(config.combine_type)});
     require_dense(array, "outputs");
     require_rows(&used, strided_rows(array, "outputs").count, "outputs", in.capacity);
-    rows = {array.data, config.combine_type, 0};
+    rows = {self.address_of(array), config.combine_type, 0};
     d_weights_data = new_route_values(self, in.tokens.count, in.arguments.framework(), d_weights);
   };
   if (is_host(call.device())) {
@@ -287,9 +290,9 @@ void define_combine(nb::class_<PyExchange>& exchange, const char* name, const ch
   exchange.def(
       name,
       [function](PyExchange& self, nb::object outputs, nb::object plan, nb::object row_weights,
-                 nb::object topk_weights, std::optional<std::string> reduction, nb::object row_values,
-                 nb::object result, nb::object shared_outputs, nb::object residual, double scale, int lane,
-                 int sm_limit, nb::object stream, nb::kwargs unknown) {
+                 nb::object topk_weights, nb::object reduction, nb::object row_values, nb::object result,
+                 nb::object shared_outputs, nb::object residual, nb::object scale, int lane,
+                 nb::object sm_limit, nb::object stream, nb::kwargs unknown) {
         return function(self, {.outputs = std::move(outputs),
                                .plan = std::move(plan),
                                .row_weights = std::move(row_weights),
@@ -299,17 +302,17 @@ void define_combine(nb::class_<PyExchange>& exchange, const char* name, const ch
                                .result = std::move(result),
                                .shared_outputs = std::move(shared_outputs),
                                .residual = std::move(residual),
-                               .scale = scale,
+                               .scale = std::move(scale),
                                .lane = lane,
-                               .sm_limit = sm_limit,
+                               .sm_limit = std::move(sm_limit),
                                .stream = std::move(stream),
                                .unknown = std::move(unknown)});
       },
       "outputs"_a.none(), "plan"_a.none(), nb::kw_only(), "row_weights"_a = nb::none(),
       "topk_weights"_a = nb::none(), "reduction"_a = nb::none(), "row_values"_a = nb::none(),
-      "result"_a = nb::none(), "shared_outputs"_a = nb::none(), "residual"_a = nb::none(), "scale"_a = 1.0,
-      "lane"_a = 0, "sm_limit"_a = 0, "stream"_a = nb::none(), "unknown"_a, doc,
-      nb::sig(str("def ", name, kCombineParameters, returned).c_str()));
+      "result"_a = nb::none(), "shared_outputs"_a = nb::none(), "residual"_a = nb::none(),
+      nb::arg("scale").none() = 1.0, "lane"_a = 0, nb::arg("sm_limit").none() = 0, "stream"_a = nb::none(),
+      "unknown"_a, doc, nb::sig(str("def ", name, kCombineParameters, returned).c_str()));
 }
 
 }  // namespace
@@ -335,7 +338,7 @@ Raises UsageError for topk_weights with the reduction 'partial', which need a ro
       .def(
           "combine_backward", &combine_backward, "d_result"_a.none(), "plan"_a.none(),
           "topk_weights"_a.none(), "outputs"_a.none(), nb::kw_only(), "format"_a = nb::none(), "lane"_a = 0,
-          "sm_limit"_a = 0, "memory"_a = nb::none(), "stream"_a = nb::none(),
+          nb::arg("sm_limit").none() = 0, "memory"_a = nb::none(), "stream"_a = nb::none(),
           R"(Gradients of combine: the pair (DispatchResult, d_weights). Collective.
 
 d_result [N, H] is dispatched by the plan and each row multiplied by its weight in topk_weights, float32 [N, K].

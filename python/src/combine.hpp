@@ -12,13 +12,11 @@ namespace ferry::python {
 // The arguments of Exchange.combine, unread.
 struct PyCombineArguments {
   nb::object outputs, plan{}, row_weights = nb::none(), topk_weights = nb::none();
-  std::optional<std::string> reduction{};
-  nb::object row_values = nb::none(), result = nb::none(), shared_outputs = nb::none();
-  nb::object residual = nb::none();
-  double scale = 1;
+  nb::object reduction = nb::none(), row_values = nb::none(), result = nb::none(),
+             shared_outputs = nb::none();
+  nb::object residual = nb::none(), scale = nb::float_(1);
   int lane = 0;
-  int sm_limit = 0;
-  nb::object stream = nb::none();
+  nb::object sm_limit = nb::int_(0), stream = nb::none();
   nb::kwargs unknown{};  // keywords that the operation does not have
 };
 

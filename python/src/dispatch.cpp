@@ -105,18 +105,18 @@ void define_dispatch(nb::class_<PyExchange>& exchange, const char* name, const c
                      const char* doc, const Function& function) {
   exchange.def(
       name,
-      [function](PyExchange& self, nb::object tokens, nb::object ids, nb::object weights,
-                 std::optional<std::string> format, int lane, int sm_limit, nb::object memory,
-                 bool apply_weights, nb::object dot_rows, nb::object count, nb::object global_scale,
-                 nb::object input_scales, nb::object stream, nb::kwargs unknown) {
+      [function](PyExchange& self, nb::object tokens, nb::object ids, nb::object weights, nb::object format,
+                 int lane, nb::object sm_limit, nb::object memory, nb::object apply_weights,
+                 nb::object dot_rows, nb::object count, nb::object global_scale, nb::object input_scales,
+                 nb::object stream, nb::kwargs unknown) {
         return function(self, {.tokens = std::move(tokens),
                                .ids = std::move(ids),
                                .weights = std::move(weights),
                                .format = std::move(format),
                                .lane = lane,
-                               .sm_limit = sm_limit,
+                               .sm_limit = std::move(sm_limit),
                                .memory = std::move(memory),
-                               .apply_weights = apply_weights,
+                               .apply_weights = std::move(apply_weights),
                                .dot_rows = std::move(dot_rows),
                                .count = std::move(count),
                                .global_scale = std::move(global_scale),
@@ -125,9 +125,9 @@ void define_dispatch(nb::class_<PyExchange>& exchange, const char* name, const c
                                .unknown = std::move(unknown)});
       },
       "tokens"_a.none(), "ids"_a.none(), "weights"_a = nb::none(), nb::kw_only(), "format"_a = nb::none(),
-      "lane"_a = 0, "sm_limit"_a = 0, "memory"_a = nb::none(), "apply_weights"_a = false,
-      "dot_rows"_a = nb::none(), "count"_a = nb::none(), "global_scale"_a = nb::none(),
-      "input_scales"_a = nb::none(), "stream"_a = nb::none(), "unknown"_a, doc,
+      "lane"_a = 0, nb::arg("sm_limit").none() = 0, "memory"_a = nb::none(),
+      nb::arg("apply_weights").none() = false, "dot_rows"_a = nb::none(), "count"_a = nb::none(),
+      "global_scale"_a = nb::none(), "input_scales"_a = nb::none(), "stream"_a = nb::none(), "unknown"_a, doc,
       nb::sig(str("def ", name, kDispatchParameters, returned).c_str()));
 }
 

@@ -12,12 +12,10 @@ namespace ferry::python {
 // The arguments of Exchange.dispatch, unread.
 struct PyDispatchArguments {
   nb::object tokens, ids{}, weights = nb::none();
-  std::optional<std::string> format{};
+  nb::object format = nb::none();
   int lane = 0;
-  int sm_limit = 0;
-  nb::object memory = nb::none();
-  bool apply_weights = false;
-  nb::object dot_rows = nb::none(), count = nb::none(), global_scale = nb::none(), input_scales = nb::none(),
+  nb::object sm_limit = nb::int_(0), memory = nb::none(), apply_weights = nb::bool_(false),
+             dot_rows = nb::none(), count = nb::none(), global_scale = nb::none(), input_scales = nb::none(),
              stream = nb::none();
   nb::kwargs unknown{};  // keywords that the operation does not have
 };

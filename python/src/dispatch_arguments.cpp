@@ -8,6 +8,7 @@
 #include "exchange/configuration.hpp"
 #include "format/encoding.hpp"
 #include "format/parts.hpp"
+#include "setting_values.hpp"
 
 namespace ferry::python {
 
@@ -194,7 +195,7 @@ void read_dot_rows(PyExchange& self, const nb::object& dot_rows, DispatchInput& 
   require_dense(array, "dot_rows");
   const PyPlan* const plan = in.context.plan.is_none() ? nullptr : &nb::cast<PyPlan&>(in.context.plan);
   require_rows(plan, strided_rows(array, "dot_rows").count, "dot_rows", in.capacity);
-  in.options.dot_rows = array.data != nullptr ? array.data : self.placeholder(in.arguments.framework());
+  in.options.dot_rows = self.address_of(array);
 }
 
 void read_global_scale(const nb::object& given, DispatchInput& in) {
@@ -230,7 +231,7 @@ std::optional<double> number_in(const nb::object& given, const char* name) {
     return std::nullopt;
   const double number = PyFloat_AsDouble(given.ptr());
   const bool too_large = PyErr_Occurred() != nullptr;
-  PyErr_Clear();
+  clear_error();
   constexpr double kMost = std::numeric_limits<float>::max();
   constexpr double kRoundsToZero = std::numeric_limits<float>::denorm_min() / 2.0;
   const bool fits = number == 0 || (std::abs(number) > kRoundsToZero && std::abs(number) <= kMost);
@@ -265,7 +266,8 @@ void read_dispatch(PyExchange& self, LaneCall& call, const PyDispatchArguments& 
                 "global_scale, input_scales, stream");
   const Config& config = self.config();
   in.capacity = self.receive_sizes().rows;
-  in.format = given.format ? parse_format(*given.format) : config.format;
+  const std::optional<std::string> format = text_in(given.format, "format");
+  in.format = format ? parse_format(*format) : config.format;
   if (!given.memory.is_none())
     in.context.memory = cast_argument<PyReceiveBuffers>(given.memory, "memory", "a ReceiveBuffers");
   // The caller could empty a list while the result still needs its arrays.
@@ -273,7 +275,7 @@ void read_dispatch(PyExchange& self, LaneCall& call, const PyDispatchArguments& 
     in.context.memory.parts = nb::tuple(in.context.memory.parts);
 
   const bool many = nb::isinstance<nb::tuple>(given.tokens) || nb::isinstance<nb::list>(given.tokens);
-  if (many && given.format && !in.format.is_raw()) {
+  if (many && format && !in.format.is_raw()) {
     throw UsageError(str("tokens: expected one array for format ", to_string(in.format), ", got several"));
   }
   if (many || in.format.is_raw()) {
@@ -302,9 +304,9 @@ void read_dispatch(PyExchange& self, LaneCall& call, const PyDispatchArguments& 
   read_global_scale(given.global_scale, in);
   in.parts = parts_of(in.format, config.hidden);
   read_input_scales(config, given.input_scales, in);
-  in.options.apply_weights = given.apply_weights;
+  in.options.apply_weights = bool_of("apply_weights", given.apply_weights);
   in.options.lane = given.lane;
-  in.options.sm_limit = given.sm_limit;
+  in.options.sm_limit = int_of("sm_limit", given.sm_limit);
   in.options.format = in.format;
   if (!given.memory.is_none()) read_receive_buffers(config, self.receive_sizes(), in);
   read_dot_rows(self, given.dot_rows, in);

@@ -66,6 +66,14 @@ void translate(const std::exception_ptr& pointer, void*) {
 
 }  // namespace
 
+std::string text_of(const nb::python_error& error) {
+  const nb::object type = nb::borrow(error.type());
+  const auto message = nb::cast<std::string>(nb::str(error.value()));
+  if (PyObject_IsSubclass(type.ptr(), nb::module_::import_("ferry.error").attr("Error").ptr()) == 1)
+    return message;
+  return nb::cast<std::string>(type.attr("__name__")) + ": " + message;
+}
+
 nb::object exception_object(const std::exception_ptr& pointer) {
   try {
     try {

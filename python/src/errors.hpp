@@ -2,6 +2,7 @@
 #pragma once
 
 #include <exception>
+#include <string>
 
 #include "casters.hpp"
 
@@ -9,6 +10,9 @@ namespace ferry::python {
 
 // Registers the translation for every function of the module.
 void register_errors();
+
+// What an error of Python code says: of an error of Ferry its message, of another its type and message.
+std::string text_of(const nanobind::python_error& error);
 
 // The Python exception for a C++ exception, for code that passes it on as an object.
 nanobind::object exception_object(const std::exception_ptr& pointer);

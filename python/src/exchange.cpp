@@ -98,11 +98,12 @@ PyDispatchResult PyExchange::make_result(int lane, const DispatchResult& receive
   return result;
 }
 
-float* PyExchange::placeholder(Framework framework) {
+void* PyExchange::address_of(const Array& array) {
   alignas(16) static float on_host[4] = {};
+  if (array.data != nullptr) return array.data;
   if (is_host(state().device)) return on_host;
-  if (!placeholder_.is_valid()) placeholder_ = new_array(framework, kFp32, {4}, state().device);
-  return static_cast<float*>(inspect(placeholder_, "placeholder").data);
+  if (!placeholder_.is_valid()) placeholder_ = new_array(array.framework, kFp32, {4}, state().device);
+  return inspect(placeholder_, "placeholder").data;
 }
 
 PyPlan plan_over(const PyExchange& self, const nb::object& storage, std::optional<std::int64_t> tokens) {

@@ -43,8 +43,9 @@ class PyExchange {
   // The Python result of the lane's last dispatch.
   PyDispatchResult make_result(int lane, const DispatchResult& received) const;
 
-  // A valid pointer for an argument of zero elements: the library tells absent from empty by a null pointer.
-  float* placeholder(Framework framework);
+  // Where the array is; a valid address also for an empty one, whose own may be null: the library tells
+  // absent arguments by a null pointer.
+  void* address_of(const Array& array);
 
   Framework framework() const { return framework_; }
   void set_framework(Framework framework) { framework_ = framework; }

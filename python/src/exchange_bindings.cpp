@@ -117,9 +117,9 @@ nb::object metadata(PyExchange& self, const nb::object& count, int lane, const n
   StepMetadata* into = nullptr;
   call.read_or_refuse({Operation::metadata}, [&] {
     // Arrays of one element convert to an index too, so ask for __dlpack__ as well.
-    if (PyIndex_Check(count.ptr()) != 0 && !nb::hasattr(count, "__dlpack__")) {
+    if (PyIndex_Check(count.ptr()) != 0 && !attribute_of(count, "__dlpack__").is_valid()) {
       if (!nb::try_cast(count, number)) {
-        PyErr_Clear();
+        clear_error();
         throw UsageError("count: " + nb::cast<std::string>(nb::str(count)) + ", must be 0 to 2147483647");
       }
     } else {

@@ -86,7 +86,8 @@ EngineFunctions make_engine(int ranks, const nb::callable& all_to_all_v,
     try {
       from.attr("release")();
       to.attr("release")();
-    } catch (nb::python_error&) {
+    } catch (nb::python_error& error) {
+      if (!error.matches(PyExc_Exception)) throw;
       throw UsageError("all_to_all_v returned but still uses its memory: it must keep no array of it");
     }
   };

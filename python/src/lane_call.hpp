@@ -5,6 +5,7 @@
 #include <string>
 
 #include "device.hpp"
+#include "errors.hpp"
 #include "exchange.hpp"
 
 namespace ferry::python {
@@ -31,7 +32,7 @@ class LaneCall {
       refuse(operations, error);
       throw;
     } catch (nb::python_error& error) {
-      refuse(operations, UsageError(error.what()));
+      refuse(operations, UsageError(text_of(error)));
       throw;
     } catch (const std::exception& error) {  // mostly values that nanobind could not convert
       const UsageError refused(std::string("arguments that cannot be read: ") + error.what());

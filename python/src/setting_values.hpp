@@ -7,6 +7,7 @@
 #include <string>
 
 #include "base/text.hpp"
+#include "cast.hpp"
 #include "casters.hpp"
 #include "ferry/error.hpp"
 
@@ -26,7 +27,7 @@ Enumeration enum_named(const char* what, const std::string& name,
 
 [[noreturn]] inline void refuse_value(const std::string& key, const std::string& expected,
                                       nanobind::handle value) {
-  PyErr_Clear();
+  clear_error();
   throw UsageError(str(key, ": expected ", expected, ", got ",
                        nanobind::cast<std::string>(nanobind::repr(nanobind::borrow(value)))));
 }

@@ -2,6 +2,8 @@
 #include "casters.hpp"
 
 #include "base/text.hpp"
+#include "cast.hpp"
+#include "errors.hpp"
 #include "ferry/error.hpp"
 
 namespace ferry::python {
@@ -11,7 +13,7 @@ nb::handle CachedAttribute::get_if_loaded(const char* module, const char* attrib
   const nb::object name = nb::str(module);
   const nb::object loaded = nb::steal(PyImport_GetModule(name.ptr()));
   if (!loaded.is_valid()) {
-    PyErr_Clear();
+    clear_error();
     return {};
   }
   // An import may be in progress, so that the module exists and the attribute does not.
@@ -27,7 +29,9 @@ nb::handle CachedAttribute::get(const char* module, const char* attribute) {
 Framework framework_of(nb::handle object) {
   static CachedAttribute torch, numpy, cupy;
   const auto is = [object](nb::handle type) {
-    return type.is_valid() && PyObject_IsInstance(object.ptr(), type.ptr()) == 1;
+    const int answer = type.is_valid() ? PyObject_IsInstance(object.ptr(), type.ptr()) : 0;
+    if (answer < 0) throw nb::python_error();
+    return answer == 1;
   };
   if (is(torch.get_if_loaded("torch", "Tensor"))) return Framework::torch;
   if (is(numpy.get_if_loaded("numpy", "ndarray"))) return Framework::numpy;
@@ -65,13 +69,13 @@ Array inspect(nb::handle object, const char* name) {
 namespace {
 
 template <class Imported>
-std::optional<Array> imported(nb::handle object) {
+std::optional<Array> imported(nb::handle capsule) {
   Imported array;
-  if (!nb::try_cast(nb::borrow(object), array)) {
-    PyErr_Clear();
+  if (!nb::try_cast(nb::borrow(capsule), array)) {
+    clear_error();
     return std::nullopt;
   }
-  // The object may have made this memory for the import alone, so the import, not the object, must live on.
+  // The exporter may have made this memory for the import alone, so the import must live on.
   const auto release = [](void* import) noexcept { delete static_cast<Imported*>(import); };
   Array found{.data = const_cast<void*>(static_cast<const void*>(array.data())),
               .element = array.dtype(),
@@ -85,22 +89,43 @@ std::optional<Array> imported(nb::handle object) {
   return found;
 }
 
+// What `export_array`, an array's __dlpack__, returns. Libraries of before DLPack 1.0 do not know
+// max_version, and export read-only arrays with it alone.
+nb::object exported(const nb::object& export_array, const char* name) {
+  using namespace nb::literals;
+  try {
+    try {
+      return export_array("max_version"_a = nb::make_tuple(1, 0));
+    } catch (nb::python_error& error) {
+      if (!error.matches(PyExc_TypeError)) throw;
+      return export_array();
+    }
+  } catch (nb::python_error& error) {
+    refuse_from(error, str(name, ": its __dlpack__ failed: ", text_of(error)));
+  }
+}
+
 }  // namespace
 
 Array inspect_dlpack(nb::handle object, const char* name) {
+  nb::object capsule = nb::borrow(object);
   if (PyCapsule_CheckExact(object.ptr())) {
     const char* kind = PyCapsule_GetName(object.ptr());
     if (kind != nullptr && std::string(kind).rfind("used_", 0) == 0) {
       throw UsageError(str(name, ": a DLPack capsule that was used before: pass the array itself"));
     }
-  } else if (!nb::hasattr(object, "__dlpack__")) {
-    const std::string type = nb::cast<std::string>(nb::type_name(object.type()));
-    throw UsageError(
-        str(name, ": expected an array of NumPy, PyTorch or CuPy, or an object with __dlpack__, got ", type));
+  } else {
+    const nb::object export_array = attribute_of(object, "__dlpack__");
+    if (!export_array.is_valid()) {
+      const std::string type = nb::cast<std::string>(nb::type_name(object.type()));
+      throw UsageError(str(
+          name, ": expected an array of NumPy, PyTorch or CuPy, or an object with __dlpack__, got ", type));
+    }
+    capsule = exported(export_array, name);
   }
   // A read-only array refuses the first, writable import.
-  if (std::optional<Array> found = imported<nb::ndarray<>>(object)) return *std::move(found);
-  if (std::optional<Array> found = imported<nb::ndarray<nb::ro>>(object)) {
+  if (std::optional<Array> found = imported<nb::ndarray<>>(capsule)) return *std::move(found);
+  if (std::optional<Array> found = imported<nb::ndarray<nb::ro>>(capsule)) {
     found->read_only = true;
     return *std::move(found);
   }

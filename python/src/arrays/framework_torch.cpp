@@ -5,6 +5,7 @@
 #include "arrays/dlpack_exchange_api.hpp"
 #include "arrays/framework.hpp"
 #include "base/text.hpp"
+#include "cast.hpp"
 #include "casters.hpp"
 #include "ferry/error.hpp"
 
@@ -79,7 +80,7 @@ bool inspect_by_table(nb::handle object, Array& found) {
   if (!is_plain_tensor(object) || dlpack_api() == nullptr) return false;
   DlpackTensor tensor{};
   if (dlpack_api()->tensor_from_object(object.ptr(), &tensor) != 0) {
-    PyErr_Clear();
+    clear_error();
     return false;
   }
   const bool on_gpu = tensor.device.device_type == nb::device::cuda::value;
@@ -233,7 +234,7 @@ std::optional<Stream> current_torch_stream(Device device) {
   if (dlpack_api() == nullptr) return std::nullopt;
   if (dlpack_api()->current_work_stream(device.device_type, device.device_id, &stream) == 0)
     return Stream{stream};
-  PyErr_Clear();
+  clear_error();
   return std::nullopt;
 }
 
@@ -301,7 +302,7 @@ nb::object TensorFactory::make(const TensorShape& shape, void*& data) const {
   if (dlpack_api() != nullptr && dlpack_api()->tensor_from_object(made.ptr(), &tensor) == 0) {
     data = static_cast<std::byte*>(tensor.data) + tensor.byte_offset;
   } else {
-    PyErr_Clear();
+    clear_error();
     data = inspect_torch(made, "memory").data;
   }
   return made;

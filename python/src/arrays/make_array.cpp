@@ -4,6 +4,7 @@
 
 #include "arrays/framework.hpp"
 #include "base/text.hpp"
+#include "cast.hpp"
 #include "casters.hpp"
 #include "ferry/error.hpp"
 
@@ -102,7 +103,7 @@ Stream stream_of(nb::handle given, Framework framework, Device device) {
   const auto number = [](nb::handle handle) {
     std::uintptr_t value = 0;
     if (nb::try_cast(handle, value)) return Stream{reinterpret_cast<void*>(value)};
-    PyErr_Clear();
+    clear_error();
     throw UsageError("stream: the number is not a valid stream handle");
   };
   if (!given.is_none()) {
@@ -111,7 +112,7 @@ Stream stream_of(nb::handle given, Framework framework, Device device) {
           "stream: the exchange's backend works on host memory, in the calling thread: pass no stream");
     }
     for (const char* name : {"cuda_stream", "ptr"}) {
-      if (nb::hasattr(given, name)) return number(given.attr(name));
+      if (const nb::object handle = attribute_of(given, name); handle.is_valid()) return number(handle);
     }
     if (nb::isinstance<nb::int_>(given)) return number(given);
     throw UsageError("stream: expected a stream of PyTorch or CuPy, or its number");

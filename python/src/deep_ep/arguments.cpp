@@ -3,6 +3,7 @@
 #include <limits>
 
 #include "base/text.hpp"
+#include "cast.hpp"
 #include "ferry/error.hpp"
 
 namespace ferry::python {
@@ -32,7 +33,7 @@ int integer_from(int least, const nb::object& number, const char* name) {
     const nb::object index = nb::steal(PyNumber_Index(number.ptr()));
     const long long value = index.is_valid() ? PyLong_AsLongLong(index.ptr()) : -1;
     if (value >= least && value <= kMost) return static_cast<int>(value);
-    PyErr_Clear();
+    clear_error();
   }
   throw UsageError(str(name, ": expected an integer from ", least, " to ", kMost, ", got ",
                        nb::cast<std::string>(nb::repr(number))));

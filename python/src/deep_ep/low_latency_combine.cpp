@@ -40,7 +40,8 @@ nb::object weights_of_slots(const nb::object& topk_idx, const nb::object& topk_w
 }
 
 void read_combine(const nb::object& x, const nb::object& topk_idx, const nb::object& topk_weights,
-                  const LowLatencyHandle& handle, const nb::object& out, LaneCall& call, CombineInput& in) {
+                  const LowLatencyHandle& handle, const nb::object& out, PyExchange& exchange,
+                  CombineInput& in) {
   const LowLatencyPool& pool = *handle.pool;
   handle.require_received();
   in.plan = &handle.plan;
@@ -50,9 +51,9 @@ void read_combine(const nb::object& x, const nb::object& topk_idx, const nb::obj
   const Array& weights = in.arguments.dense(weights_of_slots(topk_idx, topk_weights, handle.ids),
                                             "topk_weights", kFp32, {in.plan->tokens, pool.shape.top_k});
   // A call of no tokens has weights, too: absent ones would differ from those of other ranks.
-  in.options.topk_weights = static_cast<const float*>(weights.data);
+  in.options.topk_weights = static_cast<const float*>(exchange.address_of(weights));
   const Shape shape = {in.plan->tokens, pool.shape.hidden};
-  in.result_array = out.is_none() ? new_array(framework, kBf16, shape, call.device()) : out;
+  in.result_array = out.is_none() ? new_array(framework, kBf16, shape, exchange.state().device) : out;
   read_result(shape, in);
 }
 
@@ -88,9 +89,8 @@ nb::tuple LowLatencyCalls::combine(const nb::object& x, const nb::object& topk_i
       throw UsageError(
           "low_latency_combine: zero_copy needs rows written to get_next_low_latency_combine_buffer(handle)");
     }
-    read_combine(zero_copy ? handle.combine_buffer : x, topk_idx, topk_weights, handle, out, call, in);
-    if (in.options.topk_weights == nullptr)
-      in.options.topk_weights = used.exchange->placeholder(in.arguments.framework());
+    read_combine(zero_copy ? handle.combine_buffer : x, topk_idx, topk_weights, handle, out, *used.exchange,
+                 in);
   });
   timer.emplace(HostPart::streams);
   const Stream stream = streams().begin(call.device(), current, nullptr, async_finish);

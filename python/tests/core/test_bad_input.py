@@ -141,6 +141,9 @@ def test_dispatch(name):
         ({"dot_rows": np.ones((3, HIDDEN), np.float32)}, "dot_rows: expected bfloat16, got float32"),
         ({"dot_rows": np.ones((1, HIDDEN), bf16)}, "dot_rows: expected .* rows or more, got 1"),
         ({"topk": 2}, "dispatch: there is no argument 'topk'; the arguments are: tokens, ids, weights, format"),
+        ({"format": 7}, "format: expected a string, got int"),
+        ({"sm_limit": "all"}, "sm_limit: expected an integer, got 'all'"),
+        ({"apply_weights": W}, "apply_weights: expected True or False, got array"),
         ({"count": np.zeros(1, np.int32)}, None),
     ],
 )
@@ -182,6 +185,9 @@ COMBINE = {
     "row_weights: too few": (lambda d: (d,), {"row_weights": np.ones(1, np.float32)}, "row_weights: expected .* rows or more"),
     "topk_weights": (lambda d: (d,), {"topk_weights": np.ones((3, 3), np.float32)}, "topk_weights: expected"),
     "reduction": (lambda d: (d,), {"reduction": "mean"}, "'mean' is not one of partial, exact, unreduced"),
+    "reduction: a number": (lambda d: (d,), {"reduction": 1}, "reduction: expected a string, got int"),
+    "scale": (lambda d: (d,), {"scale": "half"}, "scale: expected a number, got str"),
+    "sm_limit": (lambda d: (d,), {"sm_limit": 1.5}, "sm_limit: expected an integer, got 1.5"),
     "staging": (lambda d: (d,), {"reduction": "exact"}, "construct the exchange with reduction = exact"),
     "misspelt": (lambda d: (d,), {"weights": W}, "combine: there is no argument 'weights'; the arguments are: outputs, plan"),
 }
@@ -195,6 +201,47 @@ def test_combine(name):
         exchange.combine(*arguments(data), plan, **settings)
 
     both_refuse(pattern, combine)
+
+
+class Fails:
+    """An array whose export raises."""
+
+    def __init__(self, error):
+        self.error = error
+
+    def __dlpack__(self, **_):
+        raise self.error
+
+
+@pytest.mark.parametrize("argument", ["tokens", "ids", "outputs", "count", "rows"])
+@pytest.mark.parametrize("error", [BufferError("lent already"), MemoryError(), KeyboardInterrupt("Ctrl-C")], ids=repr)
+def test_an_export_that_fails_keeps_its_cause(argument, error):
+    """Rank 1 gets the error of the export, or KeyboardInterrupt itself; its peer is told, and the next call works."""
+    what = f"{type(error).__name__}: {error}"
+
+    def call(exchange, plan, data, bad):
+        if argument == "count":
+            return exchange.metadata(bad or 1)
+        if argument == "rows":
+            return exchange.all_gather_v(X if bad is None else bad, np.empty((8, HIDDEN), bf16))
+        if argument == "outputs":
+            return exchange.combine(data if bad is None else bad, plan)
+        return exchange.dispatch(**({"tokens": X, "ids": IDS} | ({argument: bad} if bad else {})))
+
+    def body(rank):
+        exchange = ferry.Exchange(rank, experts=4, top_k=TOP_K, hidden=HIDDEN, max_tokens=TOKENS, deadline=5)
+        rows = exchange.dispatch(X, IDS)
+        plan, data = rows.plan.copy(), rows.data.copy()
+        expected = KeyboardInterrupt if rank.index and isinstance(error, KeyboardInterrupt) else ferry.UsageError
+        with pytest.raises(expected) as caught:
+            call(exchange, plan, data, Fails(error) if rank.index else None)
+        if rank.index == 0:
+            assert "rank 1 refused" in str(caught.value) and what in str(caught.value) and "Traceback" not in str(caught.value)
+        elif expected is ferry.UsageError:
+            assert str(caught.value) == f"{argument}: its __dlpack__ failed: {what}" and caught.value.__cause__ is error
+        call(exchange, plan, data, None)
+
+    ferry.Group.threads(2).run(body)
 
 
 def test_an_object_that_is_not_a_plan():
