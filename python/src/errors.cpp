@@ -66,12 +66,10 @@ void translate(const std::exception_ptr& pointer, void*) {
 
 }  // namespace
 
-std::string text_of(const nb::python_error& error) {
-  const nb::object type = nb::borrow(error.type());
-  const auto message = nb::cast<std::string>(nb::str(error.value()));
-  if (PyObject_IsSubclass(type.ptr(), nb::module_::import_("ferry.error").attr("Error").ptr()) == 1)
-    return message;
-  return nb::cast<std::string>(type.attr("__name__")) + ": " + message;
+std::string text_of(const nb::object& error) {
+  const auto message = nb::cast<std::string>(nb::str(error));
+  if (nb::isinstance(error, nb::module_::import_("ferry.error").attr("Error"))) return message;
+  return nb::cast<std::string>(error.type().attr("__name__")) + ": " + message;
 }
 
 nb::object exception_object(const std::exception_ptr& pointer) {
@@ -90,6 +88,11 @@ nb::object exception_object(const std::exception_ptr& pointer) {
   } catch (nb::python_error& error) {
     return nb::borrow(error.value());
   }
+}
+
+void raise(const nb::object& error) {
+  PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.ptr())), error.ptr());
+  throw nb::python_error();
 }
 
 void register_errors() {

@@ -11,10 +11,16 @@ namespace ferry::python {
 // Registers the translation for every function of the module.
 void register_errors();
 
-// What an error of Python code says: of an error of Ferry its message, of another its type and message.
-std::string text_of(const nanobind::python_error& error);
+// What an exception object says: of an error of Ferry its message, of another its type and message.
+std::string text_of(const nanobind::object& error);
+inline std::string text_of(const nanobind::python_error& error) {
+  return text_of(nanobind::borrow(error.value()));
+}
 
 // The Python exception for a C++ exception, for code that passes it on as an object.
 nanobind::object exception_object(const std::exception_ptr& pointer);
+
+// Raises an exception object.
+[[noreturn]] void raise(const nanobind::object& error);
 
 }  // namespace ferry::python

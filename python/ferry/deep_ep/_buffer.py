@@ -2,28 +2,13 @@
 
 from __future__ import annotations
 
-import numbers
 import os
-import sys
 
 import ferry
 from ferry._core import _CallStreams, _LowLatencyCalls, _NormalCalls
 from ferry.deep_ep._config import Config, combine_config, dispatch_config, low_latency_size_hint
 from ferry.deep_ep._events import EventHandle, EventOverlap
 from ferry.deep_ep._exchanges import Exchanges, device_engine_of, group_of
-
-
-def _is_on_host(array):
-    return array.__dlpack_device__()[0] in (1, 3) if hasattr(array, "__dlpack_device__") else True
-
-
-# Computed where the factor is, so that the host need not wait for it. A number needs a tensor's own constructor.
-def _inverse_on_device(x, factor):
-    if isinstance(factor, numbers.Real):
-        if isinstance(factor, bool) or not 2.0**-127 <= factor <= 2.0**127:
-            return factor  # dispatch refuses it
-        return x.new_full((1,), 1.0 / float(factor), dtype=sys.modules["torch"].float32) if hasattr(x, "new_full") else factor
-    return 1.0 / factor.reshape(-1)[:1]
 
 
 class Buffer:
@@ -68,7 +53,7 @@ class Buffer:
         self.runtime = self.exchanges.group
         self._streams = _CallStreams()
         self._normal = _NormalCalls(self._streams, self.exchanges, self.exchanges.topology)
-        self._low_latency = _LowLatencyCalls(self._streams, self.exchanges.first_low_latency)
+        self._low_latency = _LowLatencyCalls(self._streams, self.exchanges)
 
     def destroy(self) -> None:
         """Frees all memory. Only for buffers made with explicitly_destroy=True."""
@@ -264,13 +249,9 @@ class Buffer:
         both with L first in memory. A value is element * scale / x_global_scale. x_global_scale: a number or float32 of
         one value, or of several equal ones, which on GPUs are not compared; default 1.
         """
-        if use_nvfp4 and use_ue8m0_for_sf:
-            raise ferry.UnsupportedError("low_latency_dispatch: use_ue8m0_for_sf: scales of NVFP4 are e4m3")
-        if use_nvfp4 and x_global_scale is not None and not _is_on_host(x):
-            x_global_scale = _inverse_on_device(x, x_global_scale)
         return self._low_latency.dispatch(
             x, topk_idx, num_max_dispatch_tokens_per_rank, num_experts, cumulative_local_expert_recv_stats, use_fp8,
-            round_scale, use_ue8m0, use_nvfp4, x_global_scale, async_finish, return_recv_hook)
+            round_scale, use_ue8m0, use_nvfp4, x_global_scale, use_ue8m0_for_sf, async_finish, return_recv_hook)
 
     def low_latency_combine(
         self,

@@ -12,7 +12,7 @@ from ferry.deep_ep._config import dispatch_config, low_latency_settings, low_lat
 
 DEADLINE = 100.0  # seconds; callers of deep_ep expect about this
 ROUNDING = 256  # the most tokens of a rank are rounded up to this, so that a slightly larger step needs no new exchange
-REFUSED = -1  # gathered in place of a rank's tokens if its arguments are wrong
+REFUSED = -1  # gathered in place of a rank's first number if its arguments are wrong
 MESSAGE_BYTES = 256  # of the error message gathered then
 
 # Ranks gather which call they are in together with its numbers. Different calls are an error on every rank.
@@ -22,6 +22,7 @@ CALLS = (
     "the first low-latency call of a shape",
     "the first combine with topk_weights of a shape",
 )
+METHODS = ("dispatch", "low_latency_dispatch", "combine")
 
 
 def group_of(group, comm) -> ferry.Group | ferry.Rank:
@@ -40,6 +41,15 @@ def group_of(group, comm) -> ferry.Group | ferry.Rank:
                 f"a process group, got {type(group).__name__}; {missing}") from missing
     made.set_deadline(DEADLINE)  # before join(), because a rank keeps the deadline it joins with
     return made
+
+
+def _made_or_refused(exchange, operation, make):
+    """make(), arrays for the call of `exchange` that follows. If it raises, the peers' calls end with the same error."""
+    try:
+        return make()
+    except BaseException as error:
+        exchange.refuse(f"{type(error).__name__}: {error}", operation=operation)
+        raise
 
 
 def device_engine_of(group) -> str:
@@ -105,8 +115,6 @@ class Exchanges:
         mine = (REFUSED, 0, 0, 0) if settings is None else (tokens, *settings)
         gathered = self._gather(DISPATCH, mine, error)
         tokens_of_ranks = [theirs for theirs, *_ in gathered]
-        if REFUSED in tokens_of_ranks:
-            self._raise_error(error, tokens_of_ranks.index(REFUSED))
         for rank, (_, *theirs) in enumerate(gathered):
             if theirs != list(mine[1:]):
                 raise ferry.UsageError(
@@ -115,22 +123,28 @@ class Exchanges:
         return self._normal(on_device, max(1, *tokens_of_ranks), *settings)
 
     def _gather(self, call, numbers=(0, 0, 0, 0), error=None):
-        """Collective: the four numbers of every rank. UsageError on all ranks if they are not in the same call."""
+        """Collective: the four numbers of every rank. UsageError on all ranks if they are not in the same call.
+
+        If one rank has an error and says REFUSED, all raise.
+        """
         gathered = [struct.unpack("5q", theirs) for theirs in self.rank.all_gather(struct.pack("5q", call, *numbers))]
         for rank, (theirs, *_) in enumerate(gathered):
             if theirs != gathered[0][0]:
                 different = f"rank 0 is in {CALLS[gathered[0][0]]}, rank {rank} in {CALLS[theirs]}"
                 raise ferry.UsageError(different) from error
+        first_numbers = [first for _, first, *_ in gathered]
+        if REFUSED in first_numbers:
+            self._raise_error(METHODS[call], error, first_numbers.index(REFUSED))
         return [numbers for _, *numbers in gathered]
 
-    def _raise_error(self, error, first):
+    def _raise_error(self, method, error, first):
         """Collective: raises this rank's own error, or that of rank `first`."""
         text = "" if error is None else str(error) if isinstance(error, ferry.Error) else repr(error)
         gathered = self.rank.all_gather(text.encode()[:MESSAGE_BYTES].ljust(MESSAGE_BYTES, b"\0"))
         if error is not None:
             raise error
         message = gathered[first].rstrip(b"\0").decode(errors="ignore")
-        raise ferry.UsageError(f"rank {first} refused dispatch: {message}")
+        raise ferry.UsageError(f"rank {first} refused {method}: {message}")
 
     def _normal(self, on_device, most, hidden, experts, top_k):
         """Collective: an exchange with room for `most` tokens of each rank. Without ids each rank is one expert."""
@@ -159,10 +173,14 @@ class Exchanges:
             settings = normal_settings(self.nodes, columns, self.rank.size, most) | {
                 "format": f"raw:{4 * columns}", "capacity": self.rank.size}  # one row from every rank
             self._made[key] = [self._make_on(arrays.on_device, settings)]
-        rows = _nodes.rows_to_send(arrays, is_token_in_rank, self.topology, columns)
-        received = arrays.empty((self.rank.size, columns), "int32", rows)
-        self._made[key][0].dispatch(
-            (rows,), _nodes.ids_of_nodes(arrays, self.topology, rows), memory=ferry.ReceiveBuffers(received))
+        exchange = self._made[key][0]
+
+        def make():
+            rows = _nodes.rows_to_send(arrays, is_token_in_rank, self.topology, columns)
+            return rows, _nodes.ids_of_nodes(arrays, self.topology, rows), arrays.empty((self.rank.size, columns), "int32", rows)
+
+        rows, ids, received = _made_or_refused(exchange, "dispatch", make)
+        exchange.dispatch((rows,), ids, memory=ferry.ReceiveBuffers(received))
         return received
 
     def expert_counts(self, num_tokens_per_expert, alignment):
@@ -174,12 +192,16 @@ class Exchanges:
         columns = -(-experts // 8) * 8  # rows are multiples of 16 bytes in every type
         arrays = arrays_of(num_tokens_per_expert)
         exchange = self._for_counts(arrays, columns)
-        row = _normal.padded_columns(arrays.to(num_tokens_per_expert, "int32")[None], columns)
-        received = arrays.empty((ranks, columns), "int32", row)
         slots, rows = exchange.config.top_k, exchange.config.max_tokens
-        all_ranks = [rank if rank < ranks else -1 for rank in range(rows * slots)]
-        ids = arrays.from_list(all_ranks, "int32", row).reshape(rows, slots)
-        exchange.dispatch((arrays.concatenate([row] * rows),), ids, memory=ferry.ReceiveBuffers(received))
+
+        def make():
+            row = _normal.padded_columns(arrays.to(num_tokens_per_expert, "int32")[None], columns)
+            all_ranks = [rank if rank < ranks else -1 for rank in range(rows * slots)]
+            ids = arrays.from_list(all_ranks, "int32", row).reshape(rows, slots)
+            return arrays.concatenate([row] * rows), ids, arrays.empty((ranks, columns), "int32", row)
+
+        sent, ids, received = _made_or_refused(exchange, "dispatch", make)
+        exchange.dispatch((sent,), ids, memory=ferry.ReceiveBuffers(received))
         local = ferry.Placement.blocks(experts, ranks).experts_of(self.rank.index)
         sums = arrays.on_host(received).sum(0).tolist()
         return _layout.rounded_up([sums[expert] for expert in local], alignment)
@@ -199,10 +221,13 @@ class Exchanges:
         arrays = arrays_of(topk_weights)
         exchange = self.for_weights(handle.exchange)
         columns, slots = exchange.config.hidden, topk_weights.shape[1]
-        if columns != slots:
-            topk_weights = _normal.padded_columns(topk_weights, columns)
-        result = arrays.empty((handle.plan.tokens, columns), "float32", topk_weights)
-        return exchange.combine(arrays.contiguous(topk_weights), handle.plan, result=result)[:, :slots]
+
+        def make():
+            padded = topk_weights if columns == slots else _normal.padded_columns(topk_weights, columns)
+            return arrays.contiguous(padded), arrays.empty((handle.plan.tokens, columns), "float32", topk_weights)
+
+        rows, result = _made_or_refused(exchange, "combine", make)
+        return exchange.combine(rows, handle.plan, result=result)[:, :slots]
 
     def for_weights(self, exchange):
         """An exchange for the same plans that sends one float32 a slot. Collective the first time."""
@@ -218,9 +243,9 @@ class Exchanges:
 
     def first_low_latency(self, on_device, *shape):
         """Collective: one more exchange for low-latency calls of `shape`: M, H, E and K."""
-        gathered = self._gather(FIRST_LOW_LATENCY, (self.num_rdma_bytes, *shape[:3]))
+        gathered = self._gather(FIRST_LOW_LATENCY, (*shape[:3], self.num_rdma_bytes))
         if self.nodes > 1:
-            for rank, (theirs, most, hidden, experts) in enumerate(gathered):
+            for rank, (most, hidden, experts, theirs) in enumerate(gathered):
                 needed = low_latency_size_hint(most, hidden, self.rank.size, experts)
                 if theirs < needed:
                     raise ferry.UsageError(
@@ -229,6 +254,10 @@ class Exchanges:
         exchange = self._make_on(on_device, low_latency_settings(*shape))
         self._made.setdefault("low latency", []).append(exchange)
         return exchange
+
+    def refuse_first_low_latency(self, error):
+        """Collective: takes part in the first low-latency call without having read its shape; raises `error`."""
+        self._gather(FIRST_LOW_LATENCY, (REFUSED, 0, 0, 0), error)
 
     def _make_on(self, on_device, settings):
         return ferry.Exchange(self.group, deadline=DEADLINE, **self._transport(on_device), **settings)

@@ -2,10 +2,13 @@
 #pragma once
 
 #include <memory>
+#include <string_view>
 #include <vector>
 
 #include "arrays/framework.hpp"
+#include "base/text.hpp"
 #include "deep_ep/streams.hpp"
+#include "errors.hpp"
 #include "lane_call.hpp"
 
 namespace ferry::python {
@@ -24,11 +27,9 @@ struct PooledExchange {
   bool busy = false;  // between the phases of a call
 };
 
-// How rows of a dispatch are quantised.
+// How rows of a dispatch are quantised, as given. use_nvfp4 goes before use_fp8; x_global_scale is 1 / g.
 struct LowLatencyFormat {
-  bool use_fp8 = false, round_scale = false, use_ue8m0 = false;
-  bool use_nvfp4 = false;                  // before use_fp8
-  nb::object x_global_scale = nb::none();  // of nvfp4: 1 / g
+  const nb::object &use_fp8, &round_scale, &use_ue8m0, &use_nvfp4, &x_global_scale, &use_ue8m0_for_sf;
 
   // Throws UsageError for options that exclude each other.
   Format format() const;
@@ -91,35 +92,66 @@ class ReceiveHook {
   bool pending_ = true;
 };
 
+// Runs a dispatch, or its receive phase. Its findings that name settings of Ferry are told in the words of
+// the interface.
+template <class Dispatch>
+void dispatch_in_own_words(Dispatch dispatch) {
+  try {
+    dispatch();
+  } catch (const OverflowError& error) {
+    const Overflow& found = error.overflow;
+    throw OverflowError(
+        str("topk_idx: some token lists an expert more than once: an expert of rank ", found.rank, " needs ",
+            counted(found.needed, "row"), " and has R*M = ", found.capacity,
+            "; routes dropped on all ranks: ", found.dropped, ": list an expert at most once for a token"),
+        found);
+  } catch (const UsageError& error) {
+    if (std::string_view(error.what()).rfind("dispatch: global_scale", 0) != 0) throw;
+    throw UsageError(
+        "x_global_scale: so small that the scale of a block overflows: pass 2688 / largest |x|; the blocks "
+        "concerned have scale 7F and values 0");
+  }
+}
+
 // The low-latency calls of one Buffer.
 class LowLatencyCalls {
  public:
-  // `make_exchange(on_device, max_tokens, hidden, experts, top_k)` returns a new ferry.Exchange. Collective.
-  LowLatencyCalls(nb::object streams, nb::object make_exchange)
-      : streams_(std::move(streams)), make_exchange_(std::move(make_exchange)) {}
+  // `python`: the ferry.deep_ep._exchanges.Exchanges of the Buffer.
+  LowLatencyCalls(nb::object streams, nb::object python)
+      : streams_(std::move(streams)),
+        python_(std::move(python)),
+        make_exchange_(python_.attr("first_low_latency")) {}
 
   nb::tuple dispatch(const nb::object& x, const nb::object& topk_idx, const nb::object& max_tokens,
                      const nb::object& experts, const nb::object& stats, const LowLatencyFormat& format,
-                     bool async_finish, bool hooked);
+                     const nb::object& async_finish, const nb::object& hooked);
   nb::tuple combine(const nb::object& x, const nb::object& topk_idx, const nb::object& topk_weights,
-                    const nb::object& handle, bool use_logfmt, bool zero_copy, bool async_finish, bool hooked,
-                    const nb::object& out);
+                    const nb::object& handle, const nb::object& use_logfmt, const nb::object& zero_copy,
+                    const nb::object& async_finish, const nb::object& hooked, const nb::object& out);
   nb::object next_combine_buffer(const nb::object& handle);
   void close() { closed_ = true; }
 
  private:
   void require_open() const;
   std::shared_ptr<LowLatencyPool> pool_of(const LowLatencyShape& shape);
-  // The handle that a combine was given. If it is something else, the peers' combines end with the same
-  // error, if they are of the shape of the last call.
-  const LowLatencyHandle& handle_of_combine(const nb::object& object);
+  // Runs `read`, which finds out what exchange a call uses. If it throws, the peers' calls end with the same
+  // error, if they are of the shape of the last call, or also the first.
+  template <class Read>
+  auto read_or_refuse(Operation operation, Read read) {
+    try {
+      return read();
+    } catch (const std::exception&) {
+      refuse(operation, exception_object(std::current_exception()));
+    }
+  }
+  [[noreturn]] void refuse(Operation operation, const nb::object& error);
   CallStreams& streams() const { return nb::cast<CallStreams&>(streams_); }
   // The EventOverlap that a call returns. `used`: tensors that the call reads and writes, of memory of stream
   // `current`.
   nb::object finish(Device device, Stream stream, Stream current, bool async_finish,
                     std::vector<nb::object> used);
 
-  nb::object streams_, make_exchange_;
+  nb::object streams_, python_, make_exchange_;
   std::vector<std::shared_ptr<LowLatencyPool>> pools_;
   std::shared_ptr<LowLatencyPool> last_;  // of the last call
   bool closed_ = false;

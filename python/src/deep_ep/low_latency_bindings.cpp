@@ -20,6 +20,19 @@ std::shared_ptr<LowLatencyPool> LowLatencyCalls::pool_of(const LowLatencyShape& 
   return pools_.emplace_back(std::make_shared<LowLatencyPool>(shape));
 }
 
+void LowLatencyCalls::refuse(Operation operation, const nb::object& error) {
+  if (last_) {
+    LaneCall call(*last_->acquire(make_exchange_).exchange, 0);
+    call.set_stream(
+        stream_of(nb::none(), last_->shape.on_device ? Framework::torch : Framework::numpy, call.device()));
+    call.read_or_refuse({operation}, [&] { raise(error); });
+  } else if (operation ==
+             Operation::dispatch) {  // the peers' hosts gather their arguments; without one none combines
+    python_.attr("refuse_first_low_latency")(error);
+  }
+  raise(error);
+}
+
 nb::object LowLatencyCalls::finish(Device device, Stream stream, Stream current, bool async_finish,
                                    std::vector<nb::object> used) {
   if (!async_finish) return event_overlap(nb::none());
@@ -53,8 +66,8 @@ nb::object low_latency_item(const nb::object& self, const nb::object& index) {
 constexpr const char* kDispatchSignature =
     "def dispatch(self, x: typing.Any, topk_idx: typing.Any, max_tokens: typing.Any, experts: typing.Any, "
     "stats: typing.Any, use_fp8: typing.Any, round_scale: typing.Any, use_ue8m0: typing.Any, "
-    "use_nvfp4: typing.Any, x_global_scale: typing.Any, async_finish: typing.Any, hooked: typing.Any) -> "
-    "tuple";
+    "use_nvfp4: typing.Any, x_global_scale: typing.Any, use_ue8m0_for_sf: typing.Any, async_finish: "
+    "typing.Any, hooked: typing.Any) -> tuple";
 constexpr const char* kCombineSignature =
     "def combine(self, x: typing.Any, topk_idx: typing.Any, topk_weights: typing.Any, handle: typing.Any, "
     "use_logfmt: typing.Any, zero_copy: typing.Any, async_finish: typing.Any, hooked: typing.Any, "
@@ -86,33 +99,31 @@ void bind_low_latency(nb::module_& module) {
       .def("__call__", &ReceiveHook::call);
   nb::class_<LowLatencyCalls>(module, "_LowLatencyCalls",
                               "For ferry.deep_ep: the low-latency calls of a Buffer.")
-      .def(nb::init<nb::object, nb::object>(), "streams"_a, "make_exchange"_a)
+      .def(nb::init<nb::object, nb::object>(), "streams"_a, "exchanges"_a)
       .def(
           "dispatch",
           [](LowLatencyCalls& self, const nb::object& x, const nb::object& topk_idx,
              const nb::object& max_tokens, const nb::object& experts, const nb::object& stats,
              const nb::object& use_fp8, const nb::object& round_scale, const nb::object& use_ue8m0,
-             const nb::object& use_nvfp4, const nb::object& x_global_scale, const nb::object& async_finish,
-             const nb::object& hooked) {
-            return self.dispatch(x, topk_idx, max_tokens, experts, stats,
-                                 {.use_fp8 = is_true(use_fp8),
-                                  .round_scale = is_true(round_scale),
-                                  .use_ue8m0 = is_true(use_ue8m0),
-                                  .use_nvfp4 = is_true(use_nvfp4),
-                                  .x_global_scale = x_global_scale},
-                                 is_true(async_finish), is_true(hooked));
+             const nb::object& use_nvfp4, const nb::object& x_global_scale,
+             const nb::object& use_ue8m0_for_sf, const nb::object& async_finish, const nb::object& hooked) {
+            return self.dispatch(
+                x, topk_idx, max_tokens, experts, stats,
+                {use_fp8, round_scale, use_ue8m0, use_nvfp4, x_global_scale, use_ue8m0_for_sf}, async_finish,
+                hooked);
           },
           "x"_a.none(), "topk_idx"_a.none(), "max_tokens"_a.none(), "experts"_a.none(), "stats"_a.none(),
           "use_fp8"_a.none(), "round_scale"_a.none(), "use_ue8m0"_a.none(), "use_nvfp4"_a.none(),
-          "x_global_scale"_a.none(), "async_finish"_a.none(), "hooked"_a.none(), nb::sig(kDispatchSignature))
+          "x_global_scale"_a.none(), "use_ue8m0_for_sf"_a.none(), "async_finish"_a.none(), "hooked"_a.none(),
+          nb::sig(kDispatchSignature))
       .def(
           "combine",
           [](LowLatencyCalls& self, const nb::object& x, const nb::object& topk_idx,
              const nb::object& topk_weights, const nb::object& handle, const nb::object& use_logfmt,
              const nb::object& zero_copy, const nb::object& async_finish, const nb::object& hooked,
              const nb::object& out) {
-            return self.combine(x, topk_idx, topk_weights, handle, is_true(use_logfmt), is_true(zero_copy),
-                                is_true(async_finish), is_true(hooked), out);
+            return self.combine(x, topk_idx, topk_weights, handle, use_logfmt, zero_copy, async_finish,
+                                hooked, out);
           },
           "x"_a.none(), "topk_idx"_a.none(), "topk_weights"_a.none(), "handle"_a.none(),
           "use_logfmt"_a.none(), "zero_copy"_a.none(), "async_finish"_a.none(), "hooked"_a.none(),

@@ -59,31 +59,29 @@ void read_combine(const nb::object& x, const nb::object& topk_idx, const nb::obj
 
 }  // namespace
 
-const LowLatencyHandle& LowLatencyCalls::handle_of_combine(const nb::object& object) {
-  if (!last_ || cast_or_null<LowLatencyHandle>(object) != nullptr) return handle_of(object);
-  LaneCall call(*last_->acquire(make_exchange_).exchange, 0);
-  call.set_stream(
-      stream_of(nb::none(), last_->shape.on_device ? Framework::torch : Framework::numpy, call.device()));
-  return *call.read_or_refuse({Operation::combine}, [&] { return &handle_of(object); });
-}
-
 nb::tuple LowLatencyCalls::combine(const nb::object& x, const nb::object& topk_idx,
                                    const nb::object& topk_weights, const nb::object& handle_object,
-                                   bool use_logfmt, bool zero_copy, bool async_finish, bool hooked,
+                                   const nb::object& use_logfmt, const nb::object& with_zero_copy,
+                                   const nb::object& with_async_finish, const nb::object& with_hook,
                                    const nb::object& out) {
   std::optional<PartTimer> timer(std::in_place, HostPart::arguments);
   require_open();
-  const LowLatencyHandle& handle = handle_of_combine(handle_object);
+  const LowLatencyHandle& handle =
+      *read_or_refuse(Operation::combine, [&] { return &handle_of(handle_object); });
   last_ = handle.pool;
   PooledExchange& used = handle.pool->acquire(make_exchange_);
   LaneCall call(*used.exchange, 0);
   const Stream current = stream_of(nb::none(), handle.plan.framework, call.device());
   call.set_stream(current);
   CombineInput in(call.device(), Gradients::recorded);
-  in.options.reduction = hooked ? Reduction::exact : Reduction::partial;
+  bool async_finish = false, hooked = false;
   call.read_or_refuse({Operation::combine}, [&] {
+    async_finish = is_true(with_async_finish);
+    hooked = is_true(with_hook);
+    const bool zero_copy = is_true(with_zero_copy);
     refuse_hook_with_event(async_finish, hooked);
-    if (use_logfmt && zero_copy)
+    in.options.reduction = hooked ? Reduction::exact : Reduction::partial;
+    if (is_true(use_logfmt) && zero_copy)
       throw UsageError("low_latency_combine: use_logfmt and zero_copy exclude each other");
     if (zero_copy && handle.combine_buffer.is_none()) {
       throw UsageError(

@@ -68,30 +68,58 @@ float scale_of_factor(const nb::object& factor, DispatchInput& in) {
   return inverse(factors[0]);
 }
 
+// The inverse on the device, where the factor is, so that the host need not wait for it.
+nb::object inverse_on_device(const nb::object& x, const nb::object& factor) {
+  if (const std::optional<double> number = number_in(factor, kFactor)) inverse(*number);
+  static CachedAttribute of_tensor;
+  return of_tensor.get("ferry.deep_ep._low_latency", "inverse_on_device")(x, factor);
+}
+
+void check_values(const Array& x, const Format& format, int max_tokens) {
+  if (x.shape[0] > max_tokens) {
+    throw UsageError(str("x: ", counted(x.shape[0], "token"), ", but num_max_dispatch_tokens_per_rank = ",
+                         max_tokens, ": pass fewer, or on every rank a larger number"));
+  }
+  if (format.quantises() || x.element == kBf16) return;
+  throw UsageError(str("x: expected bfloat16 with use_fp8=False, got ", name_of(x.element)));
+}
+
 }  // namespace
 
 Format LowLatencyFormat::format() const {
   // Callers pass the options of fp8 with use_nvfp4 too, where they mean nothing.
-  if (use_nvfp4) return Format::nvfp4({.tiles = true});
-  if (use_ue8m0 && !round_scale)
+  if (is_true(use_nvfp4)) {
+    if (is_true(use_ue8m0_for_sf))
+      throw UnsupportedError("low_latency_dispatch: use_ue8m0_for_sf: scales of NVFP4 are e4m3");
+    return Format::nvfp4({.tiles = true});
+  }
+  const bool power_of_two = is_true(round_scale), packed = is_true(use_ue8m0);
+  if (packed && !power_of_two)
     throw UsageError("use_ue8m0 needs round_scale: an exponent can only represent a power of two");
-  if (!use_fp8) return {};
+  if (!is_true(use_fp8)) return {};
   return {.kind = FormatKind::fp8_e4m3,
-          .fp8 = {.column_major = true, .power_of_two = round_scale, .packed = use_ue8m0}};
+          .fp8 = {.column_major = true, .power_of_two = power_of_two, .packed = packed}};
 }
 
 nb::tuple LowLatencyCalls::dispatch(const nb::object& x, const nb::object& topk_idx,
                                     const nb::object& max_tokens, const nb::object& experts,
                                     const nb::object& stats, const LowLatencyFormat& format,
-                                    bool async_finish, bool hooked) {
+                                    const nb::object& with_async_finish, const nb::object& with_hook) {
   std::optional<PartTimer> timer(std::in_place, HostPart::arguments);
   require_open();
-  const Array tokens = inspect_matrix(x, "x"), ids = inspect_matrix(topk_idx, "topk_idx");
-  const auto pool = pool_of({.max_tokens = integer_from(1, max_tokens, "num_max_dispatch_tokens_per_rank"),
-                             .hidden = static_cast<int>(tokens.shape[1]),
-                             .experts = integer_from(1, experts, "num_experts"),
-                             .top_k = static_cast<int>(ids.shape[1]),
-                             .on_device = !is_host(tokens.device)});
+  Array tokens, ids;
+  const auto pool = read_or_refuse(Operation::dispatch, [&] {
+    tokens = inspect_matrix(x, "x");
+    ids = inspect_matrix(topk_idx, "topk_idx");
+    if (ids.shape[1] < 1 || ids.shape[1] > kMaxTopK)
+      throw UsageError(
+          str("topk_idx: expected 1 to ", kMaxTopK, " columns, got shape ", shape_text(ids.shape)));
+    return pool_of({.max_tokens = integer_from(1, max_tokens, "num_max_dispatch_tokens_per_rank"),
+                    .hidden = static_cast<int>(tokens.shape[1]),
+                    .experts = integer_from(1, experts, "num_experts"),
+                    .top_k = static_cast<int>(ids.shape[1]),
+                    .on_device = !is_host(tokens.device)});
+  });
   last_ = pool;
   PooledExchange& used = pool->acquire(make_exchange_);
   LaneCall call(*used.exchange, 0);
@@ -99,18 +127,22 @@ nb::tuple LowLatencyCalls::dispatch(const nb::object& x, const nb::object& topk_
   call.set_stream(current);
   DispatchInput in(call.device(), Gradients::recorded);
   std::optional<Received> received;
+  bool async_finish = false, hooked = false;
   call.read_or_refuse({Operation::dispatch}, [&] {
+    async_finish = is_true(with_async_finish);
+    hooked = is_true(with_hook);
     refuse_hook_with_event(async_finish, hooked);
     in.options.format = format.format();
     const Array& rows =
         in.arguments.rows(dense_array(x, tokens), "x", pool->shape.hidden, {kBf16, kFp16, kFp32});
     in.tokens = Tokens::rows(rows.data, rows.shape[0], *value_type_of(rows.element), 0);
+    check_values(rows, *in.options.format, pool->shape.max_tokens);
     in.ids = ids_of(in.arguments.add(dense_array(topk_idx, ids), "topk_idx"), rows.shape[0],
                     pool->shape.top_k, "topk_idx");
-    if (format.use_nvfp4 && !format.x_global_scale.is_none()) {
-      if (pool->shape.on_device) {  // _buffer.py has inverted it there, unless it is a number out of range
-        if (const std::optional<double> number = number_in(format.x_global_scale, kFactor)) inverse(*number);
-        const Array& scale = in.arguments.dense(format.x_global_scale, "x_global_scale", kFp32, {1});
+    if (encoding_of(*in.options.format).is_two_level() && !format.x_global_scale.is_none()) {
+      if (pool->shape.on_device) {
+        const Array& scale =
+            in.arguments.dense(inverse_on_device(x, format.x_global_scale), kFactor, kFp32, {1});
         in.options.global_scale = static_cast<const float*>(scale.data);
       } else {
         in.global_scale = scale_of_factor(format.x_global_scale, in);
@@ -134,7 +166,8 @@ nb::tuple LowLatencyCalls::dispatch(const nb::object& x, const nb::object& topk_
     if (hooked) {
       call.exchange().dispatch_send(in.tokens, in.ids, nullptr, in.options, stream);
     } else {
-      call.exchange().dispatch(in.tokens, in.ids, nullptr, in.options, stream);
+      dispatch_in_own_words(
+          [&] { call.exchange().dispatch(in.tokens, in.ids, nullptr, in.options, stream); });
     }
   }
   timer.emplace(HostPart::results);

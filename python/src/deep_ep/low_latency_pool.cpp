@@ -71,7 +71,7 @@ void ReceiveHook::receive() {
   if (handle_.is_none()) {
     call.exchange().combine_receive(0, stream_);
   } else {
-    call.exchange().dispatch_receive(0, stream_);
+    dispatch_in_own_words([&] { call.exchange().dispatch_receive(0, stream_); });
   }
 }
 

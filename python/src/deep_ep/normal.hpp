@@ -75,6 +75,8 @@ class NormalCalls {
   const LayoutOf& layout_for(const nb::object& experts, std::int64_t tokens);
   // Where a call's arrays should be. `like`: its tokens, or any object.
   Place place_of(const nb::object& like) const;
+  // The stream that the current exchange's framework would use; on the host, and without an exchange, none.
+  Stream stream_of_exchange() const;
   // Whether the current exchange serves such a call with `tokens` tokens on a rank.
   bool fits(const NormalShape& shape, std::int64_t tokens) const;
   // Ends the peers' next call on the current exchange with `reason`.

@@ -22,22 +22,30 @@ std::vector<nb::object> biases_of(const nb::object& bias) {
   return biases;
 }
 
-void check_rows(const nb::object& x, const NormalHandle& handle, std::int64_t hidden, CombineInput& in) {
+// Throws UsageError unless `count` is the number of rows that the dispatch of the handle has returned; with
+// num_worst_tokens it may leave out some that were not received.
+void check_count(const char* name, std::int64_t count, const NormalHandle& handle) {
+  const std::int64_t needed = max_rows_touched(handle.plan);
+  if (count >= needed && count <= handle.rows) return;
+  throw UsageError(
+      str(name, ": expected the ", counted(handle.rows, "row"), " that the dispatch of the handle returned",
+          needed < handle.rows ? str(", or of these the first ", needed, " or more") : "", ", got ", count));
+}
+
+void read_rows(const nb::object& x, const NormalHandle& handle, std::int64_t hidden, CombineInput& in) {
   const Array& array = in.arguments.rows(x, "x", hidden, {kBf16});
   const StridedRows rows = strided_rows(array, "x");
-  const std::int64_t needed = max_rows_touched(handle.plan);
-  if (rows.count < needed)
-    throw UsageError(str("x: expected ", counted(needed, "row"), " or more, got ", rows.count));
+  check_count("x", rows.count, handle);
   in.outputs = {array.data, DType::bf16, rows.stride};
 }
 
 // Arrays that PyTorch or NumPy reads: shape and type alone matter.
-void check_operand(const nb::object& object, const std::string& name, Element element, const Shape& shape,
-                   CombineInput& in) {
+const Array& check_operand(const nb::object& object, const std::string& name, Element element,
+                           const Shape& shape, CombineInput& in) {
   const Array& array = in.arguments.add(object, name.c_str());
   bool same = array.shape.size() == shape.size();
   for (std::size_t i = 0; same && i < shape.size(); ++i) same = shape[i] < 0 || shape[i] == array.shape[i];
-  if (array.element == element && same) return;
+  if (array.element == element && same) return array;
   throw UsageError(str(name, ": expected ", name_of(element), " of shape ", shape_text(shape), ", got ",
                        name_of(array.element), " of shape ", shape_text(array.shape)));
 }
@@ -51,33 +59,46 @@ nb::tuple NormalCalls::combine(const nb::object& x, const nb::object& object, co
   const NormalHandle& handle = handle_of(object, Operation::combine);
   const Config& config = handle.exchange->config();
   const Framework framework = handle.plan.framework;
-  timer.emplace(HostPart::streams);
-  StreamedCall streamed(streams(), framework, handle.plan.device, event_of(settings.previous_event),
-                        settings.is_async());
-  timer.emplace(HostPart::arguments);
+  std::optional<StreamedCall> streamed;
   CombineInput in(handle.plan.device, Gradients::recorded);
   std::vector<nb::object> biases;
   {
     LaneCall call(*handle.exchange, 0);
-    call.set_stream(streamed.stream());
+    call.set_stream(stream_of(nb::none(), framework, call.device()));
     call.read_or_refuse({Operation::combine}, [&] {
+      timer.emplace(HostPart::streams);
+      streamed.emplace(streams(), framework, handle.plan.device, event_of(settings.previous_event),
+                       settings.is_async());
+      call.set_stream(streamed->stream());
+      timer.emplace(HostPart::arguments);
       const int num_sms = settings.checked();
       in.options.sm_limit = is_host(call.device()) ? 0 : num_sms;
-      check_rows(x, handle, config.hidden, in);
+      read_rows(x, handle, config.hidden, in);
       require_rdma_bytes(settings, 2 * std::int64_t{config.hidden}, 0,
                          topk_weights.is_none() ? 0 : config.top_k);
       const Shape shape = {handle.plan.tokens, config.hidden};
       biases = biases_of(bias);
       for (std::size_t i = 0; i < biases.size(); ++i)
         check_operand(biases[i], str("bias[", i, "]"), kBf16, shape, in);
-      if (!topk_weights.is_none()) check_operand(topk_weights, "topk_weights", kFp32, {-1, config.top_k}, in);
+      if (!topk_weights.is_none()) {
+        check_count("topk_weights",
+                    check_operand(topk_weights, "topk_weights", kFp32, {-1, config.top_k}, in).shape[0],
+                    handle);
+      }
       const PartTimer allocating(HostPart::allocation);
       in.result_array = new_array(framework, biases.empty() ? kBf16 : kFp32, shape, call.device());
       read_result(shape, in);
     });
     timer.emplace(HostPart::exchange);
-    const nb::gil_scoped_release unlocked;
-    call.exchange().combine(in.outputs, handle.plan.plan, in.result, in.options, call.stream());
+    try {
+      const nb::gil_scoped_release unlocked;
+      call.exchange().combine(in.outputs, handle.plan.plan, in.result, in.options, call.stream());
+    } catch (const Error& error) {
+      // The peers' calls go on.
+      if (LaneCall::delivers_result(error) && !topk_weights.is_none())
+        python_.attr("combined_weights")(object, topk_weights);
+      throw;
+    }
   }
   timer.emplace(HostPart::results);
   nb::object result = in.result_array, weights = nb::none();
@@ -93,7 +114,7 @@ nb::tuple NormalCalls::combine(const nb::object& x, const nb::object& object, co
     outputs.push_back(weights);
   }
   timer.emplace(HostPart::streams);
-  nb::object event = streamed.finish(std::move(inputs), outputs);
+  nb::object event = streamed->finish(std::move(inputs), outputs);
   return nb::make_tuple(std::move(result), std::move(weights), std::move(event));
 }
 

@@ -70,11 +70,6 @@ nb::list rounded_up(std::span<const std::int32_t> counts, std::int64_t alignment
   return list;
 }
 
-[[noreturn]] void raise(const nb::object& error) {
-  PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.ptr())), error.ptr());
-  throw nb::python_error();
-}
-
 DispatchCounts counts_of(LaneCall& call, const Routes& routes) {
   const PartTimer timer(HostPart::waiting);
   const nb::gil_scoped_release unlocked;
@@ -88,14 +83,14 @@ Place NormalCalls::place_of(const nb::object& like) const {
     return {current_.exchange->framework(), current_.exchange->state().device};
   const bool many = nb::isinstance<nb::tuple>(like) || nb::isinstance<nb::list>(like);
   const nb::object first = many && nb::len(like) > 0 ? nb::object(like[0]) : like;
-  try {
-    const Array found = inspect(first, "x");
-    return {found.framework, found.device};
-  } catch (const Error&) {
-    return {};  // no array: reading the arguments says so
-  } catch (const nb::python_error&) {
-    return {};
-  }
+  const Array found = inspect(first, "x");
+  return {found.framework, found.device};
+}
+
+Stream NormalCalls::stream_of_exchange() const {
+  const PyExchange* const exchange = current_.exchange;
+  return exchange == nullptr ? Stream{}
+                             : stream_of(nb::none(), exchange->framework(), exchange->state().device);
 }
 
 bool NormalCalls::fits(const NormalShape& shape, std::int64_t tokens) const {
@@ -114,10 +109,7 @@ const NormalHandle& NormalCalls::handle_of(const nb::object& object, Operation o
   try {
     return cast_argument<NormalHandle>(object, "handle", "a handle of dispatch");
   } catch (const UsageError& error) {
-    if (current_.exchange != nullptr) {
-      const PyExchange& exchange = *current_.exchange;
-      refuse(error.what(), stream_of(nb::none(), exchange.framework(), exchange.state().device), operation);
-    }
+    if (current_.exchange != nullptr) refuse(error.what(), stream_of_exchange(), operation);
     throw;
   }
 }
@@ -158,7 +150,7 @@ void NormalCalls::make_room(const nb::object& error, const Routes* routes, std::
   const std::int64_t tokens = routes == nullptr ? 0 : std::max(most, routes->in.tokens.count);
   if (current_.exchange == nullptr) return agree(error, routes, tokens);
   if (routes == nullptr) {
-    refuse(nb::cast<std::string>(nb::str(error)), stream);
+    refuse(text_of(error), stream);
     raise(error);
   }
   if (fits(routes->shape, most)) return;  // the exchange refuses more tokens than it has room for
@@ -178,52 +170,52 @@ std::optional<DispatchCounts> NormalCalls::count(LaneCall& call, const Routes& r
 nb::tuple NormalCalls::dispatch(const NewRoutes& given, const CallSettings& settings) {
   std::optional<PartTimer> timer(std::in_place, HostPart::arguments);
   require_open();
-  const Place place = place_of(given.x);
-  timer.emplace(HostPart::streams);
-  StreamedCall streamed(streams(), place.framework, place.device, event_of(settings.previous_event),
-                        settings.is_async());
-  timer.emplace(HostPart::arguments);
+  Place place;
+  std::optional<StreamedCall> streamed;
   std::optional<Routes> routes;
   nb::object error = nb::none();
   int num_sms = 0;
   try {
+    place = place_of(given.x);
+    timer.emplace(HostPart::streams);
+    streamed.emplace(streams(), place.framework, place.device, event_of(settings.previous_event),
+                     settings.is_async());
+    timer.emplace(HostPart::arguments);
     num_sms = settings.checked();
     routes.emplace(given, place, topology_);
     require_rdma_bytes(settings, routes->rows.row_bytes(), routes->rows.scale_columns, routes->shape.top_k);
-  } catch (nb::python_error& caught) {
-    if (!caught.matches(PyExc_Exception)) throw;
-    error = nb::borrow(caught.value());
   } catch (const std::exception&) {
     error = exception_object(std::current_exception());
+    routes.reset();
   }
-  if (!error.is_none()) routes.reset();
+  const Stream stream = streamed ? streamed->stream() : stream_of_exchange();
   Routes* const read = routes ? &*routes : nullptr;
   const std::int64_t tokens = routes ? routes->in.tokens.count : 0;
   const Framework framework = routes ? routes->in.arguments.framework() : Framework::numpy;
   timer.reset();
   if (const std::optional<std::int64_t> worst = given.worst_rows()) {
-    make_room(error, read, *worst, streamed.stream());
+    make_room(error, read, *worst, stream);
     Received received(NewArrays(framework, place.device));
     LaneCall call(*current_.exchange, 0);
-    call.set_stream(streamed.stream());
-    return deliver(call, *routes, received, nullptr, given, streamed, num_sms);
+    call.set_stream(stream);
+    return deliver(call, *routes, received, nullptr, given, *streamed, num_sms);
   }
   if (routes && fits(routes->shape, tokens)) {
     Received received(NewArrays(framework, place.device));
     LaneCall call(*current_.exchange, 0);
-    call.set_stream(streamed.stream());
+    call.set_stream(stream);
     call.read_or_refuse({Operation::dispatch_counts}, [&] { received.allocate_plan(*current_.exchange); });
     if (const std::optional<DispatchCounts> counts = count(call, *routes))
-      return deliver(call, *routes, received, &*counts, given, streamed, num_sms);
+      return deliver(call, *routes, received, &*counts, given, *streamed, num_sms);
   } else if (current_.exchange != nullptr) {
-    refuse(kMustAgree, streamed.stream());
+    refuse(kMustAgree, stream);
   }
   agree(error, read, tokens);
   Received received(NewArrays(framework, place.device));
   LaneCall call(*current_.exchange, 0);
-  call.set_stream(streamed.stream());
+  call.set_stream(stream);
   const DispatchCounts counts = counts_of(call, *routes);
-  return deliver(call, *routes, received, &counts, given, streamed, num_sms);
+  return deliver(call, *routes, received, &counts, given, *streamed, num_sms);
 }
 
 nb::tuple NormalCalls::deliver(LaneCall& call, Routes& routes, Received& received,
@@ -234,6 +226,11 @@ nb::tuple NormalCalls::deliver(LaneCall& call, Routes& routes, Received& receive
   const std::int64_t rows = counts != nullptr ? counts->total : *given.worst_rows();
   DispatchInput& in = routes.in;
   call.read_or_refuse({Operation::dispatch}, [&] {
+    if (const std::int64_t most = exchange.config().max_tokens; in.tokens.count > most) {
+      throw UsageError(str("x: ", counted(in.tokens.count, "token"), ", but num_worst_tokens = ", rows,
+                           " has room for ", most,
+                           " of each rank: pass the ranks times the most tokens of one"));
+    }
     if (!received.plan.is_valid()) received.allocate_plan(exchange);
     received.allocate_rows(routes, rows, counts == nullptr);
   });
@@ -303,18 +300,26 @@ nb::tuple NormalCalls::dispatch_by_handle(const nb::object& x, const nb::object&
   require_open();
   const NormalHandle& handle = handle_of(object, Operation::dispatch);
   LaneCall call(*handle.exchange, 0);
-  timer.emplace(HostPart::streams);
-  StreamedCall streamed(streams(), handle.plan.framework, call.device(), event_of(settings.previous_event),
-                        settings.is_async());
-  call.set_stream(streamed.stream());
-  timer.emplace(HostPart::arguments);
+  call.set_stream(stream_of(nb::none(), handle.plan.framework, call.device()));
+  std::optional<StreamedCall> streamed;
   DispatchInput in(call.device(), Gradients::recorded);
   InputRows rows;
   std::array<nb::object, 2> parts{};
   call.read_or_refuse({Operation::dispatch}, [&] {
+    timer.emplace(HostPart::streams);
+    streamed.emplace(streams(), handle.plan.framework, call.device(), event_of(settings.previous_event),
+                     settings.is_async());
+    call.set_stream(streamed->stream());
+    timer.emplace(HostPart::arguments);
     in.options.sm_limit = sm_limit_of(call, settings.checked());
     if (with_ids) throw UsageError("dispatch: a handle excludes topk_idx and topk_weights");
     rows = read_rows(x, in);
+    const std::int64_t hidden = handle.exchange->config().hidden;
+    if (in.tokens.count != handle.plan.tokens || rows.columns[0] != hidden) {
+      throw UsageError(str("x: expected shape ", shape_text({handle.plan.tokens, hidden}),
+                           " as in the dispatch that returned the handle, got ",
+                           shape_text({in.tokens.count, rows.columns[0]})));
+    }
     require_rdma_bytes(settings, rows.row_bytes(), rows.scale_columns, 0);
     const PartTimer allocating(HostPart::allocation);
     const NewArrays arrays(in.arguments.framework(), call.device());
@@ -333,7 +338,7 @@ nb::tuple NormalCalls::dispatch_by_handle(const nb::object& x, const nb::object&
   inputs.push_back(handle.plan.owner);
   if (rows.parts == 2) outputs.push_back(parts[1]);
   timer.emplace(HostPart::streams);
-  nb::object event = streamed.finish(std::move(inputs), outputs);
+  nb::object event = streamed->finish(std::move(inputs), outputs);
   return nb::make_tuple(std::move(recv_x), nb::none(), nb::none(), nb::none(), nb::none(), std::move(event));
 }
 

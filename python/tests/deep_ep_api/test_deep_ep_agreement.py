@@ -147,7 +147,7 @@ def test_more_tokens_than_the_worst_case_allows(rng):
     @on_ranks(2)
     def _(me, buffer):
         layout_and_dispatch(buffer, small, me)
-        with pytest.raises(ferry.UsageError, match="300 tokens on rank 1, max_tokens is 256"):
+        with pytest.raises(ferry.UsageError, match="x: 300 tokens, but num_worst_tokens = 40 has room for 256 of each rank"):
             layout_and_dispatch(buffer, large, me, num_worst_tokens=40)
         worst_x, *_ = layout_and_dispatch(buffer, large, me, num_worst_tokens=2 * 300)  # says what is needed
         assert len(worst_x) == 600

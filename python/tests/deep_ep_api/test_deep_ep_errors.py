@@ -9,7 +9,7 @@ import pytest
 
 import ferry
 import ferry.deep_ep as deep_ep
-from deep_ep_steps import HIDDEN, full_step, layout_and_dispatch, low_latency, on_ranks, step_of
+from deep_ep_steps import HIDDEN, Interrupted, full_step, layout_and_dispatch, low_latency, on_ranks, step_of
 from ferry.deep_ep import _exchanges
 from oracle import bf16, messages_to, routes_to, same_bits
 
@@ -31,22 +31,12 @@ def test_bad_arguments(rng):
             layout_and_dispatch(buffer, step, me, x=(step.tokens[0], step.tokens[0]))
         with pytest.raises(ferry.UsageError, match="use_ue8m0 needs round_scale"):
             low_latency(buffer, step, me, use_ue8m0=True)
-        with pytest.raises(ferry.UsageError, match="max_tokens is"):
+        with pytest.raises(ferry.UsageError, match="x: 2 tokens, but num_max_dispatch_tokens_per_rank = 1"):
             low_latency(buffer, step_of(rng, 1, most=1), me, most=1, use_fp8=False)
             buffer.low_latency_dispatch(np.ones((2, HIDDEN), bf16), np.zeros((2, 3), np.int64), 1, step.experts)
         *_, handle, _ = layout_and_dispatch(buffer, step, me)
         with pytest.raises(ferry.UsageError, match="bfloat16"):
             buffer.combine(step.tokens[0].astype(np.float32), handle)
-
-
-@pytest.mark.parametrize("numbers", [("a", 16), (9.5, 16), (9, None), (0, 16)])
-def test_numbers_of_low_latency_mode(rng, numbers):
-    step = full_step(rng, 1)
-
-    @on_ranks(1)
-    def _(me, buffer):
-        with pytest.raises(ferry.UsageError, match="expected an integer"):
-            buffer.low_latency_dispatch(step.tokens[0], step.ids[0], *numbers)
 
 
 def test_more_rows_than_num_worst_tokens(rng):
@@ -78,17 +68,26 @@ def bad_calls():
         "config": lambda b, s, me: layout_and_dispatch(b, s, me, config=7),
         "config of words": lambda b, s, me: layout_and_dispatch(b, s, me, config=deep_ep.Config("a")),
         "event": lambda b, s, me: layout_and_dispatch(b, s, me, previous_event=7),
+        "async_finish": lambda b, s, me: layout_and_dispatch(b, s, me, async_finish=np.ones(2)),
+        "x that raises": lambda b, s, me: layout_and_dispatch(b, s, me, x=Interrupted()),
         "counts": lambda b, s, me: layout_and_dispatch(b, s, me, num_tokens_per_expert=np.zeros(16, object)),
     }
 
 
+RAISED = {"async_finish": ValueError, "x that raises": KeyboardInterrupt}
+
+
+@pytest.mark.parametrize("later", [False, True])
 @pytest.mark.parametrize("name", bad_calls())
-def test_a_bad_dispatch_ends_on_all_ranks(rng, name):
+def test_a_bad_dispatch_ends_on_all_ranks(rng, name, later):
     step, mistake = full_step(rng), bad_calls()[name]
 
     @on_ranks(2)
     def _(me, buffer):
-        with pytest.raises(ferry.UsageError, match=None if me else "rank 1 refused dispatch"):
+        if later:  # otherwise it is the Buffer's first call
+            layout_and_dispatch(buffer, step, me)
+        with pytest.raises(RAISED.get(name, ferry.UsageError) if me else ferry.UsageError,
+                           match=None if me else "rank 1 refused dispatch"):
             if me:
                 mistake(buffer, step, me)
             else:
@@ -127,35 +126,6 @@ def test_bad_calls_by_a_handle_end_on_all_ranks(rng, name):
         assert same_bits(call(**right)[0], call(**right)[0])
 
 
-@pytest.mark.parametrize("hook", [False, True])
-def test_bad_low_latency_calls_end_on_all_ranks(rng, hook):
-    step = full_step(rng)
-
-    def finished(result):
-        if hook:
-            result[-1]()
-        return result
-
-    @on_ranks(2)
-    def _(me, buffer):
-        split = {"use_fp8": False, "return_recv_hook": hook}
-        for wrong in ({"use_ue8m0": True}, {"async_finish": True, "return_recv_hook": True},
-                      {"cumulative_local_expert_recv_stats": np.zeros(3, np.int32)}):
-            with pytest.raises(ferry.UsageError, match=None if me else "rank 1 refused"):
-                finished(low_latency(buffer, step, me, **(split | (wrong if me else {}))))
-        recv, _, handle, *_ = finished(low_latency(buffer, step, me, **split))
-        right = {"x": recv, "topk_idx": step.ids[me], "topk_weights": step.weights[me], "handle": handle,
-                 "return_recv_hook": hook}
-        for wrong in ({"x": recv[0]}, {"topk_weights": None}, {"topk_weights": step.weights[me][:1]},
-                      {"topk_idx": step.ids[me][:1]}, {"zero_copy": True}, {"zero_copy": True, "use_logfmt": True},
-                      {"out": np.zeros((1, HIDDEN), bf16)}):
-            with pytest.raises(ferry.UsageError, match=None if me else "rank 1 refused"):
-                finished(buffer.low_latency_combine(**(right | (wrong if me else {}))))
-        weights = step.weights[me].sum(1, keepdims=True)
-        y = finished(buffer.low_latency_combine(**right))[0].astype(np.float32)
-        assert np.allclose(y, weights * step.tokens[me].astype(np.float32), rtol=2e-2, atol=2e-2)
-
-
 def test_handles_of_other_calls(rng):
     step = full_step(rng, 1)
 
@@ -189,44 +159,6 @@ def test_ids_out_of_range(rng, bad):
             layout_and_dispatch(buffer, step, me)
         with pytest.raises(ferry.UsageError, match="topk_idx"):
             buffer.get_dispatch_layout(step.ids[me][0], 16)
-
-
-def test_a_bad_id_raises_in_the_hook_of_its_rank(rng):
-    step = full_step(rng)
-    good = step.ids[1].copy()
-    step.ids[1][2, 0] = 99
-
-    @on_ranks(2)
-    def _(me, buffer):
-        for _ in range(6):
-            stats = np.zeros(8, np.int32)
-            recv, counts, handle, _, hook = low_latency(
-                buffer, step, me, use_fp8=False, return_recv_hook=True, cumulative_local_expert_recv_stats=stats)
-            with pytest.raises(ferry.BadIdError) if me else contextlib.nullcontext():
-                hook()
-            # All other rows were received.
-            routes = [[r for r in routes_to(step, me) if r[0] == me * 8 + e] for e in range(8)]
-            assert counts.tolist() == stats.tolist() == [len(of_expert) for of_expert in routes]
-            for e, of_expert in enumerate(routes):
-                assert handle[0][e, : counts[e]].tolist() == [token for _, _, token, _ in of_expert]
-            with pytest.raises(ferry.UsageError, match="called before"):
-                hook()
-            assert stats.tolist() == counts.tolist()
-        step_again = type(step)(16, 3, step.tokens, [step.ids[0], good], step.weights)
-        assert low_latency(buffer, step_again, me, use_fp8=False)[1].sum() == len(routes_to(step_again, me))
-
-
-def test_a_hook_of_combine_that_fails_frees_its_exchange(rng):
-    step = full_step(rng, 1)
-
-    @on_ranks(1)
-    def _(me, buffer):
-        recv, _, handle, *_ = low_latency(buffer, step, me, use_fp8=False)
-        for _ in range(6):
-            *_, hook = buffer.low_latency_combine(recv, step.ids[0], step.weights[0], handle, return_recv_hook=True)
-            handle.exchange.combine_receive()  # so that nothing is left to receive
-            with pytest.raises(ferry.UsageError):
-                hook()
 
 
 def test_zero_copy_reads_the_buffer(rng):

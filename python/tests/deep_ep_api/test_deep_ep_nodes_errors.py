@@ -132,11 +132,14 @@ def test_a_bad_dispatch_ends_on_all_ranks(rng, case, name, later):
 
 
 BAD_BY_HANDLE = {
-    "combine: x": "bfloat16", "combine: fewer rows": "or more", "combine: bias": "bias", "combine: three biases": "at most two",
+    "combine: x": "bfloat16", "combine: fewer rows": r"x: expected the \d+ rows that the dispatch",
+    "combine: more rows": r"x: expected the \d+ rows that the dispatch of the handle returned, got \d+", "combine: more weights": "topk_weights: expected the",
+    "combine: fewer weights": "topk_weights: expected the", "combine: event": "ValueError|ambiguous", "dispatch: columns": r"x: expected shape \[5, 256\].*\[5, 128\]",
+    "combine: bias": "bias", "combine: three biases": "at most two",
     "combine: weights": "topk_weights", "combine: config": "expected a Config", "combine: no handle": "a handle of dispatch",
     "combine: low-latency handle": "a handle of dispatch", "dispatch: x": "bfloat16", "dispatch: ids": "handle excludes",
-    "dispatch: other tokens": "tokens", "dispatch: a tuple": "a handle of dispatch", "dispatch: low-latency handle": "a handle of dispatch",
-    "dispatch: another call's handle": "tokens", "combine: another call's handle": r"row|bias\[0\]",
+    "dispatch: other tokens": "x: expected shape", "dispatch: a tuple": "a handle of dispatch", "dispatch: low-latency handle": "a handle of dispatch",
+    "dispatch: another call's handle": "x: expected shape", "combine: another call's handle": r"row|bias\[0\]",
     "dispatch: a handle of as many tokens": "call that made the plan", "combine: a handle of as many tokens": "call that made the plan",
 }
 
@@ -153,6 +156,11 @@ def test_bad_calls_by_a_handle_end_on_all_ranks(rng, case, name):
         wrong = {
             "combine: x": {"x": rows.astype(np.float32)},
             "combine: fewer rows": {"x": rows[:-1]},
+            "combine: more rows": {"x": np.concatenate([rows, rows[:1]])},
+            "combine: more weights": {"topk_weights": np.concatenate([weights, weights[:1]])},
+            "combine: fewer weights": {"topk_weights": weights[:-1]},
+            "combine: event": {"async_finish": np.ones(2)},
+            "dispatch: columns": {"x": np.ascontiguousarray(step.tokens[me][:, : HIDDEN // 2])},
             "combine: bias": {"bias": np.ones((1, HIDDEN), bf16)},
             "combine: three biases": {"bias": (step.tokens[me],) * 3},
             "combine: weights": {"topk_weights": weights.astype(np.float64)},
@@ -160,7 +168,7 @@ def test_bad_calls_by_a_handle_end_on_all_ranks(rng, case, name):
             "combine: no handle": {"handle": None},
             "combine: low-latency handle": {"handle": of_low_latency},
             "combine: another call's handle": {"handle": theirs},
-            "combine: a handle of as many tokens": {"x": np.concatenate([rows, rows, rows, rows]), "handle": like_mine},
+            "combine: a handle of as many tokens": {"x": np.resize(rows, (like_mine.rows, HIDDEN)), "topk_weights": None, "handle": like_mine},
             "dispatch: x": {"x": step.tokens[me].astype(np.float32)},
             "dispatch: ids": {"topk_idx": step.ids[me]},
             "dispatch: other tokens": {"x": step.tokens[me][:-1]},
@@ -174,7 +182,8 @@ def test_bad_calls_by_a_handle_end_on_all_ranks(rng, case, name):
             call, right = buffer.internode_dispatch, {"x": step.tokens[me], "handle": handle}
         before = call(**right)[0]
         of_peers = "call that made the plan" if "as many" in name else f"rank {WRONG} refused"
-        with pytest.raises(ferry.UsageError, match=BAD_BY_HANDLE[name] if me == WRONG else of_peers):
+        kind = ValueError if "event" in name and me == WRONG else ferry.UsageError
+        with pytest.raises(kind, match=BAD_BY_HANDLE[name] if me == WRONG else of_peers):
             call(**(right | wrong if me == WRONG else right))
         assert same_bits(call(**right)[0], before)
         return True
