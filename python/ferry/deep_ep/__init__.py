@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import importlib.util
 
+from ferry import __version__
+from ferry.deep_ep import buffer, utils
 from ferry.deep_ep._buffer import Buffer
 from ferry.deep_ep._config import Config
 from ferry.deep_ep._events import EventHandle, EventOverlap
 from ferry.error import UnsupportedError
 
-__all__ = ["Buffer", "Config", "EventHandle", "EventOverlap", "install"]
+__all__ = ["Buffer", "Config", "EventHandle", "EventOverlap", "__version__", "buffer", "install", "utils"]
 if importlib.util.find_spec("torch") is not None:
     __all__ += ["topk_idx_t"]
 
@@ -53,8 +55,6 @@ def install() -> None:
     import sys
 
     import ferry.deep_ep._cpp
-    import ferry.deep_ep.buffer
-    import ferry.deep_ep.utils
 
     sys.modules["deep_ep_cpp"] = ferry.deep_ep._cpp
     for name, module in list(sys.modules.items()):

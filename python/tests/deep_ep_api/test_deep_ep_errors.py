@@ -11,7 +11,7 @@ import ferry
 import ferry.deep_ep as deep_ep
 from deep_ep_steps import HIDDEN, Interrupted, full_step, layout_and_dispatch, low_latency, on_ranks, step_of
 from ferry.deep_ep import _exchanges
-from oracle import bf16, messages_to, routes_to, same_bits
+from oracle import bf16, messages_to, same_bits
 
 
 def test_bad_arguments(rng):

@@ -22,6 +22,17 @@ def run(program, *folders):
     subprocess.run([sys.executable, "-c", program], check=True, timeout=100, env=os.environ | {"PYTHONPATH": path})
 
 
+def test_the_alias_has_what_the_package_has():
+    run("""if True:
+        import ferry.deep_ep as deep_ep
+
+        assert deep_ep.buffer.Buffer is deep_ep.Buffer and deep_ep.buffer.Config is deep_ep.Config
+        assert deep_ep.utils.EventOverlap is deep_ep.EventOverlap and deep_ep.utils.EventHandle is deep_ep.EventHandle
+        import ferry
+        assert deep_ep.__version__ == ferry.__version__
+        """)
+
+
 def test_install():
     run("""if True:
         import ferry.deep_ep
