@@ -7,7 +7,7 @@ from torch import nn
 
 import ferry
 from ferry.torch._functions import combine, dispatch
-from ferry.torch._registry import handle_of
+from ferry.torch._registry import exchange_with, handle_of, key_of
 
 _FORMATS = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 
@@ -17,8 +17,8 @@ class MoE(nn.Module):
 
     Every rank holds the whole router: sum its gradients over ranks, as for any replicated parameter. Every rank holds
     its own experts, w_in [L, H, F] and w_out [L, F, H]. Collective: all ranks construct the layer and call it together.
-    It cannot be copied or pickled, because its exchange belongs to this process: save its state_dict() and load that
-    into another layer.
+    A copy, such as copy.deepcopy() and torch.optim.swa_utils.AveragedModel make, shares the layer's exchange, and so does
+    a layer that was saved and loaded in the same process. One that was loaded elsewhere needs connect().
     """
 
     def __init__(
@@ -38,21 +38,35 @@ class MoE(nn.Module):
         super().__init__()
         if dtype not in _FORMATS:
             raise ferry.UsageError(f"dtype: {dtype} is not one of {', '.join(map(str, _FORMATS))}")
-        on_gpu = torch.device(device).type == "cuda"
-        self.exchange = ferry.Exchange(
-            group, experts=experts, top_k=top_k, hidden=hidden, max_tokens=max_tokens, capacity=capacity,
-            layout="expert_padded", format=_FORMATS[dtype], combine_type=_FORMATS[dtype], own_receive_buffers=False,
-            backend="cuda" if on_gpu else "cpu")
+        self._settings = {
+            "experts": experts, "top_k": top_k, "hidden": hidden, "max_tokens": max_tokens, "capacity": capacity,
+            "layout": "expert_padded", "format": _FORMATS[dtype], "combine_type": _FORMATS[dtype], "own_receive_buffers": False,
+            "backend": "cuda" if torch.device(device).type == "cuda" else "cpu"}
         self.top_k = top_k
-        self._handle = handle_of(self.exchange)
+        self.connect(group)
         local = len(self.exchange.config.placement.experts_of(self.exchange.rank))
         made = {"dtype": dtype, "device": device}
         self.router = nn.Linear(hidden, experts, bias=False, **made)
         self.w_in = nn.Parameter(torch.randn(local, hidden, ffn, **made) / hidden**0.5)
         self.w_out = nn.Parameter(torch.randn(local, ffn, hidden, **made) / ffn**0.5)
 
+    def connect(self, group: ferry.Group | ferry.Rank) -> None:
+        """Gives the layer an exchange of its own between the ranks of `group`, as many as it was made for. Collective."""
+        self.exchange = ferry.Exchange(group, **self._settings)
+        self._handle = handle_of(self.exchange)
+
+    def __getstate__(self):
+        return {**self.__dict__, "exchange": None, "_handle": key_of(self.exchange)}
+
+    def __setstate__(self, state):
+        super().__setstate__(state)
+        self.exchange = exchange_with(self._handle)
+        self._handle = None if self.exchange is None else handle_of(self.exchange)
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[..., H] to [..., H]."""
+        if self._handle is None:
+            raise ferry.UsageError("MoE: the layer was saved by another process, so it has no exchange here: call connect(group)")
         tokens = x.reshape(-1, x.shape[-1])
         scores = self.router(tokens).float().softmax(-1)
         weights, ids = scores.topk(self.top_k)

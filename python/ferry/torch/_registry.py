@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import uuid
 import weakref
 
 import ferry
 
+_PROCESS = uuid.uuid4().hex  # differs between processes; a child by fork has its parent's exchanges and may not use them
 _numbers = itertools.count(1)
 _exchanges: weakref.WeakValueDictionary[int, ferry.Exchange] = weakref.WeakValueDictionary()
 _handles: weakref.WeakKeyDictionary[ferry.Exchange, int] = weakref.WeakKeyDictionary()
@@ -22,6 +24,17 @@ def handle_of(exchange: ferry.Exchange) -> int:
         _handles[exchange] = handle
         _exchanges[handle] = exchange
     return handle
+
+
+def key_of(exchange: ferry.Exchange | None) -> tuple[str, int]:
+    """What a pickled object holds in the place of its exchange."""
+    return _PROCESS, 0 if exchange is None else handle_of(exchange)
+
+
+def exchange_with(key: tuple[str, int]) -> ferry.Exchange | None:
+    """The exchange of a key; None in another process, and if it was deleted."""
+    process, handle = key
+    return _exchanges.get(handle) if process == _PROCESS else None
 
 
 def exchange_of(handle: int) -> ferry.Exchange:

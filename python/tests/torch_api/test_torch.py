@@ -1,6 +1,7 @@
 """Tensors as arguments and results; operators with gradients, recomputation, compilation, training."""
 
 import contextlib
+import copy
 import subprocess
 import sys
 
@@ -232,6 +233,59 @@ def test_a_layer_under_autocast(rng):
             assert other.dtype == torch.float32 and float((one - other).norm()) < 0.1 * float(one.norm())
 
     ferry.Group.threads(1).run(body)
+
+
+def test_copies_of_a_layer_share_its_exchange(rng, tmp_path):
+    """Deep copies, averages and saved layers compute what the layer does, and train by themselves."""
+    x, _, _ = inputs_of(rng)
+
+    def body(rank):
+        layer = ferry.torch.MoE(rank, experts=EXPERTS, top_k=TOP_K, hidden=HIDDEN, ffn=FFN, max_tokens=TOKENS)
+        whole = torch.nn.Sequential(torch.nn.Linear(HIDDEN, HIDDEN), layer)
+        path = tmp_path / f"layer{rank.index}.pt"
+        torch.save(whole, path)
+        averaged = torch.optim.swa_utils.AveragedModel(whole, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.5))
+        copies = [copy.deepcopy(whole), copy.copy(whole), torch.load(path, weights_only=False), averaged.module]
+        y = whole(x)
+        for copied in copies:
+            assert copied[1].exchange is layer.exchange and torch.equal(copied(x), y)
+        other = copies[0]
+        torch.optim.SGD(other.parameters(), 0.1).zero_grad()
+        other(x).square().sum().backward()
+        with torch.no_grad():
+            for parameter in other.parameters():
+                parameter -= 0.1 * parameter.grad
+        assert torch.equal(whole(x), y) and not torch.equal(other(x), y)
+        averaged.update_parameters(other)  # the first time takes the parameters as they are
+        assert torch.equal(averaged(x), other(x))
+        assert copy.deepcopy(layer.exchange) is layer.exchange
+        with pytest.raises(ferry.UsageError, match=r"MoE: .* call connect\(group\)"):
+            elsewhere = copy.deepcopy(layer)
+            elsewhere.__setstate__(elsewhere.__getstate__() | {"_handle": ("another process", 1)})
+            elsewhere(x)
+        elsewhere.connect(rank)
+        assert elsewhere.exchange is not layer.exchange and torch.equal(elsewhere(x), layer(x))
+
+    ferry.Group.threads(2).run(body)
+
+
+def test_a_saved_layer_in_another_process(tmp_path):
+    make = f"ferry.torch.MoE(alone, experts={EXPERTS}, top_k={TOP_K}, hidden={HIDDEN}, ffn={FFN}, max_tokens={TOKENS})"
+    program = """if True:
+        import sys, torch, ferry.torch
+        torch.manual_seed(1)
+        alone, x = ferry.Group.custom(0, 1, lambda mine: [mine], lambda: None), torch.ones(3, HIDDEN)
+        others = [MAKE for _ in range(3)]  # whose handles are those of the saved layer's process
+        if sys.argv[2] == "save":
+            torch.save((others[0], others[0](x)), sys.argv[1])
+        else:
+            layer, y = torch.load(sys.argv[1], weights_only=False)
+            assert layer.exchange is None
+            layer.connect(alone)
+            assert torch.equal(layer(x), y)
+        """.replace("MAKE", make).replace("HIDDEN", str(HIDDEN))
+    for step in ("save", "load"):
+        subprocess.run([sys.executable, "-c", program, tmp_path / "layer.pt", step], check=True, timeout=100)
 
 
 def test_layouts_without_gradients_are_refused(rng):
