@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import ferry
+from ferry._core import _fused_metadata_update
 
 __all__ = ["fused_metadata_update"]
 
@@ -30,4 +31,4 @@ def fused_metadata_update(local_tokens: int, local_buf: Any, symm_mem_hdl: ferry
         text = "step_metadata: None, must be an int32 array [3] in the exchange's memory"
         symm_mem_hdl.refuse(text, operation="metadata")
         raise ferry.UsageError(text)
-    symm_mem_hdl.metadata(local_tokens, out=step_metadata)
+    _fused_metadata_update(symm_mem_hdl, local_tokens, step_metadata)

@@ -220,7 +220,9 @@ std::pair<PyDispatchResult, nb::object> combine_backward(PyExchange& self, const
                                   .lane = lane,
                                   .sm_limit = sm_limit,
                                   .memory = memory,
-                                  .stream = stream};
+                                  .stream = stream,
+                                  .tokens_name = "d_result",
+                                  .weights_name = "topk_weights"};
   LaneCall call(self, lane);
   DispatchInput in(call.device());
   Outputs rows;

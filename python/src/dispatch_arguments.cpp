@@ -35,14 +35,14 @@ std::int64_t bytes_of_row(const Array& array) {
 }
 
 // Raw parts, [N, ...] each. Their bytes a row must match the format; without a raw format they define it.
-void read_parts(const std::vector<nb::object>& items, DispatchInput& in) {
+void read_parts(const std::vector<nb::object>& items, const char* tokens, DispatchInput& in) {
   if (items.size() > static_cast<std::size_t>(kMaxParts)) {
-    throw UsageError(str("tokens: expected at most ", kMaxParts, " parts, got ", items.size()));
+    throw UsageError(str(tokens, ": expected at most ", kMaxParts, " parts, got ", items.size()));
   }
   if (!in.format.is_raw()) in.format = {.kind = FormatKind::raw};
   const bool sizes_given = in.format.part_bytes[0] != 0;
   for (std::size_t p = 0; p < items.size(); ++p) {
-    const std::string name = str("tokens[", p, "]");
+    const std::string name = str(tokens, "[", p, "]");
     const Array& part = in.arguments.add(items[p], name.c_str());
     if (part.shape.size() < 2)
       throw UsageError(str(name, ": expected rows, got shape ", shape_text(part.shape)));
@@ -54,8 +54,8 @@ void read_parts(const std::vector<nb::object>& items, DispatchInput& in) {
     in.format.part_bytes[p] = bytes;
     const StridedRows rows = strided_rows(part, name.c_str(), part.shape.size() - 1);
     if (p > 0 && rows.count != in.tokens.count) {
-      throw UsageError(
-          str(name, ": expected ", counted(in.tokens.count, "row"), " as tokens[0] has, got ", rows.count));
+      throw UsageError(str(name, ": expected ", counted(in.tokens.count, "row"), " as ", tokens,
+                           "[0] has, got ", rows.count));
     }
     in.tokens.count = rows.count;
     in.tokens.parts[p] = part.data;
@@ -64,8 +64,8 @@ void read_parts(const std::vector<nb::object>& items, DispatchInput& in) {
   }
   const auto count = static_cast<std::size_t>(parts_of(in.format, 0).count);
   if (count != items.size()) {
-    throw UsageError(
-        str("tokens: expected ", count, " parts for format ", to_string(in.format), ", got ", items.size()));
+    throw UsageError(str(tokens, ": expected ", count, " parts for format ", to_string(in.format), ", got ",
+                         items.size()));
   }
 }
 
@@ -81,9 +81,9 @@ std::array<Element, kMaxParts> elements_of(const Encoding& encoding, Element tok
   return {value, encoding.scale_type == ScaleType::e4m3 ? kFp8 : kByte, kFp32};
 }
 
-void read_values(const nb::object& tokens, const Config& config, DispatchInput& in) {
-  const Array& array = in.arguments.rows(tokens, "tokens", config.hidden, {kBf16, kFp16, kFp32});
-  const StridedRows rows = strided_rows(array, "tokens");
+void read_values(const nb::object& tokens, const char* name, const Config& config, DispatchInput& in) {
+  const Array& array = in.arguments.rows(tokens, name, config.hidden, {kBf16, kFp16, kFp32});
+  const StridedRows rows = strided_rows(array, name);
   in.tokens = Tokens::rows(array.data, rows.count, *value_type_of(array.element), rows.stride);
   in.elements = elements_of(encoding_of(in.format), array.element);
 }
@@ -276,19 +276,20 @@ void read_dispatch(PyExchange& self, LaneCall& call, const PyDispatchArguments& 
 
   const bool many = nb::isinstance<nb::tuple>(given.tokens) || nb::isinstance<nb::list>(given.tokens);
   if (many && format && !in.format.is_raw()) {
-    throw UsageError(str("tokens: expected one array for format ", to_string(in.format), ", got several"));
+    throw UsageError(
+        str(given.tokens_name, ": expected one array for format ", to_string(in.format), ", got several"));
   }
   if (many || in.format.is_raw()) {
-    read_parts(list_of(given.tokens), in);
+    read_parts(list_of(given.tokens), given.tokens_name, in);
   } else {
-    read_values(given.tokens, config, in);
+    read_values(given.tokens, given.tokens_name, config, in);
   }
   // Set the stream as soon as the framework is known: a refusal then goes to the stream the call would use.
   call.set_stream(stream_of(given.stream, in.arguments.framework(), call.device()));
   read_ids(given.ids, config, in);
   if (!given.weights.is_none()) {
     const Array& weights =
-        in.arguments.dense(given.weights, "weights", kFp32, {in.tokens.count, config.top_k});
+        in.arguments.dense(given.weights, given.weights_name, kFp32, {in.tokens.count, config.top_k});
     in.weights = static_cast<const float*>(weights.data);
     in.options.weighted = true;  // an empty array may have a null pointer
   }

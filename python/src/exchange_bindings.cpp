@@ -108,8 +108,13 @@ nb::object wire_counts(const PyExchange& self) {
                           between.combine_bytes, between.combine_messages);
 }
 
-nb::object metadata(PyExchange& self, const nb::object& count, int lane, const nb::object& stream,
-                    const nb::object& out) {
+// What a caller of metadata calls its arguments.
+struct MetadataNames {
+  const char *count = "count", *out = "out";
+};
+
+nb::object metadata_by_names(PyExchange& self, const nb::object& count, int lane, const nb::object& stream,
+                             const nb::object& out, const MetadataNames& names) {
   LaneCall call(self, lane);
   Arguments arguments(call.device());
   std::int32_t number = 0;
@@ -117,17 +122,21 @@ nb::object metadata(PyExchange& self, const nb::object& count, int lane, const n
   StepMetadata* into = nullptr;
   call.read_or_refuse({Operation::metadata}, [&] {
     // Arrays of one element convert to an index too, so ask for __dlpack__ as well.
-    if (PyIndex_Check(count.ptr()) != 0 && !attribute_of(count, "__dlpack__").is_valid()) {
-      if (!nb::try_cast(count, number)) {
+    const bool is_array = attribute_of(count, "__dlpack__").is_valid();
+    if (PyIndex_Check(count.ptr()) != 0 && !is_array) {
+      if (!nb::try_cast(count, number) || number < 0) {
         clear_error();
-        throw UsageError("count: " + nb::cast<std::string>(nb::str(count)) + ", must be 0 to 2147483647");
+        throw UsageError(
+            str(names.count, ": ", nb::cast<std::string>(nb::str(count)), ", must be 0 to 2147483647"));
       }
+    } else if (is_host(call.device())) {
+      refuse_type(names.count, "a number, because the exchange works on host memory", count);
     } else {
-      on_device = static_cast<const std::int32_t*>(arguments.dense(count, "count", kInt32, {1}).data);
+      on_device = static_cast<const std::int32_t*>(arguments.dense(count, names.count, kInt32, {1}).data);
     }
     if (!out.is_none()) {
-      const Array array = arguments.dense(out, "out", kInt32, {3});
-      require_writable(array, "out");
+      const Array array = arguments.dense(out, names.out, kInt32, {3});
+      require_writable(array, names.out);
       into = static_cast<StepMetadata*>(array.data);
     }
     if (arguments.any()) self.set_framework(arguments.framework());
@@ -142,6 +151,17 @@ nb::object metadata(PyExchange& self, const nb::object& count, int lane, const n
   if (into != nullptr) return out;
   return view_of(self.framework(), const_cast<StepMetadata*>(found), kInt32, {3}, {}, call.device(),
                  owner_of(self.shared()));
+}
+
+nb::object metadata(PyExchange& self, const nb::object& count, int lane, const nb::object& stream,
+                    const nb::object& out) {
+  return metadata_by_names(self, count, lane, stream, out, {});
+}
+
+// For ferry.megatron.
+void fused_metadata_update(PyExchange& self, const nb::object& local_tokens,
+                           const nb::object& step_metadata) {
+  metadata_by_names(self, local_tokens, 0, nb::none(), step_metadata, {"local_tokens", "step_metadata"});
 }
 
 nb::tuple dispatch_counts(PyExchange& self, const nb::object& ids, int lane, const nb::object& stream) {
@@ -357,6 +377,11 @@ Later calls raise UsageError.)")
           "__exit__", [](PyExchange& self, const nb::args&) { self.destroy(); },
           nb::sig("def __exit__(self, *exception: object) -> None"))
       .def("__repr__", &describe_exchange);
+  module.def(
+      "_fused_metadata_update", &fused_metadata_update, "exchange"_a, "local_tokens"_a.none(),
+      "step_metadata"_a, "For ferry.megatron: metadata, in its caller's words.",
+      nb::sig("def _fused_metadata_update(exchange: Exchange, local_tokens: typing.Any, step_metadata: "
+              "typing.Any) -> None"));
   bind_dispatch(exchange);
   bind_combine(exchange);
   bind_gather(exchange);

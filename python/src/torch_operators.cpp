@@ -84,7 +84,8 @@ class OperatorOutputs {
 nb::tuple operator_dispatch(PyExchange& self, const nb::object& x, const nb::object& ids,
                             const nb::object& weights, int lane) {
   require_differentiable(self.config());
-  const PyDispatchArguments given{.tokens = x, .ids = ids, .weights = weights, .lane = lane};
+  const PyDispatchArguments given{
+      .tokens = x, .ids = ids, .weights = weights, .lane = lane, .tokens_name = "x"};
   LaneCall call(self, lane);
   DispatchInput in(call.device(), Gradients::recorded);
   std::optional<OperatorOutputs> outputs;
@@ -114,7 +115,7 @@ PyPlan plan_with_bound(const PyExchange& self, const nb::object& storage, std::i
 nb::tuple operator_combine_backward(PyExchange& self, const nb::object& d_result, const nb::object& outputs,
                                     const nb::object& storage, std::int64_t rows, int lane) {
   LaneCall call(self, lane);
-  PyDispatchArguments given{.tokens = d_result, .lane = lane};
+  PyDispatchArguments given{.tokens = d_result, .lane = lane, .tokens_name = "gradient of the result"};
   DispatchInput in(call.device(), Gradients::recorded);
   const ReceiveSizes& sizes = self.receive_sizes();
   PyReceiveBuffers memory;

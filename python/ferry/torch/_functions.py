@@ -10,7 +10,7 @@ import ferry
 from ferry import _core
 from ferry._core import _PLAN_SOURCES_OFFSET
 from ferry.torch import _operators
-from ferry.torch._registry import handle_of
+from ferry.torch._registry import exchange_of, handle_of
 
 
 def _registered_combine(*inputs):
@@ -101,6 +101,11 @@ def combine(
     passing fewer outputs than dispatched.data has rows asserts that the total is no larger. Raises whatever
     Exchange.combine raises.
     """
+    if not isinstance(dispatched, DispatchResult):  # a rank that raised alone would leave its peers waiting
+        text = f"dispatched: expected a DispatchResult of ferry.torch, got {type(dispatched).__name__}"
+        used = exchange_of(exchange) if isinstance(exchange, int) else exchange
+        used.refuse(text, lane=lane, operation="combine")
+        raise ferry.UsageError(text)
     if torch.compiler.is_compiling():
         operator, call_token = _REGISTERED[1], _new_call_token(outputs)
     else:

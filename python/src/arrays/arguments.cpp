@@ -89,7 +89,7 @@ const Array& Arguments::add(nb::handle object, const char* name) {
     throw UsageError(str(name, ": expected an array on ", name_of(device_),
                          ", the exchange's device, got one on ", name_of(array.device)));
   }
-  if (first_name_ == nullptr) {
+  if (first_name_.empty()) {
     first_name_ = name;
     framework_ = array.framework;
   } else if (array.framework != framework_) {

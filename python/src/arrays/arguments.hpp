@@ -4,6 +4,7 @@
 
 #include <initializer_list>
 #include <memory>
+#include <string>
 
 #include "array.hpp"
 
@@ -44,7 +45,7 @@ class Arguments {
   Device device_;
   Gradients gradients_;
   Framework framework_ = Framework::numpy;
-  const char* first_name_ = nullptr;  // the argument that determined the framework
+  std::string first_name_;  // the argument that determined the framework
   std::vector<std::unique_ptr<const Array>> arrays_;
 };
 

@@ -170,6 +170,17 @@ def test_memory_for_gradients():
     both_refuse("memory: expected a ReceiveBuffers, got int", backward)
 
 
+@pytest.mark.parametrize(("wrong", "pattern"), [
+    ({"d_result": X[:, :8]}, "d_result: expected rows of 16 columns"), ({"topk_weights": W[:, :1]}, r"topk_weights: expected an array of shape \[3, 2\]"),
+    ({"d_result": (memoryview(bytes(48)), X)}, r"d_result\[0\]: "),
+])
+def test_arguments_of_gradients(wrong, pattern):
+    def backward(exchange, data, plan):
+        exchange.combine_backward(**({"d_result": X, "plan": plan, "topk_weights": W, "outputs": data} | wrong))
+
+    both_refuse(pattern, backward)
+
+
 def read_only(array):
     array.flags.writeable = False
     return array
@@ -213,15 +224,15 @@ class Fails:
         raise self.error
 
 
-@pytest.mark.parametrize("argument", ["tokens", "ids", "outputs", "count", "rows"])
+@pytest.mark.parametrize("argument", ["tokens", "ids", "outputs", "out", "rows"])
 @pytest.mark.parametrize("error", [BufferError("lent already"), MemoryError(), KeyboardInterrupt("Ctrl-C")], ids=repr)
 def test_an_export_that_fails_keeps_its_cause(argument, error):
     """Rank 1 gets the error of the export, or KeyboardInterrupt itself; its peer is told, and the next call works."""
     what = f"{type(error).__name__}: {error}"
 
     def call(exchange, plan, data, bad):
-        if argument == "count":
-            return exchange.metadata(bad or 1)
+        if argument == "out":
+            return exchange.metadata(1, out=bad)
         if argument == "rows":
             return exchange.all_gather_v(X if bad is None else bad, np.empty((8, HIDDEN), bf16))
         if argument == "outputs":
@@ -374,6 +385,16 @@ def test_ferry_torch_refuses_other_arrays():
         ferry.torch.dispatch(exchange, X, IDS, W)
 
     both_refuse("ferry.torch.dispatch: expected tensors of PyTorch, got arrays of NumPy", dispatch)
+
+    def dispatch_of_float64(exchange, data, plan):
+        ferry.torch.dispatch(exchange, torch.ones((3, HIDDEN), dtype=torch.float64), torch.tensor(IDS))
+
+    both_refuse("x: expected bfloat16 or float16 or float32, got float64", dispatch_of_float64)
+
+    def combine(exchange, data, plan):
+        ferry.torch.combine(exchange, torch.ones((exchange.capacity, HIDDEN), dtype=torch.bfloat16), plan)
+
+    both_refuse("dispatched: expected a DispatchResult of ferry.torch, got Plan", combine)
 
     def body(rank):
         exchange = ferry.Exchange(rank, experts=4, top_k=TOP_K, hidden=HIDDEN, max_tokens=TOKENS)

@@ -98,9 +98,13 @@ def test_megatrons_metadata():
         assert step.tolist() == [9, [0, 3, 3, 8][rank.index], 5]
         odd = rank.index == 2
         wrong = np.full(4 if odd else 3, -7, np.int32)
-        with pytest.raises(ferry.UsageError, match=r"out: expected an array of shape \[3\]"):
+        with pytest.raises(ferry.UsageError, match=r"step_metadata: expected an array of shape \[3\]"):
             ferry.megatron.fused_metadata_update(1, None, exchange, wrong)
         assert set(wrong.tolist()) == {-7}
+        for bad, words in [(np.array([2], np.int32), "local_tokens: expected a number, because the exchange works on host memory, got ndarray$"),
+                           (-1, "local_tokens: -1, must be 0 to 2147483647"), ("2", "local_tokens: expected a number, .* got str")]:
+            with pytest.raises(ferry.UsageError, match=words):
+                ferry.megatron.fused_metadata_update(bad if odd else 1, None, exchange, step)
         with pytest.raises(ferry.UsageError, match="step_metadata: None, must be an int32 array"):
             ferry.megatron.fused_metadata_update(1, None, exchange, None if odd else step)
         with pytest.raises(ferry.UsageError, match=r"count: 2147483648, must be 0 to 2147483647"):

@@ -179,7 +179,7 @@ def test_operators_refuse_bad_arguments(rng):
         exchange = exchange_for(rank)
         rows = ferry.torch.dispatch(exchange, x, ids, weights)
         for bad, match in (
-            (lambda: ferry.torch.dispatch(exchange, x[:, 1:], ids, weights), "tokens: expected rows of 16 columns"),
+            (lambda: ferry.torch.dispatch(exchange, x[:, 1:], ids, weights), "x: expected rows of 16 columns"),
             (lambda: ferry.torch.dispatch(exchange, x, ids.float(), weights), "ids: expected int32 or int64"),
             (lambda: ferry.torch.combine(exchange, rows.data, rows._replace(plan=rows.plan[:16])), "storage: expected .* bytes or more"),
             (lambda: ferry.torch.combine(exchange, rows.data, rows._replace(tokens=TOKENS + 1)), "tokens = 7"),
