@@ -13,6 +13,7 @@
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -39,17 +40,28 @@ struct GroupIndex {
 /// @throws UsageError  a count is negative, or there are 2^31 rows or more
 GroupIndex group_index(std::span<const std::int32_t> counts, int alignment = 1);
 
+/// How a dispatch encodes its tokens: options of ferry::DispatchOptions, which all ranks pass alike.
+struct TokenFormat {
+  std::optional<Format> format{};         ///< default: Config::format
+  const float* global_scale = nullptr;    ///< nvfp4: address of g; null: g = 1
+  std::span<const float> input_scales{};  ///< [E + S] a scale of each expert, shared experts last
+};
+
 /// What a rank has received. Groups are the shared experts, then this rank's experts in local order; a
 /// group's rows are in the order of source rank, token, slot.
 struct DispatchResult {
   const void* output_tokens = nullptr;  ///< [rows, H] values; memory of the lane until its next dispatch
-  std::array<ReceivedPart, kMaxParts> parts{};  ///< formats with scales: values, then scales; as above
-  std::vector<std::uint32_t> row_offsets;       ///< [number + 1], as GroupIndex
-  std::vector<std::int32_t> expert_ids;         ///< [number], as GroupIndex: with S = 0 local expert ids
+  /// All parts of the rows, as ferry::DispatchResult: formats with scales: values, scales, nvfp4 with a scale
+  /// for each token also that; raw formats: each part. Memory of the lane, as output_tokens.
+  std::array<ReceivedPart, kMaxParts> parts{};
+  const std::int32_t* tile_offsets = nullptr;  ///< [S + L + 1] as ferry::DispatchResult; as above
+  std::vector<std::uint32_t> row_offsets;      ///< [number + 1], as GroupIndex
+  std::vector<std::int32_t> expert_ids;        ///< [number], as GroupIndex: with S = 0 local expert ids
   std::array<std::uint32_t, 2> expert_usage_stats{};  ///< the most rows of a group, and the number of groups
   /// [rows, 2] {token, slot} at the source rank; {-1, -1} on padding; slot K + s for shared expert s
   std::vector<std::int32_t> src_info;
   std::vector<std::int32_t> counts;  ///< [S + L, R] rows of each group from each source rank
+  std::uint64_t call = 0;            ///< call number on the lane; 0: it has delivered no dispatch
 };
 
 /// What combine reads: the experts' outputs, three arrays of the DispatchResult, and the ids that this rank
@@ -98,7 +110,8 @@ class Exchange {
   /// The layout is expert_major, nothing is dropped (`capacity` is 0, `repeats` is set), and the reduction is
   /// unreduced if `config` says so, else exact. Everything else is as in `config`.
   /// @throws UnsupportedError  device memory (DeviceExchange), experts in slices
-  /// @throws UsageError  another layout, a capacity, replicated or gathered input, or as ferry::Exchange
+  /// @throws UsageError  another layout, a capacity, replicated or gathered input, own_receive_buffers or
+  /// (in host memory) check_calls switched off, or as ferry::Exchange
   Exchange(const Rank& rank, const Config& config);
   ~Exchange();
 
@@ -106,11 +119,14 @@ class Exchange {
   const Rank& rank() const;
 
   /// Sends every token to the ranks of its experts, `topk_ids` [N, K]; -1 masks a slot.
-  void ep_dispatch_async(const Tokens& input_tokens, const Ids& topk_ids, int lane = 0);
+  void ep_dispatch_async(const Tokens& input_tokens, const Ids& topk_ids, int lane = 0,
+                         const TokenFormat& format = {});
   DispatchResult ep_dispatch_wait(int lane = 0);
-  DispatchResult ep_fused_dispatch(const Tokens& input_tokens, const Ids& topk_ids, int lane = 0);
+  DispatchResult ep_fused_dispatch(const Tokens& input_tokens, const Ids& topk_ids, int lane = 0,
+                                   const TokenFormat& format = {});
 
-  /// The result of the lane's last dispatch, also if it has ended with a BadIdError.
+  /// The result of the lane's last dispatch, also if that has delivered its rows and thrown, as for ids out
+  /// of range.
   DispatchResult last_dispatch_result(int lane = 0) const;
 
   /// Returns every row to the rank, token and slot it came from. Every rank calls it.

@@ -20,7 +20,8 @@ namespace ferry::max {
 /// lengths that they can need; `number` is expert_usage_stats[1].
 struct DeviceDispatchResult {
   const void* output_tokens = nullptr;          ///< [capacity, H] values
-  std::array<ReceivedPart, kMaxParts> parts{};  ///< formats with scales: values, then scales
+  std::array<ReceivedPart, kMaxParts> parts{};  ///< all parts, as in max::DispatchResult
+  const std::int32_t* tile_offsets = nullptr;   ///< [groups + 1] as in max::DispatchResult
   const std::uint32_t* row_offsets = nullptr;   ///< [groups + 1]; from entry `number` on the number of rows
   const std::int32_t* expert_ids = nullptr;     ///< [groups]; -1 from entry `number` on
   const std::uint32_t* expert_usage_stats = nullptr;  ///< [2] the most rows of a group, and `number`
@@ -64,10 +65,11 @@ class DeviceExchange {
   const Config& config() const;  ///< with every default filled in
   const Rank& rank() const;
 
-  void ep_dispatch_async(const Tokens& input_tokens, const Ids& topk_ids, int lane = 0, Stream stream = {});
+  void ep_dispatch_async(const Tokens& input_tokens, const Ids& topk_ids, int lane = 0, Stream stream = {},
+                         const TokenFormat& format = {});
   DeviceDispatchResult ep_dispatch_wait(int lane = 0, Stream stream = {});
   DeviceDispatchResult ep_fused_dispatch(const Tokens& input_tokens, const Ids& topk_ids, int lane = 0,
-                                         Stream stream = {});
+                                         Stream stream = {}, const TokenFormat& format = {});
 
   void ep_combine_async(const DeviceCombineInput& input, const CombineOutput& output, int lane = 0,
                         Stream stream = {});

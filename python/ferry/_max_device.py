@@ -57,7 +57,7 @@ class DeviceLane:
         info, counts = empty((self.exchange.capacity, 2), torch.int32), empty((groups, ranks), torch.int32)
         _core._max_describe_rows(self.exchange, lane, received, offsets.data_ptr(), ids.data_ptr(), stats.data_ptr(),
                                  info.data_ptr(), counts.data_ptr(), self._stream())
-        return received.data, received.scales, offsets, ids, stats, info, counts
+        return received.data, received.scales, offsets, ids, stats, info, counts, received.parts, received.tile_offsets
 
     def plan(self, src_info: Any, row_offsets: Any, counts: Any, topk_ids: Any, lane: int, like: Any) -> tuple[Any, Any]:
         if not self.memory:

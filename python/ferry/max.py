@@ -25,7 +25,8 @@ __all__ = ["DispatchResult", "Exchange", "group_index"]
 
 
 class DispatchResult(NamedTuple):
-    """What a rank has received. The rows are in the lane's memory until its next dispatch; the rest are new arrays.
+    """What a rank has received. The rows and tile_offsets are in the lane's memory until its next dispatch; the rest are new
+    arrays.
 
     On device memory arrays have the lengths that they can need, because the host does not know how many rows there are: rows and
     src_info have the capacity, row_offsets groups + 1 entries, of which those from `number` on are the number of rows, and
@@ -36,7 +37,7 @@ class DispatchResult(NamedTuple):
     """[rows, H]. Groups are the shared experts, then this rank's experts; their rows are in the order of source rank,
     token, slot."""
     output_scales: Any
-    """Scales of formats that have them, as ferry.DispatchResult.scales; else None."""
+    """Scales of the rows' blocks in formats that have them, as ferry.DispatchResult.scales; else None."""
     row_offsets: Any
     """uint32 [number + 1]: first row of each group that has rows, then the number of rows."""
     expert_ids: Any
@@ -47,6 +48,11 @@ class DispatchResult(NamedTuple):
     """int32 [rows, 2]: token and slot of each row at its source rank; -1, -1 on padding; slot top_k + s for shared expert s."""
     counts: Any
     """int32 [groups, R]: rows of each group from each source rank."""
+    parts: tuple[Any, ...]
+    """All parts of the rows: (output_tokens,), (output_tokens, output_scales), with 'nvfp4-token' also the rows' scales, or the
+    raw parts."""
+    tile_offsets: Any
+    """Scales as tiles: int32 [groups + 1], the first row of tiles of each group in output_scales; else None."""
 
 
 def group_index(counts: Any, alignment: int = 1) -> tuple[Any, Any]:
@@ -89,7 +95,10 @@ class _Lane:
         made = (offsets, ids, stats, np.ascontiguousarray(_host(received.source)[:total, 1:]), counts)
         if like is not arrays_of(offsets):
             made = tuple(map(like.torch.from_numpy, made))
-        return received.data[:total], received.scales, *made
+        # Tiles are not rows: output_scales and tile_offsets are as the dispatch returned them.
+        parts = tuple(part if index == 1 and received.tile_offsets is not None else part[:total]
+                      for index, part in enumerate(received.parts))
+        return parts[0], None if received.scales is None else parts[1], *made, parts, received.tile_offsets
 
     def plan(self, src_info: Any, row_offsets: Any, counts: Any, topk_ids: Any, lane: int, like: Any) -> tuple[Any, Any]:
         """The plan of a combine, and the tags that travel with its rows."""
@@ -142,10 +151,18 @@ class Exchange:
         """With every default filled in."""
         return self._exchange.config
 
-    def ep_dispatch_async(self, input_tokens: Any, topk_ids: Any, *, lane: int = 0) -> None:
-        """Sends input_tokens [N, H] to the ranks of their experts, topk_ids [N, K]; -1 masks a slot."""
+    def ep_dispatch_async(self, input_tokens: Any, topk_ids: Any, *, format: str | None = None, global_scale: Any = None,
+                          input_scales: Any = None, lane: int = 0) -> None:
+        """Sends input_tokens [N, H] to the ranks of their experts, topk_ids [N, K]; -1 masks a slot.
+
+        format          of this call; default: the exchange's. For 'raw:' input_tokens is a tuple of the parts
+        global_scale    'nvfp4': g, a number or float32 [1], on GPUs an array there; default 1. Values are element * scale * g
+        input_scales    'fp8', 'mxfp8' and 'nvfp4': float32 [experts + shared_experts], a scale of each expert. Tokens travel as
+                        they are, and each rank encodes the rows it receives: the exchange's format is that of the tokens
+        """
         kept = self._idle(lane)
-        self._exchange.dispatch_send(input_tokens, topk_ids, lane=lane)
+        self._exchange.dispatch_send(input_tokens, topk_ids, format=format, global_scale=global_scale, input_scales=input_scales,
+                                     lane=lane)
         kept.keep(topk_ids, lane)
         kept.pending = "dispatch"
 
@@ -154,19 +171,23 @@ class Exchange:
         kept = self._end(lane, "dispatch")
         return DispatchResult(*kept.describe(self._exchange.dispatch_receive(lane=lane), lane))
 
-    def ep_fused_dispatch(self, input_tokens: Any, topk_ids: Any, *, lane: int = 0) -> DispatchResult:
+    def ep_fused_dispatch(self, input_tokens: Any, topk_ids: Any, *, format: str | None = None, global_scale: Any = None,
+                          input_scales: Any = None, lane: int = 0) -> DispatchResult:
         """ep_dispatch_async() and ep_dispatch_wait() in one call."""
         kept = self._idle(lane)
+        before = self._last_call(lane)
         try:
-            received = self._exchange.dispatch(input_tokens, topk_ids, lane=lane)
-        except ferry.BadIdError:  # of a dispatch that is complete
-            kept.keep(topk_ids, lane)
+            received = self._exchange.dispatch(input_tokens, topk_ids, format=format, global_scale=global_scale,
+                                               input_scales=input_scales, lane=lane)
+        except ferry.Error:  # such as ids out of range, of a dispatch that has delivered its rows
+            if self._last_call(lane) not in (0, before):
+                kept.keep(topk_ids, lane)
             raise
         kept.keep(topk_ids, lane)
         return DispatchResult(*kept.describe(received, lane))
 
     def last_dispatch_result(self, *, lane: int = 0) -> DispatchResult:
-        """The result of the lane's last dispatch, also if it raised BadIdError."""
+        """The result of the lane's last dispatch, also if that has delivered its rows and raised, as for ids out of range."""
         return DispatchResult(*self._lane(lane).describe(self._exchange.last_dispatch_result(lane), lane))
 
     def ep_combine_async(self, input_tokens: Any, src_info: Any, row_offsets: Any, counts: Any, *, topk_ids: Any = None,
@@ -206,6 +227,13 @@ class Exchange:
     def check(self, *, lane: int = 0) -> None:
         """Raises what completed calls have found, as ferry.Exchange.check()."""
         self._exchange.check(lane=lane)
+
+    def _last_call(self, lane: int) -> int:
+        """Number of the lane's last dispatch; 0 if that delivered nothing."""
+        try:
+            return self._exchange.last_dispatch_result(lane).call
+        except ferry.UsageError:
+            return 0
 
     def _lane(self, lane: int) -> Any:
         if not 0 <= lane < len(self._lanes):

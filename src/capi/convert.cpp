@@ -68,6 +68,12 @@ DType to_dtype(std::int32_t type, const char* field) {
   return to_enum(type, DType::fp32, field);
 }
 
+std::span<const float> to_input_scales(const float* scales, std::int64_t count) {
+  if (count < 0)
+    throw UsageError(str("dispatch: input_scale_count = ", count, ", must be the number of experts"));
+  return {scales, static_cast<std::size_t>(count)};
+}
+
 std::optional<Format> to_format(const ferry_format& given) {
   const auto kind = to_choice(given.kind, FormatKind::registered, "ferry_format.kind");
   const char* name = kConstants<FormatKind>[given.kind].name;
@@ -274,13 +280,14 @@ ferry_sizes to_c(const Sizes& sizes) {
   return c;
 }
 
+void copy_parts(const std::array<ReceivedPart, kMaxParts>& parts, ferry_received_part* to) {
+  for (const ReceivedPart& part : parts) *to++ = {part.data, part.row_bytes, part.leading_dimension};
+}
+
 ferry_dispatch_result to_c(const DispatchResult& received) {
   ferry_dispatch_result c{};
   c.data = received.data;
-  for (std::size_t p = 0; p < received.parts.size(); ++p) {
-    const ReceivedPart& part = received.parts[p];
-    c.parts[p] = {part.data, part.row_bytes, part.leading_dimension};
-  }
+  copy_parts(received.parts, c.parts);
   c.groups = received.groups;
   c.capacity = received.capacity;
   c.counts = received.counts;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <optional>
+#include <span>
 
 #include "base/text.hpp"
 #include "capi/constants.hpp"
@@ -39,6 +40,8 @@ std::optional<Enum> to_choice(std::int32_t value, Enum last, const char* field) 
 
 DType to_dtype(std::int32_t type, const char* field);
 std::optional<Format> to_format(const ferry_format& format);
+// `count`: as input_scale_count.
+std::span<const float> to_input_scales(const float* scales, std::int64_t count);
 std::optional<Reduction> to_reduction(std::int32_t reduction);
 Config to_config(const ferry_config& config, int ranks);
 // Construction is collective: if this rank's configuration cannot be converted, the peers' construction ends
@@ -64,5 +67,6 @@ ferry_config to_c(const Config& config);
 ferry_sizes to_c(const Sizes& sizes);
 ferry_format to_c(const Format& format);
 ferry_dispatch_result to_c(const DispatchResult& received);
+void copy_parts(const std::array<ReceivedPart, kMaxParts>& parts, ferry_received_part* to);
 
 }  // namespace ferry::capi

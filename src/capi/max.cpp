@@ -45,11 +45,8 @@ void write_result(ferry_max_exchange& handle, int lane, max::DispatchResult rece
   if (result == nullptr) return;
   ferry_max_dispatch_result c{};
   c.output_tokens = kept.output_tokens;
-  for (std::size_t p = 0; p < kept.parts.size(); ++p) {
-    const ReceivedPart& part = kept.parts[p];
-    c.parts[p] = {
-        .data = part.data, .row_bytes = part.row_bytes, .leading_dimension = part.leading_dimension};
-  }
+  copy_parts(kept.parts, c.parts);
+  c.tile_offsets = kept.tile_offsets;
   c.row_offsets = kept.row_offsets.data();
   c.expert_ids = kept.expert_ids.data();
   c.src_info = kept.src_info.data();
@@ -60,7 +57,8 @@ void write_result(ferry_max_exchange& handle, int lane, max::DispatchResult rece
   write_sized(result, c, "ferry_max_dispatch_result");
 }
 
-// Runs `dispatch` and writes its result, also when it ends with a BadIdError: then the rows were received.
+// Runs `dispatch` and writes its result, also when it ends with a finding such as ids out of range: then the
+// rows were received.
 template <class Dispatch>
 void write_result_of(ferry_max_exchange& handle, int lane, ferry_max_dispatch_result* result,
                      const Dispatch& dispatch) {
@@ -68,16 +66,17 @@ void write_result_of(ferry_max_exchange& handle, int lane, ferry_max_dispatch_re
   if (result != nullptr) write_sized(result, ferry_max_dispatch_result{}, "ferry_max_dispatch_result");
   try {
     write_result(handle, lane, dispatch(), result);
-  } catch (const BadIdError&) {
-    write_result(handle, lane, handle.exchange.last_dispatch_result(lane), result);
+  } catch (const Error&) {
+    if (lane < 0 || lane >= handle.exchange.config().lanes) throw;
+    max::DispatchResult last = handle.exchange.last_dispatch_result(lane);
+    const std::uint64_t before = handle.results[static_cast<std::size_t>(lane)].call;
+    if (last.call != 0 && last.call != before) write_result(handle, lane, std::move(last), result);
     throw;
   }
 }
 
-std::pair<Tokens, Ids> to_input(max::Exchange& exchange, const ferry_max_dispatch_args& args) {
-  return convert_or_refuse(exchange, Operation::dispatch, args.lane, [&] {
-    return std::pair(to_tokens(args.input_tokens), to_ids(args.topk_ids, args.id_type));
-  });
+MaxDispatchArguments to_input(max::Exchange& exchange, const ferry_max_dispatch_args& args) {
+  return convert_or_refuse(exchange, Operation::dispatch, args.lane, [&] { return max_dispatch_of(args); });
 }
 
 // The arguments of a combine, converted.
@@ -140,8 +139,8 @@ ferry_status ferry_max_ep_dispatch_async(ferry_max_exchange* handle, const ferry
   return guarded([&] {
     max::Exchange& exchange = required(handle, "exchange").exchange;
     const auto args = read_sized(given, "ferry_max_dispatch_args");
-    const auto [tokens, ids] = to_input(exchange, args);
-    exchange.ep_dispatch_async(tokens, ids, args.lane);
+    const auto [tokens, ids, format] = to_input(exchange, args);
+    exchange.ep_dispatch_async(tokens, ids, args.lane, format);
   });
 }
 
@@ -159,8 +158,8 @@ ferry_status ferry_max_ep_fused_dispatch(ferry_max_exchange* handle, const ferry
     max::Exchange& exchange = required(handle, "exchange").exchange;
     const auto args = read_sized(given, "ferry_max_dispatch_args");
     write_result_of(*handle, args.lane, args.result, [&] {
-      const auto [tokens, ids] = to_input(exchange, args);
-      return exchange.ep_fused_dispatch(tokens, ids, args.lane);
+      const auto [tokens, ids, format] = to_input(exchange, args);
+      return exchange.ep_fused_dispatch(tokens, ids, args.lane, format);
     });
   });
 }

@@ -1,4 +1,4 @@
-// The arguments that MAX's combines on host and on device memory share.
+// The arguments that MAX's calls on host and on device memory share.
 #pragma once
 
 #include "base/text.hpp"
@@ -7,6 +7,21 @@
 #include "ferry/max.hpp"
 
 namespace ferry::capi {
+
+struct MaxDispatchArguments {
+  Tokens tokens;
+  Ids ids;
+  max::TokenFormat format;
+};
+
+template <class Arguments>
+MaxDispatchArguments max_dispatch_of(const Arguments& args) {
+  return {.tokens = to_tokens(args.input_tokens),
+          .ids = to_ids(args.topk_ids, args.id_type),
+          .format = {.format = to_format(args.format),
+                     .global_scale = args.global_scale,
+                     .input_scales = to_input_scales(args.input_scales, args.input_scale_count)}};
+}
 
 // Reads the ids that the caller passes in place of those of its last dispatch, if it does.
 template <class Arguments, class Input>

@@ -35,11 +35,8 @@ void write_result(const max::DeviceExchange& exchange, const max::DeviceDispatch
   if (result == nullptr) return;
   ferry_max_device_dispatch_result c{};
   c.output_tokens = received.output_tokens;
-  for (std::size_t p = 0; p < received.parts.size(); ++p) {
-    const ReceivedPart& part = received.parts[p];
-    c.parts[p] = {
-        .data = part.data, .row_bytes = part.row_bytes, .leading_dimension = part.leading_dimension};
-  }
+  copy_parts(received.parts, c.parts);
+  c.tile_offsets = received.tile_offsets;
   c.row_offsets = received.row_offsets;
   c.expert_ids = received.expert_ids;
   c.expert_usage_stats = received.expert_usage_stats;
@@ -57,11 +54,11 @@ void clear_result(ferry_max_device_dispatch_result* result) {
   write_sized(result, ferry_max_device_dispatch_result{}, "ferry_max_device_dispatch_result");
 }
 
-std::pair<Tokens, Ids> to_input(max::DeviceExchange& exchange, const ferry_max_device_dispatch_args& args) {
+MaxDispatchArguments to_input(max::DeviceExchange& exchange, const ferry_max_device_dispatch_args& args) {
   return convert_or_refuse(exchange, Operation::dispatch, args.lane, args.stream, [&] {
-    Tokens tokens = to_tokens(args.input_tokens);
-    tokens.device_count = args.device_count;
-    return std::pair(tokens, to_ids(args.topk_ids, args.id_type));
+    MaxDispatchArguments in = max_dispatch_of(args);
+    in.tokens.device_count = args.device_count;
+    return in;
   });
 }
 
@@ -106,8 +103,8 @@ ferry_status ferry_max_device_ep_dispatch_async(ferry_max_device_exchange* handl
   return guarded([&] {
     max::DeviceExchange& exchange = required(handle, "exchange").exchange;
     const auto args = read_sized(given, "ferry_max_device_dispatch_args");
-    const auto [tokens, ids] = to_input(exchange, args);
-    exchange.ep_dispatch_async(tokens, ids, args.lane, {args.stream});
+    const auto [tokens, ids, format] = to_input(exchange, args);
+    exchange.ep_dispatch_async(tokens, ids, args.lane, {args.stream}, format);
   });
 }
 
@@ -127,8 +124,9 @@ ferry_status ferry_max_device_ep_fused_dispatch(ferry_max_device_exchange* handl
     max::DeviceExchange& exchange = required(handle, "exchange").exchange;
     const auto args = read_sized(given, "ferry_max_device_dispatch_args");
     clear_result(args.result);
-    const auto [tokens, ids] = to_input(exchange, args);
-    write_result(exchange, exchange.ep_fused_dispatch(tokens, ids, args.lane, {args.stream}), args.result);
+    const auto [tokens, ids, format] = to_input(exchange, args);
+    write_result(exchange, exchange.ep_fused_dispatch(tokens, ids, args.lane, {args.stream}, format),
+                 args.result);
   });
 }
 

@@ -32,12 +32,6 @@ struct DispatchInput {
   Stream stream;
 };
 
-std::span<const float> to_scales(const float* scales, std::int64_t count) {
-  if (count < 0)
-    throw UsageError(str("dispatch: input_scale_count = ", count, ", must be the number of experts"));
-  return {scales, static_cast<std::size_t>(count)};
-}
-
 DispatchInput to_input(Exchange& exchange, const ferry_dispatch_args& args) {
   return convert_or_refuse(exchange, Operation::dispatch, args.lane, [&]() -> DispatchInput {
     if (args.ids != nullptr && args.plan.storage != nullptr) {
@@ -57,7 +51,7 @@ DispatchInput to_input(Exchange& exchange, const ferry_dispatch_args& args) {
                         .weighted = args.weighted != 0,
                         .dot_rows = args.dot_rows,
                         .global_scale = args.global_scale,
-                        .input_scales = to_scales(args.input_scales, args.input_scale_count)},
+                        .input_scales = to_input_scales(args.input_scales, args.input_scale_count)},
             .stream = {args.stream}};
   });
 }
@@ -85,16 +79,14 @@ void write_result_of(const Exchange& exchange, int lane, ferry_dispatch_result* 
     if (result != nullptr) write_sized(result, to_c(received), "ferry_dispatch_result");
   };
   write({});  // zeroes the struct in case of another error, and refuses a wrong size before the call
+  const bool exists = lane >= 0 && lane < exchange.config().lanes;
+  const std::uint64_t before = exists ? exchange.last_dispatch_result(lane).call : 0;
   try {
     write(dispatch());
-  } catch (const OverflowError&) {
-    write(exchange.last_dispatch_result(lane));
-    throw;
-  } catch (const BadIdError&) {
-    write(exchange.last_dispatch_result(lane));
-    throw;
-  } catch (const BadSourceError&) {
-    write(exchange.last_dispatch_result(lane));
+  } catch (const Error&) {
+    if (!exists) throw;
+    const DispatchResult& last = exchange.last_dispatch_result(lane);
+    if (last.call != 0 && last.call != before) write(last);
     throw;
   }
 }

@@ -132,6 +132,7 @@ DeviceDispatchResult DeviceExchange::State::describe(const LaneState& lane,
   DeviceDispatchResult result;
   result.output_tokens = received.data;
   result.parts = received.parts;
+  result.tile_offsets = received.tile_offsets;
   result.row_offsets = call.row_offsets;
   result.expert_ids = call.expert_ids;
   result.expert_usage_stats = call.expert_usage_stats;
@@ -143,9 +144,9 @@ DeviceDispatchResult DeviceExchange::State::describe(const LaneState& lane,
 }
 
 void DeviceExchange::ep_dispatch_async(const Tokens& input_tokens, const Ids& topk_ids, int lane,
-                                       Stream stream) {
+                                       Stream stream, const TokenFormat& format) {
   State::LaneState& state = state_->idle_lane(lane);
-  state_->exchange.dispatch_send(input_tokens, topk_ids, nullptr, {.lane = lane}, stream);
+  state_->exchange.dispatch_send(input_tokens, topk_ids, nullptr, dispatch_options(format, lane), stream);
   state.pending = State::Pending::dispatch;
   state_->keep(state, input_tokens, topk_ids, stream);
 }
@@ -159,10 +160,10 @@ DeviceDispatchResult DeviceExchange::ep_dispatch_wait(int lane, Stream stream) {
 }
 
 DeviceDispatchResult DeviceExchange::ep_fused_dispatch(const Tokens& input_tokens, const Ids& topk_ids,
-                                                       int lane, Stream stream) {
+                                                       int lane, Stream stream, const TokenFormat& format) {
   const State::LaneState& state = state_->idle_lane(lane);
   const ferry::DispatchResult received =
-      state_->exchange.dispatch(input_tokens, topk_ids, nullptr, {.lane = lane}, stream);
+      state_->exchange.dispatch(input_tokens, topk_ids, nullptr, dispatch_options(format, lane), stream);
   state_->keep(state, input_tokens, topk_ids, stream);
   return state_->describe(state, received, stream);
 }

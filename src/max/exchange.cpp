@@ -24,9 +24,7 @@ Config host_config(const Rank& rank, const Config& given) {
     refuse_configuration(rank, device_memory_error());
     throw device_memory_error();
   }
-  Config config = config_or_refuse(rank, given);
-  config.check_calls = true;
-  return config;
+  return config_or_refuse(rank, given);
 }
 
 }  // namespace
@@ -106,9 +104,10 @@ void Exchange::State::keep_ids(LaneState& lane, const Tokens& tokens, const Ids&
   }
 }
 
-void Exchange::ep_dispatch_async(const Tokens& input_tokens, const Ids& topk_ids, int lane) {
+void Exchange::ep_dispatch_async(const Tokens& input_tokens, const Ids& topk_ids, int lane,
+                                 const TokenFormat& format) {
   State::LaneState& state = state_->idle_lane(lane);
-  state_->exchange.dispatch_send(input_tokens, topk_ids, nullptr, {.lane = lane});
+  state_->exchange.dispatch_send(input_tokens, topk_ids, nullptr, dispatch_options(format, lane));
   state.pending = State::Pending::dispatch;
   state_->keep_ids(state, input_tokens, topk_ids);
 }
@@ -121,19 +120,18 @@ DispatchResult Exchange::ep_dispatch_wait(int lane) {
   return state_->result_of(state_->exchange.dispatch_receive(lane));
 }
 
-DispatchResult Exchange::ep_fused_dispatch(const Tokens& input_tokens, const Ids& topk_ids, int lane) {
+DispatchResult Exchange::ep_fused_dispatch(const Tokens& input_tokens, const Ids& topk_ids, int lane,
+                                           const TokenFormat& format) {
   State::LaneState& state = state_->idle_lane(lane);
-  state.tokens = 0;
-  state.topk_ids.clear();
-  const auto dispatch = [&] {
-    return state_->exchange.dispatch(input_tokens, topk_ids, nullptr, {.lane = lane});
-  };
+  const auto last_call = [&] { return state_->exchange.last_dispatch_result(lane).call; };
+  const std::uint64_t before = last_call();
   try {
-    const ferry::DispatchResult received = dispatch();
+    const ferry::DispatchResult received =
+        state_->exchange.dispatch(input_tokens, topk_ids, nullptr, dispatch_options(format, lane));
     state_->keep_ids(state, input_tokens, topk_ids);
     return state_->result_of(received);
-  } catch (const BadIdError&) {  // of a dispatch that is complete
-    state_->keep_ids(state, input_tokens, topk_ids);
+  } catch (const Error&) {  // such as ids out of range, of a dispatch that has delivered its rows
+    if (last_call() != 0 && last_call() != before) state_->keep_ids(state, input_tokens, topk_ids);
     throw;
   }
 }
@@ -147,6 +145,8 @@ DispatchResult Exchange::State::result_of(const ferry::DispatchResult& received)
   if (received.total == nullptr) return result;
   result.output_tokens = received.data;
   result.parts = received.parts;
+  result.tile_offsets = received.tile_offsets;
+  result.call = received.call;
   GroupIndex index =
       group_index({received.counts, static_cast<std::size_t>(received.groups)}, config.alignment);
   result.expert_usage_stats[1] = static_cast<std::uint32_t>(index.number());

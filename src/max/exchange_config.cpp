@@ -16,9 +16,12 @@ Config exchange_config(Config config) {
     throw UsageError(str("max: capacity = ", config.capacity,
                          ", must be 0: combine by src_info needs every row, so none may be dropped"));
   }
+  if (!config.own_receive_buffers)
+    throw UsageError("max: own_receive_buffers is off, must be on: dispatch takes no memory for its rows");
+  if (!config.check_calls && chosen_memory(config) == MemoryKind::host)
+    throw UsageError("max: check_calls (in C manual_check) is off, must be on: every call checks its rows");
   if (config.reduction != Reduction::unreduced) config.reduction = Reduction::exact;
   config.repeats = true;
-  config.own_receive_buffers = true;
   return config;
 }
 
@@ -31,6 +34,13 @@ Config config_or_refuse(const Rank& rank, const Config& config) {
     refuse_configuration(rank, error);
     throw;
   }
+}
+
+DispatchOptions dispatch_options(const TokenFormat& format, int lane) {
+  return {.format = format.format,
+          .lane = lane,
+          .global_scale = format.global_scale,
+          .input_scales = format.input_scales};
 }
 
 }  // namespace ferry::max

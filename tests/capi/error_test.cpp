@@ -166,6 +166,22 @@ TEST(Errors, BadIdsAreReportedWithTheReceivedRows) {
   });
 }
 
+TEST(Errors, ABadScaleIsReportedWithTheReceivedRows) {
+  run_threads(2, [&](ferry_rank* rank) {
+    OneToken one(rank, small_config());
+    ASSERT_EQ(ferry_parse_format("nvfp4", &one.args.format), FERRY_OK);
+    const float g = -1;
+    one.args.global_scale = &g;
+    EXPECT_EQ(one.dispatch(), FERRY_USAGE);
+    EXPECT_TRUE(last_error_contains("global_scale = -1"));
+    ASSERT_NE(one.rows.total, nullptr);
+    EXPECT_EQ(*one.rows.total, ferry_rank_index(rank) == 0 ? 6 : 0);
+    one.args.lane = 9;  // a refused call has no result
+    EXPECT_EQ(one.dispatch(), FERRY_USAGE);
+    EXPECT_EQ(one.rows.total, nullptr);
+  });
+}
+
 TEST(Errors, OverflowIsReportedWithTheReceivedRows) {
   ferry_config config = small_config();
   config.capacity = 4;

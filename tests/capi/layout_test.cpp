@@ -121,8 +121,11 @@ EXPECT_AT(ferry_max_dispatch_result, output_tokens, 8);
 EXPECT_AT(ferry_max_dispatch_result, row_offsets, 112);
 EXPECT_AT(ferry_max_dispatch_result, counts, 136);
 EXPECT_AT(ferry_max_dispatch_result, ranks, 160);
+EXPECT_AT(ferry_max_dispatch_result, tile_offsets, 168);
 EXPECT_AT(ferry_max_dispatch_args, topk_ids, 88);
 EXPECT_AT(ferry_max_dispatch_args, result, 104);
+EXPECT_AT(ferry_max_dispatch_args, format, 112);
+EXPECT_AT(ferry_max_dispatch_args, input_scale_count, 168);
 EXPECT_AT(ferry_max_dispatch_wait_args, result, 16);
 EXPECT_AT(ferry_max_combine_args, src_info, 32);
 EXPECT_AT(ferry_max_combine_args, number, 56);
@@ -180,13 +183,14 @@ static_assert(sizeof(ferry_dispatch_counts_args) == offsetof(ferry_dispatch_coun
 static_assert(sizeof(ferry_dispatch_counts_result) == offsetof(ferry_dispatch_counts_result, ranks) + 8);
 static_assert(sizeof(ferry_trace_info) == offsetof(ferry_trace_info, sequences) + 8);
 static_assert(sizeof(ferry_trace_partition_args) == offsetof(ferry_trace_partition_args, first_token) + 8);
-static_assert(sizeof(ferry_max_dispatch_result) == offsetof(ferry_max_dispatch_result, ranks) + 8);
-static_assert(sizeof(ferry_max_dispatch_args) == offsetof(ferry_max_dispatch_args, result) + 8);
+static_assert(sizeof(ferry_max_dispatch_result) == offsetof(ferry_max_dispatch_result, tile_offsets) + 8);
+static_assert(sizeof(ferry_max_dispatch_args) == offsetof(ferry_max_dispatch_args, input_scale_count) + 8);
 static_assert(sizeof(ferry_max_dispatch_wait_args) == offsetof(ferry_max_dispatch_wait_args, result) + 8);
 static_assert(sizeof(ferry_max_combine_args) == offsetof(ferry_max_combine_args, epilogue) + 8);
 static_assert(sizeof(ferry_max_device_dispatch_result) ==
-              offsetof(ferry_max_device_dispatch_result, ranks) + 8);
-static_assert(sizeof(ferry_max_device_dispatch_args) == offsetof(ferry_max_device_dispatch_args, result) + 8);
+              offsetof(ferry_max_device_dispatch_result, tile_offsets) + 8);
+static_assert(sizeof(ferry_max_device_dispatch_args) ==
+              offsetof(ferry_max_device_dispatch_args, input_scale_count) + 8);
 static_assert(sizeof(ferry_max_device_dispatch_wait_args) ==
               offsetof(ferry_max_device_dispatch_wait_args, result) + 8);
 static_assert(sizeof(ferry_max_device_combine_args) == offsetof(ferry_max_device_combine_args, stream) + 8);
@@ -231,12 +235,12 @@ TEST(Layout, OfStructsHasNotChanged) {
       {"ferry_metadata_args", 48},
       {"ferry_all_gather_v_args", 72},
       {"ferry_reduce_scatter_v_args", 64},
-      {"ferry_max_dispatch_result", 168},
-      {"ferry_max_dispatch_args", 112},
+      {"ferry_max_dispatch_result", 176},
+      {"ferry_max_dispatch_args", 176},
       {"ferry_max_dispatch_wait_args", 24},
       {"ferry_max_combine_args", 136},
-      {"ferry_max_device_dispatch_result", 176},
-      {"ferry_max_device_dispatch_args", 128},
+      {"ferry_max_device_dispatch_result", 184},
+      {"ferry_max_device_dispatch_args", 192},
       {"ferry_max_device_dispatch_wait_args", 32},
       {"ferry_max_device_combine_args", 144},
       {"ferry_max_device_combine_wait_args", 24},

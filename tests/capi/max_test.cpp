@@ -1,10 +1,13 @@
 // The call shapes of MAX through the C interface: the bytes of the C++ interface, and what is refused.
 #include "ferry/max.hpp"
 
+#include <algorithm>
 #include <cstdint>
+#include <random>
 #include <vector>
 
 #include "capi/run.hpp"
+#include "seed.hpp"
 
 namespace ferry::capi_test {
 namespace {
@@ -122,6 +125,78 @@ TEST(MaxInC, DispatchAndCombineInBothForms) {
     ASSERT_EQ(ferry_max_ep_combine_async(exchange.get(), &args), FERRY_OK) << ferry_last_error();
     ASSERT_EQ(ferry_max_ep_combine_wait(exchange.get(), 0), FERRY_OK) << ferry_last_error();
     EXPECT_EQ(again.result, expected_result(again, me));
+  });
+}
+
+// In `bytes` of every part, from both ranks; token and slot name the source row.
+void expect_parts(const ferry_max_dispatch_result& received, const std::vector<std::uint8_t>& sent,
+                  const std::vector<std::int64_t>& bytes) {
+  const std::size_t rows = received.row_offsets[received.expert_usage_stats[1]];
+  ASSERT_GT(rows, 0u);
+  std::int64_t at = 0;
+  for (std::size_t p = 0; p < FERRY_MAX_PARTS; ++p) {
+    const std::int64_t row_bytes = p < bytes.size() ? bytes[p] : 0;
+    ASSERT_EQ(received.parts[p].row_bytes, row_bytes) << "part " << p;
+    for (std::size_t row = 0; p < bytes.size() && row < rows; ++row) {
+      const auto* got = static_cast<const std::uint8_t*>(received.parts[p].data) +
+                        static_cast<std::int64_t>(row) * row_bytes;
+      const std::uint8_t* want = sent.data() + at + received.src_info[2 * row] * row_bytes;
+      EXPECT_TRUE(std::equal(got, got + row_bytes, want)) << "part " << p << ", row " << row;
+    }
+    at += 2 * row_bytes;
+  }
+}
+
+TEST(MaxInC, AllRawPartsAreReceived) {
+  std::mt19937 random(static_cast<unsigned>(test::seed()));
+  const std::vector<std::int64_t> bytes = {32, 16, 48};
+  std::vector<std::uint8_t> sent(2 * (32 + 16 + 48));
+  for (std::uint8_t& byte : sent) byte = static_cast<std::uint8_t>(random());
+  run_threads(2, [&](ferry_rank* rank) {
+    ferry_config config = max_config();
+    ASSERT_EQ(ferry_parse_format("raw:32+16+48", &config.format), FERRY_OK);
+    const MaxHandle exchange = make_max(rank, config);
+    Step step(ferry_rank_index(rank));
+    std::int64_t at = 0;
+    for (std::size_t p = 0; p < bytes.size(); at += 2 * bytes[p++])
+      step.dispatch.input_tokens.parts[p] = sent.data() + at;
+    ASSERT_EQ(ferry_max_ep_fused_dispatch(exchange.get(), &step.dispatch), FERRY_OK) << ferry_last_error();
+    expect_parts(step.received, sent, bytes);
+    EXPECT_EQ(step.received.tile_offsets, nullptr);
+  });
+}
+
+// nvfp4: x = 3 in all columns has the code of 6 and the scale 0.5 / g, or with a bad g the scale 7F.
+TEST(MaxInC, GlobalScalesAndFormatsOfACall) {
+  run_threads(2, [&](ferry_rank* rank) {
+    ferry_config config = max_config();
+    config.hidden = 32;
+    const MaxHandle exchange = make_max(rank, config);
+    Step step(ferry_rank_index(rank));
+    const std::vector<std::uint16_t> x(64, 0x4040);
+    step.dispatch.input_tokens.parts[0] = x.data();
+    step.dispatch.input_tokens.type = FERRY_BF16;
+    ASSERT_EQ(ferry_parse_format("nvfp4", &step.dispatch.format), FERRY_OK);
+    const auto scale = [&] { return *static_cast<const std::uint8_t*>(step.received.parts[1].data); };
+    float g = 0.25f;
+    step.dispatch.global_scale = &g;
+    ASSERT_EQ(ferry_max_ep_fused_dispatch(exchange.get(), &step.dispatch), FERRY_OK) << ferry_last_error();
+    EXPECT_EQ(scale(), 0x40);  // 2 in e4m3
+    g = -1;
+    EXPECT_EQ(ferry_max_ep_fused_dispatch(exchange.get(), &step.dispatch), FERRY_USAGE);
+    EXPECT_TRUE(last_error_contains("global_scale = -1"));
+    ASSERT_NE(step.received.parts[1].data, nullptr) << "the rows have come";
+    EXPECT_EQ(scale(), 0x7F);
+    step.dispatch.global_scale = nullptr;
+    const std::vector<float> scales(7, 0.5f);
+    step.dispatch.input_scales = scales.data();
+    step.dispatch.input_scale_count = 7;
+    ASSERT_EQ(ferry_max_ep_fused_dispatch(exchange.get(), &step.dispatch), FERRY_OK) << ferry_last_error();
+    EXPECT_EQ(scale(), 0x38);  // 1
+    step.dispatch.input_scale_count = -1;
+    EXPECT_EQ(ferry_max_ep_fused_dispatch(exchange.get(), &step.dispatch), FERRY_USAGE);
+    EXPECT_TRUE(last_error_contains("input_scale_count = -1"));
+    EXPECT_EQ(step.received.output_tokens, nullptr);
   });
 }
 

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "harness/device.hpp"
+#include "oracle/encode.hpp"
 
 namespace ferry::contract {
 
@@ -15,7 +16,7 @@ TestCase max_case(TestCase c, int ranks, int shared_experts, Reduction reduction
   c.config.hidden = 48;
   c.config.shared_experts = shared_experts;
   c.config.reduction = c.reduction = reduction;
-  c.config.repeats = true;
+  c.config.repeats = c.config.check_calls = true;
   if (on_device(c.config)) c.config.deadline = 4;
   c.masked = 0.2;
   c.masked_tokens = 0.1;
@@ -26,11 +27,14 @@ TestCase max_case(TestCase c, int ranks, int shared_experts, Reduction reduction
 }
 
 struct MaxCalls::DeviceCall {
-  std::int64_t tokens = 0;  // N of the last dispatch
-  GuardedBuffer rows, ids;  // of a dispatch
+  std::int64_t tokens = 0;           // N of the last dispatch
+  std::vector<GuardedBuffer> parts;  // of a dispatch, as the next two
+  GuardedBuffer ids, global_scale, input_scales;
   Tokens input;
   Ids topk_ids;
+  max::TokenFormat format;
   std::vector<std::vector<std::byte>> received;  // parts
+  std::vector<std::int32_t> tile_offsets;
 
   // For a combine.
   GuardedBuffer outputs, src_info, row_offsets, counts, weights, result, shared;
@@ -71,11 +75,29 @@ Stream MaxCalls::stream() const {
   return device::stream(rank().topology().local_rank_of(rank().index()));
 }
 
-void MaxCalls::upload_dispatch(const Tokens& tokens, const Ids& topk_ids, DeviceCall& call) const {
+void MaxCalls::upload_dispatch(const Tokens& tokens, const Ids& topk_ids, const max::TokenFormat& format,
+                               DeviceCall& call) const {
   call.tokens = tokens.count;
-  call.rows = copy_of(tokens.parts[0], tokens.count * config().hidden * bytes_of(tokens.type));
+  call.format = format;
+  call.format.format = format.format.value_or(config().format);
+  call.input = tokens;
+  call.parts.clear();
+  for (const std::int64_t bytes :
+       oracle::input_row_bytes(*call.format.format, tokens.type, config().hidden)) {
+    const std::size_t part = call.parts.size();
+    call.parts.push_back(copy_of(tokens.parts[part], tokens.count * bytes));
+    call.input.parts[part] = call.parts.back().data();
+  }
+  if (format.global_scale != nullptr) {
+    call.global_scale = copy_of(format.global_scale, sizeof(float));
+    call.format.global_scale = call.global_scale.as<float>();
+  }
+  if (!format.input_scales.empty()) {
+    call.input_scales =
+        copy_of(format.input_scales.data(), static_cast<std::int64_t>(format.input_scales.size_bytes()));
+    call.format.input_scales = {call.input_scales.as<float>(), format.input_scales.size()};
+  }
   call.ids = copy_of(topk_ids.data, tokens.count * config().top_k * bytes_of(topk_ids.type));
-  call.input = Tokens::rows(call.rows.data(), tokens.count, tokens.type);
   call.topk_ids = topk_ids;
   call.topk_ids.data = call.ids.data();
 }
@@ -93,10 +115,16 @@ max::DispatchResult MaxCalls::download(const max::DeviceDispatchResult& received
   const auto rows = static_cast<std::int64_t>(result.row_offsets.back());
   result.src_info = downloaded(received.src_info, 2 * rows);
   result.counts = downloaded(received.counts, std::int64_t{received.groups} * rank().size());
+  if (received.tile_offsets != nullptr) {
+    call.tile_offsets = downloaded(received.tile_offsets, received.groups + 1);
+    result.tile_offsets = call.tile_offsets.data();
+  }
+  const auto shapes =
+      oracle::part_shapes(*call.format.format, config().hidden, received.capacity, /*group_rows=*/0);
   call.received.clear();
   for (std::size_t p = 0; p < received.parts.size() && received.parts[p].row_bytes > 0; ++p) {
     call.received.push_back(downloaded(static_cast<const std::byte*>(received.parts[p].data),
-                                       rows * received.parts[p].row_bytes + 16));
+                                       shapes[p].bytes_of(received.capacity, received.groups)));
     result.parts[p] = received.parts[p];
     result.parts[p].data = call.received.back().data();
   }
@@ -104,14 +132,15 @@ max::DispatchResult MaxCalls::download(const max::DeviceDispatchResult& received
   return result;
 }
 
-void MaxCalls::ep_dispatch_async(const Tokens& tokens, const Ids& topk_ids, int index) {
-  if (host_) return host_->ep_dispatch_async(tokens, topk_ids, index);
+void MaxCalls::ep_dispatch_async(const Tokens& tokens, const Ids& topk_ids, int index,
+                                 const max::TokenFormat& format) {
+  if (host_) return host_->ep_dispatch_async(tokens, topk_ids, index, format);
   DeviceCall& call = lane(index);
-  upload_dispatch(tokens, topk_ids, call);
-  device_->ep_dispatch_async(call.input, call.topk_ids, index, stream());
+  upload_dispatch(tokens, topk_ids, format, call);
+  device_->ep_dispatch_async(call.input, call.topk_ids, index, stream(), call.format);
   device::wait(stream());
-  call.rows.fill(kNan);  // may be reused after the send phase
-  call.ids.fill(kNan);
+  for (GuardedBuffer& part : call.parts) part.fill(kNan);  // may be reused after the send phase
+  for (GuardedBuffer* buffer : {&call.ids, &call.global_scale, &call.input_scales}) buffer->fill(kNan);
 }
 
 max::DispatchResult MaxCalls::ep_dispatch_wait(int index) {
@@ -119,11 +148,12 @@ max::DispatchResult MaxCalls::ep_dispatch_wait(int index) {
   return download(device_->ep_dispatch_wait(index, stream()), index);
 }
 
-max::DispatchResult MaxCalls::ep_fused_dispatch(const Tokens& tokens, const Ids& topk_ids, int index) {
-  if (host_) return host_->ep_fused_dispatch(tokens, topk_ids, index);
+max::DispatchResult MaxCalls::ep_fused_dispatch(const Tokens& tokens, const Ids& topk_ids, int index,
+                                                const max::TokenFormat& format) {
+  if (host_) return host_->ep_fused_dispatch(tokens, topk_ids, index, format);
   DeviceCall& call = lane(index);
-  upload_dispatch(tokens, topk_ids, call);
-  return download(device_->ep_fused_dispatch(call.input, call.topk_ids, index, stream()), index);
+  upload_dispatch(tokens, topk_ids, format, call);
+  return download(device_->ep_fused_dispatch(call.input, call.topk_ids, index, stream(), call.format), index);
 }
 
 void MaxCalls::upload_combine(const max::CombineInput& input, const max::CombineOutput& output,

@@ -26,9 +26,11 @@ class MaxCalls {
   const Config& config() const { return device_ ? device_->config() : host_->config(); }
   const Rank& rank() const { return device_ ? device_->rank() : host_->rank(); }
 
-  void ep_dispatch_async(const Tokens& tokens, const Ids& topk_ids, int lane = 0);
+  void ep_dispatch_async(const Tokens& tokens, const Ids& topk_ids, int lane = 0,
+                         const max::TokenFormat& format = {});
   max::DispatchResult ep_dispatch_wait(int lane = 0);
-  max::DispatchResult ep_fused_dispatch(const Tokens& tokens, const Ids& topk_ids, int lane = 0);
+  max::DispatchResult ep_fused_dispatch(const Tokens& tokens, const Ids& topk_ids, int lane = 0,
+                                        const max::TokenFormat& format = {});
   void ep_combine_async(const max::CombineInput& input, const max::CombineOutput& output, int lane = 0);
   void ep_combine_wait(int lane = 0);
   void ep_fused_combine(const max::CombineInput& input, const max::CombineOutput& output, int lane = 0);
@@ -39,7 +41,8 @@ class MaxCalls {
 
   Stream stream() const;
   DeviceCall& lane(int index) { return *calls_[static_cast<std::size_t>(index)]; }
-  void upload_dispatch(const Tokens& tokens, const Ids& topk_ids, DeviceCall& call) const;
+  void upload_dispatch(const Tokens& tokens, const Ids& topk_ids, const max::TokenFormat& format,
+                       DeviceCall& call) const;
   void upload_combine(const max::CombineInput& input, const max::CombineOutput& output,
                       DeviceCall& call) const;
   void download_results(int index);

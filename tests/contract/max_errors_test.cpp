@@ -172,6 +172,11 @@ TEST_P(Contract, MaxRefusesUnsuitableConfigurations) {
             [](Config& wrong) { wrong.layout = Layout::expert_padded; });
     refused("max: capacity = 64, must be 0", [](Config& wrong) { wrong.capacity = 64; });
     refused("replicated", [](Config& wrong) { wrong.input = Input::replicated; });
+    refused("max: own_receive_buffers is off, must be on",
+            [](Config& wrong) { wrong.own_receive_buffers = false; });
+    if (!GetParam().on_device())
+      refused("max: check_calls (in C manual_check) is off, must be on",
+              [](Config& wrong) { wrong.check_calls = false; });
     refused("max: experts in slices", [](Config& wrong) { wrong.placement = Placement::ep_tp(8, 1, 2); });
     if (!GetParam().on_device())
       require_error("max: arrays in device memory", [&] {

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 #include <functional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -22,7 +23,18 @@ const oracle::RankInputs& inputs_of(const StepInputs& step, int rank) {
 
 Tokens tokens_of(const TestCase& c, const StepInputs& step, int rank) {
   const oracle::RankInputs& mine = inputs_of(step, rank);
-  return Tokens::rows(mine.parts[0].data(), mine.tokens, c.type);
+  Tokens tokens{.count = mine.tokens, .type = c.type};
+  for (std::size_t p = 0; p < mine.parts.size(); ++p) tokens.parts[p] = mine.parts[p].data();
+  return tokens;
+}
+
+// How the case's dispatches encode. `step` must live as long.
+max::TokenFormat token_format(const TestCase& c, const StepInputs& step) {
+  const Format& format = step.inputs.format;
+  max::TokenFormat made{.format = format, .input_scales = step.inputs.input_scales};
+  if (format.kind == FormatKind::nvfp4 && !format.nvfp4_options.per_token && !c.input_scales)
+    made.global_scale = &step.inputs.global_scale;
+  return made;
 }
 
 // Compares MAX's arrays with the oracle's rows, by a plain loop.
@@ -52,8 +64,18 @@ void check_received(const StepInputs& step, int rank, const max::DispatchResult&
   require_equal(got.expert_usage_stats[0], static_cast<std::uint32_t>(most), "most rows of a group");
   require_equal(got.expert_usage_stats[1], static_cast<std::uint32_t>(ids.size()), "groups with rows");
   const auto shapes = oracle::received_shapes(step.inputs, step.positions, rank);
+  const auto groups = static_cast<std::int64_t>(expected.counts.size());
+  for (std::size_t p = 0; p < kMaxParts; ++p)
+    require((got.parts[p].row_bytes > 0) == (p < shapes.size()), "part ", p, " is ",
+            p < shapes.size() ? "lost" : "there");
+  const bool tiled = shapes.size() > 1 && shapes[1].tile_blocks > 0;
+  require((got.tile_offsets != nullptr) == tiled, "tile_offsets");
+  if (tiled)
+    require(std::ranges::equal(std::span(got.tile_offsets, expected.counts.size() + 1),
+                               oracle::group_tiles(step.inputs, step.positions, rank)),
+            "tile_offsets differ");
   for (std::size_t p = 0; p < shapes.size(); ++p) {
-    const std::int64_t bytes = got.parts[p].row_bytes * static_cast<std::int64_t>(expected.rows.size());
+    const std::int64_t bytes = shapes[p].bytes_of(expected.capacity, groups);
     const auto* const data = static_cast<const std::byte*>(got.parts[p].data);
     std::vector<std::byte> rows(data, data + bytes);
     const std::vector<std::byte> received = rows;
@@ -73,8 +95,10 @@ struct Form {
 max::DispatchResult dispatch(MaxCalls& exchange, const TestCase& c, const StepInputs& step, Form form) {
   const int rank = exchange.rank().index();
   const Ids ids = inputs_of(step, rank).ids.data();
-  if (!form.split) return exchange.ep_fused_dispatch(tokens_of(c, step, rank), ids, form.lane);
-  exchange.ep_dispatch_async(tokens_of(c, step, rank), ids, form.lane);
+  const Tokens tokens = tokens_of(c, step, rank);
+  const max::TokenFormat format = token_format(c, step);
+  if (!form.split) return exchange.ep_fused_dispatch(tokens, ids, form.lane, format);
+  exchange.ep_dispatch_async(tokens, ids, form.lane, format);
   return exchange.ep_dispatch_wait(form.lane);
 }
 
@@ -164,6 +188,34 @@ TEST_P(Contract, MaxCombinesFromSrcInfo) {
           max::DispatchResult received = dispatch(exchange, c, step, form);
           check_received(step, rank.index(), received);
           combine(exchange, c, step, make_expert_outputs(c, step), std::move(received), form);
+        }
+      });
+    }
+  }
+}
+
+// Every part of the received rows in every format: also the scales of tokens, raw parts, tiles.
+TEST_P(Contract, MaxReceivesAllPartsOfEveryFormat) {
+  if (!GetParam().has_gathers()) GTEST_SKIP() << kMaxTakesOneHop;
+  for (const char* name : {"bf16", "fp16", "fp32", "fp8", "fp8-columns", "fp8-columns-pow2-packed", "mxfp8",
+                           "mxfp8-tiles", "mxfp4", "mxfp4-columns", "nvfp4", "nvfp4-token",
+                           "nvfp4-token-columns", "nvfp4-token-tiles", "raw:32+16", "raw:48+16+32+16"}) {
+    for (const bool input_scales : {false, true}) {
+      TestCase c = max_case(small_case(9), 3, 1, Reduction::exact);
+      c.config.hidden = 96;
+      c.config.alignment = 4;
+      c.config.format = parse_format(name);
+      c.type = natural_type(c.config.format);
+      c.global_scale = name == std::string("nvfp4") ? 0.0123f : 1.0f;
+      c.input_scales = input_scales;
+      if (input_scales && std::ranges::none_of(std::vector<std::string>{"fp8", "mxfp8", "nvfp4"},
+                                               [&](const std::string& each) { return each == name; }))
+        continue;
+      run(c.ranks, describe(c), [&](Rank rank) {
+        MaxCalls exchange(rank, exchange_config(c));
+        for (int index = 0; index < 2; ++index) {
+          const StepInputs step = make_inputs(c, index);
+          check_received(step, rank.index(), dispatch(exchange, c, step, {.split = index == 1}));
         }
       });
     }

@@ -36,7 +36,7 @@ void ferry_max_exchange_destroy(ferry_max_exchange* exchange);
 typedef struct ferry_max_dispatch_result {
   size_t size;
   const void* output_tokens;                   ///< [rows, H] values: parts[0].data
-  ferry_received_part parts[FERRY_MAX_PARTS];  ///< formats with scales: values, then scales
+  ferry_received_part parts[FERRY_MAX_PARTS];  ///< all parts, as in ferry_dispatch_result
   const uint32_t* row_offsets;  ///< [number + 1] first row of each group with rows, then the number of rows
   const int32_t* expert_ids;    ///< [number] those groups, ascending; without shared experts local expert ids
   const int32_t* src_info;      ///< [rows, 2] {token, slot} at the source rank; {-1, -1} on padding
@@ -44,6 +44,7 @@ typedef struct ferry_max_dispatch_result {
   uint32_t expert_usage_stats[2];  ///< the most rows of a group, and the number of groups with rows
   int64_t groups;                  ///< G: the shared experts, then this rank's experts
   int64_t ranks;                   ///< R
+  const int32_t* tile_offsets;     ///< [groups + 1] as in ferry_dispatch_result
 } ferry_max_dispatch_result;
 
 /// Arguments of a dispatch.
@@ -54,12 +55,18 @@ typedef struct ferry_max_dispatch_args {
   int32_t id_type;       ///< FERRY_INT32, FERRY_INT64
   int32_t lane;
   ferry_max_dispatch_result* result;  ///< may be NULL; not used by the async call
+  // How tokens are encoded: see ferry_dispatch_args. All ranks pass the same.
+  ferry_format format;        ///< default: the configuration's
+  const float* global_scale;  ///< FERRY_FORMAT_NVFP4: address of g; NULL: 1
+  const float* input_scales;  ///< [E + S] a scale of each expert, shared experts last; NULL: none
+  int64_t input_scale_count;  ///< length of input_scales: E + S
 } ferry_max_dispatch_args;
 
 typedef struct ferry_max_dispatch_wait_args {
   size_t size;
   int32_t lane;
-  ferry_max_dispatch_result* result;  ///< may be NULL; also filled when ids out of range are reported
+  ferry_max_dispatch_result*
+      result;  ///< may be NULL; also filled when a finding of ferry_check() is returned
 } ferry_max_dispatch_wait_args;
 
 /// Sends every token to the ranks of its experts, without waiting.

@@ -29,15 +29,16 @@ void ferry_max_device_exchange_destroy(ferry_max_device_exchange* exchange);
 typedef struct ferry_max_device_dispatch_result {
   size_t size;
   const void* output_tokens;                   ///< [capacity, H] values: parts[0].data
-  ferry_received_part parts[FERRY_MAX_PARTS];  ///< formats with scales: values, then scales
+  ferry_received_part parts[FERRY_MAX_PARTS];  ///< all parts, as in ferry_dispatch_result
   const uint32_t* row_offsets;                 ///< [groups + 1]; from entry `number` on the number of rows
   const int32_t* expert_ids;                   ///< [groups]; -1 from entry `number` on
   const uint32_t* expert_usage_stats;          ///< [2] the most rows of a group, and `number`
-  const int32_t* src_info;  ///< [capacity, 2]; rows past the number of rows are not written
-  const int32_t* counts;    ///< [groups, R] rows of each group from each source rank
-  int64_t capacity;         ///< rows
-  int64_t groups;           ///< G: the shared experts, then this rank's experts
-  int64_t ranks;            ///< R
+  const int32_t* src_info;      ///< [capacity, 2]; rows past the number of rows are not written
+  const int32_t* counts;        ///< [groups, R] rows of each group from each source rank
+  int64_t capacity;             ///< rows
+  int64_t groups;               ///< G: the shared experts, then this rank's experts
+  int64_t ranks;                ///< R
+  const int32_t* tile_offsets;  ///< [groups + 1] as in ferry_dispatch_result
 } ferry_max_device_dispatch_result;
 
 /// Arguments of a dispatch.
@@ -50,6 +51,12 @@ typedef struct ferry_max_device_dispatch_args {
   const int32_t* device_count;  ///< or NULL. Given: N is read from here, and input_tokens.count bounds it
   void* stream;
   ferry_max_device_dispatch_result* result;  ///< may be NULL; not used by the async call
+  // How tokens are encoded: see ferry_dispatch_args. All ranks pass the same, in memory that the device can
+  // read.
+  ferry_format format;        ///< default: the configuration's
+  const float* global_scale;  ///< FERRY_FORMAT_NVFP4: address of g; NULL: 1
+  const float* input_scales;  ///< [E + S] a scale of each expert, shared experts last; NULL: none
+  int64_t input_scale_count;  ///< length of input_scales: E + S
 } ferry_max_device_dispatch_args;
 
 typedef struct ferry_max_device_dispatch_wait_args {
