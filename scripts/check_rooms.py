@@ -60,11 +60,11 @@ ROOMS = {
                             " backends/cuda/memory backends/cuda/operations backends/cuda/host",
     "backends/nvshmem/module": "backends/cuda/transport backends/cuda/two_hops layout",
     "backends/nvshmem": "base exchange group backends/cuda/runtime backends/cuda/memory backends/cuda/host backends/nvshmem/module",
-    "nvfuser": "base format",
+    "nvfuser": "base exchange format",
     "max": "base exchange layout plan",
     "program": "base exchange",
     "trace": "base",
-    "capi": "base format plan exchange",
+    "capi": "base format plan exchange max",
 }  # fmt: skip
 
 

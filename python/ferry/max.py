@@ -18,6 +18,7 @@ import numpy as np
 
 import ferry
 from ferry import _core
+from ferry._call_shapes import delivered_call, in_words, refusing_construction
 from ferry._max_device import DeviceLane, typed
 from ferry.deep_ep._arrays import arrays_of
 
@@ -133,14 +134,14 @@ class Exchange:
                  reduction: str = "exact", **settings: Any):
         """`reduction`: 'exact' (combine returns [N, H]) or 'unreduced' ([N, K, H]). `settings`: as of ferry.Exchange, apart
         from layout, capacity and repeats."""
-        if reduction not in ("exact", "unreduced"):
-            raise ferry.UsageError(f"max: reduction {reduction!r}, must be 'exact' or 'unreduced'")
-        for name in ("layout", "capacity", "repeats", "own_receive_buffers", "check_calls"):
-            if name in settings:
-                raise ferry.UsageError(f"max: {name} = {settings[name]!r}: leave it out, ferry.max sets it")
-        placement = settings.get("placement")
-        if placement is not None and placement.tp > 1:
-            raise ferry.UnsupportedError("max: experts in slices are not supported: use ferry.Exchange with its plans")
+        with refusing_construction(group):
+            if reduction not in ("exact", "unreduced"):
+                raise ferry.UsageError(f"max: reduction {reduction!r}, must be 'exact' or 'unreduced'")
+            for name in ("layout", "capacity", "repeats", "own_receive_buffers", "check_calls"):
+                if name in settings:
+                    raise ferry.UsageError(f"max: {name} = {settings[name]!r}: leave it out, ferry.max sets it")
+            if getattr(settings.get("placement"), "tp", 1) > 1:
+                raise ferry.UnsupportedError("max: experts in slices are not supported: use ferry.Exchange with its plans")
         self._exchange = ferry.Exchange(group, experts=experts, top_k=top_k, hidden=hidden, max_tokens=max_tokens,
                                         reduction=reduction, repeats=True, **settings)  # type: ignore[arg-type]
         lane_type = DeviceLane if self._exchange.config.memory == "device" else _Lane
@@ -161,26 +162,30 @@ class Exchange:
                         they are, and each rank encodes the rows it receives: the exchange's format is that of the tokens
         """
         kept = self._idle(lane)
-        self._exchange.dispatch_send(input_tokens, topk_ids, format=format, global_scale=global_scale, input_scales=input_scales,
-                                     lane=lane)
+        with in_words(_core._MAX_WORDS):
+            self._exchange.dispatch_send(input_tokens, topk_ids, format=format, global_scale=global_scale,
+                                         input_scales=input_scales, lane=lane)
         kept.keep(topk_ids, lane)
         kept.pending = "dispatch"
 
     def ep_dispatch_wait(self, *, lane: int = 0) -> DispatchResult:
         """What the ranks have sent to this one."""
         kept = self._end(lane, "dispatch")
-        return DispatchResult(*kept.describe(self._exchange.dispatch_receive(lane=lane), lane))
+        with in_words(_core._MAX_WORDS):
+            received = self._exchange.dispatch_receive(lane=lane)
+        return DispatchResult(*kept.describe(received, lane))
 
     def ep_fused_dispatch(self, input_tokens: Any, topk_ids: Any, *, format: str | None = None, global_scale: Any = None,
                           input_scales: Any = None, lane: int = 0) -> DispatchResult:
         """ep_dispatch_async() and ep_dispatch_wait() in one call."""
         kept = self._idle(lane)
-        before = self._last_call(lane)
+        before = delivered_call(self._exchange, lane)
         try:
-            received = self._exchange.dispatch(input_tokens, topk_ids, format=format, global_scale=global_scale,
-                                               input_scales=input_scales, lane=lane)
+            with in_words(_core._MAX_WORDS):
+                received = self._exchange.dispatch(input_tokens, topk_ids, format=format, global_scale=global_scale,
+                                                   input_scales=input_scales, lane=lane)
         except ferry.Error:  # such as ids out of range, of a dispatch that has delivered its rows
-            if self._last_call(lane) not in (0, before):
+            if delivered_call(self._exchange, lane) not in (0, before):
                 kept.keep(topk_ids, lane)
             raise
         kept.keep(topk_ids, lane)
@@ -204,7 +209,8 @@ class Exchange:
         """
         kept, arguments = self._arguments(input_tokens, src_info, row_offsets, counts, topk_ids, router_weights, output_tokens,
                                           shared_outputs, residual, scale, lane)
-        self._exchange.combine_send(input_tokens, **arguments)
+        with in_words(_core._MAX_WORDS):
+            self._exchange.combine_send(input_tokens, **arguments)
         kept.pending = "combine"
 
     def ep_combine_wait(self, *, lane: int = 0) -> Any:
@@ -222,18 +228,13 @@ class Exchange:
 
     def synchronize(self, *, lane: int = 0) -> None:
         """Waits for the current stream, on device memory, and raises what has ended a call of the lane."""
-        self._exchange.synchronize(lane=lane)
+        with in_words(_core._MAX_WORDS):
+            self._exchange.synchronize(lane=lane)
 
     def check(self, *, lane: int = 0) -> None:
         """Raises what completed calls have found, as ferry.Exchange.check()."""
-        self._exchange.check(lane=lane)
-
-    def _last_call(self, lane: int) -> int:
-        """Number of the lane's last dispatch; 0 if that delivered nothing."""
-        try:
-            return self._exchange.last_dispatch_result(lane).call
-        except ferry.UsageError:
-            return 0
+        with in_words(_core._MAX_WORDS):
+            self._exchange.check(lane=lane)
 
     def _lane(self, lane: int) -> Any:
         if not 0 <= lane < len(self._lanes):
@@ -264,7 +265,7 @@ class Exchange:
         except Exception as error:  # a rank that raised alone would leave its peers waiting
             text = f"ep_combine: rank {self._exchange.rank}: {error or repr(error)}"
             self._exchange.refuse(text, lane=lane, operation="combine")
-            raise ferry.UsageError(text) from None
+            raise ferry.UsageError(text) from (None if isinstance(error, ferry.Error) else error)
         return kept, {
             "plan": plan, "topk_weights": router_weights, "result": output_tokens, "row_values": tags,
             "shared_outputs": shared_outputs, "residual": residual, "scale": scale, "lane": lane}
@@ -272,7 +273,8 @@ class Exchange:
     def _checked(self, kept: Any, lane: int, combine: Any) -> Any:
         """The result of the combine, if every row has come back."""
         try:
-            result, returned = combine()
+            with in_words(_core._MAX_WORDS):
+                result, returned = combine()
             kept.check(returned, lane)
         except ferry.BadSourceError:
             raise ferry.UsageError(

@@ -1,8 +1,14 @@
 #include "errors.hpp"
 #include "casters.hpp"
 
-#include <string>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/vector.h>
 
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/reword.hpp"
 #include "ferry/error.hpp"
 #include "interrupt.hpp"
 
@@ -95,8 +101,20 @@ void raise(const nb::object& error) {
   throw nb::python_error();
 }
 
-void register_errors() {
+namespace {
+
+std::string reworded_text(const std::string& text,
+                          const std::vector<std::pair<std::string, std::string>>& words) {
+  std::vector<Phrase> phrases;
+  for (const auto& [from, to] : words) phrases.push_back({from.c_str(), to.c_str()});
+  return reworded(text, phrases);
+}
+
+}  // namespace
+
+void register_errors(nb::module_& module) {
   nb::register_exception_translator(translate);
+  module.def("_reworded", &reworded_text, nb::arg("text"), nb::arg("words"));
 }
 
 }  // namespace ferry::python

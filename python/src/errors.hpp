@@ -9,7 +9,7 @@
 namespace ferry::python {
 
 // Registers the translation for every function of the module.
-void register_errors();
+void register_errors(nanobind::module_& module);
 
 // What an exception object says: of an error of Ferry its message, of another its type and message.
 std::string text_of(const nanobind::object& error);

@@ -44,6 +44,13 @@ Config config_or_refuse(const Rank& rank, const nb::object& given, const nb::kwa
   }
 }
 
+// For code above this module, whose own arguments may be wrong.
+void refuse_construction(const nb::object& group, const std::string& reason) {
+  const Rank rank = rank_of(group);
+  const nb::gil_scoped_release unlocked;
+  refuse_configuration(rank, UsageError(reason));
+}
+
 bool on_device(const Config& config) {
   return has_kernels(config.backend) || config.memory == MemoryKind::device;
 }
@@ -382,6 +389,7 @@ Later calls raise UsageError.)")
       "step_metadata"_a, "For ferry.megatron: metadata, in its caller's words.",
       nb::sig("def _fused_metadata_update(exchange: Exchange, local_tokens: typing.Any, step_metadata: "
               "typing.Any) -> None"));
+  module.def("_refuse_construction", &refuse_construction, "group"_a, "reason"_a);
   bind_dispatch(exchange);
   bind_combine(exchange);
   bind_gather(exchange);

@@ -13,6 +13,7 @@
 #include "ferry/error.hpp"
 #include "ferry/max.hpp"
 #include "max/returned_rows.hpp"
+#include "max/words.hpp"
 #include "plan/shapes.hpp"
 
 namespace ferry::python {
@@ -150,6 +151,9 @@ void check_returned_on_device(const PyExchange& self, int lane, Address plan, Ad
 }  // namespace
 
 void bind_max(nb::module_& module) {
+  nb::list words;
+  for (const auto& [from, to] : max::kWords) words.append(nb::make_tuple(from, to));
+  module.attr("_MAX_WORDS") = words;
   module.def("_max_group_index", &group_index, "counts"_a, "alignment"_a);
   module.def("_max_plan_return", &plan_return, "exchange"_a, "storage"_a, "src_info"_a, "row_offsets"_a,
              "counts"_a, "topk_ids"_a, "combine"_a, "row_tags"_a, "route_tags"_a);

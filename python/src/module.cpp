@@ -19,7 +19,7 @@ NB_MODULE(_core, module) {
   module.def("has_cuda", has_cuda,
              "Whether this build has the CUDA backend. It does not tell whether the machine has a GPU.");
 
-  register_errors();
+  register_errors(module);
   install_signal_handling();
   bind_placement(module);
   bind_config(module);

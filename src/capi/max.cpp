@@ -31,7 +31,7 @@ namespace {
 template <class Convert>
 auto convert_or_refuse(max::Exchange& exchange, Operation operation, int lane, const Convert& convert) {
   try {
-    return convert();
+    return in_words(max::kWords, convert);
   } catch (const Error& error) {
     exchange.refuse(operation, lane, error);
     throw;

@@ -5,6 +5,7 @@
 #include "capi/convert.hpp"
 #include "ferry/error.hpp"
 #include "ferry/max.hpp"
+#include "max/words.hpp"
 
 namespace ferry::capi {
 

@@ -23,7 +23,7 @@ template <class Convert>
 auto convert_or_refuse(max::DeviceExchange& exchange, Operation operation, int lane, void* stream,
                        const Convert& convert) {
   try {
-    return convert();
+    return in_words(max::kWords, convert);
   } catch (const Error& error) {
     exchange.refuse(operation, lane, error, {stream});
     throw;

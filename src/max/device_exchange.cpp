@@ -9,6 +9,7 @@
 #include "ferry/max_device.hpp"
 #include "layout/plan_layout.hpp"
 #include "max/exchange_config.hpp"
+#include "max/words.hpp"
 #include "plan/shapes.hpp"
 
 namespace ferry::max {
@@ -146,7 +147,9 @@ DeviceDispatchResult DeviceExchange::State::describe(const LaneState& lane,
 void DeviceExchange::ep_dispatch_async(const Tokens& input_tokens, const Ids& topk_ids, int lane,
                                        Stream stream, const TokenFormat& format) {
   State::LaneState& state = state_->idle_lane(lane);
-  state_->exchange.dispatch_send(input_tokens, topk_ids, nullptr, dispatch_options(format, lane), stream);
+  in_words(kWords, [&] {
+    state_->exchange.dispatch_send(input_tokens, topk_ids, nullptr, dispatch_options(format, lane), stream);
+  });
   state.pending = State::Pending::dispatch;
   state_->keep(state, input_tokens, topk_ids, stream);
 }
@@ -156,14 +159,17 @@ DeviceDispatchResult DeviceExchange::ep_dispatch_wait(int lane, Stream stream) {
   if (state.pending != State::Pending::dispatch)
     throw UsageError(str("lane ", lane, ": no dispatch to wait for: call ep_dispatch_async first"));
   state.pending = State::Pending::none;
-  return state_->describe(state, state_->exchange.dispatch_receive(lane, stream), stream);
+  const ferry::DispatchResult received =
+      in_words(kWords, [&] { return state_->exchange.dispatch_receive(lane, stream); });
+  return state_->describe(state, received, stream);
 }
 
 DeviceDispatchResult DeviceExchange::ep_fused_dispatch(const Tokens& input_tokens, const Ids& topk_ids,
                                                        int lane, Stream stream, const TokenFormat& format) {
   const State::LaneState& state = state_->idle_lane(lane);
-  const ferry::DispatchResult received =
-      state_->exchange.dispatch(input_tokens, topk_ids, nullptr, dispatch_options(format, lane), stream);
+  const ferry::DispatchResult received = in_words(kWords, [&] {
+    return state_->exchange.dispatch(input_tokens, topk_ids, nullptr, dispatch_options(format, lane), stream);
+  });
   state_->keep(state, input_tokens, topk_ids, stream);
   return state_->describe(state, received, stream);
 }
@@ -211,7 +217,9 @@ void DeviceExchange::ep_combine_async(const DeviceCombineInput& input, const Com
                                       Stream stream) {
   State::LaneState& state = state_->idle_lane(lane);
   const CombineOptions options = state_->plan_combine(state, input, output, stream);
-  state_->exchange.combine_send(input.input_tokens, state.plan, output.output_tokens, options, stream);
+  in_words(kWords, [&] {
+    state_->exchange.combine_send(input.input_tokens, state.plan, output.output_tokens, options, stream);
+  });
   state.pending = State::Pending::combine;
 }
 
@@ -220,7 +228,7 @@ void DeviceExchange::ep_combine_wait(int lane, Stream stream) {
   if (state.pending != State::Pending::combine)
     throw UsageError(str("lane ", lane, ": no combine to wait for: call ep_combine_async first"));
   state.pending = State::Pending::none;
-  state_->exchange.combine_receive(lane, stream);
+  in_words(kWords, [&] { state_->exchange.combine_receive(lane, stream); });
   state_->check_returned(state, stream);
 }
 
@@ -228,16 +236,18 @@ void DeviceExchange::ep_fused_combine(const DeviceCombineInput& input, const Com
                                       Stream stream) {
   const State::LaneState& state = state_->idle_lane(lane);
   const CombineOptions options = state_->plan_combine(state, input, output, stream);
-  state_->exchange.combine(input.input_tokens, state.plan, output.output_tokens, options, stream);
+  in_words(kWords, [&] {
+    state_->exchange.combine(input.input_tokens, state.plan, output.output_tokens, options, stream);
+  });
   state_->check_returned(state, stream);
 }
 
 void DeviceExchange::synchronize(int lane, Stream stream) {
-  state_->exchange.synchronize(lane, stream);
+  in_words(kWords, [&] { state_->exchange.synchronize(lane, stream); });
 }
 
 void DeviceExchange::check(int lane) {
-  state_->exchange.check(lane);
+  in_words(kWords, [&] { state_->exchange.check(lane); });
 }
 
 void DeviceExchange::refuse(Operation operation, int lane, const Error& error, Stream stream) noexcept {

@@ -8,6 +8,7 @@
 #include "ferry/max.hpp"
 #include "max/exchange_config.hpp"
 #include "max/returned_rows.hpp"
+#include "max/words.hpp"
 #include "plan/shapes.hpp"
 
 namespace ferry::max {
@@ -107,7 +108,9 @@ void Exchange::State::keep_ids(LaneState& lane, const Tokens& tokens, const Ids&
 void Exchange::ep_dispatch_async(const Tokens& input_tokens, const Ids& topk_ids, int lane,
                                  const TokenFormat& format) {
   State::LaneState& state = state_->idle_lane(lane);
-  state_->exchange.dispatch_send(input_tokens, topk_ids, nullptr, dispatch_options(format, lane));
+  in_words(kWords, [&] {
+    state_->exchange.dispatch_send(input_tokens, topk_ids, nullptr, dispatch_options(format, lane));
+  });
   state.pending = State::Pending::dispatch;
   state_->keep_ids(state, input_tokens, topk_ids);
 }
@@ -117,7 +120,7 @@ DispatchResult Exchange::ep_dispatch_wait(int lane) {
   if (state.pending != State::Pending::dispatch)
     throw UsageError(str("lane ", lane, ": no dispatch to wait for: call ep_dispatch_async first"));
   state.pending = State::Pending::none;
-  return state_->result_of(state_->exchange.dispatch_receive(lane));
+  return state_->result_of(in_words(kWords, [&] { return state_->exchange.dispatch_receive(lane); }));
 }
 
 DispatchResult Exchange::ep_fused_dispatch(const Tokens& input_tokens, const Ids& topk_ids, int lane,
@@ -126,8 +129,9 @@ DispatchResult Exchange::ep_fused_dispatch(const Tokens& input_tokens, const Ids
   const auto last_call = [&] { return state_->exchange.last_dispatch_result(lane).call; };
   const std::uint64_t before = last_call();
   try {
-    const ferry::DispatchResult received =
-        state_->exchange.dispatch(input_tokens, topk_ids, nullptr, dispatch_options(format, lane));
+    const ferry::DispatchResult received = in_words(kWords, [&] {
+      return state_->exchange.dispatch(input_tokens, topk_ids, nullptr, dispatch_options(format, lane));
+    });
     state_->keep_ids(state, input_tokens, topk_ids);
     return state_->result_of(received);
   } catch (const Error&) {  // such as ids out of range, of a dispatch that has delivered its rows
@@ -224,7 +228,7 @@ void Exchange::State::check_came(const LaneState& lane) const {
 template <class Combine>
 void Exchange::State::finish_combine(const LaneState& lane, Combine combine) const {
   try {
-    combine();
+    in_words(kWords, combine);
   } catch (const BadSourceError&) {
     check_came(lane);
     throw;
@@ -235,8 +239,10 @@ void Exchange::State::finish_combine(const LaneState& lane, Combine combine) con
 void Exchange::ep_combine_async(const CombineInput& input, const CombineOutput& output, int lane) {
   State::LaneState& state = state_->idle_lane(lane);
   const Plan plan = state_->plan_combine(state, input, lane);
-  state_->exchange.combine_send(input.input_tokens, plan, output.output_tokens,
-                                state_->options_of(state, output, lane));
+  in_words(kWords, [&] {
+    state_->exchange.combine_send(input.input_tokens, plan, output.output_tokens,
+                                  state_->options_of(state, output, lane));
+  });
   state.pending = State::Pending::combine;
 }
 

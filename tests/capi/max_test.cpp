@@ -223,7 +223,7 @@ TEST(MaxInC, BadArgumentsEndTheCallOfEveryRank) {
     refused_combine("row_offsets is NULL", [](Args& args) { args.row_offsets = nullptr; });
     refused_combine("src_info is NULL", [](Args& args) { args.src_info = nullptr; });
     refused_combine("counts is NULL", [](Args& args) { args.counts = nullptr; });
-    refused_combine("result.type = 9", [](Args& args) { args.output_tokens.type = 9; });
+    refused_combine("output_tokens.type = 9", [](Args& args) { args.output_tokens.type = 9; });
     refused_combine("row_offsets has 3 entries, counts give 4", [](Args& args) { args.number = 2; });
     refused_combine("tokens = -1", [](Args& args) {
       args.own_ids = 1;

@@ -116,6 +116,60 @@ TEST_P(Contract, MaxRefusesWrongArraysOnEveryRank) {
   });
 }
 
+// Errors name MAX's arguments and remedies that its calls have, on every rank.
+TEST_P(Contract, MaxErrorsSpeakOfItsArguments) {
+  if (!GetParam().has_gathers()) GTEST_SKIP() << kMaxTakesOneHop;
+  TestCase c = max_case(small_case(10), 2, 0, Reduction::exact);
+  c.config.experts = 4;
+  c.config.top_k = 1;
+  c.config.hidden = 32;
+  run(2, describe(c), [&](Rank rank) {
+    const bool second = rank.index() == 1;
+    const std::vector<std::uint16_t> values(64, 0x3F80);
+    const std::vector<std::int32_t> ids = {0, 3};
+    std::vector<std::uint16_t> result(64);
+    MaxCalls exchange(rank, c.config);
+    const auto dispatch_with = [&](auto change) {
+      Tokens tokens = Tokens::rows(values.data(), 2);
+      Ids topk_ids = ids.data();
+      max::TokenFormat format;
+      change(tokens, topk_ids, format);
+      return exchange.ep_fused_dispatch(tokens, topk_ids, 0, format);
+    };
+    const auto good = [](Tokens&, Ids&, max::TokenFormat&) {};
+    const auto said = [&](const std::string& words) {
+      return GetParam().on_device() && !second ? "rank 1 refused" : words;
+    };
+    const auto refused = [&](const std::string& words, auto change) {
+      require_error(said(words), [&] { second ? dispatch_with(change) : dispatch_with(good); });
+    };
+    refused("convert the tokens to bf16, or construct the exchange with format = fp16",
+            [](Tokens& tokens, Ids&, max::TokenFormat&) { tokens.type = DType::fp16; });
+    refused("ep_dispatch: 10 tokens on rank 1, max_tokens is 9",
+            [](Tokens& tokens, Ids&, max::TokenFormat&) { tokens.count = 10; });
+    refused("input_tokens: stride = 4 bytes on rank 1",
+            [](Tokens& tokens, Ids&, max::TokenFormat&) { tokens.strides[0] = 4; });
+    refused("ep_dispatch: topk_ids is null for the 2 tokens of rank 1",
+            [](Tokens&, Ids& topk_ids, max::TokenFormat&) { topk_ids.data = nullptr; });
+    refused("because its format is bf16: construct it with format = mxfp4-tiles",
+            [](Tokens&, Ids&, max::TokenFormat& format) { format.format = parse_format("mxfp4-tiles"); });
+    const max::DispatchResult received = dispatch_with(good);
+    const auto refused_combine = [&](const std::string& words, auto change) {
+      const max::CombineInput input({.data = received.output_tokens}, received);
+      max::CombineOutput output{.output_tokens = {.data = result.data()}};
+      if (second) change(output);
+      require_error(said(words), [&] { exchange.ep_fused_combine(input, output); });
+    };
+    refused_combine("output_tokens: stride = 4 bytes on rank 1",
+                    [](max::CombineOutput& output) { output.output_tokens.stride = 4; });
+    refused_combine("output_tokens: type = 7",
+                    [](max::CombineOutput& output) { output.output_tokens.type = DType{7}; });
+    if (GetParam().on_device()) return;
+    refused_combine("input_tokens and output_tokens must be given together",
+                    [](max::CombineOutput& output) { output.output_tokens.data = nullptr; });
+  });
+}
+
 // Rank 1 passes the arrays of another dispatch, which contradict nothing that it knows: rank 0 misses a row.
 TEST_P(Contract, MaxFindsRowsThatDoNotComeBack) {
   if (!GetParam().has_gathers()) GTEST_SKIP() << kMaxTakesOneHop;

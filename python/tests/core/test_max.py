@@ -1,5 +1,7 @@
 """ferry.max: MAX's call shapes, with NumPy arrays and ranks as threads."""
 
+import re
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -270,11 +272,11 @@ def test_other_arguments_are_refused_on_every_rank():
         wrong = rank.index == 1
         for options, pattern in (
             ({"topk_ids": CASE_IDS[1].astype(np.int16)}, r"rank 1: topk_ids: int16 \[2, 2\], must be int32 or int64 \[any, 2\]"),
-            ({"router_weights": np.ones((2, 3), np.float32)}, "topk_weights"),
+            ({"router_weights": np.ones((2, 3), np.float32)}, "router_weights"),
         ):
             with pytest.raises(ferry.UsageError, match=pattern):
                 combined(exchange, received, **(options if wrong else {}))
-        with pytest.raises(ferry.UsageError, match="outputs"):
+        with pytest.raises(ferry.UsageError, match="input_tokens"):
             combined(exchange, received, received.output_tokens[:, :2] if wrong else None)
         with pytest.raises(ferry.UsageError, match="lane 1 does not exist"):
             exchange.ep_combine_wait(lane=1)
@@ -284,6 +286,61 @@ def test_other_arguments_are_refused_on_every_rank():
         with pytest.raises(ferry.UsageError, match="call ep_dispatch_wait first"):
             combined(exchange, received)
         assert same(exchange.ep_dispatch_wait().src_info, received.src_info)
+
+    ferry.Group.threads(2).run(body)
+
+
+# A wrong argument of rank 1's dispatch or combine, and what every rank must be told.
+SPOKEN = {
+    "rows of another type": ("dispatch", {"input_tokens": np.ones((2, 4), np.float64)}, "input_tokens: expected .* got float64"),
+    "a type that the format does not take": ("dispatch", {"input_tokens": np.ones((2, 4), np.float16)},
+                                             "or construct the exchange with format = fp16"),
+    "rows of another width": ("dispatch", {"input_tokens": np.ones((2, 3), np.float32)}, "input_tokens: expected rows of 4 columns"),
+    "too many tokens": ("dispatch", {"input_tokens": np.ones((5, 4), np.float32), "topk_ids": np.zeros((5, 2), np.int32)},
+                        "ep_dispatch: 5 tokens on rank 1, max_tokens is 4"),
+    "no tokens": ("dispatch", {"input_tokens": None}, "input_tokens: "),
+    "ids of another type": ("dispatch", {"topk_ids": np.zeros((2, 2), np.int16)}, "topk_ids: expected int32 or int64"),
+    "ids of another shape": ("dispatch", {"topk_ids": np.zeros((2, 3), np.int32)}, "topk_ids: expected an array of shape"),
+    "a format too large": ("dispatch", {"format": "raw:4096", "input_tokens": (np.zeros((2, 4096), np.uint8),)},
+                           "ep_dispatch: a message of format raw:4096"),
+    "raw parts of another size": ("dispatch", {"format": "raw:16", "input_tokens": (np.zeros((2, 12), np.uint8),)},
+                                  r"input_tokens\[0\]: expected rows of 16 bytes"),
+    "a scale of another format": ("dispatch", {"global_scale": 2.0}, "ep_dispatch: global_scale is for the format nvfp4"),
+    "outputs of another width": ("combine", {"input_tokens": np.ones((5, 3), np.float32)}, "input_tokens: expected rows of 4 columns"),
+    "too few outputs": ("combine", {"input_tokens": np.ones((1, 4), np.float32)}, "input_tokens: expected . rows or more, got 1"),
+    "no outputs": ("combine", {"input_tokens": None}, "input_tokens and output_tokens given on rank 0"),
+    "weights of another shape": ("combine", {"router_weights": np.ones((2, 3), np.float32)}, "router_weights: expected an array of shape"),
+    "a result of another shape": ("combine", {"output_tokens": np.ones((3, 4), np.float32)}, "output_tokens: expected shape"),
+    "a read-only result": ("combine", {"output_tokens": np.broadcast_to(np.float32(0), (2, 4))}, "output_tokens: is read-only"),
+    "shared outputs without experts": ("combine", {"shared_outputs": np.ones((0, 2, 4), np.float32)}, "ep_combine: shared_outputs"),
+}
+
+
+@pytest.mark.parametrize("name", SPOKEN)
+@pytest.mark.parametrize("split", [False, True])
+def test_errors_speak_of_the_arguments_of_these_calls(name, split):
+    call, change, pattern = SPOKEN[name]
+
+    def body(rank):
+        exchange, x, received = case(rank)
+        changed = change if rank.index else {}
+        with pytest.raises(ferry.UsageError, match=pattern) as caught:
+            if call == "dispatch":
+                given = {"input_tokens": x, "topk_ids": CASE_IDS[rank.index]} | changed
+                if split:
+                    exchange.ep_dispatch_async(**given)
+                    exchange.ep_dispatch_wait()
+                else:
+                    exchange.ep_fused_dispatch(**given)
+            else:
+                given = {"input_tokens": x[[0] * len(received.src_info)], "src_info": received.src_info,
+                         "row_offsets": received.row_offsets, "counts": received.counts} | changed
+                if split:
+                    exchange.ep_combine_async(**given)
+                    exchange.ep_combine_wait()
+                else:
+                    exchange.ep_fused_combine(**given)
+        assert not re.search(r"\b(tokens|ids|outputs|result|topk_weights|dispatch|combine)(: |\[)|memory\.|choose the", str(caught.value))
 
     ferry.Group.threads(2).run(body)
 
@@ -330,7 +387,7 @@ def test_unsuitable_settings_are_refused():
             ({"placement": ferry.Placement.ep_tp(4, 1, 2)}, ferry.UnsupportedError, "max: experts in slices are not supported"),
             ({"reduction": "partial"}, ferry.UsageError, "max: reduction 'partial', must be 'exact' or 'unreduced'"),
         ):
-            with pytest.raises(error, match=pattern):
-                exchange_of(rank, **settings)
+            with pytest.raises(error if rank.index else ferry.UsageError, match=pattern):
+                exchange_of(rank, **(settings if rank.index else {}))
 
-    ferry.Group.threads(1).run(body)
+    ferry.Group.threads(2).run(body)

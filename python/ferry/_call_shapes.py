@@ -1,0 +1,37 @@
+"""What the call shapes of other systems have in common: they are calls of a ferry.Exchange with other names."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+
+import ferry
+from ferry import _core
+
+
+@contextlib.contextmanager
+def in_words(words: Sequence[tuple[str, str]]) -> Iterator[None]:
+    """Errors of Ferry leave with these phrases in place of others: (Ferry's, the caller's)."""
+    try:
+        yield
+    except ferry.Error as error:
+        error.args = (_core._reworded(str(error), words), *error.args[1:])
+        raise
+
+
+@contextlib.contextmanager
+def refusing_construction(group: ferry.Group | ferry.Rank) -> Iterator[None]:
+    """What is wrong with the arguments of a constructor ends that of the peers too."""
+    try:
+        yield
+    except ferry.Error as error:
+        _core._refuse_construction(group, str(error))
+        raise
+
+
+def delivered_call(exchange: ferry.Exchange, lane: int = 0) -> int:
+    """Number of the lane's last dispatch; 0 if that delivered nothing."""
+    try:
+        return exchange.last_dispatch_result(lane).call
+    except ferry.UsageError:
+        return 0

@@ -1,0 +1,38 @@
+// The names and remedies of MAX's calls in place of those of ferry::Exchange.
+#pragma once
+
+#include "base/reword.hpp"
+
+namespace ferry::max {
+
+inline constexpr Phrase kWords[] = {
+    {"dispatch: ", "ep_dispatch: "},
+    {"combine: ", "ep_combine: "},
+    {"refused dispatch ", "refused ep_dispatch "},
+    {"refused combine ", "refused ep_combine "},
+    {"tokens: ", "input_tokens: "},
+    {"tokens[", "input_tokens["},
+    {"tokens is an array of", "input_tokens is an array of"},
+    {"ferry_tokens.type", "input_tokens.type"},
+    {"ids: ", "topk_ids: "},
+    {"ids is ", "topk_ids is "},
+    {"outputs: ", "input_tokens: "},
+    {"outputs is ", "input_tokens is "},
+    {"outputs and ", "input_tokens and "},
+    {"only outputs", "only input_tokens"},
+    {"outputs.type", "input_tokens.type"},
+    {"result: ", "output_tokens: "},
+    {"result is ", "output_tokens is "},
+    {"and result must", "and output_tokens must"},
+    {"and result given", "and output_tokens given"},
+    {"only result", "only output_tokens"},
+    {"result.type", "output_tokens.type"},
+    {"topk_weights", "router_weights"},
+    {", or choose the format ", ", or construct the exchange with format = "},
+    // Dispatch takes no memory for tiles.
+    {": pass memory.parts[1], or construct", ": construct"},
+    {": pass memory.parts[1]", ": pass a format without tiles"},
+    {", and pass memory.parts[1]", " and pass a format without tiles"},
+};
+
+}  // namespace ferry::max
