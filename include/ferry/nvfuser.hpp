@@ -29,6 +29,7 @@ struct DispatchResult {
   std::vector<std::int64_t> recv_src_rank;  ///< [rows]
   std::vector<std::int64_t> n_tokens_to_rank;    ///< [R] rows that this rank has sent to each rank
   std::vector<std::int64_t> n_tokens_from_rank;  ///< [R] rows that this rank has received from each rank
+  std::uint64_t call = 0;                        ///< call number of the dispatch; 0: it has delivered nothing
 };
 
 /// What combine takes: the experts' outputs in the order of recv_x, with K > 1 the sum over this rank's
@@ -54,22 +55,27 @@ struct CombineInput {
 /// @throws TimeoutError, PeerLostError  final for the group
 class Exchange {
  public:
-  /// Uses experts, top_k, hidden, max_tokens, backend, engine, placement, deadline and format of `config`.
-  /// The format is the type of tokens, rows and results. Layout, capacity and reduction are those of nvFuser.
-  /// @throws UnsupportedError  the backend cuda, whose arrays are in device memory: use Python's
-  /// ferry.nvfuser
-  /// @throws UsageError  a format other than bf16, fp16 and fp32, or as ferry::Exchange
+  /// Uses experts, top_k, hidden, max_tokens, backend, engine, hops, window, placement, deadline and format
+  /// of `config`. The format is the type of tokens, rows and results. nvFuser's calls decide all else.
+  /// @throws UnsupportedError  device memory (use Python's ferry.nvfuser), experts in slices
+  /// @throws UsageError  a format other than bf16, fp16 and fp32, another setting that is not its default, or
+  /// as ferry::Exchange
   Exchange(const Rank& rank, const Config& config);
   ~Exchange();
 
   /// Sends every token to the ranks of its experts, `ids` [N, K]; -1 masks a slot.
   DispatchResult dispatch(const Tokens& tokens, const Ids& ids);
 
+  /// Local. The result of the last dispatch, also if that has delivered its rows and thrown, as for ids out
+  /// of range.
+  DispatchResult last_dispatch_result() const;
+
   /// Local. In place of dispatch(): ends the peers' dispatch with this error. For bindings.
   void refuse_dispatch(const Error& error) noexcept;
 
   /// Writes `result` [N, H], dense, of the exchange's type: each token's rows added in fp32 from +0 in rank
-  /// order and rounded once; zeros for a token without rows. `tokens` is N of the dispatch.
+  /// order and rounded once, NaN as docs/contract.md says; zeros for a token without rows. `tokens` is N of
+  /// the dispatch.
   void combine(const CombineInput& input, std::int64_t tokens, void* result);
 
  private:

@@ -11,9 +11,11 @@ Arrays are of NumPy or PyTorch, on the backend's memory. Results are new arrays.
 
 from __future__ import annotations
 
+import operator
 from typing import Any, NamedTuple
 
 import ferry
+from ferry._call_shapes import delivered_call, in_words, refusing_construction
 from ferry.deep_ep._arrays import arrays_of
 
 __all__ = ["DispatchResult", "Exchange"]
@@ -21,6 +23,13 @@ __all__ = ["DispatchResult", "Exchange"]
 _TYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 _MOST_ROWS = 1 << 24  # the largest max_tokens of a ferry.Exchange
 _TEXT_BYTES = 512  # of a rank's refusal, as the ranks gather it
+
+# What Ferry's messages call the arguments, and what they are called here. A combine returns its rows in a dispatch.
+_DISPATCH_WORDS = (("tokens: ", "x: "), ("tokens[", "x["), ("tokens is an array of", "x is an array of"), ("ids: ", "topk_idx: "),
+                   ("ids is ", "topk_idx is "), (", or choose the format ", ", or construct the exchange with dtype = "),
+                   ("format ", "dtype "))
+_COMBINE_WORDS = (("dispatch: ", "combine: "), ("refused dispatch ", "refused combine "), ("tokens: ", "rows: "),
+                  ("tokens is an array of", "rows is an array of"), ("ids: ", "recv_src_rank: "), ("weights: ", "recv_src_idx: "))
 
 
 class DispatchResult(NamedTuple):
@@ -61,14 +70,16 @@ class Exchange:
         deadline: float = 30.0,
     ):
         """`dtype`: type of tokens, rows and results: 'bf16', 'fp16' or 'fp32'. The rest as in ferry.Config."""
-        if dtype not in _TYPES:
-            raise ferry.UsageError(f"dtype: {dtype!r} is not one of {', '.join(_TYPES)}")
         self._rank = group if isinstance(group, ferry.Rank) else group.join()
-        self._type, self._top_k, self._hidden, self._max_tokens = _TYPES[dtype], top_k, hidden, max_tokens
         ranks = self._rank.size
-        if ranks * max_tokens > _MOST_ROWS:
-            raise ferry.UsageError(
-                f"nvfuser: max_tokens = {max_tokens} in a group of size {ranks}, must be at most {_MOST_ROWS // ranks}")
+        with refusing_construction(self._rank):
+            if dtype not in _TYPES:
+                raise ferry.UsageError(f"dtype: {dtype!r} is not one of {', '.join(_TYPES)}")
+            if ranks * max_tokens > _MOST_ROWS:
+                raise ferry.UsageError(
+                    f"nvfuser: max_tokens = {max_tokens} in a group of size {ranks}, must be at most {_MOST_ROWS // ranks}")
+        self._dtype, self._type = dtype, _TYPES[dtype]
+        self._top_k, self._hidden, self._max_tokens = top_k, hidden, max_tokens
         common: Any = {"hidden": hidden, "format": dtype, "combine_type": dtype, "deadline": deadline}
         if backend is not None:
             common["backend"] = backend
@@ -85,12 +96,24 @@ class Exchange:
         """Sends x [N, H] to the ranks of its experts, topk_idx [N, K]; -1 masks a slot. With top_k = 1 also [N]."""
         if self._top_k == 1 and getattr(topk_idx, "ndim", None) == 1:
             topk_idx = topk_idx.reshape(-1, 1)
-        rows = self._there.dispatch(x, topk_idx)
-        total = rows.wait_total()
-        self._there.synchronize()
-        self._there.check()
-        self._tokens = len(x)
-        arrays, rank = arrays_of(x), self._rank.index
+        before = delivered_call(self._there)
+        with in_words(_DISPATCH_WORDS):
+            try:
+                rows = self._there.dispatch(x, topk_idx, format=self._dtype)
+                rows.wait_total()
+                self._there.synchronize()
+                self._there.check()
+            finally:  # a dispatch that raises may have delivered its rows
+                if delivered_call(self._there) not in (0, before):
+                    self._tokens = len(x)
+        return self._result_of(rows)
+
+    def last_dispatch_result(self) -> DispatchResult:
+        """The result of the last dispatch, also if that has delivered its rows and raised, as for ids out of range."""
+        return self._result_of(self._there.last_dispatch_result())
+
+    def _result_of(self, rows: ferry.DispatchResult) -> DispatchResult:
+        total, arrays, rank = rows.wait_total(), arrays_of(rows.data), self._rank.index
 
         def int64(array: Any) -> Any:
             return arrays.copy(arrays.to(array, "int64"))
@@ -99,7 +122,7 @@ class Exchange:
         if self._top_k == 1:
             experts, counts = arrays.on_host(rows.group_expert).tolist(), arrays.on_host(rows.counts).tolist()
             ids = [expert for expert, count in zip(experts, counts) for _ in range(count)]
-            topk = arrays.from_list(ids, "int64", x)
+            topk = arrays.from_list(ids, "int64", rows.data)
         else:
             topk = int64(rows.local_ids[:total])
         return DispatchResult(
@@ -130,7 +153,7 @@ class Exchange:
         try:
             given = (recv_src_idx, recv_src_rank, n_tokens_to_rank, n_tokens_from_rank)
             to_rank, from_rank = self._checked(rows, *given, tokens)
-            numbers = [int(tokens), *to_rank, *from_rank]
+            numbers = [operator.index(tokens), *to_rank, *from_rank]
         except Exception as error:  # a rank that raised alone would leave its peers waiting
             fault = str(error) or repr(error)
         self._check_counts(self._agree(fault, numbers))
@@ -138,21 +161,28 @@ class Exchange:
         arrays = arrays_of(rows)
         rows = arrays.contiguous(rows)
         index = arrays.contiguous(arrays.to(recv_src_idx, "int32")).view(arrays.type("float32")).reshape(-1, 1)
-        back = self._back.dispatch(rows, recv_src_rank.reshape(-1, 1), index)
-        total = back.wait_total()
-        self._back.synchronize()
+        with in_words(_COMBINE_WORDS):
+            back = self._back.dispatch(rows, recv_src_rank.reshape(-1, 1), index)
+            total = back.wait_total()
+            self._back.synchronize()
         index = arrays.to(arrays.contiguous(back.weight[:total]).view(arrays.type("int32")), "int64")
         self._agree(self._fault_of(arrays.on_host(index).tolist(), numbers[1 : 1 + ranks], tokens), [])
 
         sums = arrays.full((tokens, self._hidden), 0, "float32", rows)
         first = 0
-        for count in numbers[1 : 1 + ranks]:  # a rank's rows are of different tokens: the order of additions is fixed
-            sums[index[first : first + count]] += arrays.to(back.data[first : first + count], "float32")
-            first += count
-        return arrays.to(sums, self._type)
+        with arrays.quietly():
+            for count in numbers[1 : 1 + ranks]:  # a rank's rows are of different tokens: the order of additions is fixed
+                sums[index[first : first + count]] += arrays.to(back.data[first : first + count], "float32")
+                first += count
+            result = arrays.to(sums, self._type)
+            # The NaN of the contract, whatever the framework's sums and rounding make of payloads.
+            bits = result.view(arrays.type("int32" if self._type == "float32" else "int16"))
+            return arrays.where(result == result, bits, 0x7FFFFFFF if self._type == "float32" else 0x7FFF).view(result.dtype)
 
     def _checked(self, rows: Any, src_idx: Any, src_rank: Any, to_rank: Any, from_rank: Any, tokens: int) -> Any:
         ranks, arrays = self._rank.size, arrays_of(rows)
+        if not hasattr(tokens, "__index__"):
+            raise ferry.UsageError(f"tokens: a {type(tokens).__name__}, must be an int")
         if not 0 <= tokens <= self._max_tokens:
             raise ferry.UsageError(f"tokens = {tokens}, must be 0 to max_tokens = {self._max_tokens}")
         count = len(rows) if getattr(rows, "ndim", 0) else 0

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <span>
+#include <utility>
 
 #include "capi/boundary.hpp"
 #include "capi/convert.hpp"
@@ -19,6 +20,21 @@ struct ferry_nvfuser_exchange {
 
 namespace ferry::capi {
 namespace {
+
+void write_result(ferry_nvfuser_exchange& handle, nvfuser::DispatchResult last,
+                  ferry_nvfuser_dispatch_result* result) {
+  handle.received = std::move(last);
+  const nvfuser::DispatchResult& received = handle.received;
+  ferry_nvfuser_dispatch_result c{};
+  c.recv_x = received.recv_x;
+  c.recv_topk_idx = received.recv_topk_idx.data();
+  c.recv_src_idx = received.recv_src_idx.data();
+  c.recv_src_rank = received.recv_src_rank.data();
+  c.n_tokens_to_rank = received.n_tokens_to_rank.data();
+  c.n_tokens_from_rank = received.n_tokens_from_rank.data();
+  c.rows = static_cast<std::int64_t>(received.recv_src_idx.size());
+  write_sized(result, c, "ferry_nvfuser_dispatch_result");
+}
 
 // Empty without an array: the call then refuses its length on every rank.
 std::span<const std::int64_t> values_of(const std::int64_t* first, std::int64_t count) {
@@ -60,17 +76,14 @@ ferry_status ferry_nvfuser_dispatch(ferry_nvfuser_exchange* handle,
       exchange.refuse_dispatch(error);
       throw;
     }
-    handle->received = exchange.dispatch(tokens, ids);
-    const nvfuser::DispatchResult& received = handle->received;
-    ferry_nvfuser_dispatch_result c{};
-    c.recv_x = received.recv_x;
-    c.recv_topk_idx = received.recv_topk_idx.data();
-    c.recv_src_idx = received.recv_src_idx.data();
-    c.recv_src_rank = received.recv_src_rank.data();
-    c.n_tokens_to_rank = received.n_tokens_to_rank.data();
-    c.n_tokens_from_rank = received.n_tokens_from_rank.data();
-    c.rows = static_cast<std::int64_t>(received.recv_src_idx.size());
-    write_sized(args.result, c, "ferry_nvfuser_dispatch_result");
+    try {
+      write_result(*handle, exchange.dispatch(tokens, ids), args.result);
+    } catch (const Error&) {  // such as ids out of range, of a dispatch that has delivered its rows
+      nvfuser::DispatchResult last = exchange.last_dispatch_result();
+      if (last.call != 0 && last.call != handle->received.call)
+        write_result(*handle, std::move(last), args.result);
+      throw;
+    }
   });
 }
 

@@ -5,10 +5,12 @@
 #include <utility>
 
 #include "base/text.hpp"
+#include "exchange/configuration.hpp"
 #include "ferry/error.hpp"
 #include "ferry/nvfuser.hpp"
 #include "format/bf16.hpp"
 #include "format/fp16.hpp"
+#include "nvfuser/words.hpp"
 
 namespace ferry::nvfuser {
 namespace {
@@ -19,12 +21,40 @@ constexpr std::int64_t kMostRows = 1 << 24;  // the largest max_tokens of a ferr
 constexpr std::size_t kTextBytes = 512;      // of a rank's refusal, as the ranks gather it
 
 DType type_of(const Config& config) {
-  if (has_kernels(config.backend))
+  if (has_kernels(config.backend) || chosen_memory(config) == MemoryKind::device)
     throw UnsupportedError("nvfuser: arrays are in host memory; for GPUs use Python's ferry.nvfuser");
   const std::optional<DType> type = config.format.value_type();
   if (!type)
     throw UsageError(str("nvfuser: format ", to_string(config.format), ", must be bf16, fp16 or fp32"));
   return *type;
+}
+
+// Refuses settings that nvFuser's calls decide or do not have: they would be without effect.
+void check_other_settings(const Config& config) {
+  if (config.placement.tp() > 1)
+    throw UnsupportedError("nvfuser: experts in slices are not supported: use ferry::Exchange");
+  const Config defaults;
+  const DType type = config.combine_type == defaults.combine_type ? defaults.combine_type : type_of(config);
+  const std::pair<const char*, bool> set[] = {
+      {"shared_experts", config.shared_experts != defaults.shared_experts},
+      {"input", config.input != defaults.input},
+      {"shared_split", config.shared_split != defaults.shared_split},
+      {"transfer", config.transfer != defaults.transfer},
+      {"layout", config.layout != defaults.layout},
+      {"alignment", config.alignment != defaults.alignment},
+      {"capacity", config.capacity != defaults.capacity},
+      {"repeats", config.repeats != defaults.repeats},
+      {"zero_padding", config.zero_padding != defaults.zero_padding},
+      {"combine_type other than the format", config.combine_type != type},
+      {"reduction", config.reduction != defaults.reduction},
+      {"reduction_level", config.reduction_level != defaults.reduction_level},
+      {"lanes", config.lanes != defaults.lanes},
+      {"own_receive_buffers", config.own_receive_buffers != defaults.own_receive_buffers},
+      {"check_calls (in C manual_check)", config.check_calls != defaults.check_calls}};
+  for (const auto& [name, is_set] : set) {
+    if (is_set)
+      throw UsageError(str("nvfuser: ", name, ": leave it at its default, which nvFuser's calls need"));
+  }
 }
 
 Config dispatch_config(const Config& config) {
@@ -34,6 +64,8 @@ Config dispatch_config(const Config& config) {
           .max_tokens = config.max_tokens,
           .backend = config.backend,
           .engine = config.engine,
+          .hops = config.hops,
+          .window = config.window,
           .placement = config.placement,
           .layout = config.top_k == 1 ? Layout::expert_major : Layout::rank_major,
           .format = config.format,
@@ -53,10 +85,28 @@ Config return_config(const Config& config, int ranks) {
           .max_tokens = ranks * config.max_tokens,
           .backend = config.backend,
           .engine = config.engine,
+          .hops = config.hops,
+          .window = config.window,
           .capacity = static_cast<std::int64_t>(std::min(config.top_k, ranks)) * config.max_tokens,
           .format = config.format,
           .combine_type = type_of(config),
           .deadline = config.deadline};
+}
+
+// The configurations of both directions. Collective: if this rank refuses its own, the peers' construction
+// ends too.
+struct Configs {
+  Config there, back;
+};
+
+Configs configs_or_refuse(const Rank& rank, const Config& config) {
+  try {
+    check_other_settings(config);
+    return {dispatch_config(config), return_config(config, rank.size())};
+  } catch (const Error& error) {
+    refuse_configuration(rank, error);
+    throw;
+  }
 }
 
 float value_at(const std::byte* row, std::int64_t column, DType type) {
@@ -72,6 +122,7 @@ float value_at(const std::byte* row, std::int64_t column, DType type) {
 
 void store(float value, std::byte* row, std::int64_t column, DType type) {
   if (type == DType::fp32) {
+    value = canonical(value);
     std::memcpy(row + column * 4, &value, 4);
     return;
   }
@@ -96,13 +147,14 @@ void check_values(const char* name, std::span<const std::int64_t> values, std::i
 }  // namespace
 
 struct Exchange::State {
-  State(const Rank& own, const Config& config)
+  State(const Rank& own, const Configs& configs)
       : rank(own),
         ranks(static_cast<std::size_t>(own.size())),
-        type(type_of(config)),
-        there(own, dispatch_config(config)),
-        back(own, return_config(config, own.size())) {}
+        type(configs.there.combine_type),
+        there(own, configs.there),
+        back(own, configs.back) {}
 
+  DispatchResult result_of(const ferry::DispatchResult& rows) const;
   void check_input(const CombineInput& input, std::int64_t tokens, const void* result) const;
   std::vector<Numbers> agree(const std::string& fault, const Numbers& numbers) const;
   void check_counts(const std::vector<Numbers>& gathered) const;
@@ -117,14 +169,24 @@ struct Exchange::State {
   ferry::Exchange there, back;
 };
 
-Exchange::Exchange(const Rank& rank, const Config& config) : state_(std::make_unique<State>(rank, config)) {}
+Exchange::Exchange(const Rank& rank, const Config& config)
+    : state_(std::make_unique<State>(rank, configs_or_refuse(rank, config))) {}
 Exchange::~Exchange() = default;
 
 DispatchResult Exchange::dispatch(const Tokens& tokens, const Ids& ids) {
-  const ferry::DispatchResult rows = state_->there.dispatch(tokens, ids);
-  const int top_k = state_->there.config().top_k, me = state_->rank.index();
+  return state_->result_of(in_words(kDispatchWords, [&] { return state_->there.dispatch(tokens, ids); }));
+}
+
+DispatchResult Exchange::last_dispatch_result() const {
+  return state_->result_of(state_->there.last_dispatch_result());
+}
+
+DispatchResult Exchange::State::result_of(const ferry::DispatchResult& rows) const {
+  const int top_k = there.config().top_k, me = rank.index();
   DispatchResult received;
+  if (rows.total == nullptr) return received;
   received.recv_x = rows.data;
+  received.call = rows.call;
   for (std::int64_t row = 0; row < *rows.total; ++row) {
     received.recv_src_idx.push_back(rows.source[row].token);
     received.recv_src_rank.push_back(rows.source[row].rank);
@@ -137,9 +199,9 @@ DispatchResult Exchange::dispatch(const Tokens& tokens, const Ids& ids) {
     received.recv_topk_idx.assign(rows.local_ids, rows.local_ids + *rows.total * top_k);
   }
   const std::span<const std::int32_t> between = rows.plan.tokens_between();
-  for (std::size_t peer = 0; peer < state_->ranks; ++peer) {
-    received.n_tokens_to_rank.push_back(between[me * state_->ranks + peer]);
-    received.n_tokens_from_rank.push_back(between[peer * state_->ranks + me]);
+  for (std::size_t peer = 0; peer < ranks; ++peer) {
+    received.n_tokens_to_rank.push_back(between[me * ranks + peer]);
+    received.n_tokens_from_rank.push_back(between[peer * ranks + me]);
   }
   return received;
 }
@@ -168,9 +230,10 @@ void Exchange::combine(const CombineInput& input, std::int64_t tokens, void* res
   for (const std::int64_t token : input.recv_src_idx)
     index.push_back(std::bit_cast<float>(static_cast<std::int32_t>(token)));
   const auto count = static_cast<std::int64_t>(input.recv_src_idx.size());
-  const ferry::DispatchResult rows =
-      state_->back.dispatch(Tokens::rows(input.rows, count, state.type), input.recv_src_rank.data(),
-                            index.data(), {.weighted = true});
+  const ferry::DispatchResult rows = in_words(kCombineWords, [&] {
+    return state_->back.dispatch(Tokens::rows(input.rows, count, state.type), input.recv_src_rank.data(),
+                                 index.data(), {.weighted = true});
+  });
   std::vector<std::int32_t> returned(static_cast<std::size_t>(*rows.total));
   for (std::size_t row = 0; row < returned.size(); ++row)
     returned[row] = std::bit_cast<std::int32_t>(rows.weight[row]);

@@ -1,4 +1,5 @@
 // The call shapes of nvFuser through the C interface: its own case, and what is refused.
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -73,6 +74,21 @@ TEST(NvfuserInC, ItsOwnCase) {
     EXPECT_EQ(values(got.n_tokens_from_rank, 2), first ? Numbers({1, 1}) : Numbers({3, 3}));
     const auto args = step.combine_args();
     ASSERT_EQ(ferry_nvfuser_combine(exchange.get(), &args), FERRY_OK) << ferry_last_error();
+    EXPECT_EQ(step.result, step.x);
+  });
+}
+
+TEST(NvfuserInC, AResultIsFilledThoughAnIdIsOutOfRange) {
+  run_threads(2, [](ferry_rank* rank) {
+    const NvfuserHandle exchange = make_nvfuser(rank);
+    const bool first = ferry_rank_index(rank) == 0;
+    NvfuserStep step(ferry_rank_index(rank));
+    if (first) step.ids[1] = 4;
+    EXPECT_EQ(ferry_nvfuser_dispatch(exchange.get(), &step.dispatch), first ? FERRY_USAGE : FERRY_OK);
+    EXPECT_EQ(step.received.rows, first ? 2 : 5);
+    const auto args = step.combine_args();
+    ASSERT_EQ(ferry_nvfuser_combine(exchange.get(), &args), FERRY_OK) << ferry_last_error();
+    if (first) std::fill_n(step.x.begin() + 4, 4, 0.0f);
     EXPECT_EQ(step.result, step.x);
   });
 }

@@ -168,6 +168,65 @@ TEST(Nvfuser, SumsOfBf16AreRoundedOnce) {
   });
 }
 
+// Sums are arithmetic: every NaN is the one of the contract, of one row and of several.
+TEST(Nvfuser, NanPayloadsAreNotKept) {
+  std::mt19937_64 random(seed());
+  for (const int top_k : {1, 2}) {
+    for (const Format& format : {Format::bf16(), Format::fp16(), Format::fp32()}) {
+      const DType type = *format.value_type();
+      const std::uint32_t infinity = type == DType::fp32 ? 0x7F800000 : type == DType::fp16 ? 0x7C00 : 0x7F80;
+      const std::uint32_t expected = type == DType::fp32 ? 0x7FFFFFFF : 0x7FFF,
+                          payloads = expected - infinity;
+      std::vector<std::uint32_t> nans;
+      for (int column = 0; column < 8; ++column) {
+        const std::uint32_t sign = random() % 2 ? expected + 1 : 0;
+        nans.push_back(sign | infinity | (1 + static_cast<std::uint32_t>(random()) % payloads));
+      }
+      std::vector<std::uint16_t> half(nans.begin(), nans.end());
+      half.insert(half.end(), half.begin(), half.end());
+      std::vector<std::uint32_t> full = nans;
+      full.insert(full.end(), nans.begin(), nans.end());
+      const void* const rows = type == DType::fp32 ? static_cast<const void*>(full.data()) : half.data();
+      Group::threads(2).run([&](const Rank& rank) {
+        nvfuser::Exchange exchange(
+            rank, {.experts = 2, .top_k = top_k, .hidden = 8, .max_tokens = 1, .format = format});
+        const std::vector<std::int32_t> ids = {0, 1};
+        const auto received = exchange.dispatch(Tokens::rows(rows, 1, type), ids.data());
+        std::vector<std::uint32_t> result(8);
+        exchange.combine({rows, received}, 1, result.data());
+        for (int column = 0; column < 8; ++column) {
+          const std::uint32_t got = type == DType::fp32
+                                        ? result[column]
+                                        : reinterpret_cast<const std::uint16_t*>(result.data())[column];
+          EXPECT_EQ(got, expected) << to_string(format) << ", top_k " << top_k;
+        }
+      });
+    }
+  }
+}
+
+TEST(Nvfuser, AnIdOutOfRangeIsReportedAndItsResultIsThere) {
+  Group::threads(2).run([](const Rank& rank) {
+    nvfuser::Exchange exchange(rank, case_config());
+    EXPECT_EQ(exchange.last_dispatch_result().call, 0u);
+    const std::vector<float> tokens = case_tokens(rank.index());
+    const bool first = rank.index() == 0;
+    const std::vector<std::int32_t> ids = {0, first ? 4 : 2, 3, 2};
+    const auto dispatch = [&] { exchange.dispatch(Tokens::rows(tokens.data(), 4, DType::fp32), ids.data()); };
+    if (first) {
+      EXPECT_THROW(dispatch(), BadIdError);
+    } else {
+      dispatch();
+    }
+    const nvfuser::DispatchResult received = exchange.last_dispatch_result();
+    EXPECT_EQ(received.n_tokens_to_rank, first ? Integers({1, 2}) : Integers({1, 3}));
+    std::vector<float> result(16, -1), expected = tokens;
+    if (first) std::fill_n(expected.begin() + kHidden, kHidden, 0.0f);
+    exchange.combine({received.recv_x, received}, 4, result.data());
+    EXPECT_EQ(result, expected);
+  });
+}
+
 void expect_refusal(const std::function<void()>& call, const std::string& text) {
   try {
     call();
@@ -223,14 +282,57 @@ TEST(Nvfuser, BadInputIsRefusedOnEveryRank) {
   });
 }
 
+// On every rank, also where only one has the mistake.
 TEST(Nvfuser, UnsuitableConfigurationsAreRefused) {
-  Group::threads(1).run([](const Rank& rank) {
+  using Setting = std::function<void(Config&)>;
+  const std::pair<std::string, Setting> changes[] = {
+      {"nvfuser: format fp8, must be bf16, fp16 or fp32", [](Config& c) { c.format = Format::fp8_e4m3(); }},
+      {"nvfuser: max_tokens = 8388609 on 2 ranks, must be at most 8388608",
+       [](Config& c) { c.max_tokens = (1 << 23) + 1; }},
+      {"nvfuser: shared_experts: leave it", [](Config& c) { c.shared_experts = 1; }},
+      {"nvfuser: layout: leave it", [](Config& c) { c.layout = Layout::rank_major; }},
+      {"nvfuser: alignment: leave it", [](Config& c) { c.alignment = 4; }},
+      {"nvfuser: capacity: leave it", [](Config& c) { c.capacity = 8; }},
+      {"nvfuser: repeats: leave it", [](Config& c) { c.repeats = true; }},
+      {"nvfuser: zero_padding: leave it", [](Config& c) { c.zero_padding = true; }},
+      {"nvfuser: combine_type other than the format: leave it",
+       [](Config& c) { c.combine_type = DType::fp16; }},
+      {"nvfuser: reduction: leave it", [](Config& c) { c.reduction = Reduction::exact; }},
+      {"nvfuser: lanes: leave it", [](Config& c) { c.lanes = 2; }},
+      {"nvfuser: input: leave it", [](Config& c) { c.input = Input::replicated; }},
+      {"nvfuser: transfer: leave it", [](Config& c) { c.transfer = Transfer::gather; }},
+      {"nvfuser: check_calls (in C manual_check): leave it", [](Config& c) { c.check_calls = false; }},
+  };
+  Group::threads(2).run([&](const Rank& rank) {
+    for (const auto& [error, apply] : changes) {
+      Config config = case_config();
+      if (rank.index() == 1) apply(config);
+      expect_refusal([&] { const nvfuser::Exchange exchange(rank, config); }, error);
+    }
     Config config = case_config();
-    config.format = Format::fp8_e4m3();
-    expect_refusal([&] { const nvfuser::Exchange exchange(rank, config); },
-                   "nvfuser: format fp8, must be bf16, fp16 or fp32");
+    config.placement = Placement::ep_tp(4, 1, 2);
+    EXPECT_THROW(nvfuser::Exchange(rank, config), UnsupportedError);
+    config = case_config();
     config.backend = BackendKind::cuda;
     EXPECT_THROW(nvfuser::Exchange(rank, config), UnsupportedError);
+    config.backend = BackendKind::collective;
+    config.memory = MemoryKind::device;
+    EXPECT_THROW(nvfuser::Exchange(rank, config), UnsupportedError);
+  });
+}
+
+// Errors name nvFuser's arguments and remedies that it has.
+TEST(Nvfuser, ErrorsSpeakOfItsArguments) {
+  Group::threads(2).run([](const Rank& rank) {
+    nvfuser::Exchange exchange(rank, case_config());
+    const std::vector<float> tokens = case_tokens(rank.index());
+    const DType type = rank.index() == 1 ? DType::fp16 : DType::fp32;
+    expect_refusal([&] { exchange.dispatch(Tokens::rows(tokens.data(), 4, type), kCaseIds.data()); },
+                   "convert the tokens to fp32, or construct the exchange with format = fp16");
+    const nvfuser::DispatchResult received = dispatch_case(exchange, tokens);
+    std::vector<float> result(16), rows(32);
+    const float* const given = rank.index() == 1 ? rows.data() + 1 : rows.data();
+    expect_refusal([&] { exchange.combine({given, received}, 4, result.data()); }, "rows: address ");
   });
 }
 

@@ -18,9 +18,10 @@ extern "C" {
 /// when this rank's result is complete.
 typedef struct ferry_nvfuser_exchange ferry_nvfuser_exchange;
 
-/// Collective. Uses experts, top_k, hidden, max_tokens, backend, engine, the placement, deadline and format
-/// of `config`; the format, FERRY_FORMAT_BF16, FP16 or FP32, is the type of tokens, rows and results.
-/// FERRY_UNSUPPORTED: the backend cuda.
+/// Collective. Uses experts, top_k, hidden, max_tokens, backend, engine, hops, window, the placement,
+/// deadline and format of `config`; the format, FERRY_FORMAT_BF16, FP16 or FP32, is the type of tokens, rows
+/// and results. FERRY_USAGE: any other field that is set. FERRY_UNSUPPORTED: device memory, experts in
+/// slices.
 ferry_status ferry_nvfuser_exchange_create(const ferry_rank* rank, const ferry_config* config,
                                            ferry_nvfuser_exchange** exchange);
 /// Local. NULL is allowed.
@@ -43,9 +44,9 @@ typedef struct ferry_nvfuser_dispatch_result {
 typedef struct ferry_nvfuser_dispatch_args {
   size_t size;
   ferry_tokens tokens;
-  const void* ids;  ///< [N, K] expert ids, dense; -1 masks a slot
-  int32_t id_type;  ///< FERRY_INT32, FERRY_INT64
-  ferry_nvfuser_dispatch_result* result;
+  const void* ids;                        ///< [N, K] expert ids, dense; -1 masks a slot
+  int32_t id_type;                        ///< FERRY_INT32, FERRY_INT64
+  ferry_nvfuser_dispatch_result* result;  ///< also filled when ids out of range are reported
 } ferry_nvfuser_dispatch_args;
 
 /// Sends every token to the ranks of its experts.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 
 
@@ -75,6 +76,10 @@ class NumpyArrays:
     def on_host(self, array):
         return array
 
+    def quietly(self):
+        """Within it arithmetic of NaN and of values out of range gives no warnings."""
+        return self.numpy.errstate(all="ignore")
+
 
 class TorchArrays:
     """PyTorch tensors, on the device of the tensor `like`. Only from_list and on_host wait for the device."""
@@ -142,6 +147,9 @@ class TorchArrays:
 
     def on_host(self, array):
         return array.cpu()
+
+    def quietly(self):
+        return contextlib.nullcontext()
 
 
 @functools.cache

@@ -1,5 +1,7 @@
 """ferry.nvfuser: nvFuser's call shapes, with NumPy arrays and ranks as threads."""
 
+import re
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -47,6 +49,81 @@ def test_random_ids_agree_with_loops(rng, ranks, top_k):
                 assert same(y, expected_combine(step, rank.index))
 
         ferry.Group.threads(ranks).run(body)
+
+
+# Sums are arithmetic: every NaN is the one of the contract, and none gives a warning.
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("top_k", [1, 2])
+@pytest.mark.parametrize("name", FORMATS)
+def test_nan_payloads_are_not_kept(rng, name, top_k):
+    dtype, bits = FORMATS[name], np.uint32 if name == "fp32" else np.uint16
+    infinity = {"bf16": 0x7F80, "fp16": 0x7C00, "fp32": 0x7F800000}[name]
+    nan = 0x7FFFFFFF if name == "fp32" else 0x7FFF
+    rows = (infinity + rng.integers(1, nan - infinity, (2, 24)) + (nan + 1) * rng.integers(0, 2, (2, 24))).astype(bits).view(dtype)
+    largest = np.finfo(dtype).max if name != "bf16" else ml_dtypes.finfo(dtype).max
+    rows[:, 20:] = largest  # a sum of two is infinite
+    rows[:, 23] = np.array(infinity, bits).view(dtype) * np.array([1, -1], dtype)  # a sum of both is NaN
+
+    def body(rank):
+        exchange = ferry.nvfuser.Exchange(rank, experts=2, top_k=top_k, hidden=24, max_tokens=1, dtype=name)
+        received = exchange.dispatch(rows[:1], np.array([[0, 1][:top_k]]))
+        outputs = np.concatenate([rows[rank.index][None]] * len(received.recv_x)) if len(received.recv_x) else rows[:0]
+        y = exchange.combine(outputs, *received[2:])
+        assert y.dtype == dtype
+        got = y.view(bits)[0].tolist()
+        last = [int(rows[0].view(bits)[20])] * 3 + [infinity] if top_k == 1 else [infinity] * 3 + [nan]
+        assert got == [nan] * 20 + last
+
+    ferry.Group.threads(2).run(body)
+
+
+def test_an_id_out_of_range_is_reported_and_its_result_is_there():
+    def body(rank):
+        exchange, x = case_exchange(rank), case_tokens(rank.index)
+        exchange.dispatch(x[:1], CASE_IDS[:1])
+        ids = np.array([0, 2 if rank.index else 4, 3, 2])
+        if rank.index == 0:
+            with pytest.raises(ferry.BadIdError):
+                exchange.dispatch(x, ids)
+        else:
+            exchange.dispatch(x, ids)
+        received = exchange.last_dispatch_result()
+        assert received.n_tokens_to_rank.tolist() == [1, 2 + rank.index]
+        expected = x * np.array([[1], [rank.index], [1], [1]], np.float32)
+        assert same(exchange.combine(received.recv_x, *received[2:]), expected)
+
+    ferry.Group.threads(2).run(body)
+
+
+# A wrong argument of rank 1's dispatch, and what every rank must be told.
+SPOKEN = {
+    "another type": ({"x": np.ones((4, 4), np.float64)}, "x: expected .* got float64"),
+    "a type that is not the exchange's": ({"x": np.ones((4, 4), np.float16)}, "or construct the exchange with dtype = fp16"),
+    "another width": ({"x": np.ones((4, 3), np.float32)}, "x: expected rows of 4 columns"),
+    "several arrays": ({"x": (np.ones((4, 4), np.float32),)}, "x: expected one array for dtype fp32"),
+    "no array": ({"x": None}, "x: "),
+    "too many tokens": ({"x": np.ones((5, 4), np.float32), "topk_idx": np.zeros(5, np.int64)}, "5 tokens on rank 1, max_tokens is 4"),
+    "ids of another type": ({"topk_idx": np.zeros(4, np.int16)}, "topk_idx: expected int32 or int64"),
+    "ids of another shape": ({"topk_idx": np.zeros((4, 2), np.int64)}, "topk_idx: expected an array of shape"),
+    "no ids": ({"topk_idx": None}, "topk_idx: "),
+}
+
+
+@pytest.mark.parametrize("name", SPOKEN)
+def test_errors_of_dispatch_speak_of_its_arguments(name):
+    change, pattern = SPOKEN[name]
+
+    def body(rank):
+        exchange, x = case_exchange(rank), case_tokens(rank.index)
+        with pytest.raises(ferry.UsageError, match=pattern) as caught:
+            exchange.dispatch(**({"x": x, "topk_idx": CASE_IDS} | (change if rank.index else {})))
+        assert not re.search(r"\b(tokens|ids|format)(: |\[)|choose the", str(caught.value))
+        received = exchange.dispatch(x, CASE_IDS)
+        unaligned = np.zeros(6 * 4 + 1, np.float32)[1:].reshape(6, 4) if rank.index else received.recv_x
+        with pytest.raises(ferry.UsageError, match="rows: address .* on rank 1 is not a multiple of 16"):
+            exchange.combine(unaligned, *received[2:])
+
+    ferry.Group.threads(2).run(body)
 
 
 def test_combine_of_an_earlier_dispatch(rng):
@@ -107,6 +184,7 @@ def test_a_number_of_tokens_that_does_not_fit_is_refused_on_every_rank():
         exchange, x = case_exchange(rank), case_tokens(rank.index)
         received = exchange.dispatch(x, np.array([0, -1, -1, 2]))
         for tokens, pattern in ((5, "rank 1: tokens = 5, must be 0 to max_tokens = 4"),
+                                (3.5, "rank 1: tokens: a float, must be an int"),
                                 (1, "rank 1 adds up to 2 rows, its tokens, N = 1, have at most 1; pass tokens"),
                                 (3, "rank 1: rank 1 returned a row of token 3, tokens = 3; check recv_src_idx there or pass tokens")):
             with pytest.raises(ferry.UsageError, match=pattern):
@@ -120,7 +198,7 @@ def test_a_number_of_tokens_that_does_not_fit_is_refused_on_every_rank():
 def test_bad_arguments_of_the_constructor_and_dispatch():
     def body(rank):
         with pytest.raises(ferry.UsageError, match="dtype: 'fp8' is not one of bf16, fp16, fp32"):
-            case_exchange(rank, dtype="fp8")
+            case_exchange(rank, **({"dtype": "fp8"} if rank.index else {}))
         with pytest.raises(ferry.UsageError, match="max_tokens = 8388609 in a group of size 2, must be at most 8388608"):
             case_exchange(rank, max_tokens=(1 << 23) + 1)
         exchange, x = case_exchange(rank), case_tokens(rank.index)

@@ -17,6 +17,17 @@ def exchange_of(device, **settings):
     return ferry.nvfuser.Exchange(ferry.Group.torch(), backend="cuda" if device.type == "cuda" else "cpu", **settings)
 
 
+def check_nan(rank, device, rng):
+    """Whatever the framework's sums make of a NaN."""
+    for name, dtype in (("bf16", torch.bfloat16), ("fp16", torch.float16), ("fp32", torch.float32)):
+        exchange = exchange_of(device, experts=RANKS, top_k=2, hidden=8, max_tokens=1, dtype=name)
+        received = exchange.dispatch(torch.ones((1, 8), dtype=dtype, device=device), torch.tensor([[0, RANKS - 1]], device=device))
+        rows = torch.full_like(received.recv_x, float("nan"))
+        y = exchange.combine(-rows, *received[2:])
+        integers, nan = (torch.int32, 0x7FFFFFFF) if name == "fp32" else (torch.int16, 0x7FFF)
+        assert y.dtype == dtype and set(y.view(integers).flatten().tolist()) == {nan}
+
+
 def check_case(rank, device, rng):
     exchange = exchange_of(device, experts=2 * RANKS, top_k=1, hidden=4, max_tokens=4, dtype="fp32")
     x, ids = tensor(case_tokens(rank), device), tensor(CASE_IDS, device)
@@ -50,3 +61,7 @@ def check_random_ids(rank, device, rng):
 
 def test_random_ids_agree_with_loops(rng):
     run(check_random_ids, rng)
+
+
+def test_nan_payloads_of_tensors_are_not_kept(rng):
+    run(check_nan, rng)

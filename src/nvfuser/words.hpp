@@ -1,0 +1,19 @@
+// The names and remedies of nvFuser's calls in place of those of ferry::Exchange.
+#pragma once
+
+#include "base/reword.hpp"
+
+namespace ferry::nvfuser {
+
+inline constexpr Phrase kDispatchWords[] = {
+    {", or choose the format ", ", or construct the exchange with format = "},
+};
+
+// A combine returns its rows in a dispatch.
+inline constexpr Phrase kCombineWords[] = {
+    {"dispatch: ", "combine: "},  {"refused dispatch ", "refused combine "},
+    {"tokens: ", "rows: "},       {"tokens is an array of", "rows is an array of"},
+    {"ids: ", "recv_src_rank: "}, {"weights: ", "recv_src_idx: "},
+};
+
+}  // namespace ferry::nvfuser
