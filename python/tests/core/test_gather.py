@@ -89,6 +89,18 @@ def test_bad_arguments_end_the_call_of_every_rank_and_write_nothing():
     ferry.Group.threads(3).run(body)
 
 
+def test_counts_in_arrays_are_for_device_memory():
+    def body(rank):
+        exchange, rows, two = exchange_of(rank), np.ones((3, HIDDEN), np.float32), np.array([2], np.int32)
+        for call in (lambda count: exchange.all_gather_v(rows, np.empty_like(rows), count=count),
+                     lambda count: exchange.reduce_scatter_v(rows, rows.copy(), count=count),
+                     lambda count: exchange.dispatch(rows, np.zeros((3, 2), np.int32), count=count)):
+            with pytest.raises(ferry.UnsupportedError, match="count: the exchange has host memory, where .* pass"):
+                call(two)
+
+    ferry.Group.threads(1).run(body)
+
+
 def test_megatrons_metadata():
     def body(rank):
         exchange = exchange_of(rank)
