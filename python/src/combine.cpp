@@ -62,10 +62,9 @@ void read_epilogue(const PyCombineArguments& given, const Config& config, Combin
   if (in.result_array.is_none()) throw UsageError("combine: residual needs outputs");
   const Array& array =
       in.arguments.rows(given.residual, "residual", config.hidden, {element_of(in.result.type)});
-  if (array.shape != Shape{in.plan->tokens, config.hidden}) {
-    throw UsageError(str("residual: expected shape ", shape_text({in.plan->tokens, config.hidden}), ", got ",
-                         shape_text(array.shape)));
-  }
+  const Shape shape{in.plan->result_tokens(), config.hidden};
+  if (array.shape != shape)
+    throw UsageError(str("residual: expected shape ", shape_text(shape), ", got ", shape_text(array.shape)));
   in.options.epilogue.residual = array.data;
   in.options.epilogue.stride = strided_rows(array, "residual").stride;
 }
@@ -194,7 +193,7 @@ nb::object route_values(PyExchange& self, const nb::object& values, const nb::ob
   nb::object row_values;
   call.read_or_refuse({Operation::route_values}, [&] {
     const PyPlan& used = plan_of(plan);
-    from = read_route_values(self, values, "values", used.tokens, arguments);
+    from = read_route_values(self, values, "values", used.result_tokens(), arguments);
     call.set_stream(stream_of(stream, arguments.framework(), call.device()));
     row_values = new_array(arguments.framework(), kFp32, {used.shape.capacity}, call.device());
     to = static_cast<float*>(self.address_of(inspect(row_values, "row_values")));

@@ -84,6 +84,45 @@ def test_plans_are_those_before_the_gather():
     ferry.Group.threads(EP * TP).run(body)
 
 
+# What a call of arrays of the right shapes passes, or does.
+MISSING = {
+    "residual": ("an epilogue", lambda e, x, ids, rows, outputs: e.combine(outputs, rows.plan, residual=np.ones_like(x))),
+    "scale": ("an epilogue", lambda e, x, ids, rows, outputs: e.combine(outputs, rows.plan, scale=2)),
+    "row_values": ("row_values", lambda e, x, ids, rows, outputs: e.combine(
+        outputs, rows.plan, row_values=np.ones(len(outputs), np.float32))),
+    "route_values": ("route_values", lambda e, x, ids, rows, outputs: e.route_values(np.ones(ids.shape, np.float32), rows.plan)),
+    "a dispatch by a plan": ("a dispatch by plan", lambda e, x, ids, rows, outputs: e.dispatch(x, rows.plan)),
+    "dot_rows": ("dot_rows", lambda e, x, ids, rows, outputs: e.dispatch(x, ids, dot_rows=np.ones((e.capacity, HIDDEN), np.float32))),
+    "combine_backward": ("a dispatch by plan", lambda e, x, ids, rows, outputs: e.combine_backward(
+        x, rows.plan, np.ones(ids.shape, np.float32), outputs)),
+    "input_scales": ("input_scales", lambda e, x, ids, rows, outputs: e.dispatch(
+        x, ids, format="fp8", input_scales=np.ones(EXPERTS, np.float32))),
+    "fewer rows": ("memory.rows", lambda e, x, ids, rows, outputs: e.dispatch(
+        x, ids, memory=ferry.ReceiveBuffers(np.empty((40, HIDDEN), np.float32), rows=40))),
+    "scales in columns": ("scales in columns", lambda e, x, ids, rows, outputs: e.dispatch(x, ids, format="fp8-columns")),
+    "phases of dispatch": ("phases", lambda e, x, ids, rows, outputs: e.dispatch_send(x, ids)),
+    "phases of combine": ("phases", lambda e, x, ids, rows, outputs: e.combine_send(outputs, rows.plan)),
+    "dispatch_counts": ("dispatch_counts", lambda e, x, ids, rows, outputs: e.dispatch_counts(ids)),
+}
+
+
+@pytest.mark.parametrize("name", MISSING)
+def test_calls_that_slices_do_not_have_are_refused_by_name(name):
+    what, call = MISSING[name]
+
+    def body(rank):
+        exchange = exchange_for(rank, "cpu", placement=ferry.Placement.ep_tp(EXPERTS, EP, TP))
+        x, ids, weights = inputs_of(rank.index // TP)
+        rows = exchange.dispatch(x, ids)
+        outputs = rows.received_rows().copy()
+        # Peers of a rank that has refused raise what it has.
+        with pytest.raises((ferry.UnsupportedError, ferry.UsageError), match=f"experts in slices .* do not have .*{what}"):
+            call(exchange, x, ids, rows, outputs)
+        assert exchange.combine(outputs, rows.plan).shape == x.shape
+
+    ferry.Group.threads(EP * TP).run(body)
+
+
 def test_what_slices_do_not_have_is_refused_by_name():
     placement = ferry.Placement.ep_tp(EXPERTS, EP, TP)
     with pytest.raises(ferry.UnsupportedError, match="experts in slices .* rank_major"):
