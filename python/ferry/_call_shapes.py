@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from typing import NoReturn
 
 import ferry
 from ferry import _core
@@ -27,6 +28,13 @@ def refusing_construction(group: ferry.Group | ferry.Rank) -> Iterator[None]:
     except ferry.Error as error:
         _core._refuse_construction(group, str(error))
         raise
+
+
+def raise_refusal(text: str, error: BaseException) -> NoReturn:
+    """After this rank has refused a call because of `error`: raises UsageError, or Ctrl-C and its like as they are."""
+    if not isinstance(error, Exception):
+        raise error
+    raise ferry.UsageError(text) from (None if isinstance(error, ferry.Error) else error)
 
 
 def delivered_call(exchange: ferry.Exchange, lane: int = 0) -> int:

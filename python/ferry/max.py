@@ -18,7 +18,7 @@ import numpy as np
 
 import ferry
 from ferry import _core
-from ferry._call_shapes import delivered_call, in_words, refusing_construction
+from ferry._call_shapes import delivered_call, in_words, raise_refusal, refusing_construction
 from ferry._max_device import DeviceLane, typed
 from ferry.deep_ep._arrays import arrays_of
 
@@ -262,10 +262,10 @@ class Exchange:
         kept.combines += 1
         try:
             plan, tags = kept.plan(src_info, row_offsets, counts, topk_ids, lane, input_tokens)
-        except Exception as error:  # a rank that raised alone would leave its peers waiting
-            text = f"ep_combine: rank {self._exchange.rank}: {error or repr(error)}"
+        except BaseException as error:  # a rank that raised alone would leave its peers waiting
+            text = f"ep_combine: rank {self._exchange.rank}: {str(error) or repr(error)}"
             self._exchange.refuse(text, lane=lane, operation="combine")
-            raise ferry.UsageError(text) from (None if isinstance(error, ferry.Error) else error)
+            raise_refusal(text, error)
         return kept, {
             "plan": plan, "topk_weights": router_weights, "result": output_tokens, "row_values": tags,
             "shared_outputs": shared_outputs, "residual": residual, "scale": scale, "lane": lane}

@@ -15,8 +15,8 @@ import operator
 from typing import Any, NamedTuple
 
 import ferry
-from ferry._call_shapes import delivered_call, in_words, refusing_construction
-from ferry.deep_ep._arrays import arrays_of
+from ferry._call_shapes import delivered_call, in_words, raise_refusal, refusing_construction
+from ferry.deep_ep._arrays import arrays_of, rounded
 
 __all__ = ["DispatchResult", "Exchange"]
 
@@ -149,14 +149,19 @@ class Exchange:
         """
         ranks = self._rank.size
         tokens = self._tokens if tokens is None else tokens
-        fault, numbers = "", [0] * (1 + 2 * ranks)
+        fault: BaseException | None = None
+        numbers = [0] * (1 + 2 * ranks)
         try:
             given = (recv_src_idx, recv_src_rank, n_tokens_to_rank, n_tokens_from_rank)
             to_rank, from_rank = self._checked(rows, *given, tokens)
             numbers = [operator.index(tokens), *to_rank, *from_rank]
-        except Exception as error:  # a rank that raised alone would leave its peers waiting
-            fault = str(error) or repr(error)
-        self._check_counts(self._agree(fault, numbers))
+        except BaseException as error:  # a rank that raised alone would leave its peers waiting
+            fault = error
+        try:
+            gathered = self._agree("" if fault is None else str(fault) or repr(fault), numbers)
+        except ferry.UsageError as refusal:
+            raise_refusal(str(refusal), fault or refusal)
+        self._check_counts(gathered)
 
         arrays = arrays_of(rows)
         rows = arrays.contiguous(rows)
@@ -174,10 +179,7 @@ class Exchange:
             for count in numbers[1 : 1 + ranks]:  # a rank's rows are of different tokens: the order of additions is fixed
                 sums[index[first : first + count]] += arrays.to(back.data[first : first + count], "float32")
                 first += count
-            result = arrays.to(sums, self._type)
-            # The NaN of the contract, whatever the framework's sums and rounding make of payloads.
-            bits = result.view(arrays.type("int32" if self._type == "float32" else "int16"))
-            return arrays.where(result == result, bits, 0x7FFFFFFF if self._type == "float32" else 0x7FFF).view(result.dtype)
+            return rounded(arrays, sums, self._type)
 
     def _checked(self, rows: Any, src_idx: Any, src_rank: Any, to_rank: Any, from_rank: Any, tokens: int) -> Any:
         ranks, arrays = self._rank.size, arrays_of(rows)

@@ -152,6 +152,13 @@ class TorchArrays:
         return contextlib.nullcontext()
 
 
+def rounded(arrays, array, name):
+    """The computed values in another type, every NaN as docs/contract.md says, whatever the framework makes of payloads."""
+    result = arrays.to(array, name)
+    bits = result.view(arrays.type("int32" if name == "float32" else "int16"))
+    return arrays.where(result == result, bits, 0x7FFFFFFF if name == "float32" else 0x7FFF).view(result.dtype)
+
+
 @functools.cache
 def _numpy():
     return NumpyArrays()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ferry
 from ferry.deep_ep import _layout, _nodes
-from ferry.deep_ep._arrays import arrays_of
+from ferry.deep_ep._arrays import arrays_of, rounded
 
 
 def element(handle, index):
@@ -50,6 +50,7 @@ def first_columns(array, columns):
 def with_biases(result, biases):
     """bfloat16: the float32 `result` plus the biases."""
     arrays = arrays_of(result)
-    for bias in biases:
-        result = result + arrays.to(arrays.detached(bias), "float32")
-    return arrays.to(result, "bfloat16")
+    with arrays.quietly():
+        for bias in biases:
+            result = result + arrays.to(arrays.detached(bias), "float32")
+        return rounded(arrays, result, "bfloat16")

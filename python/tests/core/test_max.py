@@ -290,6 +290,33 @@ def test_other_arguments_are_refused_on_every_rank():
     ferry.Group.threads(2).run(body)
 
 
+class Unreadable(np.ndarray):
+    """An array whose shape raises `error`."""
+
+    error: BaseException
+
+    @property
+    def shape(self):
+        raise self.error
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+def test_what_an_argument_raises_reaches_the_peers_and_is_kept(error):
+    def body(rank):
+        exchange, x, received = case(rank)
+        bad = received
+        if rank.index:
+            bad = received._replace(src_info=received.src_info.view(Unreadable))
+            bad.src_info.error = error("no shape")
+        with pytest.raises(error if rank.index and error is KeyboardInterrupt else ferry.UsageError, match="no shape") as caught:
+            combined(exchange, bad)
+        if rank.index and error is RuntimeError:
+            assert isinstance(caught.value.__cause__, RuntimeError)
+        assert combined(exchange, received).shape == x.shape
+
+    ferry.Group.threads(2).run(body)
+
+
 # A wrong argument of rank 1's dispatch or combine, and what every rank must be told.
 SPOKEN = {
     "rows of another type": ("dispatch", {"input_tokens": np.ones((2, 4), np.float64)}, "input_tokens: expected .* got float64"),

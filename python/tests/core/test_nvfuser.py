@@ -179,6 +179,34 @@ def test_bad_input_is_refused_on_every_rank(name):
     ferry.Group.threads(2).run(body)
 
 
+class Unreadable(np.ndarray):
+    """An array whose shape raises `error`."""
+
+    error: BaseException
+
+    @property
+    def shape(self):
+        raise self.error
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+def test_what_an_argument_raises_reaches_the_peers_and_is_kept(error):
+    def body(rank):
+        exchange, x = case_exchange(rank, deadline=5), case_tokens(rank.index)
+        received = exchange.dispatch(x, CASE_IDS)
+        index = received.recv_src_idx
+        if rank.index:
+            index = index.view(Unreadable)
+            index.error = error("no shape")
+        with pytest.raises(error if rank.index and error is KeyboardInterrupt else ferry.UsageError, match="no shape") as caught:
+            exchange.combine(received.recv_x, index, *received[3:])
+        if rank.index and error is RuntimeError:
+            assert isinstance(caught.value.__cause__, RuntimeError)
+        assert same(exchange.combine(received.recv_x, *received[2:]), x)
+
+    ferry.Group.threads(2).run(body)
+
+
 def test_a_number_of_tokens_that_does_not_fit_is_refused_on_every_rank():
     def body(rank):
         exchange, x = case_exchange(rank), case_tokens(rank.index)

@@ -173,6 +173,24 @@ def test_combine_adds_ranks_without_weights(rng, biases):
         assert isinstance(event, deep_ep.EventOverlap)
 
 
+@pytest.mark.filterwarnings("error")
+def test_biases_that_are_no_numbers_or_infinite(rng):
+    step = step_of(rng)
+    kinds = np.array([0xFFC1, 0x7FBF, 0x7F80, 0xFF80], np.uint16).view(bf16)  # two NaN with payloads, and infinities
+
+    @on_ranks(4)
+    def _(me, buffer):
+        recv_x, _, _, _, handle, _ = layout_and_dispatch(buffer, step, me)
+        bias = np.zeros(step.tokens[me].shape, bf16)
+        bias[:, :4] = kinds
+        bias[:, 4] = kinds[2]
+        other = np.zeros_like(bias)
+        other[:, 4] = kinds[3]
+        y, _, _ = buffer.combine(recv_x, handle, bias=(bias, other))
+        assert (y.view(np.uint16)[:, :5] == [0x7FFF, 0x7FFF, 0x7F80, 0xFF80, 0x7FFF]).all()
+        assert not np.isnan(y[:, 5:].astype(np.float32)).any()
+
+
 def test_more_tokens_than_before(rng):
     small, large = step_of(rng, most=3), step_of(rng, most=600)
 
