@@ -1,5 +1,7 @@
 // Constructs a Python Exchange and binds its methods, dispatch and combine excepted.
 
+#include <cstring>
+
 #include "arrays/framework.hpp"
 #include "base/text.hpp"
 #include "bindings.hpp"
@@ -115,13 +117,8 @@ nb::object wire_counts(const PyExchange& self) {
                           between.combine_bytes, between.combine_messages);
 }
 
-// What a caller of metadata calls its arguments.
-struct MetadataNames {
-  const char *count = "count", *out = "out";
-};
-
-nb::object metadata_by_names(PyExchange& self, const nb::object& count, int lane, const nb::object& stream,
-                             const nb::object& out, const MetadataNames& names) {
+nb::object metadata(PyExchange& self, const nb::object& count, int lane, const nb::object& stream,
+                    const nb::object& out) {
   LaneCall call(self, lane);
   Arguments arguments(call.device());
   std::int32_t number = 0;
@@ -129,21 +126,22 @@ nb::object metadata_by_names(PyExchange& self, const nb::object& count, int lane
   StepMetadata* into = nullptr;
   call.read_or_refuse({Operation::metadata}, [&] {
     // Arrays of one element convert to an index too, so ask for __dlpack__ as well.
-    const bool is_array = attribute_of(count, "__dlpack__").is_valid();
-    if (PyIndex_Check(count.ptr()) != 0 && !is_array) {
+    if (PyIndex_Check(count.ptr()) != 0 && !attribute_of(count, "__dlpack__").is_valid()) {
       if (!nb::try_cast(count, number) || number < 0) {
         clear_error();
-        throw UsageError(
-            str(names.count, ": ", nb::cast<std::string>(nb::str(count)), ", must be 0 to 2147483647"));
+        throw UsageError("count: " + nb::cast<std::string>(nb::str(count)) + ", must be 0 to 2147483647");
       }
-    } else if (is_host(call.device())) {
-      refuse_type(names.count, "a number, because the exchange works on host memory", count);
     } else {
-      on_device = static_cast<const std::int32_t*>(arguments.dense(count, names.count, kInt32, {1}).data);
+      const auto* at = static_cast<const std::int32_t*>(arguments.dense(count, "count", kInt32, {1}).data);
+      if (is_host(call.device())) {
+        std::memcpy(&number, at, sizeof number);
+      } else {
+        on_device = at;
+      }
     }
     if (!out.is_none()) {
-      const Array array = arguments.dense(out, names.out, kInt32, {3});
-      require_writable(array, names.out);
+      const Array array = arguments.dense(out, "out", kInt32, {3});
+      require_writable(array, "out");
       into = static_cast<StepMetadata*>(array.data);
     }
     if (arguments.any()) self.set_framework(arguments.framework());
@@ -158,17 +156,6 @@ nb::object metadata_by_names(PyExchange& self, const nb::object& count, int lane
   if (into != nullptr) return out;
   return view_of(self.framework(), const_cast<StepMetadata*>(found), kInt32, {3}, {}, call.device(),
                  owner_of(self.shared()));
-}
-
-nb::object metadata(PyExchange& self, const nb::object& count, int lane, const nb::object& stream,
-                    const nb::object& out) {
-  return metadata_by_names(self, count, lane, stream, out, {});
-}
-
-// For ferry.megatron.
-void fused_metadata_update(PyExchange& self, const nb::object& local_tokens,
-                           const nb::object& step_metadata) {
-  metadata_by_names(self, local_tokens, 0, nb::none(), step_metadata, {"local_tokens", "step_metadata"});
 }
 
 nb::tuple dispatch_counts(PyExchange& self, const nb::object& ids, int lane, const nb::object& stream) {
@@ -323,8 +310,8 @@ void bind_exchange(nb::module_& module) {
           "out"_a = nb::none(),
           R"([sum, prefix, maximum] of the ranks' counts, int32 [3]; prefix is the sum over lower ranks. Collective.
 
-`count` is a number, or with the backend 'cuda' an int32 [1], read when the call runs. They are written to `out`, int32
-[3], which is returned; without it to an array whose address is fixed for the lane.)",
+`count` is a number or an int32 [1] in the exchange's memory, on GPUs read when the call runs. They are written to `out`,
+int32 [3], which is returned; without it to an array whose address is fixed for the lane.)",
           nb::sig("def metadata(self, count: int | ferry._typing.Array, *, lane: int = 0, stream: typing.Any "
                   "| None = None, out: ferry._typing.Array | None = None) -> typing.Any"))
       .def("dispatch_counts", &dispatch_counts, "ids"_a.none(), nb::kw_only(), "lane"_a = 0,
@@ -384,11 +371,6 @@ Later calls raise UsageError.)")
           "__exit__", [](PyExchange& self, const nb::args&) { self.destroy(); },
           nb::sig("def __exit__(self, *exception: object) -> None"))
       .def("__repr__", &describe_exchange);
-  module.def(
-      "_fused_metadata_update", &fused_metadata_update, "exchange"_a, "local_tokens"_a.none(),
-      "step_metadata"_a, "For ferry.megatron: metadata, in its caller's words.",
-      nb::sig("def _fused_metadata_update(exchange: Exchange, local_tokens: typing.Any, step_metadata: "
-              "typing.Any) -> None"));
   module.def("_refuse_construction", &refuse_construction, "group"_a, "reason"_a);
   bind_dispatch(exchange);
   bind_combine(exchange);

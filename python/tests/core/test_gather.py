@@ -1,5 +1,7 @@
 """all_gather_v, reduce_scatter_v and gathered input, and Megatron's metadata call over metadata()."""
 
+import re
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -113,14 +115,23 @@ def test_megatrons_metadata():
         with pytest.raises(ferry.UsageError, match=r"step_metadata: expected an array of shape \[3\]"):
             ferry.megatron.fused_metadata_update(1, None, exchange, wrong)
         assert set(wrong.tolist()) == {-7}
-        for bad, words in [(np.array([2], np.int32), "local_tokens: expected a number, because the exchange works on host memory, got ndarray$"),
-                           (-1, "local_tokens: -1, must be 0 to 2147483647"), ("2", "local_tokens: expected a number, .* got str")]:
-            with pytest.raises(ferry.UsageError, match=words):
-                ferry.megatron.fused_metadata_update(bad if odd else 1, None, exchange, step)
         with pytest.raises(ferry.UsageError, match="step_metadata: None, must be an int32 array"):
             ferry.megatron.fused_metadata_update(1, None, exchange, None if odd else step)
         with pytest.raises(ferry.UsageError, match=r"count: 2147483648, must be 0 to 2147483647"):
             exchange.metadata(2**31 if odd else 1)
+        ferry.megatron.fused_metadata_update(np.array([COUNTS[rank.index]], np.int32), None, exchange, step)
+        assert step.tolist() == [9, [0, 3, 3, 8][rank.index], 5]
+        for local_tokens, pattern in ((np.array([2], np.int64), "local_tokens: expected int32, got int64"),
+                                      (np.array([2, 2], np.int32), r"local_tokens: expected an array of shape \[1\]"),
+                                      (np.array([-1], np.int32), "fused_metadata_update: local_tokens = -1 on rank 2, must be 0 or more"),
+                                      (2**31, "local_tokens: 2147483648, must be 0 to 2147483647"),
+                                      (-1, "local_tokens: -1, must be 0 to 2147483647"),
+                                      (2**31 - 1, "fused_metadata_update: local_tokens = 2147483647 on rank 2 is too large"),
+                                      ("3", "local_tokens: ")):
+            with pytest.raises(ferry.UsageError, match=pattern) as caught:
+                ferry.megatron.fused_metadata_update(local_tokens if odd else 1, None, exchange, step)
+            assert not re.search(r"\b(count|out|metadata): |device memory", str(caught.value))
+        assert step.tolist() == [9, [0, 3, 3, 8][rank.index], 5]
         with pytest.raises(ferry.UsageError, match="symm_mem_hdl: a str, must be the ferry.Exchange"):
             ferry.megatron.fused_metadata_update(1, None, "handle", step)
 
