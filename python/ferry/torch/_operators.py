@@ -35,7 +35,7 @@ def _may_call_kernel(gradient):
 def _rows_shape(exchange):
     config = exchange.config
     if config.layout == "expert_padded":
-        return (len(config.placement.experts_of(exchange.rank)), exchange.capacity, config.hidden)
+        return (_groups(exchange), exchange.capacity, config.hidden)
     return (exchange.capacity, config.hidden)
 
 

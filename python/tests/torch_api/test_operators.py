@@ -18,11 +18,13 @@ def seeded(rng):
     torch.set_num_threads(1)
 
 
-def test_opcheck(rng):
+@pytest.mark.parametrize("shared_experts", [0, 1])
+@pytest.mark.parametrize("layout", ["expert_major", "expert_padded"])
+def test_opcheck(rng, layout, shared_experts):
     x, ids, weights = inputs_of(rng)
 
     def body(rank):
-        exchange = exchange_for(rank)
+        exchange = exchange_for(rank, layout=layout, shared_experts=shared_experts)
         handle = ferry.torch.handle_of(exchange)
         assert handle == ferry.torch.handle_of(exchange)
         ops = torch.ops.ferry
