@@ -294,15 +294,15 @@ void read_dispatch(PyExchange& self, LaneCall& call, const PyDispatchArguments& 
     in.options.weighted = true;  // an empty array may have a null pointer
   }
   if (!given.count.is_none()) {
-    if (is_host(call.device())) {
-      throw UnsupportedError(
-          "count: the exchange has host memory, where N is the number of rows of tokens: pass "
-          "tokens[:count]");
-    }
     if (PyLong_Check(given.count.ptr()) != 0) {
       throw UsageError(
           "count: expected an int32 array [1] in device memory, got a number: N is the number of rows of "
           "tokens, so pass tokens[:count]");
+    }
+    if (is_host(call.device())) {
+      throw UnsupportedError(
+          "count: the exchange has host memory, where N is the number of rows of tokens: pass "
+          "tokens[:count]");
     }
     in.tokens.device_count =
         static_cast<const std::int32_t*>(in.arguments.dense(given.count, "count", kInt32, {1}).data);

@@ -46,16 +46,16 @@ DenseRows rows_to_write(Arguments& arguments, const nb::object& out, const Dense
 // Where the number of rows is in device memory; null: it is that of the array.
 const std::int32_t* device_count_of(Arguments& arguments, const nb::object& count) {
   if (count.is_none()) return nullptr;
-  if (is_host(arguments.device())) {
-    throw UnsupportedError(
-        "count: the exchange has host memory, where the number of rows is that of the array: pass a slice of "
-        "it");
-  }
   if (PyLong_Check(count.ptr()) != 0) {
     throw UsageError(
         "count: expected an int32 array [1] in device memory, got a number: the number of rows is that of "
         "the "
         "array, so pass a slice of it");
+  }
+  if (is_host(arguments.device())) {
+    throw UnsupportedError(
+        "count: the exchange has host memory, where the number of rows is that of the array: pass a slice of "
+        "it");
   }
   return static_cast<const std::int32_t*>(arguments.dense(count, "count", kInt32, {1}).data);
 }
