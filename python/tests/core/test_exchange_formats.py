@@ -266,16 +266,15 @@ def test_scales_as_tiles(rng, name, layout):
     ferry.Group.threads(4).run(body)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("layout", ["expert_major", "expert_padded"])
 @pytest.mark.parametrize("name", ["bf16", "fp8", "fp8-columns", "fp8-columns-pow2-packed", "mxfp8-columns", "mxfp4-up-tiles",
                                   "nvfp4-token", "nvfp4-token-columns", "nvfp4-token-tiles"])
-def test_the_arrays_of_a_result_are_receive_buffers(rng, name, layout, backend):
+def test_the_arrays_of_a_result_are_receive_buffers(rng, name, layout):
     hidden, capacity = 96 if name.endswith("tiles") else 672, 29 if layout == "expert_padded" else 85
     step = random_step(rng, hidden=hidden)
 
     def body(rank):
-        exchange = exchange_for(rank, step, hidden=hidden, layout=layout, capacity=capacity, format=name, lanes=2, backend=backend)
+        exchange = exchange_for(rank, step, hidden=hidden, layout=layout, capacity=capacity, format=name, lanes=2)
         first = exchange.dispatch(*inputs(step, rank))
         memory = ferry.ReceiveBuffers(first.parts, counts=first.counts, row_offsets=first.row_offsets)
         kept = [part.copy() for part in first.parts]

@@ -111,7 +111,7 @@ def test_calls_that_slices_do_not_have_are_refused_by_name(name):
     what, call = MISSING[name]
 
     def body(rank):
-        exchange = exchange_for(rank, "cpu", placement=ferry.Placement.ep_tp(EXPERTS, EP, TP))
+        exchange = exchange_for(rank, placement=ferry.Placement.ep_tp(EXPERTS, EP, TP))
         x, ids, weights = inputs_of(rank.index // TP)
         rows = exchange.dispatch(x, ids)
         outputs = rows.received_rows().copy()
