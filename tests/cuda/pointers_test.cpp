@@ -1,5 +1,6 @@
 // Every pointer of every call in memory that kernels cannot access: the call is refused with the argument's
 // name, and the exchange stays usable.
+#include <algorithm>
 #include <vector>
 
 #include "cuda/device_test.hpp"
@@ -164,7 +165,8 @@ TEST_F(CudaPointers, RouteValuesRefusesNullPointers) {
   });
 }
 
-// A rank without tokens passes any address as weights, to receive the weights of others.
+// A rank without tokens passes any address as weights, or null and says that the call has weights. Its result
+// has them too.
 TEST_F(CudaPointers, WeightsOfARankWithoutTokensMayBeAnyAddress) {
   TestCase c = device_case(14, 2);
   c.tokens = {0, 7};
@@ -177,17 +179,23 @@ TEST_F(CudaPointers, WeightsOfARankWithoutTokensMayBeAnyAddress) {
     device_run.poison_outputs(stream.get());
     Tokens tokens = device_run.tokens();
     const float somewhere = 0;
-    const float* weights = nullptr;
     const DeviceBytes own(1 << 12);
-    if (rank.index() == 0) {
-      tokens.count = 0;
-      weights = &somewhere;
-    } else {
-      weights = own.as<float>();
+    DispatchOptions options = device_run.dispatch_options();
+    options.memory.weight = nullptr;
+    for (const std::int64_t most : {7, 0}) {
+      for (const bool null_weights : {false, true}) {
+        if (rank.index() == 0) tokens.count = 0;
+        tokens.count = std::min(tokens.count, most);
+        options.weighted = null_weights && tokens.count == 0;
+        const float* const any = tokens.count == 0 ? &somewhere : own.as<float>();
+        const DispatchResult received =
+            exchange.dispatch(tokens, device_run.ids(), options.weighted ? nullptr : any, options, stream);
+        exchange.synchronize(c.lane, stream);
+        exchange.check(c.lane);
+        require(received.weight != nullptr, "no weights, with at most ", most, " tokens on rank ",
+                rank.index());
+      }
     }
-    exchange.dispatch(tokens, device_run.ids(), weights, device_run.dispatch_options(), stream);
-    exchange.synchronize(c.lane, stream);
-    exchange.check(c.lane);
   });
 }
 
