@@ -42,7 +42,7 @@ void make_or_read_result(const nb::object& given, const Config& config, Reductio
     in.result_array =
         new_array(in.arguments.framework(), element_of(in.outputs.type), shape, in.plan->device);
   }
-  read_result(shape, in);
+  read_result(shape, "result", in);
 }
 
 void read_shared_outputs(const nb::object& given, const Config& config, CombineInput& in) {
@@ -91,13 +91,13 @@ float* new_route_values(PyExchange& self, std::int64_t tokens, Framework framewo
 
 }  // namespace
 
-void read_result(const Shape& shape, CombineInput& in) {
-  const Array& array = in.arguments.rows(in.result_array, "result", shape.back(), {kBf16, kFp16, kFp32});
-  require_writable(array, "result");
+void read_result(const Shape& shape, const char* name, CombineInput& in) {
+  const Array& array = in.arguments.rows(in.result_array, name, shape.back(), {kBf16, kFp16, kFp32});
+  require_writable(array, name);
   if (array.shape != shape) {
-    throw UsageError(str("result: expected shape ", shape_text(shape), ", got ", shape_text(array.shape)));
+    throw UsageError(str(name, ": expected shape ", shape_text(shape), ", got ", shape_text(array.shape)));
   }
-  const StridedRows rows = strided_rows(array, "result");
+  const StridedRows rows = strided_rows(array, name);
   in.result = {array.data, *value_type_of(array.element), rows.stride};
 }
 

@@ -39,8 +39,8 @@ struct CombineInput {
 void read_combine(PyExchange& self, LaneCall& call, const PyCombineArguments& given, const PyPlan& plan,
                   CombineInput& in);
 
-// Reads in.result_array, of this shape, as where to write.
-void read_result(const Shape& shape, CombineInput& in);
+// Reads in.result_array, of this shape, as where to write. `name`: what the caller calls it.
+void read_result(const Shape& shape, const char* name, CombineInput& in);
 
 // The result, or with row_values the pair (result, route_values).
 nb::object combine_return_value(const CombineInput& in);

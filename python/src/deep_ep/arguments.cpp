@@ -1,7 +1,5 @@
 #include "deep_ep/arguments.hpp"
 
-#include <limits>
-
 #include "base/text.hpp"
 #include "cast.hpp"
 #include "ferry/error.hpp"
@@ -20,6 +18,18 @@ Array inspect_matrix(const nb::object& object, const char* name) {
   throw UsageError(str(name, ": expected 2 dimensions, got shape ", shape_text(found.shape)));
 }
 
+void require_whole_rows(const Array& x, const char* name) {
+  const std::int64_t unit = 16 / x.element_bytes();
+  if (x.shape[1] > 0 && x.shape[1] % unit == 0) return;
+  throw UsageError(str(name, ": expected a hidden size that is a multiple of ", unit, ", so that rows of ",
+                       name_of(x.element), " are multiples of 16 bytes, got shape ", shape_text(x.shape)));
+}
+
+void require_slots(const Array& ids) {
+  if (ids.shape[1] >= 1 && ids.shape[1] <= kMaxTopK) return;
+  throw UsageError(str("topk_idx: expected 1 to ", kMaxTopK, " columns, got shape ", shape_text(ids.shape)));
+}
+
 nb::object dense_array(const nb::object& array, const Array& found) {
   if (is_dense(found)) return array;
   if (found.framework == Framework::torch) return array.attr("contiguous")();
@@ -27,15 +37,14 @@ nb::object dense_array(const nb::object& array, const Array& found) {
   return contiguous.get("numpy", "ascontiguousarray")(array);
 }
 
-int integer_from(int least, const nb::object& number, const char* name) {
-  constexpr long long kMost = std::numeric_limits<std::int32_t>::max();
+int integer_from(int least, const nb::object& number, const char* name, int most) {
   if (!PyBool_Check(number.ptr()) && PyIndex_Check(number.ptr()) != 0) {
     const nb::object index = nb::steal(PyNumber_Index(number.ptr()));
     const long long value = index.is_valid() ? PyLong_AsLongLong(index.ptr()) : -1;
-    if (value >= least && value <= kMost) return static_cast<int>(value);
+    if (value >= least && value <= most) return static_cast<int>(value);
     clear_error();
   }
-  throw UsageError(str(name, ": expected an integer from ", least, " to ", kMost, ", got ",
+  throw UsageError(str(name, ": expected an integer from ", least, " to ", most, ", got ",
                        nb::cast<std::string>(nb::repr(number))));
 }
 

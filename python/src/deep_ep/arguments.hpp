@@ -2,22 +2,33 @@
 #pragma once
 
 #include <functional>
+#include <limits>
 
 #include "arrays/arguments.hpp"
 #include "arrays/framework.hpp"
 
 namespace ferry::python {
 
+// What Config allows of max_tokens and experts.
+inline constexpr int kMostTokens = 1 << 24, kMostExperts = 1 << 20;
+
 // The properties of a matrix of PyTorch or NumPy. Throws UsageError for other objects.
 Array inspect_matrix(const nb::object& object, const char* name);
 
 void require_torch_or_numpy(Framework framework, const char* name);
 
+// Throws UsageError unless rows of the matrix `x` are of 16 bytes or more and multiples of it.
+void require_whole_rows(const Array& x, const char* name);
+
+// Throws UsageError unless the matrix topk_idx has 1 to kMaxTopK columns.
+void require_slots(const Array& ids);
+
 // The array itself if it is C-contiguous, otherwise a copy that is. `found`: its properties.
 nb::object dense_array(const nb::object& array, const Array& found);
 
-// An integer from `least` to 2^31 - 1; throws UsageError for anything else.
-int integer_from(int least, const nb::object& number, const char* name);
+// An integer from `least` to `most`; throws UsageError for anything else.
+int integer_from(int least, const nb::object& number, const char* name,
+                 int most = std::numeric_limits<std::int32_t>::max());
 
 bool is_true(const nb::object& flag);
 

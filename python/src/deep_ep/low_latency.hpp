@@ -44,6 +44,7 @@ struct LowLatencyPool {
   // Returns an exchange that is not busy. Calls `make`, a collective operation, if there is none. Throws
   // UsageError if kMost are busy.
   PooledExchange& acquire(const nb::object& make);
+  bool may_acquire() const;
 
   LowLatencyShape shape;
   std::vector<std::unique_ptr<PooledExchange>> exchanges;

@@ -21,13 +21,13 @@ std::shared_ptr<LowLatencyPool> LowLatencyCalls::pool_of(const LowLatencyShape& 
 }
 
 void LowLatencyCalls::refuse(Operation operation, const nb::object& error) {
-  if (last_) {
+  if (last_ && last_->may_acquire()) {
     LaneCall call(*last_->acquire(make_exchange_).exchange, 0);
     call.set_stream(
         stream_of(nb::none(), last_->shape.on_device ? Framework::torch : Framework::numpy, call.device()));
     call.read_or_refuse({operation}, [&] { raise(error); });
-  } else if (operation ==
-             Operation::dispatch) {  // the peers' hosts gather their arguments; without one none combines
+  } else if (!last_ && operation == Operation::dispatch) {
+    // The peers' hosts gather their arguments. Before the first dispatch no rank has a handle to combine.
     python_.attr("refuse_first_low_latency")(error);
   }
   raise(error);

@@ -54,7 +54,7 @@ void read_combine(const nb::object& x, const nb::object& topk_idx, const nb::obj
   in.options.topk_weights = static_cast<const float*>(exchange.address_of(weights));
   const Shape shape = {in.plan->tokens, pool.shape.hidden};
   in.result_array = out.is_none() ? new_array(framework, kBf16, shape, exchange.state().device) : out;
-  read_result(shape, in);
+  read_result(shape, "out", in);
 }
 
 }  // namespace
@@ -68,8 +68,8 @@ nb::tuple LowLatencyCalls::combine(const nb::object& x, const nb::object& topk_i
   require_open();
   const LowLatencyHandle& handle =
       *read_or_refuse(Operation::combine, [&] { return &handle_of(handle_object); });
-  last_ = handle.pool;
   PooledExchange& used = handle.pool->acquire(make_exchange_);
+  last_ = handle.pool;
   LaneCall call(*used.exchange, 0);
   const Stream current = stream_of(nb::none(), handle.plan.framework, call.device());
   call.set_stream(current);

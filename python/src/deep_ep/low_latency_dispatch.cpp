@@ -111,17 +111,17 @@ nb::tuple LowLatencyCalls::dispatch(const nb::object& x, const nb::object& topk_
   const auto pool = read_or_refuse(Operation::dispatch, [&] {
     tokens = inspect_matrix(x, "x");
     ids = inspect_matrix(topk_idx, "topk_idx");
-    if (ids.shape[1] < 1 || ids.shape[1] > kMaxTopK)
-      throw UsageError(
-          str("topk_idx: expected 1 to ", kMaxTopK, " columns, got shape ", shape_text(ids.shape)));
-    return pool_of({.max_tokens = integer_from(1, max_tokens, "num_max_dispatch_tokens_per_rank"),
-                    .hidden = static_cast<int>(tokens.shape[1]),
-                    .experts = integer_from(1, experts, "num_experts"),
-                    .top_k = static_cast<int>(ids.shape[1]),
-                    .on_device = !is_host(tokens.device)});
+    if (tokens.element_bytes() > 1) require_whole_rows(tokens, "x");  // another type is refused with its name
+    require_slots(ids);
+    return pool_of(
+        {.max_tokens = integer_from(1, max_tokens, "num_max_dispatch_tokens_per_rank", kMostTokens),
+         .hidden = static_cast<int>(tokens.shape[1]),
+         .experts = integer_from(1, experts, "num_experts", kMostExperts),
+         .top_k = static_cast<int>(ids.shape[1]),
+         .on_device = !is_host(tokens.device)});
   });
-  last_ = pool;
   PooledExchange& used = pool->acquire(make_exchange_);
+  last_ = pool;
   LaneCall call(*used.exchange, 0);
   const Stream current = stream_of(nb::none(), tokens.framework, call.device());
   call.set_stream(current);

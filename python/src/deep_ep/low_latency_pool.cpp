@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "base/text.hpp"
 #include "deep_ep/low_latency.hpp"
 #include "exchange/configuration.hpp"
@@ -32,11 +34,17 @@ void LowLatencyPool::learn(const PyExchange& exchange) {
   plan = {kByte, {exchange.receive_sizes().plan_bytes}};
 }
 
+bool LowLatencyPool::may_acquire() const {
+  const auto busy =
+      std::count_if(exchanges.begin(), exchanges.end(), [](const auto& each) { return each->busy; });
+  return static_cast<std::size_t>(busy) < kMost;
+}
+
 PooledExchange& LowLatencyPool::acquire(const nb::object& make) {
   for (const auto& exchange : exchanges) {
     if (!exchange->busy) return *exchange;
   }
-  if (exchanges.size() == kMost) {
+  if (!may_acquire()) {
     throw UsageError(
         str(kMost, " low-latency calls wait for their hooks to be called, which is the most there may be"));
   }

@@ -51,6 +51,7 @@ InputRows read_bf16(const nb::object& x, DispatchInput& in) {
   if (found.element != kBf16) {
     throw UsageError(str("x: expected bfloat16, or (float8_e4m3fn, scales), got ", name_of(found.element)));
   }
+  require_whole_rows(found, "x");
   const Array& rows = in.arguments.add(dense_array(x, found), "x");
   in.tokens = Tokens::rows(rows.data, rows.shape[0]);
   return {.elements = {kBf16}, .columns = {rows.shape[1]}};
@@ -68,7 +69,12 @@ InputRows read_quantised(const nb::object& x, DispatchInput& in) {
     throw UsageError(str("x: expected (float8_e4m3fn, float32 or int32 scales), got (", name_of(rows.element),
                          ", ", name_of(of_rows.element), ")"));
   }
+  require_whole_rows(rows, "x[0]");
   const std::int64_t columns = of_rows.shape[1], padded = (columns + 3) / 4 * 4;
+  if (padded * 4 > rows.shape[1]) {  // a row has room for as many bytes as in bfloat16
+    throw UsageError(str("x[1]: expected at most ", rows.shape[1] / 16 * 4, " scales a row of ",
+                         rows.shape[1], " values, got ", columns));
+  }
   if (padded != columns) {
     static CachedAttribute padded_columns;
     scales = python_function(padded_columns, "padded_columns")(scales, padded);
@@ -153,7 +159,7 @@ Routes::Routes(const NewRoutes& given, const Place& place, const Topology& topol
   if (given.topk_idx.is_none() != given.topk_weights.is_none())
     throw UsageError("dispatch: topk_idx and topk_weights go together");
   const bool with_ids = !given.topk_idx.is_none();
-  if (integer_from(0, given.worst, "num_worst_tokens") > 0 && !with_ids)
+  if (integer_from(0, given.worst, "num_worst_tokens", kMostTokens) > 0 && !with_ids)
     throw UsageError("dispatch: num_worst_tokens needs topk_idx and topk_weights");
   alignment = integer_from(1, given.alignment, "expert_alignment");
 
@@ -181,10 +187,9 @@ Routes::Routes(const NewRoutes& given, const Place& place, const Topology& topol
   const Array found = inspect_like(ids, "topk_idx", 2, of_x);
   id_element = found.element;
   if (with_ids) {
+    require_slots(found);
     shape.top_k = found.shape[1];
     slots = static_cast<int>(shape.top_k);
-    if (slots == 0)
-      throw UsageError("topk_idx: expected a column or more, got shape " + shape_text(found.shape));
   }
   in.ids = ids_of(in.arguments.add(dense_array(ids, found), "topk_idx"), tokens, slots, "topk_idx");
   if (!with_ids) return;

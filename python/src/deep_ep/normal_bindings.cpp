@@ -21,7 +21,7 @@ void NormalCalls::close() {
 }
 
 const NormalCalls::LayoutOf& NormalCalls::layout_for(const nb::object& experts, std::int64_t tokens) {
-  const int number = integer_from(1, experts, "num_experts");
+  const int number = integer_from(1, experts, "num_experts", kMostExperts);
   for (LayoutOf& known : layouts_) {
     if (known.experts != number) continue;
     if (known.tokens != tokens) known.shapes = LayoutShapes(known.placement, tokens);
@@ -39,6 +39,7 @@ nb::tuple NormalCalls::layout(const nb::object& topk_idx, const nb::object& expe
   Array ids = inspect_matrix(topk_idx, "topk_idx");
   if (ids.element != kInt32 && ids.element != kInt64)
     throw UsageError("topk_idx: expected int32 or int64, got " + name_of(ids.element));
+  require_slots(ids);
   const LayoutOf& of = layout_for(experts, ids.shape[0]);
   timer.emplace(HostPart::streams);
   // Layouts are no calls between ranks, and so need no order: without an event they run like any operation of

@@ -46,7 +46,8 @@ const Array& check_operand(const nb::object& object, const std::string& name, El
   bool same = array.shape.size() == shape.size();
   for (std::size_t i = 0; same && i < shape.size(); ++i) same = shape[i] < 0 || shape[i] == array.shape[i];
   if (array.element == element && same) return array;
-  throw UsageError(str(name, ": expected ", name_of(element), " of shape ", shape_text(shape), ", got ",
+  const std::string wanted = shape[0] < 0 ? str("[any, ", shape[1], "]") : shape_text(shape);
+  throw UsageError(str(name, ": expected ", name_of(element), " of shape ", wanted, ", got ",
                        name_of(array.element), " of shape ", shape_text(array.shape)));
 }
 
@@ -87,7 +88,7 @@ nb::tuple NormalCalls::combine(const nb::object& x, const nb::object& object, co
       }
       const PartTimer allocating(HostPart::allocation);
       in.result_array = new_array(framework, biases.empty() ? kBf16 : kFp32, shape, call.device());
-      read_result(shape, in);
+      read_result(shape, "result", in);
     });
     timer.emplace(HostPart::exchange);
     try {

@@ -9,7 +9,7 @@ import pytest
 
 import ferry
 import ferry.deep_ep as deep_ep
-from deep_ep_steps import HIDDEN, Interrupted, full_step, layout_and_dispatch, low_latency, on_ranks, step_of
+from deep_ep_steps import HIDDEN, Interrupted, fp8, full_step, layout_and_dispatch, low_latency, on_ranks, step_of
 from ferry.deep_ep import _exchanges
 from oracle import bf16, messages_to, same_bits
 
@@ -37,6 +37,40 @@ def test_bad_arguments(rng):
         *_, handle, _ = layout_and_dispatch(buffer, step, me)
         with pytest.raises(ferry.UsageError, match="bfloat16"):
             buffer.combine(step.tokens[0].astype(np.float32), handle)
+
+
+def test_messages_name_the_arguments_of_the_interface(rng):
+    """They say nothing of max_tokens, formats, configurations and experts in general, which are Ferry's words."""
+    step = full_step(rng, 1)
+    x, ids, weights = step.tokens[0], step.ids[0], step.weights[0]
+
+    @on_ranks(1)
+    def _(me, buffer):
+        def dispatch(**settings):
+            return layout_and_dispatch(buffer, step, me, **settings)
+
+        def decode(x=x, ids=ids, most=9, experts=16, **settings):
+            return buffer.low_latency_dispatch(x, ids, most, experts, **settings)
+
+        rows, _, theirs, _, handle, _ = dispatch()
+        recv, _, low_latency_handle, *_ = decode(use_fp8=False)
+        scales = np.ones((5, 200), np.float32)
+        for call, words in [
+            (lambda: dispatch(x=x[:, :100].copy()), r"x: expected a hidden size that is a multiple of 8, .* got shape \[5, 100\]"),
+            (lambda: dispatch(x=(x.astype(fp8), scales)), r"x\[1\]: expected at most 64 scales a row of 256 values, got 200"),
+            (lambda: buffer.dispatch((x.astype(fp8), scales), handle), r"x\[1\]: expected at most 64 scales"),
+            (lambda: dispatch(num_worst_tokens=2**31 - 1), "num_worst_tokens: expected an integer from 0 to 16777216"),
+            (lambda: buffer.get_dispatch_layout(np.tile(ids, (1, 11)), 16), r"topk_idx: expected 1 to 32 columns, got shape \[5, 33\]"),
+            (lambda: buffer.combine(rows, handle, topk_weights=theirs[:, :1]), r"topk_weights: expected float32 of shape \[any, 3\]"),
+            (lambda: decode(x=x[:, :100].copy()), "x: expected a hidden size"),
+            (lambda: decode(most=2**31 - 1), "num_max_dispatch_tokens_per_rank: expected an integer from 1 to 16777216"),
+            (lambda: decode(experts=2**31 - 1), "num_experts: expected an integer from 1 to 1048576"),
+            (lambda: decode(most=4), "x: 5 tokens, but num_max_dispatch_tokens_per_rank = 4"),
+            (lambda: decode(x=x.astype(np.float32), use_fp8=False), "x: expected bfloat16 with use_fp8=False, got float32"),
+            (lambda: buffer.low_latency_combine(recv, ids, weights, low_latency_handle, out=np.zeros((5, 8), bf16)), "out: expected"),
+        ]:
+            with pytest.raises(ferry.UsageError, match=words):
+                call()
 
 
 def test_more_rows_than_num_worst_tokens(rng):
