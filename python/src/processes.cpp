@@ -119,11 +119,15 @@ nb::object traceback_of(const nb::handle& exception) {
 
 void run_rank(const Rank& rank, const nb::callable& body, const Outcome& outcome) {
   const nb::gil_scoped_acquire lock;
+  const int process = this_process();
   try {
-    outcome.write(body(PyRank{rank, this_process()}));
+    const nb::object result = body(PyRank{rank, process});
+    // A process that the body has forked, and that ends it too, leaves nothing.
+    if (this_process() == process) outcome.write(result);
     flush_output();
   } catch (nb::python_error& error) {
-    outcome.write(sendable(nb::borrow(error.value())), traceback_of(error.value()));
+    if (this_process() == process)
+      outcome.write(sendable(nb::borrow(error.value())), traceback_of(error.value()));
     flush_output();
     throw_if_peer_lost(error.value());
     throw;

@@ -37,7 +37,10 @@ Exchange::Exchange(Rank rank, const Config& config) {
                counted(sizes().total(), "byte")));
 }
 
-Exchange::~Exchange() = default;
+// A process forked from the rank's leaves the exchange to it.
+Exchange::~Exchange() {
+  if (!state_->rank.state().in_own_process()) static_cast<void>(state_.release());
+}
 
 const Config& Exchange::config() const {
   return state_->config;
@@ -228,7 +231,7 @@ const StepMetadata* Exchange::metadata(const std::int32_t* device_count, int lan
 }
 
 void Exchange::refuse(Operation operation, int lane, const Error& error, Stream stream) noexcept {
-  if (lane < 0 || lane >= state_->config.lanes) return;
+  if (lane < 0 || lane >= state_->config.lanes || !state_->rank.state().in_own_process()) return;
   if (state_->lanes[static_cast<std::size_t>(lane)].pending != PendingReceive::none) return;
   state_->backend->refuse(operation, lane, error, stream);
 }

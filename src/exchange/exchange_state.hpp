@@ -9,6 +9,7 @@
 #include "exchange/call_errors.hpp"
 #include "exchange/checks.hpp"
 #include "exchange/encoder_staging.hpp"
+#include "group/rank_state.hpp"
 
 namespace ferry {
 
@@ -32,6 +33,7 @@ struct Exchange::State {
   PlanIn plan_in() const { return backend->capabilities().device_memory ? PlanIn::device : PlanIn::host; }
 
   ExchangeLane& lane(int index) {
+    rank.state().require_own_process("exchange");
     if (index < 0 || index >= config.lanes) {
       throw UsageError(
           str("lane ", index, " does not exist: the exchange has ", counted(config.lanes, "lane")));

@@ -8,6 +8,7 @@
 
 #include "base/log.hpp"
 #include "base/text.hpp"
+#include "base/this_process.hpp"
 
 namespace ferry {
 
@@ -91,12 +92,20 @@ void ControlBlock::wake_all_ranks() noexcept {
   for (int rank = 0; rank < ranks_; ++rank) wake_event(rank).ring();
 }
 
+// A process that a rank's process has forked does not.
+bool ControlBlock::speaks_for(int rank) const {
+  const int process = process_of(rank);
+  return process == 0 || process == this_process();
+}
+
 void ControlBlock::leave(int rank) noexcept {
+  if (!speaks_for(rank)) return;
   entry(rank).status.store(RankStatus::left, std::memory_order_seq_cst);
   wake_all_ranks();
 }
 
 void ControlBlock::fail_rank(int rank, const ErrorRecord& error, int reporter) noexcept {
+  if (reporter != launcher() && !speaks_for(rank)) return;
   entry(rank).error = error;
   std::uint32_t none = 0;
   // Release: orders the error before the rank's number, because error_of() is read after first_failed_rank().

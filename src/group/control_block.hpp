@@ -64,7 +64,8 @@ class ControlBlock {
   RankStatus status_of(int rank) const;
   LivenessLock& liveness_lock(int rank) const;  // held by the rank's process; see ProcessMonitor
 
-  // Records that the rank has ended, and wakes every rank. fail_rank() also fails the group.
+  // Records that the rank has ended, and wakes every rank. fail_rank() also fails the group. Only the process
+  // that has joined as the rank, and the launcher, can say so: in a process forked from it they do nothing.
   void leave(int rank) noexcept;
   void fail_rank(int rank, const ErrorRecord& error, int reporter) noexcept;
 
@@ -90,6 +91,7 @@ class ControlBlock {
   Header& header() const;
   RankEntry& entry(int rank) const;
   FailureSlot& failure_slot(int reporter) const;
+  bool speaks_for(int rank) const;
   void wake_all_ranks() noexcept;
 
   Mapping memory_;

@@ -3,6 +3,7 @@
 
 #include "base/callback_scope.hpp"
 #include "base/text.hpp"
+#include "base/this_process.hpp"
 #include "ferry/error.hpp"
 #include "group/launcher.hpp"
 #include "group/rendezvous.hpp"
@@ -26,7 +27,9 @@ class CustomLauncher : public Group::Launcher {
 
  private:
   // Collective over all ranks.
-  Membership rendezvous() const {
+  Membership rendezvous() {
+    if (process_ == 0) process_ = this_process();
+    require_own_process("group", process_);
     CallbackScope::require_none("Group::run or Group::join");
     if (!joined_.expired()) {
       throw UsageError(
@@ -39,6 +42,7 @@ class CustomLauncher : public Group::Launcher {
   }
 
   Connection connection_;
+  int process_ = 0;  // that has joined first; 0: none
   std::weak_ptr<RankState> joined_;
 };
 

@@ -1,7 +1,5 @@
 #include "group/launcher.hpp"
 
-#include <unistd.h>
-
 #include <exception>
 #include <utility>
 
@@ -13,8 +11,11 @@ namespace ferry {
 void Group::Launcher::run_rank(Membership membership, const std::function<void(Rank)>& body) const {
   const std::shared_ptr<ControlBlock> control = membership.control;
   const int rank = membership.rank;
+  const auto destroy = [](RankState* state) {
+    if (state->in_own_process()) delete state;
+  };
   try {
-    body(Rank(std::make_shared<RankState>(std::move(membership), deadline_, engine_)));
+    body(Rank({new RankState(std::move(membership), deadline_, engine_), destroy}));
   } catch (...) {
     control->fail_rank(rank, ErrorRecord::of(std::current_exception()), rank);
     throw;
@@ -34,9 +35,10 @@ Rank Group::Launcher::join() {
 std::shared_ptr<RankState> Group::Launcher::join_as(Membership membership) const {
   const std::shared_ptr<ControlBlock> control = membership.control;
   const int rank = membership.rank;
-  const auto leave = [control, rank, process = getpid()](RankState* state) {
+  const auto leave = [control, rank](RankState* state) {
+    if (!state->in_own_process()) return;
     delete state;
-    if (getpid() == process) control->leave(rank);
+    control->leave(rank);
   };
   try {
     return {new RankState(std::move(membership), deadline_, engine_), leave};

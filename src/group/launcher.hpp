@@ -43,7 +43,7 @@ class Group::Launcher {
 
  protected:
   // Runs `body` as one rank in the calling thread and records in the control block how it ended. Rethrows
-  // what the body threw.
+  // what the body threw. A process forked in the body, which may end it too, records nothing.
   void run_rank(Membership membership, const std::function<void(Rank)>& body) const;
 
   // How messages of run() begin that pass on an error of that rank. Records of waits name the rank

@@ -41,6 +41,7 @@ RankState::RankState(Membership membership, double deadline, std::shared_ptr<Eng
 }
 
 void RankState::all_gather(const void* mine, void* all, std::size_t bytes) {
+  require_own_process("rank");
   CallbackScope::require_none("a collective of the group");
   plane_->all_gather(mine, all, bytes);
 }

@@ -7,6 +7,7 @@
 #include <optional>
 #include <utility>
 
+#include "base/this_process.hpp"
 #include "ferry/error.hpp"
 #include "ferry/group.hpp"
 #include "group/bootstrap_link.hpp"
@@ -34,6 +35,11 @@ class RankState {
   RankState(Membership membership, double deadline, std::shared_ptr<Engine> engine);
 
   int index() const { return rank_; }
+  // Whether this is the process that has joined, and not one forked from it. Such a copy takes no part in the
+  // group and destroys nothing: threads, mappings and peers are the rank's.
+  bool in_own_process() const { return this_process() == process_; }
+  // Throws UsageError in a forked copy, whose `what` belongs to the rank.
+  void require_own_process(const char* what) const { ferry::require_own_process(what, process_); }
   const Topology& topology() const { return topology_; }
   bool same_process() const { return same_process_; }
   // Whether all ranks are on one host, and so share the control block.
@@ -68,7 +74,7 @@ class RankState {
 
  private:
   std::shared_ptr<ControlBlock> control_;
-  int rank_;
+  int rank_, process_ = this_process();
   Topology topology_;
   double deadline_;
   std::shared_ptr<Engine> engine_, nccl_engine_;

@@ -1,12 +1,16 @@
 // Failures of a group: which rank gets which error, how soon, and how survivors continue.
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <optional>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "base/text.hpp"
+#include "ferry/exchange.hpp"
 #include "repeats.hpp"
 #include "runtime/group_kinds.hpp"
 #include "runtime/shared_value.hpp"
@@ -62,6 +66,41 @@ TEST_P(GroupFailures, PeersOfARankThatThrowsGetPeerLostAtOnce) {
     // The failure is final: the next call throws it again.
     FERRY_CHECK(expect_throw<PeerLostError>([&] { rank.barrier(); }).record.peer == 2, "");
   });
+}
+
+// The copy of the rank leaves the body by return or by an exception; the rank goes on.
+TEST_P(GroupFailures, AProcessForkedInTheBodyDoesNotSpeakForTheRank) {
+  constexpr int kSpoke = 3;
+  for (const bool throws : {false, true}) {
+    run_ranks(GetParam(), 3, 30, [&](const Rank& rank) {
+      Exchange exchange(rank, {.experts = 3, .top_k = 1, .hidden = 8, .max_tokens = 1});
+      const std::vector<std::uint16_t> token(8, 0x3F80);
+      const std::int32_t id = (rank.index() + 1) % 3;
+      const auto dispatch = [&] {
+        return exchange.dispatch(Tokens::rows(token.data(), 1, DType::bf16), &id).host->total;
+      };
+      FERRY_CHECK(dispatch() == 1, "");
+      if (rank.index() == 1) {
+        const pid_t copy = fork();
+        if (copy == 0) {
+          for (const std::function<void()>& call :
+               {std::function<void()>([&] { rank.barrier(); }), std::function<void()>(dispatch)}) {
+            try {
+              call();
+              _exit(kSpoke);
+            } catch (const UsageError&) {
+            }
+          }
+          if (throws) throw std::runtime_error("of the copy");
+          return;
+        }
+        const int status = status_of_process(copy);
+        FERRY_CHECK(WIFEXITED(status) && WEXITSTATUS(status) != kSpoke, str(status));
+      }
+      FERRY_CHECK(dispatch() == 1, "");
+      rank.barrier();
+    });
+  }
 }
 
 TEST_P(GroupFailures, RunThrowsTheFirstErrorAndNotItsConsequences) {

@@ -139,3 +139,21 @@ ferry.Group.processes(2).run(body)
     made = "has made an exchange: backend cpu, experts 8, top_k 2, hidden 16, max_tokens 4, expert_major, capacity 16, bf16, lanes 1, "
     assert sum(made in line for line in lines) == 2, done.stderr
     assert sum("the group has failed: " in line for line in lines) == 1, done.stderr
+
+
+@pytest.mark.parametrize("end", ["return", "exception"])
+@pytest.mark.parametrize("start", [ferry.Group.processes, ferry.Group.threads])
+def test_a_process_forked_in_the_body_does_not_speak_for_the_rank(start, end):
+    def body(rank):
+        exchange = ferry.Exchange(rank, experts=3, top_k=1, hidden=8, max_tokens=1)
+        copy = os.fork() if rank.index == 1 else None
+        if copy == 0:
+            if end == "exception":
+                raise ValueError("of the copy")
+            return "of the copy"
+        if copy is not None:
+            assert os.WIFEXITED(os.waitpid(copy, 0)[1])
+        rank.barrier()
+        return rank.index, exchange.metadata(rank.index).tolist()
+
+    assert start(3).run(body) == [(0, [3, 0, 2]), (1, [3, 0, 2]), (2, [3, 1, 2])]
