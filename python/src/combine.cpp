@@ -8,6 +8,7 @@
 #include "dispatch.hpp"
 #include "ferry/error.hpp"
 #include "host_parts.hpp"
+#include "interpreter.hpp"
 #include "setting_values.hpp"
 
 namespace ferry::python {
@@ -151,7 +152,7 @@ nb::object combine(PyExchange& self, const PyCombineArguments& given) {
                       [&] { read_combine(self, call, given, plan_of(given.plan), in); });
   timer.emplace(HostPart::exchange);
   {
-    const nb::gil_scoped_release unlocked;
+    const GilRelease unlocked;
     call.exchange().combine(in.outputs, in.plan->plan, in.result, in.options, call.stream());
   }
   return combine_return_value(in);
@@ -163,7 +164,7 @@ void combine_send(PyExchange& self, const PyCombineArguments& given) {
   call.read_or_refuse({Operation::combine},
                       [&] { read_combine(self, call, given, plan_of(given.plan), in); });
   {
-    const nb::gil_scoped_release unlocked;
+    const GilRelease unlocked;
     call.exchange().combine_send(in.outputs, in.plan->plan, in.result, in.options, call.stream());
   }
   PendingCall& pending = self.pending(given.lane);
@@ -176,7 +177,7 @@ nb::object combine_receive(PyExchange& self, int lane, const nb::object& stream)
   LaneCall call(self, lane);
   call.set_stream(stream_of(stream, self.framework(), call.device()));
   {
-    const nb::gil_scoped_release unlocked;
+    const GilRelease unlocked;
     call.exchange().combine_receive(lane, call.stream());
   }
   const nb::object result = self.pending(lane).result;
@@ -200,7 +201,7 @@ nb::object route_values(PyExchange& self, const nb::object& values, const nb::ob
   });
   const Plan& routes = nb::cast<PyPlan&>(plan).plan;
   {
-    const nb::gil_scoped_release unlocked;
+    const GilRelease unlocked;
     call.exchange().route_values(from, routes, to, lane, call.stream());
   }
   return row_values;

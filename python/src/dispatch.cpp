@@ -4,6 +4,7 @@
 
 #include "base/text.hpp"
 #include "host_parts.hpp"
+#include "interpreter.hpp"
 
 namespace ferry::python {
 
@@ -58,7 +59,7 @@ PyDispatchResult dispatch_receive(PyExchange& self, int lane, const nb::object& 
   call.set_stream(stream_of(stream, self.context(lane).framework, call.device()));
   DispatchResult received;
   {
-    const nb::gil_scoped_release unlocked;
+    const GilRelease unlocked;
     received = call.exchange().dispatch_receive(lane, call.stream());
   }
   self.pending(lane) = {};

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "exchange.hpp"
+#include "interpreter.hpp"
 #include "lane_call.hpp"
 
 namespace ferry::python {
@@ -63,7 +64,7 @@ DispatchResult run_dispatch(PyExchange& self, const LaneCall& call, const Dispat
   const std::uint64_t before = last_call(call, lane);
   DispatchResult received;
   try {
-    const nb::gil_scoped_release unlocked;
+    const GilRelease unlocked;
     received = run();
   } catch (const Error&) {
     const std::uint64_t delivered = last_call(call, lane);

@@ -10,6 +10,7 @@
 #include "ferry/dispatch_layout.hpp"
 #include "ferry/error.hpp"
 #include "host_parts.hpp"
+#include "interpreter.hpp"
 
 namespace ferry::python {
 
@@ -50,7 +51,7 @@ PyDispatchLayout layout_of(const Array& ids, const Placement& placement, const L
   const Ids read = ids.element == kInt32 ? Ids(static_cast<const std::int32_t*>(ids.data))
                                          : Ids(static_cast<const std::int64_t*>(ids.data));
   const PartTimer timer(HostPart::exchange);
-  const nb::gil_scoped_release unlocked;
+  const GilRelease unlocked;
   const DeviceGuard guard(ids.device);
   dispatch_layout(read, ids.shape[0], static_cast<int>(ids.shape[1]), placement, result, topology,
                   is_host(ids.device) ? BackendKind::cpu : BackendKind::cuda, stream);

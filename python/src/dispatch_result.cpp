@@ -10,6 +10,7 @@
 #include "exchange/configuration.hpp"
 #include "ferry/error.hpp"
 #include "format/parts.hpp"
+#include "interpreter.hpp"
 
 namespace ferry::python {
 
@@ -121,7 +122,7 @@ std::int64_t total_from_host_memory(const PyDispatchResult& self) {
     return std::atomic_ref(const_cast<std::uint64_t&>(host->call)).load(std::memory_order_acquire);
   };
   {
-    const nb::gil_scoped_release unlocked;
+    const GilRelease unlocked;
     while (written_call() < call && std::chrono::steady_clock::now() < deadline) std::this_thread::yield();
   }
   if (written_call() == call) return host->total;

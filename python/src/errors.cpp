@@ -10,6 +10,7 @@
 
 #include "base/reword.hpp"
 #include "ferry/error.hpp"
+#include "interpreter.hpp"
 #include "interrupt.hpp"
 
 namespace nb = nanobind;
@@ -62,9 +63,13 @@ void set_exception(const std::exception_ptr& pointer) {
 // Python code makes the exception, and running Python code also runs the handlers of pending signals. If a
 // handler raises, for example KeyboardInterrupt, its exception replaces the error.
 void translate(const std::exception_ptr& pointer, void*) {
+  // No C++ exception: Python ends this thread, whose frames this library may not unwind further.
+  if (!pointer) sleep_until_the_process_ends();
   if (restore_interrupt()) return;
   try {
     set_exception(pointer);
+  } catch (const PythonException& error) {
+    error.restore();
   } catch (nb::python_error& error) {
     error.restore();
   }
@@ -86,6 +91,8 @@ nb::object exception_object(const std::exception_ptr& pointer) {
       set_exception(pointer);
     } catch (nb::python_error&) {
       throw;
+    } catch (const PythonException& error) {
+      error.restore();
     } catch (const std::exception& error) {  // mostly values that nanobind could not convert
       set_exception(
           std::make_exception_ptr(UsageError(std::string("arguments that cannot be read: ") + error.what())));

@@ -11,6 +11,7 @@
 #include "dispatch.hpp"
 #include "exchange/configuration.hpp"
 #include "group.hpp"
+#include "interpreter.hpp"
 #include "lane_call.hpp"
 #include "process_owner.hpp"
 
@@ -40,7 +41,7 @@ Config config_or_refuse(const Rank& rank, const nb::object& given, const nb::kwa
       throw UsageError("exchange: expected a Config or settings, got both");
     return cast_argument<Config>(given, "exchange", "a Config");
   } catch (const Error& error) {
-    const nb::gil_scoped_release unlocked;
+    const GilRelease unlocked;
     refuse_configuration(rank, error);
     throw;
   }
@@ -75,11 +76,13 @@ void construct(PyExchange* self, const nb::object& group, const nb::object& conf
   // This module links its own CUDA runtime. Each runtime has its own current device of a
   // thread, so ask PyTorch's.
   if (!device && on_device(checked)) device = current_torch_device();
-  const nb::gil_scoped_release unlocked;
-  const Device where = device_or_refuse(rank, checked, device);
-  const DeviceGuard guard(where);
-  SharedState state = make_process_owned<ExchangeState>(rank, checked, where);
-  const nb::gil_scoped_acquire locked;
+  SharedState state;
+  {
+    const GilRelease unlocked;
+    const Device where = device_or_refuse(rank, checked, device);
+    const DeviceGuard guard(where);
+    state = make_process_owned<ExchangeState>(rank, checked, where);
+  }
   new (self) PyExchange(std::move(state));
 }
 
@@ -94,7 +97,7 @@ nb::object load_counts(const PyExchange& self) {
   ExchangeState& state = self.state();
   LoadCounts counts;
   {
-    const nb::gil_scoped_release unlocked;
+    const GilRelease unlocked;
     const DeviceGuard guard(state.device);
     counts = state.exchange.load_counts();
   }
@@ -106,7 +109,7 @@ nb::object wire_counts(const PyExchange& self) {
   ExchangeState& state = self.state();
   WireCounts counts;
   {
-    const nb::gil_scoped_release unlocked;
+    const GilRelease unlocked;
     const DeviceGuard guard(state.device);
     counts = state.exchange.wire_counts();
   }
@@ -149,7 +152,7 @@ nb::object metadata(PyExchange& self, const nb::object& count, int lane, const n
   });
   const StepMetadata* found = nullptr;
   {
-    const nb::gil_scoped_release unlocked;
+    const GilRelease unlocked;
     found = on_device != nullptr ? call.exchange().metadata(on_device, lane, call.stream(), into)
                                  : call.exchange().metadata(number, lane, call.stream(), into);
   }
@@ -172,7 +175,7 @@ nb::tuple dispatch_counts(PyExchange& self, const nb::object& ids, int lane, con
   });
   DispatchCounts counts;
   {
-    const nb::gil_scoped_release unlocked;
+    const GilRelease unlocked;
     counts = call.exchange().dispatch_counts(read, tokens, lane, call.stream());
   }
   const auto list_of = [](std::span<const std::int32_t> numbers) {
@@ -202,7 +205,7 @@ void refuse(PyExchange& self, const std::string& reason, int lane, const nb::obj
   const Operation refused = refusable(name);
   LaneCall call(self, lane);
   call.set_stream(stream_of(stream, self.framework(), call.device()));
-  const nb::gil_scoped_release unlocked;
+  const GilRelease unlocked;
   call.exchange().refuse(refused, lane, UsageError(reason), call.stream());
 }
 
@@ -213,7 +216,7 @@ void on_lane(PyExchange& self, int lane, const nb::object& given, Call call) {
   self.pending(lane);  // checks the lane
   const Stream stream = stream_of(given, self.framework(), state.device);
   const SharedState kept_alive = self.shared();
-  const nb::gil_scoped_release unlocked;
+  const GilRelease unlocked;
   const DeviceGuard guard(state.device);
   call(state.exchange, stream);
 }

@@ -6,6 +6,7 @@
 #include "bindings.hpp"
 #include "cast.hpp"
 #include "dispatch.hpp"
+#include "interpreter.hpp"
 #include "lane_call.hpp"
 
 namespace ferry::python {
@@ -74,7 +75,7 @@ nb::object all_gather_v(PyExchange& self, const nb::object& rows, const nb::obje
   });
   std::int64_t total = 0;
   {
-    const nb::gil_scoped_release unlocked;
+    const GilRelease unlocked;
     total = call.exchange().all_gather_v(from.data(), from.count(), from.row_bytes, to.data(), to.count(),
                                          lane, call.stream(), device_count);
   }
@@ -106,7 +107,7 @@ nb::object reduce_scatter_v(PyExchange& self, const nb::object& rows, const nb::
     call.set_stream(stream_of(stream, arguments.framework(), call.device()));
   });
   {
-    const nb::gil_scoped_release unlocked;
+    const GilRelease unlocked;
     call.exchange().reduce_scatter_v(from.data(), from.count(), *type, to.data(), to.count(), lane,
                                      call.stream(), device_count);
   }

@@ -10,6 +10,7 @@
 #include "bindings.hpp"
 #include "config.hpp"
 #include "group/rank_state.hpp"
+#include "interpreter.hpp"
 #include "interrupt.hpp"
 #include "process_owner.hpp"
 
@@ -19,18 +20,10 @@ using namespace nb::literals;
 namespace ferry::python {
 namespace {
 
-// Bootstrap calls, copies and drops its functions without the GIL. Sharing makes copies safe;
-// the deleter takes the GIL.
-std::shared_ptr<nb::object> share_function(const nb::callable& function) {
-  return {new nb::object(function), [](nb::object* object) {
-            const nb::gil_scoped_acquire lock;
-            delete object;
-          }};
-}
-
-void gather(const nb::object& function, int ranks, const void* mine, void* all, std::size_t bytes) {
-  const nb::gil_scoped_acquire lock;
-  const nb::object gathered = function(nb::bytes(mine, bytes));
+// With the GIL, in the bootstrap's thread.
+void gather(const SharedObject& function, int ranks, const void* mine, void* all, std::size_t bytes) {
+  const nb::bytes part_of_this_rank(mine, bytes);
+  const nb::object gathered = call_function(function, part_of_this_rank);
   const auto wrong = [&](const std::string& got) {
     throw UsageError(str("all_gather: expected a list of ", ranks, " bytes objects of ",
                          counted(bytes, "byte"), " each, by rank, got ", got));
@@ -74,28 +67,26 @@ nb::list list_of(int ranks, const std::int64_t* values) {
 EngineFunctions make_engine(int ranks, const nb::callable& all_to_all_v,
                             const std::optional<nb::callable>& abort, bool ordered_lanes) {
   EngineFunctions engine;
-  engine.all_to_all_v = [function = share_function(all_to_all_v), ranks](
+  engine.all_to_all_v = [function = share(all_to_all_v), ranks](
                             int lane, const void* send, const std::int64_t* send_bytes,
                             const std::int64_t* send_offsets, void* receive,
                             const std::int64_t* receive_bytes, const std::int64_t* receive_offsets) {
-    const nb::gil_scoped_acquire lock;
-    const nb::object from = view_memory(send, extent(ranks, send_bytes, send_offsets), PyBUF_READ);
-    const nb::object to = view_memory(receive, extent(ranks, receive_bytes, receive_offsets), PyBUF_WRITE);
-    (*function)(lane, from, list_of(ranks, send_bytes), list_of(ranks, send_offsets), to,
-                list_of(ranks, receive_bytes), list_of(ranks, receive_offsets));
-    try {
-      from.attr("release")();
-      to.attr("release")();
-    } catch (nb::python_error& error) {
-      if (!error.matches(PyExc_Exception)) throw;
-      throw UsageError("all_to_all_v returned but still uses its memory: it must keep no array of it");
-    }
+    with_gil([&] {
+      const nb::object from = view_memory(send, extent(ranks, send_bytes, send_offsets), PyBUF_READ);
+      const nb::object to = view_memory(receive, extent(ranks, receive_bytes, receive_offsets), PyBUF_WRITE);
+      call_function(function, nb::int_(lane), from, list_of(ranks, send_bytes), list_of(ranks, send_offsets),
+                    to, list_of(ranks, receive_bytes), list_of(ranks, receive_offsets));
+      try {
+        from.attr("release")();
+        to.attr("release")();
+      } catch (nb::python_error& error) {
+        if (!error.matches(PyExc_Exception)) throw;
+        throw UsageError("all_to_all_v returned but still uses its memory: it must keep no array of it");
+      }
+    });
   };
   if (abort) {
-    engine.abort = [function = share_function(*abort)] {
-      const nb::gil_scoped_acquire lock;
-      (*function)();
-    };
+    engine.abort = [function = share(*abort)] { with_gil([&] { call_function(function); }); };
   }
   engine.ordered_lanes = ordered_lanes;
   return engine;
@@ -105,14 +96,11 @@ PyGroup make_custom(int rank, int ranks, const nb::callable& all_gather, const n
                     const std::optional<nb::callable>& all_to_all_v, const std::optional<nb::callable>& abort,
                     bool ordered_lanes, const std::string& default_backend, const std::string& host_id) {
   Bootstrap bootstrap{.rank = rank, .ranks = ranks, .all_gather = {}, .barrier = {}, .host_id = host_id};
-  bootstrap.all_gather = [function = share_function(all_gather), ranks](const void* mine, void* all,
-                                                                        std::size_t bytes) {
-    gather(*function, ranks, mine, all, bytes);
+  bootstrap.all_gather = [function = share(all_gather), ranks](const void* mine, void* all,
+                                                               std::size_t bytes) {
+    with_gil([&] { gather(function, ranks, mine, all, bytes); });
   };
-  bootstrap.barrier = [function = share_function(barrier)] {
-    const nb::gil_scoped_acquire lock;
-    (*function)();
-  };
+  bootstrap.barrier = [function = share(barrier)] { with_gil([&] { call_function(function); }); };
   if (abort && !all_to_all_v) throw UsageError("abort needs all_to_all_v, which it aborts");
   EngineFunctions engine;
   if (all_to_all_v) engine = make_engine(ranks, *all_to_all_v, abort, ordered_lanes);
@@ -126,7 +114,7 @@ std::vector<nb::bytes> all_gather(const PyRank& self, const nb::bytes& mine) {
   std::vector<std::uint64_t> lengths(ranks);
   std::vector<char> all(bytes * ranks);
   {
-    const nb::gil_scoped_release unlocked;
+    const GilRelease unlocked;
     rank.all_gather(&bytes, lengths.data(), sizeof bytes);
     for (std::size_t peer = 1; peer < ranks; ++peer) {
       if (lengths[peer] == lengths[0]) continue;
@@ -155,37 +143,26 @@ void note_rank(const nb::handle& exception, int rank, const std::string& traceba
   exception.attr("add_note")(str("raised by rank ", rank, traceback.empty() ? "" : ":\n", traceback));
 }
 
-namespace {
-
-using RankResults = std::vector<nb::object>;
-
-// Ranks that an interrupted run() has left behind drop the results without the GIL.
-std::shared_ptr<RankResults> make_results(int ranks) {
-  return {new RankResults(static_cast<std::size_t>(ranks)), [](RankResults* results) {
-            const nb::gil_scoped_acquire lock;
-            delete results;
-          }};
-}
-
-}  // namespace
-
 std::vector<nb::object> PyGroup::run(const nb::callable& body) {
   require_own_process("group", process_);
   if (starts_ == Starts::processes) return run_processes(group_, body);
-  const std::shared_ptr<RankResults> results = make_results(group_.size());
-  const auto run_rank = [results, body = share_function(body)](StopRequest& request, const Rank& rank) {
+  // By rank. Shared with ranks that an interrupted run() has left behind.
+  const SharedObject results = share(nb::dict());
+  const auto run_rank = [results, body = share(body)](StopRequest& request, const Rank& rank) {
     const StopRequest::Scope scope(request);
-    const nb::gil_scoped_acquire lock;
-    const StopRequest::PythonThread thread(request);
-    try {
-      (*results)[static_cast<std::size_t>(rank.index())] = (*body)(PyRank{rank, this_process()});
-    } catch (nb::python_error& error) {
-      note_rank(error.value(), rank.index());
-      throw;
-    }
+    with_gil([&] {
+      const StopRequest::PythonThread thread(request);
+      const nb::object handle = nb::cast(PyRank{rank, this_process()});
+      try {
+        nb::borrow<nb::dict>(results.get())[nb::int_(rank.index())] = call_function(body, handle);
+      } catch (nb::python_error& error) {
+        note_rank(error.value(), rank.index());
+        throw;
+      }
+    });
   };
   try {
-    const nb::gil_scoped_release unlocked;
+    const GilRelease unlocked;
     run_interruptibly(starts_ == Starts::threads, [group = group_, run_rank](StopRequest& request) mutable {
       group.run([&](const Rank& rank) { run_rank(request, rank); });
     });
@@ -193,15 +170,18 @@ std::vector<nb::object> PyGroup::run(const nb::callable& body) {
     std::rethrow_if_nested(error);  // the Python exception of a rank
     throw;
   }
-  RankResults returned = *results;
-  std::erase_if(returned, [](const nb::object& result) { return !result.is_valid(); });
+  std::vector<nb::object> returned;
+  for (int rank = 0; rank < group_.size(); ++rank) {
+    if (PyObject* const result = PyDict_GetItem(results.get(), nb::int_(rank).ptr()))
+      returned.push_back(nb::borrow(result));
+  }
   return returned;
 }
 
 PyRank PyGroup::join() {
   require_own_process("group", process_);
   if (!joined_) {
-    const nb::gil_scoped_release unlocked;
+    const GilRelease unlocked;
     joined_ = PyRank{group_.join(), process_};
   }
   return *joined_;
@@ -300,7 +280,7 @@ void bind_group(nb::module_& module) {
           "barrier",
           [](const PyRank& self) {
             const Rank& rank = self.checked();
-            const nb::gil_scoped_release unlocked;
+            const GilRelease unlocked;
             rank.barrier();
           },
           "Blocks until every rank has called it. Collective. Raises TimeoutError or PeerLostError if one "
@@ -327,7 +307,11 @@ void bind_group(nb::module_& module) {
 
 Call run() before the program starts threads or uses a GPU. What a rank writes to variables stays in its process.)")
       .def_static(
-          "mpi", [] { return PyGroup(Group::mpi()); },
+          "mpi",
+          [] {
+            const GilRelease unlocked;  // starting MPI waits for the other ranks
+            return PyGroup(Group::mpi());
+          },
           "This process is one rank of an MPI job. UnsupportedError if the MPI module was not built.")
       .def_static(
           "launched", [] { return PyGroup(Group::launched()); },

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "group/waiter.hpp"
+#include "interpreter.hpp"
 
 namespace nb = nanobind;
 
@@ -32,9 +33,9 @@ bool is_main_thread() {
 
 // Runs pending signal handlers; true if one has raised.
 bool is_interrupted() {
-  if (!is_main_thread() || Py_IsInitialized() == 0) return false;
-  const nb::gil_scoped_acquire locked;
-  if (PyErr_CheckSignals() == 0) return false;
+  if (!is_main_thread()) return false;
+  const GilAcquire locked;
+  if (!locked || PyErr_CheckSignals() == 0) return false;
   delete std::exchange(handler_error, new nb::python_error());
   // A wait in a destructor has no caller to raise to. This pending call raises at Python's next step.
   Py_AddPendingCall([](void*) { return restore_interrupt() ? -1 : 0; }, nullptr);
@@ -90,13 +91,13 @@ struct Job {
 };
 
 [[noreturn]] void throw_interrupt() {
-  const nb::gil_scoped_acquire locked;
+  const GilAcquire locked;
   restore_interrupt();
   throw nb::python_error();
 }
 
 void raise_in_python_code(const StopRequest& request) {
-  const nb::gil_scoped_acquire locked;
+  const GilAcquire locked;
   request.raise(handler_error->type().ptr());
 }
 
@@ -113,8 +114,7 @@ void run_interruptibly(bool starts_threads, std::function<void(StopRequest& requ
     } catch (...) {
       job->error = std::current_exception();
     }
-    // Python objects need the interpreter, which may end as soon as the caller returns. So this thread
-    // releases its own while the caller waits, and the caller takes the exception.
+    // This thread releases what it runs while the caller waits, and the caller takes the exception.
     job->run = nullptr;
     job->done.set_value();
   }).detach();

@@ -1,6 +1,7 @@
 #include "lane_call.hpp"
 
 #include "base/text.hpp"
+#include "interpreter.hpp"
 
 namespace ferry::python {
 
@@ -30,7 +31,7 @@ bool LaneCall::delivers_result(const Error& error) {
 }
 
 void LaneCall::refuse(std::initializer_list<Operation> operations, const Error& error) noexcept {
-  const nb::gil_scoped_release unlocked;
+  const GilRelease unlocked;
   for (const Operation operation : operations)
     state_->exchange.refuse(operation, lane_index_, error, stream_);
 }

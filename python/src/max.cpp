@@ -12,6 +12,7 @@
 #include "exchange/source_operations.hpp"
 #include "ferry/error.hpp"
 #include "ferry/max.hpp"
+#include "interpreter.hpp"
 #include "max/returned_rows.hpp"
 #include "max/words.hpp"
 #include "plan/shapes.hpp"
@@ -55,7 +56,7 @@ std::int64_t plan_return(const PyExchange& self, const HostArray<std::uint8_t, 1
   const int rank = self.state().exchange.rank().index();
   max::ReturnTags tags;
   {
-    const nb::gil_scoped_release unlocked;
+    const GilRelease unlocked;
     max::plan_return(self.config(), rank,
                      {.src_info = {src_info.data(), src_info.size()},
                       .row_offsets = {row_offsets.data(), row_offsets.size()},

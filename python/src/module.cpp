@@ -3,6 +3,7 @@
 #include "errors.hpp"
 #include "ferry/types.hpp"
 #include "ferry/version.hpp"
+#include "interpreter.hpp"
 #include "interrupt.hpp"
 
 NB_MODULE(_core, module) {
@@ -20,6 +21,7 @@ NB_MODULE(_core, module) {
              "Whether this build has the CUDA backend. It does not tell whether the machine has a GPU.");
 
   register_errors(module);
+  watch_for_end_of_python();
   install_signal_handling();
   bind_placement(module);
   bind_config(module);

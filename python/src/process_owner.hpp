@@ -7,6 +7,7 @@
 
 #include "base/this_process.hpp"
 #include "casters.hpp"
+#include "interpreter.hpp"
 
 namespace ferry::python {
 
@@ -21,7 +22,7 @@ std::shared_ptr<T> make_process_owned(Argument&&... arguments) {
                                 delete object;
                                 return;
                               }
-                              const nanobind::gil_scoped_release unlocked;
+                              const GilRelease unlocked;
                               delete object;
                             });
 }

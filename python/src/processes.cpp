@@ -12,6 +12,7 @@
 #include "ferry/error.hpp"
 #include "group.hpp"
 #include "group/launcher.hpp"
+#include "interpreter.hpp"
 #include "process_owner.hpp"
 
 namespace nb = nanobind;
@@ -30,7 +31,7 @@ void flush_output() {
 // fork() as os.fork() does it: with the GIL, and with what the interpreter does before and after. A child
 // would write buffered output again.
 pid_t fork_interpreter() {
-  const nb::gil_scoped_acquire lock;
+  const GilAcquire lock;
   flush_output();
   PyOS_BeforeFork();
   const pid_t process = fork();
@@ -118,20 +119,21 @@ nb::object traceback_of(const nb::handle& exception) {
 }
 
 void run_rank(const Rank& rank, const nb::callable& body, const Outcome& outcome) {
-  const nb::gil_scoped_acquire lock;
   const int process = this_process();
-  try {
-    const nb::object result = body(PyRank{rank, process});
-    // A process that the body has forked, and that ends it too, leaves nothing.
-    if (this_process() == process) outcome.write(result);
-    flush_output();
-  } catch (nb::python_error& error) {
-    if (this_process() == process)
-      outcome.write(sendable(nb::borrow(error.value())), traceback_of(error.value()));
-    flush_output();
-    throw_if_peer_lost(error.value());
-    throw;
-  }
+  with_gil([&] {
+    try {
+      const nb::object result = body(PyRank{rank, process});
+      // A process that the body has forked, and that ends it too, leaves nothing.
+      if (this_process() == process) outcome.write(result);
+      flush_output();
+    } catch (nb::python_error& error) {
+      if (this_process() == process)
+        outcome.write(sendable(nb::borrow(error.value())), traceback_of(error.value()));
+      flush_output();
+      throw_if_peer_lost(error.value());
+      throw;
+    }
+  });
 }
 
 // Raises the exception that a rank raised first. Returns if none has left one.
@@ -168,7 +170,7 @@ PyGroup make_processes(const Ranks& ranks, int nodes) {
 std::vector<nb::object> run_processes(Group group, const nb::callable& body) {
   const std::vector<Outcome> outcomes(static_cast<std::size_t>(group.size()));
   try {
-    const nb::gil_scoped_release unlocked;
+    const GilRelease unlocked;
     group.run(
         [&](const Rank& rank) { run_rank(rank, body, outcomes[static_cast<std::size_t>(rank.index())]); });
   } catch (const Error&) {

@@ -9,6 +9,7 @@
 #include "dispatch.hpp"
 #include "exchange/configuration.hpp"
 #include "ferry/error.hpp"
+#include "interpreter.hpp"
 
 namespace ferry::python {
 
@@ -161,7 +162,7 @@ nb::object operator_combine(PyExchange& self, const nb::object& outputs, const n
     require_tensors(in.arguments, "combine");
   });
   {
-    const nb::gil_scoped_release unlocked;
+    const GilRelease unlocked;
     call.exchange().combine(in.outputs, in.plan->plan, in.result, in.options, call.stream());
   }
   return combine_return_value(in);

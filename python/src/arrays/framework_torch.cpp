@@ -8,6 +8,7 @@
 #include "cast.hpp"
 #include "casters.hpp"
 #include "ferry/error.hpp"
+#include "interpreter.hpp"
 
 namespace ferry::python {
 namespace {
@@ -123,10 +124,7 @@ struct View {
 // PyTorch may release a tensor in any thread, without the GIL, and after the interpreter has ended.
 void destroy_view(ManagedTensor* managed) {
   auto* view = static_cast<View*>(managed->context);
-  if (Py_IsInitialized() != 0) {
-    const nb::gil_scoped_acquire locked;
-    Py_XDECREF(view->owner);
-  }
+  if (const GilAcquire locked; locked) survive_end_of_python([&] { Py_XDECREF(view->owner); });
   delete view;
 }
 

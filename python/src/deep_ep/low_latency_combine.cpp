@@ -6,6 +6,7 @@
 #include "dispatch.hpp"
 #include "ferry/error.hpp"
 #include "host_parts.hpp"
+#include "interpreter.hpp"
 
 namespace ferry::python {
 
@@ -95,7 +96,7 @@ nb::tuple LowLatencyCalls::combine(const nb::object& x, const nb::object& topk_i
   call.set_stream(stream);
   timer.emplace(HostPart::exchange);
   {
-    const nb::gil_scoped_release unlocked;
+    const GilRelease unlocked;
     if (hooked) {
       call.exchange().combine_send(in.outputs, in.plan->plan, in.result, in.options, stream);
     } else {

@@ -7,6 +7,7 @@
 #include "ferry/error.hpp"
 #include "format/encoding.hpp"
 #include "host_parts.hpp"
+#include "interpreter.hpp"
 
 namespace ferry::python {
 
@@ -162,7 +163,7 @@ nb::tuple LowLatencyCalls::dispatch(const nb::object& x, const nb::object& topk_
   call.set_stream(stream);
   timer.emplace(HostPart::exchange);
   {
-    const nb::gil_scoped_release unlocked;
+    const GilRelease unlocked;
     if (hooked) {
       call.exchange().dispatch_send(in.tokens, in.ids, nullptr, in.options, stream);
     } else {

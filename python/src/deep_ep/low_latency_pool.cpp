@@ -6,6 +6,7 @@
 #include "ferry/error.hpp"
 #include "format/parts.hpp"
 #include "host_parts.hpp"
+#include "interpreter.hpp"
 
 namespace ferry::python {
 
@@ -75,7 +76,7 @@ void ReceiveHook::receive() {
   nb::cast<CallStreams&>(streams_).follow(call.device(), stream_);
   call.set_stream(stream_);
   const PartTimer timer(HostPart::exchange);
-  const nb::gil_scoped_release unlocked;
+  const GilRelease unlocked;
   if (handle_.is_none()) {
     call.exchange().combine_receive(0, stream_);
   } else {

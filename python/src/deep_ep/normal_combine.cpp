@@ -4,6 +4,7 @@
 #include "deep_ep/normal.hpp"
 #include "ferry/error.hpp"
 #include "host_parts.hpp"
+#include "interpreter.hpp"
 
 namespace ferry::python {
 
@@ -92,7 +93,7 @@ nb::tuple NormalCalls::combine(const nb::object& x, const nb::object& object, co
     });
     timer.emplace(HostPart::exchange);
     try {
-      const nb::gil_scoped_release unlocked;
+      const GilRelease unlocked;
       call.exchange().combine(in.outputs, handle.plan.plan, in.result, in.options, call.stream());
     } catch (const Error& error) {
       // The peers' calls go on.

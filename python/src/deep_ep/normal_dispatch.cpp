@@ -7,6 +7,7 @@
 #include "errors.hpp"
 #include "ferry/error.hpp"
 #include "host_parts.hpp"
+#include "interpreter.hpp"
 
 namespace ferry::python {
 
@@ -72,7 +73,7 @@ nb::list rounded_up(std::span<const std::int32_t> counts, std::int64_t alignment
 
 DispatchCounts counts_of(LaneCall& call, const Routes& routes) {
   const PartTimer timer(HostPart::waiting);
-  const nb::gil_scoped_release unlocked;
+  const GilRelease unlocked;
   return call.exchange().dispatch_counts(routes.in.ids, routes.in.tokens.count, 0, call.stream());
 }
 
@@ -101,7 +102,7 @@ bool NormalCalls::fits(const NormalShape& shape, std::int64_t tokens) const {
 void NormalCalls::refuse(const std::string& reason, Stream stream, Operation operation) {
   LaneCall call(*current_.exchange, 0);
   call.set_stream(stream);
-  const nb::gil_scoped_release unlocked;
+  const GilRelease unlocked;
   call.exchange().refuse(operation, 0, UsageError(reason), stream);
 }
 
@@ -244,7 +245,7 @@ nb::tuple NormalCalls::deliver(LaneCall& call, Routes& routes, Received& receive
       node_routes = python_.attr("node_routes")(current.owner, given.is_token_in_rank);
   };
   try {
-    const nb::gil_scoped_release unlocked;
+    const GilRelease unlocked;
     call.exchange().dispatch(in.tokens, in.ids, in.weights, in.options, call.stream());
   } catch (const Error& error) {
     if (LaneCall::delivers_result(error)) exchange_node_routes();  // the peers' calls go on
@@ -329,7 +330,7 @@ nb::tuple NormalCalls::dispatch_by_handle(const nb::object& x, const nb::object&
   });
   timer.emplace(HostPart::exchange);
   {
-    const nb::gil_scoped_release unlocked;
+    const GilRelease unlocked;
     call.exchange().dispatch(in.tokens, handle.plan.plan, nullptr, in.options, call.stream());
   }
   timer.emplace(HostPart::results);

@@ -4,6 +4,8 @@ import signal
 import subprocess
 import sys
 
+import pytest
+
 START = """
 import os, signal, sys, threading, time
 import numpy as np, ferry
@@ -179,3 +181,101 @@ ferry.Group.threads(4).run(lambda rank: time.sleep(50))
     codes, errors = exit_codes([leaves])
     assert codes == [-signal.SIGINT], errors
     assert errors[0].rstrip().endswith("KeyboardInterrupt"), errors
+
+
+STUCK = """
+class Slow:
+    def __del__(self, sleep=time.sleep):
+        sleep(0.2)  # gives the threads time while the interpreter ends
+slow = Slow()
+def stuck(*arguments):
+    while True:
+        try:
+            time.sleep(0.001)
+        except BaseException:
+            pass
+def never_ends(call):
+    signal_after(0.3)
+    signal_after(0.6)
+    try:
+        call()
+    except KeyboardInterrupt:
+        os.write(1, b"left\\n")
+def daemon(call):
+    threading.Thread(target=call, daemon=True).start()
+    time.sleep(0.5)
+class Meeting:
+    def __init__(self, ranks):
+        self.barrier, self.parts = threading.Barrier(ranks), [None] * ranks
+    def gather(self, rank, mine):
+        self.parts[rank] = mine
+        self.barrier.wait()
+        gathered = list(self.parts)
+        self.barrier.wait()
+        return gathered
+    def group(self, rank, **functions):
+        return ferry.Group.custom(rank, len(self.parts), lambda mine: self.gather(rank, mine),
+                                  lambda: self.gather(rank, b""), **functions)
+def repeat(call):
+    while True:
+        try:
+            call()
+        except BaseException:
+            time.sleep(0.001)
+"""
+
+# Threads that hold Python objects, and are at work when the program ends.
+LEFT_BEHIND = {
+    "a function of a bootstrap": """
+group = ferry.Group.custom(0, 2, stuck, stuck)
+group.set_deadline(0.3)
+report(group.join)
+""",
+    "functions of an engine": """
+meeting = Meeting(2)
+def body(rank):
+    group = meeting.group(rank, all_to_all_v=stuck, abort=stuck)
+    report(lambda: group.run(lambda member: ferry.Exchange(member, **SETTINGS, deadline=0.3, backend="collective").dispatch(X, IDS)))
+threads = [threading.Thread(target=body, args=(rank,)) for rank in range(2)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+""",
+    "ranks in Python code": "never_ends(lambda: ferry.Group.threads(4).run(stuck))",
+    "ranks in barriers": "never_ends(lambda: ferry.Group.threads(4).run(lambda rank: repeat(rank.barrier)))",
+    "ranks in calls": """
+def body(rank):
+    exchange = ferry.Exchange(rank, **SETTINGS)
+    repeat(lambda: exchange.dispatch(X, IDS))
+never_ends(lambda: ferry.Group.threads(2).run(body))
+""",
+    "ranks that raise late": """
+def body(rank):
+    try:
+        stuck_until(0.6 + 1 + 0.05)
+    finally:
+        raise ValueError("late")
+def stuck_until(seconds, start=time.monotonic()):
+    while time.monotonic() < start + seconds:
+        try:
+            time.sleep(0.001)
+        except BaseException:
+            pass
+never_ends(lambda: ferry.Group.threads(4).run(body))
+""",
+    "a daemon thread in run()": """
+def body(rank):
+    while True:
+        rank.barrier()
+daemon(lambda: ferry.Group.threads(2).run(body))
+""",
+    "a daemon thread in calls": """
+exchange = ferry.Group.threads(1).run(lambda rank: ferry.Exchange(rank, **SETTINGS))[0]
+daemon(lambda: repeat(lambda: exchange.dispatch(X, IDS)))
+""",
+}
+
+
+@pytest.mark.parametrize("left", LEFT_BEHIND)
+def test_threads_do_not_touch_an_interpreter_that_has_ended(left):
+    codes, errors = exit_codes([STUCK + LEFT_BEHIND[left]] * 4)
+    assert codes == [0] * 4, errors
