@@ -8,6 +8,7 @@
 #include "exchange/configuration.hpp"
 #include "ferry/encoder.hpp"
 #include "ferry/error.hpp"
+#include "interpreter.hpp"
 #include "setting_values.hpp"
 
 namespace nb = nanobind;
@@ -212,9 +213,10 @@ void bind_formats(nb::module_& module) {
       [](nb::handle path) {
         const nb::object text = nb::steal(PyOS_FSPath(path.ptr()));
         if (!text.is_valid()) refuse_value("path", "a path", path);
+        const auto file = value_of<std::string>("path", text, "a path of characters");
         std::vector<std::string> names;
-        for (const Format& format : load_formats(value_of<std::string>("path", text, "a path of characters")))
-          names.push_back(to_string(format));
+        const GilRelease unlocked;  // the library's function may need it
+        for (const Format& format : load_formats(file)) names.push_back(to_string(format));
         return names;
       },
       "path"_a, nb::sig("def load_formats(path: str | os.PathLike[str]) -> list[str]"),

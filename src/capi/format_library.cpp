@@ -1,10 +1,15 @@
 // Opens shared libraries of formats.
 #include <dlfcn.h>
 
-#include <deque>
+#include <chrono>
+#include <condition_variable>
 #include <exception>
 #include <map>
 #include <mutex>
+#include <optional>
+#include <thread>
+#include <utility>
+#include <vector>
 
 #include "base/text.hpp"
 #include "capi/boundary.hpp"
@@ -17,6 +22,9 @@
 namespace ferry {
 namespace {
 
+// How long a thread waits for another one that loads the same library.
+constexpr std::chrono::seconds kPatience(60);
+
 // What the library that is being loaded has registered.
 struct Loading {
   Registration registration;
@@ -27,10 +35,18 @@ struct Loading {
 // Of the thread that runs a ferry_formats(), which takes no argument of ours.
 thread_local Loading* loading = nullptr;
 
-// Never destroyed: threads may dispatch while the process ends.
+// Never destroyed: threads may dispatch while the process ends. The mutex is not held while a ferry_formats()
+// runs, which may load a library itself, or wait for a thread that does.
 struct Libraries {
+  struct Library {
+    std::thread::id loader;                      // the thread that calls or called its ferry_formats()
+    std::optional<std::vector<Format>> formats;  // once they are known
+  };
+
   std::mutex mutex;
-  std::map<void*, std::vector<Format>> formats;  // of each library
+  std::condition_variable changed;  // notified when a library has been loaded, or has failed
+  std::map<void*, Library> loaded;
+  std::map<std::thread::id, void*> awaited;  // by threads that wait for the loader of a library
 };
 
 Libraries& libraries() {
@@ -53,21 +69,62 @@ ferry_status register_loaded(const char* name, const ferry_encoder* encoder, fer
 }
 
 // Calls the function of the library. Throws what keeps its formats from being registered.
-void run(decltype(&ferry_formats) function, const std::string& path, Loading& now) {
-  loading = &now;
+std::vector<Format> register_formats(void* library, const std::string& path) {
+  const auto function = reinterpret_cast<decltype(&ferry_formats)>(dlsym(library, "ferry_formats"));
+  if (function == nullptr)
+    throw UsageError(
+        str("load_formats: ", path, " has no function ferry_formats: see ferry/format_library.hpp"));
+  Loading now;
+  Loading* const outer = std::exchange(loading, &now);
   ferry_status status = FERRY_OK;
   try {
     status = function(&register_loaded);
   } catch (...) {
-    loading = nullptr;
+    loading = outer;
     throw UsageError(str("load_formats: ferry_formats() of ", path,
                          " has thrown an exception: let it return a status instead"));
   }
-  loading = nullptr;
+  loading = outer;
   if (now.failure) std::rethrow_exception(now.failure);
   if (status != FERRY_OK)
     throw UsageError(str("load_formats: ferry_formats() of ", path, " returned ", status, " (",
                          ferry_status_name(status), ")"));
+  now.registration.make_known();
+  return now.formats;
+}
+
+// Whether the loader of the library is this thread or waits for it, by way of other loaders.
+bool waits_for_this_thread(const Libraries& all, void* library) {
+  auto at = all.loaded.find(library);
+  while (at != all.loaded.end() && !at->second.formats) {
+    if (at->second.loader == std::this_thread::get_id()) return true;
+    const auto awaited = all.awaited.find(at->second.loader);
+    if (awaited == all.awaited.end()) return false;
+    at = all.loaded.find(awaited->second);
+  }
+  return false;
+}
+
+// Returns the formats of a library that is loaded. Otherwise makes this thread its loader.
+std::optional<std::vector<Format>> known_or_claimed(void* library, const std::string& path) {
+  Libraries& all = libraries();
+  std::unique_lock lock(all.mutex);
+  const auto is_loading = [&] {
+    const auto known = all.loaded.find(library);
+    return known != all.loaded.end() && !known->second.formats;
+  };
+  if (is_loading()) {
+    if (waits_for_this_thread(all, library))
+      throw UsageError(
+          str("load_formats: ", path, " is being loaded, and its ferry_formats() waits for this call"));
+    all.awaited[std::this_thread::get_id()] = library;
+    const bool ended = all.changed.wait_for(lock, kPatience, [&] { return !is_loading(); });
+    all.awaited.erase(std::this_thread::get_id());
+    if (!ended)
+      throw UsageError(str("load_formats: ferry_formats() of ", path, ", which another thread has called, ",
+                           "has not returned for ", kPatience.count(), " s"));
+  }
+  return all.loaded.try_emplace(library, std::this_thread::get_id()).first->second.formats;
 }
 
 }  // namespace
@@ -81,17 +138,26 @@ std::vector<Format> load_formats(const std::string& path) {
         str("load_formats: the path ", path.c_str(), " contains a NUL character: pass one without"));
   void* const library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) throw UsageError(str("load_formats: ", dlerror()));
+  if (const auto known = known_or_claimed(library, path)) return *known;
+  std::optional<std::vector<Format>> formats;
+  std::exception_ptr failure;
+  try {
+    formats = register_formats(library, path);
+  } catch (...) {
+    failure = std::current_exception();
+  }
   Libraries& all = libraries();
-  const std::lock_guard lock(all.mutex);
-  if (const auto known = all.formats.find(library); known != all.formats.end()) return known->second;
-  void* const function = dlsym(library, "ferry_formats");
-  if (function == nullptr)
-    throw UsageError(
-        str("load_formats: ", path, " has no function ferry_formats: see ferry/format_library.hpp"));
-  Loading now;
-  run(reinterpret_cast<decltype(&ferry_formats)>(function), path, now);
-  now.registration.make_known();
-  return all.formats[library] = now.formats;
+  {
+    const std::lock_guard lock(all.mutex);
+    if (failure) {
+      all.loaded.erase(library);
+    } else {
+      all.loaded.at(library).formats = formats;
+    }
+  }
+  all.changed.notify_all();
+  if (failure) std::rethrow_exception(failure);
+  return *formats;
 }
 
 extern "C" ferry_status ferry_load_formats(const char* path) {

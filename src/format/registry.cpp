@@ -5,6 +5,7 @@
 #include <deque>
 #include <map>
 #include <mutex>
+#include <utility>
 
 #include "base/text.hpp"
 #include "ferry/error.hpp"
@@ -93,8 +94,11 @@ std::optional<Format> find_registered(std::string_view name) {
 
 Registration::~Registration() {
   Registry& all = registry();
-  const std::lock_guard lock(all.mutex);
-  for (const Format& format : added_) all.formats[static_cast<std::size_t>(format.registered)] = {};
+  for (const Format& format : added_) {
+    RegisteredFormat given_back;  // destroyed without the lock: its functions are the caller's
+    const std::lock_guard lock(all.mutex);
+    std::swap(given_back, all.formats[static_cast<std::size_t>(format.registered)]);
+  }
 }
 
 void Registration::make_known() {

@@ -1,7 +1,8 @@
 /* Libraries of formats. OF_TWO: the upper and the lower byte of bf16 values; REPEATS: a name that is taken;
  * REFUSES: a status of its own; WITHOUT: no ferry_formats(). SECOND_TAKEN: the name of the second is taken;
  * IGNORES: likewise, but it returns FERRY_OK; FAILS_ONCE: a status of its own after the first, the first
- * time; KEEPS: stores register_format for later. */
+ * time; KEEPS: stores register_format for later; CALLS: calls a function of the program, and its format has
+ * the name that the macro gives. */
 #include "ferry/c/encoder.h"
 
 #ifndef WITHOUT
@@ -24,6 +25,10 @@ static ferry_status on_host(const ferry_encoder_call* call, void* user) {
 
 #ifdef KEEPS
 ferry_register_format_function kept_register_format;
+#endif
+
+#ifdef CALLS
+void (*during_ferry_formats)(void);
 #endif
 
 ferry_status ferry_formats(ferry_register_format_function register_format) {
@@ -54,6 +59,9 @@ ferry_status ferry_formats(ferry_register_format_function register_format) {
 #elif defined(KEEPS)
   kept_register_format = register_format;
   return FERRY_OK;
+#elif defined(CALLS)
+  if (during_ferry_formats != 0) during_ferry_formats();
+  return register_format(CALLS, &encoder, &format);
 #endif
   status = register_format("library_lower", &encoder, &format);
   if (status != FERRY_OK) return status;

@@ -3,12 +3,19 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <atomic>
+#include <barrier>
+#include <chrono>
+#include <memory>
 #include <string>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include "ferry/encoder.hpp"
 #include "ferry/ferry.h"
 #include "ferry/ferry.hpp"
+#include "format/registry.hpp"
 #include "harness/check.hpp"
 
 namespace ferry::capi {
@@ -130,6 +137,73 @@ TEST(FormatLibrary, RegistersWhileItIsLoadedOnly) {
   EXPECT_EQ(kept("library_late", &encoder, &format), FERRY_USAGE);
   EXPECT_NE(std::string(ferry_last_error()).find("may only be called by ferry_formats()"), std::string::npos);
   dlclose(library);
+}
+
+// Sets what the ferry_formats() of a library of kind "calls" calls.
+void call_during(const std::string& kind, void (*function)()) {
+  void* const library = dlopen(path_of(kind).c_str(), RTLD_NOW);
+  ASSERT_NE(library, nullptr) << dlerror();
+  *static_cast<void (**)()>(dlsym(library, "during_ferry_formats")) = function;
+}
+
+std::string refused_inside, refused_in_a_thread;
+
+TEST(FormatLibrary, ItsFunctionMayLoadLibraries) {
+  call_during("calls_1", [] {
+    refused_inside = refusal(path_of("calls_1"));
+    EXPECT_EQ(load_formats(path_of("calls_2")).size(), 1u);
+    EXPECT_EQ(unknown("library_calls_2"), "");
+    std::thread([] { EXPECT_EQ(load_formats(path_of("of_two")).size(), 2u); }).join();
+    std::thread([] { refused_in_a_thread = unknown("library_calls_1"); }).join();
+  });
+  const std::vector<Format> formats = load_formats(path_of("calls_1"));
+  EXPECT_NE(refused_inside.find("its ferry_formats() waits for this call"), std::string::npos)
+      << refused_inside;
+  EXPECT_NE(refused_in_a_thread, "");  // it was not known yet
+  ASSERT_EQ(formats.size(), 1u);
+  EXPECT_EQ(to_string(formats[0]), "library_calls_1");
+  EXPECT_EQ(load_formats(path_of("calls_1")), formats);
+}
+
+std::barrier both_load(2);
+std::atomic<int> refused_loads;
+
+void load_other(const std::string& other) {
+  both_load.arrive_and_wait();
+  refused_loads += refusal(other) != "no error" ? 1 : 0;
+}
+
+TEST(FormatLibrary, FunctionsThatLoadEachOthersLibraryEnd) {
+  call_during("calls_3", [] { load_other(path_of("calls_4")); });
+  call_during("calls_4", [] { load_other(path_of("calls_3")); });
+  std::vector<std::thread> threads;
+  for (const char* kind : {"calls_3", "calls_4"}) {
+    threads.emplace_back([kind] { EXPECT_EQ(load_formats(path_of(kind)).size(), 1u); });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(refused_loads, 1);  // the one that would have waited for itself
+}
+
+TEST(FormatLibrary, ThreadsThatLoadItAtOnceGetTheSameFormats) {
+  call_during("calls_2", [] { std::this_thread::sleep_for(std::chrono::milliseconds(100)); });
+  Group::threads(4).run([](const Rank&) {
+    EXPECT_EQ(load_formats(path_of("calls_2")), std::vector{parse_format("library_calls_2")});
+  });
+}
+
+// An encoder may be given back with objects of the caller, whose destructors may ask for formats.
+struct AsksForAFormat {
+  ~AsksForAFormat() { unknown("library_nobody"); }
+};
+
+TEST(FormatLibrary, DestructorsOfEncodersMayAskForFormats) {
+  Registration registration;
+  Encoder encoder;
+  encoder.part_bytes = [held = std::make_shared<AsksForAFormat>()](int hidden) {
+    return std::array<std::int64_t, kMaxParts>{hidden};
+  };
+  encoder.on_host = [](const EncoderCall&) {};
+  registration.add("library_given_back", std::move(encoder));
 }
 
 }  // namespace
