@@ -31,8 +31,8 @@ Group Group::custom(Bootstrap bootstrap, EngineFunctions engine) {
 
 Group Group::mpi() {
   const ferry_mpi& mpi = open_mpi();
-  return Group(
-      launch_custom({mpi.rank, mpi.ranks, Environment::read().host_id, link_by_mpi}, make_mpi_engine()));
+  return Group(launch_custom({mpi.rank, mpi.ranks, Environment::read().host_id, link_by_mpi, watch_mpi_group},
+                             make_mpi_engine()));
 }
 
 }  // namespace ferry

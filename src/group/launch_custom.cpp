@@ -37,6 +37,7 @@ class CustomLauncher : public Group::Launcher {
     }
     std::unique_ptr<BootstrapLink> link = connection_.link();
     Meeting meeting = meet(*link, connection_.rank, connection_.ranks, connection_.host_id, deadline());
+    if (connection_.joined != nullptr) connection_.joined(meeting.control);
     if (meeting.topology.nodes() == 1) link = nullptr;
     return {std::move(meeting.control), connection_.rank, std::move(meeting.topology), std::move(link)};
   }

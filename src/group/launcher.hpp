@@ -20,6 +20,7 @@ struct Connection {
   std::string host_id;  // name of the simulated host that the rank is on; empty: none
   std::function<std::unique_ptr<BootstrapLink>()>
       link;  // called by run() and join(), in the process of the rank
+  void (*joined)(std::shared_ptr<const ControlBlock> control) = nullptr;  // called once the ranks have met
 };
 
 class Group::Launcher {

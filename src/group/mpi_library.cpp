@@ -4,16 +4,24 @@
 #include <link.h>
 #include <sched.h>
 
+#include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <chrono>
+#include <cstdlib>
+#include <mutex>
 #include <string>
 #include <system_error>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "base/environment.hpp"
 #include "base/text.hpp"
+#include "base/this_process.hpp"
 #include "ferry/error.hpp"
+#include "group/host_identity.hpp"
+#include "group/process_monitor.hpp"
 
 namespace ferry {
 
@@ -97,16 +105,140 @@ ferry_mpi_open_function find_module() {
           ", which is built where CMake finds MPI. Set FERRY_MPI_MODULE to its path. Tried:", tried));
 }
 
-ferry_mpi open_module() {
-  const ferry_mpi_open_function open = find_module();
-  char message[FERRY_MPI_MESSAGE_BYTES] = {};
-  ferry_mpi mpi{};
-  if (open(&mpi, message) != 0) throw UnsupportedError(str("MPI: ", message));
-  return mpi;
-}
-
 void check_result(int result, const char* message) {
   if (result != 0) throw SystemError(str("MPI: ", message), EIO);
+}
+
+// run_mpi_operation(). After an exception MPI still knows the operation.
+void run(const ferry_mpi& mpi, const StartMpiOperation& start, const std::function<void()>& check) {
+  char message[FERRY_MPI_MESSAGE_BYTES] = {};
+  ferry_mpi_operation* operation = nullptr;
+  check_result(start(&operation, message), message);
+  const Clock::time_point begun = Clock::now();
+  Clock::time_point checked = begun;
+  const auto is_done = [&] {
+    int done = 0;
+    check_result(mpi.test(operation, &done, message), message);
+    return done != 0;
+  };
+  while (!is_done()) {
+    const Clock::time_point now = Clock::now();
+    if (now - checked >= kCheckPeriod) {
+      try {
+        check();
+      } catch (...) {
+        // Peers that have finished this operation may fail the group in a later one.
+        if (is_done()) return;
+        throw;
+      }
+      checked = now;
+    }
+    if (now - begun < kYieldPeriod) {
+      sched_yield();
+    } else {
+      std::this_thread::sleep_for(kNap);
+    }
+  }
+}
+
+// The MPI job, as this process has joined it.
+class Job {
+ public:
+  Job() {
+    const ferry_mpi_open_function open = find_module();
+    char message[FERRY_MPI_MESSAGE_BYTES] = {};
+    if (open(&mpi_, message) != 0) throw UnsupportedError(str("MPI: ", message));
+    find_local_processes();
+  }
+
+  const ferry_mpi& mpi() const {
+    require_own_process("MPI", process_);
+    return mpi_;
+  }
+
+  void run(const StartMpiOperation& start, const std::function<void()>& check) {
+    try {
+      ferry::run(mpi(), start, check);
+    } catch (...) {
+      failed_ = true;
+      throw;
+    }
+  }
+
+  void watch(std::shared_ptr<const ControlBlock> control) {
+    const std::lock_guard lock(mutex_);
+    std::erase_if(groups_, [&](const std::shared_ptr<const ControlBlock>& group) {
+      if (group.use_count() > 1) return false;
+      if (group->failed()) failed_ = true;
+      return true;  // no rank of this process is in it any more
+    });
+    groups_.push_back(std::move(control));
+  }
+
+  // At exit. MPI_Finalize has no deadline, so it must not be called unless all ranks will call it: waits for
+  // them, and does nothing once one of them is lost. The end of a rank of another host is not seen here.
+  void finalize() noexcept {
+    if (mpi_.finalize == nullptr || this_process() != process_) return;
+    const auto check = [&] {
+      if (has_lost_a_rank()) throw PeerLostError("MPI is not finalised", {});
+    };
+    try {
+      check();
+      ferry::run(
+          mpi_,
+          [&](ferry_mpi_operation** operation, char* message) {
+            return mpi_.start_all_gather(nullptr, nullptr, 0, operation, message);
+          },
+          check);
+    } catch (const Error&) {
+      return;
+    }
+    mpi_.finalize();
+  }
+
+ private:
+  struct Process {
+    HostIdentity host;
+    int number;
+  };
+
+  void find_local_processes() {
+    const Process mine{HostIdentity::of_this_process({}), process_};
+    std::vector<Process> all(static_cast<std::size_t>(mpi_.ranks));
+    ferry::run(
+        mpi_,
+        [&](ferry_mpi_operation** operation, char* message) {
+          return mpi_.start_all_gather(&mine, all.data(), sizeof mine, operation, message);
+        },
+        [] {});
+    for (const Process& process : all) {
+      if (process.host == mine.host && process.number != process_) local_processes_.push_back(process.number);
+    }
+  }
+
+  bool has_lost_a_rank() {
+    const std::lock_guard lock(mutex_);
+    return failed_ ||
+           std::any_of(groups_.begin(), groups_.end(), [](const auto& group) { return group->failed(); }) ||
+           std::any_of(local_processes_.begin(), local_processes_.end(), has_ended);
+  }
+
+  const int process_ = this_process();
+  ferry_mpi mpi_{};
+  std::vector<int> local_processes_;  // of the other ranks on this host
+  std::atomic<bool> failed_ = false;  // an operation has been given up, or a group that is over has failed
+  std::mutex mutex_;
+  std::vector<std::shared_ptr<const ControlBlock>> groups_;
+};
+
+Job& job() {
+  // Never destroyed: threads may call MPI while the process ends.
+  static auto* const joined = [] {
+    auto* const made = new Job;
+    std::atexit([] { job().finalize(); });
+    return made;
+  }();
+  return *joined;
 }
 
 }  // namespace
@@ -118,45 +250,15 @@ MpiModuleFault mpi_module_fault(const fs::path& path) {
 }
 
 const ferry_mpi& open_mpi() {
-  static const ferry_mpi mpi = open_module();
-  return mpi;
+  return job().mpi();
+}
+
+void watch_mpi_group(std::shared_ptr<const ControlBlock> control) {
+  job().watch(std::move(control));
 }
 
 void run_mpi_operation(const StartMpiOperation& start, const std::function<void()>& check) {
-  const ferry_mpi& mpi = open_mpi();
-  char message[FERRY_MPI_MESSAGE_BYTES] = {};
-  ferry_mpi_operation* operation = nullptr;
-  check_result(start(&operation, message), message);
-  try {
-    const Clock::time_point begun = Clock::now();
-    Clock::time_point checked = begun;
-    const auto is_done = [&] {
-      int done = 0;
-      check_result(mpi.test(operation, &done, message), message);
-      return done != 0;
-    };
-    while (!is_done()) {
-      const Clock::time_point now = Clock::now();
-      if (now - checked >= kCheckPeriod) {
-        try {
-          check();
-        } catch (...) {
-          // Peers that have finished this operation may fail the group in a later one.
-          if (is_done()) return;
-          throw;
-        }
-        checked = now;
-      }
-      if (now - begun < kYieldPeriod) {
-        sched_yield();
-      } else {
-        std::this_thread::sleep_for(kNap);
-      }
-    }
-  } catch (...) {
-    mpi.abandon(operation);
-    throw;
-  }
+  job().run(start, check);
 }
 
 }  // namespace ferry

@@ -4,9 +4,11 @@
 
 #include <filesystem>
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
+#include "group/control_block.hpp"
 #include "group/mpi/module.h"
 
 namespace ferry {
@@ -25,8 +27,15 @@ struct MpiModuleFault {
 MpiModuleFault mpi_module_fault(const std::filesystem::path& path);
 
 // Loads the module and opens MPI, once for the process; the module stays loaded. Collective over all
-// processes of the MPI job. Throws UnsupportedError if the module or MPI cannot be used.
+// processes of the MPI job. Throws UnsupportedError if the module or MPI cannot be used, UsageError in a
+// process forked from one that has opened MPI.
+//
+// At exit Ferry finalises MPI if it has initialised it, and if no rank is missing: MPI_Finalize waits for all
+// ranks, the dead ones included.
 const ferry_mpi& open_mpi();
+
+// Notes a group over MPI. After its failure MPI is not finalised.
+void watch_mpi_group(std::shared_ptr<const ControlBlock> control);
 
 // Starts an operation of open_mpi() and hands it over, as the functions of ferry_mpi do.
 using StartMpiOperation = std::function<int(ferry_mpi_operation** operation, char* message)>;

@@ -6,10 +6,18 @@
 
 #include <cerrno>
 
+#include "base/os/file_descriptor.hpp"
 #include "base/system_error.hpp"
 #include "group/control_block.hpp"
 
 namespace ferry {
+
+bool has_ended(int process) {
+  const FileDescriptor descriptor(static_cast<int>(syscall(SYS_pidfd_open, process, 0)));
+  if (!descriptor.valid()) return errno == ESRCH;
+  pollfd entry{descriptor.number(), POLLIN, 0};
+  return poll(&entry, 1, 0) > 0;
+}
 
 ProcessMonitor::ProcessMonitor(const ControlBlock& control)
     : control_(control), pidfds_(control.ranks(), -1) {}

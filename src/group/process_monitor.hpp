@@ -12,6 +12,9 @@ namespace ferry {
 
 class ControlBlock;
 
+// Also true for a process that has ended and is not reaped yet. Never blocks.
+bool has_ended(int process);
+
 class ProcessMonitor {
  public:
   explicit ProcessMonitor(const ControlBlock& control);

@@ -19,6 +19,7 @@
 #include "base/system_error.hpp"
 #include "base/text.hpp"
 #include "group/host_identity.hpp"
+#include "group/process_monitor.hpp"
 #include "group/waiter.hpp"
 
 namespace ferry {
@@ -49,14 +50,6 @@ struct PublishedControlBlock {
 };
 
 constexpr int kRetryMs = 10;
-
-// Also true for a process that has ended and is not reaped yet.
-bool has_ended(int process) {
-  const FileDescriptor descriptor(static_cast<int>(syscall(SYS_pidfd_open, process, 0)));
-  if (!descriptor.valid()) return errno == ESRCH;
-  pollfd entry{descriptor.number(), POLLIN, 0};
-  return poll(&entry, 1, 0) > 0;
-}
 
 class Rendezvous {
  public:

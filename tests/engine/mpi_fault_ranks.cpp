@@ -1,7 +1,9 @@
 // A program for mpirun: a rank of a group on the backend `collective` over MPI stalls, throws, leaves or is
 // killed. The argument says which. The others print the error that they got. With `lose DIRECTORY VICTIM` all
-// ranks make steps until a rank or a link is lost, and write the error to files.
+// ranks make steps until a rank or a link is lost, and write the error to files. With `work BACKEND` they
+// make steps for a second; the backend `hosts` is `collective` between two simulated hosts.
 #include <csignal>
+#include <cstdlib>
 #include <fstream>
 #include <iostream>
 #include <stdexcept>
@@ -11,6 +13,7 @@
 #include "base/text.hpp"
 #include "ferry/evaluator.hpp"
 #include "ferry/ferry.hpp"
+#include "group/mpi_library.hpp"
 #include "program/two_batches.hpp"
 #include "runtime/support.hpp"
 
@@ -115,15 +118,49 @@ void lose_a_rank(const Rank& rank, const std::string& directory, int victim) {
   sleep_seconds(5);  // mpirun may end the others when it sees one exit
 }
 
+// The test kills a rank from outside.
+void work(const std::string& backend) {
+  if (backend == "hosts") setenv("FERRY_HOST_ID", open_mpi().rank % 2 == 0 ? "even" : "odd", 1);
+  const BackendKind kind = backend == "cpu"         ? BackendKind::cpu
+                           : backend == "reference" ? BackendKind::reference
+                                                    : BackendKind::collective;
+  Group::mpi().run([&](const Rank& rank) {
+    Exchange exchange(rank, {.experts = rank.size(),
+                             .top_k = 1,
+                             .hidden = kHidden,
+                             .max_tokens = kTokens,
+                             .backend = kind,
+                             .format = Format::fp32(),
+                             .combine_type = DType::fp32,
+                             .deadline = 3});
+    try {
+      for (int i = 0; i < 200; ++i) {
+        step(exchange);
+        sleep_seconds(0.005);
+      }
+    } catch (const Error& error) {
+      std::cout << str("rank ", rank.index(), ": ", to_string(error.code()), ": ", error.what(), "\n")
+                << std::flush;
+    }
+  });
+}
+
 }  // namespace
 }  // namespace ferry::test
 
 int main(int argc, char** argv) {
   try {
     const bool loses = argc == 4 && std::string(argv[1]) == "lose";
-    if (argc != 2 && !loses) {
+    const bool works = argc == 3 && std::string(argv[1]) == "work";
+    if (argc != 2 && !loses && !works) {
       throw std::invalid_argument(
-          "needed: stall, throw, leave, kill or kill_in_program, or lose with a folder and a rank");
+          "needed: stall, throw, leave, kill or kill_in_program, lose with a folder and a rank, or work with "
+          "a "
+          "backend");
+    }
+    if (works) {
+      ferry::test::work(argv[2]);
+      return 0;
     }
     ferry::Group::mpi().run([&](const ferry::Rank& rank) {
       loses ? ferry::test::lose_a_rank(rank, argv[2], std::stoi(argv[3]))

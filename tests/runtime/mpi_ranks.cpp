@@ -38,6 +38,7 @@ void fail_one_rank() {
   } catch (const UsageError& error) {
     require_text(error, "one too many");
   }
+  std::cout << str("rank ", open_mpi().rank, " has its error\n") << std::flush;
 }
 
 // `hosts`: the number of hosts, each with the same number of consecutive ranks; 0: two simulated hosts, which

@@ -3,7 +3,6 @@
 #include <limits.h>
 #include <mpi.h>
 #include <pthread.h>
-#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -17,9 +16,6 @@ static int thread_level = MPI_THREAD_SINGLE; /* of all ranks */
 
 /* Held during every call of MPI unless MPI itself is safe to call from several threads. */
 static pthread_mutex_t mpi_mutex = PTHREAD_MUTEX_INITIALIZER;
-
-/* Whether an operation was abandoned. */
-static atomic_int abandoned;
 
 struct ferry_mpi_operation {
   int count;
@@ -116,11 +112,6 @@ static int start_messages(struct ferry_mpi_operation* operation, const struct fe
   return 0;
 }
 
-static void abandon(struct ferry_mpi_operation* operation) {
-  (void)operation; /* MPI still knows its requests */
-  abandoned = 1;
-}
-
 static int start_all_to_all_v(int channel, const struct ferry_mpi_transfer* transfer,
                               struct ferry_mpi_operation** operation, char* message) {
   struct ferry_mpi_operation* made =
@@ -131,10 +122,7 @@ static int start_all_to_all_v(int channel, const struct ferry_mpi_transfer* tran
   enter_mpi();
   const int failed = start_messages(made, transfer, tag, message);
   leave_mpi();
-  if (failed) {
-    abandon(made);
-    return 1;
-  }
+  if (failed) return 1; /* MPI still knows its requests */
   *operation = made;
   return 0;
 }
@@ -149,20 +137,19 @@ static int test(struct ferry_mpi_operation* operation, int* done, char* message)
   return 0;
 }
 
-static void finalize_mpi(void) {
+static void finalize(void) {
   int finalized = 0;
   MPI_Finalized(&finalized);
-  if (!finalized && !abandoned) MPI_Finalize();
+  if (!finalized) MPI_Finalize();
 }
 
-static int initialize_mpi(char* message) {
+static int initialize_mpi(struct ferry_mpi* mpi, char* message) {
   int initialized = 0;
   if (check(MPI_Initialized(&initialized), "MPI_Initialized", message) != 0) return 1;
   if (initialized) return 0;
   int provided = 0;
-  if (check(MPI_Init_thread(NULL, NULL, MPI_THREAD_MULTIPLE, &provided), "MPI_Init_thread", message) != 0)
-    return 1;
-  return atexit(finalize_mpi);
+  mpi->finalize = finalize;
+  return check(MPI_Init_thread(NULL, NULL, MPI_THREAD_MULTIPLE, &provided), "MPI_Init_thread", message);
 }
 
 static int to_thread_level(int level) {
@@ -189,7 +176,7 @@ static int make_communicator(char* message) {
 }
 
 int ferry_mpi_open(struct ferry_mpi* mpi, char* message) {
-  if (initialize_mpi(message) != 0) return 1;
+  if (initialize_mpi(mpi, message) != 0) return 1;
   if (communicator == MPI_COMM_NULL && make_communicator(message) != 0) return 1;
   mpi->rank = own_rank;
   mpi->ranks = rank_count;
@@ -197,6 +184,5 @@ int ferry_mpi_open(struct ferry_mpi* mpi, char* message) {
   mpi->start_all_gather = start_all_gather;
   mpi->start_all_to_all_v = start_all_to_all_v;
   mpi->test = test;
-  mpi->abandon = abandon;
   return 0;
 }

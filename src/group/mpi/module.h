@@ -51,16 +51,17 @@ struct ferry_mpi {
   int (*start_all_to_all_v)(int channel, const struct ferry_mpi_transfer* transfer,
                             struct ferry_mpi_operation** operation, char* message);
 
-  /* Never blocks. The operation is freed when it is done. After a failure, call abandon(). */
+  /* Never blocks. The operation is freed when it is done. After a failure, and of an operation that is given
+   * up, MPI may use the memory until the process ends, so the memory must never be freed. */
   int (*test)(struct ferry_mpi_operation* operation, int* done, char* message);
 
-  /* Gives up. MPI may use the operation's memory until the process ends, so the memory must never be freed.
-   * MPI_Finalize would wait for the operation: the module no longer calls it. */
-  void (*abandon)(struct ferry_mpi_operation* operation);
+  /* Finalises MPI: collective over all processes of the job, without a deadline. NULL: the program does it.
+   */
+  void (*finalize)(void);
 };
 
-/* Fills in `mpi`. Initialises MPI with FERRY_MPI_THREAD_MULTIPLE if the program has not initialised it, and
- * then finalises it at exit. Collective over all processes of the job. */
+/* Fills in `mpi`, which is zero. Initialises MPI with FERRY_MPI_THREAD_MULTIPLE if the program has not
+ * initialised it. Collective over all processes of the job. */
 int ferry_mpi_open(struct ferry_mpi* mpi, char* message);
 typedef int (*ferry_mpi_open_function)(struct ferry_mpi* mpi, char* message);
 
