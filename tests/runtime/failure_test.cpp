@@ -70,6 +70,9 @@ TEST_P(GroupFailures, PeersOfARankThatThrowsGetPeerLostAtOnce) {
 
 // The copy of the rank leaves the body by return or by an exception; the rank goes on.
 TEST_P(GroupFailures, AProcessForkedInTheBodyDoesNotSpeakForTheRank) {
+#ifdef __SANITIZE_THREAD__
+  GTEST_SKIP() << "the thread sanitizer does not follow forks of threads";
+#endif
   constexpr int kSpoke = 3;
   for (const bool throws : {false, true}) {
     run_ranks(GetParam(), 3, 30, [&](const Rank& rank) {
