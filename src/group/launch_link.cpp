@@ -1,11 +1,10 @@
 // Group::launched: a link over the socket of `ferry launch`, which has started this process.
 #include <poll.h>
-#include <unistd.h>
+#include <sys/socket.h>
 
 #include <cerrno>
-#include <charconv>
 #include <cstddef>
-#include <cstring>
+#include <cstdio>
 #include <utility>
 
 #include "base/environment.hpp"
@@ -19,62 +18,70 @@
 namespace ferry {
 
 std::string LaunchedRank::text() const {
-  return str(rank, "/", ranks, "@", name);
+  char secret[33];
+  std::snprintf(secret, sizeof secret, "%016llx%016llx", static_cast<unsigned long long>(launcher.secret[0]),
+                static_cast<unsigned long long>(launcher.secret[1]));
+  return str(rank, "/", ranks, "@", launcher.name.data(), ":", secret);
 }
 
 LaunchedRank LaunchedRank::parse(const std::string& text) {
   LaunchedRank read{};
-  const char* const end = text.data() + text.size();
-  const auto [slash, bad_rank] = std::from_chars(text.data(), end, read.rank);
-  if (bad_rank == std::errc() && slash != end && *slash == '/') {
-    const auto [at, bad_ranks] = std::from_chars(slash + 1, end, read.ranks);
-    if (bad_ranks == std::errc() && at != end && *at == '@') read.name.assign(at + 1, end);
-  }
-  if (read.name.empty() || read.name.size() > 100 || read.rank < 0 || read.rank >= read.ranks)
-    throw UsageError(
-        str("FERRY_LAUNCH is '", text, "', which `ferry launch` does not set: expected RANK/RANKS@NAME"));
+  int end = 0;
+  unsigned long long secret[2];
+  // The sizes of the name and of the secret's halves are those that text() writes.
+  const int fields = std::sscanf(text.c_str(), "%9d/%9d@%38[a-z0-9-]:%16llx%16llx%n", &read.rank, &read.ranks,
+                                 read.launcher.name.data(), &secret[0], &secret[1], &end);
+  if (fields != 5 || static_cast<std::size_t>(end) != text.size() || read.rank < 0 || read.rank >= read.ranks)
+    throw UsageError(str("FERRY_LAUNCH is '", text,
+                         "', which `ferry launch` does not set: expected RANK/RANKS@NAME:SECRET"));
+  read.launcher.secret = {secret[0], secret[1]};
   return read;
-}
-
-AbstractAddress::AbstractAddress(const std::string& name)
-    : bytes_(static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size())) {
-  address_.sun_family = AF_UNIX;
-  std::memcpy(address_.sun_path + 1, name.data(), name.size());  // the first byte, zero, says "abstract"
 }
 
 namespace {
 
 class LaunchLink : public BootstrapLink {
  public:
-  explicit LaunchLink(const LaunchedRank& me)
-      : ranks_(me.ranks), socket_(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)) {
-    if (!socket_.valid()) throw system_error("cannot create a socket", errno);
-    const AbstractAddress address(me.name);
-    if (connect(socket_.number(), address.data(), address.bytes()) != 0)
-      throw system_error("cannot reach `ferry launch`, which has started this process", errno);
-    const auto rank = static_cast<std::int32_t>(me.rank);
-    if (send(socket_.number(), &rank, sizeof rank, MSG_NOSIGNAL) != sizeof rank)
-      throw system_error("cannot send to `ferry launch`", errno);
+  explicit LaunchLink(const LaunchedRank& me) : me_(me) {
+    int ends[2];
+    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends) != 0)
+      throw system_error("cannot create a pair of sockets", errno);
+    socket_ = FileDescriptor(ends[0]);
+    launchers_end_ = FileDescriptor(ends[1]);
   }
 
   std::vector<std::byte> all_gather(std::vector<std::byte> mine,
                                     const std::function<void()>& check) override {
+    if (launchers_end_.valid()) connect(check);
     FrameHead head{.bytes = mine.size(), .failed = 0};
     transfer(&head, sizeof head, POLLOUT, check);
     transfer(mine.data(), mine.size(), POLLOUT, check);
     transfer(&head, sizeof head, POLLIN, check);
+    const std::size_t expected = mine.size() * static_cast<std::size_t>(me_.ranks);
+    if (head.failed != 0 ? head.bytes > kMostFrameBytes : head.bytes != expected)
+      throw UsageError("`ferry launch` mixed up the ranks: the process has several groups at once");
     std::vector<std::byte> all(head.bytes);
     transfer(all.data(), all.size(), POLLIN, check);
     if (head.failed != 0)
       throw PeerLostError(std::string(reinterpret_cast<const char*>(all.data()), all.size()), {});
-    if (all.size() != mine.size() * static_cast<std::size_t>(ranks_))
-      throw UsageError("`ferry launch` mixed up the ranks: the process has several groups at once");
     return all;
   }
 
   void barrier(const std::function<void()>& check) override { all_gather({}, check); }
 
  private:
+  // Gives the launcher its end, once its queue has room.
+  void connect(const std::function<void()>& check) {
+    const DescriptorSocket sender;
+    while (const int error = sender.send(me_.launcher, me_.rank, launchers_end_)) {
+      if (error == ECONNREFUSED)
+        throw system_error("cannot reach `ferry launch`, which has started this process", error);
+      sender.wait(kCheckMilliseconds);
+      check();
+    }
+    launchers_end_ = FileDescriptor();
+  }
+
   // Sends (POLLOUT) or receives (POLLIN) all of the bytes.
   void transfer(void* data, std::size_t bytes, short direction, const std::function<void()>& check) {
     auto* at = static_cast<std::byte*>(data);
@@ -86,19 +93,20 @@ class LaunchLink : public BootstrapLink {
         bytes -= static_cast<std::size_t>(done);
         continue;
       }
-      if (done == 0)
+      if (done == 0 || errno == EPIPE || errno == ECONNRESET)
         throw PeerLostError("`ferry launch` has ended, or a second rank of this number came", {});
       if (errno != EAGAIN && errno != EINTR)
         throw system_error("the connection to `ferry launch` failed", errno);
       pollfd entry{socket_.number(), direction, 0};
-      constexpr int kCheckMilliseconds = 10;
       poll(&entry, 1, kCheckMilliseconds);
       check();
     }
   }
 
-  int ranks_;
-  FileDescriptor socket_;
+  static constexpr int kCheckMilliseconds = 10;
+
+  LaunchedRank me_;
+  FileDescriptor socket_, launchers_end_;
 };
 
 }  // namespace

@@ -1,12 +1,13 @@
-// The protocol between `ferry launch` and the ranks that it starts.
+// The protocol between `ferry launch` and the ranks that it starts: a rank makes a pair of connected sockets
+// and sends one of them to the launcher's DescriptorSocket. Through the other it calls collectives, each with
+// a FrameHead and its bytes, and receives the answer in the same form: the bytes of all ranks in turn.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
-#include <optional>
 #include <string>
 
-#include <sys/socket.h>
-#include <sys/un.h>
+#include "base/os/descriptor_socket.hpp"
 
 namespace ferry {
 
@@ -15,25 +16,17 @@ struct FrameHead {
   std::uint64_t failed;  // 1: the bytes are a text that says why
 };
 
-// The variable's value.
+// Of one rank in one call, or of a text. Groups pass 16 kB at most.
+constexpr std::size_t kMostFrameBytes = 1 << 20;
+
+// The value of FERRY_LAUNCH.
 struct LaunchedRank {
   int rank, ranks;
-  std::string name;
+  SocketAddress launcher;
 
   std::string text() const;
   // Throws UsageError if it does not have that form.
   static LaunchedRank parse(const std::string& text);
-};
-
-// Of a socket in the abstract namespace.
-struct AbstractAddress {
-  explicit AbstractAddress(const std::string& name);  // of at most 100 bytes
-  const sockaddr* data() const { return reinterpret_cast<const sockaddr*>(&address_); }
-  socklen_t bytes() const { return bytes_; }
-
- private:
-  sockaddr_un address_{};
-  socklen_t bytes_ = 0;
 };
 
 }  // namespace ferry

@@ -179,7 +179,7 @@ void Rendezvous::send_control_block(const DescriptorSocket& socket, const FileDe
     const Introduction& to = introductions_[rank];
     if (to.process == getpid()) continue;
     // A send fails while the receiver's queue is full.
-    while (!socket.send(to.socket, rank_, memory)) {
+    while (socket.send(to.socket, rank_, memory) != 0) {
       if (has_ended(to.process)) {
         missing = rank;
         break;

@@ -67,7 +67,7 @@ void DescriptorExchange::transfer() {
   for (const Clock::time_point start = Clock::now();; check_peers(start)) {
     // A send that fails is repeated: the queue is full, or the peer is dying, which check_peers() finds.
     for (int peer = 0; peer < rank_.size(); ++peer) {
-      if (!sent_[peer]) sent_[peer] = socket_->send(addresses_[peer], rank_.index(), mine_);
+      if (!sent_[peer]) sent_[peer] = socket_->send(addresses_[peer], rank_.index(), mine_) == 0;
     }
     receive_all();
     if (unfinished_peer() < 0) break;

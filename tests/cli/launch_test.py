@@ -2,13 +2,43 @@
 
 import os
 import signal
+import socket
 import subprocess
+import tempfile
 import time
 import unittest
 
 from program import PROGRAM, ProgramTest, ferry
 
 RANK = os.environ["FERRY_LAUNCHED_RANK"]
+
+
+def attack():
+    """A process of another user that connects to every socket of Ferry, and sends it messages with files."""
+    process = os.fork()
+    if process != 0:
+        return process
+    os.setuid(65534)
+    connections, file = [], tempfile.TemporaryFile()
+    sender = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    sender.setblocking(False)
+    while True:
+        with open("/proc/net/unix", encoding="utf-8") as table:
+            names = [line.split()[-1] for line in table if "@ferry" in line]
+        for name in names:
+            address = "\0" + name[1:]
+            for _ in range(50):
+                try:
+                    socket.send_fds(sender, [os.urandom(24)], [file.fileno()] * 2, address=address)
+                except OSError:
+                    pass
+                connections.append(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+                connections[-1].setblocking(False)
+                try:
+                    connections[-1].connect(address)
+                except OSError:
+                    pass
+        del connections[:-500]
 
 
 class LaunchTest(ProgramTest):
@@ -57,6 +87,25 @@ class LaunchTest(ProgramTest):
         self.assertLess(time.monotonic() - begin, 10)
         self.assertEqual((job.returncode, out), (1, ""))
         self.assertEqual(errors.count("was killed by signal 9 (Killed), because it did not end in time"), 2, errors)
+
+    @unittest.skipUnless(os.getuid() == 0, "needs root to become another user")
+    def test_another_user_cannot_harm_the_job(self):
+        strangers = [attack() for _ in range(4)]
+        try:
+            for _ in range(5):
+                self.assertEqual(self.succeed("launch", "-n", 16, RANK, "c"), 16 * "joined\n")
+        finally:
+            for stranger in strangers:
+                os.kill(stranger, signal.SIGKILL)
+                os.waitpid(stranger, 0)
+
+    def test_short_queues(self):
+        shorten = "sysctl -qw net.core.somaxconn=2 net.unix.max_dgram_qlen=1 && exec \"$0\" \"$@\""
+        if subprocess.run(["unshare", "-n", "sh", "-c", shorten, "true"], capture_output=True, check=False).returncode != 0:
+            self.skipTest("needs root and sysctl to have a network of its own")
+        done = subprocess.run(["unshare", "-n", "sh", "-c", shorten, PROGRAM, "launch", "-n", "24", RANK, "c"],
+                              capture_output=True, text=True, timeout=60, check=False)
+        self.assertEqual((done.returncode, done.stdout), (0, 24 * "joined\n"), done.stderr)
 
     def test_refusals(self):
         self.refuse(3, ["cannot start", "/no/such/program", "No such file"], "launch", "-n", 2, "/no/such/program")

@@ -2,21 +2,18 @@
 #include <gtest/gtest.h>
 #include <sched.h>
 #include <signal.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
-#include <sys/socket.h>
-#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
-#include <array>
-#include <cctype>
-#include <cstring>
 
 #include <array>
 #include <atomic>
-#include <cctype>
 #include <cerrno>
 #include <cstring>
+#include <string_view>
 
+#include "base/os/descriptor_socket.hpp"
 #include "base/os/file_descriptor.hpp"
 #include "runtime/channel_support.hpp"
 #include "runtime/kill_timer.hpp"
@@ -139,6 +136,8 @@ TEST(Processes, OfAnotherPidNamespaceAreOnAnotherNode) {
   EXPECT_EQ(status_here, 0);
 }
 
+constexpr std::string_view kSocketName = "ferry-";  // and random digits: how names of local sockets begin
+
 // Makes what a peer said of itself look as if it came from another host with the same identity: its process
 // number and the name of its local socket mean nothing here.
 void move_to_another_host(std::byte* introduction, std::size_t bytes, pid_t process) {
@@ -149,11 +148,9 @@ void move_to_another_host(std::byte* introduction, std::size_t bytes, pid_t proc
     std::memcpy(introduction + i, &kNoProcess, sizeof process);
     ++changed;
   }
-  const char unnamed[] = {AF_UNIX, 0, 0};  // what the kernel's own names of sockets begin with
-  for (std::size_t i = 0; i + 8 <= bytes; ++i) {
-    if (std::memcmp(introduction + i, unnamed, sizeof unnamed) != 0) continue;
-    if (std::isxdigit(std::to_integer<int>(introduction[i + 3])) == 0) continue;
-    std::memcpy(introduction + i + 3, "none!", 5);
+  for (std::size_t i = 0; i + kSocketName.size() < bytes; ++i) {
+    if (std::memcmp(introduction + i, kSocketName.data(), kSocketName.size()) != 0) continue;
+    introduction[i + kSocketName.size()] = std::byte{'x'};
     ++changed;
   }
   FERRY_CHECK(changed == 2, str(changed, " changes"));
@@ -216,17 +213,16 @@ TEST(Processes, ThatWaitForTheFileOfAStoppedRankTimeOut) {
   EXPECT_EQ(waitpid(stopped, nullptr, 0), stopped);
 }
 
-// Sends bytes to every local socket of this process that has a name, until none takes more.
-void fill_queues_of_local_sockets() {
-  const FileDescriptor sender(socket(AF_UNIX, SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
-  constexpr int kMostFiles = 1024;
-  for (int file = 0; file < kMostFiles; ++file) {
-    sockaddr_un name{};
-    socklen_t bytes = sizeof name;
-    if (getsockname(file, reinterpret_cast<sockaddr*>(&name), &bytes) != 0) continue;
-    if (name.sun_family != AF_UNIX || bytes <= sizeof name.sun_family) continue;
-    while (sendto(sender.number(), "", 1, 0, reinterpret_cast<sockaddr*>(&name), bytes) == 1) continue;
-  }
+// Sends files to the local socket that a rank's introduction names, until it takes no more.
+void fill_queue(const void* introduction, std::size_t bytes) {
+  const std::string_view text(static_cast<const char*>(introduction), bytes);
+  const std::size_t at = text.find(kSocketName);
+  SocketAddress address;
+  FERRY_CHECK(at != std::string::npos && at + sizeof address <= bytes, "no address");
+  std::memcpy(&address, text.data() + at, sizeof address);
+  const DescriptorSocket sender;
+  const FileDescriptor file(memfd_create("file", MFD_CLOEXEC));
+  while (sender.send(address, 0, file) == 0) continue;
 }
 
 // Rank 1 stops while its queue is full, so rank 0 cannot send it the file of the control block.
@@ -235,7 +231,7 @@ TEST(Processes, ThatSendTheFileToAStoppedRankTimeOut) {
   Bootstrap second = meeting.bootstrap(1);
   second.all_gather = [gather = second.all_gather, calls = 0](const void* mine, void* all,
                                                               std::size_t bytes) mutable {
-    fill_queues_of_local_sockets();
+    if (calls == 0) fill_queue(mine, bytes);
     gather(mine, all, bytes);
     if (++calls == 2) raise(SIGSTOP);
   };

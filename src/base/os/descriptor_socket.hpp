@@ -1,8 +1,5 @@
-// A local socket through which ranks of one host pass open files to one another.
+// A local socket through which processes of one host pass open files to one another.
 #pragma once
-
-#include <sys/socket.h>
-#include <sys/un.h>
 
 #include <array>
 #include <cstdint>
@@ -12,15 +9,17 @@
 
 namespace ferry {
 
-// Where a rank receives; plain data that ranks exchange by all_gather. Any process of the host can send to
-// the socket: the secret, random bits, shows that a sender is a rank of the group.
+// Where a process receives; plain data. Anybody on the host can see the name and send to it. The secret,
+// random bits that only the senders know, shows who is one of them.
 struct SocketAddress {
-  sockaddr_un name;
-  socklen_t name_bytes;
+  std::array<char, 40> name;  // in the abstract namespace, ends with a zero
   std::array<std::uint64_t, 2> secret;
 };
 
 // Unnamed in the file system, so a killed process leaves nothing behind. Never blocks.
+//
+// Messages of strangers cost nothing: the system drops them while they are being sent, before they take room
+// in the queue or wake the receiver.
 class DescriptorSocket {
  public:
   struct Message {
@@ -31,12 +30,14 @@ class DescriptorSocket {
   DescriptorSocket();  // throws SystemError
 
   const SocketAddress& address() const { return address_; }
+  int descriptor() const { return socket_.number(); }  // readable once a message has arrived
 
-  // Sends a duplicate of `file`. False: the receiver's queue is full or the receiver is gone; try again
-  // later.
-  bool send(const SocketAddress& to, int from, const FileDescriptor& file) const;
+  // Sends a duplicate of `file`. Returns 0, or errno: ECONNREFUSED if the receiver is gone, others while its
+  // queue is full or the system is short of something.
+  int send(const SocketAddress& to, int from, const FileDescriptor& file) const;
 
-  // The next message of a rank, if one has arrived. Messages without the secret are dropped.
+  // The next message with the secret, if one has arrived. No file of another message is ever opened, and at
+  // most one of this message.
   std::optional<Message> receive() const;
 
   // Blocks until a message arrives, but for at most this time.

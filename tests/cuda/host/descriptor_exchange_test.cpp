@@ -3,26 +3,27 @@
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
-#include <signal.h>
+#include <poll.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
+#include <cstddef>
 #include <cstring>
-#include <ctime>
 #include <filesystem>
-#include <fstream>
 #include <string>
-#include <thread>
 
+#include "base/os/descriptor_socket.hpp"
 #include "group/rank_state.hpp"
 #include "runtime/channel_support.hpp"
 #include "runtime/group_kinds.hpp"
 #include "runtime/kill_timer.hpp"
 #include "runtime/shared_value.hpp"
+#include "runtime/stranger.hpp"
 
 namespace ferry::test {
 namespace {
@@ -55,6 +56,9 @@ void check_round(const Rank& rank, int round) {
   }
 }
 
+// Files that threads of other ranks have open now, and those that watch a slow peer.
+constexpr long kSlack = 8;
+
 long open_files() {
   namespace fs = std::filesystem;
   return std::distance(fs::directory_iterator("/proc/self/fd"), fs::directory_iterator());
@@ -78,8 +82,6 @@ TEST_P(DescriptorExchange, AreClosed) {
     rank.barrier();
     for (int round = 0; round < 200; ++round) check_round(rank, round);
     rank.barrier();
-    // Allows for files that threads of other ranks have open now, and for those that watch a slow peer.
-    constexpr long kSlack = 8;
     FERRY_CHECK(open_files() <= before + kSlack, str(before, " files before"));
     rank.barrier();
   });
@@ -94,48 +96,66 @@ TEST_P(DescriptorExchange, InvalidDescriptorThrowsOnAllRanks) {
   });
 }
 
-// Sends a datagram that resembles a descriptor message, with a file, to every autobound abstract socket of
-// this host.
-void send_to_all_sockets(int file) {
-  const FileDescriptor own(socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  std::ifstream table("/proc/net/unix");
-  for (std::string line; std::getline(table, line);) {
-    const std::size_t at = line.find('@');
-    if (at == std::string::npos || line.size() - at != 6)
-      continue;  // an address of five digits, chosen by the kernel
-    sockaddr_un address{};
-    address.sun_family = AF_UNIX;
-    std::memcpy(address.sun_path + 1, line.data() + at + 1, 5);
-    std::uint64_t text[3] = {};  // wrong secret, rank 0
-    iovec part{text, sizeof text};
-    alignas(cmsghdr) char control[CMSG_SPACE(sizeof file)] = {};
-    msghdr message{};
-    message.msg_name = &address;
-    message.msg_namelen = offsetof(sockaddr_un, sun_path) + 6;
-    message.msg_iov = &part;
-    message.msg_iovlen = 1;
-    message.msg_control = control;
-    message.msg_controllen = sizeof control;
-    cmsghdr* header = CMSG_FIRSTHDR(&message);
-    header->cmsg_level = SOL_SOCKET;
-    header->cmsg_type = SCM_RIGHTS;
-    header->cmsg_len = CMSG_LEN(sizeof file);
-    std::memcpy(CMSG_DATA(header), &file, sizeof file);
-    sendmsg(own.number(), &message, MSG_NOSIGNAL);
-  }
+TEST_P(DescriptorExchange, MessagesOfStrangersAreIgnored) {
+  const Stranger stranger;
+  run_ranks(GetParam(), 3, 30, [](const Rank& rank) {
+    for (int round = 0; round < 50; ++round) check_round(rank, round);
+    rank.barrier();
+    const long before = open_files();
+    rank.barrier();
+    for (int round = 0; round < 200; ++round) check_round(rank, round);
+    rank.barrier();
+    FERRY_CHECK(open_files() <= before + kSlack, str(before, " files before, ", open_files(), " after"));
+    rank.barrier();
+  });
 }
 
-TEST_P(DescriptorExchange, MessagesOfStrangersAreIgnored) {
-  run_ranks(GetParam(), 3, 30, [](const Rank& rank) {
-    std::jthread stranger;
-    if (rank.index() == 1) {
-      stranger = std::jthread([](const std::stop_token& stop) {
-        const FileDescriptor wrong = file_of(100, 100);
-        while (!stop.stop_requested()) send_to_all_sockets(wrong.number());
-      });
-    }
-    for (int round = 0; round < 50; ++round) check_round(rank, round);
-  });
+// Strangers neither wake a socket nor fill its queue, which holds 10 messages by default.
+TEST(DescriptorSocket, StrangersLeaveNothing) {
+  const DescriptorSocket socket, friendly;
+  const long before = open_files();
+  const Stranger stranger;
+  const Stopwatch watch;
+  int messages = 0;
+  while (stranger.messages() < 20000 && watch.seconds() < 30) {
+    pollfd entry{socket.descriptor(), POLLIN, 0};
+    EXPECT_EQ(poll(&entry, 1, 1), 0) << "after " << stranger.messages() << " messages";
+    ASSERT_EQ(friendly.send(socket.address(), messages, file_of(messages, 0)), 0);
+    const auto message = socket.receive();
+    ASSERT_TRUE(message);
+    EXPECT_EQ(message->from, messages);
+    std::uint64_t value = 0;
+    EXPECT_EQ(pread(message->file.number(), &value, sizeof value, 0), static_cast<ssize_t>(sizeof value));
+    EXPECT_EQ(value, content(messages, 0));
+    ++messages;
+  }
+  EXPECT_GE(stranger.messages(), 20000);
+  EXPECT_EQ(open_files(), before);
+}
+
+// Even with the secret.
+TEST(DescriptorSocket, OpensOneFileOfAMessage) {
+  const DescriptorSocket socket, friendly;
+  const FileDescriptor file = file_of(0, 0);
+  const SocketAddress to = socket.address();
+  sockaddr_un name{};
+  name.sun_family = AF_UNIX;
+  std::strcpy(name.sun_path + 1, to.name.data());
+  std::string bytes(24, 0);
+  std::memcpy(bytes.data(), &to.secret, sizeof to.secret);
+  bytes[16] = 5;
+  const long before = open_files();
+  for (int files = 0; files <= 8; ++files) {
+    const auto name_bytes =
+        static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + std::strlen(to.name.data()));
+    ASSERT_TRUE(send_files(friendly.descriptor(), name, name_bytes, bytes, file.number(), files));
+    const auto message = socket.receive();
+    ASSERT_TRUE(message);
+    EXPECT_EQ(message->from, 5);
+    EXPECT_EQ(message->file.valid(), files > 0);
+    EXPECT_EQ(open_files(), before + std::min(files, 1));
+  }
+  EXPECT_EQ(open_files(), before);
 }
 
 #ifdef FERRY_TEST_PROCESSES

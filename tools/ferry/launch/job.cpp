@@ -93,7 +93,7 @@ class Job {
     if (pipe2(ends, O_CLOEXEC) != 0) throw system_error("cannot create a pipe", errno);
     const FileDescriptor from(ends[0]);
     FileDescriptor to(ends[1]);
-    const std::string variable = LaunchedRank{rank, ranks_, meeting_.name()}.text();
+    const std::string variable = LaunchedRank{rank, ranks_, meeting_.address()}.text();
     const pid_t parent = getpid(), process = fork();
     if (process < 0) throw system_error("cannot fork the process of a rank", errno);
     if (process == 0) {

@@ -1,144 +1,127 @@
 #include "tools/ferry/launch/meeting_point.hpp"
 
 #include <fmt/core.h>
-#include <sys/random.h>
-#include <sys/time.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <utility>
 
 #include "base/system_error.hpp"
 #include "group/launch_protocol.hpp"
 
 namespace ferry::app {
 
-// Connection of a process that claims to be a rank. `input`: bytes received from it and not answered yet.
-struct MeetingPoint::Connection {
-  FileDescriptor socket;
-  int rank = -1;  // -1: it has not said so yet
-  std::vector<std::byte> input{};
+namespace {
 
-  // The bytes of its part in the pending collective, if they are all there.
-  std::optional<std::size_t> complete() const {
-    FrameHead head;
-    if (rank < 0 || input.size() < sizeof head) return std::nullopt;
-    std::memcpy(&head, input.data(), sizeof head);
-    if (input.size() < sizeof head + head.bytes) return std::nullopt;
-    return head.bytes;
-  }
-};
-
-MeetingPoint::MeetingPoint(int ranks)
-    : ranks_(ranks), listener_(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)) {
-  std::uint64_t secret = 0;
-  if (getrandom(&secret, sizeof secret, 0) != sizeof secret) throw system_error("cannot draw a name", errno);
-  name_ = fmt::format("ferry-launch-{}-{:016x}", getpid(), secret);
-  const AbstractAddress address(name_);
-  if (!listener_.valid() || bind(listener_.number(), address.data(), address.bytes()) != 0 ||
-      listen(listener_.number(), ranks) != 0)
-    throw system_error("cannot listen on a local socket", errno);
+bool made_by_this_user(const FileDescriptor& socket) {
+  ucred maker{};
+  socklen_t bytes = sizeof maker;
+  return getsockopt(socket.number(), SOL_SOCKET, SO_PEERCRED, &maker, &bytes) == 0 && maker.uid == getuid();
 }
 
-MeetingPoint::~MeetingPoint() = default;
+}  // namespace
+
+std::optional<std::size_t> MeetingPoint::Connection::announced() const {
+  FrameHead head;
+  if (input.size() < sizeof head) return std::nullopt;
+  std::memcpy(&head, input.data(), sizeof head);
+  return head.bytes;
+}
+
+bool MeetingPoint::Connection::complete() const {
+  return announced() && input.size() - sizeof(FrameHead) == *announced();
+}
 
 void MeetingPoint::add_to(std::vector<pollfd>& entries) const {
-  entries.push_back({listener_.number(), POLLIN, 0});
-  for (const auto& connection : connections_) entries.push_back({connection->socket.number(), POLLIN, 0});
+  entries.push_back({newcomers_.descriptor(), POLLIN, 0});
+  for (const Connection& connection : connections_) {
+    const int events = connection.answer ? POLLIN | POLLOUT : POLLIN;
+    if (connection.socket.valid())
+      entries.push_back({connection.socket.number(), static_cast<short>(events), 0});
+  }
 }
 
 void MeetingPoint::serve() {
-  accept_all();
-  for (const auto& connection : connections_) read(*connection);
-  std::erase_if(connections_, [](const auto& connection) { return !connection->socket.valid(); });
+  connect_newcomers();
+  for (Connection& connection : connections_) read(connection);
   answer_if_complete();
+  for (Connection& connection : connections_) send(connection);
 }
 
 void MeetingPoint::set_lost(int rank, const std::string& why) {
   if (lost_.empty()) lost_ = fmt::format("rank {} is lost: {}", rank, why);
 }
 
-// Only processes of this user may take part.
-void MeetingPoint::accept_all() {
-  while (true) {
-    FileDescriptor socket(accept4(listener_.number(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-    if (!socket.valid()) return;
-    ucred sender{};
-    socklen_t bytes = sizeof sender;
-    if (getsockopt(socket.number(), SOL_SOCKET, SO_PEERCRED, &sender, &bytes) != 0 || sender.uid != getuid())
+void MeetingPoint::connect_newcomers() {
+  for (std::size_t i = 0; i < connections_.size(); ++i) {
+    auto message = newcomers_.receive();
+    if (!message) return;
+    if (!message->file.valid())
+      throw system_error(fmt::format("cannot take the connection of rank {}", message->from), EMFILE);
+    if (message->from < 0 || message->from >= std::ssize(connections_) || !made_by_this_user(message->file))
       continue;
-    connections_.push_back(std::make_unique<Connection>(Connection{std::move(socket)}));
+    Connection& connection = connections_[static_cast<std::size_t>(message->from)];
+    read(connection);  // a rank that has closed one may make another
+    if (!connection.socket.valid()) connection.socket = std::move(message->file);
   }
 }
 
+// A rank that leaves, gives up or breaks the protocol loses the connection.
 void MeetingPoint::read(Connection& connection) {
   std::byte buffer[65536];
-  while (true) {
-    const ssize_t bytes = recv(connection.socket.number(), buffer, sizeof buffer, 0);
+  std::vector<std::byte>& input = connection.input;
+  while (connection.socket.valid()) {
+    const ssize_t bytes = recv(connection.socket.number(), buffer, sizeof buffer, MSG_DONTWAIT);
     if (bytes < 0 && errno == EINTR) continue;
-    if (bytes < 0 && errno == EAGAIN) break;
-    if (bytes <= 0) {  // the rank has left, or gave up
-      connection.socket = FileDescriptor();
+    if (bytes < 0 && errno == EAGAIN) return;
+    if (bytes > 0) input.insert(input.end(), buffer, buffer + bytes);
+    const auto announced = connection.announced();
+    const bool too_long =
+        announced && (*announced > kMostFrameBytes || input.size() - sizeof(FrameHead) > *announced);
+    if (bytes <= 0 || too_long) connection = {};
+  }
+}
+
+void MeetingPoint::send(Connection& connection) {
+  while (connection.answer) {
+    const std::vector<std::byte>& all = *connection.answer;
+    const ssize_t bytes = ::send(connection.socket.number(), all.data() + connection.sent,
+                                 all.size() - connection.sent, MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (bytes < 0 && errno == EINTR) continue;
+    if (bytes < 0 && errno == EAGAIN) return;
+    if (bytes < 0) {
+      connection = {};
       return;
     }
-    connection.input.insert(connection.input.end(), buffer, buffer + bytes);
-  }
-  std::int32_t rank = 0;
-  if (connection.rank >= 0 || connection.input.size() < sizeof rank) return;
-  std::memcpy(&rank, connection.input.data(), sizeof rank);
-  connection.input.erase(connection.input.begin(), connection.input.begin() + sizeof rank);
-  const bool taken = std::any_of(connections_.begin(), connections_.end(), [rank](const auto& other) {
-    return other->socket.valid() && other->rank == rank;
-  });
-  if (rank < 0 || rank >= ranks_ || taken) {
-    connection.socket = FileDescriptor();
-  } else {
-    connection.rank = rank;
+    connection.sent += static_cast<std::size_t>(bytes);
+    if (connection.sent == all.size()) connection.answer = nullptr;
   }
 }
 
 void MeetingPoint::answer_if_complete() {
-  std::vector<Connection*> by_rank(static_cast<std::size_t>(ranks_));
-  for (const auto& connection : connections_) {
-    if (connection->complete()) by_rank[static_cast<std::size_t>(connection->rank)] = connection.get();
+  const auto complete = [](const Connection& connection) { return connection.complete(); };
+  if (lost_.empty() && !std::ranges::all_of(connections_, complete)) return;
+  FrameHead head{.bytes = 0, .failed = lost_.empty() ? 0U : 1U};
+  std::vector<std::byte> answer(sizeof head);
+  const auto append = [&](const void* data, std::size_t bytes) {
+    const auto* begin = static_cast<const std::byte*>(data);
+    answer.insert(answer.end(), begin, begin + bytes);
+  };
+  append(lost_.data(), lost_.size());
+  for (const Connection& connection : connections_) {
+    if (lost_.empty()) append(connection.input.data() + sizeof head, *connection.announced());
   }
-  if (!lost_.empty()) {
-    for (Connection* connection : by_rank) {
-      if (connection != nullptr) send_to(*connection, true, lost_.data(), lost_.size());
-    }
-    return;
-  }
-  if (std::any_of(by_rank.begin(), by_rank.end(), [](const Connection* c) { return c == nullptr; })) return;
-  std::vector<std::byte> all;
-  for (const Connection* connection : by_rank) {
-    const auto begin = connection->input.begin() + sizeof(FrameHead);
-    all.insert(all.end(), begin, begin + static_cast<std::ptrdiff_t>(*connection->complete()));
-  }
-  for (Connection* connection : by_rank) send_to(*connection, false, all.data(), all.size());
-}
-
-// Answers the connection's pending call. A rank that does not read its answer loses the connection.
-void MeetingPoint::send_to(Connection& connection, bool failed, const void* data, std::size_t bytes) {
-  const auto used = static_cast<std::ptrdiff_t>(sizeof(FrameHead) + *connection.complete());
-  connection.input.erase(connection.input.begin(), connection.input.begin() + used);
-  const FrameHead head{.bytes = bytes, .failed = failed ? 1U : 0U};
-  std::vector<std::byte> message(sizeof head + bytes);
-  std::memcpy(message.data(), &head, sizeof head);
-  if (bytes > 0) std::memcpy(message.data() + sizeof head, data, bytes);
-  std::size_t sent = 0;
-  while (sent < message.size()) {
-    const ssize_t done =
-        send(connection.socket.number(), message.data() + sent, message.size() - sent, MSG_NOSIGNAL);
-    if (done > 0) {
-      sent += static_cast<std::size_t>(done);
-      continue;
-    }
-    pollfd entry{connection.socket.number(), POLLOUT, 0};
-    constexpr int kPatienceMilliseconds = 1000;
-    if (errno == EINTR || (errno == EAGAIN && poll(&entry, 1, kPatienceMilliseconds) > 0)) continue;
-    connection.socket = FileDescriptor();
-    return;
+  head.bytes = answer.size() - sizeof head;
+  std::memcpy(answer.data(), &head, sizeof head);
+  const auto shared = std::make_shared<const std::vector<std::byte>>(std::move(answer));
+  for (Connection& connection : connections_) {
+    if (!connection.complete()) continue;
+    connection.input.clear();
+    connection.answer = shared;
+    connection.sent = 0;
   }
 }
 

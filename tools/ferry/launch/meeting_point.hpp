@@ -4,49 +4,54 @@
 #include <poll.h>
 
 #include <cstddef>
-#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "base/os/descriptor_socket.hpp"
 #include "base/os/file_descriptor.hpp"
 
 namespace ferry::app {
 
-// Answers the collectives of group/launch_protocol.hpp. One thread; it works only inside serve().
+// Answers the collectives of group/launch_protocol.hpp. One thread; it works only inside serve(), which never
+// waits.
 class MeetingPoint {
  public:
   // Throws SystemError.
-  explicit MeetingPoint(int ranks);
-  ~MeetingPoint();
-  MeetingPoint(const MeetingPoint&) = delete;
-  MeetingPoint& operator=(const MeetingPoint&) = delete;
+  explicit MeetingPoint(int ranks) : connections_(static_cast<std::size_t>(ranks)) {}
 
-  const std::string& name() const { return name_; }  // for the ranks' environment
+  const SocketAddress& address() const { return newcomers_.address(); }  // for the ranks' environment
 
   // Adds the descriptors that serve() needs to those that the caller polls.
   void add_to(std::vector<pollfd>& entries) const;
 
-  // Serves every connection and message that has arrived. Does not wait.
+  // Serves every connection and message that has arrived. Throws SystemError if this process cannot have more
+  // files open.
   void serve();
 
   // Collectives that need the rank end with this text from now on.
   void set_lost(int rank, const std::string& why);
 
  private:
-  struct Connection;
+  struct Connection {
+    FileDescriptor socket{};
+    std::vector<std::byte> input{};                          // received and not answered yet
+    std::shared_ptr<const std::vector<std::byte>> answer{};  // that is being sent; null: none
+    std::size_t sent = 0;                                    // bytes of it
 
-  void accept_all();
-  void read(Connection& connection);
+    std::optional<std::size_t> announced() const;  // bytes of its part in the pending collective
+    bool complete() const;                         // they are all there
+  };
+
+  void connect_newcomers();
+  static void read(Connection& connection);
+  static void send(Connection& connection);
   void answer_if_complete();
-  static void send_to(Connection& connection, bool failed, const void* data, std::size_t bytes);
 
-  int ranks_;
-  std::string name_;
-  FileDescriptor listener_;
-  std::vector<std::unique_ptr<Connection>> connections_;
-  std::string lost_;  // why a rank will not call any more; empty: all may
+  DescriptorSocket newcomers_;
+  std::vector<Connection> connections_;  // [ranks], without a socket: the rank has none
+  std::string lost_;                     // why a rank will not call any more; empty: all may
 };
 
 }  // namespace ferry::app
