@@ -51,11 +51,25 @@ int by_c() {
   return joined ? 0 : 1;
 }
 
+// Says its process number once only SIGKILL can end or stop it.
 int ignore_signals() {
-  std::signal(SIGINT, SIG_IGN);
-  std::printf("ready\n");
+  for (const int signal : {SIGHUP, SIGINT, SIGQUIT, SIGTERM}) std::signal(signal, SIG_IGN);
+  std::printf("%d\n", getpid());
   std::fflush(stdout);
   sleep(60);
+  return 0;
+}
+
+volatile std::sig_atomic_t interrupts = 0;
+
+// Counts SIGINT, until a second after the first.
+int count_interrupts() {
+  std::signal(SIGINT, [](int) { interrupts = interrupts + 1; });
+  std::printf("%d\n", getpid());
+  std::fflush(stdout);
+  while (interrupts == 0) usleep(1000);
+  for (int i = 0; i < 100; ++i) usleep(10000);
+  std::printf("%d interrupts\n", static_cast<int>(interrupts));
   return 0;
 }
 
@@ -67,5 +81,6 @@ int main(int argc, char** argv) {
   if (task == "end-early") return end_early();
   if (task == "c") return by_c();
   if (task == "ignore-signals") return ignore_signals();
+  if (task == "count-interrupts") return count_interrupts();
   return 2;
 }

@@ -31,7 +31,8 @@ constexpr const char* kFooter = R"(Examples:
   ferry trace list                             list the traces that can be run
 
 Exit codes: 0 success, 1 a check failed, 2 bad command line or input file, 3 any other error (a system call
-failed, a rank was lost, not supported here). An error is one line on stderr.
+failed, a rank was lost, not supported here). `ferry launch` passes on the status of a rank that failed. An
+error is one line on stderr.
 )";
 
 // Messages may span several lines, which are then parted by semicolons.
@@ -52,7 +53,7 @@ std::string footer() {
                         : fmt::format("{}\nDocuments, such as docs/programs.md: {}\n", kFooter, folder);
 }
 
-int fail(Exit code, const std::string& message) {
+int fail(int code, const std::string& message) {
   fmt::print(stderr, "ferry: {}\n", one_line(message));
   return code;
 }
@@ -134,6 +135,8 @@ int run(int argc, char** argv) {
     return fail(kUsage, error.what() + hint(program));
   } catch (const CheckFailed& error) {
     return fail(kCheckFailed, error.what());
+  } catch (const ProgramFailed& error) {
+    return fail(error.status, error.what());
   } catch (const UsageError& error) {
     return fail(kUsage, error.what());
   } catch (const std::exception& error) {

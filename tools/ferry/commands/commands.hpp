@@ -7,6 +7,7 @@
 
 #include <CLI/CLI.hpp>
 #include <stdexcept>
+#include <string>
 
 namespace ferry::app {
 
@@ -16,6 +17,13 @@ struct BenchOptions;
 class CheckFailed : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
+};
+
+// A program that the command has started has failed.
+class ProgramFailed : public std::runtime_error {
+ public:
+  ProgramFailed(const std::string& text, int exit_status) : std::runtime_error(text), status(exit_status) {}
+  int status;  // to pass on
 };
 
 void add_run(CLI::App& program);
