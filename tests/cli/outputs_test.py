@@ -160,6 +160,15 @@ class OutputsTest(ProgramTest):
         self.assertEqual(os.stat(target).st_mode & 0o777, 0o640)
         self.assertEqual(sorted(os.listdir(self.folder)), ["link.json", "target.json"])
 
+    def test_links_in_a_shared_folder_are_not_followed(self):
+        theirs = pathlib.Path(self.path("theirs"))
+        theirs.write_text("kept", encoding="utf-8")
+        # exec keeps the process number, which anybody can guess.
+        planted = 'ln -s theirs "$1.$$.part"; ln -s theirs "$1.part"; ln -s theirs "$1.tmp"; path=$1; shift; exec "$0" "$@" --json "$path"'
+        subprocess.run(["sh", "-c", planted, PROGRAM, self.path("run.json"), "run", *SMALL], cwd=self.folder, capture_output=True, check=True)
+        self.assertEqual(theirs.read_text(encoding="utf-8"), "kept")
+        json.loads(pathlib.Path(self.path("run.json")).read_text(encoding="utf-8"))
+
     def test_any_output_to_stdout_replaces_the_table(self):
         self.assertTrue(self.succeed("run", *SMALL, "--html", "-").startswith("<!doctype html>"))
         self.assertIn("traceEvents", json.loads(self.succeed("run", *SMALL, "--timeline", "-")))

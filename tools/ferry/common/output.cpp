@@ -13,6 +13,7 @@
 #include <cstring>
 #include <filesystem>
 #include <memory>
+#include <random>
 #include <utility>
 
 #include "ferry/error.hpp"
@@ -42,10 +43,12 @@ void put(const std::string& path, const std::string& text, std::FILE* file) {
 class TemporaryFile {
  public:
   TemporaryFile(const std::string& path, const std::string& target)
-      : path_(path), target_(target), temporary_(fmt::format("{}.{}.part", target, getpid())) {
+      : path_(path),
+        target_(target),
+        temporary_(fmt::format("{}.{:08x}.part", target, std::random_device()())) {
     constexpr mode_t kReadWriteAll = 0666;  // reduced by the umask
-    const int descriptor =
-        ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, kReadWriteAll);
+    // Exclusive and at random: in a folder for all, somebody could have put a link of that name there.
+    const int descriptor = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, kReadWriteAll);
     if (descriptor < 0) throw cannot_write(path_, errno);
     file_.reset(fdopen(descriptor, "w"));
     struct stat old{};
