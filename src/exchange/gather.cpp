@@ -32,6 +32,16 @@ void check_device_count(const char* operation, const std::int32_t* device_count,
       str(operation, ": this backend cannot read a count from device memory: pass the count itself"));
 }
 
+// A rank's terms come from the rank itself, so the others bound them too.
+void check_terms(const char* operation, std::span<const GatherTerms> ranks) {
+  const auto most = kMostRowsToGather * static_cast<std::int64_t>(ranks.size());
+  for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
+    const int r = static_cast<int>(rank);
+    check_row_count(operation, "count", ranks[rank].count, kMostRowsToGather, r);
+    check_row_count(operation, "rows held", ranks[rank].held, most, r);
+  }
+}
+
 }  // namespace
 
 std::int64_t sum_of_counts(std::span<const GatherTerms> ranks) {
@@ -68,6 +78,7 @@ void raise_rows_held(Operation operation, int rank, std::int64_t held, std::int6
 }
 
 void check_all_gather(std::span<const GatherTerms> ranks, int sub_group) {
+  check_terms("all_gather_v", ranks);
   for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
     const std::int64_t sum = sum_for(ranks, rank, sub_group);
     if (ranks[rank].held < sum)
@@ -76,6 +87,7 @@ void check_all_gather(std::span<const GatherTerms> ranks, int sub_group) {
 }
 
 void check_reduce_scatter(std::span<const GatherTerms> ranks, int sub_group) {
+  check_terms("reduce_scatter_v", ranks);
   for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
     const std::int64_t sum = sum_for(ranks, rank, sub_group);
     if (ranks[rank].held != sum)

@@ -6,6 +6,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <functional>
 #include <memory>
 #include <stdexcept>
@@ -72,6 +73,26 @@ TEST(WindowCommunicator, AFailureEndsAWait) {
     }
     rank.barrier();
   });
+}
+
+// Positions that no peer can have written.
+TEST(WindowCommunicator, DamagedPositionsEndTheTransfer) {
+  for (const std::int64_t word : {0, 64}) {  // of a pair: written, read
+    for (const std::uint64_t value : {std::uint64_t{513}, std::uint64_t{1} << 40, std::uint64_t{1} << 63}) {
+      Group::threads(2).run([&](const Rank& rank) {
+        const WindowLayout layout{.ranks = 2, .lanes = 1, .window_bytes = 512};
+        const auto memory = std::make_shared<const SymmetricMemory>(rank, layout.bytes());
+        WindowCommunicator communicator(rank, memory, layout, 0);
+        if (rank.index() == 0) {
+          std::memcpy(memory->at(0, WindowLayout::kPairBytes + word), &value, sizeof value);
+          EXPECT_THROW(swap(communicator, 0, [] { throw std::runtime_error("nobody has noticed"); }),
+                       SystemError)
+              << word << ", " << value;
+        }
+        rank.barrier();
+      });
+    }
+  }
 }
 
 }  // namespace

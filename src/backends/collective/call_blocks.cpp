@@ -98,12 +98,15 @@ std::string CallBlocks::fault_of_block(int peer) const {
 }
 
 std::string CallBlocks::fault(int peer, bool sealed, bool arrived) const {
-  if (peer == me_ || sealed) return {};
-  const std::string block =
-      str("block of ", blocks_.received_bytes(peer), " bytes, which holds the call header and the counts");
-  if (!arrived)
-    return str("all_to_all_v returned before the bytes of rank ", peer, " had arrived: its ", block);
-  return str("all_to_all_v returned other bytes than rank ", peer, " has sent: its ", block);
+  if (peer == me_) return {};
+  if (sealed) {
+    const BlockHeader& header = blocks_.header_from(peer);
+    const bool options_fit = header.option_count >= 0 && header.option_count <= kMaxCallOptions;
+    return options_fit ? fault_of(header.messages, peer) : counts_fault(peer);
+  }
+  return transfer_fault(peer, arrived,
+                        str("its block of ", blocks_.received_bytes(peer),
+                            " bytes, which holds the call header and the counts"));
 }
 
 bool CallBlocks::is_same_call(int peer, const Call& call) const {

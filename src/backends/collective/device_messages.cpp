@@ -48,7 +48,7 @@ void DeviceMessages::exchange(std::uint64_t, const std::function<FollowingMessag
     if (peer == me_) continue;
     received_[rank] = all.back().bytes;
     end += received_[rank];
-    if (received_[rank] < 0 || (sent_.slot_bytes > 0 && received_[rank] > sent_.slot_bytes)) wire.fail(peer);
+    if (sent_.slot_bytes > 0 && received_[rank] > sent_.slot_bytes) wire.fail(counts_fault(peer));
     count(peer, sent_.bytes[rank] / sent_.message_bytes, sent_.bytes[rank]);
   }
   if (sent_.slot_bytes == 0) sent_.receive = sent_.room_for(end);

@@ -235,12 +235,8 @@ void EngineCall::exchange_blocks(const Check& check) {
 
 void EngineCall::exchange_messages(const Check& check) {
   const CallBlocks& blocks = memory_->blocks;
-  const MessageCarrier::Wire wire = {
-      .transfer = [&](const AllToAllV& each) { transfer(each, check); },
-      .fail =
-          [&](int peer) {
-            fail_transfer(str("all_to_all_v returned before the bytes of rank ", peer, " had arrived"));
-          }};
+  const MessageCarrier::Wire wire = {.transfer = [&](const AllToAllV& each) { transfer(each, check); },
+                                     .fail = [&](const std::string& fault) { fail_transfer(fault); }};
   const auto following = [&](int peer) { return blocks.following(peer); };
   const auto table = [&](int peer) { return blocks.table_from(peer); };
   begin_step();

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <string>
 
 #include "backends/collective/hop_tables.hpp"
 #include "backends/collective/pair_blocks.hpp"
@@ -16,7 +17,8 @@ class MessageCarrier {
   // What a carrier needs of the call.
   struct Wire {
     std::function<void(const AllToAllV&)> transfer;  // throws if the engine fails
-    std::function<void(int peer)> fail;              // throws: bytes of the peer are missing
+    // Throws: what is wrong with what has arrived.
+    std::function<void(const std::string& fault)> fail;
   };
 
   virtual ~MessageCarrier() = default;

@@ -28,6 +28,16 @@ std::uint64_t absence_mark(std::uint64_t call, std::int64_t round, int peer) {
   return (number ^ number >> 29) * 0x9E3779B97F4A7C15u;
 }
 
+// A block of `bytes` consists of the messages that its table announces.
+void require_parts(const std::int64_t* parts, std::size_t count, std::int64_t bytes, int peer,
+                   const MessageCarrier::Wire& wire) {
+  for (std::size_t i = 0; i < count; ++i) {
+    if (parts[i] < 0 || parts[i] > bytes) wire.fail(counts_fault(peer));
+    bytes -= parts[i];
+  }
+  if (bytes != 0) wire.fail(counts_fault(peer));
+}
+
 PairBlocks<SecondHopHeader> make_second_headers(const TableBytes& tables) {
   return {tables.sent, tables.received};
 }
@@ -133,7 +143,7 @@ void MessageHops::exchange(std::uint64_t call, const std::function<FollowingMess
   }
   inbox_.place();
   transfer(outbox_, inbox_, first, call, wire);
-  const std::vector<cpu::HeldMessages> held = hold(table);
+  const std::vector<cpu::HeldMessages> held = hold(table, wire);
   if (!options_.relays) return;
   fault_point(FaultPoint::relay_holds, me_);
   const std::vector<Forward> forwards = plan_forwards(held, first);
@@ -164,7 +174,7 @@ void MessageHops::transfer(const Blocks& sent, const Blocks& received,
     }
     wire.transfer(each);
     for (int peer = 0; peer < ranks_; ++peer) {
-      if (!has_arrived(peer)) wire.fail(peer);
+      if (!has_arrived(peer)) wire.fail(transfer_fault(peer, false, "messages"));
     }
     ++round;
   });
@@ -177,7 +187,8 @@ bool MessageHops::has_arrived(int peer) const {
 }
 
 // Sorts the messages that have arrived: keeps those for this rank, and returns those that it forwards.
-std::vector<cpu::HeldMessages> MessageHops::hold(const std::function<const std::int64_t*(int peer)>& table) {
+std::vector<cpu::HeldMessages> MessageHops::hold(const std::function<const std::int64_t*(int peer)>& table,
+                                                 const Wire& wire) {
   std::vector<cpu::HeldMessages> held;
   for (int origin = 0; origin < ranks_; ++origin) {
     const std::byte* data = origin == me_ ? outbox_.block(me_) : inbox_.block(origin);
@@ -186,7 +197,9 @@ std::vector<cpu::HeldMessages> MessageHops::hold(const std::function<const std::
       continue;
     }
     const std::int64_t* entry = table(origin);
-    for (const int final : tables_.receivers(direction_, origin, me_)) {
+    const std::span<const int> receivers = tables_.receivers(direction_, origin, me_);
+    if (origin != me_) require_parts(entry, receivers.size(), inbox_.bytes[at(origin)], origin, wire);
+    for (const int final : receivers) {
       const std::int64_t bytes = *entry++;
       if (bytes == 0) continue;
       if (same_node(origin, final)) {
@@ -267,7 +280,9 @@ void MessageHops::exchange_second(std::uint64_t call, const std::vector<Forward>
     if (relay == me_) continue;
     const auto* entry = reinterpret_cast<const std::int64_t*>(second_headers_.content_from(relay));
     const std::byte* data = second_inbox_.block(relay);
-    for (const int origin : tables_.origins(direction_, relay, me_)) {
+    const std::span<const int> origins = tables_.origins(direction_, relay, me_);
+    require_parts(entry, origins.size(), second_inbox_.bytes[at(relay)], relay, wire);
+    for (const int origin : origins) {
       const std::int64_t bytes = *entry++;
       if (bytes == 0) continue;
       delivered_[at(origin)] = {data, bytes};

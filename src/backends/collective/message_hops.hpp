@@ -94,7 +94,8 @@ class MessageHops final : public MessageCarrier {
   void count(int to, std::int64_t messages, std::int64_t bytes);
   void transfer(const Blocks& sent, const Blocks& received, const std::vector<FollowingMessages>& following,
                 std::uint64_t call, const Wire& wire);
-  std::vector<cpu::HeldMessages> hold(const std::function<const std::int64_t*(int peer)>& table);
+  std::vector<cpu::HeldMessages> hold(const std::function<const std::int64_t*(int peer)>& table,
+                                      const Wire& wire);
   std::vector<Forward> plan_forwards(const std::vector<cpu::HeldMessages>& held,
                                      const std::vector<FollowingMessages>& following);
   void write_forwards(const std::vector<Forward>& forwards);

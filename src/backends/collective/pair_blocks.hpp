@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <cstring>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "base/error_record.hpp"
@@ -54,6 +55,19 @@ std::uint64_t peek(const std::byte* at);
 // Of a header of `bytes`, a multiple of 8, whose second word is the seal itself.
 std::uint64_t seal_of(const std::byte* header, std::size_t bytes, int from, int to);
 
+// Of the content of a block, a multiple of 8 bytes. `header`: the seal of its header.
+std::uint64_t seal_of_content(const std::byte* content, std::int64_t bytes, std::uint64_t header);
+
+// What all_to_all_v has done wrong with `what`, which rank `peer` sends. `arrived`: bytes have come, but they
+// are not those that were sealed.
+std::string transfer_fault(int peer, bool arrived, const std::string& what);
+
+// The counts that rank `peer` has announced do not fit together.
+std::string counts_fault(int peer);
+
+// What is wrong with the messages that rank `peer` announces; empty: a rank can send them.
+std::string fault_of(const FollowingMessages& messages, int peer);
+
 // The blocks to and from all ranks. A block is a header, then content that the user of the block fills in,
 // aligned to 64 bytes, and at its end a word that tells whether all of it has arrived.
 template <class Header>
@@ -98,12 +112,13 @@ class PairBlocks {
     return arrived(peer) && peek(received() + end_of_received(peer)) != 0;
   }
 
-  // Seals the block to a peer. Its header must be complete.
+  // Seals the block to a peer. Its header and content must be complete.
   void seal(int me, int peer) const {
     Header& header = header_to(peer);
     header.seal = seal_of(sent() + sent_offset(peer), header.sealed_bytes(), me, peer);
-    const std::uint64_t last = kLast ^ header.seal;
-    std::memcpy(sent() + sent_offset(peer) + sent_bytes(peer) - kLastBytes, &last, sizeof last);
+    const std::int64_t end = sent_offset(peer) + sent_bytes(peer) - kLastBytes;
+    const std::uint64_t last = last_word(content_to(peer), sent() + end, header.seal);
+    std::memcpy(sent() + end, &last, sizeof last);
   }
   // True if the received header, or the whole received block, is as the peer sealed it.
   bool is_sealed_header(int me, int peer) const {
@@ -111,15 +126,18 @@ class PairBlocks {
     return header.seal == seal_of(received() + received_offset(peer), header.sealed_bytes(), peer, me);
   }
   bool is_sealed(int me, int peer) const {
+    const std::byte* const end = received() + end_of_received(peer);
     return is_sealed_header(me, peer) &&
-           peek(received() + end_of_received(peer)) == (kLast ^ header_from(peer).seal);
+           peek(end) == last_word(content_from(peer), end, header_from(peer).seal);
   }
 
   std::byte* content_to(int peer) const { return sent() + sent_offset(peer) + kHeaderBytes; }
   const std::byte* content_from(int peer) const { return received() + received_offset(peer) + kHeaderBytes; }
 
  private:
-  static constexpr std::uint64_t kLast = 0xA54FF53A5F1D36F1u;
+  static std::uint64_t last_word(const std::byte* content, const std::byte* end, std::uint64_t header) {
+    return seal_of_content(content, end - content, header);
+  }
 
   std::int64_t end_of_received(int peer) const {
     return received_offset(peer) + received_bytes(peer) - kLastBytes;

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "backends/collective/message_rounds.hpp"
+#include "base/text.hpp"
 
 namespace ferry::collective {
 
@@ -35,9 +36,17 @@ std::vector<FollowingMessages> exchange_second_headers(PairBlocks<SecondHopHeade
                  .receive_offsets = received_offsets});
   std::vector<FollowingMessages> following;
   for (int peer = 0; peer < ranks; ++peer) {
-    if (peer != hop.me && !headers.is_sealed(hop.me, peer)) wire.fail(peer);
-    following.push_back(peer == hop.me ? headers.header_to(peer).messages
-                                       : headers.header_from(peer).messages);
+    if (peer == hop.me) {
+      following.push_back(headers.header_to(peer).messages);
+      continue;
+    }
+    if (!headers.is_sealed(hop.me, peer)) {
+      wire.fail(transfer_fault(peer, headers.arrived_whole(peer),
+                               str("its block of ", headers.received_bytes(peer),
+                                   " bytes, which holds the counts of the second hop")));
+    }
+    following.push_back(headers.header_from(peer).messages);
+    if (const std::string fault = fault_of(following.back(), peer); !fault.empty()) wire.fail(fault);
   }
   return following;
 }

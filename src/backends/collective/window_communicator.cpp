@@ -3,9 +3,12 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstring>
 #include <utility>
 
+#include "base/text.hpp"
+#include "ferry/error.hpp"
 #include "group/rank_state.hpp"
 
 namespace ferry::collective {
@@ -51,16 +54,25 @@ std::int64_t WindowCommunicator::bytes_from(int peer) const {
   return static_cast<std::int64_t>(written - streams_[static_cast<std::size_t>(peer)].read);
 }
 
+// `bytes`: room or bytes in a window, which follow from the peer's word.
+std::int64_t WindowCommunicator::within_window(int peer, std::int64_t bytes) const {
+  if (bytes >= 0 && bytes <= layout_.window_bytes) return bytes;
+  throw SystemError(str("the memory that ranks ", me_, " and ", peer, " share is damaged: ", bytes,
+                        " bytes in a window of ", layout_.window_bytes),
+                    EIO);
+}
+
+// True also in damaged memory: then moving throws.
 bool WindowCommunicator::can_move(int peer) const {
   const Stream& stream = streams_[static_cast<std::size_t>(peer)];
-  return (stream.to_send > 0 && room_at(peer) > 0) || (stream.to_receive > 0 && bytes_from(peer) > 0);
+  return (stream.to_send > 0 && room_at(peer) != 0) || (stream.to_receive > 0 && bytes_from(peer) != 0);
 }
 
 bool WindowCommunicator::send_to(int peer, const AllToAllV& transfer) {
   const auto p = static_cast<std::size_t>(peer);
   Stream& stream = streams_[p];
   if (stream.to_send == 0) return false;
-  const std::int64_t bytes = std::min({stream.to_send, room_at(peer), kPieceBytes});
+  const std::int64_t bytes = std::min({stream.to_send, within_window(peer, room_at(peer)), kPieceBytes});
   if (bytes == 0) return false;
   const std::byte* from =
       transfer.send + transfer.send_offsets[p] + (transfer.send_bytes[p] - stream.to_send);
@@ -81,7 +93,7 @@ bool WindowCommunicator::receive_from(int peer, const AllToAllV& transfer) {
   const auto p = static_cast<std::size_t>(peer);
   Stream& stream = streams_[p];
   if (stream.to_receive == 0) return false;
-  const std::int64_t bytes = std::min(stream.to_receive, bytes_from(peer));
+  const std::int64_t bytes = std::min(stream.to_receive, within_window(peer, bytes_from(peer)));
   if (bytes == 0) return false;
   std::byte* const to =
       transfer.receive + transfer.receive_offsets[p] + (transfer.receive_bytes[p] - stream.to_receive);

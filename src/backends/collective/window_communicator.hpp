@@ -35,7 +35,6 @@ struct WindowLayout {
 // consider those with the lowest transfer: they wait only for one another, since all others have sent and
 // taken all bytes of it. Two of them that wait for each other cannot both be stuck: a full window has bytes
 // to take, and one that is not full has room.
-// that is not full has room.
 class WindowCommunicator final : public Communicator {
  public:
   static constexpr int kYields = 50;
@@ -68,6 +67,7 @@ class WindowCommunicator final : public Communicator {
   std::byte* window(int at, int from) const;
   std::int64_t room_at(int peer) const;
   std::int64_t bytes_from(int peer) const;
+  std::int64_t within_window(int peer, std::int64_t bytes) const;
   bool can_move(int peer) const;
   bool can_move_any() const;
   bool send_to(int peer, const AllToAllV& transfer);

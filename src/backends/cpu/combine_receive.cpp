@@ -39,7 +39,8 @@ void Combine::read_summaries() {
     rows_.add_rank(peer, summary.arguments[0]);
     values_.add_rank(peer, summary.arguments[1]);
     weights_.add_rank(peer, summary.arguments[2]);
-    chunks_.add_rank(peer, summary.split != 0, summary.max_rows);
+    chunks_.add_rank(peer, summary.split != 0,
+                     lane_.valid_count(summary.max_rows, context_.config.max_tokens, peer));
     peer_rows_end_.push_back(summary.rows_end);
   }
   rows_.require_same("combine", "outputs and result");

@@ -37,14 +37,17 @@ DispatchResult Dispatch::receive() {
 void Dispatch::read_summary(int peer) {
   const std::byte* in = lane_.link->summary_from(peer);
   const auto& summary = *reinterpret_cast<const SummaryHead*>(in);
-  chunks_.add_rank(peer, summary.split != 0, summary.max_rows);
+  const std::int64_t tokens = context_.config.max_tokens;
+  chunks_.add_rank(peer, summary.split != 0, lane_.valid_count(summary.max_rows, tokens, peer));
   if (by_plan_) return;
-  const int experts = context_.config.experts, ranks = context_.ranks();
-  if (context_.config.shared_experts > 0) plan_.rank_tokens[peer] = summary.tokens;
+  const std::int64_t experts = context_.config.experts, ranks = context_.ranks();
+  if (context_.config.shared_experts > 0)
+    plan_.rank_tokens[peer] = lane_.valid_count(summary.tokens, tokens, peer);
   const auto* counts = reinterpret_cast<const std::int32_t*>(in + sizeof(SummaryHead));
-  std::memcpy(plan_.counts + std::int64_t{peer} * experts, counts, 4 * static_cast<std::size_t>(experts));
-  std::memcpy(plan_.tokens_between + std::int64_t{peer} * ranks, counts + experts,
-              4 * static_cast<std::size_t>(ranks));
+  for (std::int64_t i = peer * experts; i < (peer + 1) * experts; ++i)
+    plan_.counts[i] = lane_.valid_count(*counts++, tokens * context_.config.top_k, i);
+  for (std::int64_t i = peer * ranks; i < (peer + 1) * ranks; ++i)
+    plan_.tokens_between[i] = lane_.valid_count(*counts++, tokens, i);
 }
 
 void Dispatch::finish_plan() {
@@ -66,14 +69,12 @@ void Dispatch::finish_plan() {
 // Row positions follow from the counts, and a damaged count outside [0, T*K] would move rows out of the
 // buffers. Works on a copy, so the caller's plan does not change.
 void Dispatch::copy_valid_counts() {
-  const std::int64_t max_count = std::int64_t{context_.config.max_tokens} * context_.config.top_k;
+  const std::int64_t most = std::int64_t{context_.config.max_tokens} * context_.config.top_k;
   const std::int64_t ranks = context_.ranks(), counts = ranks * context_.config.experts;
   valid_counts_.resize(static_cast<std::size_t>(counts + ranks * ranks + ranks));
   std::int32_t* tokens = valid_counts_.data() + counts;
-  for (std::int64_t i = 0; i < counts; ++i) {
-    valid_counts_[static_cast<std::size_t>(i)] =
-        lane_.valid_entry(plan_.counts[i], max_count + 1, i) ? plan_.counts[i] : 0;
-  }
+  for (std::int64_t i = 0; i < counts; ++i)
+    valid_counts_[static_cast<std::size_t>(i)] = lane_.valid_count(plan_.counts[i], most, i);
   for (int source = 0; source < ranks; ++source) {
     for (int destination = 0; destination < ranks; ++destination) {
       tokens[source * ranks + destination] = lane_.message_count(plan_, source, destination);
@@ -82,9 +83,8 @@ void Dispatch::copy_valid_counts() {
   // The rows of this rank's shared experts have already been written for the header's number of tokens.
   std::int32_t* const rank_tokens = tokens + ranks * ranks;
   for (int rank = 0; rank < ranks && context_.config.shared_experts > 0; ++rank) {
-    const std::int64_t most = rank == context_.me() ? header_.tokens : context_.config.max_tokens;
-    const bool valid = lane_.valid_entry(plan_.rank_tokens[rank], most + 1, rank);
-    rank_tokens[rank] = valid ? plan_.rank_tokens[rank] : 0;
+    rank_tokens[rank] = lane_.valid_count(
+        plan_.rank_tokens[rank], rank == context_.me() ? header_.tokens : context_.config.max_tokens, rank);
   }
   plan_.counts = valid_counts_.data();
   plan_.tokens_between = tokens;

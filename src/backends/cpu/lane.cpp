@@ -57,8 +57,7 @@ void Lane::record_bad_source(std::int64_t entry) {
 
 int Lane::message_count(const PlanView& plan, int source, int destination) {
   const std::int64_t entry = std::int64_t{source} * context.ranks() + destination;
-  const std::int32_t count = plan.tokens_between[entry];
-  return valid_entry(count, std::int64_t{context.config.max_tokens} + 1, entry) ? count : 0;
+  return valid_count(plan.tokens_between[entry], context.config.max_tokens, entry);
 }
 
 Store store_for(std::int64_t bytes) {

@@ -76,6 +76,10 @@ class Lane {
     record_bad_source(entry);
     return false;
   }
+  // A count of a plan or a peer, 0 to `most`; 0 if it is bad.
+  std::int32_t valid_count(std::int32_t count, std::int64_t most, std::int64_t entry) {
+    return valid_entry(count, most + 1, entry) ? count : 0;
+  }
   void record_bad_source(std::int64_t entry);
   // Messages from `source` to `destination` in a plan; 0 if the entry is bad.
   int message_count(const PlanView& plan, int source, int destination);

@@ -1,7 +1,9 @@
 // Dispatch to experts in slices: route a slice of the tokens, then gather the received rows in the sub-group.
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
 #include <cstring>
+#include <string>
 
 #include "backends/sliced/lane.hpp"
 #include "exchange/slice_fault.hpp"
@@ -176,7 +178,12 @@ DispatchResult Lane::dispatch(DispatchCall call, Stream stream) {
   }
   if (call.weights != nullptr) routed_call.weights = call.weights + slice.first * config.top_k;
   const DispatchResult routed = context_.inner->dispatch(routed_call, stream);
-  const Segments segments = segments_of(config, context_.me(), routed.plan).segments;
+  const SegmentsOfPlan of_plan = segments_of(config, context_.me(), routed.plan);
+  if (of_plan.damaged)
+    throw SystemError("dispatch: the counts of rows that rank " + std::to_string(context_.me()) +
+                          " has received are damaged",
+                      EIO);
+  const Segments& segments = of_plan.segments;
   const std::int64_t row_bytes = pack(routed, call, tokens);
   context_.gather->all_gather_v({.lane = index_,
                                  .sub_group = context_.tp(),

@@ -120,7 +120,7 @@ void DeviceHops::exchange(std::uint64_t call, const std::function<FollowingMessa
     // In the first hop rows come only from ranks of this node, messages also from the ranks that this one
     // relays for.
     const bool sends = same_node(me_, peer) || (!kind_.rows && relays_for(peer));
-    if (first.back().bytes < 0 || (!sends && first.back().bytes != 0)) wire.fail(peer);
+    if (!sends && first.back().bytes != 0) wire.fail(collective::counts_fault(peer));
   }
   if (kind_.rows) {
     exchange_rows(call, first, table, wire);

@@ -66,7 +66,7 @@ void DeviceHops::exchange_messages(std::uint64_t call, const Following& first, c
     if (peer == me_) continue;
     const std::int64_t bytes = received.bytes[at(peer)] = first[at(peer)].bytes;
     if (same_node(me_, peer)) {
-      if (bytes > sent_.slot_bytes) wire.fail(peer);
+      if (bytes > sent_.slot_bytes) wire.fail(collective::counts_fault(peer));
       received.offsets[at(peer)] = sent_.receive + peer * sent_.slot_bytes - memory_;
       received_[at(peer)] = bytes;
       incoming_[at(peer)] = received.block(peer);
@@ -74,7 +74,8 @@ void DeviceHops::exchange_messages(std::uint64_t call, const Following& first, c
     } else {
       received.offsets[at(peer)] = end;
       end += bytes;
-      if (end > layout_.first_inbox.begin + layout_.first_inbox.bytes) wire.fail(peer);
+      if (end > layout_.first_inbox.begin + layout_.first_inbox.bytes)
+        wire.fail(collective::counts_fault(peer));
     }
   }
   for (int node = 0; node < topology_.nodes(); ++node) {
@@ -92,7 +93,7 @@ void DeviceHops::exchange_messages(std::uint64_t call, const Following& first, c
     std::int64_t left = second_received_.bytes[at(relay)];
     for (int origin = 0; origin < ranks_; ++origin) {
       if (bytes[origin] == 0) continue;
-      if (bytes[origin] < 0 || bytes[origin] > left) wire.fail(relay);
+      if (bytes[origin] < 0 || bytes[origin] > left) wire.fail(collective::counts_fault(relay));
       deliver(origin, data, bytes[origin], wire);
       data += bytes[origin];
       left -= bytes[origin];
@@ -103,7 +104,7 @@ void DeviceHops::exchange_messages(std::uint64_t call, const Following& first, c
 
 // Copies the messages of `rank` to where kernels read them.
 void DeviceHops::deliver(int rank, const std::byte* data, std::int64_t bytes, const Wire& wire) {
-  if (bytes > sent_.slot_bytes || same_node(me_, rank)) wire.fail(rank);
+  if (bytes > sent_.slot_bytes || same_node(me_, rank)) wire.fail(collective::counts_fault(rank));
   std::byte* const slot = sent_.receive + rank * sent_.slot_bytes;
   copy(slot, data, bytes);
   received_[at(rank)] = bytes;
@@ -123,11 +124,11 @@ void DeviceHops::open_bundles(const Blocks& received, const Tables& table, const
       const std::int64_t bytes = table(origin)[rank], count = bytes / sizes.entry();
       entries += bytes;
       if (count < 0 || bytes % sizes.entry() != 0 || count * sizes.message() > sent_.slot_bytes)
-        wire.fail(origin);
+        wire.fail(collective::counts_fault(origin));
       counts[at(origin)].push_back(static_cast<std::int32_t>(count));
       if (rank != me_) second_.bytes[at(rank)] += count * sizes.message();
     }
-    if (entries > received.bytes[at(origin)]) wire.fail(origin);
+    if (entries > received.bytes[at(origin)]) wire.fail(collective::counts_fault(origin));
   }
   place(second_, second_outbox_);
   std::vector<std::int64_t> next = second_.offsets;

@@ -50,7 +50,7 @@ void DeviceHops::exchange_rows(std::uint64_t call, const Following& first, const
       }
       const std::int64_t bytes = table(origin)[final];
       if (final != me_ && !relays_for(final)) continue;
-      if (bytes < 0 || bytes > left) wire.fail(origin);
+      if (bytes < 0 || bytes > left) wire.fail(collective::counts_fault(origin));
       if (final == me_) {
         received_[at(origin)] = bytes;
         incoming_[at(origin)] = data;
