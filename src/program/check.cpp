@@ -4,7 +4,9 @@
 #include <map>
 #include <optional>
 #include <set>
+#include <string_view>
 #include <utility>
+#include <vector>
 
 #include "base/text.hpp"
 #include "exchange/lane_limit.hpp"
@@ -15,7 +17,7 @@ namespace ferry {
 
 namespace {
 
-using ProgramLane = std::pair<std::string, int>;  // exchange, lane
+using ProgramLane = std::pair<std::string_view, int>;  // exchange, lane
 
 // Memory of a lane, with the step whose dispatch filled it.
 struct ProgramLaneMemory {
@@ -24,6 +26,9 @@ struct ProgramLaneMemory {
 };
 
 constexpr int kMaxStreams = 1024;
+
+// Planning keeps, for every step, how far each stream has come.
+constexpr std::size_t kMaxStepsByStreams = std::size_t{1} << 23;
 
 // Values that are memory of a lane, or a call of it.
 constexpr unsigned kInLane = kinds(ValueKind::received, ValueKind::sent_dispatch, ValueKind::sent_combine);
@@ -52,6 +57,7 @@ class ProgramChecker {
 
   void check() {
     require_name(program_.name, "program", "its name");
+    require_few_streams();
     for (const ProgramName& input : program_.inputs) check_input(input);
     for (step_ = 0; step_ < static_cast<int>(program_.steps.size()); ++step_) check_step();
     for (const auto& [lane, calls] : lanes_) {
@@ -80,6 +86,14 @@ class ProgramChecker {
               "': a name is a letter or _, then letters, digits, _ and ., but not program, input or output"));
   }
 
+  void require_few_streams() const {
+    std::set<int> streams{0};
+    for (const ProgramStep& step : program_.steps) streams.insert(step.stream);
+    if (streams.size() * program_.steps.size() > kMaxStepsByStreams)
+      fail("streams", str(streams.size(), " for ", program_.steps.size(),
+                          " steps: steps times streams are at most ", kMaxStepsByStreams));
+  }
+
   void check_input(const ProgramName& input) {
     const std::string where = str("input ", input.name);
     require_name(input.name, where, "its name");
@@ -101,18 +115,18 @@ class ProgramChecker {
 
   void check_step() {
     check_fields();
-    std::vector<CheckedValue> inputs;
-    for (const std::string& name : step().inputs) inputs.push_back(value_of(name, "uses "));
+    std::vector<const CheckedValue*> inputs;
+    for (const std::string& name : step().inputs) inputs.push_back(&value_of(name, "uses "));
     for (const std::string& name : step().after) value_of(name, "comes after ");
     check_kinds(inputs);
     check_memory(inputs);
     std::vector<ValueKind> input_kinds;
-    for (const CheckedValue& value : inputs) input_kinds.push_back(value.kind);
+    for (const CheckedValue* value : inputs) input_kinds.push_back(value->kind);
     CheckedValue made{.step = step_};
     if (step().kind == StepKind::wait) {
-      if (!inputs.front().from_exchange)
+      if (!inputs.front()->from_exchange)
         fail(str(step().inputs.front(), " is not made by an exchange: nothing to wait for"));
-      made = inputs.front();
+      made = *inputs.front();
       made.step = step_;
     } else if (step().kind != StepKind::call) {
       made.kind = made_by(step().kind, input_kinds);
@@ -167,31 +181,38 @@ class ProgramChecker {
   }
 
   // A value that exists when the step begins. `what`: what the step does with it.
-  CheckedValue value_of(const std::string& name, const char* what) const {
+  const CheckedValue& value_of(const std::string& name, const char* what) const {
     if (const auto found = values_.find(name); found != values_.end()) return found->second;
     const auto maker = makers_.find(name);
     if (maker == makers_.end()) fail(str(what, name, ", which is no input and which no step makes"));
-    std::set<int> visited;
-    if (needs(maker->second, step_, visited))
+    if (needs(maker->second, step_))
       fail(str(what, name, " of step ", name_of(maker->second),
                ", which needs this step: a cycle; let one of them do without the other"));
     fail(str(what, name, " before step ", name_of(maker->second), " makes it: move that step up"));
   }
 
-  // Whether `step` needs a value of `other`, directly or through other steps.
-  bool needs(int step, int other, std::set<int>& visited) const {
-    if (step == other) return true;
-    if (!visited.insert(step).second) return false;
-    const ProgramStep& needing = program_.steps[static_cast<std::size_t>(step)];
-    const auto made_of_other = [&](const std::string& name) {
-      const auto maker = makers_.find(name);
-      return maker != makers_.end() && needs(maker->second, other, visited);
-    };
-    return std::ranges::any_of(needing.inputs, made_of_other) ||
-           std::ranges::any_of(needing.after, made_of_other);
+  // Whether `step` needs a value of `other`, directly or through other steps. Without recursion, because the
+  // text decides how long the way is.
+  bool needs(int step, int other) const {
+    std::vector<char> visited(program_.steps.size(), 0);
+    std::vector<int> open{step};
+    while (!open.empty()) {
+      const auto next = static_cast<std::size_t>(open.back());
+      open.pop_back();
+      if (static_cast<int>(next) == other) return true;
+      if (std::exchange(visited[next], 1) != 0) continue;
+      for (const auto* const names : {&program_.steps[next].inputs, &program_.steps[next].after}) {
+        for (const std::string& name : *names) {
+          const auto maker = makers_.find(name);
+          if (maker != makers_.end() && visited[static_cast<std::size_t>(maker->second)] == 0)
+            open.push_back(maker->second);
+        }
+      }
+    }
+    return false;
   }
 
-  void check_kinds(const std::vector<CheckedValue>& inputs) const {
+  void check_kinds(const std::vector<const CheckedValue*>& inputs) const {
     const StepShape& shape = shape_of(step().kind);
     const int given = static_cast<int>(inputs.size());
     if (given < shape.required || (!shape.repeats && given > shape.most))
@@ -201,23 +222,23 @@ class ProgramChecker {
                                              : ""));
     for (std::size_t i = 0; i < inputs.size(); ++i) {
       const unsigned wanted = shape.inputs[shape.repeats ? 0 : i];
-      if (!contains(wanted, inputs[i].kind))
-        fail(str(step().inputs[i], " is of kind ", to_string(inputs[i].kind),
+      if (!contains(wanted, inputs[i]->kind))
+        fail(str(step().inputs[i], " is of kind ", to_string(inputs[i]->kind),
                  ", needed here: ", list_of(wanted)));
     }
   }
 
   // Checks that the lanes still hold the rows and plans that the step reads.
-  void check_memory(const std::vector<CheckedValue>& inputs) const {
+  void check_memory(const std::vector<const CheckedValue*>& inputs) const {
     for (std::size_t i = 0; i < inputs.size(); ++i) {
       // Dispatch and combine read only the plan of their second input, and receive phases only that of their
       // first.
       const bool only_plan = is_receive_phase(step().kind) || (shape_of(step().kind).has_lane && i == 1);
-      if (const auto fault = overwritten(inputs[i], !only_plan, true))
+      if (const auto fault = overwritten(*inputs[i], !only_plan, true))
         fail(str(step().inputs[i], " ", *fault));
-      if (!contains(kInLane, inputs[i].kind)) continue;
-      require_stream(inputs[i].rows.lane, lanes_.at(inputs[i].rows.lane));
-      require_stream(inputs[i].plan.lane, lanes_.at(inputs[i].plan.lane));
+      if (!contains(kInLane, inputs[i]->kind)) continue;
+      require_stream(inputs[i]->rows.lane, lanes_.at(inputs[i]->rows.lane));
+      require_stream(inputs[i]->plan.lane, lanes_.at(inputs[i]->plan.lane));
     }
   }
 
@@ -244,8 +265,8 @@ class ProgramChecker {
   }
 
   // Records the step's call on its lane, and the memory that holds `made`.
-  void use_lane(const std::vector<CheckedValue>& inputs, CheckedValue& made) {
-    if (is_receive_phase(step().kind)) return receive(inputs.front(), made);
+  void use_lane(const std::vector<const CheckedValue*>& inputs, CheckedValue& made) {
+    if (is_receive_phase(step().kind)) return receive(*inputs.front(), made);
     if (!shape_of(step().kind).has_lane) return;
     made.from_exchange = true;
     const ProgramLane key{step().exchange, step().lane};
@@ -258,12 +279,12 @@ class ProgramChecker {
     if (receive_phase_of(step().kind) != StepKind::call) lane.open = step_;
     if (step().kind == StepKind::combine_send) {
       made.rows = {key, -1};  // where the receive phase finds the call
-      made.plan = inputs[1].plan;
+      made.plan = inputs[1]->plan;
     }
     if (!is_dispatch(step().kind)) return;
     lane.filled_rows = step_;
     made.rows = made.plan = {key, step_};
-    if (inputs[1].kind == ValueKind::received) made.plan = inputs[1].plan;
+    if (inputs[1]->kind == ValueKind::received) made.plan = inputs[1]->plan;
     // A dispatch by the lane's own plan keeps it.
     if (made.plan.lane != key || made.plan.step == step_) lane.filled_plan = step_;
   }
@@ -280,8 +301,9 @@ class ProgramChecker {
   }
 
   const Program& program_;
-  std::map<std::string, int, std::less<>> makers_;
-  std::map<std::string, CheckedValue, std::less<>> values_;
+  // Names are those of `program_`.
+  std::map<std::string_view, int> makers_;
+  std::map<std::string_view, CheckedValue> values_;
   std::map<ProgramLane, ProgramLaneCalls> lanes_;
   int step_ = 0;
 };

@@ -137,7 +137,7 @@ bool is_name(std::string_view name) {
 }
 
 void fill_in_kinds(Program& program) {
-  std::map<std::string, ValueKind, std::less<>> known;
+  std::map<std::string_view, ValueKind> known;
   for (const ProgramName& input : program.inputs) known[input.name] = input.kind;
   for (ProgramStep& step : program.steps) {
     std::vector<ValueKind> inputs;

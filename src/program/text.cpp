@@ -12,6 +12,9 @@ namespace ferry {
 
 namespace {
 
+// Bound the memory of a program before its text is checked.
+constexpr std::size_t kMostSteps = std::size_t{1} << 17, kMostNames = 3 * kMostSteps;
+
 std::string print_list(const std::vector<std::string>& names) {
   std::string text;
   for (const std::string& name : names) text += (text.empty() ? "" : ", ") + name;
@@ -38,7 +41,9 @@ std::string print_step(const ProgramStep& step) {
 // Reads one line from left to right.
 class LineReader {
  public:
-  LineReader(std::string_view line, int number) : rest_(line.substr(0, line.find('#'))), number_(number) {
+  // `values`: counts the names of values in the program.
+  LineReader(std::string_view line, int number, std::size_t& values)
+      : rest_(line.substr(0, line.find('#'))), number_(number), values_(values) {
     skip_spaces();
   }
 
@@ -60,6 +65,11 @@ class LineReader {
     const std::string found(word());
     if (found.empty()) fail(str("expected ", what, at_end() ? " at the end" : str(" before '", rest_, "'")));
     return found;
+  }
+
+  std::string value(const char* what) {
+    if (++values_ > kMostNames) fail(str("a program names values at most ", kMostNames, " times"));
+    return name(what);
   }
 
   bool take(char sign) {
@@ -106,6 +116,7 @@ class LineReader {
 
   std::string_view rest_;
   int number_;
+  std::size_t& values_;
 };
 
 // `read`: the attributes of the step so far. Only `after` may stand more than once.
@@ -127,7 +138,7 @@ void read_attribute(LineReader& line, ProgramStep& step, std::set<std::string>* 
   } else if (attribute == "sm_limit") {
     step.sm_limit = line.number(attribute);
   } else if (attribute == "after") {
-    step.after.push_back(line.name("the name of a value"));
+    step.after.push_back(line.value("the name of a value"));
   } else {
     line.fail(str("there is no attribute '", attribute,
                   "'; there are: exchange, lane, index, of, stream, sm_limit, after"));
@@ -138,7 +149,7 @@ void read_attribute(LineReader& line, ProgramStep& step, std::set<std::string>* 
 ProgramStep read_step(LineReader& line, std::string first) {
   ProgramStep step;
   std::optional<std::string> with_kind, without_kind;
-  for (step.outputs.push_back({std::move(first)});; step.outputs.push_back({line.name("a name")})) {
+  for (step.outputs.push_back({std::move(first)});; step.outputs.push_back({line.value("a name")})) {
     ProgramName& output = step.outputs.back();
     const bool has_kind = line.take(':');
     if (has_kind) output.kind = line.kind<ValueKind>(kValueKinds, "kind of value");
@@ -157,7 +168,7 @@ ProgramStep read_step(LineReader& line, std::string first) {
   line.require('(');
   while (!line.take(')')) {
     if (!step.inputs.empty()) line.require(',');
-    step.inputs.push_back(line.name("a value or ')'"));
+    step.inputs.push_back(line.value("a value or ')'"));
   }
   std::set<std::string> attributes;
   while (!line.at_end()) read_attribute(line, step, &attributes);
@@ -170,12 +181,13 @@ void read_line(LineReader& line, Program& program) {
     if (!program.name.empty()) line.fail("the program has a name already");
     program.name = line.name("the program's name");
   } else if (first == "input") {
-    ProgramName& input = program.inputs.emplace_back(line.name("the input's name"));
+    ProgramName& input = program.inputs.emplace_back(line.value("the input's name"));
     line.require(':');
     input.kind = line.kind<ValueKind>(kValueKinds, "kind of value");
   } else if (first == "output") {
-    program.outputs.push_back(line.name("the output's name"));
+    program.outputs.push_back(line.value("the output's name"));
   } else {
+    if (program.steps.size() == kMostSteps) line.fail(str("a program has at most ", kMostSteps, " steps"));
     program.steps.push_back(read_step(line, first));
   }
   line.require_end();
@@ -194,9 +206,10 @@ std::string to_string(const Program& program) {
 
 Program parse_program(std::string_view text) {
   Program program;
+  std::size_t names = 0;  // of values
   for (int number = 1; !text.empty(); ++number) {
     const std::size_t end = std::min(text.find('\n'), text.size());
-    LineReader line(text.substr(0, end), number);
+    LineReader line(text.substr(0, end), number, names);
     if (text.substr(0, end).find('\0') != std::string_view::npos) line.fail("has a byte 0: this is no text");
     if (!line.at_end()) read_line(line, program);
     text.remove_prefix(std::min(end + 1, text.size()));

@@ -2,10 +2,13 @@
 #include "ferry/program.hpp"
 
 #include <gtest/gtest.h>
+#include <pthread.h>
 
+#include <functional>
 #include <random>
 #include <string>
 
+#include "base/text.hpp"
 #include "ferry/error.hpp"
 #include "program/refusal.hpp"
 #include "repeats.hpp"
@@ -46,6 +49,45 @@ TEST(Program, RefusesCycles) {
   EXPECT_EQ(fault_of("a: tokens = call f(a)\n"),
             "step a (call f): uses a of step a (call f), which needs this step: a cycle; let one of "
             "them do without the other");
+}
+
+// Runs `body` in a thread with a stack of 256 KiB.
+void run_on_a_small_stack(std::function<void()> body) {
+  pthread_attr_t attributes;
+  ASSERT_EQ(pthread_attr_init(&attributes), 0);
+  ASSERT_EQ(pthread_attr_setstacksize(&attributes, 256 << 10), 0);
+  pthread_t thread{};
+  const auto call = [](void* function) -> void* {
+    (*static_cast<std::function<void()>*>(function))();
+    return nullptr;
+  };
+  ASSERT_EQ(pthread_create(&thread, &attributes, call, &body), 0);
+  pthread_join(thread, nullptr);
+  pthread_attr_destroy(&attributes);
+}
+
+// Each step needs the next one: the way to the last is as long as the program.
+TEST(Program, ALongWayBetweenStepsTakesNoStack) {
+  constexpr int kSteps = 100'000;
+  std::string text;
+  for (int i = 0; i + 1 < kSteps; ++i) text += str("v", i, ": tokens = call f(v", i + 1, ")\n");
+  const std::string end = str("v", kSteps - 1, ": tokens = call f(");
+  std::string before, cycle;
+  run_on_a_small_stack([&] {
+    before = fault_of(text + end + "x)\n");
+    cycle = fault_of(text + end + "v0)\n");
+  });
+  EXPECT_EQ(before, "step v0 (call f): uses v1 before step v1 (call f) makes it: move that step up");
+  EXPECT_EQ(
+      cycle,
+      "step v0 (call f): uses v1 of step v1 (call f), which needs this step: a cycle; let one of them do "
+      "without the other");
+}
+
+TEST(Program, RefusesManyStreamsOfManySteps) {
+  std::string text;
+  for (int i = 0; i < 9000; ++i) text += str("v", i, ": tokens = call f(x) stream=", i % 1024, "\n");
+  EXPECT_EQ(fault_of(text), "streams: 1024 for 9000 steps: steps times streams are at most 8388608");
 }
 
 TEST(Program, RefusesTwoOpenCallsOnALane) {
