@@ -3,6 +3,7 @@
 #include <cmath>
 #include <limits>
 
+#include "base/limits.hpp"
 #include "base/text.hpp"
 #include "exchange/backend.hpp"
 #include "exchange/hop_choice.hpp"
@@ -160,7 +161,7 @@ void check_memory(const Config& config) {
 }  // namespace
 
 void check_alone(const Config& config) {
-  check_range("experts", config.experts, 1, 1 << 20);
+  check_range("experts", config.experts, 1, kMostExperts);
   check_range("top_k", config.top_k, 1, kMaxTopK);
   check_range("hidden", config.hidden, 1, 1 << 24);
   check_range("max_tokens", config.max_tokens, 1, 1 << 24);

@@ -1,5 +1,6 @@
 #include "trace/npy.hpp"
 
+#include <algorithm>
 #include <bit>
 #include <cerrno>
 #include <cmath>
@@ -7,6 +8,7 @@
 #include <filesystem>
 #include <fstream>
 #include <limits>
+#include <new>
 #include <utility>
 
 #include "base/text.hpp"
@@ -22,6 +24,8 @@ constexpr std::string_view kMagic = "\x93NUMPY";
 constexpr std::size_t kVersionOffset = kMagic.size();
 constexpr std::size_t kLengthOffset = kVersionOffset + 2;
 constexpr std::size_t kHeaderMultiple = 64;  // data starts at a multiple of it
+constexpr std::size_t kMostHeaderBytes = 1 << 16;
+constexpr std::size_t kMostBytesBeforeData = kLengthOffset + 4 + kMostHeaderBytes;
 
 [[noreturn]] void fail(const std::string& file, std::size_t offset, const std::string& message) {
   throw UsageError(str(file, ": offset ", offset, ": ", message));
@@ -39,9 +43,10 @@ T load(const std::byte* from) {
   return value;
 }
 
-void require_bytes(const std::string& file, const std::vector<std::byte>& content, std::size_t offset,
-                   std::size_t bytes, const char* what) {
-  const std::size_t left = content.size() - offset;
+// `size`: of the file.
+void require_bytes(const std::string& file, std::uint64_t size, std::size_t offset, std::size_t bytes,
+                   const char* what) {
+  const std::uint64_t left = size - offset;
   if (left < bytes) {
     fail(file, offset, str(what, ": expected ", counted(bytes, "byte"), ", found ", left));
   }
@@ -60,6 +65,49 @@ std::uint64_t count_elements(const std::string& file, std::size_t offset, const 
     size *= dimension;
   }
   return size;
+}
+
+// What a file says of its array, before the data are read.
+struct NpyBeginning {
+  NpyHeader header;
+  std::uint64_t elements;
+  std::size_t data_offset;
+};
+
+// `begin`: the first bytes of a file of `size` bytes, kMostBytesBeforeData unless the file is shorter.
+NpyBeginning parse_beginning(const std::string& file, std::span<const std::byte> begin, std::uint64_t size) {
+  require_bytes(file, size, 0, kLengthOffset, "magic and version");
+  if (std::memcmp(begin.data(), kMagic.data(), kMagic.size()) != 0) {
+    fail(file, 0, "expected the magic of an NPY file (93 4e 55 4d 50 59), found something else");
+  }
+  const int major = std::to_integer<int>(begin[kVersionOffset]);
+  const int minor = std::to_integer<int>(begin[kVersionOffset + 1]);
+  if (major < 1 || major > 3 || minor != 0) {
+    fail(file, kVersionOffset, str("expected version 1.0, 2.0 or 3.0, found ", major, ".", minor));
+  }
+
+  const std::size_t length_bytes = major == 1 ? 2 : 4;
+  require_bytes(file, size, kLengthOffset, length_bytes, "header length");
+  const std::byte* length_at = begin.data() + kLengthOffset;
+  const std::size_t length = major == 1 ? load<std::uint16_t>(length_at) : load<std::uint32_t>(length_at);
+  const std::size_t header_offset = kLengthOffset + length_bytes;
+  require_bytes(file, size, header_offset, length, "header");
+  if (length > kMostHeaderBytes) {
+    fail(file, kLengthOffset,
+         str("expected a header of at most ", kMostHeaderBytes, " bytes, found ", length));
+  }
+
+  const auto* text = reinterpret_cast<const char*>(begin.data() + header_offset);
+  NpyHeader header = parse_npy_header(file, header_offset, {text, length});
+  const std::uint64_t elements = count_elements(file, header_offset, header);
+  const std::size_t data_offset = header_offset + length;
+  const std::uint64_t expected = elements * bytes_of(header.type), found = size - data_offset;
+  if (found != expected) {
+    fail(file, data_offset,
+         str("data of shape ", shape_text(header.shape), ", type ", descr(header.type), ": expected ",
+             counted(expected, "byte"), ", found ", found));
+  }
+  return {std::move(header), elements, data_offset};
 }
 
 // "3, 8222, 6"
@@ -132,37 +180,11 @@ std::string shape_text(std::span<const std::uint64_t> shape) {
 
 NpyArray::NpyArray(std::string file, std::vector<std::byte> content)
     : file_(std::move(file)), content_(std::move(content)) {
-  require_bytes(file_, content_, 0, kLengthOffset, "magic and version");
-  if (std::memcmp(content_.data(), kMagic.data(), kMagic.size()) != 0) {
-    fail(file_, 0, "expected the magic of an NPY file (93 4e 55 4d 50 59), found something else");
-  }
-  const int major = std::to_integer<int>(content_[kVersionOffset]);
-  const int minor = std::to_integer<int>(content_[kVersionOffset + 1]);
-  if (major < 1 || major > 3 || minor != 0) {
-    fail(file_, kVersionOffset, str("expected version 1.0, 2.0 or 3.0, found ", major, ".", minor));
-  }
-
-  const std::size_t length_bytes = major == 1 ? 2 : 4;
-  require_bytes(file_, content_, kLengthOffset, length_bytes, "header length");
-  const std::byte* length_at = content_.data() + kLengthOffset;
-  const std::size_t length = major == 1 ? load<std::uint16_t>(length_at) : load<std::uint32_t>(length_at);
-  const std::size_t header_offset = kLengthOffset + length_bytes;
-  require_bytes(file_, content_, header_offset, length, "header");
-
-  const auto* text = reinterpret_cast<const char*>(content_.data() + header_offset);
-  NpyHeader header = parse_npy_header(file_, header_offset, {text, length});
-  size_ = count_elements(file_, header_offset, header);
-  type_ = header.type;
-  shape_ = std::move(header.shape);
-  data_offset_ = header_offset + length;
-
-  const std::uint64_t expected = size_ * bytes_of(type_);
-  const std::uint64_t found = content_.size() - data_offset_;
-  if (found != expected) {
-    fail(file_, data_offset_,
-         str("data of shape ", shape_text(shape_), ", type ", descr(type_), ": expected ",
-             counted(expected, "byte"), ", found ", found));
-  }
+  NpyBeginning beginning = parse_beginning(file_, content_, content_.size());
+  size_ = beginning.elements;
+  type_ = beginning.header.type;
+  shape_ = std::move(beginning.header.shape);
+  data_offset_ = beginning.data_offset;
 }
 
 std::int64_t NpyArray::integer(std::uint64_t i) const {
@@ -212,10 +234,24 @@ NpyArray read_npy(const std::string& path) {
   const std::uintmax_t size = std::filesystem::file_size(path, error);
   if (error) throw SystemError(str(path, ": cannot determine the size: ", error.message()), error.value());
 
-  std::vector<std::byte> content(size);
-  in.read(reinterpret_cast<char*>(content.data()), static_cast<std::streamsize>(size));
-  if (in.bad()) fail_system(path, "read");
-  content.resize(static_cast<std::size_t>(in.gcount()));  // shorter if the file shrank meanwhile
+  std::vector<std::byte> content;
+  std::size_t read = 0;
+  // Shorter if the file has shrunk meanwhile.
+  const auto read_up_to = [&](std::uint64_t end) {
+    content.resize(end);
+    in.read(reinterpret_cast<char*>(content.data() + read), static_cast<std::streamsize>(end - read));
+    if (in.bad()) fail_system(path, "read");
+    read += static_cast<std::size_t>(in.gcount());
+    content.resize(read);
+  };
+  try {
+    read_up_to(std::min<std::uint64_t>(size, kMostBytesBeforeData));
+    parse_beginning(path, content, size);  // before there is memory for the rest
+    content.reserve(size);
+    read_up_to(size);
+  } catch (const std::bad_alloc&) {
+    throw SystemError(str(path, ": no memory for its ", size, " bytes"), ENOMEM);
+  }
   return NpyArray(path, std::move(content));
 }
 

@@ -45,8 +45,8 @@ class NpyArray {
   std::uint64_t size_ = 0;
 };
 
-// Reads a whole file. Throws UsageError if it does not exist or is not a regular file, SystemError if it
-// cannot be opened or read.
+// Reads a whole file, its data only once its size is that of the header. Throws UsageError if it does not
+// exist or is not a regular file, SystemError if it cannot be opened or read.
 NpyArray read_npy(const std::string& path);
 
 // Writes a version 1.0 file and replaces an existing one. shape[0] * shape[1] * ... = data.size(). Throws

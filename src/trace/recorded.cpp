@@ -2,11 +2,14 @@
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <filesystem>
 #include <limits>
+#include <new>
 #include <optional>
 #include <string_view>
 
+#include "base/limits.hpp"
 #include "base/text.hpp"
 #include "ferry/error.hpp"
 #include "ferry/types.hpp"
@@ -58,6 +61,9 @@ std::int64_t largest_id(const NpyArray& ids) {
 
 // Returns E. `why` receives how it was determined.
 int choose_experts(const NpyArray& ids, int given, int known, std::string& why) {
+  if (given > kMostExperts) {
+    throw UsageError(str(ids.file(), ": expected at most ", kMostExperts, " experts, found ", given));
+  }
   if (given > 0) {
     why = "as given";
     return given;
@@ -67,9 +73,9 @@ int choose_experts(const NpyArray& ids, int given, int known, std::string& why) 
     return known;
   }
   const std::int64_t largest = largest_id(ids);
-  constexpr std::int64_t kMost = std::int64_t{1} << 30;
-  if (largest >= kMost) {
-    throw UsageError(str(ids.file(), ": expected ids below ", kMost, ", found ", largest));
+  if (largest >= kMostExperts) {
+    throw UsageError(str(ids.file(), ": expected ids below ", kMostExperts,
+                         ", the most experts of an exchange, found ", largest));
   }
   std::int64_t experts = 1;
   while (experts <= largest) experts *= 2;
@@ -193,9 +199,13 @@ Trace open_recorded(const std::string& name, const std::string& directory, int e
     weights = read_if_there(base + ".weights.npy");
     lengths = read_if_there(base + ".seqlens.npy");
   }
-  Trace trace = trace_from_arrays(ids, pointer(weights), pointer(lengths), experts, known_experts(path));
-  trace.name = name;
-  return trace;
+  try {
+    Trace trace = trace_from_arrays(ids, pointer(weights), pointer(lengths), experts, known_experts(path));
+    trace.name = name;
+    return trace;
+  } catch (const std::bad_alloc&) {
+    throw SystemError(str(path, ": no memory for its ", counted(ids.size(), "id")), ENOMEM);
+  }
 }
 
 }  // namespace ferry::trace

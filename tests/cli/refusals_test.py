@@ -22,8 +22,10 @@ class RefusalsTest(ProgramTest):
             (["0", "--steps"], ["run", "--steps", "0"]),
             (["0", "--tokens"], ["run", "--tokens", "0"]),
             (["33", "--top-k"], ["run", "--top-k", "33"]),
-            (["--program absent.txt", "No such file"], ["run", *SMALL, "--program", "absent.txt"]),
-            (["--program /: is a directory, pass a file"], ["run", *SMALL, "--program", "/"]),
+            (["--program /dev/zero: expected a regular file"], ["run", *SMALL, "--program", "/dev/zero"]),
+            (["--compare /dev/zero: expected a regular file"], ["run", *SMALL, "--compare", "/dev/zero"]),
+            (["/dev/zero: expected a regular file"], ["model", "--constants", "/dev/zero"]),
+            (["/dev/zero: expected a regular file"], ["model", "--check", "/dev/zero"]),
             (["65", "--overlap"], ["run", "--overlap", "65"]),
             (["--overlap", "--backend cuda", "rank_major"], ["run", *SMALL, "--overlap", "2", "--backend", "cuda", "--layout", "rank_major"]),
             (["--engine nccl", "--backend cpu", "collective"], ["run", *SMALL, "--engine", "nccl"]),
@@ -176,6 +178,8 @@ class RefusalsTest(ProgramTest):
     def test_system(self):
         beyond = os.path.join(self.folder, "none", "x.json")
         for words, arguments in [
+            (["--program absent.txt: No such file"], ["run", *SMALL, "--program", "absent.txt"]),
+            (["--program /: Is a directory"], ["run", *SMALL, "--program", "/"]),
             ([beyond, "No such file"], ["run", *SMALL, "--json", beyond]),
             ([beyond], ["run", *SMALL, "--html", beyond]),
             ([beyond], ["run", *SMALL, "--timeline", beyond]),

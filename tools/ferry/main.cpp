@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <exception>
+#include <new>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -139,6 +140,8 @@ int run(int argc, char** argv) {
     return fail(error.status, error.what());
   } catch (const UsageError& error) {
     return fail(kUsage, error.what());
+  } catch (const std::bad_alloc&) {
+    return fail(kOther, "not enough memory");
   } catch (const std::exception& error) {
     return fail(kOther, error.what());
   }

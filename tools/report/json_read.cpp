@@ -5,6 +5,7 @@
 
 #include "ferry/error.hpp"
 #include "tools/report/json.hpp"
+#include "tools/report/json_field.hpp"
 
 namespace ferry::report {
 namespace {
@@ -12,14 +13,8 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 template <class T>
-void read(const Json& json, const char* name, T& value) {
-  json.at(name).get_to(value);
-}
-
-template <class T>
-void read(const Json& json, const char* name, std::optional<T>& value) {
-  const Json& field = json.at(name);
-  value = field.is_null() ? std::nullopt : std::optional<T>(field.get<T>());
+void read(const JsonField& json, const char* name, T& value) {
+  value = json.at(name).as<T>();
 }
 
 // Fields that had another name in version 1.
@@ -43,18 +38,16 @@ Json upgraded(Json json) {
   return json;
 }
 
-std::optional<std::uint64_t> seed_of(const Json& field) {
+std::optional<std::uint64_t> seed_of(const JsonField& field) {
   if (field.is_null()) return std::nullopt;
-  const auto text = field.get<std::string>();
+  const auto text = field.as<std::string>();
   std::uint64_t seed = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), seed);
-  if (error != std::errc() || end != text.data() + text.size()) {
-    throw UsageError("run report: the seed '" + text + "' is not a 64-bit number");
-  }
+  if (error != std::errc() || end != text.data() + text.size()) field.refuse("a 64-bit number as a text");
   return seed;
 }
 
-void read_workload(const Json& json, TraceUse& workload) {
+void read_workload(const JsonField& json, TraceUse& workload) {
   read(json, "trace", workload.trace);
   read(json, "synthesised", workload.synthesised);
   read(json, "description", workload.description);
@@ -66,35 +59,36 @@ void read_workload(const Json& json, TraceUse& workload) {
   read(json, "steps", workload.steps);
 }
 
-// Reports without these fields are of one node.
-void read_nodes(const Json& json, Configuration& configuration) {
+// Reports without these fields are of one node. `ranks`: as many as the report has figures of.
+void read_nodes(const JsonField& json, std::size_t ranks, Configuration& configuration) {
   configuration.nodes = json.value("nodes", 1);
   configuration.simulated_nodes = json.value("simulated_nodes", false);
-  const std::vector<int> one_node(static_cast<std::size_t>(std::max(configuration.ranks, 0)));
-  configuration.node_of_rank = json.value("node_of_rank", one_node);
-  configuration.hops = json.value("hops", "one");
+  if (json.has("node_of_rank"))
+    read(json, "node_of_rank", configuration.node_of_rank);
+  else
+    configuration.node_of_rank.assign(ranks, 0);
+  configuration.hops = json.value("hops", std::string("one"));
 }
 
-void read_configuration(const Json& json, Configuration& configuration) {
+void read_configuration(const JsonField& json, Configuration& configuration) {
   read(json, "backend", configuration.backend);
   read(json, "ranks", configuration.ranks);
   read(json, "group", configuration.group);
-  read_nodes(json, configuration);
   read(json, "experts", configuration.experts);
   configuration.shared_experts = json.value("shared_experts", 0);
-  configuration.input = json.value("input", "own");
+  configuration.input = json.value("input", std::string("own"));
   read(json, "top_k", configuration.top_k);
   read(json, "hidden", configuration.hidden);
   read(json, "max_tokens", configuration.max_tokens);
   read(json, "layout", configuration.layout);
   read(json, "format", configuration.format);
   read(json, "reduction", configuration.reduction);
-  configuration.reduction_level = json.value("reduction_level", "rank");
+  configuration.reduction_level = json.value("reduction_level", std::string("rank"));
   read(json, "combine_type", configuration.combine_type);
   read(json, "expert_function", configuration.expert_function);
 }
 
-void read_machine(const Json& json, Machine& machine) {
+void read_machine(const JsonField& json, Machine& machine) {
   read(json, "cpu", machine.cpu);
   read(json, "cores", machine.cores);
   read(json, "memory_bytes", machine.memory_bytes);
@@ -102,8 +96,10 @@ void read_machine(const Json& json, Machine& machine) {
   read(json, "memcpy_bytes_per_second", machine.memcpy_bytes_per_second);
 }
 
-void read_checks(const Json& json, std::vector<Check>& checks) {
-  for (const Json& entry : json.at("list")) {
+void read_checks(const JsonField& json, std::vector<Check>& checks) {
+  const JsonField list = json.at("list");
+  for (std::size_t i = 0; i < list.size(); ++i) {
+    const JsonField entry = list[i];
     Check& check = checks.emplace_back();
     read(entry, "name", check.name);
     read(entry, "passed", check.passed);
@@ -115,16 +111,18 @@ void read_checks(const Json& json, std::vector<Check>& checks) {
   }
 }
 
-void read_traffic(const Json& json, Traffic& traffic) {
-  for (const Json& row : json.at("traffic_bytes")) {
-    for (const Json& bytes : row) traffic.traffic_bytes.push_back(bytes.get<std::int64_t>());
+void read_traffic(const JsonField& json, Traffic& traffic) {
+  const JsonField rows = json.at("traffic_bytes");
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    const JsonField row = rows[i];
+    for (std::size_t j = 0; j < row.size(); ++j) traffic.traffic_bytes.push_back(row[j].as<std::int64_t>());
   }
   read(json, "wire_bytes", traffic.wire_bytes);
   read(json, "messages", traffic.messages);
   read(json, "moved_bytes", traffic.moved_bytes);
 }
 
-void read_load(const Json& json, Load& load) {
+void read_load(const JsonField& json, Load& load) {
   read(json, "dropped_routes", load.dropped_routes);
   read(json, "rows_per_rank", load.rows_per_rank);
   load.shared_rows_per_rank = json.value("shared_rows_per_rank", std::int64_t{0});
@@ -132,33 +130,33 @@ void read_load(const Json& json, Load& load) {
   read(json, "rank_of_expert", load.rank_of_expert);
 }
 
-void read_times(const Json& timeline, int steps, std::vector<StepTimes>& times) {
-  const int shown = timeline.at("steps").get<int>();
-  if (shown != steps) {
-    throw UsageError("run report: the timeline holds only the first " + std::to_string(shown) + " of " +
-                     std::to_string(steps) + " steps");
-  }
-  for (const Json& step : timeline.at("spans_us")) {
-    for (const Json& rank : step) {
+void read_times(const JsonField& timeline, int steps, std::vector<StepTimes>& times) {
+  const JsonField shown = timeline.at("steps");
+  if (shown.as<int>() != steps)
+    shown.refuse("all " + std::to_string(steps) + " steps of the run: the timeline holds only the first");
+  const JsonField spans = timeline.at("spans_us");
+  for (std::size_t step = 0; step < spans.size(); ++step) {
+    const JsonField ranks = spans[step];
+    for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
+      const JsonField stages = ranks[rank];
       StepTimes& at = times.emplace_back();
       for (const StepStage stage : kStages) {
-        const Json& span = rank.at(static_cast<std::size_t>(stage));
-        at[stage] = {.begin_us = span.at(0).get<double>(), .end_us = span.at(1).get<double>()};
+        const JsonField span = stages[static_cast<std::size_t>(stage)];
+        at[stage] = {.begin_us = span[0].as<double>(), .end_us = span[1].as<double>()};
       }
     }
   }
 }
 
-int version_of(const Json& json) {
-  const auto schema = json.at("schema").get<std::string>();
-  const int version = json.at("schema_version").get<int>();
+int version_of(const JsonField& json) {
+  const auto schema = json.at("schema").as<std::string>();
+  const int version = json.at("schema_version").as<int>();
   if (schema == kSchemaName && (version == 1 || version == kSchemaVersion)) return version;
   throw UsageError("run report: schema " + schema + " version " + std::to_string(version) + ", expected " +
                    kSchemaName + " version 1 or " + std::to_string(kSchemaVersion));
 }
 
-RunReport read_run(const Json& written) {
-  const Json json = version_of(written) == kSchemaVersion ? written : upgraded(written);
+RunReport read_run(const JsonField& json) {
   RunReport run;
   read(json, "ferry_version", run.ferry_version);
   read(json, "command", run.command);
@@ -170,6 +168,7 @@ RunReport read_run(const Json& written) {
   read_traffic(json.at("dispatch"), run.dispatch);
   read_traffic(json.at("combine"), run.combine);
   read_load(json.at("load"), run.load);
+  read_nodes(json.at("configuration"), run.load.rows_per_rank.size(), run.configuration);
   read_times(json.at("timeline"), run.workload.steps, run.times);
   validate(run);
   return run;
@@ -178,11 +177,9 @@ RunReport read_run(const Json& written) {
 }  // namespace
 
 RunReport from_json(const Json& json) {
-  try {
-    return read_run(json);
-  } catch (const Json::exception& error) {
-    throw UsageError(std::string("run report: ") + error.what());
-  }
+  if (version_of(JsonField(json)) == kSchemaVersion) return read_run(JsonField(json));
+  const Json present = upgraded(json);
+  return read_run(JsonField(present));
 }
 
 }  // namespace ferry::report

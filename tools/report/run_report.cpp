@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <cstddef>
+#include <limits>
 #include <string>
 
 #include "ferry/error.hpp"
@@ -20,11 +21,14 @@ void require_size(const char* name, std::size_t size, std::size_t expected) {
                    " entries, expected " + std::to_string(expected));
 }
 
+// Their sum fits in 63 bits.
 void require_counts(const char* name, const std::vector<std::int64_t>& values) {
+  std::int64_t left = std::numeric_limits<std::int64_t>::max();
   for (std::size_t i = 0; i < values.size(); ++i) {
-    if (values[i] >= 0) continue;
-    throw UsageError("run report: " + std::string(name) + "[" + std::to_string(i) + "] is " +
-                     std::to_string(values[i]));
+    if (values[i] < 0 || values[i] > left)
+      throw UsageError("run report: " + std::string(name) + "[" + std::to_string(i) + "] is " +
+                       std::to_string(values[i]) + (values[i] < 0 ? "" : ", too large for a sum"));
+    left -= values[i];
   }
 }
 
@@ -46,9 +50,11 @@ void require_nodes(const Configuration& configuration) {
   }
 }
 
-// False for NaN too.
+// False for NaN too, and for times from which figures would overflow.
 bool is_forward(const Span& span) {
-  return std::isfinite(span.begin_us) && std::isfinite(span.end_us) && span.begin_us <= span.end_us;
+  constexpr double kMostMicroseconds = 1e15;
+  return std::abs(span.begin_us) <= kMostMicroseconds && std::abs(span.end_us) <= kMostMicroseconds &&
+         span.begin_us <= span.end_us;
 }
 
 void require_times(const RunReport& run) {
@@ -85,6 +91,9 @@ void validate(const RunReport& run) {
   require_positive("top_k", run.configuration.top_k);
   require_positive("steps", run.workload.steps);
   require_positive("nodes", run.configuration.nodes);
+  if (run.configuration.nodes > run.configuration.ranks)
+    throw UsageError("run report: nodes is " + std::to_string(run.configuration.nodes) +
+                     ", more than ranks, " + std::to_string(run.configuration.ranks));
   const auto ranks = static_cast<std::size_t>(run.configuration.ranks);
   const auto experts = static_cast<std::size_t>(run.configuration.experts);
 

@@ -6,6 +6,7 @@
 
 #include "ferry/error.hpp"
 #include "ferry/version.hpp"
+#include "tools/ferry/common/input.hpp"
 #include "tools/ferry/model/records.hpp"
 
 namespace ferry::app {
@@ -101,27 +102,26 @@ nlohmann::ordered_json json_of(const Model& model) {
 }
 
 Model read_model(const std::string& path) {
-  const nlohmann::ordered_json json = read_json_file(path, kRemedy);
+  const nlohmann::ordered_json document = read_json_file(path, path, kRemedy);
+  const report::JsonField json(document);
   Model model;
   try {
-    const std::string schema = json.is_object() ? json.value("schema", std::string()) : std::string();
+    const std::string schema = json.value("schema", std::string());
     if (schema != kSchema)
-      throw UsageError(fmt::format("{}: {}, not {}; {}", path,
-                                   schema.empty() ? "no schema" : fmt::format("schema {}", schema), kSchema,
-                                   kRemedy));
-    model.source = json.at("source");
+      throw UsageError(fmt::format("{}, not {}", schema.empty() ? "no schema" : "schema " + schema, kSchema));
+    model.source = json.at("source").as<std::string>();
     for (const ConstantEntry& entry : constant_table()) {
-      const double value = json.at("constants").at(entry.name).at("value");
-      if (!(value > 0))
-        throw UsageError(
-            fmt::format("{}: {} is {}, not a positive number; {}", path, entry.name, value, kRemedy));
-      model.constants[entry.constant] = value;
+      const report::JsonField value = json.at("constants").at(entry.name).at("value");
+      if (!(value.as<double>() > 0)) value.refuse("a positive number");
+      model.constants[entry.constant] = value.as<double>();
     }
-    model.kept = json.at("kept").get<std::vector<std::string>>();
-    for (const auto& one : json.at("calibrated"))
-      model.calibrated.push_back({one.at("work"), one.at("ranks"), one.at("tokens"), one.at("us")});
+    model.kept = json.at("kept").as<std::vector<std::string>>();
+    const report::JsonField points = json.at("calibrated");
+    for (std::size_t i = 0; i < points.size(); ++i)
+      model.calibrated.push_back({points[i].at("work").as<std::string>(), points[i].at("ranks").as<int>(),
+                                  points[i].at("tokens").as<int>(), points[i].at("us").as<double>()});
     model.limits = limits_from(json.at("limits"));
-  } catch (const nlohmann::json::exception& error) {
+  } catch (const UsageError& error) {
     throw UsageError(fmt::format("{}: {}; {}", path, error.what(), kRemedy));
   }
   return model;

@@ -12,33 +12,27 @@ namespace ferry::app {
 
 namespace {
 
-using Json = nlohmann::ordered_json;
+using report::JsonField;
 
 constexpr const char* kLimitsRemedy = "write one with ferry limits --backend cuda --json FILE";
 constexpr const char* kBenchRemedy = "write one with ferry bench --backend cuda --json FILE";
 
 // The record's object of the given schema.
-const Json& of_schema(const Json& whole, const char* schema, const std::string& path, const char* remedy) {
-  const Json& json = whole.contains("measured") ? whole["measured"] : whole;
-  const std::string found = json.is_object() ? json.value("schema", std::string()) : std::string();
+JsonField of_schema(const JsonField& whole, const char* schema) {
+  const JsonField json = whole.has("measured") ? whole.at("measured") : whole;
+  const std::string found = json.value("schema", std::string());
   if (found == schema) return json;
-  throw UsageError(fmt::format("{}: {}, not {}; {}", path,
-                               found.empty() ? "no schema" : fmt::format("schema {}", found), schema,
-                               remedy));
+  throw UsageError(fmt::format("{}, not {}", found.empty() ? "no schema" : "schema " + found, schema));
 }
 
-// Runs `read`, and names the file in what the JSON library throws for a member that is missing or has
-// another type.
+// Runs `read`, and names the file and the remedy in its errors.
 template <class Read>
 auto reading(const std::string& path, const char* remedy, const Read& read) {
+  const nlohmann::ordered_json json = read_json_file(path, path, remedy);
   try {
-    return read();
-  } catch (const nlohmann::json::exception& error) {
-    throw UsageError(fmt::format("{}: {}; {}", path, error.what(), remedy));
+    return read(JsonField(json));
   } catch (const UsageError& error) {
-    throw UsageError(std::string(error.what()).starts_with(path)
-                         ? error.what()
-                         : fmt::format("{}: {}; {}", path, error.what(), remedy));
+    throw UsageError(fmt::format("{}: {}; {}", path, error.what(), remedy));
   }
 }
 
@@ -49,15 +43,16 @@ std::optional<Work> work_named(const std::string& name) {
 }
 
 // The busiest rank's rows are in the lower bound. What else the model needs is a mean over the ranks.
-Loads loads_from(const Json& row, const ModelCall& call) {
-  const double ranks = call.shape.ranks, pairs = row.at("pairs"), remote = row.at("remote_pairs");
+Loads loads_from(const JsonField& row, const ModelCall& call) {
+  const double ranks = call.shape.ranks, pairs = row.at("pairs").as<double>(),
+               remote = row.at("remote_pairs").as<double>();
   const auto message = static_cast<double>(call.message_bytes()), sum = static_cast<double>(call.row_bytes());
   // Schema version 2 called it the floor.
-  const double bound = row.at(row.contains("floor_bytes") ? "floor_bytes" : "lower_bound_bytes");
+  const double bound = row.at(row.has("floor_bytes") ? "floor_bytes" : "lower_bound_bytes").as<double>();
   Loads loads{.own = (pairs - remote) / ranks,
               .near = remote / ranks,
               .near_routes = 0,
-              .routes = row.at("busiest_share").get<double>() * row.at("routes").get<double>()};
+              .routes = row.at("busiest_share").as<double>() * row.at("routes").as<double>()};
   const bool sums = call.call.reduction == Reduction::partial;
   switch (call.call.work) {
     case Work::combine:
@@ -75,81 +70,77 @@ Loads loads_from(const Json& row, const ModelCall& call) {
   return loads;
 }
 
-MeasuredPoint point_from(const Json& row, Work work) {
+MeasuredPoint point_from(const JsonField& row, Work work) {
   MeasuredPoint point;
   ModelCall& call = point.call;
-  const std::string form = row.at("form");
+  const auto text = [&](const char* name) { return row.at(name).as<std::string>(); };
+  const auto number = [&](const char* name) { return row.at(name).as<int>(); };
   call.call = {
       .work = work,
-      .reduction = row.at("reduction").is_null() ? Reduction::partial : reduction_of(row.at("reduction")),
-      .weighted = row.at("weights"),
-      .eager = row.at("launch") == "eager",
-      .in_phases = form != "fused",  // schema version 2: halves
-      .sm_limit = row.at("sm_limit")};
-  call.format = format_of(row.at("format"));
-  call.layout = layout_of(row.at("layout"));
-  call.hidden = row.at("hidden");
-  call.shape = {.ranks = row.at("ranks"),
+      .reduction = row.at("reduction").is_null() ? Reduction::partial : reduction_of(text("reduction")),
+      .weighted = row.at("weights").as<bool>(),
+      .eager = text("launch") == "eager",
+      .in_phases = text("form") != "fused",  // schema version 2: halves
+      .sm_limit = number("sm_limit")};
+  call.format = format_of(text("format"));
+  call.layout = layout_of(text("layout"));
+  call.hidden = number("hidden");
+  call.shape = {.ranks = number("ranks"),
                 .nodes = 1,
-                .tokens = row.at("tokens"),
-                .experts = row.at("experts"),
-                .top_k = row.at("top_k")};
+                .tokens = number("tokens"),
+                .experts = number("experts"),
+                .top_k = number("top_k")};
   if (call.shape.ranks < 1 || call.shape.tokens < 1 || call.hidden < 1)
     throw UsageError(fmt::format("a line of {} ranks, {} tokens and {} columns", call.shape.ranks,
                                  call.shape.tokens, call.hidden));
   point.loads = loads_from(row, call);
-  point.router = row.at("router");
-  point.us = row.at("p50_us");
+  point.router = text("router");
+  point.us = row.at("p50_us").as<double>();
   if (!(point.us > 0)) throw UsageError(fmt::format("a line of {} us", point.us));
   return point;
 }
 
 }  // namespace
 
-Json read_json_file(const std::string& path, const std::string& remedy) {
-  Json json = Json::parse(read_file(path, path), nullptr, false);
-  if (json.is_discarded()) throw UsageError(fmt::format("{}: not JSON; {}", path, remedy));
-  return json;
-}
-
-GpuLimits limits_from(const Json& json) {
+GpuLimits limits_from(const JsonField& json) {
   GpuLimits limits;
-  limits.gpus = json.at("gpus").get<std::vector<std::string>>();
-  limits.ranks = json.at("ranks");
-  for (const Json& one : json.at("push")) limits.push.emplace_back(one.at("sms"), one.at("bytes_per_second"));
-  limits.flag_seconds = json.at("flag_one_way_seconds");
-  limits.barrier_seconds = json.at("barrier_seconds");
-  for (const Json& one : json.at("launch")) limits.launch.emplace_back(one.at("blocks"), one.at("seconds"));
+  limits.gpus = json.at("gpus").as<std::vector<std::string>>();
+  limits.ranks = json.at("ranks").as<int>();
+  const JsonField push = json.at("push"), launch = json.at("launch");
+  for (std::size_t i = 0; i < push.size(); ++i)
+    limits.push.emplace_back(push[i].at("sms").as<int>(), push[i].at("bytes_per_second").as<double>());
+  limits.flag_seconds = json.at("flag_one_way_seconds").as<double>();
+  limits.barrier_seconds = json.at("barrier_seconds").as<double>();
+  for (std::size_t i = 0; i < launch.size(); ++i)
+    limits.launch.emplace_back(launch[i].at("blocks").as<int>(), launch[i].at("seconds").as<double>());
   if (limits.gpus.empty() || limits.push.empty() || best_push(limits, 0) <= 0)
     throw UsageError("limits without a GPU or a push rate");
   return limits;
 }
 
 GpuLimits read_limits(const std::string& path) {
-  const Json whole = read_json_file(path, kLimitsRemedy);
   return reading(path, kLimitsRemedy,
-                 [&] { return limits_from(of_schema(whole, "ferry.limits.cuda", path, kLimitsRemedy)); });
+                 [&](const JsonField& whole) { return limits_from(of_schema(whole, "ferry.limits.cuda")); });
 }
 
 BenchRecord read_bench(const std::string& path) {
-  const Json whole = read_json_file(path, kBenchRemedy);
-  return reading(path, kBenchRemedy, [&] {
-    const Json& json = of_schema(whole, "ferry.bench.cuda", path, kBenchRemedy);
+  return reading(path, kBenchRemedy, [&](const JsonField& whole) {
+    const JsonField json = of_schema(whole, "ferry.bench.cuda"), limits = json.at("limits"),
+                    rows = json.at("rows");
     BenchRecord record{.path = path, .points = {}, .limits = {}};
-    for (const Json& one : json.at("limits"))
-      record.limits.push_back(std::make_shared<const GpuLimits>(limits_from(one)));
-    for (const Json& row : json.at("rows")) {
-      const std::optional<Work> work = work_named(row.at("work"));
-      if (!work || row.contains("skipped")) {
+    for (std::size_t i = 0; i < limits.size(); ++i)
+      record.limits.push_back(std::make_shared<const GpuLimits>(limits_from(limits[i])));
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+      const JsonField row = rows[i];
+      const std::optional<Work> work = work_named(row.at("work").as<std::string>());
+      if (!work || row.has("skipped")) {
         ++record.left_out;
         continue;
       }
       MeasuredPoint point = point_from(row, *work);
-      for (const auto& limits : record.limits)
-        if (limits->ranks == point.call.shape.ranks) point.limits = limits;
-      if (!point.limits)
-        throw UsageError(
-            fmt::format("{}: no limits of {} ranks; {}", path, point.call.shape.ranks, kBenchRemedy));
+      for (const auto& each : record.limits)
+        if (each->ranks == point.call.shape.ranks) point.limits = each;
+      if (!point.limits) throw UsageError(fmt::format("no limits of {} ranks", point.call.shape.ranks));
       record.points.push_back(std::move(point));
     }
     return record;

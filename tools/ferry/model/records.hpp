@@ -6,9 +6,8 @@
 #include <string>
 #include <vector>
 
-#include <nlohmann/json.hpp>
-
 #include "tools/ferry/model/cost.hpp"
+#include "tools/report/json_field.hpp"
 
 namespace ferry::app {
 
@@ -32,10 +31,7 @@ struct BenchRecord {
 GpuLimits read_limits(const std::string& path);
 BenchRecord read_bench(const std::string& path);
 
-// The JSON in a file. `remedy` ends the message if it is none.
-nlohmann::ordered_json read_json_file(const std::string& path, const std::string& remedy);
-
 // From an object as json_of(GpuLimits) makes it.
-GpuLimits limits_from(const nlohmann::ordered_json& json);
+GpuLimits limits_from(const report::JsonField& json);
 
 }  // namespace ferry::app

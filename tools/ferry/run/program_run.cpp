@@ -3,17 +3,13 @@
 #include <fmt/core.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
-#include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <map>
 #include <memory>
 
 #include "ferry/evaluator.hpp"
 #include "ferry/version.hpp"
 #include "tools/ferry/common/config.hpp"
+#include "tools/ferry/common/input.hpp"
 #include "tools/ferry/common/machine.hpp"
 #include "tools/ferry/run/combine_check.hpp"
 #include "tools/ferry/run/dispatch_check.hpp"
@@ -23,15 +19,6 @@
 namespace ferry::app {
 
 namespace {
-
-std::string read_program(const std::string& path) {
-  if (std::filesystem::is_directory(path))
-    throw UsageError("--program " + path + ": is a directory, pass a file with the text of a program");
-  std::ifstream file(path);
-  std::string text{std::istreambuf_iterator<char>(file), {}};
-  if (!file) throw UsageError("--program " + path + ": " + std::strerror(errno));
-  return text;
-}
 
 int lanes_of(const Program& program) {
   int lanes = 1;
@@ -226,9 +213,18 @@ std::string second_name(const report::ProgramReport& run) {
 
 }  // namespace
 
+Program read_program(const std::string& path) {
+  try {
+    return parse_program(read_file(path, "--program " + path));
+  } catch (const UsageError& error) {
+    const std::string text = error.what();
+    throw UsageError(text.starts_with("--program") ? text : fmt::format("--program {}: {}", path, text));
+  }
+}
+
 Program program_of(const RunSpec& spec) {
   if (!spec.options.program.empty()) {
-    Program program = parse_program(read_program(spec.options.program));
+    Program program = read_program(spec.options.program);
     require_runnable(program);
     return program;
   }

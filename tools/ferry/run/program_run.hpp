@@ -13,6 +13,11 @@
 
 namespace ferry::app {
 
+// The program in a file.
+// @throws UsageError   it holds no program, or is no regular file
+// @throws SystemError  it cannot be read
+Program read_program(const std::string& path);
+
 // The program of the options: that of the file, or a layer of dispatch, experts and combine.
 // @throws UsageError  the file cannot be read, or holds no program that runs here
 Program program_of(const RunSpec& spec);
