@@ -4,12 +4,17 @@
 
 namespace ferry {
 
+std::string environment_variable(const char* name) {
+  const char* text = secure_getenv(name);
+  return text != nullptr ? text : "";
+}
+
 namespace {
 
 // Sets `value` to the variable, unless that is not set or empty.
 void read_variable(std::string& value, const char* name) {
-  const char* text = std::getenv(name);
-  if (text != nullptr && *text != '\0') value = text;
+  const std::string text = environment_variable(name);
+  if (!text.empty()) value = text;
 }
 
 }  // namespace

@@ -31,6 +31,11 @@ struct Environment {
   static bool says_yes(std::string Environment::* variable) noexcept;
 };
 
+// A variable of the process; empty: it is not set. All of the library's variables are read here. A process
+// with more rights than the user who started it, as by a setuid bit, reads none: they name files that it
+// would load.
+std::string environment_variable(const char* name);
+
 struct EnvironmentVariable {
   const char* name;
   std::string Environment::* value;

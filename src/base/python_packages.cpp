@@ -2,8 +2,9 @@
 
 #include <glob.h>
 
-#include <cstdlib>
 #include <sstream>
+
+#include "base/environment.hpp"
 
 namespace ferry {
 namespace {
@@ -17,33 +18,43 @@ std::vector<std::string> matches(const std::string& pattern) {
   return paths;
 }
 
-std::string variable_text(const char* name) {
-  const char* value = std::getenv(name);
-  return value != nullptr ? value : "";
+// Whether files of the folder may be loaded. What a relative path names depends on where the process runs.
+bool is_absolute(const std::string& folder) {
+  return folder.starts_with('/');
 }
 
-// The paths in a colon-separated variable.
+// The absolute paths in a colon-separated variable.
 std::vector<std::string> paths_in(const char* name) {
   std::vector<std::string> paths;
-  std::istringstream all(variable_text(name));
+  std::istringstream all(environment_variable(name));
   for (std::string path; std::getline(all, path, ':');)
-    if (!path.empty()) paths.push_back(path);
+    if (is_absolute(path)) paths.push_back(path);
   return paths;
+}
+
+// A pattern that matches the path alone.
+std::string literally(const std::string& path) {
+  std::string pattern;
+  for (const char c : path) {
+    if (std::string_view("*?[]\\").find(c) != std::string_view::npos) pattern += '\\';
+    pattern += c;
+  }
+  return pattern;
 }
 
 }  // namespace
 
 std::vector<std::string> files_of_python_packages(std::string_view file) {
   std::vector<std::string> folders;
-  if (const std::string venv = variable_text("VIRTUAL_ENV"); !venv.empty())
-    folders.push_back(venv + "/lib/python3*/site-packages");
-  for (const std::string& folder : paths_in("PYTHONPATH")) folders.push_back(folder);
+  if (const std::string venv = environment_variable("VIRTUAL_ENV"); is_absolute(venv))
+    folders.push_back(literally(venv) + "/lib/python3*/site-packages");
+  for (const std::string& folder : paths_in("PYTHONPATH")) folders.push_back(literally(folder));
   for (const std::string& folder : paths_in("PATH")) {
     if (folder.ends_with("/bin"))
-      folders.push_back(folder.substr(0, folder.rfind('/')) + "/lib/python3*/site-packages");
+      folders.push_back(literally(folder.substr(0, folder.rfind('/'))) + "/lib/python3*/site-packages");
   }
-  if (const std::string user_folder = variable_text("HOME"); !user_folder.empty())
-    folders.push_back(user_folder + "/.local/lib/python3*/site-packages");
+  if (const std::string user_folder = environment_variable("HOME"); is_absolute(user_folder))
+    folders.push_back(literally(user_folder) + "/.local/lib/python3*/site-packages");
   for (const char* folder : {"/usr/local/lib/python3*/dist-packages", "/usr/local/lib/python3*/site-packages",
                              "/usr/lib/python3*/site-packages", "/opt/*/lib/python3*/site-packages"}) {
     folders.emplace_back(folder);

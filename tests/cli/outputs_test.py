@@ -260,7 +260,7 @@ class OtherCommandsTest(ProgramTest):
     def test_every_variable_that_the_sources_read_is_documented(self):
         root = pathlib.Path(__file__).parents[2]
         named = "".join((root / page).read_text(encoding="utf-8") for page in ("docs/environment.md", "docs/protocol.md"))
-        reads = re.compile(r"""(?:getenv|variable_text|paths_in|read_variable|environ(?:\.get)?)[(\[][^;\n]*?["'](\w+)["']""")
+        reads = re.compile(r"""(?:getenv|environment_variable|paths_in|read_variable|environ(?:\.get)?)[(\[][^;\n]*?["'](\w+)["']""")
         found = set()
         for folder in ("src", "include", "tools", "python/src", "python/ferry"):
             for path in (root / folder).rglob("*"):
@@ -268,6 +268,27 @@ class OtherCommandsTest(ProgramTest):
                     found |= {name for name in reads.findall(path.read_text(encoding="utf-8")) if name.isupper()}
         self.assertLessEqual({"FERRY_JITTER", "FERRY_BLOCK_ROLES", "VIRTUAL_ENV"}, found)
         self.assertEqual({name for name in found if f"`{name}" not in named}, set())
+
+    def test_one_function_reads_variables(self):
+        root = pathlib.Path(__file__).parents[2]
+        readers = [str(path.relative_to(root)) for folder in ("src", "tools", "python/src")
+                   for path in (root / folder).rglob("*.c*") if re.search(r"getenv\(", path.read_text(encoding="utf-8"))]
+        self.assertEqual(readers, ["src/base/environment.cpp"])
+
+    @unittest.skipUnless(os.geteuid() == 0, "only root can give a file another user")
+    def test_a_setuid_program_reads_no_variables(self):
+        if os.statvfs(self.folder).f_flag & os.ST_NOSUID:
+            self.skipTest("the folder of temporary files has no setuid bits")
+        program = self.path("ferry")
+        shutil.copy(PROGRAM, program)
+        os.chmod(self.folder, 0o755)
+        variables = {**os.environ, "FERRY_HOST_ID": "rack 7"}
+        for setuid in False, True:
+            if setuid:
+                os.chown(program, 65534, 65534)
+                os.chmod(program, 0o4755)
+            text = subprocess.run([program, "doctor"], capture_output=True, text=True, check=False, env=variables).stdout
+            self.assertEqual("rack 7" in text, not setuid, text)
 
     def test_names_the_documents_of_its_installation(self):
         for program, documents in [("wheel/ferry", "wheel/documents"), ("prefix/bin/ferry", "prefix/share/doc/ferry")]:

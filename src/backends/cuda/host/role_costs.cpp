@@ -2,9 +2,9 @@
 
 #include <algorithm>
 #include <charconv>
-#include <cstdlib>
 
 #include "backends/cuda/dispatch/send_partition.hpp"
+#include "base/environment.hpp"
 #include "base/text.hpp"
 #include "ferry/error.hpp"
 
@@ -129,10 +129,7 @@ RoleCosts::RoleCosts(const std::string& overrides) : RoleCosts() {
 
 const RoleCosts& role_costs() {
 #if FERRY_TEST_HOOKS
-  static const RoleCosts costs = [] {
-    const char* overrides = std::getenv("FERRY_BLOCK_ROLES");
-    return RoleCosts(overrides != nullptr ? overrides : "");
-  }();
+  static const RoleCosts costs(environment_variable("FERRY_BLOCK_ROLES"));
 #else
   static const RoleCosts costs;
 #endif
