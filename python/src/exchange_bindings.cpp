@@ -50,7 +50,7 @@ Config config_or_refuse(const Rank& rank, const nb::object& given, const nb::kwa
 // For code above this module, whose own arguments may be wrong.
 void refuse_construction(const nb::object& group, const std::string& reason) {
   const Rank rank = rank_of(group);
-  const nb::gil_scoped_release unlocked;
+  const GilRelease unlocked;
   refuse_configuration(rank, UsageError(reason));
 }
 
