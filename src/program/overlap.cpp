@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <map>
 #include <set>
+#include <string_view>
 #include <vector>
 
 #include "base/text.hpp"
@@ -19,6 +20,7 @@ class BatchedProgram {
     for (const ProgramName& input : program.inputs) used_.insert(input.name);
     for (const ProgramStep& step : program.steps)
       for (const ProgramName& output : step.outputs) used_.insert(output.name);
+    makers_ = makers_in(program.steps);
   }
 
   Program make() {
@@ -28,10 +30,14 @@ class BatchedProgram {
     made_.name = program_.name;
     made_.inputs = program_.inputs;
     made_.outputs = program_.outputs;
-    for (const ProgramName& input : program_.inputs) add_parts(input);
+    StepsByName users;
+    for (const ProgramStep& step : steps_)
+      for (const std::string& name : step.inputs) users.try_emplace(name, &step);
+    for (const ProgramName& input : program_.inputs) add_parts(input, users);
     add_turns();
+    const StepsByName makers = makers_in(steps_);
     for (const std::string& output : std::set(program_.outputs.begin(), program_.outputs.end()))
-      add_join(output);
+      add_join(output, makers);
     return std::move(made_);
   }
 
@@ -43,6 +49,9 @@ class BatchedProgram {
   void check_program() const {
     if (batches_ < 1 || batches_ > kMaxLanes)
       fail("batches", str(batches_, ", must be 1 to ", kMaxLanes, ": each has lanes of its own"));
+    if (program_.steps.size() * static_cast<std::size_t>(batches_) > kMostSteps)
+      fail("batches", str(batches_, " for ", program_.steps.size(),
+                          " steps: steps times micro-batches are at most ", kMostSteps));
     for (const ProgramName& input : program_.inputs)
       if (!contains(kByToken, input.kind))
         fail(str("input ", input.name),
@@ -58,9 +67,9 @@ class BatchedProgram {
                    ": pass it what it is made of, or make it an input"));
     check_gathered_rows();
     for (const std::string& output : program_.outputs) {
-      const ProgramStep* const maker = maker_of(program_.steps, output);
-      if (maker == nullptr) fail(str("output ", output), "is an input: take it from there");
-      const auto made = std::ranges::find(maker->outputs, output, &ProgramName::name);
+      const auto found = makers_.find(output);
+      if (found == makers_.end()) fail(str("output ", output), "is an input: take it from there");
+      const auto made = std::ranges::find(found->second->outputs, output, &ProgramName::name);
       if (made->kind != ValueKind::tokens)
         fail(str("output ", output), str("is of kind ", to_string(made->kind), ", only tokens are joined"));
     }
@@ -89,10 +98,13 @@ class BatchedProgram {
              "order: return a reduce_scatter_v of it");
   }
 
-  static const ProgramStep* maker_of(const std::vector<ProgramStep>& steps, const std::string& name) {
+  // By name, the step that makes a value, or takes it first. The names are those of the steps.
+  using StepsByName = std::map<std::string_view, const ProgramStep*>;
+  static StepsByName makers_in(const std::vector<ProgramStep>& steps) {
+    StepsByName makers;
     for (const ProgramStep& step : steps)
-      if (std::ranges::find(step.outputs, name, &ProgramName::name) != step.outputs.end()) return &step;
-    return nullptr;
+      for (const ProgramName& output : step.outputs) makers.try_emplace(output.name, &step);
+    return makers;
   }
 
   // Whether a step keeps its fused form: topk_weights may need a round trip of their own, which has no
@@ -106,7 +118,7 @@ class BatchedProgram {
   ValueKind kind_of(const std::string& name) const {
     const auto input = std::ranges::find(program_.inputs, name, &ProgramName::name);
     if (input != program_.inputs.end()) return input->kind;
-    return std::ranges::find(maker_of(program_.steps, name)->outputs, name, &ProgramName::name)->kind;
+    return std::ranges::find(makers_.at(name)->outputs, name, &ProgramName::name)->kind;
   }
 
   void split_into_phases() {
@@ -148,12 +160,11 @@ class BatchedProgram {
     return names[static_cast<std::size_t>(batch)];
   }
 
-  void add_parts(const ProgramName& input) {
-    const auto takes = [&](const ProgramStep& step) {
-      return std::ranges::count(step.inputs, input.name) > 0;
-    };
-    const auto user = std::ranges::find_if(steps_, takes);
-    if (user == steps_.end()) return;
+  // `users`: by name, the first step that takes a value.
+  void add_parts(const ProgramName& input, const StepsByName& users) {
+    const auto found = users.find(input.name);
+    if (found == users.end()) return;
+    const ProgramStep* const user = found->second;
     for (int batch = 0; batch < batches_; ++batch)
       made_.steps.push_back({.kind = StepKind::part,
                              .inputs = {input.name},
@@ -204,9 +215,10 @@ class BatchedProgram {
     return step;
   }
 
-  void add_join(const std::string& output) {
-    const ProgramStep* maker = maker_of(steps_, output);
-    while (!shape_of(maker->kind).has_exchange) maker = maker_of(steps_, maker->inputs.front());
+  // `makers`: of steps_.
+  void add_join(const std::string& output, const StepsByName& makers) {
+    const ProgramStep* maker = makers.at(output);
+    while (!shape_of(maker->kind).has_exchange) maker = makers.at(maker->inputs.front());
     ProgramStep join{.kind = StepKind::join, .outputs = {{output}}, .exchange = maker->exchange};
     for (int batch = 0; batch < batches_; ++batch) join.inputs.push_back(name_in(output, batch));
     made_.steps.push_back(std::move(join));
@@ -214,6 +226,7 @@ class BatchedProgram {
 
   const Program& program_;
   int batches_;
+  StepsByName makers_;              // in program_
   std::vector<ProgramStep> steps_;  // of one micro-batch, in phases
   std::map<std::string, int, std::less<>> lanes_;
   int streams_ = 1;

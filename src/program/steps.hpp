@@ -12,6 +12,9 @@ namespace ferry {
 
 inline constexpr int kValueKinds = 9, kStepKinds = 13;
 
+// Of a text, and of a program in micro-batches: bounds the memory of what others have written.
+inline constexpr std::size_t kMostSteps = std::size_t{1} << 17;
+
 // A set of kinds.
 constexpr unsigned kinds() {
   return 0;

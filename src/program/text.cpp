@@ -12,8 +12,7 @@ namespace ferry {
 
 namespace {
 
-// Bound the memory of a program before its text is checked.
-constexpr std::size_t kMostSteps = std::size_t{1} << 17, kMostNames = 3 * kMostSteps;
+constexpr std::size_t kMostNames = 3 * kMostSteps;
 
 std::string print_list(const std::vector<std::string>& names) {
   std::string text;

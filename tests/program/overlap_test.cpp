@@ -93,6 +93,11 @@ TEST(Program, OverlapRefusesWhatHasNoRowsToSplit) {
   };
   EXPECT_EQ(fault("", 0), "overlap of program moe, batches: 0, must be 1 to 64: each has lanes of its own");
   EXPECT_EQ(fault("", 65), "overlap of program moe, batches: 65, must be 1 to 64: each has lanes of its own");
+  std::string many;
+  for (int i = 0; i < 5000; ++i) many += "v" + std::to_string(i) + ": tokens = call f(x)\n";
+  EXPECT_EQ(fault(many, 26), "accepted");
+  EXPECT_EQ(fault(many, 27),
+            "overlap of program moe, batches: 27 for 5000 steps: steps times micro-batches are at most 131072");
   EXPECT_EQ(fault("a: tokens = call f()\noutput a\n", 2),
             "overlap of program moe, step a (call f): takes nothing, so each micro-batch would have all rows "
             "of a: pass it what it is made of, or make it an input");
