@@ -47,7 +47,7 @@ namespace {
 
 GuardedBuffer copy_of(const void* from, std::int64_t bytes) {
   GuardedBuffer copy(bytes);
-  if (bytes > 0) std::memcpy(copy.data(), from, static_cast<std::size_t>(bytes));
+  if (bytes > 0 && from != nullptr) std::memcpy(copy.data(), from, static_cast<std::size_t>(bytes));
   return copy;
 }
 
@@ -99,7 +99,7 @@ void MaxCalls::upload_dispatch(const Tokens& tokens, const Ids& topk_ids, const 
   }
   call.ids = copy_of(topk_ids.data, tokens.count * config().top_k * bytes_of(topk_ids.type));
   call.topk_ids = topk_ids;
-  call.topk_ids.data = call.ids.data();
+  if (topk_ids.data != nullptr) call.topk_ids.data = call.ids.data();
 }
 
 max::DispatchResult MaxCalls::download(const max::DeviceDispatchResult& received, int index) {

@@ -125,8 +125,8 @@ TEST_P(Contract, MaxErrorsSpeakOfItsArguments) {
   c.config.hidden = 32;
   run(2, describe(c), [&](Rank rank) {
     const bool second = rank.index() == 1;
-    const std::vector<std::uint16_t> values(64, 0x3F80);
-    const std::vector<std::int32_t> ids = {0, 3};
+    const std::vector<std::uint16_t> values(320, 0x3F80);  // 10 tokens, of which a good call passes 2
+    const std::vector<std::int32_t> ids = {0, 3, 0, 3, 0, 3, 0, 3, 0, 3};
     std::vector<std::uint16_t> result(64);
     MaxCalls exchange(rank, c.config);
     const auto dispatch_with = [&](auto change) {
