@@ -2,9 +2,9 @@
 #include "combine.hpp"
 #include "casters.hpp"
 
+#include "base/enumerators.hpp"
 #include "base/text.hpp"
 #include "cast.hpp"
-#include "config.hpp"
 #include "dispatch.hpp"
 #include "ferry/error.hpp"
 #include "host_parts.hpp"
@@ -112,7 +112,7 @@ void read_combine(PyExchange& self, LaneCall& call, const PyCombineArguments& gi
   in.capacity = self.receive_sizes().rows;
   in.plan = &plan;
   const std::optional<std::string> named = text_in(given.reduction, "reduction");
-  const Reduction reduction = named ? reduction_named(*named) : config.reduction;
+  const Reduction reduction = named ? enumerator_named<Reduction>("reduction", *named) : config.reduction;
   in.options.reduction = reduction;
   in.options.lane = given.lane;
   in.options.sm_limit = int_of("sm_limit", given.sm_limit);

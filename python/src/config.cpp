@@ -1,10 +1,14 @@
 #include "config.hpp"
 #include "casters.hpp"
 
-#include <array>
+#include <string>
+#include <type_traits>
+#include <vector>
 
+#include "base/enumerators.hpp"
 #include "base/text.hpp"
 #include "bindings.hpp"
+#include "exchange/config_fields.hpp"
 #include "exchange/configuration.hpp"
 #include "ferry/encoder.hpp"
 #include "ferry/error.hpp"
@@ -17,84 +21,45 @@ using namespace nb::literals;
 namespace ferry::python {
 namespace {
 
-using Set = void (*)(Config&, const std::string& key, nb::handle value);
+const std::vector<const char*>& setting_names() {
+  static const std::vector<const char*> names = [] {
+    std::vector<const char*> all;
+    const Config config;
+    visit_fields([&](const char* name, const auto&) { all.push_back(name); }, config);
+    return all;
+  }();
+  return names;
+}
 
-struct Setting {
-  const char* name;
-  Set set;
-};
-
-constexpr Setting kSettings[] = {
-    {"experts", [](Config& c, const std::string& k, nb::handle v) { c.experts = int_of(k, v); }},
-    {"top_k", [](Config& c, const std::string& k, nb::handle v) { c.top_k = int_of(k, v); }},
-    {"hidden", [](Config& c, const std::string& k, nb::handle v) { c.hidden = int_of(k, v); }},
-    {"max_tokens", [](Config& c, const std::string& k, nb::handle v) { c.max_tokens = int_of(k, v); }},
-    {"backend",
-     [](Config& c, const std::string& k, nb::handle v) { c.backend = backend_named(text_value(k, v)); }},
-    {"engine",
-     [](Config& c, const std::string& k, nb::handle v) { c.engine = engine_named(text_value(k, v)); }},
-    {"memory",
-     [](Config& c, const std::string& k, nb::handle v) {
-       c.memory = enum_named(k.c_str(), text_value(k, v),
-                             std::array{MemoryKind::automatic, MemoryKind::host, MemoryKind::device});
-     }},
-    {"hops",
-     [](Config& c, const std::string& k, nb::handle v) {
-       c.hops = enum_named(k.c_str(), text_value(k, v), std::array{Hops::automatic, Hops::one, Hops::two});
-     }},
-    {"window", [](Config& c, const std::string& k, nb::handle v) { c.window = int_of(k, v); }},
-    {"shared_experts",
-     [](Config& c, const std::string& k, nb::handle v) { c.shared_experts = int_of(k, v); }},
-    {"input",
-     [](Config& c, const std::string& k, nb::handle v) {
-       c.input = enum_named(k.c_str(), text_value(k, v), std::array{Input::own, Input::replicated});
-     }},
-    {"shared_split", [](Config& c, const std::string& k, nb::handle v) { c.shared_split = int_of(k, v); }},
-    {"transfer",
-     [](Config& c, const std::string& k, nb::handle v) {
-       c.transfer = enum_named(k.c_str(), text_value(k, v), std::array{Transfer::routed, Transfer::gather});
-     }},
-    {"placement", [](Config& c, const std::string& k,
-                     nb::handle v) { c.placement = value_of<Placement>(k, v, "a Placement"); }},
-    {"layout",
-     [](Config& c, const std::string& k, nb::handle v) {
-       c.layout = enum_named(k.c_str(), text_value(k, v),
-                             std::array{Layout::expert_major, Layout::expert_padded, Layout::rank_major});
-     }},
-    {"alignment", [](Config& c, const std::string& k, nb::handle v) { c.alignment = int_of(k, v); }},
-    {"capacity",
-     [](Config& c, const std::string& k, nb::handle v) { c.capacity = integer_of<std::int64_t>(k, v); }},
-    {"repeats", [](Config& c, const std::string& k, nb::handle v) { c.repeats = bool_of(k, v); }},
-    {"zero_padding", [](Config& c, const std::string& k, nb::handle v) { c.zero_padding = bool_of(k, v); }},
-    {"format",
-     [](Config& c, const std::string& k, nb::handle v) { c.format = parse_format(text_value(k, v)); }},
-    {"combine_type",
-     [](Config& c, const std::string& k, nb::handle v) {
-       c.combine_type =
-           enum_named(k.c_str(), text_value(k, v), std::array{DType::bf16, DType::fp16, DType::fp32});
-     }},
-    {"reduction",
-     [](Config& c, const std::string& k, nb::handle v) { c.reduction = reduction_named(text_value(k, v)); }},
-    {"reduction_level",
-     [](Config& c, const std::string& k, nb::handle v) {
-       c.reduction_level =
-           enum_named(k.c_str(), text_value(k, v),
-                      std::array{ReductionLevel::automatic, ReductionLevel::rank, ReductionLevel::node});
-     }},
-    {"lanes", [](Config& c, const std::string& k, nb::handle v) { c.lanes = int_of(k, v); }},
-    {"deadline", [](Config& c, const std::string& k, nb::handle v) { c.deadline = seconds_of(k, v); }},
-    {"own_receive_buffers",
-     [](Config& c, const std::string& k, nb::handle v) { c.own_receive_buffers = bool_of(k, v); }},
-    {"check_calls", [](Config& c, const std::string& k, nb::handle v) { c.check_calls = bool_of(k, v); }},
-};
-
-const Setting& setting_named(const std::string& name) {
-  std::string names;
-  for (const Setting& setting : kSettings) {
-    if (name == setting.name) return setting;
-    names += str(names.empty() ? "" : ", ", setting.name);
+template <class Field>
+void set_value(Field& field, const std::string& key, nb::handle value) {
+  if constexpr (std::is_same_v<Field, bool>) {
+    field = bool_of(key, value);
+  } else if constexpr (std::is_integral_v<Field>) {
+    field = integer_of<Field>(key, value);
+  } else if constexpr (std::is_same_v<Field, double>) {
+    field = seconds_of(key, value);
+  } else if constexpr (std::is_same_v<Field, Format>) {
+    field = parse_format(text_value(key, value));
+  } else if constexpr (std::is_same_v<Field, Placement>) {
+    field = value_of<Placement>(key, value, "a Placement");
+  } else {
+    field = enumerator_named<Field>(key.c_str(), text_value(key, value));
   }
-  throw UsageError(str("configuration: there is no setting '", name, "'; the settings are: ", names));
+}
+
+void set_field(Config& config, const std::string& key, nb::handle value) {
+  bool found = false;
+  const auto try_field = [&](const char* name, auto& field) {
+    if (key != name) return;
+    set_value(field, key, value);
+    found = true;
+  };
+  visit_fields(try_field, config);
+  if (found) return;
+  std::string names;
+  for (const char* name : setting_names()) names += str(names.empty() ? "" : ", ", name);
+  throw UsageError(str("configuration: there is no setting '", key, "'; the settings are: ", names));
 }
 
 void require_sizes(const nb::kwargs& settings) {
@@ -108,7 +73,7 @@ void require_sizes(const nb::kwargs& settings) {
 // The pickled state of a Config: its settings by name, as Config() takes them.
 nb::dict settings_of(const nb::handle& config) {
   nb::dict settings;
-  for (const Setting& setting : kSettings) settings[setting.name] = config.attr(setting.name);
+  for (const char* name : setting_names()) settings[name] = config.attr(name);
   return settings;
 }
 
@@ -116,12 +81,17 @@ nb::dict settings_of(const nb::handle& config) {
 std::string describe(const nb::handle& config) {
   const nb::dict defaults = settings_of(nb::cast(Config()));
   std::string settings;
-  for (const Setting& setting : kSettings) {
-    const nb::object value = config.attr(setting.name);
-    if (value.equal(defaults[setting.name])) continue;
-    settings += str(settings.empty() ? "" : ", ", setting.name, "=", nb::cast<std::string>(nb::repr(value)));
+  for (const char* name : setting_names()) {
+    const nb::object value = config.attr(name);
+    if (value.equal(defaults[name])) continue;
+    settings += str(settings.empty() ? "" : ", ", name, "=", nb::cast<std::string>(nb::repr(value)));
   }
   return str("Config(", settings, ")");
+}
+
+template <auto field>
+std::string name_in(const Config& config) {
+  return to_string(config.*field);
 }
 
 void bind_sizes(nb::module_& module) {
@@ -160,22 +130,6 @@ void bind_sizes(nb::module_& module) {
 
 }  // namespace
 
-Reduction reduction_named(const std::string& name) {
-  return enum_named("reduction", name,
-                    std::array{Reduction::partial, Reduction::exact, Reduction::unreduced});
-}
-
-BackendKind backend_named(const std::string& name) {
-  return enum_named(
-      "backend", name,
-      std::array{BackendKind::cpu, BackendKind::cuda, BackendKind::collective, BackendKind::nvshmem});
-}
-
-EngineKind engine_named(const std::string& name) {
-  return enum_named("engine", name,
-                    std::array{EngineKind::automatic, EngineKind::mpi, EngineKind::custom, EngineKind::nccl});
-}
-
 const char* const kOptionalSettings =
     "backend: typing.Literal['cpu', 'cuda', 'collective', 'nvshmem'] = ..., "
     "engine: typing.Literal['automatic', 'mpi', 'custom', 'nccl'] = 'automatic', "
@@ -194,10 +148,7 @@ const char* const kOptionalSettings =
 Config config_of(const nb::kwargs& settings, BackendKind fallback) {
   Config config;
   config.backend = fallback;
-  for (const auto& [key, value] : settings) {
-    const auto name = nb::cast<std::string>(key);
-    setting_named(name).set(config, name, value);
-  }
+  for (const auto& [key, value] : settings) set_field(config, nb::cast<std::string>(key), value);
   require_sizes(settings);
   if (config.placement.empty()) {
     check_alone(config);
@@ -287,13 +238,10 @@ checked by Exchange, size_of and capacity_of.)")
       .def_ro("hidden", &Config::hidden, "H, columns of a token.")
       .def_ro("max_tokens", &Config::max_tokens, "T, the most tokens of a rank in a call.")
       .def_ro("shared_experts", &Config::shared_experts, "Experts that every rank holds.")
-      .def_prop_ro(
-          "input", [](const Config& c) { return std::string(to_string(c.input)); }, "'own' or 'replicated'.")
+      .def_prop_ro("input", &name_in<&Config::input>, "'own' or 'replicated'.")
       .def_ro("shared_split", &Config::shared_split,
               "Ranks that share the rows of shared experts among them; 0: every rank takes all tokens.")
-      .def_prop_ro(
-          "transfer", [](const Config& c) { return std::string(to_string(c.transfer)); },
-          "'routed' or 'gather'.")
+      .def_prop_ro("transfer", &name_in<&Config::transfer>, "'routed' or 'gather'.")
       .def_ro("placement", &Config::placement, "Which rank holds which expert.")
       .def_ro("alignment", &Config::alignment, "Each expert's first row is a multiple of it.")
       .def_ro("capacity", &Config::capacity,
@@ -304,35 +252,23 @@ checked by Exchange, size_of and capacity_of.)")
       .def_ro("deadline", &Config::deadline, "Seconds a wait may last.")
       .def_ro("own_receive_buffers", &Config::own_receive_buffers, "Whether the lanes have receive buffers.")
       .def_ro("check_calls", &Config::check_calls, "Whether host backends check every call.")
-      .def_prop_ro(
-          "backend", [](const Config& c) { return std::string(to_string(c.backend)); },
-          "'cpu', 'cuda', 'collective' or 'nvshmem'.")
-      .def_prop_ro(
-          "engine", [](const Config& c) { return std::string(to_string(c.engine)); },
-          "'nccl'; 'mpi' or 'custom', which the group must have brought; or 'automatic'.")
-      .def_prop_ro(
-          "memory", [](const Config& c) { return std::string(to_string(c.memory)); },
-          "'host' or 'device'; of a configuration that no exchange has taken also 'automatic'.")
-      .def_prop_ro(
-          "hops", [](const Config& c) { return std::string(to_string(c.hops)); },
-          "'one' or 'two'; of a configuration that no exchange has taken also 'automatic'.")
+      .def_prop_ro("backend", &name_in<&Config::backend>, "'cpu', 'cuda', 'collective' or 'nvshmem'.")
+      .def_prop_ro("engine", &name_in<&Config::engine>,
+                   "'nccl'; 'mpi' or 'custom', which the group must have brought; or 'automatic'.")
+      .def_prop_ro("memory", &name_in<&Config::memory>,
+                   "'host' or 'device'; of a configuration that no exchange has taken also 'automatic'.")
+      .def_prop_ro("hops", &name_in<&Config::hops>,
+                   "'one' or 'two'; of a configuration that no exchange has taken also 'automatic'.")
       .def_ro("window", &Config::window,
               "Most messages on their way from a rank to another; 0: the backend's default.")
-      .def_prop_ro(
-          "layout", [](const Config& c) { return std::string(to_string(c.layout)); },
-          "'expert_major', 'expert_padded' or 'rank_major'.")
-      .def_prop_ro(
-          "format", [](const Config& c) { return to_string(c.format); },
-          "Format of a dispatch that names none; others must have rows no larger.")
-      .def_prop_ro(
-          "combine_type", [](const Config& c) { return std::string(to_string(c.combine_type)); },
-          "Type of the rows that combine sends.")
-      .def_prop_ro(
-          "reduction", [](const Config& c) { return std::string(to_string(c.reduction)); },
-          "Reduction of a combine that names none; others must need no more staging.")
-      .def_prop_ro(
-          "reduction_level", [](const Config& c) { return std::string(to_string(c.reduction_level)); },
-          "'rank' or 'node'; 'automatic' before an Exchange has chosen.")
+      .def_prop_ro("layout", &name_in<&Config::layout>, "'expert_major', 'expert_padded' or 'rank_major'.")
+      .def_prop_ro("format", &name_in<&Config::format>,
+                   "Format of a dispatch that names none; others must have rows no larger.")
+      .def_prop_ro("combine_type", &name_in<&Config::combine_type>, "Type of the rows that combine sends.")
+      .def_prop_ro("reduction", &name_in<&Config::reduction>,
+                   "Reduction of a combine that names none; others must need no more staging.")
+      .def_prop_ro("reduction_level", &name_in<&Config::reduction_level>,
+                   "'rank' or 'node'; 'automatic' before an Exchange has chosen.")
       .def(nb::self == nb::self, nb::sig("def __eq__(self, other: object, /) -> bool"))
       .def("__hash__",
            [](const nb::handle& self) { return nb::hash(nb::tuple(settings_of(self).attr("values")())); })

@@ -1,4 +1,4 @@
-// Makes a Config from keyword arguments, and enumerators from their names.
+// Makes a Config from keyword arguments.
 #pragma once
 
 #include <optional>
@@ -15,9 +15,5 @@ Config config_of(const nanobind::kwargs& settings, BackendKind fallback = Backen
 
 // The optional settings with their defaults, as the text of a Python signature.
 extern const char* const kOptionalSettings;
-
-Reduction reduction_named(const std::string& name);
-BackendKind backend_named(const std::string& name);
-EngineKind engine_named(const std::string& name);
 
 }  // namespace ferry::python

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <optional>
 
+#include "base/enumerators.hpp"
 #include "bindings.hpp"
 #include "config.hpp"
 #include "group/rank_state.hpp"
@@ -104,7 +105,8 @@ PyGroup make_custom(int rank, int ranks, const nb::callable& all_gather, const n
   if (abort && !all_to_all_v) throw UsageError("abort needs all_to_all_v, which it aborts");
   EngineFunctions engine;
   if (all_to_all_v) engine = make_engine(ranks, *all_to_all_v, abort, ordered_lanes);
-  return PyGroup(Group::custom(std::move(bootstrap), std::move(engine)), backend_named(default_backend));
+  return PyGroup(Group::custom(std::move(bootstrap), std::move(engine)),
+                 enumerator_named<BackendKind>("backend", default_backend));
 }
 
 std::vector<nb::bytes> all_gather(const PyRank& self, const nb::bytes& mine) {

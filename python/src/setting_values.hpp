@@ -2,7 +2,6 @@
 // setting and the value.
 #pragma once
 
-#include <array>
 #include <limits>
 #include <string>
 
@@ -12,18 +11,6 @@
 #include "ferry/error.hpp"
 
 namespace ferry::python {
-
-// The value that to_string() prints as `name`.
-template <class Enumeration, std::size_t count>
-Enumeration enum_named(const char* what, const std::string& name,
-                       const std::array<Enumeration, count>& values) {
-  std::string names;
-  for (const Enumeration value : values) {
-    if (name == to_string(value)) return value;
-    names += str(names.empty() ? "" : ", ", to_string(value));
-  }
-  throw UsageError(str(what, ": '", name, "' is not one of ", names));
-}
 
 [[noreturn]] inline void refuse_value(const std::string& key, const std::string& expected,
                                       nanobind::handle value) {

@@ -3,10 +3,12 @@
 #include <algorithm>
 #include <cstddef>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "capi/boundary.hpp"
+#include "exchange/config_fields.hpp"
 #include "exchange/configuration.hpp"
 #include "format/encoding.hpp"
 #include "format/options.hpp"
@@ -126,42 +128,47 @@ Placement placement_of(const ferry_config& given, int ranks) {
   return sliced;
 }
 
+// Enumerations whose 0 in C is the default.
+template <class Field>
+constexpr bool kHasDefault = std::is_same_v<Field, BackendKind> || std::is_same_v<Field, Reduction>;
+template <class Enum>
+constexpr auto kLast = static_cast<Enum>(std::size(kConstants<Enum>) - 1 - kHasDefault<Enum>);
+
+// Reads a field, which holds its default, from ferry_config. A number 0 leaves it.
+template <class Field, class Value>
+void read(const char* name, Field& field, const Value& value) {
+  const std::string where = str("ferry_config.", name);
+  if constexpr (std::is_same_v<Field, Format>) {
+    field = to_format(value).value_or(field);
+  } else if constexpr (kHasDefault<Field>) {
+    field = to_choice(value, kLast<Field>, where.c_str()).value_or(field);
+  } else if constexpr (std::is_enum_v<Field>) {
+    field = to_enum(value, kLast<Field>, where.c_str());
+  } else if (value != 0) {
+    field = static_cast<Field>(value);
+  }
+}
+
+template <class Field, class Value>
+void write(const Field& field, Value& value) {
+  if constexpr (std::is_same_v<Field, Format>) {
+    value = to_c(field);
+  } else {
+    value = static_cast<Value>(field) + static_cast<Value>(kHasDefault<Field>);
+  }
+}
+
 }  // namespace
 
 Config to_config(const ferry_config& given, int ranks) {
-  const Config defaults;
   Config config;
-  config.experts = given.experts;
-  config.top_k = given.top_k;
-  config.hidden = given.hidden;
-  config.max_tokens = given.max_tokens;
-  config.backend =
-      to_choice(given.backend, BackendKind::nvshmem, "ferry_config.backend").value_or(defaults.backend);
-  config.engine = to_enum(given.engine, EngineKind::nccl, "ferry_config.engine");
-  config.memory = to_enum(given.memory, MemoryKind::device, "ferry_config.memory");
-  config.hops = to_enum(given.hops, Hops::two, "ferry_config.hops");
-  config.window = given.window;
   if (given.shared_experts < 0 || given.shared_experts > kMaxSharedExperts) {
     throw UsageError(
         str("ferry_config.shared_experts = ", given.shared_experts, ", must be 0 to ", kMaxSharedExperts));
   }
-  config.shared_experts = static_cast<int>(given.shared_experts);
-  config.input = to_enum(given.input, Input::replicated, "ferry_config.input");
-  config.shared_split = given.shared_split;
-  config.transfer = to_enum(given.transfer, Transfer::gather, "ferry_config.transfer");
+  visit_common_fields([](const char* name, auto& field, const auto& value) { read(name, field, value); },
+                      config, given);
   config.placement = placement_of(given, ranks);
-  config.layout = to_enum(given.layout, Layout::rank_major, "ferry_config.layout");
-  config.alignment = given.alignment == 0 ? defaults.alignment : given.alignment;
-  config.capacity = given.capacity;
-  config.repeats = given.repeats != 0;
-  config.zero_padding = given.zero_padding != 0;
-  config.format = to_format(given.format).value_or(defaults.format);
-  config.combine_type = to_dtype(given.combine_type, "ferry_config.combine_type");
-  config.reduction = to_reduction(given.reduction).value_or(defaults.reduction);
-  config.reduction_level =
-      to_enum(given.reduction_level, ReductionLevel::node, "ferry_config.reduction_level");
-  config.lanes = given.lanes == 0 ? defaults.lanes : given.lanes;
-  config.deadline = given.deadline == 0 ? defaults.deadline : given.deadline;
   config.own_receive_buffers = given.external_receive_buffers == 0;
   config.check_calls = given.manual_check == 0;
   return config;
@@ -237,32 +244,9 @@ ferry_format to_c(const Format& format) {
 
 ferry_config to_c(const Config& config) {
   ferry_config c{};
-  c.experts = config.experts;
-  c.top_k = config.top_k;
-  c.hidden = config.hidden;
-  c.max_tokens = config.max_tokens;
-  c.backend = static_cast<std::int32_t>(config.backend) + 1;
-  c.engine = static_cast<std::int32_t>(config.engine);
-  c.memory = static_cast<std::int64_t>(config.memory);
-  c.hops = static_cast<std::int32_t>(config.hops);
-  c.window = config.window;
-  c.shared_experts = config.shared_experts;
-  c.input = static_cast<std::int32_t>(config.input);
-  c.shared_split = config.shared_split;
-  c.transfer = static_cast<std::int64_t>(config.transfer);
-  c.layout = static_cast<std::int32_t>(config.layout);
+  visit_common_fields([](const char*, const auto& field, auto& value) { write(field, value); }, config, c);
   c.placement_version = config.placement.version();
   c.expert_slices = config.placement.tp() > 1 ? config.placement.tp() : 0;
-  c.capacity = config.capacity;
-  c.alignment = config.alignment;
-  c.repeats = config.repeats;
-  c.zero_padding = config.zero_padding;
-  c.combine_type = static_cast<std::int32_t>(config.combine_type);
-  c.format = to_c(config.format);
-  c.reduction = static_cast<std::int32_t>(config.reduction) + 1;
-  c.reduction_level = static_cast<std::int64_t>(config.reduction_level);
-  c.lanes = config.lanes;
-  c.deadline = config.deadline;
   c.external_receive_buffers = !config.own_receive_buffers;
   c.manual_check = !config.check_calls;
   return c;

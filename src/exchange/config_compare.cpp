@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "base/text.hpp"
+#include "exchange/config_fields.hpp"
 #include "exchange/configuration.hpp"
 #include "ferry/error.hpp"
 
@@ -24,32 +25,15 @@ std::string describe_placement(const Placement& placement) {
 // One line for each field: "name\tvalue\n".
 std::string describe(const Config& config) {
   std::string text;
-  auto field = [&](const char* name, const auto& value) { text += str(name, "\t", value, "\n"); };
-  field("backend", to_string(config.backend));
-  field("engine", to_string(config.engine));
-  field("memory", to_string(config.memory));
-  field("experts", config.experts);
-  field("top_k", config.top_k);
-  field("hidden", config.hidden);
-  field("max_tokens", config.max_tokens);
-  field("hops", to_string(config.hops));  // after what `automatic` depends on
-  field("window", config.window);
-  field("shared_experts", config.shared_experts);
-  field("input", to_string(config.input));
-  field("shared_split", config.shared_split);
-  field("transfer", to_string(config.transfer));
-  field("layout", to_string(config.layout));
-  field("alignment", config.alignment);
-  field("capacity", config.capacity);
-  field("repeats", config.repeats);
-  field("zero_padding", config.zero_padding);
-  field("format", to_string(config.format));
-  field("combine_type", to_string(config.combine_type));
-  field("reduction", to_string(config.reduction));
-  field("reduction_level", to_string(config.reduction_level));
-  field("lanes", config.lanes);
-  field("deadline", config.deadline);
-  field("placement", describe_placement(config.placement));
+  const auto add = [&](const char* name, const auto& value) {
+    if constexpr (requires { to_string(value); }) {
+      text += str(name, "\t", to_string(value), "\n");
+    } else {
+      text += str(name, "\t", value, "\n");
+    }
+  };
+  visit_common_fields(add, config);  // the others may differ between ranks, but for the placement
+  add("placement", describe_placement(config.placement));
   return text;
 }
 

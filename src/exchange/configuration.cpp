@@ -2,10 +2,13 @@
 
 #include <cmath>
 #include <limits>
+#include <type_traits>
 
+#include "base/enumerators.hpp"
 #include "base/limits.hpp"
 #include "base/text.hpp"
 #include "exchange/backend.hpp"
+#include "exchange/config_fields.hpp"
 #include "exchange/hop_choice.hpp"
 #include "exchange/lane_limit.hpp"
 #include "exchange/sliced.hpp"
@@ -23,6 +26,19 @@ void check_range(const char* name, std::int64_t value, std::int64_t lowest, std:
   }
 }
 
+void check_enumerators(const Config& config) {
+  check_backend(config.backend);
+  const auto check = [](const char* name, const auto& value) {
+    using Field = std::remove_cvref_t<decltype(value)>;
+    if constexpr (std::is_enum_v<Field>) {
+      const auto all = enumerators<Field>();
+      const auto number = [](Field each) { return static_cast<std::int64_t>(each); };
+      check_range(name, number(value), number(all.front()), number(all.back()));
+    }
+  };
+  visit_common_fields(check, config);
+}
+
 void check_shared_experts(const Config& config) {
   check_range("shared_experts", config.shared_experts, 0, kMaxSharedExperts);
   if (config.shared_experts == 0) return;
@@ -33,7 +49,6 @@ void check_shared_experts(const Config& config) {
 }
 
 void check_input(const Config& config) {
-  check_range("input", static_cast<std::int64_t>(config.input), 0, 1);
   if (config.input == Input::own) {
     if (config.shared_split == 0) return;
     throw UsageError(
@@ -48,7 +63,6 @@ void check_input(const Config& config) {
 }
 
 void check_transfer(const Config& config) {
-  check_range("transfer", static_cast<std::int64_t>(config.transfer), 0, 1);
   if (config.transfer == Transfer::routed) return;
   if (config.backend == BackendKind::nvshmem) {
     throw UnsupportedError(
@@ -171,10 +185,7 @@ void check_alone(const Config& config) {
   if (!(config.deadline > 0) || !std::isfinite(config.deadline)) {
     throw UsageError(str("configuration: deadline = ", config.deadline, " s, must be positive and finite"));
   }
-  check_backend(config.backend);
-  check_range("layout", static_cast<std::int64_t>(config.layout), 0, 2);
-  check_range("combine_type", static_cast<std::int64_t>(config.combine_type), 0, 2);
-  check_range("memory", static_cast<std::int64_t>(config.memory), 0, 2);
+  check_enumerators(config);
   const MemoryKind only = has_kernels(config.backend) ? MemoryKind::device : MemoryKind::host;
   if (config.backend != BackendKind::collective && config.memory != MemoryKind::automatic &&
       config.memory != only) {
@@ -182,17 +193,13 @@ void check_alone(const Config& config) {
                                to_string(only), " memory, and memory is ", to_string(config.memory),
                                ": pass automatic, or use the backend collective"));
   }
-  check_range("engine", static_cast<std::int64_t>(config.engine), 0, 3);
   if (config.engine == EngineKind::nccl && chosen_memory(config) == MemoryKind::host) {
     throw UnsupportedError(
         str("configuration: the engine nccl moves device memory with the backend collective; the backend is ",
             to_string(config.backend), ", and memory is ", to_string(config.memory),
             ": pass memory device, or another engine"));
   }
-  check_range("hops", static_cast<std::int64_t>(config.hops), 0, 2);
   check_range("window", config.window, 0, 1 << 24);
-  check_range("reduction", static_cast<std::int64_t>(config.reduction), 0, 2);
-  check_range("reduction_level", static_cast<std::int64_t>(config.reduction_level), 0, 2);
   const std::int64_t row_bytes = config.hidden * bytes_of(config.combine_type);
   if (row_bytes % 16 != 0) {
     throw UsageError(str("configuration: a row of ", config.hidden, " ", to_string(config.combine_type),

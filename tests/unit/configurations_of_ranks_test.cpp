@@ -124,6 +124,23 @@ TEST(Configuration, ADifferenceThatChangesTheHopsNamesTheTokens) {
         "configurations differ: max_tokens is 1 on rank 0 and 4096 on rank 1: pass the same on every rank");
 }
 
+TEST(Configuration, ADifferenceThatChangesTheHopsNamesTheTransfer) {
+  std::string message;
+  Group::threads(kRanks, 2).run([&](Rank rank) {
+    Config config = valid_config();
+    config.backend = BackendKind::collective;
+    config.transfer = rank.index() == 1 ? Transfer::gather : Transfer::routed;
+    try {
+      agree_on_config(rank, config);
+    } catch (const UsageError& error) {
+      if (rank.index() == 0) message = error.what();
+    }
+  });
+  EXPECT_EQ(message,
+            "configurations differ: transfer is routed on rank 0 and gather on rank 1: pass the same on "
+            "every rank");
+}
+
 TEST(Configuration, ARefusedConfigurationEndsConstructionOnEveryRank) {
   Config config = valid_config();
   config.top_k = 40;

@@ -6,6 +6,7 @@
 #include <charconv>
 #include <set>
 
+#include "base/enumerators.hpp"
 #include "ferry/error.hpp"
 #include "tools/ferry/bench/inputs.hpp"
 #include "tools/ferry/common/config.hpp"
@@ -64,7 +65,7 @@ void check_memory(const BenchPoint& point) {
 
 BenchPoint make_point(const BenchOptions& options, const Trace& trace, int ranks, int tokens,
                       const std::string& format, const std::string& layout, Reduction reduction) {
-  const BackendKind backend = backend_of(options.backend);
+  const BackendKind backend = enumerator_named<BackendKind>("--backend", options.backend);
   const bool on_gpus = backend == BackendKind::cuda;
   const bool over_engine = backend == BackendKind::collective && !options.choice.gpu_option().empty();
   BenchPoint point;
@@ -76,15 +77,15 @@ BenchPoint make_point(const BenchOptions& options, const Trace& trace, int ranks
   point.repetitions = options.repetitions;
   point.config =
       make_config({.backend = backend,
-                   .engine = engine_of(options.choice.engine),
-                   .memory = memory_of(options.choice.memory),
+                   .engine = enumerator_named<EngineKind>("--engine", options.choice.engine),
+                   .memory = enumerator_named<MemoryKind>("--memory", options.choice.memory),
                    .ranks = ranks,
                    .tokens = tokens,
                    .hidden = options.hidden,
-                   .layout = layout_of(layout),
+                   .layout = enumerator_named<Layout>("--layout", layout),
                    .format = format_of(format),
                    .reduction = reduction,
-                   .hops = hops_of(options.hops),
+                   .hops = enumerator_named<Hops>("--hops", options.hops),
                    .deadline_seconds = on_gpus || over_engine ? kGpuDeadlineSeconds : kHostDeadlineSeconds},
                   trace);
   point.type = point.config.combine_type;
@@ -111,7 +112,8 @@ std::vector<TimedCall> all_calls(const BenchOptions& options) {
     for (const std::string& reduction : options.reductions) {
       for (const std::string& weights : options.weights) {
         for (const int sms : options.sms)
-          calls.push_back({work, reduction_of(reduction), weights == "with", eager, in_phases, sms});
+          calls.push_back({work, enumerator_named<Reduction>("--reduction", reduction), weights == "with",
+                           eager, in_phases, sms});
       }
     }
   };
@@ -153,7 +155,8 @@ void add_cases(const BenchOptions& options, const std::vector<Trace>& traces, in
     for (const std::string& layout : options.layouts) {
       for (const int tokens : parse_sweep(options.tokens)) {
         for (const Trace& trace : traces) {
-          std::vector<TimedCall> calls = calls_of_layout(options, layout_of(layout));
+          std::vector<TimedCall> calls =
+              calls_of_layout(options, enumerator_named<Layout>("--layout", layout));
           std::erase_if(calls, [&](const TimedCall& call) {
             if (call.work == Work::metadata) return !first;
             if (call.uses_nccl()) return !new_type || layout != options.layouts.front();
@@ -233,11 +236,12 @@ std::vector<BenchPoint> bench_points(const BenchOptions& options, const std::vec
     for (const std::string& format : options.formats) {
       for (const std::string& layout : options.layouts) {
         for (const std::string& reduction : options.reductions) {
-          check_reduction(layout_of(layout), reduction_of(reduction));
+          check_reduction(enumerator_named<Layout>("--layout", layout),
+                          enumerator_named<Reduction>("--reduction", reduction));
           for (const int tokens : parse_sweep(options.tokens)) {
             for (const Trace& trace : traces) {
-              points.push_back(
-                  make_point(options, trace, ranks, tokens, format, layout, reduction_of(reduction)));
+              points.push_back(make_point(options, trace, ranks, tokens, format, layout,
+                                          enumerator_named<Reduction>("--reduction", reduction)));
               if (!on_device(points.back().config)) check_memory(points.back());
             }
           }

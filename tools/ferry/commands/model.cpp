@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 
+#include "base/enumerators.hpp"
 #include "ferry/error.hpp"
 #include "ferry/types.hpp"
 #include "tools/ferry/bench/sweep.hpp"
@@ -105,13 +106,13 @@ std::optional<Trace> trace_of(const ModelOptions& options, int most_tokens) {
 
 ModelCall call_of(const ModelOptions& options, const RoutingShape& shape, Work work, Hops hops) {
   ModelCall call{.call = {.work = work,
-                          .reduction = reduction_of(options.reduction),
+                          .reduction = enumerator_named<Reduction>("--reduction", options.reduction),
                           .weighted = true,
                           .eager = options.launch == "eager",
                           .in_phases = options.form == "phases",
                           .sm_limit = options.sms},
                  .format = format_of(options.format),
-                 .layout = layout_of(options.layout),
+                 .layout = enumerator_named<Layout>("--layout", options.layout),
                  .hidden = options.hidden,
                  .shape = shape,
                  .hops = hops};

@@ -4,7 +4,6 @@
 #include <cmath>
 
 #include <algorithm>
-#include <array>
 #include <cstdlib>
 #include <vector>
 
@@ -17,14 +16,6 @@
 namespace ferry::app {
 
 namespace {
-
-template <class Value, std::size_t kCount>
-Value named(const std::array<Value, kCount>& values, const std::string& name) {
-  for (const Value value : values) {
-    if (name == to_string(value)) return value;
-  }
-  throw UsageError(fmt::format("unknown name '{}'", name));
-}
 
 // Whether a token lists an expert twice, as recorded traces may. Such tokens can produce more rows.
 bool repeats_experts(const Trace& trace) {
@@ -41,37 +32,8 @@ bool repeats_experts(const Trace& trace) {
 
 }  // namespace
 
-BackendKind backend_of(const std::string& name) {
-  return named(std::array{BackendKind::cpu, BackendKind::cuda, BackendKind::collective, BackendKind::nvshmem},
-               name);
-}
-
-Layout layout_of(const std::string& name) {
-  return named(std::array{Layout::expert_major, Layout::expert_padded, Layout::rank_major}, name);
-}
-
-Reduction reduction_of(const std::string& name) {
-  return named(std::array{Reduction::partial, Reduction::exact, Reduction::unreduced}, name);
-}
-
-ReductionLevel reduction_level_of(const std::string& name) {
-  return named(std::array{ReductionLevel::automatic, ReductionLevel::rank, ReductionLevel::node}, name);
-}
-
 void prepare_for_hops(const std::string& name) {
   if (name == "two") setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
-}
-
-Hops hops_of(const std::string& name) {
-  return named(std::array{Hops::automatic, Hops::one, Hops::two}, name);
-}
-
-EngineKind engine_of(const std::string& name) {
-  return named(std::array{EngineKind::automatic, EngineKind::mpi, EngineKind::nccl}, name);
-}
-
-MemoryKind memory_of(const std::string& name) {
-  return named(std::array{MemoryKind::automatic, MemoryKind::host, MemoryKind::device}, name);
 }
 
 Format format_of(const std::string& name) {

@@ -11,17 +11,9 @@
 
 namespace ferry::app {
 
-// Enumerators by their names. Throw UsageError for an unknown name.
-BackendKind backend_of(const std::string& name);
-Layout layout_of(const std::string& name);
-Reduction reduction_of(const std::string& name);
-ReductionLevel reduction_level_of(const std::string& name);
-Hops hops_of(const std::string& name);
 // Call before CUDA starts. In two hops kernels of ranks that share a GPU wait for one another, several of a
 // stream at a time, so each stream needs a queue of its own.
 void prepare_for_hops(const std::string& name);
-EngineKind engine_of(const std::string& name);
-MemoryKind memory_of(const std::string& name);
 // Refuses raw formats: the program's experts need values to compute with.
 Format format_of(const std::string& name);
 

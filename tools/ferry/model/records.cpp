@@ -4,6 +4,7 @@
 
 #include <optional>
 
+#include "base/enumerators.hpp"
 #include "ferry/error.hpp"
 #include "tools/ferry/common/config.hpp"
 #include "tools/ferry/common/input.hpp"
@@ -75,15 +76,16 @@ MeasuredPoint point_from(const JsonField& row, Work work) {
   ModelCall& call = point.call;
   const auto text = [&](const char* name) { return row.at(name).as<std::string>(); };
   const auto number = [&](const char* name) { return row.at(name).as<int>(); };
-  call.call = {
-      .work = work,
-      .reduction = row.at("reduction").is_null() ? Reduction::partial : reduction_of(text("reduction")),
-      .weighted = row.at("weights").as<bool>(),
-      .eager = text("launch") == "eager",
-      .in_phases = text("form") != "fused",  // schema version 2: halves
-      .sm_limit = number("sm_limit")};
+  call.call = {.work = work,
+               .reduction = row.at("reduction").is_null()
+                                ? Reduction::partial
+                                : enumerator_named<Reduction>("reduction", text("reduction")),
+               .weighted = row.at("weights").as<bool>(),
+               .eager = text("launch") == "eager",
+               .in_phases = text("form") != "fused",  // schema version 2: halves
+               .sm_limit = number("sm_limit")};
   call.format = format_of(text("format"));
-  call.layout = layout_of(text("layout"));
+  call.layout = enumerator_named<Layout>("layout", text("layout"));
   call.hidden = number("hidden");
   call.shape = {.ranks = number("ranks"),
                 .nodes = 1,

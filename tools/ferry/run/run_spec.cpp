@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "backends/cpu/kernels/kernels.hpp"
+#include "base/enumerators.hpp"
 #include "ferry/error.hpp"
 #include "tools/ferry/common/config.hpp"
 #include "tools/ferry/common/machine.hpp"
@@ -130,27 +131,27 @@ Trace draw(const SynthSpec& spec) {
 Config checked_config(const RunOptions& options, const Trace& trace) {
   check_options(options, trace);
   check_gpus(options.backend, options.choice);
-  const Layout layout = layout_of(options.layout);
-  const Reduction reduction = reduction_of(options.reduction);
+  const Layout layout = enumerator_named<Layout>("--layout", options.layout);
+  const Reduction reduction = enumerator_named<Reduction>("--reduction", options.reduction);
   check_reduction(layout, reduction);
-  const Config config =
-      make_config({.backend = backend_of(options.backend),
-                   .engine = engine_of(options.choice.engine),
-                   .memory = memory_of(options.choice.memory),
-                   .ranks = options.ranks,
-                   .tokens = options.tokens,
-                   .hidden = options.hidden,
-                   .layout = layout,
-                   .format = format_of(options.format),
-                   .reduction = reduction,
-                   .reduction_level = reduction_level_of(options.reduction_level),
-                   .hops = hops_of(options.hops),
-                   .alignment = options.alignment,
-                   .shared_experts = options.shared_experts,
-                   .input = options.input == "replicated" ? Input::replicated : Input::own,
-                   .transfer = options.input == "gathered" ? Transfer::gather : Transfer::routed,
-                   .deadline_seconds = static_cast<double>(options.deadline)},
-                  trace);
+  const Config config = make_config(
+      {.backend = enumerator_named<BackendKind>("--backend", options.backend),
+       .engine = enumerator_named<EngineKind>("--engine", options.choice.engine),
+       .memory = enumerator_named<MemoryKind>("--memory", options.choice.memory),
+       .ranks = options.ranks,
+       .tokens = options.tokens,
+       .hidden = options.hidden,
+       .layout = layout,
+       .format = format_of(options.format),
+       .reduction = reduction,
+       .reduction_level = enumerator_named<ReductionLevel>("--reduction-level", options.reduction_level),
+       .hops = enumerator_named<Hops>("--hops", options.hops),
+       .alignment = options.alignment,
+       .shared_experts = options.shared_experts,
+       .input = options.input == "replicated" ? Input::replicated : Input::own,
+       .transfer = options.input == "gathered" ? Transfer::gather : Transfer::routed,
+       .deadline_seconds = static_cast<double>(options.deadline)},
+      trace);
   check_memory(options, config);
   return config;
 }

@@ -1,0 +1,38 @@
+// The enumerators of public enumerations, and their values by name.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <vector>
+
+#include "base/text.hpp"
+#include "ferry/error.hpp"
+#include "ferry/types.hpp"
+
+namespace ferry {
+
+// Those that to_string() has names for, in the order of their numbers, without the reserved one.
+template <class Enum>
+std::vector<Enum> enumerators() {
+  std::vector<Enum> all;
+  for (int number = std::is_same_v<Enum, BackendKind> ? 1 : 0;; ++number) {
+    const auto value = static_cast<Enum>(number);
+    if (to_string(value) == std::string_view("unknown")) return all;
+    all.push_back(value);
+  }
+}
+
+// The enumerator that to_string() prints as `name`. Throws UsageError, which names them all; `setting` says
+// whose value it is.
+template <class Enum>
+Enum enumerator_named(const char* setting, const std::string& name) {
+  std::string names;
+  for (const Enum value : enumerators<Enum>()) {
+    if (name == to_string(value)) return value;
+    names += str(names.empty() ? "" : ", ", to_string(value));
+  }
+  throw UsageError(str(setting, ": '", name, "' is not one of ", names));
+}
+
+}  // namespace ferry
