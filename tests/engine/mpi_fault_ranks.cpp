@@ -121,9 +121,7 @@ void lose_a_rank(const Rank& rank, const std::string& directory, int victim) {
 // The test kills a rank from outside.
 void work(const std::string& backend) {
   if (backend == "hosts") setenv("FERRY_HOST_ID", open_mpi().rank % 2 == 0 ? "even" : "odd", 1);
-  const BackendKind kind = backend == "cpu"         ? BackendKind::cpu
-                           : backend == "reference" ? BackendKind::reference
-                                                    : BackendKind::collective;
+  const BackendKind kind = backend == "cpu" ? BackendKind::cpu : BackendKind::collective;
   Group::mpi().run([&](const Rank& rank) {
     Exchange exchange(rank, {.experts = rank.size(),
                              .top_k = 1,
