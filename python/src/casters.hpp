@@ -9,3 +9,6 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
+
+// GilRelease and GilAcquire of interpreter.hpp stand for them: they survive the end of the interpreter.
+#pragma GCC poison gil_scoped_acquire gil_scoped_release
