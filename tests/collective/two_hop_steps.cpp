@@ -40,6 +40,7 @@ Config two_hop_config(BackendKind backend, int ranks, Hops hops, int window, Red
 Inputs::Inputs(const Config& config, int rank, std::int64_t tokens_of_rank)
     : count(tokens_of_rank), tokens(count * kHidden), weights(count * config.top_k) {
   std::uint32_t state = 2654435761u * static_cast<std::uint32_t>(rank + 1);
+  weights.reserve(1);  // not null without tokens: the call has weights
   auto next = [&] { return (state = state * 1664525u + 1013904223u) >> 8; };
   for (float& value : tokens) value = static_cast<float>(next() % 1000) / 7 - 70;
   for (float& value : weights) value = static_cast<float>(next() % 64) / 16 - 2;
