@@ -14,6 +14,7 @@
 #include "interpreter.hpp"
 #include "lane_call.hpp"
 #include "process_owner.hpp"
+#include "setting_values.hpp"
 
 namespace ferry::python {
 
@@ -31,20 +32,11 @@ BackendKind default_backend(const nb::object& group_or_rank) {
   return group != nullptr ? group->default_backend() : BackendKind::cpu;
 }
 
-// Construction compares configurations across ranks. A rank without a usable one refuses, so that the other
-// ranks get the same error and do not wait.
-Config config_or_refuse(const Rank& rank, const nb::object& given, const nb::kwargs& settings,
-                        BackendKind backend) {
-  try {
-    if (given.is_none()) return config_of(settings, backend);
-    if (nb::len(nb::handle(settings)) > 0)
-      throw UsageError("exchange: expected a Config or settings, got both");
-    return cast_argument<Config>(given, "exchange", "a Config");
-  } catch (const Error& error) {
-    const GilRelease unlocked;
-    refuse_configuration(rank, error);
-    throw;
-  }
+Config config_from(const nb::object& given, const nb::kwargs& settings, BackendKind backend) {
+  if (given.is_none()) return config_of(settings, backend);
+  if (nb::len(nb::handle(settings)) > 0)
+    throw UsageError("exchange: expected a Config or settings, got both");
+  return cast_argument<Config>(given, "exchange", "a Config");
 }
 
 // For code above this module, whose own arguments may be wrong.
@@ -69,13 +61,24 @@ Device device_or_refuse(const Rank& rank, const Config& config, std::optional<in
   }
 }
 
-void construct(PyExchange* self, const nb::object& group, const nb::object& config, std::optional<int> device,
-               const nb::kwargs& settings) {
+// Construction compares configurations across ranks. A rank without a usable one refuses, so that the other
+// ranks get the same error and do not wait.
+void construct(PyExchange* self, const nb::object& group, const nb::object& config,
+               const nb::object& given_device, const nb::kwargs& settings) {
   const Rank rank = rank_of(group);
-  const Config checked = config_or_refuse(rank, config, settings, default_backend(group));
-  // This module links its own CUDA runtime. Each runtime has its own current device of a
-  // thread, so ask PyTorch's.
-  if (!device && on_device(checked)) device = current_torch_device();
+  Config checked;
+  std::optional<int> device;
+  const auto refuse = [&](const Error& error) {
+    const GilRelease unlocked;
+    refuse_configuration(rank, error);
+  };
+  read_or(refuse, [&] {
+    checked = config_from(config, settings, default_backend(group));
+    if (!given_device.is_none()) device = int_of("device", given_device);
+    // This module links its own CUDA runtime. Each runtime has its own current device of a
+    // thread, so ask PyTorch's.
+    if (!device && on_device(checked)) device = current_torch_device();
+  });
   SharedState state;
   {
     const GilRelease unlocked;

@@ -10,6 +10,25 @@
 
 namespace ferry::python {
 
+// Runs `read`, which converts arguments. If it throws, calls `refuse` with the error for the peers, and
+// throws.
+template <class Refuse, class Read>
+auto read_or(Refuse refuse, Read read) {
+  try {
+    return read();
+  } catch (const Error& error) {
+    refuse(error);
+    throw;
+  } catch (nb::python_error& error) {
+    refuse(UsageError(text_of(error)));
+    throw;
+  } catch (const std::exception& error) {  // mostly values that nanobind could not convert
+    const UsageError refused(std::string("arguments that cannot be read: ") + error.what());
+    refuse(refused);
+    throw refused;
+  }
+}
+
 // Marks the lane as busy and makes the exchange's device current for its lifetime. Construction throws
 // UsageError if another thread is inside a call of the lane.
 class LaneCall {
@@ -26,19 +45,7 @@ class LaneCall {
   // peers' calls end with the same error at once instead of waiting for their deadline.
   template <class Read>
   auto read_or_refuse(std::initializer_list<Operation> operations, Read read) {
-    try {
-      return read();
-    } catch (const Error& error) {
-      refuse(operations, error);
-      throw;
-    } catch (nb::python_error& error) {
-      refuse(operations, UsageError(text_of(error)));
-      throw;
-    } catch (const std::exception& error) {  // mostly values that nanobind could not convert
-      const UsageError refused(std::string("arguments that cannot be read: ") + error.what());
-      refuse(operations, refused);
-      throw refused;
-    }
+    return read_or([&](const Error& error) { refuse(operations, error); }, read);
   }
 
   // True if a dispatch that ends with `error` has delivered its rows all the same.

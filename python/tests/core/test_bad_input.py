@@ -309,6 +309,7 @@ def test_lanes_and_plans_over_storage():
         ({"repeats": 1}, "repeats: expected True or False, got 1"),
         ({"top_k": 33}, "top_k = 33, must be 1 to 32"),
         ({"deadline": -1}, "deadline"),
+        ({"device": "first"}, "device: expected an integer, got 'first'"),
         ({"hidden": 3}, "multiple of 16"),
         ({"placement": ferry.Placement.blocks(4, 3)}, "the placement is for 4 experts on 3 ranks, the exchange has 4 on 2"),
     ],
@@ -319,6 +320,27 @@ def test_configurations_are_refused_on_every_rank(settings, pattern):
     def body(rank):
         with pytest.raises(ferry.UsageError, match=pattern):
             ferry.Exchange(rank, **(good | settings if rank.index == 1 else good))
+        return ferry.Exchange(rank, **good).ranks
+
+    assert ferry.Group.threads(2).run(body) == [2, 2]
+
+
+class Number:
+    def __init__(self, error):
+        self.error = error
+
+    def __index__(self):
+        raise self.error
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt("Ctrl-C"), ZeroDivisionError("x")], ids=repr)
+def test_a_configuration_that_raises_is_refused_on_every_rank(error):
+    good = {"experts": 4, "top_k": TOP_K, "hidden": HIDDEN, "max_tokens": TOKENS, "deadline": 5}
+
+    def body(rank):
+        kind = KeyboardInterrupt if rank.index and isinstance(error, KeyboardInterrupt) else ferry.UsageError
+        with pytest.raises(kind, match=None if rank.index else "rank 1 "):
+            ferry.Exchange(rank, **(good | ({"experts": Number(error)} if rank.index else {})))
         return ferry.Exchange(rank, **good).ranks
 
     assert ferry.Group.threads(2).run(body) == [2, 2]
