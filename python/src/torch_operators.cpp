@@ -36,6 +36,11 @@ nb::object converted_to(const nb::object& tensor, Element element) {
   return tensor.attr("to")(type_object(Framework::torch, element));
 }
 
+// A contiguous tensor with the values of `given`; other objects as they are, which are refused later.
+nb::object contiguous(const nb::object& given) {
+  return framework_of(given) == Framework::torch ? given.attr("contiguous")() : given;
+}
+
 void require_tensors(const Arguments& arguments, const char* operation) {
   if (arguments.framework() == Framework::torch) return;
   throw UsageError(str("ferry.torch.", operation, ": expected tensors of PyTorch, got arrays of ",
@@ -123,8 +128,9 @@ nb::tuple operator_combine_backward(PyExchange& self, const nb::object& d_result
   ReceiveBuffers buffers;
   call.read_or_refuse({Operation::dispatch}, [&] {
     const Config& config = self.config();
-    given.tokens = converted_to(d_result, value_element_of(config.format));
-    if (!outputs.is_none()) given.dot_rows = converted_to(outputs, element_of(config.combine_type));
+    given.tokens = contiguous(converted_to(d_result, value_element_of(config.format)));
+    if (!outputs.is_none())
+      given.dot_rows = contiguous(converted_to(outputs, element_of(config.combine_type)));
     const Shape shape = inspect(d_result, "tokens").shape;
     given.ids = nb::cast(plan_with_bound(self, storage, shape.empty() ? -1 : shape[0], rows));
     read_dispatch(self, call, given, in);
@@ -150,10 +156,12 @@ nb::object operator_combine(PyExchange& self, const nb::object& outputs, const n
   require_differentiable(self.config());
   LaneCall call(self, lane);
   CombineInput in(call.device(), Gradients::recorded);
-  PyCombineArguments given{
-      .outputs = outputs, .row_weights = row_weights, .row_values = row_values, .lane = lane};
+  PyCombineArguments given{.outputs = outputs, .lane = lane};
   PyPlan plan;
   call.read_or_refuse({Operation::combine}, [&] {
+    given.outputs = contiguous(outputs);
+    given.row_weights = contiguous(row_weights);
+    given.row_values = contiguous(row_values);
     std::int64_t elements = 1;
     for (const std::int64_t length : inspect(outputs, "outputs").shape) elements *= length;
     plan = plan_with_bound(self, storage, tokens, elements / self.config().hidden);
@@ -220,10 +228,6 @@ nb::object exchange_object(const nb::object& exchange_or_handle) {
   return exchange_of.get(kModule, "exchange_of")(exchange_or_handle);
 }
 
-nb::object contiguous(const nb::object& tensor) {
-  return tensor.is_none() ? tensor : tensor.attr("contiguous")();
-}
-
 // The dispatch of ferry.torch, (data, weight, counts, row_offsets, plan, N), where nothing observes it and no
 // gradient is recorded; else None.
 nb::object direct_dispatch(const nb::object& exchange, const nb::object& x, const nb::object& ids,
@@ -244,8 +248,7 @@ nb::object direct_combine(const nb::object& exchange, const nb::object& outputs,
       needs_gradient(outputs, row_weights) || !is_unobserved())
     return nb::none();
   const nb::object used = exchange_object(exchange);
-  return operator_combine(nb::cast<PyExchange&>(used), contiguous(outputs), contiguous(row_weights), plan,
-                          tokens, lane, nb::none());
+  return operator_combine(nb::cast<PyExchange&>(used), outputs, row_weights, plan, tokens, lane, nb::none());
 }
 
 }  // namespace

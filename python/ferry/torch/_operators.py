@@ -71,10 +71,10 @@ def _fake_dispatch(x, ids, weights, exchange, lane, call_token=None):
 
 
 def _dispatch_backward(d_data, d_weight, plan, tokens, exchange, lane, call_token=None):
-    exchange, d_data = exchange_of(exchange), d_data.contiguous()
+    exchange = exchange_of(exchange)
     if d_weight is None:
         return _core._operator_combine(exchange, d_data, None, plan, tokens, lane), d_data.new_empty((0,), dtype=torch.float32)
-    return _core._operator_combine(exchange, d_data, None, plan, tokens, lane, d_weight.contiguous())
+    return _core._operator_combine(exchange, d_data, None, plan, tokens, lane, d_weight)
 
 
 def _fake_dispatch_backward(d_data, d_weight, plan, tokens, exchange, lane, call_token=None):
@@ -83,13 +83,8 @@ def _fake_dispatch_backward(d_data, d_weight, plan, tokens, exchange, lane, call
     return d_data.new_empty((tokens, config.hidden)), d_data.new_empty(weights, dtype=torch.float32)
 
 
-def _contiguous(given):  # the module refuses objects that are not tensors
-    return given.contiguous() if isinstance(given, torch.Tensor) else given
-
-
 def combine(outputs, row_weights, plan, tokens, exchange, lane, call_token=None):
-    return _core._operator_combine(
-        exchange_of(exchange), _contiguous(outputs), _contiguous(row_weights), plan, tokens, lane)
+    return _core._operator_combine(exchange_of(exchange), outputs, row_weights, plan, tokens, lane)
 
 
 def _combine_and_done(outputs, *others):
@@ -112,9 +107,8 @@ def _resized(rows, count):
 def _combine_backward(d_result, outputs, row_weights, plan, exchange, lane, call_token=None):
     hidden = outputs.shape[-1]
     count = outputs.numel() // hidden
-    dot_rows = None if row_weights is None else outputs.contiguous()
-    data, dots = _core._operator_combine_backward(
-        exchange_of(exchange), d_result.contiguous(), dot_rows, plan, count, lane)
+    dot_rows = None if row_weights is None else outputs
+    data, dots = _core._operator_combine_backward(exchange_of(exchange), d_result, dot_rows, plan, count, lane)
     d_rows = _resized(data.reshape(-1, hidden), count)
     if row_weights is None:
         return d_rows.reshape(outputs.shape).to(outputs.dtype), d_rows.new_empty((0,), dtype=torch.float32)
