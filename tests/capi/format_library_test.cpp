@@ -187,7 +187,8 @@ TEST(FormatLibrary, FunctionsThatLoadEachOthersLibraryEnd) {
 TEST(FormatLibrary, ThreadsThatLoadItAtOnceGetTheSameFormats) {
   call_during("calls_2", [] { std::this_thread::sleep_for(std::chrono::milliseconds(100)); });
   Group::threads(4).run([](const Rank&) {
-    EXPECT_EQ(load_formats(path_of("calls_2")), std::vector{parse_format("library_calls_2")});
+    const std::vector<Format> formats = load_formats(path_of("calls_2"));
+    EXPECT_EQ(formats, std::vector{parse_format("library_calls_2")});
   });
 }
 

@@ -257,6 +257,7 @@ void run_calls(const Variant& v) {
       DispatchCall call{.tokens = Tokens::rows(in.tokens.data(), v.on_device ? 9 : tokens),
                         .ids = Ids(in.ids.data()),
                         .weights = in.weights.data(),
+                        .weighted = true,
                         .format = config.format,
                         .memory = {.group_of_row = group_of_row.data()}};
       if (v.on_device) call.tokens.device_count = &counted;
@@ -314,6 +315,7 @@ TEST(SlicedKernels, RanksThatDifferGetNoRowsAndAnError) {
           device.lane().dispatch({.tokens = Tokens::rows(in.tokens.data(), odd && number == 0 ? 4 : 5),
                                   .ids = Ids(in.ids.data()),
                                   .weights = in.weights.data(),
+                                  .weighted = true,
                                   .format = config.format},
                                  {});
       const std::optional<DeviceError> error = take_error(device.error());
@@ -340,6 +342,7 @@ TEST(SlicedKernels, ADamagedPlanEndsTheCombineOnEveryRank) {
     const DispatchResult got = device.lane().dispatch({.tokens = Tokens::rows(in.tokens.data(), 5),
                                                        .ids = Ids(in.ids.data()),
                                                        .weights = in.weights.data(),
+                                                       .weighted = true,
                                                        .format = config.format},
                                                       {});
     const PlanView plan = view_plan(got.plan.storage(), plan_shape(routed_config(config)));
@@ -382,6 +385,7 @@ TEST(SlicedKernels, ARefusalUsesUpTheNumbersOfAllCalls) {
     device.lane().dispatch({.tokens = Tokens::rows(in.tokens.data(), 5),
                             .ids = Ids(in.ids.data()),
                             .weights = in.weights.data(),
+                            .weighted = true,
                             .format = config.format},
                            {});
     EXPECT_EQ(device.state().calls[0], 10u);
