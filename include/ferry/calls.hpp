@@ -129,7 +129,6 @@ struct DispatchOptions {
   bool weighted = false;
   /// Rows v, [total, H] of type Config::combine_type, dense. Dispatch then returns dots[row] = dot(x, v[row])
   /// with x the row before it is multiplied by its weight. Not with formats that quantise, raw or rank_major.
-  /// They must not lie in the memory of the received rows.
   const void* dot_rows = nullptr;
   /// nvfp4 without `per_token`: address of g, one fp32 in host memory, on device backends in memory that the
   /// device can read; read in the send phase. Null: g = 1. The ranks pass the same g, which is not
@@ -152,11 +151,13 @@ struct Outputs {
   const void* data = nullptr;
   DType type = DType::bf16;  ///< combine converts to Config::combine_type where they differ
   std::int64_t stride = 0;   ///< bytes from one row to the next; 0: dense
+  /// Rows that `data` holds, the total or more: none of them may overlap what the call writes. 0: not said;
+  /// then the total counts, or one row where only the device knows it.
+  std::int64_t rows = 0;
 };
 
 /// Where combine writes: [N, H]. unreduced: [N, K, H]. Zero for a token without delivered routes. The address
-/// and the stride are multiples of 16 bytes. Its length is not known to Ferry and not checked. It must not
-/// overlap the outputs.
+/// and the stride are multiples of 16 bytes. Its length is not known to Ferry and not checked.
 struct Result {
   void* data = nullptr;
   DType type = DType::bf16;
@@ -168,8 +169,8 @@ struct Result {
 /// pass over the result. On host memory the row is still in a cache; device backends launch a kernel after
 /// the combine. Not with unreduced.
 struct Epilogue {
-  /// [N, H] of the result's type; null: nothing is added. Addresses and strides as of the result, which it
-  /// must not overlap.
+  /// [N, H] of the result's type; null: nothing is added. Address and stride are multiples of 16 bytes. It
+  /// may be the result itself (same address and stride), which is then added to: x += moe(x).
   const void* residual = nullptr;
   std::int64_t stride = 0;  ///< bytes from one residual row to the next; 0: dense
   float scale = 1.0f;

@@ -34,6 +34,12 @@ class Backend;
 /// exchange's device can access, or pinned host memory. That device is the one that is current in the
 /// constructing thread. Ranks that are threads and share a device use a stream each.
 ///
+/// Overlap: an array that a call writes may share no byte with another array of the call, read or written;
+/// the call is refused on every rank. A dispatch writes the lane's own received rows, weight, plan, counts
+/// and so on where no memory is passed for them. Rows may lie between each other's by stride. Two addresses
+/// of the same memory are not found. These work in place: a combine's result that is its residual, rows of
+/// all_gather_v at their own place in `gathered`, and sums of reduce_scatter_v at theirs in `rows`.
+///
 /// Thread safety: different lanes may be used from different threads at once; one lane may not.
 ///
 /// @throws UsageError  bad argument or data; the exchange stays usable
@@ -122,8 +128,8 @@ class Exchange {
   ///
   /// @param d_result  dy, [N, H]
   /// @param topk_weights  [N, K]
-  /// @param outputs  the rows v that combine was given, [total, H] of type Config::combine_type, dense. They
-  /// must not lie in the memory of the received rows, which this call writes
+  /// @param outputs  the rows v that combine was given, [total, H] of type Config::combine_type, dense; not
+  /// in the memory of the received rows, which this call writes
   /// @param d_weights  [N, K]
   DispatchResult combine_backward(const Tokens& d_result, const Plan& plan, const float* topk_weights,
                                   const Outputs& outputs, float* d_weights,
@@ -159,7 +165,8 @@ class Exchange {
   ///
   /// @param rows  [count, row_bytes], dense; may be null if count is 0
   /// @param row_bytes  the same on all ranks
-  /// @param gathered  takes [the sum of all counts, row_bytes]; must not overlap `rows`
+  /// @param gathered  takes [the sum of all counts, row_bytes]. `rows` may be this rank's rows in it, those
+  /// from the sum of the counts of the ranks before
   /// @param capacity  rows that `gathered` has room for; rows past the sum are not written
   /// @param device_count  device backends: the number of rows is read from here when the call runs, and is
   /// 0 to `count`; another number counts as 0, and is reported by synchronize(), or over an engine by the
@@ -178,7 +185,7 @@ class Exchange {
   /// own, as all_gather_v().
   ///
   /// @param rows  [total, H] of `type`, dense; `total` is the sum of all ranks' counts
-  /// @param sums  [count, H] of `type`, dense: this rank's rows; must not overlap `rows`
+  /// @param sums  [count, H] of `type`, dense: this rank's rows. They may be those of `rows`
   /// @param device_count  as in all_gather_v(); `total` may then be larger than the sum
   /// @throws UsageError  on every rank, with nothing written: `total` is not the sum of the counts on a rank
   /// @throws UnsupportedError  device_count on host backends

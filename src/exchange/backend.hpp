@@ -55,6 +55,10 @@ struct DispatchCall {
   const float* global_scale = nullptr;
   std::span<const float> input_scales{};  // [E + S] or empty
   int sm_limit = 0;
+  // Of combine_backward, whose `outputs` are dot_rows:
+  bool backward = false;
+  std::int64_t output_rows = 0;      // Outputs::rows
+  const float* d_weights = nullptr;  // [N, K], which the combine after the dispatch writes
 };
 
 // The arguments of a metadata call, checked.
@@ -92,6 +96,7 @@ struct AllGatherCall {
   void* gathered = nullptr;  // [capacity, row_bytes]
   std::int64_t capacity = 0;
   const std::int32_t* device_count = nullptr;  // device backends: given: where the count is, `count` at most
+  std::int64_t place = -1;                     // as GatherTerms::place
 };
 
 // The arguments of reduce_scatter_v, checked.
@@ -104,6 +109,18 @@ struct ReduceScatterCall {
   void* sums = nullptr;  // [count, H]
   std::int64_t count = 0;
   const std::int32_t* device_count = nullptr;  // as in AllGatherCall
+  std::int64_t place = -1;                     // as GatherTerms::place
+};
+
+// The lane's own arrays that a dispatch writes where the caller passes no memory. Their addresses stay the
+// same. Null: the lane has none.
+struct OwnArrays {
+  std::span<const std::byte> parts{};  // of received rows, of every format
+  const float *weight = nullptr, *dots = nullptr;
+  const std::int32_t *local_ids = nullptr, *counts = nullptr, *row_offsets = nullptr, *tile_offsets = nullptr;
+  const Source* source = nullptr;  // null: in the plan
+  std::span<const std::byte> plan{};
+  const HostTotals* totals = nullptr;
 };
 
 // The part of a backend that gathers and scatters rows without routing. Errors as of Backend.
@@ -145,8 +162,7 @@ class Backend {
                             Stream stream) = 0;
   virtual const StepMetadata* metadata(const MetadataCall& call, Stream stream) = 0;
 
-  // Part 0 of the lane's own receive buffers, null without them.
-  virtual const void* received_rows(int lane) const = 0;
+  virtual OwnArrays own_arrays(int lane) const = 0;
 
   virtual GatherOperations& gather_operations() = 0;
   // Null: host memory.

@@ -186,27 +186,6 @@ void check_dispatch(const Config& config, int rank, const DispatchCall& call, Pl
   }
 }
 
-// The rows of dot_rows are read after the received rows have been written.
-void check_dot_rows(const Config& config, int rank, const DispatchCall& call, const void* received,
-                    PlanIn plan_in) {
-  const void* const memory = call.memory.parts[0] != nullptr ? call.memory.parts[0] : received;
-  if (call.dot_rows == nullptr || memory == nullptr) return;
-  // Where the number of rows is not known yet, the first bytes are compared: outputs in place begin where the
-  // rows do.
-  const bool is_known = plan_in == PlanIn::host && !call.plan.empty();
-  const auto bytes_of_rows = [&](std::int64_t row_bytes) {
-    return static_cast<std::uintptr_t>(is_known ? call.plan.total() * row_bytes : 1);
-  };
-  const auto read = reinterpret_cast<std::uintptr_t>(call.dot_rows),
-             written = reinterpret_cast<std::uintptr_t>(memory);
-  if (read >= written + bytes_of_rows(parts_of(call.format, config.hidden).part[0].row_bytes) ||
-      written >= read + bytes_of_rows(config.hidden * bytes_of(config.combine_type)))
-    return;
-  throw UsageError(str("dispatch: dot_rows (in combine_backward: outputs) of rank ", rank,
-                       " lie in the memory that the received rows are written to: keep the experts' outputs "
-                       "elsewhere, or pass other memory (memory.parts[0])"));
-}
-
 namespace {
 
 // Names the fields in which a plan's shape differs from this exchange's. The header holds everything else
@@ -273,6 +252,15 @@ void check_both(const char* first_name, const void* first, const char* second_na
   if ((first == nullptr) == (second == nullptr)) return;
   throw UsageError(str("combine: ", first_name, " and ", second_name, " must be given together, rank ", rank,
                        " gives only ", first != nullptr ? first_name : second_name));
+}
+
+// Outputs::rows.
+void check_output_rows(int rank, const CombineCall& call, PlanIn plan_in) {
+  const std::int64_t rows = call.outputs.rows;
+  const std::int64_t least = plan_in == PlanIn::host && rows != 0 ? call.plan.total() : 0;
+  if (rows >= least) return;
+  throw UsageError(str("combine: outputs has ", counted(rows, "row"), " on rank ", rank, ", must have ",
+                       least, ": one for each row of the dispatch"));
 }
 
 // unreduced on a rank that has a result needs them, because it adds nothing.
@@ -347,6 +335,7 @@ void check_combine(const Config& config, int rank, const CombineCall& call, bool
   if (call.outputs.data != nullptr) {
     check_rows("outputs", rank, call.outputs.data, call.outputs.stride,
                config.hidden * bytes_of(call.outputs.type));
+    check_output_rows(rank, call, plan_in);
   }
   if (call.result.data != nullptr) {
     check_rows("result", rank, call.result.data, call.result.stride,

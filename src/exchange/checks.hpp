@@ -13,9 +13,6 @@ enum class PlanIn { host, device };
 // `call`: its name in messages.
 void check_ids(const Config& config, int rank, const char* call, const Ids& ids, std::int64_t tokens);
 void check_dispatch(const Config& config, int rank, const DispatchCall& call, PlanIn plan_in);
-// `received`: part 0 of the lane's own receive buffers.
-void check_dot_rows(const Config& config, int rank, const DispatchCall& call, const void* received,
-                    PlanIn plan_in);
 void check_combine(const Config& config, int rank, const CombineCall& call, bool split, PlanIn plan_in);
 
 // Throws unless this rank can use the plan: right shape, right rank, undamaged header. `config` is complete.

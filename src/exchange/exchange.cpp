@@ -1,5 +1,6 @@
 #include "ferry/exchange.hpp"
 
+#include <iterator>
 #include <limits>
 #include <vector>
 
@@ -137,8 +138,10 @@ void Exchange::route_values(const float* values, const Plan& plan, float* row_va
     if (state_->config.layout == Layout::rank_major) {
       throw UsageError("route_values: rank_major is not supported: its rows stand for several routes");
     }
-    if (state_->plan_in() == PlanIn::device) return;
     const int me = state_->rank.index();
+    arrays_of_route_values(state_->config, values, plan, row_values, state_->plan_in())
+        .require_apart("route_values", me);
+    if (state_->plan_in() == PlanIn::device) return;
     if (values == nullptr && plan.tokens() > 0) {
       throw UsageError(
           str("route_values: values is null for the ", counted(plan.tokens(), "token"), " of rank ", me));
@@ -178,6 +181,9 @@ DispatchResult Exchange::combine_backward(const Tokens& d_result, const Plan& pl
   dispatch_options.dot_rows = outputs.data;
   DispatchCall call = state_->dispatch_call(d_result, topk_weights, dispatch_options);
   call.plan = plan;
+  call.backward = true;
+  call.output_rows = outputs.rows;
+  call.d_weights = d_weights;
   // The dispatch's diagnostics are raised by the combine: the peers carry out both steps, so this rank must
   // too.
   DispatchResult rows = refusing_both([&] { return state_->dispatch_without_check_after(call, stream); });
@@ -188,16 +194,23 @@ DispatchResult Exchange::combine_backward(const Tokens& d_result, const Plan& pl
 
 DispatchCounts Exchange::dispatch_counts(const Ids& ids, std::int64_t tokens, int lane, Stream stream) {
   const ProfilerRange range("dispatch_counts");
-  state_->idle_lane(lane);
+  DispatchCounts& counts = state_->idle_lane(lane).last_counts;
   state_->check_or_refuse(Operation::dispatch_counts, lane, stream, [&] {
-    check_ids(state_->config, state_->rank.index(), "dispatch_counts", ids, tokens);
+    const int me = state_->rank.index();
+    check_ids(state_->config, me, "dispatch_counts", ids, tokens);
+    CallArrays arrays;
+    arrays.read("ids", ids.data, tokens, state_->config.top_k * bytes_of(ids.type));
+    arrays.write_own("the lane's routes", counts.routes.data(), std::ssize(counts.routes) * 4);
+    arrays.write_own("the lane's tokens", counts.tokens.data(), std::ssize(counts.tokens) * 4);
+    arrays.require_apart("dispatch_counts", me);
   });
-  return state_->backend->dispatch_counts(ids, static_cast<std::int32_t>(tokens), lane, stream);
+  counts = state_->backend->dispatch_counts(ids, static_cast<std::int32_t>(tokens), lane, stream);
+  return counts;
 }
 
 const StepMetadata* Exchange::metadata(std::int32_t count, int lane, Stream stream, StepMetadata* into) {
   const ProfilerRange range("metadata");
-  state_->idle_lane(lane);
+  const StepMetadata*& own = state_->idle_lane(lane).last_metadata;
   state_->check_or_refuse(Operation::metadata, lane, stream, [&] {
     const int ranks = state_->rank.size();
     if (count > std::numeric_limits<std::int32_t>::max() / ranks) {
@@ -211,6 +224,7 @@ const StepMetadata* Exchange::metadata(std::int32_t count, int lane, Stream stre
   });
   const MetadataCall call{.lane = lane, .count = count, .into = into};
   const StepMetadata* computed = state_->backend->metadata(call, stream);
+  if (into == nullptr) own = computed;
   if (into == nullptr || state_->plan_in() == PlanIn::device) return computed;
   *into = *computed;
   return into;
@@ -219,15 +233,23 @@ const StepMetadata* Exchange::metadata(std::int32_t count, int lane, Stream stre
 const StepMetadata* Exchange::metadata(const std::int32_t* device_count, int lane, Stream stream,
                                        StepMetadata* into) {
   const ProfilerRange range("metadata");
-  state_->idle_lane(lane);
+  const StepMetadata*& own = state_->idle_lane(lane).last_metadata;
   state_->check_or_refuse(Operation::metadata, lane, stream, [&] {
     if (device_count == nullptr) throw UsageError("metadata: the address of the count is null");
     if (state_->plan_in() == PlanIn::host) {
       throw UnsupportedError(
           "metadata: this backend cannot read a count from device memory: pass the count itself");
     }
+    CallArrays arrays;
+    arrays.read("device_count", device_count, 1, sizeof *device_count);
+    arrays.write("into", into, 1, sizeof *into);
+    if (into == nullptr) arrays.write_own("the lane's metadata", own, sizeof *own);
+    arrays.require_apart("metadata", state_->rank.index());
   });
-  return state_->backend->metadata({.lane = lane, .device_count = device_count, .into = into}, stream);
+  const StepMetadata* const computed =
+      state_->backend->metadata({.lane = lane, .device_count = device_count, .into = into}, stream);
+  if (into == nullptr) own = computed;
+  return computed;
 }
 
 void Exchange::refuse(Operation operation, int lane, const Error& error, Stream stream) noexcept {

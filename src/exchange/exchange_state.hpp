@@ -9,6 +9,7 @@
 #include "exchange/call_errors.hpp"
 #include "exchange/checks.hpp"
 #include "exchange/encoder_staging.hpp"
+#include "exchange/overlap.hpp"
 #include "group/rank_state.hpp"
 
 namespace ferry {
@@ -19,6 +20,9 @@ enum class PendingReceive { none, dispatch, combine };
 struct ExchangeLane {
   PendingReceive pending = PendingReceive::none;
   DispatchResult last_result;
+  // In memory of the lane, which the next such call overwrites.
+  DispatchCounts last_counts;
+  const StepMetadata* last_metadata = nullptr;
 };
 
 // A call's path: dispatch_call() collects the arguments, check_dispatch_call() checks them on this rank or
@@ -110,7 +114,8 @@ struct Exchange::State {
     idle_lane(call.lane);
     check_or_refuse(Operation::dispatch, call.lane, stream, [&] {
       check_dispatch(config, rank.index(), call, plan_in());
-      check_dot_rows(config, rank.index(), call, backend->received_rows(call.lane), plan_in());
+      arrays_of(config, rank.index(), call, backend->own_arrays(call.lane), plan_in())
+          .require_apart(call.backward ? "combine_backward" : "dispatch", rank.index());
     });
   }
 
@@ -162,8 +167,10 @@ struct Exchange::State {
                      .shared_outputs = options.shared_outputs,
                      .epilogue = options.epilogue,
                      .sm_limit = options.sm_limit};
-    check_or_refuse(Operation::combine, call.lane, stream,
-                    [&] { check_combine(config, rank.index(), call, split, plan_in()); });
+    check_or_refuse(Operation::combine, call.lane, stream, [&] {
+      check_combine(config, rank.index(), call, split, plan_in());
+      arrays_of(config, call, plan_in()).require_apart("combine", rank.index());
+    });
     return call;
   }
 };

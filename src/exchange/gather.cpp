@@ -7,6 +7,7 @@
 #include "base/profiler_range.hpp"
 #include "exchange/configuration.hpp"
 #include "exchange/exchange_state.hpp"
+#include "exchange/overlap.hpp"
 
 namespace ferry {
 namespace {
@@ -58,10 +59,18 @@ std::int64_t largest_count(std::span<const GatherTerms> ranks) {
 
 namespace {
 
-// Rows of the sub-group of `rank`.
-std::int64_t sum_for(std::span<const GatherTerms> ranks, std::size_t rank, int sub_group) {
-  const auto of = SubGroup::of(static_cast<int>(rank), sub_group, static_cast<int>(ranks.size()));
-  return sum_of_counts(of.terms(ranks));
+// Calls check(rank, sum of the counts of its sub-group), then checks the place of its rows.
+template <class Check>
+void check_each(Operation operation, std::span<const GatherTerms> ranks, int sub_group, Check check) {
+  check_terms(to_string(operation), ranks);
+  for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
+    const int index = static_cast<int>(rank);
+    const auto of = SubGroup::of(index, sub_group, static_cast<int>(ranks.size()));
+    check(index, sum_of_counts(of.terms(ranks)));
+    const std::int64_t own = sum_of_counts(ranks.subspan(of.first, rank - of.first));
+    if (ranks[rank].place >= 0 && ranks[rank].count > 0 && ranks[rank].place != own)
+      raise_misplaced(operation, index, ranks[rank].place, own);
+  }
 }
 
 }  // namespace
@@ -77,22 +86,27 @@ void raise_rows_held(Operation operation, int rank, std::int64_t held, std::int6
                        ": every rank passes one row for each row of all ranks"));
 }
 
+void raise_misplaced(Operation operation, int rank, std::int64_t place, std::int64_t own) {
+  const bool gathers = operation == Operation::all_gather_v;
+  throw UsageError(str(to_string(operation), ": ", gathers ? "rows" : "sums", " of rank ", rank,
+                       " lie at row ", place, " of its ", gathers ? "gathered" : "rows",
+                       gathers ? ", where rows of other ranks are written" : ", which the call reads",
+                       ": pass other memory, or row ", own,
+                       " of it, the sum of the counts of the ranks before"));
+}
+
 void check_all_gather(std::span<const GatherTerms> ranks, int sub_group) {
-  check_terms("all_gather_v", ranks);
-  for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
-    const std::int64_t sum = sum_for(ranks, rank, sub_group);
-    if (ranks[rank].held < sum)
-      raise_rows_held(Operation::all_gather_v, static_cast<int>(rank), ranks[rank].held, sum);
-  }
+  check_each(Operation::all_gather_v, ranks, sub_group, [&](int rank, std::int64_t sum) {
+    const std::int64_t held = ranks[static_cast<std::size_t>(rank)].held;
+    if (held < sum) raise_rows_held(Operation::all_gather_v, rank, held, sum);
+  });
 }
 
 void check_reduce_scatter(std::span<const GatherTerms> ranks, int sub_group) {
-  check_terms("reduce_scatter_v", ranks);
-  for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
-    const std::int64_t sum = sum_for(ranks, rank, sub_group);
-    if (ranks[rank].held != sum)
-      raise_rows_held(Operation::reduce_scatter_v, static_cast<int>(rank), ranks[rank].held, sum);
-  }
+  check_each(Operation::reduce_scatter_v, ranks, sub_group, [&](int rank, std::int64_t sum) {
+    const std::int64_t held = ranks[static_cast<std::size_t>(rank)].held;
+    if (held != sum) raise_rows_held(Operation::reduce_scatter_v, rank, held, sum);
+  });
 }
 
 std::int64_t Exchange::all_gather_v(const void* rows, std::int64_t count, std::int64_t row_bytes,
@@ -100,6 +114,7 @@ std::int64_t Exchange::all_gather_v(const void* rows, std::int64_t count, std::i
                                     const std::int32_t* device_count) {
   const ProfilerRange range("all_gather_v");
   state_->idle_lane(lane);
+  std::int64_t place = -1;
   state_->check_or_refuse(Operation::all_gather_v, lane, stream, [&] {
     const int me = state_->rank.index();
     check_row_count("all_gather_v", "count", count, kMostRowsToGather, me);
@@ -111,6 +126,12 @@ std::int64_t Exchange::all_gather_v(const void* rows, std::int64_t count, std::i
     check_row_memory("all_gather_v", "rows", rows, count, me);
     check_row_memory("all_gather_v", "gathered", gathered, capacity, me);
     check_device_count("all_gather_v", device_count, state_->plan_in());
+    place = row_in(gathered, capacity, rows, count, row_bytes);
+    CallArrays arrays;
+    if (place < 0) arrays.read("rows", rows, count, row_bytes);
+    arrays.read("device_count", device_count, 1, 4);
+    arrays.write("gathered", gathered, capacity, row_bytes);
+    arrays.require_apart("all_gather_v", me);
   });
   return state_->backend->gather_operations().all_gather_v({.lane = lane,
                                                             .rows = rows,
@@ -118,7 +139,8 @@ std::int64_t Exchange::all_gather_v(const void* rows, std::int64_t count, std::i
                                                             .row_bytes = row_bytes,
                                                             .gathered = gathered,
                                                             .capacity = capacity,
-                                                            .device_count = device_count},
+                                                            .device_count = device_count,
+                                                            .place = place},
                                                            stream);
 }
 
@@ -127,6 +149,7 @@ void Exchange::reduce_scatter_v(const void* rows, std::int64_t total, DType type
                                 const std::int32_t* device_count) {
   const ProfilerRange range("reduce_scatter_v");
   state_->idle_lane(lane);
+  std::int64_t place = -1;
   state_->check_or_refuse(Operation::reduce_scatter_v, lane, stream, [&] {
     const int me = state_->rank.index();
     if (type != DType::bf16 && type != DType::fp16 && type != DType::fp32) {
@@ -138,6 +161,13 @@ void Exchange::reduce_scatter_v(const void* rows, std::int64_t total, DType type
     check_row_memory("reduce_scatter_v", "rows", rows, total, me);
     check_row_memory("reduce_scatter_v", "sums", sums, count, me);
     check_device_count("reduce_scatter_v", device_count, state_->plan_in());
+    const std::int64_t row_bytes = state_->config.hidden * bytes_of(type);
+    place = row_in(rows, total, sums, count, row_bytes);
+    CallArrays arrays;
+    if (place < 0) arrays.read("rows", rows, total, row_bytes);
+    arrays.read("device_count", device_count, 1, 4);
+    arrays.write("sums", sums, count, row_bytes);
+    arrays.require_apart("reduce_scatter_v", me);
   });
   state_->backend->gather_operations().reduce_scatter_v({.lane = lane,
                                                          .rows = rows,
@@ -145,7 +175,8 @@ void Exchange::reduce_scatter_v(const void* rows, std::int64_t total, DType type
                                                          .type = type,
                                                          .sums = sums,
                                                          .count = count,
-                                                         .device_count = device_count},
+                                                         .device_count = device_count,
+                                                         .place = place},
                                                         stream);
 }
 

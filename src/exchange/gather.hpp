@@ -14,6 +14,8 @@ namespace ferry {
 struct GatherTerms {
   std::int64_t count;  // its own rows
   std::int64_t held;   // all_gather_v: rows that `gathered` has room for; reduce_scatter_v: its `total`
+  // The row of `gathered` at which its own rows lie, or of `rows` at which its sums do; -1: they are apart.
+  std::int64_t place;
 };
 
 // The ranks that gather from each other: [first, first + count).
@@ -37,10 +39,16 @@ struct SubGroup {
 // @throws UsageError  always
 [[noreturn]] void raise_rows_held(Operation operation, int rank, std::int64_t held, std::int64_t sum);
 
+// The `rows` of all_gather_v or the `sums` of reduce_scatter_v lie at row `place` (GatherTerms) of the other
+// array on this rank, and not at row `own`, which is theirs.
+// @throws UsageError  always
+[[noreturn]] void raise_misplaced(Operation operation, int rank, std::int64_t place, std::int64_t own);
+
 // Every rank checks the terms of all ranks, so that all of them end with the same error.
-// @throws UsageError  a rank has too little room
+// @throws UsageError  a rank has too little room, or its rows lie at the place of another's
 void check_all_gather(std::span<const GatherTerms> ranks, int sub_group);
-// @throws UsageError  a rank's total is not the sum of the counts
+// @throws UsageError  a rank's total is not the sum of the counts, or its sums lie at another place than its
+// own
 void check_reduce_scatter(std::span<const GatherTerms> ranks, int sub_group);
 
 std::int64_t sum_of_counts(std::span<const GatherTerms> ranks);

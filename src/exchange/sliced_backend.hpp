@@ -35,7 +35,6 @@ class SlicedBackendBase : public Backend, private GatherOperations {
   const StepMetadata* metadata(const MetadataCall& call, Stream stream) override {
     return inner_->metadata(call, stream);
   }
-  const void* received_rows(int) const override { return nullptr; }  // only read with dot_rows
   GatherOperations& gather_operations() override { return *this; }
 
  protected:

@@ -23,9 +23,10 @@ TestCase epilogue_case(TestCase c, int ranks) {
   return c;
 }
 
-// One dispatch and a combine with this epilogue, compared with the oracle.
+// One dispatch and a combine with this epilogue, compared with the oracle. `in_place`: the result is the
+// residual.
 void check_epilogue(SyncExchange& exchange, const TestCase& c, int index, float scale, bool adds,
-                    std::int64_t gap) {
+                    std::int64_t gap, bool in_place = false) {
   const int rank = exchange.rank().index();
   const StepInputs step = make_inputs(c, index);
   const oracle::ExpertOutputs outputs = make_expert_outputs(c, step);
@@ -39,6 +40,11 @@ void check_epilogue(SyncExchange& exchange, const TestCase& c, int index, float 
   CombineRun combine(exchange, c, step, outputs, dispatch.received().plan, dispatch.received().weight);
   combine.options().epilogue = {
       .residual = adds ? residual.data() : nullptr, .stride = gap > 0 ? row + gap : 0, .scale = scale};
+  if (in_place) {
+    copy_rows(dense, row, combine.result().stride, static_cast<std::byte*>(combine.result().data));
+    combine.options().epilogue.residual = combine.result().data;
+    combine.options().epilogue.stride = combine.result().stride;
+  }
   if (c.split_phases) {
     combine.send();
     combine.receive();
@@ -74,6 +80,47 @@ TEST_P(Contract, EpilogueScalesAndAddsTheResidual) {
         check_epilogue(exchange, c, 2, -0.3f, true, 32);
       });
     }
+  }
+}
+
+// x += scale * moe(x).
+TEST_P(Contract, AResultMayBeItsResidual) {
+  for (const int ranks : kGroupSizes) {
+    for (const int variant : {0, 1, 2, 3, 4, 5}) {
+      TestCase c = epilogue_case(small_case(static_cast<std::uint64_t>(10 * ranks + variant)), ranks);
+      if (variant % 2 == 1) c.reduction = c.config.reduction = Reduction::exact;
+      if (variant == 2) c.result = DType::fp32;
+      if (variant == 3) c.result = DType::fp16;
+      if (variant == 4) c.config.shared_experts = 2;
+      if (variant == 5) c.weights_from = WeightsFrom::topk_weights;
+      c.result_gap = variant % 3 == 1 ? 32 : 0;
+      c.any_bits = variant == 0;
+      run(ranks, describe(c), [&](Rank rank) {
+        SyncExchange exchange(rank, c.config);
+        for (const bool split : {false, true}) {
+          TestCase phases = c;
+          phases.split_phases = split;
+          check_epilogue(exchange, phases, 0, 1.0f, true, 0, true);
+          check_epilogue(exchange, phases, 1, -0.3f, true, 0, true);
+        }
+      });
+    }
+  }
+}
+
+// More tokens than travel in packets, in rows longer than a cache holds.
+TEST_P(Contract, AResultMayBeItsResidualForManyTokens) {
+  for (const Reduction reduction : {Reduction::partial, Reduction::exact}) {
+    TestCase c = epilogue_case(small_case(7), 4);
+    c.config.max_tokens = 300;
+    c.config.hidden = 2048;
+    c.config.deadline = 20;
+    c.reduction = c.config.reduction = reduction;
+    c.full = true;
+    run(4, describe(c), [&](Rank rank) {
+      SyncExchange exchange(rank, c.config);
+      check_epilogue(exchange, c, 0, 1.0f, true, 0, true);
+    });
   }
 }
 

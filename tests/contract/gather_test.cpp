@@ -86,6 +86,33 @@ void check_scatter(SyncExchange& exchange, const std::vector<std::int64_t>& coun
   require_bytes(got, oracle::scattered_sums(rows, type, columns, first, counts[me]), "scattered sums");
 }
 
+// Both operations, with the arrays that each rank passes in one block of memory.
+void check_in_place(SyncExchange& exchange, const std::vector<std::int64_t>& counts, std::uint64_t seed) {
+  const auto me = static_cast<std::size_t>(exchange.rank().index());
+  const std::int64_t columns = exchange.config().hidden, row = columns * 2, total = sum_of(counts);
+  const std::int64_t first =
+      std::accumulate(counts.begin(), counts.begin() + static_cast<std::ptrdiff_t>(me), std::int64_t{0});
+  std::vector<oracle::Bytes> mine, whole;
+  for (std::size_t r = 0; r < counts.size(); ++r) {
+    mine.push_back(random_bytes(seed + r, counts[r] * row));
+    whole.push_back(random_rows(seed + 100 + r, DType::bf16, total * columns));
+  }
+  GuardedBuffer gathered((total + 2) * row);
+  std::memset(gathered.data(), static_cast<int>(kUntouched), static_cast<std::size_t>(gathered.bytes()));
+  std::copy(mine[me].begin(), mine[me].end(), gathered.data() + first * row);
+  exchange.all_gather_v(gathered.data() + first * row, counts[me], row, gathered.data(), total + 2);
+  oracle::Bytes expected = oracle::gathered(mine);
+  expected.resize(static_cast<std::size_t>(gathered.bytes()), kUntouched);
+  require_bytes(gathered, expected, "rows gathered in place");
+
+  GuardedBuffer rows = GuardedBuffer::of(whole[me]);
+  exchange.reduce_scatter_v(rows.data(), total, DType::bf16, rows.data() + first * row, counts[me]);
+  expected = whole[me];
+  const oracle::Bytes sums = oracle::scattered_sums(whole, DType::bf16, columns, first, counts[me]);
+  std::copy(sums.begin(), sums.end(), expected.begin() + first * row);
+  require_bytes(rows, expected, "rows with sums in place");
+}
+
 void check_both(SyncExchange& exchange, const std::vector<std::int64_t>& counts, std::uint64_t seed) {
   check_gather(exchange, counts, 96, seed);
   check_gather(exchange, counts, 3, seed);
@@ -154,6 +181,55 @@ TEST_P(Contract, GatheredAndScatteredRowsOfRandomCounts) {
       }
     });
   }
+}
+
+// Rows at their own place in `gathered`, and sums at theirs in `rows`.
+TEST_P(Contract, RowsMayLieAtTheirOwnPlace) {
+  if (!GetParam().has_gathers()) GTEST_SKIP() << "not in two hops on device memory yet";
+  for (const int ranks : {1, 2, 3, 8}) {
+    const TestCase c = gather_case(small_case(static_cast<std::uint64_t>(20 + ranks)), ranks);
+    run(ranks, describe(c), [&](Rank rank) {
+      SyncExchange exchange(rank, c.config);
+      Random random(c.seed);
+      for (std::uint64_t call = 0; call < 6; ++call) {
+        std::vector<std::int64_t> counts;
+        for (int r = 0; r < ranks; ++r)
+          counts.push_back(random.chance(0.2) ? 0 : random.below(call % 2 == 0 ? 6 : 40));
+        check_in_place(exchange, counts, call);
+      }
+    });
+  }
+}
+
+// By one row or one byte off that place: refused, with nothing written.
+TEST_P(Contract, RowsAtAnotherPlaceAreRefused) {
+  if (!GetParam().has_gathers()) GTEST_SKIP() << "not in two hops on device memory yet";
+  const TestCase c = gather_case(small_case(29), 3);
+  run(c.ranks, describe(c), [&](Rank rank) {
+    SyncExchange exchange(rank, c.config);
+    const bool odd = rank.index() == 1;
+    const std::int64_t row = 2 * c.config.hidden, own = 2 * rank.index();
+    GuardedBuffer all(10 * row);
+    std::byte* const gathered = all.data() + 2 * row;
+    const auto refused = [&](const std::string& words, const std::function<void()>& call) {
+      require_refused_whole(words, all, all.bytes(), call);
+      check_in_place(exchange, {2, 2, 2}, 5);
+    };
+    const auto gather = [&](const std::byte* mine) { exchange.all_gather_v(mine, 2, row, gathered, 6); };
+    const auto scatter = [&](std::byte* sums) {
+      exchange.reduce_scatter_v(gathered, 6, DType::bf16, sums, 2);
+    };
+    for (const std::int64_t place : {0, 1, 3, 4}) {
+      std::byte* const mine = gathered + (odd ? place : own) * row;
+      refused(str("rows of rank 1 lie at row ", place, " of its gathered"), [&] { gather(mine); });
+      refused(str("sums of rank 1 lie at row ", place, " of its rows"), [&] { scatter(mine); });
+    }
+    for (const std::int64_t bytes : {-2 * row + 2, -row, 2 * row + 2, 6 * row - 2}) {
+      std::byte* const mine = gathered + (odd ? bytes : own * row);
+      refused("gathered (", [&] { gather(mine); });
+      refused("sums (", [&] { scatter(mine); });
+    }
+  });
 }
 
 TEST_P(Contract, RefusedGathersWriteNothing) {

@@ -132,9 +132,9 @@ TEST_P(Contract, BackwardRefusesOutputsInTheReceiveBuffers) {
                                        {rows, c.config.combine_type}, d_weights.as<float>(), options);
     };
     const void* const own = backward(outputs.data(), nullptr).data;
-    require_refused("rank 1 lie in the memory",
+    require_refused("which it reads, on rank 1: copy it out of the lane's memory",
                     [&] { backward(rank.index() == kWrongRank ? own : outputs.data(), nullptr); });
-    require_refused("rank 1 lie in the memory", [&] {
+    require_refused("memory.parts[0]", [&] {
       // The host does not know how many rows a plan on the device has.
       const std::byte* const inside = elsewhere.data() + (GetParam().on_device() ? 0 : row);
       backward(rank.index() == kWrongRank ? inside : outputs.data(), elsewhere.data());

@@ -48,7 +48,7 @@ class HostInner final : public Backend, private GatherOperations {
   void combine_receive(int, Stream) override {}
   void route_values(const float*, const Plan&, float*, int, Stream) override {}
   const StepMetadata* metadata(const MetadataCall&, Stream) override { return nullptr; }
-  const void* received_rows(int) const override { return nullptr; }
+  OwnArrays own_arrays(int) const override { return {}; }
   GatherOperations& gather_operations() override { return *this; }
   DispatchCounts dispatch_counts(const Ids&, std::int32_t, int, Stream) override { return {}; }
   void refuse(Operation, int, const Error&, Stream) noexcept override { ++state_.calls[0]; }

@@ -73,7 +73,7 @@ void send_in_rounds(Lane& lane, Operation operation, const std::vector<Block>& b
 
 std::int64_t all_gather_v(Lane& lane, const AllGatherCall& call) {
   const std::vector<GatherTerms> all = exchange_terms(
-      lane, Operation::all_gather_v, {call.count, call.capacity}, {"row_bytes", call.row_bytes});
+      lane, Operation::all_gather_v, {call.count, call.capacity, call.place}, {"row_bytes", call.row_bytes});
   check_all_gather(all, call.sub_group);
   const auto group = SubGroup::of(lane.context.me(), call.sub_group, lane.context.ranks());
   const auto* const rows = static_cast<const std::byte*>(call.rows);
@@ -98,8 +98,9 @@ std::int64_t all_gather_v(Lane& lane, const AllGatherCall& call) {
 }
 
 void reduce_scatter_v(Lane& lane, const ReduceScatterCall& call) {
-  const std::vector<GatherTerms> all = exchange_terms(
-      lane, Operation::reduce_scatter_v, {call.count, call.total}, type_option("type", call.type));
+  const std::vector<GatherTerms> all =
+      exchange_terms(lane, Operation::reduce_scatter_v, {call.count, call.total, call.place},
+                     type_option("type", call.type));
   check_reduce_scatter(all, call.sub_group);
   const auto group = SubGroup::of(lane.context.me(), call.sub_group, lane.context.ranks());
   const std::int64_t value_bytes = bytes_of(call.type);

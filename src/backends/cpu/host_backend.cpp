@@ -7,9 +7,8 @@
 
 namespace ferry::cpu {
 
-const void* HostBackend::received_rows(int lane) const {
-  const Lane& of = lanes_[static_cast<std::size_t>(lane)].lane;
-  return context_.config.own_receive_buffers ? of.array<std::byte>(of.arrays.parts) : nullptr;
+OwnArrays HostBackend::own_arrays(int lane) const {
+  return lanes_[static_cast<std::size_t>(lane)].lane.own_arrays();
 }
 
 DispatchResult HostBackend::dispatch(const DispatchCall& call, Stream) {

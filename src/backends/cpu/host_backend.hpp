@@ -23,7 +23,7 @@ class HostBackend : public Backend, private GatherOperations {
   void route_values(const float* values, const Plan& plan, float* row_values, int lane, Stream) override;
   DispatchCounts dispatch_counts(const Ids& ids, std::int32_t tokens, int lane, Stream) override;
   const StepMetadata* metadata(const MetadataCall& call, Stream) override;
-  const void* received_rows(int lane) const override;
+  OwnArrays own_arrays(int lane) const override;
   GatherOperations& gather_operations() override { return *this; }
   void refuse(Operation operation, int lane, const Error& error, Stream) noexcept override;
   CallDiagnostics take_diagnostics(int lane) override;

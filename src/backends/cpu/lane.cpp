@@ -16,7 +16,8 @@ LocalArrays local_arrays(const Config& config, int rank) {
   };
   const std::int64_t rows = row_capacity(config, rank), groups = groups_of(config, rank);
   const bool rank_major = config.layout == Layout::rank_major;
-  arrays.plan = take(view_plan(nullptr, plan_shape(config)).bytes);
+  arrays.plan_bytes = view_plan(nullptr, plan_shape(config)).bytes;
+  arrays.plan = take(arrays.plan_bytes);
   arrays.weight = take(4 * rows * (rank_major ? config.top_k : 1));
   arrays.local_ids = take(rank_major ? 4 * rows * config.top_k : 0);
   arrays.dots = take(rank_major ? 0 : 4 * rows);
@@ -47,6 +48,19 @@ Lane::Lane(const CpuContext& exchange_context, std::unique_ptr<PeerLink> link_to
       arrays(local_arrays(context.config, context.me())),
       counts(context.config.experts),
       local_(arrays.bytes) {}
+
+OwnArrays Lane::own_arrays() const {
+  const bool rank_major = context.config.layout == Layout::rank_major;
+  return {.parts = {array<std::byte>(arrays.parts), static_cast<std::size_t>(arrays.parts_bytes)},
+          .weight = array<float>(arrays.weight),
+          .dots = array<float>(arrays.dots),
+          .local_ids = rank_major ? array<std::int32_t>(arrays.local_ids) : nullptr,
+          .counts = array<std::int32_t>(arrays.counts),
+          .row_offsets = array<std::int32_t>(arrays.row_offsets),
+          .tile_offsets = array<std::int32_t>(arrays.tile_offsets),
+          .plan = {array<std::byte>(arrays.plan), static_cast<std::size_t>(arrays.plan_bytes)},
+          .totals = &totals};
+}
 
 void Lane::record_bad_source(std::int64_t entry) {
   BadSource& bad = diagnostics.bad_source;

@@ -36,7 +36,7 @@ struct CpuContext {
 
 // Offsets of a lane's arrays in its local memory. The size query and the construction both use this.
 struct LocalArrays {
-  std::int64_t plan = 0;
+  std::int64_t plan = 0, plan_bytes = 0;
   std::int64_t parts = 0;  // of received rows; each dispatch lays the area out for its format
   std::int64_t weight = 0, local_ids = 0, dots = 0, row_weights = 0;
   std::int64_t shared_outputs = 0;  // [S, T, H] of the combine type, between the phases of a combine
@@ -68,6 +68,8 @@ class Lane {
   T* array(std::int64_t offset) const {
     return reinterpret_cast<T*>(local_.data() + offset);
   }
+
+  OwnArrays own_arrays() const;
 
   // A plan may be damaged between calls, so every entry is checked before it is used. Returns whether `value`
   // is in [0, limit); otherwise counts the entry at index `entry` as bad.

@@ -27,6 +27,9 @@ class SlicedBackend final : public SlicedBackendBase {
   }
   void combine(const CombineCall& call, Stream stream) override { lane(call.lane).combine(call, stream); }
 
+  OwnArrays own_arrays(int lane) const override {
+    return lanes_[static_cast<std::size_t>(lane)].own_arrays();
+  }
   void refuse(Operation operation, int lane, const Error& error, Stream stream) noexcept override {
     inner().refuse(operation, lane, error, stream);
   }

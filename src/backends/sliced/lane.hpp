@@ -46,6 +46,7 @@ class Lane {
   DispatchResult dispatch(DispatchCall call, Stream stream);
   void combine(CombineCall call, Stream stream);
   CallDiagnostics take_diagnostics();
+  OwnArrays own_arrays() const;
 
   LaneCounts sent{1};  // of rows sent within the sub-group
 

@@ -158,6 +158,17 @@ DispatchResult Lane::unpack(const DispatchResult& routed, const DispatchCall& ca
   return result;
 }
 
+OwnArrays Lane::own_arrays() const {
+  return {
+      .parts = {array<std::byte>(arrays_.parts), static_cast<std::size_t>(arrays_.source - arrays_.parts)},
+      .weight = array<float>(arrays_.weight),
+      .counts = array<std::int32_t>(arrays_.counts),
+      .row_offsets = array<std::int32_t>(arrays_.row_offsets),
+      .source = array<Source>(arrays_.source),
+      .plan = context_.inner->own_arrays(index_).plan,
+      .totals = &totals_};
+}
+
 DispatchResult Lane::dispatch(DispatchCall call, Stream stream) {
   const Config& config = context_.config;
   const std::vector<std::int64_t> tokens = agree_on_tokens(call);

@@ -2,7 +2,8 @@
 // Every table computes the same bits.
 //
 // Sizes are in bytes or columns (values of a row) and may be 0. Pointers may have any alignment; rows aligned
-// to 16 bytes are fast, to 64 bytes fastest. Inputs and outputs must not overlap. No function throws.
+// to 16 bytes are fast, to 64 bytes fastest. Inputs and outputs must not overlap, but a sum may replace its
+// residual. No function throws.
 //
 // Arithmetic is in fp32, rounded to nearest even, with denormals. A NaN that is computed or converted becomes
 // 7FFFFFFF (fp32), 7FFF (fp16, bf16) or 7F (e4m3). A NaN that is copied, or converted to its own type, keeps

@@ -10,17 +10,18 @@ namespace {
 constexpr std::int64_t kBlock = 512;  // columns; the intermediate results of a block stay in the L1 cache
 
 // Calls write(out, first_column, columns) for each block. `out` is the address for the block's results: in
-// the row itself, or, for a streaming store, a buffer that is then streamed to the row.
+// the row itself, or a buffer that is then copied there, for a streaming store, or if `write` reads the row
+// after it has written to `out`.
 template <class Out, class Write>
-FERRY_HD void for_blocks(void* row, std::int64_t columns, Store store, Write write) {
+FERRY_HD void for_blocks(void* row, std::int64_t columns, Store store, Write write, bool reads_row = false) {
   constexpr std::int64_t kBytes = sizeof(typename Out::Bits);
   alignas(kLine) char buffer[kBlock * kBytes];
   char* const out = static_cast<char*>(row);
   for (std::int64_t first = 0; first < columns; first += kBlock) {
     const std::int64_t count = min_of(kBlock, columns - first);
-    if (store == Store::streaming) {
+    if (store == Store::streaming || reads_row) {
       write(buffer, first, count);
-      copy_streaming(out + first * kBytes, buffer, count * kBytes);
+      copy_by(store, out + first * kBytes, buffer, count * kBytes);
     } else {
       write(out + first * kBytes, first, count);
     }

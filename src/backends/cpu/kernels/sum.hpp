@@ -205,16 +205,15 @@ void weighted_sum(const RowSum& sum) {
   with_type(sum.out_type, [&sum](auto out_type) {
     with_type(sum.combine_type, [&sum](auto combine_type) {
       using Out = decltype(out_type);
-      for_blocks<Out>(sum.out, sum.columns, sum.store,
-                      [&](char* out, std::int64_t first, std::int64_t count) {
-                        alignas(kLine) float sums[kBlock];
-                        prefetch_ahead(sum, first);
-                        prefetch_next(sum, first, count);
-                        if (sum.count == 0)
-                          zero(out, count * static_cast<std::int64_t>(sizeof(typename Out::Bits)));
-                        sum_block<decltype(combine_type), Out>(out, sums, sum, first, count);
-                        if (sum.epilogue) finish_block<Out>(out, sum, first, count);
-                      });
+      const auto write = [&](char* out, std::int64_t first, std::int64_t count) {
+        alignas(kLine) float sums[kBlock];
+        prefetch_ahead(sum, first);
+        prefetch_next(sum, first, count);
+        if (sum.count == 0) zero(out, count * static_cast<std::int64_t>(sizeof(typename Out::Bits)));
+        sum_block<decltype(combine_type), Out>(out, sums, sum, first, count);
+        if (sum.epilogue) finish_block<Out>(out, sum, first, count);
+      };
+      for_blocks<Out>(sum.out, sum.columns, sum.store, write, sum.residual == sum.out);
     });
   });
 }

@@ -46,9 +46,7 @@ class CudaBackend : public Backend, protected GatherOperations, protected Source
   void synchronize(int lane, Stream stream) override;
   void raise_device_error(int lane) override;
   CallDiagnostics take_diagnostics(int lane) override { return this->lane(lane).take_diagnostics(); }
-  const void* received_rows(int lane) const override {
-    return lanes_[static_cast<std::size_t>(lane)].received_rows();
-  }
+  OwnArrays own_arrays(int lane) const override { return this->lane(lane).own_arrays(); }
   std::unique_ptr<DeviceWork> make_device_work() const override;
   LoadCounts load_counts() const override;
   WireCounts wire_counts() const override;

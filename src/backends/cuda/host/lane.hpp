@@ -110,10 +110,7 @@ class Lane {
   // The memory of the step metadata, on the device.
   StepMetadata* step_metadata() const { return array<StepMetadata>(arrays_.metadata); }
   const LaneView& view() const { return view_; }
-  // Null if the lane has no receive buffers of its own.
-  const void* received_rows() const {
-    return exchange_.config.own_receive_buffers ? receive_buffers() : nullptr;
-  }
+  OwnArrays own_arrays() const;
 
   // Working memory of this lane on its device (LaneArrays).
   const DeviceMemory& memory() const { return memory_; }

@@ -61,6 +61,9 @@ class SlicedBackend final : public SlicedBackendBase {
     lane(call.lane).combine(call, stream);
   }
 
+  OwnArrays own_arrays(int lane) const override {
+    return lanes_[static_cast<std::size_t>(lane)].lane.own_arrays();
+  }
   std::unique_ptr<DeviceWork> make_device_work() const override { return inner().make_device_work(); }
   void refuse(Operation operation, int lane, const Error& error, Stream stream) noexcept override {
     const bool in_steps = operation == Operation::dispatch || operation == Operation::combine;

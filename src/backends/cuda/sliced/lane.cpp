@@ -194,6 +194,17 @@ DispatchResult SlicedLane::result_of(const DispatchResult& routed, const Dispatc
   return result;
 }
 
+OwnArrays SlicedLane::own_arrays() const {
+  return {
+      .parts = {array<std::byte>(arrays_.parts), static_cast<std::size_t>(arrays_.source - arrays_.parts)},
+      .weight = array<float>(arrays_.weight),
+      .counts = array<std::int32_t>(arrays_.counts),
+      .row_offsets = array<std::int32_t>(arrays_.row_offsets),
+      .source = array<Source>(arrays_.source),
+      .plan = context_.inner->own_arrays(index_).plan,
+      .totals = totals_};
+}
+
 void SlicedLane::unpack(const DispatchResult& result, std::int64_t row_bytes, int sm_limit,
                         Stream stream) const {
   UnpackRowsArguments arguments{};

@@ -45,6 +45,8 @@ class SlicedLane {
   // Refuses all calls inside that the operation would make.
   void refuse(Operation operation, const Error& error, Stream stream) const noexcept;
 
+  OwnArrays own_arrays() const;
+
   // Address of SliceState::first.
   const std::int32_t* first_token() const { return &array<SliceState>(arrays_.state)->first; }
   const SliceTotals* all_calls() const { return array<SliceTotals>(arrays_.all_calls); }

@@ -1,0 +1,241 @@
+#include "exchange/overlap.hpp"
+
+#include <algorithm>
+#include <array>
+#include <string>
+
+#include "base/text.hpp"
+#include "exchange/scale_checks.hpp"
+#include "format/encoding.hpp"
+#include "layout/plan_layout.hpp"
+#include "plan/shapes.hpp"
+
+namespace ferry {
+namespace {
+
+std::uintptr_t begin_of(const CallArray& array) {
+  return reinterpret_cast<std::uintptr_t>(array.address);
+}
+std::uintptr_t end_of(const CallArray& array) {
+  return begin_of(array) + static_cast<std::uintptr_t>((array.rows - 1) * array.stride + array.row_bytes);
+}
+
+bool extents_meet(const CallArray& a, const CallArray& b) {
+  return begin_of(a) < end_of(b) && begin_of(b) < end_of(a);
+}
+
+std::int64_t floor_of(std::int64_t value, std::int64_t divisor) {
+  return value / divisor - (value % divisor < 0 ? 1 : 0);
+}
+
+// Whether the bytes [begin, begin + bytes), counted from the first row of `array`, share one with a row.
+bool meets_row(const CallArray& array, std::int64_t begin, std::int64_t bytes) {
+  const std::int64_t before = floor_of(begin, array.stride);  // the row at or before `begin`
+  const bool in_it = before >= 0 && before < array.rows && begin - before * array.stride < array.row_bytes;
+  const std::int64_t next = std::max<std::int64_t>(before + 1, 0);
+  return in_it || (next < array.rows && next * array.stride < begin + bytes);
+}
+
+// Whether two arrays whose extents meet share a byte: rows of one may lie between rows of the other.
+bool rows_meet(const CallArray& a, const CallArray& b) {
+  if (a.rows == 1 && b.rows == 1) return true;
+  const CallArray &more = a.rows >= b.rows ? a : b, &fewer = a.rows >= b.rows ? b : a;
+  const auto begin = static_cast<std::int64_t>(begin_of(fewer) - begin_of(more));
+  if (a.stride == b.stride) {
+    // Row j of `fewer` lies in `more` as row 0 does, `shift` rows on; behind row `shift + j` or in it.
+    const std::int64_t shift = floor_of(begin, more.stride), within = begin - shift * more.stride;
+    const auto pair_exists = [&](std::int64_t rows_on) {
+      return rows_on < more.rows && rows_on + fewer.rows > 0;
+    };
+    return (within < more.row_bytes && pair_exists(shift)) ||
+           (within + fewer.row_bytes > more.stride && pair_exists(shift + 1));
+  }
+  for (std::int64_t row = 0; row < fewer.rows; ++row)
+    if (meets_row(more, begin + row * fewer.stride, fewer.row_bytes)) return true;
+  return false;
+}
+
+std::string place_of(const CallArray& array) {
+  return str(array.name, " (", counted(end_of(array) - begin_of(array), "byte"), " at ", array.address, ")");
+}
+
+[[noreturn]] void raise_overlap(const char* call, int rank, const CallArray& written,
+                                const CallArray& other) {
+  throw UsageError(str(call, ": ", place_of(written), ", which the call writes, overlaps ", place_of(other),
+                       other.written ? ", which it writes too" : ", which it reads",
+                       rank >= 0 ? str(", on rank ", rank) : "", ": ",
+                       written.of_lane || other.of_lane
+                           ? "copy it out of the lane's memory first, or receive in memory of your own"
+                           : "pass memory that they do not share"));
+}
+
+}  // namespace
+
+void CallArrays::require_apart(const char* call, int rank) const {
+  for (int w = 0; w < count_; ++w) {
+    const CallArray& written = arrays_[w];
+    if (!written.written) continue;
+    for (int i = 0; i < count_; ++i) {
+      const CallArray& other = arrays_[i];
+      // Each pair once; the lane's own arrays lie apart.
+      if (!extents_meet(written, other) || (other.written && i <= w) || (written.of_lane && other.of_lane))
+        continue;
+      if (rows_meet(written, other)) raise_overlap(call, rank, written, other);
+    }
+  }
+}
+
+namespace {
+
+constexpr std::array<const char*, kMaxParts> kTokenParts = {"tokens", "part 1 of tokens", "part 2 of tokens",
+                                                            "part 3 of tokens"};
+constexpr std::array<const char*, kMaxParts> kReceivedParts = {"memory.parts[0]", "memory.parts[1]",
+                                                               "memory.parts[2]", "memory.parts[3]"};
+
+// Tokens and rows that a plan stands for, as far as the host knows.
+struct Lengths {
+  std::int64_t tokens = 1, total = 1;
+
+  static Lengths of(const Plan& plan, PlanIn plan_in) {
+    if (plan_in == PlanIn::device) return {};
+    const PlanHeader& header = *static_cast<const PlanHeader*>(plan.storage());
+    return {header.tokens, header.total};
+  }
+};
+
+void add_plan(const Plan& plan, CallArrays& arrays) {
+  arrays.read("plan", plan.storage(), 1, static_cast<std::int64_t>(plan.bytes()));
+}
+
+void add_tokens(const Config& config, const DispatchCall& call, CallArrays& arrays) {
+  const std::int64_t tokens = call.tokens.count;
+  const PartList parts = parts_of(call.format, config.hidden);
+  const bool quantised = call.format.quantises();
+  for (int p = 0; p < (quantised ? 1 : parts.count); ++p) {
+    const auto i = static_cast<std::size_t>(p);
+    arrays.read(call.backward ? "d_result" : kTokenParts[i], call.tokens.parts[i], tokens,
+                quantised ? config.hidden * bytes_of(call.tokens.type) : parts.part[p].row_bytes,
+                call.tokens.strides[i]);
+  }
+  if (call.plan.empty()) arrays.read("ids", call.ids.data, tokens, config.top_k * bytes_of(call.ids.type));
+  arrays.read(call.backward ? "topk_weights" : "weights", call.weights, tokens,
+              4 * std::int64_t{config.top_k});
+  arrays.read("device_count", call.tokens.device_count, 1, 4);
+  arrays.read("global_scale", call.global_scale, 1, 4);
+  arrays.read("input_scales", call.input_scales.data(), static_cast<std::int64_t>(call.input_scales.size()),
+              4);
+}
+
+// Received rows. Scales in columns: a column is a run of rows, `leading` apart.
+// `held`: the rows that are here; `room`: those of the capacity.
+void write_part(const char* name, const void* data, const PartLayout& part, const RowRoom& held,
+                const RowRoom& room, CallArrays& arrays) {
+  if (!part.columns) return arrays.write(name, data, 1, part_bytes_total(part, held));
+  if (room.group_rows > 0) return arrays.write(name, data, 1, part_bytes_total(part, room));
+  arrays.write(name, data, elements_of(part), held.rows * part.element_bytes,
+               leading_dimension(part, room) * part.element_bytes);
+}
+
+}  // namespace
+
+CallArrays arrays_of(const Config& config, int rank, const DispatchCall& call, const OwnArrays& own,
+                     PlanIn plan_in) {
+  CallArrays arrays;
+  add_tokens(config, call, arrays);
+  const bool by_plan = !call.plan.empty(), rank_major = config.layout == Layout::rank_major;
+  const RowRoom room = row_room(config, rank);
+  // Rows that the caller's memory holds: by a plan those of the plan, else as many as the caller says.
+  std::int64_t rows = call.memory.rows > 0 ? call.memory.rows : room.rows;
+  if (by_plan) rows = Lengths::of(call.plan, plan_in).total;
+  if (by_plan) add_plan(call.plan, arrays);
+  const std::int64_t known_total = by_plan ? rows : 1;
+  arrays.read(call.backward ? "outputs" : "dot_rows", call.dot_rows,
+              call.output_rows > 0 ? call.output_rows : known_total,
+              config.hidden * bytes_of(config.combine_type));
+  arrays.write("d_weights", call.d_weights, call.tokens.count, 4 * std::int64_t{config.top_k});
+
+  const ReceiveBuffers& memory = call.memory;
+  const RowRoom held{.rows = rows, .groups = by_plan && plan_in == PlanIn::device ? 0 : room.groups};
+  const PartList parts = received_parts(config, call);
+  bool own_parts = false;
+  for (int p = 0; p < parts.count; ++p) {
+    const auto i = static_cast<std::size_t>(p);
+    own_parts = own_parts || memory.parts[i] == nullptr;
+    write_part(kReceivedParts[i], memory.parts[i], parts.part[p], held, room, arrays);
+  }
+  if (own_parts)
+    arrays.write_own("the lane's received rows", own.parts.data(),
+                     static_cast<std::int64_t>(own.parts.size()));
+  // `given`: the caller's array of `count` elements of `bytes` bytes; null: the lane's, of `own_count`.
+  const auto write = [&](const char* name, const void* given, std::int64_t count, const char* own_name,
+                         const void* of_lane, std::int64_t own_count, std::int64_t bytes) {
+    arrays.write(name, given, 1, count * bytes);
+    if (given == nullptr) arrays.write_own(own_name, of_lane, own_count * bytes);
+  };
+  const std::int64_t groups = room.groups, slots = rank_major ? config.top_k : 1;
+  write("memory.weight", memory.weight, rows * slots, "the lane's weight", own.weight, room.rows * slots, 4);
+  if (rank_major) {
+    write("memory.local_ids", memory.local_ids, rows * slots, "the lane's local_ids", own.local_ids,
+          room.rows * slots, 4);
+  }
+  if (call.dot_rows != nullptr)
+    write("memory.dots", memory.dots, rows, "the lane's dots", own.dots, room.rows, 4);
+  write("memory.counts", memory.counts, groups, "the lane's counts", own.counts, groups, 4);
+  write("memory.row_offsets", memory.row_offsets, groups + 1, "the lane's row_offsets", own.row_offsets,
+        groups + 1, 4);
+  const auto plan_bytes = static_cast<std::int64_t>(own.plan.size());
+  if (!by_plan)
+    write("memory.plan", memory.plan, plan_bytes, "the lane's plan", own.plan.data(), plan_bytes, 1);
+  arrays.write("memory.group_of_row", memory.group_of_row, rows, 4);
+  arrays.write("memory.count_sums", memory.count_sums, groups, 4);
+  if (encoding_of(call.format).scale_tiles)
+    arrays.write_own("the lane's tile_offsets", own.tile_offsets, 4 * (groups + 1));
+  arrays.write_own("the lane's source", own.source, room.rows * static_cast<std::int64_t>(sizeof(Source)));
+  arrays.write_own("the lane's HostTotals", own.totals, sizeof(HostTotals));
+  return arrays;
+}
+
+CallArrays arrays_of(const Config& config, const CombineCall& call, PlanIn plan_in) {
+  const Lengths known = Lengths::of(call.plan, plan_in);
+  const std::int64_t hidden = config.hidden, slots = 4 * std::int64_t{config.top_k};
+  const std::int64_t result_row = hidden * bytes_of(call.result.type);
+  CallArrays arrays;
+  arrays.read("outputs", call.outputs.data, call.outputs.rows > 0 ? call.outputs.rows : known.total,
+              hidden * bytes_of(call.outputs.type), call.outputs.stride);
+  add_plan(call.plan, arrays);
+  arrays.read("row_weights", call.row_weights, known.total, 4);
+  arrays.read("topk_weights", call.topk_weights, known.tokens, slots);
+  arrays.read("row_values", call.row_values, known.total, 4);
+  // A result may be its residual: every value is read before it is written.
+  const auto apart = [&](std::int64_t stride) { return stride != 0 ? stride : result_row; };
+  if (call.epilogue.residual != call.result.data ||
+      apart(call.epilogue.stride) != apart(call.result.stride)) {
+    arrays.read("residual", call.epilogue.residual, known.tokens, result_row, call.epilogue.stride);
+  }
+  const std::int64_t results = call.reduction == Reduction::unreduced ? config.top_k : 1;
+  arrays.write("result", call.result.data, known.tokens * results, result_row, call.result.stride);
+  arrays.write("route_values", call.route_values, known.tokens, slots);
+  arrays.write("shared_outputs", call.shared_outputs, config.shared_experts * known.tokens, result_row);
+  return arrays;
+}
+
+CallArrays arrays_of_route_values(const Config& config, const float* values, const Plan& plan,
+                                  const float* row_values, PlanIn plan_in) {
+  const Lengths known = Lengths::of(plan, plan_in);
+  CallArrays arrays;
+  arrays.read("values", values, known.tokens, 4 * std::int64_t{config.top_k});
+  add_plan(plan, arrays);
+  arrays.write("row_values", row_values, known.total, 4);
+  return arrays;
+}
+
+std::int64_t row_in(const void* whole, std::int64_t rows, const void* part, std::int64_t part_rows,
+                    std::int64_t row_bytes) {
+  const auto offset = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(part) -
+                                                reinterpret_cast<std::uintptr_t>(whole));
+  if (whole == nullptr || part == nullptr || part_rows == 0 || offset < 0 || offset % row_bytes != 0)
+    return -1;
+  return offset / row_bytes <= rows - part_rows ? offset / row_bytes : -1;
+}
+
+}  // namespace ferry
