@@ -25,6 +25,7 @@ struct CallForm {
   bool count_on_device = false;  // N lies in memory that the kernel reads
   bool direct_write = false;     // received rows lie in symmetric memory, which senders of many tokens write
   bool generic = false;          // combine by a kernel for every call
+  bool adds_to_result = false;   // the combine's result is its residual
   bool no_memory_without_rows = false;  // a rank without rows passes neither outputs nor row_values
 };
 
@@ -119,6 +120,7 @@ class CallRanks {
   // Memory of a combine.
   struct Combined {
     Memory outputs, result;
+    std::vector<std::byte> residual;  // the result before the call, if it is added to
     std::vector<float> row_weights, topk_weights, row_values, route_values;
   };
   std::deque<Combined> combined_;

@@ -36,6 +36,8 @@ CombineKernel combine_kernel_of(Phase phase, bool specialised) {
   return phase == Phase::fused ? &run_combine_block<Phase::fused, Generic> : combine_phase_of<Generic>(phase);
 }
 
+constexpr float kScale = -0.3f;  // of the epilogue of a result that is added to
+
 // As bf16_combine_phase_kernel().
 CombineKernel bf16_combine_phase(Phase phase, Reduction reduction) {
   if (reduction == Reduction::exact)
@@ -78,6 +80,16 @@ CombineArguments CallRanks::combine_arguments(const oracle::ExpertOutputs& outpu
   call.result = at(memory.result);
   call.result_stride = config_.hidden * bytes_of(outputs.result);
   call.result_type = outputs.result;
+  if (form.adds_to_result) {
+    call.adds_to_result = true;
+    call.scale = kScale;
+    const std::int64_t values = rank.tokens * config_.hidden;
+    for (std::int64_t i = 0; i < values; ++i)
+      oracle::store(outputs.result, static_cast<float>(i * 7 % 61 - 30 + index) / 8,
+                    at(memory.result) + i * bytes_of(outputs.result));
+    memory.residual =
+        bytes_at(at(memory.result), static_cast<std::size_t>(values * bytes_of(outputs.result)));
+  }
   if (outputs.topk_weighted) call.topk_weights = memory.topk_weights.data();
   if (case_.row_values) {
     call.row_values = memory.row_values.data();
@@ -116,7 +128,8 @@ void CallRanks::combine(const contract::StepInputs& step, const oracle::ExpertOu
   const bool gathers = config_.transfer == Transfer::gather;
   const DType type = config_.combine_type;
   const bool one_type = outputs.outputs == type && outputs.result == type;
-  const bool specialised = one_type && type != DType::fp16 && !form.generic && !form.split_phases &&
+  const bool generic = form.generic || form.adds_to_result;
+  const bool specialised = one_type && type != DType::fp16 && !generic && !form.split_phases &&
                            !case_.row_values && !outputs.topk_weighted;
   for (const Phase phase : {Phase::send, Phase::receive}) {
     const Phase as = form.split_phases ? phase : Phase::fused;
@@ -134,7 +147,7 @@ void CallRanks::combine(const contract::StepInputs& step, const oracle::ExpertOu
     } else {
       kernel = combine_kernel_of<Plain, GenericCombine>(as, specialised && config_.shared_experts == 0);
     }
-    if (form.split_phases && !gathers && !kWide && one_type && type == DType::bf16 && !form.generic &&
+    if (form.split_phases && !gathers && !kWide && one_type && type == DType::bf16 && !generic &&
         outputs.reduction != Reduction::unreduced && !calls[0].weights_travel && !case_.row_values &&
         config_.shared_experts == 0)
       kernel = bf16_combine_phase(phase, outputs.reduction);
@@ -171,8 +184,10 @@ void CallRanks::combine(const contract::StepInputs& step, const oracle::ExpertOu
     const Rank& rank = ranks_[static_cast<std::size_t>(r)];
     ASSERT_EQ(rank.error.call.value, 0u);
     EXPECT_EQ(rank.state.diagnostics.bad_sources.count, 0u);
-    const std::vector<std::byte> expected = oracle::combined(config_, step.positions, outputs, topology, r);
+    std::vector<std::byte> expected = oracle::combined(config_, step.positions, outputs, topology, r);
     Combined& memory = combined_[static_cast<std::size_t>(r)];
+    if (form.adds_to_result)
+      expected = oracle::with_epilogue(outputs.result, std::move(expected), kScale, memory.residual.data());
     EXPECT_TRUE(bytes_at(at(memory.result), expected.size()) == expected) << "result";
     if (!case_.row_values) continue;
     EXPECT_EQ(memory.route_values, oracle::returned_row_values(step.positions, outputs, r));

@@ -39,6 +39,27 @@ TEST_P(KernelCalls, InEveryForm) {
   }
 }
 
+// Few tokens, whose sums travel in packets, and many; results of all types.
+TEST_P(KernelCalls, IntoTheirResidual) {
+  std::uint64_t number = 70;
+  for (const DType type : {DType::bf16, DType::fp16, DType::fp32}) {
+    for (const int tokens : {9, 70}) {
+      contract::TestCase c = case_of(++number, 3, GetParam());
+      c.config.max_tokens = tokens;
+      c.config.combine_type = c.outputs = type == DType::fp16 ? DType::fp32 : type;
+      c.result = type;
+      CallRanks ranks(c);
+      ranks.run_step(0, {.few_tokens = true, .adds_to_result = true});
+      ranks.run_step(1, {.split_phases = true, .adds_to_result = true});
+      if (GetParam() == Transfer::gather) continue;
+      c.config.reduction = c.reduction = Reduction::exact;
+      CallRanks exact(c);
+      exact.run_step(0, {.adds_to_result = true});
+      exact.run_step(1, {.split_phases = true, .keeps_inputs = true, .adds_to_result = true});
+    }
+  }
+}
+
 TEST_P(KernelCalls, WithManyTokensForTheWarps) {
   contract::TestCase c = case_of(2, 2, GetParam());
   c.config.max_tokens = 70;

@@ -114,6 +114,55 @@ class GatherRun {
     }
   }
 
+  // Both, with each rank's arrays in one block of memory.
+  void in_place(const std::vector<std::int64_t>& counts, DType type) {
+    const std::int64_t row_bytes = kHidden * bytes_of(type);
+    std::vector<oracle::Bytes> mine, whole;
+    std::vector<Buffer> gathered, summed;
+    std::vector<GatherArguments> gathers, scatters;
+    for (int r = 0; r < ranks_; ++r) {
+      const std::int64_t sum = sum_for(counts, r), count = counts[static_cast<std::size_t>(r)];
+      mine.push_back(random_bytes(count * row_bytes));
+      whole.push_back(random_rows(type, sum * kHidden));
+      gathered.emplace_back(oracle::Bytes{}, sum * row_bytes, 0);
+      summed.emplace_back(whole.back(), sum * row_bytes, 0);
+    }
+    const auto first_of = [&](int rank) {
+      return std::accumulate(counts.begin() + rank / members_ * members_, counts.begin() + rank,
+                             std::int64_t{0});
+    };
+    for (int r = 0; r < ranks_; ++r) {
+      const auto i = static_cast<std::size_t>(r);
+      std::byte* const place = gathered[i].data() + first_of(r) * row_bytes;
+      std::copy(mine[i].begin(), mine[i].end(), place);
+      GatherArguments call = arguments(r, Operation::all_gather_v);
+      call.terms.add(row_bytes);
+      call.rows = place;
+      call.out = gathered[i].data();
+      call.row_bytes = row_bytes;
+      call.held = sum_for(counts, r);
+      call.place = first_of(r) + 1;
+      call.count = static_cast<std::int32_t>(counts[i]);
+      gathers.push_back(call);
+      call.terms = AgreedOptions::of(Operation::reduce_scatter_v);
+      call.terms.add(static_cast<std::int64_t>(type));
+      call.rows = summed[i].data();
+      call.out = summed[i].data() + first_of(r) * row_bytes;
+      scatters.push_back(call);
+    }
+    run(&all_gather, gathers);
+    run(type == DType::bf16 ? &reduce_scatter<DType::bf16> : &reduce_scatter<DType::fp32>, scatters);
+    for (int r = 0; r < ranks_; ++r) {
+      const auto i = static_cast<std::size_t>(r);
+      EXPECT_TRUE(gathered[i].holds(oracle::gathered(of_group(mine, r)))) << "gathered rows of rank " << r;
+      const oracle::Bytes sums =
+          oracle::scattered_sums(of_group(whole, r), type, kHidden, first_of(r), counts[i]);
+      oracle::Bytes expected = whole[i];
+      std::copy(sums.begin(), sums.end(), expected.begin() + first_of(r) * row_bytes);
+      EXPECT_TRUE(summed[i].holds(expected)) << "sums of rank " << r;
+    }
+  }
+
   void scatter(const std::vector<std::int64_t>& counts, DType type, std::int64_t aligned_shift) {
     const std::int64_t row_bytes = kHidden * bytes_of(type);
     std::vector<oracle::Bytes> rows;
@@ -262,6 +311,49 @@ TEST(GatherKernel, SubGroupsKeepToThemselves) {
     calls.gather(calls.random_counts(20), 16);
     calls.scatter(calls.random_counts(12), DType::bf16, 0);
   }
+  calls.expect_idle();
+}
+
+TEST(GatherKernel, RowsMayLieAtTheirOwnPlace) {
+  for (const int ranks : {1, 2, 3}) {
+    GatherRun calls(seed_for(static_cast<std::uint64_t>(30 + ranks)), ranks);
+    for (const std::int64_t most : {3, 40}) {
+      calls.in_place(calls.random_counts(most), DType::bf16);
+      calls.in_place(calls.random_counts(most), DType::fp32);
+    }
+    calls.expect_idle();
+  }
+  GatherRun calls(seed_for(34), 4, 2);
+  calls.in_place(calls.random_counts(20), DType::bf16);
+  calls.expect_idle();
+}
+
+TEST(GatherKernel, RowsAtAnotherPlaceEndTheCallOnEveryRank) {
+  GatherRun calls(seed_for(35), 3);
+  const oracle::Bytes rows(6 * 16, std::byte{1});
+  std::vector<Buffer> to(3, Buffer({}, 6 * 16, 0));
+  std::vector<GatherArguments> arguments;
+  for (int r = 0; r < 3; ++r) {
+    GatherArguments call = calls.arguments(r, Operation::all_gather_v);
+    call.rows = rows.data();
+    call.out = to[static_cast<std::size_t>(r)].data();
+    call.row_bytes = 16;
+    call.held = 6;
+    call.count = 2;
+    call.place = r == 1 ? 4 : 0;
+    arguments.push_back(call);
+  }
+  calls.run(&all_gather, arguments);
+  for (int r = 0; r < 3; ++r) {
+    EXPECT_TRUE(to[static_cast<std::size_t>(r)].holds({}));
+    const std::optional<DeviceError> error = take_error(calls.lanes().error(r));
+    ASSERT_TRUE(error);
+    EXPECT_EQ(error->reason, DeviceError::Reason::misplaced);
+    EXPECT_EQ(error->peer, 1);
+    EXPECT_EQ(error->mine, 3);
+    EXPECT_EQ(error->theirs, 2);
+  }
+  calls.gather({2, 2, 2}, 16);  // the lane stays usable
   calls.expect_idle();
 }
 

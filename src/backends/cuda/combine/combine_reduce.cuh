@@ -14,14 +14,11 @@
 
 #include "backends/cuda/combine/combine_send.cuh"
 #include "backends/cuda/combine/ll_sums.cuh"
+#include "backends/cuda/combine/result_rows.cuh"
 #include "backends/cuda/combine/row_slice.cuh"
 #include "backends/cuda/combine/shared_terms.cuh"
 
 namespace ferry::cuda {
-
-__device__ __forceinline__ std::byte* result_row(const CombineArguments& call, std::int64_t row) {
-  return call.result + row * call.result_stride;
-}
 
 // A token's entries in the plan. Thread k reads those of slot k and of position k in the list of ranks.
 struct TokenEntry {
@@ -249,7 +246,7 @@ struct TokenReducer {
       if (terms.own.row_threads != 0) add_piece<kCombineType>(mine, sum);
       add_rows<kCombineType>(stream, terms.staged & ~lower, sum);
       shared.template add<kCombineType>(stream, first, columns.end, sum);
-      store_sums<kCombineType>(result_type(), result_row(call, entry.token), first, columns.end, sum);
+      store_results<Traits, kCombineType>(call, result_type(), entry.token, first, columns.end, sum);
     }
   }
 
@@ -277,6 +274,8 @@ struct TokenReducer {
     if (!Traits::kSpecialised && call.route_values != nullptr && slice.first)
       store_route_values(entry, terms, rank, own_position);
     if (call.result == nullptr) return true;
+    // A reduction that packets interrupt starts anew, so a result that is added to waits for them first.
+    if (adds_to_result<Traits>(call) && !await_packets(entry, slice, rank, &packets)) return false;
 #pragma unroll 1
     while (packets != 0) {
       if (reduce_ll_rows<Traits, kCombineType>(
@@ -329,7 +328,7 @@ struct TokenReducer {
       PieceSums<kCombineType> sum = {};
       add_weighted<kCombineType>(stream, row_threads, weight, kCombineType, sum);
       shared.template add<kCombineType>(stream, first, columns.end, sum);
-      store_sums<kCombineType>(result_type(), result_row(call, entry.token), first, columns.end, sum);
+      store_results<Traits, kCombineType>(call, result_type(), entry.token, first, columns.end, sum);
     }
     return true;
   }

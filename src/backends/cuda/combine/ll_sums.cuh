@@ -3,6 +3,7 @@
 
 #include "backends/cuda/combine/combine.hpp"
 #include "backends/cuda/combine/ll_rows.cuh"
+#include "backends/cuda/combine/result_rows.cuh"
 
 namespace ferry::cuda {
 
@@ -79,11 +80,12 @@ __device__ __forceinline__ bool reduce_access(const CombineArguments& call, cons
     }
   }
   if (mine < end)
-    store_values(call.result_type, call.result + sums.token * call.result_stride, mine / kWidth, sum);
+    store_result<Traits>(call, call.result_type, result_row(call, sums.token), mine / kWidth, sum);
   return true;
 }
 
-// [warp] Reduces and stores the columns. False: packets are still missing; call again. `memory`: of a stream.
+// [warp] Reduces and stores the columns. False: packets are still missing; call again, which stores all
+// again. `memory`: of a stream.
 template <class Traits, DType kCombineType>
 __device__ __forceinline__ bool reduce_ll_rows(const CombineArguments& call, std::byte* memory,
                                                const LLSums& sums, std::uint64_t number) {

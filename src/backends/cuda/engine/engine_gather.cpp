@@ -134,8 +134,8 @@ void EngineLane::all_gather_v(const AllGatherCall& call, Stream stream) {
   const ScopedDevice device(exchange_.device);
   run_or_refuse(Operation::all_gather_v, [&] { lane_.require_usable(call); });
   const std::int64_t count = count_of(Operation::all_gather_v, call.count, call.device_count, stream);
-  const std::vector<GatherTerms> all = GatherTermsOfCall::of(
-      exchange_terms(Operation::all_gather_v, {{count, call.capacity}, 0}, {"row_bytes", call.row_bytes}));
+  const std::vector<GatherTerms> all = GatherTermsOfCall::of(exchange_terms(
+      Operation::all_gather_v, {{count, call.capacity, call.place}, 0}, {"row_bytes", call.row_bytes}));
   check_all_gather(all, call.sub_group);
   const auto group = SubGroup::of(me(), call.sub_group, ranks());
   std::vector<GatherBlock> blocks(at(ranks()), GatherBlock{nullptr, 0});
@@ -147,8 +147,10 @@ void EngineLane::all_gather_v(const AllGatherCall& call, Stream stream) {
                    for (std::size_t i = 0; i < group.count; ++i) {
                      const std::int64_t block_bytes = all[group.first + i].count * call.row_bytes;
                      const std::int64_t bytes = bytes_in_round(block_bytes, begin, round_bytes);
-                     if (bytes > 0)
-                       copy_async(out + begin, block_of(static_cast<int>(group.first + i)), bytes, stream);
+                     const auto source = static_cast<int>(group.first + i);
+                     // This rank's own rows may lie at their place already.
+                     if (bytes > 0 && block_of(source) != out + begin)
+                       copy_async(out + begin, block_of(source), bytes, stream);
                      out += block_bytes;
                    }
                  });
@@ -158,9 +160,9 @@ void EngineLane::reduce_scatter_v(const ReduceScatterCall& call, Stream stream) 
   const ScopedDevice device(exchange_.device);
   run_or_refuse(Operation::reduce_scatter_v, [&] { lane_.require_usable(call); });
   const std::int64_t count = count_of(Operation::reduce_scatter_v, call.count, call.device_count, stream);
-  const std::vector<GatherTermsOfCall> told =
-      exchange_terms(Operation::reduce_scatter_v, {{count, call.total}, call.device_count == nullptr ? 1 : 0},
-                     type_option("type", call.type));
+  const std::vector<GatherTermsOfCall> told = exchange_terms(
+      Operation::reduce_scatter_v, {{count, call.total, call.place}, call.device_count == nullptr ? 1 : 0},
+      type_option("type", call.type));
   std::vector<GatherTerms> all = GatherTermsOfCall::of(told);
   for (int rank = 0; rank < ranks(); ++rank) {
     const std::int64_t sum = sum_of_counts(SubGroup::of(rank, call.sub_group, ranks()).terms(all));

@@ -73,6 +73,8 @@ constexpr std::array kCombineArguments = {"outputs and result", "row_values and 
                            " in device memory on rank ", rank, ", must be 0 to ", error.theirs));
     case DeviceError::Reason::rows_held:
       raise_rows_held(error.operation, error.peer, error.mine, error.theirs);
+    case DeviceError::Reason::misplaced:
+      raise_misplaced(error.operation, error.peer, error.mine, error.theirs);
     case DeviceError::Reason::slices:
       raise_slice_fault(static_cast<SliceFault>(error.index & ((1 << kSliceFaultBits) - 1)), error.peer,
                         error.index >> kSliceFaultBits, error.mine, error.theirs);

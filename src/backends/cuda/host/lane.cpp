@@ -54,6 +54,7 @@ Lane::Lane(const ExchangeState& exchange, int index)
       counts_(
           HostCounts::bytes(exchange_.rank.size(), exchange_.config.placement.local_experts(exchange_.me()))),
       view_(make_view()),
+      own_(make_own_arrays()),
       diagnostics_(view_.rank, view_.top_k),
       pointer_check_(
           str(" on rank ", view_.rank), exchange_.device,
@@ -171,6 +172,21 @@ std::byte* Lane::receive_buffers() const {
                                 view_.receive_buffers);
 }
 
+OwnArrays Lane::make_own_arrays() const {
+  const bool has_parts = exchange_.config.own_receive_buffers;
+  return {.parts = {has_parts ? receive_buffers() : nullptr,
+                    static_cast<std::size_t>(device_layout(exchange_.config).received)},
+          .weight = array<float>(arrays_.weight),
+          .dots = array<float>(arrays_.dots),
+          .local_ids = array<std::int32_t>(arrays_.local_ids),
+          .counts = array<std::int32_t>(arrays_.counts),
+          .row_offsets = array<std::int32_t>(arrays_.row_offsets),
+          .tile_offsets = array<std::int32_t>(arrays_.tile_offsets),
+          .plan = {array<std::byte>(arrays_.plan),
+                   static_cast<std::size_t>(view_plan(nullptr, view_.plan_shape).bytes)},
+          .totals = view_.totals};
+}
+
 int Lane::blocks_for(int sm_limit) const {
   if (sm_limit < 0) throw UsageError(str("sm_limit = ", sm_limit, ", must be 0 (no limit) or more"));
   const int lanes = exchange_.config.lanes, part = exchange_.blocks / lanes;
@@ -240,6 +256,7 @@ void Lane::all_gather_v(const AllGatherCall& call, Stream stream) {
   arguments.out = static_cast<std::byte*>(call.gathered);
   arguments.row_bytes = call.row_bytes;
   arguments.held = call.capacity;
+  arguments.place = call.place + 1;
   arguments.count = static_cast<std::int32_t>(call.count);
   arguments.device_count = call.device_count;
   launch_all_gather(arguments, shape(0), handle_of(stream));
@@ -256,6 +273,7 @@ void Lane::reduce_scatter_v(const ReduceScatterCall& call, Stream stream) {
   arguments.out = static_cast<std::byte*>(call.sums);
   arguments.row_bytes = exchange_.config.hidden * bytes_of(call.type);
   arguments.held = call.total;
+  arguments.place = call.place + 1;
   arguments.count = static_cast<std::int32_t>(call.count);
   arguments.device_count = call.device_count;
   launch_reduce_scatter(arguments, call.type, shape(0), handle_of(stream));

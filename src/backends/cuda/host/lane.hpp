@@ -110,7 +110,7 @@ class Lane {
   // The memory of the step metadata, on the device.
   StepMetadata* step_metadata() const { return array<StepMetadata>(arrays_.metadata); }
   const LaneView& view() const { return view_; }
-  OwnArrays own_arrays() const;
+  const OwnArrays& own_arrays() const { return own_; }
 
   // Working memory of this lane on its device (LaneArrays).
   const DeviceMemory& memory() const { return memory_; }
@@ -134,9 +134,9 @@ class Lane {
   SharedCopy plan_shared_copy(const CombineCall& call, Phase phase, CombineArguments* arguments) const;
   void copy_shared_rows(const CombineArguments& combine, const SharedCopy& copy, const LaunchShape& shape,
                         Stream stream) const;
-  // The epilogue of a combine, applied to the result that `combine` describes; none: nothing to do.
-  std::optional<EpilogueArguments> plan_epilogue(const CombineCall& call,
-                                                 const CombineArguments& combine) const;
+  // The epilogue of a combine, applied to the result that `combine` describes. None: there is nothing to do,
+  // or, where the result is its residual, the kernels of the combine do it, and `combine` says so.
+  std::optional<EpilogueArguments> plan_epilogue(const CombineCall& call, CombineArguments* combine) const;
   // Whether an engine, or the launch of two hops, carries the messages that the kernels of the phases store.
   bool over_engine() const { return exchange_.engine.has_value(); }
   std::byte* windows_of(int peer) const;
@@ -152,6 +152,7 @@ class Lane {
   }
   void wait_for_calls() const;
   void init_memory() const;
+  OwnArrays make_own_arrays() const;
   LaunchShape shape(int sm_limit) const;
   GatherArguments gather_arguments(Operation operation, int sub_group) const;
   DispatchArguments dispatch_arguments(const DispatchCall& call, bool keeps_inputs) const;
@@ -168,6 +169,7 @@ class Lane {
   PinnedMemory pinned_;
   PinnedMemory counts_;  // HostCounts
   LaneView view_;
+  const OwnArrays own_;
   DiagnosticsReader diagnostics_;
   PointerCheck pointer_check_;
   LaneStreams streams_;

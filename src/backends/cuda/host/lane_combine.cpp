@@ -60,6 +60,7 @@ void Lane::combine(const CombineCall& call, Phase phase, Stream stream, bool kee
   arguments.result_stride =
       call.result.stride != 0 ? call.result.stride : config.hidden * bytes_of(call.result.type);
   arguments.result_type = call.result.type;
+  const std::optional<EpilogueArguments> epilogue = plan_epilogue(call, &arguments);
   arguments.topk_weights = call.topk_weights;
   arguments.route_values = call.route_values;
   // Own rows go through staging where they are converted: the sender role then sums them like all others.
@@ -73,7 +74,6 @@ void Lane::combine(const CombineCall& call, Phase phase, Stream stream, bool kee
   launch_combine(arguments, shape, handle_of(stream));
   if (shared.to != nullptr && phase == Phase::send) copy_shared_rows(arguments, shared, shape, stream);
   if (!over_engine()) ++calls_;
-  const std::optional<EpilogueArguments> epilogue = plan_epilogue(call, arguments);
   if (epilogue && phase == Phase::fused) launch_epilogue(*epilogue, shape.blocks, handle_of(stream));
   if (phase == Phase::send) {
     epilogue_ = epilogue;
@@ -90,18 +90,23 @@ void Lane::combine_receive(Stream stream) {
 }
 
 std::optional<EpilogueArguments> Lane::plan_epilogue(const CombineCall& call,
-                                                     const CombineArguments& combine) const {
-  if (call.epilogue.empty() || combine.result == nullptr) return std::nullopt;
-  return EpilogueArguments{.lane = view_,
-                           .plan = combine.plan,
-                           .result = combine.result,
-                           .result_stride = combine.result_stride,
-                           .type = combine.result_type,
-                           .residual = static_cast<const std::byte*>(call.epilogue.residual),
-                           .residual_stride = call.epilogue.stride != 0
-                                                  ? call.epilogue.stride
-                                                  : view_.hidden * bytes_of(combine.result_type),
-                           .scale = call.epilogue.scale};
+                                                     CombineArguments* combine) const {
+  if (call.epilogue.empty() || combine->result == nullptr) return std::nullopt;
+  const EpilogueArguments epilogue{.lane = view_,
+                                   .plan = combine->plan,
+                                   .result = combine->result,
+                                   .result_stride = combine->result_stride,
+                                   .type = combine->result_type,
+                                   .residual = static_cast<const std::byte*>(call.epilogue.residual),
+                                   .residual_stride = call.epilogue.stride != 0
+                                                          ? call.epilogue.stride
+                                                          : view_.hidden * bytes_of(combine->result_type),
+                                   .scale = call.epilogue.scale};
+  // A launch after the combine would find the sums in place of the residual.
+  combine->adds_to_result = epilogue.residual == epilogue.result;
+  combine->scale = epilogue.scale;
+  if (combine->adds_to_result) return std::nullopt;
+  return epilogue;
 }
 
 // Finds where the rows that this rank sends are packed, and sets the arguments for that.

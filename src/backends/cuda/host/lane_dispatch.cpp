@@ -136,21 +136,6 @@ void Lane::set_receive_buffers(const DispatchCall& call, DispatchArguments& argu
   tiles_.reset();
 }
 
-OwnArrays Lane::own_arrays() const {
-  const bool has_parts = exchange_.config.own_receive_buffers;
-  return {.parts = {has_parts ? receive_buffers() : nullptr,
-                    static_cast<std::size_t>(device_layout(exchange_.config).received)},
-          .weight = array<float>(arrays_.weight),
-          .dots = array<float>(arrays_.dots),
-          .local_ids = array<std::int32_t>(arrays_.local_ids),
-          .counts = array<std::int32_t>(arrays_.counts),
-          .row_offsets = array<std::int32_t>(arrays_.row_offsets),
-          .tile_offsets = array<std::int32_t>(arrays_.tile_offsets),
-          .plan = {array<std::byte>(arrays_.plan),
-                   static_cast<std::size_t>(view_plan(nullptr, view_.plan_shape).bytes)},
-          .totals = view_.totals};
-}
-
 // Memory for scales by rows where the configuration has neither tiles nor receive buffers: allocated in the
 // first call that needs it.
 std::byte* Lane::further_scale_rows(Stream stream) {

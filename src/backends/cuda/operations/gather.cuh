@@ -73,14 +73,17 @@ class GatherBlock {
     if (__syncthreads_or(go) == 0) return false;
     if (blockIdx.x == 0 && threadIdx.x < 32) {
       post_header(lane_, state_.number, state_.header);
-      if (threadIdx.x == 0)
-        post_header_word(lane_, state_.number, kHeaderCounts, static_cast<std::uint64_t>(call_.held));
+      // Every header has room for two words of counts.
+      if (threadIdx.x < 2) {
+        post_header_word(lane_, state_.number, kHeaderCounts + static_cast<int>(threadIdx.x),
+                         static_cast<std::uint64_t>(threadIdx.x == 0 ? call_.held : call_.place));
+      }
     }
     return true;
   }
 
-  // [block] Receives the counts of all ranks and checks that there is room. Returns false if the call is
-  // aborted.
+  // [block] Receives the counts of all ranks, and checks that there is room and that rows which lie in memory
+  // of the result lie at their own place. Returns false if the call is aborted.
   __device__ bool await_counts(bool exact) {
     bool go = false;
     if (threadIdx.x < 32) {
@@ -187,7 +190,7 @@ class GatherBlock {
   }
 
   // [warp] Computes the sub-groups' offsets from the counts. Checks every rank's count against the memory: at
-  // most `held` rows of the sub-group, or (`exact`) exactly as many.
+  // most `held` rows of the sub-group, or (`exact`) exactly as many; and `place` against the offset.
   __device__ bool place_blocks(bool exact) {
     const int thread = static_cast<int>(threadIdx.x);
     std::int64_t largest = 0;
@@ -195,9 +198,10 @@ class GatherBlock {
     for (int first = 0; first < lane_.ranks; first += 32) {
       const int rank = first + thread;
       const bool has = rank < lane_.ranks;
-      std::uint64_t held = 0;
+      std::uint64_t held = 0, place = 0;
       const bool received =
-          !has || await_header_word(lane_, state_.number, operation(), rank, kHeaderCounts, &held);
+          !has || (await_header_word(lane_, state_.number, operation(), rank, kHeaderCounts, &held) &&
+                   await_header_word(lane_, state_.number, operation(), rank, kHeaderCounts + 1, &place));
       if (!__all_sync(~0u, received)) return false;
       // All sub-groups have the same number of members; `begin` is the first rank of this one.
       const int begin = rank / call_.members * call_.members;
@@ -210,15 +214,19 @@ class GatherBlock {
         sum += theirs;
       }
       const auto room = static_cast<std::int64_t>(held);
-      const bool fits = !has || (exact ? room == sum : room >= sum);
-      const std::uint32_t wrong = ~__ballot_sync(~0u, fits);
+      const std::int64_t row = static_cast<std::int64_t>(place) - 1;
+      const bool fits = !has || (exact ? room == sum : room >= sum),
+                 placed = !has || row < 0 || row == before || state_.rows[rank] == 0;
+      const std::uint32_t wrong = ~__ballot_sync(~0u, fits && placed);
       if (has) {
         state_.bytes[rank] = state_.rows[rank] * call_.row_bytes;
         state_.offset[rank] = before * call_.row_bytes;
       }
       // The first rank that does not fit is reported.
       if (wrong != 0 && all_fit && blockIdx.x == 0 && thread == __ffs(static_cast<int>(wrong)) - 1) {
-        abort_call(lane_, state_.number, operation(), DeviceError::Reason::rows_held, rank, 0, room, sum);
+        abort_call(lane_, state_.number, operation(),
+                   fits ? DeviceError::Reason::misplaced : DeviceError::Reason::rows_held, rank, 0,
+                   fits ? row : room, fits ? before : sum);
         // Release at gpu scope: the error record is visible before the abort.
         set_aborted(lane_, state_.number);
       }

@@ -16,6 +16,7 @@ struct GatherArguments {
   std::byte* out;  // `gathered`, or `sums`
   std::int64_t row_bytes;
   std::int64_t held;                 // as GatherTerms::held
+  std::int64_t place;                // GatherTerms::place + 1; 0: apart
   std::int32_t count;                // this rank's rows; with device_count the most it may be
   std::int32_t first, members;       // the ranks that gather from each other: [first, first + members)
   const std::int32_t* device_count;  // or null

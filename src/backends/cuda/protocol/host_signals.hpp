@@ -54,6 +54,8 @@ struct DeviceError {
     too_many,   // a count in device memory is `mine`; at most `theirs` are allowed
     rows_held,  // of a gather: `peer` holds, or has room for, `mine` rows, where the counts add up to
                 // `theirs`
+    misplaced,  // of a gather: the rows of `peer` lie at row `mine` of the memory, and not at `theirs`, their
+                // own
     slices,     // experts in slices: `index` is a SliceFault, and `other` of raise_slice_fault(); `peer` its
                 // rank
     source,     // a combine by source: `index` is a SourceFault and its limit; `mine` and `theirs` are two

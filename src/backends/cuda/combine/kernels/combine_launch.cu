@@ -10,7 +10,7 @@ const void* gathered_kernel_of(const CombineArguments& call) {
   const bool is_bf16 =
       call.combine_type == DType::bf16 && call.output_type == DType::bf16 && call.result_type == DType::bf16;
   const bool no_values = call.row_values == nullptr && call.route_values == nullptr;
-  if (call.phase != Phase::fused || !is_bf16 || !no_values || call.shared_terms > 0)
+  if (call.phase != Phase::fused || !is_bf16 || !no_values || call.shared_terms > 0 || call.adds_to_result)
     return gathered_combine_kernel(call.phase);
   return gathered_bf16_combine_kernel(call.weights_travel);
 }
@@ -20,7 +20,7 @@ const void* kernel_of(const CombineArguments& call) {
   const bool one_type = call.output_type == call.combine_type && call.result_type == call.combine_type;
   const bool no_values = call.row_values == nullptr && call.route_values == nullptr;
   const bool shared = call.shared_terms > 0;
-  if (!one_type || !no_values || call.reduction == Reduction::unreduced ||
+  if (!one_type || !no_values || call.reduction == Reduction::unreduced || call.adds_to_result ||
       (shared && !shared_terms_fit(call)))
     return generic_combine_kernel(call.phase);
   if (call.phase != Phase::fused) {
