@@ -27,7 +27,7 @@ void read_outputs(const nb::object& given, const Config& config, CombineInput& i
   const Array& array = in.arguments.rows(given, "outputs", config.hidden, {kBf16, kFp16, kFp32});
   const StridedRows rows = strided_rows(array, "outputs");
   require_rows(in.plan, rows.count, "outputs", in.capacity);
-  in.outputs = {array.data, *value_type_of(array.element), rows.stride};
+  in.outputs = {array.data, *value_type_of(array.element), rows.stride, rows.count};
 }
 
 Shape result_shape(const Config& config, std::int64_t tokens, Reduction reduction) {
@@ -235,8 +235,8 @@ std::pair<PyDispatchResult, nb::object> combine_backward(PyExchange& self, const
     const Array& array =
         in.arguments.rows(outputs, "outputs", config.hidden, {element_of(config.combine_type)});
     require_dense(array, "outputs");
-    require_rows(&used, strided_rows(array, "outputs").count, "outputs", in.capacity);
-    rows = {self.address_of(array), config.combine_type, 0};
+    rows = {self.address_of(array), config.combine_type, 0, strided_rows(array, "outputs").count};
+    require_rows(&used, rows.rows, "outputs", in.capacity);
     d_weights_data = new_route_values(self, in.tokens.count, in.arguments.framework(), d_weights);
   };
   if (is_host(call.device())) {
@@ -262,7 +262,8 @@ row_weights    float32 [rows]: a weight for each row, as DispatchResult.weight
 topk_weights   float32 [N, K] on the source rank, instead of row_weights. With neither, every weight is 1
 reduction      'partial', 'exact' or 'unreduced'; default: the exchange's
 row_values     float32 [rows]: one more number for each row
-result         [N, H], unreduced [N, K, H], to write to; default: a new array of outputs' type
+result         [N, H], unreduced [N, K, H], to write to; default: a new array of outputs' type. It may be `residual`, and may
+               share no memory with other arrays of the call
 shared_outputs [shared_experts, N, H] of the result's type, to which the outputs of the shared experts are written instead
                of being added; needed with 'unreduced'
 residual       [N, H] of the result's type: the result is rounded, multiplied by `scale` and added to it in fp32, and rounded

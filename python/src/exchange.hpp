@@ -65,6 +65,7 @@ class PyExchange {
   std::vector<LaneCalls> lanes_;
   Framework framework_ = Framework::numpy;  // framework of the last call's arrays
   nb::object placeholder_;
+  std::int64_t next_placeholder_ = 0;  // row of it
 };
 
 // A plan over `storage`, a uint8 array. Throws UsageError if it cannot hold a plan of this exchange.

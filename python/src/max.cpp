@@ -3,12 +3,17 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <deque>
+#include <functional>
+#include <numeric>
+#include <string>
 #include <vector>
 
 #include "base/text.hpp"
 #include "bindings.hpp"
 #include "dispatch_result.hpp"
 #include "exchange.hpp"
+#include "exchange/overlap.hpp"
 #include "exchange/source_operations.hpp"
 #include "ferry/error.hpp"
 #include "ferry/max.hpp"
@@ -75,6 +80,28 @@ void check_returned(const PyExchange& self, const HostArray<std::uint8_t, 1>& st
   max::ReturnTags tags;
   tags.routes.assign(route_tags.data(), route_tags.data() + returned.size());
   max::check_returned(self.config(), view_storage(self, storage), tags, {returned.data(), returned.size()});
+}
+
+// Raises UsageError if one of the arrays that a combine writes overlaps one that it reads; each is a dict of
+// names and dense arrays. Those of every combine are compared by the exchange.
+void require_apart(const nb::dict& written, const nb::dict& read) {
+  std::deque<std::string> names;
+  CallArrays arrays;
+  const auto add = [&](const nb::dict& given, auto take) {
+    for (const auto& [name, object] : given) {
+      if (object.is_none()) continue;
+      const char* const kept = names.emplace_back(nb::cast<std::string>(name)).c_str();
+      const Array array = inspect(object, kept);
+      take(kept, array.data,
+           std::accumulate(array.shape.begin(), array.shape.end(), array.element_bytes(),
+                           std::multiplies<>()));
+    }
+  };
+  add(read,
+      [&](const char* name, const void* data, std::int64_t bytes) { arrays.read(name, data, 1, bytes); });
+  add(written,
+      [&](const char* name, const void* data, std::int64_t bytes) { arrays.write(name, data, 1, bytes); });
+  arrays.require_apart("", -1);
 }
 
 // On device memory arrays are addresses: the Python code has checked them, and keeps them alive.
@@ -158,6 +185,7 @@ void bind_max(nb::module_& module) {
   module.def("_max_group_index", &group_index, "counts"_a, "alignment"_a);
   module.def("_max_plan_return", &plan_return, "exchange"_a, "storage"_a, "src_info"_a, "row_offsets"_a,
              "counts"_a, "topk_ids"_a, "combine"_a, "row_tags"_a, "route_tags"_a);
+  module.def("_max_require_apart", &require_apart, "written"_a, "read"_a);
   module.def("_max_check_returned", &check_returned, "exchange"_a, "storage"_a, "route_tags"_a, "returned"_a);
   module.def("_max_scratch_bytes",
              [](const PyExchange& self) { return operations_of(self).scratch_bytes(); });

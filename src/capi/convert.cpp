@@ -219,8 +219,9 @@ ReceiveBuffers to_receive_buffers(const ferry_receive_buffers& given,
   return buffers;
 }
 
-Outputs to_outputs(const ferry_rows& rows) {
-  return {.data = rows.data, .type = to_dtype(rows.type, "outputs.type"), .stride = rows.stride};
+Outputs to_outputs(const ferry_rows& rows, std::int64_t count) {
+  return {
+      .data = rows.data, .type = to_dtype(rows.type, "outputs.type"), .stride = rows.stride, .rows = count};
 }
 
 Result to_result(const ferry_rows& rows) {

@@ -58,7 +58,7 @@ Ids to_ids(const void* ids, std::int32_t type);
 Plan to_plan(const ferry_plan& plan);
 ReceiveBuffers to_receive_buffers(const ferry_receive_buffers& buffers,
                                   const ferry_more_receive_buffers& more = {});
-Outputs to_outputs(const ferry_rows& rows);
+Outputs to_outputs(const ferry_rows& rows, std::int64_t count = 0);
 Result to_result(const ferry_rows& rows);
 Epilogue to_epilogue(const ferry_epilogue* epilogue);
 

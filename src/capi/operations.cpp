@@ -102,7 +102,7 @@ struct CombineInput {
 
 CombineInput to_input(Exchange& exchange, const ferry_combine_args& args) {
   return convert_or_refuse(exchange, Operation::combine, args.lane, [&]() -> CombineInput {
-    return {.outputs = to_outputs(args.outputs),
+    return {.outputs = to_outputs(args.outputs, args.output_rows),
             .plan = to_plan(args.plan),
             .result = to_result(args.result),
             .options = {.row_weights = args.row_weights,
@@ -182,8 +182,10 @@ ferry_status ferry_combine_backward(ferry_exchange* handle, const ferry_combine_
     const auto args = read_sized(given, "ferry_combine_backward_args");
     write_result_of(exchange, args.lane, args.result, [&] {
       const DispatchInput in = to_input(exchange, args);
-      return exchange.combine_backward(in.tokens, in.plan, in.weights, {.data = args.outputs}, args.d_weights,
-                                       in.options, in.stream);
+      const Outputs outputs{
+          .data = args.outputs, .type = exchange.config().combine_type, .rows = args.output_rows};
+      return exchange.combine_backward(in.tokens, in.plan, in.weights, outputs, args.d_weights, in.options,
+                                       in.stream);
     });
   });
 }

@@ -6,6 +6,7 @@
 
 #include "base/text.hpp"
 #include "exchange/backend.hpp"
+#include "exchange/overlap.hpp"
 #include "ferry/error.hpp"
 #include "plan/slot.hpp"
 
@@ -31,6 +32,17 @@ void check_layout(const DispatchLayoutCall& call) {
     throw UsageError(str("dispatch_layout: the topology has ", counted(call.topology->ranks(), "rank"),
                          ", and the placement ", call.placement.ranks()));
   }
+}
+
+void check_overlap(const DispatchLayoutCall& call) {
+  const std::int64_t ranks = call.placement.ranks();
+  CallArrays arrays;
+  arrays.read("ids", call.ids.data, call.tokens, call.top_k * bytes_of(call.ids.type));
+  arrays.write("tokens_per_rank", call.result.tokens_per_rank, ranks, 4);
+  arrays.write("routes_per_expert", call.result.routes_per_expert, call.placement.experts(), 4);
+  arrays.write("token_in_rank", call.result.token_in_rank, call.tokens, ranks);
+  arrays.write("tokens_per_node", call.result.tokens_per_node, call.nodes(), 4);
+  arrays.require_apart("dispatch_layout: ", -1);
 }
 
 template <class Id>
@@ -88,6 +100,7 @@ void dispatch_layout(const Ids& ids, std::int64_t tokens, int top_k, const Place
                                 .topology = result.tokens_per_node != nullptr ? topology : nullptr};
   check_layout(call);
   check_backend(backend);
+  check_overlap(call);
   if (has_kernels(backend)) return dispatch_layout_on_device(call, stream);
   dispatch_layout_on_host(call);
 }

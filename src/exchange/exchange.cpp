@@ -22,7 +22,7 @@ Exchange::Exchange(Rank rank, const Config& config) {
   auto backend = make_backend(rank, agreed);
   const auto lanes = static_cast<std::size_t>(agreed.lanes);
   state_.reset(new State{std::move(rank), std::move(agreed), std::move(backend),
-                         std::vector<ExchangeLane>(lanes), nullptr});
+                         std::vector<ExchangeLane>(lanes), nullptr, false});
   if (encoding_of(state_->config.format).by_caller) {
     // On all ranks before any calls: device memory may not be allocated while a kernel of a peer waits.
     run_on_all_ranks(state_->rank, [&] {
@@ -139,8 +139,8 @@ void Exchange::route_values(const float* values, const Plan& plan, float* row_va
       throw UsageError("route_values: rank_major is not supported: its rows stand for several routes");
     }
     const int me = state_->rank.index();
-    arrays_of_route_values(state_->config, values, plan, row_values, state_->plan_in())
-        .require_apart("route_values", me);
+    arrays_of_route_values(state_->config, values, plan, row_values, state_->known_rows(plan))
+        .require_apart("route_values: ", me);
     if (state_->plan_in() == PlanIn::device) return;
     if (values == nullptr && plan.tokens() > 0) {
       throw UsageError(
@@ -202,7 +202,7 @@ DispatchCounts Exchange::dispatch_counts(const Ids& ids, std::int64_t tokens, in
     arrays.read("ids", ids.data, tokens, state_->config.top_k * bytes_of(ids.type));
     arrays.write_own("the lane's routes", counts.routes.data(), std::ssize(counts.routes) * 4);
     arrays.write_own("the lane's tokens", counts.tokens.data(), std::ssize(counts.tokens) * 4);
-    arrays.require_apart("dispatch_counts", me);
+    arrays.require_apart("dispatch_counts: ", me);
   });
   counts = state_->backend->dispatch_counts(ids, static_cast<std::int32_t>(tokens), lane, stream);
   return counts;
@@ -244,7 +244,7 @@ const StepMetadata* Exchange::metadata(const std::int32_t* device_count, int lan
     arrays.read("device_count", device_count, 1, sizeof *device_count);
     arrays.write("into", into, 1, sizeof *into);
     if (into == nullptr) arrays.write_own("the lane's metadata", own, sizeof *own);
-    arrays.require_apart("metadata", state_->rank.index());
+    arrays.require_apart("metadata: ", state_->rank.index());
   });
   const StepMetadata* const computed =
       state_->backend->metadata({.lane = lane, .device_count = device_count, .into = into}, stream);

@@ -1,6 +1,8 @@
 // What an exchange holds, and the steps that its calls share.
 #pragma once
 
+#include <algorithm>
+#include <atomic>
 #include <memory>
 #include <vector>
 
@@ -11,6 +13,7 @@
 #include "exchange/encoder_staging.hpp"
 #include "exchange/overlap.hpp"
 #include "group/rank_state.hpp"
+#include "layout/plan_layout.hpp"
 
 namespace ferry {
 
@@ -33,6 +36,9 @@ struct Exchange::State {
   std::unique_ptr<Backend> backend;
   std::vector<ExchangeLane> lanes;
   std::unique_ptr<EncoderStaging> encoded;  // of a registered format; else null
+  // A dispatch has received in memory of fewer rows than the capacity (ReceiveBuffers::rows): the total of a
+  // plan may be more than the rows of the caller's arrays.
+  std::atomic<bool> receives_fewer_rows = false;
 
   PlanIn plan_in() const { return backend->capabilities().device_memory ? PlanIn::device : PlanIn::host; }
 
@@ -110,12 +116,23 @@ struct Exchange::State {
             .sm_limit = options.sm_limit};
   }
 
+  // `plan` has been checked.
+  KnownRows known_rows(const Plan& plan) const {
+    if (plan.empty() || plan_in() == PlanIn::device) return {};
+    const PlanHeader& header = *static_cast<const PlanHeader*>(plan.storage());
+    return {.tokens = header.tokens,
+            .total = receives_fewer_rows.load(std::memory_order_relaxed)
+                         ? std::min<std::int64_t>(header.total, 1)
+                         : header.total};
+  }
+
   void check_dispatch_call(const DispatchCall& call, Stream stream) {
     idle_lane(call.lane);
+    if (call.memory.rows > 0) receives_fewer_rows.store(true, std::memory_order_relaxed);
     check_or_refuse(Operation::dispatch, call.lane, stream, [&] {
       check_dispatch(config, rank.index(), call, plan_in());
-      arrays_of(config, rank.index(), call, backend->own_arrays(call.lane), plan_in())
-          .require_apart(call.backward ? "combine_backward" : "dispatch", rank.index());
+      arrays_of(config, rank.index(), call, backend->own_arrays(call.lane), known_rows(call.plan))
+          .require_apart(call.backward ? "combine_backward: " : "dispatch: ", rank.index());
     });
   }
 
@@ -169,7 +186,7 @@ struct Exchange::State {
                      .sm_limit = options.sm_limit};
     check_or_refuse(Operation::combine, call.lane, stream, [&] {
       check_combine(config, rank.index(), call, split, plan_in());
-      arrays_of(config, call, plan_in()).require_apart("combine", rank.index());
+      arrays_of(config, call, known_rows(call.plan)).require_apart("combine: ", rank.index());
     });
     return call;
   }

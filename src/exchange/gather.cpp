@@ -131,7 +131,7 @@ std::int64_t Exchange::all_gather_v(const void* rows, std::int64_t count, std::i
     if (place < 0) arrays.read("rows", rows, count, row_bytes);
     arrays.read("device_count", device_count, 1, 4);
     arrays.write("gathered", gathered, capacity, row_bytes);
-    arrays.require_apart("all_gather_v", me);
+    arrays.require_apart("all_gather_v: ", me);
   });
   return state_->backend->gather_operations().all_gather_v({.lane = lane,
                                                             .rows = rows,
@@ -167,7 +167,7 @@ void Exchange::reduce_scatter_v(const void* rows, std::int64_t total, DType type
     if (place < 0) arrays.read("rows", rows, total, row_bytes);
     arrays.read("device_count", device_count, 1, 4);
     arrays.write("sums", sums, count, row_bytes);
-    arrays.require_apart("reduce_scatter_v", me);
+    arrays.require_apart("reduce_scatter_v: ", me);
   });
   state_->backend->gather_operations().reduce_scatter_v({.lane = lane,
                                                          .rows = rows,

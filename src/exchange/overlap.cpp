@@ -13,15 +13,8 @@
 namespace ferry {
 namespace {
 
-std::uintptr_t begin_of(const CallArray& array) {
-  return reinterpret_cast<std::uintptr_t>(array.address);
-}
-std::uintptr_t end_of(const CallArray& array) {
-  return begin_of(array) + static_cast<std::uintptr_t>((array.rows - 1) * array.stride + array.row_bytes);
-}
-
 bool extents_meet(const CallArray& a, const CallArray& b) {
-  return begin_of(a) < end_of(b) && begin_of(b) < end_of(a);
+  return a.begin < b.end && b.begin < a.end;
 }
 
 std::int64_t floor_of(std::int64_t value, std::int64_t divisor) {
@@ -40,7 +33,7 @@ bool meets_row(const CallArray& array, std::int64_t begin, std::int64_t bytes) {
 bool rows_meet(const CallArray& a, const CallArray& b) {
   if (a.rows == 1 && b.rows == 1) return true;
   const CallArray &more = a.rows >= b.rows ? a : b, &fewer = a.rows >= b.rows ? b : a;
-  const auto begin = static_cast<std::int64_t>(begin_of(fewer) - begin_of(more));
+  const auto begin = static_cast<std::int64_t>(fewer.begin - more.begin);
   if (a.stride == b.stride) {
     // Row j of `fewer` lies in `more` as row 0 does, `shift` rows on; behind row `shift + j` or in it.
     const std::int64_t shift = floor_of(begin, more.stride), within = begin - shift * more.stride;
@@ -56,12 +49,12 @@ bool rows_meet(const CallArray& a, const CallArray& b) {
 }
 
 std::string place_of(const CallArray& array) {
-  return str(array.name, " (", counted(end_of(array) - begin_of(array), "byte"), " at ", array.address, ")");
+  return str(array.name, " (", counted(array.end - array.begin, "byte"), " at ", array.address, ")");
 }
 
 [[noreturn]] void raise_overlap(const char* call, int rank, const CallArray& written,
                                 const CallArray& other) {
-  throw UsageError(str(call, ": ", place_of(written), ", which the call writes, overlaps ", place_of(other),
+  throw UsageError(str(call, place_of(written), ", which the call writes, overlaps ", place_of(other),
                        other.written ? ", which it writes too" : ", which it reads",
                        rank >= 0 ? str(", on rank ", rank) : "", ": ",
                        written.of_lane || other.of_lane
@@ -92,17 +85,6 @@ constexpr std::array<const char*, kMaxParts> kTokenParts = {"tokens", "part 1 of
 constexpr std::array<const char*, kMaxParts> kReceivedParts = {"memory.parts[0]", "memory.parts[1]",
                                                                "memory.parts[2]", "memory.parts[3]"};
 
-// Tokens and rows that a plan stands for, as far as the host knows.
-struct Lengths {
-  std::int64_t tokens = 1, total = 1;
-
-  static Lengths of(const Plan& plan, PlanIn plan_in) {
-    if (plan_in == PlanIn::device) return {};
-    const PlanHeader& header = *static_cast<const PlanHeader*>(plan.storage());
-    return {header.tokens, header.total};
-  }
-};
-
 void add_plan(const Plan& plan, CallArrays& arrays) {
   arrays.read("plan", plan.storage(), 1, static_cast<std::int64_t>(plan.bytes()));
 }
@@ -126,36 +108,40 @@ void add_tokens(const Config& config, const DispatchCall& call, CallArrays& arra
               4);
 }
 
-// Received rows. Scales in columns: a column is a run of rows, `leading` apart.
+// Received rows. Scales in columns: each column is a run of elements, one for a row.
 // `held`: the rows that are here; `room`: those of the capacity.
 void write_part(const char* name, const void* data, const PartLayout& part, const RowRoom& held,
                 const RowRoom& room, CallArrays& arrays) {
+  // The groups of expert_padded fill no more than their capacity.
+  if (part.tiles && room.group_rows > 0)
+    return arrays.write(name, data, room.groups * row_tiles(room.group_rows), row_tile_bytes(part));
   if (!part.columns) return arrays.write(name, data, 1, part_bytes_total(part, held));
-  if (room.group_rows > 0) return arrays.write(name, data, 1, part_bytes_total(part, room));
-  arrays.write(name, data, elements_of(part), held.rows * part.element_bytes,
+  const bool by_group = room.group_rows > 0;
+  arrays.write(name, data, elements_of(part) * (by_group ? room.groups : 1),
+               (by_group ? room.group_rows : held.rows) * part.element_bytes,
                leading_dimension(part, room) * part.element_bytes);
 }
 
 }  // namespace
 
 CallArrays arrays_of(const Config& config, int rank, const DispatchCall& call, const OwnArrays& own,
-                     PlanIn plan_in) {
+                     const KnownRows& known) {
   CallArrays arrays;
   add_tokens(config, call, arrays);
   const bool by_plan = !call.plan.empty(), rank_major = config.layout == Layout::rank_major;
   const RowRoom room = row_room(config, rank);
   // Rows that the caller's memory holds: by a plan those of the plan, else as many as the caller says.
   std::int64_t rows = call.memory.rows > 0 ? call.memory.rows : room.rows;
-  if (by_plan) rows = Lengths::of(call.plan, plan_in).total;
+  if (by_plan) rows = known.total;
   if (by_plan) add_plan(call.plan, arrays);
-  const std::int64_t known_total = by_plan ? rows : 1;
   arrays.read(call.backward ? "outputs" : "dot_rows", call.dot_rows,
-              call.output_rows > 0 ? call.output_rows : known_total,
+              call.output_rows > 0 ? call.output_rows : known.total,
               config.hidden * bytes_of(config.combine_type));
   arrays.write("d_weights", call.d_weights, call.tokens.count, 4 * std::int64_t{config.top_k});
 
   const ReceiveBuffers& memory = call.memory;
-  const RowRoom held{.rows = rows, .groups = by_plan && plan_in == PlanIn::device ? 0 : room.groups};
+  // Each group of a plan may be empty.
+  const RowRoom held{.rows = rows, .groups = by_plan ? 0 : room.groups};
   const PartList parts = received_parts(config, call);
   bool own_parts = false;
   for (int p = 0; p < parts.count; ++p) {
@@ -195,10 +181,16 @@ CallArrays arrays_of(const Config& config, int rank, const DispatchCall& call, c
   return arrays;
 }
 
-CallArrays arrays_of(const Config& config, const CombineCall& call, PlanIn plan_in) {
-  const Lengths known = Lengths::of(call.plan, plan_in);
+void add_result(const char* name, const Result& result, std::int64_t rows, std::int64_t row_bytes,
+                const Epilogue& epilogue, CallArrays& arrays) {
+  arrays.write(name, result.data, rows, row_bytes, result.stride);
+  const auto apart = [&](std::int64_t stride) { return stride != 0 ? stride : row_bytes; };
+  if (epilogue.residual == result.data && apart(epilogue.stride) == apart(result.stride)) return;
+  arrays.read("residual", epilogue.residual, rows, row_bytes, epilogue.stride);
+}
+
+CallArrays arrays_of(const Config& config, const CombineCall& call, const KnownRows& known) {
   const std::int64_t hidden = config.hidden, slots = 4 * std::int64_t{config.top_k};
-  const std::int64_t result_row = hidden * bytes_of(call.result.type);
   CallArrays arrays;
   arrays.read("outputs", call.outputs.data, call.outputs.rows > 0 ? call.outputs.rows : known.total,
               hidden * bytes_of(call.outputs.type), call.outputs.stride);
@@ -206,22 +198,16 @@ CallArrays arrays_of(const Config& config, const CombineCall& call, PlanIn plan_
   arrays.read("row_weights", call.row_weights, known.total, 4);
   arrays.read("topk_weights", call.topk_weights, known.tokens, slots);
   arrays.read("row_values", call.row_values, known.total, 4);
-  // A result may be its residual: every value is read before it is written.
-  const auto apart = [&](std::int64_t stride) { return stride != 0 ? stride : result_row; };
-  if (call.epilogue.residual != call.result.data ||
-      apart(call.epilogue.stride) != apart(call.result.stride)) {
-    arrays.read("residual", call.epilogue.residual, known.tokens, result_row, call.epilogue.stride);
-  }
-  const std::int64_t results = call.reduction == Reduction::unreduced ? config.top_k : 1;
-  arrays.write("result", call.result.data, known.tokens * results, result_row, call.result.stride);
+  const std::int64_t results = call.reduction == Reduction::unreduced ? config.top_k : 1,
+                     result_row = hidden * bytes_of(call.result.type);
+  add_result("result", call.result, known.tokens * results, result_row, call.epilogue, arrays);
   arrays.write("route_values", call.route_values, known.tokens, slots);
   arrays.write("shared_outputs", call.shared_outputs, config.shared_experts * known.tokens, result_row);
   return arrays;
 }
 
 CallArrays arrays_of_route_values(const Config& config, const float* values, const Plan& plan,
-                                  const float* row_values, PlanIn plan_in) {
-  const Lengths known = Lengths::of(plan, plan_in);
+                                  const float* row_values, const KnownRows& known) {
   CallArrays arrays;
   arrays.read("values", values, known.tokens, 4 * std::int64_t{config.top_k});
   add_plan(plan, arrays);

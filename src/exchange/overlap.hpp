@@ -4,7 +4,6 @@
 #include <cstdint>
 
 #include "exchange/backend.hpp"
-#include "exchange/checks.hpp"
 
 namespace ferry {
 
@@ -15,7 +14,8 @@ struct CallArray {
   std::int64_t rows, row_bytes;
   std::int64_t stride;  // bytes from one row to the next
   bool written;
-  bool of_lane;  // arrays of the lane overlap none of each other
+  bool of_lane;               // arrays of the lane overlap none of each other
+  std::uintptr_t begin, end;  // addresses, which add() sets
 };
 
 // The arrays of one call. Null and empty ones are left out.
@@ -24,19 +24,19 @@ class CallArrays {
   // `stride`: 0: dense.
   void read(const char* name, const void* address, std::int64_t rows, std::int64_t row_bytes,
             std::int64_t stride = 0) {
-    add({name, address, rows, row_bytes, stride, false, false});
+    add({name, address, rows, row_bytes, stride, false, false, 0, 0});
   }
   void write(const char* name, const void* address, std::int64_t rows, std::int64_t row_bytes,
              std::int64_t stride = 0) {
-    add({name, address, rows, row_bytes, stride, true, false});
+    add({name, address, rows, row_bytes, stride, true, false, 0, 0});
   }
   // An array of the lane.
   void write_own(const char* name, const void* address, std::int64_t bytes) {
-    add({name, address, 1, bytes, 0, true, true});
+    add({name, address, 1, bytes, 0, true, true, 0, 0});
   }
 
   // Throws UsageError if an array that is written shares a byte with another one. Two addresses of the same
-  // memory are not found. `call`: its name in messages; `rank`: this rank, or -1: left out.
+  // memory are not found. `call`: what the message begins with; `rank`: this rank, or -1: left out.
   void require_apart(const char* call, int rank) const;
 
  private:
@@ -47,6 +47,11 @@ class CallArrays {
       array.stride = array.row_bytes;
       array.rows = 1;
     }
+    array.begin = reinterpret_cast<std::uintptr_t>(array.address);
+    // Unsigned: a stride may be any number.
+    array.end = array.begin +
+                static_cast<std::uintptr_t>(array.rows - 1) * static_cast<std::uintptr_t>(array.stride) +
+                static_cast<std::uintptr_t>(array.row_bytes);
     arrays_[count_++] = array;
   }
 
@@ -55,13 +60,22 @@ class CallArrays {
   int count_ = 0;
 };
 
-// Each lists the arrays of a checked call. Where only the device knows how many rows an array has, it has one
-// here.
+// Rows of arrays that a plan gives their length, as far as the host knows: at least one each, so that arrays
+// which begin at one address are found.
+struct KnownRows {
+  std::int64_t tokens = 1, total = 1;
+};
+
+// Each lists the arrays of a checked call. `known`: of its plan.
 CallArrays arrays_of(const Config& config, int rank, const DispatchCall& call, const OwnArrays& own,
-                     PlanIn plan_in);
-CallArrays arrays_of(const Config& config, const CombineCall& call, PlanIn plan_in);
+                     const KnownRows& known);
+CallArrays arrays_of(const Config& config, const CombineCall& call, const KnownRows& known);
 CallArrays arrays_of_route_values(const Config& config, const float* values, const Plan& plan,
-                                  const float* row_values, PlanIn plan_in);
+                                  const float* row_values, const KnownRows& known);
+
+// The result of a combine and its residual. They may be one array: every value is read before it is written.
+void add_result(const char* name, const Result& result, std::int64_t rows, std::int64_t row_bytes,
+                const Epilogue& epilogue, CallArrays& arrays);
 
 // The row of `whole` [rows, row_bytes] at which `part` [part_rows, row_bytes] lies; -1: it is not a run of
 // these rows.

@@ -9,6 +9,7 @@
 #include "ferry/max_device.hpp"
 #include "layout/plan_layout.hpp"
 #include "max/exchange_config.hpp"
+#include "max/overlap.hpp"
 #include "max/words.hpp"
 #include "plan/shapes.hpp"
 
@@ -189,6 +190,17 @@ CombineOptions DeviceExchange::State::plan_combine(const LaneState& lane, const 
       throw UsageError(str("topk_ids is null for ", counted(input.tokens, "token")));
     if (input.src_info == nullptr || input.row_offsets == nullptr || input.counts == nullptr)
       throw UsageError("src_info, row_offsets or counts is null; pass what dispatch returned");
+    const std::int64_t groups = groups_of(config, exchange.rank().index());
+    require_apart(config,
+                  {.src_info = input.src_info,
+                   .row_offsets = input.row_offsets,
+                   .counts = input.counts,
+                   .src_info_bytes = 8,  // of a row: the host does not know how many there are
+                   .row_offsets_bytes = 4 * (groups + 1),
+                   .counts_bytes = 4 * groups * exchange.rank().size(),
+                   .topk_ids = input.topk_ids,
+                   .ids = kept ? 0 : input.tokens * config.top_k},
+                  input.input_tokens, output, {});
     operations.plan_return({.lane = index,
                             .src_info = input.src_info,
                             .row_offsets = input.row_offsets,

@@ -7,6 +7,7 @@
 #include "ferry/error.hpp"
 #include "ferry/max.hpp"
 #include "max/exchange_config.hpp"
+#include "max/overlap.hpp"
 #include "max/returned_rows.hpp"
 #include "max/words.hpp"
 #include "plan/shapes.hpp"
@@ -72,7 +73,7 @@ struct Exchange::State {
 
   void keep_ids(LaneState& lane, const Tokens& tokens, const Ids& ids) const;
   DispatchResult result_of(const ferry::DispatchResult& received) const;
-  Plan plan_combine(LaneState& lane, const CombineInput& input, int index);
+  Plan plan_combine(LaneState& lane, const CombineInput& input, const CombineOutput& output, int index);
   CombineOptions options_of(LaneState& lane, const CombineOutput& output, int index) const;
   void check_came(const LaneState& lane) const;
   template <class Combine>
@@ -180,7 +181,8 @@ DispatchResult Exchange::State::result_of(const ferry::DispatchResult& received)
 }
 
 // Makes the plan of this rank's arrays. If they are wrong, the peers' combine ends with the same error.
-Plan Exchange::State::plan_combine(LaneState& lane, const CombineInput& input, int index) {
+Plan Exchange::State::plan_combine(LaneState& lane, const CombineInput& input, const CombineOutput& output,
+                                   int index) {
   ++lane.combines;
   const PlanShape shape = plan_shape(config);
   const auto bytes = static_cast<std::size_t>(view_plan(nullptr, shape).bytes);
@@ -195,7 +197,18 @@ Plan Exchange::State::plan_combine(LaneState& lane, const CombineInput& input, i
     if (kept && input.topk_ids.data != nullptr)
       throw UsageError("topk_ids without tokens; pass tokens, N of their dispatch");
     if (rows.row_offsets.empty()) throw UsageError("row_offsets is empty; pass what dispatch returned");
-    plan_return(config, me, rows, lane.combines, view_plan(lane.plan.get(), shape), lane.tags);
+    const PlanView plan = view_plan(lane.plan.get(), shape);
+    plan_return(config, me, rows, lane.combines, plan, lane.tags);
+    require_apart(config,
+                  {.src_info = rows.src_info.data(),
+                   .row_offsets = rows.row_offsets.data(),
+                   .counts = rows.counts.data(),
+                   .src_info_bytes = static_cast<std::int64_t>(rows.src_info.size_bytes()),
+                   .row_offsets_bytes = static_cast<std::int64_t>(rows.row_offsets.size_bytes()),
+                   .counts_bytes = static_cast<std::int64_t>(rows.counts.size_bytes()),
+                   .topk_ids = rows.topk_ids,
+                   .ids = rows.tokens * config.top_k},
+                  input.input_tokens, output, {.tokens = rows.tokens, .total = plan.header->total});
   } catch (const UsageError& error) {
     const UsageError named(str("ep_combine: rank ", me, ": ", error.what()));
     exchange.refuse(Operation::combine, index, named);
@@ -238,7 +251,7 @@ void Exchange::State::finish_combine(const LaneState& lane, Combine combine) con
 
 void Exchange::ep_combine_async(const CombineInput& input, const CombineOutput& output, int lane) {
   State::LaneState& state = state_->idle_lane(lane);
-  const Plan plan = state_->plan_combine(state, input, lane);
+  const Plan plan = state_->plan_combine(state, input, output, lane);
   in_words(kWords, [&] {
     state_->exchange.combine_send(input.input_tokens, plan, output.output_tokens,
                                   state_->options_of(state, output, lane));
@@ -256,7 +269,7 @@ void Exchange::ep_combine_wait(int lane) {
 
 void Exchange::ep_fused_combine(const CombineInput& input, const CombineOutput& output, int lane) {
   State::LaneState& state = state_->idle_lane(lane);
-  const Plan plan = state_->plan_combine(state, input, lane);
+  const Plan plan = state_->plan_combine(state, input, output, lane);
   state_->finish_combine(state, [&] {
     state_->exchange.combine(input.input_tokens, plan, output.output_tokens,
                              state_->options_of(state, output, lane));

@@ -1,11 +1,13 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <iterator>
 #include <string>
 #include <utility>
 
 #include "base/text.hpp"
 #include "exchange/configuration.hpp"
+#include "exchange/overlap.hpp"
 #include "ferry/error.hpp"
 #include "ferry/nvfuser.hpp"
 #include "format/bf16.hpp"
@@ -256,6 +258,18 @@ void Exchange::State::check_input(const CombineInput& input, std::int64_t tokens
   check_values("recv_src_idx", input.recv_src_idx, most);
   check_values("n_tokens_to_rank", input.n_tokens_to_rank, most + 1);
   check_values("n_tokens_from_rank", input.n_tokens_from_rank, most + 1);
+  CallArrays arrays;
+  const std::int64_t row_bytes = there.config().hidden * bytes_of(type);
+  arrays.read("rows", input.rows, std::ssize(input.recv_src_idx), row_bytes);
+  const auto read = [&](const char* name, std::span<const std::int64_t> values) {
+    arrays.read(name, values.data(), std::ssize(values), sizeof(std::int64_t));
+  };
+  read("recv_src_idx", input.recv_src_idx);
+  read("recv_src_rank", input.recv_src_rank);
+  read("n_tokens_to_rank", input.n_tokens_to_rank);
+  read("n_tokens_from_rank", input.n_tokens_from_rank);
+  arrays.write("result", result, tokens, row_bytes);
+  arrays.require_apart("", -1);
   for (std::size_t peer = 0; peer < ranks; ++peer) {
     const auto rows = std::ranges::count(input.recv_src_rank, static_cast<std::int64_t>(peer));
     if (rows != input.n_tokens_from_rank[peer]) {

@@ -93,6 +93,36 @@ TEST_P(Combine, ReturnsTheSameBytesWhenArgumentsAreReused) {
   });
 }
 
+// A result may be its residual; other arrays that overlap are refused on every rank.
+TEST(Residual, IsTheResultOrLiesApart) {
+  ferry_config config = small_config();
+  run_threads(kRanks, [&](ferry_rank* rank) {
+    Pair pair(rank, config);
+    ASSERT_EQ(ferry_dispatch(pair.c.get(), &pair.args), FERRY_OK) << ferry_last_error();
+    const DispatchResult rows = pair.cpp.dispatch(pair.tokens, pair.in.ids.data(), pair.in.weights.data());
+    const std::int64_t bytes = 2 * pair.in.count * config.hidden;
+    contract::GuardedBuffer sum(bytes), expected(bytes), residual(bytes);
+    std::copy_n(reinterpret_cast<const std::byte*>(pair.in.values.data()), bytes, sum.data());
+    std::copy_n(sum.data(), bytes, residual.data());
+    ferry_epilogue epilogue{sum.data(), 0, 2.0};
+    auto args = sized<ferry_combine_args>();
+    args.outputs.data = pair.in.outputs.data();
+    args.output_rows = *pair.rows.total;
+    args.result.data = sum.data();
+    args.plan = pair.rows.plan;
+    args.epilogue = &epilogue;
+    ASSERT_EQ(ferry_combine(pair.c.get(), &args), FERRY_OK) << ferry_last_error();
+    pair.cpp.combine({.data = pair.in.outputs.data()}, rows.plan, {.data = expected.data()},
+                     {.epilogue = {.residual = residual.data(), .scale = 2}});
+    expect_same_array(sum.data(), expected.data(), bytes, "result");
+    if (ferry_rank_index(rank) == 1) args.outputs.data = sum.data();
+    EXPECT_EQ(ferry_combine(pair.c.get(), &args), FERRY_USAGE);
+    EXPECT_TRUE(last_error_contains("result (") && last_error_contains("overlaps outputs ("));
+    args.outputs.data = pair.in.outputs.data();
+    EXPECT_EQ(ferry_combine(pair.c.get(), &args), FERRY_OK) << ferry_last_error();
+  });
+}
+
 INSTANTIATE_TEST_SUITE_P(All, Combine, testing::ValuesIn(kCases),
                          [](const auto& instance) { return std::string(instance.param.name); });
 

@@ -27,7 +27,8 @@ struct OneToken {
   ferry_status dispatch() { return ferry_dispatch(exchange.get(), &args); }
 
   ExchangeHandle exchange;
-  alignas(16) std::uint16_t values[256] = {};
+  alignas(16) std::uint16_t values[256] = {}, sums[256] = {};
+  alignas(16) std::uint16_t outputs[9 * 256] = {};  // of the three ranks' routes
   std::int32_t ids[3] = {0, 1, 2};
   ferry_dispatch_result rows = sized<ferry_dispatch_result>();
   ferry_dispatch_args args = sized<ferry_dispatch_args>();
@@ -102,7 +103,8 @@ TEST(Errors, RefusalsReachThePeers) {
 
     auto combine = sized<ferry_combine_args>();
     combine.plan = one.rows.plan;
-    combine.outputs.data = combine.result.data = one.values;
+    combine.outputs.data = one.outputs;
+    combine.result.data = one.sums;
     combine.reduction = refuses ? 4 : FERRY_PARTIAL;
     EXPECT_EQ(ferry_combine(one.exchange.get(), &combine), FERRY_USAGE);
     EXPECT_TRUE(

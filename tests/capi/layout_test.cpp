@@ -91,6 +91,7 @@ EXPECT_AT(ferry_combine_args, plan, 56);
 EXPECT_AT(ferry_combine_args, row_weights, 80);
 EXPECT_AT(ferry_combine_args, lane, 112);
 EXPECT_AT(ferry_combine_args, stream, 128);
+EXPECT_AT(ferry_combine_args, output_rows, 152);
 
 EXPECT_AT(ferry_combine_receive_args, lane, 8);
 EXPECT_AT(ferry_combine_receive_args, stream, 16);
@@ -100,6 +101,7 @@ EXPECT_AT(ferry_combine_backward_args, plan, 88);
 EXPECT_AT(ferry_combine_backward_args, format, 136);
 EXPECT_AT(ferry_combine_backward_args, lane, 240);
 EXPECT_AT(ferry_combine_backward_args, result, 256);
+EXPECT_AT(ferry_combine_backward_args, output_rows, 264);
 
 EXPECT_AT(ferry_route_values_args, plan, 16);
 EXPECT_AT(ferry_route_values_args, lane, 48);
@@ -172,9 +174,9 @@ static_assert(offsetof(ferry_dispatch_args, input_scales) == offsetof(ferry_disp
 static_assert(sizeof(ferry_dispatch_args) == offsetof(ferry_dispatch_args, weighted) + 8);
 static_assert(sizeof(ferry_dispatch_receive_args) == offsetof(ferry_dispatch_receive_args, result) + 8);
 static_assert(offsetof(ferry_combine_args, shared_outputs) == offsetof(ferry_combine_args, stream) + 8);
-static_assert(sizeof(ferry_combine_args) == offsetof(ferry_combine_args, epilogue) + 8);
+static_assert(sizeof(ferry_combine_args) == offsetof(ferry_combine_args, output_rows) + 8);
 static_assert(sizeof(ferry_combine_receive_args) == offsetof(ferry_combine_receive_args, stream) + 8);
-static_assert(sizeof(ferry_combine_backward_args) == offsetof(ferry_combine_backward_args, result) + 8);
+static_assert(sizeof(ferry_combine_backward_args) == offsetof(ferry_combine_backward_args, output_rows) + 8);
 static_assert(sizeof(ferry_route_values_args) == offsetof(ferry_route_values_args, stream) + 8);
 static_assert(sizeof(ferry_metadata_args) == offsetof(ferry_metadata_args, into) + 8);
 static_assert(sizeof(ferry_all_gather_v_args) == offsetof(ferry_all_gather_v_args, device_count) + 8);
@@ -226,9 +228,9 @@ TEST(Layout, OfStructsHasNotChanged) {
       {"ferry_dispatch_args", 352},
       {"ferry_dispatch_receive_args", 32},
       {"ferry_epilogue", 24},
-      {"ferry_combine_args", 152},
+      {"ferry_combine_args", 160},
       {"ferry_combine_receive_args", 24},
-      {"ferry_combine_backward_args", 264},
+      {"ferry_combine_backward_args", 272},
       {"ferry_route_values_args", 64},
       {"ferry_step_metadata", 12},
       {"ferry_dispatch_layout_args", 112},

@@ -147,6 +147,10 @@ TEST_P(Contract, DispatchLayoutRefusesBadArguments) {
     require_refused("topology is null", right, 3, 2, placement, wrong);
     require_refused("the topology has 3 ranks, and the placement 4", right, 3, 2, placement, wrong,
                     &of_three);
+    require_refused("tokens_per_rank (16 bytes", right, 3, 2, placement, good);
+    wrong = good;
+    wrong.routes_per_expert = ids.as<std::int32_t>() + 5;
+    require_refused("which the call writes, overlaps ids (24 bytes", right, 3, 2, placement, wrong);
   });
 }
 

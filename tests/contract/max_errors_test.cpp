@@ -2,7 +2,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstring>
 #include <functional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -52,6 +54,70 @@ std::vector<WrongArrays> wrong_arrays() {
          r.row_offsets = {0, 3, 6};
        }},
   };
+}
+
+// MaxCalls copies what a device's call takes, so that nothing overlaps there.
+TEST_P(Contract, MaxRefusesArraysThatOverlap) {
+  if (GetParam().on_device()) GTEST_SKIP() << "of host memory";
+  const TestCase c = max_case(small_case(6), 2, 1, Reduction::exact);
+  const StepInputs step = make_inputs(c);
+  run(2, describe(c), [&](Rank rank) {
+    const bool odd = rank.index() == 1;
+    MaxCalls exchange(rank, c.config);
+    const std::int64_t tokens = c.config.max_tokens, row = 2 * c.config.hidden,
+                       slots = tokens * c.config.top_k;
+    GuardedBuffer x(tokens * row), sums(tokens * row), apart(tokens * row), weights(4 * slots);
+    std::fill_n(weights.as<float>(), slots, 1.0f);
+    std::vector<std::int32_t> ids(static_cast<std::size_t>(slots));
+    for (std::size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<std::int32_t>(i) % c.config.experts;
+    const max::DispatchResult received =
+        exchange.ep_fused_dispatch(Tokens::rows(x.data(), tokens), ids.data());
+    const std::int64_t rows = received.row_offsets.back();
+    GuardedBuffer outputs(rows * row), shared(tokens * row);
+    max::CombineInput input({outputs.data()}, received);
+    input.tokens = tokens;
+    // Far apart, so that a result over one of them meets no other.
+    GuardedBuffer arrays(4 << 16);
+    const auto placed = [&]<class T>(std::int64_t index, std::span<const T> values) {
+      std::byte* const to = arrays.data() + (index << 16);
+      std::memcpy(to, values.data(), values.size_bytes());
+      return std::span<const T>(reinterpret_cast<const T*>(to), values.size());
+    };
+    input.src_info = placed(0, input.src_info);
+    input.row_offsets = placed(1, input.row_offsets);
+    input.counts = placed(2, input.counts);
+    input.topk_ids = Ids(placed(3, std::span<const std::int32_t>(ids)).data());
+    const max::CombineOutput good{.output_tokens = {sums.data()},
+                                  .router_weights = weights.as<float>(),
+                                  .shared_outputs = shared.data(),
+                                  .epilogue = {.residual = sums.data()}};
+    const auto refused = [&](const std::string& name,
+                             const std::function<void(max::CombineOutput&)>& change) {
+      max::CombineOutput output = good;
+      if (odd) change(output);
+      const std::string text = usage_error([&] { exchange.ep_fused_combine(input, output); });
+      require(text.find("ep_combine: rank 1: ") != std::string::npos &&
+                  text.find(name + " (") != std::string::npos,
+              name, ": '", text, "'");
+      exchange.ep_fused_combine(input, good);
+    };
+    refused("input_tokens",
+            [&](auto& output) { output.output_tokens.data = outputs.data() + (rows - 1) * row; });
+    refused("router_weights", [&](auto& output) { output.output_tokens.data = weights.data(); });
+    refused("src_info", [&](auto& output) {
+      output.output_tokens.data = const_cast<void*>(static_cast<const void*>(input.src_info.data()));
+    });
+    refused("row_offsets", [&](auto& output) {
+      output.output_tokens.data = const_cast<void*>(static_cast<const void*>(input.row_offsets.data()));
+    });
+    refused("counts", [&](auto& output) {
+      output.output_tokens.data = const_cast<void*>(static_cast<const void*>(input.counts.data()));
+    });
+    refused("topk_ids",
+            [&](auto& output) { output.output_tokens.data = const_cast<void*>(input.topk_ids.data); });
+    refused("residual", [&](auto& output) { output.epilogue.residual = sums.data() + 16; });
+    refused("shared_outputs", [&](auto& output) { output.shared_outputs = sums.data(); });
+  });
 }
 
 TEST_P(Contract, MaxRefusesWrongArraysOnEveryRank) {

@@ -171,6 +171,7 @@ void make_mistakes(const Setup& setup, TestCase c) {
   const auto body = [&](Rank rank) {
     SyncExchange exchange(rank, c.config);
     Plan plan = dispatch_and_combine(exchange, c, step, expert_outputs);
+    GuardedBuffer unreduced(std::int64_t{c.config.max_tokens} * c.config.top_k * c.config.hidden * 2);
     Random random(c.seed);  // the same on all ranks
     for (int split_ranks = 0; split_ranks < 1 << c.ranks; ++split_ranks) {
       for (const Mistake mistake : kMistakes) {
@@ -193,7 +194,10 @@ void make_mistakes(const Setup& setup, TestCase c) {
         CombineRun combine(exchange, c, step, expert_outputs, plan, nullptr);
         combine.options().row_weights = nullptr;
         if (refuses) combine.options().reduction = static_cast<Reduction>(9);
-        if (differs) combine.options().reduction = Reduction::unreduced;
+        if (differs) {
+          combine.options().reduction = Reduction::unreduced;
+          combine.result().data = unreduced.data();
+        }
         require_ended("a combine", error_of(call, rank.index(), combine), "reduction = 9", "reduction is ");
         plan = dispatch_and_combine(exchange, c, step, expert_outputs);
       }

@@ -279,6 +279,11 @@ TEST(Nvfuser, BadInputIsRefusedOnEveryRank) {
     expect_refusal([&] { exchange.combine({good.recv_x, good}, 3, result.data()); },
                    "n_tokens_to_rank of rank 0 adds up to 4 rows, its 3 tokens have at most 3; pass tokens");
     expect_refusal([&] { exchange.combine({good.recv_x, good}, 4, nullptr); }, "rank 0: result is null");
+    std::vector<float> rows(6 * 4);
+    float* const inside = rank.index() == 1 ? rows.data() + 4 : result.data();
+    expect_refusal([&] { exchange.combine({rows.data(), good}, 4, inside); }, "rank 1: result (64 bytes at ");
+    exchange.combine({good.recv_x, good}, 4, result.data());
+    EXPECT_EQ(result, tokens);
   });
 }
 

@@ -37,7 +37,7 @@ bool refused(const std::byte* memory, const Strided& a, const Strided& b) {
     }
   }
   try {
-    arrays.require_apart("call", 3);
+    arrays.require_apart("call: ", 3);
   } catch (const UsageError& error) {
     EXPECT_NE(std::string(error.what()).find("on rank 3"), std::string::npos) << error.what();
     return true;

@@ -14,7 +14,8 @@
 extern "C" {
 #endif
 
-/// An exchange. Its operations are in ferry/c/operations.h.
+/// An exchange. Its operations are in ferry/c/operations.h. Arrays of a call that overlap are FERRY_USAGE on
+/// every rank: see ferry::Exchange (ferry/exchange.hpp).
 typedef struct ferry_exchange ferry_exchange;
 
 /// Collective. Creates an exchange; blocks until every rank has called. Destroy it before the rank's body
@@ -41,7 +42,7 @@ typedef struct ferry_tokens {
 } ferry_tokens;
 
 /// The experts' outputs, [total, H], which are only read, or the result of combine, [N, H] (unreduced: [N, K,
-/// H]). Ferry does not know how long the result is, and does not check it; it must not overlap the outputs.
+/// H]). Ferry does not know how long the result is, and does not check it.
 typedef struct ferry_rows {
   void* data;
   int64_t stride;  ///< bytes from one row to the next (unreduced result: from slot to slot); 0: dense

@@ -76,9 +76,10 @@ ferry_status ferry_dispatch_receive(ferry_exchange* exchange, const ferry_dispat
 
 /// What combine does with each value of the result: see ferry::Epilogue.
 typedef struct ferry_epilogue {
-  const void* residual;  ///< [N, H] of the result's type, or NULL: nothing is added
-  int64_t stride;        ///< bytes from one residual row to the next; 0: dense
-  double scale;          ///< rounded to fp32
+  /// [N, H] of the result's type, or NULL: nothing is added. It may be the result itself.
+  const void* residual;
+  int64_t stride;  ///< bytes from one residual row to the next; 0: dense
+  double scale;    ///< rounded to fp32
 } ferry_epilogue;
 
 /// Arguments of a combine. Without row_weights and topk_weights, every weight is 1.
@@ -98,6 +99,9 @@ typedef struct ferry_combine_args {
   /// not added. Needed by FERRY_UNREDUCED.
   void* shared_outputs;
   const ferry_epilogue* epilogue;  ///< or NULL; read by the call, its residual in the receive phase
+  /// Rows that `outputs` holds, of which none may overlap what the call writes; 0: not said, see
+  /// ferry::Outputs.
+  int64_t output_rows;
 } ferry_combine_args;
 
 typedef struct ferry_combine_receive_args {
@@ -121,8 +125,8 @@ typedef struct ferry_combine_backward_args {
   ferry_tokens d_result;  ///< dy, [N, H]
   ferry_plan plan;
   const float* topk_weights;  ///< [N, K]
-  /// The rows v that combine was given, [total, H] of its combine_type, dense. Must not lie in the memory of
-  /// the received rows, which this call writes.
+  /// The rows v that combine was given, [total, H] of its combine_type, dense. Not in the memory of the
+  /// received rows, which this call writes.
   const void* outputs;
   float* d_weights;  ///< [N, K]: dot(dy[token], v) with v the slot's row
   ferry_format format;
@@ -130,6 +134,7 @@ typedef struct ferry_combine_backward_args {
   int32_t lane, sm_limit;
   void* stream;
   ferry_dispatch_result* result;  ///< rows of dy multiplied by their weights; as in ferry_dispatch_args
+  int64_t output_rows;            ///< as in ferry_combine_args
 } ferry_combine_backward_args;
 
 /// The gradients of combine, given the gradient dy of its result: see ferry::Exchange::combine_backward.
@@ -173,8 +178,9 @@ typedef struct ferry_all_gather_v_args {
   const void* rows;   ///< [count, row_bytes], dense; may be NULL if count is 0
   int64_t count;      ///< rows of this rank
   int64_t row_bytes;  ///< the same on all ranks
-  void* gathered;     ///< takes [the sum of all counts, row_bytes]; must not overlap `rows`
-  int64_t capacity;   ///< rows that `gathered` has room for; rows past the sum are not written
+  /// Takes [the sum of all counts, row_bytes]. `rows` may be this rank's rows in it.
+  void* gathered;
+  int64_t capacity;  ///< rows that `gathered` has room for; rows past the sum are not written
   int32_t lane;
   void* stream;
   const int32_t*
@@ -190,7 +196,7 @@ typedef struct ferry_reduce_scatter_v_args {
   size_t size;
   const void* rows;  ///< [total, H] of `type`, dense; the first counts[0] rows belong to rank 0, and so on
   int64_t total;     ///< the sum of all ranks' counts
-  void* sums;        ///< takes [count, H] of `type`, dense: this rank's rows; must not overlap `rows`
+  void* sums;        ///< takes [count, H] of `type`, dense: this rank's rows. They may be those of `rows`
   int64_t count;     ///< rows of this rank
   int32_t type;      ///< value type
   int32_t lane;

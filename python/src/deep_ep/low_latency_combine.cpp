@@ -22,7 +22,8 @@ void read_rows(const nb::object& x, const LowLatencyPool& pool, CombineInput& in
     throw UsageError(str("x: expected shape [L, R*M, H] = ", shape_text(pool.values.lengths), ", got ",
                          shape_text(array.shape)));
   }
-  in.outputs = {array.data, *value_type_of(array.element), strided_rows(array, "x").stride};
+  const StridedRows rows = strided_rows(array, "x");
+  in.outputs = {array.data, *value_type_of(array.element), rows.stride, rows.count};
 }
 
 // The weights, 0 for slots that are -1 in topk_idx. The dispatch has left out those of its own topk_idx.

@@ -37,7 +37,7 @@ void read_rows(const nb::object& x, const NormalHandle& handle, std::int64_t hid
   const Array& array = in.arguments.rows(x, "x", hidden, {kBf16});
   const StridedRows rows = strided_rows(array, "x");
   check_count("x", rows.count, handle);
-  in.outputs = {array.data, DType::bf16, rows.stride};
+  in.outputs = {array.data, DType::bf16, rows.stride, rows.count};
 }
 
 // Arrays that PyTorch or NumPy reads: shape and type alone matter.

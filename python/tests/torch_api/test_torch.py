@@ -72,6 +72,23 @@ def test_empty_tensors_are_arguments(rng):
     ferry.Group.threads(2).run(body)
 
 
+def test_a_result_may_be_its_residual_and_no_other_tensor():
+    def body(rank):
+        exchange = ferry.Exchange(rank, experts=2, top_k=1, hidden=16, max_tokens=4)
+        x, ids = torch.full((2, 16), 2, dtype=torch.bfloat16), torch.tensor([[1], [0]])
+        rows = exchange.dispatch(x, ids)
+        exchange.combine(rows.data * 3, rows.plan, residual=x, result=x)
+        assert (x == 8).all()
+        other = torch.zeros_like(x)
+        with pytest.raises(ferry.UsageError, match="which the call writes, overlaps outputs"):
+            exchange.combine(rows.data, rows.plan, result=rows.data[:2] if rank.index == 1 else other)
+        with pytest.raises(ferry.UsageError, match="the lane's received rows"):
+            exchange.dispatch(rows.data[:2] if rank.index == 1 else other, ids)
+        assert (exchange.combine(rows.data, rows.plan) == 2).all()
+
+    ferry.Group.threads(2).run(body)
+
+
 def test_tensors_are_gathered_and_scattered():
     counts = [3, 0, 5, 1]
 
