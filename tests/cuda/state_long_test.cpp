@@ -149,6 +149,7 @@ void require_only_counters_change(const TestCase& c) {
     dispatch.tokens = Tokens::rows(tokens.data(), mine.tokens);
     dispatch.ids = Ids(ids.as<std::int64_t>());
     dispatch.weights = weights.as<float>();
+    dispatch.weighted = true;
     dispatch.format = c.config.format;
     CombineCall combine;
     combine.outputs = {outputs.data()};
