@@ -152,7 +152,7 @@ struct Outputs {
   DType type = DType::bf16;  ///< combine converts to Config::combine_type where they differ
   std::int64_t stride = 0;   ///< bytes from one row to the next; 0: dense
   /// Rows that `data` holds, of which none may overlap what the call writes. 0: not said; then the total
-  /// counts, or one row where the host does not know how many there are.
+  /// counts, or the first byte where the host does not know the total.
   std::int64_t rows = 0;
 };
 

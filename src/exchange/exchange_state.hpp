@@ -121,9 +121,8 @@ struct Exchange::State {
     if (plan.empty() || plan_in() == PlanIn::device) return {};
     const PlanHeader& header = *static_cast<const PlanHeader*>(plan.storage());
     return {.tokens = header.tokens,
-            .total = receives_fewer_rows.load(std::memory_order_relaxed)
-                         ? std::min<std::int64_t>(header.total, 1)
-                         : header.total};
+            .total = header.total > 0 && receives_fewer_rows.load(std::memory_order_relaxed) ? kUnknownRows
+                                                                                             : header.total};
   }
 
   void check_dispatch_call(const DispatchCall& call, Stream stream) {

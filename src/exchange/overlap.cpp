@@ -112,6 +112,7 @@ void add_tokens(const Config& config, const DispatchCall& call, CallArrays& arra
 // `held`: the rows that are here; `room`: those of the capacity.
 void write_part(const char* name, const void* data, const PartLayout& part, const RowRoom& held,
                 const RowRoom& room, CallArrays& arrays) {
+  if (held.rows < 0) return arrays.write(name, data, kUnknownRows, 1);
   // The groups of expert_padded fill no more than their capacity.
   if (part.tiles && room.group_rows > 0)
     return arrays.write(name, data, room.groups * row_tiles(room.group_rows), row_tile_bytes(part));

@@ -18,10 +18,14 @@ struct CallArray {
   std::uintptr_t begin, end;  // addresses, which add() sets
 };
 
+// A number of rows that the host does not know. An array of unknown length counts with its first byte, so
+// that two arrays which begin at one address are found, and a rank without rows may pass any two addresses.
+inline constexpr std::int64_t kUnknownRows = -1;
+
 // The arrays of one call. Null and empty ones are left out.
 class CallArrays {
  public:
-  // `stride`: 0: dense.
+  // `rows` or `row_bytes` below 0: of unknown length. `stride`: 0: dense.
   void read(const char* name, const void* address, std::int64_t rows, std::int64_t row_bytes,
             std::int64_t stride = 0) {
     add({name, address, rows, row_bytes, stride, false, false, 0, 0});
@@ -41,7 +45,8 @@ class CallArrays {
 
  private:
   void add(CallArray array) {
-    if (array.address == nullptr || array.rows <= 0 || array.row_bytes <= 0) return;
+    if (array.address == nullptr || array.rows == 0 || array.row_bytes == 0) return;
+    if (array.rows < 0 || array.row_bytes < 0) array.rows = array.row_bytes = array.stride = 1;
     if (array.stride == 0 || array.stride == array.row_bytes) {
       array.row_bytes *= array.rows;
       array.stride = array.row_bytes;
@@ -60,10 +65,9 @@ class CallArrays {
   int count_ = 0;
 };
 
-// Rows of arrays that a plan gives their length, as far as the host knows: at least one each, so that arrays
-// which begin at one address are found.
+// Rows of arrays that a plan gives their length, as far as the host knows.
 struct KnownRows {
-  std::int64_t tokens = 1, total = 1;
+  std::int64_t tokens = kUnknownRows, total = kUnknownRows;
 };
 
 // Each lists the arrays of a checked call. `known`: of its plan.

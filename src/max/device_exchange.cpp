@@ -195,7 +195,7 @@ CombineOptions DeviceExchange::State::plan_combine(const LaneState& lane, const 
                   {.src_info = input.src_info,
                    .row_offsets = input.row_offsets,
                    .counts = input.counts,
-                   .src_info_bytes = 8,  // of a row: the host does not know how many there are
+                   .src_info_bytes = kUnknownRows,
                    .row_offsets_bytes = 4 * (groups + 1),
                    .counts_bytes = 4 * groups * exchange.rank().size(),
                    .topk_ids = input.topk_ids,

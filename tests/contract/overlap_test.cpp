@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "exchange/overlap.hpp"
 #include "format/parts.hpp"
 #include "harness/harness.hpp"
 #include "oracle/combine.hpp"
@@ -97,9 +98,11 @@ class Pairs {
   GuardedBuffer memory_;
 };
 
+// `bytes` below 0: of unknown length, of which only the start counts.
 template <class T>
 Argument array(const char* name, std::int64_t bytes, bool written, T*& to) {
-  return {name, bytes, written, [&to](std::byte* at) { to = reinterpret_cast<T*>(at); }};
+  return {name, std::max<std::int64_t>(bytes, 1), written,
+          [&to](std::byte* at) { to = reinterpret_cast<T*>(at); }};
 }
 
 Argument plan_of(const Plan& plan) {
@@ -196,7 +199,7 @@ TEST_P(Contract, DispatchesRefuseArraysThatOverlap) {
 
       std::vector<Argument> arguments;
       add_inputs(c, wrong, weights, &ids, arguments);
-      add_dots(1, arguments);
+      add_dots(kUnknownRows, arguments);
       add_memory(c, parts, capacity, received.groups, wrong.options(), arguments);
       arguments.push_back(
           array("memory.plan", plan_bytes(c.config, c.ranks), true, wrong.options().memory.plan));
@@ -210,7 +213,7 @@ TEST_P(Contract, DispatchesRefuseArraysThatOverlap) {
 
       // By a plan, as far as the host knows its total.
       std::vector<Argument> by_plan;
-      const std::int64_t total = on_device ? 1 : plan.total();
+      const std::int64_t total = on_device ? kUnknownRows : plan.total();
       add_inputs(c, wrong, weights, nullptr, by_plan);
       add_dots(total, by_plan);
       add_memory(c, parts, total, received.groups, wrong.options(), by_plan);
@@ -277,8 +280,9 @@ TEST_P(Contract, CombinesRefuseArraysThatOverlap) {
       const Plan plan = dispatch.received().plan;
       const std::int64_t total = *dispatch.received().total;
       const bool on_device = GetParam().on_device();
-      const std::int64_t tokens = on_device ? 1 : plan.tokens(), rows = on_device ? 1 : total,
-                         row = 2 * c.config.hidden, slots = 4 * c.config.top_k;
+      const std::int64_t tokens = on_device ? kUnknownRows : plan.tokens(),
+                         rows = on_device ? kUnknownRows : total, row = 2 * c.config.hidden,
+                         slots = 4 * c.config.top_k;
       CombineRun wrong(exchange, c, step, outputs, plan, dispatch.received().weight);
       CombineOptions& options = wrong.options();
       std::vector<Argument> arguments{
@@ -324,8 +328,8 @@ TEST_P(Contract, OtherCallsRefuseArraysThatOverlap) {
     dispatch.run();
     const Plan plan = dispatch.received().plan;
     const bool on_device = GetParam().on_device();
-    const std::int64_t total = on_device ? 1 : plan.total(), slots = 4 * c.config.top_k,
-                       tokens = dispatch.tokens().count, known = on_device ? 1 : tokens,
+    const std::int64_t total = on_device ? kUnknownRows : plan.total(), slots = 4 * c.config.top_k,
+                       tokens = dispatch.tokens().count, known = on_device ? kUnknownRows : tokens,
                        row = c.config.hidden * bytes_of(c.config.combine_type);
     {
       const float* values = nullptr;
