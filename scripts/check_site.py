@@ -1,11 +1,15 @@
 #!/usr/bin/env python3
-"""Checks the pages of the documentation site in FOLDER: no emphasis begins or ends within a word or beside a bracket. There Markdown has taken
-the asterisks of a formula for emphasis and does not show them: write the formula as code.
+"""Checks the documentation site in FOLDER:
+
+- No emphasis begins or ends within a word or beside a bracket. There Markdown has taken the asterisks of a formula for emphasis and does
+  not show them: write the formula as code.
+- The search finds no page of a log, which a user does not need.
 
 usage: check_site.py FOLDER
 """
 
 import html
+import json
 import pathlib
 import re
 import sys
@@ -21,9 +25,16 @@ def lost_asterisks(page):
         yield " ".join(html.unescape(TAG.sub("", around)).split())
 
 
+def searchable_logs(index):
+    """The pages of logs that an index of Sphinx's search has words of: a page that is left out has no title there."""
+    index = json.loads(index[index.index("{") : index.rindex("}") + 1])
+    return [name for name, title in zip(index["docnames"], index["titles"], strict=True) if name.startswith("log/") and title]
+
+
 def main():
     found = [f"{path}: emphasis within a formula: {text}" for path in sorted(pathlib.Path(sys.argv[1]).rglob("*.html"))
              for text in lost_asterisks(path.read_text())]
+    found += [f"the search finds {name}" for name in searchable_logs((pathlib.Path(sys.argv[1]) / "searchindex.js").read_text())]
     print(*found, sep="\n", end="\n" if found else "")
     sys.exit(bool(found))
 

@@ -42,6 +42,12 @@ def put_document_first(app, docname, source):
     source[0] = re.sub(r"\]\((?!\w+:)([^)\s#]*)(#[^)\s]*)?\)", moved, text) + source[0]
 
 
+def keep_logs_apart(app, docname, source):
+    """Logs have pages, to which others link, but no place in the navigation and in the search."""
+    if docname.startswith("log/"):
+        source[0] = "---\norphan: true\nnosearch: true\n---\n" + source[0]
+
+
 def as_rst(paragraph):
     """A paragraph of a docstring, which is plain text. Tables and code are shown as they are written."""
     lines = paragraph.split("\n")
@@ -60,4 +66,5 @@ def keep_plain_text(app, what, name, object_, options, lines):
 
 def setup(app):
     app.connect("source-read", put_document_first)
+    app.connect("source-read", keep_logs_apart)
     app.connect("autodoc-process-docstring", keep_plain_text)
