@@ -26,7 +26,7 @@ enum class FormatKind : int {
 };
 
 /// Form of the fp8 scales. Each scale covers a block of 128 columns of one row; the last block may be
-/// shorter. The formulas are in docs/contract.md, "Values".
+/// shorter. The formulas are in docs/formats.md.
 struct Fp8Options {
   /// Scales are [blocks, leading dimension] instead of [rows, blocks]; expert_padded: [G, blocks, leading
   /// dimension].
@@ -74,7 +74,7 @@ struct Nvfp4Options {
 ///
 /// Scales as tiles (option `tiles`): the scale bytes of each group are in tiles of 128 rows x 4 blocks, 512
 /// bytes each, as block-scaled matrix units read them. Each group's tiles begin at a tile of their own
-/// (DispatchResult::tile_offsets), and bytes without a row or block are 0. docs/contract.md, "Scales as
+/// (DispatchResult::tile_offsets), and bytes without a row or block are 0. docs/formats.md, "Scales as
 /// tiles", has the address of every byte. expert_major and expert_padded only.
 struct Format {
   FormatKind kind = FormatKind::bf16;

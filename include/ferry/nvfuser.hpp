@@ -74,7 +74,7 @@ class Exchange {
   void refuse_dispatch(const Error& error) noexcept;
 
   /// Writes `result` [N, H], dense, of the exchange's type: each token's rows added in fp32 from +0 in rank
-  /// order and rounded once, NaN as docs/contract.md says; zeros for a token without rows. `tokens` is N of
+  /// order and rounded once, NaN as docs/formats.md says; zeros for a token without rows. `tokens` is N of
   /// the dispatch.
   void combine(const CombineInput& input, std::int64_t tokens, void* result);
 

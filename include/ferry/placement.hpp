@@ -34,7 +34,7 @@ class Placement {
 
   /// Experts sliced by tensor parallelism, on R = ep * tp ranks: each is on `tp` consecutive ranks, a
   /// sub-group, and each of these holds a slice of it. Slice i of expert e is on rank e / (E / ep) * tp + i.
-  /// The ranks of a sub-group pass the same tokens. docs/contract.md says how calls behave.
+  /// The ranks of a sub-group pass the same tokens. docs/guides/tensor_parallel.md says how calls behave.
   /// @throws UsageError  a number below 1, or `ep` does not divide `experts`
   static Placement ep_tp(int experts, int ep, int tp);
 

@@ -13,7 +13,7 @@ namespace ferry {
 // Type of a received value. `bytes`: opaque to Ferry.
 enum class ElementType : std::uint8_t { bf16, fp16, fp32, e4m3, e2m1, bytes };
 
-// How the scale of a block follows from its values; the formulas are in docs/contract.md, "Values".
+// How the scale of a block follows from its values; the formulas are in docs/formats.md.
 // `none`: values are moved, not quantised.
 enum class ScaleRule : std::uint8_t { none, quotient, power_of_two, mx_up, mx_ocp, two_level };
 

@@ -1,4 +1,4 @@
-// Where the scales of received rows lie in tiles of 128 rows (docs/contract.md, "Scales as tiles").
+// Where the scales of received rows lie in tiles of 128 rows (docs/formats.md, "Scales as tiles").
 #pragma once
 
 #include <cstdint>

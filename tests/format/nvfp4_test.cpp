@@ -82,7 +82,7 @@ TEST_P(Nvfp4, RowScalesByHand) {
   expect(0x1.4p-115f, 0, 0x1p-126f, 0x7D);  // 2^-126 is larger than amax / 2688; t = 426.7
 }
 
-// With a scale for each token: docs/contract.md bounds how far decoded values are from the row's.
+// With a scale for each token: docs/formats.md bounds how far decoded values are from the row's.
 TEST_P(Nvfp4, DecodedRowsAreWithinTheirBound) {
   constexpr std::int64_t columns = 128, block = 16;
   const Encoding encoding = encoding_of(Format::nvfp4({.per_token = true}));

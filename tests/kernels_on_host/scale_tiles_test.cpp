@@ -1,5 +1,5 @@
 // The kernel that copies scales from rows to tiles, run on the host: random groups, layouts and numbers of
-// blocks, every byte by the formula of docs/contract.md, and counts that no dispatch writes.
+// blocks, every byte by the formula of docs/formats.md, and counts that no dispatch writes.
 #include "backends/cuda/device/ptx.cuh"  // first: the stand-in for CUDA
 //
 #include <gtest/gtest.h>

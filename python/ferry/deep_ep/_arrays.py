@@ -153,7 +153,7 @@ class TorchArrays:
 
 
 def rounded(arrays, array, name):
-    """The computed values in another type, every NaN as docs/contract.md says, whatever the framework makes of payloads."""
+    """The computed values in another type, every NaN as docs/formats.md says, whatever the framework makes of payloads."""
     result = arrays.to(array, name)
     bits = result.view(arrays.type("int32" if name == "float32" else "int16"))
     return arrays.where(result == result, bits, 0x7FFFFFFF if name == "float32" else 0x7FFF).view(result.dtype)

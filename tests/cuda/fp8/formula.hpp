@@ -1,4 +1,4 @@
-// The formula of docs/contract.md for fp8, in double, for host and device. It includes nothing of src/.
+// The formula of docs/formats.md for fp8, in double, for host and device. It includes nothing of src/.
 #pragma once
 
 #include <cmath>

@@ -1,4 +1,4 @@
-// The formulas of docs/contract.md for mxfp8, mxfp4 and nvfp4, in double, for host and device. They include
+// The formulas of docs/formats.md for mxfp8, mxfp4 and nvfp4, in double, for host and device. They include
 // nothing of src/.
 #pragma once
 

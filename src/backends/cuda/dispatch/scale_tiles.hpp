@@ -1,5 +1,5 @@
 // Scales as tiles on device memory: after a dispatch has stored its scales by rows, a launch of its own
-// copies them to their tiles (docs/contract.md, "Scales as tiles").
+// copies them to their tiles (docs/formats.md, "Scales as tiles").
 //
 // So the kernels of dispatch know rows and columns only, and calls without tiles do not pay for them.
 #pragma once

@@ -12,7 +12,7 @@
 
 namespace ferry::cuda {
 
-// [warp] Adds up 32 threads' sums of 8 columns each, in the order that docs/contract.md gives for a dot
+// [warp] Adds up 32 threads' sums of 8 columns each, in the order that docs/formats.md gives for a dot
 // product. The first thread has the result.
 __device__ inline float dot_of_sums(float (&sum)[8]) {
 #pragma unroll
