@@ -1,7 +1,7 @@
 #!/usr/bin/python3
 """usage: check_capabilities.py BUILD_DIRECTORY...
 
-Fails when docs/capabilities.md names a test that does not exist, or when a row names no test.
+Fails when bench/results/tests/capabilities.md names a test that does not exist, or when a row names no test.
 Every table with a column "test" is checked. Tests are named in backticks: as ctest lists them, or as Suite.Test for
 tests that are instantiated with parameters. Tests in tests/cuda are looked up in their sources, because a build without
 the CUDA backend does not have them.
@@ -12,7 +12,7 @@ import re
 import subprocess
 import sys
 
-from gpu_tests import tests_of_gpus
+from gpu_tests import DOCUMENT, tests_of_gpus
 
 REPOSITORY = pathlib.Path(__file__).parent.parent
 
@@ -45,9 +45,9 @@ def rows_of(path):
 def main():
     known = set().union(*map(tests_of, sys.argv[1:])) | tests_for_gpus() | tests_of_gpus(REPOSITORY).keys()
     problems = []
-    rows = list(rows_of(REPOSITORY / "docs/capabilities.md"))
+    rows = list(rows_of(REPOSITORY / DOCUMENT))
     if not rows:
-        problems.append("docs/capabilities.md has no table with a column 'test'")
+        problems.append(f"{DOCUMENT} has no table with a column 'test'")
     for row, cell in rows:
         named = re.findall(r"`([^`]+)`", cell)
         if not named:

@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""Keeps the results of tests on GPUs, and writes what they show into docs/capabilities.md. CI has no GPU: scripts/gpu makes the results.
+"""Keeps the results of tests on GPUs, and writes what they show. CI has no GPU: scripts/gpu makes the results.
 
   keep DIR   files the tests of all parts that scripts/gpu recorded in DIR under bench/results/tests, then renders
-  render     writes the column "GPUs" and the table of runs
-  check      fails if the document says anything else than `render` would write
+  render     writes the column "GPUs" and the table of runs in bench/results/tests/capabilities.md, which names the tests of each
+             capability, and the column "GPUs" of the summary for users, docs/capabilities.md
+  check      fails if a document says anything else than `render` would write
 
 bench/results/tests has a file for each kind of machine and part, with the newest result of every test. A result shows a capability
 if it is of today's kernel sources (kernel_sources.py). Otherwise the document names its commit. A failure is shown, with its commit, until
@@ -21,7 +22,8 @@ import sys
 from kernel_sources import REPOSITORY, hash_of_kernels
 
 RECORDS = "bench/results/tests"
-DOCUMENT = "docs/capabilities.md"
+DOCUMENT = f"{RECORDS}/capabilities.md"
+SUMMARY = "docs/capabilities.md"
 RUNS = re.compile(r"(<!-- gpu-tests -->\n).*?(<!-- /gpu-tests -->)", re.DOTALL)
 OUTCOMES = ("passed", "failed", "skipped")
 # Fixtures that skip a test where there is no GPU, and the tests that need one: of a fixture, or skipped by themselves.
@@ -34,7 +36,7 @@ def without_parameter(name):
 
 
 def tests_of_gpus(root):
-    """{test as docs/capabilities.md names it: the ways it runs on GPUs, {label: its names in records, without the parameter}}."""
+    """{test as the document names it: the ways it runs on GPUs, {label: its names in records, without the parameter}}."""
     found, sources = {}, {path: path.read_text() for path in (root / "tests").rglob("*_test.cpp")}
     for path in (root / "tests").rglob("*.cpp"):
         for kind, suite in re.findall(r"^INSTANTIATE_TEST_SUITE_P\(Cuda(Threads\w*|Processes|Collective),\s*(\w+)", path.read_text(), re.MULTILINE):
@@ -234,20 +236,47 @@ def table_of_runs(runs, kernels):
     return "\n".join(lines) + "\n" if runs else "No run is recorded.\n"
 
 
-def rendered(text, known, runs, kernels):
-    lines, columns, claims, failures = [], None, together(runs), failures_of(runs)
+def fill_column(text, by, cell):
+    """Writes cell(the text of the column `by`, the heading above) into the column "GPUs" of every table that has both."""
+    lines, columns, heading = [], None, ""
     for line in text.splitlines():
         cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
         if not line.startswith("|"):
             columns = None
+            heading = line.lstrip("# ") if line.startswith("#") else heading
         elif columns is None:
-            columns = (cells.index("test"), cells.index("GPUs")) if {"test", "GPUs"} <= set(cells) else ()
+            columns = (cells.index(by), cells.index("GPUs")) if {by, "GPUs"} <= set(cells) else ()
         elif columns and not set(line) <= set("|-: "):
-            tests = re.findall(r"`([^`]+)`", cells[columns[0]])
-            cells[columns[1]:] = [cell_of(tests, known, claims, kernels, failures)]
+            cells[columns[1]:] = [cell(cells[columns[0]], heading)]
             line = "| " + " | ".join(cells) + " |"
         lines.append(line)
-    return RUNS.sub(lambda match: match[1] + table_of_runs(runs, kernels) + match[2], "\n".join(lines) + "\n")
+    return "\n".join(lines) + "\n"
+
+
+def summary_of(cells):
+    """What the cells of a table show together, for users."""
+    cells = [cell for cell in cells if cell]
+    failed = sum("failed" in cell for cell in cells)
+    earlier = sum(" at " in cell and "failed" not in cell and "not run" not in cell for cell in cells)
+    passed = sum("failed" not in cell and "not run" not in cell for cell in cells)
+    if not cells:
+        return "no GPU is used"
+    details = [f"{earlier} with earlier kernels"] * bool(earlier) + [f"{failed} failed"] * bool(failed)
+    return f"{passed} of {len(cells)}" + (f" ({', '.join(details)})" if details else "")
+
+
+def rendered(text, summary, known, runs, kernels):
+    """Both documents."""
+    claims, failures, found = together(runs), failures_of(runs), {}
+
+    def of_capability(tests, heading):
+        cell = cell_of(re.findall(r"`([^`]+)`", tests), known, claims, kernels, failures)
+        found.setdefault(heading, []).append(cell)
+        return cell
+
+    text = fill_column(text, "test", of_capability)
+    summary = fill_column(summary, "area", lambda area, _: summary_of(found[area]))
+    return RUNS.sub(lambda match: match[1] + table_of_runs(runs, kernels) + match[2], text), summary
 
 
 def main():
@@ -260,14 +289,17 @@ def main():
         parser.error("keep, and only keep, needs a folder")
     if given.what == "keep":
         keep(given.root, given.folder)
-    path = given.root / DOCUMENT
-    old = path.read_text()
-    new = rendered(old, tests_of_gpus(given.root), runs_of(given.root), hash_of_kernels(given.root))
-    if given.what != "check":
-        path.write_text(new)
-    elif new != old:
-        sys.stdout.writelines(difflib.unified_diff(old.splitlines(True), new.splitlines(True), DOCUMENT, f"{DOCUMENT}, by the records"))
-        sys.exit(f"{DOCUMENT} says what the records in {RECORDS} do not: run scripts/gpu_tests.py render")
+    before = [(given.root / name).read_text() for name in (DOCUMENT, SUMMARY)]
+    after = rendered(*before, tests_of_gpus(given.root), runs_of(given.root), hash_of_kernels(given.root))
+    wrong = False
+    for name, old, new in zip((DOCUMENT, SUMMARY), before, after, strict=True):
+        if given.what != "check":
+            (given.root / name).write_text(new)
+        elif new != old:
+            sys.stdout.writelines(difflib.unified_diff(old.splitlines(True), new.splitlines(True), name, f"{name}, by the records"))
+            wrong = True
+    if wrong:
+        sys.exit(f"a document says what the records in {RECORDS} do not: run scripts/gpu_tests.py render")
 
 
 if __name__ == "__main__":

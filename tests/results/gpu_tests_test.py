@@ -1,4 +1,4 @@
-"""scripts/gpu_tests.py: which records make docs/capabilities.md say what."""
+"""scripts/gpu_tests.py: which records make the pages of capabilities say what."""
 
 import json
 import pathlib
@@ -23,8 +23,10 @@ FILES = {
                                "INSTANTIATE_TEST_SUITE_P(CudaThreadsInTwoHops, Contract, x);\n",
     "tests/cuda/own_test.cpp": '#include "cuda/device_test.hpp"\nTEST_F(Own, Test) {\nTEST_P(Points, Test) {\n'
                                "INSTANTIATE_TEST_SUITE_P(All, Points, x);\nTEST(Own, Here) {\n",
-    "docs/capabilities.md": """<!-- gpu-tests -->
+    "docs/capabilities.md": "| area | what works | GPUs |\n|---|---|---|\n| Rows | rows | x |\n",
+    "bench/results/tests/capabilities.md": """<!-- gpu-tests -->
 <!-- /gpu-tests -->
+## Rows
 | # | capability | test | GPUs |
 |---|---|---|---|
 | 1 | rows | `Contract.Rows`, `Contract.Sums` | anything |
@@ -64,8 +66,11 @@ class GpuTestsTest(SmallRepository):
         self.assertEqual(done.returncode, 0, done.stderr)
 
     def cells(self):
-        text = (self.root / "docs/capabilities.md").read_text()
-        return [line.split("|")[4].strip() for line in text[text.index("<!-- /gpu-tests"):].splitlines()[3:]]
+        text = (self.root / gpu_tests.DOCUMENT).read_text()
+        return [line.split("|")[4].strip() for line in text[text.index("<!-- /gpu-tests"):].splitlines()[4:]]
+
+    def summary(self):
+        return (self.root / gpu_tests.SUMMARY).read_text().splitlines()[-1].split("|")[3].strip()
 
     def test_without_records_nothing_has_run(self):
         self.assertEqual(self.run_script("render").returncode, 0)
@@ -169,11 +174,25 @@ class GpuTestsTest(SmallRepository):
 
     def test_an_edited_cell_is_found(self):
         self.keep(THREADS)
-        path = self.root / "docs/capabilities.md"
+        path = self.root / gpu_tests.DOCUMENT
         path.write_text(path.read_text().replace("threads: 2 GPUs", "threads: 4 GPUs"))
         done = self.run_script("check")
         self.assertNotEqual(done.returncode, 0)
         self.assertIn("threads: 2 GPUs", done.stdout)
+
+    def test_the_summary_counts_the_capabilities_that_have_passed(self):
+        self.assertEqual(self.run_script("render").returncode, 0)
+        self.assertEqual(self.summary(), "0 of 4")
+        self.keep(OWN)
+        self.assertEqual(self.summary(), "1 of 4")
+        (self.root / "src/backends/cuda/kernel.cu").write_text("int b;\n")
+        self.assertEqual(self.run_script("render").returncode, 0)
+        self.assertEqual(self.summary(), "1 of 4 (1 with earlier kernels)")
+        self.keep({}, failures=["Own.Test"])
+        self.assertEqual(self.summary(), "0 of 4 (1 failed)")
+        path = self.root / gpu_tests.SUMMARY
+        path.write_text(path.read_text().replace("0 of 4", "4 of 4"))
+        self.assertNotEqual(self.run_script("check").returncode, 0)
 
 
 if __name__ == "__main__":
