@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Checks the documents, *.md and docs/**/*.md: every link leads somewhere, every table has its heading, and every quoted
+"""Checks the documents, *.md, docs/**/*.md and those beside tests and records: every link leads somewhere, every table has its heading, and every quoted
 file is quoted exactly.
 
 A quoted file stands between <!-- file:PATH --> and <!-- /file -->, in a fenced block. With --write the quotes are
@@ -19,7 +19,7 @@ HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
 
 
 def documents(root):
-    return sorted([*root.glob("*.md"), *root.glob("docs/**/*.md")])
+    return sorted([*root.glob("*.md"), *root.glob("docs/**/*.md"), *root.glob("tests/*/*.md"), *root.glob("bench/results/tests/*.md")])
 
 
 def anchors(text):

@@ -203,7 +203,7 @@ __global__ void __launch_bounds__(32, 1) refusal_kernel(const __grid_constant__ 
     if (peer != lane.rank) post_refusal(lane, number, peer, call.operation, call.refusal);
   }
   // The next call reuses the staging of the call before this one, so this call may end only when every peer
-  // has finished that one, as its header of this call says (docs/protocol.md).
+  // has finished that one, as its header of this call says (docs/protocol-gpu.md).
   drain_headers(lane, number, call.operation);
   store_call_number(lane, number);
 }

@@ -155,7 +155,7 @@ static __device__ __noinline__ void report_mismatch(const LaneView& lane, std::u
 // call for the other blocks. Returns whether the call goes on.
 //
 // Even an aborted call waits for all headers: the next call of this parity overwrites staging, and a peer's
-// header of this call shows that the peer has finished the calls before (docs/protocol.md).
+// header of this call shows that the peer has finished the calls before (docs/protocol-gpu.md).
 __device__ inline bool await_all_headers(const LaneView& lane, std::uint64_t call, const CallHeader& mine,
                                          bool coordinates, HeaderFacts* theirs) {
   const int peer = static_cast<int>(threadIdx.x % 32);
