@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""Checks the documents, *.md, docs/**/*.md and those beside tests and records: every link leads somewhere, every table has its heading, and every quoted
-file is quoted exactly.
+"""Checks the documents, *.md, docs/**/*.md and those beside tests and records: every link leads somewhere, every table has its
+heading, every quoted file is quoted exactly, and no page takes much more than ten minutes: 4,000 words, without generated tables. Logs,
+the changelog and the list of tests may be longer. --words prints the words of each page for users, and their sum.
 
 A quoted file stands between <!-- file:PATH --> and <!-- /file -->, in a fenced block. With --write the quotes are
 renewed from their files; otherwise a difference is an error, as is a link to a file or heading that does not exist.
@@ -15,6 +16,9 @@ REPOSITORY = pathlib.Path(__file__).parent.parent
 QUOTE = re.compile(r"(<!-- file:(\S+) -->\n```\w*\n).*?(```\n<!-- /file -->)", re.DOTALL)
 FENCE = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
+GENERATED = re.compile(r"<!-- (results|plot|gpu-tests)\b.*?<!-- /\1 -->", re.DOTALL)
+MOST_WORDS = 4000
+LONG = ("CHANGELOG.md", "docs/log/", "bench/results/")
 HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
 
 
@@ -26,6 +30,14 @@ def anchors(text):
     """The names that headings get: lower case, punctuation gone, spaces to hyphens."""
     titles = HEADING.findall(FENCE.sub("", text))
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def words(text):
+    return len(GENERATED.sub("", text).split())
+
+
+def is_for_users(name):
+    return name in ("README.md", "SECURITY.md") or name.startswith("docs/") and not name.startswith("docs/log/")
 
 
 def broken_links(path, text):
@@ -51,18 +63,25 @@ def headless_tables(text):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", action="store_true", help="renew the quotes")
+    parser.add_argument("--words", action="store_true", help="print the words of the pages for users")
     parser.add_argument("--root", type=pathlib.Path, default=REPOSITORY, help="of the repository")
     given = parser.parse_args()
-    found = []
+    found, counted = [], {}
     for path in documents(given.root):
         text = path.read_text()
         quoted = QUOTE.sub(lambda match: match[1] + (given.root / match[2]).read_text() + match[3], text)
         if quoted != text and given.write:
             path.write_text(quoted)
-        name = path.relative_to(given.root)
+        name = str(path.relative_to(given.root))
         if quoted != text and not given.write:
             found.append(f"{name}: a quote is not what its file says: run scripts/check_documents.py --write")
+        if words(text) > MOST_WORDS and not name.startswith(LONG):
+            found.append(f"{name}: has {words(text):,} words, more than {MOST_WORDS:,}: split it, or move what a reader does not need")
+        if is_for_users(name):
+            counted[name] = words(text)
         found += [f"{name}: {problem}" for problem in [*broken_links(path, quoted), *headless_tables(quoted)]]
+    if given.words:
+        print(*(f"{count:6,} {name}" for name, count in counted.items()), f"{sum(counted.values()):6,} in all", sep="\n")
     print(*found, sep="\n", end="\n" if found else "")
     sys.exit(bool(found))
 
