@@ -6,6 +6,7 @@ python   run if --package names the folder of a built package, otherwise compile
 sh       parsed, not run, since it installs or measures; files, parts of scripts/gpu and scripts/test, and FERRY_ options of
          CMake must exist, and options of `ferry`, if --program names it
 cmake    a project, configured with a stand-in for the installed package; with the mark <!-- code:in PATH -->, lines of that file
+cuda     lines of a file, with that mark
 text     not code
 
 A block that is a part of a program has the mark <!-- code:PATH --> in the line before it: the file PATH, in which a line that
@@ -132,16 +133,20 @@ def configured(given, code):
                     "-D", f"CMAKE_CXX_COMPILER={given.compiler}"])
 
 
-def check_cmake(given, mark, code):
+def check_lines(given, mark, code):
     name = re.fullmatch(r"in (\S+)", mark or "")
     if not name:
-        return configured(given, code)
-    lines = {line.strip() for line in (given.root / name[1]).read_text().splitlines()}
+        return "name the file that has these lines: <!-- code:in PATH -->"
+    lines = {line.strip() for line in (given.root / name[1]).read_text().splitlines()} | {"...", "// ..."}
     missing = [line for line in code.splitlines() if line.strip() not in lines]
     return f"{name[1]} has no line '{missing[0]}'" if missing else None
 
 
-CHECKS = {"cpp": check_cpp, "python": check_python, "sh": check_sh, "cmake": check_cmake, "text": lambda *block: None}
+def check_cmake(given, mark, code):
+    return check_lines(given, mark, code) if mark else configured(given, code)
+
+
+CHECKS = {"cpp": check_cpp, "python": check_python, "sh": check_sh, "cmake": check_cmake, "cuda": check_lines, "text": lambda *block: None}
 
 
 def faults(given):

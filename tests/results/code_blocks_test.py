@@ -39,6 +39,7 @@ class CodeBlocksTest(SmallRepository):
                       "```sh\nFERRY_SEED=1 ferry run --ranks 2 && python scripts/first.py  # a remark\n./scripts/gpu build bench\n```",
                       "```sh\ncmake -S . -D FERRY_CUDA=ON \\\n      -B build\n```",
                       "<!-- code:in CMakeLists.txt -->\n```cmake\noption(FERRY_CUDA)\n```",
+                      "<!-- code:in frame.cpp -->\n```cuda\nint main() {\n// ...\n}\n```",
                       "```text\na picture\n```",
                       "<!-- file:frame.py -->\n```python\nnot Python\n```\n<!-- /file -->"):
             self.assertEqual(self.found(block), "", block)
@@ -70,6 +71,8 @@ class CodeBlocksTest(SmallRepository):
                 "```sh\ncmake -D FERRY_CUDDA=ON\n```": "CMakeLists.txt has no option FERRY_CUDDA",
                 "```sh\nferry run --rank 2\n```": "ferry run has no option --rank",
                 "<!-- code:in CMakeLists.txt -->\n```cmake\noption(FERRY)\n```": "CMakeLists.txt has no line 'option(FERRY)'",
+                "<!-- code:in frame.cpp -->\n```cuda\nint mine() {\n```": "frame.cpp has no line 'int mine() {'",
+                "```cuda\nint main() {\n```": "name the file",
         }.items():
             self.assertIn(message, self.found(block), block)
 
