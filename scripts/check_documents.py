@@ -40,6 +40,13 @@ def is_for_users(name):
     return name in ("README.md", "SECURITY.md") or name.startswith("docs/") and not name.startswith("docs/log/")
 
 
+def about_the_source(root):
+    """The pages that the site has under "Source"."""
+    index = root / "docs/index.md"
+    listed = re.search(r":caption: Source\n(.*?)```", index.read_text() if index.exists() else "", re.DOTALL)
+    return {f"docs/{name}.md" for name in (listed[1].split() if listed else ())}
+
+
 def broken_links(path, text):
     for target in LINK.findall(FENCE.sub("", text)):
         if re.match(r"\w+:", target):
@@ -81,7 +88,9 @@ def main():
             counted[name] = words(text)
         found += [f"{name}: {problem}" for problem in [*broken_links(path, quoted), *headless_tables(quoted)]]
     if given.words:
-        print(*(f"{count:6,} {name}" for name, count in counted.items()), f"{sum(counted.values()):6,} in all", sep="\n")
+        print(*(f"{count:6,} {name}" for name, count in counted.items()), sep="\n")
+        source = sum(count for name, count in counted.items() if name in about_the_source(given.root))
+        print(f"{sum(counted.values()):6,} in all, {source:,} of them about the source")
     print(*found, sep="\n", end="\n" if found else "")
     sys.exit(bool(found))
 
