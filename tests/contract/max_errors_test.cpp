@@ -66,8 +66,8 @@ TEST_P(Contract, MaxRefusesArraysThatOverlap) {
     MaxCalls exchange(rank, c.config);
     const std::int64_t tokens = c.config.max_tokens, row = 2 * c.config.hidden,
                        slots = tokens * c.config.top_k;
-    GuardedBuffer x(tokens * row), sums(tokens * row), apart(tokens * row), weights(4 * slots);
-    std::fill_n(weights.as<float>(), slots, 1.0f);
+    GuardedBuffer x(tokens * row), sums(tokens * row);
+    const std::vector<float> ones(static_cast<std::size_t>(slots), 1.0f);
     std::vector<std::int32_t> ids(static_cast<std::size_t>(slots));
     for (std::size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<std::int32_t>(i) % c.config.experts;
     const max::DispatchResult received =
@@ -77,7 +77,7 @@ TEST_P(Contract, MaxRefusesArraysThatOverlap) {
     max::CombineInput input({outputs.data()}, received);
     input.tokens = tokens;
     // Far apart, so that a result over one of them meets no other.
-    GuardedBuffer arrays(4 << 16);
+    GuardedBuffer arrays(5 << 16);
     const auto placed = [&]<class T>(std::int64_t index, std::span<const T> values) {
       std::byte* const to = arrays.data() + (index << 16);
       std::memcpy(to, values.data(), values.size_bytes());
@@ -87,8 +87,9 @@ TEST_P(Contract, MaxRefusesArraysThatOverlap) {
     input.row_offsets = placed(1, input.row_offsets);
     input.counts = placed(2, input.counts);
     input.topk_ids = Ids(placed(3, std::span<const std::int32_t>(ids)).data());
+    const float* const weights = placed(4, std::span<const float>(ones)).data();
     const max::CombineOutput good{.output_tokens = {sums.data()},
-                                  .router_weights = weights.as<float>(),
+                                  .router_weights = weights,
                                   .shared_outputs = shared.data(),
                                   .epilogue = {.residual = sums.data()}};
     const auto refused = [&](const std::string& name,
@@ -103,7 +104,7 @@ TEST_P(Contract, MaxRefusesArraysThatOverlap) {
     };
     refused("input_tokens",
             [&](auto& output) { output.output_tokens.data = outputs.data() + (rows - 1) * row; });
-    refused("router_weights", [&](auto& output) { output.output_tokens.data = weights.data(); });
+    refused("router_weights", [&](auto& output) { output.output_tokens.data = const_cast<float*>(weights); });
     refused("src_info", [&](auto& output) {
       output.output_tokens.data = const_cast<void*>(static_cast<const void*>(input.src_info.data()));
     });
