@@ -28,6 +28,11 @@ inline constexpr Phrase kWords[] = {
     {"only result", "only output_tokens"},
     {"result.type", "output_tokens.type"},
     {"topk_weights", "router_weights"},
+    // Arrays that overlap, and the one remedy that these calls have.
+    {"tokens (", "input_tokens ("},
+    {"outputs (", "input_tokens ("},
+    {"result (", "output_tokens ("},
+    {", or receive in memory of your own", ""},
     {", or choose the format ", ", or construct the exchange with format = "},
     // Dispatch takes no memory for tiles.
     {": pass memory.parts[1], or construct", ": construct"},

@@ -7,6 +7,7 @@ namespace ferry::nvfuser {
 
 inline constexpr Phrase kDispatchWords[] = {
     {", or choose the format ", ", or construct the exchange with format = "},
+    {", or receive in memory of your own", ""},  // a dispatch takes no memory
 };
 
 // A combine returns its rows in a dispatch.

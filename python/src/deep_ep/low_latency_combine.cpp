@@ -1,3 +1,4 @@
+#include "base/reword.hpp"
 #include "base/text.hpp"
 #include "cast.hpp"
 #include "combine.hpp"
@@ -11,6 +12,9 @@
 namespace ferry::python {
 
 namespace {
+
+// Arrays that overlap, by DeepEP's names.
+constexpr Phrase kWords[] = {{"result (", "out ("}, {"outputs (", "x ("}};
 
 LowLatencyHandle& handle_of(const nb::object& object) {
   return cast_argument<LowLatencyHandle>(object, "handle", "a handle of low_latency_dispatch");
@@ -98,11 +102,13 @@ nb::tuple LowLatencyCalls::combine(const nb::object& x, const nb::object& topk_i
   timer.emplace(HostPart::exchange);
   {
     const GilRelease unlocked;
-    if (hooked) {
-      call.exchange().combine_send(in.outputs, in.plan->plan, in.result, in.options, stream);
-    } else {
-      call.exchange().combine(in.outputs, in.plan->plan, in.result, in.options, stream);
-    }
+    in_words(kWords, [&] {
+      if (hooked) {
+        call.exchange().combine_send(in.outputs, in.plan->plan, in.result, in.options, stream);
+      } else {
+        call.exchange().combine(in.outputs, in.plan->plan, in.result, in.options, stream);
+      }
+    });
   }
   timer.emplace(HostPart::results);
   std::vector<nb::object> arrays = in.arguments.owners();

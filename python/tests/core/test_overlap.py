@@ -126,7 +126,10 @@ def test_combines_by_source():
         assert np.array_equal(x, 4 * X)
         outputs = rows.output_tokens.copy()
         memory = np.concatenate([outputs, x])
-        refused(lambda: combine(memory[: len(outputs)], output_tokens=memory[len(outputs) - 1 : len(outputs) + 1] if odd else x))
+        refused(lambda: combine(memory[: len(outputs)], output_tokens=memory[len(outputs) - 1 : len(outputs) + 1] if odd else x),
+                "output_tokens (", "input_tokens (")
+        refused(lambda: exchange.ep_fused_dispatch(rows.output_tokens[:2] if odd else X, IDS), "input_tokens (",
+                "copy it out of the lane's memory first")
         inside = np.zeros((2, 16), np.float32)
         source = inside.reshape(-1)[: 2 * len(outputs)].view(np.int32).reshape(-1, 2)
         source[:] = rows.src_info
@@ -144,7 +147,8 @@ def test_low_latency_combines_refuse_their_rows_as_out():
         recv, _, handle, *_ = buffer.low_latency_dispatch(x, ids, 4, 2, use_fp8=False)
         weights, rows = np.ones((2, 1), np.float32), recv.copy()
         out = rows.reshape(-1, 128)[:2]
-        refused(lambda: buffer.low_latency_combine(rows, ids, weights, handle, out=out if rank.index == 1 else x.copy()))
+        refused(lambda: buffer.low_latency_combine(rows, ids, weights, handle, out=out if rank.index == 1 else x.copy()),
+                "out (", "x (")
         y, *_ = buffer.low_latency_combine(rows, ids, weights, handle)
         assert np.array_equal(y, x)
 
