@@ -133,13 +133,16 @@ class Exchange:
     def __init__(self, group: ferry.Group | ferry.Rank, *, experts: int, top_k: int, hidden: int, max_tokens: int,
                  reduction: str = "exact", **settings: Any):
         """`reduction`: 'exact' (combine returns [N, H]) or 'unreduced' ([N, K, H]). `settings`: as of ferry.Exchange, apart
-        from layout, capacity and repeats."""
+        from layout, capacity, repeats, own_receive_buffers and check_calls; input is 'own' and transfer 'routed'."""
         with refusing_construction(group):
             if reduction not in ("exact", "unreduced"):
                 raise ferry.UsageError(f"max: reduction {reduction!r}, must be 'exact' or 'unreduced'")
             for name in ("layout", "capacity", "repeats", "own_receive_buffers", "check_calls"):
                 if name in settings:
                     raise ferry.UsageError(f"max: {name} = {settings[name]!r}: leave it out, ferry.max sets it")
+            for name, only in (("input", "own"), ("transfer", "routed")):
+                if settings.get(name, only) != only:
+                    raise ferry.UsageError(f"max: {name} = {settings[name]!r}, must be {only!r}: use ferry.Exchange with its plans")
             if getattr(settings.get("placement"), "tp", 1) > 1:
                 raise ferry.UnsupportedError("max: experts in slices are not supported: use ferry.Exchange with its plans")
         self._exchange = ferry.Exchange(group, experts=experts, top_k=top_k, hidden=hidden, max_tokens=max_tokens,

@@ -16,6 +16,10 @@ Config exchange_config(Config config) {
     throw UsageError(str("max: capacity = ", config.capacity,
                          ", must be 0: combine by src_info needs every row, so none may be dropped"));
   }
+  if (config.input != Input::own || config.transfer != Transfer::routed) {
+    throw UsageError(str("max: input ", to_string(config.input), " and transfer ", to_string(config.transfer),
+                         ", must be own and routed: use ferry::Exchange with its plans"));
+  }
   if (!config.own_receive_buffers)
     throw UsageError("max: own_receive_buffers is off, must be on: dispatch takes no memory for its rows");
   if (!config.check_calls && chosen_memory(config) == MemoryKind::host)

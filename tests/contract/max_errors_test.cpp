@@ -292,7 +292,10 @@ TEST_P(Contract, MaxRefusesUnsuitableConfigurations) {
     refused("max: layout expert_padded, must be expert_major",
             [](Config& wrong) { wrong.layout = Layout::expert_padded; });
     refused("max: capacity = 64, must be 0", [](Config& wrong) { wrong.capacity = 64; });
-    refused("replicated", [](Config& wrong) { wrong.input = Input::replicated; });
+    refused("max: input replicated and transfer routed, must be own and routed",
+            [](Config& wrong) { wrong.input = Input::replicated; });
+    refused("max: input own and transfer gather, must be own and routed",
+            [](Config& wrong) { wrong.transfer = Transfer::gather; });
     refused("max: own_receive_buffers is off, must be on",
             [](Config& wrong) { wrong.own_receive_buffers = false; });
     if (!GetParam().on_device())

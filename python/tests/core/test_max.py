@@ -320,6 +320,8 @@ def test_unsuitable_settings_are_refused():
         for settings, error, pattern in (
             ({"layout": "expert_padded"}, ferry.UsageError, "max: layout = 'expert_padded': leave it out"),
             ({"capacity": 8}, ferry.UsageError, "max: capacity = 8: leave it out"),
+            ({"input": "replicated"}, ferry.UsageError, "max: input = 'replicated', must be 'own'"),
+            ({"transfer": "gather"}, ferry.UsageError, "max: transfer = 'gather', must be 'routed'"),
             ({"placement": ferry.Placement.ep_tp(4, 1, 2)}, ferry.UnsupportedError, "max: experts in slices are not supported"),
             ({"reduction": "partial"}, ferry.UsageError, "max: reduction 'partial', must be 'exact' or 'unreduced'"),
         ):
