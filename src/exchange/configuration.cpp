@@ -197,7 +197,8 @@ void check_alone(const Config& config) {
     throw UnsupportedError(
         str("configuration: the engine nccl moves device memory with the backend collective; the backend is ",
             to_string(config.backend), ", and memory is ", to_string(config.memory),
-            ": pass memory device, or another engine"));
+            config.backend == BackendKind::collective ? ": pass memory automatic or device, or another engine"
+                                                      : ": pass the backend collective, or another engine"));
   }
   check_range("window", config.window, 0, 1 << 24);
   const std::int64_t row_bytes = config.hidden * bytes_of(config.combine_type);

@@ -61,13 +61,14 @@ TEST(Configuration, RefusesWithTheNumbers) {
          c.memory = MemoryKind::host;
        }),
        "the backend nvshmem works on device memory"},
-      {with([](Config& c) { c.engine = EngineKind::nccl; }), "the backend is cpu, and memory is automatic"},
+      {with([](Config& c) { c.engine = EngineKind::nccl; }),
+       "the backend is cpu, and memory is automatic: pass the backend collective"},
       {with([](Config& c) {
          c.backend = BackendKind::collective;
          c.engine = EngineKind::nccl;
          c.memory = MemoryKind::host;
        }),
-       "and memory is host"},
+       "and memory is host: pass memory automatic or device"},
       {with([](Config& c) { c.backend = BackendKind::reference; }),
        "backend = reference (0), must be one of cpu, cuda, nvshmem, collective"},
       {with([](Config& c) { c.deadline = std::numeric_limits<double>::quiet_NaN(); }), "deadline = "},
