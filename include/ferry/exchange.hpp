@@ -173,7 +173,7 @@ class Exchange {
   /// call of every rank
   /// @return  the sum of all counts; device backends, which do not wait for it: -1
   /// @throws UsageError  on every rank, with nothing written: `gathered` is too small on a rank
-  /// @throws UnsupportedError  device_count on host backends
+  /// @throws UnsupportedError  device_count on host backends; cuda in two hops, nvshmem on several nodes
   std::int64_t all_gather_v(const void* rows, std::int64_t count, std::int64_t row_bytes, void* gathered,
                             std::int64_t capacity, int lane = 0, Stream stream = {},
                             const std::int32_t* device_count = nullptr);
@@ -188,7 +188,7 @@ class Exchange {
   /// @param sums  [count, H] of `type`, dense: this rank's rows. They may be those of `rows`
   /// @param device_count  as in all_gather_v(); `total` may then be larger than the sum
   /// @throws UsageError  on every rank, with nothing written: `total` is not the sum of the counts on a rank
-  /// @throws UnsupportedError  device_count on host backends
+  /// @throws UnsupportedError  device_count on host backends; cuda in two hops, nvshmem on several nodes
   void reduce_scatter_v(const void* rows, std::int64_t total, DType type, void* sums, std::int64_t count,
                         int lane = 0, Stream stream = {}, const std::int32_t* device_count = nullptr);
 
@@ -203,6 +203,7 @@ class Exchange {
   /// covers the calls that have ended, and also throws what synchronize() would; it does not wait, and may be
   /// called while a stream is captured: the captured calls end when the graph is launched.
   /// @throws OverflowError, BadIdError, BadSourceError  the first that applies, in this order
+  /// @throws UsageError  after these: a scale with which a block could not be encoded (nvfp4, input_scales)
   void check(int lane = 0);
 
   /// Local. Device backends: blocks until the work on `stream` is done, then throws the error that ended a

@@ -346,7 +346,7 @@ Raises UsageError for topk_weights with the reduction 'partial', which need a ro
 
 d_result [N, H] is dispatched by the plan and each row multiplied by its weight in topk_weights, float32 [N, K].
 d_weights, float32 [N, K], holds the dot products of d_result with `outputs`, the rows that combine was given: dense, of
-combine_type. Other arguments as dispatch.)",
+combine_type. They may not lie in the memory of the received rows, which this call writes. Other arguments as dispatch.)",
           nb::sig(
               "def combine_backward(self, d_result: ferry._typing.Array, plan: Plan, topk_weights: "
               "ferry._typing.Array, "

@@ -214,7 +214,8 @@ zero_padding         padding rows are set to zero; default False
 format               'bf16', 'fp16', 'fp32', 'fp8' with any of -columns, -pow2, -packed, 'mxfp8' and
                      'mxfp4' with any of -up or -ocp, -columns or -tiles, 'nvfp4' with any of -token,
                      -columns or -tiles, or
-                     'raw:BYTES+BYTES...'. A dispatch may use another one whose rows are no larger; default 'bf16'
+                     'raw:BYTES+BYTES...', or the name of a registered format, see load_formats(). A dispatch may use another one
+                     whose rows are no larger; default 'bf16'
 combine_type         'bf16', 'fp16' or 'fp32': type of the rows that combine sends; default 'bf16'
 reduction            'partial', 'exact' or 'unreduced'; a combine may use another one that needs no more staging; default
                      'partial'

@@ -196,7 +196,7 @@ void bind_dispatch_result(nb::module_& module) {
   nb::class_<PyDispatchResult>(module, "DispatchResult",
                                R"(The received rows, grouped by expert, as arrays of the call's framework.
 
-Groups are this rank's experts in local order; for rank_major they are the source ranks. Arrays are as long as the
+Groups are the shared experts, then this rank's experts in local order; for rank_major they are the source ranks. Arrays are as long as the
 exchange's capacity; rows past the total are undefined. The arrays are the lane's memory, which its next dispatch
 overwrites, unless ReceiveBuffers were given.)")
       .def_prop_ro(
@@ -240,7 +240,7 @@ overwrites, unless ReceiveBuffers were given.)")
           [](const PyDispatchResult& self) {
             return groups_view(self, nb::none(), self.received.group_expert);
           },
-          "int32 [G]: global expert id of each group; -1 for rank_major.")
+          "int32 [G]: global expert id of each group, E + s for shared expert s; -1 for rank_major.")
       .def_prop_ro(
           "source",
           [](const PyDispatchResult& self) {

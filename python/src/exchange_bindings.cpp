@@ -269,6 +269,9 @@ Blocking: with the backend 'cpu' a call blocks, without the GIL, until the peers
 Device and stream: with 'cuda' the rank works on the thread's current GPU, or on `device`; a call works on the current
 stream of its arrays' framework, or on `stream`.
 Threads: different lanes may be used from different threads; one lane runs one call at a time.
+Overlap: an array that a call writes may share no byte with another array of the call; every rank raises UsageError. A
+dispatch writes the lane's own received rows and their arrays. What works in place: see combine, all_gather_v and
+reduce_scatter_v.
 
 Raises UsageError and OverflowError, which leave the exchange usable; TimeoutError and PeerLostError are final for the
 group. If one rank's arguments are wrong, its peers' calls end with a UsageError too. A `lane` that does not exist is
@@ -342,7 +345,8 @@ call.)",
                   "'dispatch_counts', 'all_gather_v', 'reduce_scatter_v'] = 'dispatch') -> None"))
       .def(
           "check", &check, "lane"_a = 0,
-          R"(Raises what the lane's calls found since the last check: BadIdError, OverflowError, BadSourceError.
+          R"(Raises what the lane's calls found since the last check, the first of: OverflowError, BadIdError, BadSourceError,
+UsageError for a scale with which a block could not be encoded.
 
 With 'cuda' also what ended a call. Not collective; does not wait for the device.)")
       .def("synchronize", &synchronize, "lane"_a = 0, "stream"_a = nb::none(),

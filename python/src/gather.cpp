@@ -124,7 +124,8 @@ void bind_gather(nb::class_<PyExchange>& exchange) {
           R"(Copies the rows of all ranks into `out`, in rank order, and returns its rows that were written. Collective.
 
 `rows` is [n, ...] of any type; every rank has its own n, 0 too. `out` is [sum of n or more, ...] of the same type; rows
-past the sum are not written. On device memory the host does not know the sum, and all of `out` is returned; `count`, an int32 array [1] there, may
+past the sum are not written. `rows` may be this rank's own rows of `out`, those from the sum of the counts of lower ranks on. On
+device memory the host does not know the sum, and all of `out` is returned; `count`, an int32 array [1] there, may
 hold n instead, at most the number of `rows`.)",
           nb::sig("def all_gather_v(self, rows: ferry._typing.Array, out: ferry._typing.Array, *, count: "
                   "ferry._typing.Array | None = None, lane: int = 0, stream: typing.Any | None = None) -> "
@@ -136,7 +137,8 @@ hold n instead, at most the number of `rows`.)",
 
 `rows` is [sum of n, H] of bfloat16, float16 or float32 on every rank, `out` [n, H] of the same type, with this rank's
 n. The first rows of the sum belong to rank 0, and so on. Each value is added in fp32, in rank order from +0, and
-rounded once. `count` as in all_gather_v(); `rows` may then have more rows than the sum.)",
+rounded once. `out` may be this rank's own rows of `rows`. `count` as in all_gather_v(); `rows` may then have more rows than
+the sum.)",
           nb::sig("def reduce_scatter_v(self, rows: ferry._typing.Array, out: ferry._typing.Array, *, count: "
                   "ferry._typing.Array | None = None, lane: int = 0, stream: typing.Any | None = None) -> "
                   "typing.Any"));

@@ -74,7 +74,7 @@ typedef struct ferry_overflow {
   int32_t rank;      ///< of the ranks that overflowed, the one that needs the most rows
   int64_t capacity;  ///< rows that rank `rank` has (expert_padded: rows of one expert)
   int64_t needed;    ///< rows that it would have needed, padding included
-  int64_t dropped;   ///< routes dropped on all ranks together (rank_major: rows)
+  int64_t dropped;   ///< routes and shared rows dropped on all ranks together (rank_major: rows)
 } ferry_overflow;
 
 /// Which member of ferry_error_record is valid.

@@ -25,8 +25,9 @@ ferry_status ferry_max_group_index(const int32_t* counts, int groups, int alignm
                                    int32_t* expert_ids, int* number);
 
 /// Collective. As ferry_exchange_create(). FERRY_USAGE: another layout than FERRY_EXPERT_MAJOR, a capacity,
-/// replicated or gathered input. FERRY_UNSUPPORTED: device memory. The reduction is FERRY_UNREDUCED if the
-/// configuration says so, else FERRY_EXACT.
+/// replicated or gathered input, external_receive_buffers, in host memory manual_check. FERRY_UNSUPPORTED:
+/// device memory, experts in slices. The reduction is FERRY_UNREDUCED if the configuration says so, else
+/// FERRY_EXACT.
 ferry_status ferry_max_exchange_create(const ferry_rank* rank, const ferry_config* config,
                                        ferry_max_exchange** exchange);
 /// Local. NULL is allowed.

@@ -33,8 +33,8 @@ typedef struct ferry_dispatch_args {
   ferry_format format;    ///< default: the configuration's
   ferry_receive_buffers memory;
   /// Rows v, [total, H] of the configuration's combine_type, dense: dots[row] = dot(x, v[row]), with x the
-  /// row before it is multiplied by its weight. Not with fp8, raw, rank_major. Must not lie in the memory of
-  /// the received rows.
+  /// row before it is multiplied by its weight. Not with formats that quantise, raw, rank_major. Must not lie
+  /// in the memory of the received rows.
   const void* dot_rows;
   int32_t lane;
   int32_t sm_limit;  ///< GPU backends: most thread blocks at once; 0: no limit
@@ -188,8 +188,8 @@ typedef struct ferry_all_gather_v_args {
 } ferry_all_gather_v_args;
 
 /// Copies the rows of all ranks to every rank, in rank order. FERRY_USAGE on every rank, with nothing
-/// written: `gathered` is too small on a rank. FERRY_UNSUPPORTED: the backend is `collective` and has device
-/// memory, or device_count is given to a host backend.
+/// written: `gathered` is too small on a rank. FERRY_UNSUPPORTED: the backend is FERRY_CUDA in two hops or
+/// FERRY_NVSHMEM on several nodes, or device_count is given to a host backend.
 ferry_status ferry_all_gather_v(ferry_exchange* exchange, const ferry_all_gather_v_args* args);
 
 typedef struct ferry_reduce_scatter_v_args {
@@ -265,7 +265,7 @@ typedef struct ferry_wire_counts {
   size_t size;
   int64_t dispatch_bytes, dispatch_messages;
   int64_t combine_bytes, combine_messages;
-  // The part of these that went to ranks of other nodes. 0 with FERRY_CUDA.
+  // The part of these that went to ranks of other nodes. 0 with FERRY_CUDA in one hop.
   int64_t dispatch_bytes_between_nodes, dispatch_messages_between_nodes;
   int64_t combine_bytes_between_nodes, combine_messages_between_nodes;
 } ferry_wire_counts;
