@@ -14,6 +14,7 @@ namespace {
 
 constexpr const char* kFooter = R"(Examples:
   ferry launch -n 4 ./program --its-option
+  ferry launch -n 4 -- ./program --its-option  the same
   ferry launch -n 4 script.py                  a file that ends in .py is run by python3
 
 The program makes its group with Group::launched(), in Python Group.launched(), in C ferry_group_launched().
