@@ -66,11 +66,10 @@ constexpr BackendEntry kBackends[] = {
 };
 
 const BackendEntry& entry_of(BackendKind kind) {
-  std::string names;
-  for (const BackendEntry& entry : kBackends) {
+  for (const BackendEntry& entry : kBackends)
     if (entry.kind == kind) return entry;
-    names += str(names.empty() ? "" : ", ", to_string(entry.kind));
-  }
+  std::string names;
+  for (const BackendEntry& entry : kBackends) names += str(names.empty() ? "" : ", ", to_string(entry.kind));
   throw UsageError(
       str("backend = ", to_string(kind), " (", static_cast<int>(kind), "), must be one of ", names));
 }
