@@ -25,8 +25,8 @@ def refusing_construction(group: ferry.Group | ferry.Rank) -> Iterator[None]:
     """What is wrong with the arguments of a constructor ends that of the peers too."""
     try:
         yield
-    except ferry.Error as error:
-        _core._refuse_construction(group, str(error))
+    except BaseException as error:  # a rank that raised alone would leave its peers waiting
+        _core._refuse_construction(group, str(error) if isinstance(error, ferry.Error) else repr(error))
         raise
 
 

@@ -324,6 +324,7 @@ def test_unsuitable_settings_are_refused():
             ({"transfer": "gather"}, ferry.UsageError, "max: transfer = 'gather', must be 'routed'"),
             ({"placement": ferry.Placement.ep_tp(4, 1, 2)}, ferry.UnsupportedError, "max: experts in slices are not supported"),
             ({"reduction": "partial"}, ferry.UsageError, "max: reduction 'partial', must be 'exact' or 'unreduced'"),
+            ({"reduction": np.zeros(2)}, ValueError, "ambiguous"),
         ):
             with pytest.raises(error if rank.index else ferry.UsageError, match=pattern):
                 exchange_of(rank, **(settings if rank.index else {}))

@@ -229,6 +229,8 @@ def test_bad_arguments_of_the_constructor_and_dispatch():
             case_exchange(rank, **({"dtype": "fp8"} if rank.index else {}))
         with pytest.raises(ferry.UsageError, match="max_tokens = 8388609 in a group of size 2, must be at most 8388608"):
             case_exchange(rank, max_tokens=(1 << 23) + 1)
+        with pytest.raises(TypeError if rank.index else ferry.UsageError, match="unsupported operand"):
+            case_exchange(rank, **({"max_tokens": None} if rank.index else {}))
         exchange, x = case_exchange(rank), case_tokens(rank.index)
         with pytest.raises(ferry.UsageError):
             exchange.dispatch(x.astype(np.float64) if rank.index else x, CASE_IDS)
