@@ -241,9 +241,7 @@ std::optional<double> number_in(const nb::object& given, const char* name) {
 }
 
 Ids ids_of(const Array& array, std::int64_t tokens, int top_k, const char* name) {
-  if (array.element != kInt32 && array.element != kInt64)
-    throw UsageError(
-        str(name, ": expected int32 or int64, got ", name_of(array.element), ": convert it to one of these"));
+  require_element(array, name, {kInt32, kInt64});
   if (array.shape != Shape{tokens, top_k}) {
     throw UsageError(str(name, ": expected an array of shape [N, K] = ", shape_text({tokens, top_k}),
                          ", got ", shape_text(array.shape)));

@@ -21,14 +21,6 @@ void require_shape(const Array& array, const char* name, const Shape& expected, 
       str(name, ": expected an array of shape ", lengths, "], got ", shape_text(array.shape), hint));
 }
 
-void require_element(const Array& array, const char* name, std::initializer_list<Element> elements) {
-  if (std::find(elements.begin(), elements.end(), array.element) != elements.end()) return;
-  std::string names;
-  for (const Element element : elements) names += str(names.empty() ? "" : " or ", name_of(element));
-  throw UsageError(str(name, ": expected ", names, ", got ", name_of(array.element), ": convert it to ",
-                       elements.size() == 1 ? names : "one of these"));
-}
-
 bool is_empty(const Array& array) {
   return std::find(array.shape.begin(), array.shape.end(), 0) != array.shape.end();
 }
@@ -133,6 +125,14 @@ std::vector<nb::object> Arguments::owners() const {
   std::vector<nb::object> owners;
   for (const auto& array : arrays_) owners.push_back(array->owner);
   return owners;
+}
+
+void require_element(const Array& array, const char* name, std::initializer_list<Element> elements) {
+  if (std::find(elements.begin(), elements.end(), array.element) != elements.end()) return;
+  std::string names;
+  for (const Element element : elements) names += str(names.empty() ? "" : " or ", name_of(element));
+  throw UsageError(str(name, ": expected ", names, ", got ", name_of(array.element), ": convert it to ",
+                       elements.size() == 1 ? names : "one of these"));
 }
 
 void require_writable(const Array& array, const char* name) {

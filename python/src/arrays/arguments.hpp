@@ -49,6 +49,7 @@ class Arguments {
   std::vector<std::unique_ptr<const Array>> arrays_;
 };
 
+void require_element(const Array& array, const char* name, std::initializer_list<Element> elements);
 void require_writable(const Array& array, const char* name);
 bool is_dense(const Array& array);  // C-contiguous
 void require_dense(const Array& array, const char* name);

@@ -112,7 +112,9 @@ nb::tuple LowLatencyCalls::dispatch(const nb::object& x, const nb::object& topk_
   const auto pool = read_or_refuse(Operation::dispatch, [&] {
     tokens = inspect_matrix(x, "x");
     ids = inspect_matrix(topk_idx, "topk_idx");
-    if (tokens.element_bytes() > 1) require_whole_rows(tokens, "x");  // another type is refused with its name
+    require_element(tokens, "x", {kBf16, kFp16, kFp32});
+    require_element(ids, "topk_idx", {kInt32, kInt64});
+    require_whole_rows(tokens, "x");
     require_slots(ids);
     return pool_of(
         {.max_tokens = integer_from(1, max_tokens, "num_max_dispatch_tokens_per_rank", kMostTokens),

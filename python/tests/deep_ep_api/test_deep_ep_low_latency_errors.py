@@ -56,6 +56,7 @@ UNREADABLE = {
     "E": {"num_experts": 16.5}, "use_fp8": {"use_fp8": np.ones(2)}, "async_finish": {"async_finish": np.ones(2)},
     "return_recv_hook": {"return_recv_hook": np.ones(2)}, "use_ue8m0_for_sf": {"use_nvfp4": True, "use_ue8m0_for_sf": True},
     "too many tokens": {"x": np.ones((10, HIDDEN), bf16), "topk_idx": np.zeros((10, 3), np.int64)},
+    "x of another type and width": {"x": np.ones((5, 64), np.complex64)}, "ids of another type": {"topk_idx": np.ones((5, 2))},
     "x of float32": {"x": np.ones((5, HIDDEN), np.float32)},
 }
 
