@@ -97,7 +97,7 @@ TEST_P(Combine, ReturnsTheSameBytesWhenArgumentsAreReused) {
 TEST(Residual, IsTheResultOrLiesApart) {
   ferry_config config = small_config();
   run_threads(kRanks, [&](ferry_rank* rank) {
-    Pair pair(rank, config);
+    Pair pair(rank, config, 1);  // an empty result overlaps nothing
     ASSERT_EQ(ferry_dispatch(pair.c.get(), &pair.args), FERRY_OK) << ferry_last_error();
     const DispatchResult rows = pair.cpp.dispatch(pair.tokens, pair.in.ids.data(), pair.in.weights.data());
     const std::int64_t bytes = 2 * pair.in.count * config.hidden;

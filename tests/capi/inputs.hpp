@@ -12,8 +12,8 @@ namespace ferry::capi_test {
 inline constexpr int kMostRows = 256;  // no rank receives more in these tests
 
 struct Inputs {
-  Inputs(const ferry_config& config, contract::Random& random)
-      : count(random.between(0, config.max_tokens)),
+  Inputs(const ferry_config& config, contract::Random& random, int fewest = 0)
+      : count(random.between(fewest, config.max_tokens)),
         values(words(count * 2 * config.hidden, random)),
         outputs(words(kMostRows * config.hidden, random)) {
     for (int i = 0; i < count * config.top_k; ++i) {

@@ -12,11 +12,12 @@ inline constexpr int kRanks = 3;
 
 // The two exchanges on one rank, with the same configuration and the same inputs.
 struct Pair {
-  Pair(ferry_rank* rank, const ferry_config& config)
+  // `fewest`: tokens of the rank at least.
+  Pair(ferry_rank* rank, const ferry_config& config, int fewest = 0)
       : c(make_exchange(rank, config)),
         cpp(rank->rank, capi::to_config(config, rank->rank.size())),
         random(contract::seed_of(100 + static_cast<std::uint64_t>(rank->rank.index()))),
-        in(config, random),
+        in(config, random, fewest),
         args(sized<ferry_dispatch_args>()),
         rows(sized<ferry_dispatch_result>()),
         tokens(Tokens::rows(in.values.data(), in.count)) {
