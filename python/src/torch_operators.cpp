@@ -268,13 +268,13 @@ void bind_operators(nb::module_& module) {
       "plan"_a.none(), "tokens"_a, "lane"_a, "For ferry.torch: combine, under the same conditions.",
       nb::sig("def _direct_combine(exchange: typing.Any, outputs: typing.Any, row_weights: typing.Any, "
               "plan: typing.Any, tokens: int, lane: int) -> typing.Any"));
-  module.def("_operator_dispatch", &operator_dispatch, "exchange"_a, "x"_a, "ids"_a, "weights"_a.none(),
-             "lane"_a,
+  module.def("_operator_dispatch", &operator_dispatch, "exchange"_a, "x"_a.none(), "ids"_a.none(),
+             "weights"_a.none(), "lane"_a,
              "For ferry.torch: dispatch into new tensors (data, weight, counts, row_offsets, plan).");
   module.def("_operator_combine_backward", &operator_combine_backward, "exchange"_a, "d_result"_a,
              "outputs"_a.none(), "plan"_a, "rows"_a, "lane"_a,
              "For ferry.torch: (d_result dispatched to its rows, their dot products with outputs or None).");
-  module.def("_operator_combine", &operator_combine, "exchange"_a, "outputs"_a, "row_weights"_a.none(),
+  module.def("_operator_combine", &operator_combine, "exchange"_a, "outputs"_a.none(), "row_weights"_a.none(),
              "plan"_a, "tokens"_a, "lane"_a, "row_values"_a = nb::none(),
              "For ferry.torch: Exchange.combine by a plan's storage.");
 }

@@ -195,3 +195,22 @@ def test_operators_refuse_bad_arguments(rng):
             ferry.torch.combine(unreduced, rows.data, rows)
 
     ferry.Group.threads(1).run(body)
+
+
+@pytest.mark.parametrize("wrong", ["x", "ids", "outputs"])
+def test_an_argument_that_is_none_ends_the_call_on_all_ranks(rng, wrong):
+    x, ids, weights = inputs_of(rng)
+
+    def body(rank):
+        exchange = exchange_for(rank)
+        rows = ferry.torch.dispatch(exchange, x, ids, weights)
+        right = {"x": x, "ids": ids, "outputs": rows.data}
+        given = right | ({wrong: None} if rank.index else {})
+        with pytest.raises(ferry.UsageError, match=f"{wrong}: expected an array"):
+            if wrong == "outputs":
+                ferry.torch.combine(exchange, given["outputs"], rows)
+            else:
+                ferry.torch.dispatch(exchange, given["x"], given["ids"], weights)
+        assert torch.equal(ferry.torch.dispatch(exchange, x, ids, weights).data, rows.data)
+
+    ferry.Group.threads(2).run(body)
