@@ -96,8 +96,9 @@ TEST(Program, OverlapRefusesWhatHasNoRowsToSplit) {
   std::string many;
   for (int i = 0; i < 5000; ++i) many += "v" + std::to_string(i) + ": tokens = call f(x)\n";
   EXPECT_EQ(fault(many, 26), "accepted");
-  EXPECT_EQ(fault(many, 27),
-            "overlap of program moe, batches: 27 for 5000 steps: steps times micro-batches are at most 131072");
+  EXPECT_EQ(
+      fault(many, 27),
+      "overlap of program moe, batches: 27 for 5000 steps: steps times micro-batches are at most 131072");
   EXPECT_EQ(fault("a: tokens = call f()\noutput a\n", 2),
             "overlap of program moe, step a (call f): takes nothing, so each micro-batch would have all rows "
             "of a: pass it what it is made of, or make it an input");
