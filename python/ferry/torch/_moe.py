@@ -66,7 +66,7 @@ class MoE(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[..., H] to [..., H]."""
         if self._handle is None:
-            raise ferry.UsageError("MoE: the layer was saved by another process, so it has no exchange here: call connect(group)")
+            raise ferry.UsageError("MoE: the layer was saved, and its exchange does not exist here any more: call connect(group)")
         tokens = x.reshape(-1, x.shape[-1])
         scores = self.router(tokens).float().softmax(-1)
         weights, ids = scores.topk(self.top_k)
