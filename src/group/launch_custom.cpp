@@ -43,7 +43,7 @@ class CustomLauncher : public Group::Launcher {
   }
 
   Connection connection_;
-  int process_ = 0;  // that has joined first; 0: none
+  int process_ = 0;  // the first process that joined; 0: none
   std::weak_ptr<RankState> joined_;
 };
 

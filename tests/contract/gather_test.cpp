@@ -201,7 +201,7 @@ TEST_P(Contract, RowsMayLieAtTheirOwnPlace) {
   }
 }
 
-// By one row or one byte off that place: refused, with nothing written.
+// Rows one row or one byte beside that place are refused, with nothing written.
 TEST_P(Contract, RowsAtAnotherPlaceAreRefused) {
   if (!GetParam().has_gathers()) GTEST_SKIP() << "not in two hops on device memory yet";
   const TestCase c = gather_case(small_case(29), 3);

@@ -37,7 +37,7 @@ class MeetingPoint {
   struct Connection {
     FileDescriptor socket{};
     std::vector<std::byte> input{};                          // received and not answered yet
-    std::shared_ptr<const std::vector<std::byte>> answer{};  // that is being sent; null: none
+    std::shared_ptr<const std::vector<std::byte>> answer{};  // being sent; null: none
     std::size_t sent = 0;                                    // bytes of it
 
     std::optional<std::size_t> announced() const;  // bytes of its part in the pending collective

@@ -19,8 +19,8 @@ class Signals {
 
   int descriptor() const { return file_.number(); }  // readable once a signal has come
 
-  int wait() const;  // for the next one
-  int next() const;  // the one that has come, or 0
+  int wait() const;  // blocks until a signal comes, and returns it
+  int next() const;  // takes a signal that has come; 0: none has
 
   // Blocks what was blocked before.
   void restore() const { pthread_sigmask(SIG_SETMASK, &previous_, nullptr); }
