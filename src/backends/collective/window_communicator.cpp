@@ -45,7 +45,7 @@ std::byte* WindowCommunicator::window(int at, int from) const {
 std::int64_t WindowCommunicator::room_at(int peer) const {
   const std::uint64_t read = pair(me_, peer).read.load(std::memory_order_seq_cst);
   const std::uint64_t used = streams_[static_cast<std::size_t>(peer)].written - read;
-  return layout_.window_bytes - static_cast<std::int64_t>(used);
+  return static_cast<std::int64_t>(static_cast<std::uint64_t>(layout_.window_bytes) - used);
 }
 
 // Bytes of later transfers included.
