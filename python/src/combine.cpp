@@ -104,10 +104,6 @@ void read_result(const Shape& shape, const char* name, CombineInput& in) {
 
 void read_combine(PyExchange& self, LaneCall& call, const PyCombineArguments& given, const PyPlan& plan,
                   CombineInput& in) {
-  require_known(given.unknown, "combine",
-                "outputs, plan, row_weights, topk_weights, reduction, row_values, result, shared_outputs, "
-                "residual, scale, "
-                "lane, sm_limit, stream");
   const Config& config = self.config();
   in.capacity = self.receive_sizes().rows;
   in.plan = &plan;
@@ -144,9 +140,8 @@ nb::object combine_return_value(const CombineInput& in) {
 
 namespace {
 
-nb::object combine(PyExchange& self, const PyCombineArguments& given) {
+nb::object combine(PyExchange& self, LaneCall& call, const PyCombineArguments& given) {
   std::optional<PartTimer> timer(std::in_place, HostPart::arguments);
-  LaneCall call(self, given.lane);
   CombineInput in(call.device());
   call.read_or_refuse({Operation::combine},
                       [&] { read_combine(self, call, given, plan_of(given.plan), in); });
@@ -158,8 +153,7 @@ nb::object combine(PyExchange& self, const PyCombineArguments& given) {
   return combine_return_value(in);
 }
 
-void combine_send(PyExchange& self, const PyCombineArguments& given) {
-  LaneCall call(self, given.lane);
+void combine_send(PyExchange& self, LaneCall& call, const PyCombineArguments& given) {
   CombineInput in(call.device());
   call.read_or_refuse({Operation::combine},
                       [&] { read_combine(self, call, given, plan_of(given.plan), in); });
@@ -185,9 +179,10 @@ nb::object combine_receive(PyExchange& self, int lane, const nb::object& stream)
   return result;
 }
 
-nb::object route_values(PyExchange& self, const nb::object& values, const nb::object& plan, int lane,
-                        const nb::object& stream) {
-  LaneCall call(self, lane);
+nb::object route_values(PyExchange& self, const nb::object& values, const nb::object& plan,
+                        const nb::args& surplus, const nb::object& lane, const nb::object& stream,
+                        const nb::kwargs& unknown) {
+  LaneCall call(self, {Operation::route_values}, {"route_values", lane, surplus, unknown});
   Arguments arguments(call.device());
   const float* from = nullptr;
   float* to = nullptr;
@@ -202,33 +197,36 @@ nb::object route_values(PyExchange& self, const nb::object& values, const nb::ob
   const Plan& routes = nb::cast<PyPlan&>(plan).plan;
   {
     const GilRelease unlocked;
-    call.exchange().route_values(from, routes, to, lane, call.stream());
+    call.exchange().route_values(from, routes, to, call.lane(), call.stream());
   }
   return row_values;
 }
 
-std::pair<PyDispatchResult, nb::object> combine_backward(PyExchange& self, const nb::object& d_result,
-                                                         const nb::object& plan,
-                                                         const nb::object& topk_weights,
-                                                         const nb::object& outputs, const nb::object& format,
-                                                         int lane, const nb::object& sm_limit,
-                                                         const nb::object& memory, const nb::object& stream) {
+std::pair<PyDispatchResult, nb::object> combine_backward(
+    PyExchange& self, const nb::object& d_result, const nb::object& plan, const nb::object& topk_weights,
+    const nb::object& outputs, const nb::args& surplus, const nb::object& format, const nb::object& lane,
+    const nb::object& sm_limit, const nb::object& memory, const nb::object& stream,
+    const nb::kwargs& unknown) {
+  // On devices it is a dispatch and a combine, and the peers have enqueued both.
+  static constexpr std::initializer_list<Operation> kOnHost = {Operation::dispatch},
+                                                    kOnDevice = {Operation::dispatch, Operation::combine};
+  const auto operations = is_host(self.state().device) ? kOnHost : kOnDevice;
+  LaneCall call(self, operations, {"combine_backward", lane, surplus, unknown});
   const PyDispatchArguments given{.tokens = d_result,
                                   .ids = plan,
                                   .weights = topk_weights,
                                   .format = format,
-                                  .lane = lane,
+                                  .lane = call.lane(),
                                   .sm_limit = sm_limit,
                                   .memory = memory,
                                   .stream = stream,
                                   .tokens_name = "d_result",
                                   .weights_name = "topk_weights"};
-  LaneCall call(self, lane);
   DispatchInput in(call.device());
   Outputs rows;
   nb::object d_weights;
   float* d_weights_data = nullptr;
-  const auto read = [&] {
+  call.read_or_refuse(operations, [&] {
     const PyPlan& used = plan_of(plan);
     read_dispatch(self, call, given, in);
     const Config& config = self.config();
@@ -238,18 +236,12 @@ std::pair<PyDispatchResult, nb::object> combine_backward(PyExchange& self, const
     rows = {self.address_of(array), config.combine_type, 0, strided_rows(array, "outputs").count};
     require_rows(&used, rows.rows, "outputs", in.capacity);
     d_weights_data = new_route_values(self, in.tokens.count, in.arguments.framework(), d_weights);
-  };
-  if (is_host(call.device())) {
-    call.read_or_refuse({Operation::dispatch}, read);
-  } else {
-    // It is a dispatch and a combine, and the peers have enqueued both.
-    call.read_or_refuse({Operation::dispatch, Operation::combine}, read);
-  }
+  });
   const DispatchResult received = run_dispatch(self, call, in, [&] {
     return call.exchange().combine_backward(in.tokens, in.plan, in.weights, rows, d_weights_data, in.options,
                                             call.stream());
   });
-  return {self.make_result(lane, received), d_weights};
+  return {self.make_result(call.lane(), received), d_weights};
 }
 
 constexpr const char* kCombineDoc =
@@ -276,7 +268,7 @@ or its row was dropped. Rows past the plan's total are never read.
 Host backends block, without the GIL, until the peers have taken part, for `deadline` seconds at most; 'cuda' does not
 block.
 Raises UsageError for arguments that do not fit; the peers' calls end with it too, unless the mistake is a bad
-`lane`. Raises BadSourceError for a damaged plan.)";
+`lane` of an exchange with several. Raises BadSourceError for a damaged plan.)";
 
 constexpr const char* kCombineParameters =
     "(self, outputs: ferry._typing.Array | None, plan: Plan, *, row_weights: ferry._typing.Array | None = "
@@ -292,30 +284,33 @@ void define_combine(nb::class_<PyExchange>& exchange, const char* name, const ch
                     const Function& function) {
   exchange.def(
       name,
-      [function](PyExchange& self, nb::object outputs, nb::object plan, nb::object row_weights,
-                 nb::object topk_weights, nb::object reduction, nb::object row_values, nb::object result,
-                 nb::object shared_outputs, nb::object residual, nb::object scale, int lane,
-                 nb::object sm_limit, nb::object stream, nb::kwargs unknown) {
-        return function(self, {.outputs = std::move(outputs),
-                               .plan = std::move(plan),
-                               .row_weights = std::move(row_weights),
-                               .topk_weights = std::move(topk_weights),
-                               .reduction = std::move(reduction),
-                               .row_values = std::move(row_values),
-                               .result = std::move(result),
-                               .shared_outputs = std::move(shared_outputs),
-                               .residual = std::move(residual),
-                               .scale = std::move(scale),
-                               .lane = lane,
-                               .sm_limit = std::move(sm_limit),
-                               .stream = std::move(stream),
-                               .unknown = std::move(unknown)});
+      [function, name](PyExchange& self, nb::object outputs, nb::object plan, const nb::args& surplus,
+                       nb::object row_weights, nb::object topk_weights, nb::object reduction,
+                       nb::object row_values, nb::object result, nb::object shared_outputs,
+                       nb::object residual, nb::object scale, const nb::object& lane, nb::object sm_limit,
+                       nb::object stream, const nb::kwargs& unknown) {
+        LaneCall call(self, {Operation::combine}, {name, lane, surplus, unknown});
+        return function(self, call,
+                        {.outputs = std::move(outputs),
+                         .plan = std::move(plan),
+                         .row_weights = std::move(row_weights),
+                         .topk_weights = std::move(topk_weights),
+                         .reduction = std::move(reduction),
+                         .row_values = std::move(row_values),
+                         .result = std::move(result),
+                         .shared_outputs = std::move(shared_outputs),
+                         .residual = std::move(residual),
+                         .scale = std::move(scale),
+                         .lane = call.lane(),
+                         .sm_limit = std::move(sm_limit),
+                         .stream = std::move(stream)});
       },
-      "outputs"_a.none(), "plan"_a.none(), nb::kw_only(), "row_weights"_a = nb::none(),
+      "outputs"_a = nb::none(), "plan"_a = nb::none(), "surplus"_a, "row_weights"_a = nb::none(),
       "topk_weights"_a = nb::none(), "reduction"_a = nb::none(), "row_values"_a = nb::none(),
       "result"_a = nb::none(), "shared_outputs"_a = nb::none(), "residual"_a = nb::none(),
-      nb::arg("scale").none() = 1.0, "lane"_a = 0, nb::arg("sm_limit").none() = 0, "stream"_a = nb::none(),
-      "unknown"_a, doc, nb::sig(str("def ", name, kCombineParameters, returned).c_str()));
+      nb::arg("scale").none() = 1.0, nb::arg("lane").none() = 0, nb::arg("sm_limit").none() = 0,
+      "stream"_a = nb::none(), "unknown"_a, doc,
+      nb::sig(str("def ", name, kCombineParameters, returned).c_str()));
 }
 
 }  // namespace
@@ -332,16 +327,17 @@ Raises UsageError for topk_weights with the reduction 'partial', which need a ro
            "The receive phase of combine: returns what combine returns.",
            nb::sig(
                "def combine_receive(self, *, lane: int = 0, stream: typing.Any | None = None) -> typing.Any"))
-      .def("route_values", &route_values, "values"_a.none(), "plan"_a.none(), nb::kw_only(), "lane"_a = 0,
-           "stream"_a = nb::none(),
+      .def("route_values", &route_values, "values"_a = nb::none(), "plan"_a = nb::none(), "surplus"_a,
+           nb::arg("lane").none() = 0, "stream"_a = nb::none(), "unknown"_a,
            "Sends one number a route, float32 [N, K], to the route's row: returns float32 [rows], 0 on "
            "padding. Collective.",
            nb::sig("def route_values(self, values: ferry._typing.Array, plan: Plan, *, lane: int = 0, "
                    "stream: typing.Any | None = None) -> typing.Any"))
       .def(
-          "combine_backward", &combine_backward, "d_result"_a.none(), "plan"_a.none(),
-          "topk_weights"_a.none(), "outputs"_a.none(), nb::kw_only(), "format"_a = nb::none(), "lane"_a = 0,
-          nb::arg("sm_limit").none() = 0, "memory"_a = nb::none(), "stream"_a = nb::none(),
+          "combine_backward", &combine_backward, "d_result"_a = nb::none(), "plan"_a = nb::none(),
+          "topk_weights"_a = nb::none(), "outputs"_a = nb::none(), "surplus"_a, "format"_a = nb::none(),
+          nb::arg("lane").none() = 0, nb::arg("sm_limit").none() = 0, "memory"_a = nb::none(),
+          "stream"_a = nb::none(), "unknown"_a,
           R"(Gradients of combine: the pair (DispatchResult, d_weights). Collective.
 
 d_result [N, H] is dispatched by the plan and each row multiplied by its weight in topk_weights, float32 [N, K].

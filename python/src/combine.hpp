@@ -17,7 +17,6 @@ struct PyCombineArguments {
   nb::object residual = nb::none(), scale = nb::float_(1);
   int lane = 0;
   nb::object sm_limit = nb::int_(0), stream = nb::none();
-  nb::kwargs unknown{};  // keywords that the operation does not have
 };
 
 // The same, checked and converted.

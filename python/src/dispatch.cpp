@@ -24,9 +24,8 @@ void record_dispatch(PyExchange& self, const DispatchInput& in) {
 
 namespace {
 
-PyDispatchResult dispatch(PyExchange& self, const PyDispatchArguments& given) {
+PyDispatchResult dispatch(PyExchange& self, LaneCall& call, const PyDispatchArguments& given) {
   std::optional<PartTimer> timer(std::in_place, HostPart::arguments);
-  LaneCall call(self, given.lane);
   DispatchInput in(call.device());
   call.read_or_refuse({Operation::dispatch}, [&] { read_dispatch(self, call, given, in); });
   timer.emplace(HostPart::exchange);
@@ -39,8 +38,7 @@ PyDispatchResult dispatch(PyExchange& self, const PyDispatchArguments& given) {
   return self.make_result(given.lane, received);
 }
 
-void dispatch_send(PyExchange& self, const PyDispatchArguments& given) {
-  LaneCall call(self, given.lane);
+void dispatch_send(PyExchange& self, LaneCall& call, const PyDispatchArguments& given) {
   DispatchInput in(call.device());
   call.read_or_refuse({Operation::dispatch}, [&] { read_dispatch(self, call, given, in); });
   run_dispatch(self, call, in, [&] {
@@ -88,7 +86,7 @@ stream         'cuda': default the current stream of the arrays' framework
 Host backends block, without the GIL, until the peers have taken part, for `deadline` seconds at most; 'cuda' does not
 block.
 Raises UsageError for arguments that do not fit; the peers' calls end with it too, unless the mistake is a bad
-`lane`, or a `global_scale` or a scale of `input_scales` with which a block cannot be encoded. Raises BadIdError for
+`lane` of an exchange with several, or a `global_scale` or a scale of `input_scales` with which a block cannot be encoded. Raises BadIdError for
 ids out of range and OverflowError for rows past the capacity, which are dropped: both after the call, whose result
 last_dispatch_result() then returns.)";
 
@@ -106,29 +104,32 @@ void define_dispatch(nb::class_<PyExchange>& exchange, const char* name, const c
                      const char* doc, const Function& function) {
   exchange.def(
       name,
-      [function](PyExchange& self, nb::object tokens, nb::object ids, nb::object weights, nb::object format,
-                 int lane, nb::object sm_limit, nb::object memory, nb::object apply_weights,
-                 nb::object dot_rows, nb::object count, nb::object global_scale, nb::object input_scales,
-                 nb::object stream, nb::kwargs unknown) {
-        return function(self, {.tokens = std::move(tokens),
-                               .ids = std::move(ids),
-                               .weights = std::move(weights),
-                               .format = std::move(format),
-                               .lane = lane,
-                               .sm_limit = std::move(sm_limit),
-                               .memory = std::move(memory),
-                               .apply_weights = std::move(apply_weights),
-                               .dot_rows = std::move(dot_rows),
-                               .count = std::move(count),
-                               .global_scale = std::move(global_scale),
-                               .input_scales = std::move(input_scales),
-                               .stream = std::move(stream),
-                               .unknown = std::move(unknown)});
+      [function, name](PyExchange& self, nb::object tokens, nb::object ids, nb::object weights,
+                       const nb::args& surplus, nb::object format, const nb::object& lane,
+                       nb::object sm_limit, nb::object memory, nb::object apply_weights, nb::object dot_rows,
+                       nb::object count, nb::object global_scale, nb::object input_scales, nb::object stream,
+                       const nb::kwargs& unknown) {
+        LaneCall call(self, {Operation::dispatch}, {name, lane, surplus, unknown});
+        return function(self, call,
+                        {.tokens = std::move(tokens),
+                         .ids = std::move(ids),
+                         .weights = std::move(weights),
+                         .format = std::move(format),
+                         .lane = call.lane(),
+                         .sm_limit = std::move(sm_limit),
+                         .memory = std::move(memory),
+                         .apply_weights = std::move(apply_weights),
+                         .dot_rows = std::move(dot_rows),
+                         .count = std::move(count),
+                         .global_scale = std::move(global_scale),
+                         .input_scales = std::move(input_scales),
+                         .stream = std::move(stream)});
       },
-      "tokens"_a.none(), "ids"_a.none(), "weights"_a = nb::none(), nb::kw_only(), "format"_a = nb::none(),
-      "lane"_a = 0, nb::arg("sm_limit").none() = 0, "memory"_a = nb::none(),
-      nb::arg("apply_weights").none() = false, "dot_rows"_a = nb::none(), "count"_a = nb::none(),
-      "global_scale"_a = nb::none(), "input_scales"_a = nb::none(), "stream"_a = nb::none(), "unknown"_a, doc,
+      "tokens"_a = nb::none(), "ids"_a = nb::none(), "weights"_a = nb::none(), "surplus"_a,
+      "format"_a = nb::none(), nb::arg("lane").none() = 0, nb::arg("sm_limit").none() = 0,
+      "memory"_a = nb::none(), nb::arg("apply_weights").none() = false, "dot_rows"_a = nb::none(),
+      "count"_a = nb::none(), "global_scale"_a = nb::none(), "input_scales"_a = nb::none(),
+      "stream"_a = nb::none(), "unknown"_a, doc,
       nb::sig(str("def ", name, kDispatchParameters, returned).c_str()));
 }
 

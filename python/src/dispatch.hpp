@@ -18,7 +18,6 @@ struct PyDispatchArguments {
   nb::object sm_limit = nb::int_(0), memory = nb::none(), apply_weights = nb::bool_(false),
              dot_rows = nb::none(), count = nb::none(), global_scale = nb::none(), input_scales = nb::none(),
              stream = nb::none();
-  nb::kwargs unknown{};                                           // keywords that the operation does not have
   const char *tokens_name = "tokens", *weights_name = "weights";  // what the caller calls them
 };
 

@@ -259,9 +259,6 @@ void require_rows(const PyPlan* plan, std::int64_t count, const char* name, std:
 }
 
 void read_dispatch(PyExchange& self, LaneCall& call, const PyDispatchArguments& given, DispatchInput& in) {
-  require_known(given.unknown, "dispatch",
-                "tokens, ids, weights, format, lane, sm_limit, memory, apply_weights, dot_rows, count, "
-                "global_scale, input_scales, stream");
   const Config& config = self.config();
   in.capacity = self.receive_sizes().rows;
   const std::optional<std::string> format = text_in(given.format, "format");

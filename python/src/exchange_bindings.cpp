@@ -123,9 +123,10 @@ nb::object wire_counts(const PyExchange& self) {
                           between.combine_bytes, between.combine_messages);
 }
 
-nb::object metadata(PyExchange& self, const nb::object& count, int lane, const nb::object& stream,
-                    const nb::object& out) {
-  LaneCall call(self, lane);
+nb::object metadata(PyExchange& self, const nb::object& count, const nb::args& surplus,
+                    const nb::object& lane, const nb::object& stream, const nb::object& out,
+                    const nb::kwargs& unknown) {
+  LaneCall call(self, {Operation::metadata}, {"metadata", lane, surplus, unknown});
   Arguments arguments(call.device());
   std::int32_t number = 0;
   const std::int32_t* on_device = nullptr;
@@ -156,16 +157,17 @@ nb::object metadata(PyExchange& self, const nb::object& count, int lane, const n
   const StepMetadata* found = nullptr;
   {
     const GilRelease unlocked;
-    found = on_device != nullptr ? call.exchange().metadata(on_device, lane, call.stream(), into)
-                                 : call.exchange().metadata(number, lane, call.stream(), into);
+    found = on_device != nullptr ? call.exchange().metadata(on_device, call.lane(), call.stream(), into)
+                                 : call.exchange().metadata(number, call.lane(), call.stream(), into);
   }
   if (into != nullptr) return out;
   return view_of(self.framework(), const_cast<StepMetadata*>(found), kInt32, {3}, {}, call.device(),
                  owner_of(self.shared()));
 }
 
-nb::tuple dispatch_counts(PyExchange& self, const nb::object& ids, int lane, const nb::object& stream) {
-  LaneCall call(self, lane);
+nb::tuple dispatch_counts(PyExchange& self, const nb::object& ids, const nb::args& surplus,
+                          const nb::object& lane, const nb::object& stream, const nb::kwargs& unknown) {
+  LaneCall call(self, {Operation::dispatch_counts}, {"dispatch_counts", lane, surplus, unknown});
   Arguments arguments(call.device());
   Ids read;
   std::int64_t tokens = 0;
@@ -179,7 +181,7 @@ nb::tuple dispatch_counts(PyExchange& self, const nb::object& ids, int lane, con
   DispatchCounts counts;
   {
     const GilRelease unlocked;
-    counts = call.exchange().dispatch_counts(read, tokens, lane, call.stream());
+    counts = call.exchange().dispatch_counts(read, tokens, call.lane(), call.stream());
   }
   const auto list_of = [](std::span<const std::int32_t> numbers) {
     nb::list list = nb::steal<nb::list>(PyList_New(static_cast<Py_ssize_t>(numbers.size())));
@@ -275,7 +277,7 @@ reduce_scatter_v.
 
 Raises UsageError and OverflowError, which leave the exchange usable; TimeoutError and PeerLostError are final for the
 group. If one rank's arguments are wrong, its peers' calls end with a UsageError too. A `lane` that does not exist is
-an exception: there the peers wait for the deadline.
+an exception where the exchange has several: the rank cannot tell which lane its peers are in, and alone gets an error.
 Ctrl-C in the main thread ends a wait with KeyboardInterrupt, which is final for the group: the peers get PeerLostError.
 With 'cuda', Python sees the signal when the call returns.)";
 
@@ -315,16 +317,16 @@ void bind_exchange(nb::module_& module) {
 `tokens` is its N, needed where the storage is device memory.)",
            nb::sig("def plan_over(self, storage: ferry._typing.Array, tokens: int | None = None) -> Plan"))
       .def(
-          "metadata", &metadata, "count"_a.none(), nb::kw_only(), "lane"_a = 0, "stream"_a = nb::none(),
-          "out"_a = nb::none(),
+          "metadata", &metadata, "count"_a = nb::none(), "surplus"_a, nb::arg("lane").none() = 0,
+          "stream"_a = nb::none(), "out"_a = nb::none(), "unknown"_a,
           R"([sum, prefix, maximum] of the ranks' counts, int32 [3]; prefix is the sum over lower ranks. Collective.
 
 `count` is a number or an int32 [1] in the exchange's memory, on GPUs read when the call runs. They are written to `out`,
 int32 [3], which is returned; without it to an array whose address is fixed for the lane.)",
           nb::sig("def metadata(self, count: int | ferry._typing.Array, *, lane: int = 0, stream: typing.Any "
                   "| None = None, out: ferry._typing.Array | None = None) -> typing.Any"))
-      .def("dispatch_counts", &dispatch_counts, "ids"_a.none(), nb::kw_only(), "lane"_a = 0,
-           "stream"_a = nb::none(),
+      .def("dispatch_counts", &dispatch_counts, "ids"_a = nb::none(), "surplus"_a, nb::arg("lane").none() = 0,
+           "stream"_a = nb::none(), "unknown"_a,
            R"((total, routes, tokens) of a dispatch of these ids, without sending rows. Collective. Blocks.
 
 total: rows that the dispatch delivers here; routes: to each expert of this rank, from all ranks; tokens: N of every

@@ -62,8 +62,9 @@ const std::int32_t* device_count_of(Arguments& arguments, const nb::object& coun
 }
 
 nb::object all_gather_v(PyExchange& self, const nb::object& rows, const nb::object& out,
-                        const nb::object& count, int lane, const nb::object& stream) {
-  LaneCall call(self, lane);
+                        const nb::args& surplus, const nb::object& count, const nb::object& lane,
+                        const nb::object& stream, const nb::kwargs& unknown) {
+  LaneCall call(self, {Operation::all_gather_v}, {"all_gather_v", lane, surplus, unknown});
   Arguments arguments(call.device());
   DenseRows from, to;
   const std::int32_t* device_count = nullptr;
@@ -77,15 +78,16 @@ nb::object all_gather_v(PyExchange& self, const nb::object& rows, const nb::obje
   {
     const GilRelease unlocked;
     total = call.exchange().all_gather_v(from.data(), from.count(), from.row_bytes, to.data(), to.count(),
-                                         lane, call.stream(), device_count);
+                                         call.lane(), call.stream(), device_count);
   }
   if (total < 0 || total == to.count()) return out;
   return out[nb::slice(nb::int_(0), nb::int_(total), nb::int_(1))];
 }
 
 nb::object reduce_scatter_v(PyExchange& self, const nb::object& rows, const nb::object& out,
-                            const nb::object& count, int lane, const nb::object& stream) {
-  LaneCall call(self, lane);
+                            const nb::args& surplus, const nb::object& count, const nb::object& lane,
+                            const nb::object& stream, const nb::kwargs& unknown) {
+  LaneCall call(self, {Operation::reduce_scatter_v}, {"reduce_scatter_v", lane, surplus, unknown});
   Arguments arguments(call.device());
   DenseRows from, to;
   std::optional<DType> type;
@@ -108,7 +110,7 @@ nb::object reduce_scatter_v(PyExchange& self, const nb::object& rows, const nb::
   });
   {
     const GilRelease unlocked;
-    call.exchange().reduce_scatter_v(from.data(), from.count(), *type, to.data(), to.count(), lane,
+    call.exchange().reduce_scatter_v(from.data(), from.count(), *type, to.data(), to.count(), call.lane(),
                                      call.stream(), device_count);
   }
   return out;
@@ -119,8 +121,8 @@ nb::object reduce_scatter_v(PyExchange& self, const nb::object& rows, const nb::
 void bind_gather(nb::class_<PyExchange>& exchange) {
   exchange
       .def(
-          "all_gather_v", &all_gather_v, "rows"_a.none(), "out"_a.none(), nb::kw_only(),
-          "count"_a = nb::none(), "lane"_a = 0, "stream"_a = nb::none(),
+          "all_gather_v", &all_gather_v, "rows"_a = nb::none(), "out"_a = nb::none(), "surplus"_a,
+          "count"_a = nb::none(), nb::arg("lane").none() = 0, "stream"_a = nb::none(), "unknown"_a,
           R"(Copies the rows of all ranks into `out`, in rank order, and returns its rows that were written. Collective.
 
 `rows` is [n, ...] of any type; every rank has its own n, 0 too. `out` is [sum of n or more, ...] of the same type; rows
@@ -131,8 +133,8 @@ hold n instead, at most the number of `rows`.)",
                   "ferry._typing.Array | None = None, lane: int = 0, stream: typing.Any | None = None) -> "
                   "typing.Any"))
       .def(
-          "reduce_scatter_v", &reduce_scatter_v, "rows"_a.none(), "out"_a.none(), nb::kw_only(),
-          "count"_a = nb::none(), "lane"_a = 0, "stream"_a = nb::none(),
+          "reduce_scatter_v", &reduce_scatter_v, "rows"_a = nb::none(), "out"_a = nb::none(), "surplus"_a,
+          "count"_a = nb::none(), nb::arg("lane").none() = 0, "stream"_a = nb::none(), "unknown"_a,
           R"(Adds the ranks' `rows`, writes this rank's rows of the sum to `out`, and returns `out`. Collective.
 
 `rows` is [sum of n, H] of bfloat16, float16 or float32 on every rank, `out` [n, H] of the same type, with this rank's

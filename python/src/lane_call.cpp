@@ -2,8 +2,30 @@
 
 #include "base/text.hpp"
 #include "interpreter.hpp"
+#include "setting_values.hpp"
 
 namespace ferry::python {
+
+namespace {
+
+void require_fit(const GivenBesides& given) {
+  const std::size_t surplus = nb::len(nb::handle(given.surplus)),
+                    unknown = nb::len(nb::handle(given.unknown));
+  if (surplus == 0 && unknown == 0) return;
+  const nb::object signature =
+      nb::module_::import_("inspect").attr("signature")(nb::type<PyExchange>().attr(given.method));
+  std::string known;
+  for (const nb::handle name : nb::object(signature.attr("parameters"))) {
+    const auto text = nb::cast<std::string>(name);
+    if (text != "self") known += known.empty() ? text : ", " + text;
+  }
+  std::string wrong = str("there is no place for ", counted(surplus, "more positional argument"));
+  if (unknown != 0)
+    wrong = str("there is no argument '", nb::cast<std::string>((*given.unknown.begin()).first), "'");
+  throw UsageError(str(given.method, ": ", wrong, "; the arguments are: ", known));
+}
+
+}  // namespace
 
 // state() and pending() check the exchange and the lane before anything is taken from them.
 LaneCall::LaneCall(PyExchange& exchange, int lane)
@@ -13,6 +35,24 @@ LaneCall::LaneCall(PyExchange& exchange, int lane)
       guard_(state_->device) {
   if (lane_->busy.exchange(true))
     throw UsageError(str("lane ", lane, " is in use by another thread: a lane runs one call at a time"));
+}
+
+LaneCall::LaneCall(PyExchange& exchange, std::initializer_list<Operation> operations,
+                   const GivenBesides& given)
+    : LaneCall(exchange, lane_or_refuse(exchange, operations, given.lane)) {
+  read_or_refuse(operations, [&] { require_fit(given); });
+}
+
+int LaneCall::lane_or_refuse(PyExchange& exchange, std::initializer_list<Operation> operations,
+                             const nb::object& given) {
+  const auto refuse = [&](const Error& error) {
+    if (exchange.config().lanes == 1) LaneCall(exchange, 0).refuse(operations, error);
+  };
+  return read_or(refuse, [&] {
+    const int lane = int_of("lane", given);
+    exchange.pending(lane);  // checks it
+    return lane;
+  });
 }
 
 LaneCall::~LaneCall() {
@@ -34,12 +74,6 @@ void LaneCall::refuse(std::initializer_list<Operation> operations, const Error& 
   const GilRelease unlocked;
   for (const Operation operation : operations)
     state_->exchange.refuse(operation, lane_index_, error, stream_);
-}
-
-void require_known(const nb::kwargs& unknown, const char* operation, const char* known) {
-  if (!unknown.is_valid() || nb::len(nb::handle(unknown)) == 0) return;
-  const auto first = nb::cast<std::string>(nb::handle((*unknown.begin()).first));
-  throw UsageError(str(operation, ": there is no argument '", first, "'; the arguments are: ", known));
 }
 
 }  // namespace ferry::python

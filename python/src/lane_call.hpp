@@ -29,17 +29,30 @@ auto read_or(Refuse refuse, Read read) {
   }
 }
 
+// What a method of Exchange was given besides the arguments it reads itself. nanobind converts none of it and
+// finds nothing missing or superfluous, because of what it refuses itself the peers would not learn.
+struct GivenBesides {
+  const char* method;
+  const nb::object& lane;
+  const nb::args& surplus;    // positional arguments that the method does not have
+  const nb::kwargs& unknown;  // and keywords, such as misspelt ones
+};
+
 // Marks the lane as busy and makes the exchange's device current for its lifetime. Construction throws
 // UsageError if another thread is inside a call of the lane.
 class LaneCall {
  public:
   LaneCall(PyExchange& exchange, int lane);
+  // A collective call from Python: where `given` does not fit, this rank refuses `operations`. With several
+  // lanes and one that does not exist it cannot, because it does not know which lane the peers are in.
+  LaneCall(PyExchange& exchange, std::initializer_list<Operation> operations, const GivenBesides& given);
   ~LaneCall();
   LaneCall(const LaneCall&) = delete;
   LaneCall& operator=(const LaneCall&) = delete;
 
   Exchange& exchange() const { return state_->exchange; }
   Device device() const { return state_->device; }
+  int lane() const { return lane_index_; }
 
   // Runs `read`, which converts the arguments. If it throws, this rank refuses `operations`, so that the
   // peers' calls end with the same error at once instead of waiting for their deadline.
@@ -55,6 +68,8 @@ class LaneCall {
   Stream stream() const { return stream_; }
 
  private:
+  static int lane_or_refuse(PyExchange& exchange, std::initializer_list<Operation> operations,
+                            const nb::object& given);
   void refuse(std::initializer_list<Operation> operations, const Error& error) noexcept;
 
   SharedState state_;
@@ -63,8 +78,5 @@ class LaneCall {
   DeviceGuard guard_;
   Stream stream_{};
 };
-
-// Throws UsageError if there are `unknown` keywords, such as misspelt ones. `known`: those of the operation.
-void require_known(const nb::kwargs& unknown, const char* operation, const char* known);
 
 }  // namespace ferry::python

@@ -1,6 +1,7 @@
 """Bad arguments raise an exception that names the argument and what was expected; the peers get it too, and go on."""
 
 import ctypes
+import inspect
 import os
 
 import numpy as np
@@ -274,6 +275,59 @@ def test_a_plan_of_another_exchange():
             there.combine(np.ones((there.capacity, HIDDEN), bf16), small)
 
     ferry.Group.threads(1).run(body)
+
+
+def arguments_of(data, plan):
+    """Arguments of each collective call, positional; its result may be ignored."""
+    return {
+        "dispatch": (X, IDS, W), "dispatch_send": (X, IDS, W), "combine": (data, plan), "combine_send": (data, plan),
+        "route_values": (W, plan), "combine_backward": (X, plan, W, data), "dispatch_counts": (IDS,), "metadata": (3,),
+        "all_gather_v": (X, np.empty((6, HIDDEN), bf16)), "reduce_scatter_v": (np.ones((6, HIDDEN), bf16), np.empty((3, HIDDEN), bf16)),
+    }
+
+
+@pytest.mark.parametrize(("wrong", "pattern"), [
+    ({"nonsense": 1}, "{0}: there is no argument 'nonsense'; the arguments are: {1}"), ({"lane": None}, "lane: expected an integer, got None"),
+    ({"lane": 7}, "lane = 7, must be 0 to 0"), ({"lane": -1}, "lane = -1, must be 0 to 0"), ({"lane": "0"}, "lane: expected an integer, got '0'"),
+    ("missing", "expected a"), ("more", "{0}: there is no place for .* more positional argument.*; the arguments are: {1}"),
+], ids=str)
+@pytest.mark.parametrize("method", arguments_of(None, None))
+def test_arguments_that_do_not_fit_the_call_are_refused_too(method, wrong, pattern):
+    """Rank 1's peer learns of them, so that rank 1's next call is not taken for the one that it could not make."""
+    mistakes = {"missing": lambda good: (good[:-1] if good[-1] is not W else good[:-2], {}), "more": lambda good: (good + (1, 2), {})}
+    names = [name for name in inspect.signature(getattr(ferry.Exchange, method)).parameters if name != "self"]
+    if method == "combine_backward" and wrong == "missing":
+        pattern = "outputs: expected a"
+
+    def body(rank):
+        exchange = ferry.Exchange(rank, experts=4, top_k=TOP_K, hidden=HIDDEN, max_tokens=TOKENS, deadline=5)
+        rows = exchange.dispatch(X, IDS, W)
+        good = arguments_of(rows.data.copy(), rows.plan.copy())[method]
+        given, more = (mistakes[wrong](good) if isinstance(wrong, str) else (good, wrong)) if rank.index else (good, {})
+        with pytest.raises(ferry.UsageError, match=pattern.format(method, ", ".join(names))) as caught:
+            getattr(exchange, method)(*given, **more)
+            getattr(exchange, method.replace("_send", "_receive"))()  # finds the refusal
+        assert rank.index or "rank 1 refused" in str(caught.value)
+        mine = X * (rank.index + 1)
+        rows = exchange.dispatch(mine, IDS)
+        assert np.array_equal(exchange.combine(rows.data.copy(), rows.plan), TOP_K * mine)
+
+    ferry.Group.threads(2).run(body)
+
+
+def test_a_lane_that_does_not_exist_among_several_is_an_error_of_its_rank_alone():
+    """The rank cannot tell which lane its peers are in, so none of them takes part in anything."""
+    def body(rank):
+        exchange = ferry.Exchange(rank, experts=4, top_k=TOP_K, hidden=HIDDEN, max_tokens=TOKENS, lanes=2, deadline=5)
+        if rank.index:
+            for lane in (2, -1, None):
+                with pytest.raises(ferry.UsageError, match="lane"):
+                    exchange.dispatch(X, IDS, lane=lane)
+        for lane in (0, 1):
+            rows = exchange.dispatch(X, IDS, lane=lane)
+            assert np.array_equal(exchange.combine(rows.data.copy(), rows.plan, lane=lane), TOP_K * X)
+
+    ferry.Group.threads(2).run(body)
 
 
 def test_lanes_and_plans_over_storage():
