@@ -24,6 +24,14 @@ CALLS = (
 )
 METHODS = ("dispatch", "low_latency_dispatch", "combine")
 
+# What low-latency calls of one exchange have in common, in the words of their arguments.
+LOW_LATENCY_SHAPE = (
+    "num_max_dispatch_tokens_per_rank",
+    "the number of columns of x",
+    "num_experts",
+    "the number of columns of topk_idx",
+)
+
 
 def group_of(group, comm) -> ferry.Group | ferry.Rank:
     """The ferry.Group or ferry.Rank for the arguments of Buffer. One that the caller passes keeps its deadline."""
@@ -122,12 +130,13 @@ class Exchanges:
                     f"rank {self.rank.index} has {list(mine[1:])}")
         return self._normal(on_device, max(1, *tokens_of_ranks), *settings)
 
-    def _gather(self, call, numbers=(0, 0, 0, 0), error=None):
-        """Collective: the four numbers of every rank. UsageError on all ranks if they are not in the same call.
+    def _gather(self, call, numbers=(0,), error=None):
+        """Collective: the numbers of every rank, at most five. UsageError on all ranks if they are not in the same call.
 
         If one rank has an error and says REFUSED, all raise.
         """
-        gathered = [struct.unpack("5q", theirs) for theirs in self.rank.all_gather(struct.pack("5q", call, *numbers))]
+        mine = struct.pack("6q", call, *numbers, *[0] * (5 - len(numbers)))
+        gathered = [struct.unpack("6q", theirs) for theirs in self.rank.all_gather(mine)]
         for rank, (theirs, *_) in enumerate(gathered):
             if theirs != gathered[0][0]:
                 different = f"rank 0 is in {CALLS[gathered[0][0]]}, rank {rank} in {CALLS[theirs]}"
@@ -135,7 +144,7 @@ class Exchanges:
         first_numbers = [first for _, first, *_ in gathered]
         if REFUSED in first_numbers:
             self._raise_error(METHODS[call], error, first_numbers.index(REFUSED))
-        return [numbers for _, *numbers in gathered]
+        return [theirs[: len(numbers)] for _, *theirs in gathered]
 
     def _raise_error(self, method, error, first):
         """Collective: raises this rank's own error, or that of rank `first`."""
@@ -243,9 +252,14 @@ class Exchanges:
 
     def first_low_latency(self, on_device, *shape):
         """Collective: one more exchange for low-latency calls of `shape`: M, H, E and K."""
-        gathered = self._gather(FIRST_LOW_LATENCY, (*shape[:3], self.num_rdma_bytes))
+        gathered = self._gather(FIRST_LOW_LATENCY, (*shape, self.num_rdma_bytes))
+        for rank, (*theirs, _) in enumerate(gathered):
+            for name, first, other in zip(LOW_LATENCY_SHAPE, gathered[0], theirs):
+                if other != first:
+                    raise ferry.UsageError(
+                        f"low-latency mode: {name} is {first} on rank 0 and {other} on rank {rank}: pass the same on every rank")
         if self.nodes > 1:
-            for rank, (most, hidden, experts, theirs) in enumerate(gathered):
+            for rank, (most, hidden, experts, _, theirs) in enumerate(gathered):
                 needed = low_latency_size_hint(most, hidden, self.rank.size, experts)
                 if theirs < needed:
                     raise ferry.UsageError(
@@ -257,7 +271,7 @@ class Exchanges:
 
     def refuse_first_low_latency(self, error):
         """Collective: takes part in the first low-latency call without having read its shape; raises `error`."""
-        self._gather(FIRST_LOW_LATENCY, (REFUSED, 0, 0, 0), error)
+        self._gather(FIRST_LOW_LATENCY, (REFUSED,), error)
 
     def _make_on(self, on_device, settings):
         return ferry.Exchange(self.group, deadline=DEADLINE, **self._transport(on_device), **settings)

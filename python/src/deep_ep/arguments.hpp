@@ -3,11 +3,18 @@
 
 #include <functional>
 #include <limits>
+#include <string_view>
 
 #include "arrays/arguments.hpp"
 #include "arrays/framework.hpp"
 
 namespace ferry::python {
+
+// Why a rank refuses a call: the ranks' hosts must agree on an exchange. The others then do so, too.
+inline constexpr const char* kMustAgree = "the ranks' hosts must gather their arguments";
+inline bool must_agree(const Error& refusal) {
+  return std::string_view(refusal.what()).find(kMustAgree) != std::string_view::npos;
+}
 
 // What Config allows of max_tokens and experts.
 inline constexpr int kMostTokens = 1 << 24, kMostExperts = 1 << 20;

@@ -7,6 +7,7 @@
 
 #include "arrays/framework.hpp"
 #include "base/text.hpp"
+#include "deep_ep/arguments.hpp"
 #include "deep_ep/streams.hpp"
 #include "errors.hpp"
 #include "lane_call.hpp"
@@ -25,6 +26,7 @@ struct PooledExchange {
   nb::object owner;
   PyExchange* exchange;
   bool busy = false;  // between the phases of a call
+  int owed = 0;       // refusals for when it is no longer busy
 };
 
 // How rows of a dispatch are quantised, as given. use_nvfp4 goes before use_fp8; x_global_scale is 1 / g.
@@ -41,10 +43,8 @@ struct LowLatencyPool {
 
   explicit LowLatencyPool(const LowLatencyShape& of) : shape(of) {}
 
-  // Returns an exchange that is not busy. Calls `make`, a collective operation, if there is none. Throws
-  // UsageError if kMost are busy.
-  PooledExchange& acquire(const nb::object& make);
   bool may_acquire() const;
+  void add(nb::object exchange);
 
   LowLatencyShape shape;
   std::vector<std::unique_ptr<PooledExchange>> exchanges;
@@ -56,6 +56,42 @@ struct LowLatencyPool {
 
  private:
   void learn(const PyExchange& exchange);
+};
+
+// The pools of a Buffer. The peers of a rank that makes an exchange may be in a call of one that exists, if
+// their shapes differ. So the rank refuses a call of each exchange with kMustAgree. All ranks that make one
+// do, and so does a rank whose call ends with this refusal; then the ranks' hosts gather the shapes.
+struct LowLatencyPools {
+  // Returns an exchange of the pool that is not busy. If there is none, makes one, a collective operation.
+  // Throws UsageError if kMost are busy.
+  PooledExchange& acquire(LowLatencyPool& pool);
+
+  // Runs a call of `used`, of `pool`, that waits for the peers.
+  template <class Call>
+  void run(LowLatencyPool& pool, PooledExchange& used, Call call) {
+    try {
+      call();
+    } catch (const Error& error) {
+      if (!must_agree(error)) {
+        settle(used);
+      } else if (used.owed > 0) {  // the ranks have gathered since the send phase
+        --used.owed;
+        settle(used);
+      } else {
+        make_one(pool, &used);  // raises, because the shapes differ
+      }
+      throw;
+    }
+    settle(used);
+  }
+
+  nb::object make;  // first_low_latency of the Exchanges
+  std::vector<std::shared_ptr<LowLatencyPool>> all;
+
+ private:
+  // `refused`: the exchange whose call ended with a refusal, or null.
+  void make_one(LowLatencyPool& pool, const PooledExchange* refused);
+  static void settle(PooledExchange& exchange);
 };
 
 // The Python class of handles: (src_info, layout_range, M, H, E). Python computes the first two on first
@@ -77,8 +113,8 @@ struct LowLatencyHandle {
 class ReceiveHook {
  public:
   // `handle`: a dispatch's; None for a combine.
-  ReceiveHook(nb::object streams, std::shared_ptr<LowLatencyPool> pool, PooledExchange& used, Stream stream,
-              nb::object handle);
+  ReceiveHook(nb::object streams, std::shared_ptr<LowLatencyPools> pools,
+              std::shared_ptr<LowLatencyPool> pool, PooledExchange& used, Stream stream, nb::object handle);
 
   void call();
 
@@ -86,6 +122,7 @@ class ReceiveHook {
   void receive();
 
   nb::object streams_;
+  std::shared_ptr<LowLatencyPools> pools_;
   std::shared_ptr<LowLatencyPool> pool_;  // owns the exchange
   PooledExchange* used_;
   Stream stream_;
@@ -121,7 +158,7 @@ class LowLatencyCalls {
   LowLatencyCalls(nb::object streams, nb::object python)
       : streams_(std::move(streams)),
         python_(std::move(python)),
-        make_exchange_(python_.attr("first_low_latency")) {}
+        pools_(std::make_shared<LowLatencyPools>(LowLatencyPools{python_.attr("first_low_latency"), {}})) {}
 
   nb::tuple dispatch(const nb::object& x, const nb::object& topk_idx, const nb::object& max_tokens,
                      const nb::object& experts, const nb::object& stats, const LowLatencyFormat& format,
@@ -152,8 +189,8 @@ class LowLatencyCalls {
   nb::object finish(Device device, Stream stream, Stream current, bool async_finish,
                     std::vector<nb::object> used);
 
-  nb::object streams_, python_, make_exchange_;
-  std::vector<std::shared_ptr<LowLatencyPool>> pools_;
+  nb::object streams_, python_;
+  std::shared_ptr<LowLatencyPools> pools_;
   std::shared_ptr<LowLatencyPool> last_;  // of the last call
   bool closed_ = false;
 };

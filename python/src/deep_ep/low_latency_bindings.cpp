@@ -14,15 +14,15 @@ void LowLatencyCalls::require_open() const {
 }
 
 std::shared_ptr<LowLatencyPool> LowLatencyCalls::pool_of(const LowLatencyShape& shape) {
-  for (const auto& pool : pools_) {
+  for (const auto& pool : pools_->all) {
     if (pool->shape == shape) return pool;
   }
-  return pools_.emplace_back(std::make_shared<LowLatencyPool>(shape));
+  return pools_->all.emplace_back(std::make_shared<LowLatencyPool>(shape));
 }
 
 void LowLatencyCalls::refuse(Operation operation, const nb::object& error) {
   if (last_ && last_->may_acquire()) {
-    LaneCall call(*last_->acquire(make_exchange_).exchange, 0);
+    LaneCall call(*pools_->acquire(*last_).exchange, 0);
     call.set_stream(
         stream_of(nb::none(), last_->shape.on_device ? Framework::torch : Framework::numpy, call.device()));
     call.read_or_refuse({operation}, [&] { raise(error); });

@@ -74,7 +74,7 @@ nb::tuple LowLatencyCalls::combine(const nb::object& x, const nb::object& topk_i
   require_open();
   const LowLatencyHandle& handle =
       *read_or_refuse(Operation::combine, [&] { return &handle_of(handle_object); });
-  PooledExchange& used = handle.pool->acquire(make_exchange_);
+  PooledExchange& used = pools_->acquire(*handle.pool);
   last_ = handle.pool;
   LaneCall call(*used.exchange, 0);
   const Stream current = stream_of(nb::none(), handle.plan.framework, call.device());
@@ -100,7 +100,7 @@ nb::tuple LowLatencyCalls::combine(const nb::object& x, const nb::object& topk_i
   const Stream stream = streams().begin(call.device(), current, nullptr, async_finish);
   call.set_stream(stream);
   timer.emplace(HostPart::exchange);
-  {
+  pools_->run(*handle.pool, used, [&] {
     const GilRelease unlocked;
     in_words(kWords, [&] {
       if (hooked) {
@@ -109,13 +109,13 @@ nb::tuple LowLatencyCalls::combine(const nb::object& x, const nb::object& topk_i
         call.exchange().combine(in.outputs, in.plan->plan, in.result, in.options, stream);
       }
     });
-  }
+  });
   timer.emplace(HostPart::results);
   std::vector<nb::object> arrays = in.arguments.owners();
   arrays.push_back(handle.plan.owner);
   nb::object hook = nb::none();
   if (hooked) {
-    hook = nb::cast(ReceiveHook(streams_, handle.pool, used, stream, nb::none()));
+    hook = nb::cast(ReceiveHook(streams_, pools_, handle.pool, used, stream, nb::none()));
     used.exchange->pending(0) = {.owners = std::move(arrays), .result = in.result_array};
     arrays.clear();
   }

@@ -123,7 +123,7 @@ nb::tuple LowLatencyCalls::dispatch(const nb::object& x, const nb::object& topk_
          .top_k = static_cast<int>(ids.shape[1]),
          .on_device = !is_host(tokens.device)});
   });
-  PooledExchange& used = pool->acquire(make_exchange_);
+  PooledExchange& used = pools_->acquire(*pool);
   last_ = pool;
   LaneCall call(*used.exchange, 0);
   const Stream current = stream_of(nb::none(), tokens.framework, call.device());
@@ -164,7 +164,7 @@ nb::tuple LowLatencyCalls::dispatch(const nb::object& x, const nb::object& topk_
   const Stream stream = streams().begin(call.device(), current, nullptr, async_finish);
   call.set_stream(stream);
   timer.emplace(HostPart::exchange);
-  {
+  pools_->run(*pool, used, [&] {
     const GilRelease unlocked;
     if (hooked) {
       call.exchange().dispatch_send(in.tokens, in.ids, nullptr, in.options, stream);
@@ -172,7 +172,7 @@ nb::tuple LowLatencyCalls::dispatch(const nb::object& x, const nb::object& topk_
       dispatch_in_own_words(
           [&] { call.exchange().dispatch(in.tokens, in.ids, nullptr, in.options, stream); });
     }
-  }
+  });
   timer.emplace(HostPart::results);
   PyPlan plan{.plan = Plan::over(received->memory.plan, static_cast<std::size_t>(pool->plan.lengths[0])),
               .owner = received->plan,
@@ -187,7 +187,7 @@ nb::tuple LowLatencyCalls::dispatch(const nb::object& x, const nb::object& topk_
   for (nb::object& owner : in.arguments.owners()) arrays.push_back(std::move(owner));
   nb::object hook = nb::none();
   if (hooked) {
-    hook = nb::cast(ReceiveHook(streams_, pool, used, stream, handle));
+    hook = nb::cast(ReceiveHook(streams_, pools_, pool, used, stream, handle));
     used.exchange->pending(0).owners = std::move(arrays);
     arrays.clear();
   }

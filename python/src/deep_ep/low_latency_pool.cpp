@@ -41,19 +41,47 @@ bool LowLatencyPool::may_acquire() const {
   return static_cast<std::size_t>(busy) < kMost;
 }
 
-PooledExchange& LowLatencyPool::acquire(const nb::object& make) {
-  for (const auto& exchange : exchanges) {
-    if (!exchange->busy) return *exchange;
-  }
-  if (!may_acquire()) {
-    throw UsageError(
-        str(kMost, " low-latency calls wait for their hooks to be called, which is the most there may be"));
-  }
-  nb::object made = make(shape.on_device, shape.max_tokens, shape.hidden, shape.experts, shape.top_k);
+void LowLatencyPool::add(nb::object made) {
   auto& exchange = nb::cast<PyExchange&>(made);
   if (exchanges.empty()) learn(exchange);
   exchanges.push_back(std::make_unique<PooledExchange>(PooledExchange{std::move(made), &exchange}));
-  return *exchanges.back();
+}
+
+PooledExchange& LowLatencyPools::acquire(LowLatencyPool& pool) {
+  for (const auto& exchange : pool.exchanges) {
+    if (!exchange->busy) return *exchange;
+  }
+  if (!pool.may_acquire()) {
+    throw UsageError(
+        str(LowLatencyPool::kMost,
+            " low-latency calls wait for their hooks to be called, which is the most there may be"));
+  }
+  make_one(pool, nullptr);
+  return *pool.exchanges.back();
+}
+
+void LowLatencyPools::make_one(LowLatencyPool& pool, const PooledExchange* refused) {
+  std::vector<PooledExchange*> others;
+  for (const auto& each : all) {
+    for (const auto& exchange : each->exchanges)
+      if (exchange.get() != refused) others.push_back(exchange.get());
+  }
+  for (PooledExchange* const other : others) {
+    ++other->owed;
+    if (!other->busy) settle(*other);
+  }
+  const LowLatencyShape& shape = pool.shape;
+  pool.add(make(shape.on_device, shape.max_tokens, shape.hidden, shape.experts, shape.top_k));
+}
+
+void LowLatencyPools::settle(PooledExchange& exchange) {
+  if (exchange.owed == 0) return;
+  LaneCall call(*exchange.exchange, 0);
+  const Framework framework = is_host(call.device()) ? Framework::numpy : Framework::torch;
+  call.set_stream(stream_of(nb::none(), framework, call.device()));
+  const GilRelease unlocked;
+  for (; exchange.owed > 0; --exchange.owed)
+    call.exchange().refuse(Operation::dispatch, 0, UsageError(kMustAgree), call.stream());
 }
 
 void LowLatencyHandle::require_received() const {
@@ -61,9 +89,11 @@ void LowLatencyHandle::require_received() const {
   throw UsageError("low-latency handle: the rows have not been received: call the dispatch's hook first");
 }
 
-ReceiveHook::ReceiveHook(nb::object streams, std::shared_ptr<LowLatencyPool> pool, PooledExchange& used,
-                         Stream stream, nb::object handle)
+ReceiveHook::ReceiveHook(nb::object streams, std::shared_ptr<LowLatencyPools> pools,
+                         std::shared_ptr<LowLatencyPool> pool, PooledExchange& used, Stream stream,
+                         nb::object handle)
     : streams_(std::move(streams)),
+      pools_(std::move(pools)),
       pool_(std::move(pool)),
       used_(&used),
       stream_(stream),
@@ -91,14 +121,16 @@ void ReceiveHook::call() {
   pending_ = false;
   used_->busy = false;
   LowLatencyHandle* const handle = handle_.is_none() ? nullptr : &nb::cast<LowLatencyHandle&>(handle_);
-  try {
-    receive();
-  } catch (const Error& error) {
-    // After bad ids the rows that could be sent were received, in arrays that the caller already has.
-    if (handle != nullptr) handle->received = LaneCall::delivers_result(error);
-    if (used_->exchange->shared()) used_->exchange->pending(0) = {};
-    throw;
-  }
+  pools_->run(*pool_, *used_, [&] {
+    try {
+      receive();
+    } catch (const Error& error) {
+      // After bad ids the rows that could be sent were received, in arrays that the caller already has.
+      if (handle != nullptr) handle->received = LaneCall::delivers_result(error);
+      if (used_->exchange->shared()) used_->exchange->pending(0) = {};
+      throw;
+    }
+  });
   if (handle != nullptr) handle->received = true;
   used_->exchange->pending(0) = {};
 }

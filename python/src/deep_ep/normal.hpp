@@ -107,7 +107,4 @@ class NormalCalls {
   bool closed_ = false;
 };
 
-// Why a rank refuses a call: the ranks' hosts must agree on an exchange. The others then do so, too.
-inline constexpr const char* kMustAgree = "the ranks' hosts must gather their arguments";
-
 }  // namespace ferry::python

@@ -163,7 +163,7 @@ std::optional<DispatchCounts> NormalCalls::count(LaneCall& call, const Routes& r
   try {
     return counts_of(call, routes);
   } catch (const UsageError& refusal) {
-    if (std::string_view(refusal.what()).find(kMustAgree) == std::string_view::npos) throw;
+    if (!must_agree(refusal)) throw;
     return std::nullopt;
   }
 }

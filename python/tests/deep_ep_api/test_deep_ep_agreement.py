@@ -5,7 +5,7 @@ import pytest
 
 import ferry
 from deep_ep_steps import HIDDEN, full_step, layout_and_dispatch, low_latency, on_ranks, step_of
-from oracle import messages_to, same_bits
+from oracle import messages_to, routes_to, same_bits
 
 
 def test_ranks_with_different_shapes(rng):
@@ -43,18 +43,52 @@ def test_ranks_in_different_calls(rng, theirs, call):
         low_latency(buffer, step, me)
 
 
-@pytest.mark.parametrize(("name", "other"), [("max_tokens", {"most": 12}), ("experts", {"experts": 32}),
-                                             ("top_k", {"top_k": 2}), ("hidden", {"hidden": 128})])
-def test_ranks_with_different_low_latency_shapes(rng, name, other):
-    step = full_step(rng)
+@pytest.mark.parametrize("peer", ["first call", "dispatch", "hook of dispatch", "combine", "hook of combine"])
+@pytest.mark.parametrize(("name", "other"), [("num_max_dispatch_tokens_per_rank", {"most": 12}), ("num_experts", {"experts": 32}),
+                                             ("the number of columns of topk_idx", {"top_k": 2}), ("the number of columns of x", {"hidden": 128})])
+def test_ranks_with_different_low_latency_shapes(rng, name, other, peer):
+    """Rank 1 is in the first call of a shape, rank 0 in one of that shape too or in a call of an exchange that exists."""
+    step, hooked = full_step(rng), "hook" in peer
 
     @on_ranks(2)
     def _(me, buffer):
+        if peer != "first call":
+            low_latency(buffer, step, me, most=20)  # of a shape that no later call has
+            recv, _, handle, *_ = low_latency(buffer, step, me, use_fp8=False)
+
+        def finish(result):
+            if hooked:
+                result[-1]()
+
         mine = other if me else {}
         x, ids = step.tokens[me][:, : mine.get("hidden")], step.ids[me][:, : mine.get("top_k")]
-        with pytest.raises(ferry.UsageError, match=f"configurations differ: {name} is"):
-            buffer.low_latency_dispatch(x, ids, mine.get("most", 9), mine.get("experts", 16))
-        low_latency(buffer, step, me)
+        with pytest.raises(ferry.UsageError, match=f"low-latency mode: {name} is [0-9]+ on rank 0 and [0-9]+ on rank 1"):
+            if "combine" in peer and me == 0:
+                finish(buffer.low_latency_combine(recv, ids, step.weights[me], handle, return_recv_hook=hooked))
+            else:
+                finish(buffer.low_latency_dispatch(x, ids, mine.get("most", 9), mine.get("experts", 16), return_recv_hook=hooked))
+        for most in (9, 20, 12, 9):
+            recv, counts, handle, *_ = low_latency(buffer, step, me, most=most, use_fp8=False)
+            for e in range(8):
+                sent = [step.tokens[rank][token] for expert, rank, token, _ in routes_to(step, me) if expert == me * 8 + e]
+                assert counts[e] == len(sent) and all(same_bits(recv[e, i], row) for i, row in enumerate(sent))
+
+
+def test_a_hook_may_be_called_after_the_first_call_of_another_shape_on_one_rank(rng):
+    steps = [full_step(rng) for _ in range(6)]
+
+    @on_ranks(2)
+    def _(me, buffer):
+        for step, most in zip(steps, (9, 10, 11, 9, 10, 11)):
+            recv, counts, _, _, hook = low_latency(buffer, step, me, most=9, use_fp8=False, return_recv_hook=True)
+            if me:
+                hook()
+            low_latency(buffer, step, me, most=most + 10)
+            if not me:
+                hook()
+            for e in range(8):
+                sent = [step.tokens[rank][token] for expert, rank, token, _ in routes_to(step, me) if expert == me * 8 + e]
+                assert counts[e] == len(sent) and all(same_bits(recv[e, i], row) for i, row in enumerate(sent))
 
 
 def count_gatherings(buffer):
