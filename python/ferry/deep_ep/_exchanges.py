@@ -16,11 +16,13 @@ REFUSED = -1  # gathered in place of a rank's first number if its arguments are 
 MESSAGE_BYTES = 256  # of the error message gathered then
 
 # Ranks gather which call they are in together with its numbers. Different calls are an error on every rank.
-DISPATCH, FIRST_LOW_LATENCY, FIRST_WEIGHTS = range(3)
+DISPATCH, FIRST_LOW_LATENCY, FIRST_WEIGHTS, BY_HANDLE, COMBINE = range(5)
 CALLS = (
     "a dispatch without a handle",
     "the first low-latency call of a shape",
     "the first combine with topk_weights of a shape",
+    "a dispatch with a handle",
+    "a combine",
 )
 METHODS = ("dispatch", "low_latency_dispatch", "combine")
 
@@ -129,6 +131,14 @@ class Exchanges:
                     f"dispatch: rank {rank} has [hidden, experts, top_k] = {theirs}, "
                     f"rank {self.rank.index} has {list(mine[1:])}")
         return self._normal(on_device, max(1, *tokens_of_ranks), *settings)
+
+    def meet_in_dispatch_by_handle(self):
+        """Collective: a peer gathers in another call. Raises."""
+        self._gather(BY_HANDLE)
+
+    def meet_in_combine(self):
+        """Collective: a peer gathers in another call. Raises."""
+        self._gather(COMBINE)
 
     def _gather(self, call, numbers=(0,), error=None):
         """Collective: the numbers of every rank, at most five. UsageError on all ranks if they are not in the same call.

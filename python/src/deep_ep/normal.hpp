@@ -95,6 +95,18 @@ class NormalCalls {
   void make_room(const nb::object& error, const Routes* routes, std::int64_t worst, Stream stream);
   // Counts the routes of all ranks. Nothing: the ranks' hosts must agree first.
   std::optional<DispatchCounts> count(LaneCall& call, const Routes& routes);
+  // Runs a call that needs no agreement of the hosts. Where a peer's does, their calls differ, and all get an
+  // error. `method`: of the Exchanges, gathers.
+  template <class Call>
+  void run(const char* method, Call call) {
+    try {
+      const GilRelease unlocked;
+      call();
+    } catch (const UsageError& refusal) {
+      if (must_agree(refusal)) python_.attr(method)();
+      throw;
+    }
+  }
   // Dispatches. `counts`: null for num_worst_tokens.
   nb::tuple deliver(LaneCall& call, Routes& routes, Received& received, const DispatchCounts* counts,
                     const NewRoutes& given, StreamedCall& streamed, int num_sms);

@@ -93,8 +93,9 @@ nb::tuple NormalCalls::combine(const nb::object& x, const nb::object& object, co
     });
     timer.emplace(HostPart::exchange);
     try {
-      const GilRelease unlocked;
-      call.exchange().combine(in.outputs, handle.plan.plan, in.result, in.options, call.stream());
+      run("meet_in_combine", [&] {
+        call.exchange().combine(in.outputs, handle.plan.plan, in.result, in.options, call.stream());
+      });
     } catch (const Error& error) {
       // The peers' calls go on.
       if (LaneCall::delivers_result(error) && !topk_weights.is_none())

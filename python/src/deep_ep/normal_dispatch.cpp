@@ -329,10 +329,8 @@ nb::tuple NormalCalls::dispatch_by_handle(const nb::object& x, const nb::object&
       parts[p] = arrays.make({rows.elements[p], {room, rows.columns[p]}}, in.options.memory.parts[p]);
   });
   timer.emplace(HostPart::exchange);
-  {
-    const GilRelease unlocked;
-    call.exchange().dispatch(in.tokens, handle.plan.plan, nullptr, in.options, call.stream());
-  }
+  run("meet_in_dispatch_by_handle",
+      [&] { call.exchange().dispatch(in.tokens, handle.plan.plan, nullptr, in.options, call.stream()); });
   timer.emplace(HostPart::results);
   nb::object recv_x = recv_x_of(rows, parts, handle.rows);
   std::vector<nb::object> inputs = in.arguments.owners(), outputs = {parts[0]};

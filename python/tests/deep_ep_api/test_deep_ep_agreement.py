@@ -91,6 +91,28 @@ def test_a_hook_may_be_called_after_the_first_call_of_another_shape_on_one_rank(
                 assert counts[e] == len(sent) and all(same_bits(recv[e, i], row) for i, row in enumerate(sent))
 
 
+@pytest.mark.parametrize("shape", ["unreadable", "another", "the same"])
+@pytest.mark.parametrize("call", ["a dispatch with a handle", "a combine"])
+def test_a_rank_without_a_handle(rng, call, shape):
+    """Rank 1 dispatches without a handle; the error on both ranks says so."""
+    step = full_step(rng)
+    cut = type(step)(16, 2, step.tokens, [ids[:, :2].copy() for ids in step.ids], [w[:, :2].copy() for w in step.weights])
+
+    @on_ranks(2)
+    def _(me, buffer):
+        rows, *_, handle, _ = layout_and_dispatch(buffer, step, me)
+        expected = "dispatch_counts on rank 1" if shape == "the same" else f"rank 0 is in {call}, rank 1 in a dispatch without a handle"
+        with pytest.raises(ferry.UsageError, match=expected):
+            if me == 0:
+                buffer.combine(rows, handle) if call == "a combine" else buffer.dispatch(step.tokens[me], handle)
+            elif shape == "unreadable":
+                buffer.dispatch(step.tokens[me], None)
+            else:
+                layout_and_dispatch(buffer, cut if shape == "another" else step, me)
+        assert same_bits(layout_and_dispatch(buffer, step, me)[0], rows)
+        assert same_bits(buffer.combine(rows, handle)[0], buffer.combine(buffer.dispatch(step.tokens[me], handle)[0], handle)[0])
+
+
 def count_gatherings(buffer):
     """A list that gets an entry for every exchange of numbers between the ranks' hosts."""
     gatherings, gather = [], buffer.exchanges._gather
