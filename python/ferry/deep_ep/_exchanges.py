@@ -16,13 +16,14 @@ REFUSED = -1  # gathered in place of a rank's first number if its arguments are 
 MESSAGE_BYTES = 256  # of the error message gathered then
 
 # Ranks gather which call they are in together with its numbers. Different calls are an error on every rank.
-DISPATCH, FIRST_LOW_LATENCY, FIRST_WEIGHTS, BY_HANDLE, COMBINE = range(5)
+DISPATCH, FIRST_LOW_LATENCY, FIRST_WEIGHTS, BY_HANDLE, COMBINE, WORST_CASE = range(6)
 CALLS = (
     "a dispatch without a handle",
     "the first low-latency call of a shape",
     "the first combine with topk_weights of a shape",
     "a dispatch with a handle",
     "a combine",
+    "a dispatch with num_worst_tokens of the last one's shape and size",
 )
 METHODS = ("dispatch", "low_latency_dispatch", "combine")
 
@@ -139,6 +140,10 @@ class Exchanges:
     def meet_in_combine(self):
         """Collective: a peer gathers in another call. Raises."""
         self._gather(COMBINE)
+
+    def meet_in_worst_case(self):
+        """Collective: a peer gathers in another call. Raises."""
+        self._gather(WORST_CASE)
 
     def _gather(self, call, numbers=(0,), error=None):
         """Collective: the numbers of every rank, at most five. UsageError on all ranks if they are not in the same call.

@@ -245,8 +245,8 @@ nb::tuple NormalCalls::deliver(LaneCall& call, Routes& routes, Received& receive
       node_routes = python_.attr("node_routes")(current.owner, given.is_token_in_rank);
   };
   try {
-    const GilRelease unlocked;
-    call.exchange().dispatch(in.tokens, in.ids, in.weights, in.options, call.stream());
+    run("meet_in_worst_case",
+        [&] { call.exchange().dispatch(in.tokens, in.ids, in.weights, in.options, call.stream()); });
   } catch (const Error& error) {
     if (LaneCall::delivers_result(error)) exchange_node_routes();  // the peers' calls go on
     throw;

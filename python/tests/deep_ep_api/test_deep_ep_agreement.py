@@ -5,7 +5,7 @@ import pytest
 
 import ferry
 from deep_ep_steps import HIDDEN, full_step, layout_and_dispatch, low_latency, on_ranks, step_of
-from oracle import messages_to, routes_to, same_bits
+from oracle import bf16, messages_to, routes_to, same_bits
 
 
 def test_ranks_with_different_shapes(rng):
@@ -111,6 +111,21 @@ def test_a_rank_without_a_handle(rng, call, shape):
                 layout_and_dispatch(buffer, cut if shape == "another" else step, me)
         assert same_bits(layout_and_dispatch(buffer, step, me)[0], rows)
         assert same_bits(buffer.combine(rows, handle)[0], buffer.combine(buffer.dispatch(step.tokens[me], handle)[0], handle)[0])
+
+
+@pytest.mark.parametrize("other", ["hidden", "top_k", "num_worst_tokens"])
+def test_worst_cases_that_differ(rng, other):
+    step = full_step(rng)
+    cut = type(step)(16, 2, step.tokens, [ids[:, :2].copy() for ids in step.ids], [w[:, :2].copy() for w in step.weights])
+
+    @on_ranks(2)
+    def _(me, buffer):
+        rows = layout_and_dispatch(buffer, step, me)[0]
+        wrong = {"hidden": {"x": np.ones((5, 2 * HIDDEN), bf16)}, "num_worst_tokens": {"num_worst_tokens": 2000}}.get(other, {}) if me else {}
+        expected = "rank 0 is in a dispatch with num_worst_tokens of the last one's shape and size, rank 1 in a dispatch without a handle"
+        with pytest.raises(ferry.UsageError, match=expected):
+            layout_and_dispatch(buffer, cut if me and other == "top_k" else step, me, **({"num_worst_tokens": 20} | wrong))
+        assert same_bits(layout_and_dispatch(buffer, step, me)[0], rows)
 
 
 def count_gatherings(buffer):
