@@ -32,7 +32,11 @@ def _operators_for(tensor, indices, weights):
     if type(tensor) is not plain or type(indices) is not plain or not (weights is None or type(weights) is plain):
         tensors = isinstance(tensor, plain) and isinstance(indices, plain) and isinstance(weights, (plain, type(None)))
         return _REGISTERED if tensors else _KERNELS  # the kernels refuse other objects, also towards the peers
-    return _AUTOGRAD if (tensor.is_cuda or tensor.is_cpu) and _core._is_unobserved() else _REGISTERED
+    given = [tensor, indices] if weights is None else [tensor, indices, weights]
+    if not _core._is_unobserved() or all(each.is_meta for each in given):
+        return _REGISTERED
+    # PyTorch would take the fake kernels if only some are on 'meta', and the peers would wait.
+    return _AUTOGRAD if tensor.is_cuda or tensor.is_cpu else _KERNELS
 
 
 def _new_call_token(like):

@@ -197,16 +197,18 @@ def test_operators_refuse_bad_arguments(rng):
     ferry.Group.threads(1).run(body)
 
 
+@pytest.mark.parametrize("kind", ["none", "meta"])
 @pytest.mark.parametrize("wrong", ["x", "ids", "outputs"])
-def test_an_argument_that_is_none_ends_the_call_on_all_ranks(rng, wrong):
+def test_an_argument_that_is_no_tensor_of_the_device_ends_the_call_on_all_ranks(rng, wrong, kind):
     x, ids, weights = inputs_of(rng)
 
     def body(rank):
         exchange = exchange_for(rank)
         rows = ferry.torch.dispatch(exchange, x, ids, weights)
         right = {"x": x, "ids": ids, "outputs": rows.data}
-        given = right | ({wrong: None} if rank.index else {})
-        with pytest.raises(ferry.UsageError, match=f"{wrong}: expected an array"):
+        given = right | ({wrong: right[wrong].to("meta") if kind == "meta" else None} if rank.index else {})
+        expected = "tensors of .* on meta are not supported" if kind == "meta" else "expected an array"
+        with pytest.raises(ferry.UsageError, match=f"{wrong}: {expected}"):
             if wrong == "outputs":
                 ferry.torch.combine(exchange, given["outputs"], rows)
             else:
