@@ -37,9 +37,12 @@ LaneCall::LaneCall(PyExchange& exchange, int lane)
     throw UsageError(str("lane ", lane, " is in use by another thread: a lane runs one call at a time"));
 }
 
+LaneCall::LaneCall(PyExchange& exchange, std::initializer_list<Operation> operations, const nb::object& lane)
+    : LaneCall(exchange, lane_or_refuse(exchange, operations, lane)) {}
+
 LaneCall::LaneCall(PyExchange& exchange, std::initializer_list<Operation> operations,
                    const GivenBesides& given)
-    : LaneCall(exchange, lane_or_refuse(exchange, operations, given.lane)) {
+    : LaneCall(exchange, operations, given.lane) {
   read_or_refuse(operations, [&] { require_fit(given); });
 }
 

@@ -43,8 +43,10 @@ struct GivenBesides {
 class LaneCall {
  public:
   LaneCall(PyExchange& exchange, int lane);
-  // A collective call from Python: where `given` does not fit, this rank refuses `operations`. With several
-  // lanes and one that does not exist it cannot, because it does not know which lane the peers are in.
+  // A collective call from Python: if the lane does not exist, this rank refuses `operations`. With several
+  // lanes it cannot, because it does not know which one the peers are in.
+  LaneCall(PyExchange& exchange, std::initializer_list<Operation> operations, const nb::object& lane);
+  // It also refuses them if `given` holds arguments that the method does not have.
   LaneCall(PyExchange& exchange, std::initializer_list<Operation> operations, const GivenBesides& given);
   ~LaneCall();
   LaneCall(const LaneCall&) = delete;

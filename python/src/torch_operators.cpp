@@ -88,11 +88,11 @@ class OperatorOutputs {
 };
 
 nb::tuple operator_dispatch(PyExchange& self, const nb::object& x, const nb::object& ids,
-                            const nb::object& weights, int lane) {
+                            const nb::object& weights, const nb::object& lane) {
   require_differentiable(self.config());
+  LaneCall call(self, {Operation::dispatch}, lane);
   const PyDispatchArguments given{
-      .tokens = x, .ids = ids, .weights = weights, .lane = lane, .tokens_name = "x"};
-  LaneCall call(self, lane);
+      .tokens = x, .ids = ids, .weights = weights, .lane = call.lane(), .tokens_name = "x"};
   DispatchInput in(call.device(), Gradients::recorded);
   std::optional<OperatorOutputs> outputs;
   call.read_or_refuse({Operation::dispatch}, [&] {
@@ -119,9 +119,9 @@ PyPlan plan_with_bound(const PyExchange& self, const nb::object& storage, std::i
 // Backward of combine: (d_result dispatched by the plan, its dot products with `outputs` or None), zero past
 // the total. Combine accepts outputs of any type; here they are converted to the types the exchange sends.
 nb::tuple operator_combine_backward(PyExchange& self, const nb::object& d_result, const nb::object& outputs,
-                                    const nb::object& storage, std::int64_t rows, int lane) {
-  LaneCall call(self, lane);
-  PyDispatchArguments given{.tokens = d_result, .lane = lane, .tokens_name = "gradient of the result"};
+                                    const nb::object& storage, std::int64_t rows, const nb::object& lane) {
+  LaneCall call(self, {Operation::dispatch}, lane);
+  PyDispatchArguments given{.tokens = d_result, .lane = call.lane(), .tokens_name = "gradient of the result"};
   DispatchInput in(call.device(), Gradients::recorded);
   const ReceiveSizes& sizes = self.receive_sizes();
   PyReceiveBuffers memory;
@@ -151,12 +151,12 @@ nb::tuple operator_combine_backward(PyExchange& self, const nb::object& d_result
 
 // The caller asserts that the plan has no more rows than `outputs`.
 nb::object operator_combine(PyExchange& self, const nb::object& outputs, const nb::object& row_weights,
-                            const nb::object& storage, std::int64_t tokens, int lane,
+                            const nb::object& storage, std::int64_t tokens, const nb::object& lane,
                             const nb::object& row_values) {
   require_differentiable(self.config());
-  LaneCall call(self, lane);
+  LaneCall call(self, {Operation::combine}, lane);
   CombineInput in(call.device(), Gradients::recorded);
-  PyCombineArguments given{.outputs = outputs, .lane = lane};
+  PyCombineArguments given{.outputs = outputs, .lane = call.lane()};
   PyPlan plan;
   call.read_or_refuse({Operation::combine}, [&] {
     given.outputs = contiguous(outputs);
@@ -231,7 +231,7 @@ nb::object exchange_object(const nb::object& exchange_or_handle) {
 // The dispatch of ferry.torch, (data, weight, counts, row_offsets, plan, N), where nothing observes it and no
 // gradient is recorded; else None.
 nb::object direct_dispatch(const nb::object& exchange, const nb::object& x, const nb::object& ids,
-                           const nb::object& weights, int lane) {
+                           const nb::object& weights, const nb::object& lane) {
   if (x.is_none() || ids.is_none() || !is_plain(x) || !is_plain(ids) || !is_plain(weights) ||
       needs_gradient(x, weights) || !is_unobserved())
     return nb::none();
@@ -243,7 +243,7 @@ nb::object direct_dispatch(const nb::object& exchange, const nb::object& x, cons
 // The combine of ferry.torch, under the same conditions.
 nb::object direct_combine(const nb::object& exchange, const nb::object& outputs,
                           const nb::object& row_weights, const nb::object& plan, std::int64_t tokens,
-                          int lane) {
+                          const nb::object& lane) {
   if (outputs.is_none() || !is_plain(outputs) || !is_plain(row_weights) || !is_plain(plan) ||
       needs_gradient(outputs, row_weights) || !is_unobserved())
     return nb::none();
@@ -259,23 +259,23 @@ void bind_operators(nb::module_& module) {
   module.def("_is_unobserved", &is_unobserved,
              "For ferry.torch: whether nothing observes operators, so that a kernel may be called directly.");
   module.def("_direct_dispatch", &direct_dispatch, "exchange"_a, "x"_a.none(), "ids"_a.none(),
-             "weights"_a.none(), "lane"_a,
+             "weights"_a.none(), "lane"_a.none(),
              "For ferry.torch: dispatch, if nothing observes it and no gradient is recorded; else None.",
              nb::sig("def _direct_dispatch(exchange: typing.Any, x: typing.Any, ids: typing.Any, weights: "
                      "typing.Any, lane: int) -> typing.Any"));
   module.def(
       "_direct_combine", &direct_combine, "exchange"_a, "outputs"_a.none(), "row_weights"_a.none(),
-      "plan"_a.none(), "tokens"_a, "lane"_a, "For ferry.torch: combine, under the same conditions.",
+      "plan"_a.none(), "tokens"_a, "lane"_a.none(), "For ferry.torch: combine, under the same conditions.",
       nb::sig("def _direct_combine(exchange: typing.Any, outputs: typing.Any, row_weights: typing.Any, "
               "plan: typing.Any, tokens: int, lane: int) -> typing.Any"));
   module.def("_operator_dispatch", &operator_dispatch, "exchange"_a, "x"_a.none(), "ids"_a.none(),
-             "weights"_a.none(), "lane"_a,
+             "weights"_a.none(), "lane"_a.none(),
              "For ferry.torch: dispatch into new tensors (data, weight, counts, row_offsets, plan).");
   module.def("_operator_combine_backward", &operator_combine_backward, "exchange"_a, "d_result"_a,
-             "outputs"_a.none(), "plan"_a, "rows"_a, "lane"_a,
+             "outputs"_a.none(), "plan"_a, "rows"_a, "lane"_a.none(),
              "For ferry.torch: (d_result dispatched to its rows, their dot products with outputs or None).");
   module.def("_operator_combine", &operator_combine, "exchange"_a, "outputs"_a.none(), "row_weights"_a.none(),
-             "plan"_a, "tokens"_a, "lane"_a, "row_values"_a = nb::none(),
+             "plan"_a, "tokens"_a, "lane"_a.none(), "row_values"_a = nb::none(),
              "For ferry.torch: Exchange.combine by a plan's storage.");
 }
 

@@ -216,3 +216,22 @@ def test_an_argument_that_is_no_tensor_of_the_device_ends_the_call_on_all_ranks(
         assert torch.equal(ferry.torch.dispatch(exchange, x, ids, weights).data, rows.data)
 
     ferry.Group.threads(2).run(body)
+
+
+@pytest.mark.parametrize("wrong", [7, -1, None, "0"], ids=repr)
+@pytest.mark.parametrize("operation", ["dispatch", "combine"])
+def test_a_lane_that_does_not_exist_ends_the_call_on_all_ranks(rng, operation, wrong):
+    x, ids, weights = inputs_of(rng)
+
+    def body(rank):
+        exchange = exchange_for(rank)
+        rows = ferry.torch.dispatch(exchange, x, ids, weights)
+        lane = wrong if rank.index else 0
+        with pytest.raises(ferry.UsageError, match="lane = .*, must be 0 to 0|lane: expected an integer"):
+            if operation == "dispatch":
+                ferry.torch.dispatch(exchange, x, ids, weights, lane=lane)
+            else:
+                ferry.torch.combine(exchange, rows.data, rows, lane=lane)
+        assert torch.equal(ferry.torch.dispatch(exchange, x, ids, weights).data, rows.data)
+
+    ferry.Group.threads(2).run(body)
