@@ -78,7 +78,7 @@ void translate(const std::exception_ptr& pointer, void*) {
 }  // namespace
 
 std::string text_of(const nb::object& error) {
-  const auto message = nb::cast<std::string>(nb::str(error));
+  auto message = nb::cast<std::string>(nb::str(error));
   if (nb::isinstance(error, nb::module_::import_("ferry.error").attr("Error"))) return message;
   return nb::cast<std::string>(error.type().attr("__name__")) + ": " + message;
 }
