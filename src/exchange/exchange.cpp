@@ -40,7 +40,8 @@ Exchange::Exchange(Rank rank, const Config& config) {
 
 // A process forked from the rank's leaves the exchange to it.
 Exchange::~Exchange() {
-  if (!state_->rank.state().in_own_process()) static_cast<void>(state_.release());
+  if (!state_->rank.state().in_own_process())
+    state_.release();  // NOLINT(bugprone-unused-return-value): the process does not own what it holds
 }
 
 const Config& Exchange::config() const {

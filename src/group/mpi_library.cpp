@@ -190,8 +190,8 @@ class Job {
             return mpi_.start_all_gather(nullptr, nullptr, 0, operation, message);
           },
           check);
-    } catch (const Error&) {
-      return;
+    } catch (...) {
+      return;  // also where no memory is left: the process ends anyway
     }
     mpi_.finalize();
   }

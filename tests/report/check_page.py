@@ -253,7 +253,7 @@ def drawn_together(paths):
         with open(path, encoding="utf-8") as file:
             frames.append(f'<iframe width="1100" height="900" srcdoc="{html.escape(file.read())}"></iframe>')
     with tempfile.NamedTemporaryFile("w", suffix=".html", encoding="utf-8") as file:
-        file.write(f"<!doctype html><meta charset="utf-8"><script>{COLLECT}</script><body>{''.join(frames)}")
+        file.write(f"<!doctype html><meta charset=utf-8><script>{COLLECT}</script><body>{''.join(frames)}")
         file.flush()
         texts = re.findall(r"<pre>(.*?)</pre>", drawn(file.name).rpartition("</iframe>")[2], flags=re.S)
     if len(texts) != len(paths):

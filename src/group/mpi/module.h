@@ -57,7 +57,7 @@ struct ferry_mpi {
 
   /* Finalises MPI: collective over all processes of the job, without a deadline. NULL: the program does it.
    */
-  void (*finalize)(void);
+  void (*finalize)(void); /* NOLINT(modernize-redundant-void-arg): C */
 };
 
 /* Fills in `mpi`, which is zero. Initialises MPI with FERRY_MPI_THREAD_MULTIPLE if the program has not
