@@ -178,11 +178,11 @@ class Job {
   // At exit. MPI_Finalize has no deadline, so it must not be called unless all ranks will call it: waits for
   // them, and does nothing once one of them is lost. The end of a rank of another host is not seen here.
   void finalize() noexcept {
-    if (mpi_.finalize == nullptr || this_process() != process_) return;
-    const auto check = [&] {
-      if (has_lost_a_rank()) throw PeerLostError("MPI is not finalised", {});
-    };
     try {
+      if (mpi_.finalize == nullptr || this_process() != process_) return;
+      const auto check = [&] {
+        if (has_lost_a_rank()) throw PeerLostError("MPI is not finalised", {});
+      };
       check();
       ferry::run(
           mpi_,

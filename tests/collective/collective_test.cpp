@@ -271,7 +271,8 @@ TEST(Collective, HostMemoryIsRefusedToNcclOnEveryRank) {
         ADD_FAILURE() << "rank " << rank.index() << ": accepted";
       } catch (const Error& error) {
         EXPECT_EQ(error.code() == ErrorCode::unsupported, config.engine == EngineKind::nccl);
-        EXPECT_NE(std::string(error.what()).find("pass memory automatic or device, or another engine"), std::string::npos)
+        EXPECT_NE(std::string(error.what()).find("pass memory automatic or device, or another engine"),
+                  std::string::npos)
             << error.what();
       }
       Exchange exchange(rank, fp32_config());  // the group goes on
