@@ -64,8 +64,8 @@ class ControlBlock {
   RankStatus status_of(int rank) const;
   LivenessLock& liveness_lock(int rank) const;  // held by the rank's process; see ProcessMonitor
 
-  // Records that the rank has ended, and wakes every rank. fail_rank() also fails the group. Only the process
-  // that has joined as the rank, and the launcher, can say so: in a process forked from it they do nothing.
+  // Records that the rank has ended, and wakes every rank. fail_rank() also fails the group. Both do
+  // nothing in a process forked from the rank's. The launcher may report any rank with fail_rank().
   void leave(int rank) noexcept;
   void fail_rank(int rank, const ErrorRecord& error, int reporter) noexcept;
 

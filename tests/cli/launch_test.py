@@ -16,7 +16,7 @@ RANK = os.environ["FERRY_LAUNCHED_RANK"]
 
 
 def state_of(process):
-    """A letter; Z or empty: it has ended."""
+    """The state letter of /proc; Z or empty after the process has ended."""
     try:
         with open(f"/proc/{process}/stat", encoding="utf-8") as file:
             return file.read().rpartition(")")[2].split()[0]

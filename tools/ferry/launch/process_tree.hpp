@@ -14,8 +14,8 @@ namespace ferry::app {
 // @throws SystemError  the system cannot fork
 pid_t start_launcher(const Signals& signals);
 
-// Kills the children of this process, which start_launcher() has made the parent of all processes below it
-// that lose their own. To kill all of them, call it again until none is left.
+// Kills the children of this process. start_launcher() has made it adopt orphans among its descendants, so
+// calling this until no child is left kills every process of the job.
 void kill_children();
 
 // Whether this process has children, ended ones that nobody has waited for included.
