@@ -167,9 +167,12 @@ void combine_send(PyExchange& self, LaneCall& call, const PyCombineArguments& gi
   pending.result = combine_return_value(in);
 }
 
-nb::object combine_receive(PyExchange& self, int lane, const nb::object& stream) {
-  LaneCall call(self, lane);
-  call.set_stream(stream_of(stream, self.framework(), call.device()));
+nb::object combine_receive(PyExchange& self, const nb::args& surplus, const nb::object& given_lane,
+                           const nb::object& stream, const nb::kwargs& unknown) {
+  LaneCall call(self, {Operation::combine}, {"combine_receive", given_lane, surplus, unknown, true});
+  const int lane = call.lane();
+  call.read_or_refuse({Operation::combine},
+                      [&] { call.set_stream(stream_of(stream, self.framework(), call.device())); });
   {
     const GilRelease unlocked;
     call.exchange().combine_receive(lane, call.stream());
@@ -323,8 +326,11 @@ void bind_combine(nb::class_<PyExchange>& exchange) {
 Raises UsageError for topk_weights with the reduction 'partial', which need a round trip of their own.)",
                  combine_send);
   exchange
-      .def("combine_receive", &combine_receive, nb::kw_only(), "lane"_a = 0, "stream"_a = nb::none(),
-           "The receive phase of combine: returns what combine returns.",
+      .def("combine_receive", &combine_receive, "surplus"_a, nb::arg("lane").none() = 0,
+           "stream"_a = nb::none(), "unknown"_a,
+           R"(The receive phase of combine: returns what combine returns.
+
+Arguments that do not fit raise UsageError after the phase.)",
            nb::sig(
                "def combine_receive(self, *, lane: int = 0, stream: typing.Any | None = None) -> typing.Any"))
       .def("route_values", &route_values, "values"_a = nb::none(), "plan"_a = nb::none(), "surplus"_a,

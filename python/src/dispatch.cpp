@@ -52,9 +52,13 @@ void dispatch_send(PyExchange& self, LaneCall& call, const PyDispatchArguments& 
   self.pending(given.lane).owners = in.arguments.owners();
 }
 
-PyDispatchResult dispatch_receive(PyExchange& self, int lane, const nb::object& stream) {
-  LaneCall call(self, lane);
-  call.set_stream(stream_of(stream, self.context(lane).framework, call.device()));
+PyDispatchResult dispatch_receive(PyExchange& self, const nb::args& surplus, const nb::object& given_lane,
+                                  const nb::object& stream, const nb::kwargs& unknown) {
+  LaneCall call(self, {Operation::dispatch}, {"dispatch_receive", given_lane, surplus, unknown, true});
+  const int lane = call.lane();
+  call.read_or_refuse({Operation::dispatch}, [&] {
+    call.set_stream(stream_of(stream, self.context(lane).framework, call.device()));
+  });
   DispatchResult received;
   {
     const GilRelease unlocked;
@@ -142,8 +146,11 @@ void bind_dispatch(nb::class_<PyExchange>& exchange) {
                   "not wait for peers.",
                   dispatch_send);
   exchange.def(
-      "dispatch_receive", &dispatch_receive, nb::kw_only(), "lane"_a = 0, "stream"_a = nb::none(),
-      "The receive phase of dispatch: returns its result. May run in another thread or on another stream.",
+      "dispatch_receive", &dispatch_receive, "surplus"_a, nb::arg("lane").none() = 0, "stream"_a = nb::none(),
+      "unknown"_a,
+      R"(The receive phase of dispatch: returns its result. May run in another thread or on another stream.
+
+Arguments that do not fit raise UsageError after the phase; last_dispatch_result() then returns its result.)",
       nb::sig("def dispatch_receive(self, *, lane: int = 0, stream: typing.Any | None = None) -> "
               "DispatchResult"));
 }

@@ -29,7 +29,8 @@ void require_fit(const GivenBesides& given) {
 
 // state() and pending() check the exchange and the lane before anything is taken from them.
 LaneCall::LaneCall(PyExchange& exchange, int lane)
-    : state_((exchange.state(), exchange.shared())),
+    : python_(exchange),
+      state_((exchange.state(), exchange.shared())),
       lane_((exchange.pending(lane), &state_->lanes[static_cast<std::size_t>(lane)])),
       lane_index_(lane),
       guard_(state_->device) {
@@ -37,19 +38,25 @@ LaneCall::LaneCall(PyExchange& exchange, int lane)
     throw UsageError(str("lane ", lane, " is in use by another thread: a lane runs one call at a time"));
 }
 
-LaneCall::LaneCall(PyExchange& exchange, std::initializer_list<Operation> operations, const nb::object& lane)
-    : LaneCall(exchange, lane_or_refuse(exchange, operations, lane)) {}
+LaneCall::LaneCall(PyExchange& exchange, std::initializer_list<Operation> operations, const nb::object& lane,
+                   bool receives)
+    : LaneCall(exchange, lane_or_refuse(exchange, operations, lane, receives)) {
+  receives_ = receives;
+}
 
 LaneCall::LaneCall(PyExchange& exchange, std::initializer_list<Operation> operations,
                    const GivenBesides& given)
-    : LaneCall(exchange, operations, given.lane) {
+    : LaneCall(exchange, operations, given.lane, given.receives) {
   read_or_refuse(operations, [&] { require_fit(given); });
 }
 
 int LaneCall::lane_or_refuse(PyExchange& exchange, std::initializer_list<Operation> operations,
-                             const nb::object& given) {
+                             const nb::object& given, bool receives) {
   const auto refuse = [&](const Error& error) {
-    if (exchange.config().lanes == 1) LaneCall(exchange, 0).refuse(operations, error);
+    if (exchange.config().lanes > 1) return;
+    LaneCall call(exchange, 0);
+    call.receives_ = receives;
+    call.refuse(operations, error);
   };
   return read_or(refuse, [&] {
     const int lane = int_of("lane", given);
@@ -73,10 +80,28 @@ bool LaneCall::delivers_result(const Error& error) {
          dynamic_cast<const OverflowError*>(&error) != nullptr;
 }
 
-void LaneCall::refuse(std::initializer_list<Operation> operations, const Error& error) noexcept {
+void LaneCall::refuse(std::initializer_list<Operation> operations, const Error& error) {
+  if (receives_) return receive(*operations.begin());
   const GilRelease unlocked;
   for (const Operation operation : operations)
     state_->exchange.refuse(operation, lane_index_, error, stream_);
+}
+
+void LaneCall::receive(Operation operation) {
+  try {
+    set_stream(stream_of(nb::none(), python_.framework(), device()));
+    {
+      const GilRelease unlocked;
+      if (operation == Operation::dispatch) {
+        state_->exchange.dispatch_receive(lane_index_, stream_);
+      } else {
+        state_->exchange.combine_receive(lane_index_, stream_);
+      }
+    }
+    python_.pending(lane_index_) = {};
+  } catch (const Error&) {
+    return;  // what the caller passed is raised; nothing was sent, or the lane's next call fails too
+  }
 }
 
 }  // namespace ferry::python

@@ -36,6 +36,7 @@ struct GivenBesides {
   const nb::object& lane;
   const nb::args& surplus;    // positional arguments that the method does not have
   const nb::kwargs& unknown;  // and keywords, such as misspelt ones
+  bool receives = false;      // it is a receive phase
 };
 
 // Marks the lane as busy and makes the exchange's device current for its lifetime. Construction throws
@@ -45,7 +46,8 @@ class LaneCall {
   LaneCall(PyExchange& exchange, int lane);
   // A collective call from Python: if the lane does not exist, this rank refuses `operations`. With several
   // lanes it cannot, because it does not know which one the peers are in.
-  LaneCall(PyExchange& exchange, std::initializer_list<Operation> operations, const nb::object& lane);
+  LaneCall(PyExchange& exchange, std::initializer_list<Operation> operations, const nb::object& lane,
+           bool receives = false);
   // It also refuses them if `given` holds arguments that the method does not have.
   LaneCall(PyExchange& exchange, std::initializer_list<Operation> operations, const GivenBesides& given);
   ~LaneCall();
@@ -57,7 +59,8 @@ class LaneCall {
   int lane() const { return lane_index_; }
 
   // Runs `read`, which converts the arguments. If it throws, this rank refuses `operations`, so that the
-  // peers' calls end with the same error at once instead of waiting for their deadline.
+  // peers' calls end with the same error at once instead of waiting for their deadline. A receive phase is
+  // carried out instead.
   template <class Read>
   auto read_or_refuse(std::initializer_list<Operation> operations, Read read) {
     return read_or([&](const Error& error) { refuse(operations, error); }, read);
@@ -71,14 +74,19 @@ class LaneCall {
 
  private:
   static int lane_or_refuse(PyExchange& exchange, std::initializer_list<Operation> operations,
-                            const nb::object& given);
-  void refuse(std::initializer_list<Operation> operations, const Error& error) noexcept;
+                            const nb::object& given, bool receives);
+  void refuse(std::initializer_list<Operation> operations, const Error& error);
+  // Instead of refusing a receive phase, which the peers have no part in: they have this rank's rows, and
+  // meet it in the lane's next call.
+  void receive(Operation operation);
 
+  PyExchange& python_;
   SharedState state_;
   LaneStatus* lane_;
   int lane_index_;
   DeviceGuard guard_;
   Stream stream_{};
+  bool receives_ = false;
 };
 
 }  // namespace ferry::python
