@@ -207,8 +207,8 @@ class Exchanges:
         exchange.dispatch((rows,), ids, memory=ferry.ReceiveBuffers(received))
         return received
 
-    def expert_counts(self, num_tokens_per_expert, alignment):
-        """Collective: routes to each local expert, rounded up, of a dispatch without ids: the sum of all ranks' counts.
+    def expert_counts(self, num_tokens_per_expert):
+        """Collective: routes to each local expert of a dispatch without ids: the sum of all ranks' counts.
 
         Every rank sends its counts to all ranks, as rows of an exchange, one for MOST_SLOTS ranks. The host waits for them.
         """
@@ -228,7 +228,7 @@ class Exchanges:
         exchange.dispatch((sent,), ids, memory=ferry.ReceiveBuffers(received))
         local = ferry.Placement.blocks(experts, ranks).experts_of(self.rank.index)
         sums = arrays.on_host(received).sum(0).tolist()
-        return _layout.rounded_up([sums[expert] for expert in local], alignment)
+        return [sums[expert] for expert in local]
 
     def _for_counts(self, arrays, columns):
         """An exchange that sends a row of `columns` int32 to every rank. Collective the first time."""

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import ferry
-
-
-MOST_SLOTS = 32  # of a token
+from ferry._core import _MOST_SLOTS as MOST_SLOTS
 
 
 def ids_from_ranks(arrays, is_token_in_rank):
@@ -19,10 +17,6 @@ def ids_from_ranks(arrays, is_token_in_rank):
             raise ferry.UsageError(f"dispatch: without topk_idx a token may go to {MOST_SLOTS} ranks, and one goes to more")
         ids = ids[:, ranks - MOST_SLOTS :]
     return arrays.contiguous(ids)
-
-
-def rounded_up(counts, alignment):
-    return [-(-count // alignment) * alignment for count in counts]
 
 
 def rank_prefix_matrix(arrays, tokens_between):

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import numbers
-import sys
-
 from ferry.deep_ep import _layout
 from ferry.deep_ep._arrays import arrays_of
 
@@ -21,13 +18,6 @@ def layout_range(handle):
     counts = handle.plan.counts
     mine = handle.exchange.config.placement.experts_of(handle.exchange.rank)
     return _layout.layout_range(arrays_of(counts), counts[:, mine[0] : mine[-1] + 1] if mine else counts[:, :0])
-
-
-def inverse_on_device(x, factor):
-    """float32 [1] on the device of the tensor `x`: 1 / factor, a number or a tensor there."""
-    if isinstance(factor, numbers.Real):
-        return x.new_full((1,), 1.0 / float(factor), dtype=sys.modules["torch"].float32)
-    return 1.0 / factor.reshape(-1)[:1]
 
 
 def masked_weights(topk_idx, topk_weights):

@@ -11,6 +11,8 @@
 
 namespace ferry::python {
 
+using namespace nb::literals;
+
 namespace {
 
 // The results of a dispatch, in new memory.
@@ -69,11 +71,12 @@ float scale_of_factor(const nb::object& factor, DispatchInput& in) {
   return inverse(factors[0]);
 }
 
-// The inverse on the device, where the factor is, so that the host need not wait for it.
-nb::object inverse_on_device(const nb::object& x, const nb::object& factor) {
-  if (const std::optional<double> number = number_in(factor, kFactor)) inverse(*number);
-  static CachedAttribute of_tensor;
-  return of_tensor.get("ferry.deep_ep._low_latency", "inverse_on_device")(x, factor);
+// g on the device of the tensor `x`, where a factor that is a tensor lies too: the host need not wait for it.
+nb::object scale_on_device(const nb::object& x, const nb::object& factor) {
+  if (const std::optional<double> number = number_in(factor, kFactor))
+    return x.attr("new_full")(nb::make_tuple(1), inverse(*number),
+                              "dtype"_a = type_object(Framework::torch, kFp32));
+  return nb::float_(1.0) / factor.attr("reshape")(-1)[nb::slice(0, 1)];
 }
 
 void check_values(const Array& x, const Format& format, int max_tokens) {
@@ -145,7 +148,7 @@ nb::tuple LowLatencyCalls::dispatch(const nb::object& x, const nb::object& topk_
     if (encoding_of(*in.options.format).is_two_level() && !format.x_global_scale.is_none()) {
       if (pool->shape.on_device) {
         const Array& scale =
-            in.arguments.dense(inverse_on_device(x, format.x_global_scale), kFactor, kFp32, {1});
+            in.arguments.dense(scale_on_device(x, format.x_global_scale), kFactor, kFp32, {1});
         in.options.global_scale = static_cast<const float*>(scale.data);
       } else {
         in.global_scale = scale_of_factor(format.x_global_scale, in);

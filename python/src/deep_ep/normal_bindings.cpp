@@ -111,6 +111,7 @@ void bind_normal_handle(nb::module_& module) {
 void bind_normal(nb::module_& module) {
   bind_normal_handle(module);
   module.attr("_MUST_AGREE") = kMustAgree;
+  module.attr("_MOST_SLOTS") = kMaxTopK;  // of a token
   using Object = const nb::object&;
   constexpr const char* kBufferArguments =
       "config: typing.Any, default_sms: typing.Any, previous_event: typing.Any, async_finish: typing.Any, "

@@ -1,5 +1,9 @@
 // Runs the dispatches of normal mode.
 
+#include <nanobind/stl/vector.h>
+
+#include <vector>
+
 #include "base/text.hpp"
 #include "cast.hpp"
 #include "casters.hpp"
@@ -62,7 +66,7 @@ nb::object as_type_of_ids(const nb::object& ids, Framework framework, Element el
   return framework == Framework::torch ? ids.attr("long")() : ids.attr("astype")("int64");
 }
 
-nb::list rounded_up(std::span<const std::int32_t> counts, std::int64_t alignment) {
+nb::list rounded_up(const std::vector<std::int32_t>& counts, std::int64_t alignment) {
   nb::list list = nb::steal<nb::list>(PyList_New(static_cast<Py_ssize_t>(counts.size())));
   for (std::size_t i = 0; i < counts.size(); ++i) {
     const std::int64_t rounded = (counts[i] + alignment - 1) / alignment * alignment;
@@ -266,7 +270,7 @@ nb::tuple NormalCalls::deliver(LaneCall& call, Routes& routes, Received& receive
     throw UsageError(
         str("dispatch: num_worst_tokens = ", rows, ", but ", counted(plan.total(), "row"), " were received"));
   }
-  nb::object list = nb::list();
+  nb::list list;
   NormalHandle handle{.owner = current.owner,
                       .exchange = &exchange,
                       .plan = std::move(plan),
@@ -278,8 +282,10 @@ nb::tuple NormalCalls::deliver(LaneCall& call, Routes& routes, Received& receive
                       .node_routes = node_routes};
   if (counts != nullptr) {
     handle.tokens_of_ranks.assign(counts->tokens.begin(), counts->tokens.end());
-    list = routes.has_ids() ? nb::object(rounded_up(counts->routes, routes.alignment))
-                            : python_.attr("expert_counts")(given.routes_per_expert, routes.alignment);
+    list = rounded_up(routes.has_ids() ? std::vector(counts->routes.begin(), counts->routes.end())
+                                       : nb::cast<std::vector<std::int32_t>>(
+                                             python_.attr("expert_counts")(given.routes_per_expert)),
+                      routes.alignment);
   }
   nb::object ids = nb::none(), weights = nb::none();
   std::vector<nb::object> outputs = received.all();
