@@ -1,6 +1,4 @@
 // Opens shared libraries of formats.
-#include <dlfcn.h>
-
 #include <chrono>
 #include <condition_variable>
 #include <exception>
@@ -11,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/shared_library.hpp"
 #include "base/text.hpp"
 #include "capi/boundary.hpp"
 #include "capi/convert.hpp"
@@ -69,9 +68,9 @@ ferry_status register_loaded(const char* name, const ferry_encoder* encoder, fer
 }
 
 // Calls the function of the library. Throws what keeps its formats from being registered.
-std::vector<Format> register_formats(void* library, const std::string& path) {
-  const auto function = reinterpret_cast<decltype(&ferry_formats)>(dlsym(library, "ferry_formats"));
-  if (function == nullptr)
+std::vector<Format> register_formats(const SharedLibrary& opened, const std::string& path) {
+  decltype(&ferry_formats) function = nullptr;
+  if (!opened.find(function, "ferry_formats"))
     throw UsageError(
         str("load_formats: ", path, " has no function ferry_formats: see ferry/format_library.hpp"));
   Loading now;
@@ -136,13 +135,14 @@ std::vector<Format> load_formats(const std::string& path) {
   if (path.find('\0') != std::string::npos)
     throw UsageError(
         str("load_formats: the path ", path.c_str(), " contains a NUL character: pass one without"));
-  void* const library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
-  if (library == nullptr) throw UsageError(str("load_formats: ", dlerror()));
+  const SharedLibrary opened = open_library(path);
+  if (!opened) throw UsageError(str("load_formats: ", opened.fault));
+  void* const library = opened.handle;
   if (const auto known = known_or_claimed(library, path)) return *known;
   std::optional<std::vector<Format>> formats;
   std::exception_ptr failure;
   try {
-    formats = register_formats(library, path);
+    formats = register_formats(opened, path);
   } catch (...) {
     failure = std::current_exception();
   }

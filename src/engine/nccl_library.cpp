@@ -1,13 +1,11 @@
 #include "engine/nccl_library.hpp"
 
-#include <dlfcn.h>
-
 #include <cerrno>
 #include <map>
 #include <mutex>
 
 #include "base/environment.hpp"
-#include "base/python_packages.hpp"
+#include "base/shared_library.hpp"
 #include "base/text.hpp"
 #include "ferry/error.hpp"
 
@@ -18,37 +16,32 @@ namespace {
 constexpr const char* kNcclName = "libnccl.so.2";
 
 template <class Function>
-void find_optional(Function& function, void* library, const char* name) {
-  function = reinterpret_cast<Function>(dlsym(library, name));
+void find_function(Function& function, const SharedLibrary& library, const char* name) {
+  if (!library.find(function, name))
+    throw UnsupportedError(
+        str(library.path.string(), " has no ", name, ": it is not NCCL, or older than 2.18"));
 }
 
-template <class Function>
-void find_function(Function& function, void* library, const std::string& path, const char* name) {
-  find_optional(function, library, name);
-  if (function == nullptr)
-    throw UnsupportedError(str(path, " has no ", name, ": it is not NCCL, or older than 2.18"));
-}
-
-Nccl functions_of(void* library, const std::string& path) {
+Nccl functions_of(const SharedLibrary& library) {
   Nccl nccl{};
-  nccl.path = path;
-  find_function(nccl.version, library, path, "ncclGetVersion");
-  find_function(nccl.unique_id, library, path, "ncclGetUniqueId");
-  find_function(nccl.init_rank, library, path, "ncclCommInitRank");
-  find_function(nccl.init_rank_config, library, path, "ncclCommInitRankConfig");
-  find_function(nccl.async_error, library, path, "ncclCommGetAsyncError");
-  find_function(nccl.abort, library, path, "ncclCommAbort");
-  find_function(nccl.finalize, library, path, "ncclCommFinalize");
-  find_function(nccl.destroy, library, path, "ncclCommDestroy");
-  find_function(nccl.error_text, library, path, "ncclGetErrorString");
-  find_function(nccl.group_start, library, path, "ncclGroupStart");
-  find_function(nccl.group_end, library, path, "ncclGroupEnd");
-  find_function(nccl.send, library, path, "ncclSend");
-  find_function(nccl.receive, library, path, "ncclRecv");
-  find_optional(nccl.register_memory, library, "ncclCommRegister");
-  find_optional(nccl.deregister_memory, library, "ncclCommDeregister");
+  nccl.path = library.path;
+  find_function(nccl.version, library, "ncclGetVersion");
+  find_function(nccl.unique_id, library, "ncclGetUniqueId");
+  find_function(nccl.init_rank, library, "ncclCommInitRank");
+  find_function(nccl.init_rank_config, library, "ncclCommInitRankConfig");
+  find_function(nccl.async_error, library, "ncclCommGetAsyncError");
+  find_function(nccl.abort, library, "ncclCommAbort");
+  find_function(nccl.finalize, library, "ncclCommFinalize");
+  find_function(nccl.destroy, library, "ncclCommDestroy");
+  find_function(nccl.error_text, library, "ncclGetErrorString");
+  find_function(nccl.group_start, library, "ncclGroupStart");
+  find_function(nccl.group_end, library, "ncclGroupEnd");
+  find_function(nccl.send, library, "ncclSend");
+  find_function(nccl.receive, library, "ncclRecv");
+  library.find(nccl.register_memory, "ncclCommRegister");
+  library.find(nccl.deregister_memory, "ncclCommDeregister");
   if (nccl.version_number() < Nccl::kOldest)
-    throw UnsupportedError(str(path, " is NCCL ", nccl.version_text(), ": 2.18 or later is needed"));
+    throw UnsupportedError(str(nccl.path, " is NCCL ", nccl.version_text(), ": 2.18 or later is needed"));
   return nccl;
 }
 
@@ -59,11 +52,7 @@ Nccl open_any(const std::string& path) {
     candidates = nccl_candidates();
     candidates.insert(candidates.begin(), kNcclName);  // found by the loader
   }
-  for (const std::string& candidate : candidates) {
-    // Never closed: its threads may outlive static objects.
-    if (void* library = dlopen(candidate.c_str(), RTLD_NOW | RTLD_LOCAL))
-      return functions_of(library, candidate);
-  }
+  if (const SharedLibrary library = open_first(candidates)) return functions_of(library);
   throw UnsupportedError(str("NCCL was not found: ",
                              path.empty() ? std::string("neither by the loader nor in a Python installation")
                                           : path + " cannot be loaded",

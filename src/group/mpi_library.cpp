@@ -1,7 +1,5 @@
 #include "group/mpi_library.hpp"
 
-#include <dlfcn.h>
-#include <link.h>
 #include <sched.h>
 
 #include <algorithm>
@@ -11,12 +9,12 @@
 #include <cstdlib>
 #include <mutex>
 #include <string>
-#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "base/environment.hpp"
+#include "base/shared_library.hpp"
 #include "base/text.hpp"
 #include "base/this_process.hpp"
 #include "ferry/error.hpp"
@@ -40,35 +38,10 @@ constexpr std::chrono::milliseconds kCheckPeriod(5);
 constexpr std::chrono::milliseconds kYieldPeriod(100);
 constexpr std::chrono::microseconds kNap(50);
 
-// Empty where the library is linked into the program, whose name may be relative to a folder that has changed
-// since.
-fs::path directory_of_this_library() {
-  Dl_info info{};
-  link_map* loaded = nullptr;
-  if (dladdr1(reinterpret_cast<const void*>(&open_mpi), &info, reinterpret_cast<void**>(&loaded),
-              RTLD_DL_LINKMAP) == 0)
-    return {};
-  return fs::path(loaded->l_name).parent_path();
-}
-
-fs::path directory_of_this_program() {
-  std::error_code error;
-  return fs::read_symlink("/proc/self/exe", error).parent_path();
-}
-
 }  // namespace
 
 std::vector<fs::path> mpi_module_paths() {
-  const std::string named = Environment::read().mpi_module;
-  if (!named.empty()) return {named};
-  const fs::path program = directory_of_this_program();
-  std::vector<fs::path> paths;
-  for (const fs::path& folder : {directory_of_this_library(), program, program.parent_path() / FERRY_LIBDIR,
-                                 fs::path(FERRY_FULL_LIBDIR)}) {
-    if (!folder.empty()) paths.push_back(folder / kModule);
-  }
-  paths.emplace_back(kModule);  // LD_LIBRARY_PATH, and the run path of what holds this code
-  return paths;
+  return module_paths(kModule, Environment::read().mpi_module);
 }
 
 namespace {
@@ -76,21 +49,16 @@ namespace {
 // Null, and why, if the file is no module that can be loaded. Never unloaded: MPI cannot be initialised twice
 // in one process.
 ferry_mpi_open_function load_module(const fs::path& path, MpiModuleFault& fault) {
-  fault = {};
-  if (std::error_code error; path.has_parent_path() && !fs::exists(path, error)) {
-    fault.text = path.string() + " does not exist";
-    return nullptr;
-  }
-  void* module = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
-  if (module == nullptr) {
-    fault.text = dlerror();
+  const SharedLibrary module = open_library(path);
+  fault = {.text = module.fault};
+  ferry_mpi_open_function open = nullptr;
+  if (!module) {
     fault.lacks_library = !fault.text.starts_with(path.string());
     if (fault.lacks_library) fault.text = str(path.string(), " needs ", fault.text);
-    return nullptr;
+  } else if (!module.find(open, FERRY_MPI_OPEN)) {
+    fault.text = str(path.string(), " has no ", FERRY_MPI_OPEN);
   }
-  void* open = dlsym(module, FERRY_MPI_OPEN);
-  if (open == nullptr) fault.text = str(path.string(), " has no ", FERRY_MPI_OPEN);
-  return reinterpret_cast<ferry_mpi_open_function>(open);
+  return open;
 }
 
 ferry_mpi_open_function find_module() {

@@ -1,5 +1,4 @@
 // Runs the dispatches of normal mode.
-
 #include <nanobind/stl/vector.h>
 
 #include <vector>

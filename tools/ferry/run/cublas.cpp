@@ -1,12 +1,12 @@
 #include "tools/ferry/run/cublas.hpp"
 
-#include <dlfcn.h>
 #include <fmt/core.h>
 #include <library_types.h>
 
 #include <cerrno>
 #include <string>
 
+#include "base/shared_library.hpp"
 #include "ferry/error.hpp"
 
 namespace ferry::app {
@@ -30,11 +30,9 @@ struct Functions {
 };
 
 // The toolkit's version of cuBLAS, searched by the loader first and then in the toolkit's folder.
-void* open_library() {
+SharedLibrary open_cublas() {
   const std::string name = fmt::format("libcublas.so.{}", CUDART_VERSION / 1000);
-  for (const std::string& path : {name, std::string(FERRY_CUDA_LIBRARIES "/") + name}) {
-    if (void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL)) return library;
-  }
+  if (SharedLibrary library = open_first({name, FERRY_CUDA_LIBRARIES "/" + name})) return library;
   throw UnsupportedError(
       fmt::format("the experts of a run on GPUs need cuBLAS, but {} was found neither by the loader nor in "
                   "{}: install it "
@@ -43,14 +41,13 @@ void* open_library() {
 }
 
 template <class Function>
-void find(Function& function, void* library, const char* name) {
-  function = reinterpret_cast<Function>(dlsym(library, name));
-  if (function == nullptr) throw UnsupportedError(fmt::format("cuBLAS has no {}", name));
+void find(Function& function, const SharedLibrary& library, const char* name) {
+  if (!library.find(function, name)) throw UnsupportedError(fmt::format("cuBLAS has no {}", name));
 }
 
 const Functions& functions() {
   static const Functions loaded = [] {
-    void* library = open_library();  // never closed: handles may outlive static objects
+    const SharedLibrary library = open_cublas();
     Functions found{};
     find(found.create, library, "cublasCreate_v2");
     find(found.destroy, library, "cublasDestroy_v2");

@@ -1,5 +1,5 @@
 // Which folders are searched for libraries that Python packages bring.
-#include "base/python_packages.hpp"
+#include "base/shared_library.hpp"
 
 #include <gtest/gtest.h>
 

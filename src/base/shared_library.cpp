@@ -1,12 +1,68 @@
-#include "base/python_packages.hpp"
+#include "base/shared_library.hpp"
 
+#include <dlfcn.h>
 #include <glob.h>
+#include <link.h>
 
 #include <sstream>
+#include <system_error>
 
 #include "base/environment.hpp"
 
 namespace ferry {
+
+namespace fs = std::filesystem;
+
+void* SharedLibrary::symbol(const char* name) const {
+  return dlsym(handle, name);
+}
+
+SharedLibrary open_library(const fs::path& path, Symbols symbols) {
+  SharedLibrary library{path};
+  if (std::error_code error; path.has_parent_path() && !fs::exists(path, error)) {
+    library.fault = path.string() + " does not exist";
+    return library;
+  }
+  library.handle = dlopen(path.c_str(), RTLD_NOW | (symbols == Symbols::local ? RTLD_LOCAL : RTLD_GLOBAL));
+  if (!library) library.fault = dlerror();
+  return library;
+}
+
+SharedLibrary open_first(const std::vector<std::string>& candidates, Symbols symbols) {
+  for (const std::string& candidate : candidates) {
+    if (SharedLibrary library = open_library(candidate, symbols)) return library;
+  }
+  return {};
+}
+
+namespace {
+
+// Empty where the library is linked into the program, whose name may be relative to a folder that has changed
+// since.
+fs::path directory_of_this_library() {
+  Dl_info info{};
+  link_map* loaded = nullptr;
+  if (dladdr1(reinterpret_cast<const void*>(&module_paths), &info, reinterpret_cast<void**>(&loaded),
+              RTLD_DL_LINKMAP) == 0)
+    return {};
+  return fs::path(loaded->l_name).parent_path();
+}
+
+}  // namespace
+
+std::vector<fs::path> module_paths(const char* module, const std::string& named) {
+  if (!named.empty()) return {named};
+  std::error_code error;
+  const fs::path program = fs::read_symlink("/proc/self/exe", error).parent_path();
+  std::vector<fs::path> paths;
+  for (const fs::path& folder : {directory_of_this_library(), program, program.parent_path() / FERRY_LIBDIR,
+                                 fs::path(FERRY_FULL_LIBDIR)}) {
+    if (!folder.empty()) paths.push_back(folder / module);
+  }
+  paths.emplace_back(module);  // LD_LIBRARY_PATH, and the run path of what holds this code
+  return paths;
+}
+
 namespace {
 
 std::vector<std::string> matches(const std::string& pattern) {
