@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Ranks of MPI jobs are killed at random moments, from the first call to the end of the program: every other process ends by itself.
 
-kills_test.py MPIEXEC KILLS -- PROGRAM ARGUMENT... [-- PROGRAM ARGUMENT...]: that many jobs, of the programs in turn, which run for about a second.
+kills_test.py MPIEXEC KILLS RANKS -- PROGRAM ARGUMENT... [-- PROGRAM ARGUMENT...]: KILLS jobs of RANKS ranks, of the programs in turn, which
+run for about a second.
 """
 
 import os
@@ -14,7 +15,6 @@ import subprocess
 import sys
 import time
 
-RANKS = 4
 START_SECONDS = 60  # of a job on a busy machine
 WORK_SECONDS = 1.3  # from the first call to the end of an undisturbed program
 END_SECONDS = 25  # of the survivors: the deadline of a call, and what a busy machine takes
@@ -32,9 +32,10 @@ def runs(process):
 class Job:
     """An mpirun that lets survivors live, and what it has written."""
 
-    def __init__(self, mpiexec, command):
+    def __init__(self, mpiexec, ranks, command):
         environment = {**os.environ, "FERRY_LOG": "1", "OMPI_MCA_orte_enable_recovery": "1"}
-        self.mpirun = subprocess.Popen([mpiexec, "-n", str(RANKS), *command], env=environment, stdin=subprocess.DEVNULL,
+        self.ranks = ranks
+        self.mpirun = subprocess.Popen([mpiexec, "-n", str(ranks), *command], env=environment, stdin=subprocess.DEVNULL,
                                        stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         self.text = ""
 
@@ -53,7 +54,7 @@ class Job:
     def processes(self):
         """Those of the ranks, by rank, once all have made their exchange."""
         end = time.monotonic() + START_SECONDS
-        while len(set(re.findall(r"rank (\d+) of \d+ has made an exchange", self.text))) < RANKS:
+        while len(set(re.findall(r"rank (\d+) of \d+ has made an exchange", self.text))) < self.ranks:
             assert time.monotonic() < end, f"the job has not started:\n{self.text}"
             self.read(0.02)
         return {int(rank): int(process) for rank, process in re.findall(r"rank (\d+) of \d+ has joined: process (\d+)", self.text)}
@@ -63,14 +64,14 @@ class Job:
         self.mpirun.wait()
 
 
-def kill_a_rank(mpiexec, command, numbers):
+def kill_a_rank(mpiexec, count, command, numbers):
     """Returns what is wrong."""
-    job = Job(mpiexec, command)
+    job = Job(mpiexec, count, command)
     ranks = {}
     try:
         ranks = job.processes()
         job.read(numbers.uniform(0, WORK_SECONDS))
-        victim = numbers.randrange(RANKS)
+        victim = numbers.randrange(count)
         if runs(ranks[victim]):
             os.kill(ranks[victim], signal.SIGKILL)
         end = time.monotonic() + END_SECONDS
@@ -88,9 +89,9 @@ def kill_a_rank(mpiexec, command, numbers):
 
 
 def main():
-    mpiexec, kills = sys.argv[1], int(sys.argv[2])
+    mpiexec, kills, ranks = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     commands = []
-    for argument in sys.argv[3:]:
+    for argument in sys.argv[4:]:
         commands.append([]) if argument == "--" else commands[-1].append(argument)
     seed = int(os.environ.get("FERRY_SEED", time.time_ns() % 2**32))
     print(f"FERRY_SEED={seed}", flush=True)
@@ -98,7 +99,7 @@ def main():
     failures = 0
     for kill in range(kills):
         command = commands[kill % len(commands)]
-        wrong = kill_a_rank(mpiexec, command, numbers)
+        wrong = kill_a_rank(mpiexec, ranks, command, numbers)
         failures += wrong != ""
         if wrong:
             print(f"kill {kill} of {' '.join(command)}: {wrong}", flush=True)

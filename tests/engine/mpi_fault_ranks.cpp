@@ -1,11 +1,14 @@
 // A program for mpirun: a rank of a group on the backend `collective` over MPI stalls, throws, leaves or is
 // killed. The argument says which. The others print the error that they got. With `lose DIRECTORY VICTIM` all
-// ranks make steps until a rank or a link is lost, and write the error to files. With `work BACKEND` they
-// make steps for a second; the backend `hosts` is `collective` between two simulated hosts.
+// ranks make steps until a rank or a link is lost, and write the error to files. With `work WAY` they make
+// steps for a second, as kWays has it.
+#include <algorithm>
 #include <csignal>
 #include <cstdlib>
 #include <fstream>
 #include <iostream>
+#include <optional>
+#include <span>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -14,6 +17,8 @@
 #include "ferry/evaluator.hpp"
 #include "ferry/ferry.hpp"
 #include "group/mpi_library.hpp"
+#include "harness/device.hpp"
+#include "harness/guarded_buffer.hpp"
 #include "program/two_batches.hpp"
 #include "runtime/support.hpp"
 
@@ -28,16 +33,18 @@ constexpr double kLongDeadline = 20;  // where only the end of a rank may end th
 constexpr double kLongestStall = kDeadline + 1, kLongestLoss = kLongDeadline / 4;
 
 // A dispatch and a combine in which every rank sends to every rank.
-void step(Exchange& exchange) {
-  const int ranks = exchange.rank().size();
-  const std::vector<float> tokens(kTokens * kHidden, 1);
-  std::vector<float> result(tokens.size());
-  std::vector<std::int32_t> ids(kTokens);
-  for (int token = 0; token < kTokens; ++token) ids[token] = token % ranks;
-  const DispatchResult rows =
-      exchange.dispatch(Tokens::rows(tokens.data(), kTokens, DType::fp32), ids.data());
-  exchange.combine({rows.data, DType::fp32}, rows.plan, {result.data(), DType::fp32});
-  FERRY_CHECK(result == tokens, "the rows came back changed");
+void step(Exchange& exchange, Stream stream = {}) {
+  constexpr std::size_t kValues = kTokens * kHidden;
+  std::vector<std::int32_t> expert(kTokens);
+  for (int token = 0; token < kTokens; ++token) expert[token] = token % exchange.rank().size();
+  auto tokens = contract::GuardedBuffer::of(std::vector<float>(kValues, 1));
+  auto ids = contract::GuardedBuffer::of(expert);
+  contract::GuardedBuffer result(tokens.bytes());
+  const DispatchResult rows = exchange.dispatch(Tokens::rows(tokens.data(), kTokens, DType::fp32),
+                                                ids.as<std::int32_t>(), nullptr, stream);
+  exchange.combine({rows.data, DType::fp32}, rows.plan, {result.data(), DType::fp32}, {}, stream);
+  exchange.synchronize(0, stream);
+  FERRY_CHECK(std::ranges::equal(result.span(), tokens.span()), "the rows came back changed");
 }
 
 void fail(const std::string& how) {
@@ -118,22 +125,51 @@ void lose_a_rank(const Rank& rank, const std::string& directory, int victim) {
   sleep_seconds(5);  // mpirun may end the others when it sees one exit
 }
 
+struct Way {
+  const char* name;
+  BackendKind backend;
+  EngineKind engine = EngineKind::automatic;
+  MemoryKind memory = MemoryKind::automatic;
+  bool two_hosts = false;  // simulated
+};
+constexpr Way kWays[] = {
+    {"cpu", BackendKind::cpu},
+    {"collective", BackendKind::collective},
+    {"hosts", BackendKind::collective, EngineKind::automatic, MemoryKind::automatic, true},
+    {"cuda", BackendKind::cuda},
+    {"device", BackendKind::collective, EngineKind::mpi, MemoryKind::device},
+    {"nccl", BackendKind::collective, EngineKind::nccl},
+    {"nvshmem", BackendKind::nvshmem, EngineKind::automatic, MemoryKind::automatic, true},
+};
+
+const Way& way_named(const std::string& name) {
+  const auto* way = std::ranges::find(kWays, name, &Way::name);
+  if (way == std::end(kWays)) throw std::invalid_argument("no way to work is called " + name);
+  return *way;
+}
+
 // The test kills a rank from outside.
-void work(const std::string& backend) {
-  if (backend == "hosts") setenv("FERRY_HOST_ID", open_mpi().rank % 2 == 0 ? "even" : "odd", 1);
-  const BackendKind kind = backend == "cpu" ? BackendKind::cpu : BackendKind::collective;
+void work(const Way& way) {
+  if (way.two_hosts) setenv("FERRY_HOST_ID", open_mpi().rank % 2 == 0 ? "even" : "odd", 1);
   Group::mpi().run([&](const Rank& rank) {
+    std::optional<contract::device::RankScope> device;
+    const bool on_device =
+        has_kernels(way.backend) || way.engine == EngineKind::nccl || way.memory == MemoryKind::device;
+    if (on_device) device.emplace(rank.index());
     Exchange exchange(rank, {.experts = rank.size(),
                              .top_k = 1,
                              .hidden = kHidden,
                              .max_tokens = kTokens,
-                             .backend = kind,
+                             .backend = way.backend,
+                             .engine = way.engine,
+                             .memory = way.memory,
                              .format = Format::fp32(),
                              .combine_type = DType::fp32,
                              .deadline = 3});
     try {
+      const Stream stream = on_device ? contract::device::stream(rank.index()) : Stream{};
       for (int i = 0; i < 200; ++i) {
-        step(exchange);
+        step(exchange, stream);
         sleep_seconds(0.005);
       }
     } catch (const Error& error) {
@@ -153,11 +189,10 @@ int main(int argc, char** argv) {
     if (argc != 2 && !loses && !works) {
       throw std::invalid_argument(
           "needed: stall, throw, leave, kill or kill_in_program, lose with a folder and a rank, or work with "
-          "a "
-          "backend");
+          "a way");
     }
     if (works) {
-      ferry::test::work(argv[2]);
+      ferry::test::work(ferry::test::way_named(argv[2]));
       return 0;
     }
     ferry::Group::mpi().run([&](const ferry::Rank& rank) {
