@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
-from typing import NoReturn
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NoReturn, TypeVar
 
 import ferry
 from ferry import _core
@@ -28,6 +30,58 @@ def refusing_construction(group: ferry.Group | ferry.Rank) -> Iterator[None]:
     except BaseException as error:  # a rank that raised alone would leave its peers waiting
         _core._refuse_construction(group, str(error) if isinstance(error, ferry.Error) else repr(error))
         raise
+
+
+class _Unreadable:
+    """Raises `error` wherever it is read as an array, a number, a flag or a name."""
+
+    def __init__(self, error: ferry.Error):
+        self.__dict__["_error"] = error
+
+    def _raise(self, *_: Any, **__: Any) -> Any:
+        raise self._error
+
+    __getattr__ = __dlpack__ = __index__ = __bool__ = __eq__ = __hash__ = _raise  # type: ignore[assignment]
+
+
+def raise_from_call(function: Callable[..., Any], error: ferry.Error, first: str, given: dict[str, Any]) -> NoReturn:
+    """Raises `error` and ends the peers' calls with it: calls the function with an argument `first` that cannot be read."""
+    with contextlib.suppress(Exception):
+        function(**given | {first: _Unreadable(error)})
+    raise error
+
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def refusing_misfits(first: str) -> Callable[[_Function], _Function]:
+    """Arguments that do not fit the function's signature end the peers' calls too, because it is called all the same.
+
+    `first`: the argument by which it is made to fail then. It ends the peers' calls if that cannot be read.
+    """
+
+    def decorate(function: _Function) -> _Function:
+        signature = inspect.signature(function)
+        parameters = signature.parameters
+        of = function.__qualname__.replace(".__init__", "").rpartition(".")[-1]
+        names = [name for name, each in parameters.items() if each.kind is not each.VAR_KEYWORD]
+        positional = [name for name in names if parameters[name].kind is not inspect.Parameter.KEYWORD_ONLY]
+        required = [name for name in names if parameters[name].default is inspect.Parameter.empty]
+
+        def misfit(*args: Any, **kwargs: Any) -> NoReturn:
+            reason = ""
+            try:
+                signature.bind(*args, **kwargs)
+            except TypeError as error:
+                reason = str(error)
+            text = f"{of}: {reason}; the arguments are: {', '.join(name for name in names if name != 'self')}"
+            given = dict.fromkeys(required) | dict(zip(positional, args))
+            given |= {name: value for name, value in kwargs.items() if name in names or len(names) < len(parameters)}
+            raise_from_call(function, ferry.UsageError(text), first, given)
+
+        return functools.update_wrapper(_core._fitted_function(function, misfit), function, updated=())  # type: ignore[return-value]
+
+    return decorate
 
 
 def raise_refusal(text: str, error: BaseException) -> NoReturn:

@@ -12,13 +12,15 @@ enqueued on the current stream. docs/guides/max.md has the shapes.
 
 from __future__ import annotations
 
+import contextlib
+import operator
 from typing import Any, NamedTuple
 
 import numpy as np
 
 import ferry
 from ferry import _core
-from ferry._call_shapes import delivered_call, in_words, raise_refusal, refusing_construction
+from ferry._call_shapes import delivered_call, in_words, raise_refusal, refusing_construction, refusing_misfits
 from ferry._max_device import DeviceLane, typed
 from ferry.deep_ep._arrays import arrays_of
 
@@ -130,6 +132,7 @@ class Exchange:
     different dispatches, the rank that misses a row raises it when the combine is complete.
     """
 
+    @refusing_misfits("reduction")
     def __init__(self, group: ferry.Group | ferry.Rank, *, experts: int, top_k: int, hidden: int, max_tokens: int,
                  reduction: str = "exact", **settings: Any):
         """`reduction`: 'exact' (combine returns [N, H]) or 'unreduced' ([N, K, H]). `settings`: as of ferry.Exchange, apart
@@ -155,6 +158,7 @@ class Exchange:
         """With every default filled in."""
         return self._exchange.config
 
+    @refusing_misfits("input_tokens")
     def ep_dispatch_async(self, input_tokens: Any, topk_ids: Any, *, format: str | None = None, global_scale: Any = None,
                           input_scales: Any = None, lane: int = 0) -> None:
         """Sends input_tokens [N, H] to the ranks of their experts, topk_ids [N, K]; -1 masks a slot.
@@ -164,13 +168,14 @@ class Exchange:
         input_scales    'fp8', 'mxfp8' and 'nvfp4': float32 [experts + shared_experts], a scale of each expert. Tokens travel as
                         they are, and each rank encodes the rows it receives: the exchange's format is that of the tokens
         """
-        kept = self._idle(lane)
+        kept = self._idle(lane, "dispatch")
         with in_words(_core._MAX_WORDS):
             self._exchange.dispatch_send(input_tokens, topk_ids, format=format, global_scale=global_scale,
                                          input_scales=input_scales, lane=lane)
         kept.keep(topk_ids, lane)
         kept.pending = "dispatch"
 
+    @refusing_misfits("lane")
     def ep_dispatch_wait(self, *, lane: int = 0) -> DispatchResult:
         """What the ranks have sent to this one."""
         kept = self._end(lane, "dispatch")
@@ -178,10 +183,11 @@ class Exchange:
             received = self._exchange.dispatch_receive(lane=lane)
         return DispatchResult(*kept.describe(received, lane))
 
+    @refusing_misfits("input_tokens")
     def ep_fused_dispatch(self, input_tokens: Any, topk_ids: Any, *, format: str | None = None, global_scale: Any = None,
                           input_scales: Any = None, lane: int = 0) -> DispatchResult:
         """ep_dispatch_async() and ep_dispatch_wait() in one call."""
-        kept = self._idle(lane)
+        kept = self._idle(lane, "dispatch")
         before = delivered_call(self._exchange, lane)
         try:
             with in_words(_core._MAX_WORDS):
@@ -196,8 +202,9 @@ class Exchange:
 
     def last_dispatch_result(self, *, lane: int = 0) -> DispatchResult:
         """The result of the lane's last dispatch, also if that has delivered its rows and raised, as for ids out of range."""
-        return DispatchResult(*self._lane(lane).describe(self._exchange.last_dispatch_result(lane), lane))
+        return DispatchResult(*self._lane(lane, "last_dispatch_result").describe(self._exchange.last_dispatch_result(lane), lane))
 
+    @refusing_misfits("input_tokens")
     def ep_combine_async(self, input_tokens: Any, src_info: Any, row_offsets: Any, counts: Any, *, topk_ids: Any = None,
                          router_weights: Any = None, output_tokens: Any = None, shared_outputs: Any = None,
                          residual: Any = None, scale: float = 1.0, lane: int = 0) -> None:
@@ -216,11 +223,13 @@ class Exchange:
             self._exchange.combine_send(input_tokens, **arguments)
         kept.pending = "combine"
 
+    @refusing_misfits("lane")
     def ep_combine_wait(self, *, lane: int = 0) -> Any:
         """The result of the lane's combine: [N, H], or 'unreduced' [N, K, H]."""
         kept = self._end(lane, "combine")
         return self._checked(kept, lane, lambda: self._exchange.combine_receive(lane=lane))
 
+    @refusing_misfits("input_tokens")
     def ep_fused_combine(self, input_tokens: Any, src_info: Any, row_offsets: Any, counts: Any, *, topk_ids: Any = None,
                          router_weights: Any = None, output_tokens: Any = None, shared_outputs: Any = None,
                          residual: Any = None, scale: float = 1.0, lane: int = 0) -> Any:
@@ -239,19 +248,26 @@ class Exchange:
         with in_words(_core._MAX_WORDS):
             self._exchange.check(lane=lane)
 
-    def _lane(self, lane: int) -> Any:
-        if not 0 <= lane < len(self._lanes):
-            raise ferry.UsageError(f"lane {lane} does not exist: the exchange has {len(self._lanes)}")
-        return self._lanes[lane]
+    def _lane(self, lane: int, call: str) -> Any:
+        """What is kept of the lane. If it does not exist, the exchange's `call` ends in its words, also for the peers."""
+        with contextlib.suppress(Exception):
+            if 0 <= operator.index(lane) < len(self._lanes):
+                return self._lanes[lane]
+        only = self._lanes[0]
+        if len(self._lanes) == 1:  # this call of its is refused, or the receive phase carried out
+            only.combines += call == "combine"
+            if call == f"{only.pending}_receive":
+                only.pending = ""
+        return getattr(self._exchange, call)(lane=lane)
 
-    def _idle(self, lane: int) -> Any:
-        kept = self._lane(lane)
+    def _idle(self, lane: int, call: str) -> Any:
+        kept = self._lane(lane, call)
         if kept.pending:
             raise ferry.UsageError(f"lane {lane}: call ep_{kept.pending}_wait first")
         return kept
 
     def _end(self, lane: int, call: str) -> Any:
-        kept = self._lane(lane)
+        kept = self._lane(lane, f"{call}_receive")
         if kept.pending != call:
             raise ferry.UsageError(f"lane {lane}: no {call} to wait for: call ep_{call}_async first")
         kept.pending = ""
@@ -261,7 +277,7 @@ class Exchange:
                    router_weights: Any, output_tokens: Any, shared_outputs: Any, residual: Any, scale: float,
                    lane: int) -> tuple[Any, dict[str, Any]]:
         """The arguments of the combine by the plan that the arrays make. If they are wrong, the peers' combine ends too."""
-        kept = self._idle(lane)
+        kept = self._idle(lane, "combine")
         kept.combines += 1
         try:
             plan, tags = kept.plan(src_info, row_offsets, counts, topk_ids, lane, input_tokens)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import ferry
-from ferry._call_shapes import in_words
+from ferry._call_shapes import in_words, refusing_misfits
 
 __all__ = ["fused_metadata_update"]
 
@@ -18,6 +18,7 @@ _WORDS = (("metadata: ", "fused_metadata_update: "), ("refused metadata ", "refu
           ("count is ", "local_tokens is "), ("out: ", "step_metadata: "), ("out is ", "step_metadata is "), ("a count of ", "local_tokens = "))
 
 
+@refusing_misfits("local_tokens")
 def fused_metadata_update(local_tokens: int, local_buf: Any, symm_mem_hdl: ferry.Exchange, step_metadata: Any) -> None:
     """Writes [sum, prefix, maximum] of the ranks' token counts into step_metadata. Collective.
 

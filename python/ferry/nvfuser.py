@@ -15,7 +15,7 @@ import operator
 from typing import Any, NamedTuple
 
 import ferry
-from ferry._call_shapes import delivered_call, in_words, raise_refusal, refusing_construction
+from ferry._call_shapes import delivered_call, in_words, raise_refusal, refusing_construction, refusing_misfits
 from ferry.deep_ep._arrays import arrays_of, rounded
 
 __all__ = ["DispatchResult", "Exchange"]
@@ -57,6 +57,7 @@ class Exchange:
     returns when this rank's result is complete, on GPUs too, so calls cannot be captured.
     """
 
+    @refusing_misfits("dtype")
     def __init__(
         self,
         group: ferry.Group | ferry.Rank,
@@ -92,6 +93,7 @@ class Exchange:
             capacity=min(top_k, ranks) * max_tokens, **common)
         self._tokens = 0
 
+    @refusing_misfits("x")
     def dispatch(self, x: Any, topk_idx: Any) -> DispatchResult:
         """Sends x [N, H] to the ranks of its experts, topk_idx [N, K]; -1 masks a slot. With top_k = 1 also [N]."""
         if self._top_k == 1 and getattr(topk_idx, "ndim", None) == 1:
@@ -129,6 +131,7 @@ class Exchange:
             arrays.copy(rows.data[:total]), topk, int64(source[:, 1]), int64(source[:, 0]),
             int64(between[rank]), int64(between[:, rank]))
 
+    @refusing_misfits("rows")
     def combine(
         self,
         rows: Any,

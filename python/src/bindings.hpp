@@ -21,6 +21,7 @@ void bind_deep_ep_streams(nanobind::module_& module);
 void bind_low_latency(nanobind::module_& module);
 void bind_normal(nanobind::module_& module);
 void bind_host_parts(nanobind::module_& module);
+void bind_misfits(nanobind::module_& module);
 
 // After all of these.
 void publish_signatures(nanobind::module_& module);

@@ -63,7 +63,7 @@ Device device_or_refuse(const Rank& rank, const Config& config, std::optional<in
 
 // Construction compares configurations across ranks. A rank without a usable one refuses, so that the other
 // ranks get the same error and do not wait.
-void construct(PyExchange* self, const nb::object& group, const nb::object& config,
+void construct(PyExchange* self, const nb::object& group, const nb::object& config, const nb::args& surplus,
                const nb::object& given_device, const nb::kwargs& settings) {
   const Rank rank = rank_of(group);
   Config checked;
@@ -73,6 +73,10 @@ void construct(PyExchange* self, const nb::object& group, const nb::object& conf
     refuse_configuration(rank, error);
   };
   read_or(refuse, [&] {
+    if (const std::size_t more = nb::len(nb::handle(surplus)); more != 0) {
+      throw UsageError(str("exchange: there is no place for ", counted(more, "more positional argument"),
+                           ": pass settings by name"));
+    }
     checked = config_from(config, settings, default_backend(group));
     if (!given_device.is_none()) device = int_of("device", given_device);
     // This module links its own CUDA runtime. Each runtime has its own current device of a
@@ -286,7 +290,7 @@ With 'cuda', Python sees the signal when the call returns.)";
 void bind_exchange(nb::module_& module) {
   nb::class_<PyExchange> exchange(module, "Exchange", nb::is_weak_referenceable(), kExchangeDoc);
   exchange
-      .def("__init__", &construct, "group"_a.none(), "config"_a = nb::none(), nb::kw_only(),
+      .def("__init__", &construct, "group"_a.none(), "config"_a = nb::none(), "surplus"_a,
            "device"_a = nb::none(), "settings"_a,
            nb::sig(str("def __init__(self, group: Group | Rank, config: Config | None = None, *, "
                        "device: int | None = None, experts: int = ..., top_k: int = ..., hidden: int = ..., "

@@ -39,5 +39,6 @@ NB_MODULE(_core, module) {
   bind_low_latency(module);
   bind_normal(module);
   bind_host_parts(module);
+  bind_misfits(module);
   publish_signatures(module);
 }

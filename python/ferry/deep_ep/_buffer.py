@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 import ferry
+from ferry._call_shapes import raise_from_call, refusing_misfits
 from ferry._core import _CallStreams, _LowLatencyCalls, _NormalCalls
 from ferry.deep_ep._config import Config, combine_config, dispatch_config, low_latency_size_hint
 from ferry.deep_ep._events import EventHandle, EventOverlap
@@ -16,6 +17,7 @@ class Buffer:
 
     num_sms: int = 20
 
+    @refusing_misfits("enable_shrink")
     def __init__(
         self,
         group,
@@ -35,12 +37,21 @@ class Buffer:
         Queue pairs and fabric options are accepted and have no effect, and neither has num_nvl_bytes: the first call of a
         shape makes the buffers it needs. In a group of several nodes num_rdma_bytes must be as large as DeepEP needs it.
         """
-        if enable_shrink:
-            raise ferry.UnsupportedError("Buffer: enable_shrink is not supported, because a lost rank ends its group")
-        if not allow_nvlink_for_low_latency_mode:
-            raise ferry.UnsupportedError("Buffer: low-latency mode without NVLink is not supported, because Ferry does not use RDMA")
         made = group_of(group, comm)
-        self.exchanges = Exchanges(made, int(num_rdma_bytes), device_engine_of(None if comm is not None else group))
+        error = None
+        try:
+            if enable_shrink:
+                raise ferry.UnsupportedError("Buffer: enable_shrink is not supported, because a lost rank ends its group")
+            if not allow_nvlink_for_low_latency_mode:
+                raise ferry.UnsupportedError(
+                    "Buffer: low-latency mode without NVLink is not supported, because Ferry does not use RDMA")
+            try:
+                num_rdma_bytes = int(num_rdma_bytes)
+            except (TypeError, ValueError):
+                raise ferry.UsageError(f"Buffer: num_rdma_bytes: expected an integer, got {num_rdma_bytes!r}") from None
+        except BaseException as wrong:
+            error = wrong
+        self.exchanges = Exchanges(made, num_rdma_bytes, device_engine_of(None if comm is not None else group), error)
         self.rank = self.exchanges.rank.index
         self.group_size = self.exchanges.rank.size
         self.group = group
@@ -123,6 +134,7 @@ class Buffer:
         """
         return self._normal.layout(topk_idx, num_experts, previous_event, async_finish)
 
+    @refusing_misfits("x")
     def dispatch(
         self,
         x,
@@ -155,6 +167,7 @@ class Buffer:
         return self._normal.dispatch_by_handle(
             x, handle, with_ids, config, Buffer.num_sms, previous_event, async_finish, allocate_on_comm_stream)
 
+    @refusing_misfits("x")
     def combine(
         self,
         x,
@@ -174,6 +187,7 @@ class Buffer:
         return self._normal.combine(
             x, handle, topk_weights, bias, config, Buffer.num_sms, previous_event, async_finish, allocate_on_comm_stream)
 
+    @refusing_misfits("x")
     def internode_dispatch(
         self,
         x,
@@ -192,11 +206,12 @@ class Buffer:
         allocate_on_comm_stream: bool = False,
     ):
         """As dispatch(), for a group of several nodes."""
-        self._require_nodes("dispatch")
+        self._require_nodes(self.dispatch, handle=handle, num_worst_tokens=num_worst_tokens)
         return self.dispatch(
             x, handle, num_tokens_per_rank, num_tokens_per_rdma_rank, is_token_in_rank, num_tokens_per_expert, topk_idx,
             topk_weights, expert_alignment, num_worst_tokens, config, previous_event, async_finish, allocate_on_comm_stream)
 
+    @refusing_misfits("x")
     def internode_combine(
         self,
         x,
@@ -209,19 +224,21 @@ class Buffer:
         allocate_on_comm_stream: bool = False,
     ):
         """As combine(), for a group of several nodes."""
-        self._require_nodes("combine")
+        self._require_nodes(self.combine, handle=handle)
         return self.combine(
             x, handle, topk_weights, bias, config, previous_event, async_finish, allocate_on_comm_stream)
 
-    def _require_nodes(self, method):
+    def _require_nodes(self, call, **given):
         if self.exchanges.nodes == 1:
-            raise ferry.UnsupportedError(f"internode_{method}: all ranks are on one node: use {method}()")
+            name = call.__name__
+            raise_from_call(call, ferry.UnsupportedError(f"internode_{name}: all ranks are on one node: use {name}()"), "x", given)
 
     # Low-latency mode.
 
     def clean_low_latency_buffer(self, num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int) -> None:
         """Does nothing: calls need no cleaned buffer."""
 
+    @refusing_misfits("x")
     def low_latency_dispatch(
         self,
         x,
@@ -253,6 +270,7 @@ class Buffer:
             x, topk_idx, num_max_dispatch_tokens_per_rank, num_experts, cumulative_local_expert_recv_stats, use_fp8,
             round_scale, use_ue8m0, use_nvfp4, x_global_scale, use_ue8m0_for_sf, async_finish, return_recv_hook)
 
+    @refusing_misfits("x")
     def low_latency_combine(
         self,
         x,

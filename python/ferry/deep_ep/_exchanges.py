@@ -16,7 +16,7 @@ REFUSED = -1  # gathered in place of a rank's first number if its arguments are 
 MESSAGE_BYTES = 256  # of the error message gathered then
 
 # Ranks gather which call they are in together with its numbers. Different calls are an error on every rank.
-DISPATCH, FIRST_LOW_LATENCY, FIRST_WEIGHTS, BY_HANDLE, COMBINE, WORST_CASE = range(6)
+DISPATCH, FIRST_LOW_LATENCY, FIRST_WEIGHTS, BY_HANDLE, COMBINE, WORST_CASE, CONSTRUCTION = range(7)
 CALLS = (
     "a dispatch without a handle",
     "the first low-latency call of a shape",
@@ -24,8 +24,9 @@ CALLS = (
     "a dispatch with a handle",
     "a combine",
     "a dispatch with num_worst_tokens of the last one's shape and size",
+    "the constructor of Buffer",
 )
-METHODS = ("dispatch", "low_latency_dispatch", "combine")
+METHODS = {DISPATCH: "dispatch", FIRST_LOW_LATENCY: "low_latency_dispatch", CONSTRUCTION: "the constructor"}
 
 # What low-latency calls of one exchange have in common, in the words of their arguments.
 LOW_LATENCY_SHAPE = (
@@ -87,8 +88,11 @@ def _transport_of(comm):
 
 
 class Exchanges:
-    def __init__(self, group, num_rdma_bytes=0, device_engine="automatic"):
-        """Collective. `num_rdma_bytes`: of the Buffer, needed between nodes. `device_engine`: as device_engine_of() returns."""
+    def __init__(self, group, num_rdma_bytes=0, device_engine="automatic", error=None):
+        """Collective. `num_rdma_bytes`: of the Buffer, needed between nodes. `device_engine`: as device_engine_of() returns.
+
+        `error`: what was wrong with this rank's arguments. If one rank has an error, every rank raises.
+        """
         self.group = group
         self.device_engine = device_engine
         self.rank = group if isinstance(group, ferry.Rank) else group.join()
@@ -96,10 +100,9 @@ class Exchanges:
         self.nodes = self.topology.nodes
         self.num_rdma_bytes = num_rdma_bytes
         self._made = {}
-        if self.nodes == 1:
-            return
-        for rank, (theirs,) in enumerate(struct.unpack("q", mine) for mine in self.rank.all_gather(struct.pack("q", num_rdma_bytes))):
-            if theirs <= 0:
+        mine = REFUSED if error is not None else max(0, num_rdma_bytes)
+        for rank, (theirs,) in enumerate(self._gather(CONSTRUCTION, (mine,), error)):
+            if theirs == 0 and self.nodes > 1:
                 raise ferry.UsageError(
                     f"Buffer: rank {rank} has num_rdma_bytes = {theirs}, must be above 0 in a group of {self.nodes} nodes: "
                     "pass what Config.get_rdma_buffer_size_hint or Buffer.get_low_latency_rdma_size_hint returns")

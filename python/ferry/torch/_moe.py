@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 import ferry
+from ferry._call_shapes import refusing_construction, refusing_misfits
 from ferry.torch._functions import combine, dispatch
 from ferry.torch._registry import exchange_with, handle_of, key_of
 
@@ -21,6 +22,7 @@ class MoE(nn.Module):
     a layer that was saved and loaded in the same process. One that was loaded elsewhere needs connect().
     """
 
+    @refusing_misfits("dtype")
     def __init__(
         self,
         group: ferry.Group | ferry.Rank,
@@ -36,12 +38,14 @@ class MoE(nn.Module):
     ):
         """`capacity`: rows an expert has room for, beyond which OverflowError is raised; 0: R * max_tokens, any routing."""
         super().__init__()
-        if dtype not in _FORMATS:
-            raise ferry.UsageError(f"dtype: {dtype} is not one of {', '.join(map(str, _FORMATS))}")
+        with refusing_construction(group):
+            if dtype not in _FORMATS:
+                raise ferry.UsageError(f"dtype: {dtype} is not one of {', '.join(map(str, _FORMATS))}")
+            backend = "cuda" if torch.device(device).type == "cuda" else "cpu"
         self._settings = {
             "experts": experts, "top_k": top_k, "hidden": hidden, "max_tokens": max_tokens, "capacity": capacity,
             "layout": "expert_padded", "format": _FORMATS[dtype], "combine_type": _FORMATS[dtype], "own_receive_buffers": False,
-            "backend": "cuda" if torch.device(device).type == "cuda" else "cpu"}
+            "backend": backend}
         self.top_k = top_k
         self.connect(group)
         local = len(self.exchange.config.placement.experts_of(self.exchange.rank))

@@ -101,6 +101,7 @@ nb::object exported(const nb::object& export_array, const char* name) {
       return export_array();
     }
   } catch (nb::python_error& error) {
+    if (error.matches(nb::module_::import_("ferry.error").attr("Error"))) throw;  // says what is wrong itself
     refuse_from(error, str(name, ": its __dlpack__ failed: ", text_of(error)));
   }
 }

@@ -187,7 +187,7 @@ def test_other_arguments_are_refused_on_every_rank():
                 combined(exchange, received, **(options if wrong else {}))
         with pytest.raises(ferry.UsageError, match="input_tokens"):
             combined(exchange, received, received.output_tokens[:, :2] if wrong else None)
-        with pytest.raises(ferry.UsageError, match="lane 1 does not exist"):
+        with pytest.raises(ferry.UsageError, match="lane = 1, must be 0 to 0"):
             exchange.ep_combine_wait(lane=1)
         with pytest.raises(ferry.UsageError, match="call ep_combine_async first"):
             exchange.ep_combine_wait()

@@ -287,6 +287,20 @@ def test_copies_of_a_layer_share_its_exchange(rng, tmp_path):
     ferry.Group.threads(2).run(body)
 
 
+@pytest.mark.parametrize("wrong", [{"nonsense": 1}, {"dtype": torch.float64}, {"device": "nowhere"}, {"experts": None}, {"top_k": "2"}, "missing"], ids=str)
+def test_a_layer_whose_arguments_do_not_fit_ends_on_all_ranks(wrong):
+    def body(rank):
+        settings = {"experts": EXPERTS, "top_k": TOP_K, "hidden": HIDDEN, "ffn": FFN, "max_tokens": TOKENS}
+        given = settings if rank.index == 0 else {"experts": EXPERTS} if wrong == "missing" else settings | wrong
+        with pytest.raises(RuntimeError if rank.index and "device" in wrong else ferry.UsageError, match=None if rank.index else "rank 1 refused"):
+            ferry.torch.MoE(rank, **given)
+        assert ferry.torch.MoE(rank, **settings)(torch.ones(2, HIDDEN)).shape == (2, HIDDEN)
+
+    group = ferry.Group.threads(2)
+    group.set_deadline(10)
+    group.run(body)
+
+
 def test_a_saved_layer_in_another_process(tmp_path):
     make = f"ferry.torch.MoE(alone, experts={EXPERTS}, top_k={TOP_K}, hidden={HIDDEN}, ffn={FFN}, max_tokens={TOKENS})"
     program = """if True:
