@@ -22,12 +22,11 @@ KIND = re.compile(r"[=!]=\s*FormatKind::|FormatKind::\w+\s*[=!]=|case\s+FormatKi
 # Public headers (ferry/) may be included everywhere; a folder's own headers too.
 ROOMS = {
     "base": "",
-    "base/os": "base",
     "format": "base",
     "group/mpi": "",
-    "group": "base base/os group/mpi",
+    "group": "base group/mpi",
     "engine": "base group",
-    "memory": "base base/os group",
+    "memory": "base group",
     "layout": "base format",
     "plan": "base format layout",
     "exchange": "base format group layout plan",
@@ -37,7 +36,7 @@ ROOMS = {
     "backends/collective": "base engine group memory plan exchange backends/cpu backends/cpu/link",
     "backends/sliced": "format layout memory plan exchange",
     "backends/cuda/runtime": "base",
-    "backends/cuda/memory": "base base/os group memory backends/cuda/runtime",
+    "backends/cuda/memory": "base group memory backends/cuda/runtime",
     "backends/cuda/device": "base format layout",
     "backends/cuda/protocol": "base group layout backends/cuda/device",
     "backends/cuda/transport": "base layout backends/cuda/device backends/cuda/protocol",

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/reword.hpp"
+#include "base/errors.hpp"
 #include "ferry/error.hpp"
 #include "interpreter.hpp"
 #include "interrupt.hpp"

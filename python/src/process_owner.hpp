@@ -5,7 +5,7 @@
 #include <memory>
 #include <utility>
 
-#include "base/this_process.hpp"
+#include "base/process.hpp"
 #include "casters.hpp"
 #include "interpreter.hpp"
 

@@ -5,8 +5,8 @@
 #include <cerrno>
 #include <optional>
 
-#include "base/os/file_descriptor.hpp"
-#include "base/system_error.hpp"
+#include "base/descriptors.hpp"
+#include "base/errors.hpp"
 #include "base/text.hpp"
 #include "casters.hpp"
 #include "ferry/error.hpp"

@@ -5,17 +5,15 @@
 #include <chrono>
 #include <condition_variable>
 #include <deque>
+#include <mutex>
 #include <system_error>
 #include <utility>
 #include <vector>
 
-#include "base/callback_scope.hpp"
-#include "base/keep_forever.hpp"
-#include "base/scoped_signal_block.hpp"
-#include "base/system_error.hpp"
+#include "base/errors.hpp"
+#include "base/process.hpp"
 
 namespace ferry {
-
 namespace {
 
 constexpr std::chrono::milliseconds kCheckPeriod(5);
@@ -160,6 +158,14 @@ void CallbackThread::give_up(std::unique_lock<std::mutex>& lock, Call& call,
   if (state_->running.get() != &call || !state_->abort) return;
   start_abort(state_);
   state_->changed.wait_for(lock, kAbortGrace, [&] { return call.done; });
+}
+
+void keep_forever(std::shared_ptr<void> memory) {
+  static std::mutex mutex;
+  // Not destroyed at exit either: abandoned threads run until the process ends.
+  static auto* const kept = new std::vector<std::shared_ptr<void>>;
+  const std::lock_guard lock(mutex);
+  kept->push_back(std::move(memory));
 }
 
 }  // namespace ferry

@@ -1,4 +1,5 @@
-// A thread that calls functions of the caller, so that operations of Ferry can give up on them.
+// Runs functions of the caller so that operations of Ferry can give up on them, and keeps what abandoned
+// calls may still use.
 #pragma once
 
 #include <sys/types.h>
@@ -7,11 +8,16 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <thread>
+
+#include "base/text.hpp"
+#include "ferry/error.hpp"
 
 namespace ferry {
 
-// Runs one call at a time, in the order in which run() was called. Several threads may call run() at once.
+// A thread that calls functions of the caller. Runs one call at a time, in the order in which run() was
+// called. Several threads may call run() at once.
 class CallbackThread {
  public:
   // `abort`: makes a running call throw. It is called at most once, on a thread of its own. Null: a call that
@@ -22,7 +28,7 @@ class CallbackThread {
   CallbackThread& operator=(const CallbackThread&) = delete;
 
   // Blocks until `call` has returned on the thread; not to be called by that thread. Rethrows what it threw.
-  // `name` says for messages what `call` is; a static string.
+  // `name`: for error messages; static.
   //
   // While it waits, it calls `check` every 5 ms. `check` throws to give up, and run() throws that. After any
   // exception the thread is failed for good: every later run() throws the same. The abandoned `call` may
@@ -41,5 +47,29 @@ class CallbackThread {
   std::thread thread_;
   pid_t process_;
 };
+
+// Marks threads that run a function of the caller, so that the function cannot make Ferry wait for itself.
+// While it lives, the calling thread runs the caller's function `name` inside an operation of Ferry.
+class CallbackScope {
+ public:
+  explicit CallbackScope(const char* name) : outer_(running_) { running_ = name; }
+  ~CallbackScope() { running_ = outer_; }
+  CallbackScope(const CallbackScope&) = delete;
+  CallbackScope& operator=(const CallbackScope&) = delete;
+
+  // Throws UsageError if the calling thread runs a function of the caller. `operation` is what it attempts.
+  static void require_none(const char* operation) {
+    if (running_ == nullptr) return;
+    throw UsageError(str(running_, " called ", operation,
+                         " of Ferry: it runs inside an operation of Ferry and must not start another"));
+  }
+
+ private:
+  static inline thread_local const char* running_ = nullptr;
+  const char* outer_;
+};
+
+// Never frees `memory`: an abandoned transport may still write to it. Any thread.
+void keep_forever(std::shared_ptr<void> memory);
 
 }  // namespace ferry

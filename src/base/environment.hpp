@@ -7,7 +7,7 @@
 namespace ferry {
 
 struct Environment {
-  // An empty string: the variable is not set. environment_variables() says what each means.
+  // Unset variables are empty. environment_variables() says what each means.
   std::string shm_dir, mpi_module, nccl_blocking, nccl_library, nccl_register, nvshmem_library,
       nvshmem_module, host_id, launch, traces, log, nvtx;
 
@@ -27,7 +27,7 @@ struct Environment {
 
   // Reads the variables. An empty variable counts as not set.
   static Environment read();
-  // Whether a variable of the process says yes: anything but "0". False if there is no memory to read it.
+  // Whether a variable of the process is set, and not "0". False if there is no memory to read it.
   static bool says_yes(std::string Environment::* variable) noexcept;
 };
 

@@ -1,4 +1,9 @@
+// Names of the public enumerations, and the version.
 #include "ferry/types.hpp"
+
+#include <cstddef>
+
+#include "ferry/version.hpp"
 
 namespace ferry {
 namespace {
@@ -49,6 +54,10 @@ const char* to_string(MemoryKind memory) {
 
 const char* to_string(Hops hops) {
   return name_of(hops, {"automatic", "one", "two"});
+}
+
+std::string_view version() noexcept {
+  return FERRY_VERSION;
 }
 
 }  // namespace ferry

@@ -6,7 +6,7 @@
 #include <stdexcept>
 #include <system_error>
 
-#include "base/error_record.hpp"
+#include "base/errors.hpp"
 #include "ferry/version.hpp"
 
 namespace ferry::capi {

@@ -3,7 +3,6 @@
 #include <atomic>
 #include <utility>
 
-#include "base/callback_scope.hpp"
 #include "base/callback_thread.hpp"
 #include "ferry/error.hpp"
 

@@ -3,7 +3,7 @@
 #include <atomic>
 #include <exception>
 
-#include "base/keep_forever.hpp"
+#include "base/callback_thread.hpp"
 #include "base/text.hpp"
 #include "ferry/error.hpp"
 #include "group/mpi_library.hpp"

@@ -8,8 +8,8 @@
 #include <thread>
 #include <utility>
 
-#include "base/keep_forever.hpp"
-#include "base/pause.hpp"
+#include "base/callback_thread.hpp"
+#include "base/process.hpp"
 #include "engine/transfer_thread.hpp"
 
 namespace ferry {

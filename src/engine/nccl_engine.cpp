@@ -8,9 +8,9 @@
 #include <mutex>
 #include <utility>
 
+#include "base/callback_thread.hpp"
 #include "base/environment.hpp"
-#include "base/error_record.hpp"
-#include "base/keep_forever.hpp"
+#include "base/errors.hpp"
 #include "base/text.hpp"
 #include "engine/nccl_calls.hpp"
 #include "engine/nccl_library.hpp"

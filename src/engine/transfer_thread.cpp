@@ -3,8 +3,8 @@
 #include <system_error>
 #include <utility>
 
-#include "base/scoped_signal_block.hpp"
-#include "base/system_error.hpp"
+#include "base/errors.hpp"
+#include "base/process.hpp"
 
 namespace ferry {
 

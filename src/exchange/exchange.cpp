@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "base/log.hpp"
-#include "base/profiler_range.hpp"
 #include "base/text.hpp"
 #include "exchange/checks.hpp"
 #include "exchange/configuration.hpp"

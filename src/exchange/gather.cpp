@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <limits>
 
-#include "base/profiler_range.hpp"
+#include "base/log.hpp"
 #include "exchange/configuration.hpp"
 #include "exchange/exchange_state.hpp"
 #include "exchange/overlap.hpp"

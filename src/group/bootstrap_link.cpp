@@ -3,7 +3,6 @@
 #include <utility>
 
 #include "base/callback_thread.hpp"
-#include "base/keep_forever.hpp"
 #include "group/mpi_library.hpp"
 
 namespace ferry {

@@ -6,7 +6,7 @@
 #include <span>
 #include <string>
 
-#include "base/error_record.hpp"
+#include "base/errors.hpp"
 #include "ferry/error.hpp"
 
 namespace ferry {

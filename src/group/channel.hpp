@@ -10,7 +10,7 @@
 #include <span>
 #include <vector>
 
-#include "base/error_record.hpp"
+#include "base/errors.hpp"
 #include "ferry/error.hpp"
 #include "ferry/group.hpp"
 #include "group/call_agreement.hpp"

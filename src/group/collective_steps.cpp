@@ -2,7 +2,7 @@
 
 #include <vector>
 
-#include "base/error_record.hpp"
+#include "base/errors.hpp"
 #include "base/text.hpp"
 #include "ferry/error.hpp"
 

@@ -7,8 +7,8 @@
 #include <cstring>
 
 #include "base/log.hpp"
+#include "base/process.hpp"
 #include "base/text.hpp"
-#include "base/this_process.hpp"
 
 namespace ferry {
 

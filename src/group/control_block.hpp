@@ -8,8 +8,8 @@
 #include <cstdint>
 #include <string>
 
-#include "base/error_record.hpp"
-#include "base/os/mapping.hpp"
+#include "base/errors.hpp"
+#include "base/mapping.hpp"
 #include "ferry/topology.hpp"
 #include "group/liveness_lock.hpp"
 #include "group/wake_event.hpp"

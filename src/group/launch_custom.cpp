@@ -1,9 +1,9 @@
 // Group::custom and Group::mpi: this process, or thread, is one rank, and the others are found over a link.
 #include <utility>
 
-#include "base/callback_scope.hpp"
+#include "base/callback_thread.hpp"
+#include "base/process.hpp"
 #include "base/text.hpp"
-#include "base/this_process.hpp"
 #include "ferry/error.hpp"
 #include "group/launcher.hpp"
 #include "group/rendezvous.hpp"

@@ -7,9 +7,9 @@
 #include <cstdio>
 #include <utility>
 
+#include "base/descriptors.hpp"
 #include "base/environment.hpp"
-#include "base/os/file_descriptor.hpp"
-#include "base/system_error.hpp"
+#include "base/errors.hpp"
 #include "base/text.hpp"
 #include "ferry/error.hpp"
 #include "group/launch_protocol.hpp"

@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/system_error.hpp"
+#include "base/errors.hpp"
 #include "base/text.hpp"
 #include "group/launcher.hpp"
 #include "group/rank_process.hpp"

@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <string>
 
-#include "base/os/descriptor_socket.hpp"
+#include "base/descriptors.hpp"
 
 namespace ferry {
 

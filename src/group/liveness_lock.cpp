@@ -6,8 +6,8 @@
 
 #include <cstddef>
 
-#include "base/scoped_signal_block.hpp"
-#include "base/system_error.hpp"
+#include "base/errors.hpp"
+#include "base/process.hpp"
 
 namespace ferry {
 

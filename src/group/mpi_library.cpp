@@ -15,8 +15,8 @@
 
 #include "base/environment.hpp"
 #include "base/shared_library.hpp"
+#include "base/process.hpp"
 #include "base/text.hpp"
-#include "base/this_process.hpp"
 #include "ferry/error.hpp"
 #include "group/host_identity.hpp"
 #include "group/process_monitor.hpp"

@@ -6,8 +6,8 @@
 
 #include <cerrno>
 
-#include "base/os/file_descriptor.hpp"
-#include "base/system_error.hpp"
+#include "base/descriptors.hpp"
+#include "base/errors.hpp"
 #include "group/control_block.hpp"
 
 namespace ferry {

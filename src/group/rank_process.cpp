@@ -8,7 +8,7 @@
 #include <csignal>
 #include <cstring>
 
-#include "base/system_error.hpp"
+#include "base/errors.hpp"
 #include "base/text.hpp"
 
 namespace ferry {

@@ -4,7 +4,7 @@
 
 #include <utility>
 
-#include "base/callback_scope.hpp"
+#include "base/callback_thread.hpp"
 #include "base/log.hpp"
 #include "base/text.hpp"
 #include "group/bootstrap_plane.hpp"

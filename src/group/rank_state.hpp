@@ -7,7 +7,7 @@
 #include <optional>
 #include <utility>
 
-#include "base/this_process.hpp"
+#include "base/process.hpp"
 #include "ferry/error.hpp"
 #include "ferry/group.hpp"
 #include "group/bootstrap_link.hpp"

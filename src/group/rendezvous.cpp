@@ -14,9 +14,9 @@
 #include <utility>
 #include <vector>
 
-#include "base/os/descriptor_socket.hpp"
-#include "base/os/published_handle.hpp"
-#include "base/system_error.hpp"
+#include "base/descriptors.hpp"
+#include "base/errors.hpp"
+#include "base/published_handle.hpp"
 #include "base/text.hpp"
 #include "group/host_identity.hpp"
 #include "group/process_monitor.hpp"

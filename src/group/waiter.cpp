@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "base/pause.hpp"
+#include "base/process.hpp"
 #include "base/text.hpp"
 
 namespace ferry {

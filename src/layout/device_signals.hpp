@@ -14,7 +14,7 @@
 
 #include <cstdint>
 
-#include "base/error_record.hpp"
+#include "base/errors.hpp"
 #include "base/host_device.hpp"
 #include "layout/exchange_layout.hpp"
 #include "layout/ll_packet.hpp"

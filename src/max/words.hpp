@@ -1,7 +1,7 @@
 // The names and remedies of MAX's calls in place of those of ferry::Exchange.
 #pragma once
 
-#include "base/reword.hpp"
+#include "base/errors.hpp"
 
 namespace ferry::max {
 

@@ -7,8 +7,8 @@
 #include <optional>
 #include <utility>
 
-#include "base/os/descriptor_socket.hpp"
-#include "base/system_error.hpp"
+#include "base/descriptors.hpp"
+#include "base/errors.hpp"
 #include "base/text.hpp"
 #include "group/collective_steps.hpp"
 #include "group/rank_state.hpp"

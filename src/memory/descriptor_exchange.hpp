@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "base/os/file_descriptor.hpp"
+#include "base/descriptors.hpp"
 #include "ferry/group.hpp"
 
 namespace ferry {

@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "base/os/mapping.hpp"
+#include "base/mapping.hpp"
 
 namespace ferry {
 

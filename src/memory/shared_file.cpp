@@ -13,7 +13,7 @@
 #include <string>
 
 #include "base/environment.hpp"
-#include "base/system_error.hpp"
+#include "base/errors.hpp"
 
 namespace ferry {
 

@@ -4,8 +4,8 @@
 
 #include <cstdint>
 
-#include "base/os/file_descriptor.hpp"
-#include "base/os/mapping.hpp"
+#include "base/descriptors.hpp"
+#include "base/mapping.hpp"
 
 namespace ferry {
 

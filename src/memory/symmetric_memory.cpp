@@ -2,7 +2,7 @@
 
 #include <optional>
 
-#include "base/os/published_handle.hpp"
+#include "base/published_handle.hpp"
 #include "base/text.hpp"
 #include "ferry/error.hpp"
 #include "group/collective_steps.hpp"

@@ -6,7 +6,7 @@
 #include <memory>
 #include <vector>
 
-#include "base/os/mapping.hpp"
+#include "base/mapping.hpp"
 #include "ferry/group.hpp"
 
 namespace ferry {

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/error_record.hpp"
+#include "base/errors.hpp"
 #include "base/text.hpp"
 #include "ferry/error.hpp"
 #include "program/compiled.hpp"

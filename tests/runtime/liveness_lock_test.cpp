@@ -17,8 +17,8 @@
 #include <thread>
 #include <vector>
 
-#include "base/os/mapping.hpp"
-#include "base/scoped_signal_block.hpp"
+#include "base/mapping.hpp"
+#include "base/process.hpp"
 #include "group/control_block.hpp"
 #include "group/process_monitor.hpp"
 #include "runtime/channel_support.hpp"

@@ -13,8 +13,7 @@
 #include <cstring>
 #include <string_view>
 
-#include "base/os/descriptor_socket.hpp"
-#include "base/os/file_descriptor.hpp"
+#include "base/descriptors.hpp"
 #include "runtime/channel_support.hpp"
 #include "runtime/kill_timer.hpp"
 #include "runtime/shared_value.hpp"

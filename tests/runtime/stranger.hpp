@@ -17,7 +17,7 @@
 #include <random>
 #include <string>
 
-#include "base/os/file_descriptor.hpp"
+#include "base/descriptors.hpp"
 #include "runtime/shared_value.hpp"
 #include "seed.hpp"
 

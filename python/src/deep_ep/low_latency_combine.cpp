@@ -1,4 +1,4 @@
-#include "base/reword.hpp"
+#include "base/errors.hpp"
 #include "base/text.hpp"
 #include "cast.hpp"
 #include "combine.hpp"

@@ -5,7 +5,7 @@
 #include <cstring>
 #include <utility>
 
-#include "base/callback_scope.hpp"
+#include "base/callback_thread.hpp"
 #include "base/text.hpp"
 #include "group/rank_state.hpp"
 

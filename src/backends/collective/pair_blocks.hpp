@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "base/error_record.hpp"
+#include "base/errors.hpp"
 #include "group/call_agreement.hpp"
 #include "memory/local_memory.hpp"
 

@@ -17,7 +17,7 @@
 #include <filesystem>
 #include <string>
 
-#include "base/os/descriptor_socket.hpp"
+#include "base/descriptors.hpp"
 #include "group/rank_state.hpp"
 #include "runtime/channel_support.hpp"
 #include "runtime/group_kinds.hpp"

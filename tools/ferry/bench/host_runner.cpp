@@ -7,7 +7,7 @@
 
 #include <fmt/format.h>
 
-#include "base/os/mapping.hpp"
+#include "base/mapping.hpp"
 #include "ferry/exchange.hpp"
 #include "ferry/group.hpp"
 #include "memory/local_memory.hpp"

@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "base/os/mapping.hpp"
+#include "base/mapping.hpp"
 #include "ferry/group.hpp"
 #include "ferry/version.hpp"
 #include "group/wake_event.hpp"

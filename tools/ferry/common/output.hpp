@@ -5,7 +5,7 @@
 #include <initializer_list>
 #include <string>
 
-#include "base/os/mapping.hpp"
+#include "base/mapping.hpp"
 
 namespace ferry::app {
 

@@ -16,8 +16,8 @@
 #include <memory>
 #include <optional>
 
-#include "base/os/file_descriptor.hpp"
-#include "base/system_error.hpp"
+#include "base/descriptors.hpp"
+#include "base/errors.hpp"
 #include "group/launch_protocol.hpp"
 #include "group/rank_process.hpp"
 #include "tools/ferry/launch/meeting_point.hpp"

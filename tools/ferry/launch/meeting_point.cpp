@@ -9,7 +9,7 @@
 #include <cstring>
 #include <utility>
 
-#include "base/system_error.hpp"
+#include "base/errors.hpp"
 #include "group/launch_protocol.hpp"
 
 namespace ferry::app {

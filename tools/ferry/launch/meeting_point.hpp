@@ -9,8 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "base/os/descriptor_socket.hpp"
-#include "base/os/file_descriptor.hpp"
+#include "base/descriptors.hpp"
 
 namespace ferry::app {
 

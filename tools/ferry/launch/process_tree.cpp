@@ -9,7 +9,7 @@
 #include <csignal>
 #include <fstream>
 
-#include "base/system_error.hpp"
+#include "base/errors.hpp"
 
 namespace ferry::app {
 

@@ -5,7 +5,7 @@
 
 #include <cerrno>
 
-#include "base/system_error.hpp"
+#include "base/errors.hpp"
 
 namespace ferry::app {
 

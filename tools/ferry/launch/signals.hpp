@@ -3,7 +3,7 @@
 
 #include <csignal>
 
-#include "base/os/file_descriptor.hpp"
+#include "base/descriptors.hpp"
 
 namespace ferry::app {
 

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "base/os/mapping.hpp"
+#include "base/mapping.hpp"
 #include "ferry/group.hpp"
 #include "ferry/program.hpp"
 #include "tools/ferry/common/check_counter.hpp"

@@ -6,7 +6,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "base/os/mapping.hpp"
+#include "base/mapping.hpp"
 #include "ferry/group.hpp"
 #include "tools/ferry/common/check_counter.hpp"
 #include "tools/report/run_report.hpp"

@@ -9,7 +9,7 @@
 #include "backends/cuda/host/block_roles.hpp"
 #include "backends/cuda/host/lane.hpp"
 #include "backends/cuda/runtime/error.hpp"
-#include "base/pause.hpp"
+#include "base/process.hpp"
 #include "base/text.hpp"
 #include "exchange/call_options.hpp"
 #include "exchange/configuration.hpp"

@@ -7,7 +7,7 @@
 #include "backends/cuda/memory/device_memory.hpp"
 #include "backends/cuda/runtime/driver.hpp"
 #include "backends/cuda/runtime/error.hpp"
-#include "base/os/published_handle.hpp"
+#include "base/published_handle.hpp"
 #include "base/text.hpp"
 #include "ferry/error.hpp"
 #include "group/collective_steps.hpp"

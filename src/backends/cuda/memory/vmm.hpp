@@ -8,7 +8,7 @@
 #include <span>
 #include <utility>
 
-#include "base/os/file_descriptor.hpp"
+#include "base/descriptors.hpp"
 
 namespace ferry::cuda {
 

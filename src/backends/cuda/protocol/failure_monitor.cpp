@@ -3,8 +3,8 @@
 #include <exception>
 #include <system_error>
 
-#include "base/error_record.hpp"
-#include "base/scoped_signal_block.hpp"
+#include "base/errors.hpp"
+#include "base/process.hpp"
 #include "base/text.hpp"
 #include "ferry/error.hpp"
 #include "group/rank_state.hpp"

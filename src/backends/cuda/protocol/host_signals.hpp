@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <optional>
 
-#include "base/error_record.hpp"
+#include "base/errors.hpp"
 #include "ferry/error.hpp"
 #include "ferry/topology.hpp"
 #include "layout/flag.hpp"

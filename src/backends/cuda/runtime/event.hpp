@@ -7,7 +7,7 @@
 #include <thread>
 
 #include "backends/cuda/runtime/error.hpp"
-#include "base/pause.hpp"
+#include "base/process.hpp"
 
 namespace ferry::cuda {
 

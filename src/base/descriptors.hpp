@@ -1,13 +1,31 @@
-// A local socket through which processes of one host pass open files to one another.
+// Open files: their owner, and a local socket through which processes of one host pass them to one another.
 #pragma once
 
 #include <array>
 #include <cstdint>
 #include <optional>
-
-#include "base/os/file_descriptor.hpp"
+#include <utility>
 
 namespace ferry {
+
+// An open file descriptor, closed by its owner.
+class FileDescriptor {
+ public:
+  FileDescriptor() = default;
+  explicit FileDescriptor(int number) : number_(number) {}
+  ~FileDescriptor();
+  FileDescriptor(FileDescriptor&& other) noexcept : number_(std::exchange(other.number_, -1)) {}
+  FileDescriptor& operator=(FileDescriptor&& other) noexcept {
+    std::swap(number_, other.number_);
+    return *this;
+  }
+
+  bool valid() const { return number_ >= 0; }
+  int number() const { return number_; }
+
+ private:
+  int number_ = -1;
+};
 
 // Where a process receives; plain data. Anybody on the host can see the name and send to it. The secret,
 // random bits that only the senders know, shows who is one of them.
@@ -16,6 +34,7 @@ struct SocketAddress {
   std::array<std::uint64_t, 2> secret;
 };
 
+// A socket through which processes of one host pass open files to one another.
 // Unnamed in the file system, so a killed process leaves nothing behind. Never blocks.
 //
 // Messages of strangers cost nothing: the system drops them while they are being sent, before they take room

@@ -1,4 +1,4 @@
-#include "base/os/descriptor_socket.hpp"
+#include "base/descriptors.hpp"
 
 #include <arpa/inet.h>
 #include <linux/filter.h>
@@ -6,6 +6,7 @@
 #include <sys/random.h>
 #include <sys/socket.h>
 #include <sys/un.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <cstddef>
@@ -13,9 +14,13 @@
 #include <cstring>
 #include <utility>
 
-#include "base/system_error.hpp"
+#include "base/errors.hpp"
 
 namespace ferry {
+
+FileDescriptor::~FileDescriptor() {
+  if (valid()) close(number_);
+}
 
 namespace {
 

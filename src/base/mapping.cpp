@@ -1,4 +1,4 @@
-#include "base/os/mapping.hpp"
+#include "base/mapping.hpp"
 
 #include <sys/mman.h>
 #include <unistd.h>
@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <cerrno>
 
-#include "base/system_error.hpp"
+#include "base/errors.hpp"
 
 namespace ferry {
 
