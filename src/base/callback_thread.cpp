@@ -16,7 +16,7 @@
 namespace ferry {
 namespace {
 
-constexpr std::chrono::milliseconds kCheckPeriod(5);
+constexpr std::chrono::milliseconds kCallbackCheckPeriod(5);
 
 // How long a running call may take to return after Ferry has given it up, before its thread is abandoned.
 constexpr std::chrono::milliseconds kAbortGrace(500);
@@ -129,7 +129,7 @@ void CallbackThread::run(const char* name, std::function<void()> function,
 
   std::exception_ptr reason;
   while (!call->done && !reason) {
-    state_->changed.wait_for(lock, kCheckPeriod, [&] { return call->done || state_->failure; });
+    state_->changed.wait_for(lock, kCallbackCheckPeriod, [&] { return call->done || state_->failure; });
     if (call->done) break;
     reason = state_->failure;
     if (reason) break;

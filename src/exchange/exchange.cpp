@@ -12,7 +12,7 @@
 #include "exchange/exchange_state.hpp"
 #include "exchange/source_operations.hpp"
 #include "format/encoding.hpp"
-#include "group/collective_steps.hpp"
+#include "group/agreement.hpp"
 
 namespace ferry {
 

@@ -6,7 +6,7 @@
 namespace ferry {
 namespace {
 
-constexpr const char* kRemedy = "; pass what dispatch returned";
+constexpr const char* kSourceRemedy = "; pass what dispatch returned";
 
 std::string entry(const char* array, std::int64_t i, std::int64_t j) {
   return str(array, "[", i, ", ", j, "]");
@@ -20,29 +20,30 @@ std::string text_of(SourceFault fault, int rank, const SourceFaultNumbers& n) {
     case SourceFault::tokens:
       return str("tokens = ", n.a, ", must be 0 to max_tokens = ", n.b);
     case SourceFault::counts:
-      return str(entry("counts", n.a, n.b), " = ", n.c, ", must be 0 to max_tokens x top_k = ", n.d, kRemedy);
+      return str(entry("counts", n.a, n.b), " = ", n.c, ", must be 0 to max_tokens x top_k = ", n.d,
+                 kSourceRemedy);
     case SourceFault::shared_counts:
       return str(entry("counts", n.a, n.b), " = ", n.c, ", must be ", n.d, ": a shared expert has the ",
-                 counted(n.limit, "token"), " of rank ", rank, " alone", kRemedy);
+                 counted(n.limit, "token"), " of rank ", rank, " alone", kSourceRemedy);
     case SourceFault::capacity:
       return str("row_offsets end at ", counted(n.a, "row"), ", rank ", rank, " receives at most ", n.b,
-                 kRemedy);
+                 kSourceRemedy);
     case SourceFault::row_offsets:
-      return str("row_offsets[", n.a, "] = ", n.b, ", counts give ", n.c, kRemedy);
+      return str("row_offsets[", n.a, "] = ", n.b, ", counts give ", n.c, kSourceRemedy);
     case SourceFault::info:
       return str(row, ", of rank ", n.peer, ", must be below {", n.limit, ", ", n.b, "} and not negative",
-                 kRemedy);
+                 kSourceRemedy);
     case SourceFault::shared_row:
       return str(row, ", must be {", n.limit, ", ", n.b,
-                 "}: rows of a shared expert are in the order of the tokens", kRemedy);
+                 "}: rows of a shared expert are in the order of the tokens", kSourceRemedy);
     case SourceFault::other_expert:
       return str(row, " is a row of expert ", n.b, ", ", entry("topk_ids", n.c, n.d), " of rank ", rank,
-                 " is another expert", kRemedy, ", and its topk_ids");
+                 " is another expert", kSourceRemedy, ", and its topk_ids");
     case SourceFault::twice:
-      return str(row, ", of rank ", n.peer, ", is also in row ", n.b, kRemedy);
+      return str(row, ", of rank ", n.peer, ", is also in row ", n.b, kSourceRemedy);
     case SourceFault::missing:
       return str(entry("topk_ids", n.c, n.d), " = ", n.a, ", an expert of rank ", rank,
-                 ", but src_info has no row of it", kRemedy, ", and its topk_ids");
+                 ", but src_info has no row of it", kSourceRemedy, ", and its topk_ids");
     case SourceFault::not_returned:
       return str(
           entry("topk_ids", n.c, n.d), " of rank ", rank, " is expert ", n.a, ": rank ", n.peer,

@@ -25,7 +25,7 @@ constexpr KindRow kKinds[] = {{"bf16"},
                               {"registered"}};
 static_assert(std::size(kKinds) == static_cast<std::size_t>(kLastFormatKind) + 1);
 
-constexpr OptionWord kWords[] = {
+constexpr OptionWord kOptionWords[] = {
     {kMxUp, "-up"},          {kMxOcp, "-ocp"},       {kPerToken, "-token"},     {kScaleColumns, "-columns"},
     {kScaleTiles, "-tiles"}, {kPowerOfTwo, "-pow2"}, {kPackedScales, "-packed"}};
 
@@ -48,7 +48,7 @@ OptionBits usual_rule(FormatKind kind) {
 }
 
 std::span<const OptionWord> option_words() {
-  return kWords;
+  return kOptionWords;
 }
 
 OptionBits options_of(const Format& format) {

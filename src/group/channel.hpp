@@ -13,7 +13,7 @@
 #include "base/errors.hpp"
 #include "ferry/error.hpp"
 #include "ferry/group.hpp"
-#include "group/call_agreement.hpp"
+#include "group/agreement.hpp"
 #include "group/waiter.hpp"
 
 namespace ferry {

@@ -1,16 +1,35 @@
 #include "group/control_block.hpp"
 
+#include <linux/futex.h>
 #include <sched.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <climits>
 #include <cstring>
+#include <ctime>
 
 #include "base/log.hpp"
 #include "base/process.hpp"
 #include "base/text.hpp"
 
 namespace ferry {
+
+static_assert(std::atomic<std::uint32_t>::is_always_lock_free && sizeof(std::atomic<std::uint32_t>) == 4);
+static_assert(std::atomic<std::uint64_t>::is_always_lock_free && sizeof(std::atomic<std::uint64_t>) == 8);
+
+// Not FUTEX_WAIT_PRIVATE: the word may lie in memory shared with other processes.
+void futex_wait(const std::atomic<std::uint32_t>& word, std::uint32_t value, double seconds) noexcept {
+  timespec timeout{};
+  timeout.tv_sec = static_cast<std::time_t>(seconds);
+  timeout.tv_nsec = static_cast<long>((seconds - static_cast<double>(timeout.tv_sec)) * 1e9);
+  syscall(SYS_futex, &word, FUTEX_WAIT, value, &timeout, nullptr, 0);
+}
+
+void futex_wake_all(std::atomic<std::uint32_t>& word) noexcept {
+  syscall(SYS_futex, &word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+}
 
 struct alignas(64) ControlBlock::Header {
   std::atomic<std::uint32_t> failed;        // 1 + the reporter whose FailureSlot holds the failure; 0: none

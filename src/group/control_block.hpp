@@ -1,6 +1,6 @@
 // The shared memory through which the ranks of a group on one host meet: each rank's status, the group's
-// failure, and the slots of all_gather. There are entries for all ranks of the group; those of ranks on other
-// hosts stay zero.
+// failure, the slots of all_gather, and the events on which ranks sleep. There are entries for all ranks of
+// the group; those of ranks on other hosts stay zero.
 #pragma once
 
 #include <atomic>
@@ -11,10 +11,39 @@
 #include "base/errors.hpp"
 #include "base/mapping.hpp"
 #include "ferry/topology.hpp"
-#include "group/liveness_lock.hpp"
-#include "group/wake_event.hpp"
+#include "group/liveness.hpp"
 
 namespace ferry {
+
+// Sleeps while `word` holds `value`, for at most `seconds`. Spurious wake-ups are possible.
+void futex_wait(const std::atomic<std::uint32_t>& word, std::uint32_t value, double seconds) noexcept;
+void futex_wake_all(std::atomic<std::uint32_t>& word) noexcept;
+
+// Wakes the sleeping threads of one rank. Zero bytes are a valid initial state.
+//
+// The waiter increments `sleepers`, loads `rings`, checks its flag, and sleeps while `rings` keeps the loaded
+// value. The peer stores the flag, then calls ring(), which loads `sleepers`. No wake-up is lost: the
+// increment, the load of `rings`, the check of the flag, the flag's store and the load of `sleepers` are all
+// sequentially consistent, so either the waiter sees the flag or the peer sees the waiter.
+struct alignas(64) WakeEvent {
+  std::atomic<std::uint32_t> rings;
+  std::atomic<std::uint32_t> sleepers;
+
+  void ring() noexcept {
+    if (sleepers.load(std::memory_order_seq_cst) == 0) return;
+    rings.fetch_add(1, std::memory_order_seq_cst);
+    futex_wake_all(rings);
+  }
+
+  // The waiter's part: sleeps for at most `seconds`, but not if ready(), which must not throw, returns true.
+  template <class Ready>
+  void sleep_unless(const Ready& ready, double seconds) noexcept {
+    sleepers.fetch_add(1, std::memory_order_seq_cst);
+    const std::uint32_t loaded = rings.load(std::memory_order_seq_cst);
+    if (!ready()) futex_wait(rings, loaded, seconds);
+    sleepers.fetch_sub(1, std::memory_order_seq_cst);
+  }
+};
 
 enum class RankStatus : std::uint32_t {
   not_joined = 0,
@@ -78,9 +107,8 @@ class ControlBlock {
   const ErrorRecord& failure() const;  // valid once failed()
   int launcher() const { return ranks_; }
 
-  // Throws the group's failure as the waiting rank's error: the type and the culprit (WaitRecord::peer, via)
-  // of the failure, the rest of the record from `waiting`. `topology`: of a call that crosses nodes, whose
-  // error also names the culprit's node.
+  // Throws the type and culprit (WaitRecord::peer, via) of the failure; other fields are those of `waiting`.
+  // `topology`: of a call that crosses nodes, whose error also names the culprit's node.
   [[noreturn]] void throw_failure(WaitRecord waiting, const Topology* topology = nullptr) const;
 
  private:

@@ -3,15 +3,79 @@
 #include <unistd.h>
 
 #include <cmath>
+#include <cstddef>
+#include <map>
 #include <utility>
 #include <vector>
 
+#include "base/callback_thread.hpp"
+#include "base/log.hpp"
 #include "base/text.hpp"
 #include "ferry/error.hpp"
+#include "ferry/topology.hpp"
+#include "group/control_plane.hpp"
 #include "group/launcher.hpp"
 #include "group/rank_state.hpp"
 
 namespace ferry {
+
+Topology::Topology(const std::vector<int>& labels, bool simulated) : simulated_(simulated) {
+  std::map<int, int> nodes;  // by label, numbered as their first ranks come
+  for (std::size_t rank = 0; rank < labels.size(); ++rank) {
+    const int node = nodes.try_emplace(labels[rank], static_cast<int>(nodes.size())).first->second;
+    ranks_of_.resize(nodes.size());
+    std::vector<int>& members = ranks_of_[static_cast<std::size_t>(node)];
+    node_of_.push_back(node);
+    local_rank_of_.push_back(static_cast<int>(members.size()));
+    members.push_back(static_cast<int>(rank));
+  }
+}
+
+Topology Topology::blocks(int ranks, int nodes, bool simulated) {
+  if (ranks < 1) throw UsageError(str("a group needs at least one rank, not ", ranks));
+  if (nodes < 1 || ranks % nodes != 0) {
+    throw UsageError(
+        str("nodes = ", nodes, ", must divide the ", counted(ranks, "rank"), " into nodes of equal size"));
+  }
+  std::vector<int> labels;
+  for (int rank = 0; rank < ranks; ++rank) labels.push_back(rank / (ranks / nodes));
+  return Topology(labels, simulated);
+}
+
+RankState::RankState(Membership membership, double deadline, std::shared_ptr<Engine> engine)
+    : control_(std::move(membership.control)),
+      rank_(membership.rank),
+      topology_(std::move(membership.topology)),
+      deadline_(deadline),
+      engine_(std::move(engine)),
+      one_host_(membership.link == nullptr),
+      waiter_(*control_, rank_,
+              one_host_ ? topology_.ranks()
+                        : static_cast<int>(topology_.ranks_of(topology_.node_of(rank_)).size())) {
+  if (one_host_) {
+    plane_ = std::make_unique<SharedMemoryPlane>(*control_, waiter_, rank_, deadline);
+  } else {
+    plane_ = std::make_unique<BootstrapPlane>(*control_, waiter_, rank_, topology_, deadline,
+                                              std::move(membership.link));
+  }
+  control_->join(rank_);
+  all_gather(nullptr, nullptr, 0);
+  for (int peer = 0; peer < control_->ranks(); ++peer)
+    same_process_ &= control_->process_of(peer) == getpid();
+  if (!same_process_) liveness_lock_.emplace(control_->liveness_lock(rank_));
+  if (log_enabled()) {
+    log_line(str("rank ", rank_, " of ", topology_.ranks(), " has joined: process ", getpid(),
+                 ", local rank ", topology_.local_rank_of(rank_), " of node ", topology_.node_of(rank_),
+                 ", nodes ", topology_.nodes(), topology_.simulated() ? " (simulated)" : ""));
+  }
+}
+
+void RankState::all_gather(const void* mine, void* all, std::size_t bytes) {
+  require_own_process("rank");
+  CallbackScope::require_none("a collective of the group");
+  plane_->all_gather(mine, all, bytes);
+}
+
 namespace {
 
 // The nodes of `topology`; several nodes are simulated.

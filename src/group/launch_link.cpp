@@ -12,7 +12,7 @@
 #include "base/errors.hpp"
 #include "base/text.hpp"
 #include "ferry/error.hpp"
-#include "group/launch_protocol.hpp"
+#include "group/launch_link.hpp"
 #include "group/launcher.hpp"
 
 namespace ferry {

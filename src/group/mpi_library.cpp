@@ -18,8 +18,8 @@
 #include "base/process.hpp"
 #include "base/text.hpp"
 #include "ferry/error.hpp"
-#include "group/host_identity.hpp"
-#include "group/process_monitor.hpp"
+#include "group/liveness.hpp"
+#include "group/rendezvous.hpp"
 
 namespace ferry {
 
@@ -34,7 +34,7 @@ using Clock = std::chrono::steady_clock;
 // A wait tests its operation again and again, because MPI makes progress only inside its calls. It yields the
 // processor between tests, and after a while naps, so that ranks that wait for a late peer leave it the
 // processor.
-constexpr std::chrono::milliseconds kCheckPeriod(5);
+constexpr std::chrono::milliseconds kMpiCheckPeriod(5);
 constexpr std::chrono::milliseconds kYieldPeriod(100);
 constexpr std::chrono::microseconds kNap(50);
 
@@ -91,7 +91,7 @@ void run(const ferry_mpi& mpi, const StartMpiOperation& start, const std::functi
   };
   while (!is_done()) {
     const Clock::time_point now = Clock::now();
-    if (now - checked >= kCheckPeriod) {
+    if (now - checked >= kMpiCheckPeriod) {
       try {
         check();
       } catch (...) {

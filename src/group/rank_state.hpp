@@ -13,7 +13,7 @@
 #include "group/bootstrap_link.hpp"
 #include "group/control_block.hpp"
 #include "group/control_plane.hpp"
-#include "group/liveness_lock.hpp"
+#include "group/liveness.hpp"
 #include "group/waiter.hpp"
 
 namespace ferry {
@@ -51,8 +51,8 @@ class RankState {
   // asked.
   const std::shared_ptr<Engine>& nccl_engine() const { return nccl_engine_; }
   void set_nccl_engine(std::shared_ptr<Engine> engine) { nccl_engine_ = std::move(engine); }
-  // A number for a lane of an exchange whose calls an engine or windows carry, the same on every rank: lanes
-  // are constructed in the same order.
+  // Group-wide number of a lane whose calls an engine or windows carry: equal on all ranks because they
+  // construct lanes in the same order.
   int number_lane() { return numbered_lanes_++; }
 
   void all_gather(const void* mine, void* all, std::size_t bytes);

@@ -8,7 +8,7 @@
 
 #include "ferry/error.hpp"
 #include "group/control_block.hpp"
-#include "group/process_monitor.hpp"
+#include "group/liveness.hpp"
 
 namespace ferry {
 

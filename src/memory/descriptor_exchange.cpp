@@ -10,7 +10,7 @@
 #include "base/descriptors.hpp"
 #include "base/errors.hpp"
 #include "base/text.hpp"
-#include "group/collective_steps.hpp"
+#include "group/agreement.hpp"
 #include "group/rank_state.hpp"
 
 namespace ferry {

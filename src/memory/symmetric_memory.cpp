@@ -5,7 +5,7 @@
 #include "base/published_handle.hpp"
 #include "base/text.hpp"
 #include "ferry/error.hpp"
-#include "group/collective_steps.hpp"
+#include "group/agreement.hpp"
 #include "memory/descriptor_exchange.hpp"
 #include "memory/shared_file.hpp"
 

@@ -1,5 +1,5 @@
 // The liveness lock, and the process monitor that reads it.
-#include "group/liveness_lock.hpp"
+#include "group/liveness.hpp"
 
 #include <gtest/gtest.h>
 #include <poll.h>
@@ -20,7 +20,6 @@
 #include "base/mapping.hpp"
 #include "base/process.hpp"
 #include "group/control_block.hpp"
-#include "group/process_monitor.hpp"
 #include "runtime/channel_support.hpp"
 #include "runtime/shared_value.hpp"
 

@@ -13,7 +13,7 @@
 #include "backends/collective/message_carrier.hpp"
 #include "backends/collective/pair_blocks.hpp"
 #include "engine/engine.hpp"
-#include "group/call_agreement.hpp"
+#include "group/agreement.hpp"
 
 namespace ferry::collective {
 

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "base/errors.hpp"
-#include "group/call_agreement.hpp"
+#include "group/agreement.hpp"
 #include "memory/local_memory.hpp"
 
 namespace ferry::collective {

@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "exchange/configuration.hpp"
-#include "group/call_agreement.hpp"
+#include "group/agreement.hpp"
 
 namespace ferry::cpu {
 

@@ -12,7 +12,7 @@
 #include "base/text.hpp"
 #include "exchange/backend.hpp"
 #include "ferry/error.hpp"
-#include "group/collective_steps.hpp"
+#include "group/agreement.hpp"
 #include "group/rank_state.hpp"
 
 namespace ferry {

@@ -19,7 +19,7 @@
 #include "base/callback_thread.hpp"
 #include "base/text.hpp"
 #include "ferry/error.hpp"
-#include "group/collective_steps.hpp"
+#include "group/agreement.hpp"
 #include "group/rank_state.hpp"
 
 namespace ferry::nvshmem {

@@ -16,7 +16,7 @@
 #include "base/mapping.hpp"
 #include "ferry/group.hpp"
 #include "ferry/version.hpp"
-#include "group/wake_event.hpp"
+#include "group/control_block.hpp"
 #include "tools/ferry/commands/commands.hpp"
 #include "tools/ferry/common/arguments.hpp"
 #include "tools/ferry/common/machine.hpp"

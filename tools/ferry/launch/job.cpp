@@ -18,7 +18,7 @@
 
 #include "base/descriptors.hpp"
 #include "base/errors.hpp"
-#include "group/launch_protocol.hpp"
+#include "group/launch_link.hpp"
 #include "group/rank_process.hpp"
 #include "tools/ferry/launch/meeting_point.hpp"
 #include "tools/ferry/launch/process_tree.hpp"

@@ -10,7 +10,7 @@
 #include "base/published_handle.hpp"
 #include "base/text.hpp"
 #include "ferry/error.hpp"
-#include "group/collective_steps.hpp"
+#include "group/agreement.hpp"
 #include "memory/descriptor_exchange.hpp"
 
 namespace ferry::cuda {

@@ -1,13 +1,15 @@
-// The comparison of ranks' calls, and the errors if they differ: the same for every way in which call headers
-// travel.
+// What ranks must agree on, and the errors if they do not: the arguments of a call, and whether a
+// construction step succeeded.
 #pragma once
 
 #include <cstdint>
+#include <exception>
 #include <span>
 #include <string>
 
 #include "base/errors.hpp"
 #include "ferry/error.hpp"
+#include "ferry/group.hpp"
 
 namespace ferry {
 
@@ -43,5 +45,24 @@ void require_same_call(const CallTerms& mine, int peer, Operation peer_operation
 // Throws the error with which `peer` has refused the call.
 [[noreturn]] void throw_refusal(int peer, Operation operation, std::uint64_t call,
                                 const ErrorRecord& refusal);
+
+// Collective. Throws UsageError on every rank unless all of them request the same size of symmetric memory.
+void require_same_size(const Rank& rank, std::int64_t bytes);
+
+// Collective. Every rank passes its error (null: none) and throws the error of the lowest rank that has one.
+void throw_first_error(const Rank& rank, const std::exception_ptr& mine);
+
+// Collective. Runs `step` on this rank and returns if it succeeded on all ranks. Otherwise every rank throws
+// the error of the lowest rank on which it failed.
+template <class Step>
+void run_on_all_ranks(const Rank& rank, Step step) {
+  std::exception_ptr error;
+  try {
+    step();
+  } catch (...) {
+    error = std::current_exception();
+  }
+  throw_first_error(rank, error);
+}
 
 }  // namespace ferry

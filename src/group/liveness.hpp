@@ -1,4 +1,8 @@
-// A lock in shared memory that the kernel marks when the process that holds it dies, so that peers notice.
+// How ranks notice that the process of a peer has died without leaving the group.
+//
+// Two sources. The peer's liveness lock is marked as soon as the process is killed. Its pidfd becomes
+// readable later, when the last thread is gone, but also covers a process that does not hold its lock yet or
+// has released it.
 #pragma once
 
 #include <pthread.h>
@@ -6,6 +10,8 @@
 
 #include <atomic>
 #include <cstdint>
+#include <mutex>
+#include <vector>
 
 namespace ferry {
 
@@ -40,6 +46,31 @@ class LivenessLockHolder {
   pid_t process_;
   std::atomic<State> state_ = State::starting;
   pthread_t thread_{};
+};
+
+class ControlBlock;
+
+// Also true for a process that has ended and is not reaped yet. Never blocks.
+bool has_ended(int process);
+
+class ProcessMonitor {
+ public:
+  explicit ProcessMonitor(const ControlBlock& control);
+  ~ProcessMonitor();
+  ProcessMonitor(const ProcessMonitor&) = delete;  // owns file descriptors
+  ProcessMonitor& operator=(const ProcessMonitor&) = delete;
+
+  // A dead rank that had not left the group (never `excused`), or -1. A zombie counts, and so does a process
+  // that is ending. Never blocks. Skips ranks that are threads of this process.
+  int find_dead_rank(int excused = -1);
+
+ private:
+  bool open_pidfd(int rank, int this_process);
+  bool ended(int rank, int this_process);
+
+  const ControlBlock& control_;
+  std::mutex mutex_;         // threads of several lanes may wait at once
+  std::vector<int> pidfds_;  // [ranks], -1: not opened
 };
 
 }  // namespace ferry
