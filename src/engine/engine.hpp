@@ -2,6 +2,7 @@
 // `collective` uses them.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -10,9 +11,40 @@
 #include <vector>
 
 #include "engine/transfer_thread.hpp"
+#include "ferry/engine.hpp"
 #include "ferry/types.hpp"
 
 namespace ferry {
+
+// A stream of a rank's device, for engines that move device memory. One thread at a time.
+class DeviceStream {
+ public:
+  virtual ~DeviceStream() = default;
+
+  virtual void* handle() const = 0;  // a cudaStream_t
+
+  // Memory of the device, of at least `bytes`, kept until the next call with more.
+  virtual std::byte* memory(std::int64_t bytes) = 0;
+  // Enqueues a copy between host and device, in either direction.
+  virtual void copy(void* to, const void* from, std::int64_t bytes) = 0;
+  // Blocks until all enqueued work is done. Calls `check`, which may throw, at least every 10 ms.
+  virtual void wait(const std::function<void()>& check) = 0;
+};
+
+using DeviceId = std::array<std::byte, 16>;  // identifies a GPU in all processes and on all hosts
+
+class Communicator;
+
+// What an engine calls to use a rank's device.
+struct DeviceAccess {
+  DeviceId id;
+  std::function<std::unique_ptr<DeviceStream>()> make_stream;
+  // Makes the device current in the calling thread. Null: nothing needs to be done.
+  std::function<void()> select = nullptr;
+  // Collective over ranks that are all on one host: makes a communicator for their host memory. It may hold
+  // the rank. Null: host memory travels as device memory does.
+  std::function<std::unique_ptr<Communicator>()> make_host_link = nullptr;
+};
 
 // The bytes that a rank sends to and receives from every rank. All lists have one entry for each rank, in
 // bytes; this rank's own byte counts are 0.
@@ -83,5 +115,12 @@ class Engine {
  private:
   std::shared_ptr<TransferThread> transfer_thread_;
 };
+
+// The engine `mpi`, whose transfers use open_mpi(). Collective over all processes of the MPI job, with the
+// errors of open_mpi().
+std::shared_ptr<Engine> make_mpi_engine();
+
+// The engine `custom`: the caller's functions. Throws UsageError if all_to_all_v is missing.
+std::shared_ptr<Engine> make_custom_engine(EngineFunctions functions);
 
 }  // namespace ferry

@@ -4,7 +4,7 @@
 #include <functional>
 #include <memory>
 
-#include "engine/device_stream.hpp"
+#include "engine/engine.hpp"
 #include "engine/nccl_library.hpp"
 
 namespace ferry {

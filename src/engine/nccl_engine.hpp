@@ -3,7 +3,6 @@
 
 #include <memory>
 
-#include "engine/device_stream.hpp"
 #include "engine/engine.hpp"
 #include "group/rank_state.hpp"
 

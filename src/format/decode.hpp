@@ -4,11 +4,10 @@
 #include <cstdint>
 #include <cstring>
 
-#include "format/e2m1.hpp"
-#include "format/e4m3.hpp"
+#include "format/blocks.hpp"
 #include "format/encoding.hpp"
+#include "format/numbers.hpp"
 #include "format/parts.hpp"
-#include "format/scale.hpp"
 
 namespace ferry {
 

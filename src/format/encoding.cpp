@@ -1,8 +1,6 @@
 #include "format/encoding.hpp"
 
-#include "format/fp8_block.hpp"
-#include "format/mx_block.hpp"
-#include "format/nvfp4_block.hpp"
+#include "format/blocks.hpp"
 
 namespace ferry {
 namespace {

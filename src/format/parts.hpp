@@ -8,7 +8,7 @@
 
 #include "base/host_device.hpp"
 #include "ferry/format.hpp"
-#include "format/fp8_block.hpp"
+#include "format/blocks.hpp"
 
 namespace ferry {
 

@@ -117,4 +117,10 @@ FERRY_HD PlanView view_plan(void* storage, const PlanShape& shape) {
   return view;
 }
 
+// A row whose number is known only to the rank that holds it: in a plan's route_row, for the combines of host
+// backends that return every row: the destination holds a row of the route, and finds it by token and slot in
+// the `sources` of its own plan. Plans of a dispatch have no such entries; those made from src_info (src/max)
+// do.
+inline constexpr std::int32_t kRowOfPeer = -2;
+
 }  // namespace ferry

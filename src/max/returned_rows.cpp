@@ -8,7 +8,7 @@
 #include "exchange/source_fault.hpp"
 #include "ferry/error.hpp"
 #include "ferry/max.hpp"
-#include "layout/row_of_peer.hpp"
+#include "layout/plan_layout.hpp"
 #include "plan/planning.hpp"
 #include "plan/shapes.hpp"
 

@@ -1,15 +1,90 @@
 #include "memory/symmetric_memory.hpp"
 
-#include <optional>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
 
+#include <algorithm>
+#include <cerrno>
+#include <fstream>
+#include <limits>
+#include <optional>
+#include <string>
+
+#include "base/environment.hpp"
+#include "base/errors.hpp"
 #include "base/published_handle.hpp"
 #include "base/text.hpp"
 #include "ferry/error.hpp"
 #include "group/agreement.hpp"
 #include "memory/descriptor_exchange.hpp"
-#include "memory/shared_file.hpp"
 
 namespace ferry {
+namespace {
+
+// Memory that can be allocated without swapping; the largest number if the system does not say.
+std::int64_t available_memory() {
+  std::ifstream file("/proc/meminfo");
+  const std::string key = "MemAvailable:";
+  std::int64_t kibibytes = 0;
+  for (std::string word; file >> word;) {
+    if (word == key && file >> kibibytes) return kibibytes * 1024;
+  }
+  return std::numeric_limits<std::int64_t>::max();
+}
+
+// Files in memory, and file systems without a size limit, report 0 blocks.
+std::int64_t free_bytes(int descriptor) {
+  struct statvfs status{};
+  if (fstatvfs(descriptor, &status) != 0 || status.f_blocks == 0) return available_memory();
+  return static_cast<std::int64_t>(status.f_bavail * status.f_frsize);
+}
+
+std::int64_t allocated_bytes(int descriptor) {
+  struct stat status{};
+  return fstat(descriptor, &status) == 0 ? static_cast<std::int64_t>(status.st_blocks) * 512 : 0;
+}
+
+SystemError out_of_memory(const std::string& directory, std::int64_t needed, std::int64_t available,
+                          int error) {
+  return system_error(str("shared memory", directory.empty() ? "" : " in ", directory,
+                          " is too small: ", counted(needed, "byte"), " needed, ", counted(available, "byte"),
+                          " free, which are ", static_cast<double>(needed) / 1e9, " and ",
+                          static_cast<double>(available) / 1e9,
+                          " GB: make max_tokens, capacity or lanes smaller, or name another directory by "
+                          "FERRY_SHM_DIR"),
+                      error);
+}
+
+}  // namespace
+
+SharedFile::SharedFile(std::int64_t bytes) {
+  const std::string directory = Environment::read().shm_dir;
+  const bool sealed = directory.empty();
+  descriptor_ = FileDescriptor(sealed ? memfd_create("ferry", MFD_CLOEXEC | MFD_ALLOW_SEALING)
+                                      : open(directory.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600));
+  if (!descriptor_.valid()) throw system_error(str("cannot create an unnamed file in ", directory), errno);
+
+  const std::int64_t size = std::max<std::int64_t>(bytes, 1);
+  const std::int64_t available = free_bytes(descriptor_.number());
+  if (available < size) throw out_of_memory(directory, size, available, ENOSPC);
+  if (ftruncate(descriptor_.number(), size) != 0) throw out_of_memory(directory, size, available, errno);
+  // Sealed: no rank can shrink the file under the mappings of the others, whose accesses would raise SIGBUS.
+  if (sealed && fcntl(descriptor_.number(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
+    throw system_error("cannot seal shared memory", errno);
+  }
+  mapping_ = Mapping::file(descriptor_.number(), size);
+  try {
+    mapping_.populate();
+  } catch (const SystemError&) {
+    // Other files took the space since it was counted. The pages of this file are about to be freed, so they
+    // count as free.
+    throw out_of_memory(directory, size,
+                        free_bytes(descriptor_.number()) + allocated_bytes(descriptor_.number()), ENOSPC);
+  }
+}
 
 SymmetricMemory::SymmetricMemory(const Rank& rank, std::int64_t bytes)
     : rank_(rank.index()), bytes_(bytes), regions_(rank.size()) {

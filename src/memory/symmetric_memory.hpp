@@ -1,4 +1,5 @@
-// Symmetric memory: a region of the same size on every rank, writable by every rank of the host.
+// Symmetric memory: a region of the same size on every rank, writable by every rank of the host; and the
+// unnamed file that processes map for it.
 #pragma once
 
 #include <cstddef>
@@ -6,10 +7,29 @@
 #include <memory>
 #include <vector>
 
+#include "base/descriptors.hpp"
 #include "base/mapping.hpp"
 #include "ferry/group.hpp"
 
 namespace ferry {
+
+// In memory, sealed against shrinking; or, if FERRY_SHM_DIR is set, in that folder, where the system offers
+// no seals.
+//
+// Creates and maps a file of `bytes` zeros and allocates all of its pages. Other processes open it through
+// the descriptor while that is open. The memory is freed with the last mapping, even if a process is killed.
+class SharedFile {
+ public:
+  // Throws SystemError with the directory, the bytes needed and the bytes free.
+  explicit SharedFile(std::int64_t bytes);
+
+  const FileDescriptor& descriptor() const { return descriptor_; }
+  Mapping take_mapping() { return std::move(mapping_); }
+
+ private:
+  FileDescriptor descriptor_;
+  Mapping mapping_;
+};
 
 // The regions are zero at first, and every page is allocated at construction, so no later access can fail for
 // lack of memory. If all ranks are threads of one process, they share private mappings, which live until the

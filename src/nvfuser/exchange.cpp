@@ -10,8 +10,7 @@
 #include "exchange/overlap.hpp"
 #include "ferry/error.hpp"
 #include "ferry/nvfuser.hpp"
-#include "format/bf16.hpp"
-#include "format/fp16.hpp"
+#include "format/numbers.hpp"
 #include "nvfuser/words.hpp"
 
 namespace ferry::nvfuser {

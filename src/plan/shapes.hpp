@@ -11,7 +11,7 @@
 #include "format/parts.hpp"
 #include "layout/exchange_layout.hpp"
 #include "layout/plan_layout.hpp"
-#include "plan/shared_rows.hpp"
+#include "plan/slot.hpp"
 
 namespace ferry {
 

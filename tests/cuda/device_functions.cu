@@ -2,12 +2,9 @@
 // device is a compile error.
 #include <cstdint>
 
-#include "format/bf16.hpp"
+#include "format/blocks.hpp"
 #include "format/decode.hpp"
-#include "format/e4m3.hpp"
-#include "format/fp16.hpp"
-#include "format/fp8_block.hpp"
-#include "format/mx_block.hpp"
+#include "format/numbers.hpp"
 #include "format/parts.hpp"
 #include "layout/exchange_layout.hpp"
 #include "layout/message.hpp"

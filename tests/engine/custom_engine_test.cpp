@@ -7,7 +7,7 @@
 #include <thread>
 #include <vector>
 
-#include "engine/custom_engine.hpp"
+#include "engine/engine.hpp"
 #include "engine/transfers.hpp"
 #include "ferry/error.hpp"
 #include "group/rank_state.hpp"

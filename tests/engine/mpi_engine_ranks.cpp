@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "backends/collective/window_communicator.hpp"
-#include "engine/mpi_engine.hpp"
+#include "engine/engine.hpp"
 #include "engine/transfers.hpp"
 #include "ferry/group.hpp"
 #include "group/mpi_library.hpp"

@@ -6,7 +6,7 @@
 #include <iostream>
 #include <thread>
 
-#include "engine/mpi_engine.hpp"
+#include "engine/engine.hpp"
 #include "engine/transfers.hpp"
 #include "ferry/exchange.hpp"
 #include "group/mpi_library.hpp"

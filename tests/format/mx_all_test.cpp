@@ -4,10 +4,9 @@
 #include <cstring>
 #include <vector>
 
-#include "format/e2m1.hpp"
-#include "format/e4m3.hpp"
-#include "format/mx_block.hpp"
+#include "format/blocks.hpp"
 #include "format/mx_rows.hpp"
+#include "format/numbers.hpp"
 
 namespace ferry::test {
 namespace {

@@ -3,9 +3,7 @@
 
 #include <cstring>
 
-#include "format/bf16.hpp"
-#include "format/e4m3.hpp"
-#include "format/fp16.hpp"
+#include "format/numbers.hpp"
 #include "format/oracle.hpp"
 
 namespace ferry::test {

@@ -5,9 +5,7 @@
 #include <cstring>
 #include <limits>
 
-#include "format/bf16.hpp"
-#include "format/e4m3.hpp"
-#include "format/fp16.hpp"
+#include "format/numbers.hpp"
 #include "format/oracle.hpp"
 #include "format/support.hpp"
 

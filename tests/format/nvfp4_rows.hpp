@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "backends/cpu/kernels/kernels.hpp"
+#include "format/blocks.hpp"
 #include "format/expect_bytes.hpp"
-#include "format/nvfp4_block.hpp"
 #include "format/oracle.hpp"
 #include "format/parts.hpp"
 #include "format/support.hpp"

@@ -2,8 +2,7 @@
 #include <cstring>
 #include <stdexcept>
 
-#include "format/bf16.hpp"
-#include "format/fp16.hpp"
+#include "format/numbers.hpp"
 #include "harness/own_format.hpp"
 
 namespace ferry::contract {

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "ferry/error.hpp"
-#include "format/bf16.hpp"
+#include "format/numbers.hpp"
 #include "seed.hpp"
 
 namespace ferry::test {

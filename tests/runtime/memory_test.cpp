@@ -12,7 +12,6 @@
 #include <fstream>
 
 #include "memory/local_memory.hpp"
-#include "memory/shared_file.hpp"
 #include "own_shared_folder.hpp"
 #include "runtime/channel_support.hpp"
 #include "runtime/group_kinds.hpp"

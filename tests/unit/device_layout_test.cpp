@@ -11,7 +11,7 @@
 #include "backends/cuda/dispatch/send_partition.hpp"
 #include "layout/device_signals.hpp"
 #include "layout/divisor.hpp"
-#include "layout/slot_metadata.hpp"
+#include "layout/ll_packet.hpp"
 #include "seed.hpp"
 
 namespace ferry {

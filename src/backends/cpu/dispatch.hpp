@@ -11,7 +11,6 @@
 #include "backends/cpu/lane.hpp"
 #include "layout/message.hpp"
 #include "plan/planning.hpp"
-#include "plan/scale_tiles.hpp"
 
 namespace ferry::cpu {
 

@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-#include "format/e4m3.hpp"
+#include "format/numbers.hpp"
 
 namespace ferry::cpu {
 

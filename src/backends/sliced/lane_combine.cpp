@@ -4,8 +4,7 @@
 
 #include "backends/sliced/lane.hpp"
 #include "exchange/slice_fault.hpp"
-#include "format/bf16.hpp"
-#include "format/fp16.hpp"
+#include "format/numbers.hpp"
 #include "format/parts.hpp"
 
 namespace ferry::sliced {

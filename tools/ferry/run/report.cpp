@@ -8,7 +8,6 @@
 #include "exchange/configuration.hpp"
 #include "ferry/version.hpp"
 #include "format/parts.hpp"
-#include "layout/device_message.hpp"
 #include "layout/message.hpp"
 #include "tools/ferry/common/config.hpp"
 #include "tools/ferry/common/machine.hpp"

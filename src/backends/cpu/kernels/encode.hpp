@@ -2,11 +2,8 @@
 #pragma once
 
 #include "backends/cpu/kernels/values.hpp"
-#include "format/e2m1.hpp"
-#include "format/e4m3.hpp"
-#include "format/fp8_block.hpp"
-#include "format/mx_block.hpp"
-#include "format/nvfp4_block.hpp"
+#include "format/blocks.hpp"
+#include "format/numbers.hpp"
 
 namespace ferry::cpu {
 namespace {

@@ -8,9 +8,7 @@
 #include <cstdint>
 
 #include "ferry/types.hpp"
-#include "format/bf16.hpp"
-#include "format/fp16.hpp"
-#include "format/fp32.hpp"
+#include "format/numbers.hpp"
 
 namespace ferry::cpu {
 namespace {

@@ -4,7 +4,7 @@
 
 #include "backends/cuda/by_source/count_checker.cuh"
 #include "backends/cuda/device/routing_tables.hpp"
-#include "layout/row_of_peer.hpp"
+#include "layout/plan_layout.hpp"
 
 namespace ferry::cuda {
 

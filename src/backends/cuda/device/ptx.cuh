@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "layout/device_signals.hpp"
-#include "layout/flag.hpp"
+#include "layout/ll_packet.hpp"
 
 namespace ferry::cuda {
 

@@ -3,8 +3,7 @@
 
 #include "backends/cuda/device/ptx.cuh"
 #include "ferry/types.hpp"
-#include "format/bf16.hpp"
-#include "format/fp16.hpp"
+#include "format/numbers.hpp"
 
 namespace ferry::cuda {
 

@@ -10,7 +10,7 @@
 #include "ferry/exchange.hpp"
 #include "format/encoding.hpp"
 #include "format/parts.hpp"
-#include "layout/device_message.hpp"
+#include "layout/message.hpp"
 
 namespace ferry::cuda {
 

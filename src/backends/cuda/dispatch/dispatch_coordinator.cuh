@@ -3,7 +3,7 @@
 #pragma once
 
 #include "backends/cuda/dispatch/block_state.cuh"
-#include "plan/shared_rows.hpp"
+#include "plan/slot.hpp"
 
 namespace ferry::cuda {
 

@@ -4,7 +4,7 @@
 #include "backends/cuda/device/row_copy.cuh"
 #include "backends/cuda/device/values.cuh"
 #include "backends/cuda/dispatch/dispatch.hpp"
-#include "format/fp8_block.hpp"
+#include "format/blocks.hpp"
 
 namespace ferry::cuda {
 

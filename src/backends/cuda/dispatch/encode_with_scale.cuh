@@ -4,8 +4,7 @@
 
 #include "backends/cuda/device/values.cuh"
 #include "backends/cuda/dispatch/dispatch.hpp"
-#include "format/mx_block.hpp"
-#include "format/nvfp4_block.hpp"
+#include "format/blocks.hpp"
 
 namespace ferry::cuda {
 

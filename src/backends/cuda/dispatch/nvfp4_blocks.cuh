@@ -1,9 +1,9 @@
-// Encodes blocks of NVFP4 with the bytes of format/nvfp4_block.hpp. Each thread has the 16 columns of a
+// Encodes blocks of NVFP4 with the bytes of format/blocks.hpp. Each thread has the 16 columns of a
 // block.
 #pragma once
 
 #include "backends/cuda/dispatch/send_microscaled.cuh"
-#include "format/nvfp4_block.hpp"
+#include "format/blocks.hpp"
 
 namespace ferry::cuda {
 
@@ -154,7 +154,7 @@ static __device__ __noinline__ std::uint32_t nvfp4_code(Nvfp4Scale scale, float 
   return scale.code(x);
 }
 
-// The block as format/nvfp4_block.hpp defines it, for any global scale.
+// The block as format/blocks.hpp defines it, for any global scale.
 template <DType kType>
 static __device__ __noinline__ Nvfp4Block nvfp4_block_by_division(RawEight first, RawEight last, float amax,
                                                                   float g) {

@@ -6,8 +6,8 @@
 
 #include "backends/cuda/dispatch/destination.cuh"
 #include "backends/cuda/dispatch/encode.cuh"
-#include "format/e2m1.hpp"
-#include "format/mx_block.hpp"
+#include "format/blocks.hpp"
+#include "format/numbers.hpp"
 
 namespace ferry::cuda {
 

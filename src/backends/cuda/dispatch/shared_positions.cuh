@@ -4,7 +4,7 @@
 #include "backends/cuda/device/row_copy.cuh"
 #include "backends/cuda/dispatch/send_partition.hpp"
 #include "backends/cuda/protocol/lane_view.hpp"
-#include "plan/shared_rows.hpp"
+#include "plan/slot.hpp"
 
 namespace ferry::cuda {
 

@@ -7,8 +7,7 @@
 #include "backends/cuda/dispatch/dispatch_traits.cuh"
 #include "backends/cuda/dispatch/encode.cuh"
 #include "backends/cuda/dispatch/routing.cuh"
-#include "format/mx_block.hpp"
-#include "format/nvfp4_block.hpp"
+#include "format/blocks.hpp"
 
 namespace ferry::cuda {
 

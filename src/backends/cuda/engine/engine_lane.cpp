@@ -9,7 +9,7 @@
 #include "exchange/call_options.hpp"
 #include "exchange/configuration.hpp"
 #include "exchange/scale_checks.hpp"
-#include "layout/device_message.hpp"
+#include "layout/message.hpp"
 #include "plan/shapes.hpp"
 
 namespace ferry::cuda {

@@ -1,7 +1,7 @@
 // The rank's CUDA device, as the engine `nccl` uses it.
 #pragma once
 
-#include "engine/device_stream.hpp"
+#include "engine/engine.hpp"
 #include "ferry/group.hpp"
 
 namespace ferry::cuda {

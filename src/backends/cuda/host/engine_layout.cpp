@@ -5,7 +5,7 @@
 #include "backends/cuda/host/memory_layout.hpp"
 #include "exchange/backend.hpp"
 #include "exchange/configuration.hpp"
-#include "layout/device_message.hpp"
+#include "layout/message.hpp"
 
 namespace ferry {
 namespace cuda {

@@ -8,7 +8,7 @@
 #include "exchange/configuration.hpp"
 #include "format/encoding.hpp"
 #include "format/parts.hpp"
-#include "layout/device_message.hpp"
+#include "layout/message.hpp"
 
 namespace ferry::cuda {
 namespace {

@@ -6,7 +6,7 @@
 #include "backends/cuda/protocol/diagnostics.cuh"
 #include "backends/cuda/protocol/peer_messages.cuh"
 #include "backends/cuda/protocol/wait.cuh"
-#include "layout/slot_metadata.hpp"
+#include "layout/ll_packet.hpp"
 
 namespace ferry::cuda {
 

@@ -8,7 +8,7 @@
 #include "backends/cuda/protocol/diagnostics.cuh"
 #include "backends/cuda/protocol/plan_entries.cuh"
 #include "backends/cuda/protocol/plan_header.cuh"
-#include "plan/shared_rows.hpp"
+#include "plan/slot.hpp"
 
 namespace ferry::cuda {
 namespace {

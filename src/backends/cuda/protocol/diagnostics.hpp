@@ -12,7 +12,7 @@
 
 #include "base/host_device.hpp"
 #include "ferry/error.hpp"
-#include "layout/flag.hpp"
+#include "layout/ll_packet.hpp"
 
 namespace ferry::cuda {
 

@@ -8,7 +8,7 @@
 #include "base/errors.hpp"
 #include "ferry/error.hpp"
 #include "ferry/topology.hpp"
-#include "layout/flag.hpp"
+#include "layout/ll_packet.hpp"
 
 namespace ferry::cuda {
 

@@ -13,9 +13,8 @@
 #include "layout/device_signals.hpp"
 #include "layout/divisor.hpp"
 #include "layout/exchange_layout.hpp"
-#include "layout/flag.hpp"
+#include "layout/ll_packet.hpp"
 #include "layout/plan_layout.hpp"
-#include "layout/slot_metadata.hpp"
 
 namespace ferry::cuda {
 

@@ -3,9 +3,7 @@
 
 #include <bit>
 
-#include "format/bf16.hpp"
-#include "format/e4m3.hpp"
-#include "format/fp16.hpp"
+#include "format/numbers.hpp"
 #include "kernels_on_host/cuda_on_grid.hpp"
 #define FERRY_CLOCK_OF_FIBERS
 #include "protocol/on_host/ptx_functions.hpp"
