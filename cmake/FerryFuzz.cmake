@@ -3,7 +3,7 @@
 # Builds a libFuzzer program and registers it with ctest under the label `fuzz`. Does nothing without fuzzing
 # instrumentation (preset `fuzz`). SEEDS is the source of a program that writes the initial corpus into the folder given
 # as its argument. The fuzzer adds inputs that reach new code to that folder, which is in the build tree.
-# LIBRARY_SOURCES is a regular expression: of the library's sources, only those whose paths below src/ match are compiled.
+# LIBRARY_SOURCES is a regular expression: of the libraries' sources, only those whose paths below src/ match are compiled.
 set(FERRY_FUZZ_SECONDS 30 CACHE STRING "How long ctest lets each fuzzer run")
 
 function(ferry_fuzzer)
@@ -13,6 +13,10 @@ function(ferry_fuzzer)
   cmake_parse_arguments(PARSE_ARGV 0 arg "" "NAME;SEEDS;LIBRARY_SOURCES" "SOURCES")
 
   get_target_property(library_sources ferry SOURCES)
+  foreach(name IN LISTS FERRY_SATELLITES)
+    get_target_property(sources ferry-${name} SOURCES)
+    list(APPEND library_sources ${sources})
+  endforeach()
   set(chosen)
   foreach(source IN LISTS library_sources)
     cmake_path(RELATIVE_PATH source BASE_DIRECTORY ${PROJECT_SOURCE_DIR}/src OUTPUT_VARIABLE path)

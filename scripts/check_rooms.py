@@ -59,11 +59,11 @@ ROOMS = {
                             " backends/cuda/memory backends/cuda/operations backends/cuda/host",
     "backends/nvshmem/module": "backends/cuda/transport backends/cuda/two_hops layout",
     "backends/nvshmem": "base exchange group backends/cuda/runtime backends/cuda/memory backends/cuda/host backends/nvshmem/module",
-    "nvfuser": "base exchange format",
-    "max": "base exchange layout plan",
+    "capi": "base format plan exchange",
+    "nvfuser": "base exchange format capi",
+    "max": "base exchange layout plan capi",
     "program": "base exchange",
-    "trace": "base",
-    "capi": "base format plan exchange max",
+    "trace": "base capi",
 }  # fmt: skip
 
 

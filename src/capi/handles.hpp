@@ -8,7 +8,6 @@
 #include "capi/boundary.hpp"
 #include "ferry/exchange.hpp"
 #include "ferry/group.hpp"
-#include "ferry/trace.hpp"
 
 struct ferry_group {
   ferry::Group group;
@@ -16,10 +15,6 @@ struct ferry_group {
 
 struct ferry_rank {
   ferry::Rank rank;
-};
-
-struct ferry_trace {
-  ferry::Trace trace;
 };
 
 struct ferry_exchange {

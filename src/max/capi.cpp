@@ -9,7 +9,7 @@
 #include "capi/boundary.hpp"
 #include "capi/convert.hpp"
 #include "capi/handles.hpp"
-#include "capi/max_arguments.hpp"
+#include "max/capi_arguments.hpp"
 
 struct ferry_max_exchange {
   ferry_max_exchange(const ferry::Rank& rank, const ferry::Config& config)

@@ -7,7 +7,7 @@
 #include "capi/boundary.hpp"
 #include "capi/convert.hpp"
 #include "capi/handles.hpp"
-#include "capi/max_arguments.hpp"
+#include "max/capi_arguments.hpp"
 
 struct ferry_max_device_exchange {
   ferry_max_device_exchange(const ferry::Rank& rank, const ferry::Config& config) : exchange(rank, config) {}

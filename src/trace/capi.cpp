@@ -1,3 +1,4 @@
+// Routing traces in C.
 #include "ferry/trace.hpp"
 
 #include <algorithm>
@@ -5,7 +6,10 @@
 #include <vector>
 
 #include "capi/boundary.hpp"
-#include "capi/handles.hpp"
+
+struct ferry_trace {
+  ferry::Trace trace;
+};
 
 namespace ferry::capi {
 
