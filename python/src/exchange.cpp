@@ -133,7 +133,7 @@ PyPlan plan_over(const PyExchange& self, const nb::object& storage, std::optiona
     throw UsageError(
         str("storage: expected ", counted(needed, "byte"), " or more (plan_bytes), got ", plan.bytes()));
   const bool host = is_host(state.device);
-  if (host && static_cast<const PlanHeader*>(array.data)->magic != kPlanMagic)
+  if (host && !is_complete(*static_cast<const PlanHeader*>(array.data)))
     throw UsageError("storage: does not hold a complete plan");
   if (!host && !tokens)
     throw UsageError("tokens: needed, because the host cannot read N from a plan in device memory");

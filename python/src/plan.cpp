@@ -48,7 +48,7 @@ const Plan& PyPlan::checked() const {
   const PlanHeader* header = is_host(device) ? view_plan(plan.storage(), shape).header : nullptr;
   // A dispatch that fails or is not received yet may have begun to write its plan: then the header is not
   // complete.
-  const bool unfinished = header != nullptr && header->magic != kPlanMagic;
+  const bool unfinished = header != nullptr && !is_complete(*header);
   const bool changed = header != nullptr && header->check != header_check;
   if (state &&
       (unfinished || changed || state->lanes[static_cast<std::size_t>(lane)].plan_version != plan_version)) {

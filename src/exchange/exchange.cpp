@@ -21,7 +21,7 @@ Exchange::Exchange(Rank rank, const Config& config) {
   auto backend = make_backend(rank, agreed);
   const auto lanes = static_cast<std::size_t>(agreed.lanes);
   state_.reset(new State{std::move(rank), std::move(agreed), std::move(backend),
-                         std::vector<ExchangeLane>(lanes), nullptr, false});
+                         std::vector<ExchangeLane>(lanes), nullptr});
   if (encoding_of(state_->config.format).by_caller) {
     // On all ranks before any calls: device memory may not be allocated while a kernel of a peer waits.
     run_on_all_ranks(state_->rank, [&] {

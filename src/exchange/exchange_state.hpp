@@ -2,7 +2,6 @@
 #pragma once
 
 #include <algorithm>
-#include <atomic>
 #include <memory>
 #include <vector>
 
@@ -36,9 +35,6 @@ struct Exchange::State {
   std::unique_ptr<Backend> backend;
   std::vector<ExchangeLane> lanes;
   std::unique_ptr<EncoderStaging> encoded;  // of a registered format; else null
-  // A dispatch has received in memory of fewer rows than the capacity (ReceiveBuffers::rows): the total of a
-  // plan may be more than the rows of the caller's arrays.
-  std::atomic<bool> receives_fewer_rows = false;
 
   PlanIn plan_in() const { return backend->capabilities().device_memory ? PlanIn::device : PlanIn::host; }
 
@@ -120,14 +116,11 @@ struct Exchange::State {
   KnownRows known_rows(const Plan& plan) const {
     if (plan.empty() || plan_in() == PlanIn::device) return {};
     const PlanHeader& header = *static_cast<const PlanHeader*>(plan.storage());
-    return {.tokens = header.tokens,
-            .total = header.total > 0 && receives_fewer_rows.load(std::memory_order_relaxed) ? kUnknownRows
-                                                                                             : header.total};
+    return {.tokens = header.tokens, .total = header.magic == kFewerRowsMagic ? kUnknownRows : header.total};
   }
 
   void check_dispatch_call(const DispatchCall& call, Stream stream) {
     idle_lane(call.lane);
-    if (call.memory.rows > 0) receives_fewer_rows.store(true, std::memory_order_relaxed);
     check_or_refuse(Operation::dispatch, call.lane, stream, [&] {
       check_dispatch(config, rank.index(), call, plan_in());
       arrays_of(config, rank.index(), call, backend->own_arrays(call.lane), known_rows(call.plan))

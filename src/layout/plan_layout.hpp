@@ -28,7 +28,7 @@ struct PlanShape {
 };
 
 struct PlanHeader {
-  std::uint64_t magic;        // kPlanMagic once the plan is complete, 0 while it is being written
+  std::uint64_t magic;        // is_complete() once the plan is, 0 while it is being written
   std::uint64_t config_hash;  // of everything that row positions depend on
   std::uint64_t placement_version;
   std::uint64_t call;  // call number of the dispatch that filled it
@@ -41,6 +41,12 @@ struct PlanHeader {
 };
 
 inline constexpr std::uint64_t kPlanMagic = 0x004e414c50595246;  // "FRYPLAN"
+// In host memory, in place of kPlanMagic: the last rows of the total were not stored (ReceiveBuffers::rows).
+inline constexpr std::uint64_t kFewerRowsMagic = kPlanMagic | std::uint64_t{1} << 56;
+
+constexpr bool is_complete(const PlanHeader& header) {
+  return header.magic == kPlanMagic || header.magic == kFewerRowsMagic;
+}
 
 FERRY_HD constexpr std::uint64_t header_check(const PlanHeader& header) {
   const std::uint64_t fields[] = {header.config_hash,

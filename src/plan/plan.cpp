@@ -33,7 +33,7 @@ void check_shape(const PlanShape& shape) {
 }  // namespace
 
 bool is_intact(const PlanHeader& header) {
-  return header.magic == kPlanMagic && header.check == header_check(header);
+  return is_complete(header) && header.check == header_check(header);
 }
 
 void check_plan_address(const void* address) {

@@ -1,7 +1,9 @@
 // dispatch_counts(), and dispatches into memory of as many rows as it tells.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <functional>
+#include <utility>
 
 #include "harness/harness.hpp"
 #include "layout/plan_layout.hpp"
@@ -171,8 +173,8 @@ TEST_P(Contract, RowsPastTheCallersMemoryAreNotStored) {
   }
 }
 
-// Every rank stores 20 rows fewer than it is sent. The outputs past them, which a combine must not read, are
-// NaN.
+// Every rank stores 20 rows fewer than it is sent. Behind them lies the result, NaN, which a combine must not
+// read, also that of an exchange which has not received the rows.
 TEST_P(Contract, CombineLeavesOutRowsThatWereNotStored) {
   if (GetParam().on_device()) GTEST_SKIP() << "not known of device memory";
   constexpr int kFewer = 20;
@@ -188,17 +190,21 @@ TEST_P(Contract, CombineLeavesOutRowsThatWereNotStored) {
   const StepInputs step = make_inputs(c);
   const auto total = [&](int rank) { return step.positions.ranks[rank].row_offsets.back(); };
   run(c.ranks, describe(c), [&](Rank rank) {
-    SyncExchange exchange(rank, c.config);
+    SyncExchange exchange(rank, c.config), other(rank, c.config);
     DispatchRun inputs(exchange, c, step);
     const std::int64_t rows = total(rank.index()) - kFewer, tokens = inputs.tokens().count;
-    GuardedBuffer values(total(rank.index()) * 256, kNan), plan(plan_bytes(c.config, c.ranks)),
-        result(tokens * 256);
+    GuardedBuffer values((rows + tokens) * 256), plan(plan_bytes(c.config, c.ranks));
+    std::byte* const result = values.data() + rows * 256;
     const DispatchResult received =
         exchange.dispatch(inputs.tokens(), inputs.ids(), nullptr,
                           {.memory = {.parts = {values.data()}, .plan = plan.data(), .rows = rows}});
-    for (const Reduction reduction : {Reduction::exact, Reduction::partial}) {
-      exchange.combine({.data = values.data(), .type = DType::fp32}, received.plan,
-                       {.data = result.data(), .type = DType::fp32}, {.reduction = reduction});
+    for (const auto& [by, reduction] : {std::pair{&other, Reduction::exact},
+                                        {&other, Reduction::partial},
+                                        {&exchange, Reduction::exact},
+                                        {&exchange, Reduction::partial}}) {
+      std::fill_n(result, tokens * 256, kNan);
+      by->combine({.data = values.data(), .type = DType::fp32}, received.plan,
+                  {.data = result, .type = DType::fp32}, {.reduction = reduction});
       for (std::int64_t i = 0; i < tokens * 64; ++i) {
         int stored = 0;
         for (int slot = 0; slot < c.config.top_k; ++slot) {
@@ -208,7 +214,8 @@ TEST_P(Contract, CombineLeavesOutRowsThatWereNotStored) {
           stored += row >= 0 && row < total(to) - kFewer;
         }
         const float value = static_cast<const float*>(inputs.tokens().parts[0])[i];
-        require_equal(result.as<float>()[i], static_cast<float>(stored) * value, "value ", i);
+        require_equal(reinterpret_cast<const float*>(result)[i], static_cast<float>(stored) * value, "value ",
+                      i);
       }
     }
   });

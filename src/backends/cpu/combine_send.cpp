@@ -80,7 +80,7 @@ void Combine::start_sending() {
          .message_bytes = std::max<std::int64_t>(1, sent_[0].value_bytes + sent_[0].tail_bytes),
          .bytes = bytes_to_,
          .forwarder = relays_add_ ? &relay_ : nullptr});
-  } else if (*context_.leaves_out_rows) {
+  } else if (header_.magic == kFewerRowsMagic) {
     for (int source = 0; source < ranks; ++source) count_rows(source);
   } else {
     rows_end_ = -1;

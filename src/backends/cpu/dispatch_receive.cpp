@@ -61,7 +61,7 @@ void Dispatch::finish_plan() {
   PlanHeader& header = *plan_.header;
   header.total = row_offsets_.total(context_.me());
   header.dropped = row_offsets_.overflow().dropped;
-  header.magic = kPlanMagic;
+  header.magic = header.total > stored_rows_ ? kFewerRowsMagic : kPlanMagic;
   header.check = header_check(header);
   if (header.dropped > 0) lane_.diagnostics.overflow = row_offsets_.overflow();
 }

@@ -24,7 +24,6 @@ void Dispatch::prepare_parts() {
   }
   result_.data = result_.parts[0].data;
   stored_rows_ = by_plan_ || buffers.rows == 0 ? room.rows : buffers.rows;
-  if (stored_rows_ < room.rows) *context_.leaves_out_rows = true;
 }
 
 void Dispatch::prepare_result() {

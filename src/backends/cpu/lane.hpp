@@ -1,7 +1,6 @@
 // A lane of a host backend on one rank: its link to the peers, and its arrays.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -26,8 +25,6 @@ struct CpuContext {
   std::int64_t messages_per_chunk;  // dispatch: from one rank to another
   std::int64_t tokens_per_chunk;    // combine: of a source rank
   const Kernels& kernels;
-  // Set for good once a dispatch of this rank has not stored all of its rows (ReceiveBuffers::rows).
-  std::shared_ptr<std::atomic<bool>> leaves_out_rows = std::make_shared<std::atomic<bool>>(false);
 
   int me() const { return rank.index(); }
   int ranks() const { return rank.size(); }
