@@ -186,8 +186,11 @@ struct CombineOptions {
   /// none.
   const float* row_weights = nullptr;
   /// [N, K] weights of this rank's slots. With `partial` they are sent to the experts' ranks first: then
-  /// either all ranks pass them, ranks without tokens too, or none.
+  /// either all ranks pass them, ranks without tokens too, or none. Null only if N is 0.
   const float* topk_weights = nullptr;
+  /// The combine takes topk_weights. A pointer that is not null says so, too: only a rank without tokens that
+  /// passes null needs it.
+  bool topk_weighted = false;
   std::optional<Reduction> reduction{};  ///< default: Config::reduction
   const float* row_values = nullptr;     ///< [total] one fp32 of each row, returned to its source rank ...
   float* route_values = nullptr;         ///< ... as [N, K]; 0 where the slot is masked or was dropped

@@ -78,16 +78,15 @@ const float* read_row_values(const nb::object& given, const char* name, CombineI
   return static_cast<const float*>(array.data);
 }
 
-const float* read_route_values(PyExchange& self, const nb::object& given, const char* name,
+const float* read_route_values(const PyExchange& self, const nb::object& given, const char* name,
                                std::int64_t tokens, Arguments& arguments) {
   if (given.is_none()) return nullptr;
-  const Array& array = arguments.dense(given, name, kFp32, {tokens, self.config().top_k});
-  return static_cast<const float*>(self.address_of(array));
+  return static_cast<const float*>(arguments.dense(given, name, kFp32, {tokens, self.config().top_k}).data);
 }
 
-float* new_route_values(PyExchange& self, std::int64_t tokens, Framework framework, nb::object& array) {
+float* new_route_values(const PyExchange& self, std::int64_t tokens, Framework framework, nb::object& array) {
   array = new_array(framework, kFp32, {tokens, self.config().top_k}, self.state().device);
-  return static_cast<float*>(self.address_of(inspect(array, "route_values")));
+  return static_cast<float*>(inspect(array, "route_values").data);
 }
 
 }  // namespace
@@ -117,6 +116,7 @@ void read_combine(PyExchange& self, LaneCall& call, const PyCombineArguments& gi
   call.set_stream(stream_of(given.stream, in.arguments.any() ? in.arguments.framework() : self.framework(),
                             call.device()));
   in.options.row_weights = read_row_values(given.row_weights, "row_weights", in);
+  in.options.topk_weighted = !given.topk_weights.is_none();
   in.options.topk_weights =
       read_route_values(self, given.topk_weights, "topk_weights", in.plan->result_tokens(), in.arguments);
   if (given.outputs.is_none() && given.row_values.is_none()) {
@@ -195,7 +195,7 @@ nb::object route_values(PyExchange& self, const nb::object& values, const nb::ob
     from = read_route_values(self, values, "values", used.result_tokens(), arguments);
     call.set_stream(stream_of(stream, arguments.framework(), call.device()));
     row_values = new_array(arguments.framework(), kFp32, {used.shape.capacity}, call.device());
-    to = static_cast<float*>(self.address_of(inspect(row_values, "row_values")));
+    to = static_cast<float*>(inspect(row_values, "row_values").data);
   });
   const Plan& routes = nb::cast<PyPlan&>(plan).plan;
   {

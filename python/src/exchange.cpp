@@ -104,12 +104,8 @@ void* PyExchange::address_of(const Array& array) {
   alignas(16) static float on_host[4] = {};
   if (array.data != nullptr) return array.data;
   if (is_host(state().device)) return on_host;
-  // On devices Ferry does not know that the array is empty, so the arrays of a call have different addresses.
-  constexpr std::int64_t kMostArrays = 16, kFloats = 4;
-  if (!placeholder_.is_valid())
-    placeholder_ = new_array(array.framework, kFp32, {kMostArrays * kFloats}, state().device);
-  next_placeholder_ = (next_placeholder_ + 1) % kMostArrays;
-  return static_cast<float*>(inspect(placeholder_, "placeholder").data) + next_placeholder_ * kFloats;
+  if (!placeholder_.is_valid()) placeholder_ = new_array(array.framework, kFp32, {4}, state().device);
+  return inspect(placeholder_, "placeholder").data;
 }
 
 PyPlan plan_over(const PyExchange& self, const nb::object& storage, std::optional<std::int64_t> tokens) {

@@ -43,8 +43,8 @@ class PyExchange {
   // The Python result of the lane's last dispatch.
   PyDispatchResult make_result(int lane, const DispatchResult& received) const;
 
-  // Where the array is; a valid address also for an empty one, whose own may be null: the library tells
-  // absent arguments by a null pointer.
+  // Where the array is; a valid address also for an empty one, whose own may be null: a null pointer of
+  // dot_rows tells the library that no dots are wanted.
   void* address_of(const Array& array);
 
   Framework framework() const { return framework_; }
@@ -65,7 +65,6 @@ class PyExchange {
   std::vector<LaneCalls> lanes_;
   Framework framework_ = Framework::numpy;  // framework of the last call's arrays
   nb::object placeholder_;
-  std::int64_t next_placeholder_ = 0;  // row of it
 };
 
 // A plan over `storage`, a uint8 array. Throws UsageError if it cannot hold a plan of this exchange.

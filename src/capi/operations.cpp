@@ -107,6 +107,7 @@ CombineInput to_input(Exchange& exchange, const ferry_combine_args& args) {
             .result = to_result(args.result),
             .options = {.row_weights = args.row_weights,
                         .topk_weights = args.topk_weights,
+                        .topk_weighted = args.topk_weighted != 0,
                         .reduction = to_reduction(args.reduction),
                         .row_values = args.row_values,
                         .route_values = args.route_values,

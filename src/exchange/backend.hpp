@@ -77,13 +77,17 @@ struct CombineCall {
   Plan plan{};
   Result result{};
   const float* row_weights = nullptr;   // [total]
-  const float* topk_weights = nullptr;  // [N, K]; with partial in the fused form only
+  const float* topk_weights = nullptr;  // [N, K]; may be null without tokens
+  bool topk_weighted = false;           // this rank passes them; with partial in the fused form only
   Reduction reduction = Reduction::partial;
   const float* row_values = nullptr;
   float* route_values = nullptr;
   void* shared_outputs = nullptr;  // [S, N, H] of the result's type
   Epilogue epilogue{};             // not with unreduced
   int sm_limit = 0;
+
+  // Partial sums are computed on the ranks of the experts, so topk_weights are sent there first.
+  bool weights_travel() const { return topk_weighted && reduction == Reduction::partial; }
 };
 
 // The arguments of all_gather_v, checked.

@@ -83,10 +83,8 @@ CallOptions options_of(const Config& config, const DispatchCall& call) {
 CallOptions options_of(const CombineCall& call) {
   CallOptions options;
   options.add("reduction", static_cast<std::int64_t>(call.reduction), name_of_reduction);
-  // With partial sums the weights are applied where the experts are: they are sent there first, and every
-  // rank takes part.
   options.add("topk_weights given (with partial on every rank or none, also without tokens)",
-              call.reduction == Reduction::partial && call.topk_weights != nullptr, name_of_flag);
+              call.weights_travel(), name_of_flag);
   return options;
 }
 

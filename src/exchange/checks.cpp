@@ -306,21 +306,20 @@ void check_combine(const Config& config, int rank, const CombineCall& call, bool
   }
   check_epilogue(config, rank, call);
   if (config.layout == Layout::rank_major) {
-    if (returns_every_row || call.row_weights != nullptr || call.topk_weights != nullptr ||
+    if (returns_every_row || call.row_weights != nullptr || call.topk_weighted ||
         call.row_values != nullptr || call.route_values != nullptr) {
       throw UsageError(
           "combine: rank_major takes partial without weights, row_values and route_values: its rows are sums "
           "over a token's local experts");
     }
   }
-  if (call.row_weights != nullptr && call.topk_weights != nullptr) {
+  if (call.row_weights != nullptr && call.topk_weighted) {
     throw UsageError("combine: row_weights and topk_weights exclude each other: pass one of them");
   }
-  if (call.reduction == Reduction::unreduced &&
-      (call.row_weights != nullptr || call.topk_weights != nullptr)) {
+  if (call.reduction == Reduction::unreduced && (call.row_weights != nullptr || call.topk_weighted)) {
     throw UsageError("combine: unreduced returns rows as they are: pass no weights");
   }
-  if (split && call.topk_weights != nullptr && call.reduction == Reduction::partial) {
+  if (split && call.weights_travel()) {
     throw UsageError("combine: the split form of partial takes no topk_weights: pass row_weights");
   }
   if (call.outputs.data != nullptr) {
@@ -336,6 +335,11 @@ void check_combine(const Config& config, int rank, const CombineCall& call, bool
   }
   check_shared_outputs(config, rank, call);
   if (plan_in == PlanIn::device) return;
+  if (call.topk_weighted && call.topk_weights == nullptr && call.plan.tokens() > 0) {
+    throw UsageError(str("combine: topk_weighted needs topk_weights for the ",
+                         counted(call.plan.tokens(), "token"), " of rank ", rank,
+                         ", but topk_weights is null"));
+  }
   if (call.plan.total() == 0 || call.plan.tokens() == 0) return;
   check_both("outputs", call.outputs.data, "result", call.result.data, rank);
   if (call.shared_outputs != nullptr)

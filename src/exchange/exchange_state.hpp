@@ -170,6 +170,7 @@ struct Exchange::State {
                      .result = result,
                      .row_weights = options.row_weights,
                      .topk_weights = options.topk_weights,
+                     .topk_weighted = options.topk_weighted || options.topk_weights != nullptr,
                      .reduction = options.reduction.value_or(config.reduction),
                      .row_values = options.row_values,
                      .route_values = options.route_values,

@@ -176,7 +176,8 @@ class Evaluator::State {
                            ", the rows of ", rows.rows));
     const float* weights = step.inputs.size() > 2 ? weights_of(step.inputs[2], rows.rows) : nullptr;
     const Tokens tokens = Tokens::rows(rows.data, rows.rows, rows.type, rows.stride);
-    const DispatchOptions options{.lane = step.lane, .sm_limit = step.sm_limit};
+    const DispatchOptions options{
+        .lane = step.lane, .sm_limit = step.sm_limit, .weighted = step.inputs.size() > 2};
     const auto run = [&](const auto& given) {
       phase_ = Phase::in_call;
       if (step.kind == StepKind::dispatch)
@@ -195,14 +196,11 @@ class Evaluator::State {
     made.rows = value(sender.inputs.front()).rows;
   }
 
-  // A rank without tokens may have no array of weights. It then passes an address, which says that it takes
-  // part in them.
   const float* weights_of(int number, std::int64_t tokens) {
     const ProgramValue& weights = value(number);
     if (weights.rows != tokens)
       throw UsageError(str("the weights are of ", counted(weights.rows, "token"), ", the rows of ", tokens));
-    return weights.data == nullptr && tokens == 0 ? streams_.address()
-                                                  : static_cast<const float*>(weights.data);
+    return static_cast<const float*>(weights.data);
   }
 
   void run_combine(const CompiledStep& step) {
@@ -210,10 +208,11 @@ class Evaluator::State {
     CombineOptions options{.lane = step.lane, .sm_limit = step.sm_limit};
     if (step.inputs.size() > 2) {
       const ProgramValue& third = value(step.inputs[2]);
-      if (third.kind == ValueKind::received)
-        options.row_weights = third.received.weight;
-      else
+      options.topk_weighted = third.kind != ValueKind::received;
+      if (options.topk_weighted)
         options.topk_weights = weights_of(step.inputs[2], received.rows);
+      else
+        options.row_weights = third.received.weight;
     }
     const Outputs outputs{rows.data, rows.type, rows.stride};
     prepare(step.result, received.rows);

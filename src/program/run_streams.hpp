@@ -22,7 +22,6 @@ class RunStreams {
     for (const StreamPlan::Step& step : plan.steps)
       events_.push_back(step.awaited ? device->make_event() : -1);
     if (streams_.size() > 1) fork_or_join_ = device->make_event();
-    address_ = reinterpret_cast<const float*>(device->allocate(sizeof(float)));
   }
 
   // Makes all other streams wait for the caller's.
@@ -69,12 +68,6 @@ class RunStreams {
     return streams_[static_cast<std::size_t>(plan_.steps[step].stream)];
   }
 
-  // An address in the exchange's kind of memory, for an array without elements.
-  const float* address() const {
-    static const float none = 0;
-    return device_ == nullptr ? &none : address_;
-  }
-
  private:
   int event_of(int step) const { return events_[static_cast<std::size_t>(step)]; }
 
@@ -84,7 +77,6 @@ class RunStreams {
   std::vector<int> events_;      // by step; -1: no stream waits for it
   int fork_or_join_ = -1;
   bool begun_ = false;
-  const float* address_ = nullptr;
 };
 
 }  // namespace ferry

@@ -92,6 +92,7 @@ EXPECT_AT(ferry_combine_args, row_weights, 80);
 EXPECT_AT(ferry_combine_args, lane, 112);
 EXPECT_AT(ferry_combine_args, stream, 128);
 EXPECT_AT(ferry_combine_args, output_rows, 152);
+EXPECT_AT(ferry_combine_args, topk_weighted, 160);
 
 EXPECT_AT(ferry_combine_receive_args, lane, 8);
 EXPECT_AT(ferry_combine_receive_args, stream, 16);
@@ -174,7 +175,7 @@ static_assert(offsetof(ferry_dispatch_args, input_scales) == offsetof(ferry_disp
 static_assert(sizeof(ferry_dispatch_args) == offsetof(ferry_dispatch_args, weighted) + 8);
 static_assert(sizeof(ferry_dispatch_receive_args) == offsetof(ferry_dispatch_receive_args, result) + 8);
 static_assert(offsetof(ferry_combine_args, shared_outputs) == offsetof(ferry_combine_args, stream) + 8);
-static_assert(sizeof(ferry_combine_args) == offsetof(ferry_combine_args, output_rows) + 8);
+static_assert(sizeof(ferry_combine_args) == offsetof(ferry_combine_args, topk_weighted) + 8);
 static_assert(sizeof(ferry_combine_receive_args) == offsetof(ferry_combine_receive_args, stream) + 8);
 static_assert(sizeof(ferry_combine_backward_args) == offsetof(ferry_combine_backward_args, output_rows) + 8);
 static_assert(sizeof(ferry_route_values_args) == offsetof(ferry_route_values_args, stream) + 8);
@@ -228,7 +229,7 @@ TEST(Layout, OfStructsHasNotChanged) {
       {"ferry_dispatch_args", 352},
       {"ferry_dispatch_receive_args", 32},
       {"ferry_epilogue", 24},
-      {"ferry_combine_args", 160},
+      {"ferry_combine_args", 168},
       {"ferry_combine_receive_args", 24},
       {"ferry_combine_backward_args", 272},
       {"ferry_route_values_args", 64},

@@ -212,25 +212,37 @@ TEST_P(Contract, DiagnosticsOfARefusedCallAreDiscarded) {
 
 // A rank without tokens, and a rank without rows, may pass null for the memory they do not need.
 TEST_P(Contract, EmptyInputsMayBeNull) {
-  for (const Reduction reduction : {Reduction::partial, Reduction::exact, Reduction::unreduced}) {
+  struct Combination {
+    Reduction reduction;
+    WeightsFrom weights_from;
+  };
+  for (const auto& [reduction, weights_from] : {Combination{Reduction::partial, WeightsFrom::row_weights},
+                                                {Reduction::partial, WeightsFrom::topk_weights},
+                                                {Reduction::exact, WeightsFrom::row_weights},
+                                                {Reduction::exact, WeightsFrom::topk_weights},
+                                                {Reduction::unreduced, WeightsFrom::none}}) {
     TestCase c = three_ranks(small_case(5));
     c.tokens = {5, 0, 3};
     c.full = false;
     c.config.placement =
         Placement::table({{0, 0}, {1, 0}, {0, 1}, {1, 1}, {0, 2}, {1, 2}, {0, 3}, {1, 3}}, 3);
     c.reduction = c.config.reduction = reduction;
-    if (reduction == Reduction::unreduced) c.weights_from = WeightsFrom::none;
+    c.weights_from = weights_from;
     c.row_values = true;
     const StepInputs step = make_inputs(c);
     const oracle::ExpertOutputs expert_outputs = make_expert_outputs(c, step);
-    run(c.ranks, describe(c), [&](Rank rank) {
+    run(c.ranks, describe(c), [&, by_slot = weights_from == WeightsFrom::topk_weights](Rank rank) {
       SyncExchange exchange(rank, c.config);
       const bool no_tokens = rank.index() == 1, no_rows = rank.index() == 2;
       DispatchRun dispatch(exchange, c, step);
       const DispatchResult rows =
           no_tokens ? exchange.dispatch({}, Ids(), nullptr, dispatch.options()) : dispatch.call();
       CombineRun combine(exchange, c, step, expert_outputs, rows.plan, rows.weight);
-      if (no_tokens) combine.result().data = combine.options().route_values = nullptr;
+      if (no_tokens) {
+        combine.result().data = combine.options().route_values = nullptr;
+        combine.options().topk_weights = nullptr;
+        combine.options().topk_weighted = by_slot;
+      }
       if (no_rows) {
         combine.outputs().data = nullptr;
         combine.options().row_weights = combine.options().row_values = nullptr;
@@ -260,6 +272,13 @@ TEST_P(Contract, PartialSumsNeedTopkWeightsOnAllRanks) {
     require_refused("topk_weights given", [&] {
       CombineRun combine(exchange, c, step, expert_outputs, plan, nullptr);
       if (rank.index() == 1) combine.options().topk_weights = nullptr;
+      if (rank.index() == 1) combine.options().topk_weighted = false;
+      combine.call();
+    });
+    require_refused("topk_weights", [&] {
+      CombineRun combine(exchange, c, step, expert_outputs, plan, nullptr);
+      if (rank.index() == 0) combine.options().topk_weights = nullptr;
+      combine.options().topk_weighted = true;
       combine.call();
     });
     dispatch_and_combine(exchange, c, step, expert_outputs);

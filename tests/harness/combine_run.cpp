@@ -44,7 +44,10 @@ CombineRun::CombineRun(SyncExchange& exchange, const TestCase& c, const StepInpu
     options_.row_weights = weights_.as<float>();
   }
   topk_weights_ = GuardedBuffer::of(expert_outputs.ranks[rank_].topk_weights);
-  if (expert_outputs.topk_weighted) options_.topk_weights = topk_weights_.as<float>();
+  // Ranks without tokens pass an address or, where their number is odd, null.
+  options_.topk_weighted = expert_outputs.topk_weighted && tokens == 0 && rank_ % 2 == 1;
+  if (expert_outputs.topk_weighted && !options_.topk_weighted)
+    options_.topk_weights = topk_weights_.as<float>();
   row_values_ = GuardedBuffer::of(expert_outputs.ranks[rank_].row_values);
   route_values_ = GuardedBuffer(tokens * c.config.top_k * 4);
   shared_outputs_ = GuardedBuffer(c.config.shared_experts * tokens * result_row);

@@ -88,10 +88,11 @@ typedef struct ferry_combine_args {
   ferry_rows outputs;  ///< [total, H]; converted to the configuration's combine_type where the type differs
   ferry_rows result;   ///< [N, H]; unreduced: [N, K, H]. May be empty, with `outputs`, for route_values only
   ferry_plan plan;     ///< of the dispatch whose rows `outputs` correspond to
-  const float* row_weights;   ///< [total] weights of the rows, such as ferry_dispatch_result.weight
-  const float* topk_weights;  ///< [N, K] weights of this rank's slots, instead of row_weights
-  const float* row_values;    ///< [total] one fp32 of each row, returned to its source rank ...
-  float* route_values;        ///< ... as [N, K]; 0 where the slot is masked or was dropped
+  const float* row_weights;  ///< [total] weights of the rows, such as ferry_dispatch_result.weight
+  const float*
+      topk_weights;  ///< [N, K] weights of this rank's slots, instead of row_weights: see topk_weighted
+  const float* row_values;  ///< [total] one fp32 of each row, returned to its source rank ...
+  float* route_values;      ///< ... as [N, K]; 0 where the slot is masked or was dropped
   int32_t lane, sm_limit;
   int32_t reduction;  ///< FERRY_PARTIAL, ...; default: the configuration's
   void* stream;
@@ -102,6 +103,9 @@ typedef struct ferry_combine_args {
   /// Rows that `outputs` holds, of which none may overlap what the call writes; 0: not said, see
   /// ferry::Outputs.
   int64_t output_rows;
+  /// 1: the combine takes topk_weights, though this rank has no tokens and topk_weights is NULL. A pointer
+  /// that is not NULL says so, too.
+  int64_t topk_weighted;
 } ferry_combine_args;
 
 typedef struct ferry_combine_receive_args {

@@ -46,7 +46,7 @@ nb::object weights_of_slots(const nb::object& topk_idx, const nb::object& topk_w
 }
 
 void read_combine(const nb::object& x, const nb::object& topk_idx, const nb::object& topk_weights,
-                  const LowLatencyHandle& handle, const nb::object& out, PyExchange& exchange,
+                  const LowLatencyHandle& handle, const nb::object& out, const PyExchange& exchange,
                   CombineInput& in) {
   const LowLatencyPool& pool = *handle.pool;
   handle.require_received();
@@ -56,8 +56,8 @@ void read_combine(const nb::object& x, const nb::object& topk_idx, const nb::obj
   require_torch_or_numpy(framework, "x");
   const Array& weights = in.arguments.dense(weights_of_slots(topk_idx, topk_weights, handle.ids),
                                             "topk_weights", kFp32, {in.plan->tokens, pool.shape.top_k});
-  // A call of no tokens has weights, too: absent ones would differ from those of other ranks.
-  in.options.topk_weights = static_cast<const float*>(exchange.address_of(weights));
+  in.options.topk_weights = static_cast<const float*>(weights.data);
+  in.options.topk_weighted = true;
   const Shape shape = {in.plan->tokens, pool.shape.hidden};
   in.result_array = out.is_none() ? new_array(framework, kBf16, shape, exchange.state().device) : out;
   read_result(shape, "out", in);

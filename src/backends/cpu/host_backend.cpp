@@ -27,12 +27,12 @@ DispatchResult HostBackend::dispatch_receive(int lane, Stream) {
 void HostBackend::combine(const CombineCall& call, Stream) {
   LaneOperations& operations = this->operations(call.lane);
   CombineCall with_row_weights = call;
-  if (call.topk_weights != nullptr && call.reduction == Reduction::partial) {
-    // Partial sums are computed on the ranks of the experts, so the weights are sent there first.
+  if (call.weights_travel()) {
     auto* weights = operations.lane.array<float>(operations.lane.arrays.row_weights);
     send_topk_weights(operations.lane, call, weights);
     with_row_weights.row_weights = weights;
     with_row_weights.topk_weights = nullptr;
+    with_row_weights.topk_weighted = false;
   }
   operations.combine.send(with_row_weights, false);
   operations.combine.receive();

@@ -47,9 +47,12 @@ struct CombineBlockState {
 };
 
 // [thread] Checks the plan, and the arguments whose meaning depends on it.
-__device__ inline PlanFault check_arguments(const CombineArguments& call, const PlanHeader& header) {
+template <class Traits>
+__device__ __forceinline__ PlanFault check_arguments(const CombineArguments& call, const PlanHeader& header) {
   const PlanFault fault = check_plan(call.lane, header, -1);
-  if (fault != PlanFault::none || header.total == 0 || header.tokens == 0) return fault;
+  if (fault != PlanFault::none || header.tokens == 0) return fault;
+  if (weights_travel<Traits>(call) && call.topk_weights == nullptr) return PlanFault::weights;
+  if (header.total == 0) return fault;
   if ((call.outputs == nullptr) != (call.result == nullptr)) return PlanFault::outputs_and_result;
   if ((call.row_values == nullptr) != (call.route_values == nullptr)) return PlanFault::values;
   return PlanFault::none;
@@ -133,6 +136,7 @@ __device__ __forceinline__ void work(const CombineArguments& call, CombineBlockS
 }
 
 // [block] Fills the block's state. Returns false if the exchange has failed.
+template <class Traits>
 __device__ __forceinline__ bool start_block(const CombineArguments& arguments, CombineBlockState* state) {
   // All loads from device memory are issued first, so that they are in flight together.
   const unsigned thread = threadIdx.x;
@@ -153,7 +157,7 @@ __device__ __forceinline__ bool start_block(const CombineArguments& arguments, C
     state->call.plan.header = &state->plan_header;
   }
   if (thread == 32) state->failed = failed;
-  if (thread == 64) state->fault = check_arguments(state->call, state->plan_header);
+  if (thread == 64) state->fault = check_arguments<Traits>(state->call, state->plan_header);
   if (thread == 96) fill_header(state->call, state->plan_header, &state->call_header);
   __syncthreads();
   return !state->failed;
@@ -166,7 +170,7 @@ __device__ __forceinline__ void run_combine_block(const CombineArguments& argume
   CombineBlockState& state = *block_state;
   // Issued first: these loads depend on the arguments only.
   const MessageCounts counts(arguments);
-  if (!start_block(arguments, &state)) return;
+  if (!start_block<Traits>(arguments, &state)) return;
   const CombineArguments& call = state.call;
   const LaneView& lane = call.lane;
   if (state.fault == PlanFault::none) {

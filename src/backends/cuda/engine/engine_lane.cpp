@@ -292,9 +292,10 @@ void EngineLane::combine_send(const CombineCall& call, bool split, Stream stream
   const CallOptions options = options_of(call);
   call_.begin(Operation::combine, options);
   CombineCall with_row_weights = call;
-  if (call.reduction == Reduction::partial && call.topk_weights != nullptr) {
+  if (call.weights_travel()) {
     send_weights(call, stream);
     with_row_weights.topk_weights = nullptr;
+    with_row_weights.topk_weighted = false;
     with_row_weights.row_weights = reinterpret_cast<const float*>(memory() + layout().row_weights);
     call_.begin(Operation::combine, options);
   }

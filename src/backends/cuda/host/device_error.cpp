@@ -27,6 +27,8 @@ constexpr std::array kCombineArguments = {"outputs and result", "row_values and 
       throw UsageError("combine: outputs and result must both be given or both be absent");
     case PlanFault::values:
       throw UsageError("combine: row_values and route_values must both be given or both be absent");
+    case PlanFault::weights:
+      throw UsageError("combine: topk_weighted needs topk_weights for the tokens of the plan");
     case PlanFault::null_values:
       throw UsageError(
           "route_values: values must be given for the tokens of the plan, and row_values for its rows");

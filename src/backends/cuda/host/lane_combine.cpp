@@ -45,7 +45,7 @@ void Lane::combine(const CombineCall& call, Phase phase, Stream stream, bool kee
   arguments.lane = view_;
   arguments.phase = phase;
   arguments.terms = agreed_options_of(Operation::combine, options_of(call));
-  arguments.weights_travel = call.reduction == Reduction::partial && call.topk_weights != nullptr;
+  arguments.weights_travel = call.weights_travel();
   arguments.plan = view_plan(call.plan.storage(), view_.plan_shape);
   arguments.reduction = call.reduction;
   arguments.combine_type = config.combine_type;

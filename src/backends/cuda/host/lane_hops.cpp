@@ -109,7 +109,7 @@ void Lane::hop_route_values(const float* values, const Plan& plan, float* row_va
 void Lane::hop_combine(const CombineCall& call, Stream stream) {
   // Sums by node look up this rank's own rows where they are packed.
   const bool keeps_inputs = !exchange_.has_node_sums();
-  if (call.reduction != Reduction::partial || call.topk_weights == nullptr) {
+  if (!call.weights_travel()) {
     combine(call, Phase::send, stream, keeps_inputs);
     hop_combine_receive(stream);
     return;
@@ -129,6 +129,7 @@ void Lane::hop_combine(const CombineCall& call, Stream stream) {
   launch_mute(mute, handle_of(stream));
   CombineCall with_row_weights = call;
   with_row_weights.topk_weights = nullptr;
+  with_row_weights.topk_weighted = false;
   with_row_weights.row_weights = row_weights;
   combine(with_row_weights, Phase::send, stream, keeps_inputs);
   hop_rows(stream);

@@ -175,7 +175,8 @@ __global__ void __launch_bounds__(32 * kValueWarps, 1)
     state.fault = check_plan(lane, *plan.header, -1);
     const bool null_values = (call.values == nullptr && plan.header->tokens > 0) ||
                              (call.row_values == nullptr && plan.header->total > 0);
-    if (state.fault == PlanFault::none && null_values) state.fault = PlanFault::null_values;
+    if (state.fault == PlanFault::none && null_values)
+      state.fault = call.operation == Operation::combine ? PlanFault::weights : PlanFault::null_values;
   }
   __syncthreads();
   if (state.failed) return;

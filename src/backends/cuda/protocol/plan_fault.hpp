@@ -15,6 +15,7 @@ enum class PlanFault : std::int32_t {
   tokens,              // another number of tokens than in this call
   outputs_and_result,  // combine: one of the two is missing
   values,              // combine: row_values or route_values is missing
+  weights,             // combine: topk_weights that travel are null where the plan has tokens
   null_values          // route_values: values or row_values is null where the plan has tokens or rows
 };
 

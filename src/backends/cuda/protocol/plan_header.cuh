@@ -109,6 +109,9 @@ static __device__ __noinline__ void refuse_plan(const LaneView& lane, Operation 
       case PlanFault::values:
         set_text(refusal, "combine: row_values and route_values must both be given or both be absent");
         break;
+      case PlanFault::weights:
+        set_text(refusal, "combine: topk_weights is null for tokens of the plan");
+        break;
       case PlanFault::null_values:
         set_text(refusal, "route_values: values is null for tokens, or row_values for rows");
         break;
