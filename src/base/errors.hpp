@@ -1,6 +1,7 @@
 // Makes errors from errno, records them for another process, and rewords them for another interface.
 #pragma once
 
+#include <cstring>
 #include <exception>
 #include <span>
 #include <string>
@@ -35,11 +36,13 @@ struct ErrorRecord {
   WaitRecord wait{};
   char text[512] = {};  // the message, cut if it is longer
 
+  std::string message() const { return {text, strnlen(text, sizeof text)}; }
+
   static ErrorRecord of(const Error& error) noexcept;
   static ErrorRecord of(const std::exception_ptr& error) noexcept;
 
   // Throws an exception of the recorded class with the message `prefix` + text.
-  [[noreturn]] void raise(const std::string& prefix = {}) const { raise_with(prefix + text); }
+  [[noreturn]] void raise(const std::string& prefix = {}) const { raise_with(prefix + message()); }
   [[noreturn]] void raise_with(const std::string& message) const;
 };
 

@@ -2,6 +2,7 @@
 #include "exchange/gather.hpp"
 
 #include <algorithm>
+#include <cerrno>
 #include <limits>
 
 #include "base/log.hpp"
@@ -33,17 +34,23 @@ void check_device_count(const char* operation, const std::int32_t* device_count,
       str(operation, ": this backend cannot read a count from device memory: pass the count itself"));
 }
 
-// A rank's terms come from the rank itself, so the others bound them too.
-void check_terms(const char* operation, std::span<const GatherTerms> ranks) {
+void check_terms(Operation operation, std::span<const GatherTerms> ranks) {
   const auto most = kMostRowsToGather * static_cast<std::int64_t>(ranks.size());
   for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
     const int r = static_cast<int>(rank);
-    check_row_count(operation, "count", ranks[rank].count, kMostRowsToGather, r);
-    check_row_count(operation, "rows held", ranks[rank].held, most, r);
+    check_told(operation, "count", ranks[rank].count, kMostRowsToGather, r);
+    check_told(operation, "rows held", ranks[rank].held, most, r);
   }
 }
 
 }  // namespace
+
+void check_told(Operation operation, const char* name, std::int64_t value, std::int64_t most, int rank) {
+  if (value >= 0 && value <= most) return;
+  throw SystemError(str(to_string(operation), ": ", name, " = ", value, " of rank ", rank,
+                        " is not in the range 0 to ", most, ": what the ranks tell each other is damaged"),
+                    EIO);
+}
 
 std::int64_t sum_of_counts(std::span<const GatherTerms> ranks) {
   std::int64_t sum = 0;
@@ -62,7 +69,7 @@ namespace {
 // Calls check(rank, sum of the counts of its sub-group), then checks the place of its rows.
 template <class Check>
 void check_each(Operation operation, std::span<const GatherTerms> ranks, int sub_group, Check check) {
-  check_terms(to_string(operation), ranks);
+  check_terms(operation, ranks);
   for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
     const int index = static_cast<int>(rank);
     const auto of = SubGroup::of(index, sub_group, static_cast<int>(ranks.size()));

@@ -51,6 +51,11 @@ void check_all_gather(std::span<const GatherTerms> ranks, int sub_group);
 // own
 void check_reduce_scatter(std::span<const GatherTerms> ranks, int sub_group);
 
+// Call with each number that `rank` has told of itself. The rank has checked it, so one out of range means
+// that the memory which the ranks share is damaged.
+// @throws SystemError  `value` is below 0 or above `most`
+void check_told(Operation operation, const char* name, std::int64_t value, std::int64_t most, int rank);
+
 std::int64_t sum_of_counts(std::span<const GatherTerms> ranks);
 std::int64_t largest_count(std::span<const GatherTerms> ranks);
 

@@ -223,8 +223,9 @@ void Channel::throw_refusal_of(int peer) const {
 
 void Channel::require_same_call(int peer, const CallHeader& received) const {
   const std::span<const CallOption> options(options_.data(), static_cast<std::size_t>(option_count_));
-  const std::span<const std::int64_t> theirs(received.options.data(),
-                                             static_cast<std::size_t>(received.option_count));
+  // In damaged memory the number may be any.
+  const int count = std::clamp<int>(received.option_count, 0, kMaxCallOptions);
+  const std::span<const std::int64_t> theirs(received.options.data(), static_cast<std::size_t>(count));
   try {
     ferry::require_same_call({index_, call_, operation_, options}, peer, received.operation, theirs);
   } catch (const UsageError&) {

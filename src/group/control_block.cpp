@@ -141,11 +141,22 @@ void ControlBlock::fail_rank(int rank, const ErrorRecord& error, int reporter) n
 }
 
 int ControlBlock::first_failed_rank() const {
-  return static_cast<int>(header().first_failed.load(std::memory_order_acquire)) - 1;
+  return std::min(reporter_or_rank(header().first_failed.load(std::memory_order_acquire)), ranks_ - 1);
 }
 
-const ErrorRecord& ControlBlock::error_of(int failed_rank) const {
-  return entry(failed_rank).error;
+ErrorRecord ControlBlock::error_of(int failed_rank) const {
+  return checked(entry(failed_rank).error);
+}
+
+// What other processes have stored may be damaged, and is used as an index.
+int ControlBlock::reporter_or_rank(std::uint32_t number) const {
+  return static_cast<int>(std::min(number, static_cast<std::uint32_t>(ranks_) + 1)) - 1;
+}
+
+ErrorRecord ControlBlock::checked(ErrorRecord stored) const {
+  for (int* rank : {&stored.wait.rank, &stored.wait.peer, &stored.wait.via})
+    if (*rank < 0 || *rank >= ranks_) *rank = -1;
+  return stored;
 }
 
 // Sequentially consistent because WakeEvent requires it: a waiter checks this before it sleeps.
@@ -180,8 +191,8 @@ void ControlBlock::fail(int reporter, const ErrorRecord& error) noexcept {
   wake_all_ranks();
 }
 
-const ErrorRecord& ControlBlock::failure() const {
-  return failure_slot(static_cast<int>(header().failed.load(std::memory_order_acquire)) - 1).error;
+ErrorRecord ControlBlock::failure() const {
+  return checked(failure_slot(reporter_or_rank(header().failed.load(std::memory_order_acquire))).error);
 }
 
 void ControlBlock::throw_failure(WaitRecord waiting, const Topology* topology) const {
@@ -202,7 +213,7 @@ void ControlBlock::throw_failure(WaitRecord waiting, const Topology* topology) c
     error.wait.node = topology->node_of(named);
     suffix = str(" (rank ", named, " is on node ", error.wait.node, ")");
   }
-  error.raise_with(prefix + error.text + suffix);
+  error.raise_with(prefix + error.message() + suffix);
 }
 
 ErrorRecord failure_record(ErrorRecord::Kind kind, const WaitRecord& record, const std::string& text) {

@@ -99,12 +99,12 @@ class ControlBlock {
   void fail_rank(int rank, const ErrorRecord& error, int reporter) noexcept;
 
   int first_failed_rank() const;  // -1: none
-  const ErrorRecord& error_of(int failed_rank) const;
+  ErrorRecord error_of(int failed_rank) const;
 
   // Fails the group. Final: later failures are ignored. `reporter` is a rank, or launcher().
   void fail(int reporter, const ErrorRecord& error) noexcept;
   bool failed() const;
-  const ErrorRecord& failure() const;  // valid once failed()
+  ErrorRecord failure() const;  // valid once failed()
   int launcher() const { return ranks_; }
 
   // Throws the type and culprit (WaitRecord::peer, via) of the failure; other fields are those of `waiting`.
@@ -116,6 +116,8 @@ class ControlBlock {
   struct RankEntry;
   struct FailureSlot;
 
+  int reporter_or_rank(std::uint32_t number) const;
+  ErrorRecord checked(ErrorRecord stored) const;
   Header& header() const;
   RankEntry& entry(int rank) const;
   FailureSlot& failure_slot(int reporter) const;

@@ -134,11 +134,11 @@ class ProcessLauncher : public Group::Launcher {
                         const ControlBlock& control) const {
     const int first_failed = control.first_failed_rank();
     if (first_failed >= 0) {
-      const ErrorRecord& error = control.error_of(first_failed);
+      const ErrorRecord error = control.error_of(first_failed);
       // If a survivor noticed the death of a process first, throws the launcher's own record of that death,
       // which names the signal.
-      const bool caused_by_death =
-          error.kind == ErrorRecord::Kind::peer_lost && children[error.wait.peer]->died();
+      const bool caused_by_death = error.kind == ErrorRecord::Kind::peer_lost && error.wait.peer >= 0 &&
+                                   children[error.wait.peer]->died();
       if (caused_by_death) control.error_of(error.wait.peer).raise();
       error.raise(prefix_of(first_failed, error.kind));
     }

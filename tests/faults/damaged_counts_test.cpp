@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "exchange/configuration.hpp"
 #include "ferry/ferry.hpp"
 #include "group/fault_points.hpp"
 #include "runtime/support.hpp"
@@ -23,11 +24,13 @@ constexpr int kRanks = 2, kExperts = 8, kTokens = 36, kHidden = 64;
 // What a rank tells its peers: its tokens for each expert, and for each rank.
 constexpr std::array<std::int32_t, kExperts + kRanks> kCounts = {1, 2, 3, 4, 5, 6, 7, 8, 10, 26};
 
-std::size_t damaged_count = 0;
+constexpr std::int32_t kCount = 0x2ead1234;  // given to metadata
+
+int damaged_count = 0;
 std::int32_t damaged_value = 0;
 
 void damage_counts(FaultPoint point, int rank) {
-  if (point != FaultPoint::dispatch_waited || rank != 1) return;
+  if ((point != FaultPoint::dispatch_waited && point != FaultPoint::metadata_waited) || rank != 1) return;
   std::ifstream maps("/proc/self/maps");
   for (std::string line; std::getline(maps, line);) {
     std::uintptr_t begin = 0, end = 0;
@@ -37,31 +40,41 @@ void damage_counts(FaultPoint point, int rank) {
     if (rights != "rw-s" || line.find("memfd:ferry") == std::string::npos) continue;
     for (std::uintptr_t at = begin; at + sizeof kCounts <= end; at += sizeof(std::int32_t)) {
       auto* const counts = reinterpret_cast<std::int32_t*>(at);
-      if (std::memcmp(counts, kCounts.data(), sizeof kCounts) == 0) counts[damaged_count] = damaged_value;
+      if (point == FaultPoint::metadata_waited && *counts == kCount) *counts = damaged_value;
+      if (point == FaultPoint::dispatch_waited && std::memcmp(counts, kCounts.data(), sizeof kCounts) == 0)
+        counts[damaged_count] = damaged_value;
     }
   }
 }
 
 // True if the call reports bad counts; any other error is thrown.
-bool reports_damage(Exchange& exchange) {
+bool reports_damage(Exchange& exchange, Operation operation) {
   const std::vector<float> tokens(kTokens * kHidden, 1);
   std::vector<std::int32_t> ids;
   for (int expert = 0; expert < kExperts; ++expert)
     ids.insert(ids.end(), static_cast<std::size_t>(kCounts[static_cast<std::size_t>(expert)]), expert);
   try {
-    exchange.dispatch(Tokens::rows(tokens.data(), kTokens, DType::fp32), ids.data());
+    if (operation == Operation::dispatch)
+      exchange.dispatch(Tokens::rows(tokens.data(), kTokens, DType::fp32), ids.data());
+    else if (operation == Operation::dispatch_counts)
+      exchange.dispatch_counts(ids.data(), kTokens);
+    else
+      exchange.metadata(kCount);
     return false;
   } catch (const BadSourceError&) {
-    return true;
+    return operation == Operation::dispatch;
+  } catch (const SystemError& error) {
+    return std::string(error.what()).find("is damaged") != std::string::npos;
   }
 }
 
-TEST(DamagedCounts, AreNotBelieved) {
-  for (damaged_count = 0; damaged_count < kCounts.size(); ++damaged_count) {
+// Damages each number, and lets the rank that reads it find that out.
+void require_found(Operation operation, int first, int end) {
+  for (damaged_count = first; damaged_count < end; ++damaged_count) {
     for (const std::int32_t value : {-1, kTokens + 1, std::numeric_limits<std::int32_t>::min()}) {
-      damaged_value = value;
+      damaged_value = value > 0 && operation == Operation::metadata ? kCount * 2 : value;
       set_fault_hook(damage_counts);
-      Group::processes(kRanks).run([](const Rank& rank) {
+      Group::processes(kRanks).run([&](const Rank& rank) {
         const Config config{.experts = kExperts,
                             .top_k = 1,
                             .hidden = kHidden,
@@ -71,15 +84,30 @@ TEST(DamagedCounts, AreNotBelieved) {
                             .combine_type = DType::fp32,
                             .deadline = 20};
         Exchange exchange(rank, config);
-        const bool reported = reports_damage(exchange);
+        const bool reported = reports_damage(exchange, operation);
         FERRY_CHECK(rank.index() == 0 || reported, "the rank that reads a damaged count reports it");
         rank.barrier();
         set_fault_hook(nullptr);
-        FERRY_CHECK(!reports_damage(exchange), "the exchange is usable");
+        FERRY_CHECK(!reports_damage(exchange, operation), "the exchange is usable");
       });
       set_fault_hook(nullptr);
     }
   }
+}
+
+TEST(DamagedCounts, AreNotBelieved) {
+  require_found(Operation::dispatch, 0, kExperts + kRanks);
+}
+
+TEST(DamagedCounts, OfDispatchCountsAreNotBelieved) {
+  require_found(Operation::dispatch_counts, -kCallSummaryWords, -kCallSummaryWords + 1);  // N
+  // A rank reads the routes to its own experts, and the messages to itself.
+  require_found(Operation::dispatch_counts, kExperts / kRanks, kExperts);
+  require_found(Operation::dispatch_counts, kExperts + 1, kExperts + kRanks);
+}
+
+TEST(DamagedCounts, OfMetadataAreNotBelieved) {
+  require_found(Operation::metadata, 0, 1);
 }
 
 }  // namespace

@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 
 #include "exchange/call_options.hpp"
 #include "exchange/dispatch_layout.hpp"
+#include "exchange/gather.hpp"
 #include "group/fault_points.hpp"
 
 namespace ferry::cpu {
@@ -111,16 +113,24 @@ DispatchCounts exchange_dispatch_counts(Lane& lane, const Ids& ids, std::int32_t
     std::memcpy(lane.link->summary_to(peer), mine.data(), 4 * mine.size());
   lane.link->post(false);
   lane.link->wait();
+  fault_point(FaultPoint::dispatch_waited, me);
+  const std::int64_t most_tokens = config.max_tokens, most_routes = most_tokens * config.top_k;
   const std::vector<int>& experts = config.placement.experts_of(me);
   lane.routes.assign(experts.size(), 0);
   lane.tokens.clear();
   std::int64_t messages = 0;
   for (int peer = 0; peer < ranks; ++peer) {
     const auto* theirs = reinterpret_cast<const std::int32_t*>(lane.link->summary_from(peer));
-    lane.tokens.push_back(theirs[0]);
+    const auto told = [&](const char* name, int word, std::int64_t most) {
+      const std::int32_t count = theirs[word];
+      check_told(Operation::dispatch_counts, name, count, most, peer);
+      return count;
+    };
+    lane.tokens.push_back(told("tokens", 0, most_tokens));
     if (config.input == Input::replicated && peer != me) continue;  // its tokens are this rank's
-    for (std::size_t e = 0; e < experts.size(); ++e) lane.routes[e] += theirs[kCallSummaryWords + experts[e]];
-    messages += theirs[kCallSummaryWords + config.experts + me];
+    for (std::size_t e = 0; e < experts.size(); ++e)
+      lane.routes[e] += told("routes", kCallSummaryWords + experts[e], most_routes);
+    messages += told("messages", kCallSummaryWords + config.experts + me, most_tokens);
   }
   return {total_rows(config, me, tokens, messages, lane.routes), lane.routes, lane.tokens};
 }
@@ -138,6 +148,8 @@ void exchange_metadata(Lane& lane, std::int32_t count) {
   for (int peer = 0; peer < ranks; ++peer) {
     std::int32_t peer_count = 0;
     std::memcpy(&peer_count, lane.link->summary_from(peer), sizeof peer_count);
+    check_told(Operation::metadata, "count", peer_count, std::numeric_limits<std::int32_t>::max() / ranks,
+               peer);
     lane.metadata.sum += peer_count;
     if (peer < me) lane.metadata.prefix += peer_count;
     lane.metadata.maximum = std::max(lane.metadata.maximum, peer_count);

@@ -7,6 +7,7 @@
 
 #include "backends/sliced/segments.hpp"
 #include "exchange/backend.hpp"
+#include "exchange/gather.hpp"
 #include "exchange/lane_counts.hpp"
 #include "exchange/sliced.hpp"
 #include "layout/plan_layout.hpp"
@@ -57,7 +58,7 @@ class Lane {
   }
   // What every rank says, [R].
   template <class Terms>
-  std::vector<Terms> exchange_terms(const Terms& mine) const;
+  std::vector<Terms> exchange_terms(Operation operation, const Terms& mine) const;
   // Returns N of all ranks.
   std::vector<std::int64_t> agree_on_tokens(const DispatchCall& call) const;
   const std::int64_t* slice_of_ids(const DispatchCall& call, const TokenSlice& slice) const;
@@ -85,7 +86,7 @@ class Lane {
 };
 
 template <class Terms>
-std::vector<Terms> Lane::exchange_terms(const Terms& mine) const {
+std::vector<Terms> Lane::exchange_terms(Operation operation, const Terms& mine) const {
   std::vector<Terms> all(static_cast<std::size_t>(context_.ranks()));
   context_.gather->all_gather_v({.lane = index_,
                                  .rows = &mine,
@@ -94,6 +95,8 @@ std::vector<Terms> Lane::exchange_terms(const Terms& mine) const {
                                  .gathered = all.data(),
                                  .capacity = context_.ranks()},
                                 {});
+  for (std::size_t r = 0; r < all.size(); ++r)
+    check_told(operation, "tokens", all[r].tokens, context_.config.max_tokens, static_cast<int>(r));
   return all;
 }
 

@@ -27,13 +27,14 @@ float value_at(DType type, const std::byte* data) {
 
 // Returns N of every rank.
 std::vector<std::int64_t> Lane::agree_on_combine(const CombineCall& call, const SegmentsOfPlan& rows) const {
-  const auto all = exchange_terms(CombineTerms{
-      .tokens = call.plan.tokens(),
-      .rows = rows.segments.gathered,
-      .types = slice_types(static_cast<int>(call.outputs.type), static_cast<int>(call.result.type)),
-      .has_outputs = call.outputs.data != nullptr,
-      .has_result = call.result.data != nullptr,
-      .plan_damaged = rows.damaged});
+  const auto all = exchange_terms(Operation::combine,
+                                  CombineTerms{.tokens = call.plan.tokens(),
+                                               .rows = rows.segments.gathered,
+                                               .types = slice_types(static_cast<int>(call.outputs.type),
+                                                                    static_cast<int>(call.result.type)),
+                                               .has_outputs = call.outputs.data != nullptr,
+                                               .has_result = call.result.data != nullptr,
+                                               .plan_damaged = rows.damaged});
   const auto tp = static_cast<std::size_t>(context_.tp());
   std::vector<std::int64_t> tokens(all.size(), 0);
   for (std::size_t r = 0; r < all.size(); ++r) {

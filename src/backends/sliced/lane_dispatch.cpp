@@ -36,7 +36,8 @@ std::vector<std::int64_t> Lane::agree_on_tokens(const DispatchCall& call) const 
   std::uint64_t hash = 0xcbf29ce484222325;  // FNV-1a
   for (std::int64_t i = 0; i < slots; ++i)
     hash = (hash ^ static_cast<std::uint64_t>(id_at(call.ids, i))) * 0x100000001b3;
-  const std::vector<DispatchTerms> all = exchange_terms(DispatchTerms{call.tokens.count, hash});
+  const std::vector<DispatchTerms> all =
+      exchange_terms(Operation::dispatch, DispatchTerms{call.tokens.count, hash});
   std::vector<std::int64_t> tokens;
   for (std::size_t r = 0; r < all.size(); ++r) {
     const std::size_t first = r - r % static_cast<std::size_t>(context_.tp());
