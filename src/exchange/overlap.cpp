@@ -65,15 +65,13 @@ std::string place_of(const CallArray& array) {
 }  // namespace
 
 void CallArrays::require_apart(const char* call, int rank) const {
-  for (int w = 0; w < count_; ++w) {
-    const CallArray& written = arrays_[w];
-    if (!written.written) continue;
-    for (int i = 0; i < count_; ++i) {
-      const CallArray& other = arrays_[i];
-      // Each pair once; the lane's own arrays lie apart.
-      if (!extents_meet(written, other) || (other.written && i <= w) || (written.of_lane && other.of_lane))
-        continue;
-      if (rows_meet(written, other)) raise_overlap(call, rank, written, other);
+  for (int later = 1; later < count_; ++later) {
+    for (int earlier = 0; earlier < later; ++earlier) {
+      const CallArray &a = arrays_[earlier], &b = arrays_[later];
+      if (!extents_meet(a, b)) continue;  // first, because it decides nearly every pair
+      // The lane's own arrays lie apart.
+      if ((!a.written && !b.written) || (a.of_lane && b.of_lane) || !rows_meet(a, b)) continue;
+      raise_overlap(call, rank, a.written ? a : b, a.written ? b : a);
     }
   }
 }
