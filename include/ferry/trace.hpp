@@ -25,12 +25,12 @@ struct Trace {
   int experts = 0;          ///< E
 
   std::vector<std::int32_t> ids{};  ///< [layers, tokens, K], each in [-1, E); -1 is a masked slot
-  std::vector<float> weights{};     ///< [layers, tokens, K]
+  std::vector<float> weights{};     ///< [layers, tokens, K]; empty: not recorded, each is 1 / K
   std::vector<std::int64_t> sequence_lengths{};  ///< tokens of each sequence, in order; empty: not known
 
   /// Ids of one layer, [tokens, K].
   std::span<const std::int32_t> layer_ids(int layer) const;
-  /// Weights of one layer, [tokens, K].
+  /// Weights of one layer, [tokens, K]; empty if `weights` is.
   std::span<const float> layer_weights(int layer) const;
 };
 
@@ -81,7 +81,8 @@ struct TraceOptions {
 ///
 /// Ids are integers [layers, tokens, K], or [tokens, K] for one layer. Beside `x.ids.npy`, the files
 /// `x.weights.npy` (fp16 or fp32, same shape) and `x.seqlens.npy` (integers [sequences], whose sum is tokens)
-/// are read if they exist. Without recorded weights every weight is 1 / K, and Trace::source says so.
+/// are read if they exist. Without recorded weights every weight is 1 / K, and Trace::source says so. Takes
+/// at most four times the files' size and 64 MiB of memory.
 Trace open_trace(const std::string& name, const TraceOptions& options = {});
 
 /// Writes `<prefix>.ids.npy`, `<prefix>.weights.npy` and, if sequence lengths are known,

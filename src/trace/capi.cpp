@@ -43,7 +43,7 @@ ferry_status ferry_trace_query(const ferry_trace* handle, ferry_trace_info* info
     c.experts = trace.experts;
     c.tokens = trace.tokens;
     c.ids = trace.ids.data();
-    c.weights = trace.weights.data();
+    if (!trace.weights.empty()) c.weights = trace.weights.data();
     c.sequences = static_cast<std::int64_t>(trace.sequence_lengths.size());
     if (c.sequences > 0) c.sequence_lengths = trace.sequence_lengths.data();
     write_sized(info, c, "ferry_trace_info");

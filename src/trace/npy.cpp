@@ -8,7 +8,7 @@
 #include <filesystem>
 #include <fstream>
 #include <limits>
-#include <new>
+#include <sstream>
 #include <utility>
 
 #include "base/text.hpp"
@@ -25,6 +25,7 @@ constexpr std::size_t kVersionOffset = kMagic.size();
 constexpr std::size_t kLengthOffset = kVersionOffset + 2;
 constexpr std::size_t kHeaderMultiple = 64;  // data starts at a multiple of it
 constexpr std::size_t kMostHeaderBytes = 1 << 16;
+constexpr std::size_t kWindowBytes = 1 << 20;
 constexpr std::size_t kMostBytesBeforeData = kLengthOffset + 4 + kMostHeaderBytes;
 
 [[noreturn]] void fail(const std::string& file, std::size_t offset, const std::string& message) {
@@ -50,6 +51,17 @@ void require_bytes(const std::string& file, std::uint64_t size, std::size_t offs
   if (left < bytes) {
     fail(file, offset, str(what, ": expected ", counted(bytes, "byte"), ", found ", left));
   }
+}
+
+// Fills `to` with the bytes from `offset` on.
+void read(const std::string& file, std::istream& in, std::uint64_t offset, std::span<std::byte> to) {
+  errno = 0;
+  in.clear();
+  in.seekg(static_cast<std::streamoff>(offset));
+  in.read(reinterpret_cast<char*>(to.data()), static_cast<std::streamsize>(to.size()));
+  if (in.bad()) fail_system(file, "read");
+  require_bytes(file, offset + static_cast<std::uint64_t>(in.gcount()), offset, to.size(),
+                "a file that keeps its size");
 }
 
 // Number of elements. Refuses shapes that could not be addressed, so that later arithmetic cannot overflow.
@@ -178,13 +190,29 @@ std::string shape_text(std::span<const std::uint64_t> shape) {
   return str("[", joined(shape), "]");
 }
 
-NpyArray::NpyArray(std::string file, std::vector<std::byte> content)
-    : file_(std::move(file)), content_(std::move(content)) {
-  NpyBeginning beginning = parse_beginning(file_, content_, content_.size());
+NpyArray::NpyArray(std::string file, std::unique_ptr<std::istream> in, std::uint64_t size)
+    : file_(std::move(file)), in_(std::move(in)) {
+  window_.resize(std::min<std::uint64_t>(size, kMostBytesBeforeData));
+  read(file_, *in_, 0, window_);
+  NpyBeginning beginning = parse_beginning(file_, window_, size);
   size_ = beginning.elements;
   type_ = beginning.header.type;
   shape_ = std::move(beginning.header.shape);
   data_offset_ = beginning.data_offset;
+}
+
+NpyArray::NpyArray(std::string file, std::span<const std::byte> content)
+    : NpyArray(std::move(file),
+               std::make_unique<std::istringstream>(
+                   std::string(reinterpret_cast<const char*>(content.data()), content.size())),
+               content.size()) {}
+
+void NpyArray::read_window(std::uint64_t first) const {
+  const std::size_t bytes = bytes_of(type_);
+  first_ = first;
+  held_ = std::min<std::uint64_t>(size_ - first, kWindowBytes / bytes);
+  window_.resize(held_ * bytes);
+  read(file_, *in_, data_offset_ + first * bytes, window_);
 }
 
 std::int64_t NpyArray::integer(std::uint64_t i) const {
@@ -221,7 +249,7 @@ float NpyArray::real(std::uint64_t i) const {
   return load<float>(element(i));
 }
 
-NpyArray read_npy(const std::string& path) {
+NpyArray open_npy(const std::string& path) {
   std::error_code error;
   const auto status = std::filesystem::status(path, error);
   if (status.type() == std::filesystem::file_type::not_found) throw UsageError(str(path, ": no such file"));
@@ -229,30 +257,11 @@ NpyArray read_npy(const std::string& path) {
   if (!std::filesystem::is_regular_file(status)) throw UsageError(str(path, ": expected a regular file"));
 
   errno = 0;
-  std::ifstream in(path, std::ios::binary);
-  if (!in) fail_system(path, "open");
+  auto in = std::make_unique<std::ifstream>(path, std::ios::binary);
+  if (!*in) fail_system(path, "open");
   const std::uintmax_t size = std::filesystem::file_size(path, error);
   if (error) throw SystemError(str(path, ": cannot determine the size: ", error.message()), error.value());
-
-  std::vector<std::byte> content;
-  std::size_t read = 0;
-  // Shorter if the file has shrunk meanwhile.
-  const auto read_up_to = [&](std::uint64_t end) {
-    content.resize(end);
-    in.read(reinterpret_cast<char*>(content.data() + read), static_cast<std::streamsize>(end - read));
-    if (in.bad()) fail_system(path, "read");
-    read += static_cast<std::size_t>(in.gcount());
-    content.resize(read);
-  };
-  try {
-    read_up_to(std::min<std::uint64_t>(size, kMostBytesBeforeData));
-    parse_beginning(path, content, size);  // before there is memory for the rest
-    content.reserve(size);
-    read_up_to(size);
-  } catch (const std::bad_alloc&) {
-    throw SystemError(str(path, ": no memory for its ", size, " bytes"), ENOMEM);
-  }
-  return NpyArray(path, std::move(content));
+  return NpyArray(path, std::move(in), size);
 }
 
 void write_npy(const std::string& path, std::span<const std::uint64_t> shape,

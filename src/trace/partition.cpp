@@ -56,7 +56,8 @@ TracePartition partition(const Trace& trace, const PartitionSpec& spec) {
   const std::size_t count = static_cast<std::size_t>(spec.tokens_per_rank) * k;
   return {.first_token = static_cast<std::int64_t>(first),
           .ids = wrapped(ids, first * k, count),
-          .weights = wrapped(weights, first * k, count)};
+          .weights = weights.empty() ? std::vector<float>(count, 1.0f / static_cast<float>(trace.top_k))
+                                     : wrapped(weights, first * k, count)};
 }
 
 }  // namespace ferry

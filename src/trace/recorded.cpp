@@ -115,6 +115,12 @@ void read_lengths(const NpyArray& array, Trace& trace) {
     throw UsageError(str(array.file(), ": expected integers of shape [sequences], found type ",
                          descr(array.type()), ", shape ", shape_text(array.shape())));
   }
+  // In memory a length takes eight bytes.
+  if (constexpr std::uint64_t kMost = 1 << 23; bytes_of(array.type()) == 1 && array.size() > kMost) {
+    throw UsageError(str(array.file(), ": expected at most ", kMost, " lengths of one byte each, found ",
+                         array.size(), ": save them in integers of two bytes or more"));
+  }
+  trace.sequence_lengths.reserve(array.size());
   std::int64_t left = trace.tokens;
   for (std::uint64_t i = 0; i < array.size(); ++i) {
     const std::int64_t length = array.integer(i);
@@ -141,7 +147,7 @@ int known_experts(const fs::path& file) {
 
 std::optional<NpyArray> read_if_there(const std::string& path) {
   if (!fs::exists(path)) return std::nullopt;
-  return read_npy(path);
+  return open_npy(path);
 }
 
 const NpyArray* pointer(const std::optional<NpyArray>& array) {
@@ -179,7 +185,6 @@ Trace trace_from_arrays(const NpyArray& ids, const NpyArray* weights, const NpyA
   trace.experts = choose_experts(ids, experts, known_experts, why);
   read_ids(ids, trace);
   if (weights) read_weights(*weights, ids, trace);
-  if (!weights) trace.weights.assign(trace.ids.size(), 1.0f / static_cast<float>(trace.top_k));
   if (lengths) read_lengths(*lengths, trace);
   trace.name = ids.file();
   // Without the path of the file, because results that hold this text are published. The name identifies the
@@ -191,7 +196,7 @@ Trace trace_from_arrays(const NpyArray& ids, const NpyArray* weights, const NpyA
 
 Trace open_recorded(const std::string& name, const std::string& directory, int experts) {
   const std::string path = find_ids(name, directory);
-  const NpyArray ids = read_npy(path);
+  const NpyArray ids = open_npy(path);
   std::optional<NpyArray> weights, lengths;
   constexpr std::string_view kEnding = ".ids.npy";
   if (path.ends_with(kEnding)) {

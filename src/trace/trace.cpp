@@ -14,6 +14,7 @@ std::span<const T> layer_of(const Trace& trace, const std::vector<T>& all, int l
   if (layer < 0 || layer >= trace.layers) {
     throw UsageError(str("trace '", trace.name, "': layer ", layer, " of ", trace.layers, " does not exist"));
   }
+  if (all.empty()) return {};
   const auto size = static_cast<std::size_t>(trace.tokens) * static_cast<std::size_t>(trace.top_k);
   return std::span(all).subspan(static_cast<std::size_t>(layer) * size, size);
 }
@@ -43,7 +44,9 @@ void save_trace(const Trace& trace, const std::string& prefix) {
                                  static_cast<std::uint64_t>(trace.tokens),
                                  static_cast<std::uint64_t>(trace.top_k)};
   trace::write_npy(prefix + ".ids.npy", shape, std::span(trace.ids));
-  trace::write_npy(prefix + ".weights.npy", shape, std::span(trace.weights));
+  const std::vector<float> equal(trace.weights.empty() ? trace.ids.size() : 0,
+                                 1.0f / static_cast<float>(trace.top_k));
+  trace::write_npy(prefix + ".weights.npy", shape, std::span(trace.weights.empty() ? equal : trace.weights));
   if (trace.sequence_lengths.empty()) return;
   const std::uint64_t sequences[] = {trace.sequence_lengths.size()};
   trace::write_npy(prefix + ".seqlens.npy", sequences, std::span(trace.sequence_lengths));

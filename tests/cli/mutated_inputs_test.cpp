@@ -329,6 +329,39 @@ TEST(MutatedInputs, SmallFilesTakeLittleMemory) {
   }
 }
 
+// Ids and weights have four bytes each in memory, and lengths eight.
+TEST(MutatedInputs, LargeTracesTakeFourTimesTheirSize) {
+  constexpr std::int64_t kIds = 16 << 20;
+  const TempFolder folder;
+  const auto write_zeros = [&](const std::string& name, const char* type, const char* shape, int bytes) {
+    const std::string path = folder.write(name, trace_test::npy(trace_test::header(type, shape), ""));
+    const auto size = static_cast<std::int64_t>(std::filesystem::file_size(path)) + kIds * bytes;
+    EXPECT_EQ(truncate(path.c_str(), size), 0);
+    return size;
+  };
+  const auto peak_of = [&](const char* words) {
+    const std::int64_t before = allocated_bytes;
+    peak_bytes = before;
+    if (*words == 0)
+      use_trace(folder / "a.ids.npy");
+    else
+      EXPECT_THROWS(use_trace(folder / "a.ids.npy"), UsageError, words);
+    return peak_bytes - before;
+  };
+  for (const auto& [type, bytes] : {std::pair{"|u1", 1}, {"|i1", 1}, {"<u2", 2}, {"<i4", 4}, {"<i8", 8}}) {
+    SCOPED_TRACE(type);
+    const std::int64_t ids = write_zeros("a.ids.npy", type, "(2, 2097152, 4)", bytes);
+    std::filesystem::remove(folder / "a.weights.npy");
+    std::filesystem::remove(folder / "a.seqlens.npy");
+    EXPECT_LE(peak_of(""), 4 * ids + (64 << 20));
+    const std::int64_t weights = write_zeros("a.weights.npy", "<f2", "(2, 2097152, 4)", 2);
+    EXPECT_LE(peak_of(""), 4 * (ids + weights) + (64 << 20));
+    const std::int64_t lengths = write_zeros("a.seqlens.npy", "|u1", "(16777216,)", 1);
+    EXPECT_LE(peak_of("expected at most 8388608 lengths of one byte each, found 16777216"),
+              4 * (ids + weights + lengths) + (64 << 20));
+  }
+}
+
 // 6 GB without content: nothing of them is read before the first bytes are those of an array.
 TEST(MutatedInputs, SparseFilesAreRefusedByTheirBeginning) {
   const TempFolder folder;

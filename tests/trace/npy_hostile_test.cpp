@@ -151,18 +151,18 @@ TEST(NpyHostile, RefusesZeroBytesInTheHeader) {
 
 TEST(NpyHostile, RefusesAnythingButARegularFile) {
   const TempFolder folder;
-  EXPECT_THROWS(ferry::trace::read_npy(folder / "absent.npy"), UsageError, "absent.npy: no such file");
-  EXPECT_THROWS(ferry::trace::read_npy("/dev/null/absent.npy"), UsageError, "absent.npy: no such file");
-  EXPECT_THROWS(ferry::trace::read_npy(folder / ""), UsageError, "expected a regular file");
-  EXPECT_THROWS(ferry::trace::read_npy("/dev/zero"), UsageError, "/dev/zero: expected a regular file");
+  EXPECT_THROWS(ferry::trace::open_npy(folder / "absent.npy"), UsageError, "absent.npy: no such file");
+  EXPECT_THROWS(ferry::trace::open_npy("/dev/null/absent.npy"), UsageError, "absent.npy: no such file");
+  EXPECT_THROWS(ferry::trace::open_npy(folder / ""), UsageError, "expected a regular file");
+  EXPECT_THROWS(ferry::trace::open_npy("/dev/zero"), UsageError, "/dev/zero: expected a regular file");
   ASSERT_EQ(mkfifo((folder / "pipe.npy").c_str(), 0600), 0);
-  EXPECT_THROWS(ferry::trace::read_npy(folder / "pipe.npy"), UsageError, "expected a regular file");
+  EXPECT_THROWS(ferry::trace::open_npy(folder / "pipe.npy"), UsageError, "expected a regular file");
 }
 
 TEST(NpyHostile, ReportsTheErrnoOfAFileThatCannotBeOpened) {
   const std::string too_long(5000, 'x');
   try {
-    ferry::trace::read_npy(too_long + ".npy");
+    ferry::trace::open_npy(too_long + ".npy");
     FAIL();
   } catch (const ferry::SystemError& error) {
     EXPECT_EQ(error.error_number, ENAMETOOLONG);

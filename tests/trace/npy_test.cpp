@@ -131,9 +131,9 @@ TEST(Npy, ReadsWhatItWrote) {
     ferry::trace::write_npy(folder / "narrow.npy", shape, std::span(narrow));
     ferry::trace::write_npy(folder / "wide.npy", shape, std::span(wide));
     ferry::trace::write_npy(folder / "real.npy", shape, std::span(real));
-    const NpyArray narrow_read = ferry::trace::read_npy(folder / "narrow.npy");
-    const NpyArray wide_read = ferry::trace::read_npy(folder / "wide.npy");
-    const NpyArray real_read = ferry::trace::read_npy(folder / "real.npy");
+    const NpyArray narrow_read = ferry::trace::open_npy(folder / "narrow.npy");
+    const NpyArray wide_read = ferry::trace::open_npy(folder / "wide.npy");
+    const NpyArray real_read = ferry::trace::open_npy(folder / "real.npy");
     EXPECT_EQ(narrow_read.shape(), shape);
     EXPECT_EQ(wide_read.shape(), shape);
     EXPECT_EQ(real_read.shape(), shape);

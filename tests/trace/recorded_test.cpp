@@ -69,7 +69,11 @@ TEST(Recorded, FindsTheFolderByItsEnvironmentVariable) {
 TEST(Recorded, UsesUniformWeightsWhereNoneWereRecorded) {
   const TempFolder folder;
   const Trace trace = open(folder.write("a.ids.npy", ids_file("(1, 2, 4)", {0, 1, 2, 3, 4, 5, 6, 7})));
-  EXPECT_EQ(trace.weights, std::vector<float>(8, 0.25f));
+  EXPECT_TRUE(trace.weights.empty());
+  EXPECT_TRUE(trace.layer_weights(0).empty());
+  EXPECT_EQ(partition(trace, {.ranks = 2, .tokens_per_rank = 3}).weights, std::vector<float>(12, 0.25f));
+  save_trace(trace, folder / "b");
+  EXPECT_EQ(open(folder / "b.ids.npy").weights, std::vector<float>(8, 0.25f));
   EXPECT_TRUE(trace.sequence_lengths.empty());
   EXPECT_NE(trace.source.find("weights not recorded, 1/4 each"), std::string::npos) << trace.source;
 }

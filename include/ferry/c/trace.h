@@ -38,7 +38,7 @@ typedef struct ferry_trace_info {
   int32_t experts;                  ///< E
   int64_t tokens;                   ///< tokens of one layer
   const int32_t* ids;               ///< [layers, tokens, K], each in [-1, E); -1 is a masked slot
-  const float* weights;             ///< [layers, tokens, K]
+  const float* weights;             ///< [layers, tokens, K]; NULL: not recorded, each is 1 / K
   const int64_t* sequence_lengths;  ///< [sequences], whose sum is `tokens`; NULL if they are not known
   int64_t sequences;
 } ferry_trace_info;
