@@ -35,9 +35,9 @@ class Caller {
  public:
   Caller(const Rank& rank, const Ranks& ranks) : rank_(rank) {
     Engine& engine = *rank.state().engine();
-    auto messages = std::make_unique<MessageHops>(rank.topology(), rank.index(),
-                                                  collective::HopOptions{.relays = ranks.relays, .window = 0},
-                                                  collective::MessageMemory{1024, 1024, 1024, 1024});
+    auto messages = std::make_unique<MessageHops>(
+        rank.topology(), rank.index(), collective::HopOptions{.relays = ranks.relays, .window = 0},
+        std::make_unique<collective::HostHopMemory>(std::array<std::int64_t, 4>{1024, 1024, 1024, 1024}));
     messages_ = messages.get();
     call_ = std::make_unique<EngineCall>(rank, std::move(engine.communicators(1).front()), 0, 8,
                                          std::move(messages), kDeadline,

@@ -37,6 +37,12 @@ HopOptions hops_of(const Config& config, const Topology& topology) {
           .window = config.backend == BackendKind::cpu ? 0 : config.window};
 }
 
+// Bytes of a lane's memory for messages. `second`: of the second hop; 0 with one hop.
+struct MessageMemory {
+  std::int64_t outbox, inbox;
+  std::int64_t second_outbox = 0, second_inbox = 0;
+};
+
 // The memory that the messages of a dispatch and of a combine need. Each uses it alone.
 struct Needs {
   MessageMemory dispatch, combine;
@@ -113,9 +119,12 @@ class CollectiveBackend final : public cpu::HostBackend {
     const HopOptions hops = hops_of(config, rank.topology());
     const MessageMemory memory = needs_of(config, rank.topology(), rank.index()).of_lane();
     for (int lane = 0; lane < config.lanes; ++lane) {
-      add_lane(std::make_unique<EngineLink>(rank, std::move(communicators[static_cast<std::size_t>(lane)]),
-                                            lane, call_summary_bytes(config), hops, memory, config.deadline,
-                                            ordered));
+      add_lane(std::make_unique<EngineLink>(
+          rank, std::move(communicators[static_cast<std::size_t>(lane)]), lane, call_summary_bytes(config),
+          hops,
+          std::make_unique<HostHopMemory>(
+              std::array{memory.outbox, memory.inbox, memory.second_outbox, memory.second_inbox}),
+          config.deadline, ordered));
     }
     fault_point(FaultPoint::construct_mapped, rank.index());
   }

@@ -54,7 +54,7 @@ std::int64_t* CallBlocks::table_in(const std::byte* content) const {
   return reinterpret_cast<std::int64_t*>(const_cast<std::byte*>(content) + summary_bytes_);
 }
 
-void CallBlocks::write(const Call& call, const MessageCarrier& messages) {
+void CallBlocks::write(const Call& call, const MessageHops& messages) {
   const CallTerms& terms = call.terms;
   for (int peer = 0; peer < ranks_; ++peer) {
     BlockHeader& header = blocks_.header_to(peer);

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "backends/collective/hop_tables.hpp"
-#include "backends/collective/message_carrier.hpp"
+#include "backends/collective/message_hops.hpp"
 #include "backends/collective/pair_blocks.hpp"
 #include "engine/engine.hpp"
 #include "group/agreement.hpp"
@@ -19,8 +19,8 @@ namespace ferry::collective {
 
 class CallBlocks {
  public:
-  // `summary_bytes`: of a block's content that the user of a call fills in. The carrier's table follows
-  // (`tables`: MessageCarrier::tables()). `first_bytes`: of Communicator; no block is smaller.
+  // `summary_bytes`: of a block's content that the user of a call fills in. A table for the messages follows
+  // (`tables`: MessageHops::tables()). `first_bytes`: of Communicator; no block is smaller.
   CallBlocks(int me, int ranks, std::int64_t summary_bytes, const TableBytes& tables,
              std::int64_t first_bytes);
   // Bytes of all blocks with Communicator::kFirstBytes.
@@ -44,7 +44,7 @@ class CallBlocks {
     const ErrorRecord* refusal;
   };
   // Writes the headers, and closes the blocks. Nothing may have arrived yet.
-  void write(const Call& call, const MessageCarrier& messages);
+  void write(const Call& call, const MessageHops& messages);
 
   // True if a block is larger than `first_bytes`, so that a second transfer follows. The same on all ranks:
   // without tables all blocks have one size.

@@ -22,7 +22,7 @@ constexpr double kMostExtraSeconds = 0.5, kExtraPart = 0.25;
 }  // namespace
 
 EngineCall::EngineCall(Rank rank, std::unique_ptr<Communicator> communicator, int lane,
-                       std::int64_t summary_bytes, std::unique_ptr<MessageCarrier> messages, double deadline,
+                       std::int64_t summary_bytes, std::unique_ptr<MessageHops> messages, double deadline,
                        std::shared_ptr<TransferThread> ordered)
     : rank_(std::move(rank)),
       me_(rank_.index()),
@@ -235,13 +235,12 @@ void EngineCall::exchange_blocks(const Check& check) {
 
 void EngineCall::exchange_messages(const Check& check) {
   const CallBlocks& blocks = memory_->blocks;
-  const MessageCarrier::Wire wire = {.transfer = [&](const AllToAllV& each) { transfer(each, check); },
-                                     .fail = [&](const std::string& fault) { fail_transfer(fault); }};
   const auto following = [&](int peer) { return blocks.following(peer); };
   const auto table = [&](int peer) { return blocks.table_from(peer); };
   begin_step();
   try {
-    memory_->messages->exchange(call_, following, table, wire);
+    memory_->messages->exchange(call_, following, table,
+                                [&](const AllToAllV& each) { transfer(each, check); });
   } catch (...) {
     fail_group(std::current_exception());
   }

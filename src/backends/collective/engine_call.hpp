@@ -15,7 +15,7 @@
 
 #include "backends/collective/call_blocks.hpp"
 #include "backends/collective/call_progress.hpp"
-#include "backends/collective/message_carrier.hpp"
+#include "backends/collective/message_hops.hpp"
 #include "engine/engine.hpp"
 #include "exchange/lane_counts.hpp"
 #include "group/channel.hpp"
@@ -23,7 +23,7 @@
 namespace ferry::collective {
 
 // In a call all ranks exchange their blocks. If no rank has refused, all have made the same call and it
-// carries messages, the messages follow (message_carrier.hpp). All ranks read the same blocks, so all decide
+// carries messages, the messages follow (message_hops.hpp). All ranks read the same blocks, so all decide
 // alike.
 //
 // The exchange runs in the caller's thread, in wait(). After a send phase it runs in a thread, and so does
@@ -41,8 +41,7 @@ class EngineCall {
   // `ordered`: the thread of all lanes; null: lanes need no common order. `summary_bytes`: bytes of a block's
   // content that the user of this class fills in.
   EngineCall(Rank rank, std::unique_ptr<Communicator> communicator, int lane, std::int64_t summary_bytes,
-             std::unique_ptr<MessageCarrier> messages, double deadline,
-             std::shared_ptr<TransferThread> ordered);
+             std::unique_ptr<MessageHops> messages, double deadline, std::shared_ptr<TransferThread> ordered);
   ~EngineCall() { end(); }
   EngineCall(const EngineCall&) = delete;
   EngineCall& operator=(const EngineCall&) = delete;
@@ -69,7 +68,7 @@ class EngineCall {
   // Owned together, because a transfer that was given up may still use it.
   struct Memory {
     CallBlocks blocks;
-    std::unique_ptr<MessageCarrier> messages;
+    std::unique_ptr<MessageHops> messages;
   };
 
   using Clock = std::chrono::steady_clock;

@@ -120,7 +120,7 @@ void EngineCall::give_up() {
 // not begun the transfer the last one, or the only rank from which something is missing. In the second hop a
 // relay is named as such: it waits for the ranks behind it, or is itself what is missing.
 WaitRecord EngineCall::missing() const {
-  const MessageCarrier& messages = *memory_->messages;
+  const MessageHops& messages = *memory_->messages;
   const bool second_hop = messages.in_second_hop();
   const auto waiting_for = [&](int peer) {
     WaitRecord waited = record();

@@ -14,10 +14,10 @@ class EngineLink final : public cpu::PeerLink {
  public:
   // Arguments as for EngineCall and MessageHops.
   EngineLink(const Rank& rank, std::unique_ptr<Communicator> communicator, int lane,
-             std::int64_t summary_bytes, const HopOptions& hops, const MessageMemory& memory, double deadline,
-             std::shared_ptr<TransferThread> ordered)
-      : EngineLink(std::make_unique<MessageHops>(rank.topology(), rank.index(), hops, memory), rank,
-                   std::move(communicator), lane, summary_bytes, hops, deadline, std::move(ordered)) {}
+             std::int64_t summary_bytes, const HopOptions& hops, std::unique_ptr<HopMemory> memory,
+             double deadline, std::shared_ptr<TransferThread> ordered)
+      : EngineLink(std::make_unique<MessageHops>(rank.topology(), rank.index(), hops, std::move(memory)),
+                   rank, std::move(communicator), lane, summary_bytes, hops, deadline, std::move(ordered)) {}
 
   std::uint64_t begin(Operation operation, std::span<const CallOption> options) override {
     return call_.begin(operation, options);

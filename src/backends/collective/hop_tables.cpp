@@ -7,12 +7,15 @@ constexpr std::int64_t kEntryBytes = sizeof(std::int64_t);
 
 }  // namespace
 
+int first_stop(const Topology& topology, cpu::Direction direction, int from, int to) {
+  if (topology.node_of(from) == topology.node_of(to)) return to;
+  return direction == cpu::Direction::to_experts ? topology.relay_of(from, topology.node_of(to))
+                                                 : topology.relay_of(to, topology.node_of(from));
+}
+
 int relay_between(const Topology& topology, cpu::Direction direction, int from, int to) {
-  if (topology.node_of(from) == topology.node_of(to)) return -1;
-  const bool to_experts = direction == cpu::Direction::to_experts;
-  const int relay = to_experts ? topology.relay_of(from, topology.node_of(to))
-                               : topology.relay_of(to, topology.node_of(from));
-  return relay == (to_experts ? to : from) ? -1 : relay;
+  const int stop = first_stop(topology, direction, from, to);
+  return stop == from || stop == to ? -1 : stop;
 }
 
 bool is_relay(const Topology& topology, cpu::Direction direction, int relay, int to) {

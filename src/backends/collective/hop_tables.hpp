@@ -22,6 +22,8 @@ struct TableBytes {
   }
 };
 
+// Where messages from rank `from` to rank `to` go in the first hop: to their relay, or straight there.
+int first_stop(const Topology& topology, cpu::Direction direction, int from, int to);
 // The relay that passes on what rank `from` sends to rank `to`; -1 if it goes there straight.
 int relay_between(const Topology& topology, cpu::Direction direction, int from, int to);
 // True if rank `relay` forwards messages of other ranks to rank `to`.

@@ -2,23 +2,15 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
+#include <numeric>
 #include <utility>
 
-#include "backends/collective/message_rounds.hpp"
-#include "backends/collective/second_hop.hpp"
+#include "base/text.hpp"
 #include "group/fault_points.hpp"
 
 namespace ferry::collective {
 namespace {
-
-std::size_t at(int rank) {
-  return static_cast<std::size_t>(rank);
-}
-
-// Makes sure that the memory has at least `bytes`. It is mapped for what undamaged plans need.
-void grow(LocalMemory& memory, std::int64_t bytes) {
-  if (memory.bytes() < bytes) memory = LocalMemory(bytes);
-}
 
 // Stands in place of a message's last bytes until they arrive. That a message really ends with these bits is
 // as unlikely as any value of 64 random bits.
@@ -28,14 +20,19 @@ std::uint64_t absence_mark(std::uint64_t call, std::int64_t round, int peer) {
   return (number ^ number >> 29) * 0x9E3779B97F4A7C15u;
 }
 
-// A block of `bytes` consists of the messages that its table announces.
-void require_parts(const std::int64_t* parts, std::size_t count, std::int64_t bytes, int peer,
-                   const MessageCarrier::Wire& wire) {
-  for (std::size_t i = 0; i < count; ++i) {
-    if (parts[i] < 0 || parts[i] > bytes) wire.fail(counts_fault(peer));
-    bytes -= parts[i];
+// The bytes of one round, of `total` bytes in rounds of `per_round`.
+std::int64_t bytes_in_round(std::int64_t total, std::int64_t per_round, std::int64_t round) {
+  return round == 0 ? std::min(total, per_round)
+                    : std::clamp<std::int64_t>(total - round * per_round, 0, per_round);
+}
+
+// Bytes of a block of `bytes` that follow the messages which its table announces.
+std::int64_t bytes_after(std::span<const std::int64_t> parts, std::int64_t bytes, int peer) {
+  for (const std::int64_t part : parts) {
+    if (part < 0 || part > bytes) throw UsageError(counts_fault(peer));
+    bytes -= part;
   }
-  if (bytes != 0) wire.fail(counts_fault(peer));
+  return bytes;
 }
 
 PairBlocks<SecondHopHeader> make_second_headers(const TableBytes& tables) {
@@ -48,81 +45,80 @@ std::int64_t MessageHops::second_headers_bytes(const TableBytes& tables) {
   return PairBlocks<SecondHopHeader>::bytes(tables.sent, tables.received);
 }
 
-void MessageHops::Blocks::place() {
-  std::int64_t end = 0;
-  for (std::size_t rank = 0; rank < bytes.size(); ++rank) {
-    offsets[rank] = end;
-    end += (bytes[rank] + kPairAlign - 1) / kPairAlign * kPairAlign;
-  }
-  grow(memory, end);
-}
+SentMessages::SentMessages(int ranks, std::int64_t bytes_of_message)
+    : message_bytes(bytes_of_message),
+      bytes(static_cast<std::size_t>(ranks), 0),
+      stored(static_cast<std::size_t>(ranks), nullptr),
+      first(ranks) {}
 
 MessageHops::MessageHops(const Topology& topology, int rank, const HopOptions& options,
-                         const MessageMemory& bytes)
+                         std::unique_ptr<HopMemory> memory)
     : topology_(topology),
       me_(rank),
       ranks_(topology.ranks()),
-      options_(options),
-      outbox_{.memory = LocalMemory(bytes.outbox), .bytes = {}, .offsets = {}},
-      inbox_{.memory = LocalMemory(bytes.inbox), .bytes = {}, .offsets = {}},
-      second_outbox_{.memory = LocalMemory(bytes.second_outbox), .bytes = {}, .offsets = {}},
-      second_inbox_{.memory = LocalMemory(bytes.second_inbox), .bytes = {}, .offsets = {}},
+      relays_(options.relays),
+      window_(options.window),
+      memory_(std::move(memory)),
       tables_(topology, rank),
-      second_headers_(make_second_headers(options.relays ? tables_.second_hop() : TableBytes())),
-      bytes_to_(at(ranks_), 0),
-      offset_to_(at(ranks_), 0),
+      second_headers_(make_second_headers(relays_ ? tables_.second_hop() : TableBytes())),
+      sent_(ranks_, 1),
       delivered_(at(ranks_)),
-      awaited_(at(ranks_)) {
-  for (Blocks* blocks : {&outbox_, &inbox_, &second_outbox_, &second_inbox_}) {
-    blocks->bytes.assign(at(ranks_), 0);
-    blocks->offsets.assign(at(ranks_), 0);
-  }
-}
+      awaited_(at(ranks_)) {}
 
 void MessageHops::clear() {
   has_messages_ = in_second_hop_ = exchanging_headers_ = false;
-  std::fill(bytes_to_.begin(), bytes_to_.end(), 0);
-  std::fill(outbox_.bytes.begin(), outbox_.bytes.end(), 0);
+  sent_ = SentMessages(ranks_, 1);
   std::fill(delivered_.begin(), delivered_.end(), Delivered{});
   std::fill(awaited_.begin(), awaited_.end(), Awaited{});
   within_node_ = between_nodes_ = {};
 }
 
-// Where the messages to `final` go in the first hop.
-int MessageHops::first_stop(int final) const {
-  if (!options_.relays || same_node(me_, final)) return final;
-  return direction_ == cpu::Direction::to_experts ? topology_.relay_of(me_, topology_.node_of(final))
-                                                  : topology_.relay_of(final, topology_.node_of(me_));
-}
-
-void MessageHops::reserve(const cpu::Reservation& messages) {
+void MessageHops::reserve(SentMessages messages) {
   has_messages_ = true;
-  direction_ = messages.direction;
-  forwarder_ = messages.forwarder;
-  message_bytes_ = messages.message_bytes;
-  std::copy(messages.bytes.begin(), messages.bytes.end(), bytes_to_.begin());
-  std::fill(outbox_.bytes.begin(), outbox_.bytes.end(), 0);
-  for (int final = 0; final < ranks_; ++final) {
-    std::int64_t& end = outbox_.bytes[at(first_stop(final))];
-    offset_to_[at(final)] = end;
-    end += bytes_to_[at(final)];
-  }
-  outbox_.place();
+  sent_ = std::move(messages);
+  delivered_[at(me_)] = {sent_.stored[at(me_)], sent_.bytes[at(me_)]};
 }
 
-std::byte* MessageHops::outgoing(int rank) const {
-  return outbox_.block(first_stop(rank)) + offset_to_[at(rank)];
+// The messages for one stop are contiguous, in ascending order of their ranks.
+void MessageHops::reserve(const cpu::Reservation& messages) {
+  SentMessages sent(ranks_, messages.message_bytes);
+  sent.direction = messages.direction;
+  sent.forwarder = messages.forwarder;
+  sent.bytes.assign(messages.bytes.begin(), messages.bytes.end());
+  const auto stop = [&](int final) {
+    return relays_ ? first_stop(topology_, messages.direction, me_, final) : final;
+  };
+  for (int final = 0; final < ranks_; ++final) sent.first.bytes[at(stop(final))] += sent.bytes[at(final)];
+  sent.first.place(*memory_, HopMemory::Part::first_outbox);
+  std::vector<std::int64_t> next = sent.first.offsets;
+  for (int final = 0; final < ranks_; ++final) {
+    sent.stored[at(final)] = sent.first.base + next[at(stop(final))];
+    next[at(stop(final))] += sent.bytes[at(final)];
+  }
+  reserve(std::move(sent));
 }
 
 FollowingMessages MessageHops::announce(int peer, std::int64_t* table) const {
-  std::int64_t most = 0;
+  if (!has_messages_) return {};
+  if (!straight()) {
+    for (const int rank : tables_.receivers(sent_.direction, me_, peer)) *table++ = sent_.bytes[at(rank)];
+  }
+  return following_of(sent_.first, peer);
+}
+
+// What this rank announces of a block that it sends in a hop.
+FollowingMessages MessageHops::following_of(const HopBlocks& sent, int peer) const {
+  std::int64_t most = 0;  // bytes to any rank
   for (int rank = 0; rank < ranks_; ++rank) {
-    if (rank != me_) most = std::max(most, outbox_.bytes[at(rank)]);
+    if (rank != me_) most = std::max(most, sent.bytes[at(rank)]);
   }
-  if (options_.relays) {
-    for (const int rank : tables_.receivers(direction_, me_, peer)) *table++ = bytes_to_[at(rank)];
-  }
-  return following_of(outbox_.bytes[at(peer)], most, message_bytes_, options_.window);
+  const std::int64_t per_round =
+      window_ > 0 ? window_ * sent_.message_bytes : std::numeric_limits<std::int64_t>::max();
+  return {.bytes = sent.bytes[at(peer)],
+          .message_bytes = sent_.message_bytes,
+          .round_bytes = per_round,
+          // Without a window all of it is one round.
+          .rounds = most > per_round ? (most + per_round - 1) / per_round : 1};
 }
 
 void MessageHops::count(int to, std::int64_t messages, std::int64_t bytes) {
@@ -133,51 +129,100 @@ void MessageHops::count(int to, std::int64_t messages, std::int64_t bytes) {
 }
 
 void MessageHops::exchange(std::uint64_t call, const std::function<FollowingMessages(int peer)>& following,
-                           const std::function<const std::int64_t*(int peer)>& table, const Wire& wire) {
-  if (options_.relays) fault_point(FaultPoint::hop_begin, me_);
-  std::vector<FollowingMessages> first;
+                           const Tables& table, const Transfer& transfer) {
+  if (sent_.agreed) sent_.agreed();
+  if (!straight()) fault_point(FaultPoint::hop_begin, me_);
+  Following first;
   for (int peer = 0; peer < ranks_; ++peer) {
     first.push_back(following(peer));
-    inbox_.bytes[at(peer)] = peer == me_ ? 0 : first.back().bytes;
-    count(peer, outbox_.bytes[at(peer)] / message_bytes_, outbox_.bytes[at(peer)]);
+    const std::int64_t bytes = sent_.first.bytes[at(peer)];
+    count(peer, sent_.messages.empty() ? bytes / sent_.message_bytes : sent_.messages[at(peer)], bytes);
   }
-  inbox_.place();
-  transfer(outbox_, inbox_, first, call, wire);
-  const std::vector<cpu::HeldMessages> held = hold(table, wire);
-  if (!options_.relays) return;
+  const HopBlocks received = place_first(first);
+  transfer_in_rounds(sent_.first, received, first, call, transfer);
+  const std::vector<cpu::HeldMessages> held = hold(received, table);
+  if (straight()) return;
   fault_point(FaultPoint::relay_holds, me_);
-  const std::vector<Forward> forwards = plan_forwards(held, first);
-  write_forwards(forwards);
-  exchange_second(call, forwards, wire);
+  second_hop(call, forward(held, first), transfer);
 }
 
-// One hop, in rounds. `following`: of each rank, this one included.
-void MessageHops::transfer(const Blocks& sent, const Blocks& received,
-                           const std::vector<FollowingMessages>& following, std::uint64_t call,
-                           const Wire& wire) {
-  const HopMemory hop = {.send = sent.memory.data(),
-                         .send_bytes = sent.bytes,
-                         .send_offsets = sent.offsets,
-                         .receive = received.memory.data(),
-                         .receive_bytes = received.bytes,
-                         .receive_offsets = received.offsets};
-  std::int64_t round = 0;
-  transfer_in_rounds(hop, me_, following, [&](const AllToAllV& each) {
-    constexpr auto kWord = static_cast<std::int64_t>(sizeof(std::uint64_t));  // no message is shorter
-    for (int peer = 0; peer < ranks_; ++peer) {
-      const std::int64_t bytes = each.receive_bytes[at(peer)];
-      awaited_[at(peer)] = {};
-      if (bytes < kWord) continue;
-      std::byte* const last = each.receive + each.receive_offsets[at(peer)] + bytes - kWord;
-      awaited_[at(peer)] = {last, absence_mark(call, round, peer)};
-      std::memcpy(last, &awaited_[at(peer)].mark, sizeof(std::uint64_t));
+// Messages that need no relay arrive in their slots at once.
+HopBlocks MessageHops::place_first(const Following& first) {
+  HopBlocks received(ranks_);
+  const auto has_slot = [&](int peer) {
+    return sent_.slots != nullptr && (straight() || same_node(me_, peer));
+  };
+  for (int peer = 0; peer < ranks_; ++peer) {
+    if (peer != me_ && !has_slot(peer)) received.bytes[at(peer)] = first[at(peer)].bytes;
+  }
+  received.place(*memory_, HopMemory::Part::first_inbox);
+  for (int peer = 0; peer < ranks_; ++peer) {
+    if (peer == me_ || !has_slot(peer)) continue;
+    received.bytes[at(peer)] = first[at(peer)].bytes;
+    received.offsets[at(peer)] = slot_of(peer, first[at(peer)].bytes) - received.base;
+  }
+  return received;
+}
+
+// Where `bytes` of messages from a rank must arrive.
+std::byte* MessageHops::slot_of(int origin, std::int64_t bytes) const {
+  if (bytes > sent_.slot_bytes) throw UsageError(counts_fault(origin));
+  return sent_.slots + origin * sent_.slot_bytes;
+}
+
+// Hands out the messages from a rank. They lie where they have arrived.
+void MessageHops::deliver(int origin, const std::byte* data, std::int64_t bytes) {
+  if (sent_.slots != nullptr) {
+    std::byte* const slot = slot_of(origin, bytes);
+    if (data != slot) memory_->copy(slot, data, bytes);
+    data = slot;
+  }
+  delivered_[at(origin)] = {data, bytes};
+}
+
+// One hop: calls `transfer` for each round.
+void MessageHops::transfer_in_rounds(const HopBlocks& sent, const HopBlocks& received,
+                                     const Following& following, std::uint64_t call,
+                                     const Transfer& transfer) {
+  std::int64_t rounds = 1;
+  for (const FollowingMessages& each : following) rounds = std::max(rounds, each.rounds);
+  HopBlocks out(ranks_), in(ranks_);  // of one round
+  out.offsets = sent.offsets;
+  in.offsets = received.offsets;
+  for (std::int64_t round = 0; round < rounds; ++round) {
+    for (int rank = 0; rank < ranks_; ++rank) {
+      const std::size_t peer = at(rank);
+      out.offsets[peer] += out.bytes[peer];
+      in.offsets[peer] += in.bytes[peer];
+      if (rank == me_) continue;
+      out.bytes[peer] = bytes_in_round(sent.bytes[peer], following[at(me_)].round_bytes, round);
+      in.bytes[peer] = bytes_in_round(received.bytes[peer], following[peer].round_bytes, round);
     }
-    wire.transfer(each);
+    const AllToAllV each = {.send = sent.base,
+                            .send_bytes = out.bytes,
+                            .send_offsets = out.offsets,
+                            .receive = received.base,
+                            .receive_bytes = in.bytes,
+                            .receive_offsets = in.offsets,
+                            .device = memory_->on_device()};
+    if (!each.device) mark_absent(each, call, round);
+    transfer(each);
     for (int peer = 0; peer < ranks_; ++peer) {
-      if (!has_arrived(peer)) wire.fail(transfer_fault(peer, false, "messages"));
+      if (!has_arrived(peer)) throw UsageError(transfer_fault(peer, false, "messages"));
     }
-    ++round;
-  });
+  }
+}
+
+void MessageHops::mark_absent(const AllToAllV& round, std::uint64_t call, std::int64_t number) {
+  constexpr auto kWord = static_cast<std::int64_t>(sizeof(std::uint64_t));  // no message is shorter
+  for (int peer = 0; peer < ranks_; ++peer) {
+    const std::int64_t bytes = round.receive_bytes[at(peer)];
+    awaited_[at(peer)] = {};
+    if (bytes < kWord) continue;
+    std::byte* const last = round.receive + round.receive_offsets[at(peer)] + bytes - kWord;
+    awaited_[at(peer)] = {last, absence_mark(call, number, peer)};
+    std::memcpy(last, &awaited_[at(peer)].mark, sizeof(std::uint64_t));
+  }
 }
 
 bool MessageHops::has_arrived(int peer) const {
@@ -186,109 +231,165 @@ bool MessageHops::has_arrived(int peer) const {
   return awaited.last == nullptr || peek(awaited.last) != awaited.mark;
 }
 
-// Sorts the messages that have arrived: keeps those for this rank, and returns those that it forwards.
-std::vector<cpu::HeldMessages> MessageHops::hold(const std::function<const std::int64_t*(int peer)>& table,
-                                                 const Wire& wire) {
+// Sorts the messages that have arrived: delivers those for this rank that came straight, and returns those
+// that it forwards.
+std::vector<cpu::HeldMessages> MessageHops::hold(const HopBlocks& received, const Tables& table) {
   std::vector<cpu::HeldMessages> held;
   for (int origin = 0; origin < ranks_; ++origin) {
-    const std::byte* data = origin == me_ ? outbox_.block(me_) : inbox_.block(origin);
-    if (!options_.relays) {
-      delivered_[at(origin)] = {data, origin == me_ ? outbox_.bytes[at(me_)] : inbox_.bytes[at(origin)]};
+    if (straight()) {
+      if (origin != me_) deliver(origin, received.block(origin), received.bytes[at(origin)]);
       continue;
     }
-    const std::int64_t* entry = table(origin);
-    const std::span<const int> receivers = tables_.receivers(direction_, origin, me_);
-    if (origin != me_) require_parts(entry, receivers.size(), inbox_.bytes[at(origin)], origin, wire);
-    for (const int final : receivers) {
-      const std::int64_t bytes = *entry++;
-      if (bytes == 0) continue;
-      if (same_node(origin, final)) {
-        delivered_[at(origin)] = {data, bytes};
-      } else {
-        held.push_back({.origin = origin, .final = final, .data = data, .bytes = bytes});
+    const std::span<const int> receivers = tables_.receivers(sent_.direction, origin, me_);
+    if (origin == me_) {
+      for (const int final : receivers) {
+        const std::int64_t bytes = sent_.bytes[at(final)];
+        if (final != me_ && bytes > 0) held.push_back({me_, final, sent_.stored[at(final)], bytes});
       }
-      data += bytes;
+      continue;
+    }
+    const std::span<const std::int64_t> parts(table(origin), receivers.size());
+    const std::int64_t rest = bytes_after(parts, received.bytes[at(origin)], origin);
+    const bool may_share = sent_.shares && !same_node(origin, me_) && !receivers.empty();
+    if (rest != 0 && !may_share) throw UsageError(counts_fault(origin));
+    const std::byte* data = received.block(origin);
+    const std::byte* const shared = data + received.bytes[at(origin)] - rest;
+    for (std::size_t i = 0; i < parts.size(); ++i) {
+      if (parts[i] == 0) continue;
+      if (same_node(origin, receivers[i])) {
+        deliver(origin, data, parts[i]);
+      } else {
+        held.push_back({.origin = origin,
+                        .final = receivers[i],
+                        .data = data,
+                        .bytes = parts[i],
+                        .shared = {shared, static_cast<std::size_t>(rest)}});
+      }
+      data += parts[i];
     }
   }
   return held;
 }
 
-// In the order in which they are placed: by receiver, then by origin.
-std::vector<MessageHops::Forward> MessageHops::plan_forwards(
-    const std::vector<cpu::HeldMessages>& held, const std::vector<FollowingMessages>& following) {
-  std::vector<Forward> forwards;
-  if (forwarder_ != nullptr) {
-    for (const cpu::ForwardedMessages& messages : forwarder_->plan(held))
-      forwards.push_back({messages, nullptr});
+// Makes the blocks of the second hop, and writes the tables that announce them.
+HopBlocks MessageHops::forward(const std::vector<cpu::HeldMessages>& held, const Following& first) {
+  const auto before = [](const auto& a, const auto& b) {
+    return std::pair(a.final, a.origin) < std::pair(b.final, b.origin);
+  };
+  std::vector<cpu::ForwardedMessages> forwards;
+  std::vector<cpu::HeldMessages> unchanged;
+  if (sent_.forwarder != nullptr) {
+    forwards = sent_.forwarder->plan(held);
+    std::sort(forwards.begin(), forwards.end(), before);
   } else {
-    for (const cpu::HeldMessages& each : held) {
-      const std::int64_t messages = each.bytes / following[at(each.origin)].message_bytes;
-      forwards.push_back({{each.origin, each.final, each.bytes, messages}, each.data});
-    }
+    unchanged = held;
+    std::sort(unchanged.begin(), unchanged.end(), before);
+    for (const cpu::HeldMessages& each : unchanged)
+      forwards.push_back(
+          {each.origin, each.final, each.bytes, each.bytes / first[at(each.origin)].message_bytes});
   }
-  std::sort(forwards.begin(), forwards.end(), [](const Forward& a, const Forward& b) {
-    return std::pair(a.messages.final, a.messages.origin) < std::pair(b.messages.final, b.messages.origin);
-  });
-  return forwards;
-}
-
-void MessageHops::write_forwards(const std::vector<Forward>& forwards) {
-  std::fill(second_outbox_.bytes.begin(), second_outbox_.bytes.end(), 0);
-  for (const auto& [messages, data] : forwards) second_outbox_.bytes[at(messages.final)] += messages.bytes;
-  second_outbox_.place();
-  std::vector<std::int64_t> next = second_outbox_.offsets;
-  for (const auto& [messages, data] : forwards) {
-    std::byte* out = second_outbox_.memory.data() + next[at(messages.final)];
-    next[at(messages.final)] += messages.bytes;
-    if (data != nullptr) {
-      std::memcpy(out, data, static_cast<std::size_t>(messages.bytes));
-    } else {
-      forwarder_->write(messages, out);
-    }
-    count(messages.final, messages.messages, messages.bytes);
-    if (messages.final == me_) delivered_[at(messages.origin)] = {out, messages.bytes};
+  HopBlocks sent(ranks_);
+  const auto to_slot = [&](const cpu::ForwardedMessages& each) {
+    return each.final == me_ && sent_.slots != nullptr;
+  };
+  for (const cpu::ForwardedMessages& each : forwards) {
+    if (!to_slot(each)) sent.bytes[at(each.final)] += each.bytes;
   }
-}
+  sent.place(*memory_, HopMemory::Part::second_outbox);
+  std::vector<std::int64_t> next = sent.offsets;
+  for (cpu::ForwardedMessages& each : forwards) {
+    each.out = to_slot(each) ? slot_of(each.origin, each.bytes) : sent.base + next[at(each.final)];
+    if (!to_slot(each)) next[at(each.final)] += each.bytes;
+  }
+  for (std::size_t i = 0; i < unchanged.size(); ++i)
+    memory_->copy(forwards[i].out, unchanged[i].data, unchanged[i].bytes);
+  if (sent_.forwarder != nullptr) sent_.forwarder->write(forwards);
+  memory_->finish();
 
-// Writes the tables that announce what this rank forwards to each rank.
-void MessageHops::write_second_tables(const std::vector<Forward>& forwards) const {
   const auto table_to = [&](int final) {
     return reinterpret_cast<std::int64_t*>(second_headers_.content_to(final));
   };
   for (int peer = 0; peer < ranks_; ++peer)
-    std::fill_n(table_to(peer), tables_.origins(direction_, me_, peer).size(), 0);
-  for (const auto& [messages, data] : forwards) {
-    if (messages.final == me_) continue;
-    const std::span<const int> origins = tables_.origins(direction_, me_, messages.final);
-    const auto entry = std::lower_bound(origins.begin(), origins.end(), messages.origin) - origins.begin();
-    table_to(messages.final)[entry] = messages.bytes;
+    std::fill_n(table_to(peer), tables_.origins(sent_.direction, me_, peer).size(), 0);
+  std::fill(sent.bytes.begin(), sent.bytes.end(), 0);
+  for (const cpu::ForwardedMessages& each : forwards) {
+    count(each.final, each.messages, each.bytes);
+    if (each.final == me_) {
+      delivered_[at(each.origin)] = {each.out, each.bytes};
+      continue;
+    }
+    sent.bytes[at(each.final)] += each.bytes;
+    const std::span<const int> origins = tables_.origins(sent_.direction, me_, each.final);
+    const auto entry = std::lower_bound(origins.begin(), origins.end(), each.origin) - origins.begin();
+    table_to(each.final)[entry] = each.bytes;
   }
+  return sent;
 }
 
-void MessageHops::exchange_second(std::uint64_t call, const std::vector<Forward>& forwards,
-                                  const Wire& wire) {
-  in_second_hop_ = exchanging_headers_ = true;
-  write_second_tables(forwards);
-  const std::vector<FollowingMessages> following = exchange_second_headers(
-      second_headers_, {call, me_, second_outbox_.bytes, message_bytes_, options_.window}, wire);
+// Collective. Returns what every rank announces for the second hop; the tables from the others are then in
+// second_headers_.
+MessageHops::Following MessageHops::exchange_second_headers(std::uint64_t call, const HopBlocks& sent,
+                                                            const Transfer& transfer) {
+  PairBlocks<SecondHopHeader>& headers = second_headers_;
+  HopBlocks out(ranks_), in(ranks_);
+  for (int peer = 0; peer < ranks_; ++peer) {
+    headers.header_to(peer) = {.call = call, .seal = 0, .messages = following_of(sent, peer)};
+    headers.seal(me_, peer);
+    headers.forget(peer);
+    out.offsets[at(peer)] = headers.sent_offset(peer);
+    in.offsets[at(peer)] = headers.received_offset(peer);
+    if (peer == me_) continue;
+    out.bytes[at(peer)] = headers.sent_bytes(peer);
+    in.bytes[at(peer)] = headers.received_bytes(peer);
+  }
+  exchanging_headers_ = true;
+  transfer({.send = headers.sent(),
+            .send_bytes = out.bytes,
+            .send_offsets = out.offsets,
+            .receive = headers.received(),
+            .receive_bytes = in.bytes,
+            .receive_offsets = in.offsets});
+  Following following;
+  for (int peer = 0; peer < ranks_; ++peer) {
+    if (peer == me_) {
+      following.push_back(headers.header_to(peer).messages);
+      continue;
+    }
+    if (!headers.is_sealed(me_, peer)) {
+      throw UsageError(transfer_fault(peer, headers.arrived_whole(peer),
+                                      str("its block of ", headers.received_bytes(peer),
+                                          " bytes, which holds the counts of the second hop")));
+    }
+    following.push_back(headers.header_from(peer).messages);
+    if (const std::string fault = fault_of(following.back(), peer); !fault.empty()) throw UsageError(fault);
+  }
   exchanging_headers_ = false;
-  for (int peer = 0; peer < ranks_; ++peer)
-    second_inbox_.bytes[at(peer)] = peer == me_ ? 0 : following[at(peer)].bytes;
-  second_inbox_.place();
-  transfer(second_outbox_, second_inbox_, following, call, wire);
+  return following;
+}
+
+void MessageHops::second_hop(std::uint64_t call, const HopBlocks& sent, const Transfer& transfer) {
+  in_second_hop_ = true;
+  const Following following = exchange_second_headers(call, sent, transfer);
+  HopBlocks received(ranks_);
+  for (int peer = 0; peer < ranks_; ++peer) {
+    if (peer != me_) received.bytes[at(peer)] = following[at(peer)].bytes;
+  }
+  received.place(*memory_, HopMemory::Part::second_inbox);
+  transfer_in_rounds(sent, received, following, call, transfer);
   for (int relay = 0; relay < ranks_; ++relay) {
     if (relay == me_) continue;
-    const auto* entry = reinterpret_cast<const std::int64_t*>(second_headers_.content_from(relay));
-    const std::byte* data = second_inbox_.block(relay);
-    const std::span<const int> origins = tables_.origins(direction_, relay, me_);
-    require_parts(entry, origins.size(), second_inbox_.bytes[at(relay)], relay, wire);
-    for (const int origin : origins) {
-      const std::int64_t bytes = *entry++;
-      if (bytes == 0) continue;
-      delivered_[at(origin)] = {data, bytes};
-      data += bytes;
+    const std::span<const int> origins = tables_.origins(sent_.direction, relay, me_);
+    const std::span<const std::int64_t> parts(
+        reinterpret_cast<const std::int64_t*>(second_headers_.content_from(relay)), origins.size());
+    if (bytes_after(parts, received.bytes[at(relay)], relay) != 0) throw UsageError(counts_fault(relay));
+    const std::byte* data = received.block(relay);
+    for (std::size_t i = 0; i < parts.size(); ++i) {
+      if (parts[i] == 0) continue;
+      deliver(origins[i], data, parts[i]);
+      data += parts[i];
     }
   }
+  memory_->finish();
 }
 
 }  // namespace ferry::collective

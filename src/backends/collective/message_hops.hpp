@@ -1,4 +1,5 @@
-// Carries the messages of a call over an engine: straight to their ranks, or in two hops.
+// Carries the messages of a call over an engine, in memory of the host or of a device: straight to their
+// ranks, or in two hops.
 //
 // One hop: one all_to_all_v. Two hops: messages to ranks of the own node go straight there in the first hop.
 // Between nodes a relay lies on the way (Topology::relay_of):
@@ -11,25 +12,18 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <vector>
 
+#include "backends/collective/hop_memory.hpp"
 #include "backends/collective/hop_tables.hpp"
-#include "backends/collective/message_carrier.hpp"
+#include "backends/collective/pair_blocks.hpp"
 #include "backends/cpu/link/peer_link.hpp"
 #include "engine/engine.hpp"
+#include "exchange/lane_counts.hpp"
 #include "ferry/topology.hpp"
-#include "memory/local_memory.hpp"
 
 namespace ferry::collective {
-
-// The messages for each rank begin at a multiple of it, in bytes.
-inline constexpr std::int64_t kPairAlign = 64;
-
-// Bytes of a lane's memory for messages. `second`: of the second hop; 0 with one hop.
-struct MessageMemory {
-  std::int64_t outbox, inbox;
-  std::int64_t second_outbox = 0, second_inbox = 0;
-};
 
 // How messages travel: the same for all calls of an exchange.
 struct HopOptions {
@@ -37,93 +31,122 @@ struct HopOptions {
   int window;   // Config::window
 };
 
-class MessageHops final : public MessageCarrier {
+// What a rank sends in a call.
+struct SentMessages {
+  cpu::Direction direction = cpu::Direction::to_experts;
+  std::int64_t message_bytes = 1;
+  // To each rank [R]: bytes of the messages, and where they are stored.
+  std::vector<std::int64_t> bytes;
+  std::vector<const std::byte*> stored;
+  // In the first hop, or the only one: what goes to each rank, and the number of messages in it [R]. The
+  // block to a relay holds the messages for each rank behind it, `bytes` of each, and then what they share.
+  HopBlocks first;
+  std::vector<std::int64_t> messages;
+  bool shares = false;
+  bool straight = false;                // one hop, although this exchange has relays
+  cpu::Forwarder* forwarder = nullptr;  // as of Reservation
+  // Where the messages of rank p must arrive: at `slots + p * slot_bytes`. Null: anywhere.
+  std::byte* slots = nullptr;
+  std::int64_t slot_bytes = 0;
+  std::function<void()> agreed = nullptr;  // called before the transfers, when the ranks have agreed
+
+  // Messages in one block for each rank, to be sent straight there.
+  SentMessages(int ranks, std::int64_t bytes_of_message);
+};
+
+class MessageHops {
  public:
-  MessageHops(const Topology& topology, int rank, const HopOptions& options, const MessageMemory& bytes);
+  MessageHops(const Topology& topology, int rank, const HopOptions& options,
+              std::unique_ptr<HopMemory> memory);
 
-  void clear() override;
+  // Starts a call, which carries no messages until they are reserved.
+  void clear();
+  void reserve(SentMessages messages);
+  // Makes room for messages in memory of the host. outgoing(): where the caller writes those to a rank.
   void reserve(const cpu::Reservation& messages);
-  bool has_messages() const override { return has_messages_; }
-  // Where the messages to a rank are written.
-  std::byte* outgoing(int rank) const;
+  std::byte* outgoing(int rank) const { return const_cast<std::byte*>(sent_.stored[at(rank)]); }
+  bool has_messages() const { return has_messages_; }
 
-  // With relays: the bytes that follow for each rank behind the receiver of a block.
-  TableBytes tables() const override { return options_.relays ? tables_.first_hop() : TableBytes(); }
+  // A block of the call may end with a table: bytes for each rank behind the block's receiver. Bytes of the
+  // tables; the same in all calls.
+  TableBytes tables() const { return relays_ ? tables_.first_hop() : TableBytes(); }
   // Bytes of the headers before the second hop.
   static std::int64_t second_headers_bytes(const TableBytes& tables);
-  FollowingMessages announce(int peer, std::int64_t* table) const override;
+  // What this rank's block announces to `peer` about the messages. `table`: of that block; null without
+  // tables.
+  FollowingMessages announce(int peer, std::int64_t* table) const;
+  // Collective. `following(p)` and `table(p)` are what the block of rank p announced. `transfer` throws if
+  // the engine fails. Throws UsageError for what is wrong with what has arrived.
   void exchange(std::uint64_t call, const std::function<FollowingMessages(int peer)>& following,
-                const std::function<const std::int64_t*(int peer)>& table, const Wire& wire) override;
-  bool in_second_hop() const override { return in_second_hop_; }
-  int relay_from(int peer) const override { return relay_between(topology_, direction_, peer, me_); }
-  bool is_relay(int peer) const override { return collective::is_relay(topology_, direction_, peer, me_); }
-  WaitRole role(int peer) const override {
-    if (!options_.relays) return WaitRole::none;
-    return role_towards(topology_, direction_, in_second_hop_, peer, me_);
+                const std::function<const std::int64_t*(int peer)>& table,
+                const std::function<void(const AllToAllV&)>& transfer);
+
+  // For the errors of a wait during exchange(), in the thread that runs it.
+  // True while this rank waits for forwarded messages.
+  bool in_second_hop() const { return in_second_hop_; }
+  // The relay that passes on what `peer` sends to this rank; -1: none.
+  int relay_from(int peer) const { return relay_between(topology_, sent_.direction, peer, me_); }
+  // True if `peer` forwards messages of other ranks to this rank.
+  bool is_relay(int peer) const { return collective::is_relay(topology_, sent_.direction, peer, me_); }
+  // The role of this rank that a wait for data of `peer` names in the current transfer; with one hop none.
+  WaitRole role(int peer) const {
+    return straight() ? WaitRole::none : role_towards(topology_, sent_.direction, in_second_hop_, peer, me_);
   }
-  bool has_arrived(int peer) const override;
+  // False if data of `peer` is known to be missing in the current transfer.
+  bool has_arrived(int peer) const;
 
   // The messages from a rank, after exchange().
-  const std::byte* incoming(int rank) const { return delivered_[static_cast<std::size_t>(rank)].data; }
-  std::int64_t incoming_bytes(int rank) const { return delivered_[static_cast<std::size_t>(rank)].bytes; }
+  const std::byte* incoming(int rank) const { return delivered_[at(rank)].data; }
+  std::int64_t incoming_bytes(int rank) const { return delivered_[at(rank)].bytes; }
   // Traffic of this rank in this call.
   const Traffic& within_node() const { return within_node_; }
   const Traffic& between_nodes() const { return between_nodes_; }
 
  private:
-  // Data that this rank sends, or receives, in a hop: a block for each rank.
-  struct Blocks {
-    LocalMemory memory;
-    std::vector<std::int64_t> bytes, offsets;  // [R]
+  using Following = std::vector<FollowingMessages>;  // [R] of what every rank has announced
+  using Tables = std::function<const std::int64_t*(int peer)>;
+  using Transfer = std::function<void(const AllToAllV&)>;
 
-    std::byte* block(int rank) const { return memory.data() + offsets[static_cast<std::size_t>(rank)]; }
-    // Places the blocks one after another and makes room for them.
-    void place();
-  };
   struct Delivered {
     const std::byte* data = nullptr;
     std::int64_t bytes = 0;
   };
-  struct Forward {
-    cpu::ForwardedMessages messages;
-    const std::byte* data;  // null: the forwarder writes them
+  // In the current round: where the last eight bytes of a rank arrive, and the mark there until then.
+  struct Awaited {
+    const std::byte* last = nullptr;  // null: none
+    std::uint64_t mark = 0;
   };
 
+  static std::size_t at(int rank) { return static_cast<std::size_t>(rank); }
+  bool straight() const { return !relays_ || sent_.straight; }
   bool same_node(int a, int b) const { return topology_.node_of(a) == topology_.node_of(b); }
-  int first_stop(int final) const;
   void count(int to, std::int64_t messages, std::int64_t bytes);
-  void transfer(const Blocks& sent, const Blocks& received, const std::vector<FollowingMessages>& following,
-                std::uint64_t call, const Wire& wire);
-  std::vector<cpu::HeldMessages> hold(const std::function<const std::int64_t*(int peer)>& table,
-                                      const Wire& wire);
-  std::vector<Forward> plan_forwards(const std::vector<cpu::HeldMessages>& held,
-                                     const std::vector<FollowingMessages>& following);
-  void write_forwards(const std::vector<Forward>& forwards);
-  void write_second_tables(const std::vector<Forward>& forwards) const;
-  void exchange_second(std::uint64_t call, const std::vector<Forward>& forwards, const Wire& wire);
+  FollowingMessages following_of(const HopBlocks& sent, int peer) const;
+  std::byte* slot_of(int origin, std::int64_t bytes) const;
+  void deliver(int origin, const std::byte* data, std::int64_t bytes);
+  HopBlocks place_first(const Following& first);
+  void transfer_in_rounds(const HopBlocks& sent, const HopBlocks& received, const Following& following,
+                          std::uint64_t call, const Transfer& transfer);
+  void mark_absent(const AllToAllV& round, std::uint64_t call, std::int64_t number);
+  std::vector<cpu::HeldMessages> hold(const HopBlocks& received, const Tables& table);
+  HopBlocks forward(const std::vector<cpu::HeldMessages>& held, const Following& first);
+  Following exchange_second_headers(std::uint64_t call, const HopBlocks& sent, const Transfer& transfer);
+  void second_hop(std::uint64_t call, const HopBlocks& sent, const Transfer& transfer);
 
   const Topology topology_;
   const int me_, ranks_;
-  const HopOptions options_;
-  Blocks outbox_, inbox_;                // of the first hop
-  Blocks second_outbox_, second_inbox_;  // of the second
+  const bool relays_;
+  const int window_;
+  const std::unique_ptr<HopMemory> memory_;
   const HopTables tables_;
   PairBlocks<SecondHopHeader> second_headers_;  // with a table: bytes from each rank before the relay
 
   // The current call.
   bool has_messages_ = false, in_second_hop_ = false;
   bool exchanging_headers_ = false;  // those of the second hop
-  cpu::Direction direction_ = cpu::Direction::to_experts;
-  cpu::Forwarder* forwarder_ = nullptr;
-  std::int64_t message_bytes_ = 1;
-  std::vector<std::int64_t> bytes_to_, offset_to_;  // [R] of the messages to each rank, in the outbox
-  std::vector<Delivered> delivered_;                // [R]
-  // [R] In the current round: where the last eight bytes of each rank arrive, and the mark there until then.
-  struct Awaited {
-    const std::byte* last = nullptr;  // null: none
-    std::uint64_t mark = 0;
-  };
-  std::vector<Awaited> awaited_;
+  SentMessages sent_;
+  std::vector<Delivered> delivered_;  // [R]
+  std::vector<Awaited> awaited_;      // [R]
   Traffic within_node_, between_nodes_;
 };
 

@@ -80,8 +80,8 @@ void CombineRelay::merge(std::vector<Queue>& queues, std::vector<Token>& tokens)
   }
 }
 
-void CombineRelay::write(const ForwardedMessages& messages, std::byte* out) {
-  const std::vector<Token>& tokens = tokens_[static_cast<std::size_t>(messages.final)];
+void CombineRelay::write_sums(int source, std::byte* out) const {
+  const std::vector<Token>& tokens = tokens_[static_cast<std::size_t>(source)];
   std::byte* tail = out + static_cast<std::int64_t>(tokens.size()) * format_.value_bytes;
   std::vector<const void*> values;
   for (const Token& token : tokens) {

@@ -31,7 +31,9 @@ class CombineRelay final : public Forwarder {
   void start() { bad_rows_.clear(); }
 
   std::vector<ForwardedMessages> plan(std::span<const HeldMessages> held) override;
-  void write(const ForwardedMessages& messages, std::byte* out) override;
+  void write(std::span<ForwardedMessages> forwards) override {
+    for (const ForwardedMessages& sums : forwards) write_sums(sums.final, sums.out);
+  }
 
   // Rows of this call without a valid token: the plan of a rank of this node is damaged. [source * T + row]
   const std::vector<std::int64_t>& bad_rows() const { return bad_rows_; }
@@ -55,6 +57,7 @@ class CombineRelay final : public Forwarder {
   PackedRows packed_rows() const;
   const SumHead* head_of_next(Queue& queue);
   void merge(std::vector<Queue>& queues, std::vector<Token>& tokens);
+  void write_sums(int source, std::byte* out) const;
 
   const CpuContext& context_;
   const PeerLink& link_;

@@ -51,10 +51,13 @@ std::vector<ForwardedMessages> DispatchRelay::plan(std::span<const HeldMessages>
   return forwards;
 }
 
-void DispatchRelay::write(const ForwardedMessages& messages, std::byte* out) {
-  for (const std::byte* message : messages_for(messages.origin, messages.final)) {
-    std::memcpy(out, message, static_cast<std::size_t>(layout_.bytes));
-    out += layout_.bytes;
+void DispatchRelay::write(std::span<ForwardedMessages> forwards) {
+  for (const ForwardedMessages& messages : forwards) {
+    std::byte* out = messages.out;
+    for (const std::byte* message : messages_for(messages.origin, messages.final)) {
+      std::memcpy(out, message, static_cast<std::size_t>(layout_.bytes));
+      out += layout_.bytes;
+    }
   }
 }
 

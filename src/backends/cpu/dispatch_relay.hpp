@@ -17,7 +17,7 @@ class DispatchRelay final : public Forwarder {
   void start(const MessageLayout& layout);
 
   std::vector<ForwardedMessages> plan(std::span<const HeldMessages> held) override;
-  void write(const ForwardedMessages& messages, std::byte* out) override;
+  void write(std::span<ForwardedMessages> forwards) override;
 
   // Expert ids that do not exist in messages of this call: a source rank's plan is damaged. [message index]
   const std::vector<std::int64_t>& bad_messages() const { return bad_messages_; }

@@ -67,17 +67,11 @@ std::int64_t EngineLane::gather_round_bytes() const {
 
 // Enqueues copies to the outbox of the bytes of each block from `begin` on, up to `round_bytes`. Returns
 // where they lie.
-collective::DeviceMessages::Outgoing EngineLane::pack_round(const std::vector<GatherBlock>& blocks,
-                                                            std::int64_t begin, std::int64_t round_bytes,
-                                                            Stream stream) {
-  collective::DeviceMessages::Outgoing out{
-      .message_bytes = layout().row_bytes,  // for Config::window
-      .send = memory() + layout().row_outbox,
-      .bytes = std::vector<std::int64_t>(at(ranks()), 0),
-      .offsets = std::vector<std::int64_t>(at(ranks()), 0),
-      .receive = nullptr,
-      .slot_bytes = 0,
-      .room_for = [this](std::int64_t bytes) { return room_for(bytes); }};
+collective::SentMessages EngineLane::pack_round(const std::vector<GatherBlock>& blocks, std::int64_t begin,
+                                                std::int64_t round_bytes, Stream stream) {
+  collective::SentMessages out(ranks(), layout().row_bytes);  // for Config::window
+  out.straight = true;
+  out.first.base = memory() + layout().row_outbox;
   std::int64_t end = 0;
   const std::byte* packed = nullptr;  // data at the end of the outbox
   std::int64_t packed_at = 0;
@@ -92,8 +86,8 @@ collective::DeviceMessages::Outgoing EngineLane::pack_round(const std::vector<Ga
       copy_async(memory() + layout().row_outbox + end, block.data + begin, bytes, stream);
       end += bytes;
     }
-    out.bytes[at(peer)] = bytes;
-    out.offsets[at(peer)] = packed_at;
+    out.first.bytes[at(peer)] = bytes;
+    out.first.offsets[at(peer)] = packed_at;
   }
   stored_.record(handle_of(stream));
   return out;
@@ -108,11 +102,10 @@ void EngineLane::send_in_rounds(Operation operation, const std::vector<GatherBlo
   const std::int64_t round_bytes = gather_round_bytes();
   for (std::int64_t begin = 0; begin < largest; begin += round_bytes) {
     call_.begin(operation, {});
-    collective::DeviceMessages::Outgoing out{};
+    collective::SentMessages out(0, 0);
     run_or_refuse(operation, [&] { out = pack_round(blocks, begin, round_bytes, stream); });
     call_.post(false, [this, out = std::move(out)](const collective::EngineCall::Check& check_wait) {
       stored_.wait(check_wait);
-      if (hops_ != nullptr) hops_->start_straight();
       messages_->reserve(out);
     });
     call_.wait();

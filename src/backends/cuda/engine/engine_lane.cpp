@@ -39,19 +39,37 @@ EngineLane::EngineLane(const ExchangeState& exchange, Lane& lane, int index,
     : exchange_(exchange),
       lane_(lane),
       index_(index),
-      communicator_(*communicator),
-      hops_(has_relays(exchange.config, exchange.rank.topology())
-                ? new DeviceHops(exchange, lane, index, communicator_)
-                : nullptr),
-      messages_(hops_ != nullptr ? hops_
-                                 : new collective::DeviceMessages(exchange.rank.topology(), exchange.me(),
-                                                                  exchange.config.window)),
       headers_(2 * exchange.rank.size() * exchange.engine->header_bytes),
       scalars_(sizeof(Scalars)),
       counts_(exchange.config.experts),
+      messages_(make_messages(*communicator).release()),
       call_(exchange.rank, std::move(communicator), index, exchange.engine->header_bytes,
-            std::unique_ptr<collective::MessageCarrier>(messages_), exchange.config.deadline,
+            std::unique_ptr<collective::MessageHops>(messages_), exchange.config.deadline,
             std::move(ordered)) {}
+
+std::unique_ptr<collective::MessageHops> EngineLane::make_messages(Communicator& communicator) {
+  const Topology& topology = exchange_.rank.topology();
+  const bool relays = has_relays(exchange_.config, topology);
+  auto memory = std::make_unique<DeviceHopMemory>(exchange_, index_, communicator, relays);
+  if (relays) {
+    relay_.emplace(DeviceRelay::Setup{
+        .topology = topology,
+        .rank = me(),
+        .device = exchange_.device,
+        .max_tokens = lane_.view().max_tokens,
+        .hops = *memory,
+        .stream = memory->stream(),
+        .payload_of = reinterpret_cast<std::int32_t*>(this->memory() + layout().payload_of),
+        .counts = scalars().relayed,
+        .add_rows = [this, stream = memory->stream()](std::span<const ArrivedRows> rows, std::byte* out,
+                                                      std::int32_t* count) {
+          lane_.add_for_relay(rows, out, count, stream);
+        }});
+  }
+  return std::make_unique<collective::MessageHops>(
+      topology, me(), collective::HopOptions{.relays = relays, .window = exchange_.config.window},
+      std::move(memory));
+}
 
 // --- between the phases ------------------------------------------------------------------------------------
 
@@ -116,7 +134,7 @@ void EngineLane::post(Operation operation, bool split, std::optional<Stored> sto
   });
 }
 
-// Describes to the carrier the messages for each rank.
+// Reserves the messages for each rank.
 void EngineLane::describe(const Stored& stored) {
   std::vector<std::int64_t> messages(at(ranks()), 0);
   std::int64_t room = layout().sent_rows;  // of packed rows
@@ -138,46 +156,34 @@ void EngineLane::describe(const Stored& stored) {
   reserve(stored, messages);
 }
 
-// Memory for received rows.
-std::byte* EngineLane::room_for(std::int64_t bytes) {
-  if (bytes <= layout().received_rows * layout().row_bytes) return memory() + layout().row_inbox;
-  const ScopedDevice device(exchange_.device);
-  if (more_rows_.bytes() < bytes) more_rows_ = TransferMemory(bytes, exchange_, communicator_);
-  return more_rows_.data();
-}
-
 void EngineLane::reserve(const Stored& stored, const std::vector<std::int64_t>& messages) {
   const EngineLayout& to = layout();
-  collective::DeviceMessages::Outgoing out{.message_bytes = stored.message_bytes,
-                                           .send = memory(),
-                                           .bytes = {},
-                                           .offsets = {},
-                                           .receive = nullptr,
-                                           .slot_bytes = 0,
-                                           .room_for = {},
-                                           .agreed = stored.agreed};
+  collective::SentMessages sent(ranks(), stored.message_bytes);
+  sent.first.base = memory();
+  sent.agreed = stored.agreed;
   std::int64_t row_end = to.row_outbox;
   for (int peer = 0; peer < ranks(); ++peer) {
-    const std::int64_t bytes = messages[at(peer)] * stored.message_bytes;
-    out.bytes.push_back(bytes);
-    out.offsets.push_back(stored.packed ? row_end : to.outbox + peer * to.block_bytes + to.header_bytes);
+    const std::int64_t bytes = messages[at(peer)] * stored.message_bytes,
+                       offset = stored.packed ? row_end : to.outbox + peer * to.block_bytes + to.header_bytes;
+    sent.bytes[at(peer)] = sent.first.bytes[at(peer)] = bytes;
+    sent.first.offsets[at(peer)] = offset;
+    sent.stored[at(peer)] = memory() + offset;
     row_end += bytes;
   }
-  if (stored.packed) {
-    out.room_for = [this](std::int64_t bytes) { return room_for(bytes); };
-  } else {
-    out.receive = memory() + to.inbox + to.header_bytes;
-    out.slot_bytes = to.block_bytes;
+  if (!stored.packed) {
+    sent.slots = memory() + to.inbox + to.header_bytes;
+    sent.slot_bytes = to.block_bytes;
   }
-  if (hops_ != nullptr) {
+  if (relay_) {
     const auto payload = static_cast<std::int32_t>(stored.metadata_offset);
-    hops_->start(
+    relay_->pack(
         {.rows = stored.packed,
          .sizes = {.payload = payload, .metadata = static_cast<std::int32_t>(stored.message_bytes) - payload},
          .sent_tokens = stored.sent_tokens,
-         .adds = lane_.adds_by_node()});
+         .adds = lane_.adds_by_node()},
+        &sent);
   }
-  messages_->reserve(std::move(out));
+  messages_->reserve(std::move(sent));
 }
 
 // The messages that a call by a plan stores: each message of the plan, with `part_bytes`.

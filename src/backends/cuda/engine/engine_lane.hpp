@@ -8,7 +8,8 @@
 #include <vector>
 
 #include "backends/collective/engine_call.hpp"
-#include "backends/cuda/engine/device_hops.hpp"
+#include "backends/cuda/engine/device_hop_memory.hpp"
+#include "backends/cuda/engine/device_relay.hpp"
 #include "backends/cuda/host/lane.hpp"
 #include "backends/cuda/runtime/event.hpp"
 
@@ -59,13 +60,14 @@ class EngineLane {
     // By a plan: the counts of all messages, int32 [R, R] in device memory.
     const std::int32_t* planned = nullptr;
     int hash_option = -1;  // replicated input, from ids: index of the option that the call headers hold
-    std::function<void()> agreed = nullptr;  // DeviceMessages::Outgoing::agreed
+    std::function<void()> agreed = nullptr;  // SentMessages::agreed
   };
 
   // In pinned memory, beside the headers.
   struct Scalars {
     std::int32_t messages[kMaxDeviceRanks];
     std::int32_t planned[kMaxDeviceRanks];  // messages from each rank, as the plan has it
+    std::int32_t relayed[kMaxDeviceRanks];  // DeviceRelay::Setup::counts
     std::int32_t count;
     StepMetadata metadata;
   };
@@ -100,12 +102,12 @@ class EngineLane {
   }
   // Whether the inputs stay as they are until the receive phase has run. Relays work on what the send phase
   // has stored.
-  bool keeps_inputs(bool split) const { return !split && hops_ == nullptr; }
+  bool keeps_inputs(bool split) const { return !split && !relay_; }
+  std::unique_ptr<collective::MessageHops> make_messages(Communicator& communicator);
   void fetch_headers(Stream stream);
   void post(Operation operation, bool split, std::optional<Stored> stored, Stream stream);
   void fetch(const std::optional<Stored>& stored, Stream stream);
   void describe(const Stored& stored);
-  std::byte* room_for(std::int64_t bytes);
   void reserve(const Stored& stored, const std::vector<std::int64_t>& messages);
   Stored by_plan(const Plan& plan, std::int64_t part_bytes) const;
   void wait();
@@ -117,8 +119,8 @@ class EngineLane {
   std::vector<GatherTermsOfCall> exchange_terms(Operation operation, const GatherTermsOfCall& mine,
                                                 const CallOption& same_everywhere);
   std::int64_t gather_round_bytes() const;
-  collective::DeviceMessages::Outgoing pack_round(const std::vector<GatherBlock>& blocks, std::int64_t begin,
-                                                  std::int64_t round_bytes, Stream stream);
+  collective::SentMessages pack_round(const std::vector<GatherBlock>& blocks, std::int64_t begin,
+                                      std::int64_t round_bytes, Stream stream);
   template <class Receive>
   void send_in_rounds(Operation operation, const std::vector<GatherBlock>& blocks, std::int64_t largest,
                       Stream stream, Receive receive);
@@ -127,16 +129,14 @@ class EngineLane {
   const ExchangeState& exchange_;
   Lane& lane_;
   const int index_;
-  Communicator& communicator_;                  // of call_
-  DeviceHops* const hops_;                      // of call_; null: one hop
-  collective::DeviceMessages* const messages_;  // of call_
-  std::optional<Stored> sent_;                  // in the current call
-  bool headers_delivered_ = false;              // the same: copies of the peers' headers are enqueued
-  PinnedMemory headers_;                        // [2, R] sent and received
-  PinnedMemory scalars_;                        // Scalars
-  CudaEvent stored_;                            // the send phase has ended, and its headers are here
+  std::optional<Stored> sent_;      // in the current call
+  bool headers_delivered_ = false;  // the same: copies of the peers' headers are enqueued
+  PinnedMemory headers_;            // [2, R] sent and received
+  PinnedMemory scalars_;            // Scalars
+  CudaEvent stored_;                // the send phase has ended, and its headers are here
   LaneCounts counts_;
-  TransferMemory more_rows_;  // for rows beyond what the inbox has room for: damaged plans, tiny gathers
+  std::optional<DeviceRelay> relay_;           // two hops
+  collective::MessageHops* const messages_;    // of call_
   std::vector<std::int32_t> tokens_, routes_;  // of the last dispatch_counts: [R], [L]
   collective::EngineCall call_;                // last: its destructor waits for a thread that uses the rest
 };

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "backends/collective/hop_memory.hpp"
 #include "backends/cuda/host/memory_layout.hpp"
 #include "exchange/backend.hpp"
 #include "exchange/configuration.hpp"
@@ -13,15 +14,16 @@ namespace {
 
 constexpr std::int64_t kFlagBytes = 8 * kQuarters;
 
-// Upper bounds for the hops of a call, of messages or of rows. All 0 with one hop.
+// Upper bounds for the hops of a call, of messages or of rows. With one hop, rows alone need an inbox.
 struct HopBytes {
-  std::int64_t first_outbox = 0, first_inbox = 0, second_outbox = 0, second_inbox = 0;
+  std::int64_t first_inbox = 0, first_outbox = 0, second_outbox = 0, second_inbox = 0;
 };
 
 HopBytes hop_bytes(const Config& config, const ExchangeShape& shape, const Topology& topology, int rank,
                    const EngineLayout& layout) {
+  HopBytes bytes{.first_inbox = layout.received_rows * layout.row_bytes};
   // Backends with kernels have windows for the data of hops.
-  if (!has_relays(config, topology) || has_kernels(config.backend)) return {};
+  if (!has_relays(config, topology) || has_kernels(config.backend)) return bytes;
   const std::int64_t tokens = shape.max_tokens,
                      message = engine_message_bytes(shape.message_bytes, shape.top_k),
                      payload = align_up(shape.message_bytes, 16), entry = message - payload + 16;
@@ -31,7 +33,6 @@ HopBytes hop_bytes(const Config& config, const ExchangeShape& shape, const Topol
   for (int other = 0; other < shape.ranks; ++other) {
     if (topology.node_of(other) != node && topology.relay_of(other, node) == rank) relayed += tokens;
   }
-  HopBytes bytes;
   for (int other = 0; other < topology.nodes(); ++other) {
     if (other != node) bytes.first_outbox += tokens * (payload + ranks_of(other) * entry);
   }
@@ -79,12 +80,15 @@ EngineLayout engine_layout(const Config& config, const Topology& topology, int r
   };
   layout.inbox = take(ranks * layout.block_bytes);
   layout.outbox = take(ranks * layout.block_bytes);
-  layout.row_inbox = take(layout.received_rows * layout.row_bytes);
-  layout.row_outbox = take(layout.sent_rows * layout.row_bytes);
   const HopBytes hops = hop_bytes(config, shape, topology, rank, layout);
-  const auto take_region = [&](std::int64_t bytes) { return LaneRegion{take(bytes), bytes}; };
-  layout.first_outbox = take_region(hops.first_outbox);
+  const auto take_region = [&](std::int64_t bytes) {
+    const std::int64_t all = bytes == 0 ? 0 : bytes + ranks * collective::kPairAlign;  // HopBlocks::place()
+    return LaneRegion{take(all), all};
+  };
   layout.first_inbox = take_region(hops.first_inbox);
+  layout.row_inbox = layout.first_inbox.begin;
+  layout.row_outbox = take(layout.sent_rows * layout.row_bytes);
+  layout.first_outbox = take_region(hops.first_outbox);
   layout.second_outbox = take_region(hops.second_outbox);
   layout.second_inbox = take_region(hops.second_inbox);
   layout.signals_end = end;

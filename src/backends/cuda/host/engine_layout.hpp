@@ -38,7 +38,8 @@ struct EngineLayout {
   std::int64_t row_flags;                 // of combine's rows
   std::int64_t row_weights;               // fp32 for each row here: weights received from the source ranks
   std::int64_t token_ranks, route_rank;   // see AddOnNodesArguments
-  // Two hops (engine/device_hops.hpp); otherwise empty. A call uses them for messages or for rows.
+  // Over an engine. A call uses them for messages or for rows; first_inbox is row_inbox. With one hop the
+  // others are empty.
   LaneRegion first_outbox, first_inbox, second_outbox, second_inbox;
   std::int64_t payload_of;        // see NumberPayloadsArguments
   std::int64_t row_of, place_of;  // see RelaySumsArguments
