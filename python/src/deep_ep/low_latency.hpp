@@ -25,8 +25,9 @@ struct LowLatencyShape {
 struct PooledExchange {
   nb::object owner;
   PyExchange* exchange;
-  bool busy = false;  // between the phases of a call
-  int owed = 0;       // refusals for when it is no longer busy
+  bool busy = false;            // between the phases of a call
+  int owed = 0;                 // refusals for when it is no longer busy
+  bool others_refused = false;  // when its call began
 };
 
 // How rows of a dispatch are quantised, as given. use_nvfp4 goes before use_fp8; x_global_scale is 1 / g.
@@ -58,10 +59,13 @@ struct LowLatencyPool {
   void learn(const PyExchange& exchange);
 };
 
-// The pools of a Buffer. The peers of a rank that makes an exchange may be in a call of one that exists, if
-// their shapes differ. So the rank refuses a call of each exchange with kMustAgree. All ranks that make one
-// do, and so does a rank whose call ends with this refusal; then the ranks' hosts gather the shapes.
+// The pools of a Buffer. The peers of a rank whose call is of another shape than its last one may be in a
+// call of another exchange. So the rank refuses a call of each other exchange with kMustAgree. All ranks that
+// change their shape do, and so does a rank whose call ends with this refusal; then the ranks' hosts gather
+// the shapes. On devices, where a refusal is a kernel, only a rank that makes an exchange refuses.
 struct LowLatencyPools {
+  explicit LowLatencyPools(nb::object first_low_latency) : make(std::move(first_low_latency)) {}
+
   // Returns an exchange of the pool that is not busy. If there is none, makes one, a collective operation.
   // Throws UsageError if kMost are busy.
   PooledExchange& acquire(LowLatencyPool& pool);
@@ -91,6 +95,9 @@ struct LowLatencyPools {
  private:
   // `refused`: the exchange whose call ended with a refusal, or null.
   void make_one(LowLatencyPool& pool, const PooledExchange* refused);
+  void refuse_others(const PooledExchange* used);
+
+  const LowLatencyPool* last_ = nullptr;  // of this rank's last call; null: the shapes of the ranks' differed
   static void settle(PooledExchange& exchange);
 };
 
@@ -158,7 +165,7 @@ class LowLatencyCalls {
   LowLatencyCalls(nb::object streams, nb::object python)
       : streams_(std::move(streams)),
         python_(std::move(python)),
-        pools_(std::make_shared<LowLatencyPools>(LowLatencyPools{python_.attr("first_low_latency"), {}})) {}
+        pools_(std::make_shared<LowLatencyPools>(python_.attr("first_low_latency"))) {}
 
   nb::tuple dispatch(const nb::object& x, const nb::object& topk_idx, const nb::object& max_tokens,
                      const nb::object& experts, const nb::object& stats, const LowLatencyFormat& format,

@@ -49,7 +49,11 @@ void LowLatencyPool::add(nb::object made) {
 
 PooledExchange& LowLatencyPools::acquire(LowLatencyPool& pool) {
   for (const auto& exchange : pool.exchanges) {
-    if (!exchange->busy) return *exchange;
+    if (exchange->busy) continue;
+    exchange->others_refused = &pool != last_ && !pool.shape.on_device;
+    if (exchange->others_refused) refuse_others(exchange.get());
+    last_ = &pool;
+    return *exchange;
   }
   if (!pool.may_acquire()) {
     throw UsageError(
@@ -61,17 +65,23 @@ PooledExchange& LowLatencyPools::acquire(LowLatencyPool& pool) {
 }
 
 void LowLatencyPools::make_one(LowLatencyPool& pool, const PooledExchange* refused) {
+  if (refused == nullptr || !refused->others_refused) refuse_others(refused);
+  last_ = nullptr;
+  const LowLatencyShape& shape = pool.shape;
+  pool.add(make(shape.on_device, shape.max_tokens, shape.hidden, shape.experts, shape.top_k));
+  last_ = &pool;
+}
+
+void LowLatencyPools::refuse_others(const PooledExchange* used) {
   std::vector<PooledExchange*> others;
   for (const auto& each : all) {
     for (const auto& exchange : each->exchanges)
-      if (exchange.get() != refused) others.push_back(exchange.get());
+      if (exchange.get() != used) others.push_back(exchange.get());
   }
   for (PooledExchange* const other : others) {
     ++other->owed;
     if (!other->busy) settle(*other);
   }
-  const LowLatencyShape& shape = pool.shape;
-  pool.add(make(shape.on_device, shape.max_tokens, shape.hidden, shape.experts, shape.top_k));
 }
 
 void LowLatencyPools::settle(PooledExchange& exchange) {

@@ -74,6 +74,44 @@ def test_ranks_with_different_low_latency_shapes(rng, name, other, peer):
                 assert counts[e] == len(sent) and all(same_bits(recv[e, i], row) for i, row in enumerate(sent))
 
 
+@pytest.mark.parametrize("last", [0, 1, 2])
+@pytest.mark.parametrize("peer", ["dispatch", "hook of dispatch", "combine", "hook of combine"])
+@pytest.mark.parametrize(("name", "other"), [("num_max_dispatch_tokens_per_rank", {"most": 12}), ("num_experts", {"experts": 32}),
+                                             ("the number of columns of topk_idx", {"top_k": 2}), ("the number of columns of x", {"hidden": 128})])
+def test_ranks_with_different_low_latency_shapes_that_exist(rng, name, other, peer, last):
+    """Both shapes have an exchange; `last`: whose shape the last call had, 2: neither's."""
+    step, hooked = full_step(rng), "hook" in peer
+
+    @on_ranks(2)
+    def _(me, buffer):
+        def call(of, **settings):
+            x, ids = step.tokens[me][:, : of.get("hidden")], step.ids[me][:, : of.get("top_k")]
+            return buffer.low_latency_dispatch(x, ids, of.get("most", 9), of.get("experts", 16), use_fp8=False, **settings)
+
+        shapes, hooks = [{}, other, {"most": 20}], []
+        for shape in shapes[:2] * 2:  # two exchanges of each
+            hooks.append(call(shape, return_recv_hook=True)[-1])
+        for hook in hooks:
+            hook()
+        recv, _, handle, *_ = call({})
+        for shape in (*shapes, shapes[last]):
+            call(shape)
+        for _ in range(2):
+            with pytest.raises(ferry.UsageError, match=f"low-latency mode: {name} is [0-9]+ on rank 0 and [0-9]+ on rank 1"):
+                if me == 0 and "combine" in peer:
+                    result = buffer.low_latency_combine(recv, step.ids[me], step.weights[me], handle, return_recv_hook=hooked)
+                else:
+                    result = call(shapes[me], return_recv_hook=hooked)
+                if hooked:
+                    result[-1]()
+            for most in (9, 20, 12, 9):
+                rows, counts, *_ = low_latency(buffer, step, me, most=most, use_fp8=False)
+                for e in range(8):
+                    sent = [step.tokens[rank][token] for expert, rank, token, _ in routes_to(step, me) if expert == me * 8 + e]
+                    assert counts[e] == len(sent) and all(same_bits(rows[e, i], row) for i, row in enumerate(sent))
+            call(shapes[last])
+
+
 def test_a_hook_may_be_called_after_the_first_call_of_another_shape_on_one_rank(rng):
     steps = [full_step(rng) for _ in range(6)]
 
