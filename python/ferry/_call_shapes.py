@@ -23,6 +23,17 @@ def in_words(words: Sequence[tuple[str, str]]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def naming(argument: str) -> Iterator[None]:
+    """What a framework raises, for tensors on 'meta' or on a GPU where they should be on the host, leaves with the argument's name."""
+    try:
+        yield
+    except ferry.Error:
+        raise
+    except Exception as error:
+        raise ferry.UsageError(f"{argument}: cannot be read: {error}") from error
+
+
+@contextlib.contextmanager
 def refusing_construction(group: ferry.Group | ferry.Rank) -> Iterator[None]:
     """What is wrong with the arguments of a constructor ends that of the peers too."""
     try:
@@ -88,7 +99,7 @@ def raise_refusal(text: str, error: BaseException) -> NoReturn:
     """After this rank has refused a call because of `error`: raises UsageError, or Ctrl-C and its like as they are."""
     if not isinstance(error, Exception):
         raise error
-    raise ferry.UsageError(text) from (None if isinstance(error, ferry.Error) else error)
+    raise ferry.UsageError(text) from (error.__cause__ if isinstance(error, ferry.Error) else error)
 
 
 def delivered_call(exchange: ferry.Exchange, lane: int = 0) -> int:

@@ -20,7 +20,7 @@ import numpy as np
 
 import ferry
 from ferry import _core
-from ferry._call_shapes import delivered_call, in_words, raise_refusal, refusing_construction, refusing_misfits
+from ferry._call_shapes import delivered_call, in_words, naming, raise_refusal, refusing_construction, refusing_misfits
 from ferry._max_device import DeviceLane, typed
 from ferry.deep_ep._arrays import arrays_of
 
@@ -107,11 +107,11 @@ class _Lane:
         """The plan of a combine, and the tags that travel with its rows."""
         config, ids = self.exchange.config, self.topk_ids
         if topk_ids is not None:
-            ids = np.ascontiguousarray(_host(typed("topk_ids", topk_ids, ("int32", "int64"), (None, config.top_k)))).astype(np.int64)
+            ids = _dense("topk_ids", topk_ids, ("int32", "int64"), (None, config.top_k)).astype(np.int64)
         total = _core._max_plan_return(
-            self.exchange, self.plan_memory, _dense("src_info", src_info, "int32", (None, 2)),
-            _dense("row_offsets", row_offsets, "uint32", (None,)),
-            _dense("counts", counts, "int32", (None, self.exchange.ranks)), ids, self.combines, self.row_tags, self.route_tags)
+            self.exchange, self.plan_memory, _dense("src_info", src_info, ("int32",), (None, 2)),
+            _dense("row_offsets", row_offsets, ("uint32",), (None,)),
+            _dense("counts", counts, ("int32",), (None, self.exchange.ranks)), ids, self.combines, self.row_tags, self.route_tags)
         tags = self.row_tags[:total]
         arrays = arrays_of(like)
         return self.exchange.plan_over(self.plan_memory), tags if arrays is arrays_of(tags) else arrays.torch.from_numpy(tags)
@@ -312,6 +312,7 @@ def _host(array: Any) -> Any:
     return np.asarray(array)
 
 
-def _dense(name: str, array: Any, type_name: str, shape: tuple[int | None, ...]) -> Any:
+def _dense(name: str, array: Any, types: tuple[str, ...], shape: tuple[int | None, ...]) -> Any:
     """A dense NumPy array over `array`, whose type and shape are checked."""
-    return np.ascontiguousarray(_host(typed(name, array, (type_name,), shape)))
+    with naming(name):
+        return np.ascontiguousarray(_host(typed(name, array, types, shape)))

@@ -15,7 +15,7 @@ import operator
 from typing import Any, NamedTuple
 
 import ferry
-from ferry._call_shapes import delivered_call, in_words, raise_refusal, refusing_construction, refusing_misfits
+from ferry._call_shapes import delivered_call, in_words, naming, raise_refusal, refusing_construction, refusing_misfits
 from ferry.deep_ep._arrays import arrays_of, rounded
 
 __all__ = ["DispatchResult", "Exchange"]
@@ -202,8 +202,11 @@ class Exchange:
             if arrays.type_name(array) != type_name or tuple(array.shape) != shape:
                 raise ferry.UsageError(
                     f"{name}: {arrays.type_name(array)} {list(array.shape)}, must be {type_name} {list(shape)}")
-        given = (src_idx, src_rank, to_rank, from_rank)
-        src_idx, src_rank, to_rank, from_rank = (arrays.on_host(array).tolist() for array in given)
+        lists = {}
+        for name, (array, _) in expected.items():
+            with naming(name):
+                lists[name] = arrays.on_host(array).tolist()
+        src_idx, src_rank, to_rank, from_rank = lists.values()
         for name, values, limit in (("recv_src_rank", src_rank, ranks), ("recv_src_idx", src_idx, self._max_tokens),
                                     ("n_tokens_to_rank", to_rank, self._max_tokens + 1),
                                     ("n_tokens_from_rank", from_rank, self._max_tokens + 1)):

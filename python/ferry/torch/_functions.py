@@ -77,7 +77,8 @@ def dispatch(
 ) -> DispatchResult:
     """Sends `x` [N, H] to the experts `ids` [N, K], -1 for a masked slot, with `weights` float32 [N, K]. Collective.
 
-    `exchange` is an Exchange or, for torch.compile, its handle_of(exchange). Gradients flow to x and weights. Raises
+    `exchange` is an Exchange or, for torch.compile, its handle_of(exchange). If all tensors are on 'meta', no call is made: the result
+    has shapes alone, and peers with other tensors wait for this rank. Gradients flow to x and weights. Raises
     ferry.UsageError for layouts and formats without gradients, and whatever Exchange.dispatch raises.
     """
     if torch.compiler.is_compiling():

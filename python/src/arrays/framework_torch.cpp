@@ -100,8 +100,10 @@ void inspect_by_attributes(nb::handle object, const char* name, Array& found) {
   found.element = element_from_torch(type);
   found.device = device_from_torch(device);
   if (found.element.bits == 0 || found.device.device_type < 0) {
-    throw UsageError(str(name, ": tensors of ", nb::cast<std::string>(nb::str(type)), " on ",
-                         nb::cast<std::string>(nb::str(device)), " are not supported"));
+    const auto place = nb::cast<std::string>(nb::str(device));
+    throw UsageError(str(name, ": tensors of ", nb::cast<std::string>(nb::str(type)), " on ", place,
+                         " are not supported",
+                         place == "meta" ? ": they have no values; pass tensors on cpu or cuda" : ""));
   }
   const nb::object layout_object = object.attr("layout");
   const auto layout = nb::cast<std::string>(nb::str(layout_object));

@@ -79,3 +79,37 @@ def check_processes(rank, device, rng):
 
 def test_processes_give_the_arrays_of_loops(rng):
     run(check_processes, rng)
+
+
+def check_refusals(rank, device, rng):
+    """Rank 1 passes arrays that overlap or have no values; every rank's call ends, and the next one works."""
+    exchange = ferry.max.Exchange(ferry.Group.torch(), experts=RANKS, top_k=1, hidden=64, max_tokens=4, format="fp32", combine_type="fp32",
+                                  backend="cuda" if device.type == "cuda" else "cpu")
+    odd, x, ids = rank == 1, torch.arange(128.0, device=device).reshape(2, 64) + 1000 * rank, torch.tensor([[1], [0]], device=device)
+    received = exchange.ep_fused_dispatch(x, ids)
+    outputs, inside = received.output_tokens.clone(), torch.zeros_like(x)
+    source = inside.view(torch.int32).reshape(-1)[: received.src_info.numel()].reshape(-1, 2)
+    source.copy_(received.src_info)
+
+    def combine(rows=outputs, info=received.src_info, **options):
+        return exchange.ep_fused_combine(rows, info, received.row_offsets, received.counts, **options)
+
+    for call, words in (
+        (lambda: combine(output_tokens=outputs[:2] if odd else torch.empty_like(x)), ("output_tokens (", "input_tokens (")),
+        (lambda: combine(info=source if odd else received.src_info, output_tokens=inside), ("output_tokens (", "src_info (")),
+        (lambda: exchange.ep_fused_dispatch(received.output_tokens[:2] if odd else x, ids), ("input_tokens (", "copy it out of the lane's memory first")),
+        (lambda: exchange.ep_fused_dispatch(x.to("meta") if odd else x, ids), ("input_tokens: ", "on meta", "pass tensors on cpu or cuda")),
+        (lambda: combine(outputs.to("meta") if odd else outputs), ("input_tokens: ",)),
+        (lambda: combine(info=received.src_info.to("meta") if odd else received.src_info), ("src_info: ",)),
+    ):
+        with pytest.raises(ferry.UsageError, match=None if odd else "rank 1") as caught:
+            call()
+            exchange.synchronize()
+        assert not odd or all(each in str(caught.value) for each in words), str(caught.value)
+        y = combine()
+        exchange.synchronize()
+        assert torch.equal(y, x)
+
+
+def test_overlap_and_tensors_without_values_are_refused(rng):
+    run(check_refusals, rng)

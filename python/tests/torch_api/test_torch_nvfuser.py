@@ -39,6 +39,10 @@ def check_case(rank, device, rng):
     with pytest.raises(ferry.UsageError, match="rank 1: recv_src_idx: int32"):
         index = received.recv_src_idx.int() if rank == 1 else received.recv_src_idx
         exchange.combine(received.recv_x, index, *received[3:])
+    for name in ("recv_src_idx", "recv_src_rank", "n_tokens_to_rank", "n_tokens_from_rank"):
+        with pytest.raises(ferry.UsageError, match=f"rank 1: {name}: "):
+            given = received._replace(**{name: getattr(received, name).to("meta")}) if rank == 1 else received
+            exchange.combine(given.recv_x, *given[2:])
     assert torch.equal(exchange.combine(received.recv_x, *received[2:]), x)
 
 
