@@ -12,6 +12,16 @@ import ferry
 from ferry import _core
 
 
+class SharedByCopies:
+    """As of a ferry.Exchange: copy.copy() and copy.deepcopy() of what holds the object, such as a module, share it."""
+
+    def __copy__(self) -> SharedByCopies:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> SharedByCopies:
+        return self
+
+
 @contextlib.contextmanager
 def in_words(words: Sequence[tuple[str, str]]) -> Iterator[None]:
     """Errors of Ferry leave with these phrases in place of others: (Ferry's, the caller's)."""

@@ -20,7 +20,7 @@ import numpy as np
 
 import ferry
 from ferry import _core
-from ferry._call_shapes import delivered_call, in_words, naming, raise_refusal, refusing_construction, refusing_misfits
+from ferry._call_shapes import SharedByCopies, delivered_call, in_words, naming, raise_refusal, refusing_construction, refusing_misfits
 from ferry._max_device import DeviceLane, typed
 from ferry.deep_ep._arrays import arrays_of
 
@@ -122,7 +122,7 @@ class _Lane:
                                   np.ascontiguousarray(_host(returned)).reshape(-1))
 
 
-class Exchange:
+class Exchange(SharedByCopies):
     """Dispatch and combine for one configuration; combine takes src_info, row_offsets and counts in place of a plan.
 
     Collective: every rank constructs it and makes the same calls of a lane in the same order. The async calls send and wait
@@ -280,6 +280,8 @@ class Exchange:
         kept = self._idle(lane, "combine")
         kept.combines += 1
         try:
+            if input_tokens is None:
+                raise ferry.UsageError("input_tokens: None, must be an array of rows")
             plan, tags = kept.plan(src_info, row_offsets, counts, topk_ids, lane, input_tokens)
             _core._max_require_apart({"output_tokens": output_tokens, "shared_outputs": shared_outputs},
                                      {"src_info": src_info, "row_offsets": row_offsets, "counts": counts, "topk_ids": topk_ids})

@@ -15,7 +15,7 @@ import operator
 from typing import Any, NamedTuple
 
 import ferry
-from ferry._call_shapes import delivered_call, in_words, naming, raise_refusal, refusing_construction, refusing_misfits
+from ferry._call_shapes import SharedByCopies, delivered_call, in_words, naming, raise_refusal, refusing_construction, refusing_misfits
 from ferry.deep_ep._arrays import arrays_of, rounded
 
 __all__ = ["DispatchResult", "Exchange"]
@@ -50,7 +50,7 @@ class DispatchResult(NamedTuple):
     """[R]: rows that this rank has received from each rank."""
 
 
-class Exchange:
+class Exchange(SharedByCopies):
     """Dispatch and combine for one configuration; combine needs no plan and no ids.
 
     Collective: every rank constructs it and makes the same calls in the same order, one at a time. Blocking: every call

@@ -7,6 +7,7 @@
 
 #include "arrays/arguments.hpp"
 #include "arrays/framework.hpp"
+#include "ferry/error.hpp"
 
 namespace ferry::python {
 

@@ -187,6 +187,8 @@ def test_other_arguments_are_refused_on_every_rank():
                 combined(exchange, received, **(options if wrong else {}))
         with pytest.raises(ferry.UsageError, match="input_tokens"):
             combined(exchange, received, received.output_tokens[:, :2] if wrong else None)
+        with pytest.raises(ferry.UsageError, match="rank 1: input_tokens: None"):
+            exchange.ep_fused_combine(None if wrong else received.output_tokens, received.src_info, received.row_offsets, received.counts)
         with pytest.raises(ferry.UsageError, match="lane = 1, must be 0 to 0"):
             exchange.ep_combine_wait(lane=1)
         with pytest.raises(ferry.UsageError, match="call ep_combine_async first"):
@@ -244,7 +246,7 @@ SPOKEN = {
     "a scale of another format": ("dispatch", {"global_scale": 2.0}, "ep_dispatch: global_scale is for the format nvfp4"),
     "outputs of another width": ("combine", {"input_tokens": np.ones((5, 3), np.float32)}, "input_tokens: expected rows of 4 columns"),
     "too few outputs": ("combine", {"input_tokens": np.ones((1, 4), np.float32)}, "input_tokens: expected . rows or more, got 1"),
-    "no outputs": ("combine", {"input_tokens": None}, "input_tokens and output_tokens given on rank 0"),
+    "no outputs": ("combine", {"input_tokens": None}, "rank 1: input_tokens: None, must be an array of rows"),
     "weights of another shape": ("combine", {"router_weights": np.ones((2, 3), np.float32)}, "router_weights: expected an array of shape"),
     "a result of another shape": ("combine", {"output_tokens": np.ones((3, 4), np.float32)}, "output_tokens: expected shape"),
     "a read-only result": ("combine", {"output_tokens": np.broadcast_to(np.float32(0), (2, 4))}, "output_tokens: is read-only"),

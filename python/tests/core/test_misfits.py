@@ -1,5 +1,6 @@
 """Calls of the other systems' shapes whose arguments do not fit the signature: every rank gets an error, and the next call works."""
 
+import copy
 import inspect
 
 import numpy as np
@@ -160,6 +161,16 @@ def test_a_wait_call_with_arguments_that_do_not_fit_ends_the_call(phase, wrong):
             exchange.ep_combine_async(received.output_tokens.copy(), received.src_info, received.row_offsets, received.counts)
             y = wait("combine")
             assert y is None or np.array_equal(y, 2 * x)
+
+    ferry.Group.threads(2).run(body)
+
+
+def test_copies_share_the_exchange():
+    """Of what holds one, such as a module: a copy with a state of its own would lose count of the calls."""
+    def body(rank):
+        deep_ep, max_, nvfuser = DeepEp(rank), Max(rank), NvFuser(rank)
+        for made in (deep_ep.buffer, max_.exchange, nvfuser.exchange):
+            assert copy.deepcopy({"made": made})["made"] is made and copy.copy(made) is made
 
     ferry.Group.threads(2).run(body)
 
