@@ -12,7 +12,7 @@
 #include "ferry/exchange.hpp"
 #include "ferry/group.hpp"
 #include "tools/ferry/run/combine_check.hpp"
-#include "tools/ferry/run/dispatch_check.hpp"
+#include "tools/ferry/run/dispatch_values.hpp"
 #include "tools/ferry/run/report.hpp"
 #include "tools/ferry/run/run_spec.hpp"
 #include "tools/ferry/run/shared_results.hpp"
@@ -50,7 +50,7 @@ void with_received(const RunSpec& spec, const std::function<void(const DispatchR
 
 CheckCounter checked(const RunSpec& spec, const DispatchResult& received) {
   CheckCounter counter;
-  DispatchCheck(spec, 0).run(1, received, counter);
+  dispatch_check(spec, 0).run(1, received, counter, token_parts(spec, 0));
   return counter;
 }
 
@@ -148,7 +148,7 @@ class CombineProducts : public testing::TestWithParam<const char*> {
     options.reduction = GetParam();
     spec_ = make_run_spec(options);
     routes_ = make_routes(spec_, 0, 0);
-    x_ = DispatchCheck(spec_, 0).expected_values(0);
+    x_ = expected_values(spec_, 0, 0);
   }
 
   RunSpec spec_;
@@ -185,7 +185,7 @@ INSTANTIATE_TEST_SUITE_P(Reductions, CombineProducts, testing::Values("partial",
 class DenseCheck : public testing::Test {
  protected:
   DenseCheck() : spec_(options()), routes_(make_routes(spec_, 0, 0)) {
-    dense_ = dense_swiglu(spec_, routes_, DispatchCheck(spec_, 0).expected_values(0));
+    dense_ = dense_swiglu(spec_, routes_, expected_values(spec_, 0, 0));
   }
 
   static RunSpec options() { return make_run_spec(small_options("expert_major", "fp32")); }

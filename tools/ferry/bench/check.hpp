@@ -15,8 +15,8 @@ std::int64_t check_received(const BenchPoint& point, const BenchInputs& inputs, 
                             const DispatchResult& received);
 
 // Compares all but the bytes, which may be in device memory. `weighted`: the dispatch carried weights.
-std::int64_t check_row_positions(const BenchPoint& point, const BenchInputs& inputs, int set, int rank,
-                                 const DispatchResult& received, bool weighted);
+std::int64_t check_row_positions(const BenchInputs& inputs, int set, int rank, const DispatchResult& received,
+                                 bool weighted);
 
 struct CombineMode {
   Reduction reduction = Reduction::partial;

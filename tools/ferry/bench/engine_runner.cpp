@@ -126,7 +126,7 @@ void EngineBenchRunner::prepare() {
     dispatch(set);
     exchange_.synchronize(0, stream_);
     const DispatchResult local = received_on_host_.copy_row_positions(received_, point_.config);
-    rows_checked_ += check_row_positions(point_, inputs_, set, rank_.index(), local, true);
+    rows_checked_ += check_row_positions(inputs_, set, rank_.index(), local, true);
     sets_.record_rows(set, local);
     rows = std::max<std::int64_t>(rows, *local.total);
   }

@@ -124,7 +124,7 @@ void GpuBenchRunner::prepare() {
     dispatch(first_call, set);
     exchange_.synchronize(0, stream_);
     const DispatchResult local = received_on_host_.copy_row_positions(received_, point_.config);
-    check_row_positions(point_, inputs_, set, rank_.index(), local, true);
+    check_row_positions(inputs_, set, rank_.index(), local, true);
     rank_.barrier();
     inputs_on_gpu_.record_rows(set, local);
     rows = std::max<std::int64_t>(rows, *local.total);
@@ -231,7 +231,7 @@ void GpuBenchRunner::poison(const TimedCall& call, int set_index) {
 
 std::int64_t GpuBenchRunner::check_dispatch(const TimedCall& call, int set) {
   const DispatchResult local = received_on_host_.copy_row_positions(received_, point_.config);
-  const std::int64_t rows = check_row_positions(point_, inputs_, set, rank_.index(), local, call.weighted);
+  const std::int64_t rows = check_row_positions(inputs_, set, rank_.index(), local, call.weighted);
   inputs_on_gpu_.check_bytes(set, received_, stream_);
   return rows;
 }

@@ -1,5 +1,7 @@
 #include "tools/ferry/bench/inputs.hpp"
 
+#include <fmt/core.h>
+
 #include <algorithm>
 
 #include "backends/cpu/kernels/kernels.hpp"
@@ -36,6 +38,22 @@ BenchInputs::BenchInputs(const BenchPoint& point) : point_(point) {
   for (std::size_t i = 0; i < weights_.size(); ++i) weights_[i] = mix(i) % 2 == 0 ? 1.0f : 0.5f;
   pattern_.resize(static_cast<std::size_t>(point.config.hidden) + kOffsets);
   for (std::size_t i = 0; i < pattern_.size(); ++i) pattern_[i] = small_number(mix(i + 1));
+  for (int set = 0; set < kSets; ++set) checks_.emplace_back(oracle_inputs(set), fmt::format("set {}", set));
+}
+
+oracle::GlobalInputs BenchInputs::oracle_inputs(int set) const {
+  oracle::GlobalInputs all;
+  all.config = point_.config;
+  all.format = point_.config.format;
+  all.weighted = true;
+  const std::int64_t routes = std::int64_t{point_.tokens} * point_.config.top_k;
+  for (int rank = 0; rank < point_.ranks; ++rank) {
+    oracle::RankInputs& one = all.ranks.emplace_back();
+    one.tokens = point_.tokens;
+    one.ids.assign(ids(set, rank), ids(set, rank) + routes);
+    one.weights.assign(weights(set, rank), weights(set, rank) + routes);
+  }
+  return all;
 }
 
 std::size_t BenchInputs::routes_before(int set, int rank) const {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "tools/ferry/bench/point.hpp"
+#include "tools/ferry/common/dispatch_check.hpp"
 
 namespace ferry::app {
 
@@ -23,16 +24,21 @@ class BenchInputs {
   const std::int32_t* ids(int set, int rank) const { return &ids_[routes_before(set, rank)]; }
   const float* weights(int set, int rank) const { return &weights_[routes_before(set, rank)]; }
 
+  // Of a set's dispatch.
+  const DispatchCheck& check(int set) const { return checks_[static_cast<std::size_t>(set)]; }
+
   // A token's values times `factor`, [H] of BenchPoint::type.
   void write_token(int set, int rank, std::int64_t token, float factor, std::byte* row) const;
 
  private:
   std::size_t routes_before(int set, int rank) const;
+  oracle::GlobalInputs oracle_inputs(int set) const;
 
   const BenchPoint& point_;
   std::vector<std::int32_t> ids_;  // [kSets, R, N, K]
   std::vector<float> weights_;     // [kSets, R, N, K]
   std::vector<float> pattern_;     // a token's values are a section of it
+  std::vector<DispatchCheck> checks_;
 };
 
 // A token as it must be received: its parts one after another, each of PartLayout::wire_bytes.

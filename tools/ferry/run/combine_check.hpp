@@ -2,7 +2,7 @@
 //
 // The expected sums are computed on the token's source rank from the token's own values, which no dispatch
 // and no other rank has touched. `x` holds a rank's tokens with the values that reach the experts, [N,
-// hidden] (DispatchCheck::expected_values).
+// hidden] (expected_values()).
 #pragma once
 
 #include <cstddef>

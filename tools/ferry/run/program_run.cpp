@@ -12,7 +12,7 @@
 #include "tools/ferry/common/input.hpp"
 #include "tools/ferry/common/machine.hpp"
 #include "tools/ferry/run/combine_check.hpp"
-#include "tools/ferry/run/dispatch_check.hpp"
+#include "tools/ferry/run/dispatch_values.hpp"
 #include "tools/ferry/run/program_context.hpp"
 #include "tools/ferry/run/report.hpp"
 
@@ -112,8 +112,7 @@ class RankPrograms {
     for (std::size_t i = 0; i < plain.size(); ++i)
       check_rows(spec_, step, me, plain[i], batched[i], found_.batches);
     if (!spec_.options.program.empty()) return;
-    DispatchCheck check(spec_, step);
-    const std::vector<float> x = check.expected_values(me);
+    const std::vector<float> x = expected_values(spec_, step, me);
     check_rows(spec_, step, me,
                expected_products(spec_, rank_.topology(), combined_routes(spec_, me, inputs.routes), x),
                plain[0], found_.sums);

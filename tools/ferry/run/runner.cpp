@@ -8,7 +8,7 @@
 
 #include "tools/ferry/common/random.hpp"
 #include "tools/ferry/run/combine_check.hpp"
-#include "tools/ferry/run/dispatch_check.hpp"
+#include "tools/ferry/run/dispatch_values.hpp"
 #include "tools/ferry/run/planned_messages.hpp"
 
 namespace ferry::app {
@@ -63,21 +63,21 @@ void RankRunner::check_steps() {
   for (int number = 0; number < spec_.options.steps; ++number) {
     stage_ = fmt::format("while step {} of {} was checked", number + 1, spec_.options.steps);
     const Step step = make_step(number);
-    DispatchCheck check(spec_, number);
-    const std::vector<float> x = check.expected_values(rank_.index());
+    const std::vector<float> x = expected_values(spec_, number, rank_.index());
     progress_.checking.advance();
-    check_exact(step, check, x);
+    check_exact(step, x);
     progress_.checking.advance();
     check_swiglu(step, x);
     progress_.checking.advance();
   }
 }
 
-void RankRunner::check_exact(const Step& step, DispatchCheck& check, const std::vector<float>& x) {
+void RankRunner::check_exact(const Step& step, const std::vector<float>& x) {
   const int me = rank_.index();
   context_->set_inputs(step.inputs);
   dispatch_together();
-  check.run(me, context_->received(), own_results_.dispatch);
+  dispatch_check(spec_, step.number)
+      .run(me, context_->received(), own_results_.dispatch, token_parts(spec_, step.number));
   context_->run_scaling_experts();
   combine_together();
   const Routes routes = combined_routes(spec_, me, step.inputs.routes);

@@ -15,8 +15,6 @@
 
 namespace ferry::app {
 
-class DispatchCheck;
-
 // Progress of the ranks that this process starts, or of the rank that it is. Construct it before they start.
 struct RunProgress {
   RunProgress(int ranks, int steps)
@@ -48,7 +46,7 @@ class RankRunner {
   struct Step;
 
   void check_steps();
-  void check_exact(const Step& step, DispatchCheck& check, const std::vector<float>& x);
+  void check_exact(const Step& step, const std::vector<float>& x);
   void check_swiglu(const Step& step, const std::vector<float>& x);
   void dispatch_together();
   void combine_together();
