@@ -84,6 +84,11 @@ void check_values(const Array& x, const Format& format, int max_tokens) {
     throw UsageError(str("x: ", counted(x.shape[0], "token"), ", but num_max_dispatch_tokens_per_rank = ",
                          max_tokens, ": pass fewer, or on every rank a larger number"));
   }
+  if (const int whole = format.quantises() ? encoding_of(format).is_two_level() ? 32 : 16 : 1;
+      x.shape[1] % whole != 0) {
+    throw UsageError(str("x: expected a hidden size that is a multiple of ", whole, " with ",
+                         whole == 32 ? "use_nvfp4" : "use_fp8", ", got shape ", shape_text(x.shape)));
+  }
   if (format.quantises() || x.element == kBf16) return;
   throw UsageError(str("x: expected bfloat16 with use_fp8=False, got ", name_of(x.element)));
 }

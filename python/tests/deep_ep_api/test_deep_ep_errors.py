@@ -63,6 +63,8 @@ def test_messages_name_the_arguments_of_the_interface(rng):
             (lambda: buffer.get_dispatch_layout(np.tile(ids, (1, 11)), 16), r"topk_idx: expected 1 to 32 columns, got shape \[5, 33\]"),
             (lambda: buffer.combine(rows, handle, topk_weights=theirs[:, :1]), r"topk_weights: expected float32 of shape \[any, 3\]"),
             (lambda: decode(x=x[:, :100].copy()), "x: expected a hidden size"),
+            (lambda: decode(x=x[:, :200].copy()), r"x: expected a hidden size that is a multiple of 16 with use_fp8, got shape \[5, 200\]"),
+            (lambda: decode(x=x[:, :16].copy(), use_nvfp4=True), "x: expected a hidden size that is a multiple of 32 with use_nvfp4"),
             (lambda: decode(most=2**31 - 1), "num_max_dispatch_tokens_per_rank: expected an integer from 1 to 16777216"),
             (lambda: decode(experts=2**31 - 1), "num_experts: expected an integer from 1 to 1048576"),
             (lambda: decode(most=4), "x: 5 tokens, but num_max_dispatch_tokens_per_rank = 4"),
