@@ -31,7 +31,7 @@ ROOMS = {
     "plan": "base format layout",
     "exchange": "base format group layout plan",
     "backends/cpu/kernels": "base format",
-    "backends/cpu/link": "exchange group layout memory",
+    "backends/cpu/link": "exchange group",
     "backends/cpu": "format group memory layout plan exchange backends/cpu/kernels backends/cpu/link",
     "backends/collective": "base engine group memory plan exchange backends/cpu backends/cpu/link",
     "backends/sliced": "format layout memory plan exchange",

@@ -1,7 +1,7 @@
 // The CUDA stream of the tests: the library's own wrapper.
 #pragma once
 
-#include "backends/cuda/runtime/cuda_stream.hpp"
+#include "backends/cuda/runtime/stream.hpp"
 
 namespace ferry::contract {
 

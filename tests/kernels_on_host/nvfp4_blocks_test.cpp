@@ -9,7 +9,7 @@
 #include <cstring>
 #include <vector>
 
-#include "backends/cuda/device/row_stream.cuh"
+#include "backends/cuda/device/row_copy.cuh"
 #include "backends/cuda/dispatch/send_nvfp4.cuh"
 #include "kernels_on_host/grid.hpp"
 #include "oracle/block_formats.hpp"

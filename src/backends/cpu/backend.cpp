@@ -1,14 +1,70 @@
-// The CPU backend: lanes that share one region of symmetric memory. With two hops it is another class.
+// The backend `cpu`: lanes whose links write messages into the receiver's staging in shared memory. With two
+// hops it is another class.
 #include "backends/cpu/chunk_schedule.hpp"
 #include "backends/cpu/host_backend.hpp"
-#include "backends/cpu/link/shared_link.hpp"
+#include "backends/cpu/link/peer_link.hpp"
 #include "backends/cpu/sizes.hpp"
 #include "group/fault_points.hpp"
 #include "group/rank_state.hpp"
+#include "layout/exchange_layout.hpp"
+#include "memory/symmetric_memory.hpp"
 
 namespace ferry {
 namespace cpu {
 namespace {
+
+class SharedLink final : public PeerLink {
+ public:
+  // Local. `memory` is laid out by `layout` and outlives the link.
+  SharedLink(const Rank& rank, const SymmetricMemory& memory, const ExchangeLayout& layout, int lane,
+             std::int64_t summary_bytes, double deadline)
+      : memory_(memory),
+        layout_(layout),
+        lane_(lane),
+        rank_(rank.index()),
+        ranks_(rank.size()),
+        channel_(rank, memory.sections(layout.signals_of(lane)), summary_bytes, deadline) {}
+
+  std::uint64_t begin(Operation operation, std::span<const CallOption> options) override {
+    return channel_.begin(operation, options);
+  }
+  std::uint64_t call() const override { return channel_.call(); }
+  std::byte* summary_to(int peer) override { return channel_.summary_to(peer); }
+  const std::byte* summary_from(int peer) const override { return channel_.summary_from(peer); }
+  bool packs() const override { return false; }
+  void reserve(const Reservation&) override {}
+  std::byte* outgoing(Staging staging, int peer) override { return staged(staging, peer, rank_); }
+  const std::byte* incoming(Staging staging, int peer) const override { return staged(staging, rank_, peer); }
+  std::int64_t incoming_bytes(int) const override { return 0; }
+  void post(bool) override {
+    for (int step = 1; step <= ranks_; ++step) channel_.post((rank_ + step) % ranks_);
+  }
+  void wait() override {
+    for (int step = 0; step < ranks_; ++step) channel_.wait((rank_ + step) % ranks_);
+  }
+  void post_chunk(std::int64_t chunk) override {
+    for (int step = 1; step < ranks_; ++step) channel_.post_chunk((rank_ + step) % ranks_, chunk);
+  }
+  void wait_chunk(int peer, std::int64_t chunk) override { channel_.wait_chunk(peer, chunk); }
+  void refuse(Operation operation, const Error& error) noexcept override {
+    channel_.refuse(operation, error);
+  }
+
+ private:
+  // The staging of rank `at` in the buffer of the current call. Combine's rows are placed by token, whichever
+  // rank writes them.
+  std::byte* staged(Staging staging, int at, int source) const {
+    const int parity = channel_.parity();
+    const std::int64_t offset = staging == Staging::dispatch ? layout_.messages_of(lane_, parity, source)
+                                                             : layout_.combine_of(lane_, parity);
+    return memory_.at(at, offset);
+  }
+
+  const SymmetricMemory& memory_;
+  const ExchangeLayout& layout_;
+  const int lane_, rank_, ranks_;
+  Channel channel_;
+};
 
 CpuContext shared_context(const Rank& rank, const Config& config) {
   const ExchangeShape shape = symmetric_layout(config).shape;

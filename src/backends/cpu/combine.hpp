@@ -11,7 +11,6 @@
 
 #include <vector>
 
-#include "backends/cpu/call_summary.hpp"
 #include "backends/cpu/chunk_schedule.hpp"
 #include "backends/cpu/combine_relay.hpp"
 #include "backends/cpu/lane.hpp"

@@ -4,7 +4,7 @@
 #include <cstring>
 #include <limits>
 
-#include "backends/cpu/call_summary.hpp"
+#include "backends/cpu/lane.hpp"
 #include "backends/cpu/node_sum.hpp"
 
 namespace ferry::cpu {

@@ -4,15 +4,30 @@
 
 #include <vector>
 
-#include "backends/cpu/call_summary.hpp"
 #include "backends/cpu/chunk_schedule.hpp"
 #include "backends/cpu/dispatch_relay.hpp"
-#include "backends/cpu/expert_scale.hpp"
+#include "backends/cpu/kernels/kernels.hpp"
 #include "backends/cpu/lane.hpp"
+#include "format/encoding.hpp"
 #include "layout/message.hpp"
 #include "plan/planning.hpp"
 
 namespace ferry::cpu {
+
+// Encodes a received row with the scale of its expert (DispatchOptions::input_scales).
+class ExpertScaleEncoder {
+ public:
+  explicit ExpertScaleEncoder(const Kernels& kernels) : kernels_(kernels) {}
+
+  // Two levels: g = scale. mxfp8: the block rule on in / scale. fp8: e4m3(in / scale), and no scales. Returns
+  // whether every scale of a block could be formed, as Kernels::encode_row.
+  bool encode(const EncodedRow& to, const void* in, DType type, std::int64_t columns,
+              const Encoding& encoding, float scale);
+
+ private:
+  const Kernels& kernels_;
+  std::vector<float> quotients_;  // of one row
+};
 
 class Dispatch {
  public:

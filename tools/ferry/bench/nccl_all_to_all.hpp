@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <string>
 
-#include "backends/cuda/runtime/cuda_stream.hpp"
+#include "backends/cuda/runtime/stream.hpp"
 #include "engine/nccl_library.hpp"
 #include "ferry/group.hpp"
 #include "tools/ferry/bench/engine_transfers.hpp"

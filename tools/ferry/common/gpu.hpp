@@ -8,8 +8,8 @@
 #include <utility>
 #include <vector>
 
-#include "backends/cuda/runtime/cuda_stream.hpp"
 #include "backends/cuda/runtime/error.hpp"
+#include "backends/cuda/runtime/stream.hpp"
 #include "ferry/exchange.hpp"
 
 namespace ferry::app {

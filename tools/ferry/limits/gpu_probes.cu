@@ -6,8 +6,8 @@
 #include <cstdlib>
 #include <memory>
 
-#include "backends/cuda/runtime/cuda_stream.hpp"
 #include "backends/cuda/runtime/error.hpp"
+#include "backends/cuda/runtime/stream.hpp"
 #include "ferry/error.hpp"
 #include "tools/ferry/limits/gpu_probes.hpp"
 

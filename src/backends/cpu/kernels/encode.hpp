@@ -1,6 +1,7 @@
 // Quantisation of a row in blocks of columns, each with a scale.
 #pragma once
 
+#include "backends/cpu/kernels/kernels.hpp"
 #include "backends/cpu/kernels/values.hpp"
 #include "format/blocks.hpp"
 #include "format/numbers.hpp"

@@ -1,8 +1,6 @@
 // Builds the kernel table of the instruction set that the including file is compiled for.
 #pragma once
 
-#include "backends/cpu/kernels/copy.hpp"
-#include "backends/cpu/kernels/dot.hpp"
 #include "backends/cpu/kernels/encode.hpp"
 #include "backends/cpu/kernels/rows.hpp"
 #include "backends/cpu/kernels/sum.hpp"

@@ -2,7 +2,7 @@
 // while asynchronous copies bring the next pieces into shared memory.
 #pragma once
 
-#include "backends/cuda/device/row_stream.cuh"
+#include "backends/cuda/device/row_copy.cuh"
 #include "backends/cuda/device/values.cuh"
 
 namespace ferry::cuda {

@@ -1,7 +1,7 @@
 // Sends one token's row to all of its destinations at once, unchanged or quantised.
 #pragma once
 
-#include "backends/cuda/device/row_stream.cuh"
+#include "backends/cuda/device/row_copy.cuh"
 #include "backends/cuda/dispatch/destination.cuh"
 #include "backends/cuda/dispatch/dispatch_traits.cuh"
 #include "backends/cuda/dispatch/encode.cuh"

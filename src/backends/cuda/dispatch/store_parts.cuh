@@ -1,7 +1,7 @@
 // Stores received rows: copies of a message's parts, and rows computed from them.
 #pragma once
 
-#include "backends/cuda/device/row_stream.cuh"
+#include "backends/cuda/device/row_copy.cuh"
 #include "backends/cuda/device/values.cuh"
 #include "backends/cuda/dispatch/dispatch.hpp"
 #include "backends/cuda/dispatch/dispatch_traits.cuh"

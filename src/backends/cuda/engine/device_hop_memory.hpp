@@ -8,8 +8,7 @@
 
 #include "backends/collective/hop_memory.hpp"
 #include "backends/cuda/host/exchange_state.hpp"
-#include "backends/cuda/runtime/cuda_stream.hpp"
-#include "backends/cuda/runtime/current_device.hpp"
+#include "backends/cuda/runtime/stream.hpp"
 #include "engine/engine.hpp"
 
 namespace ferry::cuda {

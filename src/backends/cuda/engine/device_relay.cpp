@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "backends/cuda/runtime/current_device.hpp"
+#include "backends/cuda/runtime/stream.hpp"
 #include "ferry/error.hpp"
 
 namespace ferry::cuda {

@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "backends/cuda/engine/engine_lane.hpp"
-#include "backends/cuda/runtime/current_device.hpp"
+#include "backends/cuda/runtime/stream.hpp"
 #include "base/text.hpp"
 #include "exchange/call_options.hpp"
 #include "exchange/gather.hpp"

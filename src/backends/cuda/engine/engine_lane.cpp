@@ -4,7 +4,7 @@
 #include <cstring>
 #include <limits>
 
-#include "backends/cuda/runtime/current_device.hpp"
+#include "backends/cuda/runtime/stream.hpp"
 #include "base/text.hpp"
 #include "exchange/call_options.hpp"
 #include "exchange/configuration.hpp"

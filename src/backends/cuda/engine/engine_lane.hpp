@@ -11,7 +11,7 @@
 #include "backends/cuda/engine/device_hop_memory.hpp"
 #include "backends/cuda/engine/device_relay.hpp"
 #include "backends/cuda/host/lane.hpp"
-#include "backends/cuda/runtime/event.hpp"
+#include "backends/cuda/runtime/stream.hpp"
 
 namespace ferry::cuda {
 

@@ -5,9 +5,7 @@
 #include "backends/collective/window_communicator.hpp"
 #include "backends/cuda/memory/device_memory.hpp"
 #include "backends/cuda/memory/symmetric.hpp"
-#include "backends/cuda/runtime/cuda_stream.hpp"
-#include "backends/cuda/runtime/current_device.hpp"
-#include "backends/cuda/runtime/event.hpp"
+#include "backends/cuda/runtime/stream.hpp"
 
 namespace ferry::cuda {
 namespace {

@@ -4,9 +4,7 @@
 #include <utility>
 
 #include "backends/cuda/memory/device_memory.hpp"
-#include "backends/cuda/runtime/cuda_stream.hpp"
-#include "backends/cuda/runtime/current_device.hpp"
-#include "backends/cuda/runtime/event.hpp"
+#include "backends/cuda/runtime/stream.hpp"
 
 namespace ferry::cuda {
 namespace {

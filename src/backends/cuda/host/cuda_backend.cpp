@@ -1,7 +1,7 @@
 #include "backends/cuda/host/cuda_backend.hpp"
 
-#include "backends/cuda/runtime/current_device.hpp"
 #include "backends/cuda/runtime/error.hpp"
+#include "backends/cuda/runtime/stream.hpp"
 #include "base/text.hpp"
 #include "exchange/configuration.hpp"
 #include "group/fault_points.hpp"

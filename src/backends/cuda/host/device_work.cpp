@@ -8,12 +8,9 @@
 #include "backends/cuda/host/cuda_backend.hpp"
 #include "backends/cuda/memory/device_memory.hpp"
 #include "backends/cuda/operations/row_guards.hpp"
-#include "backends/cuda/runtime/blocking_copy.hpp"
-#include "backends/cuda/runtime/cuda_stream.hpp"
-#include "backends/cuda/runtime/current_device.hpp"
 #include "backends/cuda/runtime/driver.hpp"
-#include "backends/cuda/runtime/event.hpp"
 #include "backends/cuda/runtime/launch.hpp"
+#include "backends/cuda/runtime/stream.hpp"
 
 namespace ferry::cuda {
 

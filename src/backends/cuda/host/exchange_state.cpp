@@ -5,8 +5,8 @@
 
 #include "backends/cuda/device/routing_tables.hpp"
 #include "backends/cuda/protocol/lane_view.hpp"
-#include "backends/cuda/runtime/blocking_copy.hpp"
 #include "backends/cuda/runtime/error.hpp"
+#include "backends/cuda/runtime/stream.hpp"
 #include "base/environment.hpp"
 #include "base/text.hpp"
 #include "ferry/error.hpp"

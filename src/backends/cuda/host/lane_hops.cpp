@@ -3,9 +3,8 @@
 #include <numeric>
 
 #include "backends/cuda/host/lane.hpp"
-#include "backends/cuda/runtime/blocking_copy.hpp"
-#include "backends/cuda/runtime/current_device.hpp"
 #include "backends/cuda/runtime/error.hpp"
+#include "backends/cuda/runtime/stream.hpp"
 #include "backends/cuda/two_hops/header_calls.hpp"
 #include "base/text.hpp"
 #include "exchange/configuration.hpp"

@@ -65,4 +65,8 @@ class PointerCheck {
   std::array<const void*, 64> accepted_{};
 };
 
+// The memory at `address`, and whether kernels of `device` can access it. One call of the driver, and another
+// for memory of another device.
+MemoryFound find_memory(const void* address, int device);
+
 }  // namespace ferry::cuda

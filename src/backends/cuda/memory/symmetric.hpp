@@ -8,7 +8,7 @@
 #include <memory>
 #include <vector>
 
-#include "backends/cuda/memory/vmm.hpp"
+#include "backends/cuda/memory/device_memory.hpp"
 #include "ferry/group.hpp"
 
 namespace ferry::cuda {

@@ -1,7 +1,7 @@
 // dispatch_layout() on GPUs: one launch of one cluster, whose blocks count together.
 #include <optional>
 
-#include "backends/cuda/memory/device_access.hpp"
+#include "backends/cuda/memory/pointer_check.hpp"
 #include "backends/cuda/operations/cluster_counts.cuh"
 #include "backends/cuda/protocol/lane_view.hpp"
 #include "backends/cuda/runtime/error.hpp"
