@@ -159,11 +159,10 @@ void Lane::set_tiles(const DispatchCall& call, DispatchArguments& arguments, Str
   std::byte* scales = has_rows ? array<std::byte>(arrays_.scale_rows) : further_scale_rows(stream);
   if (config.own_receive_buffers) {
     const std::int64_t values = part_bytes_total(arguments.received.part[0], row_room(config, view_.rank));
-    scales = view_.at(view_.rank, view_.receive_buffers + align_up(values, 256));
+    scales = receive_buffers() + align_up(values, 256);
   }
-  std::byte* const own = config.own_receive_buffers
-                             ? view_.at(view_.rank, view_.receive_buffers + device_layout(config).tiles)
-                             : nullptr;
+  std::byte* const own =
+      config.own_receive_buffers ? receive_buffers() + device_layout(config).tiles : nullptr;
   ReceivedPart& tiles = result_.parts[1];
   tiles.data = call.memory.parts[1] != nullptr ? call.memory.parts[1] : own;
   tiles.row_bytes = received_row_bytes(parts_of(call.format, config.hidden).part[1]);
