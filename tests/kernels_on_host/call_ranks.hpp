@@ -87,7 +87,7 @@ class CallRanks {
     // Two hops, or an engine.
     EngineLayout engine{};
     Memory engine_memory, windows;
-    std::vector<HopTaskState> hop_states;
+    std::vector<std::byte> hop_states;
     HopCounts hop_counts[4] = {};
   };
 

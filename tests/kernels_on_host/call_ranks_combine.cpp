@@ -18,7 +18,7 @@
 namespace ferry::cuda {
 
 // The memory of a block: see Grid::give_each_block().
-alignas(128) std::byte stream_memory[kStreamsBytes];
+alignas(128) std::byte FERRY_WIDTH::stream_memory[kStreamsBytes];
 
 namespace {
 

@@ -19,7 +19,7 @@
 namespace ferry::cuda {
 
 // The memory of a block: see Grid::give_each_block().
-alignas(128) std::byte block_memory[256 << 10];
+alignas(128) std::byte FERRY_WIDTH::block_memory[256 << 10];
 
 namespace {
 
@@ -104,7 +104,7 @@ DispatchArguments CallRanks::dispatch_arguments(const contract::StepInputs& step
     rank.parts[p] = of_bytes(part_bytes_total(part, room), kPoison);
     rank.received[p] = at(rank.parts[p]);
     if (form.direct_write && p == 0) {
-      rank.received[p] = rank.view.received_row(index, 0, 0);
+      rank.received[p] = memory::received_row(rank.view, index, 0, 0);
       std::memset(rank.received[p], static_cast<int>(kPoison),
                   static_cast<std::size_t>(part_bytes_total(part, room)));
     }

@@ -63,9 +63,9 @@ void CallRanks::carry_messages(const std::vector<DispatchArguments>& calls, cons
       const LaneView& view = calls[static_cast<std::size_t>(to)].lane;
       const std::uint64_t number = destination.state.calls[0] + 1;
       for (std::int32_t i = 0; i < messages; ++i) {
-        EXPECT_EQ(view.slot_metadata(to, 0, from, i)->call >> SlotMetadata::kTokenBits, number);
+        EXPECT_EQ(memory::slot_metadata(view, to, 0, from, i)->call >> SlotMetadata::kTokenBits, number);
         for (int quarter = 0; quarter < kQuarters; ++quarter)
-          view.dispatch_flags(to, 0, from, i)[quarter].value = number;
+          memory::dispatch_flags(view, to, 0, from, i)[quarter].value = number;
       }
     }
   }

@@ -26,7 +26,8 @@ void CallRanks::place_hops() {
   for (Rank& rank : ranks_) {
     rank.windows = of_bytes(hops_.bytes, std::byte{0});
     window_sections_.push_back(at(rank.windows));
-    rank.hop_states.resize(static_cast<std::size_t>(hop_tasks(hops_.shape.ranks, hops_.shape.channels) * 32));
+    rank.hop_states.resize(sizeof(HopTaskState) * 32 *
+                           static_cast<std::size_t>(hop_tasks(hops_.shape.ranks, hops_.shape.channels)));
   }
 }
 
@@ -39,8 +40,8 @@ void CallRanks::place_messages(DispatchArguments& call, int index) {
   for (int peer = 0; peer < size(); ++peer) {
     for (int i = 0; i < config_.max_tokens; ++i) {
       for (int slot = 0; slot < config_.top_k; ++slot) {
-        call.lane.slot_metadata(peer, 0, index, i)[slot] = {0, 0};
-        call.lane.slot_metadata(index, 0, peer, i)[slot] = {0, 0};
+        memory::slot_metadata(call.lane, peer, 0, index, i)[slot] = {0, 0};
+        memory::slot_metadata(call.lane, index, 0, peer, i)[slot] = {0, 0};
       }
     }
   }

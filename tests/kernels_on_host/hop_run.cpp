@@ -61,7 +61,7 @@ HopRun::HopRun(std::uint64_t seed, const std::vector<int>& labels, int window, i
     call.channels = unused_channels ? layout_.shape.channels - 1 : layout_.shape.channels;
     call.layout = layout_;
     call.topology = HopTopology::of(topology_, r);
-    call.memory = {rank.states.data(), rank.counts};
+    call.memory = {reinterpret_cast<std::byte*>(rank.states.data()), rank.counts};
     call.inbox = rank.inbox.data();
     call.outbox = rank.outbox.data();
     call.block_bytes = block_bytes_;

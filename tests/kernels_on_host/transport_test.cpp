@@ -89,14 +89,15 @@ TEST(Transport, WaitsEnd) {
   HostLanes lanes(2, 4, kBytes);
   LaneView late = lanes.view(0);
   late.deadline = 2'000'000;
-  const Flag* flag = late.dispatch_flags(0, 0, 1, 0);
-  Flag* end = late.end_of_stream_flag(Payload::rows, 0, 0, 1);
+  const Flag* flag = memory::dispatch_flags(late, 0, 0, 1, 0);
+  Flag* end = memory::end_of_stream_flag(late, Payload::rows, 0, 0, 1);
   WaitResult came{}, finished{}, missed{};
   on_host::Grid grid(test::seed());
   grid.add(2, kThreads, [&](unsigned block) {
     if (block == 1) {
-      PlainStores::signal(lanes.view(1), 0, lanes.view(1).dispatch_flags(1, 0, 1, 0), 9);
-      PlainStores::signal(lanes.view(1), 0, lanes.view(1).end_of_stream_flag(Payload::rows, 1, 0, 1), kCall);
+      PlainStores::signal(lanes.view(1), 0, memory::dispatch_flags(lanes.view(1), 1, 0, 1, 0), 9);
+      PlainStores::signal(lanes.view(1), 0, memory::end_of_stream_flag(lanes.view(1), Payload::rows, 1, 0, 1),
+                          kCall);
     } else if (threadIdx.x == 0) {
       came = PlainStores::wait(late, flag, 9, nullptr, target(1));
       finished = PlainStores::wait(late, flag, 10, end, target(1));

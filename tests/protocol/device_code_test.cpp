@@ -275,7 +275,7 @@ TEST(DeviceCode, FlagsAndPacketsAreAccessedWithOneWidthEach) {
   DeviceLane lane(exchange);
   lane.view.deadline = 5'000'000;
   for (const int count : {1, 2, 4}) {
-    Flag* flags = lane.view.combine_flags(0, 1, count);
+    Flag* flags = memory::combine_flags(lane.view, 0, 1, count);
     publish_now(flags, count, kCall);
     for (int i = 0; i < count; ++i)
       EXPECT_EQ(wait_flag(lane.view, flags + i, nullptr, {Operation::combine, kCall, 0}), WaitResult::ready);

@@ -40,14 +40,14 @@
 #ifdef MISTAKE_ONE_BUFFER_OF_HEADERS
 #define header_at(reader, n, writer) buffer(reader, 0, writer)
 #else
-/* call_header.cuh post_header_word: `store_packet_relaxed_sys(lane.at<LLPacket>(peer, packet), {call, word});` */
+/* call_header.cuh post_header_word: `store_packet_relaxed_sys(memory::at<LLPacket>(lane, peer, packet), {call, word});` */
 #define header_at(reader, n, writer) buffer(reader, (n) & 1, writer)
 #endif
 #ifdef MISTAKE_ONE_BUFFER_OF_ROWS
 #define row_at(reader, n, writer) buffer(reader, 0, writer)
 #else
-/* destination.cuh of: `lane.message(rank, parity, lane.rank, message, bytes)`
-   combine_send.cuh staged_row: `call.lane.combine_row(to.destination, static_cast<int>(number & 1), to.first_row + row)` */
+/* destination.cuh of: `memory::message(lane, rank, parity, lane.rank, message, bytes)`
+   combine_send.cuh staged_row: `memory::combine_row(call.lane, to.destination, static_cast<int>(number & 1), to.first_row + row)` */
 #define row_at(reader, n, writer) buffer(reader, (n) & 1, writer)
 #endif
 #define flag_at(reader, n, writer) buffer(reader, (n) & 1, writer)
@@ -77,7 +77,7 @@ byte row[kBuffers];    /* in staging */
 byte row_flag[kBuffers], end_of_stream_flag[kBuffers];
 /* The row that a writer stores directly in the reader's receive buffer; there is one buffer for all calls. 0: no reader
    needs its content any more.
-   dispatch_send.cuh destination: `lane.received_row(rank, direct_row,` */
+   dispatch_send.cuh destination: `memory::received_row(lane, rank, direct_row,` */
 byte received[kPairs];
 
 byte number[R];       /* of the running call */
@@ -135,7 +135,7 @@ byte over[2]; hidden byte i; /* over: ranks whose call of this parity is over */
 /* wait.cuh wait_flag: `if (load_acquire_sys(flag) >= awaited.call) return WaitResult::ready;`
    wait.cuh wait_any: `if (ready != 0) return {ready, 0};`
    dispatch_receive.cuh await_some: `wait_any(lane, flags_of(mine),`
-   combine_reduce.cuh await_staged: `lane.combine_flags(lane.rank, parity(), first_row(entry) + row) + quarter,` */
+   combine_reduce.cuh await_staged: `memory::combine_flags(lane, lane.rank, parity(), first_row(entry) + row) + quarter,` */
 #define wait_is_over(source) (!expects(source) || row_arrived(source) || has_finished(source))
 #endif
 
@@ -161,7 +161,7 @@ inline publish_end_of_stream(peer) {
 #else
   :: finished[me] == 1 ->
 #endif
-    /* call_header.cuh publish_end_of_stream: `store_relaxed_sys(lane.end_of_stream_flag(payload, peer,` */
+    /* call_header.cuh publish_end_of_stream: `store_relaxed_sys(memory::end_of_stream_flag(lane, payload, peer,` */
     end_of_stream_flag[flag_at(next(me), now, me)] = now;
     end_of_stream_flag[flag_at(last(me), now, me)] = now
   :: else
@@ -236,7 +236,7 @@ inline post_header(peer) {
   header_terms[header_at(peer, now, me)] = terms;
   header_facts[header_at(peer, now, me)] = facts[me];
 #ifndef MISTAKE_NUMBER_AND_PAYLOAD_APART
-  /* call_header.cuh post_header_word: `store_packet_relaxed_sys(lane.at<LLPacket>(peer, packet), {call, word});`
+  /* call_header.cuh post_header_word: `store_packet_relaxed_sys(memory::at<LLPacket>(lane, peer, packet), {call, word});`
      ptx.cuh store_packet_relaxed_sys: `st.relaxed.sys.global.b128`
      plan_header.cuh post_refusal: `fence_acq_rel_sys();` */
   header[header_at(peer, now, me)] = whole(now);

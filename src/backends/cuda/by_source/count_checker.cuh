@@ -3,7 +3,7 @@
 
 #include "backends/cuda/by_source/describe_rows.cuh"
 
-namespace ferry::cuda {
+namespace ferry::cuda::inline FERRY_WIDTH {
 
 inline constexpr int kReturnThreads = 1024;
 
@@ -148,4 +148,4 @@ class CountChecker {
   ReturnState* const state_;
 };
 
-}  // namespace ferry::cuda
+}  // namespace ferry::cuda::inline FERRY_WIDTH

@@ -4,7 +4,7 @@
 #include "backends/cuda/by_source/source_rows.hpp"
 #include "backends/cuda/protocol/plan_header.cuh"
 
-namespace ferry::cuda {
+namespace ferry::cuda::inline FERRY_WIDTH {
 
 inline constexpr int kSourceThreads = 512;
 
@@ -92,4 +92,4 @@ __device__ inline void describe_rows(const DescribeRowsArguments& arguments) {
   }
 }
 
-}  // namespace ferry::cuda
+}  // namespace ferry::cuda::inline FERRY_WIDTH

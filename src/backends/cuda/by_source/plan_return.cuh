@@ -6,7 +6,7 @@
 #include "backends/cuda/device/routing_tables.hpp"
 #include "layout/plan_layout.hpp"
 
-namespace ferry::cuda {
+namespace ferry::cuda::inline FERRY_WIDTH {
 
 // The combine's number and the row's expert as a value that travels with the row; neither NaN nor 0.
 __device__ __forceinline__ float tag_of_row(std::uint64_t combine, std::int32_t expert) {
@@ -263,4 +263,4 @@ __device__ inline void check_returned(const CheckReturnedArguments& arguments, u
              token << 32 | static_cast<std::uint32_t>(slot));
 }
 
-}  // namespace ferry::cuda
+}  // namespace ferry::cuda::inline FERRY_WIDTH

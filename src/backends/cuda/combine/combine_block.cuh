@@ -6,7 +6,7 @@
 #include "backends/cuda/protocol/call_header.cuh"
 #include "backends/cuda/protocol/plan_header.cuh"
 
-namespace ferry::cuda {
+namespace ferry::cuda::inline FERRY_WIDTH {
 
 inline constexpr int kWeightsBarrier = 1;
 inline constexpr int kStreamsBytes = kCombineWarps * SumStream::kBytes;
@@ -184,4 +184,4 @@ __device__ __forceinline__ void run_combine_block(const CombineArguments& argume
   if (kPhase != Phase::send) store_call_number(lane, state.number);
 }
 
-}  // namespace ferry::cuda
+}  // namespace ferry::cuda::inline FERRY_WIDTH

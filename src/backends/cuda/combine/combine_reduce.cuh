@@ -17,8 +17,9 @@
 #include "backends/cuda/combine/result_rows.cuh"
 #include "backends/cuda/combine/row_slice.cuh"
 #include "backends/cuda/combine/shared_terms.cuh"
+#include "backends/cuda/protocol/lane_memory.cuh"
 
-namespace ferry::cuda {
+namespace ferry::cuda::inline FERRY_WIDTH {
 
 // A token's entries in the plan. Thread k reads those of slot k and of position k in the list of ranks.
 struct TokenEntry {
@@ -100,7 +101,7 @@ struct TokenReducer {
   }
   // [thread] Row `index` of staging. Packed: null if it has not arrived.
   __device__ const std::byte* row_at(std::int64_t index) const {
-    if (!packs<Traits>(call)) return call.lane.combine_row(call.lane.rank, parity(), index);
+    if (!packs<Traits>(call)) return memory::combine_row(call.lane, call.lane.rank, parity(), index);
     const LLPacket arrived = call.packed.arrived[index];
     return arrived.call == number ? reinterpret_cast<const std::byte*>(arrived.word) : nullptr;
   }
@@ -131,8 +132,8 @@ struct TokenReducer {
       if (row >= highest || (terms->staged >> row & 1) == 0) continue;
       // A thread acquires each flag: the sender stored the quarter before the flag.
       const WaitResult result =
-          wait_flag(lane, lane.combine_flags(lane.rank, parity(), first_row(entry) + row) + quarter,
-                    lane.end_of_stream_flag(Payload::rows, lane.rank, parity(), peer),
+          wait_flag(lane, memory::combine_flags(lane, lane.rank, parity(), first_row(entry) + row) + quarter,
+                    memory::end_of_stream_flag(lane, Payload::rows, lane.rank, parity(), peer),
                     {Operation::combine, number, peer});
       aborted = aborted || result == WaitResult::aborted;
       if (result != WaitResult::end_of_data) continue;
@@ -202,7 +203,8 @@ struct TokenReducer {
   }
 
   __device__ std::byte* ll_row(const TokenEntry& entry, int position) const {
-    return call.lane.ll_row(call.lane.rank, parity(), static_cast<std::int32_t>(first_row(entry)) + position);
+    return memory::ll_row(call.lane, call.lane.rank, parity(),
+                          static_cast<std::int32_t>(first_row(entry)) + position);
   }
   // [warp] Waits for the LL packets of the positions in `packets`, and removes positions that their rank has
   // not sent, which only a damaged plan causes. False: the call was aborted.
@@ -216,7 +218,7 @@ struct TokenReducer {
       const int position = __ffs(static_cast<int>(left)) - 1, peer = __shfl_sync(~0u, rank, position);
       const WaitResult result =
           wait_for_ll_row(lane, ll_row(entry, position), columns.begin * kWidth, columns.end * kWidth,
-                          lane.end_of_stream_flag(Payload::rows, lane.rank, parity(), peer),
+                          memory::end_of_stream_flag(lane, Payload::rows, lane.rank, parity(), peer),
                           {Operation::combine, number, peer});
       if (result == WaitResult::aborted) return false;
       if (result == WaitResult::ready) continue;
@@ -375,4 +377,4 @@ __device__ __forceinline__ void reduce_tokens(const CombineArguments& call, std:
   });
 }
 
-}  // namespace ferry::cuda
+}  // namespace ferry::cuda::inline FERRY_WIDTH

@@ -9,11 +9,12 @@
 #include "backends/cuda/operations/route_values.cuh"
 #include "backends/cuda/protocol/diagnostics.cuh"
 #include "backends/cuda/protocol/flag_publisher.cuh"
+#include "backends/cuda/protocol/lane_memory.cuh"
 #include "backends/cuda/protocol/peer_messages.cuh"
 #include "backends/cuda/protocol/plan_entries.cuh"
 #include "backends/cuda/protocol/wait.cuh"
 
-namespace ferry::cuda {
+namespace ferry::cuda::inline FERRY_WIDTH {
 
 inline constexpr int kCombineWarps = 11;                          // of a block that move rows
 inline constexpr int kCombineThreads = 32 * (kCombineWarps + 1);  // the last warp publishes flags
@@ -234,12 +235,12 @@ struct CombineSender {
   }
   __device__ std::byte* staged_row(const ReturnedRows& to, int row) const {
     if (packs<Traits>(call)) return packed_row(to, row);
-    return call.lane.combine_row(to.destination, static_cast<int>(number & 1), to.first_row + row);
+    return memory::combine_row(call.lane, to.destination, static_cast<int>(number & 1), to.first_row + row);
   }
 
   __device__ std::byte* ll_row(const ReturnedRows& to) const {
-    return call.lane.ll_row(to.destination, static_cast<int>(number & 1),
-                            static_cast<std::int32_t>(to.first_row));
+    return memory::ll_row(call.lane, to.destination, static_cast<int>(number & 1),
+                          static_cast<std::int32_t>(to.first_row));
   }
 
   // Writes the weights and values beside the rows, and the labels of packed rows.
@@ -321,8 +322,8 @@ struct CombineSender {
     const LaneView& lane = call.lane;
     // Each thread sets the flags of its slot's row, or the first thread those of the token's sum.
     const bool wants = partial() ? slot() == 0 : is_among(to.rows.row_threads);
-    Flag* flags = lane.combine_flags(to.destination, static_cast<int>(number & 1),
-                                     to.first_row + (partial() ? 0 : slot()));
+    Flag* flags = memory::combine_flags(lane, to.destination, static_cast<int>(number & 1),
+                                        to.first_row + (partial() ? 0 : slot()));
     if (next_message.source >= 0) {
       publisher->enqueue(wants, flags + to.quarters.first, to.quarters.count());
     } else {
@@ -352,4 +353,4 @@ __device__ __forceinline__ void send_results(const CombineArguments& call, std::
   });
 }
 
-}  // namespace ferry::cuda
+}  // namespace ferry::cuda::inline FERRY_WIDTH

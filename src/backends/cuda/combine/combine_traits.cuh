@@ -6,7 +6,7 @@
 
 #include "backends/cuda/combine/combine.hpp"
 
-namespace ferry::cuda {
+namespace ferry::cuda::inline FERRY_WIDTH {
 
 struct GenericCombine {
   static constexpr bool kSpecialised = false, kMayPack = true, kShares = true, kToEveryRank = false;
@@ -73,4 +73,4 @@ __device__ __forceinline__ void with_type(DType type, Use use) {
   }
 }
 
-}  // namespace ferry::cuda
+}  // namespace ferry::cuda::inline FERRY_WIDTH

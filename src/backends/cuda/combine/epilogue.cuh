@@ -5,7 +5,7 @@
 #include "backends/cuda/device/values.cuh"
 #include "backends/cuda/protocol/plan_header.cuh"
 
-namespace ferry::cuda {
+namespace ferry::cuda::inline FERRY_WIDTH {
 
 inline constexpr int kEpilogueThreads = 1024;
 
@@ -41,4 +41,4 @@ __device__ void run_epilogue(const EpilogueArguments& call) {
   }
 }
 
-}  // namespace ferry::cuda
+}  // namespace ferry::cuda::inline FERRY_WIDTH

@@ -8,7 +8,7 @@
 #include "backends/cuda/combine/row_sums.cuh"
 #include "backends/cuda/protocol/wait.cuh"
 
-namespace ferry::cuda {
+namespace ferry::cuda::inline FERRY_WIDTH {
 
 // Whether the sum for a token returns to its source rank as LL packets. `messages`: from the source rank to
 // the summing rank; the plans of both know it. The limit falls with the number of ranks, because their
@@ -115,4 +115,4 @@ static __device__ __noinline__ WaitResult wait_for_ll_row(const LaneView& lane, 
   return __any_sync(~0u, result == WaitResult::end_of_data) ? WaitResult::end_of_data : WaitResult::ready;
 }
 
-}  // namespace ferry::cuda
+}  // namespace ferry::cuda::inline FERRY_WIDTH

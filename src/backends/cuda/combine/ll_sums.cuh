@@ -4,8 +4,9 @@
 #include "backends/cuda/combine/combine.hpp"
 #include "backends/cuda/combine/ll_rows.cuh"
 #include "backends/cuda/combine/result_rows.cuh"
+#include "backends/cuda/protocol/lane_memory.cuh"
 
-namespace ferry::cuda {
+namespace ferry::cuda::inline FERRY_WIDTH {
 
 // Some columns of a token and the terms of its sum: one for each position in the token's list of ranks,
 // either this rank's own rows or the sum that another rank sent. Sets of threads or positions: one bit each.
@@ -47,7 +48,7 @@ __device__ __forceinline__ bool reduce_access(const CombineArguments& call, cons
 #pragma unroll
       for (auto& packets : loaded) {
         const int position = max(__ffs(static_cast<int>(next)) - 1, 0);
-        packets.load(lane.ll_row(lane.rank, parity, first_row + position), begin, end, number,
+        packets.load(memory::ll_row(lane, lane.rank, parity, first_row + position), begin, end, number,
                      (sums.packets & next & 1u << position) != 0);
         next &= next - 1;
       }
@@ -65,8 +66,8 @@ __device__ __forceinline__ bool reduce_access(const CombineArguments& call, cons
       if (position == sums.own_position) {
         raw = own;
       } else if ((sums.staged >> position & 1) != 0 && mine < end) {
-        raw =
-            *reinterpret_cast<const uint4*>(lane.combine_row(lane.rank, parity, first_row + position) + mine);
+        raw = *reinterpret_cast<const uint4*>(
+            memory::combine_row(lane, lane.rank, parity, first_row + position) + mine);
       }
       add_access<kCombineType>(raw, sum);
     }
@@ -111,4 +112,4 @@ __device__ __forceinline__ bool reduce_ll_rows(const CombineArguments& call, std
   return true;
 }
 
-}  // namespace ferry::cuda
+}  // namespace ferry::cuda::inline FERRY_WIDTH

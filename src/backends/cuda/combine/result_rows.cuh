@@ -5,7 +5,7 @@
 #include "backends/cuda/combine/row_sums.cuh"
 #include "backends/cuda/device/values.cuh"
 
-namespace ferry::cuda {
+namespace ferry::cuda::inline FERRY_WIDTH {
 
 __device__ __forceinline__ std::byte* result_row(const CombineArguments& call, std::int64_t row) {
   return call.result + row * call.result_stride;
@@ -46,4 +46,4 @@ __device__ __forceinline__ void store_results(const CombineArguments& call, DTyp
   }
 }
 
-}  // namespace ferry::cuda
+}  // namespace ferry::cuda::inline FERRY_WIDTH

@@ -6,7 +6,7 @@
 #include "backends/cuda/combine/row_sums.cuh"
 #include "backends/cuda/dispatch/shared_positions.cuh"
 
-namespace ferry::cuda {
+namespace ferry::cuda::inline FERRY_WIDTH {
 
 // The row of shared expert `expert` for a token, in the combine type; null if it was dropped or another rank
 // has it.
@@ -84,4 +84,4 @@ struct SharedTerms {
   }
 };
 
-}  // namespace ferry::cuda
+}  // namespace ferry::cuda::inline FERRY_WIDTH

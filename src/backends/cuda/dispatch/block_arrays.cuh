@@ -8,7 +8,7 @@
 #include "backends/cuda/device/routing_tables.hpp"
 #include "backends/cuda/dispatch/dispatch.hpp"
 
-namespace ferry::cuda {
+namespace ferry::cuda::inline FERRY_WIDTH {
 
 // A block's shared memory. Named rather than pointed to: the compiler then knows that it is shared memory,
 // and that no store to other memory changes it.
@@ -82,4 +82,4 @@ struct RowOffsets {
   }
 };
 
-}  // namespace ferry::cuda
+}  // namespace ferry::cuda::inline FERRY_WIDTH

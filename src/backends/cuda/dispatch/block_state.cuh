@@ -7,7 +7,7 @@
 #include "backends/cuda/dispatch/send_by_plan.cuh"
 #include "backends/cuda/protocol/plan_header.cuh"
 
-namespace ferry::cuda {
+namespace ferry::cuda::inline FERRY_WIDTH {
 
 struct DispatchBlockState {
   FlagPublisher<kWorkWarps> publisher;
@@ -94,4 +94,4 @@ __device__ inline std::int64_t token_count(const DispatchArguments& call, bool r
   return 0;
 }
 
-}  // namespace ferry::cuda
+}  // namespace ferry::cuda::inline FERRY_WIDTH

@@ -4,7 +4,7 @@
 
 #include "backends/cuda/dispatch/block_state.cuh"
 
-namespace ferry::cuda {
+namespace ferry::cuda::inline FERRY_WIDTH {
 
 // From this many tokens on, each counting block counts its own tokens and the blocks exchange sums. With
 // fewer tokens each block counts all the tokens that it needs.
@@ -120,4 +120,4 @@ static __device__ __forceinline__ void count_all_routes(const DispatchArguments&
   __syncthreads();
 }
 
-}  // namespace ferry::cuda
+}  // namespace ferry::cuda::inline FERRY_WIDTH

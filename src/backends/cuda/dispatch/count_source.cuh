@@ -4,9 +4,10 @@
 #include "backends/cuda/dispatch/block_arrays.cuh"
 #include "backends/cuda/dispatch/dispatch_traits.cuh"
 #include "backends/cuda/protocol/call_header.cuh"
+#include "backends/cuda/protocol/lane_memory.cuh"
 #include "backends/cuda/protocol/plan_entries.cuh"
 
-namespace ferry::cuda {
+namespace ferry::cuda::inline FERRY_WIDTH {
 
 inline constexpr int kHeadersAtOnce = 4;  // headers whose words a thread loads at the same time
 
@@ -24,7 +25,8 @@ struct CountSource {
   __device__ __forceinline__ bool for_each_source(int i, Use use) const {
     const LaneView& lane = call.lane;
     const int ranks = lane.ranks;
-    const LLPacket* header = lane.header(lane.rank, static_cast<int>(number & 1), 0) + kHeaderCounts + i;
+    const LLPacket* header =
+        memory::header(lane, lane.rank, static_cast<int>(number & 1), 0) + kHeaderCounts + i;
     const std::int64_t step =
         lane.signals.headers.source_stride / static_cast<std::int64_t>(sizeof(LLPacket));
 #pragma unroll 1
@@ -56,7 +58,7 @@ struct CountSource {
     const int end = min(first + kHeadersAtOnce, lane.ranks);
     for (int source = first; source < end; ++source) {
       const LLPacket* packet =
-          lane.header(lane.rank, static_cast<int>(number & 1), source) + kHeaderCounts + i;
+          memory::header(lane, lane.rank, static_cast<int>(number & 1), source) + kHeaderCounts + i;
       if (wait_long(lane, packet, nullptr, {Operation::dispatch, number, source}) != WaitResult::ready)
         return false;
     }
@@ -106,4 +108,4 @@ struct CountSource {
   }
 };
 
-}  // namespace ferry::cuda
+}  // namespace ferry::cuda::inline FERRY_WIDTH

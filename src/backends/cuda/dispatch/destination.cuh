@@ -4,8 +4,9 @@
 #include "backends/cuda/device/row_copy.cuh"
 #include "backends/cuda/dispatch/dispatch.hpp"
 #include "backends/cuda/dispatch/row_offsets.cuh"
+#include "backends/cuda/protocol/lane_memory.cuh"
 
-namespace ferry::cuda {
+namespace ferry::cuda::inline FERRY_WIDTH {
 
 // The addresses of a message at its destination rank, in the thread that leads it; null in other threads.
 struct Destination {
@@ -17,9 +18,9 @@ struct Destination {
   __device__ __forceinline__ static Destination of(const LaneView& lane, int rank, int parity,
                                                    std::int32_t message, std::int32_t bytes) {
     Destination to;
-    to.metadata = lane.slot_metadata(rank, parity, lane.rank, message);
-    to.message = lane.message(rank, parity, lane.rank, message, bytes);
-    to.flags = lane.dispatch_flags(rank, parity, lane.rank, message);
+    to.metadata = memory::slot_metadata(lane, rank, parity, lane.rank, message);
+    to.message = memory::message(lane, rank, parity, lane.rank, message, bytes);
+    to.flags = memory::dispatch_flags(lane, rank, parity, lane.rank, message);
     return to;
   }
 
@@ -34,4 +35,4 @@ struct Destination {
   }
 };
 
-}  // namespace ferry::cuda
+}  // namespace ferry::cuda::inline FERRY_WIDTH

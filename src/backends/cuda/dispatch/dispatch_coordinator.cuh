@@ -5,7 +5,7 @@
 #include "backends/cuda/dispatch/block_state.cuh"
 #include "plan/slot.hpp"
 
-namespace ferry::cuda {
+namespace ferry::cuda::inline FERRY_WIDTH {
 
 // [thread] Fills in this rank's facts for the call header. `partition`: among the senders.
 __device__ __forceinline__ void fill_facts(const DispatchArguments& call, const SendPartition& partition,
@@ -144,4 +144,4 @@ static __device__ __noinline__ void publish_row_offsets(const DispatchArguments&
   lane.state->dispatches += 1;
 }
 
-}  // namespace ferry::cuda
+}  // namespace ferry::cuda::inline FERRY_WIDTH

@@ -3,8 +3,9 @@
 #pragma once
 
 #include "backends/cuda/dispatch/receive_rows.cuh"
+#include "backends/cuda/protocol/lane_memory.cuh"
 
-namespace ferry::cuda {
+namespace ferry::cuda::inline FERRY_WIDTH {
 
 // One receiving warp. It watches up to 32 row segments at once, one a thread, and stores those that are
 // ready, a tile for each message.
@@ -78,7 +79,7 @@ struct Receiver {
 
  private:
   __device__ __forceinline__ const Flag* flags_of(const ExpectedMessage& mine) const {
-    return call.lane.dispatch_flags(call.lane.rank, context.parity(), mine.source, mine.index);
+    return memory::dispatch_flags(call.lane, call.lane.rank, context.parity(), mine.source, mine.index);
   }
   // The flags of this thread's segment, and `others`.
   __device__ __forceinline__ std::uint32_t wanted(const ExpectedMessage& mine, std::uint32_t others) const {
@@ -90,9 +91,10 @@ struct Receiver {
     const LaneView& lane = call.lane;
     // Only a damaged plan promises messages that never come: its waits end at the source's end-of-stream
     // flag.
-    const Flag* end_of_stream = Traits::by_plan(call) ? lane.end_of_stream_flag(Payload::rows, lane.rank,
-                                                                                context.parity(), mine.source)
-                                                      : nullptr;
+    const Flag* end_of_stream =
+        Traits::by_plan(call)
+            ? memory::end_of_stream_flag(lane, Payload::rows, lane.rank, context.parity(), mine.source)
+            : nullptr;
     const ReadyMask ready =
         wait_any(lane, flags_of(mine), (pending >> slot() & 1) != 0 ? wanted(mine, others) : 0, end_of_stream,
                  {Operation::dispatch, context.number(), mine.source});
@@ -163,4 +165,4 @@ struct Receiver {
   }
 };
 
-}  // namespace ferry::cuda
+}  // namespace ferry::cuda::inline FERRY_WIDTH

@@ -9,8 +9,9 @@
 
 #include "backends/cuda/dispatch/row_position.cuh"
 #include "backends/cuda/dispatch/send_row.cuh"
+#include "backends/cuda/protocol/lane_memory.cuh"
 
-namespace ferry::cuda {
+namespace ferry::cuda::inline FERRY_WIDTH {
 
 // Counts messages to other ranks and their bytes, for Exchange::wire_counts(). A metadata entry that says
 // that there is no message is not counted.
@@ -56,7 +57,8 @@ struct SendContext {
     if (kWide || (direct_write_peers >> rank & 1) == 0) {
       to.row = to.message;
     } else if (direct_row >= 0) {
-      to.row = lane.received_row(rank, direct_row, static_cast<std::int32_t>(call.parts.part[0].row_bytes));
+      to.row = memory::received_row(lane, rank, direct_row,
+                                    static_cast<std::int32_t>(call.parts.part[0].row_bytes));
     }
     return to;
   }
@@ -295,14 +297,16 @@ __device__ __forceinline__ void send_metadata(const SendContext& context, std::i
     const std::int32_t token = first + tile.index();
     const OutgoingSlot slot = planner.next(tile, first, end);
     Destination to;
-    if (slot.leads) to.metadata = lane.slot_metadata(led_rank<Traits>(tile, slot), parity, lane.rank, token);
+    if (slot.leads)
+      to.metadata = memory::slot_metadata(lane, led_rank<Traits>(tile, slot), parity, lane.rank, token);
     inject_fault(lane, KernelPoint::metadata);
     send_slot_metadata<true, Traits>(context, tile, to, token, slot);
     if (token >= end) continue;
     const LLPacket none = SlotMetadata{.token = SlotMetadata::kNoMessage}.packet(context.number);
     for (int rank = 0; !Traits::kToEveryRank && rank < lane.ranks; ++rank) {
       if ((planner.slot.ranks >> rank & 1) != 0 || tile.slot() >= lane.top_k) continue;
-      store_packet_relaxed_sys(lane.slot_metadata(rank, parity, lane.rank, token) + tile.slot(), none);
+      store_packet_relaxed_sys(memory::slot_metadata(lane, rank, parity, lane.rank, token) + tile.slot(),
+                               none);
     }
     planner.finish(tile, token);
   }
@@ -325,4 +329,4 @@ __device__ inline void fill_route_rows(const LaneView& lane, const BlockTables& 
   }
 }
 
-}  // namespace ferry::cuda
+}  // namespace ferry::cuda::inline FERRY_WIDTH

@@ -8,7 +8,7 @@
 #include "backends/cuda/dispatch/dispatch.hpp"
 #include "backends/cuda/dispatch/quantisation.hpp"
 
-namespace ferry::cuda {
+namespace ferry::cuda::inline FERRY_WIDTH {
 
 struct GenericDispatch {
   static constexpr bool kSpecialised = false, kByPlan = false;
@@ -80,4 +80,4 @@ struct GatheredDispatch : Routed {
   static constexpr bool kMayReplicate = false, kToEveryRank = true;
 };
 
-}  // namespace ferry::cuda
+}  // namespace ferry::cuda::inline FERRY_WIDTH

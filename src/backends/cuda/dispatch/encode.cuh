@@ -6,7 +6,7 @@
 #include "backends/cuda/dispatch/dispatch.hpp"
 #include "format/blocks.hpp"
 
-namespace ferry::cuda {
+namespace ferry::cuda::inline FERRY_WIDTH {
 
 // The columns of some quarters of a quantised row. Quarters begin at multiples of four scale blocks, so that
 // the packed scales of a quarter are whole words.
@@ -92,4 +92,4 @@ __device__ __forceinline__ std::uint32_t scale_word(const Encoding& encoding, bo
   return word;
 }
 
-}  // namespace ferry::cuda
+}  // namespace ferry::cuda::inline FERRY_WIDTH

@@ -6,7 +6,7 @@
 #include "backends/cuda/dispatch/dispatch.hpp"
 #include "format/blocks.hpp"
 
-namespace ferry::cuda {
+namespace ferry::cuda::inline FERRY_WIDTH {
 
 // Eight columns of a row, encoded by one thread. Blocks are completed with its neighbours.
 struct EncodedEight {
@@ -88,4 +88,4 @@ static __device__ __noinline__ void encode_with_scale(const DispatchArguments& c
   if (!valid) atomicAdd(&call.lane.state->diagnostics.bad_scales, 1ull);
 }
 
-}  // namespace ferry::cuda
+}  // namespace ferry::cuda::inline FERRY_WIDTH

@@ -3,8 +3,9 @@
 
 #include "backends/cuda/device/row_copy.cuh"
 #include "backends/cuda/dispatch/row_offsets.cuh"
+#include "backends/cuda/protocol/lane_memory.cuh"
 
-namespace ferry::cuda {
+namespace ferry::cuda::inline FERRY_WIDTH {
 
 // How row segments are divided among receiving warps: worker, worker + workers, ... of `items`.
 struct ReceivePartition {
@@ -107,7 +108,7 @@ struct MessageQueue {
   // slot, which says so.
   __device__ __forceinline__ bool await_presence(int source, int token, bool* aborted) const {
     const LaneView& lane = call.lane;
-    const LLPacket* packet = lane.slot_metadata(lane.rank, parity(), source, token);
+    const LLPacket* packet = memory::slot_metadata(lane, lane.rank, parity(), source, token);
     LLPacket loaded = load_packet_relaxed_sys(packet);
 #pragma unroll 1
     for (unsigned look = 0; loaded.call >> SlotMetadata::kTokenBits < number; ++look) {
@@ -132,4 +133,4 @@ struct MessageQueue {
   }
 };
 
-}  // namespace ferry::cuda
+}  // namespace ferry::cuda::inline FERRY_WIDTH

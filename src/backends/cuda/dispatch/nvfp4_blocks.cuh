@@ -5,7 +5,7 @@
 #include "backends/cuda/dispatch/send_microscaled.cuh"
 #include "format/blocks.hpp"
 
-namespace ferry::cuda {
+namespace ferry::cuda::inline FERRY_WIDTH {
 
 // The global scale, and 1 / g rounded to nearest.
 struct Nvfp4Global {
@@ -193,4 +193,4 @@ __device__ __forceinline__ Nvfp4Block nvfp4_block(const RawEight& first, const R
   return {{d == 0 ? 0 : codes.x, d == 0 ? 0 : codes.y}, scale};
 }
 
-}  // namespace ferry::cuda
+}  // namespace ferry::cuda::inline FERRY_WIDTH

@@ -4,7 +4,7 @@
 #include "backends/cuda/dispatch/block_arrays.cuh"
 #include "layout/plan_layout.hpp"
 
-namespace ferry::cuda {
+namespace ferry::cuda::inline FERRY_WIDTH {
 
 // The padding rows after a group's last row.
 struct PaddingRows {
@@ -67,4 +67,4 @@ static __device__ __noinline__ void write_padding(const DispatchArguments& call,
   }
 }
 
-}  // namespace ferry::cuda
+}  // namespace ferry::cuda::inline FERRY_WIDTH

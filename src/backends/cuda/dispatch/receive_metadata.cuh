@@ -5,8 +5,9 @@
 #include "backends/cuda/dispatch/message_queue.cuh"
 #include "backends/cuda/dispatch/row_position.cuh"
 #include "backends/cuda/dispatch/store_parts.cuh"
+#include "backends/cuda/protocol/lane_memory.cuh"
 
-namespace ferry::cuda {
+namespace ferry::cuda::inline FERRY_WIDTH {
 
 // A receiving warp's view of its block and call.
 struct ReceiveContext {
@@ -22,7 +23,7 @@ struct ReceiveContext {
   __device__ int parity() const { return queue.parity(); }
 
   __device__ const std::byte* message_of(int source, std::int64_t index) const {
-    return call.lane.message(call.lane.rank, parity(), source, index, call.message.bytes);
+    return memory::message(call.lane, call.lane.rank, parity(), source, index, call.message.bytes);
   }
 };
 
@@ -44,8 +45,8 @@ struct ReceivedSlot {
 
 __device__ __forceinline__ const LLPacket* metadata_of(const ReceiveContext& context, const TokenTile& tile,
                                                        const TileMessage& message) {
-  return context.call.lane.slot_metadata(context.call.lane.rank, context.parity(), message.source,
-                                         message.index) +
+  return memory::slot_metadata(context.call.lane, context.call.lane.rank, context.parity(), message.source,
+                               message.index) +
          tile.slot();
 }
 
@@ -143,4 +144,4 @@ __device__ __forceinline__ void record_slots(const ReceiveContext& context, cons
     call.weight[std::int64_t{token_row} * lane.top_k + slot] = metadata.group >= 0 ? metadata.weight : 0.0f;
 }
 
-}  // namespace ferry::cuda
+}  // namespace ferry::cuda::inline FERRY_WIDTH

@@ -4,7 +4,7 @@
 #include "backends/cuda/dispatch/encode_with_scale.cuh"
 #include "backends/cuda/dispatch/receive_metadata.cuh"
 
-namespace ferry::cuda {
+namespace ferry::cuda::inline FERRY_WIDTH {
 
 // [warp] Copies part 0 of each tile's message, all of it, to the rows of the tile's threads in `copies`.
 __device__ __forceinline__ void copy_rows(const ReceiveContext& context, const TokenTile& tile,
@@ -203,4 +203,4 @@ __device__ __forceinline__ void store_rows(const ReceiveContext& context, const 
     store_parts<Traits>(context, tile, tiles, 1, call.parts.count, from, with_row, message, received);
 }
 
-}  // namespace ferry::cuda
+}  // namespace ferry::cuda::inline FERRY_WIDTH

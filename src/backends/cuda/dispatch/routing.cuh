@@ -8,7 +8,7 @@
 #include "layout/plan_layout.hpp"
 #include "plan/slot.hpp"
 
-namespace ferry::cuda {
+namespace ferry::cuda::inline FERRY_WIDTH {
 
 __device__ __forceinline__ const std::byte* token_row(const DispatchArguments& call, int part,
                                                       std::int64_t token) {
@@ -237,4 +237,4 @@ __device__ __forceinline__ PlannedSlot plan_slots(const LaneView& lane, const Bl
   return slot;
 }
 
-}  // namespace ferry::cuda
+}  // namespace ferry::cuda::inline FERRY_WIDTH

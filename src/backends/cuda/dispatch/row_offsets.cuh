@@ -8,7 +8,7 @@
 #include "backends/cuda/dispatch/count_source.cuh"
 #include "backends/cuda/dispatch/row_position.cuh"
 
-namespace ferry::cuda {
+namespace ferry::cuda::inline FERRY_WIDTH {
 
 // In shared memory, beside the RowOffsets.
 struct ScanScratch {
@@ -339,4 +339,4 @@ static __device__ __noinline__ Overflow worst_overflow(const LaneView& lane, con
   return worst;
 }
 
-}  // namespace ferry::cuda
+}  // namespace ferry::cuda::inline FERRY_WIDTH

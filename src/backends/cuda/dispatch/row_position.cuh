@@ -5,7 +5,7 @@
 
 #include "backends/cuda/dispatch/block_arrays.cuh"
 
-namespace ferry::cuda {
+namespace ferry::cuda::inline FERRY_WIDTH {
 
 // The group, at rank `rank`, of its expert `physical`: those of the shared experts come first.
 __device__ __forceinline__ int group_of(const LaneView& lane, const BlockTables& tables, int physical,
@@ -45,4 +45,4 @@ __device__ __forceinline__ std::int32_t row_of_received_slot(const LaneView& lan
   return static_cast<std::int32_t>(base + row);
 }
 
-}  // namespace ferry::cuda
+}  // namespace ferry::cuda::inline FERRY_WIDTH

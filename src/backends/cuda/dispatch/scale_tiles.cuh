@@ -4,7 +4,7 @@
 #include "backends/cuda/dispatch/scale_tiles.hpp"
 #include "format/parts.hpp"
 
-namespace ferry::cuda {
+namespace ferry::cuda::inline FERRY_WIDTH {
 
 // A block's shared memory.
 struct ScaleTileState {
@@ -121,4 +121,4 @@ __device__ __forceinline__ void write_scale_tiles(const ScaleTileArguments& call
     copy_four_tiles(map, item / pieces, static_cast<int>(item % pieces) * 4);
 }
 
-}  // namespace ferry::cuda
+}  // namespace ferry::cuda::inline FERRY_WIDTH

@@ -3,7 +3,7 @@
 
 #include "backends/cuda/dispatch/dispatch_send.cuh"
 
-namespace ferry::cuda {
+namespace ferry::cuda::inline FERRY_WIDTH {
 
 // The plan's entries of this thread's slot of its tile's token; all -1 from token `end` on.
 struct PlannedRoute {
@@ -190,4 +190,4 @@ struct PlanReader {
   }
 };
 
-}  // namespace ferry::cuda
+}  // namespace ferry::cuda::inline FERRY_WIDTH

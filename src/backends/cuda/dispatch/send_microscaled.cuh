@@ -9,7 +9,7 @@
 #include "format/blocks.hpp"
 #include "format/numbers.hpp"
 
-namespace ferry::cuda {
+namespace ferry::cuda::inline FERRY_WIDTH {
 
 // [warp] The largest magnitudes of the blocks of kBlock columns, NaN ignored, of accesses of 256 columns: two
 // or four threads have 8 columns each of a block, and all of them get its result.
@@ -161,4 +161,4 @@ __device__ __forceinline__ void send_mx_as(DType type, const std::byte* row, std
   }
 }
 
-}  // namespace ferry::cuda
+}  // namespace ferry::cuda::inline FERRY_WIDTH

@@ -4,7 +4,7 @@
 #include "backends/cuda/dispatch/destination.cuh"
 #include "backends/cuda/dispatch/nvfp4_blocks.cuh"
 
-namespace ferry::cuda {
+namespace ferry::cuda::inline FERRY_WIDTH {
 
 // [warp] Calls use(raw) with the eight values of each access that this thread has of a row of `columns`,
 // which are a multiple of 8, kDeep accesses in flight at once; with zeros past the end.
@@ -226,4 +226,4 @@ __device__ __forceinline__ void send_nvfp4_quarters(const DispatchArguments& cal
   }
 }
 
-}  // namespace ferry::cuda
+}  // namespace ferry::cuda::inline FERRY_WIDTH

@@ -9,7 +9,7 @@
 #include "backends/cuda/dispatch/send_microscaled.cuh"
 #include "backends/cuda/dispatch/send_nvfp4.cuh"
 
-namespace ferry::cuda {
+namespace ferry::cuda::inline FERRY_WIDTH {
 
 // [warp] Quantises some columns of a row, which may be in global or in shared memory, and stores the values
 // at the `to_row` of each thread in `rows`. store_scales(stores, offset, word) stores scales for these rows:
@@ -262,4 +262,4 @@ __device__ __forceinline__ void send_row(const DispatchArguments& call, std::int
                         [&](std::byte* part) { small.store(part, 0, small_bytes); });
 }
 
-}  // namespace ferry::cuda
+}  // namespace ferry::cuda::inline FERRY_WIDTH

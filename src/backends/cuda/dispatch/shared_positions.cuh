@@ -6,7 +6,7 @@
 #include "backends/cuda/protocol/lane_view.hpp"
 #include "plan/slot.hpp"
 
-namespace ferry::cuda {
+namespace ferry::cuda::inline FERRY_WIDTH {
 
 // The shared rows of a dispatch of `tokens` tokens.
 __device__ __forceinline__ SharedRows shared_rows_of(const LaneView& lane, std::int32_t tokens) {
@@ -40,4 +40,4 @@ struct RowSlices {
   }
 };
 
-}  // namespace ferry::cuda
+}  // namespace ferry::cuda::inline FERRY_WIDTH

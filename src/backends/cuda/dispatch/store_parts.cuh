@@ -9,7 +9,7 @@
 #include "backends/cuda/dispatch/routing.cuh"
 #include "format/blocks.hpp"
 
-namespace ferry::cuda {
+namespace ferry::cuda::inline FERRY_WIDTH {
 
 // [warp] Adds up 32 threads' sums of 8 columns each, in the order that docs/formats.md gives for a dot
 // product. The first thread has the result.
@@ -141,4 +141,4 @@ struct CopiedRows {
   }
 };
 
-}  // namespace ferry::cuda
+}  // namespace ferry::cuda::inline FERRY_WIDTH

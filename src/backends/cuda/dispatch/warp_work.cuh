@@ -4,7 +4,7 @@
 
 #include "backends/cuda/dispatch/block_state.cuh"
 
-namespace ferry::cuda {
+namespace ferry::cuda::inline FERRY_WIDTH {
 
 __device__ __forceinline__ SendContext send_context_of(const DispatchArguments& call, bool has_row_offsets) {
   DispatchBlockState* const state = block_state();
@@ -83,4 +83,4 @@ __device__ __forceinline__ bool receive_tokens(const DispatchArguments& call, in
   return receiver.receive_all(worker, workers);
 }
 
-}  // namespace ferry::cuda
+}  // namespace ferry::cuda::inline FERRY_WIDTH

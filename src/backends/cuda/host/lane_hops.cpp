@@ -40,7 +40,7 @@ HopArguments Lane::hop_arguments(Operation operation, HopContent content) const 
   }
   arguments.layout = *exchange_.hops;
   arguments.topology = HopTopology::of(exchange_.rank.topology(), view_.rank, exchange_.config.hops);
-  arguments.memory = {reinterpret_cast<HopTaskState*>(hop_memory_.data() + working.states),
+  arguments.memory = {hop_memory_.data() + working.states,
                       reinterpret_cast<HopCounts*>(hop_memory_.data() + working.counts)};
   arguments.threads = exchange_.hop_width.threads;
   arguments.channels = exchange_.hop_width.channels;

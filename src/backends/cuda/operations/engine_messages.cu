@@ -2,6 +2,7 @@
 #include "backends/cuda/operations/engine_messages.hpp"
 
 #include "backends/cuda/device/ptx.cuh"
+#include "backends/cuda/protocol/lane_memory.cuh"
 #include "backends/cuda/runtime/launch.hpp"
 
 namespace ferry::cuda {
@@ -22,7 +23,7 @@ struct Share {
 __global__ void __launch_bounds__(kThreads) clear_metadata_kernel(const __grid_constant__ LaneView lane) {
   const Share share;
   for (int i = share.first; i < lane.max_tokens * lane.top_k; i += Share::kStep) {
-    LLPacket* packets = lane.slot_metadata(share.rank, 0, lane.rank, i / lane.top_k);
+    LLPacket* packets = memory::slot_metadata(lane, share.rank, 0, lane.rank, i / lane.top_k);
     packets[i % lane.top_k] = {0, 0};
   }
 }
@@ -34,9 +35,9 @@ __global__ void __launch_bounds__(kThreads)
   // The receive phase, whose kernel counts the call, comes later on the stream.
   const std::uint64_t number = lane.state->calls[0] + 1;
   for (int i = share.first; i < call.from[share.rank]; i += Share::kStep) {
-    const LLPacket metadata = *lane.slot_metadata(lane.rank, 0, share.rank, i);
+    const LLPacket metadata = *memory::slot_metadata(lane, lane.rank, 0, share.rank, i);
     if (metadata.call >> SlotMetadata::kTokenBits != number) continue;
-    Flag* flags = lane.dispatch_flags(lane.rank, 0, share.rank, i);
+    Flag* flags = memory::dispatch_flags(lane, lane.rank, 0, share.rank, i);
     for (int quarter = 0; quarter < kQuarters; ++quarter) store_relaxed_sys(flags + quarter, number);
   }
 }

@@ -15,9 +15,10 @@
 #include "backends/cuda/device/values.cuh"
 #include "backends/cuda/operations/gather.hpp"
 #include "backends/cuda/protocol/call_header.cuh"
+#include "backends/cuda/protocol/lane_memory.cuh"
 #include "backends/cuda/protocol/plan_header.cuh"
 
-namespace ferry::cuda {
+namespace ferry::cuda::inline FERRY_WIDTH {
 
 inline constexpr int kGatherThreads = 512;
 inline constexpr int kGatherWarps = kGatherThreads / 32;
@@ -119,7 +120,7 @@ class GatherBlock {
       std::int64_t bytes = 0;
       const std::byte* const from = block_of(peer, &bytes);
       if (at >= bytes) return;
-      copy_bytes(lane_.message(peer, parity, lane_.rank, 0, 0) + at, from + state_.begin + at,
+      copy_bytes(memory::message(lane_, peer, parity, lane_.rank, 0, 0) + at, from + state_.begin + at,
                  ::min(kGatherChunk, bytes - at));
     });
     __syncthreads();
@@ -132,8 +133,8 @@ class GatherBlock {
     const int peer = static_cast<int>(threadIdx.x), parity = static_cast<int>(state_.number & 1);
     bool arrived = true;
     if (peer < lane_.ranks) {
-      arrived = wait_flag(lane_, lane_.end_of_stream_flag(Payload::rows, lane_.rank, parity, peer), nullptr,
-                          {operation(), state_.number, peer}) == WaitResult::ready;
+      arrived = wait_flag(lane_, memory::end_of_stream_flag(lane_, Payload::rows, lane_.rank, parity, peer),
+                          nullptr, {operation(), state_.number, peer}) == WaitResult::ready;
     }
     // Orders the data behind the flags before the reads of the whole block.
     return __syncthreads_and(arrived) != 0;
@@ -141,7 +142,7 @@ class GatherBlock {
 
   // The current round of the block that `source` has sent to this rank.
   __device__ const std::byte* received(int source) const {
-    return lane_.message(lane_.rank, static_cast<int>(state_.number & 1), source, 0, 0);
+    return memory::message(lane_, lane_.rank, static_cast<int>(state_.number & 1), source, 0, 0);
   }
 
   // [block] Calls work(member, at) for every chunk of `most` bytes and every member; each warp of the launch
@@ -362,4 +363,4 @@ __device__ void reduce_scatter(const GatherArguments& call, GatherState* state) 
   block.finish(first);
 }
 
-}  // namespace ferry::cuda
+}  // namespace ferry::cuda::inline FERRY_WIDTH

@@ -4,11 +4,12 @@
 #pragma once
 
 #include "backends/cuda/protocol/diagnostics.cuh"
+#include "backends/cuda/protocol/lane_memory.cuh"
 #include "backends/cuda/protocol/peer_messages.cuh"
 #include "backends/cuda/protocol/wait.cuh"
 #include "layout/ll_packet.hpp"
 
-namespace ferry::cuda {
+namespace ferry::cuda::inline FERRY_WIDTH {
 
 // Iterates over one warp's part of the messages between this rank and all ranks, round-robin over the ranks,
 // so that all links are in use at once.
@@ -54,7 +55,7 @@ __device__ __forceinline__ void send_route_values(const LaneView& lane, std::uin
       if (slot == 0) record_bad_source(lane, entry);
     } else if (slot < lane.top_k) {
       const SlotMetadata metadata{.weight = values[std::int64_t{token} * lane.top_k + slot]};
-      store_packet_relaxed_sys(lane.slot_metadata(rank, parity, lane.rank, i) + slot,
+      store_packet_relaxed_sys(memory::slot_metadata(lane, rank, parity, lane.rank, i) + slot,
                                metadata.packet(number));
     }
   }
@@ -65,14 +66,14 @@ __device__ __forceinline__ void send_route_values(const LaneView& lane, std::uin
 __device__ __forceinline__ WaitResult await_route_value(const LaneView& lane, Payload payload,
                                                         WaitTarget awaited, std::int32_t i, float* value) {
   const int slot = threadIdx.x % 32, parity = static_cast<int>(awaited.call & 1);
-  const LLPacket* packet = lane.slot_metadata(lane.rank, parity, awaited.peer, i) + slot;
+  const LLPacket* packet = memory::slot_metadata(lane, lane.rank, parity, awaited.peer, i) + slot;
   awaited.shift = SlotMetadata::kTokenBits;
   WaitResult result = WaitResult::ready;
   if (slot < lane.top_k) {
     LLPacket seen = load_packet_relaxed_sys(packet);
     if (seen.call >> awaited.shift < awaited.call) {
-      result =
-          wait_long(lane, packet, lane.end_of_stream_flag(payload, lane.rank, parity, awaited.peer), awaited);
+      result = wait_long(lane, packet,
+                         memory::end_of_stream_flag(lane, payload, lane.rank, parity, awaited.peer), awaited);
       seen = load_packet_relaxed_sys(packet);
     }
     *value = SlotMetadata::of(seen).weight;
@@ -81,4 +82,4 @@ __device__ __forceinline__ WaitResult await_route_value(const LaneView& lane, Pa
   return __any_sync(~0u, result == WaitResult::end_of_data) ? WaitResult::end_of_data : WaitResult::ready;
 }
 
-}  // namespace ferry::cuda
+}  // namespace ferry::cuda::inline FERRY_WIDTH

@@ -7,10 +7,10 @@
 #pragma once
 
 #include "backends/cuda/device/ptx.cuh"
-#include "backends/cuda/protocol/lane_view.hpp"
+#include "backends/cuda/protocol/lane_memory.cuh"
 #include "backends/cuda/protocol/wait.cuh"
 
-namespace ferry::cuda {
+namespace ferry::cuda::inline FERRY_WIDTH {
 
 // The fixed part of this rank's header, in shared memory.
 struct CallHeader {
@@ -47,7 +47,7 @@ __device__ __forceinline__ void post_header_word(const LaneView& lane, std::uint
       if (step > ranks) break;
       const int next = lane.rank + step, peer = next < ranks ? next : next - ranks;
       inject_fault(lane, KernelPoint::header);
-      store_packet_relaxed_sys(lane.at<LLPacket>(peer, packet), {call, word});
+      store_packet_relaxed_sys(memory::at<LLPacket>(lane, peer, packet), {call, word});
     }
   }
 }
@@ -75,7 +75,7 @@ __device__ __forceinline__ void post_header_counts(const LaneView& lane, std::ui
 // [thread] Waits for packet `i` of the header from `peer`. False: the call was aborted.
 __device__ __forceinline__ bool await_header_word(const LaneView& lane, std::uint64_t call,
                                                   Operation operation, int peer, int i, std::uint64_t* word) {
-  const LLPacket* packet = lane.header(lane.rank, static_cast<int>(call & 1), peer) + i;
+  const LLPacket* packet = memory::header(lane, lane.rank, static_cast<int>(call & 1), peer) + i;
   const LLPacket seen = load_packet_relaxed_sys(packet);
   *word = seen.word;
   return seen.call >= call ||
@@ -87,7 +87,7 @@ __device__ __forceinline__ bool await_header_word(const LaneView& lane, std::uin
 __device__ __forceinline__ bool await_header(const LaneView& lane, const WaitTarget& awaited,
                                              std::uint64_t* terms, std::uint64_t* facts) {
   const auto [operation, call, peer, _] = awaited;
-  const LLPacket* header = lane.header(lane.rank, static_cast<int>(call & 1), peer);
+  const LLPacket* header = memory::header(lane, lane.rank, static_cast<int>(call & 1), peer);
 #pragma unroll 1
   for (unsigned poll = 0; poll < kQuickPolls; ++poll) {
     const LLPacket terms_packet = load_packet_relaxed_sys(header + kHeaderTerms),
@@ -131,7 +131,7 @@ static __device__ __noinline__ void report_mismatch(const LaneView& lane, std::u
     // Acquire, as a fence after the relaxed load of the refusal's packet: the record may be read now.
     fence_acq_rel_sys();
     abort_call(lane, call, theirs, DeviceError::Reason::refused, peer, 0, 0, 0,
-               lane.refusal(lane.rank, static_cast<int>(call & 1), peer));
+               memory::refusal(lane, lane.rank, static_cast<int>(call & 1), peer));
     return;
   }
   if (theirs != operation) {
@@ -261,7 +261,8 @@ __device__ inline void publish_end_of_stream(const LaneView& lane, std::uint64_t
   fence_acq_rel_sys();
 #pragma unroll 1
   for (int peer = 0; peer < lane.ranks; ++peer)
-    store_relaxed_sys(lane.end_of_stream_flag(payload, peer, static_cast<int>(call & 1), lane.rank), call);
+    store_relaxed_sys(memory::end_of_stream_flag(lane, payload, peer, static_cast<int>(call & 1), lane.rank),
+                      call);
 }
 
-}  // namespace ferry::cuda
+}  // namespace ferry::cuda::inline FERRY_WIDTH

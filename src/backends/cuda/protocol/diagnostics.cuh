@@ -4,7 +4,7 @@
 #include "backends/cuda/device/ptx.cuh"
 #include "backends/cuda/protocol/lane_view.hpp"
 
-namespace ferry::cuda {
+namespace ferry::cuda::inline FERRY_WIDTH {
 
 __device__ inline void add_wire(std::int64_t* count, unsigned long long more) {
   atomicAdd(reinterpret_cast<unsigned long long*>(count), more);
@@ -42,4 +42,4 @@ __device__ __forceinline__ bool valid_entry(const LaneView& lane, std::int64_t v
   return false;
 }
 
-}  // namespace ferry::cuda
+}  // namespace ferry::cuda::inline FERRY_WIDTH

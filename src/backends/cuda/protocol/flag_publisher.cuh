@@ -15,7 +15,7 @@
 #include "backends/cuda/device/ptx.cuh"
 #include "backends/cuda/protocol/wait.cuh"
 
-namespace ferry::cuda {
+namespace ferry::cuda::inline FERRY_WIDTH {
 
 inline constexpr std::uint32_t kQueuedFlags = 64;  // requests of a warp that may be pending
 
@@ -102,4 +102,4 @@ struct FlagPublisher {
   }
 };
 
-}  // namespace ferry::cuda
+}  // namespace ferry::cuda::inline FERRY_WIDTH

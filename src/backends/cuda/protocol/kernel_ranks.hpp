@@ -5,23 +5,32 @@
 // in translation units that define FERRY_WIDE_KERNELS before they include anything, and loop over ranks where
 // narrow ones have a thread for each. Operations whose time does not matter have wide kernels only.
 //
-// Device code is linked within a translation unit. Programs that compile it for the host keep narrow and wide
-// code apart.
+// A device header (.cuh) that includes this one, if only by others, has what it defines in the inline
+// namespace FERRY_WIDTH, so types and functions of narrow and wide kernels have different names. Everything
+// outside is the same for both.
 #pragma once
 
 #include "layout/rank_bits.hpp"
+
+#ifdef FERRY_WIDE_KERNELS
+#define FERRY_WIDTH wide
+#else
+#define FERRY_WIDTH narrow
+#endif
 
 namespace ferry::cuda {
 
 inline constexpr int kNarrowRanks = 32;
 
+inline namespace FERRY_WIDTH {
 #ifdef FERRY_WIDE_KERNELS
-constexpr bool kWide = true;
-constexpr int kKernelRanks = kMaxDeviceRanks;
+inline constexpr bool kWide = true;
+inline constexpr int kKernelRanks = kMaxDeviceRanks;
 #else
-constexpr bool kWide = false;
-constexpr int kKernelRanks = kNarrowRanks;
+inline constexpr bool kWide = false;
+inline constexpr int kKernelRanks = kNarrowRanks;
 #endif
+}  // namespace FERRY_WIDTH
 
 // Whether the calls of a group take wide kernels. Host code.
 #if FERRY_TEST_HOOKS

@@ -79,7 +79,7 @@ struct LaneView {
   FERRY_HD bool to_every_rank() const { return plan_shape.to_every_rank != 0; }
 
   // This lane's section of symmetric memory, on every rank. Of more than kNarrowRanks ranks, the first is the
-  // address of a table [R] of sections in device memory instead.
+  // address of a table [R] of sections in device memory instead. Kernels take it from lane_memory.cuh.
   std::byte* symmetric[kNarrowRanks];
   DeviceSignals signals;
   ExchangeLayout exchange;       // offsets relative to the lane's section: use lane 0
@@ -98,52 +98,6 @@ struct LaneView {
   HostSignals* report;
   DeviceError* device_error;
   HostTotals* totals;
-
-  // In kernels.
-  FERRY_HD std::byte* section(int rank_of_memory) const {
-    if constexpr (kWide) {
-      if (ranks > kNarrowRanks) return reinterpret_cast<std::byte* const*>(symmetric[0])[rank_of_memory];
-    }
-    return symmetric[rank_of_memory];
-  }
-  template <class T = std::byte>
-  FERRY_HD T* at(int rank_of_memory, std::int64_t offset) const {
-    return reinterpret_cast<T*>(section(rank_of_memory) + offset);
-  }
-  FERRY_HD LLPacket* header(int at_rank, int parity, int source) const {
-    return at<LLPacket>(at_rank, signals.header(parity, source));
-  }
-  FERRY_HD ErrorRecord* refusal(int at_rank, int parity, int source) const {
-    return at<ErrorRecord>(at_rank, signals.header(parity, source) + signals.refusal_offset);
-  }
-  FERRY_HD Flag* end_of_stream_flag(Payload payload, int at_rank, int parity, int source) const {
-    return at<Flag>(at_rank, signals.end_of_stream_flag(static_cast<int>(payload), parity, source));
-  }
-  FERRY_HD Flag* dispatch_flags(int at_rank, int parity, int source, std::int32_t i) const {
-    return at<Flag>(at_rank, signals.dispatch_flags(parity, source, i));
-  }
-  // Slot metadata of a message: of its first slot; the others follow.
-  FERRY_HD LLPacket* slot_metadata(int at_rank, int parity, int source, std::int32_t i) const {
-    return at<LLPacket>(at_rank, signals.slot_metadata(parity, source, i));
-  }
-  FERRY_HD Flag* combine_flags(int at_rank, int parity, std::int32_t row) const {
-    return at<Flag>(at_rank, signals.combine_flags(parity, row));
-  }
-  // A row of combine that travels as LL packets; numbered as in staging.
-  FERRY_HD std::byte* ll_row(int at_rank, int parity, std::int32_t row) const {
-    return at(at_rank, signals.ll_row(parity, row));
-  }
-  FERRY_HD std::byte* message(int at_rank, int parity, int source, std::int32_t i, std::int32_t bytes) const {
-    return at(at_rank, exchange.messages_of(0, parity, source) + std::int64_t{i} * bytes);
-  }
-  // Part 0 of a received row, in the lane's own receive buffers at that rank.
-  FERRY_HD std::byte* received_row(int at_rank, std::int32_t row, std::int32_t row_bytes) const {
-    return at(at_rank, receive_buffers + std::int64_t{row} * row_bytes);
-  }
-  FERRY_HD std::byte* combine_row(int at_rank, int parity, std::int32_t row) const {
-    return at(at_rank, exchange.combine_of(0, parity) +
-                           std::int64_t{row} * static_cast<std::int32_t>(exchange.shape.combine_row_bytes));
-  }
 };
 
 // The options that all ranks must pass alike, and their hash. Ranks compare hashes; a collision of 64-bit

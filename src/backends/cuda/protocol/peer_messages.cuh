@@ -3,7 +3,7 @@
 
 #include "backends/cuda/protocol/plan_entries.cuh"
 
-namespace ferry::cuda {
+namespace ferry::cuda::inline FERRY_WIDTH {
 
 // Narrow: thread r holds the messages of rank r. Wide: read from the plan when they are asked for.
 struct PeerMessages {
@@ -47,4 +47,4 @@ struct PeerMessages {
   }
 };
 
-}  // namespace ferry::cuda
+}  // namespace ferry::cuda::inline FERRY_WIDTH

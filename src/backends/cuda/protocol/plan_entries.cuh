@@ -6,7 +6,7 @@
 #include "backends/cuda/protocol/lane_view.hpp"
 #include "layout/plan_layout.hpp"
 
-namespace ferry::cuda {
+namespace ferry::cuda::inline FERRY_WIDTH {
 
 // `count` as a plan gives it for the messages from `source` to `destination`; 0, and recorded, if no plan can
 // have it.
@@ -23,4 +23,4 @@ __device__ inline std::int64_t messages_between(const LaneView& lane, const Plan
                          destination);
 }
 
-}  // namespace ferry::cuda
+}  // namespace ferry::cuda::inline FERRY_WIDTH

@@ -2,9 +2,10 @@
 #pragma once
 
 #include "backends/cuda/protocol/call_header.cuh"
+#include "backends/cuda/protocol/lane_memory.cuh"
 #include "backends/cuda/protocol/plan_fault.hpp"
 
-namespace ferry::cuda {
+namespace ferry::cuda::inline FERRY_WIDTH {
 
 // In place of kPlanMagic: the arrays of a combine by source have not made a plan (by_source/).
 inline constexpr std::uint64_t kWrongArraysMagic = ~kPlanMagic;
@@ -50,8 +51,8 @@ static __device__ __noinline__ void post_refusal(const LaneView& lane, std::uint
                                                  Operation operation, const ErrorRecord& refusal) {
   if (threadIdx.x % 32 != 0) return;
   const int parity = static_cast<int>(number & 1);
-  LLPacket* header = lane.header(peer, parity, lane.rank);
-  *lane.refusal(peer, parity, lane.rank) = refusal;
+  LLPacket* header = memory::header(lane, peer, parity, lane.rank);
+  *memory::refusal(lane, peer, parity, lane.rank) = refusal;
   inject_fault(lane, KernelPoint::header);
   // Release, as a fence and relaxed stores: the refusal before the packets that announce it.
   fence_acq_rel_sys();
@@ -135,4 +136,4 @@ __device__ inline void store_call_number(const LaneView& lane, std::uint64_t num
     lane.state->calls[block] = number;
 }
 
-}  // namespace ferry::cuda
+}  // namespace ferry::cuda::inline FERRY_WIDTH

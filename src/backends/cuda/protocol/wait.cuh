@@ -4,7 +4,7 @@
 #include "backends/cuda/device/ptx.cuh"
 #include "backends/cuda/protocol/lane_view.hpp"
 
-namespace ferry::cuda {
+namespace ferry::cuda::inline FERRY_WIDTH {
 
 inline constexpr std::uint64_t kExchangeFailed =
     ~0ull;  // LaneState::aborted_call once the whole exchange has failed
@@ -236,4 +236,4 @@ static __device__ __noinline__ WaitResult wait_for_packet(const LaneView& lane, 
          load_acquire_gpu(flag) >= awaited.call;
 }
 
-}  // namespace ferry::cuda
+}  // namespace ferry::cuda::inline FERRY_WIDTH

@@ -9,7 +9,7 @@
 #include "backends/cuda/sliced/slices.hpp"
 #include "plan/slot.hpp"
 
-namespace ferry::cuda {
+namespace ferry::cuda::inline FERRY_WIDTH {
 
 inline constexpr int kAgreeThreads = 1024;
 
@@ -173,4 +173,4 @@ __device__ inline void take_combine(const TakeCombineArguments& call, AgreeState
     call.slice_weights[i] = call.topk_weights[first + i];
 }
 
-}  // namespace ferry::cuda
+}  // namespace ferry::cuda::inline FERRY_WIDTH

@@ -7,7 +7,7 @@
 #include "backends/cuda/sliced/slices.hpp"
 #include "plan/slot.hpp"
 
-namespace ferry::cuda {
+namespace ferry::cuda::inline FERRY_WIDTH {
 
 inline constexpr int kMoveThreads = 512;
 
@@ -157,4 +157,4 @@ __device__ inline void copy_results(const CopyResultsArguments& call) {
   });
 }
 
-}  // namespace ferry::cuda
+}  // namespace ferry::cuda::inline FERRY_WIDTH

@@ -4,7 +4,7 @@
 #include "backends/cuda/protocol/plan_header.cuh"
 #include "backends/cuda/sliced/slices.hpp"
 
-namespace ferry::cuda {
+namespace ferry::cuda::inline FERRY_WIDTH {
 
 inline constexpr int kSegmentThreads = 1024;
 
@@ -180,4 +180,4 @@ class SegmentFinder {
   const int ep_;  // sub-groups
 };
 
-}  // namespace ferry::cuda
+}  // namespace ferry::cuda::inline FERRY_WIDTH

@@ -5,10 +5,36 @@
 // pair of ranks has `channels` of them in each direction.
 #pragma once
 
+#include "backends/cuda/protocol/lane_memory.cuh"
 #include "backends/cuda/transport/message_check.hpp"
 #include "backends/cuda/transport/transport.cuh"
 
-namespace ferry::cuda {
+namespace ferry::cuda::inline FERRY_WIDTH {
+
+// Where the messages and flags of a check lie, as addresses in this rank's own memory: transport policies
+// take these.
+struct CheckedMemory {
+  const MessageCheck& check;
+
+  __device__ __forceinline__ std::byte* message(int source, int channel, int slot) const {
+    return at(check.layout.place(source, channel, slot) * check.layout.bytes);
+  }
+  __device__ __forceinline__ std::byte* staging(int peer, int channel, int slot) const {
+    return at((check.layout.places() + check.layout.place(peer, channel, slot)) * check.layout.bytes);
+  }
+  __device__ __forceinline__ Flag* arrived(int source, int channel, int slot) const {
+    return at<Flag>(check.layout.flags_begin() + 8 * check.layout.place(source, channel, slot));
+  }
+  __device__ __forceinline__ Flag* credit(int peer, int channel, int slot) const {
+    return at<Flag>(check.layout.credits_begin() + 8 * check.layout.place(peer, channel, slot));
+  }
+
+ private:
+  template <class T = std::byte>
+  __device__ __forceinline__ T* at(std::int64_t offset) const {
+    return memory::at<T>(check.lane, check.lane.rank, offset);
+  }
+};
 
 // The words that message `message` of a channel consists of.
 __device__ __forceinline__ std::uint64_t checked_word(int from, int to, int channel, std::int64_t message,
@@ -23,6 +49,7 @@ __device__ __forceinline__ std::uint64_t checked_word(int from, int to, int chan
 template <class Transport>
 __device__ bool send_checked(const MessageCheck& check, const Transport& transport, int peer, int channel) {
   const LaneView& lane = check.lane;
+  const CheckedMemory memory{check};
   const int thread = static_cast<int>(threadIdx.x % 32), window = check.layout.window;
   const WaitTarget target{Operation::dispatch, check.call, peer};
   for (std::int64_t m = 0; m < check.messages; ++m) {
@@ -31,13 +58,11 @@ __device__ bool send_checked(const MessageCheck& check, const Transport& transpo
     // A place is free once the message before in it has been read.
     const std::uint64_t read =
         number > static_cast<std::uint64_t>(window) ? number - static_cast<std::uint64_t>(window) : 0;
-    const WaitResult credit =
-        transport.wait(lane, check.layout.credit(lane, peer, channel, slot), read, nullptr, target);
+    const WaitResult credit = transport.wait(lane, memory.credit(peer, channel, slot), read, nullptr, target);
     if (__any_sync(~0u, credit != WaitResult::ready)) return false;
-    std::byte* there = check.layout.message(lane, lane.rank, channel, slot);
+    std::byte* there = memory.message(lane.rank, channel, slot);
     const bool staged = transport.is_staged(peer);
-    std::byte* composed =
-        staged ? check.layout.staging(lane, peer, channel, slot) : transport.at(lane, peer, there);
+    std::byte* composed = staged ? memory.staging(peer, channel, slot) : transport.at(lane, peer, there);
     if (check.compare || !staged) {  // a measurement sends what lies in staging
       auto* words = reinterpret_cast<ulonglong2*>(composed);
       for (int at = thread; at < check.layout.bytes / 16; at += 32) {
@@ -45,7 +70,7 @@ __device__ bool send_checked(const MessageCheck& check, const Transport& transpo
                      checked_word(lane.rank, peer, channel, m, 2 * at + 1)};
       }
     }
-    Flag* flag = check.layout.arrived(lane, lane.rank, channel, slot);
+    Flag* flag = memory.arrived(lane.rank, channel, slot);
     if (staged) {
       transport.put_with_signal(lane, peer, there, composed, check.layout.bytes, flag, number);
     } else {
@@ -59,7 +84,7 @@ __device__ bool send_checked(const MessageCheck& check, const Transport& transpo
        number <= sent; ++number) {
     const int slot = static_cast<int>((number - 1) % static_cast<std::uint64_t>(window));
     const WaitResult credit =
-        transport.wait(lane, check.layout.credit(lane, peer, channel, slot), number, nullptr, target);
+        transport.wait(lane, memory.credit(peer, channel, slot), number, nullptr, target);
     if (__any_sync(~0u, credit != WaitResult::ready)) return false;
   }
   return true;
@@ -70,6 +95,7 @@ template <class Transport>
 __device__ bool receive_checked(const MessageCheck& check, const Transport& transport, int peer,
                                 int channel) {
   const LaneView& lane = check.lane;
+  const CheckedMemory memory{check};
   const int thread = static_cast<int>(threadIdx.x % 32), window = check.layout.window;
   const WaitTarget target{Operation::dispatch, check.call, peer};
   unsigned long long wrong = 0;
@@ -77,11 +103,10 @@ __device__ bool receive_checked(const MessageCheck& check, const Transport& tran
     const std::uint64_t number = check.first + static_cast<std::uint64_t>(m) + 1;
     const int slot = static_cast<int>((number - 1) % static_cast<std::uint64_t>(window));
     const WaitResult arrived =
-        transport.wait(lane, check.layout.arrived(lane, peer, channel, slot), number, nullptr, target);
+        transport.wait(lane, memory.arrived(peer, channel, slot), number, nullptr, target);
     if (__any_sync(~0u, arrived != WaitResult::ready)) return false;
     if (check.compare) {
-      const auto* words =
-          reinterpret_cast<const ulonglong2*>(check.layout.message(lane, peer, channel, slot));
+      const auto* words = reinterpret_cast<const ulonglong2*>(memory.message(peer, channel, slot));
       for (int at = thread; at < check.layout.bytes / 16; at += 32) {
         const ulonglong2 word = words[at];
         wrong += word.x != checked_word(peer, lane.rank, channel, m, 2 * at);
@@ -89,7 +114,7 @@ __device__ bool receive_checked(const MessageCheck& check, const Transport& tran
       }
     }
     // The credit also frees the sender's staging: the message has arrived, so it is no longer read there.
-    transport.signal(lane, peer, check.layout.credit(lane, lane.rank, channel, slot), number);
+    transport.signal(lane, peer, memory.credit(lane.rank, channel, slot), number);
   }
   if (wrong != 0) atomicAdd(check.wrong, wrong);
   return true;
@@ -106,4 +131,4 @@ __device__ void check_messages(const MessageCheck& check, const Transport& trans
   if (!done && threadIdx.x % 32 == 0) atomicAdd(check.ended, 1u);
 }
 
-}  // namespace ferry::cuda
+}  // namespace ferry::cuda::inline FERRY_WIDTH

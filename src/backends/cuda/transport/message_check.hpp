@@ -28,20 +28,6 @@ struct MessageCheckLayout {
   FERRY_HD constexpr std::int64_t total() const {
     return credits_begin() + places() * static_cast<std::int64_t>(sizeof(Flag));
   }
-
-  // Addresses in this rank's own memory, as transport policies take them.
-  FERRY_HD std::byte* message(const LaneView& lane, int source, int channel, int slot) const {
-    return lane.at(lane.rank, place(source, channel, slot) * bytes);
-  }
-  FERRY_HD std::byte* staging(const LaneView& lane, int peer, int channel, int slot) const {
-    return lane.at(lane.rank, (places() + place(peer, channel, slot)) * bytes);
-  }
-  FERRY_HD Flag* arrived(const LaneView& lane, int source, int channel, int slot) const {
-    return lane.at<Flag>(lane.rank, flags_begin() + 8 * place(source, channel, slot));
-  }
-  FERRY_HD Flag* credit(const LaneView& lane, int peer, int channel, int slot) const {
-    return lane.at<Flag>(lane.rank, credits_begin() + 8 * place(peer, channel, slot));
-  }
 };
 
 // Every rank passes the same layout, numbers and `compare`.

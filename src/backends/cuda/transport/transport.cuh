@@ -35,10 +35,11 @@
 #include <cstdint>
 
 #include "backends/cuda/device/row_copy.cuh"
+#include "backends/cuda/protocol/lane_memory.cuh"
 #include "backends/cuda/protocol/wait.cuh"
 #include "layout/rank_bits.hpp"
 
-namespace ferry::cuda {
+namespace ferry::cuda::inline FERRY_WIDTH {
 
 // A flag that counts, and the count to wait for. Polled like a flag that holds a call number.
 struct AwaitedCount {
@@ -66,8 +67,8 @@ __device__ __forceinline__ WaitResult wait_count(const LaneView& lane, const Fla
 // The address of `place`, which is in this rank's symmetric memory, in the mapped memory of `peer`.
 template <class T>
 __device__ __forceinline__ T* mapped_at(const LaneView& lane, int peer, T* place) {
-  return reinterpret_cast<T*>(lane.section(peer) +
-                              (reinterpret_cast<const std::byte*>(place) - lane.section(lane.rank)));
+  return reinterpret_cast<T*>(memory::section(lane, peer) +
+                              (reinterpret_cast<const std::byte*>(place) - memory::section(lane, lane.rank)));
 }
 
 // Peers whose memory is mapped, as on one host.
@@ -120,4 +121,4 @@ struct Pretended : PlainStores {
   __device__ bool is_staged(int peer) const { return remote.has(peer); }
 };
 
-}  // namespace ferry::cuda
+}  // namespace ferry::cuda::inline FERRY_WIDTH

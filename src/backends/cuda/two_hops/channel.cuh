@@ -16,11 +16,12 @@
 #pragma once
 
 #include "backends/cuda/device/row_copy.cuh"
+#include "backends/cuda/protocol/lane_memory.cuh"
 #include "backends/cuda/protocol/wait.cuh"
 #include "backends/cuda/transport/transport.cuh"
 #include "backends/cuda/two_hops/hop_call.hpp"
 
-namespace ferry::cuda {
+namespace ferry::cuda::inline FERRY_WIDTH {
 
 inline constexpr int kHopCountBits = 26;
 inline constexpr std::uint64_t kHopCountMask = (std::uint64_t{1} << kHopCountBits) - 1;
@@ -56,7 +57,7 @@ struct HopChannels {
   __device__ __forceinline__ int slots() const { return call.layout.shape.slots; }
   template <class T = std::byte>
   __device__ __forceinline__ T* mine(std::int64_t offset) const {
-    return lane().template at<T>(me(), offset);
+    return memory::at<T>(lane(), me(), offset);
   }
 
   // --- writing -------------------------------------------------------------------------------------------
@@ -163,4 +164,4 @@ struct HopChannels {
   }
 };
 
-}  // namespace ferry::cuda
+}  // namespace ferry::cuda::inline FERRY_WIDTH

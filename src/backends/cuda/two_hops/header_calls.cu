@@ -4,6 +4,7 @@
 #include "backends/cuda/two_hops/header_calls.hpp"
 
 #include "backends/cuda/protocol/call_header.cuh"
+#include "backends/cuda/protocol/lane_memory.cuh"
 #include "backends/cuda/protocol/plan_header.cuh"
 #include "backends/cuda/runtime/error.hpp"
 #include "backends/cuda/runtime/launch.hpp"
@@ -19,7 +20,7 @@ __global__ void __launch_bounds__(kClearThreads) clear_inbox_kernel(const __grid
                     static_cast<int>(threadIdx.x);
   if (source == lane.rank) return;  // the send phase has stored what comes from this rank
   for (int i = first; i < lane.max_tokens * lane.top_k; i += kClearBlocksOfRank * kClearThreads)
-    lane.slot_metadata(lane.rank, 0, source, i / lane.top_k)[i % lane.top_k] = {0, 0};
+    memory::slot_metadata(lane, lane.rank, 0, source, i / lane.top_k)[i % lane.top_k] = {0, 0};
 }
 
 // --- calls of headers alone --------------------------------------------------------------------------------

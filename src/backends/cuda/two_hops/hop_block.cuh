@@ -7,10 +7,11 @@
 #pragma once
 
 #include "backends/cuda/protocol/call_header.cuh"
+#include "backends/cuda/protocol/lane_memory.cuh"
 #include "backends/cuda/two_hops/hop_relay.cuh"
 #include "backends/cuda/two_hops/hop_sums.cuh"
 
-namespace ferry::cuda {
+namespace ferry::cuda::inline FERRY_WIDTH {
 
 // The wait that errors name for a role.
 __device__ __forceinline__ WaitRole wait_role(HopRole role) {
@@ -81,7 +82,7 @@ class HopBlock {
   __device__ int parity() const { return static_cast<int>(state_.number % kHopParities); }
   template <class T = std::byte>
   __device__ T* mine(std::int64_t offset) const {
-    return lane_.template at<T>(lane_.rank, offset);
+    return memory::at<T>(lane_, lane_.rank, offset);
   }
   __device__ const LLPacket* sent_header() const {
     const int peer = lane_.rank + 1 < lane_.ranks ? lane_.rank + 1 : 0;
@@ -228,7 +229,7 @@ class HopBlock {
     // Tasks of a stream go to different blocks.
     const int worker = warp() * static_cast<int>(gridDim.x) + static_cast<int>(blockIdx.x),
               workers = warps() * static_cast<int>(gridDim.x);
-    HopTaskState* const states = call_.memory.states + thread() % 32;
+    HopTaskState* const states = reinterpret_cast<HopTaskState*>(call_.memory.states) + thread() % 32;
     for (int task = worker; task < tasks; task += workers) states[std::int64_t{task} * 32] = {};
     // `at` is the state of task `held`; -1: none. Those of the warp's other tasks are in memory.
     HopTaskState at{};
@@ -286,7 +287,7 @@ class HopBlock {
   __device__ bool look_at_waits(const HopWork<Transport>& work, int worker, int workers, int tasks,
                                 std::uint64_t now) const {
     const int channels = call_.channels;
-    HopTaskState* const states = call_.memory.states + thread() % 32;
+    HopTaskState* const states = reinterpret_cast<HopTaskState*>(call_.memory.states) + thread() % 32;
     bool aborted = is_aborted(lane_, state_.number);
     // Reads of the host's memory are slow: reads by all warps take longer than many a call.
     if (is_first_to_look(now) && load_relaxed_sys(&lane_.report->abort) != 0) {
@@ -326,4 +327,4 @@ class HopBlock {
   HopState& state_;
 };
 
-}  // namespace ferry::cuda
+}  // namespace ferry::cuda::inline FERRY_WIDTH

@@ -53,36 +53,16 @@ struct HopCounts {
   unsigned long long bytes, messages;
 };
 
-// A thread stands for ranks thread, thread + 32, ... where a task counts by rank.
-inline constexpr int kRanksOfThread = kKernelRanks / 32;
-
-// Where a task stands, by thread of its warp; kept while the warp works on another task. Starts as zeros.
-struct HopTaskState {
-  std::int32_t next;                    // item, or message of the channel
-  std::int32_t cursor[kRanksOfThread];  // of a rank: its next message, or how many its channel has read
-  std::int32_t sent[kRanksOfThread];    // to a rank
-  std::int32_t place;                   // in the list of ranks
-  std::uint32_t pending, started;
-  std::int32_t peer;    // rank that it waits for; -1: none
-  std::uint32_t moved;  // has moved data in this step
-  std::uint32_t done;
-  std::int32_t own, own_token;  // of a relay that adds: this rank's next row
-  std::uint32_t ended;          // has announced the end of its channels
-  std::uint64_t since;          // when it began to wait; 0: it is not waiting
-  std::uint64_t spare;
-
-  bool operator==(const HopTaskState&) const = default;
-};
-// A thread of a narrow kernel keeps counts of one rank, a thread of a wide kernel of eight.
+// Of a HopTaskState (hop_state.cuh). A thread of a narrow kernel keeps counts of one rank, a thread of a wide
+// kernel of eight.
 constexpr std::int64_t hop_task_bytes(bool wide) {
   return wide ? 120 : 64;
 }
-static_assert(sizeof(HopTaskState) == hop_task_bytes(kWide));
 
 // Device memory of a lane, beside the windows.
 struct HopMemory {
-  HopTaskState* states;  // [tasks][32]
-  HopCounts* counts;     // [dispatch, combine][within a node, between nodes]; null: not counted
+  std::byte* states;  // [tasks][32] HopTaskState
+  HopCounts* counts;  // [dispatch, combine][within a node, between nodes]; null: not counted
 };
 
 // Nanoseconds by which a wait for what a rank forwards, or for its room, exceeds the deadline: the relay

@@ -3,7 +3,7 @@
 
 #include "backends/cuda/two_hops/hop_send.cuh"
 
-namespace ferry::cuda {
+namespace ferry::cuda::inline FERRY_WIDTH {
 
 // [warp] `sent` counts the messages of this channel that each rank has been sent. A message stays in its slot
 // until every rank that it is for has received it; `pending` holds a bit for each entry that is still to be
@@ -75,4 +75,4 @@ __device__ bool relay_messages(const HopWork<Transport>& work, HopTaskState& at,
   return closed;
 }
 
-}  // namespace ferry::cuda
+}  // namespace ferry::cuda::inline FERRY_WIDTH

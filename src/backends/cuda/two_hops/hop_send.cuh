@@ -3,7 +3,7 @@
 
 #include "backends/cuda/two_hops/hop_state.cuh"
 
-namespace ferry::cuda {
+namespace ferry::cuda::inline FERRY_WIDTH {
 
 // [warp] Records that the task waits for `peer`, and returns false, as a role that has not finished.
 __device__ __forceinline__ bool waits_for(HopTaskState& at, int peer) {
@@ -226,4 +226,4 @@ __device__ bool note_own_rows(const HopWork<Transport>& work, int channel) {
   return true;
 }
 
-}  // namespace ferry::cuda
+}  // namespace ferry::cuda::inline FERRY_WIDTH

@@ -3,7 +3,7 @@
 
 #include "backends/cuda/two_hops/channel.cuh"
 
-namespace ferry::cuda {
+namespace ferry::cuda::inline FERRY_WIDTH {
 
 // Roles of a warp, each for the streams with one rank.
 enum class HopRole : std::uint8_t {
@@ -18,6 +18,28 @@ struct HopUnit {
   HopRole role;
   std::uint8_t rank;
 };
+
+// A thread stands for ranks thread, thread + 32, ... where a task counts by rank.
+inline constexpr int kRanksOfThread = kKernelRanks / 32;
+
+// Where a task stands, by thread of its warp; kept while the warp works on another task. Starts as zeros.
+struct HopTaskState {
+  std::int32_t next;                    // item, or message of the channel
+  std::int32_t cursor[kRanksOfThread];  // of a rank: its next message, or how many its channel has read
+  std::int32_t sent[kRanksOfThread];    // to a rank
+  std::int32_t place;                   // in the list of ranks
+  std::uint32_t pending, started;
+  std::int32_t peer;    // rank that it waits for; -1: none
+  std::uint32_t moved;  // has moved data in this step
+  std::uint32_t done;
+  std::int32_t own, own_token;  // of a relay that adds: this rank's next row
+  std::uint32_t ended;          // has announced the end of its channels
+  std::uint64_t since;          // when it began to wait; 0: it is not waiting
+  std::uint64_t spare;
+
+  bool operator==(const HopTaskState&) const = default;
+};
+static_assert(sizeof(HopTaskState) == hop_task_bytes(kWide));
 
 // In shared memory.
 struct HopState {
@@ -226,4 +248,4 @@ struct HopWork {
   }
 };
 
-}  // namespace ferry::cuda
+}  // namespace ferry::cuda::inline FERRY_WIDTH

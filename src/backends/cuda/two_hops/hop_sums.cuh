@@ -9,7 +9,7 @@
 #include "backends/cuda/device/values.cuh"
 #include "backends/cuda/two_hops/hop_send.cuh"
 
-namespace ferry::cuda {
+namespace ferry::cuda::inline FERRY_WIDTH {
 
 // [warp] Finds this rank's next row for `rank`, from row `i` on, whose token belongs to the channel, and
 // stores its token. Returns `count` if there is none.
@@ -199,4 +199,4 @@ __device__ bool relay_sums(const HopWork<Transport>& work, HopTaskState& at, int
   return closed;
 }
 
-}  // namespace ferry::cuda
+}  // namespace ferry::cuda::inline FERRY_WIDTH

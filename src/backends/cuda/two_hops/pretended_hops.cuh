@@ -3,7 +3,7 @@
 
 #include "backends/cuda/two_hops/hop_block.cuh"
 
-namespace ferry::cuda {
+namespace ferry::cuda::inline FERRY_WIDTH {
 
 // Treats the ranks of other nodes, which are on this host and mapped, as if they were not mapped.
 __device__ inline Pretended transport_of(const HopArguments& call) {
@@ -14,4 +14,4 @@ __device__ inline Pretended transport_of(const HopArguments& call) {
   return transport;
 }
 
-}  // namespace ferry::cuda
+}  // namespace ferry::cuda::inline FERRY_WIDTH

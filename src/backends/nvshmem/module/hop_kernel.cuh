@@ -5,7 +5,7 @@
 #include "backends/cuda/two_hops/hop_block.cuh"
 #include "backends/nvshmem/module/puts.cuh"
 
-namespace ferry::nvshmem {
+namespace ferry::nvshmem::inline FERRY_WIDTH {
 namespace {
 
 template <int kThreads>
@@ -52,4 +52,4 @@ int launch_hop_kernel(const cuda::HopArguments& arguments, const Peers& peers, c
 }
 
 }  // namespace
-}  // namespace ferry::nvshmem
+}  // namespace ferry::nvshmem::inline FERRY_WIDTH

@@ -81,11 +81,11 @@ int check_messages(const cuda::MessageCheck& check, const Peers& peers, int bloc
 }
 
 int prepare_hops(bool wide) {
-  return wide ? ferry_nvshmem_prepare_wide_hops() : prepare_hop_kernel();
+  return wide ? prepare_wide_hops() : prepare_hop_kernel();
 }
 
 int launch_hops(const cuda::HopArguments& arguments, const Peers& peers, const HopLaunch& launch) {
-  if (launch.wide) return ferry_nvshmem_launch_wide_hops(&arguments, &peers, &launch);
+  if (launch.wide) return launch_wide_hops(arguments, peers, launch);
   return launch_hop_kernel(arguments, peers, launch);
 }
 

@@ -8,7 +8,7 @@
 #include "backends/cuda/transport/transport.cuh"
 #include "backends/nvshmem/module/module.hpp"
 
-namespace ferry::nvshmem {
+namespace ferry::nvshmem::inline FERRY_WIDTH {
 
 // The carrier of the puts does not matter: mapped memory, the GPU itself (IBGDA) or a thread on the host
 // (IBRC).
@@ -60,4 +60,4 @@ struct Puts : cuda::PlainStores {
   __device__ static std::uint64_t* word_of(Flag* flag) { return &flag->value; }
 };
 
-}  // namespace ferry::nvshmem
+}  // namespace ferry::nvshmem::inline FERRY_WIDTH

@@ -3,7 +3,7 @@
 
 #include "backends/cuda/combine/combine_block.cuh"
 
-namespace ferry::cuda {
+namespace ferry::cuda::inline FERRY_WIDTH {
 namespace {
 
 template <class Traits>
@@ -57,4 +57,4 @@ const void* specialised_kernel(Reduction reduction, DType type, bool weights_tra
 }
 
 }  // namespace
-}  // namespace ferry::cuda
+}  // namespace ferry::cuda::inline FERRY_WIDTH

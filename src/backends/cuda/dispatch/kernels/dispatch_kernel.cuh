@@ -7,7 +7,7 @@
 #include "backends/cuda/dispatch/padding.cuh"
 #include "backends/cuda/dispatch/warp_work.cuh"
 
-namespace ferry::cuda {
+namespace ferry::cuda::inline FERRY_WIDTH {
 namespace {
 
 // The roles of this block.
@@ -320,4 +320,4 @@ const void* kernel_of_phases() {
 }
 
 }  // namespace
-}  // namespace ferry::cuda
+}  // namespace ferry::cuda::inline FERRY_WIDTH
