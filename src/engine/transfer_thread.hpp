@@ -19,7 +19,7 @@ class TransferThread {
   TransferThread(const TransferThread&) = delete;
   TransferThread& operator=(const TransferThread&) = delete;
 
-  // The future's value is what `transfer` throws; null if it returns. get() takes it out of the state that
+  // Future: the exception of `transfer`, or null. get() takes it out of the state that
   // the future shares with the thread, so the exception ends in the caller's thread alone.
   std::future<std::exception_ptr> submit(std::function<void()> transfer);
 

@@ -43,7 +43,7 @@ struct Encoding {
     const bool plain = rule == ScaleRule::quotient && !scale_columns;
     return element == ElementType::e4m3 ? plain || is_mx() : takes_global_scale();
   }
-  // Whether a block whose scale cannot be formed has the scale 7F, NaN of e4m3: other types have every scale.
+  // Whether an invalid scale is stored as 7F, the NaN of e4m3: other types have every scale.
   FERRY_HD constexpr bool marks_bad_scales() const { return scale_type == ScaleType::e4m3; }
   // A format of blocks of 16 or 32 columns, whose scales are bytes.
   FERRY_HD constexpr bool is_microscaled() const { return is_mx() || is_two_level(); }

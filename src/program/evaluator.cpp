@@ -1,6 +1,7 @@
 #include "ferry/evaluator.hpp"
 
 #include <algorithm>
+#include <cstdint>
 #include <cstring>
 #include <exception>
 #include <ranges>
@@ -11,13 +12,24 @@
 #include "base/text.hpp"
 #include "ferry/error.hpp"
 #include "program/compiled.hpp"
-#include "program/rows.hpp"
-#include "program/run_streams.hpp"
 #include "program/steps.hpp"
+#include "program/stream_plan.hpp"
 
 namespace ferry {
 
 namespace {
+
+// Bytes of a row of tokens, ids or weights for an exchange of this configuration.
+std::int64_t row_bytes(const ProgramValue& rows, const Config& config) {
+  if (rows.kind == ValueKind::tokens) return config.hidden * bytes_of(rows.type);
+  return config.top_k * (rows.kind == ValueKind::ids ? bytes_of(rows.id_type) : 4);
+}
+
+// Throws UsageError for tokens whose rows, of `row` bytes, are not contiguous.
+void require_dense(const ProgramValue& rows, std::int64_t row) {
+  if (rows.kind == ValueKind::tokens && rows.stride != 0 && rows.stride != row)
+    throw UsageError(str("the rows are ", rows.stride, " bytes apart, dense rows of ", row, " are needed"));
+}
 
 bool ends_group(const Error& error) {
   return error.code() == ErrorCode::timeout || error.code() == ErrorCode::peer_lost;

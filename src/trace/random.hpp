@@ -1,13 +1,23 @@
-// Random numbers that are the same on every machine, which the standard library's distributions are not.
+// Random numbers, ln and exp with the same bits on every machine, for synthetic traces, which are defined to
+// the bit.
 #pragma once
 
 #include <cmath>
 #include <cstdint>
 
-#include "trace/portable_math.hpp"
-
 namespace ferry::trace {
 
+// These use IEEE additions, multiplications and divisions alone. std::log and std::exp may differ between
+// standard libraries in the last place.
+
+// x > 0 and finite. Relative error below 1e-14; near x = 1, absolute error below 1e-16.
+double portable_ln(double x);
+
+// |x| <= 700. Relative error below 1e-14.
+double portable_exp(double x);
+
+// The distributions of the standard library are not the same on every machine.
+//
 // splitmix64 (Steele, Lea, Flood 2014: "Fast splittable pseudorandom number generators").
 class Random {
  public:

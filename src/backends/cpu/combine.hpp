@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "backends/cpu/chunk_schedule.hpp"
-#include "backends/cpu/combine_relay.hpp"
 #include "backends/cpu/lane.hpp"
+#include "backends/cpu/relay.hpp"
 #include "layout/message.hpp"
 #include "plan/shapes.hpp"
 

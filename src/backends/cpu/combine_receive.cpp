@@ -3,7 +3,7 @@
 #include <cstring>
 
 #include "backends/cpu/combine.hpp"
-#include "backends/cpu/node_sum.hpp"
+#include "backends/cpu/relay.hpp"
 #include "group/fault_points.hpp"
 
 namespace ferry::cpu {

@@ -5,9 +5,9 @@
 #include <vector>
 
 #include "backends/cpu/chunk_schedule.hpp"
-#include "backends/cpu/dispatch_relay.hpp"
 #include "backends/cpu/kernels/kernels.hpp"
 #include "backends/cpu/lane.hpp"
+#include "backends/cpu/relay.hpp"
 #include "format/encoding.hpp"
 #include "layout/message.hpp"
 #include "plan/planning.hpp"

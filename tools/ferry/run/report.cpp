@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "backends/cpu/combine_relay.hpp"
+#include "backends/cpu/relay.hpp"
 #include "exchange/configuration.hpp"
 #include "ferry/version.hpp"
 #include "format/parts.hpp"

@@ -84,9 +84,8 @@ struct Kernels {
   //   is s[0]
   float (*dot)(const void* a, DType a_type, const void* b, DType b_type, std::int64_t columns);
 
-  // Quantises a row as `encoding` says, which quantises. All is written through the cache. `global_scale`: g
-  // of NVFP4, unless it has one for each row. Returns whether every scale could be formed: see
-  // nvfp4_block.hpp.
+  // Quantises a row. Requires encoding.quantises(); cached stores. `global_scale`: g of NVFP4, unless the
+  // format has one for each row. Returns whether every scale could be formed: see format/blocks.hpp.
   bool (*encode_row)(const EncodedRow& to, const void* in, DType in_type, std::int64_t columns,
                      const Encoding& encoding, float global_scale);
 };

@@ -1,18 +1,50 @@
-// A lane's link to its peers in a host backend: call numbers, call summaries, and memory for messages.
+// A lane's link to its peers in a host backend: call numbers, call summaries, memory for messages, and a
+// relay's work on messages between the hops of a call.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <vector>
 
-#include "backends/cpu/link/forwarder.hpp"
 #include "exchange/lane_counts.hpp"
 #include "ferry/error.hpp"
 #include "group/channel.hpp"
 
 namespace ferry::cpu {
 
-// Which of a link's areas messages go through. Shared memory has one for each; an engine needs only one.
+// Messages between two ranks that a relay holds. They are on their way from `origin` to `final`.
+struct HeldMessages {
+  int origin, final;
+  const std::byte* data;
+  std::int64_t bytes;
+  // What the origin has sent for all ranks behind the relay, after the messages for each of them.
+  std::span<const std::byte> shared = {};
+};
+
+// Messages that a relay sends on, to `final`, which receives them as messages from `origin`.
+struct ForwardedMessages {
+  int origin, final;
+  std::int64_t bytes;
+  std::int64_t messages;
+  std::byte* out = nullptr;  // where write() writes them
+};
+
+// Implements a relay's work for an operation. A link calls it, maybe in a thread of its own, between post()
+// and the end of wait().
+class Forwarder {
+ public:
+  virtual ~Forwarder() = default;
+
+  // Decides which of the `held` messages to forward: those that have come here for ranks of other nodes, or
+  // from there. Messages to this rank from other nodes are included; they go to this rank itself.
+  virtual std::vector<ForwardedMessages> plan(std::span<const HeldMessages> held) = 0;
+  // Writes the messages that plan() has returned, ordered by `final`, then by `origin`. May make those that
+  // are the only ones for their `final` fewer.
+  virtual void write(std::span<ForwardedMessages> forwards) = 0;
+};
+
+// Staging area of a message. Shared memory has one for each; an engine needs only one.
 enum class Staging { dispatch, combine };
 
 // Which way the messages of a call go: to the ranks of the experts, or from there to the source ranks. It
@@ -23,7 +55,7 @@ enum class Direction { to_experts, to_sources };
 struct Reservation {
   Direction direction;
   std::int64_t message_bytes;  // of one message, 1 or more
-  // Of all messages to each rank [R]. The entry of this rank is what it stages for itself.
+  // Bytes to each rank [R]; own entry: staged locally.
   std::span<const std::int64_t> bytes;
   // Two hops: null if relays pass the messages of each pair on unchanged. Must live until wait() has
   // returned.
@@ -33,7 +65,7 @@ struct Reservation {
 // One call is
 //
 //   begin(...)                     takes the lane's next call number
-//   reserve(...)                   of calls that carry messages, not of those that carry summaries alone
+//   reserve(...)                   only if the call has messages
 //   summary_to(p), outgoing(p)     written by the caller, for every peer
 //   post(...)                      hands them to the link
 //   wait()                         then summary_from(p) and incoming(p) may be read until the next begin()

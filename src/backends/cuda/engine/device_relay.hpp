@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "backends/collective/message_hops.hpp"
-#include "backends/cpu/link/forwarder.hpp"
+#include "backends/cpu/link/peer_link.hpp"
 #include "backends/cuda/combine/packed_rows.hpp"
 #include "backends/cuda/operations/bundles.hpp"
 

@@ -1,4 +1,4 @@
-#include "trace/portable_math.hpp"
+#include "trace/random.hpp"
 
 #include <cmath>
 
