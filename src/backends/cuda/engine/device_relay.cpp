@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "backends/cuda/runtime/stream.hpp"
+#include "backends/cuda/runtime/scoped_device.hpp"
 #include "ferry/error.hpp"
 
 namespace ferry::cuda {

@@ -1,4 +1,4 @@
-// Streams, events and the current device of CUDA, and short copies that wait for no stream of the caller.
+// Streams and events of CUDA, and short copies that wait for no stream of the caller.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -8,30 +8,14 @@
 #include <thread>
 
 #include "backends/cuda/runtime/error.hpp"
+#include "backends/cuda/runtime/scoped_device.hpp"
 #include "base/process.hpp"
 #include "ferry/types.hpp"
 
 namespace ferry::cuda {
 
-// Makes `device` current while the object lives, then restores the previous one. Ignores errors, so that
-// destructors can use it.
-class ScopedDevice {
- public:
-  explicit ScopedDevice(int device) noexcept {
-    cudaGetDevice(&previous_);
-    cudaSetDevice(device);
-  }
-  ~ScopedDevice() { cudaSetDevice(previous_); }
-  ScopedDevice(const ScopedDevice&) = delete;
-  ScopedDevice& operator=(const ScopedDevice&) = delete;
-
- private:
-  int previous_ = 0;
-};
-
-// An owned stream, the one wrapper for the library, the tools and the tests.
-// A stream of the device that is current at construction. It is non-blocking: it does not wait for the
-// default stream, where a peer's kernel on the same device may be waiting for this rank.
+// Owns a stream of the device that is current at construction. The stream is non-blocking: it does not wait
+// for the default stream, where a peer's kernel on the same device may be waiting for this rank.
 class CudaStream {
  public:
   CudaStream() { check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "create a stream"); }
