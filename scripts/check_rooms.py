@@ -61,7 +61,7 @@ ROOMS = {
     "backends/nvshmem": "base exchange group backends/cuda/runtime backends/cuda/memory backends/cuda/host backends/nvshmem/module",
     "capi": "base format plan exchange",
     "nvfuser": "base exchange format capi",
-    "max": "base exchange layout plan capi",
+    "max": "base exchange layout memory plan capi",
     "program": "base exchange",
     "trace": "base capi",
 }  # fmt: skip

@@ -9,7 +9,6 @@
 //   c/exchange.h          the exchange and the arrays of its operations
 //   c/operations.h        dispatch, combine and their gradients: start here
 //   c/max.h               dispatch and combine in the call shapes of MAX
-//   c/max_device.h        the same on device memory
 //   c/nvfuser.h           the same in the call shapes of nvFuser
 //   c/plan.h              the routes of a dispatch as a value that can be kept and reused
 //   c/dispatch_layout.h   which tokens go to which rank, from a rank's own ids
@@ -51,7 +50,6 @@
 #include "ferry/c/exchange.h"
 #include "ferry/c/group.h"
 #include "ferry/c/max.h"
-#include "ferry/c/max_device.h"
 #include "ferry/c/nvfuser.h"
 #include "ferry/c/operations.h"
 #include "ferry/c/plan.h"

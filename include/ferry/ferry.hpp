@@ -14,7 +14,6 @@
 //   program.hpp          a layer as a value: steps over named values
 //   evaluator.hpp        runs programs
 //   max.hpp              dispatch and combine in the call shapes of MAX
-//   max_device.hpp       the same in device memory
 //   nvfuser.hpp          dispatch and combine in the call shapes of nvFuser
 //   trace.hpp            recorded and synthetic routing
 //   types.hpp            enumerations, and the symbols N, K, T, E, R, L, H, G in which shapes are written
@@ -38,7 +37,6 @@
 #include "ferry/format.hpp"
 #include "ferry/group.hpp"
 #include "ferry/max.hpp"
-#include "ferry/max_device.hpp"
 #include "ferry/nvfuser.hpp"
 #include "ferry/placement.hpp"
 #include "ferry/plan.hpp"

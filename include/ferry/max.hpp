@@ -7,7 +7,7 @@
 //   exchange.ep_fused_combine({outputs, received}, {.output_tokens = result, .router_weights = weights});
 //
 // docs/guides/max.md explains the arrays. Shapes use the symbols of ferry/types.hpp; `rows` is the last entry
-// of row_offsets.
+// of row_offsets, `number` is expert_usage_stats[1].
 #pragma once
 
 #include <array>
@@ -47,25 +47,32 @@ struct TokenFormat {
   std::span<const float> input_scales{};  ///< [E + S] a scale of each expert, shared experts last
 };
 
-/// What a rank has received. Groups are the shared experts, then this rank's experts in local order; a
-/// group's rows are in the order of source rank, token, slot.
+/// What a rank has received: memory of the lane, whose next dispatch overwrites it. Groups are the shared
+/// experts, then this rank's experts in local order; a group's rows are in the order of source rank, token,
+/// slot. In device memory the host does not know how many rows there are, and the arrays have the lengths in
+/// brackets.
 struct DispatchResult {
-  const void* output_tokens = nullptr;  ///< [rows, H] values; memory of the lane until its next dispatch
+  const void* output_tokens = nullptr;  ///< [rows, H] values
   /// All parts of the rows, as ferry::DispatchResult: formats with scales: values, scales, nvfp4 with a scale
-  /// for each token also that; raw formats: each part. Memory of the lane, as output_tokens.
+  /// for each token also that; raw formats: each part.
   std::array<ReceivedPart, kMaxParts> parts{};
-  const std::int32_t* tile_offsets = nullptr;  ///< [S + L + 1] as ferry::DispatchResult; as above
-  std::vector<std::uint32_t> row_offsets;      ///< [number + 1], as GroupIndex
-  std::vector<std::int32_t> expert_ids;        ///< [number], as GroupIndex: with S = 0 local expert ids
-  std::array<std::uint32_t, 2> expert_usage_stats{};  ///< the most rows of a group, and the number of groups
-  /// [rows, 2] {token, slot} at the source rank; {-1, -1} on padding; slot K + s for shared expert s
-  std::vector<std::int32_t> src_info;
-  std::vector<std::int32_t> counts;  ///< [S + L, R] rows of each group from each source rank
-  std::uint64_t call = 0;            ///< call number on the lane; 0: it has delivered no dispatch
+  const std::int32_t* tile_offsets = nullptr;  ///< [S + L + 1] as ferry::DispatchResult
+  /// [number + 1], as GroupIndex. (Device: [groups + 1], from entry `number` on the number of rows)
+  std::span<const std::uint32_t> row_offsets;
+  /// [number], as GroupIndex: with S = 0 local expert ids. (Device: [groups], -1 from entry `number` on)
+  std::span<const std::int32_t> expert_ids;
+  const std::uint32_t* expert_usage_stats = nullptr;  ///< [2] the most rows of a group, and `number`
+  /// [rows, 2] {token, slot} at the source rank; {-1, -1} on padding; slot K + s for shared expert s.
+  /// (Device: [capacity, 2]; rows past the number of rows are not written)
+  std::span<const std::int32_t> src_info;
+  std::span<const std::int32_t> counts;  ///< [groups, R] rows of each group from each source rank
+  std::int64_t capacity = 0;             ///< rows that there can be
+  int groups = 0;                        ///< S + L
+  std::uint64_t call = 0;                ///< call number on the lane; 0: it has delivered no dispatch
 };
 
-/// What combine reads: the experts' outputs, three arrays of the DispatchResult, and the ids that this rank
-/// dispatched.
+/// What combine reads: the experts' outputs, three arrays of the DispatchResult or copies of them, and the
+/// ids that this rank dispatched.
 struct CombineInput {
   CombineInput() = default;
   CombineInput(const Outputs& outputs, const DispatchResult& received)
@@ -78,7 +85,8 @@ struct CombineInput {
   std::span<const std::int32_t> src_info;
   std::span<const std::uint32_t> row_offsets;
   std::span<const std::int32_t> counts;
-  /// The ids of the dispatch, [tokens, K], and its N. With -1 tokens: those of the lane's last dispatch.
+  /// The ids of the dispatch, [tokens, K], and its N. With -1 tokens: those of the lane's last dispatch,
+  /// which the lane keeps.
   Ids topk_ids{};
   std::int64_t tokens = -1;
 };
@@ -95,11 +103,17 @@ struct CombineOutput {
   Epilogue epilogue{};  ///< scale, and a residual that is added; not with unreduced
 };
 
-/// Dispatch and combine for one configuration, in host memory (max_device.hpp: in device memory).
+/// Dispatch and combine for one configuration, in host or in device memory as `config` says.
 ///
 /// Collective: every rank constructs it and makes the same calls of a lane in the same order. The async calls
 /// are the send phases of Exchange and the wait calls its receive phases: what may be reused when is said
 /// there. Different lanes may be used from different threads.
+///
+/// In device memory every array is device memory that kernels on `stream` read and write. Calls are enqueued
+/// and return, so nothing waits on the host and a call can be captured into a CUDA graph.
+/// Tokens::device_count may give N. Arrays that are wrong end the combine on every rank with a UsageError
+/// that synchronize() throws; the rank whose arrays they are names the numbers. An id out of range is
+/// reported by check().
 ///
 /// @throws UsageError  an argument of one rank is wrong: on every rank; the exchange stays usable
 /// @throws UsageError  arrays of different dispatches, from ep_combine_wait() on the rank that misses a row
@@ -109,7 +123,7 @@ class Exchange {
  public:
   /// The layout is expert_major, nothing is dropped (`capacity` is 0, `repeats` is set), and the reduction is
   /// unreduced if `config` says so, else exact. Everything else is as in `config`.
-  /// @throws UnsupportedError  device memory (DeviceExchange), experts in slices
+  /// @throws UnsupportedError  experts in slices, `cuda` in two hops
   /// @throws UsageError  another layout, a capacity, replicated or gathered input, own_receive_buffers or
   /// (in host memory) check_calls switched off, or as ferry::Exchange
   Exchange(const Rank& rank, const Config& config);
@@ -119,24 +133,31 @@ class Exchange {
   const Rank& rank() const;
 
   /// Sends every token to the ranks of its experts, `topk_ids` [N, K]; -1 masks a slot.
-  void ep_dispatch_async(const Tokens& input_tokens, const Ids& topk_ids, int lane = 0,
+  void ep_dispatch_async(const Tokens& input_tokens, const Ids& topk_ids, int lane = 0, Stream stream = {},
                          const TokenFormat& format = {});
-  DispatchResult ep_dispatch_wait(int lane = 0);
+  DispatchResult ep_dispatch_wait(int lane = 0, Stream stream = {});
   DispatchResult ep_fused_dispatch(const Tokens& input_tokens, const Ids& topk_ids, int lane = 0,
-                                   const TokenFormat& format = {});
+                                   Stream stream = {}, const TokenFormat& format = {});
 
   /// The result of the lane's last dispatch, also if that has delivered its rows and thrown, as for ids out
   /// of range.
-  DispatchResult last_dispatch_result(int lane = 0) const;
+  DispatchResult last_dispatch_result(int lane = 0, Stream stream = {}) const;
 
   /// Returns every row to the rank, token and slot it came from. Every rank calls it.
-  void ep_combine_async(const CombineInput& input, const CombineOutput& output, int lane = 0);
-  void ep_combine_wait(int lane = 0);
-  void ep_fused_combine(const CombineInput& input, const CombineOutput& output, int lane = 0);
+  void ep_combine_async(const CombineInput& input, const CombineOutput& output, int lane = 0,
+                        Stream stream = {});
+  void ep_combine_wait(int lane = 0, Stream stream = {});
+  void ep_fused_combine(const CombineInput& input, const CombineOutput& output, int lane = 0,
+                        Stream stream = {});
+
+  /// Waits for the stream and throws the error of a call that has ended with one.
+  void synchronize(int lane = 0, Stream stream = {});
+  /// The same without waiting; also throws what completed calls have found, such as BadIdError.
+  void check(int lane = 0);
 
   /// Takes part in the lane's next call, Operation::dispatch or combine, by refusing it, as
   /// ferry::Exchange::refuse() does. For bindings that find arguments which they cannot convert.
-  void refuse(Operation operation, int lane, const Error& error) noexcept;
+  void refuse(Operation operation, int lane, const Error& error, Stream stream = {}) noexcept;
 
  private:
   struct State;

@@ -70,15 +70,15 @@ class DeviceLane:
         if topk_ids is not None:
             ids = self._on_device("topk_ids", typed("topk_ids", topk_ids, ("int32", "int64"), (None, config.top_k)))
             tokens, device_tokens = len(ids), 0
-        _core._max_plan_return_on_device(
-            self.exchange, lane, *(array.data_ptr() for array in arrays), ids.data_ptr(), ids.element_size() == 8, tokens,
-            device_tokens, self._address("plan"), self._address("tags"), self._address("scratch"), self._stream())
+        _core._max_plan_return(
+            self.exchange, lane, *(array.data_ptr() for array in arrays), tuple(array.numel() for array in arrays), ids.data_ptr(), ids.element_size() == 8, tokens,
+            device_tokens, self._address("plan"), self._address("tags"), self._address("scratch"), self.combines, self._stream())
         plan = self.exchange.plan_over(self.memory["plan"], tokens=self.tokens if topk_ids is None else tokens)
         return plan, self.memory["tags"]
 
     def check(self, returned: Any, lane: int) -> None:
         """An error is raised by Exchange.synchronize()."""
-        _core._max_check_returned_on_device(self.exchange, lane, self._address("plan"), returned.data_ptr(), self._stream())
+        _core._max_check_returned(self.exchange, lane, self._address("plan"), returned.data_ptr(), self.combines, self._stream())
 
     def _on_device(self, name: str, array: Any) -> Any:
         device = self.memory["plan"].device

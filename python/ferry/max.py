@@ -76,7 +76,6 @@ class _Lane:
         self.combines = 0  # the same number on every rank
         self.plan_memory = np.zeros(exchange.plan_bytes, np.uint8)
         self.row_tags = np.zeros(exchange.capacity, np.float32)
-        self.route_tags = np.zeros(exchange.config.max_tokens * exchange.config.top_k, np.float32)
         self.exchange = exchange
 
     def keep(self, topk_ids: Any, lane: int) -> None:
@@ -105,21 +104,22 @@ class _Lane:
 
     def plan(self, src_info: Any, row_offsets: Any, counts: Any, topk_ids: Any, lane: int, like: Any) -> tuple[Any, Any]:
         """The plan of a combine, and the tags that travel with its rows."""
-        config, ids = self.exchange.config, self.topk_ids
+        config, ids = self.exchange.config, np.ascontiguousarray(self.topk_ids)
         if topk_ids is not None:
             ids = _dense("topk_ids", topk_ids, ("int32", "int64"), (None, config.top_k)).astype(np.int64)
-        total = _core._max_plan_return(
-            self.exchange, self.plan_memory, _dense("src_info", src_info, ("int32",), (None, 2)),
-            _dense("row_offsets", row_offsets, ("uint32",), (None,)),
-            _dense("counts", counts, ("int32",), (None, self.exchange.ranks)), ids, self.combines, self.row_tags, self.route_tags)
-        tags = self.row_tags[:total]
-        arrays = arrays_of(like)
-        return self.exchange.plan_over(self.plan_memory), tags if arrays is arrays_of(tags) else arrays.torch.from_numpy(tags)
+        arrays = (_dense("src_info", src_info, ("int32",), (None, 2)), _dense("row_offsets", row_offsets, ("uint32",), (None,)),
+                  _dense("counts", counts, ("int32",), (None, self.exchange.ranks)))
+        _core._max_plan_return(
+            self.exchange, lane, *(array.ctypes.data for array in arrays), tuple(array.size for array in arrays), ids.ctypes.data, True,
+            len(ids), 0, self.plan_memory.ctypes.data, self.row_tags.ctypes.data, 0, self.combines, 0)
+        tags = self.row_tags[:arrays[1][-1]]
+        framework = arrays_of(like)
+        return self.exchange.plan_over(self.plan_memory), tags if framework is arrays_of(tags) else framework.torch.from_numpy(tags)
 
     def check(self, returned: Any, lane: int) -> None:
         """Raises UsageError if a row has not come back."""
-        _core._max_check_returned(self.exchange, self.plan_memory, self.route_tags,
-                                  np.ascontiguousarray(_host(returned)).reshape(-1))
+        dense = np.ascontiguousarray(_host(returned))
+        _core._max_check_returned(self.exchange, lane, self.plan_memory.ctypes.data, dense.ctypes.data, self.combines, 0)
 
 
 class Exchange(SharedByCopies):

@@ -1,5 +1,5 @@
-// Combine by source (ferry/max.hpp) on device memory: launches of kernels that translate between plans and
-// MAX's arrays.
+// Combine by source (ferry/max.hpp): operations that translate between plans and MAX's arrays, on device
+// memory launches of kernels.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@ struct KeepIdsCall {
   std::int32_t* kept_tokens = nullptr;
 };
 
-// Writes MAX's arrays of a dispatch: those of max::DeviceDispatchResult.
+// Writes MAX's arrays of a dispatch: those of max::DispatchResult.
 struct DescribeRowsCall {
   int lane = 0;
   DispatchResult received{};
@@ -29,8 +29,8 @@ struct DescribeRowsCall {
   std::int32_t* counts = nullptr;
 };
 
-// Makes the plan of a combine from MAX's arrays. If they are wrong, the plan is one that the combine refuses,
-// and the rank's error says why.
+// Makes the plan of a combine from MAX's arrays. If they are wrong, the host's operation throws UsageError; a
+// device's makes a plan that the combine refuses, and the rank's error says why.
 struct PlanReturnCall {
   int lane = 0;
   const std::int32_t* src_info = nullptr;
@@ -42,6 +42,11 @@ struct PlanReturnCall {
   Plan plan{};
   float* row_tags = nullptr;     // [rows]: travel as row_values
   std::byte* scratch = nullptr;  // zeroed once
+  // For the host; a device counts its combines itself, and its arrays have the lengths that they can need.
+  std::uint64_t combine = 0;  // number of the lane's combine, the same on every rank
+  struct {
+    std::int64_t src_info = 0, row_offsets = 0, counts = 0;  // entries
+  } lengths{};
 };
 
 // Checks that the combine that has just ended returned every row.
@@ -49,14 +54,15 @@ struct CheckReturnedCall {
   int lane = 0;
   Plan plan{};
   const float* returned = nullptr;  // [N, K] the combine's route_values
+  std::uint64_t combine = 0;        // as above
 };
 
-// Enqueued on the stream; none waits for another rank.
+// None waits for another rank. On device memory they are enqueued on the stream.
 class SourceOperations {
  public:
   virtual void keep_ids(const KeepIdsCall& call, Stream stream) = 0;
   virtual void describe_rows(const DescribeRowsCall& call, Stream stream) = 0;
-  // Throws UsageError for memory that kernels cannot use.
+  // Throws UsageError for memory that kernels cannot use, and in host memory for wrong arrays.
   virtual void plan_return(const PlanReturnCall& call, Stream stream) = 0;
   virtual void check_returned(const CheckReturnedCall& call, Stream stream) = 0;
   // Bytes of PlanReturnCall::scratch.

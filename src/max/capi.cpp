@@ -3,25 +3,27 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <utility>
 #include <vector>
 
 #include "capi/boundary.hpp"
 #include "capi/convert.hpp"
 #include "capi/handles.hpp"
-#include "max/capi_arguments.hpp"
+#include "exchange/configuration.hpp"
+#include "max/words.hpp"
 
 struct ferry_max_exchange {
   ferry_max_exchange(const ferry::Rank& rank, const ferry::Config& config)
-      : exchange(rank, config), results(static_cast<std::size_t>(exchange.config().lanes)) {}
+      : exchange(rank, config), calls(static_cast<std::size_t>(exchange.config().lanes)) {}
 
   int groups() const {
     const ferry::Config& config = exchange.config();
     return config.shared_experts + config.placement.local_experts(exchange.rank().index());
   }
 
+  bool on_device() const { return ferry::chosen_memory(exchange.config()) == ferry::MemoryKind::device; }
+
   ferry::max::Exchange exchange;
-  std::vector<ferry::max::DispatchResult> results;  // of each lane's last dispatch
+  std::vector<std::uint64_t> calls;  // of each lane's last dispatch whose result was asked for
 };
 
 namespace ferry::capi {
@@ -29,36 +31,37 @@ namespace {
 
 // Arguments that cannot be converted end the peers' call too.
 template <class Convert>
-auto convert_or_refuse(max::Exchange& exchange, Operation operation, int lane, const Convert& convert) {
+auto convert_or_refuse(max::Exchange& exchange, Operation operation, int lane, void* stream,
+                       const Convert& convert) {
   try {
     return in_words(max::kWords, convert);
   } catch (const Error& error) {
-    exchange.refuse(operation, lane, error);
+    exchange.refuse(operation, lane, error, {stream});
     throw;
   }
 }
 
-void write_result(ferry_max_exchange& handle, int lane, max::DispatchResult received,
+void write_result(ferry_max_exchange& handle, int lane, const max::DispatchResult& received,
                   ferry_max_dispatch_result* result) {
-  max::DispatchResult& kept = handle.results[static_cast<std::size_t>(lane)];
-  kept = std::move(received);
+  handle.calls[static_cast<std::size_t>(lane)] = received.call;
   if (result == nullptr) return;
   ferry_max_dispatch_result c{};
-  c.output_tokens = kept.output_tokens;
-  copy_parts(kept.parts, c.parts);
-  c.tile_offsets = kept.tile_offsets;
-  c.row_offsets = kept.row_offsets.data();
-  c.expert_ids = kept.expert_ids.data();
-  c.src_info = kept.src_info.data();
-  c.counts = kept.counts.data();
-  std::ranges::copy(kept.expert_usage_stats, c.expert_usage_stats);
-  c.groups = handle.groups();
+  c.output_tokens = received.output_tokens;
+  copy_parts(received.parts, c.parts);
+  c.tile_offsets = received.tile_offsets;
+  c.row_offsets = received.row_offsets.data();
+  c.expert_ids = received.expert_ids.data();
+  c.expert_usage_stats = received.expert_usage_stats;
+  c.src_info = received.src_info.data();
+  c.counts = received.counts.data();
+  c.capacity = received.capacity;
+  c.groups = received.groups;
   c.ranks = handle.exchange.rank().size();
   write_sized(result, c, "ferry_max_dispatch_result");
 }
 
-// Runs `dispatch` and writes its result, also when it ends with a finding such as ids out of range: then the
-// rows were received.
+// Runs `dispatch` and writes its result, in host memory also when it ends with a finding such as ids out of
+// range: then the rows were received.
 template <class Dispatch>
 void write_result_of(ferry_max_exchange& handle, int lane, ferry_max_dispatch_result* result,
                      const Dispatch& dispatch) {
@@ -67,41 +70,68 @@ void write_result_of(ferry_max_exchange& handle, int lane, ferry_max_dispatch_re
   try {
     write_result(handle, lane, dispatch(), result);
   } catch (const Error&) {
-    if (lane < 0 || lane >= handle.exchange.config().lanes) throw;
-    max::DispatchResult last = handle.exchange.last_dispatch_result(lane);
-    const std::uint64_t before = handle.results[static_cast<std::size_t>(lane)].call;
-    if (last.call != 0 && last.call != before) write_result(handle, lane, std::move(last), result);
+    if (handle.on_device() || lane < 0 || lane >= handle.exchange.config().lanes) throw;
+    const max::DispatchResult last = handle.exchange.last_dispatch_result(lane);
+    const std::uint64_t before = handle.calls[static_cast<std::size_t>(lane)];
+    if (last.call != 0 && last.call != before) write_result(handle, lane, last, result);
     throw;
   }
 }
 
-MaxDispatchArguments to_input(max::Exchange& exchange, const ferry_max_dispatch_args& args) {
-  return convert_or_refuse(exchange, Operation::dispatch, args.lane, [&] { return max_dispatch_of(args); });
+struct DispatchArguments {
+  Tokens tokens;
+  Ids ids;
+  max::TokenFormat format;
+};
+
+DispatchArguments to_input(max::Exchange& exchange, const ferry_max_dispatch_args& args) {
+  return convert_or_refuse(exchange, Operation::dispatch, args.lane, args.stream, [&] {
+    DispatchArguments in{
+        .tokens = to_tokens(args.input_tokens),
+        .ids = to_ids(args.topk_ids, args.id_type),
+        .format = {.format = to_format(args.format),
+                   .global_scale = args.global_scale,
+                   .input_scales = to_input_scales(args.input_scales, args.input_scale_count)}};
+    in.tokens.device_count = args.device_count;
+    return in;
+  });
 }
 
-// The arguments of a combine, converted.
 struct CombineArguments {
   max::CombineInput input;
   max::CombineOutput output;
 };
 
+// In device memory the host knows no number of rows, and the call checks the pointers.
+void read_arrays(const ferry_max_exchange& handle, const ferry_max_combine_args& args,
+                 max::CombineInput& in) {
+  const bool on_device = handle.on_device();
+  const auto groups = static_cast<std::size_t>(handle.groups());
+  if (!on_device && (args.number < 0 || args.number > handle.groups()))
+    throw UsageError(str("number = ", args.number, ", must be 0 to ", handle.groups()));
+  if (!on_device) required(args.row_offsets, "row_offsets");
+  in.row_offsets = {args.row_offsets, (on_device ? groups : static_cast<std::size_t>(args.number)) + 1};
+  const std::size_t rows = on_device ? 0 : in.row_offsets.back();
+  if (rows > 0) required(args.src_info, "src_info");
+  in.src_info = {args.src_info, 2 * rows};
+  if (!on_device && groups > 0) required(args.counts, "counts");
+  in.counts = {args.counts, groups * static_cast<std::size_t>(handle.exchange.rank().size())};
+}
+
 CombineArguments to_input(ferry_max_exchange& handle, const ferry_max_combine_args& args) {
-  return convert_or_refuse(handle.exchange, Operation::combine, args.lane, [&] {
+  return convert_or_refuse(handle.exchange, Operation::combine, args.lane, args.stream, [&] {
     CombineArguments in;
     in.input.input_tokens = to_outputs(args.input_tokens);
-    if (args.number < 0 || args.number > handle.groups())
-      throw UsageError(str("number = ", args.number, ", must be 0 to ", handle.groups()));
-    in.input.row_offsets = {&required(args.row_offsets, "row_offsets"),
-                            static_cast<std::size_t>(args.number) + 1};
-    const std::size_t rows = in.input.row_offsets.back();
-    if (rows > 0) in.input.src_info = {&required(args.src_info, "src_info"), 2 * rows};
-    const auto groups = static_cast<std::size_t>(handle.groups());
-    if (groups > 0) {
-      in.input.counts = {&required(args.counts, "counts"),
-                         groups * static_cast<std::size_t>(handle.exchange.rank().size())};
+    read_arrays(handle, args, in.input);
+    if (args.own_ids != 0) {  // in place of those of the last dispatch
+      in.input.topk_ids = to_ids(args.topk_ids, args.id_type);
+      in.input.tokens = args.tokens;
+      if (args.tokens < 0) throw UsageError(str("tokens = ", args.tokens, ", must be 0 or more"));
     }
-    read_own_ids(args, &in.input);
-    in.output = max_output_of(args);
+    in.output = {.output_tokens = to_result(args.output_tokens),
+                 .router_weights = args.router_weights,
+                 .shared_outputs = args.shared_outputs,
+                 .epilogue = to_epilogue(args.epilogue)};
     return in;
   });
 }
@@ -140,7 +170,7 @@ ferry_status ferry_max_ep_dispatch_async(ferry_max_exchange* handle, const ferry
     max::Exchange& exchange = required(handle, "exchange").exchange;
     const auto args = read_sized(given, "ferry_max_dispatch_args");
     const auto [tokens, ids, format] = to_input(exchange, args);
-    exchange.ep_dispatch_async(tokens, ids, args.lane, format);
+    exchange.ep_dispatch_async(tokens, ids, args.lane, {args.stream}, format);
   });
 }
 
@@ -149,7 +179,8 @@ ferry_status ferry_max_ep_dispatch_wait(ferry_max_exchange* handle,
   return guarded([&] {
     max::Exchange& exchange = required(handle, "exchange").exchange;
     const auto args = read_sized(given, "ferry_max_dispatch_wait_args");
-    write_result_of(*handle, args.lane, args.result, [&] { return exchange.ep_dispatch_wait(args.lane); });
+    write_result_of(*handle, args.lane, args.result,
+                    [&] { return exchange.ep_dispatch_wait(args.lane, {args.stream}); });
   });
 }
 
@@ -159,7 +190,7 @@ ferry_status ferry_max_ep_fused_dispatch(ferry_max_exchange* handle, const ferry
     const auto args = read_sized(given, "ferry_max_dispatch_args");
     write_result_of(*handle, args.lane, args.result, [&] {
       const auto [tokens, ids, format] = to_input(exchange, args);
-      return exchange.ep_fused_dispatch(tokens, ids, args.lane, format);
+      return exchange.ep_fused_dispatch(tokens, ids, args.lane, {args.stream}, format);
     });
   });
 }
@@ -169,12 +200,12 @@ ferry_status ferry_max_ep_combine_async(ferry_max_exchange* handle, const ferry_
     max::Exchange& exchange = required(handle, "exchange").exchange;
     const auto args = read_sized(given, "ferry_max_combine_args");
     const CombineArguments in = to_input(*handle, args);
-    exchange.ep_combine_async(in.input, in.output, args.lane);
+    exchange.ep_combine_async(in.input, in.output, args.lane, {args.stream});
   });
 }
 
-ferry_status ferry_max_ep_combine_wait(ferry_max_exchange* exchange, int lane) {
-  return guarded([&] { required(exchange, "exchange").exchange.ep_combine_wait(lane); });
+ferry_status ferry_max_ep_combine_wait(ferry_max_exchange* exchange, int lane, void* stream) {
+  return guarded([&] { required(exchange, "exchange").exchange.ep_combine_wait(lane, {stream}); });
 }
 
 ferry_status ferry_max_ep_fused_combine(ferry_max_exchange* handle, const ferry_max_combine_args* given) {
@@ -182,8 +213,16 @@ ferry_status ferry_max_ep_fused_combine(ferry_max_exchange* handle, const ferry_
     max::Exchange& exchange = required(handle, "exchange").exchange;
     const auto args = read_sized(given, "ferry_max_combine_args");
     const CombineArguments in = to_input(*handle, args);
-    exchange.ep_fused_combine(in.input, in.output, args.lane);
+    exchange.ep_fused_combine(in.input, in.output, args.lane, {args.stream});
   });
+}
+
+ferry_status ferry_max_synchronize(ferry_max_exchange* exchange, int lane, void* stream) {
+  return guarded([&] { required(exchange, "exchange").exchange.synchronize(lane, {stream}); });
+}
+
+ferry_status ferry_max_check(ferry_max_exchange* exchange, int lane) {
+  return guarded([&] { required(exchange, "exchange").exchange.check(lane); });
 }
 
 }  // extern "C"

@@ -1,68 +1,58 @@
-#include <algorithm>
-#include <new>
+#include <deque>
 #include <utility>
+#include <vector>
 
 #include "base/text.hpp"
-#include "exchange/configuration.hpp"
+#include "exchange/device_work.hpp"
+#include "exchange/source_operations.hpp"
 #include "ferry/error.hpp"
 #include "ferry/max.hpp"
+#include "layout/plan_layout.hpp"
 #include "max/exchange_config.hpp"
+#include "max/host_operations.hpp"
 #include "max/overlap.hpp"
-#include "max/returned_rows.hpp"
 #include "max/words.hpp"
+#include "memory/local_memory.hpp"
 #include "plan/shapes.hpp"
 
 namespace ferry::max {
-namespace {
-
-UnsupportedError device_memory_error() {
-  return UnsupportedError(
-      "max: arrays in device memory are those of max::DeviceExchange (ferry/max_device.hpp); max::Exchange "
-      "has host memory");
-}
-
-Config host_config(const Rank& rank, const Config& given) {
-  if (has_kernels(given.backend) || given.memory == MemoryKind::device) {
-    refuse_configuration(rank, device_memory_error());
-    throw device_memory_error();
-  }
-  return config_or_refuse(rank, given);
-}
-
-}  // namespace
 
 struct Exchange::State {
-  struct FreeAligned {
-    static constexpr std::align_val_t kAlign{64};
-    void operator()(void* memory) const { ::operator delete(memory, kAlign); }
-  };
-
   enum class Pending { none, dispatch, combine };
 
-  // State that a lane keeps between calls.
+  // State that a lane keeps between calls. The arrays are in the exchange's memory.
   struct LaneState {
-    std::vector<std::int64_t> topk_ids;  // [N, K] of the last dispatch
-    std::int64_t tokens = 0;             // its N
-    std::uint64_t combines = 0;          // the same number on every rank
+    DescribeRowsCall arrays;
+    std::int64_t* kept_ids = nullptr;     // [T, K] of the last dispatch
+    std::int32_t* kept_tokens = nullptr;  // its N
+    Plan plan;                            // of the combine
+    float* row_tags = nullptr;            // [capacity]
+    float* returned = nullptr;            // [T, K]
+    std::byte* scratch = nullptr;
+    std::uint64_t combines = 0;  // the same number on every rank
     Pending pending = Pending::none;
-    std::unique_ptr<void, FreeAligned> plan;
-    ReturnTags tags;
-    std::vector<float> returned;  // [N, K]
   };
 
   State(const Rank& rank, const Config& given)
-      : me(rank.index()), exchange(rank, host_config(rank, given)), config(exchange.config()) {
-    if (config.memory == MemoryKind::device) throw device_memory_error();
+      : exchange(rank, config_or_refuse(rank, given)),
+        config(exchange.config()),
+        device(make_device_work(exchange)),
+        on_host(config, rank.index()),
+        operations(device ? source_operations(exchange) : &on_host) {
+    if (operations == nullptr)
+      throw UnsupportedError(
+          "max: the backend cuda has one hop: pass hops one, or use the backend collective");
     lanes.resize(static_cast<std::size_t>(config.lanes));
+    for (std::size_t lane = 0; lane < lanes.size(); ++lane) allocate(static_cast<int>(lane), lanes[lane]);
   }
 
-  LaneState& idle_lane(int index) {
-    LaneState& lane = this->lane(index);
-    if (lane.pending == Pending::none) return lane;
-    throw UsageError(str("lane ", index, ": call ",
-                         lane.pending == Pending::dispatch ? "ep_dispatch_wait" : "ep_combine_wait",
-                         " first"));
+  template <class T>
+  T* allocate(std::int64_t count) {
+    const std::int64_t bytes = count * static_cast<std::int64_t>(sizeof(T));
+    return reinterpret_cast<T*>(device ? device->allocate(bytes) : host_memory.emplace_back(bytes).data());
   }
+  void allocate(int index, LaneState& lane);
+
   LaneState& lane(int index) {
     if (index < 0 || index >= config.lanes) {
       throw UsageError(
@@ -70,20 +60,65 @@ struct Exchange::State {
     }
     return lanes[static_cast<std::size_t>(index)];
   }
+  LaneState& idle_lane(int index) {
+    LaneState& lane = this->lane(index);
+    if (lane.pending == Pending::none) return lane;
+    throw UsageError(str("lane ", index, ": call ",
+                         lane.pending == Pending::dispatch ? "ep_dispatch_wait" : "ep_combine_wait",
+                         " first"));
+  }
+  LaneState& end(int index, Pending call, const char* name) {
+    LaneState& lane = this->lane(index);
+    if (lane.pending != call)
+      throw UsageError(str("lane ", index, ": no ", name, " to wait for: call ep_", name, "_async first"));
+    lane.pending = Pending::none;
+    return lane;
+  }
 
-  void keep_ids(LaneState& lane, const Tokens& tokens, const Ids& ids) const;
-  DispatchResult result_of(const ferry::DispatchResult& received) const;
-  Plan plan_combine(LaneState& lane, const CombineInput& input, const CombineOutput& output, int index);
-  CombineOptions options_of(LaneState& lane, const CombineOutput& output, int index) const;
-  void check_came(const LaneState& lane) const;
+  // Keeps the ids for the combine. Called after the dispatch, which has checked the arguments.
+  void keep(const LaneState& lane, const Tokens& tokens, const Ids& ids, Stream stream) {
+    operations->keep_ids({.lane = lane.arrays.lane,
+                          .ids = ids,
+                          .tokens = tokens.count,
+                          .device_count = tokens.device_count,
+                          .kept_ids = lane.kept_ids,
+                          .kept_tokens = lane.kept_tokens},
+                         stream);
+  }
+  DispatchResult describe(const LaneState& lane, const ferry::DispatchResult& received, Stream stream);
+  CombineOptions plan_combine(LaneState& lane, const CombineInput& input, const CombineOutput& output,
+                              Stream stream);
+  void check_arguments(const CombineInput& input) const;
   template <class Combine>
-  void finish_combine(const LaneState& lane, Combine combine) const;
+  void finish_combine(const LaneState& lane, Stream stream, Combine combine);
 
-  int me;
   ferry::Exchange exchange;
   const Config& config;
+  std::unique_ptr<DeviceWork> device;  // null: host memory
+  HostOperations on_host;
+  SourceOperations* operations;
+  std::deque<LocalMemory> host_memory;
   std::vector<LaneState> lanes;
 };
+
+void Exchange::State::allocate(int index, LaneState& lane) {
+  const int me = exchange.rank().index();
+  const std::int64_t rows = row_capacity(config, me), groups = groups_of(config, me);
+  const std::int64_t routes = std::int64_t{config.max_tokens} * config.top_k;
+  const std::int64_t plan = view_plan(nullptr, plan_shape(config)).bytes;
+  lane.arrays.lane = index;
+  lane.arrays.row_offsets = allocate<std::uint32_t>(groups + 1);
+  lane.arrays.expert_ids = allocate<std::int32_t>(groups + 1);
+  lane.arrays.expert_usage_stats = allocate<std::uint32_t>(2);
+  lane.arrays.src_info = allocate<std::int32_t>(2 * rows + 1);
+  lane.arrays.counts = allocate<std::int32_t>(groups * exchange.rank().size() + 1);
+  lane.kept_ids = allocate<std::int64_t>(routes + 1);
+  lane.kept_tokens = allocate<std::int32_t>(1);
+  lane.plan = Plan::over(allocate<std::byte>(plan), static_cast<std::size_t>(plan));
+  lane.row_tags = allocate<float>(rows + 1);
+  lane.returned = allocate<float>(routes + 1);
+  lane.scratch = allocate<std::byte>(operations->scratch_bytes());
+}
 
 Exchange::Exchange(const Rank& rank, const Config& config) : state_(std::make_unique<State>(rank, config)) {}
 Exchange::~Exchange() = default;
@@ -96,192 +131,180 @@ const Rank& Exchange::rank() const {
   return state_->exchange.rank();
 }
 
-void Exchange::State::keep_ids(LaneState& lane, const Tokens& tokens, const Ids& ids) const {
-  lane.tokens = tokens.count;
-  lane.topk_ids.resize(static_cast<std::size_t>(tokens.count * config.top_k));
-  if (ids.type == IdType::int32) {
-    std::copy_n(static_cast<const std::int32_t*>(ids.data), lane.topk_ids.size(), lane.topk_ids.begin());
-  } else {
-    std::copy_n(static_cast<const std::int64_t*>(ids.data), lane.topk_ids.size(), lane.topk_ids.begin());
-  }
+// In host memory the arrays have as many entries as there are groups and rows, in device memory as there can
+// be.
+DispatchResult Exchange::State::describe(const LaneState& lane, const ferry::DispatchResult& received,
+                                         Stream stream) {
+  DispatchResult result;
+  if (received.total == nullptr) return result;
+  DescribeRowsCall call = lane.arrays;
+  call.received = received;
+  operations->describe_rows(call, stream);
+  const auto groups = static_cast<std::size_t>(received.groups);
+  const std::size_t number = device ? groups : call.expert_usage_stats[1];
+  const auto rows = static_cast<std::size_t>(device ? received.capacity : *received.total);
+  result.output_tokens = received.data;
+  result.parts = received.parts;
+  result.tile_offsets = received.tile_offsets;
+  result.row_offsets = {call.row_offsets, number + 1};
+  result.expert_ids = {call.expert_ids, number};
+  result.expert_usage_stats = call.expert_usage_stats;
+  result.src_info = {call.src_info, 2 * rows};
+  result.counts = {call.counts, groups * static_cast<std::size_t>(exchange.rank().size())};
+  result.capacity = received.capacity;
+  result.groups = received.groups;
+  result.call = received.call;
+  return result;
 }
 
-void Exchange::ep_dispatch_async(const Tokens& input_tokens, const Ids& topk_ids, int lane,
+void Exchange::ep_dispatch_async(const Tokens& input_tokens, const Ids& topk_ids, int lane, Stream stream,
                                  const TokenFormat& format) {
   State::LaneState& state = state_->idle_lane(lane);
   in_words(kWords, [&] {
-    state_->exchange.dispatch_send(input_tokens, topk_ids, nullptr, dispatch_options(format, lane));
+    state_->exchange.dispatch_send(input_tokens, topk_ids, nullptr, dispatch_options(format, lane), stream);
   });
   state.pending = State::Pending::dispatch;
-  state_->keep_ids(state, input_tokens, topk_ids);
+  state_->keep(state, input_tokens, topk_ids, stream);
 }
 
-DispatchResult Exchange::ep_dispatch_wait(int lane) {
-  State::LaneState& state = state_->lane(lane);
-  if (state.pending != State::Pending::dispatch)
-    throw UsageError(str("lane ", lane, ": no dispatch to wait for: call ep_dispatch_async first"));
-  state.pending = State::Pending::none;
-  return state_->result_of(in_words(kWords, [&] { return state_->exchange.dispatch_receive(lane); }));
+DispatchResult Exchange::ep_dispatch_wait(int lane, Stream stream) {
+  const State::LaneState& state = state_->end(lane, State::Pending::dispatch, "dispatch");
+  const ferry::DispatchResult received =
+      in_words(kWords, [&] { return state_->exchange.dispatch_receive(lane, stream); });
+  return state_->describe(state, received, stream);
 }
 
 DispatchResult Exchange::ep_fused_dispatch(const Tokens& input_tokens, const Ids& topk_ids, int lane,
-                                           const TokenFormat& format) {
-  State::LaneState& state = state_->idle_lane(lane);
+                                           Stream stream, const TokenFormat& format) {
+  const State::LaneState& state = state_->idle_lane(lane);
   const auto last_call = [&] { return state_->exchange.last_dispatch_result(lane).call; };
   const std::uint64_t before = last_call();
   try {
     const ferry::DispatchResult received = in_words(kWords, [&] {
-      return state_->exchange.dispatch(input_tokens, topk_ids, nullptr, dispatch_options(format, lane));
+      return state_->exchange.dispatch(input_tokens, topk_ids, nullptr, dispatch_options(format, lane),
+                                       stream);
     });
-    state_->keep_ids(state, input_tokens, topk_ids);
-    return state_->result_of(received);
+    state_->keep(state, input_tokens, topk_ids, stream);
+    return state_->describe(state, received, stream);
   } catch (const Error&) {  // such as ids out of range, of a dispatch that has delivered its rows
-    if (last_call() != 0 && last_call() != before) state_->keep_ids(state, input_tokens, topk_ids);
+    if (last_call() != 0 && last_call() != before) state_->keep(state, input_tokens, topk_ids, stream);
     throw;
   }
 }
 
-DispatchResult Exchange::last_dispatch_result(int lane) const {
-  return state_->result_of(state_->exchange.last_dispatch_result(lane));
+DispatchResult Exchange::last_dispatch_result(int lane, Stream stream) const {
+  return state_->describe(state_->lane(lane), state_->exchange.last_dispatch_result(lane), stream);
 }
 
-DispatchResult Exchange::State::result_of(const ferry::DispatchResult& received) const {
-  DispatchResult result;
-  if (received.total == nullptr) return result;
-  result.output_tokens = received.data;
-  result.parts = received.parts;
-  result.tile_offsets = received.tile_offsets;
-  result.call = received.call;
-  GroupIndex index =
-      group_index({received.counts, static_cast<std::size_t>(received.groups)}, config.alignment);
-  result.expert_usage_stats[1] = static_cast<std::uint32_t>(index.number());
-  for (int group = 0; group < received.groups; ++group) {
-    result.expert_usage_stats[0] =
-        std::max(result.expert_usage_stats[0], static_cast<std::uint32_t>(received.counts[group]));
-  }
-  result.row_offsets = std::move(index.row_offsets);
-  result.expert_ids = std::move(index.expert_ids);
-  result.src_info.reserve(2 * static_cast<std::size_t>(*received.total));
-  for (std::int64_t row = 0; row < *received.total; ++row) {
-    result.src_info.push_back(received.source[row].token);
-    result.src_info.push_back(received.source[row].slot);
-  }
-  const std::span<const std::int32_t> routes = received.plan.counts();
-  const int ranks = config.placement.ranks();
-  for (int group = 0; group < received.groups; ++group) {
-    const int expert = received.group_expert[group];
-    for (int source = 0; source < ranks; ++source) {
-      const bool shared = expert >= config.experts;
-      const std::int32_t own = source == me ? received.counts[group] : 0;
-      result.counts.push_back(shared ? own
-                                     : routes[static_cast<std::size_t>(source * config.experts + expert)]);
-    }
-  }
-  return result;
+void Exchange::State::check_arguments(const CombineInput& input) const {
+  const bool kept = input.tokens == -1;
+  if (kept && input.topk_ids.data != nullptr)
+    throw UsageError("topk_ids without tokens; pass tokens, N of their dispatch");
+  if (!device && input.row_offsets.empty())
+    throw UsageError("row_offsets is empty; pass what dispatch returned");
+  if (!device) return;  // the operation checks the rest
+  if (!kept && (input.tokens < 0 || input.tokens > config.max_tokens))
+    throw UsageError(str("tokens = ", input.tokens, ", must be 0 to max_tokens = ", config.max_tokens));
+  if (!kept && input.tokens > 0 && input.topk_ids.data == nullptr)
+    throw UsageError(str("topk_ids is null for ", counted(input.tokens, "token")));
+  if (input.src_info.data() == nullptr || input.row_offsets.data() == nullptr ||
+      input.counts.data() == nullptr)
+    throw UsageError("src_info, row_offsets or counts is null; pass what dispatch returned");
 }
 
-// Makes the plan of this rank's arrays. If they are wrong, the peers' combine ends with the same error.
-Plan Exchange::State::plan_combine(LaneState& lane, const CombineInput& input, const CombineOutput& output,
-                                   int index) {
+// Makes the plan of this rank's arrays. If the host can see that they are wrong, the peers' combine ends with
+// the same error.
+CombineOptions Exchange::State::plan_combine(LaneState& lane, const CombineInput& input,
+                                             const CombineOutput& output, Stream stream) {
+  const int index = lane.arrays.lane;
+  const bool kept = input.tokens == -1;
   ++lane.combines;
-  const PlanShape shape = plan_shape(config);
-  const auto bytes = static_cast<std::size_t>(view_plan(nullptr, shape).bytes);
   try {
-    if (!lane.plan) lane.plan.reset(::operator new(bytes, FreeAligned::kAlign));
-    const bool kept = input.tokens == -1;
-    const ReturnedRows rows{.src_info = input.src_info,
-                            .row_offsets = input.row_offsets,
-                            .counts = input.counts,
-                            .topk_ids = kept ? Ids(lane.topk_ids.data()) : input.topk_ids,
-                            .tokens = kept ? lane.tokens : input.tokens};
-    if (kept && input.topk_ids.data != nullptr)
-      throw UsageError("topk_ids without tokens; pass tokens, N of their dispatch");
-    if (rows.row_offsets.empty()) throw UsageError("row_offsets is empty; pass what dispatch returned");
-    const PlanView plan = view_plan(lane.plan.get(), shape);
-    plan_return(config, me, rows, lane.combines, plan, lane.tags);
-    require_apart(config,
-                  {.src_info = rows.src_info.data(),
-                   .row_offsets = rows.row_offsets.data(),
-                   .counts = rows.counts.data(),
-                   .src_info_bytes = static_cast<std::int64_t>(rows.src_info.size_bytes()),
-                   .row_offsets_bytes = static_cast<std::int64_t>(rows.row_offsets.size_bytes()),
-                   .counts_bytes = static_cast<std::int64_t>(rows.counts.size_bytes()),
-                   .topk_ids = rows.topk_ids,
-                   .ids = rows.tokens * config.top_k},
-                  input.input_tokens, output, {.tokens = rows.tokens, .total = plan.header->total});
+    check_arguments(input);
+    const PlanReturnCall call{.lane = index,
+                              .src_info = input.src_info.data(),
+                              .row_offsets = input.row_offsets.data(),
+                              .counts = input.counts.data(),
+                              .ids = kept ? Ids(lane.kept_ids) : input.topk_ids,
+                              .tokens = kept ? config.max_tokens : input.tokens,
+                              .device_tokens = kept ? lane.kept_tokens : nullptr,
+                              .plan = lane.plan,
+                              .row_tags = lane.row_tags,
+                              .scratch = lane.scratch,
+                              .combine = lane.combines,
+                              .lengths = {.src_info = std::ssize(input.src_info),
+                                          .row_offsets = std::ssize(input.row_offsets),
+                                          .counts = std::ssize(input.counts)}};
+    operations->plan_return(call, stream);
+    KnownRows known;
+    if (!device) known = {.tokens = lane.plan.tokens(), .total = lane.plan.total()};
+    require_apart(config, input, output, known);
   } catch (const UsageError& error) {
-    const UsageError named(str("ep_combine: rank ", me, ": ", error.what()));
-    exchange.refuse(Operation::combine, index, named);
+    const UsageError named(str("ep_combine: rank ", exchange.rank().index(), ": ", error.what()));
+    exchange.refuse(Operation::combine, index, named, stream);
     throw named;
   }
-  return Plan::over(lane.plan.get(), bytes);
-}
-
-CombineOptions Exchange::State::options_of(LaneState& lane, const CombineOutput& output, int index) const {
-  lane.tags.rows.resize(std::max<std::size_t>(lane.tags.rows.size(), 1));  // an address, also without rows
-  lane.returned.assign(std::max<std::size_t>(lane.tags.routes.size(), 1), 0.0f);
   return {.topk_weights = output.router_weights,
-          .row_values = lane.tags.rows.data(),
-          .route_values = lane.returned.data(),
+          .row_values = lane.row_tags,
+          .route_values = lane.returned,
           .shared_outputs = output.shared_outputs,
           .epilogue = output.epilogue,
           .lane = index};
 }
 
-void Exchange::State::check_came(const LaneState& lane) const {
-  try {
-    check_returned(config, view_plan(lane.plan.get(), plan_shape(config)), lane.tags, lane.returned);
-  } catch (const UsageError& error) {
-    throw UsageError(str("ep_combine: ", error.what()));
-  }
-}
-
 // Runs the combine or its receive phase. A row that has not come back is reported as such, not as an entry of
 // a plan that the caller has never seen.
 template <class Combine>
-void Exchange::State::finish_combine(const LaneState& lane, Combine combine) const {
+void Exchange::State::finish_combine(const LaneState& lane, Stream stream, Combine combine) {
+  const CheckReturnedCall check{
+      .lane = lane.arrays.lane, .plan = lane.plan, .returned = lane.returned, .combine = lane.combines};
   try {
     in_words(kWords, combine);
   } catch (const BadSourceError&) {
-    check_came(lane);
+    operations->check_returned(check, stream);
     throw;
   }
-  check_came(lane);
+  operations->check_returned(check, stream);
 }
 
-void Exchange::ep_combine_async(const CombineInput& input, const CombineOutput& output, int lane) {
+void Exchange::ep_combine_async(const CombineInput& input, const CombineOutput& output, int lane,
+                                Stream stream) {
   State::LaneState& state = state_->idle_lane(lane);
-  const Plan plan = state_->plan_combine(state, input, output, lane);
+  const CombineOptions options = state_->plan_combine(state, input, output, stream);
   in_words(kWords, [&] {
-    state_->exchange.combine_send(input.input_tokens, plan, output.output_tokens,
-                                  state_->options_of(state, output, lane));
+    state_->exchange.combine_send(input.input_tokens, state.plan, output.output_tokens, options, stream);
   });
   state.pending = State::Pending::combine;
 }
 
-void Exchange::ep_combine_wait(int lane) {
-  State::LaneState& state = state_->lane(lane);
-  if (state.pending != State::Pending::combine)
-    throw UsageError(str("lane ", lane, ": no combine to wait for: call ep_combine_async first"));
-  state.pending = State::Pending::none;
-  state_->finish_combine(state, [&] { state_->exchange.combine_receive(lane); });
+void Exchange::ep_combine_wait(int lane, Stream stream) {
+  const State::LaneState& state = state_->end(lane, State::Pending::combine, "combine");
+  state_->finish_combine(state, stream, [&] { state_->exchange.combine_receive(lane, stream); });
 }
 
-void Exchange::ep_fused_combine(const CombineInput& input, const CombineOutput& output, int lane) {
+void Exchange::ep_fused_combine(const CombineInput& input, const CombineOutput& output, int lane,
+                                Stream stream) {
   State::LaneState& state = state_->idle_lane(lane);
-  const Plan plan = state_->plan_combine(state, input, output, lane);
-  state_->finish_combine(state, [&] {
-    state_->exchange.combine(input.input_tokens, plan, output.output_tokens,
-                             state_->options_of(state, output, lane));
+  const CombineOptions options = state_->plan_combine(state, input, output, stream);
+  state_->finish_combine(state, stream, [&] {
+    state_->exchange.combine(input.input_tokens, state.plan, output.output_tokens, options, stream);
   });
 }
 
-void Exchange::refuse(Operation operation, int lane, const Error& error) noexcept {
+void Exchange::synchronize(int lane, Stream stream) {
+  in_words(kWords, [&] { state_->exchange.synchronize(lane, stream); });
+}
+
+void Exchange::check(int lane) {
+  in_words(kWords, [&] { state_->exchange.check(lane); });
+}
+
+void Exchange::refuse(Operation operation, int lane, const Error& error, Stream stream) noexcept {
   if (lane < 0 || lane >= state_->config.lanes) return;
   State::LaneState& state = state_->lanes[static_cast<std::size_t>(lane)];
   if (state.pending != State::Pending::none) return;
   if (operation == Operation::combine) ++state.combines;
-  state_->exchange.refuse(operation, lane, error);
+  state_->exchange.refuse(operation, lane, error, stream);
 }
 
 }  // namespace ferry::max

@@ -125,27 +125,17 @@ EXPECT_AT(ferry_max_dispatch_result, row_offsets, 112);
 EXPECT_AT(ferry_max_dispatch_result, counts, 136);
 EXPECT_AT(ferry_max_dispatch_result, ranks, 160);
 EXPECT_AT(ferry_max_dispatch_result, tile_offsets, 168);
+EXPECT_AT(ferry_max_dispatch_result, capacity, 176);
 EXPECT_AT(ferry_max_dispatch_args, topk_ids, 88);
 EXPECT_AT(ferry_max_dispatch_args, result, 104);
 EXPECT_AT(ferry_max_dispatch_args, format, 112);
-EXPECT_AT(ferry_max_dispatch_args, input_scale_count, 168);
+EXPECT_AT(ferry_max_dispatch_args, device_count, 176);
 EXPECT_AT(ferry_max_dispatch_wait_args, result, 16);
 EXPECT_AT(ferry_max_combine_args, src_info, 32);
 EXPECT_AT(ferry_max_combine_args, number, 56);
 EXPECT_AT(ferry_max_combine_args, topk_ids, 72);
 EXPECT_AT(ferry_max_combine_args, output_tokens, 88);
 EXPECT_AT(ferry_max_combine_args, shared_outputs, 120);
-EXPECT_AT(ferry_max_device_dispatch_result, row_offsets, 112);
-EXPECT_AT(ferry_max_device_dispatch_result, capacity, 152);
-EXPECT_AT(ferry_max_device_dispatch_args, topk_ids, 88);
-EXPECT_AT(ferry_max_device_dispatch_args, device_count, 104);
-EXPECT_AT(ferry_max_device_dispatch_args, result, 120);
-EXPECT_AT(ferry_max_device_dispatch_wait_args, stream, 16);
-EXPECT_AT(ferry_max_device_combine_args, src_info, 32);
-EXPECT_AT(ferry_max_device_combine_args, topk_ids, 64);
-EXPECT_AT(ferry_max_device_combine_args, output_tokens, 80);
-EXPECT_AT(ferry_max_device_combine_args, lane, 128);
-EXPECT_AT(ferry_max_device_combine_wait_args, stream, 16);
 EXPECT_AT(ferry_nvfuser_dispatch_result, recv_topk_idx, 16);
 EXPECT_AT(ferry_nvfuser_dispatch_result, rows, 56);
 EXPECT_AT(ferry_nvfuser_dispatch_args, ids, 88);
@@ -186,19 +176,10 @@ static_assert(sizeof(ferry_dispatch_counts_args) == offsetof(ferry_dispatch_coun
 static_assert(sizeof(ferry_dispatch_counts_result) == offsetof(ferry_dispatch_counts_result, ranks) + 8);
 static_assert(sizeof(ferry_trace_info) == offsetof(ferry_trace_info, sequences) + 8);
 static_assert(sizeof(ferry_trace_partition_args) == offsetof(ferry_trace_partition_args, first_token) + 8);
-static_assert(sizeof(ferry_max_dispatch_result) == offsetof(ferry_max_dispatch_result, tile_offsets) + 8);
-static_assert(sizeof(ferry_max_dispatch_args) == offsetof(ferry_max_dispatch_args, input_scale_count) + 8);
-static_assert(sizeof(ferry_max_dispatch_wait_args) == offsetof(ferry_max_dispatch_wait_args, result) + 8);
-static_assert(sizeof(ferry_max_combine_args) == offsetof(ferry_max_combine_args, epilogue) + 8);
-static_assert(sizeof(ferry_max_device_dispatch_result) ==
-              offsetof(ferry_max_device_dispatch_result, tile_offsets) + 8);
-static_assert(sizeof(ferry_max_device_dispatch_args) ==
-              offsetof(ferry_max_device_dispatch_args, input_scale_count) + 8);
-static_assert(sizeof(ferry_max_device_dispatch_wait_args) ==
-              offsetof(ferry_max_device_dispatch_wait_args, result) + 8);
-static_assert(sizeof(ferry_max_device_combine_args) == offsetof(ferry_max_device_combine_args, stream) + 8);
-static_assert(sizeof(ferry_max_device_combine_wait_args) ==
-              offsetof(ferry_max_device_combine_wait_args, stream) + 8);
+static_assert(sizeof(ferry_max_dispatch_result) == offsetof(ferry_max_dispatch_result, capacity) + 8);
+static_assert(sizeof(ferry_max_dispatch_args) == offsetof(ferry_max_dispatch_args, stream) + 8);
+static_assert(sizeof(ferry_max_dispatch_wait_args) == offsetof(ferry_max_dispatch_wait_args, stream) + 8);
+static_assert(sizeof(ferry_max_combine_args) == offsetof(ferry_max_combine_args, stream) + 8);
 static_assert(sizeof(ferry_nvfuser_dispatch_result) == offsetof(ferry_nvfuser_dispatch_result, rows) + 8);
 static_assert(sizeof(ferry_nvfuser_dispatch_args) == offsetof(ferry_nvfuser_dispatch_args, result) + 8);
 static_assert(sizeof(ferry_nvfuser_combine_args) == offsetof(ferry_nvfuser_combine_args, result) + 8);
@@ -238,15 +219,10 @@ TEST(Layout, OfStructsHasNotChanged) {
       {"ferry_metadata_args", 48},
       {"ferry_all_gather_v_args", 72},
       {"ferry_reduce_scatter_v_args", 64},
-      {"ferry_max_dispatch_result", 176},
-      {"ferry_max_dispatch_args", 176},
-      {"ferry_max_dispatch_wait_args", 24},
-      {"ferry_max_combine_args", 136},
-      {"ferry_max_device_dispatch_result", 184},
-      {"ferry_max_device_dispatch_args", 192},
-      {"ferry_max_device_dispatch_wait_args", 32},
-      {"ferry_max_device_combine_args", 144},
-      {"ferry_max_device_combine_wait_args", 24},
+      {"ferry_max_dispatch_result", 184},
+      {"ferry_max_dispatch_args", 192},
+      {"ferry_max_dispatch_wait_args", 32},
+      {"ferry_max_combine_args", 144},
       {"ferry_nvfuser_dispatch_result", 64},
       {"ferry_nvfuser_dispatch_args", 112},
       {"ferry_nvfuser_combine_args", 72},

@@ -26,6 +26,25 @@ TestCase max_case(TestCase c, int ranks, int shared_experts, Reduction reduction
   return c;
 }
 
+MaxArrays::MaxArrays(const max::DispatchResult& received)
+    : output_tokens(received.output_tokens),
+      parts(received.parts),
+      tile_offsets(received.tile_offsets),
+      row_offsets(received.row_offsets.begin(), received.row_offsets.end()),
+      expert_ids(received.expert_ids.begin(), received.expert_ids.end()),
+      expert_usage_stats{received.expert_usage_stats[0], received.expert_usage_stats[1]},
+      src_info(received.src_info.begin(), received.src_info.end()),
+      counts(received.counts.begin(), received.counts.end()) {}
+
+MaxArrays::operator max::DispatchResult() const {
+  max::DispatchResult result;
+  result.output_tokens = output_tokens;
+  result.row_offsets = row_offsets;
+  result.src_info = src_info;
+  result.counts = counts;
+  return result;
+}
+
 struct MaxCalls::DeviceCall {
   std::int64_t tokens = 0;           // N of the last dispatch
   std::vector<GuardedBuffer> parts;  // of a dispatch, as the next two
@@ -38,7 +57,7 @@ struct MaxCalls::DeviceCall {
 
   // For a combine.
   GuardedBuffer outputs, src_info, row_offsets, counts, weights, result, shared;
-  max::DeviceCombineInput combine;
+  max::CombineInput combine;
   max::CombineOutput output;
   void *caller_result = nullptr, *caller_shared = nullptr;
 };
@@ -60,13 +79,10 @@ std::vector<T> downloaded(const T* from, std::int64_t count) {
 
 }  // namespace
 
-MaxCalls::MaxCalls(const Rank& rank, const Config& config) {
-  if (!on_device(config)) {
-    host_ = std::make_unique<max::Exchange>(rank, config);
-    return;
-  }
-  device_ = std::make_unique<max::DeviceExchange>(rank, config);
-  for (int lane = 0; lane < device_->config().lanes; ++lane) calls_.push_back(std::make_unique<DeviceCall>());
+MaxCalls::MaxCalls(const Rank& rank, const Config& config) : exchange_(rank, config) {
+  if (!on_device(config)) return;
+  for (int lane = 0; lane < exchange_.config().lanes; ++lane)
+    calls_.push_back(std::make_unique<DeviceCall>());
 }
 
 MaxCalls::~MaxCalls() = default;
@@ -102,19 +118,19 @@ void MaxCalls::upload_dispatch(const Tokens& tokens, const Ids& topk_ids, const 
   if (topk_ids.data != nullptr) call.topk_ids.data = call.ids.data();
 }
 
-max::DispatchResult MaxCalls::download(const max::DeviceDispatchResult& received, int index) {
-  device_->synchronize(index, stream());
-  device_->check(index);
+MaxArrays MaxCalls::download(const max::DispatchResult& received, int index) {
+  exchange_.synchronize(index, stream());
+  exchange_.check(index);
   DeviceCall& call = lane(index);
-  max::DispatchResult result;
+  MaxArrays result;
   const auto stats = downloaded(received.expert_usage_stats, 2);
   result.expert_usage_stats = {stats[0], stats[1]};
   const auto number = static_cast<std::int64_t>(stats[1]);
-  result.expert_ids = downloaded(received.expert_ids, number);
-  result.row_offsets = downloaded(received.row_offsets, number + 1);
+  result.expert_ids = downloaded(received.expert_ids.data(), number);
+  result.row_offsets = downloaded(received.row_offsets.data(), number + 1);
   const auto rows = static_cast<std::int64_t>(result.row_offsets.back());
-  result.src_info = downloaded(received.src_info, 2 * rows);
-  result.counts = downloaded(received.counts, std::int64_t{received.groups} * rank().size());
+  result.src_info = downloaded(received.src_info.data(), 2 * rows);
+  result.counts = downloaded(received.counts.data(), std::ssize(received.counts));
   if (received.tile_offsets != nullptr) {
     call.tile_offsets = downloaded(received.tile_offsets, received.groups + 1);
     result.tile_offsets = call.tile_offsets.data();
@@ -134,26 +150,27 @@ max::DispatchResult MaxCalls::download(const max::DeviceDispatchResult& received
 
 void MaxCalls::ep_dispatch_async(const Tokens& tokens, const Ids& topk_ids, int index,
                                  const max::TokenFormat& format) {
-  if (host_) return host_->ep_dispatch_async(tokens, topk_ids, index, format);
+  if (calls_.empty()) return exchange_.ep_dispatch_async(tokens, topk_ids, index, {}, format);
   DeviceCall& call = lane(index);
   upload_dispatch(tokens, topk_ids, format, call);
-  device_->ep_dispatch_async(call.input, call.topk_ids, index, stream(), call.format);
+  exchange_.ep_dispatch_async(call.input, call.topk_ids, index, stream(), call.format);
   device::wait(stream());
   for (GuardedBuffer& part : call.parts) part.fill(kNan);  // may be reused after the send phase
   for (GuardedBuffer* buffer : {&call.ids, &call.global_scale, &call.input_scales}) buffer->fill(kNan);
 }
 
-max::DispatchResult MaxCalls::ep_dispatch_wait(int index) {
-  if (host_) return host_->ep_dispatch_wait(index);
-  return download(device_->ep_dispatch_wait(index, stream()), index);
+MaxArrays MaxCalls::ep_dispatch_wait(int index) {
+  if (calls_.empty()) return exchange_.ep_dispatch_wait(index);
+  return download(exchange_.ep_dispatch_wait(index, stream()), index);
 }
 
-max::DispatchResult MaxCalls::ep_fused_dispatch(const Tokens& tokens, const Ids& topk_ids, int index,
-                                                const max::TokenFormat& format) {
-  if (host_) return host_->ep_fused_dispatch(tokens, topk_ids, index, format);
+MaxArrays MaxCalls::ep_fused_dispatch(const Tokens& tokens, const Ids& topk_ids, int index,
+                                      const max::TokenFormat& format) {
+  if (calls_.empty()) return exchange_.ep_fused_dispatch(tokens, topk_ids, index, {}, format);
   DeviceCall& call = lane(index);
   upload_dispatch(tokens, topk_ids, format, call);
-  return download(device_->ep_fused_dispatch(call.input, call.topk_ids, index, stream(), call.format), index);
+  return download(exchange_.ep_fused_dispatch(call.input, call.topk_ids, index, stream(), call.format),
+                  index);
 }
 
 void MaxCalls::upload_combine(const max::CombineInput& input, const max::CombineOutput& output,
@@ -169,9 +186,9 @@ void MaxCalls::upload_combine(const max::CombineInput& input, const max::Combine
   call.combine = {};
   call.combine.input_tokens = {.data = rows > 0 ? call.outputs.data() : nullptr,
                                .type = input.input_tokens.type};
-  call.combine.src_info = call.src_info.as<std::int32_t>();
-  call.combine.row_offsets = call.row_offsets.as<std::uint32_t>();
-  call.combine.counts = call.counts.as<std::int32_t>();
+  call.combine.src_info = {call.src_info.as<std::int32_t>(), input.src_info.size()};
+  call.combine.row_offsets = {call.row_offsets.as<std::uint32_t>(), input.row_offsets.size()};
+  call.combine.counts = {call.counts.as<std::int32_t>(), input.counts.size()};
   call.combine.tokens = input.tokens;
   if (input.topk_ids.data != nullptr) {
     call.ids = copy_of(input.topk_ids.data, tokens * config().top_k * bytes_of(input.topk_ids.type));
@@ -192,8 +209,8 @@ void MaxCalls::upload_combine(const max::CombineInput& input, const max::Combine
 }
 
 void MaxCalls::download_results(int index) {
-  device_->synchronize(index, stream());
-  device_->check(index);
+  exchange_.synchronize(index, stream());
+  exchange_.check(index);
   DeviceCall& call = lane(index);
   const auto copy_back = [](GuardedBuffer& from, void* to) {
     from.require_guards("an output of a combine by source");
@@ -204,26 +221,26 @@ void MaxCalls::download_results(int index) {
 }
 
 void MaxCalls::ep_combine_async(const max::CombineInput& input, const max::CombineOutput& output, int index) {
-  if (host_) return host_->ep_combine_async(input, output, index);
+  if (calls_.empty()) return exchange_.ep_combine_async(input, output, index);
   DeviceCall& call = lane(index);
   upload_combine(input, output, call);
-  device_->ep_combine_async(call.combine, call.output, index, stream());
+  exchange_.ep_combine_async(call.combine, call.output, index, stream());
   device::wait(stream());  // an error of the call is thrown when it has ended
   for (GuardedBuffer* buffer : {&call.outputs, &call.src_info, &call.row_offsets, &call.counts, &call.ids})
     buffer->fill(kNan);
 }
 
 void MaxCalls::ep_combine_wait(int index) {
-  if (host_) return host_->ep_combine_wait(index);
-  device_->ep_combine_wait(index, stream());
+  if (calls_.empty()) return exchange_.ep_combine_wait(index);
+  exchange_.ep_combine_wait(index, stream());
   download_results(index);
 }
 
 void MaxCalls::ep_fused_combine(const max::CombineInput& input, const max::CombineOutput& output, int index) {
-  if (host_) return host_->ep_fused_combine(input, output, index);
+  if (calls_.empty()) return exchange_.ep_fused_combine(input, output, index);
   DeviceCall& call = lane(index);
   upload_combine(input, output, call);
-  device_->ep_fused_combine(call.combine, call.output, index, stream());
+  exchange_.ep_fused_combine(call.combine, call.output, index, stream());
   download_results(index);
 }
 

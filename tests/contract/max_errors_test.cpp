@@ -18,12 +18,12 @@ namespace {
 // one shared expert.
 struct WrongArrays {
   std::string error;
-  std::function<void(max::DispatchResult&)> change;  // of rank 1
+  std::function<void(MaxArrays&)> change;  // of rank 1
   bool of_lengths = false;
 };
 
 std::vector<WrongArrays> wrong_arrays() {
-  using Received = max::DispatchResult;
+  using Received = MaxArrays;
   // Rank 1 receives: shared {0, 2} {1, 2} {2, 2}; expert 2: {0, 1} of rank 0, {0, 0} {2, 0} of rank 1; expert
   // 3: {1, 1} of rank 1.
   return {
@@ -70,8 +70,7 @@ TEST_P(Contract, MaxRefusesArraysThatOverlap) {
     const std::vector<float> ones(static_cast<std::size_t>(slots), 1.0f);
     std::vector<std::int32_t> ids(static_cast<std::size_t>(slots));
     for (std::size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<std::int32_t>(i) % c.config.experts;
-    const max::DispatchResult received =
-        exchange.ep_fused_dispatch(Tokens::rows(x.data(), tokens), ids.data());
+    const MaxArrays received = exchange.ep_fused_dispatch(Tokens::rows(x.data(), tokens), ids.data());
     const std::int64_t rows = received.row_offsets.back();
     GuardedBuffer outputs(rows * row), shared(tokens * row);
     max::CombineInput input({outputs.data()}, received);
@@ -131,11 +130,6 @@ TEST_P(Contract, MaxRefusesWrongArraysOnEveryRank) {
     run(2, describe(c), [&](Rank rank) { require_error("has one hop", [&] { MaxCalls(rank, c.config); }); });
     return;
   }
-  if (on_device) {
-    run(2, describe(c), [&](Rank rank) {
-      require_error("max: arrays in device memory", [&] { max::Exchange(rank, c.config); });
-    });
-  }
   run(2, describe(c), [&](Rank rank) {
     const bool second = rank.index() == 1;
     const std::vector<std::int32_t> ids =
@@ -144,9 +138,8 @@ TEST_P(Contract, MaxRefusesWrongArraysOnEveryRank) {
     const std::vector<std::uint16_t> values(static_cast<std::size_t>(count * 8), 0x3F80);
     std::vector<std::uint16_t> result(static_cast<std::size_t>(count * 8)), expected;
     MaxCalls exchange(rank, c.config);
-    const max::DispatchResult good =
-        exchange.ep_fused_dispatch(Tokens::rows(values.data(), count), ids.data());
-    const auto combine_with = [&](const max::DispatchResult& arrays, bool split) {
+    const MaxArrays good = exchange.ep_fused_dispatch(Tokens::rows(values.data(), count), ids.data());
+    const auto combine_with = [&](const MaxArrays& arrays, bool split) {
       std::ranges::fill(result, std::uint16_t{1});
       const max::CombineInput input({.data = good.output_tokens}, arrays);
       const max::CombineOutput output{.output_tokens = {.data = result.data()}};
@@ -159,7 +152,7 @@ TEST_P(Contract, MaxRefusesWrongArraysOnEveryRank) {
     for (const WrongArrays& wrong : wrong_arrays()) {
       if (on_device && wrong.of_lengths) continue;  // which a device's arrays do not have
       for (const bool split : {false, true}) {
-        max::DispatchResult bad = good;
+        MaxArrays bad = good;
         if (second) wrong.change(bad);
         require_error(on_device && !second ? "rank 1 refused" : wrong.error,
                       [&] { combine_with(bad, split); });
@@ -220,7 +213,7 @@ TEST_P(Contract, MaxErrorsSpeakOfItsArguments) {
             [](Tokens&, Ids& topk_ids, max::TokenFormat&) { topk_ids.data = nullptr; });
     refused("because its format is bf16: construct it with format = mxfp4-tiles",
             [](Tokens&, Ids&, max::TokenFormat& format) { format.format = parse_format("mxfp4-tiles"); });
-    const max::DispatchResult received = dispatch_with(good);
+    const MaxArrays received = dispatch_with(good);
     const auto refused_combine = [&](const std::string& words, auto change) {
       const max::CombineInput input({.data = received.output_tokens}, received);
       max::CombineOutput output{.output_tokens = {.data = result.data()}};
@@ -253,15 +246,15 @@ TEST_P(Contract, MaxFindsRowsThatDoNotComeBack) {
       const std::vector<std::int32_t> ids = {first, other};
       return exchange.ep_fused_dispatch(Tokens::rows(values.data(), 2), ids.data());
     };
-    const auto combine_with = [&](const max::DispatchResult& arrays) {
+    const auto combine_with = [&](const MaxArrays& arrays) {
       exchange.ep_fused_combine({{.data = values.data()}, arrays},
                                 {.output_tokens = {.data = result.data()}});
     };
     // Token 1 of rank 0 goes to expert 2, then to expert 3; then only token 0 goes to rank 1.
-    const max::DispatchResult other_expert = dispatch_of(second ? 0 : 2, second ? 0 : 3);
-    const max::DispatchResult fewer = dispatch_of(second ? 0 : 2, 0);
-    const max::DispatchResult last = dispatch_of(second ? 0 : 2, second ? 0 : 2);
-    for (const max::DispatchResult* wrong : {&other_expert, &fewer}) {
+    const MaxArrays other_expert = dispatch_of(second ? 0 : 2, second ? 0 : 3);
+    const MaxArrays fewer = dispatch_of(second ? 0 : 2, 0);
+    const MaxArrays last = dispatch_of(second ? 0 : 2, second ? 0 : 2);
+    for (const MaxArrays* wrong : {&other_expert, &fewer}) {
       if (second) {
         combine_with(*wrong);
       } else {
@@ -302,12 +295,6 @@ TEST_P(Contract, MaxRefusesUnsuitableConfigurations) {
       refused("max: check_calls (in C manual_check) is off, must be on",
               [](Config& wrong) { wrong.check_calls = false; });
     refused("max: experts in slices", [](Config& wrong) { wrong.placement = Placement::ep_tp(8, 1, 2); });
-    if (!GetParam().on_device())
-      require_error("max: arrays in device memory", [&] {
-        Config wrong = c.config;
-        wrong.memory = MemoryKind::device;
-        max::Exchange(rank, wrong);
-      });
   });
 }
 

@@ -38,7 +38,7 @@ max::TokenFormat token_format(const TestCase& c, const StepInputs& step) {
 }
 
 // Compares MAX's arrays with the oracle's rows, by a plain loop.
-void check_received(const StepInputs& step, int rank, const max::DispatchResult& got) {
+void check_received(const StepInputs& step, int rank, const MaxArrays& got) {
   const oracle::RankRows& expected = step.positions.ranks[static_cast<std::size_t>(rank)];
   std::vector<std::uint32_t> offsets;
   std::vector<std::int32_t> ids, info;
@@ -92,7 +92,7 @@ struct Form {
   int lane = 0;
 };
 
-max::DispatchResult dispatch(MaxCalls& exchange, const TestCase& c, const StepInputs& step, Form form) {
+MaxArrays dispatch(MaxCalls& exchange, const TestCase& c, const StepInputs& step, Form form) {
   const int rank = exchange.rank().index();
   const Ids ids = inputs_of(step, rank).ids.data();
   const Tokens tokens = tokens_of(c, step, rank);
@@ -103,7 +103,7 @@ max::DispatchResult dispatch(MaxCalls& exchange, const TestCase& c, const StepIn
 }
 
 // Reverses the rows of every routed group from every rank, as a dispatch in another order would have.
-void reverse_rows(const Config& config, int ranks, std::int64_t row_bytes, max::DispatchResult& received,
+void reverse_rows(const Config& config, int ranks, std::int64_t row_bytes, MaxArrays& received,
                   std::vector<std::byte>& rows) {
   for (std::size_t i = 0; i < received.expert_ids.size(); ++i) {
     const auto group = static_cast<std::size_t>(received.expert_ids[i]);
@@ -125,7 +125,7 @@ void reverse_rows(const Config& config, int ranks, std::int64_t row_bytes, max::
 }
 
 void combine(MaxCalls& exchange, const TestCase& c, const StepInputs& step,
-             const oracle::ExpertOutputs& outputs, max::DispatchResult received, Form form) {
+             const oracle::ExpertOutputs& outputs, MaxArrays received, Form form) {
   const int rank = exchange.rank().index();
   const oracle::RankOutputs& mine = outputs.ranks[static_cast<std::size_t>(rank)];
   std::vector<std::byte> rows = mine.rows;
@@ -185,7 +185,7 @@ TEST_P(Contract, MaxCombinesFromSrcInfo) {
                           .pass_ids = index == 2,
                           .other_order = index >= 2,
                           .lane = index % c.config.lanes};
-          max::DispatchResult received = dispatch(exchange, c, step, form);
+          MaxArrays received = dispatch(exchange, c, step, form);
           check_received(step, rank.index(), received);
           combine(exchange, c, step, make_expert_outputs(c, step), std::move(received), form);
         }
@@ -234,7 +234,7 @@ TEST_P(Contract, MaxListsTheGroupsThatHaveRows) {
   const oracle::ExpertOutputs outputs = make_expert_outputs(c, step);
   run(c.ranks, describe(c), [&](Rank rank) {
     MaxCalls exchange(rank, c.config);
-    const max::DispatchResult received = dispatch(exchange, c, step, {});
+    const MaxArrays received = dispatch(exchange, c, step, {});
     const bool first = rank.index() == 0;
     using Offsets = std::vector<std::uint32_t>;
     using Numbers = std::vector<std::int32_t>;
@@ -256,8 +256,8 @@ TEST_P(Contract, MaxCombinesAnEarlierDispatch) {
   run(c.ranks, describe(c), [&](Rank rank) {
     MaxCalls exchange(rank, c.config);
     const StepInputs first = make_inputs(c, 0), second = make_inputs(c, 1);
-    const max::DispatchResult earlier = dispatch(exchange, c, first, {});
-    const max::DispatchResult later = dispatch(exchange, c, second, {});
+    const MaxArrays earlier = dispatch(exchange, c, first, {});
+    const MaxArrays later = dispatch(exchange, c, second, {});
     combine(exchange, c, second, make_expert_outputs(c, second), later, {});
     combine(exchange, c, first, make_expert_outputs(c, first), earlier, {.pass_ids = true});
   });
@@ -287,7 +287,7 @@ TEST_P(Contract, MaxCombineEqualsCombineByPlan) {
       const DispatchResult received = with_plans.dispatch(input, ids, nullptr);
       with_plans.combine(rows, received.plan, {.data = by_plan.data()}, {.topk_weights = weights});
       MaxCalls exchange(rank, c.config);
-      const max::DispatchResult arrays = exchange.ep_fused_dispatch(input, ids);
+      const MaxArrays arrays = exchange.ep_fused_dispatch(input, ids);
       exchange.ep_fused_combine({rows, arrays},
                                 {.output_tokens = {.data = by_info.data()}, .router_weights = weights});
       require(std::ranges::equal(by_plan.span(), by_info.span()),

@@ -1,8 +1,8 @@
 // MAX's calls in CUDA graphs: replays read N and the ids anew. What they give is compared on the device with
 // eager calls, which the contract tests compare with the oracle.
+#include "ferry/max.hpp"
 #include "cuda/device_inputs.hpp"
 #include "cuda/device_test.hpp"
-#include "ferry/max_device.hpp"
 
 namespace ferry::contract {
 namespace {
@@ -28,13 +28,13 @@ class CudaMax : public DeviceTest {
     constexpr int kSets = 6;
     const int replays = number_from_environment("FERRY_REPLAYS", 10000);
     run(c.ranks, c, [&](Rank rank) {
-      max::DeviceExchange exchange(rank, c.config);
+      max::Exchange exchange(rank, c.config);
       const Config& config = exchange.config();
       const int groups = config.shared_experts + config.placement.local_experts(rank.index());
       const DeviceInputs inputs(config);
       const DeviceBytes result(std::int64_t{config.max_tokens} * 2 * config.hidden);
       const TestStream stream;
-      max::DeviceDispatchResult received;
+      max::DispatchResult received;
       const auto call = [&](const Tokens& of) {
         result.poison(stream.get());
         const Ids topk_ids = inputs.ids();
@@ -52,13 +52,13 @@ class CudaMax : public DeviceTest {
       };
       const auto arrays_of = [&](const MaxSet& set) {
         ArrayPairs pairs;
-        pairs.add(const_cast<std::uint32_t*>(received.row_offsets), set.row_offsets.data(),
+        pairs.add(const_cast<std::uint32_t*>(received.row_offsets.data()), set.row_offsets.data(),
                   set.row_offsets.bytes());
-        pairs.add(const_cast<std::int32_t*>(received.expert_ids), set.expert_ids.data(),
+        pairs.add(const_cast<std::int32_t*>(received.expert_ids.data()), set.expert_ids.data(),
                   set.expert_ids.bytes());
         pairs.add(const_cast<std::uint32_t*>(received.expert_usage_stats), set.stats.data(),
                   set.stats.bytes());
-        pairs.add(const_cast<std::int32_t*>(received.counts), set.counts.data(), set.counts.bytes());
+        pairs.add(const_cast<std::int32_t*>(received.counts.data()), set.counts.data(), set.counts.bytes());
         pairs.add(result.data(), set.result.data(), set.result.bytes());
         return pairs;
       };

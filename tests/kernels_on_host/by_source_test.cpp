@@ -4,6 +4,7 @@
 //
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <random>
 
@@ -221,10 +222,12 @@ TEST(BySourceKernels, GiveTheArraysAndResultsOfHostMemory) {
           const Tokens tokens = Tokens::rows(in.rows.data(), in.tokens, DType::fp32);
           const max::DispatchResult expected = host.ep_fused_dispatch(tokens, in.ids.data());
           const DispatchResult received = device.dispatch(tokens, in.ids.data());
-          EXPECT_EQ(first_of(device.offsets, expected.row_offsets.size()), expected.row_offsets);
-          EXPECT_EQ(first_of(device.ids, expected.expert_ids.size()), expected.expert_ids);
-          EXPECT_EQ(first_of(device.info, expected.src_info.size()), expected.src_info);
-          EXPECT_EQ(first_of(device.counts, expected.counts.size()), expected.counts);
+          EXPECT_TRUE(std::ranges::equal(first_of(device.offsets, expected.row_offsets.size()),
+                                         expected.row_offsets));
+          EXPECT_TRUE(
+              std::ranges::equal(first_of(device.ids, expected.expert_ids.size()), expected.expert_ids));
+          EXPECT_TRUE(std::ranges::equal(first_of(device.info, expected.src_info.size()), expected.src_info));
+          EXPECT_TRUE(std::ranges::equal(first_of(device.counts, expected.counts.size()), expected.counts));
           EXPECT_EQ(device.stats[0], expected.expert_usage_stats[0]);
           EXPECT_EQ(device.stats[1], expected.expert_usage_stats[1]);
           for (std::size_t i = expected.expert_ids.size(); i < static_cast<std::size_t>(received.groups);

@@ -280,6 +280,7 @@ void run_calls(const Variant& v) {
                              .result = {.data = result.data(), .stride = stride},
                              .row_weights = v.row_weights ? got.weight : nullptr,
                              .topk_weights = options.topk_weights,
+                             .topk_weighted = v.topk_weights,
                              .reduction = v.reduction},
                             {});
       EXPECT_EQ(result, expected_result);

@@ -1,6 +1,11 @@
 // Dispatch and combine in the call shapes of MAX's expert-parallel kernels: combine takes src_info,
-// row_offsets and counts in place of a plan. In host memory; max_device.h has the same for device memory. See
-// ferry/max.hpp and docs/guides/max.md.
+// row_offsets and counts in place of a plan. The functions are in the library ferry::max. See ferry/max.hpp
+// and docs/guides/max.md.
+//
+// In device memory every array is device memory that kernels on `stream` read and write: calls are enqueued
+// and return, so nothing waits on the host and a call can be captured into a CUDA graph. Arrays that are
+// wrong end a combine on every rank with a FERRY_USAGE that ferry_max_synchronize() returns; the rank whose
+// arrays they are names the numbers. In host memory `stream` is not used.
 #ifndef FERRY_C_MAX_H
 #define FERRY_C_MAX_H
 
@@ -26,26 +31,34 @@ ferry_status ferry_max_group_index(const int32_t* counts, int groups, int alignm
 
 /// Collective. As ferry_exchange_create(). FERRY_USAGE: another layout than FERRY_EXPERT_MAJOR, a capacity,
 /// replicated or gathered input, external_receive_buffers, in host memory manual_check. FERRY_UNSUPPORTED:
-/// device memory, experts in slices. The reduction is FERRY_UNREDUCED if the configuration says so, else
-/// FERRY_EXACT.
+/// experts in slices, FERRY_CUDA in two hops. The reduction is FERRY_UNREDUCED if the configuration says so,
+/// else FERRY_EXACT.
 ferry_status ferry_max_exchange_create(const ferry_rank* rank, const ferry_config* config,
                                        ferry_max_exchange** exchange);
 /// Local. NULL is allowed.
 void ferry_max_exchange_destroy(ferry_max_exchange* exchange);
 
-/// What a rank has received. The arrays belong to the lane, whose next dispatch overwrites them.
+/// What a rank has received: memory of the lane, whose next dispatch overwrites it. `number`, of groups with
+/// rows, is expert_usage_stats[1]. In device memory the arrays have the lengths in brackets.
 typedef struct ferry_max_dispatch_result {
   size_t size;
   const void* output_tokens;                   ///< [rows, H] values: parts[0].data
   ferry_received_part parts[FERRY_MAX_PARTS];  ///< all parts, as in ferry_dispatch_result
-  const uint32_t* row_offsets;  ///< [number + 1] first row of each group with rows, then the number of rows
-  const int32_t* expert_ids;    ///< [number] those groups, ascending; without shared experts local expert ids
-  const int32_t* src_info;      ///< [rows, 2] {token, slot} at the source rank; {-1, -1} on padding
-  const int32_t* counts;        ///< [groups, R] rows of each group from each source rank
-  uint32_t expert_usage_stats[2];  ///< the most rows of a group, and the number of groups with rows
-  int64_t groups;                  ///< G: the shared experts, then this rank's experts
-  int64_t ranks;                   ///< R
-  const int32_t* tile_offsets;     ///< [groups + 1] as in ferry_dispatch_result
+  /// [number + 1] first row of each group with rows, then the number of rows
+  /// ([groups + 1], from entry `number` on the number of rows)
+  const uint32_t* row_offsets;
+  /// [number] those groups, ascending; without shared experts local expert ids
+  /// ([groups], -1 from entry `number` on)
+  const int32_t* expert_ids;
+  /// [rows, 2] {token, slot} at the source rank; {-1, -1} on padding
+  /// ([capacity, 2]; rows past the number of rows are not written)
+  const int32_t* src_info;
+  const int32_t* counts;               ///< [groups, R] rows of each group from each source rank
+  const uint32_t* expert_usage_stats;  ///< [2] the most rows of a group, and `number`
+  int64_t groups;                      ///< G: the shared experts, then this rank's experts
+  int64_t ranks;                       ///< R
+  const int32_t* tile_offsets;         ///< [groups + 1] as in ferry_dispatch_result
+  int64_t capacity;                    ///< rows that there can be
 } ferry_max_dispatch_result;
 
 /// Arguments of a dispatch.
@@ -56,18 +69,23 @@ typedef struct ferry_max_dispatch_args {
   int32_t id_type;       ///< FERRY_INT32, FERRY_INT64
   int32_t lane;
   ferry_max_dispatch_result* result;  ///< may be NULL; not used by the async call
-  // How tokens are encoded: see ferry_dispatch_args. All ranks pass the same.
+  // How tokens are encoded: see ferry_dispatch_args. All ranks pass the same, in device memory in memory that
+  // the device can read.
   ferry_format format;        ///< default: the configuration's
   const float* global_scale;  ///< FERRY_FORMAT_NVFP4: address of g; NULL: 1
   const float* input_scales;  ///< [E + S] a scale of each expert, shared experts last; NULL: none
   int64_t input_scale_count;  ///< length of input_scales: E + S
+  /// Device memory: or NULL. Given: N is read from here, and input_tokens.count bounds it
+  const int32_t* device_count;
+  void* stream;
 } ferry_max_dispatch_args;
 
 typedef struct ferry_max_dispatch_wait_args {
   size_t size;
   int32_t lane;
-  ferry_max_dispatch_result*
-      result;  ///< may be NULL; also filled when a finding of ferry_check() is returned
+  /// May be NULL; also filled when a finding of ferry_check() is returned.
+  ferry_max_dispatch_result* result;
+  void* stream;
 } ferry_max_dispatch_wait_args;
 
 /// Sends every token to the ranks of its experts, without waiting.
@@ -83,10 +101,10 @@ ferry_status ferry_max_ep_fused_dispatch(ferry_max_exchange* exchange, const fer
 typedef struct ferry_max_combine_args {
   size_t size;
   ferry_rows input_tokens;      ///< [rows, H] the experts' outputs
-  const int32_t* src_info;      ///< [rows, 2] of the dispatch's result, as the next three
+  const int32_t* src_info;      ///< [rows, 2] of the dispatch's result, as the next three, or copies of them
   const uint32_t* row_offsets;  ///< [number + 1]
   const int32_t* counts;        ///< [G, R]
-  int32_t number;               ///< groups that have rows: expert_usage_stats[1]
+  int32_t number;               ///< groups that have rows; not used in device memory
   int32_t lane;
   int32_t own_ids;       ///< 1: topk_ids and tokens are given; 0: they are those of the lane's last dispatch
   int32_t id_type;       ///< FERRY_INT32, FERRY_INT64
@@ -96,15 +114,21 @@ typedef struct ferry_max_combine_args {
   const float* router_weights;     ///< [N, K], or NULL: every weight is 1. Not with unreduced
   void* shared_outputs;            ///< [S, N, H] of the result's type, or NULL: they are added
   const ferry_epilogue* epilogue;  ///< or NULL: see ferry_combine_args
+  void* stream;
 } ferry_max_combine_args;
 
 /// Returns every row to the rank, token and slot it came from, without waiting. Memory for results
 /// and router_weights must live until the wait is done.
 ferry_status ferry_max_ep_combine_async(ferry_max_exchange* exchange, const ferry_max_combine_args* args);
 /// Waits for this rank's rows and adds them.
-ferry_status ferry_max_ep_combine_wait(ferry_max_exchange* exchange, int lane);
+ferry_status ferry_max_ep_combine_wait(ferry_max_exchange* exchange, int lane, void* stream);
 /// Both.
 ferry_status ferry_max_ep_fused_combine(ferry_max_exchange* exchange, const ferry_max_combine_args* args);
+
+/// Local. Waits for the stream and returns the error of a call that has ended with one.
+ferry_status ferry_max_synchronize(ferry_max_exchange* exchange, int lane, void* stream);
+/// Local. The same without waiting; also what completed calls have found, such as ids out of range.
+ferry_status ferry_max_check(ferry_max_exchange* exchange, int lane);
 
 #ifdef __cplusplus
 }

@@ -22,7 +22,7 @@ CPP, C, PYTHON = ({cell.strip("`") for row in ROWS for cell in row[column:column
                   for column in range(3))
 
 # Layers in namespaces of their own, which have classes of the same names.
-LAYERS = {"max": {"max.hpp", "max_device.hpp"}, "nvfuser": {"nvfuser.hpp"}}
+LAYERS = {"max": {"max.hpp"}, "nvfuser": {"nvfuser.hpp"}}
 LAYER_HEADERS = set().union(*LAYERS.values())
 HEADERS = {path.name: path.read_text(encoding="utf-8") for path in (REPOSITORY / "include/ferry").glob("*.hpp")}
 C_HEADERS = "\n".join(path.read_text(encoding="utf-8") for path in (REPOSITORY / "include/ferry/c").glob("*.h"))
@@ -126,7 +126,7 @@ class InterfacesTest(unittest.TestCase):
         self.assertEqual({argument.arg for argument in constructor.args.kwonlyargs}, fields_of_cpp("Config"))
 
     def test_every_type_of_a_call_is_in_the_table(self):
-        core = "\n".join(HEADERS[header] for header in HEADERS if header not in ("max.hpp", "max_device.hpp", "nvfuser.hpp"))
+        core = "\n".join(HEADERS[header] for header in HEADERS if header not in ("max.hpp", "nvfuser.hpp"))
         declared = set(re.findall(r"^(?:struct|class) (\w+)(?: final)?(?: : [^{]*)? \{", core, re.MULTILINE))
         self.assertEqual(TYPES_CPP, declared)
         declared = {name for name in re.findall(r"^typedef struct \w+ (?:\{.*?\} )?(ferry_\w+);", C_HEADERS, re.MULTILINE | re.DOTALL)

@@ -71,16 +71,16 @@ class MaxRank {
     config.format.kind = FERRY_FORMAT_FP32;
     config.combine_type = FERRY_FP32;
     config.deadline = 4;
-    ferry_max_device_exchange* made = nullptr;
-    require_ok(ferry_max_device_exchange_create(&handle_, &config, &made), "create");
+    ferry_max_exchange* made = nullptr;
+    require_ok(ferry_max_exchange_create(&handle_, &config, &made), "create");
     exchange_.reset(made);
   }
 
-  ferry_max_device_exchange* exchange() const { return exchange_.get(); }
+  ferry_max_exchange* exchange() const { return exchange_.get(); }
   cudaStream_t stream() const { return stream_.get(); }
 
-  ferry_max_device_dispatch_args dispatch_args() {
-    auto args = sized<ferry_max_device_dispatch_args>();
+  ferry_max_dispatch_args dispatch_args() {
+    auto args = sized<ferry_max_dispatch_args>();
     args.input_tokens.parts[0] = values_.data();
     args.input_tokens.count = 2;
     args.input_tokens.type = FERRY_FP32;
@@ -89,8 +89,8 @@ class MaxRank {
     args.result = &received_;
     return args;
   }
-  ferry_max_device_combine_args combine_args() const {
-    auto args = sized<ferry_max_device_combine_args>();
+  ferry_max_combine_args combine_args() const {
+    auto args = sized<ferry_max_combine_args>();
     args.input_tokens = {.data = const_cast<void*>(received_.output_tokens), .stride = 0, .type = FERRY_FP32};
     args.src_info = received_.src_info;
     args.row_offsets = received_.row_offsets;
@@ -101,9 +101,7 @@ class MaxRank {
     return args;
   }
   void poison() const { result_.poison(stream()); }
-  void synchronize() const {
-    require_ok(ferry_max_device_synchronize(exchange(), 0, stream()), "synchronize");
-  }
+  void synchronize() const { require_ok(ferry_max_synchronize(exchange(), 0, stream()), "synchronize"); }
   void compare(int tokens, float scale = 1, bool adds_values = false) const {
     synchronize();
     std::vector<float> expected = inputs_.results(tokens);
@@ -137,7 +135,7 @@ class MaxRank {
   }
   const std::int32_t* count() const { return count_.as<std::int32_t>(); }
   float* values() const { return values_.as<float>(); }
-  ferry_max_device_dispatch_result* received() { return &received_; }
+  ferry_max_dispatch_result* received() { return &received_; }
 
  private:
   static constexpr std::array<std::int32_t, 3> kCounts{0, 1, 2};
@@ -145,13 +143,13 @@ class MaxRank {
   int me_;
   MaxInputs inputs_;
   ferry_rank handle_;
-  std::unique_ptr<ferry_max_device_exchange, void (*)(ferry_max_device_exchange*)> exchange_{
-      nullptr, ferry_max_device_exchange_destroy};
+  std::unique_ptr<ferry_max_exchange, void (*)(ferry_max_exchange*)> exchange_{nullptr,
+                                                                               ferry_max_exchange_destroy};
   TestStream stream_;
   DeviceBytes values_{bytes_of_values(inputs_.values)}, ids_{bytes_of_values(inputs_.ids)},
       weights_{bytes_of_values(inputs_.weights)}, result_{4 * MaxInputs::kTokens * MaxInputs::kHidden},
       count_{4};
-  ferry_max_device_dispatch_result received_ = sized<ferry_max_device_dispatch_result>();
+  ferry_max_dispatch_result received_ = sized<ferry_max_dispatch_result>();
 };
 
 TestCase named(std::uint64_t number) {
@@ -167,19 +165,19 @@ TEST_F(CudaMaxInC, FusedInPhasesAndWithAnEpilogue) {
     MaxRank max(rank);
     auto dispatch = max.dispatch_args();
     max.poison();
-    require_ok(ferry_max_device_ep_fused_dispatch(max.exchange(), &dispatch), "fused dispatch");
+    require_ok(ferry_max_ep_fused_dispatch(max.exchange(), &dispatch), "fused dispatch");
     max.compare_received();
     auto combine = max.combine_args();
-    require_ok(ferry_max_device_ep_fused_combine(max.exchange(), &combine), "fused combine");
+    require_ok(ferry_max_ep_fused_combine(max.exchange(), &combine), "fused combine");
     max.compare(2);
 
     max.poison();
     dispatch.result = nullptr;
-    auto wait = sized<ferry_max_device_dispatch_wait_args>();
+    auto wait = sized<ferry_max_dispatch_wait_args>();
     wait.stream = max.stream();
     wait.result = max.received();
-    require_ok(ferry_max_device_ep_dispatch_async(max.exchange(), &dispatch), "dispatch async");
-    require_ok(ferry_max_device_ep_dispatch_wait(max.exchange(), &wait), "dispatch wait");
+    require_ok(ferry_max_ep_dispatch_async(max.exchange(), &dispatch), "dispatch async");
+    require_ok(ferry_max_ep_dispatch_wait(max.exchange(), &wait), "dispatch wait");
     max.compare_received();
     combine = max.combine_args();
     const ferry_epilogue epilogue{.residual = max.values(), .stride = 0, .scale = 2};
@@ -187,12 +185,10 @@ TEST_F(CudaMaxInC, FusedInPhasesAndWithAnEpilogue) {
     combine.own_ids = 1;
     combine.topk_ids = dispatch.topk_ids;
     combine.tokens = 2;
-    auto combine_wait = sized<ferry_max_device_combine_wait_args>();
-    combine_wait.stream = max.stream();
-    require_ok(ferry_max_device_ep_combine_async(max.exchange(), &combine), "combine async");
-    require_ok(ferry_max_device_ep_combine_wait(max.exchange(), &combine_wait), "combine wait");
+    require_ok(ferry_max_ep_combine_async(max.exchange(), &combine), "combine async");
+    require_ok(ferry_max_ep_combine_wait(max.exchange(), 0, max.stream()), "combine wait");
     max.compare(2, 2, true);
-    require_ok(ferry_max_device_check(max.exchange(), 0), "check");
+    require_ok(ferry_max_check(max.exchange(), 0), "check");
   });
 }
 
@@ -200,22 +196,21 @@ TEST_F(CudaMaxInC, BadArgumentsEndTheCallOfEveryRank) {
   run(2, named(2), [](Rank rank) {
     MaxRank max(rank);
     auto dispatch = max.dispatch_args();
-    require_ok(ferry_max_device_ep_fused_dispatch(max.exchange(), &dispatch), "dispatch");
+    require_ok(ferry_max_ep_fused_dispatch(max.exchange(), &dispatch), "dispatch");
     max.synchronize();
     auto combine = max.combine_args();
     if (rank.index() == 1) {
       combine.output_tokens.type = 9;
-      require_refused(ferry_max_device_ep_fused_combine(max.exchange(), &combine), "result.type = 9");
+      require_refused(ferry_max_ep_fused_combine(max.exchange(), &combine), "result.type = 9");
     } else {
       // Refused before or after its kernel has begun.
-      const ferry_status status = ferry_max_device_ep_fused_combine(max.exchange(), &combine);
-      require_refused(
-          status != FERRY_OK ? status : ferry_max_device_synchronize(max.exchange(), 0, max.stream()),
-          "result.type = 9");
+      const ferry_status status = ferry_max_ep_fused_combine(max.exchange(), &combine);
+      require_refused(status != FERRY_OK ? status : ferry_max_synchronize(max.exchange(), 0, max.stream()),
+                      "result.type = 9");
     }
     combine = max.combine_args();
     max.poison();
-    require_ok(ferry_max_device_ep_fused_combine(max.exchange(), &combine), "combine after a refusal");
+    require_ok(ferry_max_ep_fused_combine(max.exchange(), &combine), "combine after a refusal");
     max.compare(2);
   });
 }
@@ -227,9 +222,9 @@ TEST_F(CudaMaxInC, GraphsReadTheCurrentNumberOfTokens) {
     dispatch.input_tokens.count = MaxInputs::kTokens;
     dispatch.device_count = max.count();
     const auto call = [&] {
-      require_ok(ferry_max_device_ep_fused_dispatch(max.exchange(), &dispatch), "dispatch");
+      require_ok(ferry_max_ep_fused_dispatch(max.exchange(), &dispatch), "dispatch");
       const auto combine = max.combine_args();
-      require_ok(ferry_max_device_ep_fused_combine(max.exchange(), &combine), "combine");
+      require_ok(ferry_max_ep_fused_combine(max.exchange(), &combine), "combine");
     };
     max.set_tokens(2);
     call();

@@ -31,13 +31,16 @@ __device__ __forceinline__ std::int64_t returned_tokens(const PlanReturnArgument
 class CountChecker {
  public:
   __device__ explicit CountChecker(const PlanReturnArguments& arguments)
-      : arguments_(arguments), lane_(arguments.lane), call_(arguments.call), state_(arguments.state()) {}
+      : arguments_(arguments),
+        rows_(arguments.rows(returned_tokens(arguments))),
+        lane_(arguments.lane),
+        call_(arguments.call),
+        state_(arguments.state()) {}
 
   __device__ void run() {
     const std::int64_t given = call_.device_tokens != nullptr ? *call_.device_tokens : call_.tokens;
-    if (threadIdx.x == 0 && returned_tokens(arguments_) != given)
-      record_fault(state_, SourceFault::tokens, 0);
-    bool wrong = returned_tokens(arguments_) != given;
+    if (threadIdx.x == 0 && rows_.tokens != given) record_fault(state_, SourceFault::tokens, 0);
+    bool wrong = rows_.tokens != given;
     for (int i = static_cast<int>(threadIdx.x); i < lane_.groups * lane_.ranks; i += kReturnThreads)
       wrong = wrong_count(i) || wrong;
     if (__syncthreads_or(wrong) != 0) return end(0);
@@ -55,27 +58,11 @@ class CountChecker {
   }
 
  private:
-  __device__ std::int64_t most() const { return std::int64_t{lane_.max_tokens} * lane_.top_k; }
-
   // Records and returns whether the count of group i / R from source i % R is out of range.
   __device__ bool wrong_count(int i) const {
-    const std::int32_t count = call_.counts[i];
-    const int group = i / lane_.ranks, source = i % lane_.ranks;
-    SourceFault fault = SourceFault::none;
-    if (count < 0 || count > most()) {
-      fault = SourceFault::counts;
-    } else if (group < lane_.shared_experts &&
-               count != (source == lane_.rank ? returned_tokens(arguments_) : 0)) {
-      fault = SourceFault::shared_counts;
-    }
+    const SourceFault fault = rows_.fault_of_count(i);
     if (fault != SourceFault::none) record_fault(state_, fault, i);
     return fault != SourceFault::none;
-  }
-
-  __device__ std::int64_t rows_of_group(int group) const {
-    std::int64_t rows = 0;
-    for (int source = 0; source < lane_.ranks; ++source) rows += call_.counts[group * lane_.ranks + source];
-    return rows;
   }
 
   // [warp] Prefix sum: first row of each group. A sum beyond the capacity is kept at capacity + 1.
@@ -86,7 +73,7 @@ class CountChecker {
       const int group = first + thread;
       const std::int64_t limit = lane_.capacity_rows + 1;
       std::int64_t mine = 0;
-      if (group < lane_.groups) mine = ::min(limit, align(::min(limit, rows_of_group(group))));
+      if (group < lane_.groups) mine = ::min(limit, align(::min(limit, rows_.rows_of_group(group))));
       std::int64_t sum = mine;
       for (int step = 1; step < 32; step *= 2) {
         const std::int64_t lower =
@@ -117,7 +104,7 @@ class CountChecker {
     };
     for (int first = 0; first < lane_.groups; first += 32) {
       const int group = first + thread;
-      const bool filled = group < lane_.groups && rows_of_group(group) > 0;
+      const bool filled = group < lane_.groups && rows_.rows_of_group(group) > 0;
       const std::uint32_t all = __ballot_sync(~0u, filled);
       if (filled) compare(number + __popc(static_cast<int>(all & ((1u << thread) - 1))), first_row[group]);
       number += __popc(static_cast<int>(all));
@@ -139,10 +126,11 @@ class CountChecker {
   __device__ void end(std::int64_t rows) const {
     if (threadIdx.x != 0) return;
     state_->rows = rows;
-    state_->tokens = static_cast<std::int32_t>(returned_tokens(arguments_));
+    state_->tokens = static_cast<std::int32_t>(rows_.tokens);
   }
 
   const PlanReturnArguments& arguments_;
+  const ReturnedRows<LaneView> rows_;
   const LaneView& lane_;
   const PlanReturnCall& call_;
   ReturnState* const state_;

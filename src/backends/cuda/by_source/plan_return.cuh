@@ -8,14 +8,6 @@
 
 namespace ferry::cuda::inline FERRY_WIDTH {
 
-// The combine's number and the row's expert as a value that travels with the row; neither NaN nor 0.
-__device__ __forceinline__ float tag_of_row(std::uint64_t combine, std::int32_t expert) {
-  constexpr std::uint64_t kNumbers = 2039;  // below it the exponent is not all ones
-  constexpr int kExpertBits = 20;
-  return float_of(static_cast<std::uint32_t>((combine % kNumbers + 1) << kExpertBits) |
-                  static_cast<std::uint32_t>(expert));
-}
-
 struct ReturnTables {
   const LaneView& lane;
   RoutingTables routing;
@@ -56,60 +48,20 @@ __device__ inline void clear_return(const PlanReturnArguments& arguments) {
   }
 }
 
-// A row of MAX's arrays. `source`: -1 for padding.
-struct ReturnedRow {
-  int group, source;
-  std::int32_t token, slot;
-  std::int32_t position;  // among the rows of its group from its source
-};
-
-// Finds a row's segment, which is the last one that begins at `row` or before, unless the row is padding.
-__device__ inline ReturnedRow returned_row(const PlanReturnArguments& arguments, std::int64_t row) {
-  const LaneView& lane = arguments.lane;
-  const std::int32_t* const first = arguments.segment_first();
-  int low = 0, high = lane.groups * lane.ranks;
-  while (high - low > 1) {
-    const int middle = (low + high) / 2;
-    if (first[middle] <= row) {
-      low = middle;
-    } else {
-      high = middle;
-    }
-  }
-  ReturnedRow found{low / lane.ranks, low % lane.ranks, arguments.call.src_info[2 * row],
-                    arguments.call.src_info[2 * row + 1], static_cast<std::int32_t>(row - first[low])};
-  if (found.position >= arguments.call.counts[low]) found.source = -1;
-  return found;
-}
-
-// The fault of a row by itself; `none` if it has none.
-__device__ inline SourceFault fault_of_row(const PlanReturnArguments& arguments, const ReturnedRow& row,
-                                           std::int32_t expert) {
-  const LaneView& lane = arguments.lane;
-  if (row.group < lane.shared_experts) {
-    return row.token == row.position && row.slot == lane.top_k + row.group ? SourceFault::none
-                                                                           : SourceFault::shared_row;
-  }
-  const bool own = row.source == lane.rank;
-  const std::int32_t most = own ? arguments.state()->tokens : lane.max_tokens;
-  if (row.token < 0 || row.token >= most || row.slot < 0 || row.slot >= lane.top_k) return SourceFault::info;
-  const std::int64_t route = std::int64_t{row.token} * lane.top_k + row.slot;
-  return own && arguments.plan.route_expert[route] != expert ? SourceFault::other_expert : SourceFault::none;
-}
-
 // [grid] Records every row where the combine looks it up.
 __device__ inline void place_rows(const PlanReturnArguments& arguments) {
   const LaneView& lane = arguments.lane;
   const PlanView& plan = arguments.plan;
   ReturnState* const state = arguments.state();
   const ReturnTables tables(lane);
+  const ReturnedRows<LaneView> rows = arguments.rows(state->tokens);
   const std::uint64_t number = lane.state->calls[0] + 1;
   for (std::int64_t at = thread_of_grid(); at < state->rows; at += threads_of_grid()) {
-    const ReturnedRow row = returned_row(arguments, at);
+    const ReturnedRow row = rows.row(at);
     arguments.call.row_tags[at] = 0;
     if (row.source < 0) continue;
     const std::int32_t expert = row.group < lane.shared_experts ? -1 : tables.expert_of_group(row.group);
-    const SourceFault fault = fault_of_row(arguments, row, expert);
+    const SourceFault fault = rows.fault_of_row(row, expert);
     if (fault != SourceFault::none) record_fault(state, fault, at);
     if (fault != SourceFault::none || row.group < lane.shared_experts) continue;
     const std::int64_t message = std::int64_t{row.source} * lane.max_tokens + row.token;
@@ -119,7 +71,7 @@ __device__ inline void place_rows(const PlanReturnArguments& arguments) {
     if (other != -1) record_fault(state, SourceFault::twice, ::max(other, mine));
     atomicMax(&plan.tokens_between[std::int64_t{row.source} * lane.ranks + lane.rank], row.token + 1);
     if (row.source == lane.rank) plan.route_row[std::int64_t{row.token} * lane.top_k + row.slot] = mine;
-    arguments.call.row_tags[at] = tag_of_row(number, expert);
+    arguments.call.row_tags[at] = float_of(return_tag(number, expert));
   }
 }
 
@@ -128,7 +80,7 @@ __device__ inline void place_rows(const PlanReturnArguments& arguments) {
 class ReturnFinisher {
  public:
   __device__ explicit ReturnFinisher(const PlanReturnArguments& arguments)
-      : arguments_(arguments), lane_(arguments.lane), call_(arguments.call), state_(*arguments.state()) {}
+      : arguments_(arguments), lane_(arguments.lane), state_(*arguments.state()) {}
 
   __device__ void run() {
     const PlanView& plan = arguments_.plan;
@@ -153,88 +105,17 @@ class ReturnFinisher {
  private:
   // [thread] Reports a fault to the host, with its numbers.
   __device__ void report(SourceFault fault, std::int64_t index) const {
-    int peer = -1;
-    std::int64_t limit = 0;
-    std::int32_t a = static_cast<std::int32_t>(index), b = 0, c = 0, d = 0;
-    const auto entry = static_cast<int>(index);
-    switch (fault) {
-      case SourceFault::tokens:
-        a = call_.device_tokens != nullptr ? *call_.device_tokens : static_cast<std::int32_t>(call_.tokens);
-        b = lane_.max_tokens;
-        break;
-      case SourceFault::counts:
-      case SourceFault::shared_counts:
-        a = entry / lane_.ranks;
-        b = entry % lane_.ranks;
-        c = call_.counts[entry];
-        limit = state_.tokens;
-        d = fault == SourceFault::counts ? lane_.max_tokens * lane_.top_k
-            : b == lane_.rank            ? state_.tokens
-                                         : 0;
-        break;
-      case SourceFault::capacity:
-        a = arguments_.group_first()[lane_.groups];
-        b = static_cast<std::int32_t>(lane_.capacity_rows);
-        break;
-      case SourceFault::row_offsets:
-        b = static_cast<std::int32_t>(call_.row_offsets[entry]);
-        c = expected_offset(entry);
-        break;
-      case SourceFault::missing:
-        a = arguments_.plan.route_expert[index];
-        c = entry / lane_.top_k;
-        d = entry % lane_.top_k;
-        break;
-      default:
-        describe_row(fault, index, &peer, &limit, &b, &c, &d);
-    }
-    abort_call(lane_, lane_.state->calls[0] + 1, Operation::combine, DeviceError::Reason::source, peer,
-               static_cast<int>(fault) | static_cast<int>(limit << kSourceFaultBits),
-               static_cast<std::int64_t>(a) << 32 | static_cast<std::uint32_t>(b),
-               static_cast<std::int64_t>(c) << 32 | static_cast<std::uint32_t>(d));
-  }
-
-  __device__ std::int32_t expected_offset(int index) const {
-    for (int group = 0; group < lane_.groups; ++group) {
-      bool filled = false;
-      for (int source = 0; source < lane_.ranks; ++source)
-        filled = filled || call_.counts[group * lane_.ranks + source] > 0;
-      if (filled && index-- == 0) return arguments_.group_first()[group];
-    }
-    return arguments_.group_first()[lane_.groups];
-  }
-
-  __device__ void describe_row(SourceFault fault, std::int64_t at, int* peer, std::int64_t* limit,
-                               std::int32_t* b, std::int32_t* c, std::int32_t* d) const {
-    const ReturnedRow row = returned_row(arguments_, at);
-    *peer = row.source;
-    *c = row.token;
-    *d = row.slot;
-    if (fault == SourceFault::shared_row) {
-      *limit = row.position;
-      *b = lane_.top_k + row.group;
-    } else if (fault == SourceFault::info) {
-      *limit = row.source == lane_.rank ? state_.tokens : lane_.max_tokens;
-      *b = lane_.top_k;
-    } else if (fault == SourceFault::other_expert) {
-      *b = ReturnTables(lane_).expert_of_group(row.group);
-    } else {
-      *b = static_cast<std::int32_t>(other_row(row, at));
-    }
-  }
-
-  // The first row of the same token and slot.
-  __device__ std::int64_t other_row(const ReturnedRow& row, std::int64_t at) const {
-    for (std::int64_t other = 0; other < at; ++other) {
-      if (call_.src_info[2 * other] != row.token || call_.src_info[2 * other + 1] != row.slot) continue;
-      if (returned_row(arguments_, other).source == row.source) return other;
-    }
-    return at;
+    const ReturnTables tables(lane_);
+    const SourceFaultNumbers n = arguments_.rows(state_.tokens).numbers_of(fault, index, [&](int group) {
+      return tables.expert_of_group(group);
+    });
+    abort_call(lane_, lane_.state->calls[0] + 1, Operation::combine, DeviceError::Reason::source, n.peer,
+               static_cast<int>(fault) | static_cast<int>(n.limit << kSourceFaultBits),
+               n.a << 32 | static_cast<std::uint32_t>(n.b), n.c << 32 | static_cast<std::uint32_t>(n.d));
   }
 
   const PlanReturnArguments& arguments_;
   const LaneView& lane_;
-  const PlanReturnCall& call_;
   ReturnState& state_;
 };
 
@@ -249,8 +130,7 @@ __device__ inline void check_returned(const CheckReturnedArguments& arguments, u
   const std::int64_t routes = std::int64_t{header.tokens} * lane.top_k;
   for (std::int64_t route = threadIdx.x; route < routes; route += kReturnThreads) {
     if (arguments.plan.route_rank[route] < 0) continue;
-    const float expected = tag_of_row(number, arguments.plan.route_expert[route]);
-    if (bits_of(arguments.returned[route]) != bits_of(expected))
+    if (bits_of(arguments.returned[route]) != return_tag(number, arguments.plan.route_expert[route]))
       atomicMin(first, static_cast<unsigned long long>(route));
   }
   __syncthreads();

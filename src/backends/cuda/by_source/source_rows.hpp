@@ -8,8 +8,7 @@
 #include <cuda_runtime_api.h>
 
 #include "backends/cuda/protocol/lane_view.hpp"
-#include "exchange/source_fault.hpp"
-#include "exchange/source_operations.hpp"
+#include "exchange/returned_rows.hpp"
 
 namespace ferry::cuda {
 
@@ -50,6 +49,9 @@ struct PlanReturnArguments {
     return reinterpret_cast<std::int32_t*>(call.scratch + kReturnStateBytes);
   }
   FERRY_HD std::int32_t* segment_first() const { return group_first() + lane.groups + 1; }
+  FERRY_HD ReturnedRows<LaneView> rows(std::int64_t tokens) const {
+    return {lane, call, tokens, group_first(), segment_first(), plan.route_expert};
+  }
 };
 void launch_plan_return(const PlanReturnArguments& arguments, int blocks, cudaStream_t stream);
 
