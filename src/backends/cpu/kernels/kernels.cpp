@@ -22,10 +22,12 @@ struct AvailableKernels {
 #if defined(__x86_64__)
     __builtin_cpu_init();
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) tables[count++] = &kAvx2Kernels;
+#if defined(FERRY_AVX512)
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")) {
       tables[count++] = &kAvx512Kernels;
     }
+#endif
 #endif
   }
 };
