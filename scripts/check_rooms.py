@@ -50,13 +50,13 @@ ROOMS = {
     "backends/cuda/two_hops": "base layout backends/cuda/runtime backends/cuda/device backends/cuda/protocol"
                               " backends/cuda/transport backends/cuda/operations",
     "backends/cuda/by_source": "exchange layout backends/cuda/runtime backends/cuda/device backends/cuda/protocol",
-    "backends/cuda/host": "base format group layout plan exchange backends/cuda/by_source backends/cuda/runtime backends/cuda/memory backends/cuda/device"
+    "backends/cuda/host": "base format group layout plan exchange backends/collective backends/cuda/by_source backends/cuda/runtime backends/cuda/memory backends/cuda/device"
                           " backends/cuda/protocol backends/cuda/operations backends/cuda/dispatch backends/cuda/combine"
                           " backends/cuda/two_hops",
     "backends/cuda/sliced": "exchange format plan backends/cuda/runtime backends/cuda/memory backends/cuda/device"
                             " backends/cuda/protocol backends/cuda/operations backends/cuda/host",
-    "backends/cuda/engine": "base engine exchange group layout plan backends/collective backends/cuda/runtime"
-                            " backends/cuda/memory backends/cuda/operations backends/cuda/host",
+    "backends/cuda/engine": "base engine exchange group layout plan backends/cpu/link backends/collective backends/cuda/runtime"
+                            " backends/cuda/memory backends/cuda/operations backends/cuda/combine backends/cuda/host",
     "backends/nvshmem/module": "backends/cuda/transport backends/cuda/two_hops layout",
     "backends/nvshmem": "base exchange group backends/cuda/runtime backends/cuda/memory backends/cuda/host backends/nvshmem/module",
     "capi": "base format plan exchange",

@@ -44,7 +44,7 @@ class KernelSourcesTest(SmallRepository):
     def test_the_repository_has_kernels_of_both_operations(self):
         names = set(map(str, kernel_sources(REPOSITORY)))
         self.assertLessEqual({"src/backends/cuda/combine/kernels/combine_launch.cu", "src/backends/cuda/dispatch/kernels/dispatch_kernel.cuh",
-                              "src/layout/plan_layout.hpp", "src/format/e4m3.hpp", "include/ferry/types.hpp"}, names)
+                              "src/layout/plan_layout.hpp", "src/format/numbers.hpp", "include/ferry/types.hpp"}, names)
         self.assertNotIn("src/backends/cpu/backend.cpp", names)
 
 
