@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "arrays/framework.hpp"
+#include "base/or_refuse.hpp"
 #include "base/text.hpp"
 #include "bindings.hpp"
 #include "cast.hpp"
@@ -52,13 +53,12 @@ bool on_device(const Config& config) {
 
 Device device_or_refuse(const Rank& rank, const Config& config, std::optional<int> device) {
   if (!on_device(config)) return kHost;
-  try {
-    // current_device() also reports a missing backend, driver or GPU, so ask it even if `device` is given.
-    return {nb::device::cuda::value, device.value_or(current_device())};
-  } catch (const Error& error) {
-    refuse_configuration(rank, error);
-    throw;
-  }
+  return or_refuse([&](const Error& error) { refuse_configuration(rank, error); },
+                   [&]() -> Device {
+                     // current_device() also reports a missing backend, driver or GPU, so ask it even if
+                     // `device` is given.
+                     return {nb::device::cuda::value, device.value_or(current_device())};
+                   });
 }
 
 // Construction compares configurations across ranks. A rank without a usable one refuses, so that the other

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/or_refuse.hpp"
 #include "capi/boundary.hpp"
 #include "exchange/config_fields.hpp"
 #include "exchange/configuration.hpp"
@@ -175,12 +176,8 @@ Config to_config(const ferry_config& given, int ranks) {
 }
 
 Config config_or_refuse(const Rank& rank, const ferry_config* given) {
-  try {
-    return to_config(read_sized(given, "ferry_config"), rank.size());
-  } catch (const Error& error) {
-    refuse_configuration(rank, error);
-    throw;
-  }
+  return or_refuse([&](const Error& error) { refuse_configuration(rank, error); },
+                   [&] { return to_config(read_sized(given, "ferry_config"), rank.size()); });
 }
 
 Tokens to_tokens(const ferry_tokens& given) {

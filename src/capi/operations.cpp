@@ -1,5 +1,6 @@
 #include <span>
 
+#include "base/or_refuse.hpp"
 #include "base/text.hpp"
 #include "capi/boundary.hpp"
 #include "capi/convert.hpp"
@@ -14,12 +15,7 @@ static_assert(sizeof(ferry_step_metadata) == sizeof(StepMetadata));
 // refuses.
 template <class Convert>
 decltype(auto) convert_or_refuse(Exchange& exchange, Operation operation, int lane, const Convert& convert) {
-  try {
-    return convert();
-  } catch (const Error& error) {
-    exchange.refuse(operation, lane, error);
-    throw;
-  }
+  return or_refuse([&](const Error& error) { exchange.refuse(operation, lane, error); }, convert);
 }
 
 // The arguments of a dispatch, converted.

@@ -5,6 +5,7 @@
 #include <memory>
 #include <vector>
 
+#include "base/or_refuse.hpp"
 #include "base/text.hpp"
 #include "exchange/backend.hpp"
 #include "exchange/call_errors.hpp"
@@ -61,24 +62,18 @@ struct Exchange::State {
   // same error.
   template <class Check>
   void check_or_refuse(Operation operation, int lane, Stream stream, Check check) {
-    try {
-      check();
-    } catch (const Error& error) {
-      backend->refuse(operation, lane, error, stream);
-      throw;
-    }
+    or_refuse([&](const Error& error) { backend->refuse(operation, lane, error, stream); }, check);
   }
 
   // Runs a step of combine_backward's dispatch. Where errors are late the peers have already enqueued the
   // combine that follows it when this rank throws, so the combine is refused as well.
   template <class Step>
   auto refusing_combine_too(int lane, Stream stream, Step step) {
-    try {
-      return step();
-    } catch (const Error& error) {
-      if (backend->capabilities().late_errors) backend->refuse(Operation::combine, lane, error, stream);
-      throw;
-    }
+    return or_refuse(
+        [&](const Error& error) {
+          if (backend->capabilities().late_errors) backend->refuse(Operation::combine, lane, error, stream);
+        },
+        step);
   }
 
   // Runs a call of the backend. If it ends with an error, its diagnostics are dropped, so that the next call

@@ -1,5 +1,6 @@
 #include "max/exchange_config.hpp"
 
+#include "base/or_refuse.hpp"
 #include "base/text.hpp"
 #include "exchange/configuration.hpp"
 #include "ferry/error.hpp"
@@ -32,12 +33,8 @@ Config exchange_config(Config config) {
 }  // namespace
 
 Config config_or_refuse(const Rank& rank, const Config& config) {
-  try {
-    return exchange_config(config);
-  } catch (const Error& error) {
-    refuse_configuration(rank, error);
-    throw;
-  }
+  return or_refuse([&](const Error& error) { refuse_configuration(rank, error); },
+                   [&] { return exchange_config(config); });
 }
 
 DispatchOptions dispatch_options(const TokenFormat& format, int lane) {

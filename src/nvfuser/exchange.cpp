@@ -5,6 +5,7 @@
 #include <string>
 #include <utility>
 
+#include "base/or_refuse.hpp"
 #include "base/text.hpp"
 #include "exchange/configuration.hpp"
 #include "exchange/overlap.hpp"
@@ -101,13 +102,11 @@ struct Configs {
 };
 
 Configs configs_or_refuse(const Rank& rank, const Config& config) {
-  try {
-    check_other_settings(config);
-    return {dispatch_config(config), return_config(config, rank.size())};
-  } catch (const Error& error) {
-    refuse_configuration(rank, error);
-    throw;
-  }
+  return or_refuse([&](const Error& error) { refuse_configuration(rank, error); },
+                   [&]() -> Configs {
+                     check_other_settings(config);
+                     return {dispatch_config(config), return_config(config, rank.size())};
+                   });
 }
 
 float value_at(const std::byte* row, std::int64_t column, DType type) {

@@ -114,12 +114,8 @@ class EngineBackend final : public CudaBackend {
   std::invoke_result_t<Call> run(Operation operation, FaultPoint begin, int lane, Stream stream, Call call) {
     throw_if_failed(operation);
     fault_point(begin, exchange_.me());
-    try {
-      require_no_capture(operation, stream);
-    } catch (const Error& error) {
-      refuse(operation, lane, error, stream);
-      throw;
-    }
+    or_refuse([&](const Error& error) { refuse(operation, lane, error, stream); },
+              [&] { require_no_capture(operation, stream); });
     return call();
   }
 

@@ -12,6 +12,7 @@
 #include "backends/cuda/engine/device_relay.hpp"
 #include "backends/cuda/host/lane.hpp"
 #include "backends/cuda/runtime/stream.hpp"
+#include "base/or_refuse.hpp"
 
 namespace ferry::cuda {
 
@@ -93,12 +94,9 @@ class EngineLane {
   // peers get the error instead of waiting.
   template <class Part>
   void run_or_refuse(Operation operation, Part part) {
-    try {
-      part();
-    } catch (...) {
-      call_.refuse(operation, ErrorRecord::of(std::current_exception()));
-      throw;
-    }
+    or_refuse<std::exception>(
+        [&](const std::exception&) { call_.refuse(operation, ErrorRecord::of(std::current_exception())); },
+        part);
   }
   // Whether the inputs stay as they are until the receive phase has run. Relays work on what the send phase
   // has stored.

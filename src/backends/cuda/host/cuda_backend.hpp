@@ -6,6 +6,7 @@
 
 #include "backends/cuda/host/lane.hpp"
 #include "backends/cuda/protocol/failure_monitor.hpp"
+#include "base/or_refuse.hpp"
 #include "exchange/backend.hpp"
 #include "exchange/source_operations.hpp"
 
@@ -71,12 +72,7 @@ class CudaBackend : public Backend, protected GatherOperations, protected Source
   // Runs `call`. On a UsageError, refuses the call, so that the peers get the error too instead of waiting.
   template <class Call>
   std::invoke_result_t<Call> run_or_refuse(Operation operation, int lane, Stream stream, Call call) {
-    try {
-      return call();
-    } catch (const UsageError& error) {
-      refuse(operation, lane, error, stream);
-      throw;
-    }
+    return or_refuse<UsageError>([&](const Error& error) { refuse(operation, lane, error, stream); }, call);
   }
 
   const ExchangeState exchange_;

@@ -8,6 +8,7 @@
 #include "backends/cuda/runtime/stream.hpp"
 #include "backends/cuda/sliced/lane.hpp"
 #include "backends/cuda/sliced/slices.hpp"
+#include "base/or_refuse.hpp"
 #include "exchange/device_work.hpp"
 #include "exchange/sliced_backend.hpp"
 
@@ -106,12 +107,8 @@ class SlicedBackend final : public SlicedBackendBase {
   // Checks the caller's pointers before the first kernel reads them.
   template <class Arguments>
   void check_pointers(Operation operation, const Arguments& call, Stream stream) {
-    try {
-      cuda_.require_usable(call.lane, to_string(operation), pointers_of(call));
-    } catch (const UsageError& error) {
-      refuse(operation, call.lane, error, stream);
-      throw;
-    }
+    or_refuse([&](const Error& error) { refuse(operation, call.lane, error, stream); },
+              [&] { cuda_.require_usable(call.lane, to_string(operation), pointers_of(call)); });
   }
 
   CudaBackend& cuda_;

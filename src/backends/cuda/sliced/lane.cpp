@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "backends/cuda/runtime/launch.hpp"
+#include "base/or_refuse.hpp"
 #include "ferry/error.hpp"
 #include "plan/shapes.hpp"
 
@@ -34,12 +35,11 @@ class Calls {
   template <class Call>
   auto make(Call call) {
     --left_;
-    try {
-      return call();
-    } catch (const UsageError& error) {
-      for (; left_ > 0; --left_) inner_.refuse(operation_, lane_, error, stream_);
-      throw;
-    }
+    return or_refuse<UsageError>(
+        [&](const Error& error) {
+          for (; left_ > 0; --left_) inner_.refuse(operation_, lane_, error, stream_);
+        },
+        call);
   }
 
  private:
