@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 
+#include "exchange/small_call.hpp"
 #include "ferry/error.hpp"
 #include "ferry/exchange.hpp"
 
@@ -61,15 +62,6 @@ struct DispatchCall {
   const float* d_weights = nullptr;  // [N, K], which the combine after the dispatch writes
 };
 
-// The arguments of a metadata call, checked.
-struct MetadataCall {
-  int lane = 0;
-  std::int32_t count = 0;
-  // Device backends only:
-  const std::int32_t* device_count = nullptr;  // given: the count is read from there when the call runs
-  StepMetadata* into = nullptr;                // null: memory of the lane
-};
-
 // The arguments of a combine, checked, with every default filled in.
 struct CombineCall {
   int lane = 0;
@@ -90,32 +82,6 @@ struct CombineCall {
   bool weights_travel() const { return topk_weighted && reduction == Reduction::partial; }
 };
 
-// The arguments of all_gather_v, checked.
-struct AllGatherCall {
-  int lane = 0;
-  int sub_group = 0;  // ranks of a sub-group, which are consecutive and gather from each other; 0: all ranks
-  const void* rows = nullptr;  // [count, row_bytes]
-  std::int64_t count = 0;
-  std::int64_t row_bytes = 0;
-  void* gathered = nullptr;  // [capacity, row_bytes]
-  std::int64_t capacity = 0;
-  const std::int32_t* device_count = nullptr;  // device backends: given: where the count is, `count` at most
-  std::int64_t place = -1;                     // as GatherTerms::place
-};
-
-// The arguments of reduce_scatter_v, checked.
-struct ReduceScatterCall {
-  int lane = 0;
-  int sub_group = 0;           // as in AllGatherCall
-  const void* rows = nullptr;  // [total, H]
-  std::int64_t total = 0;
-  DType type = DType::bf16;
-  void* sums = nullptr;  // [count, H]
-  std::int64_t count = 0;
-  const std::int32_t* device_count = nullptr;  // as in AllGatherCall
-  std::int64_t place = -1;                     // as GatherTerms::place
-};
-
 // The lane's own arrays that a dispatch writes where the caller passes no memory. Their addresses stay the
 // same. Null: the lane has none.
 struct OwnArrays {
@@ -125,17 +91,6 @@ struct OwnArrays {
   const Source* source = nullptr;  // null: in the plan
   std::span<const std::byte> plan{};
   const HostTotals* totals = nullptr;
-};
-
-// The part of a backend that gathers and scatters rows without routing. Errors as of Backend.
-class GatherOperations {
- public:
-  // Returns the number of gathered rows, or -1 on device backends.
-  virtual std::int64_t all_gather_v(const AllGatherCall& call, Stream stream) = 0;
-  virtual void reduce_scatter_v(const ReduceScatterCall& call, Stream stream) = 0;
-
- protected:
-  ~GatherOperations() = default;
 };
 
 // A backend: one object for each exchange and rank.
@@ -162,19 +117,15 @@ class Backend {
   virtual DispatchResult dispatch_receive(int lane, Stream stream) = 0;
   virtual void combine_send(const CombineCall& call, Stream stream) = 0;
   virtual void combine_receive(int lane, Stream stream) = 0;
-  virtual void route_values(const float* values, const Plan& plan, float* row_values, int lane,
-                            Stream stream) = 0;
-  virtual const StepMetadata* metadata(const MetadataCall& call, Stream stream) = 0;
+
+  // dispatch_counts blocks until the counts of all ranks are known, and throws every error.
+  virtual SmallResult run(const SmallCall& call, Stream stream) = 0;
 
   virtual OwnArrays own_arrays(int lane) const = 0;
 
-  virtual GatherOperations& gather_operations() = 0;
   // Null: host memory.
   virtual SourceOperations* source_operations() { return nullptr; }
   virtual std::unique_ptr<DeviceWork> make_device_work() const;
-
-  // Blocks until the counts of all ranks are known; throws every error.
-  virtual DispatchCounts dispatch_counts(const Ids& ids, std::int32_t tokens, int lane, Stream stream) = 0;
 
   // Refuses this rank's next call: it uses up the call's number and publishes `error`, with which the peers'
   // call of that number ends.

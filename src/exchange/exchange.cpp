@@ -151,8 +151,10 @@ void Exchange::route_values(const float* values, const Plan& plan, float* row_va
           str("route_values: row_values is null for the ", counted(plan.total(), "row"), " of rank ", me));
     }
   });
-  state_->dropping_diagnostics_on_error(
-      lane, [&] { state_->backend->route_values(values, plan, row_values, lane, stream); });
+  state_->dropping_diagnostics_on_error(lane, [&] {
+    state_->backend->run(
+        RouteValuesCall{.lane = lane, .values = values, .plan = plan, .row_values = row_values}, stream);
+  });
   state_->check_after_call(lane);
 }
 
@@ -204,7 +206,8 @@ DispatchCounts Exchange::dispatch_counts(const Ids& ids, std::int64_t tokens, in
     arrays.write_own("the lane's tokens", counts.tokens.data(), std::ssize(counts.tokens) * 4);
     arrays.require_apart("dispatch_counts: ", me);
   });
-  counts = state_->backend->dispatch_counts(ids, static_cast<std::int32_t>(tokens), lane, stream);
+  const DispatchCountsCall call{.lane = lane, .ids = ids, .tokens = static_cast<std::int32_t>(tokens)};
+  counts = state_->backend->run(call, stream).counts;
   return counts;
 }
 
@@ -223,7 +226,7 @@ const StepMetadata* Exchange::metadata(std::int32_t count, int lane, Stream stre
     }
   });
   const MetadataCall call{.lane = lane, .count = count, .into = into};
-  const StepMetadata* computed = state_->backend->metadata(call, stream);
+  const StepMetadata* computed = state_->backend->run(call, stream).metadata;
   if (into == nullptr) own = computed;
   if (into == nullptr || state_->plan_in() == PlanIn::device) return computed;
   *into = *computed;
@@ -246,8 +249,8 @@ const StepMetadata* Exchange::metadata(const std::int32_t* device_count, int lan
     if (into == nullptr) arrays.write_own("the lane's metadata", own, sizeof *own);
     arrays.require_apart("metadata: ", state_->rank.index());
   });
-  const StepMetadata* const computed =
-      state_->backend->metadata({.lane = lane, .device_count = device_count, .into = into}, stream);
+  const MetadataCall call{.lane = lane, .device_count = device_count, .into = into};
+  const StepMetadata* const computed = state_->backend->run(call, stream).metadata;
   if (into == nullptr) own = computed;
   return computed;
 }

@@ -34,12 +34,30 @@ void check_device_count(const char* operation, const std::int32_t* device_count,
       str(operation, ": this backend cannot read a count from device memory: pass the count itself"));
 }
 
-void check_terms(Operation operation, std::span<const GatherTerms> ranks) {
-  const auto most = kMostRowsToGather * static_cast<std::int64_t>(ranks.size());
-  for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
-    const int r = static_cast<int>(rank);
-    check_told(operation, "count", ranks[rank].count, kMostRowsToGather, r);
-    check_told(operation, "rows held", ranks[rank].held, most, r);
+std::int64_t sum_of_counts(std::span<const GatherTerms> ranks) {
+  std::int64_t sum = 0;
+  for (const GatherTerms& rank : ranks) sum += rank.count;
+  return sum;
+}
+
+// Every rank checks the terms of all ranks.
+void check_terms(const GatherCall& call, std::span<const GatherTerms> ranks) {
+  const auto count = static_cast<int>(ranks.size());
+  for (int rank = 0; rank < count; ++rank) {
+    const GatherTerms& terms = ranks[static_cast<std::size_t>(rank)];
+    check_told(call.operation, "count", terms.count, kMostRowsToGather, rank);
+    check_told(call.operation, "rows held", terms.held, kMostRowsToGather * count, rank);
+  }
+  for (int rank = 0; rank < count; ++rank) {
+    const auto group = SubGroup::of(rank, call.sub_group, count);
+    const GatherTerms& terms = ranks[static_cast<std::size_t>(rank)];
+    const std::int64_t sum = sum_of_counts(group.terms(ranks)),
+                       own = sum_of_counts(
+                           ranks.subspan(group.first, static_cast<std::size_t>(rank) - group.first));
+    const bool fits = call.adds() && terms.exact != 0 ? terms.held == sum : terms.held >= sum;
+    if (!fits) raise_rows_held(call.operation, rank, terms.held, sum);
+    if (terms.place >= 0 && terms.count > 0 && terms.place != own)
+      raise_misplaced(call.operation, rank, terms.place, own);
   }
 }
 
@@ -51,36 +69,6 @@ void check_told(Operation operation, const char* name, std::int64_t value, std::
                         " is not in the range 0 to ", most, ": what the ranks tell each other is damaged"),
                     EIO);
 }
-
-std::int64_t sum_of_counts(std::span<const GatherTerms> ranks) {
-  std::int64_t sum = 0;
-  for (const GatherTerms& rank : ranks) sum += rank.count;
-  return sum;
-}
-
-std::int64_t largest_count(std::span<const GatherTerms> ranks) {
-  std::int64_t largest = 0;
-  for (const GatherTerms& rank : ranks) largest = std::max(largest, rank.count);
-  return largest;
-}
-
-namespace {
-
-// Calls check(rank, sum of the counts of its sub-group), then checks the place of its rows.
-template <class Check>
-void check_each(Operation operation, std::span<const GatherTerms> ranks, int sub_group, Check check) {
-  check_terms(operation, ranks);
-  for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
-    const int index = static_cast<int>(rank);
-    const auto of = SubGroup::of(index, sub_group, static_cast<int>(ranks.size()));
-    check(index, sum_of_counts(of.terms(ranks)));
-    const std::int64_t own = sum_of_counts(ranks.subspan(of.first, rank - of.first));
-    if (ranks[rank].place >= 0 && ranks[rank].count > 0 && ranks[rank].place != own)
-      raise_misplaced(operation, index, ranks[rank].place, own);
-  }
-}
-
-}  // namespace
 
 void raise_rows_held(Operation operation, int rank, std::int64_t held, std::int64_t sum) {
   if (operation == Operation::all_gather_v) {
@@ -102,18 +90,24 @@ void raise_misplaced(Operation operation, int rank, std::int64_t place, std::int
                        " of it, the sum of the counts of the ranks before"));
 }
 
-void check_all_gather(std::span<const GatherTerms> ranks, int sub_group) {
-  check_each(Operation::all_gather_v, ranks, sub_group, [&](int rank, std::int64_t sum) {
-    const std::int64_t held = ranks[static_cast<std::size_t>(rank)].held;
-    if (held < sum) raise_rows_held(Operation::all_gather_v, rank, held, sum);
-  });
+GatherRounds::GatherRounds(const GatherCall& call, int me, std::vector<GatherTerms> terms)
+    : call_(call),
+      group_(SubGroup::of(me, call.sub_group, static_cast<int>(terms.size()))),
+      terms_(std::move(terms)) {
+  check_terms(call, terms_);
+  own_bytes_ = terms_[static_cast<std::size_t>(me)].count * call.row_bytes;
+  const auto* data = static_cast<const std::byte*>(call.rows);
+  for (std::size_t peer = 0; peer < terms_.size(); ++peer) {
+    const std::int64_t theirs = terms_[peer].count * call.row_bytes;
+    const bool receives = group_.holds(static_cast<int>(peer));
+    blocks_.push_back({data, !receives ? 0 : call.adds() ? theirs : own_bytes_});
+    if (call.adds()) data += blocks_.back().bytes;
+    largest_ = std::max(largest_, theirs);
+  }
 }
 
-void check_reduce_scatter(std::span<const GatherTerms> ranks, int sub_group) {
-  check_each(Operation::reduce_scatter_v, ranks, sub_group, [&](int rank, std::int64_t sum) {
-    const std::int64_t held = ranks[static_cast<std::size_t>(rank)].held;
-    if (held != sum) raise_rows_held(Operation::reduce_scatter_v, rank, held, sum);
-  });
+std::int64_t GatherRounds::gathered() const {
+  return sum_of_counts(group_.terms(terms_));
 }
 
 std::int64_t Exchange::all_gather_v(const void* rows, std::int64_t count, std::int64_t row_bytes,
@@ -140,15 +134,15 @@ std::int64_t Exchange::all_gather_v(const void* rows, std::int64_t count, std::i
     arrays.write("gathered", gathered, capacity, row_bytes);
     arrays.require_apart("all_gather_v: ", me);
   });
-  return state_->backend->gather_operations().all_gather_v({.lane = lane,
-                                                            .rows = rows,
-                                                            .count = count,
-                                                            .row_bytes = row_bytes,
-                                                            .gathered = gathered,
-                                                            .capacity = capacity,
-                                                            .device_count = device_count,
-                                                            .place = place},
-                                                           stream);
+  const GatherCall call{.lane = lane,
+                        .rows = rows,
+                        .out = gathered,
+                        .count = count,
+                        .held = capacity,
+                        .row_bytes = row_bytes,
+                        .device_count = device_count,
+                        .place = place};
+  return state_->backend->run(call, stream).gathered;
 }
 
 void Exchange::reduce_scatter_v(const void* rows, std::int64_t total, DType type, void* sums,
@@ -156,7 +150,7 @@ void Exchange::reduce_scatter_v(const void* rows, std::int64_t total, DType type
                                 const std::int32_t* device_count) {
   const ProfilerRange range("reduce_scatter_v");
   state_->idle_lane(lane);
-  std::int64_t place = -1;
+  std::int64_t row_bytes = 0, place = -1;
   state_->check_or_refuse(Operation::reduce_scatter_v, lane, stream, [&] {
     const int me = state_->rank.index();
     if (type != DType::bf16 && type != DType::fp16 && type != DType::fp32) {
@@ -168,7 +162,7 @@ void Exchange::reduce_scatter_v(const void* rows, std::int64_t total, DType type
     check_row_memory("reduce_scatter_v", "rows", rows, total, me);
     check_row_memory("reduce_scatter_v", "sums", sums, count, me);
     check_device_count("reduce_scatter_v", device_count, state_->plan_in());
-    const std::int64_t row_bytes = state_->config.hidden * bytes_of(type);
+    row_bytes = state_->config.hidden * bytes_of(type);
     place = row_in(rows, total, sums, count, row_bytes);
     CallArrays arrays;
     if (place < 0) arrays.read("rows", rows, total, row_bytes);
@@ -176,15 +170,17 @@ void Exchange::reduce_scatter_v(const void* rows, std::int64_t total, DType type
     arrays.write("sums", sums, count, row_bytes);
     arrays.require_apart("reduce_scatter_v: ", me);
   });
-  state_->backend->gather_operations().reduce_scatter_v({.lane = lane,
-                                                         .rows = rows,
-                                                         .total = total,
-                                                         .type = type,
-                                                         .sums = sums,
-                                                         .count = count,
-                                                         .device_count = device_count,
-                                                         .place = place},
-                                                        stream);
+  const GatherCall call{.operation = Operation::reduce_scatter_v,
+                        .lane = lane,
+                        .rows = rows,
+                        .out = sums,
+                        .count = count,
+                        .held = total,
+                        .row_bytes = row_bytes,
+                        .type = type,
+                        .device_count = device_count,
+                        .place = place};
+  state_->backend->run(call, stream);
 }
 
 }  // namespace ferry

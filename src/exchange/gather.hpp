@@ -1,10 +1,14 @@
-// The terms that ranks exchange before rows are gathered or scattered, and their checks.
+// all_gather_v and reduce_scatter_v: the terms that ranks exchange first, their checks, and the rounds of
+// data of the backends that exchange them on the host.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
 #include <span>
+#include <utility>
+#include <vector>
 
+#include "exchange/small_call.hpp"
 #include "ferry/error.hpp"
 #include "ferry/types.hpp"
 
@@ -12,10 +16,13 @@ namespace ferry {
 
 // A rank's terms.
 struct GatherTerms {
-  std::int64_t count;  // its own rows
-  std::int64_t held;   // all_gather_v: rows that `gathered` has room for; reduce_scatter_v: its `total`
+  std::int64_t held;  // all_gather_v: rows that `gathered` has room for; reduce_scatter_v: its `total`
   // The row of `gathered` at which its own rows lie, or of `rows` at which its sums do; -1: they are apart.
   std::int64_t place;
+  std::int32_t count;  // its own rows
+  // reduce_scatter_v: `held` must be the sum of the counts. 0: the count was in device memory, so the rows
+  // are at least as many.
+  std::int32_t exact;
 };
 
 // The ranks that gather from each other: [first, first + count).
@@ -44,24 +51,60 @@ struct SubGroup {
 // @throws UsageError  always
 [[noreturn]] void raise_misplaced(Operation operation, int rank, std::int64_t place, std::int64_t own);
 
-// Every rank checks the terms of all ranks, so that all of them end with the same error.
-// @throws UsageError  a rank has too little room, or its rows lie at the place of another's
-void check_all_gather(std::span<const GatherTerms> ranks, int sub_group);
-// @throws UsageError  a rank's total is not the sum of the counts, or its sums lie at another place than its
-// own
-void check_reduce_scatter(std::span<const GatherTerms> ranks, int sub_group);
-
 // Call with each number that `rank` has told of itself. The rank has checked it, so one out of range means
 // that the memory which the ranks share is damaged.
 // @throws SystemError  `value` is below 0 or above `most`
 void check_told(Operation operation, const char* name, std::int64_t value, std::int64_t most, int rank);
 
-std::int64_t sum_of_counts(std::span<const GatherTerms> ranks);
-std::int64_t largest_count(std::span<const GatherTerms> ranks);
-
 // The bytes of a block that belong to the round from `begin` on, of rounds of `round_bytes`.
 inline std::int64_t bytes_in_round(std::int64_t block_bytes, std::int64_t begin, std::int64_t round_bytes) {
   return std::clamp<std::int64_t>(block_bytes - begin, 0, round_bytes);
 }
+
+// A call whose terms are known: what this rank sends in each round, and what becomes of what it receives.
+class GatherRounds {
+ public:
+  struct Block {
+    const std::byte* data;
+    std::int64_t bytes;
+  };
+
+  // `terms` [R]. Every rank checks the terms of all ranks, so that all of them end with the same error.
+  // @throws UsageError  a rank has too little room, a total that is not the sum of the counts, or rows or
+  // sums at the place of another's
+  GatherRounds(const GatherCall& call, int me, std::vector<GatherTerms> terms);
+
+  const std::vector<Block>& blocks() const { return blocks_; }  // [R] that this rank sends each rank
+  std::int64_t largest() const { return largest_; }             // bytes of the largest block of any pair
+  std::int64_t gathered() const;                                // rows of the sub-group
+
+  // Takes the bytes from `begin` on of the blocks for this rank. `block_of(source)`: the address of those
+  // from a rank, this one included. Calls copy(to, from, bytes) for each block, or add(blocks, to, bytes).
+  template <class BlockOf, class Copy, class Add>
+  void receive(std::int64_t begin, std::int64_t round_bytes, BlockOf block_of, Copy copy, Add add) const {
+    auto* out = static_cast<std::byte*>(call_.out);
+    std::vector<const void*> addends;
+    for (std::size_t source = group_.first; source < group_.first + group_.count; ++source) {
+      if (call_.adds()) {
+        addends.push_back(block_of(static_cast<int>(source)));
+        continue;
+      }
+      const std::int64_t block_bytes = terms_[source].count * call_.row_bytes,
+                         bytes = bytes_in_round(block_bytes, begin, round_bytes);
+      if (bytes > 0) copy(out + begin, block_of(static_cast<int>(source)), bytes);
+      out += block_bytes;
+    }
+    if (!call_.adds()) return;
+    const std::int64_t bytes = bytes_in_round(own_bytes_, begin, round_bytes);
+    if (bytes > 0) add(addends, out + begin, bytes);
+  }
+
+ private:
+  const GatherCall& call_;
+  const SubGroup group_;
+  const std::vector<GatherTerms> terms_;
+  std::vector<Block> blocks_;
+  std::int64_t own_bytes_ = 0, largest_ = 0;
+};
 
 }  // namespace ferry

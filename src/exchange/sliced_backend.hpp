@@ -13,7 +13,7 @@
 
 namespace ferry {
 
-class SlicedBackendBase : public Backend, private GatherOperations {
+class SlicedBackendBase : public Backend {
  public:
   // Split calls are refused: slices gather from each other, so even a send phase would wait for peers.
   void dispatch_send(const DispatchCall& call, Stream stream) override {
@@ -24,18 +24,15 @@ class SlicedBackendBase : public Backend, private GatherOperations {
     refuse_unsupported(Operation::combine, call.lane, stream, "phases: call combine()");
   }
   void combine_receive(int, Stream) override {}
-  void route_values(const float*, const Plan&, float*, int lane, Stream stream) override {
-    refuse_unsupported(Operation::route_values, lane, stream, "route_values");
+  SmallResult run(const SmallCall& call, Stream stream) override {
+    const Operation operation = operation_of(call);
+    if (operation == Operation::route_values)
+      refuse_unsupported(operation, lane_of(call), stream, "route_values");
+    if (operation == Operation::dispatch_counts) {
+      refuse_unsupported(operation, lane_of(call), stream, "dispatch_counts: they have room for any routing");
+    }
+    return inner_->run(call, stream);
   }
-  DispatchCounts dispatch_counts(const Ids&, std::int32_t, int lane, Stream stream) override {
-    refuse_unsupported(Operation::dispatch_counts, lane, stream,
-                       "dispatch_counts: they have room for any routing");
-  }
-
-  const StepMetadata* metadata(const MetadataCall& call, Stream stream) override {
-    return inner_->metadata(call, stream);
-  }
-  GatherOperations& gather_operations() override { return *this; }
 
  protected:
   explicit SlicedBackendBase(std::unique_ptr<Backend> inner) : inner_(std::move(inner)) {}
@@ -47,13 +44,6 @@ class SlicedBackendBase : public Backend, private GatherOperations {
     const UnsupportedError error(str("experts in slices (Placement::ep_tp) do not have ", what));
     refuse(operation, lane, error, stream);
     throw error;
-  }
-
-  std::int64_t all_gather_v(const AllGatherCall& call, Stream stream) override {
-    return inner_->gather_operations().all_gather_v(call, stream);
-  }
-  void reduce_scatter_v(const ReduceScatterCall& call, Stream stream) override {
-    inner_->gather_operations().reduce_scatter_v(call, stream);
   }
 
   const std::unique_ptr<Backend> inner_;

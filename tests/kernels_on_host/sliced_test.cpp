@@ -23,7 +23,7 @@ namespace ferry::cuda {
 namespace {
 
 // The backend inside: that of host memory, which reads counts where a device would.
-class HostInner final : public Backend, private GatherOperations {
+class HostInner final : public Backend {
  public:
   HostInner(std::unique_ptr<Backend> backend, LaneState* state) : cpu_(std::move(backend)), state_(*state) {}
 
@@ -46,50 +46,23 @@ class HostInner final : public Backend, private GatherOperations {
   DispatchResult dispatch_receive(int, Stream) override { return {}; }
   void combine_send(const CombineCall&, Stream) override {}
   void combine_receive(int, Stream) override {}
-  void route_values(const float*, const Plan&, float*, int, Stream) override {}
-  const StepMetadata* metadata(const MetadataCall&, Stream) override { return nullptr; }
+  SmallResult run(const SmallCall& call, Stream stream) override {
+    auto counted = std::get<GatherCall>(call);
+    if (counted.device_count != nullptr) {
+      EXPECT_LE(*counted.device_count, counted.count);
+      counted.count = *counted.device_count;
+    }
+    cpu_->run(counted, stream);
+    ++state_.calls[0];
+    return {};
+  }
   OwnArrays own_arrays(int) const override { return {}; }
-  GatherOperations& gather_operations() override { return *this; }
-  DispatchCounts dispatch_counts(const Ids&, std::int32_t, int, Stream) override { return {}; }
   void refuse(Operation, int, const Error&, Stream) noexcept override { ++state_.calls[0]; }
   CallDiagnostics take_diagnostics(int lane) override { return cpu_->take_diagnostics(lane); }
   LoadCounts load_counts() const override { return cpu_->load_counts(); }
   WireCounts wire_counts() const override { return cpu_->wire_counts(); }
 
  private:
-  static std::int64_t count_of(std::int64_t count, const std::int32_t* device_count) {
-    if (device_count == nullptr) return count;
-    EXPECT_LE(*device_count, count);
-    return *device_count;
-  }
-  std::int64_t all_gather_v(const AllGatherCall& call, Stream stream) override {
-    AllGatherCall counted = call;
-    counted.count = count_of(call.count, call.device_count);
-    counted.device_count = nullptr;
-    cpu_->gather_operations().all_gather_v(counted, stream);
-    ++state_.calls[0];
-    return -1;
-  }
-  // On a device `total` may be larger than the sum of the counts.
-  void reduce_scatter_v(const ReduceScatterCall& call, Stream stream) override {
-    ReduceScatterCall counted = call;
-    counted.count = count_of(call.count, call.device_count);
-    counted.device_count = nullptr;
-    std::vector<std::int64_t> counts(static_cast<std::size_t>(call.sub_group));
-    cpu_->gather_operations().all_gather_v({.sub_group = call.sub_group,
-                                            .rows = &counted.count,
-                                            .count = 1,
-                                            .row_bytes = sizeof counted.count,
-                                            .gathered = counts.data(),
-                                            .capacity = call.sub_group},
-                                           stream);
-    counted.total = 0;
-    for (const std::int64_t count : counts) counted.total += count;
-    EXPECT_LE(counted.total, call.total);
-    cpu_->gather_operations().reduce_scatter_v(counted, stream);
-    ++state_.calls[0];
-  }
-
   std::unique_ptr<Backend> cpu_;
   LaneState& state_;
 };
@@ -104,12 +77,7 @@ class DeviceLane {
   DeviceLane(const Rank& rank, const Config& config)
       : routed_(routed_config(config)),
         inner_(make_cpu_backend(rank, routed_), &state_),
-        context_{.rank = rank,
-                 .config = config,
-                 .inner = &inner_,
-                 .gather = &inner_.gather_operations(),
-                 .blocks = 4,
-                 .late_errors = true},
+        context_{.rank = rank, .config = config, .inner = &inner_, .blocks = 4, .late_errors = true},
         memory_(static_cast<std::size_t>(sliced_arrays(config, rank.index()).bytes / 256 + 1)),
         lane_(context_, 0, view(rank), reinterpret_cast<std::byte*>(memory_.data()), &totals_) {}
 

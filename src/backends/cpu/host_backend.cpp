@@ -2,8 +2,7 @@
 
 #include <utility>
 
-#include "backends/cpu/gather.hpp"
-#include "backends/cpu/scalar_operations.hpp"
+#include "backends/cpu/small_calls.hpp"
 
 namespace ferry::cpu {
 
@@ -29,7 +28,9 @@ void HostBackend::combine(const CombineCall& call, Stream) {
   CombineCall with_row_weights = call;
   if (call.weights_travel()) {
     auto* weights = operations.lane.array<float>(operations.lane.arrays.row_weights);
-    send_topk_weights(operations.lane, call, weights);
+    const RouteValuesCall values{
+        .values = call.topk_weights, .plan = call.plan, .row_values = weights, .combine = &call};
+    cpu::run(operations.lane, values);
     with_row_weights.row_weights = weights;
     with_row_weights.topk_weights = nullptr;
     with_row_weights.topk_weighted = false;
@@ -46,26 +47,9 @@ void HostBackend::combine_receive(int lane, Stream) {
   operations(lane).combine.receive();
 }
 
-void HostBackend::route_values(const float* values, const Plan& plan, float* row_values, int lane, Stream) {
-  send_route_values(operations(lane).lane, values, plan, row_values);
-}
-
-DispatchCounts HostBackend::dispatch_counts(const Ids& ids, std::int32_t tokens, int lane, Stream) {
-  return exchange_dispatch_counts(operations(lane).lane, ids, tokens);
-}
-
-const StepMetadata* HostBackend::metadata(const MetadataCall& call, Stream) {
-  Lane& lane = operations(call.lane).lane;
-  exchange_metadata(lane, call.count);
-  return &lane.metadata;
-}
-
-std::int64_t HostBackend::all_gather_v(const AllGatherCall& call, Stream) {
-  return cpu::all_gather_v(operations(call.lane).lane, call);
-}
-
-void HostBackend::reduce_scatter_v(const ReduceScatterCall& call, Stream) {
-  cpu::reduce_scatter_v(operations(call.lane).lane, call);
+SmallResult HostBackend::run(const SmallCall& call, Stream) {
+  Lane& lane = operations(lane_of(call)).lane;
+  return std::visit([&](const auto& each) { return cpu::run(lane, each); }, call);
 }
 
 void HostBackend::refuse(Operation operation, int lane, const Error& error, Stream) noexcept {

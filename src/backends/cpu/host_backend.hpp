@@ -11,7 +11,7 @@
 
 namespace ferry::cpu {
 
-class HostBackend : public Backend, private GatherOperations {
+class HostBackend : public Backend {
  public:
   Capabilities capabilities() const override { return {}; }
   DispatchResult dispatch(const DispatchCall& call, Stream) override;
@@ -20,11 +20,8 @@ class HostBackend : public Backend, private GatherOperations {
   void combine(const CombineCall& call, Stream) override;
   void combine_send(const CombineCall& call, Stream) override;
   void combine_receive(int lane, Stream) override;
-  void route_values(const float* values, const Plan& plan, float* row_values, int lane, Stream) override;
-  DispatchCounts dispatch_counts(const Ids& ids, std::int32_t tokens, int lane, Stream) override;
-  const StepMetadata* metadata(const MetadataCall& call, Stream) override;
+  SmallResult run(const SmallCall& call, Stream) override;
   OwnArrays own_arrays(int lane) const override;
-  GatherOperations& gather_operations() override { return *this; }
   void refuse(Operation operation, int lane, const Error& error, Stream) noexcept override;
   CallDiagnostics take_diagnostics(int lane) override;
   LoadCounts load_counts() const override;
@@ -52,9 +49,6 @@ class HostBackend : public Backend, private GatherOperations {
     Dispatch dispatch;
     Combine combine;
   };
-
-  std::int64_t all_gather_v(const AllGatherCall& call, Stream stream) override;
-  void reduce_scatter_v(const ReduceScatterCall& call, Stream stream) override;
 
   LaneOperations& operations(int lane) { return lanes_[static_cast<std::size_t>(lane)]; }
 

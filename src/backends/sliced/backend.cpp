@@ -12,8 +12,7 @@ namespace {
 class SlicedBackend final : public SlicedBackendBase {
  public:
   SlicedBackend(const Rank& rank, const Config& config, std::unique_ptr<Backend> routing)
-      : SlicedBackendBase(std::move(routing)),
-        context_{.rank = rank, .config = config, .inner = &inner(), .gather = &inner().gather_operations()} {
+      : SlicedBackendBase(std::move(routing)), context_{.rank = rank, .config = config, .inner = &inner()} {
     for (int lane = 0; lane < config.lanes; ++lane) lanes_.emplace_back(context_, lane);
   }
 

@@ -20,7 +20,6 @@ struct SlicedContext {
   Rank rank;
   Config config;
   Backend* inner;
-  GatherOperations* gather;
 
   int me() const { return rank.index(); }
   int ranks() const { return rank.size(); }
@@ -88,13 +87,13 @@ class Lane {
 template <class Terms>
 std::vector<Terms> Lane::exchange_terms(Operation operation, const Terms& mine) const {
   std::vector<Terms> all(static_cast<std::size_t>(context_.ranks()));
-  context_.gather->all_gather_v({.lane = index_,
+  context_.inner->run(GatherCall{.lane = index_,
                                  .rows = &mine,
+                                 .out = all.data(),
                                  .count = 1,
-                                 .row_bytes = sizeof mine,
-                                 .gathered = all.data(),
-                                 .capacity = context_.ranks()},
-                                {});
+                                 .held = context_.ranks(),
+                                 .row_bytes = sizeof mine},
+                      {});
   for (std::size_t r = 0; r < all.size(); ++r)
     check_told(operation, "tokens", all[r].tokens, context_.config.max_tokens, static_cast<int>(r));
   return all;

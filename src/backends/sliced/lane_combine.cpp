@@ -95,14 +95,16 @@ void Lane::combine(CombineCall call, Stream stream) {
   auto* const own = array<std::byte>(arrays_.own);
   auto* const all = array<std::byte>(arrays_.all);
   const DType type = pack_outputs(call, segments);
-  context_.gather->reduce_scatter_v({.lane = index_,
-                                     .sub_group = context_.tp(),
-                                     .rows = all,
-                                     .total = segments.gathered,
-                                     .type = type,
-                                     .sums = own,
-                                     .count = own_rows},
-                                    {});
+  context_.inner->run(GatherCall{.operation = Operation::reduce_scatter_v,
+                                 .lane = index_,
+                                 .sub_group = context_.tp(),
+                                 .rows = all,
+                                 .out = own,
+                                 .count = own_rows,
+                                 .held = segments.gathered,
+                                 .row_bytes = config.hidden * bytes_of(type),
+                                 .type = type},
+                      {});
   count_sent(false, config.hidden * bytes_of(type),
              [&](int i) { return segments.rows[static_cast<std::size_t>(i)]; });
 
@@ -117,14 +119,14 @@ void Lane::combine(CombineCall call, Stream stream) {
   routed.result = {.data = all, .type = call.result.type, .stride = stride};
   context_.inner->combine(routed, stream);
 
-  context_.gather->all_gather_v({.lane = index_,
+  context_.inner->run(GatherCall{.lane = index_,
                                  .sub_group = context_.tp(),
                                  .rows = all,
+                                 .out = own,
                                  .count = slice.count * slots,
-                                 .row_bytes = stride,
-                                 .gathered = own,
-                                 .capacity = std::int64_t{config.max_tokens} * slots},
-                                {});
+                                 .held = std::int64_t{config.max_tokens} * slots,
+                                 .row_bytes = stride},
+                      {});
   count_sent(false, stride, [&](int) { return slice.count * slots; });
   const std::int64_t to_stride = call.result.stride != 0 ? call.result.stride : value_row;
   for (std::int64_t row = 0; row < count * slots; ++row)

@@ -197,14 +197,14 @@ DispatchResult Lane::dispatch(DispatchCall call, Stream stream) {
                       EIO);
   const Segments& segments = of_plan.segments;
   const std::int64_t row_bytes = pack(routed, call, tokens);
-  context_.gather->all_gather_v({.lane = index_,
+  context_.inner->run(GatherCall{.lane = index_,
                                  .sub_group = context_.tp(),
                                  .rows = array<std::byte>(arrays_.own),
+                                 .out = array<std::byte>(arrays_.all),
                                  .count = *routed.total,
-                                 .row_bytes = row_bytes,
-                                 .gathered = array<std::byte>(arrays_.all),
-                                 .capacity = row_capacity(config, context_.me())},
-                                {});
+                                 .held = row_capacity(config, context_.me()),
+                                 .row_bytes = row_bytes},
+                      {});
   count_sent(true, row_bytes, [&](int) { return std::int64_t{*routed.total}; });
   return unpack(routed, call, segments, row_bytes);
 }

@@ -104,7 +104,8 @@ TEST(CallPointers, EveryPointerOfTheOtherOperationsIsListed) {
             (std::vector<std::string>{"outputs", "result", "plan", "row_weights", "topk_weights",
                                       "row_values", "route_values"}));
   const Plan plan = Plan::over(address(2), 1);
-  EXPECT_EQ(names_of(pointers_of_route_values(address<float>(1), plan, address<float>(3))),
+  EXPECT_EQ(names_of(pointers_of(
+                RouteValuesCall{.values = address<float>(1), .plan = plan, .row_values = address<float>(3)})),
             (std::vector<std::string>{"values", "plan", "row_values"}));
   const MetadataCall metadata{.device_count = address<std::int32_t>(1), .into = address<StepMetadata>(2)};
   EXPECT_EQ(names_of(pointers_of(metadata)), (std::vector<std::string>{"device_count", "into"}));

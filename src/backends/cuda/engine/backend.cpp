@@ -10,7 +10,6 @@
 #include "backends/cuda/runtime/error.hpp"
 #include "base/text.hpp"
 #include "engine/nccl_engine.hpp"
-#include "group/fault_points.hpp"
 
 namespace ferry {
 namespace cuda {
@@ -62,28 +61,9 @@ class EngineBackend final : public CudaBackend {
     engine_lane(lane).combine_receive(stream);
   }
 
-  void route_values(const float* values, const Plan& plan, float* row_values, int lane,
-                    Stream stream) override {
-    run(Operation::route_values, FaultPoint::route_values_begin, lane, stream,
-        [&] { engine_lane(lane).route_values(values, plan, row_values, stream); });
-  }
-  DispatchCounts dispatch_counts(const Ids& ids, std::int32_t tokens, int lane, Stream stream) override {
-    return run(Operation::dispatch_counts, FaultPoint::dispatch_begin, lane, stream,
-               [&] { return engine_lane(lane).dispatch_counts(ids, tokens, stream); });
-  }
-  const StepMetadata* metadata(const MetadataCall& call, Stream stream) override {
-    return run(Operation::metadata, FaultPoint::metadata_begin, call.lane, stream,
-               [&] { return engine_lane(call.lane).metadata(call, stream); });
-  }
-
-  std::int64_t all_gather_v(const AllGatherCall& call, Stream stream) override {
-    run(Operation::all_gather_v, FaultPoint::gather_begin, call.lane, stream,
-        [&] { engine_lane(call.lane).all_gather_v(call, stream); });
-    return -1;
-  }
-  void reduce_scatter_v(const ReduceScatterCall& call, Stream stream) override {
-    run(Operation::reduce_scatter_v, FaultPoint::gather_begin, call.lane, stream,
-        [&] { engine_lane(call.lane).reduce_scatter_v(call, stream); });
+  SmallResult run(const SmallCall& call, Stream stream) override {
+    begin(operation_of(call), lane_of(call), stream);
+    return engine_lane(lane_of(call)).run(call, stream);
   }
   void refuse(Operation operation, int lane, const Error& error, Stream) noexcept override {
     if (lane >= 0 && lane < exchange_.config.lanes) engine_lane(lane).refuse(operation, error);
@@ -109,23 +89,19 @@ class EngineBackend final : public CudaBackend {
                                " how much it receives: use the backend cuda"));
   }
 
-  // Runs the first part of a call. If this rank refuses the call, refuses it to the peers too.
-  template <class Call>
-  std::invoke_result_t<Call> run(Operation operation, FaultPoint begin, int lane, Stream stream, Call call) {
-    throw_if_failed(operation);
-    fault_point(begin, exchange_.me());
+  void begin(Operation operation, int lane, Stream stream) {
+    CudaBackend::begin(operation);
     or_refuse([&](const Error& error) { refuse(operation, lane, error, stream); },
               [&] { require_no_capture(operation, stream); });
-    return call();
   }
 
   void send_dispatch(const DispatchCall& call, bool split, Stream stream) {
-    run(Operation::dispatch, FaultPoint::dispatch_begin, call.lane, stream,
-        [&] { engine_lane(call.lane).dispatch_send(call, split, stream); });
+    begin(Operation::dispatch, call.lane, stream);
+    engine_lane(call.lane).dispatch_send(call, split, stream);
   }
   void send_combine(const CombineCall& call, bool split, Stream stream) {
-    run(Operation::combine, FaultPoint::combine_begin, call.lane, stream,
-        [&] { engine_lane(call.lane).combine_send(call, split, stream); });
+    begin(Operation::combine, call.lane, stream);
+    engine_lane(call.lane).combine_send(call, split, stream);
   }
 
   std::shared_ptr<void> registration_;  // ends after the lanes, and before their memory is freed

@@ -4,10 +4,11 @@
 #include <cstring>
 #include <limits>
 
+#include "backends/cuda/host/call_headers.hpp"
 #include "backends/cuda/runtime/stream.hpp"
 #include "base/text.hpp"
-#include "exchange/call_options.hpp"
 #include "exchange/configuration.hpp"
+#include "exchange/link_calls.hpp"
 #include "exchange/scale_checks.hpp"
 #include "layout/message.hpp"
 #include "plan/shapes.hpp"
@@ -73,20 +74,6 @@ std::unique_ptr<collective::MessageHops> EngineLane::make_messages(Communicator&
 
 // --- between the phases ------------------------------------------------------------------------------------
 
-// Word `i` of a header that the kernels of this lane have written in `call`; 0 if they have not.
-std::uint64_t EngineLane::header_word(const std::byte* header, int i, std::uint64_t call) const {
-  LLPacket packet;
-  std::memcpy(&packet, header + i * static_cast<std::int64_t>(sizeof packet), sizeof packet);
-  return packet.call == call ? packet.word : 0;
-}
-
-// Number `i` among a header's counts.
-std::int32_t EngineLane::header_count(const std::byte* header, int i) const {
-  LLPacket facts;
-  std::memcpy(&facts, header + kHeaderFacts * sizeof facts, sizeof facts);
-  return static_cast<std::int32_t>(header_word(header, kHeaderCounts + i / 2, facts.call) >> (32 * (i % 2)));
-}
-
 // Enqueues copies of the headers for all ranks, except for the one for this rank, which is in the inbox.
 void EngineLane::fetch_headers(Stream stream) {
   const EngineLayout& to = layout();
@@ -123,11 +110,9 @@ void EngineLane::post(Operation operation, bool split, std::optional<Stored> sto
     stored_.wait(check);
     if (stored) describe(*stored);
     if (stored && stored->hash_option >= 0) {
-      const std::byte* header = sent_header((me() + 1) % ranks());
-      LLPacket facts;
-      std::memcpy(&facts, header + kHeaderFacts * sizeof facts, sizeof facts);
-      call_.set_option(stored->hash_option, static_cast<std::int64_t>(header_word(
-                                                header, kHeaderOptions + stored->hash_option, facts.call)));
+      const std::uint64_t hash =
+          header_word(sent_header((me() + 1) % ranks()), kHeaderOptions + stored->hash_option);
+      call_.set_option(stored->hash_option, static_cast<std::int64_t>(hash));
     }
     for (int peer = 0; peer < ranks(); ++peer)
       std::memcpy(call_.summary_to(peer), sent_header(peer), static_cast<std::size_t>(layout().header_bytes));
@@ -139,14 +124,13 @@ void EngineLane::describe(const Stored& stored) {
   std::vector<std::int64_t> messages(at(ranks()), 0);
   std::int64_t room = layout().sent_rows;  // of packed rows
   // A kernel that refuses its call sends no messages.
-  LLPacket terms;
-  std::memcpy(&terms, sent_header((me() + 1) % ranks()) + kHeaderTerms * sizeof terms, sizeof terms);
-  for (int peer = 0; peer < ranks() && terms.word != 0; ++peer) {
+  const std::byte* const header = sent_header((me() + 1) % ranks());
+  const bool refuses = header_packet(header, kHeaderTerms).word == 0;
+  for (int peer = 0; peer < ranks() && !refuses; ++peer) {
     const std::int64_t most = stored.packed ? room : lane_.view().max_tokens;
-    const std::int32_t count =
-        stored.messages != nullptr
-            ? scalars().messages[peer]
-            : header_count(sent_header((me() + 1) % ranks()), lane_.view().signals.first_messages + peer);
+    const std::int32_t count = stored.messages != nullptr
+                                   ? scalars().messages[peer]
+                                   : header_count(header, lane_.view().signals.first_messages + peer);
     // The counts of a damaged plan may be impossible: kernels send no rows beyond the outbox, and take other
     // impossible counts as 0.
     if (stored.packed) messages[at(peer)] = std::min<std::int64_t>(count, most);
@@ -279,32 +263,19 @@ DispatchResult EngineLane::dispatch_receive(Stream stream) {
   return lane_.dispatch_receive(stream);
 }
 
-// Sends the weights of this rank's tokens to the ranks that sum, and receives the weights of its own rows.
-void EngineLane::send_weights(const CombineCall& call, Stream stream) {
-  auto* row_weights = reinterpret_cast<float*>(memory() + layout().row_weights);
-  run_or_refuse(Operation::combine, [&] {
-    lane_.route_values(call.topk_weights, call.plan, row_weights, Phase::send, Operation::combine, stream);
-  });
-  post(Operation::combine, false, by_plan(call.plan, 0), stream);
-  wait();
-  // The peers' combine goes on with another call.
-  run_or_refuse(Operation::combine, [&] {
-    deliver(stream);
-    lane_.route_values(call.topk_weights, call.plan, row_weights, Phase::receive, Operation::combine, stream);
-  });
-}
-
 void EngineLane::combine_send(const CombineCall& call, bool split, Stream stream) {
-  const CallOptions options = options_of(call);
-  call_.begin(Operation::combine, options);
   CombineCall with_row_weights = call;
   if (call.weights_travel()) {
-    send_weights(call, stream);
+    // Partial sums are computed on the ranks of the experts, so the weights are sent there first.
+    auto* const weights = reinterpret_cast<float*>(memory() + layout().row_weights);
+    const RouteValuesCall values{
+        .values = call.topk_weights, .plan = call.plan, .row_values = weights, .combine = &call};
+    run(values, stream);
     with_row_weights.topk_weights = nullptr;
     with_row_weights.topk_weighted = false;
-    with_row_weights.row_weights = reinterpret_cast<const float*>(memory() + layout().row_weights);
-    call_.begin(Operation::combine, options);
+    with_row_weights.row_weights = weights;
   }
+  call_.begin(Operation::combine, options_of(call));
   // With sums by node, the kernel also looks up this rank's own rows.
   const bool keeps = keeps_inputs(split) && !exchange_.has_node_sums();
   run_or_refuse(Operation::combine, [&] { lane_.combine(with_row_weights, Phase::send, stream, keeps); });
@@ -336,48 +307,37 @@ void EngineLane::combine_receive(Stream stream) {
   lane_.combine_receive(stream);
 }
 
-void EngineLane::route_values(const float* values, const Plan& plan, float* row_values, Stream stream) {
-  call_.begin(Operation::route_values, {});
-  run_or_refuse(Operation::route_values, [&] {
-    lane_.route_values(values, plan, row_values, Phase::send, Operation::route_values, stream);
-  });
-  post(Operation::route_values, false, by_plan(plan, 0), stream);
+SmallResult EngineLane::run(const RouteValuesCall& call, Stream stream) {
+  const Operation operation = call.needed_by();
+  call_.begin(operation, call.combine != nullptr ? options_of(*call.combine) : CallOptions());
+  run_or_refuse(operation, [&] { lane_.enqueue(call, Phase::send, stream); });
+  post(operation, false, by_plan(call.plan, 0), stream);
   wait();
-  deliver(stream);
-  lane_.route_values(values, plan, row_values, Phase::receive, Operation::route_values, stream);
-}
-
-DispatchCounts EngineLane::dispatch_counts(const Ids& ids, std::int32_t tokens, Stream stream) {
-  call_.begin(Operation::dispatch_counts, {});
-  run_or_refuse(Operation::dispatch_counts, [&] { lane_.count_dispatch(ids, tokens, stream); });
-  post(Operation::dispatch_counts, false, std::nullopt, stream);
-  wait();
-  const Placement& placement = exchange_.config.placement;
-  int first = 0;  // physical index of this rank's first expert
-  for (int rank = 0; rank < me(); ++rank) first += placement.local_experts(rank);
-  tokens_.assign(at(ranks()), 0);
-  routes_.assign(at(placement.local_experts(me())), 0);
-  std::int64_t messages = 0;
-  for (int source = 0; source < ranks(); ++source) {
-    const std::byte* header = source == me() ? sent_header(me()) : call_.summary_from(source);
-    LLPacket facts;
-    std::memcpy(&facts, header + kHeaderFacts * sizeof facts, sizeof facts);
-    tokens_[at(source)] = HeaderFacts::of(facts.word).count;
-    messages += header_count(header, lane_.view().signals.first_messages + me());
-    for (std::size_t expert = 0; expert < routes_.size(); ++expert)
-      routes_[expert] += header_count(header, first + static_cast<int>(expert));
+  const auto receive = [&] {
+    deliver(stream);
+    lane_.enqueue(call, Phase::receive, stream);
+  };
+  if (call.combine == nullptr) {
+    receive();
+  } else {
+    run_or_refuse(operation, receive);  // the peers' combine goes on with another call
   }
-  DispatchCounts counts;
-  counts.tokens = tokens_;
-  counts.routes = routes_;
-  counts.total = total_rows(exchange_.config, me(), counts.tokens[at(me())], messages, counts.routes);
-  return counts;
+  return {};
 }
 
-const StepMetadata* EngineLane::metadata(const MetadataCall& call, Stream stream) {
+SmallResult EngineLane::run(const DispatchCountsCall& call, Stream stream) {
+  call_.begin(call.operation, {});
+  run_or_refuse(call.operation, [&] { lane_.enqueue(call, Phase::send, stream); });
+  post(call.operation, false, std::nullopt, stream);
+  wait();
+  return {.counts = lane_.counts_of_headers(
+              [&](int source) { return source == me() ? sent_header(source) : call_.summary_from(source); })};
+}
+
+SmallResult EngineLane::run(const MetadataCall& call, Stream stream) {
   std::int32_t count = call.count;
   const ScopedDevice device(exchange_.device);
-  run_or_refuse(Operation::metadata, [&] {
+  run_or_refuse(call.operation, [&] {
     if (call.device_count != nullptr) copy_async(&scalars().count, call.device_count, sizeof count, stream);
     // Also needed by the copy from scalars() of the call before.
     check(cudaStreamSynchronize(handle_of(stream)), "wait for a stream");
@@ -386,22 +346,11 @@ const StepMetadata* EngineLane::metadata(const MetadataCall& call, Stream stream
     if (count < 0 || count > most)
       throw UsageError(str("metadata: count = ", count, " on rank ", me(), ", must be 0 to ", most));
   });
-  call_.begin(Operation::metadata, {});
-  for (int peer = 0; peer < ranks(); ++peer) std::memcpy(call_.summary_to(peer), &count, sizeof count);
-  call_.post(false);
-  call_.wait();
   StepMetadata& all = scalars().metadata;
-  all = {};
-  for (int peer = 0; peer < ranks(); ++peer) {
-    std::int32_t theirs = 0;
-    std::memcpy(&theirs, call_.summary_from(peer), sizeof theirs);
-    all.sum += theirs;
-    if (peer < me()) all.prefix += theirs;
-    all.maximum = std::max(all.maximum, theirs);
-  }
+  all = exchange_metadata(call_, count, exchange_.rank);
   StepMetadata* const to = call.into != nullptr ? call.into : lane_.step_metadata();
   copy_async(to, &all, sizeof all, stream);
-  return to;
+  return {.metadata = to};
 }
 
 }  // namespace ferry::cuda

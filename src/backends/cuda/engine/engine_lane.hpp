@@ -13,6 +13,7 @@
 #include "backends/cuda/host/lane.hpp"
 #include "backends/cuda/runtime/stream.hpp"
 #include "base/or_refuse.hpp"
+#include "exchange/gather.hpp"
 
 namespace ferry::cuda {
 
@@ -38,12 +39,10 @@ class EngineLane {
   DispatchResult dispatch_receive(Stream stream);
   void combine_send(const CombineCall& call, bool split, Stream stream);
   void combine_receive(Stream stream);
-  void route_values(const float* values, const Plan& plan, float* row_values, Stream stream);
-  DispatchCounts dispatch_counts(const Ids& ids, std::int32_t tokens, Stream stream);
-  const StepMetadata* metadata(const MetadataCall& call, Stream stream);
-  // engine_gather.cpp
-  void all_gather_v(const AllGatherCall& call, Stream stream);
-  void reduce_scatter_v(const ReduceScatterCall& call, Stream stream);
+  // A whole small call.
+  SmallResult run(const SmallCall& call, Stream stream) {
+    return std::visit([&](const auto& each) { return run(each, stream); }, call);
+  }
   void refuse(Operation operation, const Error& error) noexcept {
     call_.refuse(operation, ErrorRecord::of(error));
   }
@@ -73,13 +72,6 @@ class EngineLane {
     StepMetadata metadata;
   };
 
-  // Terms of all_gather_v and reduce_scatter_v.
-  struct GatherTermsOfCall;
-  struct GatherBlock {
-    const std::byte* data;
-    std::int64_t bytes;
-  };
-
   int me() const { return exchange_.me(); }
   int ranks() const { return exchange_.rank.size(); }
   const EngineLayout& layout() const { return *exchange_.engine; }
@@ -87,8 +79,6 @@ class EngineLane {
   std::byte* sent_header(int rank) const { return headers_.data() + rank * layout().header_bytes; }
   std::byte* received_header(int rank) const { return sent_header(ranks() + rank); }
   Scalars& scalars() const { return *reinterpret_cast<Scalars*>(scalars_.data()); }
-  std::uint64_t header_word(const std::byte* header, int i, std::uint64_t call) const;
-  std::int32_t header_count(const std::byte* header, int i) const;
 
   // Runs `part` of a call. If it throws, refuses the call that has begun, or else the next one, so that the
   // peers get the error instead of waiting.
@@ -112,17 +102,15 @@ class EngineLane {
   void deliver(Stream stream);
   void deliver_headers(Stream stream);
   void clear_missing(Stream stream);
-  std::int64_t count_of(Operation operation, std::int64_t count, const std::int32_t* device_count,
-                        Stream stream);
-  std::vector<GatherTermsOfCall> exchange_terms(Operation operation, const GatherTermsOfCall& mine,
-                                                const CallOption& same_everywhere);
+  SmallResult run(const MetadataCall& call, Stream stream);
+  SmallResult run(const RouteValuesCall& call, Stream stream);
+  SmallResult run(const DispatchCountsCall& call, Stream stream);
+  // engine_gather.cpp
+  SmallResult run(const GatherCall& call, Stream stream);
+  std::int64_t count_of(const GatherCall& call, Stream stream);
   std::int64_t gather_round_bytes() const;
-  collective::SentMessages pack_round(const std::vector<GatherBlock>& blocks, std::int64_t begin,
+  collective::SentMessages pack_round(const GatherRounds& rounds, std::int64_t begin,
                                       std::int64_t round_bytes, Stream stream);
-  template <class Receive>
-  void send_in_rounds(Operation operation, const std::vector<GatherBlock>& blocks, std::int64_t largest,
-                      Stream stream, Receive receive);
-  void send_weights(const CombineCall& call, Stream stream);
 
   const ExchangeState& exchange_;
   Lane& lane_;
@@ -133,10 +121,9 @@ class EngineLane {
   PinnedMemory scalars_;            // Scalars
   CudaEvent stored_;                // the send phase has ended, and its headers are here
   LaneCounts counts_;
-  std::optional<DeviceRelay> relay_;           // two hops
-  collective::MessageHops* const messages_;    // of call_
-  std::vector<std::int32_t> tokens_, routes_;  // of the last dispatch_counts: [R], [L]
-  collective::EngineCall call_;                // last: its destructor waits for a thread that uses the rest
+  std::optional<DeviceRelay> relay_;         // two hops
+  collective::MessageHops* const messages_;  // of call_
+  collective::EngineCall call_;              // last: its destructor waits for a thread that uses the rest
 };
 
 }  // namespace ferry::cuda

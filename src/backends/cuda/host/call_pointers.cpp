@@ -54,14 +54,6 @@ CallPointers pointers_of(const CombineCall& call) {
   return pointers;
 }
 
-CallPointers pointers_of_route_values(const float* values, const Plan& plan, const float* row_values) {
-  CallPointers pointers;
-  pointers.add("values", values, kWords);
-  pointers.add("plan", plan.storage(), kRows);
-  pointers.add("row_values", row_values, kWords);
-  return pointers;
-}
-
 CallPointers pointers_of(const MetadataCall& call) {
   CallPointers pointers;
   pointers.add("device_count", call.device_count, kWords);
@@ -69,18 +61,26 @@ CallPointers pointers_of(const MetadataCall& call) {
   return pointers;
 }
 
-CallPointers pointers_of(const AllGatherCall& call) {
+CallPointers pointers_of(const RouteValuesCall& call) {
   CallPointers pointers;
-  if (call.count > 0) pointers.add("rows", call.rows, 1);
-  if (call.capacity > 0) pointers.add("gathered", call.gathered, 1);
-  pointers.add("device_count", call.device_count, kWords);
+  pointers.add("values", call.values, kWords);
+  pointers.add("plan", call.plan.storage(), kRows);
+  pointers.add("row_values", call.row_values, kWords);
   return pointers;
 }
 
-CallPointers pointers_of(const ReduceScatterCall& call) {
+CallPointers pointers_of(const DispatchCountsCall& call) {
   CallPointers pointers;
-  if (call.total > 0) pointers.add("rows", call.rows, bytes_of(call.type));
-  if (call.count > 0) pointers.add("sums", call.sums, bytes_of(call.type));
+  if (call.tokens > 0) pointers.add("ids", call.ids.data, bytes_of(call.ids.type));
+  return pointers;
+}
+
+CallPointers pointers_of(const GatherCall& call) {
+  CallPointers pointers;
+  const std::int64_t alignment = call.adds() ? bytes_of(call.type) : 1;
+  if ((call.adds() ? call.held : call.count) > 0) pointers.add("rows", call.rows, alignment);
+  if ((call.adds() ? call.count : call.held) > 0)
+    pointers.add(call.adds() ? "sums" : "gathered", call.out, alignment);
   pointers.add("device_count", call.device_count, kWords);
   return pointers;
 }

@@ -11,9 +11,9 @@ namespace ferry::cuda {
 // Nothing is read at the input pointers of a rank without tokens, so they are left out.
 CallPointers pointers_of(const DispatchCall& call);
 CallPointers pointers_of(const CombineCall& call);
-CallPointers pointers_of_route_values(const float* values, const Plan& plan, const float* row_values);
 CallPointers pointers_of(const MetadataCall& call);
-CallPointers pointers_of(const AllGatherCall& call);
-CallPointers pointers_of(const ReduceScatterCall& call);
+CallPointers pointers_of(const RouteValuesCall& call);
+CallPointers pointers_of(const DispatchCountsCall& call);
+CallPointers pointers_of(const GatherCall& call);
 
 }  // namespace ferry::cuda

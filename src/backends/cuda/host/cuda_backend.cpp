@@ -9,6 +9,25 @@
 
 namespace ferry {
 namespace cuda {
+namespace {
+
+FaultPoint begin_of(Operation operation) {
+  switch (operation) {
+    case Operation::combine:
+      return FaultPoint::combine_begin;
+    case Operation::metadata:
+      return FaultPoint::metadata_begin;
+    case Operation::route_values:
+      return FaultPoint::route_values_begin;
+    case Operation::all_gather_v:
+    case Operation::reduce_scatter_v:
+      return FaultPoint::gather_begin;
+    default:
+      return FaultPoint::dispatch_begin;
+  }
+}
+
+}  // namespace
 
 CudaBackend::CudaBackend(const Rank& rank, const Config& config, Reach reach,
                          const MakeHopTransport& make_hops)
@@ -41,27 +60,26 @@ void CudaBackend::combine_receive(int lane, Stream stream) {
   this->lane(lane).combine_receive(stream);
 }
 
-void CudaBackend::route_values(const float* values, const Plan& plan, float* row_values, int lane,
-                               Stream stream) {
-  throw_if_failed(Operation::route_values);
-  fault_point(FaultPoint::route_values_begin, exchange_.me());
-  run_or_refuse(Operation::route_values, lane, stream, [&] {
-    this->lane(lane).route_values(values, plan, row_values, Phase::fused, Operation::route_values, stream);
-  });
+SmallResult CudaBackend::run(const SmallCall& call, Stream stream) {
+  const Operation operation = operation_of(call);
+  const bool waits = operation == Operation::dispatch_counts;
+  Lane& lane = this->lane(lane_of(call));
+  begin(operation);
+  if (waits) require_no_capture(stream, "dispatch_counts");
+  SmallResult result =
+      run_or_refuse(operation, lane_of(call), stream, [&] { return lane.run(call, stream); });
+  if (waits) result.counts = await_counts(lane, stream);
+  return result;
 }
 
-DispatchCounts CudaBackend::dispatch_counts(const Ids& ids, std::int32_t tokens, int lane, Stream stream) {
-  throw_if_failed(Operation::dispatch_counts);
-  Lane& mine = this->lane(lane);
-  require_no_capture(stream, "dispatch_counts");
-  run_or_refuse(Operation::dispatch_counts, lane, stream, [&] { mine.count_dispatch(ids, tokens, stream); });
-  while (!mine.await_dispatch_counts(stream)) throw_if_failed(Operation::dispatch_counts);
-  if (!mine.counted_dispatch()) {
+DispatchCounts CudaBackend::await_counts(Lane& lane, Stream stream) {
+  while (!lane.await_dispatch_counts(stream)) throw_if_failed(Operation::dispatch_counts);
+  if (!lane.counted_dispatch()) {
     throw_if_failed(Operation::dispatch_counts);
-    mine.raise_device_error();
+    lane.raise_device_error();
   }
   // Does not raise an error of an earlier call: this rank alone would then omit the dispatch that follows.
-  return mine.dispatch_counts();
+  return lane.dispatch_counts();
 }
 
 void CudaBackend::refuse(Operation operation, int lane, const Error& error, Stream stream) noexcept {
@@ -115,39 +133,20 @@ void CudaBackend::throw_if_failed(Operation operation) {
                                 &exchange_.rank.topology());
 }
 
+void CudaBackend::begin(Operation operation) {
+  throw_if_failed(operation);
+  fault_point(begin_of(operation), exchange_.me());
+}
+
 DispatchResult CudaBackend::dispatch(const DispatchCall& call, Phase phase, Stream stream) {
-  throw_if_failed(Operation::dispatch);
-  fault_point(FaultPoint::dispatch_begin, exchange_.me());
+  begin(Operation::dispatch);
   return run_or_refuse(Operation::dispatch, call.lane, stream,
                        [&] { return lane(call.lane).dispatch(call, phase, stream); });
 }
 
 void CudaBackend::combine(const CombineCall& call, Phase phase, Stream stream) {
-  throw_if_failed(Operation::combine);
-  fault_point(FaultPoint::combine_begin, exchange_.me());
+  begin(Operation::combine);
   run_or_refuse(Operation::combine, call.lane, stream, [&] { lane(call.lane).combine(call, phase, stream); });
-}
-
-const StepMetadata* CudaBackend::metadata(const MetadataCall& call, Stream stream) {
-  throw_if_failed(Operation::metadata);
-  fault_point(FaultPoint::metadata_begin, exchange_.me());
-  return run_or_refuse(Operation::metadata, call.lane, stream,
-                       [&] { return lane(call.lane).metadata(call, stream); });
-}
-
-std::int64_t CudaBackend::all_gather_v(const AllGatherCall& call, Stream stream) {
-  throw_if_failed(Operation::all_gather_v);
-  fault_point(FaultPoint::gather_begin, exchange_.me());
-  run_or_refuse(Operation::all_gather_v, call.lane, stream,
-                [&] { lane(call.lane).all_gather_v(call, stream); });
-  return -1;
-}
-
-void CudaBackend::reduce_scatter_v(const ReduceScatterCall& call, Stream stream) {
-  throw_if_failed(Operation::reduce_scatter_v);
-  fault_point(FaultPoint::gather_begin, exchange_.me());
-  run_or_refuse(Operation::reduce_scatter_v, call.lane, stream,
-                [&] { lane(call.lane).reduce_scatter_v(call, stream); });
 }
 
 }  // namespace cuda

@@ -12,7 +12,7 @@
 
 namespace ferry::cuda {
 
-class CudaBackend : public Backend, protected GatherOperations, protected SourceOperations {
+class CudaBackend : public Backend, protected SourceOperations {
  public:
   // Collective. `make_hops`: for Reach::hops.
   CudaBackend(const Rank& rank, const Config& config, Reach reach = Reach::mapped,
@@ -37,11 +37,7 @@ class CudaBackend : public Backend, protected GatherOperations, protected Source
   void combine(const CombineCall& call, Stream stream) override { combine(call, Phase::fused, stream); }
   void combine_send(const CombineCall& call, Stream stream) override { combine(call, Phase::send, stream); }
   void combine_receive(int lane, Stream stream) override;
-  void route_values(const float* values, const Plan& plan, float* row_values, int lane,
-                    Stream stream) override;
-  DispatchCounts dispatch_counts(const Ids& ids, std::int32_t tokens, int lane, Stream stream) override;
-  const StepMetadata* metadata(const MetadataCall& call, Stream stream) override;
-  GatherOperations& gather_operations() override { return *this; }
+  SmallResult run(const SmallCall& call, Stream stream) override;
   SourceOperations* source_operations() override { return this; }
   void refuse(Operation operation, int lane, const Error& error, Stream stream) noexcept override;
   void synchronize(int lane, Stream stream) override;
@@ -68,6 +64,10 @@ class CudaBackend : public Backend, protected GatherOperations, protected Source
 
   // Throws the group's failure, including one that the device has just reported.
   void throw_if_failed(Operation operation);
+  // The first step of a call: the same.
+  void begin(Operation operation);
+  // The last step of dispatch_counts.
+  virtual DispatchCounts await_counts(Lane& lane, Stream stream);
 
   // Runs `call`. On a UsageError, refuses the call, so that the peers get the error too instead of waiting.
   template <class Call>
@@ -78,8 +78,6 @@ class CudaBackend : public Backend, protected GatherOperations, protected Source
   const ExchangeState exchange_;
 
  private:
-  std::int64_t all_gather_v(const AllGatherCall& call, Stream stream) override;
-  void reduce_scatter_v(const ReduceScatterCall& call, Stream stream) override;
   void keep_ids(const KeepIdsCall& call, Stream stream) override;
   void describe_rows(const DescribeRowsCall& call, Stream stream) override;
   void plan_return(const PlanReturnCall& call, Stream stream) override;

@@ -21,7 +21,6 @@
 #include "base/environment.hpp"
 #include "base/text.hpp"
 #include "exchange/configuration.hpp"
-#include "exchange/gather.hpp"
 
 namespace ferry::cuda {
 namespace {
@@ -66,6 +65,7 @@ Lane::Lane(const ExchangeState& exchange, int index)
   prepare_shared_outputs();
   prepare_shared_rows();
   prepare_source_rows();
+  prepare_small_calls();
   if (over_engine()) {
     prepare_engine_messages();
     prepare_node_sums();
@@ -202,99 +202,15 @@ LaunchShape Lane::shape(int sm_limit) const {
   return {.blocks = blocks_for(sm_limit), .cooperative = alone};
 }
 
-void Lane::route_values(const float* values, const Plan& plan, float* row_values, Phase phase,
-                        Operation operation, const AgreedOptions& terms, Stream stream, int sm_limit) {
-  require_own_stream(Operation::route_values, stream);
-  pointer_check_.require_usable("route_values", pointers_of_route_values(values, plan, row_values));
-  RouteValuesArguments arguments{.lane = view_,
-                                 .terms = terms,
-                                 .plan = plan.storage(),
-                                 .values = values,
-                                 .row_values = row_values,
-                                 .phase = phase,
-                                 .operation = operation};
-  if (over_engine()) {
-    place_engine_messages(*exchange_.engine, 0, &arguments.lane);
-    if (phase == Phase::send) launch_clear_metadata(arguments.lane, handle_of(stream));
-  }
-  launch_route_values(arguments, shape(sm_limit), handle_of(stream));
-  if (phase != Phase::send) ++calls_;
-}
-
-const StepMetadata* Lane::metadata(const MetadataCall& call, Stream stream) {
-  require_own_stream(Operation::metadata, stream);
-  pointer_check_.require_usable("metadata", pointers_of(call));
-  StepMetadata* metadata = call.into != nullptr ? call.into : step_metadata();
-  launch_metadata({.lane = view_,
-                   .terms = AgreedOptions::of(Operation::metadata),
-                   .count = call.count,
-                   .device_count = call.device_count,
-                   .metadata = metadata},
-                  handle_of(stream));
-  ++calls_;
-  return metadata;
-}
-
-GatherArguments Lane::gather_arguments(Operation operation, int sub_group) const {
-  const auto group = SubGroup::of(view_.rank, sub_group, view_.ranks);
-  GatherArguments arguments{};
-  arguments.lane = view_;
-  arguments.terms = AgreedOptions::of(operation);
-  arguments.first = static_cast<std::int32_t>(group.first);
-  arguments.members = static_cast<std::int32_t>(group.count);
-  return arguments;
-}
-
-void Lane::all_gather_v(const AllGatherCall& call, Stream stream) {
-  require_own_stream(Operation::all_gather_v, stream);
-  pointer_check_.require_usable("all_gather_v", pointers_of(call));
-  GatherArguments arguments = gather_arguments(Operation::all_gather_v, call.sub_group);
-  arguments.terms.add(call.row_bytes);
-  arguments.rows = static_cast<const std::byte*>(call.rows);
-  arguments.out = static_cast<std::byte*>(call.gathered);
-  arguments.row_bytes = call.row_bytes;
-  arguments.held = call.capacity;
-  arguments.place = call.place + 1;
-  arguments.count = static_cast<std::int32_t>(call.count);
-  arguments.device_count = call.device_count;
-  launch_all_gather(arguments, shape(0), handle_of(stream));
-  ++calls_;
-  view_.has_gathered = true;
-}
-
-void Lane::reduce_scatter_v(const ReduceScatterCall& call, Stream stream) {
-  require_own_stream(Operation::reduce_scatter_v, stream);
-  pointer_check_.require_usable("reduce_scatter_v", pointers_of(call));
-  GatherArguments arguments = gather_arguments(Operation::reduce_scatter_v, call.sub_group);
-  arguments.terms.add(static_cast<std::int64_t>(call.type));
-  arguments.rows = static_cast<const std::byte*>(call.rows);
-  arguments.out = static_cast<std::byte*>(call.sums);
-  arguments.row_bytes = exchange_.config.hidden * bytes_of(call.type);
-  arguments.held = call.total;
-  arguments.place = call.place + 1;
-  arguments.count = static_cast<std::int32_t>(call.count);
-  arguments.device_count = call.device_count;
-  launch_reduce_scatter(arguments, call.type, shape(0), handle_of(stream));
-  ++calls_;
-  view_.has_gathered = true;
-}
-
-void Lane::require_usable(const AllGatherCall& call) {
-  pointer_check_.require_usable("all_gather_v", pointers_of(call));
-}
-
-void Lane::require_usable(const ReduceScatterCall& call) {
-  pointer_check_.require_usable("reduce_scatter_v", pointers_of(call));
-}
-
-void Lane::add_blocks(std::span<const std::byte* const> blocks, DType type, void* sums, std::int64_t bytes,
+void Lane::add_blocks(std::span<const void* const> blocks, DType type, void* sums, std::int64_t bytes,
                       Stream stream) const {
   AddedBlocks arguments{};
-  std::copy(blocks.begin(), blocks.end(), arguments.block);
+  for (std::size_t i = 0; i < blocks.size(); ++i)
+    arguments.block[i] = static_cast<const std::byte*>(blocks[i]);
   arguments.members = static_cast<std::int32_t>(blocks.size());
   arguments.out = static_cast<std::byte*>(sums);
   arguments.bytes = bytes;
-  launch_add_blocks(arguments, type, {.blocks = shape(0).blocks}, handle_of(stream));
+  kAddBlocksKernels[static_cast<int>(type)](arguments, {.blocks = shape(0).blocks}, stream);
 }
 
 void Lane::refuse(Operation operation, const Error& error, Stream stream) {

@@ -1,6 +1,7 @@
 // A lane of the CUDA backend on one rank: its memory, and the launches of its calls.
 #pragma once
 
+#include <functional>
 #include <optional>
 #include <span>
 #include <vector>
@@ -30,6 +31,9 @@ namespace ferry::cuda {
 // the plan's header.
 AgreedOptions agreed_options_of(Operation operation, const CallOptions& options);
 
+// Loads the kernels of small calls on the current device.
+void prepare_small_calls();
+
 class Lane {
  public:
   Lane(const ExchangeState& exchange, int index);
@@ -42,23 +46,21 @@ class Lane {
   DispatchResult dispatch_receive(Stream stream);
   void combine(const CombineCall& call, Phase phase, Stream stream, bool keeps_inputs = false);
   void combine_receive(Stream stream);
-  // `operation`: the operation that needs the values.
-  void route_values(const float* values, const Plan& plan, float* row_values, Phase phase,
-                    Operation operation, Stream stream) {
-    route_values(values, plan, row_values, phase, operation, AgreedOptions::of(Operation::route_values),
-                 stream);
-  }
-  void route_values(const float* values, const Plan& plan, float* row_values, Phase phase,
-                    Operation operation, const AgreedOptions& terms, Stream stream, int sm_limit = 0);
-  const StepMetadata* metadata(const MetadataCall& call, Stream stream);
-  void all_gather_v(const AllGatherCall& call, Stream stream);
-  void reduce_scatter_v(const ReduceScatterCall& call, Stream stream);
-  // The steps of dispatch_counts: enqueues the kernel; waits a while, and returns whether the kernel has
-  // ended; returns whether it has counted, or was aborted; reads the counts.
-  void count_dispatch(const Ids& ids, std::int32_t tokens, Stream stream);
+  // A whole small call, at once or in two hops. After one of dispatch_counts: await_dispatch_counts() waits a
+  // while, and returns whether the kernel has ended; counted_dispatch() returns whether the kernel has
+  // counted, or was aborted; dispatch_counts() reads the counts.
+  SmallResult run(const SmallCall& call, Stream stream);
   bool await_dispatch_counts(Stream stream) const;
   bool counted_dispatch() const;
   DispatchCounts dispatch_counts() const;
+  // A phase of a small call.
+  SmallResult enqueue(const MetadataCall& call, Phase phase, Stream stream);
+  SmallResult enqueue(const RouteValuesCall& call, Phase phase, Stream stream);
+  SmallResult enqueue(const DispatchCountsCall& call, Phase phase, Stream stream);
+  SmallResult enqueue(const GatherCall& call, Phase phase, Stream stream);
+  // The counts in the call headers, which have been exchanged. `header_of`: the header of a rank, in host
+  // memory.
+  DispatchCounts counts_of_headers(const std::function<const std::byte*(int source)>& header_of);
   // If another rank uses `stream`: runs on a stream of its own, and blocks until all ranks have called.
   void refuse(Operation operation, const Error& error, Stream stream);
 
@@ -84,11 +86,8 @@ class Lane {
   bool adds_by_node() const;
   // Whether the combine under way has packed the rows for this rank itself.
   bool packs_own_rows() const { return combine_.own_staged; }
-  // Over an engine: checks the memory of a call. Before its rows travel.
-  void require_usable(const AllGatherCall& call);
-  void require_usable(const ReduceScatterCall& call);
-  // The same: adds `blocks`, one for each rank of a sub-group, of values of `type`.
-  void add_blocks(std::span<const std::byte* const> blocks, DType type, void* sums, std::int64_t bytes,
+  // Over an engine: adds `blocks`, one for each rank of a sub-group, of values of `type`.
+  void add_blocks(std::span<const void* const> blocks, DType type, void* sums, std::int64_t bytes,
                   Stream stream) const;
   // The same for a relay: writes the sums of the `rows` for one source rank to `out`, and their number to
   // `count`, in pinned memory.
@@ -99,12 +98,7 @@ class Lane {
   DispatchResult hop_dispatch_receive(Stream stream);
   void hop_combine_receive(Stream stream);
   void hop_combine(const CombineCall& call, Stream stream);
-  void hop_route_values(const float* values, const Plan& plan, float* row_values, Operation operation,
-                        const AgreedOptions& terms, Stream stream, int sm_limit = 0);
-  const StepMetadata* hop_metadata(const MetadataCall& call, Stream stream);
-  // dispatch_counts: call the second function when the stream has executed the first.
-  void hop_count_dispatch(const Ids& ids, std::int32_t tokens, Stream stream);
-  DispatchCounts hop_dispatch_counts();
+  DispatchCounts hop_dispatch_counts();  // when the stream has executed the call
   void add_hop_wire(WireCounts& counts) const;
 
   // The memory of the step metadata, on the device.
@@ -146,7 +140,13 @@ class Lane {
                     bool planned, const LaunchShape& shape, Stream stream) const;
   void hop_rows(Stream stream);
   void hop_headers(Operation operation, cudaStream_t stream) const;
+  void hop_values(const RouteValuesCall& call, Stream stream) const;
   void post_refusal(const RefusalArguments& arguments, cudaStream_t stream) const;
+  // The first and the last step of a small call's phase.
+  void begin(Operation operation, const CallPointers& pointers, Phase phase, Stream stream);
+  void end(Phase phase) {
+    if (phase != Phase::send) ++calls_;
+  }
   void require_own_stream(Operation operation, Stream stream) {
     streams_.require_own(operation, stream, calls_ + 1);
   }
@@ -154,7 +154,6 @@ class Lane {
   void init_memory() const;
   OwnArrays make_own_arrays() const;
   LaunchShape shape(int sm_limit) const;
-  GatherArguments gather_arguments(Operation operation, int sub_group) const;
   DispatchArguments dispatch_arguments(const DispatchCall& call, bool keeps_inputs) const;
   void set_receive_buffers(const DispatchCall& call, DispatchArguments& arguments);
   void keep_scales(DispatchArguments& arguments, Stream stream) const;
@@ -183,10 +182,9 @@ class Lane {
   std::optional<EpilogueArguments> epilogue_;
   LaunchShape phase_shape_;
   DispatchResult result_;
-  std::uint64_t calls_ = 0;    // enqueued so far
-  std::uint64_t counted_ = 0;  // calls of dispatch_counts
-  std::vector<std::int32_t> hop_tokens_,
-      hop_routes_;  // results of the last dispatch_counts in two hops: [R], [L]
+  std::uint64_t calls_ = 0;                    // enqueued so far
+  std::uint64_t counted_ = 0;                  // calls of dispatch_counts
+  std::vector<std::int32_t> tokens_, routes_;  // of counts_of_headers(): [R], [L]
 };
 
 }  // namespace ferry::cuda

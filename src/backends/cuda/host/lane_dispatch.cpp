@@ -1,15 +1,11 @@
 // Dispatches: turns a checked call into the arguments of its kernels, and launches them.
 #include <algorithm>
-#include <atomic>
-#include <numeric>
-#include <thread>
 
 #include "backends/cuda/dispatch/input_hash.hpp"
 #include "backends/cuda/dispatch/shared_rows.hpp"
 #include "backends/cuda/host/block_roles.hpp"
 #include "backends/cuda/host/lane.hpp"
 #include "backends/cuda/runtime/error.hpp"
-#include "base/process.hpp"
 #include "base/text.hpp"
 #include "exchange/call_options.hpp"
 #include "exchange/configuration.hpp"
@@ -238,59 +234,6 @@ void Lane::keep_scales(DispatchArguments& arguments, Stream stream) const {
                         cudaMemcpyDefault, handle_of(stream)),
         "keep input_scales");
   arguments.input_scales = kept;
-}
-
-void Lane::count_dispatch(const Ids& ids, std::int32_t tokens, Stream stream) {
-  require_own_stream(Operation::dispatch_counts, stream);
-  CallPointers pointers;
-  if (tokens > 0) pointers.add("ids", ids.data, bytes_of(ids.type));
-  pointer_check_.require_usable("dispatch_counts", pointers);
-  launch_dispatch_counts({.lane = view_,
-                          .terms = AgreedOptions::of(Operation::dispatch_counts),
-                          .ids = ids.data,
-                          .wide_ids = ids.type == IdType::int64,
-                          .tokens = tokens,
-                          .host = reinterpret_cast<HostCounts*>(counts_.data()),
-                          .call = ++counted_,
-                          .posts_only = over_engine()},
-                         handle_of(stream));
-  if (!over_engine()) ++calls_;
-}
-
-bool Lane::await_dispatch_counts(Stream stream) const {
-  constexpr int kPolls = 20'000;  // about a millisecond
-  auto* host = reinterpret_cast<HostCounts*>(counts_.data());
-  for (int poll = 0; poll < kPolls; ++poll) {
-    // Acquire: the kernel has written the counts before this word.
-    if (std::atomic_ref(host->ended.call).load(std::memory_order_acquire) == counted_) return true;
-    pause_processor();
-  }
-  std::this_thread::yield();
-  // A kernel that has ended has set the word, unless it or an earlier one has failed.
-  const cudaError_t state = cudaStreamQuery(handle_of(stream));
-  if (state != cudaErrorNotReady) check(state, "count the rows of a dispatch");
-  return false;
-}
-
-bool Lane::counted_dispatch() const {
-  const auto* host = reinterpret_cast<const HostCounts*>(counts_.data());
-  return host->ended.word == static_cast<std::uint64_t>(HostCounts::Result::counted);
-}
-
-DispatchCounts Lane::dispatch_counts() const {
-  auto* host = reinterpret_cast<HostCounts*>(counts_.data());
-  if (!counted_dispatch())
-    throw UsageError("dispatch_counts: the call was aborted by an error that has been reported before");
-  const auto ranks = static_cast<std::size_t>(view_.ranks);
-  const auto experts = static_cast<std::size_t>(exchange_.config.placement.local_experts(view_.rank));
-  const std::span<const std::int32_t> messages(host->messages(view_.ranks), ranks);
-  DispatchCounts counts;
-  counts.tokens = {host->tokens(), ranks};
-  counts.routes = {host->routes(view_.ranks), experts};
-  counts.total =
-      total_rows(exchange_.config, view_.rank, counts.tokens[static_cast<std::size_t>(view_.rank)],
-                 std::accumulate(messages.begin(), messages.end(), std::int64_t{0}), counts.routes);
-  return counts;
 }
 
 DispatchResult Lane::dispatch_receive(Stream stream) {

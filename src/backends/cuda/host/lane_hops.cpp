@@ -1,7 +1,4 @@
 // The calls of a lane in two hops: between the phases a launch carries the stored messages (two_hops/).
-#include <cstring>
-#include <numeric>
-
 #include "backends/cuda/host/lane.hpp"
 #include "backends/cuda/runtime/error.hpp"
 #include "backends/cuda/runtime/stream.hpp"
@@ -95,14 +92,12 @@ DispatchResult Lane::hop_dispatch_receive(Stream stream) {
   return dispatch_receive(stream);
 }
 
-void Lane::hop_route_values(const float* values, const Plan& plan, float* row_values, Operation operation,
-                            const AgreedOptions& terms, Stream stream, int sm_limit) {
-  route_values(values, plan, row_values, Phase::send, operation, terms, stream, sm_limit);
+void Lane::hop_values(const RouteValuesCall& call, Stream stream) const {
   LaneView lane = view_;
   place_engine_messages(*exchange_.engine, 0, &lane);
-  hop_messages(hop_arguments(operation, HopContent::messages), lane,
-               view_plan(plan.storage(), view_.plan_shape), 0, true, shape(sm_limit), stream);
-  route_values(values, plan, row_values, Phase::receive, operation, terms, stream, sm_limit);
+  hop_messages(hop_arguments(call.needed_by(), HopContent::messages), lane,
+               view_plan(call.plan.storage(), view_.plan_shape), 0, true,
+               shape(call.combine != nullptr ? call.combine->sm_limit : 0), stream);
 }
 
 void Lane::hop_combine(const CombineCall& call, Stream stream) {
@@ -123,8 +118,9 @@ void Lane::hop_combine(const CombineCall& call, Stream stream) {
       view_, reinterpret_cast<std::uint64_t*>(hop_memory_.data() +
                                               HopWorkingMemory::of(exchange_.hops->shape).muted)};
   // The ranks compare the options of the combine in its first part.
-  hop_route_values(call.topk_weights, call.plan, row_weights, Operation::combine,
-                   agreed_options_of(Operation::combine, options_of(call)), stream, call.sm_limit);
+  const RouteValuesCall weights{
+      .values = call.topk_weights, .plan = call.plan, .row_values = row_weights, .combine = &call};
+  run(weights, stream);
   launch_mute(mute, handle_of(stream));
   CombineCall with_row_weights = call;
   with_row_weights.topk_weights = nullptr;
@@ -158,69 +154,22 @@ void Lane::hop_headers(Operation operation, cudaStream_t stream) const {
   exchange_.hop_transport->launch(hop_arguments(operation, HopContent::headers), {}, stream);
 }
 
-const StepMetadata* Lane::hop_metadata(const MetadataCall& call, Stream stream) {
-  require_own_stream(Operation::metadata, stream);
-  pointer_check_.require_usable("metadata", pointers_of(call));
-  StepMetadata* const metadata = call.into != nullptr ? call.into : step_metadata();
-  const MetadataArguments arguments{.lane = view_,
-                                    .terms = AgreedOptions::of(Operation::metadata),
-                                    .count = call.count,
-                                    .device_count = call.device_count,
-                                    .metadata = metadata};
-  launch_post_metadata(arguments, handle_of(stream));
-  hop_headers(Operation::metadata, handle_of(stream));
-  launch_finish_metadata(arguments, handle_of(stream));
-  ++calls_;
-  return metadata;
-}
-
 void Lane::post_refusal(const RefusalArguments& arguments, cudaStream_t stream) const {
-  if (!exchange_.hops) return launch_refusal(arguments, stream);
-  launch_post_refusal(arguments, stream);
+  if (!exchange_.hops) return kRefusalKernel(arguments, {}, {stream});
+  kPostRefusalKernel(arguments, {}, {stream});
   hop_headers(arguments.operation, stream);
-  launch_finish_headers({.lane = view_, .terms = AgreedOptions::of(arguments.operation), .compares = false},
-                        stream);
+  launch_skip_number(view_, stream);
   if (arguments.operation == Operation::combine) launch_skip_number(view_, stream);
 }
 
-void Lane::hop_count_dispatch(const Ids& ids, std::int32_t tokens, Stream stream) {
-  count_dispatch(ids, tokens, stream);
-  hop_headers(Operation::dispatch_counts, handle_of(stream));
-  launch_finish_headers(
-      {.lane = view_, .terms = AgreedOptions::of(Operation::dispatch_counts), .compares = true},
-      handle_of(stream));
-  ++calls_;
-}
-
-// Reads the call headers, which hop_count_dispatch() has exchanged.
 DispatchCounts Lane::hop_dispatch_counts() {
   const EngineLayout& layout = *exchange_.engine;
   const std::byte* const inbox = exchange_.engine_lane(index_) + layout.inbox;
-  std::vector<LLPacket> header(static_cast<std::size_t>(kHeaderCounts + view_.signals.count_words));
-  const Placement& placement = exchange_.config.placement;
-  int first = 0;  // physical index of this rank's first expert
-  for (int rank = 0; rank < view_.rank; ++rank) first += placement.local_experts(rank);
-  hop_tokens_.assign(static_cast<std::size_t>(view_.ranks), 0);
-  hop_routes_.assign(static_cast<std::size_t>(placement.local_experts(view_.rank)), 0);
-  std::int64_t messages = 0;
-  for (int source = 0; source < view_.ranks; ++source) {
-    copy_blocking(header.data(), inbox + source * layout.block_bytes,
-                  static_cast<std::int64_t>(header.size() * sizeof(LLPacket)));
-    const auto count = [&](int i) {
-      return static_cast<std::int32_t>(header[static_cast<std::size_t>(kHeaderCounts + i / 2)].word >>
-                                       (32 * (i % 2)));
-    };
-    hop_tokens_[static_cast<std::size_t>(source)] = HeaderFacts::of(header[kHeaderFacts].word).count;
-    messages += count(view_.signals.first_messages + view_.rank);
-    for (std::size_t expert = 0; expert < hop_routes_.size(); ++expert)
-      hop_routes_[expert] += count(first + static_cast<int>(expert));
-  }
-  DispatchCounts counts;
-  counts.tokens = hop_tokens_;
-  counts.routes = hop_routes_;
-  counts.total = total_rows(exchange_.config, view_.rank, counts.tokens[static_cast<std::size_t>(view_.rank)],
-                            messages, counts.routes);
-  return counts;
+  std::vector<std::byte> header(static_cast<std::size_t>(layout.header_bytes));
+  return counts_of_headers([&](int source) {
+    copy_blocking(header.data(), inbox + source * layout.block_bytes, layout.header_bytes);
+    return header.data();
+  });
 }
 
 void Lane::add_hop_wire(WireCounts& counts) const {

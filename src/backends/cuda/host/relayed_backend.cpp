@@ -6,7 +6,6 @@
 #include "backends/cuda/host/memory_layout.hpp"
 #include "backends/cuda/runtime/error.hpp"
 #include "base/text.hpp"
-#include "group/fault_points.hpp"
 
 namespace ferry {
 namespace cuda {
@@ -18,7 +17,7 @@ class RelayedCudaBackend final : public CudaBackend {
       : CudaBackend(rank, config, Reach::hops, make_hops) {}
 
   DispatchResult dispatch(const DispatchCall& call, Stream stream) override {
-    begin(Operation::dispatch, FaultPoint::dispatch_begin);
+    begin(Operation::dispatch);
     return run_or_refuse(Operation::dispatch, call.lane, stream,
                          [&] { return lane(call.lane).hop_dispatch(call, stream); });
   }
@@ -28,7 +27,7 @@ class RelayedCudaBackend final : public CudaBackend {
   }
 
   void combine(const CombineCall& call, Stream stream) override {
-    begin(Operation::combine, FaultPoint::combine_begin);
+    begin(Operation::combine);
     run_or_refuse(Operation::combine, call.lane, stream, [&] { lane(call.lane).hop_combine(call, stream); });
   }
   void combine_receive(int index, Stream stream) override {
@@ -36,37 +35,21 @@ class RelayedCudaBackend final : public CudaBackend {
     lane(index).hop_combine_receive(stream);
   }
 
-  void route_values(const float* values, const Plan& plan, float* row_values, int index,
-                    Stream stream) override {
-    begin(Operation::route_values, FaultPoint::route_values_begin);
-    run_or_refuse(Operation::route_values, index, stream, [&] {
-      lane(index).hop_route_values(values, plan, row_values, Operation::route_values,
-                                   AgreedOptions::of(Operation::route_values), stream);
-    });
-  }
-  const StepMetadata* metadata(const MetadataCall& call, Stream stream) override {
-    begin(Operation::metadata, FaultPoint::metadata_begin);
-    return run_or_refuse(Operation::metadata, call.lane, stream,
-                         [&] { return lane(call.lane).hop_metadata(call, stream); });
-  }
-  DispatchCounts dispatch_counts(const Ids& ids, std::int32_t tokens, int index, Stream stream) override {
-    begin(Operation::dispatch_counts, FaultPoint::dispatch_begin);
-    require_no_capture(stream, "dispatch_counts");
-    run_or_refuse(Operation::dispatch_counts, index, stream,
-                  [&] { lane(index).hop_count_dispatch(ids, tokens, stream); });
-    // Every wait of the launches has a deadline.
-    check(cudaStreamSynchronize(handle_of(stream)), "wait for the counts of a dispatch");
-    throw_if_failed(Operation::dispatch_counts);
-    lane(index).raise_device_error();
-    return lane(index).hop_dispatch_counts();
+  SmallResult run(const SmallCall& call, Stream stream) override {
+    const Operation operation = operation_of(call);
+    if (is_gather(operation)) {
+      throw UnsupportedError(str(to_string(operation),
+                                 ": not available in two hops on device memory yet: use an exchange with "
+                                 "hops one"));
+    }
+    return CudaBackend::run(call, stream);
   }
 
   // A combine takes several call numbers here.
   SourceOperations* source_operations() override { return nullptr; }
   void refuse(Operation operation, int index, const Error& error, Stream stream) noexcept override {
     // No rank has such a call.
-    if (operation == Operation::all_gather_v || operation == Operation::reduce_scatter_v) return;
-    CudaBackend::refuse(operation, index, error, stream);
+    if (!is_gather(operation)) CudaBackend::refuse(operation, index, error, stream);
   }
 
   WireCounts wire_counts() const override {
@@ -76,16 +59,16 @@ class RelayedCudaBackend final : public CudaBackend {
   }
 
  private:
-  std::int64_t all_gather_v(const AllGatherCall&, Stream) override { refuse_gather("all_gather_v"); }
-  void reduce_scatter_v(const ReduceScatterCall&, Stream) override { refuse_gather("reduce_scatter_v"); }
-  [[noreturn]] static void refuse_gather(const char* operation) {
-    throw UnsupportedError(
-        str(operation, ": not available in two hops on device memory yet: use an exchange with hops one"));
+  static bool is_gather(Operation operation) {
+    return operation == Operation::all_gather_v || operation == Operation::reduce_scatter_v;
   }
 
-  void begin(Operation operation, FaultPoint point) {
-    throw_if_failed(operation);
-    fault_point(point, exchange_.me());
+  DispatchCounts await_counts(Lane& lane, Stream stream) override {
+    // Every wait of the launches has a deadline.
+    check(cudaStreamSynchronize(handle_of(stream)), "wait for the counts of a dispatch");
+    throw_if_failed(Operation::dispatch_counts);
+    lane.raise_device_error();
+    return lane.hop_dispatch_counts();
   }
 };
 

@@ -2,21 +2,12 @@
 // and reads the other blocks' counts there, so that no device memory has to be cleared.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 
+#include "backends/cuda/operations/dispatch_counts.hpp"
 #include "plan/slot.hpp"
 
 namespace ferry::cuda {
-
-inline constexpr int kClusterThreads = 512;   // threads of a block
-inline constexpr int kMostClusterBlocks = 8;  // the most that every GPU supports in a cluster
-
-// Blocks for `tokens` tokens.
-inline int cluster_blocks(std::int64_t tokens) {
-  return static_cast<int>(
-      std::clamp<std::int64_t>((tokens + kClusterThreads - 1) / kClusterThreads, 1, kMostClusterBlocks));
-}
 
 // [block] A barrier of all blocks of the cluster: arrives with release, waits with acquire.
 __device__ inline void synchronize_cluster() {

@@ -2,14 +2,11 @@
 // its share of the tokens; then the first block exchanges call headers with the other ranks and publishes the
 // sums to the host.
 #define FERRY_WIDE_KERNELS  // for groups of any size
-#include <algorithm>
-
 #include "backends/cuda/device/routing_tables.hpp"
 #include "backends/cuda/operations/cluster_counts.cuh"
 #include "backends/cuda/operations/dispatch_counts.hpp"
 #include "backends/cuda/protocol/call_header.cuh"
 #include "backends/cuda/protocol/plan_header.cuh"
-#include "backends/cuda/runtime/launch.hpp"
 
 namespace ferry::cuda {
 namespace {
@@ -149,9 +146,6 @@ __global__ void __launch_bounds__(kClusterThreads)
 
 }  // namespace
 
-void launch_dispatch_counts(const CountArguments& arguments, cudaStream_t stream) {
-  launch(&dispatch_counts_kernel, arguments, kClusterThreads,
-         {.blocks = cluster_blocks(arguments.tokens), .cluster = true}, stream, "launch dispatch_counts");
-}
+const Kernel<CountArguments> kCountKernel{&dispatch_counts_kernel, kClusterThreads, "launch dispatch_counts"};
 
 }  // namespace ferry::cuda

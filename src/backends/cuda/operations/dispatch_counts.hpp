@@ -1,9 +1,10 @@
 // Counts what a dispatch of given ids delivers: one launch, whose result the host waits for.
 #pragma once
 
-#include <cuda_runtime_api.h>
+#include <algorithm>
 
 #include "backends/cuda/protocol/lane_view.hpp"
+#include "backends/cuda/runtime/launch.hpp"
 
 namespace ferry::cuda {
 
@@ -33,6 +34,16 @@ struct CountArguments {
   bool posts_only;     // the kernel ends when it has posted this rank's counts; the call takes no number
 };
 
-void launch_dispatch_counts(const CountArguments& arguments, cudaStream_t stream);
+extern const Kernel<CountArguments> kCountKernel;
+
+inline constexpr int kClusterThreads = 512;   // threads of a block
+inline constexpr int kMostClusterBlocks = 8;  // the most that every GPU supports in a cluster
+
+// Of a launch that counts `tokens` tokens.
+inline LaunchShape cluster_shape(std::int64_t tokens) {
+  const std::int64_t blocks = (tokens + kClusterThreads - 1) / kClusterThreads;
+  return {.blocks = static_cast<int>(std::clamp<std::int64_t>(blocks, 1, kMostClusterBlocks)),
+          .cluster = true};
+}
 
 }  // namespace ferry::cuda

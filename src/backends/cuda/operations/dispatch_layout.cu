@@ -146,8 +146,7 @@ void dispatch_layout_on_device(const DispatchLayoutCall& call, Stream stream) {
     arguments.node_of[rank] = static_cast<std::uint8_t>(node);
     if (call.placement.ranks() <= kNarrowRanks) arguments.ranks_of[node] |= 1u << rank;
   }
-  launch(&dispatch_layout_kernel, arguments, kClusterThreads,
-         {.blocks = cluster_blocks(call.tokens), .cluster = true}, handle_of(stream),
+  launch(&dispatch_layout_kernel, arguments, kClusterThreads, cluster_shape(call.tokens), handle_of(stream),
          "launch dispatch_layout");
 }
 

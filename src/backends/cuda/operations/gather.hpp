@@ -1,8 +1,6 @@
 // all_gather_v and reduce_scatter_v: rows of all ranks without routing. One launch each.
 #pragma once
 
-#include <cuda_runtime_api.h>
-
 #include "backends/cuda/protocol/lane_view.hpp"
 #include "backends/cuda/runtime/launch.hpp"
 
@@ -30,11 +28,8 @@ struct AddedBlocks {
   std::int64_t bytes;  // of a block
 };
 
-void launch_all_gather(const GatherArguments& arguments, const LaunchShape& shape, cudaStream_t stream);
-// `type`: of the values.
-void launch_reduce_scatter(const GatherArguments& arguments, DType type, const LaunchShape& shape,
-                           cudaStream_t stream);
-void launch_add_blocks(const AddedBlocks& arguments, DType type, const LaunchShape& shape,
-                       cudaStream_t stream);
+extern const Kernel<GatherArguments> kAllGatherKernel;
+extern const Kernel<GatherArguments> kReduceScatterKernels[3];  // by DType of the values
+extern const Kernel<AddedBlocks> kAddBlocksKernels[3];          // the same
 
 }  // namespace ferry::cuda

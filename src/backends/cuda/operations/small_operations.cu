@@ -39,6 +39,7 @@ struct MetadataSums {
   }
 };
 
+template <Phase kPhase>
 __global__ void __launch_bounds__(32, 1)
     metadata_kernel(const __grid_constant__ MetadataArguments arguments) {
   __shared__ MetadataArguments shared_arguments;
@@ -52,20 +53,23 @@ __global__ void __launch_bounds__(32, 1)
   const int rank = static_cast<int>(threadIdx.x);
   if (rank == 0) {
     header.terms = call.terms;
-    header.facts = make_header_facts(Operation::metadata, metadata_count(call, number));
+    if constexpr (kPhase != Phase::receive)
+      header.facts = make_header_facts(Operation::metadata, metadata_count(call, number));
   }
   __syncwarp();
-  post_header(lane, number, header);
-  StepMetadata all;
-  MetadataSums mine{lane.rank, {}};
-  const bool agree = await_all_headers_wide(lane, number, header, true, mine);
-  if (agree) {
-    all.sum = __reduce_add_sync(~0u, mine.of.sum);
-    all.prefix = __reduce_add_sync(~0u, mine.of.prefix);
-    all.maximum = __reduce_max_sync(~0u, mine.of.maximum);
+  if constexpr (kPhase != Phase::receive) post_header(lane, number, header);
+  if constexpr (kPhase != Phase::send) {
+    StepMetadata all;
+    MetadataSums mine{lane.rank, {}};
+    const bool agree = await_all_headers_wide(lane, number, header, true, mine);
+    if (agree) {
+      all.sum = __reduce_add_sync(~0u, mine.of.sum);
+      all.prefix = __reduce_add_sync(~0u, mine.of.prefix);
+      all.maximum = __reduce_max_sync(~0u, mine.of.maximum);
+    }
+    if (rank == 0) *call.metadata = all;
+    store_call_number(lane, number);
   }
-  if (rank == 0) *call.metadata = all;
-  store_call_number(lane, number);
 }
 
 // --- route values ------------------------------------------------------------------------------------------
@@ -192,6 +196,7 @@ __global__ void __launch_bounds__(32 * kValueWarps, 1)
 
 // --- refusal -----------------------------------------------------------------------------------------------
 
+template <bool kWaits>
 __global__ void __launch_bounds__(32, 1) refusal_kernel(const __grid_constant__ RefusalArguments arguments) {
   __shared__ RefusalArguments shared_arguments;
   copy_to_shared(arguments, &shared_arguments, threadIdx.x, blockDim.x);
@@ -203,25 +208,23 @@ __global__ void __launch_bounds__(32, 1) refusal_kernel(const __grid_constant__ 
   for (int peer = 0; peer < lane.ranks; ++peer) {
     if (peer != lane.rank) post_refusal(lane, number, peer, call.operation, call.refusal);
   }
-  // The next call reuses the staging of the call before this one, so this call may end only when every peer
-  // has finished that one, as its header of this call says (docs/protocol-gpu.md).
-  drain_headers(lane, number, call.operation);
-  store_call_number(lane, number);
+  if constexpr (kWaits) {
+    // The next call reuses the staging of the call before this one, so this call may end only when every peer
+    // has finished that one, as its header of this call says (docs/protocol-gpu.md).
+    drain_headers(lane, number, call.operation);
+    store_call_number(lane, number);
+  }
 }
 
 }  // namespace
 
-void launch_metadata(const MetadataArguments& arguments, cudaStream_t stream) {
-  launch(&metadata_kernel, arguments, 32, 1, stream, "launch metadata");
-}
-
-void launch_route_values(const RouteValuesArguments& arguments, const LaunchShape& shape,
-                         cudaStream_t stream) {
-  launch(&route_values_kernel, arguments, 32 * kValueWarps, shape, stream, "launch route_values");
-}
-
-void launch_refusal(const RefusalArguments& arguments, cudaStream_t stream) {
-  launch(&refusal_kernel, arguments, 32, 1, stream, "launch a refusal");
-}
+const Kernel<MetadataArguments> kMetadataKernels[3] = {
+    {&metadata_kernel<Phase::fused>, 32, "launch metadata"},
+    {&metadata_kernel<Phase::send>, 32, "post a count"},
+    {&metadata_kernel<Phase::receive>, 32, "launch metadata"}};
+const Kernel<RouteValuesArguments> kRouteValuesKernel{&route_values_kernel, 32 * kValueWarps,
+                                                      "launch route_values"};
+const Kernel<RefusalArguments> kRefusalKernel{&refusal_kernel<true>, 32, "launch a refusal"};
+const Kernel<RefusalArguments> kPostRefusalKernel{&refusal_kernel<false>, 32, "post a refusal"};
 
 }  // namespace ferry::cuda

@@ -1,7 +1,5 @@
-// Operations that move no rows: step metadata, one value a route, and the refusal of a call. One launch each.
+// Operations that move no rows: step metadata, one value a route, and the refusal of a call.
 #pragma once
-
-#include <cuda_runtime_api.h>
 
 #include "backends/cuda/device/phase.hpp"
 #include "backends/cuda/protocol/lane_view.hpp"
@@ -17,7 +15,7 @@ struct MetadataArguments {
   StepMetadata* metadata;            // device memory
 };
 
-void launch_metadata(const MetadataArguments& arguments, cudaStream_t stream);
+extern const Kernel<MetadataArguments> kMetadataKernels[3];  // by Phase
 
 struct RouteValuesArguments {
   LaneView lane;
@@ -29,8 +27,7 @@ struct RouteValuesArguments {
   Operation operation = Operation::route_values;  // the operation that needs the values
 };
 
-void launch_route_values(const RouteValuesArguments& arguments, const LaunchShape& shape,
-                         cudaStream_t stream);
+extern const Kernel<RouteValuesArguments> kRouteValuesKernel;
 
 struct RefusalArguments {
   LaneView lane;
@@ -38,6 +35,8 @@ struct RefusalArguments {
   ErrorRecord refusal;
 };
 
-void launch_refusal(const RefusalArguments& arguments, cudaStream_t stream);
+// Posts the refusal, and ends the call when all ranks have called.
+extern const Kernel<RefusalArguments> kRefusalKernel;
+extern const Kernel<RefusalArguments> kPostRefusalKernel;  // only posts it
 
 }  // namespace ferry::cuda

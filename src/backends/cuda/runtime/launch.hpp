@@ -49,4 +49,17 @@ void launch(void (*kernel)(Arguments), const Arguments& arguments, int threads, 
   launch(kernel, arguments, threads, LaunchShape{.blocks = blocks}, stream, action);
 }
 
+// Such a kernel as host code sees it: defined beside the kernel, which only its own source knows.
+template <class Arguments>
+struct Kernel {
+  void (*kernel)(Arguments);
+  int threads;
+  const char* action;  // for the error message
+
+  void load() const { load_kernel(reinterpret_cast<const void*>(kernel)); }
+  void operator()(const Arguments& arguments, const LaunchShape& shape, Stream stream) const {
+    launch(kernel, arguments, threads, shape, handle_of(stream), action);
+  }
+};
+
 }  // namespace ferry::cuda

@@ -40,7 +40,6 @@ class SlicedBackend final : public SlicedBackendBase {
         context_{.rank = rank,
                  .config = config,
                  .inner = &inner(),
-                 .gather = &inner().gather_operations(),
                  .blocks = cuda_.blocks_of_lane(),
                  .late_errors = inner().capabilities().late_errors} {
     prepare_slices();

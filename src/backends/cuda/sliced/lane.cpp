@@ -99,13 +99,13 @@ int SlicedLane::blocks_for(std::int64_t rows, int sm_limit) const {
 }
 
 void SlicedLane::gather_terms(Stream stream) const {
-  context_.gather->all_gather_v({.lane = index_,
+  context_.inner->run(GatherCall{.lane = index_,
                                  .rows = terms() + context_.ranks(),
+                                 .out = terms(),
                                  .count = 1,
-                                 .row_bytes = sizeof(SliceTerms),
-                                 .gathered = terms(),
-                                 .capacity = context_.ranks()},
-                                stream);
+                                 .held = context_.ranks(),
+                                 .row_bytes = sizeof(SliceTerms)},
+                      stream);
 }
 
 FindSegmentsArguments SlicedLane::segments_of(const Plan& plan) const {
@@ -279,15 +279,15 @@ DispatchResult SlicedLane::dispatch(const DispatchCall& call, Stream stream) {
   const std::int64_t routed_rows = view_.capacity_rows;
   launch_pack_rows(pack, blocks_for(routed_rows, call.sm_limit), handle_of(stream));
   calls.make([&] {
-    context_.gather->all_gather_v({.lane = index_,
+    context_.inner->run(GatherCall{.lane = index_,
                                    .sub_group = context_.tp(),
                                    .rows = pack.to,
+                                   .out = array<std::byte>(arrays_.all),
                                    .count = routed_rows,
+                                   .held = result.capacity,
                                    .row_bytes = pack.row_bytes,
-                                   .gathered = array<std::byte>(arrays_.all),
-                                   .capacity = result.capacity,
                                    .device_count = &pack.state->own_rows},
-                                  stream);
+                        stream);
   });
   unpack(result, pack.row_bytes, call.sm_limit, stream);
   return result;
@@ -341,15 +341,17 @@ void SlicedLane::combine(const CombineCall& call, Stream stream) {
        .own_weights = array<float>(arrays_.row_weights)},
       blocks_for(capacity, call.sm_limit), handle_of(stream));
   calls.make([&] {
-    context_.gather->reduce_scatter_v({.lane = index_,
-                                       .sub_group = context_.tp(),
-                                       .rows = all,
-                                       .total = capacity,
-                                       .type = type,
-                                       .sums = own,
-                                       .count = view_.capacity_rows,
-                                       .device_count = &state->own_rows},
-                                      stream);
+    context_.inner->run(GatherCall{.operation = Operation::reduce_scatter_v,
+                                   .lane = index_,
+                                   .sub_group = context_.tp(),
+                                   .rows = all,
+                                   .out = own,
+                                   .count = view_.capacity_rows,
+                                   .held = capacity,
+                                   .row_bytes = config.hidden * bytes_of(type),
+                                   .type = type,
+                                   .device_count = &state->own_rows},
+                        stream);
   });
   CombineCall routed = call;
   routed.outputs = {.data = own, .type = type, .stride = 0};
@@ -362,15 +364,15 @@ void SlicedLane::combine(const CombineCall& call, Stream stream) {
       call.result.data != nullptr && (call.result.stride == 0 || call.result.stride == result_row);
   auto* const results = dense ? static_cast<std::byte*>(call.result.data) : own;
   calls.make([&] {
-    context_.gather->all_gather_v({.lane = index_,
+    context_.inner->run(GatherCall{.lane = index_,
                                    .sub_group = context_.tp(),
                                    .rows = all,
+                                   .out = results,
                                    .count = view_.max_tokens * slots,
+                                   .held = config.max_tokens * slots,
                                    .row_bytes = result_row,
-                                   .gathered = results,
-                                   .capacity = config.max_tokens * slots,
                                    .device_count = &state->slots},
-                                  stream);
+                        stream);
   });
   if (dense || call.result.data == nullptr) return;
   launch_copy_results({.state = state,

@@ -21,7 +21,6 @@ struct SlicedContext {
   Rank rank;
   Config config;
   Backend* inner;
-  GatherOperations* gather;
   int blocks;  // of a launch
   // True: calls of the backend inside report errors on the device, and the host goes on to the next call.
   // False (over an engine): they throw, on all ranks alike.

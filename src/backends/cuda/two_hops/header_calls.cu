@@ -23,69 +23,7 @@ __global__ void __launch_bounds__(kClearThreads) clear_inbox_kernel(const __grid
     memory::slot_metadata(lane, lane.rank, 0, source, i / lane.top_k)[i % lane.top_k] = {0, 0};
 }
 
-// --- calls of headers alone --------------------------------------------------------------------------------
-
-__global__ void __launch_bounds__(32, 1)
-    post_metadata_kernel(const __grid_constant__ MetadataArguments call) {
-  __shared__ CallHeader header;
-  const LaneView& lane = call.lane;
-  if (is_aborted(lane, kExchangeFailed)) return;
-  const std::uint64_t number = lane.state->calls[0] + 1;
-  if (threadIdx.x == 0) {
-    std::int32_t count = call.count;
-    if (call.device_count != nullptr) {
-      count = *call.device_count;
-      const std::int32_t most = INT32_MAX / lane.ranks;
-      if (count < 0 || count > most) {
-        abort_call(lane, number, Operation::metadata, DeviceError::Reason::too_many, lane.rank, 0, count,
-                   most);
-        count = 0;
-      }
-    }
-    header.terms = call.terms;
-    header.facts = make_header_facts(Operation::metadata, count);
-  }
-  __syncwarp();
-  post_header(lane, number, header);
-}
-
-__global__ void __launch_bounds__(32, 1)
-    finish_metadata_kernel(const __grid_constant__ MetadataArguments call) {
-  __shared__ CallHeader header;
-  const LaneView& lane = call.lane;
-  if (is_aborted(lane, kExchangeFailed)) return;
-  const std::uint64_t number = lane.state->calls[0] + 1;
-  if (threadIdx.x == 0) {
-    header.terms = call.terms;
-    header.facts = make_header_facts(Operation::metadata, 0);
-  }
-  __syncwarp();
-  StepMetadata mine, all;  // of this thread's ranks; of all ranks
-  const auto add = [&](int rank, const HeaderFacts& theirs) {
-    mine.sum += theirs.count;
-    mine.prefix += rank < lane.rank ? theirs.count : 0;
-    mine.maximum = max(mine.maximum, theirs.count);
-  };
-  if (await_all_headers_wide(lane, number, header, true, add)) {
-    all.sum = __reduce_add_sync(~0u, mine.sum);
-    all.prefix = __reduce_add_sync(~0u, mine.prefix);
-    all.maximum = __reduce_max_sync(~0u, mine.maximum);
-  }
-  if (threadIdx.x == 0) *call.metadata = all;
-  store_call_number(lane, number);
-}
-
-__global__ void __launch_bounds__(32, 1) post_refusal_kernel(const __grid_constant__ RefusalArguments call) {
-  const LaneView& lane = call.lane;
-  if (is_aborted(lane, kExchangeFailed)) return;
-  const std::uint64_t number = lane.state->calls[0] + 1;
-  for (int peer = 0; peer < lane.ranks; ++peer) {
-    if (peer != lane.rank) post_refusal(lane, number, peer, call.operation, call.refusal);
-  }
-}
-
-__global__ void __launch_bounds__(32, 1)
-    finish_headers_kernel(const __grid_constant__ FinishHeadersArguments call) {
+__global__ void __launch_bounds__(32, 1) agree_kernel(const __grid_constant__ AgreeArguments call) {
   __shared__ CallHeader header;
   const LaneView& lane = call.lane;
   if (is_aborted(lane, kExchangeFailed)) return;
@@ -95,7 +33,7 @@ __global__ void __launch_bounds__(32, 1)
     header.facts = make_header_facts(call.terms.operation, 0);
   }
   __syncwarp();
-  if (call.compares) agree_with_all(lane, number, header, true);
+  agree_with_all(lane, number, header, true);
   store_call_number(lane, number);
 }
 
@@ -124,34 +62,15 @@ __global__ void __launch_bounds__(32, 1) skip_number_kernel(const __grid_constan
 
 }  // namespace
 
+const Kernel<AgreeArguments> kAgreeKernel{&agree_kernel, 32, "end a call of headers"};
+
 void prepare_header_calls() {
-  load_kernels(&clear_inbox_kernel, &post_metadata_kernel, &finish_metadata_kernel, &post_refusal_kernel,
-               &finish_headers_kernel, &mute_kernel, &unmute_kernel, &skip_number_kernel);
+  load_kernels(&clear_inbox_kernel, &agree_kernel, &mute_kernel, &unmute_kernel, &skip_number_kernel);
 }
 
 void launch_clear_inbox(const LaneView& lane, cudaStream_t stream) {
   launch(reinterpret_cast<const void*>(&clear_inbox_kernel), const_cast<LaneView*>(&lane), kClearThreads, 0,
          {.blocks = kClearBlocksOfRank * lane.ranks}, stream, "clear slot metadata");
-}
-
-void launch_post_metadata(const MetadataArguments& arguments, cudaStream_t stream) {
-  launch(reinterpret_cast<const void*>(&post_metadata_kernel), const_cast<MetadataArguments*>(&arguments), 32,
-         0, {}, stream, "post a count");
-}
-
-void launch_finish_metadata(const MetadataArguments& arguments, cudaStream_t stream) {
-  launch(reinterpret_cast<const void*>(&finish_metadata_kernel), const_cast<MetadataArguments*>(&arguments),
-         32, 0, {}, stream, "launch metadata");
-}
-
-void launch_post_refusal(const RefusalArguments& arguments, cudaStream_t stream) {
-  launch(reinterpret_cast<const void*>(&post_refusal_kernel), const_cast<RefusalArguments*>(&arguments), 32,
-         0, {}, stream, "post a refusal");
-}
-
-void launch_finish_headers(const FinishHeadersArguments& arguments, cudaStream_t stream) {
-  launch(reinterpret_cast<const void*>(&finish_headers_kernel),
-         const_cast<FinishHeadersArguments*>(&arguments), 32, 0, {}, stream, "end a call of headers");
 }
 
 void launch_skip_number(const LaneView& lane, cudaStream_t stream) {

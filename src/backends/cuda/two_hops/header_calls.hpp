@@ -15,19 +15,12 @@ void prepare_header_calls();  // part of prepare_hops()
 // plan expects messages that do not come. `lane`: as the phases of the call see it.
 void launch_clear_inbox(const LaneView& lane, cudaStream_t stream);
 
-// Step metadata.
-void launch_post_metadata(const MetadataArguments& arguments, cudaStream_t stream);
-void launch_finish_metadata(const MetadataArguments& arguments, cudaStream_t stream);
-
-// A refusal; launch_finish_headers() ends it.
-void launch_post_refusal(const RefusalArguments& arguments, cudaStream_t stream);
-
-struct FinishHeadersArguments {
+// Ends a call of headers alone: reports headers that differ.
+struct AgreeArguments {
   LaneView lane;
   AgreedOptions terms;
-  bool compares;  // reports headers that differ
 };
-void launch_finish_headers(const FinishHeadersArguments& arguments, cudaStream_t stream);
+extern const Kernel<AgreeArguments> kAgreeKernel;
 
 // A combine takes two call numbers, because its weights may travel in a call of their own, and a rank that
 // refuses a combine does not know whether those of its peers do. This takes the second without a call.

@@ -1,4 +1,4 @@
-#include "backends/cpu/scalar_operations.hpp"
+#include "backends/cpu/small_calls.hpp"
 
 #include <algorithm>
 #include <cstring>
@@ -6,7 +6,7 @@
 
 #include "exchange/call_options.hpp"
 #include "exchange/dispatch_layout.hpp"
-#include "exchange/gather.hpp"
+#include "exchange/link_calls.hpp"
 #include "group/fault_points.hpp"
 
 namespace ferry::cpu {
@@ -60,13 +60,24 @@ void read_values(Lane& lane, const PlanView& plan, int source, float* row_values
   }
 }
 
-// Call after begin(). Common to send_route_values() and send_topk_weights().
-void transfer_values(Lane& lane, const float* values, const Plan& handle, float* row_values) {
+}  // namespace
+
+SmallResult run(Lane& lane, const MetadataCall& call) {
+  lane.metadata = exchange_metadata(*lane.link, call.count, lane.context.rank);
+  return {.metadata = &lane.metadata};
+}
+
+SmallResult run(Lane& lane, const RouteValuesCall& call) {
   const int me = lane.context.me(), ranks = lane.context.ranks();
-  const PlanView plan = view_plan(handle.storage(), lane.context.plan_shape);
+  CallOptions options;
+  if (call.combine != nullptr) options = options_of(*call.combine);
+  add_plan(call.plan, &options);
+  lane.link->begin(call.needed_by(), options);
+  const PlanView plan = view_plan(call.plan.storage(), lane.context.plan_shape);
   fault_point(FaultPoint::route_values_begin, me);
   reserve_values(lane, plan);
-  for (int destination = 0; destination < ranks; ++destination) stage_values(lane, plan, values, destination);
+  for (int destination = 0; destination < ranks; ++destination)
+    stage_values(lane, plan, call.values, destination);
   fault_point(FaultPoint::route_values_sent, me);
   lane.link->post(false);
   fault_point(FaultPoint::route_values_posted, me);
@@ -74,38 +85,23 @@ void transfer_values(Lane& lane, const float* values, const Plan& handle, float*
   fault_point(FaultPoint::route_values_waited, me);
   for (std::int64_t row = 0; row < plan.header->total; ++row) {
     const Source& source = plan.sources[row];
-    if (source.rank < 0 || is_shared_slot(source.slot, lane.context.config.top_k)) row_values[row] = 0;
+    if (source.rank < 0 || is_shared_slot(source.slot, lane.context.config.top_k)) call.row_values[row] = 0;
   }
-  for (int source = 0; source < ranks; ++source) read_values(lane, plan, source, row_values);
+  for (int source = 0; source < ranks; ++source) read_values(lane, plan, source, call.row_values);
+  return {};
 }
 
-}  // namespace
-
-void send_route_values(Lane& lane, const float* values, const Plan& plan, float* row_values) {
-  CallOptions options;
-  add_plan(plan, &options);
-  lane.link->begin(Operation::route_values, options);
-  transfer_values(lane, values, plan, row_values);
-}
-
-void send_topk_weights(Lane& lane, const CombineCall& call, float* row_weights) {
-  CallOptions options = options_of(call);
-  add_plan(call.plan, &options);
-  lane.link->begin(Operation::combine, options);
-  transfer_values(lane, call.topk_weights, call.plan, row_weights);
-}
-
-DispatchCounts exchange_dispatch_counts(Lane& lane, const Ids& ids, std::int32_t tokens) {
+SmallResult run(Lane& lane, const DispatchCountsCall& call) {
   const Config& config = lane.context.config;
   const int me = lane.context.me(), ranks = lane.context.ranks();
-  lane.link->begin(Operation::dispatch_counts, {});
+  lane.link->begin(call.operation, {});
   // The summary of a dispatch, with N in place of its head.
   std::vector<std::int32_t> mine(static_cast<std::size_t>(kCallSummaryWords + config.experts + ranks));
   std::int32_t* const routes = mine.data() + kCallSummaryWords;
-  mine[0] = tokens;
+  mine[0] = call.tokens;
   dispatch_layout_on_host(
-      {.ids = ids,
-       .tokens = tokens,
+      {.ids = call.ids,
+       .tokens = call.tokens,
        .top_k = config.top_k,
        .placement = config.placement,
        .result = {.tokens_per_rank = routes + config.experts, .routes_per_expert = routes}});
@@ -132,28 +128,7 @@ DispatchCounts exchange_dispatch_counts(Lane& lane, const Ids& ids, std::int32_t
       lane.routes[e] += told("routes", kCallSummaryWords + experts[e], most_routes);
     messages += told("messages", kCallSummaryWords + config.experts + me, most_tokens);
   }
-  return {total_rows(config, me, tokens, messages, lane.routes), lane.routes, lane.tokens};
-}
-
-void exchange_metadata(Lane& lane, std::int32_t count) {
-  const int me = lane.context.me(), ranks = lane.context.ranks();
-  lane.link->begin(Operation::metadata, {});
-  fault_point(FaultPoint::metadata_begin, me);
-  for (int peer = 0; peer < ranks; ++peer) std::memcpy(lane.link->summary_to(peer), &count, sizeof count);
-  lane.link->post(false);
-  fault_point(FaultPoint::metadata_posted, me);
-  lane.link->wait();
-  fault_point(FaultPoint::metadata_waited, me);
-  lane.metadata = {};
-  for (int peer = 0; peer < ranks; ++peer) {
-    std::int32_t peer_count = 0;
-    std::memcpy(&peer_count, lane.link->summary_from(peer), sizeof peer_count);
-    check_told(Operation::metadata, "count", peer_count, std::numeric_limits<std::int32_t>::max() / ranks,
-               peer);
-    lane.metadata.sum += peer_count;
-    if (peer < me) lane.metadata.prefix += peer_count;
-    lane.metadata.maximum = std::max(lane.metadata.maximum, peer_count);
-  }
+  return {.counts = {total_rows(config, me, call.tokens, messages, lane.routes), lane.routes, lane.tokens}};
 }
 
 }  // namespace ferry::cpu

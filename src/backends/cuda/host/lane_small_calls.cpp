@@ -1,0 +1,187 @@
+// Small calls: turns a checked call into the arguments of its kernel, and launches it.
+#include <atomic>
+#include <numeric>
+#include <thread>
+#include <type_traits>
+
+#include "backends/cuda/host/call_headers.hpp"
+#include "backends/cuda/host/lane.hpp"
+#include "backends/cuda/runtime/error.hpp"
+#include "backends/cuda/two_hops/header_calls.hpp"
+#include "base/process.hpp"
+#include "exchange/configuration.hpp"
+#include "exchange/gather.hpp"
+
+namespace ferry::cuda {
+
+void prepare_small_calls() {
+  const auto load = [](const auto& kernels) {
+    for (const auto& kernel : kernels) kernel.load();
+  };
+  load(kMetadataKernels);
+  kRouteValuesKernel.load();
+  kRefusalKernel.load();
+  kPostRefusalKernel.load();
+  kCountKernel.load();
+  kAllGatherKernel.load();
+  load(kReduceScatterKernels);
+  load(kAddBlocksKernels);
+}
+
+SmallResult Lane::run(const SmallCall& call, Stream stream) {
+  return std::visit(
+      [&](const auto& each) {
+        if (!exchange_.hops) return enqueue(each, Phase::fused, stream);
+        enqueue(each, Phase::send, stream);
+        if constexpr (std::is_same_v<decltype(each), const RouteValuesCall&>) {
+          hop_values(each, stream);
+        } else {
+          hop_headers(each.operation, handle_of(stream));
+        }
+        return enqueue(each, Phase::receive, stream);
+      },
+      call);
+}
+
+void Lane::begin(Operation operation, const CallPointers& pointers, Phase phase, Stream stream) {
+  if (phase == Phase::receive) return;
+  require_own_stream(operation, stream);
+  require_usable(to_string(operation), pointers);
+}
+
+SmallResult Lane::enqueue(const MetadataCall& call, Phase phase, Stream stream) {
+  begin(call.operation, pointers_of(call), phase, stream);
+  StepMetadata* const metadata = call.into != nullptr ? call.into : step_metadata();
+  kMetadataKernels[static_cast<int>(phase)]({.lane = view_,
+                                             .terms = AgreedOptions::of(call.operation),
+                                             .count = call.count,
+                                             .device_count = call.device_count,
+                                             .metadata = metadata},
+                                            {}, stream);
+  end(phase);
+  return {.metadata = metadata};
+}
+
+SmallResult Lane::enqueue(const RouteValuesCall& call, Phase phase, Stream stream) {
+  begin(call.operation, pointers_of(call), phase, stream);
+  const CombineCall* const combine = call.combine;
+  RouteValuesArguments arguments{
+      .lane = view_,
+      .terms = agreed_options_of(call.needed_by(), combine != nullptr ? options_of(*combine) : CallOptions()),
+      .plan = call.plan.storage(),
+      .values = call.values,
+      .row_values = call.row_values,
+      .phase = phase,
+      .operation = call.needed_by()};
+  if (over_engine()) {
+    place_engine_messages(*exchange_.engine, 0, &arguments.lane);
+    if (phase == Phase::send) launch_clear_metadata(arguments.lane, handle_of(stream));
+  }
+  kRouteValuesKernel(arguments, shape(combine != nullptr ? combine->sm_limit : 0), stream);
+  end(phase);
+  return {};
+}
+
+SmallResult Lane::enqueue(const DispatchCountsCall& call, Phase phase, Stream stream) {
+  begin(call.operation, pointers_of(call), phase, stream);
+  const AgreedOptions terms = AgreedOptions::of(call.operation);
+  if (phase == Phase::receive) {
+    kAgreeKernel({view_, terms}, {}, stream);
+  } else {
+    kCountKernel({.lane = view_,
+                  .terms = terms,
+                  .ids = call.ids.data,
+                  .wide_ids = call.ids.type == IdType::int64,
+                  .tokens = call.tokens,
+                  .host = reinterpret_cast<HostCounts*>(counts_.data()),
+                  .call = ++counted_,
+                  .posts_only = phase == Phase::send},
+                 cluster_shape(call.tokens), stream);
+  }
+  end(phase);
+  return {};
+}
+
+SmallResult Lane::enqueue(const GatherCall& call, Phase phase, Stream stream) {
+  begin(call.operation, pointers_of(call), phase, stream);
+  const auto group = SubGroup::of(view_.rank, call.sub_group, view_.ranks);
+  GatherArguments arguments{.lane = view_,
+                            .terms = AgreedOptions::of(call.operation),
+                            .rows = static_cast<const std::byte*>(call.rows),
+                            .out = static_cast<std::byte*>(call.out),
+                            .row_bytes = call.row_bytes,
+                            .held = call.held,
+                            .place = call.place + 1,
+                            .count = static_cast<std::int32_t>(call.count),
+                            .first = static_cast<std::int32_t>(group.first),
+                            .members = static_cast<std::int32_t>(group.count),
+                            .device_count = call.device_count};
+  arguments.terms.add(call.adds() ? static_cast<std::int64_t>(call.type) : call.row_bytes);
+  const auto& kernel = call.adds() ? kReduceScatterKernels[static_cast<int>(call.type)] : kAllGatherKernel;
+  kernel(arguments, shape(0), stream);
+  view_.has_gathered = true;
+  end(phase);
+  return {};
+}
+
+// --- counts of a dispatch ----------------------------------------------------------------------------------
+
+bool Lane::await_dispatch_counts(Stream stream) const {
+  constexpr int kPolls = 20'000;  // about a millisecond
+  auto* host = reinterpret_cast<HostCounts*>(counts_.data());
+  for (int poll = 0; poll < kPolls; ++poll) {
+    // Acquire: the kernel has written the counts before this word.
+    if (std::atomic_ref(host->ended.call).load(std::memory_order_acquire) == counted_) return true;
+    pause_processor();
+  }
+  std::this_thread::yield();
+  // A kernel that has ended has set the word, unless it or an earlier one has failed.
+  const cudaError_t state = cudaStreamQuery(handle_of(stream));
+  if (state != cudaErrorNotReady) check(state, "count the rows of a dispatch");
+  return false;
+}
+
+bool Lane::counted_dispatch() const {
+  const auto* host = reinterpret_cast<const HostCounts*>(counts_.data());
+  return host->ended.word == static_cast<std::uint64_t>(HostCounts::Result::counted);
+}
+
+DispatchCounts Lane::dispatch_counts() const {
+  auto* host = reinterpret_cast<HostCounts*>(counts_.data());
+  if (!counted_dispatch())
+    throw UsageError("dispatch_counts: the call was aborted by an error that has been reported before");
+  const auto ranks = static_cast<std::size_t>(view_.ranks);
+  const auto experts = static_cast<std::size_t>(exchange_.config.placement.local_experts(view_.rank));
+  const std::span<const std::int32_t> messages(host->messages(view_.ranks), ranks);
+  DispatchCounts counts;
+  counts.tokens = {host->tokens(), ranks};
+  counts.routes = {host->routes(view_.ranks), experts};
+  counts.total =
+      total_rows(exchange_.config, view_.rank, counts.tokens[static_cast<std::size_t>(view_.rank)],
+                 std::accumulate(messages.begin(), messages.end(), std::int64_t{0}), counts.routes);
+  return counts;
+}
+
+DispatchCounts Lane::counts_of_headers(const std::function<const std::byte*(int source)>& header_of) {
+  const Placement& placement = exchange_.config.placement;
+  int first = 0;  // physical index of this rank's first expert
+  for (int rank = 0; rank < view_.rank; ++rank) first += placement.local_experts(rank);
+  tokens_.clear();
+  routes_.assign(static_cast<std::size_t>(placement.local_experts(view_.rank)), 0);
+  std::int64_t messages = 0;
+  for (int source = 0; source < view_.ranks; ++source) {
+    const std::byte* const header = header_of(source);
+    tokens_.push_back(HeaderFacts::of(header_word(header, kHeaderFacts)).count);
+    messages += header_count(header, view_.signals.first_messages + view_.rank);
+    for (std::size_t expert = 0; expert < routes_.size(); ++expert)
+      routes_[expert] += header_count(header, first + static_cast<int>(expert));
+  }
+  DispatchCounts counts;
+  counts.tokens = tokens_;
+  counts.routes = routes_;
+  counts.total = total_rows(exchange_.config, view_.rank, tokens_[static_cast<std::size_t>(view_.rank)],
+                            messages, counts.routes);
+  return counts;
+}
+
+}  // namespace ferry::cuda
