@@ -53,7 +53,7 @@ ROOMS = {
     "backends/cuda/host": "base format group layout plan exchange backends/collective backends/cuda/by_source backends/cuda/runtime backends/cuda/memory backends/cuda/device"
                           " backends/cuda/protocol backends/cuda/operations backends/cuda/dispatch backends/cuda/combine"
                           " backends/cuda/two_hops",
-    "backends/cuda/sliced": "exchange format plan backends/cuda/runtime backends/cuda/memory backends/cuda/device"
+    "backends/cuda/sliced": "base exchange format plan backends/cuda/runtime backends/cuda/memory backends/cuda/device"
                             " backends/cuda/protocol backends/cuda/operations backends/cuda/host",
     "backends/cuda/engine": "base engine exchange group layout plan backends/cpu/link backends/collective backends/cuda/runtime"
                             " backends/cuda/memory backends/cuda/operations backends/cuda/combine backends/cuda/host",

@@ -3,7 +3,7 @@
 #include <cstring>
 
 #include "arrays/framework.hpp"
-#include "base/or_refuse.hpp"
+#include "base/errors.hpp"
 #include "base/text.hpp"
 #include "bindings.hpp"
 #include "cast.hpp"

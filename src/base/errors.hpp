@@ -1,4 +1,5 @@
-// Makes errors from errno, records them for another process, and rewords them for another interface.
+// Makes errors from errno, records them for another process, rewords them for another interface, and tells
+// them to peers.
 #pragma once
 
 #include <cstring>
@@ -49,6 +50,18 @@ struct ErrorRecord {
 // With the operating system's text. `text`: what was attempted. Pass errno before another call can change it.
 inline SystemError system_error(const std::string& text, int error_number) {
   return SystemError(str(text, ": ", std::generic_category().message(error_number)), error_number);
+}
+
+// Returns step(). If it throws a `Refused`, which only this rank knows of, calls `refuse` with it first, so
+// that the peers' call ends with the same error instead of waiting.
+template <class Refused = Error, class Refuse, class Step>
+decltype(auto) or_refuse(Refuse refuse, Step step) {
+  try {
+    return step();
+  } catch (const Refused& error) {
+    refuse(error);
+    throw;
+  }
 }
 
 // Some interfaces, such as MAX's, are carried out by calls whose arguments have other names. Errors are put

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/or_refuse.hpp"
+#include "base/errors.hpp"
 #include "capi/boundary.hpp"
 #include "exchange/config_fields.hpp"
 #include "exchange/configuration.hpp"

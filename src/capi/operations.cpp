@@ -1,6 +1,6 @@
 #include <span>
 
-#include "base/or_refuse.hpp"
+#include "base/errors.hpp"
 #include "base/text.hpp"
 #include "capi/boundary.hpp"
 #include "capi/convert.hpp"

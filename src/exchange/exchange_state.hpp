@@ -5,7 +5,7 @@
 #include <memory>
 #include <vector>
 
-#include "base/or_refuse.hpp"
+#include "base/errors.hpp"
 #include "base/text.hpp"
 #include "exchange/backend.hpp"
 #include "exchange/call_errors.hpp"
@@ -178,6 +178,9 @@ struct Exchange::State {
     });
     return call;
   }
+
+  // all_gather_v or reduce_scatter_v: gather.cpp.
+  std::int64_t gather(GatherCall call, Stream stream);
 };
 
 // For the evaluator of programs, and for src/max.

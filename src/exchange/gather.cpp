@@ -28,12 +28,6 @@ void check_row_memory(const char* operation, const char* name, const void* memor
   throw UsageError(str(operation, ": ", name, " is null for the ", counted(rows, "row"), " of rank ", rank));
 }
 
-void check_device_count(const char* operation, const std::int32_t* device_count, PlanIn memory) {
-  if (device_count == nullptr || memory == PlanIn::device) return;
-  throw UnsupportedError(
-      str(operation, ": this backend cannot read a count from device memory: pass the count itself"));
-}
-
 std::int64_t sum_of_counts(std::span<const GatherTerms> ranks) {
   std::int64_t sum = 0;
   for (const GatherTerms& rank : ranks) sum += rank.count;
@@ -110,77 +104,69 @@ std::int64_t GatherRounds::gathered() const {
   return sum_of_counts(group_.terms(terms_));
 }
 
+// Checks a call and carries it out. Errors name the arguments as the interface does.
+std::int64_t Exchange::State::gather(GatherCall call, Stream stream) {
+  idle_lane(call.lane);
+  check_or_refuse(call.operation, call.lane, stream, [&] {
+    const int me = rank.index();
+    const char *const name = to_string(call.operation), *const out = call.adds() ? "sums" : "gathered";
+    const std::int64_t input = call.adds() ? call.held : call.count,
+                       output = call.adds() ? call.count : call.held;
+    if (call.adds() && call.type != DType::bf16 && call.type != DType::fp16 && call.type != DType::fp32) {
+      throw UsageError(str(name, ": type ", static_cast<int>(call.type), " on rank ", me,
+                           " does not exist, expected bf16, fp16 or fp32"));
+    }
+    check_row_count(name, "count", call.count, kMostRowsToGather, me);
+    check_row_count(name, call.adds() ? "total" : "capacity", call.held, kMostRowsToGather * rank.size(), me);
+    if (call.adds()) call.row_bytes = config.hidden * bytes_of(call.type);
+    if (call.row_bytes < 1 || call.row_bytes > kMostRowsToGather) {
+      throw UsageError(str(name, ": row_bytes = ", call.row_bytes, " on rank ", me,
+                           ", must be in the range 1 to ", kMostRowsToGather));
+    }
+    check_row_memory(name, "rows", call.rows, input, me);
+    check_row_memory(name, out, call.out, output, me);
+    if (call.device_count != nullptr && plan_in() == PlanIn::host) {
+      throw UnsupportedError(
+          str(name, ": this backend cannot read a count from device memory: pass the count itself"));
+    }
+    call.place = call.adds() ? row_in(call.rows, input, call.out, output, call.row_bytes)
+                             : row_in(call.out, output, call.rows, input, call.row_bytes);
+    CallArrays arrays;
+    if (call.place < 0) arrays.read("rows", call.rows, input, call.row_bytes);
+    arrays.read("device_count", call.device_count, 1, 4);
+    arrays.write(out, call.out, output, call.row_bytes);
+    arrays.require_apart(str(name, ": ").c_str(), me);
+  });
+  return backend->run(call, stream).gathered;
+}
+
 std::int64_t Exchange::all_gather_v(const void* rows, std::int64_t count, std::int64_t row_bytes,
                                     void* gathered, std::int64_t capacity, int lane, Stream stream,
                                     const std::int32_t* device_count) {
   const ProfilerRange range("all_gather_v");
-  state_->idle_lane(lane);
-  std::int64_t place = -1;
-  state_->check_or_refuse(Operation::all_gather_v, lane, stream, [&] {
-    const int me = state_->rank.index();
-    check_row_count("all_gather_v", "count", count, kMostRowsToGather, me);
-    check_row_count("all_gather_v", "capacity", capacity, kMostRowsToGather * state_->rank.size(), me);
-    if (row_bytes < 1 || row_bytes > kMostRowsToGather) {
-      throw UsageError(str("all_gather_v: row_bytes = ", row_bytes, " on rank ", me,
-                           ", must be in the range 1 to ", kMostRowsToGather));
-    }
-    check_row_memory("all_gather_v", "rows", rows, count, me);
-    check_row_memory("all_gather_v", "gathered", gathered, capacity, me);
-    check_device_count("all_gather_v", device_count, state_->plan_in());
-    place = row_in(gathered, capacity, rows, count, row_bytes);
-    CallArrays arrays;
-    if (place < 0) arrays.read("rows", rows, count, row_bytes);
-    arrays.read("device_count", device_count, 1, 4);
-    arrays.write("gathered", gathered, capacity, row_bytes);
-    arrays.require_apart("all_gather_v: ", me);
-  });
-  const GatherCall call{.lane = lane,
-                        .rows = rows,
-                        .out = gathered,
-                        .count = count,
-                        .held = capacity,
-                        .row_bytes = row_bytes,
-                        .device_count = device_count,
-                        .place = place};
-  return state_->backend->run(call, stream).gathered;
+  return state_->gather({.lane = lane,
+                         .rows = rows,
+                         .out = gathered,
+                         .count = count,
+                         .held = capacity,
+                         .row_bytes = row_bytes,
+                         .device_count = device_count},
+                        stream);
 }
 
 void Exchange::reduce_scatter_v(const void* rows, std::int64_t total, DType type, void* sums,
                                 std::int64_t count, int lane, Stream stream,
                                 const std::int32_t* device_count) {
   const ProfilerRange range("reduce_scatter_v");
-  state_->idle_lane(lane);
-  std::int64_t row_bytes = 0, place = -1;
-  state_->check_or_refuse(Operation::reduce_scatter_v, lane, stream, [&] {
-    const int me = state_->rank.index();
-    if (type != DType::bf16 && type != DType::fp16 && type != DType::fp32) {
-      throw UsageError(str("reduce_scatter_v: type ", static_cast<int>(type), " on rank ", me,
-                           " does not exist, expected bf16, fp16 or fp32"));
-    }
-    check_row_count("reduce_scatter_v", "count", count, kMostRowsToGather, me);
-    check_row_count("reduce_scatter_v", "total", total, kMostRowsToGather * state_->rank.size(), me);
-    check_row_memory("reduce_scatter_v", "rows", rows, total, me);
-    check_row_memory("reduce_scatter_v", "sums", sums, count, me);
-    check_device_count("reduce_scatter_v", device_count, state_->plan_in());
-    row_bytes = state_->config.hidden * bytes_of(type);
-    place = row_in(rows, total, sums, count, row_bytes);
-    CallArrays arrays;
-    if (place < 0) arrays.read("rows", rows, total, row_bytes);
-    arrays.read("device_count", device_count, 1, 4);
-    arrays.write("sums", sums, count, row_bytes);
-    arrays.require_apart("reduce_scatter_v: ", me);
-  });
-  const GatherCall call{.operation = Operation::reduce_scatter_v,
-                        .lane = lane,
-                        .rows = rows,
-                        .out = sums,
-                        .count = count,
-                        .held = total,
-                        .row_bytes = row_bytes,
-                        .type = type,
-                        .device_count = device_count,
-                        .place = place};
-  state_->backend->run(call, stream);
+  state_->gather({.operation = Operation::reduce_scatter_v,
+                  .lane = lane,
+                  .rows = rows,
+                  .out = sums,
+                  .count = count,
+                  .held = total,
+                  .type = type,
+                  .device_count = device_count},
+                 stream);
 }
 
 }  // namespace ferry

@@ -1,6 +1,6 @@
 #include "max/exchange_config.hpp"
 
-#include "base/or_refuse.hpp"
+#include "base/errors.hpp"
 #include "base/text.hpp"
 #include "exchange/configuration.hpp"
 #include "ferry/error.hpp"

@@ -5,7 +5,7 @@
 #include <string>
 #include <utility>
 
-#include "base/or_refuse.hpp"
+#include "base/errors.hpp"
 #include "base/text.hpp"
 #include "exchange/configuration.hpp"
 #include "exchange/overlap.hpp"

@@ -12,7 +12,7 @@
 #include "backends/cuda/engine/device_relay.hpp"
 #include "backends/cuda/host/lane.hpp"
 #include "backends/cuda/runtime/stream.hpp"
-#include "base/or_refuse.hpp"
+#include "base/errors.hpp"
 #include "exchange/gather.hpp"
 
 namespace ferry::cuda {

@@ -6,7 +6,7 @@
 
 #include "backends/cuda/host/lane.hpp"
 #include "backends/cuda/protocol/failure_monitor.hpp"
-#include "base/or_refuse.hpp"
+#include "base/errors.hpp"
 #include "exchange/backend.hpp"
 #include "exchange/source_operations.hpp"
 

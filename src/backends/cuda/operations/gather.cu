@@ -6,23 +6,18 @@
 namespace ferry::cuda {
 namespace {
 
+template <bool kAdds, DType kType = DType::bf16>
 __global__ void __launch_bounds__(kGatherThreads, 1)
-    all_gather_kernel(const __grid_constant__ GatherArguments arguments) {
+    gather_kernel(const __grid_constant__ GatherArguments arguments) {
   __shared__ GatherArguments call;
   __shared__ GatherState state;
   copy_to_shared(arguments, &call, threadIdx.x, kGatherThreads);
   __syncthreads();
-  all_gather(call, &state);
-}
-
-template <DType kType>
-__global__ void __launch_bounds__(kGatherThreads, 1)
-    reduce_scatter_kernel(const __grid_constant__ GatherArguments arguments) {
-  __shared__ GatherArguments call;
-  __shared__ GatherState state;
-  copy_to_shared(arguments, &call, threadIdx.x, kGatherThreads);
-  __syncthreads();
-  reduce_scatter<kType>(call, &state);
+  if constexpr (kAdds) {
+    reduce_scatter<kType>(call, &state);
+  } else {
+    all_gather(call, &state);
+  }
 }
 
 template <DType kType>
@@ -35,11 +30,11 @@ constexpr const char* kReduceScatter = "launch reduce_scatter_v";
 
 }  // namespace
 
-const Kernel<GatherArguments> kAllGatherKernel{&all_gather_kernel, kGatherThreads, "launch all_gather_v"};
+const Kernel<GatherArguments> kAllGatherKernel{&gather_kernel<false>, kGatherThreads, "launch all_gather_v"};
 const Kernel<GatherArguments> kReduceScatterKernels[3] = {
-    {&reduce_scatter_kernel<DType::bf16>, kGatherThreads, kReduceScatter},
-    {&reduce_scatter_kernel<DType::fp16>, kGatherThreads, kReduceScatter},
-    {&reduce_scatter_kernel<DType::fp32>, kGatherThreads, kReduceScatter}};
+    {&gather_kernel<true, DType::bf16>, kGatherThreads, kReduceScatter},
+    {&gather_kernel<true, DType::fp16>, kGatherThreads, kReduceScatter},
+    {&gather_kernel<true, DType::fp32>, kGatherThreads, kReduceScatter}};
 const Kernel<AddedBlocks> kAddBlocksKernels[3] = {
     {&add_blocks_kernel<DType::bf16>, kGatherThreads, kReduceScatter},
     {&add_blocks_kernel<DType::fp16>, kGatherThreads, kReduceScatter},

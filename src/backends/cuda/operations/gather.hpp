@@ -30,6 +30,6 @@ struct AddedBlocks {
 
 extern const Kernel<GatherArguments> kAllGatherKernel;
 extern const Kernel<GatherArguments> kReduceScatterKernels[3];  // by DType of the values
-extern const Kernel<AddedBlocks> kAddBlocksKernels[3];          // the same
+extern const Kernel<AddedBlocks> kAddBlocksKernels[3];          // by DType of the values
 
 }  // namespace ferry::cuda

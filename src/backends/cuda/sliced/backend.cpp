@@ -8,7 +8,7 @@
 #include "backends/cuda/runtime/stream.hpp"
 #include "backends/cuda/sliced/lane.hpp"
 #include "backends/cuda/sliced/slices.hpp"
-#include "base/or_refuse.hpp"
+#include "base/errors.hpp"
 #include "exchange/device_work.hpp"
 #include "exchange/sliced_backend.hpp"
 

@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "backends/cuda/runtime/launch.hpp"
-#include "base/or_refuse.hpp"
+#include "base/errors.hpp"
 #include "ferry/error.hpp"
 #include "plan/shapes.hpp"
 
