@@ -55,7 +55,7 @@ ROOMS = {
                           " backends/cuda/two_hops",
     "backends/cuda/sliced": "base exchange format plan backends/cuda/runtime backends/cuda/memory backends/cuda/device"
                             " backends/cuda/protocol backends/cuda/operations backends/cuda/host",
-    "backends/cuda/engine": "base engine exchange group layout plan backends/cpu/link backends/collective backends/cuda/runtime"
+    "backends/cuda/engine": "base engine exchange layout plan backends/cpu/link backends/collective backends/cuda/runtime"
                             " backends/cuda/memory backends/cuda/operations backends/cuda/combine backends/cuda/host",
     "backends/nvshmem/module": "backends/cuda/transport backends/cuda/two_hops layout",
     "backends/nvshmem": "base exchange group backends/cuda/runtime backends/cuda/memory backends/cuda/host backends/nvshmem/module",
