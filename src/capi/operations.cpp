@@ -61,7 +61,7 @@ DispatchInput to_input(Exchange& exchange, const ferry_combine_backward_args& ar
             .options = {.format = to_format(args.format),
                         .lane = args.lane,
                         .sm_limit = args.sm_limit,
-                        .memory = to_receive_buffers(args.memory)},
+                        .memory = to_receive_buffers(args.memory, args.more_memory)},
             .stream = {args.stream}};
   });
 }

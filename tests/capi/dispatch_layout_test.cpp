@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "capi/same.hpp"
+#include "capi/run.hpp"
 #include "ferry/dispatch_layout.hpp"
 #include "ferry/ferry.h"
 

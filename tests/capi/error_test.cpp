@@ -8,8 +8,9 @@
 #include <system_error>
 #include <thread>
 
-#include "capi/pair.hpp"
-#include "capi/same.hpp"
+#include "capi/convert.hpp"
+#include "capi/run.hpp"
+#include "harness/guarded_buffer.hpp"
 #include "layout/plan_layout.hpp"
 
 namespace ferry::capi_test {

@@ -103,6 +103,7 @@ EXPECT_AT(ferry_combine_backward_args, format, 136);
 EXPECT_AT(ferry_combine_backward_args, lane, 240);
 EXPECT_AT(ferry_combine_backward_args, result, 256);
 EXPECT_AT(ferry_combine_backward_args, output_rows, 264);
+EXPECT_AT(ferry_combine_backward_args, more_memory, 272);
 
 EXPECT_AT(ferry_route_values_args, plan, 16);
 EXPECT_AT(ferry_route_values_args, lane, 48);
@@ -167,7 +168,8 @@ static_assert(sizeof(ferry_dispatch_receive_args) == offsetof(ferry_dispatch_rec
 static_assert(offsetof(ferry_combine_args, shared_outputs) == offsetof(ferry_combine_args, stream) + 8);
 static_assert(sizeof(ferry_combine_args) == offsetof(ferry_combine_args, topk_weighted) + 8);
 static_assert(sizeof(ferry_combine_receive_args) == offsetof(ferry_combine_receive_args, stream) + 8);
-static_assert(sizeof(ferry_combine_backward_args) == offsetof(ferry_combine_backward_args, output_rows) + 8);
+static_assert(sizeof(ferry_combine_backward_args) ==
+              offsetof(ferry_combine_backward_args, more_memory) + sizeof(ferry_more_receive_buffers));
 static_assert(sizeof(ferry_route_values_args) == offsetof(ferry_route_values_args, stream) + 8);
 static_assert(sizeof(ferry_metadata_args) == offsetof(ferry_metadata_args, into) + 8);
 static_assert(sizeof(ferry_all_gather_v_args) == offsetof(ferry_all_gather_v_args, device_count) + 8);
@@ -212,7 +214,7 @@ TEST(Layout, OfStructsHasNotChanged) {
       {"ferry_epilogue", 24},
       {"ferry_combine_args", 168},
       {"ferry_combine_receive_args", 24},
-      {"ferry_combine_backward_args", 272},
+      {"ferry_combine_backward_args", 312},
       {"ferry_route_values_args", 64},
       {"ferry_step_metadata", 12},
       {"ferry_dispatch_layout_args", 112},

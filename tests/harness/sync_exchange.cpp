@@ -7,6 +7,12 @@
 
 namespace ferry::contract {
 
+namespace {
+
+bool through_c = false;
+
+}  // namespace
+
 int device_number(const Rank& rank, BackendKind backend) {
   const Topology& topology = rank.topology();
   if (backend != BackendKind::nvshmem) return topology.local_rank_of(rank.index());
@@ -16,6 +22,11 @@ int device_number(const Rank& rank, BackendKind backend) {
 SyncExchange::SyncExchange(Rank rank, const Config& config) : ferry::Exchange(std::move(rank), config) {
   lanes_.resize(static_cast<std::size_t>(this->config().lanes));
   for (Lane& each : lanes_) each.memory = DeviceMirror(on_device());
+  if (through_c) in_c_ = std::make_unique<ExchangeInC>(this->rank(), config);
+}
+
+void SyncExchange::call_through_c(bool yes) {
+  through_c = yes;
 }
 
 Stream SyncExchange::stream() const {
@@ -84,66 +95,78 @@ DispatchResult SyncExchange::finish(int index, const DispatchResult& received) {
 DispatchResult SyncExchange::dispatch(const Tokens& tokens, const Ids& ids, const float* weights,
                                       const DispatchOptions& options) {
   DeviceMirror& memory = begin(options);
-  return finish(options.lane,
-                ferry::Exchange::dispatch(memory.translate(tokens), memory.translate(ids),
-                                          memory.translate(weights), memory.translate(options), stream()));
+  return finish(options.lane, called([&](auto& exchange) {
+                  return exchange.dispatch(memory.translate(tokens), memory.translate(ids),
+                                           memory.translate(weights), memory.translate(options), stream());
+                }));
 }
 
 DispatchResult SyncExchange::dispatch(const Tokens& tokens, const Plan& plan, const float* weights,
                                       const DispatchOptions& options) {
   DeviceMirror& memory = begin(options);
-  return finish(options.lane,
-                ferry::Exchange::dispatch(memory.translate(tokens), memory.translate(plan),
-                                          memory.translate(weights), memory.translate(options), stream()));
+  return finish(options.lane, called([&](auto& exchange) {
+                  return exchange.dispatch(memory.translate(tokens), memory.translate(plan),
+                                           memory.translate(weights), memory.translate(options), stream());
+                }));
 }
 
 void SyncExchange::dispatch_send(const Tokens& tokens, const Ids& ids, const float* weights,
                                  const DispatchOptions& options) {
   DeviceMirror& memory = begin(options);
-  ferry::Exchange::dispatch_send(memory.translate(tokens), memory.translate(ids), memory.translate(weights),
-                                 memory.translate(options), stream());
+  called([&](auto& exchange) {
+    exchange.dispatch_send(memory.translate(tokens), memory.translate(ids), memory.translate(weights),
+                           memory.translate(options), stream());
+  });
   finish_send(options.lane);
 }
 
 void SyncExchange::dispatch_send(const Tokens& tokens, const Plan& plan, const float* weights,
                                  const DispatchOptions& options) {
   DeviceMirror& memory = begin(options);
-  ferry::Exchange::dispatch_send(memory.translate(tokens), memory.translate(plan), memory.translate(weights),
-                                 memory.translate(options), stream());
+  called([&](auto& exchange) {
+    exchange.dispatch_send(memory.translate(tokens), memory.translate(plan), memory.translate(weights),
+                           memory.translate(options), stream());
+  });
   finish_send(options.lane);
 }
 
 DispatchResult SyncExchange::dispatch_receive(int index) {
   begin_receive(index);
-  return finish(index, ferry::Exchange::dispatch_receive(index, stream()));
+  return finish(index, called([&](auto& exchange) { return exchange.dispatch_receive(index, stream()); }));
 }
 
 void SyncExchange::combine(const Outputs& outputs, const Plan& plan, const Result& result,
                            const CombineOptions& options) {
   DeviceMirror& memory = begin(options.lane);
-  ferry::Exchange::combine(memory.translate(outputs), memory.translate(plan), memory.translate(result),
-                           memory.translate(options), stream());
+  called([&](auto& exchange) {
+    exchange.combine(memory.translate(outputs), memory.translate(plan), memory.translate(result),
+                     memory.translate(options), stream());
+  });
   finish(options.lane);
 }
 
 void SyncExchange::combine_send(const Outputs& outputs, const Plan& plan, const Result& result,
                                 const CombineOptions& options) {
   DeviceMirror& memory = begin(options.lane);
-  ferry::Exchange::combine_send(memory.translate(outputs), memory.translate(plan), memory.translate(result),
-                                memory.translate(options), stream());
+  called([&](auto& exchange) {
+    exchange.combine_send(memory.translate(outputs), memory.translate(plan), memory.translate(result),
+                          memory.translate(options), stream());
+  });
   finish_send(options.lane);
 }
 
 void SyncExchange::combine_receive(int index) {
   begin_receive(index);
-  ferry::Exchange::combine_receive(index, stream());
+  called([&](auto& exchange) { exchange.combine_receive(index, stream()); });
   finish(index);
 }
 
 void SyncExchange::route_values(const float* values, const Plan& plan, float* row_values, int index) {
   DeviceMirror& memory = begin(index);
-  ferry::Exchange::route_values(memory.translate(values), memory.translate(plan),
-                                memory.translate(row_values), index, stream());
+  called([&](auto& exchange) {
+    exchange.route_values(memory.translate(values), memory.translate(plan), memory.translate(row_values),
+                          index, stream());
+  });
   finish(index);
 }
 
@@ -151,35 +174,44 @@ DispatchResult SyncExchange::combine_backward(const Tokens& d_result, const Plan
                                               const float* topk_weights, const Outputs& outputs,
                                               float* d_weights, const DispatchOptions& options) {
   DeviceMirror& memory = begin(options);
-  return finish(options.lane, ferry::Exchange::combine_backward(
-                                  memory.translate(d_result), memory.translate(plan),
-                                  memory.translate(topk_weights), memory.translate(outputs),
-                                  memory.translate(d_weights), memory.translate(options), stream()));
+  return finish(options.lane, called([&](auto& exchange) {
+                  return exchange.combine_backward(memory.translate(d_result), memory.translate(plan),
+                                                   memory.translate(topk_weights), memory.translate(outputs),
+                                                   memory.translate(d_weights), memory.translate(options),
+                                                   stream());
+                }));
 }
 
 void SyncExchange::all_gather_v(const void* rows, std::int64_t count, std::int64_t row_bytes, void* gathered,
                                 std::int64_t capacity, int index) {
   DeviceMirror& memory = begin(index);
-  ferry::Exchange::all_gather_v(memory.translate(rows), count, row_bytes, memory.translate(gathered),
-                                capacity, index, stream());
+  called([&](auto& exchange) {
+    exchange.all_gather_v(memory.translate(rows), count, row_bytes, memory.translate(gathered), capacity,
+                          index, stream());
+  });
   wait(index);
 }
 
 void SyncExchange::reduce_scatter_v(const void* rows, std::int64_t total, DType type, void* sums,
                                     std::int64_t count, int index) {
   DeviceMirror& memory = begin(index);
-  ferry::Exchange::reduce_scatter_v(memory.translate(rows), total, type, memory.translate(sums), count, index,
-                                    stream());
+  called([&](auto& exchange) {
+    exchange.reduce_scatter_v(memory.translate(rows), total, type, memory.translate(sums), count, index,
+                              stream());
+  });
   wait(index);
 }
 
 DispatchCounts SyncExchange::dispatch_counts(const Ids& ids, std::int64_t tokens, int index) {
-  return ferry::Exchange::dispatch_counts(begin(index).translate(ids), tokens, index, stream());
+  return called([&](auto& exchange) {
+    return exchange.dispatch_counts(begin(index).translate(ids), tokens, index, stream());
+  });
 }
 
 const StepMetadata* SyncExchange::metadata(std::int32_t count, int index, StepMetadata* into) {
   begin(index);
-  const StepMetadata* at = ferry::Exchange::metadata(count, index, stream(), into);
+  const StepMetadata* at =
+      called([&](auto& exchange) { return exchange.metadata(count, index, stream(), into); });
   if (!on_device()) return at;
   wait(index);
   StepMetadata& copy = lane(index).metadata[at];
@@ -187,9 +219,21 @@ const StepMetadata* SyncExchange::metadata(std::int32_t count, int index, StepMe
   return &copy;
 }
 
+void SyncExchange::check(int index) {
+  called([&](auto& exchange) { exchange.check(index); });
+}
+
+LoadCounts SyncExchange::load_counts() const {
+  return in_c_ ? in_c_->load_counts() : ferry::Exchange::load_counts();
+}
+
+WireCounts SyncExchange::wire_counts() const {
+  return in_c_ ? in_c_->wire_counts() : ferry::Exchange::wire_counts();
+}
+
 const DispatchResult& SyncExchange::last_dispatch_result(int index) const {
-  if (!on_device()) return ferry::Exchange::last_dispatch_result(index);
-  return lanes_[static_cast<std::size_t>(index)].received;
+  if (on_device()) return lanes_[static_cast<std::size_t>(index)].received;
+  return in_c_ ? in_c_->last_dispatch_result(index) : ferry::Exchange::last_dispatch_result(index);
 }
 
 }  // namespace ferry::contract

@@ -3,10 +3,12 @@
 #pragma once
 
 #include <map>
+#include <memory>
 #include <vector>
 
 #include "ferry/exchange.hpp"
 #include "harness/device_mirror.hpp"
+#include "harness/exchange_in_c.hpp"
 
 namespace ferry::contract {
 
@@ -14,11 +16,15 @@ namespace ferry::contract {
 // each rank has one if there are enough, otherwise each node.
 int device_number(const Rank& rank, BackendKind backend);
 
-// Hides the operations of ferry::Exchange. On a device backend each one enqueues the operation on a stream of
-// the calling thread, waits for it, throws what ended it, and copies the results to host memory.
+// Hides the operations of ferry::Exchange, which it calls through the interface under test. On a device
+// backend each one enqueues the operation on a stream of the calling thread, waits for it, throws what ended
+// it, and copies the results to host memory.
 class SyncExchange : public ferry::Exchange {
  public:
   SyncExchange(Rank rank, const Config& config);
+
+  // Whether exchanges that are made from now on call the C interface.
+  static void call_through_c(bool yes);
 
   DispatchResult dispatch(const Tokens& tokens, const Ids& ids, const float* weights = nullptr,
                           const DispatchOptions& options = {});
@@ -51,7 +57,10 @@ class SyncExchange : public ferry::Exchange {
   // On device backends, a host copy; equal device addresses give equal host addresses.
   const StepMetadata* metadata(std::int32_t count, int lane = 0, StepMetadata* into = nullptr);
 
+  void check(int lane = 0);
   const DispatchResult& last_dispatch_result(int lane = 0) const;
+  LoadCounts load_counts() const;
+  WireCounts wire_counts() const;
 
  private:
   struct Lane {
@@ -62,6 +71,12 @@ class SyncExchange : public ferry::Exchange {
     DispatchResult received;
     std::map<const StepMetadata*, StepMetadata> metadata;
   };
+
+  // Calls the exchange of the interface under test.
+  template <class Call>
+  decltype(auto) called(const Call& call) {
+    return in_c_ ? call(*in_c_) : call(static_cast<ferry::Exchange&>(*this));
+  }
 
   bool on_device() const { return config().memory == MemoryKind::device; }
   Stream stream() const;
@@ -75,6 +90,7 @@ class SyncExchange : public ferry::Exchange {
   DispatchResult finish(int index, const DispatchResult& received);
 
   std::vector<Lane> lanes_;
+  std::unique_ptr<ExchangeInC> in_c_;  // if the C interface is under test: all calls are its
 };
 
 }  // namespace ferry::contract

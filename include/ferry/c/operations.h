@@ -139,6 +139,7 @@ typedef struct ferry_combine_backward_args {
   void* stream;
   ferry_dispatch_result* result;  ///< rows of dy multiplied by their weights; as in ferry_dispatch_args
   int64_t output_rows;            ///< as in ferry_combine_args
+  ferry_more_receive_buffers more_memory;
 } ferry_combine_backward_args;
 
 /// The gradients of combine, given the gradient dy of its result: see ferry::Exchange::combine_backward.

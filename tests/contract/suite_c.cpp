@@ -1,0 +1,8 @@
+// The contract suite through the C interface, with ranks as threads.
+#include "harness/harness.hpp"
+
+namespace ferry::contract {
+
+INSTANTIATE_TEST_SUITE_P(C, Contract, testing::Values(Setup{.through_c = true}));
+
+}  // namespace ferry::contract

@@ -1,0 +1,325 @@
+#include "harness/exchange_in_c.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "capi/convert.hpp"
+#include "capi/handles.hpp"
+
+namespace ferry::contract {
+namespace {
+
+template <class T>
+T sized() {
+  T value{};
+  value.size = sizeof value;
+  return value;
+}
+
+ferry_tokens to_c(const Tokens& tokens) {
+  ferry_tokens c{};
+  std::copy(tokens.parts.begin(), tokens.parts.end(), c.parts);
+  std::copy(tokens.strides.begin(), tokens.strides.end(), c.strides);
+  c.count = tokens.count;
+  c.type = static_cast<std::int32_t>(tokens.type);
+  return c;
+}
+
+ferry_plan to_c(const Plan& plan) {
+  return {plan.storage(), plan.bytes(), plan.call()};
+}
+
+ferry_receive_buffers to_c(const ReceiveBuffers& memory) {
+  ferry_receive_buffers c{};
+  std::copy(memory.parts.begin(), memory.parts.end(), c.parts);
+  c.weight = memory.weight;
+  c.local_ids = memory.local_ids;
+  c.group_of_row = memory.group_of_row;
+  c.plan = memory.plan;
+  return c;
+}
+
+ferry_more_receive_buffers more_of(const ReceiveBuffers& memory) {
+  return {memory.counts, memory.row_offsets, memory.dots, memory.count_sums, memory.rows};
+}
+
+// By its name, as a user would choose it.
+ferry_format to_c(const std::optional<Format>& format) {
+  ferry_format c{};
+  if (format && ferry_parse_format(to_string(*format).c_str(), &c) != FERRY_OK)
+    throw UsageError(ferry_last_error());
+  return c;
+}
+
+WaitRecord wait_of(const ferry_error_record& c) {
+  return {.operation = static_cast<Operation>(c.wait.operation),
+          .call = c.wait.call,
+          .rank = c.wait.rank,
+          .peer = c.wait.peer,
+          .expected = c.wait.expected,
+          .observed = c.wait.observed,
+          .via = static_cast<int>(c.wait_via),
+          .role = static_cast<WaitRole>(c.wait_role),
+          .node = static_cast<int>(c.wait_node)};
+}
+
+ferry_combine_args arguments(const Outputs& outputs, const Plan& plan, const Result& result,
+                             const CombineOptions& options, Stream stream, ferry_epilogue& epilogue) {
+  auto args = sized<ferry_combine_args>();
+  args.outputs = {const_cast<void*>(outputs.data), outputs.stride, static_cast<std::int32_t>(outputs.type)};
+  args.output_rows = outputs.rows;
+  args.result = {result.data, result.stride, static_cast<std::int32_t>(result.type)};
+  args.plan = to_c(plan);
+  args.row_weights = options.row_weights;
+  args.topk_weights = options.topk_weights;
+  args.topk_weighted = options.topk_weighted;
+  args.row_values = options.row_values;
+  args.route_values = options.route_values;
+  args.lane = options.lane;
+  args.sm_limit = options.sm_limit;
+  args.reduction = options.reduction ? static_cast<std::int32_t>(*options.reduction) + 1 : 0;
+  args.stream = stream.handle;
+  args.shared_outputs = options.shared_outputs;
+  if (options.epilogue.empty()) return args;
+  epilogue = {options.epilogue.residual, options.epilogue.stride, options.epilogue.scale};
+  args.epilogue = &epilogue;
+  return args;
+}
+
+}  // namespace
+
+void ExchangeInC::throw_unless_ok(ferry_status status) {
+  if (status == FERRY_OK) return;
+  auto record = sized<ferry_error_record>();
+  ferry_last_record(&record);
+  const std::string text = ferry_last_error();
+  switch (record.kind) {
+    case FERRY_RECORD_BAD_ID:
+      throw BadIdError(text, {record.bad_id.rank, record.bad_id.token, record.bad_id.slot, record.bad_id.id,
+                              record.bad_id.count});
+    case FERRY_RECORD_BAD_SOURCE:
+      throw BadSourceError(text, {record.bad_source.rank, record.bad_source.index, record.bad_source.count});
+    case FERRY_RECORD_OVERFLOW:
+      throw OverflowError(text, {record.overflow.rank, record.overflow.capacity, record.overflow.needed,
+                                 record.overflow.dropped});
+  }
+  if (status == FERRY_TIMEOUT) throw TimeoutError(text, wait_of(record));
+  if (status == FERRY_PEER_LOST) throw PeerLostError(text, wait_of(record));
+  if (status == FERRY_SYSTEM) throw SystemError(text, static_cast<int>(record.error_number));
+  if (status == FERRY_UNSUPPORTED) throw UnsupportedError(text);
+  if (status == FERRY_USAGE) throw UsageError(text);
+  throw std::runtime_error(text);
+}
+
+ExchangeInC::ExchangeInC(const Rank& rank, const Config& config) : handle_(nullptr, ferry_exchange_destroy) {
+  ferry_config c = capi::to_c(config);
+  c.size = sizeof c;
+  std::vector<std::int32_t> ranks, locals;
+  for (const ExpertLocation& location : config.placement.locations()) {
+    ranks.push_back(location.rank);
+    locals.push_back(location.local);
+  }
+  if (!ranks.empty()) c.expert_rank = ranks.data();
+  if (!locals.empty()) c.expert_local = locals.data();
+  const ferry_rank of_c{rank};
+  ferry_exchange* made = nullptr;
+  throw_unless_ok(ferry_exchange_create(&of_c, &c, &made));
+  handle_.reset(made);
+}
+
+ferry_dispatch_args ExchangeInC::arguments(const Tokens& tokens, const Plan& plan, const float* weights,
+                                           const DispatchOptions& options, Stream stream) {
+  auto args = sized<ferry_dispatch_args>();
+  args.tokens = to_c(tokens);
+  args.device_count = tokens.device_count;
+  args.plan = to_c(plan);
+  args.weights = weights;
+  args.apply_weights = options.apply_weights;
+  args.format = to_c(options.format);
+  args.memory = to_c(options.memory);
+  args.more_memory = more_of(options.memory);
+  args.dot_rows = options.dot_rows;
+  args.lane = options.lane;
+  args.sm_limit = options.sm_limit;
+  args.stream = stream.handle;
+  args.global_scale = options.global_scale;
+  args.input_scales = options.input_scales.data();
+  args.input_scale_count = static_cast<std::int64_t>(options.input_scales.size());
+  args.weighted = options.weighted;
+  return args;
+}
+
+ferry_dispatch_args ExchangeInC::arguments(const Tokens& tokens, const Ids& ids, const float* weights,
+                                           const DispatchOptions& options, Stream stream) {
+  ferry_dispatch_args args = arguments(tokens, Plan(), weights, options, stream);
+  args.ids = ids.data;
+  args.id_type = static_cast<std::int32_t>(ids.type);
+  return args;
+}
+
+DispatchResult ExchangeInC::to_cpp(const ferry_dispatch_result& c) {
+  DispatchResult received;
+  received.data = c.data;
+  for (std::size_t p = 0; p < kMaxParts; ++p)
+    received.parts[p] = {c.parts[p].data, c.parts[p].row_bytes, c.parts[p].leading_dimension};
+  received.groups = static_cast<int>(c.groups);
+  received.capacity = c.capacity;
+  received.counts = c.counts;
+  received.row_offsets = c.row_offsets;
+  received.total = c.total;
+  received.group_expert = c.group_expert;
+  received.source = reinterpret_cast<const Source*>(c.source);
+  received.weight = c.weight;
+  received.local_ids = c.local_ids;
+  received.group_of_row = c.group_of_row;
+  received.dots = c.dots;
+  received.tile_offsets = c.tile_offsets;
+  received.host = reinterpret_cast<const HostTotals*>(c.host);
+  received.call = c.call;
+  received.plan = Plan::over(c.plan.storage, c.plan.bytes, c.plan.call);
+  return received;
+}
+
+DispatchResult ExchangeInC::dispatch_receive(int lane, Stream stream) {
+  auto args = sized<ferry_dispatch_receive_args>();
+  args.lane = lane;
+  args.stream = stream.handle;
+  return dispatched(ferry_dispatch_receive, args);
+}
+
+void ExchangeInC::combine(const Outputs& outputs, const Plan& plan, const Result& result,
+                          const CombineOptions& options, Stream stream) {
+  ferry_epilogue epilogue{};
+  require(ferry_combine, contract::arguments(outputs, plan, result, options, stream, epilogue));
+}
+
+void ExchangeInC::combine_send(const Outputs& outputs, const Plan& plan, const Result& result,
+                               const CombineOptions& options, Stream stream) {
+  ferry_epilogue epilogue{};
+  require(ferry_combine_send, contract::arguments(outputs, plan, result, options, stream, epilogue));
+}
+
+void ExchangeInC::combine_receive(int lane, Stream stream) {
+  auto args = sized<ferry_combine_receive_args>();
+  args.lane = lane;
+  args.stream = stream.handle;
+  require(ferry_combine_receive, args);
+}
+
+void ExchangeInC::route_values(const float* values, const Plan& plan, float* row_values, int lane,
+                               Stream stream) {
+  auto args = sized<ferry_route_values_args>();
+  args.values = values;
+  args.plan = to_c(plan);
+  args.row_values = row_values;
+  args.lane = lane;
+  args.stream = stream.handle;
+  require(ferry_route_values, args);
+}
+
+DispatchResult ExchangeInC::combine_backward(const Tokens& d_result, const Plan& plan,
+                                             const float* topk_weights, const Outputs& outputs,
+                                             float* d_weights, const DispatchOptions& options,
+                                             Stream stream) {
+  auto args = sized<ferry_combine_backward_args>();
+  args.d_result = to_c(d_result);
+  args.plan = to_c(plan);
+  args.topk_weights = topk_weights;
+  args.outputs = outputs.data;
+  args.output_rows = outputs.rows;
+  args.d_weights = d_weights;
+  args.format = to_c(options.format);
+  args.memory = to_c(options.memory);
+  args.more_memory = more_of(options.memory);
+  args.lane = options.lane;
+  args.sm_limit = options.sm_limit;
+  args.stream = stream.handle;
+  return dispatched(ferry_combine_backward, args);
+}
+
+void ExchangeInC::all_gather_v(const void* rows, std::int64_t count, std::int64_t row_bytes, void* gathered,
+                               std::int64_t capacity, int lane, Stream stream) {
+  auto args = sized<ferry_all_gather_v_args>();
+  args.rows = rows;
+  args.count = count;
+  args.row_bytes = row_bytes;
+  args.gathered = gathered;
+  args.capacity = capacity;
+  args.lane = lane;
+  args.stream = stream.handle;
+  require(ferry_all_gather_v, args);
+}
+
+void ExchangeInC::reduce_scatter_v(const void* rows, std::int64_t total, DType type, void* sums,
+                                   std::int64_t count, int lane, Stream stream) {
+  auto args = sized<ferry_reduce_scatter_v_args>();
+  args.rows = rows;
+  args.total = total;
+  args.type = static_cast<std::int32_t>(type);
+  args.sums = sums;
+  args.count = count;
+  args.lane = lane;
+  args.stream = stream.handle;
+  require(ferry_reduce_scatter_v, args);
+}
+
+DispatchCounts ExchangeInC::dispatch_counts(const Ids& ids, std::int64_t tokens, int lane, Stream stream) {
+  auto counts = sized<ferry_dispatch_counts_result>();
+  auto args = sized<ferry_dispatch_counts_args>();
+  args.ids = ids.data;
+  args.id_type = static_cast<std::int32_t>(ids.type);
+  args.tokens = tokens;
+  args.lane = lane;
+  args.stream = stream.handle;
+  args.result = &counts;
+  require(ferry_dispatch_counts, args);
+  return {counts.total,
+          {counts.routes, static_cast<std::size_t>(counts.local_experts)},
+          {counts.tokens, static_cast<std::size_t>(counts.ranks)}};
+}
+
+const StepMetadata* ExchangeInC::metadata(std::int32_t count, int lane, Stream stream, StepMetadata* into) {
+  const ferry_step_metadata* metadata = nullptr;
+  auto args = sized<ferry_metadata_args>();
+  args.count = count;
+  args.lane = lane;
+  args.stream = stream.handle;
+  args.metadata = &metadata;
+  args.into = reinterpret_cast<ferry_step_metadata*>(into);
+  require(ferry_metadata, args);
+  return reinterpret_cast<const StepMetadata*>(metadata);
+}
+
+void ExchangeInC::check(int lane) {
+  throw_unless_ok(ferry_check(handle_.get(), lane));
+}
+
+const DispatchResult& ExchangeInC::last_dispatch_result(int lane) const {
+  auto result = sized<ferry_dispatch_result>();
+  throw_unless_ok(ferry_last_dispatch_result(handle_.get(), lane, &result));
+  return last_ = to_cpp(result);
+}
+
+LoadCounts ExchangeInC::load_counts() const {
+  auto c = sized<ferry_load_counts>();
+  throw_unless_ok(ferry_get_load_counts(handle_.get(), &c));
+  const Exchange& exchange = handle_->exchange;
+  return {{c.experts, c.experts + exchange.config().experts},
+          {c.ranks, c.ranks + exchange.rank().size()},
+          c.dispatches};
+}
+
+WireCounts ExchangeInC::wire_counts() const {
+  auto c = sized<ferry_wire_counts>();
+  throw_unless_ok(ferry_get_wire_counts(handle_.get(), &c));
+  return {c.dispatch_bytes,
+          c.dispatch_messages,
+          c.combine_bytes,
+          c.combine_messages,
+          {c.dispatch_bytes_between_nodes, c.dispatch_messages_between_nodes, c.combine_bytes_between_nodes,
+           c.combine_messages_between_nodes}};
+}
+
+}  // namespace ferry::contract
