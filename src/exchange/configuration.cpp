@@ -9,8 +9,6 @@
 #include "base/text.hpp"
 #include "exchange/backend.hpp"
 #include "exchange/config_fields.hpp"
-#include "exchange/hop_choice.hpp"
-#include "exchange/lane_limit.hpp"
 #include "exchange/sliced.hpp"
 #include "ferry/error.hpp"
 #include "format/encoding.hpp"

@@ -1,6 +1,8 @@
 // Fills in a configuration's defaults, checks it, and compares it across the ranks.
 #pragma once
 
+#include <cstdint>
+
 #include "ferry/config.hpp"
 #include "ferry/error.hpp"
 #include "ferry/group.hpp"
@@ -37,12 +39,23 @@ ReductionLevel chosen_level(const Config& config, const Topology& topology);
 void check_rank(int rank, int ranks);
 
 // Collective. Completes this rank's configuration, its reduction level too, and compares it with those of the
-// other ranks. If one rank
-// refuses its own, or two differ, every rank throws a UsageError that names the first difference.
+// other ranks. If one rank refuses its own, or two differ, every rank throws a UsageError that names the
+// first difference.
 Config agree_on_config(const Rank& rank, const Config& config);
 
 // Collective. Takes part in agree_on_config() for a rank whose configuration could not even be read, so that
 // the other ranks throw `error` instead of waiting.
 void refuse_configuration(const Rank& rank, const Error& error);
+
+// Most lanes of an exchange: bounds Config::lanes and the lanes that the steps of a program name.
+inline constexpr int kMaxLanes = 64;
+
+// Most values (max_tokens * hidden) of a rank's tokens for which nvshmem takes one hop by default. A relay
+// costs two more flags and carries the bytes once more within the node; one hop sends a token more often
+// between nodes.
+//
+// Not measured: no run has had a network. `ferry model` has the two even at about two tokens of 7,168 values
+// on nodes of 4 and 8 ranks, and at more on nodes of 2.
+inline constexpr std::int64_t kOneHopValues = 2 * 7168;
 
 }  // namespace ferry

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "base/text.hpp"
-#include "exchange/scale_checks.hpp"
+#include "exchange/checks.hpp"
 #include "format/encoding.hpp"
 #include "layout/plan_layout.hpp"
 #include "plan/shapes.hpp"

@@ -67,8 +67,8 @@ struct CollectiveProgress {
   std::atomic<std::uint64_t> done;
 };
 
-// How far a rank has come with calls whose messages an engine carries, by lane. collective/call_progress.hpp
-// says what an entry holds.
+// How far a rank has come with calls whose messages an engine carries, by lane. CallProgress says
+// what an entry holds.
 struct EngineProgress {
   static constexpr int kLanes = 64;
 

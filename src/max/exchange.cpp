@@ -1,21 +1,95 @@
+#include <cstdint>
 #include <deque>
+#include <limits>
 #include <utility>
 #include <vector>
 
 #include "base/text.hpp"
+#include "exchange/configuration.hpp"
 #include "exchange/device_work.hpp"
+#include "exchange/overlap.hpp"
 #include "exchange/source_operations.hpp"
+#include "ferry/config.hpp"
 #include "ferry/error.hpp"
+#include "ferry/exchange.hpp"
+#include "ferry/group.hpp"
 #include "ferry/max.hpp"
 #include "layout/plan_layout.hpp"
-#include "max/exchange_config.hpp"
 #include "max/host_operations.hpp"
-#include "max/overlap.hpp"
 #include "max/words.hpp"
 #include "memory/local_memory.hpp"
 #include "plan/shapes.hpp"
 
 namespace ferry::max {
+namespace {
+
+// Throws UsageError if an array that the combine writes overlaps another. `known`: rows as far as the host
+// knows.
+void require_apart(const Config& config, const CombineInput& input, const CombineOutput& output,
+                   const KnownRows& known) {
+  const std::int64_t slots = config.top_k;
+  const std::int64_t results = config.reduction == Reduction::unreduced ? slots : 1,
+                     result_row = config.hidden * bytes_of(output.output_tokens.type);
+  CallArrays arrays;
+  const Outputs& rows = input.input_tokens;
+  arrays.read("input_tokens", rows.data, rows.rows > 0 ? rows.rows : known.total,
+              config.hidden * bytes_of(rows.type), rows.stride);
+  const auto read = [&](const char* name, auto values) {
+    arrays.read(name, values.data(), 1, static_cast<std::int64_t>(values.size_bytes()));
+  };
+  if (known.total == kUnknownRows) {
+    arrays.read("src_info", input.src_info.data(), 1, kUnknownRows);
+  } else {
+    read("src_info", input.src_info);
+  }
+  read("row_offsets", input.row_offsets);
+  read("counts", input.counts);
+  if (input.tokens > 0)
+    arrays.read("topk_ids", input.topk_ids.data, input.tokens * slots, bytes_of(input.topk_ids.type));
+  arrays.read("router_weights", output.router_weights, known.tokens, 4 * slots);
+  add_result("output_tokens", output.output_tokens, known.tokens * results, result_row, output.epilogue,
+             arrays);
+  arrays.write("shared_outputs", output.shared_outputs, config.shared_experts * known.tokens, result_row);
+  arrays.require_apart("", -1);
+}
+
+Config exchange_config(Config config) {
+  if (config.placement.tp() > 1)
+    throw UnsupportedError("max: experts in slices are not supported: use ferry::Exchange with its plans");
+  if (config.layout != Layout::expert_major)
+    throw UsageError(str("max: layout ", to_string(config.layout), ", must be expert_major"));
+  if (config.capacity != 0) {
+    throw UsageError(str("max: capacity = ", config.capacity,
+                         ", must be 0: combine by src_info needs every row, so none may be dropped"));
+  }
+  if (config.input != Input::own || config.transfer != Transfer::routed) {
+    throw UsageError(str("max: input ", to_string(config.input), " and transfer ", to_string(config.transfer),
+                         ", must be own and routed: use ferry::Exchange with its plans"));
+  }
+  if (!config.own_receive_buffers)
+    throw UsageError("max: own_receive_buffers is off, must be on: dispatch takes no memory for its rows");
+  if (!config.check_calls && chosen_memory(config) == MemoryKind::host)
+    throw UsageError("max: check_calls (in C manual_check) is off, must be on: every call checks its rows");
+  if (config.reduction != Reduction::unreduced) config.reduction = Reduction::exact;
+  config.repeats = true;
+  return config;
+}
+
+// Collective: if this rank refuses its configuration, the peers' construction ends too. Throws UsageError or
+// UnsupportedError.
+Config config_or_refuse(const Rank& rank, const Config& config) {
+  return or_refuse([&](const Error& error) { refuse_configuration(rank, error); },
+                   [&] { return exchange_config(config); });
+}
+
+DispatchOptions dispatch_options(const TokenFormat& format, int lane) {
+  return {.format = format.format,
+          .lane = lane,
+          .global_scale = format.global_scale,
+          .input_scales = format.input_scales};
+}
+
+}  // namespace
 
 struct Exchange::State {
   enum class Pending { none, dispatch, combine };
@@ -305,6 +379,26 @@ void Exchange::refuse(Operation operation, int lane, const Error& error, Stream 
   if (state.pending != State::Pending::none) return;
   if (operation == Operation::combine) ++state.combines;
   state_->exchange.refuse(operation, lane, error, stream);
+}
+
+GroupIndex group_index(std::span<const std::int32_t> counts, int alignment) {
+  if (alignment < 1) throw UsageError(str("alignment = ", alignment, ", must be 1 or more"));
+  GroupIndex index;
+  std::int64_t row = 0;
+  index.row_offsets.push_back(0);
+  for (std::size_t group = 0; group < counts.size(); ++group) {
+    const std::int32_t count = counts[group];
+    if (count < 0) throw UsageError(str("counts[", group, "] = ", count, ", must be 0 or more"));
+    if (count == 0) continue;
+    row = align_up(row + count, alignment);
+    if (row > std::numeric_limits<std::int32_t>::max()) {
+      throw UsageError(str("counts[0] to counts[", group, "] add up to ", row, " rows, must be at most ",
+                           std::numeric_limits<std::int32_t>::max()));
+    }
+    index.expert_ids.push_back(static_cast<std::int32_t>(group));
+    index.row_offsets.push_back(static_cast<std::uint32_t>(row));
+  }
+  return index;
 }
 
 }  // namespace ferry::max

@@ -12,10 +12,23 @@
 #include "ferry/error.hpp"
 #include "ferry/nvfuser.hpp"
 #include "format/numbers.hpp"
-#include "nvfuser/words.hpp"
 
 namespace ferry::nvfuser {
+
 namespace {
+
+// nvFuser's words for the arguments of the calls that carry its own out.
+constexpr Phrase kDispatchWords[] = {
+    {", or choose the format ", ", or construct the exchange with format = "},
+    {", or receive in memory of your own", ""},  // a dispatch takes no memory
+};
+
+// A combine returns its rows in a dispatch.
+constexpr Phrase kCombineWords[] = {
+    {"dispatch: ", "combine: "},  {"refused dispatch ", "refused combine "},
+    {"tokens: ", "rows: "},       {"tokens is an array of", "rows is an array of"},
+    {"ids: ", "recv_src_rank: "}, {"weights: ", "recv_src_idx: "},
+};
 
 using Numbers = std::vector<std::int64_t>;
 

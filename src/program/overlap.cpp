@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "base/text.hpp"
-#include "exchange/lane_limit.hpp"
+#include "exchange/configuration.hpp"
 #include "ferry/error.hpp"
 #include "program/steps.hpp"
 

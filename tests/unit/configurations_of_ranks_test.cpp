@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "exchange/configuration.hpp"
-#include "exchange/hop_choice.hpp"
 #include "ferry/error.hpp"
 #include "ferry/exchange.hpp"
 #include "unit/valid_config.hpp"

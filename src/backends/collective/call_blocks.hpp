@@ -9,7 +9,6 @@
 #include <string>
 #include <vector>
 
-#include "backends/collective/hop_tables.hpp"
 #include "backends/collective/message_hops.hpp"
 #include "backends/collective/pair_blocks.hpp"
 #include "engine/engine.hpp"

@@ -2,6 +2,7 @@
 // messages.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -14,20 +15,95 @@
 #include <vector>
 
 #include "backends/collective/call_blocks.hpp"
-#include "backends/collective/call_progress.hpp"
 #include "backends/collective/message_hops.hpp"
 #include "engine/engine.hpp"
 #include "exchange/lane_counts.hpp"
 #include "group/channel.hpp"
+#include "group/control_block.hpp"
 
 namespace ferry::collective {
+
+// How far the ranks of this host have come with the calls of a lane.
+//
+// In the control block each rank has an entry for a lane: the lane's number, a call, and a step of it: 0 when
+// it has posted the call, 2 t when it has begun transfer t, 2 t + 1 when it has the blocks of transfer t, and
+// kDone when it has done its part of the call. Transfers are numbered from 1. If a rank has more lanes than
+// entries, several lanes write one entry, which then holds what the last of them wrote.
+class CallProgress {
+ public:
+  static constexpr int kDone = 255;
+
+  // `lane`: RankState::number_lane(). Collective: the entries are valid once all ranks have constructed it.
+  CallProgress(ControlBlock& control, int rank, int lane) : control_(control), rank_(rank), lane_(lane) {
+    reach(0, 0);
+  }
+
+  void reach(std::uint64_t call, int step) const {
+    // Release: a rank that reads the entry also sees what this rank did before.
+    entry_of(rank_).store(entry(call, step), std::memory_order_release);
+  }
+
+  // This rank makes no more calls on the lane.
+  void end() const {
+    std::atomic<std::uint64_t>& mine = entry_of(rank_);
+    std::uint64_t last = mine.load(std::memory_order_relaxed);
+    // Another thread may write the entry for another lane.
+    while (is_of_lane(last) && !mine.compare_exchange_weak(last, last | kEnded, std::memory_order_acq_rel)) {
+    }
+  }
+
+  // True if `peer` makes no more calls on the lane and has not posted `call`.
+  bool has_ended_before(int peer, std::uint64_t call) const {
+    const std::uint64_t seen = entry_of(peer).load(std::memory_order_acquire);
+    return is_of_lane(seen) && (seen & kEnded) != 0 && place_of(seen) < place_of(entry(call, 0));
+  }
+
+  // Orders ranks by how far they have come. Empty: unknown, as for every rank of another host.
+  std::optional<std::uint64_t> place(int peer) const {
+    const std::uint64_t seen = entry_of(peer).load(std::memory_order_acquire);
+    if (!is_of_lane(seen)) return std::nullopt;
+    return place_of(seen);
+  }
+  // True if `peer` is known to be in a call.
+  bool is_in_call(int peer) const {
+    const std::optional<std::uint64_t> seen = place(peer);
+    return seen && *seen >> kCallShift > 0 && (*seen & kStepMask) != kDone;
+  }
+
+  // True if `peer` has reached that step of that call, or a later one. Empty: unknown.
+  std::optional<bool> has_reached(int peer, std::uint64_t call, int step) const {
+    const std::optional<std::uint64_t> seen = place(peer);
+    if (!seen) return std::nullopt;
+    return *seen >= place_of(entry(call, step));
+  }
+
+ private:
+  // 23 bits for the lane, one for kEnded, 32 for the call, 8 for the step.
+  static constexpr int kLaneShift = 41, kCallShift = 8;
+  static constexpr std::uint64_t kEnded = std::uint64_t{1} << 40, kStepMask = 0xFF;
+
+  // Never 0, which is the entry of a rank of another host.
+  std::uint64_t entry(std::uint64_t call, int step) const {
+    return (static_cast<std::uint64_t>(lane_) + 1) << kLaneShift | (call & 0xFFFFFFFFu) << kCallShift |
+           static_cast<std::uint64_t>(step == kDone ? kDone : std::min(step, kDone - 1));
+  }
+  bool is_of_lane(std::uint64_t seen) const { return seen >> kLaneShift == entry(0, 0) >> kLaneShift; }
+  static constexpr std::uint64_t place_of(std::uint64_t seen) { return seen & (kEnded - 1); }
+  std::atomic<std::uint64_t>& entry_of(int rank) const {
+    EngineProgress& progress = control_.engine_progress(rank);
+    return progress.lanes[lane_ % EngineProgress::kLanes];
+  }
+
+  ControlBlock& control_;
+  const int rank_, lane_;
+};
 
 // In a call all ranks exchange their blocks. If no rank has refused, all have made the same call and it
 // carries messages, the messages follow (message_hops.hpp). All ranks read the same blocks, so all decide
 // alike.
 //
-// The exchange runs in the caller's thread, in wait(). After a send phase it runs in a thread, and so does
-// that of a refusal, which its rank does not wait for. With ordered lanes every exchange runs in one thread
+// wait() runs the exchange in the caller's thread; split calls, refusals and ordered lanes use the transfer
+// thread. With ordered lanes every exchange runs in one thread
 // for all lanes, and the first transfer of a call has the same size in all of them, whatever their exchanges
 // are: so ranks that call in different order learn of it from the first blocks.
 //
@@ -49,13 +125,14 @@ class EngineCall {
   // Takes the lane's next call number.
   std::uint64_t begin(Operation operation, std::span<const CallOption> options);
   std::uint64_t call() const { return call_; }
-  // Replaces an option that the caller did not know at begin(). In post()'s `prepare`.
+  // Sets an option unknown at begin(); only from `prepare` of post().
   void set_option(int index, std::int64_t value) { options_[static_cast<std::size_t>(index)].value = value; }
   std::byte* summary_to(int peer) { return memory_->blocks.summary_to(peer); }
   const std::byte* summary_from(int peer) const { return memory_->blocks.summary_from(peer); }
   // `split`: the caller goes on, and calls wait() in the receive phase. `prepare`, if given, runs first in
   // the thread of the exchange: it finishes the messages and the summaries, and passes its argument to every
-  // wait. What it throws refuses the call, and wait() throws it on this rank.
+  // wait. If it throws, this rank refuses
+  // the call and wait() rethrows.
   void post(bool split, std::function<void(const Check&)> prepare = {});
   // Blocks until the exchange is done. Runs it, if post() has not started it.
   void wait();
@@ -120,7 +197,7 @@ class EngineCall {
   int transfers_ = 0;                // transfers that the exchange has begun
   bool exchanging_blocks_ = false;   // no messages yet
   Clock::time_point peers_checked_;  // the last time, in the thread of the exchange
-  // When a peer was first seen that makes no more calls, and is missing in this one.
+  // First time a finished peer was missing here.
   std::optional<Clock::time_point> end_seen_;
   // When this rank began to let a peer give up first, after its own deadline.
   std::optional<Clock::time_point> overdue_since_;

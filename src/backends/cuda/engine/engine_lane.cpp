@@ -7,9 +7,9 @@
 #include "backends/cuda/host/call_headers.hpp"
 #include "backends/cuda/runtime/stream.hpp"
 #include "base/text.hpp"
+#include "exchange/checks.hpp"
 #include "exchange/configuration.hpp"
 #include "exchange/link_calls.hpp"
-#include "exchange/scale_checks.hpp"
 #include "layout/message.hpp"
 #include "plan/shapes.hpp"
 

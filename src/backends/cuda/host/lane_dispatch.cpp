@@ -8,8 +8,8 @@
 #include "backends/cuda/runtime/error.hpp"
 #include "base/text.hpp"
 #include "exchange/call_options.hpp"
+#include "exchange/checks.hpp"
 #include "exchange/configuration.hpp"
-#include "exchange/scale_checks.hpp"
 
 namespace ferry::cuda {
 
