@@ -78,11 +78,6 @@ void CallArrays::require_apart(const char* call, int rank) const {
 
 namespace {
 
-constexpr std::array<const char*, kMaxParts> kTokenParts = {"tokens", "part 1 of tokens", "part 2 of tokens",
-                                                            "part 3 of tokens"};
-constexpr std::array<const char*, kMaxParts> kReceivedParts = {"memory.parts[0]", "memory.parts[1]",
-                                                               "memory.parts[2]", "memory.parts[3]"};
-
 void add_plan(const Plan& plan, CallArrays& arrays) {
   arrays.read("plan", plan.storage(), 1, static_cast<std::int64_t>(plan.bytes()));
 }

@@ -1,11 +1,18 @@
 // The arrays of a call, and the rule that an array which a call writes overlaps no other array of the call.
 #pragma once
 
+#include <array>
 #include <cstdint>
 
 #include "exchange/backend.hpp"
 
 namespace ferry {
+
+// Names of the parts of tokens and of received rows, in messages.
+inline constexpr std::array<const char*, kMaxParts> kTokenParts = {"tokens", "part 1 of tokens",
+                                                                   "part 2 of tokens", "part 3 of tokens"};
+inline constexpr std::array<const char*, kMaxParts> kReceivedParts = {"memory.parts[0]", "memory.parts[1]",
+                                                                      "memory.parts[2]", "memory.parts[3]"};
 
 // An array in the caller's or the lane's memory. Names are static strings.
 struct CallArray {

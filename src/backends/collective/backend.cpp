@@ -133,14 +133,14 @@ class CollectiveBackend final : public cpu::HostBackend {
 };
 
 // Without Config::window, the size of all windows of a lane on a rank.
-constexpr std::int64_t kWindowsBytes = 4 << 20;
+constexpr std::int64_t kHostWindowsBytes = 4 << 20;
 
 WindowLayout window_layout(const Config& config) {
   const ExchangeShape shape = exchange_shape(config, 0);
   const std::int64_t row_bytes = shape.combine_row_bytes + static_cast<std::int64_t>(sizeof(cpu::SumHead));
   const std::int64_t largest = std::max(shape.message_bytes, row_bytes);
   const std::int64_t window =
-      config.window > 0 ? config.window * largest : std::max(largest, kWindowsBytes / shape.ranks);
+      config.window > 0 ? config.window * largest : std::max(largest, kHostWindowsBytes / shape.ranks);
   return {.ranks = shape.ranks, .lanes = config.lanes, .window_bytes = align_up(window, 64)};
 }
 

@@ -1,17 +1,12 @@
 #include "backends/cuda/host/call_pointers.hpp"
 
-#include <array>
+#include "exchange/overlap.hpp"
 
 namespace ferry::cuda {
 namespace {
 
 constexpr std::int64_t kRows = 16;  // alignment of rows and plans, which are accessed 16 bytes at a time
 constexpr std::int64_t kWords = 4;  // of fp32 and int32 values
-
-constexpr std::array<const char*, kMaxParts> kTokenParts = {"tokens", "part 1 of tokens", "part 2 of tokens",
-                                                            "part 3 of tokens"};
-constexpr std::array<const char*, kMaxParts> kReceivedParts = {"memory.parts[0]", "memory.parts[1]",
-                                                               "memory.parts[2]", "memory.parts[3]"};
 
 }  // namespace
 
