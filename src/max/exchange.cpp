@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/errors.hpp"
 #include "base/text.hpp"
 #include "exchange/configuration.hpp"
 #include "exchange/device_work.hpp"

@@ -17,7 +17,6 @@
 #include "engine/engine.hpp"
 #include "engine/nccl_engine.hpp"
 #include "ferry/group.hpp"
-#include "group/fault_points.hpp"
 
 namespace ferry {
 namespace cuda {
