@@ -70,7 +70,7 @@ struct ReceivedPart {
   /// Bytes of a row of this part. column_major scales: of one element. Scales as tiles: of a row of tiles.
   std::int64_t row_bytes = 0;
   /// column_major scales: elements from one column to the next, a multiple of 4; else 0. expert_padded: each
-  /// group has columns of its own, of that length, those of group g after those of group g - 1.
+  /// group has columns of its own, of that length, and columns of group g follow those of group g - 1.
   std::int64_t leading_dimension = 0;
 };
 

@@ -103,7 +103,7 @@ struct Sizes {
 /// @throws UsageError, UnsupportedError  whatever construction would refuse; a rank outside [0, ranks)
 Sizes size_of(const Config& config, int ranks, int rank = 0);
 
-/// The same for ranks on several nodes. They differ where messages take two hops.
+/// The bytes for ranks on several nodes. They differ where messages take two hops.
 Sizes size_of(const Config& config, const Topology& topology, int rank = 0);
 
 /// Rows that `rank` can receive under this configuration (expert_padded: rows of one expert). Local.

@@ -97,7 +97,7 @@ class Evaluator {
   /// @throws UsageError, UnsupportedError  as check() with the exchanges' configurations
   /// @throws UsageError  a function that is missing. Names the step
   Evaluator(Program program, Exchange& exchange, ProgramFunctions functions = {});
-  /// The same with exchanges by the names that the steps give them; the empty name is that of steps which
+  /// Local. Takes exchanges by the names that the steps give them; the empty name is that of steps which
   /// name none.
   Evaluator(Program program, const ProgramExchanges& exchanges, ProgramFunctions functions = {});
   ~Evaluator();

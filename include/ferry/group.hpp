@@ -67,7 +67,7 @@ class Group {
   /// nodes of equal size.
   /// @throws UsageError  `ranks` below 1, or `nodes` does not divide them
   static Group threads(int ranks, int nodes = 1);
-  /// The same with any nodes, all simulated.
+  /// Threads on any nodes, all simulated.
   /// @throws UsageError  `topology` has no rank
   static Group threads(const Topology& topology);
 

@@ -152,7 +152,7 @@ class Exchange {
 
   /// Waits for the stream and throws the error of a call that has ended with one.
   void synchronize(int lane = 0, Stream stream = {});
-  /// The same without waiting; also throws what completed calls have found, such as BadIdError.
+  /// synchronize() without waiting; also throws what completed calls have found, such as BadIdError.
   void check(int lane = 0);
 
   /// Takes part in the lane's next call, Operation::dispatch or combine, by refusing it, as

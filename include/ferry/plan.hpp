@@ -48,7 +48,7 @@ class Plan {
   bool empty() const { return storage_ == nullptr; }
   void* storage() const { return storage_; }  ///< device backends: device memory, apart from copies
   std::size_t bytes() const { return bytes_; }
-  /// Call number of the dispatch that the plan is of. 0: any. Device backends give 0, because a captured
+  /// Call number of the plan's dispatch. 0: any. Device backends give 0, because a captured
   /// dispatch has another number in each replay.
   std::uint64_t call() const { return call_; }
 

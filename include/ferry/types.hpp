@@ -89,7 +89,7 @@ constexpr bool has_kernels(BackendKind backend) {
 }
 
 /// The transport between ranks that the backend `collective` uses: `mpi` is MPI, `custom` functions of the
-/// caller, `automatic` whichever of these the group brought. `nccl` is NCCL on device memory, in any group;
+/// caller, `automatic` the group's own engine. `nccl` is NCCL on device memory, in any group;
 /// it needs a GPU for each rank.
 enum class EngineKind : int { automatic = 0, mpi = 1, custom = 2, nccl = 3 };
 

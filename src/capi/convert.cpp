@@ -108,7 +108,7 @@ std::optional<Reduction> to_reduction(std::int32_t reduction) {
 
 namespace {
 
-// Of ferry_config: a table, or experts in slices, whose table may be repeated.
+// The placement that ferry_config describes: a table, or experts in slices, whose table may be repeated.
 Placement placement_of(const ferry_config& given, int ranks) {
   Placement table =
       to_placement(given.expert_rank, given.expert_local, given.experts, ranks, given.placement_version);

@@ -142,7 +142,7 @@ ferry_status ferry_last_dispatch_result(const ferry_exchange* exchange, int lane
 
 ferry_status ferry_get_load_counts(const ferry_exchange* exchange, ferry_load_counts* counts) {
   return guarded([&] {
-    // Of each thread its own: the arrays stay valid after the call.
+    // One for each thread: the arrays stay valid after the call.
     thread_local LoadCounts load;
     load = required(exchange, "exchange").exchange.load_counts();
     ferry_load_counts c{};

@@ -107,7 +107,7 @@ struct Loading {
   std::exception_ptr failure;  // the first
 };
 
-// Of the thread that runs a ferry_formats(), which takes no argument of ours.
+// What the ferry_formats() that this thread runs registers: the function takes no argument of ours.
 thread_local Loading* loading = nullptr;
 
 // Never destroyed: threads may dispatch while the process ends. The mutex is not held while a ferry_formats()

@@ -56,7 +56,7 @@ struct DispatchCall {
   const float* global_scale = nullptr;
   std::span<const float> input_scales{};  // [E + S] or empty
   int sm_limit = 0;
-  // Of combine_backward, whose `outputs` are dot_rows:
+  // For combine_backward, whose `outputs` are dot_rows:
   bool backward = false;
   std::int64_t output_rows = 0;      // Outputs::rows
   const float* d_weights = nullptr;  // [N, K], which the combine after the dispatch writes
@@ -157,7 +157,7 @@ std::unique_ptr<Backend> make_backend(const Rank& rank, const Config& config);
 // Wraps the backend `inner`, whose configuration is routed_config(config), for experts in slices.
 std::unique_ptr<Backend> make_sliced_backend(const Rank& rank, const Config& config,
                                              std::unique_ptr<Backend> inner);
-// The same for device memory.
+// As make_sliced_backend(), for device memory.
 std::unique_ptr<Backend> make_device_sliced_backend(const Rank& rank, const Config& config,
                                                     std::unique_ptr<Backend> inner);
 std::unique_ptr<Backend> make_cpu_backend(const Rank& rank, const Config& config);

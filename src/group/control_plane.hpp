@@ -24,7 +24,7 @@ class ControlPlane {
   virtual void all_gather(const void* mine, void* all, std::size_t bytes) = 0;
 };
 
-// Of a group whose ranks are all on one host: slots in the control block.
+// The control plane of a group on one host: slots in the control block.
 class SharedMemoryPlane : public ControlPlane {
  public:
   // A collective fails after `deadline` seconds. Keeps both references.
@@ -43,8 +43,8 @@ class SharedMemoryPlane : public ControlPlane {
   std::uint64_t step_ = 0;  // one for every part
 };
 
-// Of a group over several hosts: data goes over the bootstrap, failures and liveness are seen in the control
-// block of this host.
+// The control plane of a group over several hosts: data goes over the bootstrap, failures and liveness are
+// seen in the control block of this host.
 //
 // A rank of this host that dies, fails or leaves ends the collectives of this host at once; a rank of another
 // host ends them by the deadline. Each host has its own failure record.

@@ -16,7 +16,7 @@ struct FrameHead {
   std::uint64_t failed;  // 1: the bytes are a text that says why
 };
 
-// Of one rank in one call, or of a text. Groups pass 16 kB at most.
+// Most bytes of one rank in one call, or of a text. Groups pass 16 kB at most.
 constexpr std::size_t kMostFrameBytes = 1 << 20;
 
 // The value of FERRY_LAUNCH.

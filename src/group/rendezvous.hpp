@@ -23,7 +23,7 @@ struct HostIdentity {
   std::uint64_t simulated = 0;          // hash of the simulated host's name; 0: none
   char boot_id[40] = {};                // of the running kernel
 
-  // Of the calling process. `host_id`: name of a simulated host; empty: none.
+  // Identity of the calling process. `host_id`: name of a simulated host; empty: none.
   static HostIdentity of_this_process(const std::string& host_id);
 
   auto operator<=>(const HostIdentity&) const = default;

@@ -42,7 +42,7 @@ struct HeaderFacts {
   std::int32_t count = 0;  // the operation `metadata`: this rank's count; otherwise its tokens
   std::uint8_t operation = 0;
   std::uint8_t argument[kDeviceArguments] = {2, 2, 2};  // 0 absent, 1 given, 2 either
-  // Of a dispatch:
+  // For a dispatch:
   bool direct_write = false;           // writes rows to their final position at ranks that accept it
   bool accepts_direct_writes = false;  // lets peers do so
   std::uint16_t sender_warps = 1;      // warps that send; each sends consecutive messages in order

@@ -40,8 +40,8 @@ class RowOffsetTable {
   std::int64_t offset(int rank, int group) const;
   std::int64_t total(int rank) const;
 
-  // Of the rank that needs the most rows beyond its capacity. needed > capacity: routes (rank_major: rows)
-  // were dropped.
+  // The overflow of the rank that needs the most rows beyond its capacity. needed > capacity: routes
+  // (rank_major: rows) were dropped.
   const Overflow& overflow() const { return overflow_; }
 
  private:

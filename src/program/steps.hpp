@@ -12,7 +12,8 @@ namespace ferry {
 
 inline constexpr int kValueKinds = 9, kStepKinds = 13;
 
-// Of a text, and of a program in micro-batches: bounds the memory of what others have written.
+// Most steps of a text, and of a program in micro-batches: bounds the memory that a file from elsewhere can
+// take.
 inline constexpr std::size_t kMostSteps = std::size_t{1} << 17;
 
 // A set of kinds.

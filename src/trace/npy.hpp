@@ -25,7 +25,7 @@ class NpyArray {
  public:
   // Reads from `in`, which holds `size` bytes; `file` is its name in messages.
   NpyArray(std::string file, std::unique_ptr<std::istream> in, std::uint64_t size);
-  // Of the bytes of a whole file.
+  // Reads the bytes of a whole file.
   NpyArray(std::string file, std::span<const std::byte> content);
 
   const std::string& file() const { return file_; }

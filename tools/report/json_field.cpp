@@ -13,7 +13,7 @@ using Json = nlohmann::ordered_json;
 
 constexpr std::size_t kMostDepth = 64;
 constexpr int kMostMembers = 4096;  // of an object, which compares a new name with all others
-// Of a parsed value with its share of the containers around it, and of what is made of it.
+// Memory of a parsed value with its share of the containers around it, and of what is made of it.
 constexpr std::size_t kBytesOfValue = 64;
 constexpr std::size_t kSmallMemory = 48 << 20;
 

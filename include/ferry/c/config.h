@@ -161,7 +161,7 @@ typedef struct ferry_sizes {
 
 /// The exact bytes that it maps.
 ferry_status ferry_sizes_of(const ferry_config* config, int ranks, int rank, ferry_sizes* sizes);
-/// The same for ranks on several nodes, which differ where messages take two hops. `node_of_rank` [ranks]:
+/// The bytes for ranks on several nodes, which differ where messages take two hops. `node_of_rank` [ranks]:
 /// ranks with equal numbers, which may be any, are on one node.
 ferry_status ferry_sizes_on_nodes(const ferry_config* config, const int32_t* node_of_rank, int ranks,
                                   int rank, ferry_sizes* sizes);

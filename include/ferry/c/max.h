@@ -127,7 +127,8 @@ ferry_status ferry_max_ep_fused_combine(ferry_max_exchange* exchange, const ferr
 
 /// Local. Waits for the stream and returns the error of a call that has ended with one.
 ferry_status ferry_max_synchronize(ferry_max_exchange* exchange, int lane, void* stream);
-/// Local. The same without waiting; also what completed calls have found, such as ids out of range.
+/// Local. ferry_max_synchronize() without waiting; also returns what completed calls have found, such as ids
+/// out of range.
 ferry_status ferry_max_check(ferry_max_exchange* exchange, int lane);
 
 #ifdef __cplusplus

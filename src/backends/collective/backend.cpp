@@ -111,7 +111,7 @@ Sizes packed_sizes(const Config& config, const Topology& topology, int rank) {
 
 class CollectiveBackend final : public cpu::HostBackend {
  public:
-  // `communicators`: of each lane. `ordered`: as of EngineCall.
+  // `communicators`: one for each lane. `ordered`: see EngineCall.
   CollectiveBackend(const Rank& rank, const Config& config,
                     std::vector<std::unique_ptr<Communicator>> communicators,
                     const std::shared_ptr<TransferThread>& ordered)

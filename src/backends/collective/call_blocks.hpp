@@ -26,7 +26,7 @@ class CallBlocks {
   static std::int64_t bytes(std::int64_t summary_bytes, int ranks, const TableBytes& tables);
 
   std::byte* summary_to(int peer) const { return blocks_.content_to(peer); }
-  // That of this rank is what it has written for itself.
+  // summary_from(me) is this rank's own block.
   const std::byte* summary_from(int peer) const {
     return peer == me_ ? blocks_.content_to(me_) : blocks_.content_from(peer);
   }

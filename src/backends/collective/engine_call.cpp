@@ -130,15 +130,15 @@ void EngineCall::start_in_thread() {
   started_ = thread_->submit([this] { exchange([this] { check_in_thread(); }); });
 }
 
-// The exchange itself has no deadline: a peer may start its send phase as late as it likes while nobody
-// waits. A wait that ends fails the group, which ends the exchange.
+// The exchange itself has no deadline: there is no deadline until someone waits: a peer may start its send
+// phase any time while nobody waits. A wait that ends fails the group, which ends the exchange.
 void EngineCall::wait_for_started() {
   const Clock::time_point begin = Clock::now();
   Clock::time_point last_interrupt_check = begin;
   while (started_.wait_for(kCheckPeriod) != std::future_status::ready) {
     const bool failed = rank_.state().control().failed();
     if (is_overdue(begin)) {
-      // The thread knows which rank is missing, unless another lane's exchange keeps it.
+      // The thread knows which rank is missing, unless it serves another lane.
       overdue_ = true;
       if (!exchanging_ && !failed) rank_.state().time_out(record(), deadline_);
     }

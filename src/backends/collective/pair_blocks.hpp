@@ -52,10 +52,10 @@ struct SecondHopHeader {
 // Reads eight bytes that the engine may be writing.
 std::uint64_t peek(const std::byte* at);
 
-// Of a header of `bytes`, a multiple of 8, whose second word is the seal itself.
+// Seal of a header of `bytes`, a multiple of 8, whose second word is the seal itself.
 std::uint64_t seal_of(const std::byte* header, std::size_t bytes, int from, int to);
 
-// Of the content of a block, a multiple of 8 bytes. `header`: the seal of its header.
+// Seal of the content of a block, a multiple of 8 bytes. `header`: the seal of its header.
 std::uint64_t seal_of_content(const std::byte* content, std::int64_t bytes, std::uint64_t header);
 
 // What all_to_all_v has done wrong with `what`, which rank `peer` sends. `arrived`: bytes have come, but they

@@ -15,7 +15,7 @@ namespace ferry::nvshmem {
 // @throws UnsupportedError  not found, or of another version of Ferry
 const Module& load_module();
 
-// The same, but looks again in every call.
+// As load_module(), but looks again in every call.
 Module open_module();
 
 // The path of NVSHMEM's library, which has its plug-ins beside it. Call after load_module().

@@ -31,7 +31,7 @@ class HeapMemory {
   std::shared_ptr<void> use_;
 };
 
-// A group's ranks in NVSHMEM. NVSHMEM holds one rank of a process, so a process has one such group at a time.
+// A group's ranks in NVSHMEM. A process is one PE, hence it has one Session at a time.
 //
 // NVSHMEM that Ferry has started runs until the process ends: finalising it is collective, without a
 // deadline, and ends the process on an error. If the program has started it, Ferry takes part: the group must

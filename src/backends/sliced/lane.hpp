@@ -55,7 +55,7 @@ class Lane {
   T* array(std::int64_t offset) const {
     return reinterpret_cast<T*>(memory_.data() + offset);
   }
-  // What every rank says, [R].
+  // All-gathers one struct a rank, [R].
   template <class Terms>
   std::vector<Terms> exchange_terms(Operation operation, const Terms& mine) const;
   // Returns N of all ranks.

@@ -19,7 +19,8 @@ struct ScaleGroups {
   static ScaleGroups of(const DispatchResult& received) {
     return {received.row_offsets, received.tile_offsets, received.groups, received.capacity};
   }
-  // Of `row`, a row of some group: its tile row, its column row, or for other parts `row`.
+  // Where the scales of `row` are, a row of some group: its tile row, its column row, or for other parts
+  // `row`.
   FERRY_HD std::int64_t scale_row(const PartLayout& part, std::int64_t row, std::int64_t leading) const {
     if (!part.tiles) return column_row(part, row, capacity, leading);
     int group = 0;  // the last that begins here or before: empty groups begin where the next one does

@@ -21,14 +21,15 @@ struct SpecialisedCombine {
   static constexpr DType kType = kOf;
 };
 
-// The same in phases, between which an engine or the launch of two hops may carry the rows, packed.
+// Traits of a combine in phases, between which an engine or the launch of two hops may carry the rows,
+// packed.
 template <class Fused>
 struct SplitCombine : Fused {
   static constexpr bool kMayPack = true;
 };
 
-// The same where dispatch has sent every token to every rank: a rank also returns a sum for tokens without
-// rows on it.
+// Traits of a combine whose dispatch has sent every token to every rank: a rank also returns a sum for tokens
+// without rows on it.
 template <class Routed>
 struct GatheredCombine : Routed {
   static constexpr bool kToEveryRank = true;

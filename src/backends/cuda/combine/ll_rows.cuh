@@ -65,7 +65,7 @@ __device__ __forceinline__ void store_piece_packets(const PackedPiece& piece, st
       store_packets(row, first * static_cast<int>(value_bytes(kType)) + d * kGranule, piece.raw(d), call);
   }
 }
-// [warp] The same for sums, rounded to `type`.
+// [warp] Stores packets of sums, rounded to `type`.
 template <DType kType>
 __device__ __forceinline__ void store_sum_packets(DType type, std::byte* row, int first, int end,
                                                   const PieceSums<kType>& sum, std::uint64_t call) {

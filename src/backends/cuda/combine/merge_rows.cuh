@@ -26,7 +26,7 @@ __device__ void add_values(std::int32_t hidden, std::byte* const* row, int count
   }
 }
 
-// [block] The same for a type known at run time. A single row is copied: adding it to +0 would change only a
+// [block] Adds rows of a type known at run time. A single row is copied: adding it to +0 would change only a
 // -0 or the bits of a NaN, which the source rank's addition changes in the same way.
 __device__ inline void add_values(DType type, std::int32_t hidden, std::byte* const* row, int count,
                                   std::byte* to) {

@@ -32,8 +32,8 @@ __device__ __forceinline__ void note_tokens_of_rank(const LaneView& lane, std::i
   state->scratch.shared_rows[rank] = static_cast<std::uint32_t>(lane.shared_experts) *
                                      static_cast<std::uint32_t>(lane.by_alignment.round_up(shared));
 }
-// [thread] The same for the rank with this thread's number. Not inlined, so that calls without shared experts
-// do not fetch it.
+// [thread] Notes the tokens of the rank with this thread's number. Not inlined, so that calls without shared
+// experts do not fetch it.
 static __device__ __noinline__ void note_rank_tokens(const LaneView& lane, std::int32_t tokens) {
   note_tokens_of_rank(lane, static_cast<std::int32_t>(threadIdx.x % 32), tokens);
 }

@@ -74,7 +74,7 @@ struct SpecialisedByPlan {
   __device__ __forceinline__ static bool computes(const DispatchArguments&) { return false; }
 };
 
-// The same where tokens go to every rank.
+// Traits of a dispatch whose tokens go to every rank.
 template <class Routed>
 struct GatheredDispatch : Routed {
   static constexpr bool kMayReplicate = false, kToEveryRank = true;

@@ -65,9 +65,9 @@ struct Bf16Thresholds {
 struct CodePlanes {
   std::uint32_t sign, not_four, not_two, not_one;
 
-  // Of two bf16 values. The sum of a magnitude and a negated threshold has a sign if the magnitude is below;
-  // the number of thresholds that are not above it is the code, which is never below the even ones' number
-  // without the odd one between. NaN is positive and above all.
+  // The planes of two bf16 values. The sum of a magnitude and a negated threshold has a sign if the magnitude
+  // is below; the number of thresholds that are not above it is the code, which is never below the even ones'
+  // number without the odd one between. NaN is positive and above all.
   __device__ __forceinline__ static CodePlanes of(std::uint32_t two, const Bf16Thresholds& thresholds) {
     std::uint32_t below[7];
 #pragma unroll
@@ -170,7 +170,7 @@ static __device__ __noinline__ Nvfp4Block nvfp4_block_by_division(RawEight first
   return block;
 }
 
-// The same, faster.
+// A faster nvfp4_block() for raw values.
 template <DType kType>
 __device__ __forceinline__ Nvfp4Block nvfp4_block(const RawEight& first, const RawEight& last,
                                                   const Nvfp4Global& global) {

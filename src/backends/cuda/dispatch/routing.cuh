@@ -43,7 +43,7 @@ struct InputSlot {
   RawId id;
   float weight = 0;
 
-  // Of the tile's token, when the warp's first tile has token `first`.
+  // The slot of the tile's token, when the warp's first tile has token `first`.
   __device__ __forceinline__ static InputSlot of(const DispatchArguments& call, const TokenTile& tile,
                                                  std::int64_t first, std::int64_t end) {
     const std::int64_t token = first + tile.index();
@@ -91,7 +91,7 @@ struct IdPrefetch {
   static constexpr int kDepth = 4;
   RawId ids[kDepth];
 
-  // Of tokens in [begin, end): the block's tiles take consecutive tokens.
+  // Prefetches ids of tokens in [begin, end): the block's tiles take consecutive tokens.
   __device__ __forceinline__ static IdPrefetch of(const DispatchArguments& call, std::int64_t begin,
                                                   std::int64_t end) {
     const int log2_size = TokenTile::of(call.lane.top_k).log2_size;

@@ -324,7 +324,7 @@ __device__ __forceinline__ bool compute_row_offsets(const CountSource<Traits>& c
   return true;
 }
 
-// The rank that needs the most rows of those that overflow; of equals, the lowest.
+// The most overfull rank; ties: the lowest.
 static __device__ __noinline__ Overflow worst_overflow(const LaneView& lane, const BlockTables& tables,
                                                        const ScanScratch& scratch) {
   Overflow worst;

@@ -18,7 +18,7 @@ __device__ __forceinline__ std::int64_t within(std::int64_t value, std::int64_t 
   return value < 0 ? 0 : value < most ? value : most;
 }
 
-// The rows of tiles of a call. Counts and offsets are those of a finished dispatch. After a failed call they
+// Scale tiles of one call; counts and offsets come from the finished dispatch. After a failed call they
 // may be arbitrary; all addresses then stay within the memory.
 struct TileMap {
   const ScaleTileArguments& call;

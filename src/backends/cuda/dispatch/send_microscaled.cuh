@@ -138,7 +138,7 @@ __device__ __forceinline__ void send_mx(const std::byte* row, std::byte* to_row,
   }
 }
 
-// [warp] The same for the element of `encoding` and rows of type `type`.
+// [warp] send_mx() for the element of `encoding` and rows of type `type`.
 template <int kDeep, class StoreScales>
 __device__ __forceinline__ void send_mx_as(DType type, const std::byte* row, std::byte* to_row,
                                            std::uint32_t rows, ByteRange columns, Encoding encoding,

@@ -78,8 +78,8 @@ __device__ __forceinline__ float largest_finite(const std::byte* row, int column
   return float_of(static_cast<std::uint32_t>(largest));
 }
 
-// [warp] The same for a row of 16-bit values in two pieces of a stream: `second` returns the address of the
-// second, of `columns_of_second`, which may be 0.
+// [warp] largest_finite() for a row of 16-bit values in two pieces of a stream: `second` returns the address
+// of the second, of `columns_of_second`, which may be 0.
 template <DType kType, class Second>
 __device__ __forceinline__ float largest_finite_of_pieces(const std::byte* first, int columns_of_first,
                                                           int columns_of_second, Second second) {

@@ -52,7 +52,7 @@ __device__ __forceinline__ void send_encoded(const std::byte* row, std::byte* to
   }
 }
 
-// [warp] The same for rows of type `type`.
+// [warp] send_encoded() for rows of type `type`.
 template <int kDeep, class StoreScales>
 __device__ __forceinline__ void send_encoded_as(DType type, const std::byte* row, std::byte* to_row,
                                                 std::uint32_t rows, ByteRange columns, Encoding encoding,
@@ -157,7 +157,7 @@ __device__ __forceinline__ void send_nvfp4_row(const DispatchArguments& call, co
       [&](float g) { scales.store_of_row(g); });
 }
 
-// [warp] The same for a whole row of `bytes` from `stream`, 16-bit values. Threads read data that other
+// [warp] Sends a whole NVFP4 row of `bytes` from `stream`, 16-bit values. Threads read data that other
 // threads of the warp have loaded.
 template <class Rows>
 __device__ __forceinline__ void send_streamed_nvfp4_row(const DispatchArguments& call, const Destination& to,

@@ -44,7 +44,7 @@ __device__ __forceinline__ void send_tokens(const DispatchArguments& call, int w
   }
 }
 
-// [warp] The same from a plan.
+// [warp] Sends tokens by a plan.
 template <class Traits>
 __device__ __forceinline__ void send_by_plan(const DispatchArguments& call, int worker,
                                              bool has_row_offsets) {

@@ -16,8 +16,8 @@
 #include "backends/cuda/host/lane.hpp"
 #include "backends/cuda/runtime/stream.hpp"
 #include "base/errors.hpp"
-#include "exchange/gather.hpp"
 #include "engine/engine.hpp"
+#include "exchange/gather.hpp"
 
 namespace ferry::cuda {
 
@@ -85,7 +85,7 @@ void copy_async(void* to, const void* from, std::int64_t bytes, Stream stream);
 // After a send phase the calls are those of Backend; all throw what EngineCall throws.
 class EngineLane {
  public:
-  // `ordered`: as of EngineCall. `lane` outlives this.
+  // `ordered`: see EngineCall. `lane` outlives this.
   EngineLane(const ExchangeState& exchange, Lane& lane, int index, std::unique_ptr<Communicator> communicator,
              std::shared_ptr<TransferThread> ordered);
 

@@ -81,7 +81,7 @@ class Lane {
   void mark_arrived(const std::int32_t* from, Stream stream) const;
   // Over an engine: records where the rows in `from` [R] have arrived. Before combine_receive().
   void find_rows(const ArrivedRows* from, Stream stream) const;
-  // The same for a combine that adds by node: adds the recorded rows. Before combine_receive().
+  // Over an engine, in a combine that adds by node: adds the recorded rows. Before combine_receive().
   void add_on_nodes(Stream stream);
   bool adds_by_node() const;
   // Whether the combine under way has packed the rows for this rank itself.
@@ -89,8 +89,8 @@ class Lane {
   // Over an engine: adds `blocks`, one for each rank of a sub-group, of values of `type`.
   void add_blocks(std::span<const void* const> blocks, DType type, void* sums, std::int64_t bytes,
                   Stream stream) const;
-  // The same for a relay: writes the sums of the `rows` for one source rank to `out`, and their number to
-  // `count`, in pinned memory.
+  // Over an engine, at a relay: writes the sums of the `rows` for one source rank to `out`, and their number
+  // to `count`, in pinned memory.
   void add_for_relay(std::span<const ArrivedRows> rows, std::byte* out, std::int32_t* count,
                      cudaStream_t stream) const;
   // In two hops. These follow the send phase of the same name, or are whole calls of several launches.

@@ -79,8 +79,8 @@ class DeviceMemory {
  public:
   DeviceMemory() = default;
   explicit DeviceMemory(std::int64_t bytes);  // throws SystemError; UnsupportedError without a GPU
-  // The same, as other libraries need it to map it for peers or for a network: an allocation that can be
-  // exported. Throws UnsupportedError too if the device has no virtual memory management.
+  // Memory that other libraries can map for peers or for a network: an allocation that can be exported.
+  // Throws the same, and UnsupportedError too if the device has no virtual memory management.
   static DeviceMemory exportable(std::int64_t bytes);
   ~DeviceMemory();
   DeviceMemory(DeviceMemory&& other) noexcept { swap(other); }

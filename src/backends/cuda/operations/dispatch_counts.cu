@@ -13,8 +13,8 @@ namespace {
 
 // In shared memory.
 struct CountState {
-  // Of this block, then of the cluster, in the order of a call header's counts: routes by physical index,
-  // then messages by rank.
+  // Counts of this block, then of the cluster, in the order of a call header's counts: routes by physical
+  // index, then messages by rank.
   alignas(8) std::int32_t counts[kMaxExperts + kKernelRanks];
   std::int32_t routes[kMaxExperts];     // of all ranks to this rank's experts
   std::int32_t messages[kKernelRanks];  // from each rank to this one

@@ -39,7 +39,7 @@ extern const Kernel<CountArguments> kCountKernel;
 inline constexpr int kClusterThreads = 512;   // threads of a block
 inline constexpr int kMostClusterBlocks = 8;  // the most that every GPU supports in a cluster
 
-// Of a launch that counts `tokens` tokens.
+// The shape of a launch that counts `tokens` tokens.
 inline LaunchShape cluster_shape(std::int64_t tokens) {
   const std::int64_t blocks = (tokens + kClusterThreads - 1) / kClusterThreads;
   return {.blocks = static_cast<int>(std::clamp<std::int64_t>(blocks, 1, kMostClusterBlocks)),

@@ -256,7 +256,7 @@ __device__ __forceinline__ uint4 sum_of_vectors(const Call& call, Addend addend,
   return packed<kType>(sum);
 }
 
-// [thread] The same for one value.
+// [thread] Stores the sum of one value.
 template <DType kType, class Call, class Addend>
 __device__ __forceinline__ void sum_value(const Call& call, Addend addend, std::int64_t at, std::byte* to) {
   float sum = 0;

@@ -27,7 +27,7 @@ __device__ std::int32_t metadata_count(const MetadataArguments& call, std::uint6
   return 0;
 }
 
-// The metadata of this thread's ranks.
+// Sums over this thread's ranks.
 struct MetadataSums {
   std::int32_t rank;  // this rank
   StepMetadata of;

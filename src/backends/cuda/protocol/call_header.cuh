@@ -189,7 +189,7 @@ __device__ inline bool await_all_headers(const LaneView& lane, std::uint64_t cal
   return agree;
 }
 
-// [warp] The same for any number of ranks: calls use(rank, facts) for each rank, in some thread.
+// [warp] await_all_headers() for any number of ranks: calls use(rank, facts) for each rank, in some thread.
 template <class Use>
 __device__ inline bool await_all_headers_wide(const LaneView& lane, std::uint64_t call,
                                               const CallHeader& mine, bool coordinates, Use&& use) {

@@ -3,9 +3,8 @@
 //
 // Kernels only ever add to the counts, and the host remembers what it has reported: nothing that a kernel
 // finds between the host's read and the end of check() is lost. A position, such as that of the first bad id,
-// is that of the first finding since the last report. So each kind of finding has a report number, which the
-// host raises when it takes the position, and a kernel that finds another number than at the last finding
-// stores its own position.
+// is the first since the last report: each kind of finding has a report number, which the host raises when it
+// takes the position; a kernel that sees a new number stores a new position.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +22,7 @@ struct FindingCount {
   unsigned long long count;  // of all calls
 };
 
-// Of one lane, in device memory.
+// Findings of one lane, in device memory.
 struct DeviceDiagnostics {
   FindingCount bad_ids;
   std::int64_t first_bad_id_route, first_bad_id;

@@ -35,7 +35,7 @@ inline std::optional<WaitRecord> timeout_of(const HostSignals& signals) {
   record.node = -1;  // the report is memory that was zeroed
   return record;
 }
-// The same, with the node of the missing rank.
+// The record of a timeout, with the node of the missing rank.
 inline std::optional<WaitRecord> timeout_of(const HostSignals& signals, const Topology& topology) {
   std::optional<WaitRecord> record = timeout_of(signals);
   if (!record || topology.nodes() == 1) return record;

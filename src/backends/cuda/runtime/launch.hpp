@@ -36,7 +36,7 @@ void load_kernels(Kernels*... kernels) {
 void launch(const void* kernel, void* arguments, int threads, std::size_t shared_bytes,
             const LaunchShape& shape, cudaStream_t stream, const char* action);
 
-// The same for a kernel with one argument and no dynamic shared memory.
+// Launches a kernel with one argument and no dynamic shared memory.
 template <class Arguments>
 void launch(void (*kernel)(Arguments), const Arguments& arguments, int threads, const LaunchShape& shape,
             cudaStream_t stream, const char* action) {

@@ -15,7 +15,7 @@
 //       Copies what any thread of the warp has stored at `from`; addresses and bytes are multiples of 16.
 //       Returns before the bytes have arrived.
 //   put_with_signal(lane, peer, place, from, bytes, flag, value)    [warp]
-//       The same, and sets the peer's flag after these bytes. Orders nothing else, so such a flag belongs to
+//       As put(), and sets the peer's flag after these bytes. Orders nothing else, so such a flag belongs to
 //       one message.
 //   signal(lane, peer, flag, value)                        [warp]
 //       Sets the peer's flag after everything that this warp has read, and stored to a peer that is not
@@ -24,7 +24,7 @@
 //       Waits until the own flag is at least `value`, the sender has finished, or the call has been aborted.
 //       After `ready` this thread may read what the flag covers; other threads after a barrier.
 //   acquire(flag, value)                                   [thread]
-//       The same right to read, where another function of wait.cuh has found the flag set.
+//       Gives the right to read that wait() gives, where another function of wait.cuh has found the flag set.
 //
 // The bytes of a staged message are read until they have arrived. So a place in send staging, or in the
 // outbox, is free again when the receiver has said that it has read the message, as a credit does; nothing

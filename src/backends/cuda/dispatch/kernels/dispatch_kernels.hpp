@@ -26,7 +26,7 @@ const void* phase_kernel(Quantisation quantisation);  // dispatch_phases.cu
 const void* gathered_kernel(Phase phase, DispatchMode mode,
                             Quantisation quantisation);  // dispatch_gathered.cu
 
-// The same for groups of more than kNarrowRanks ranks, in every mode: dispatch_wide.cu.
+// Groups of more than kNarrowRanks ranks, in every mode: dispatch_wide.cu.
 std::int64_t wide_dispatch_shared_bytes(const LaneView& lane);
 void prepare_wide_dispatch(const LaneView& lane);
 void launch_wide_dispatch(const DispatchArguments& arguments, const LaunchShape& shape, cudaStream_t stream);
