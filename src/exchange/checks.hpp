@@ -1,4 +1,5 @@
-// Checks of a call's arguments that the host can make before the call starts. They do not look at the data.
+// Checks of a call's arguments that the host can make before the call starts, which do not look at the data;
+// and the errors that a call's findings become.
 #pragma once
 
 #include "exchange/backend.hpp"
@@ -19,8 +20,6 @@ void check_combine(const Config& config, int rank, const CombineCall& call, bool
 // Throws unless this rank can use the plan: right shape, right rank, undamaged header. `config` is complete.
 void check_plan(const Config& config, int rank, const Plan& plan, PlanIn plan_in);
 
-// Checks the scales that a dispatch is given: global_scale and input_scales.
-
 // True if receivers encode the rows, with a scale for each expert.
 bool by_expert(const DispatchCall& call);
 
@@ -31,7 +30,11 @@ PartList received_parts(const Config& config, const DispatchCall& call);
 // Whether the format marks a block whose scale cannot be formed, with the scale 7F.
 bool marks_bad_scales(const Format& format);
 
-// Throws UsageError or UnsupportedError.
+// Checks global_scale and input_scales. Throws UsageError or UnsupportedError.
 void check_scales(const Config& config, int rank, const DispatchCall& call);
+
+// Turns the findings of calls into an error: throws OverflowError, BadIdError, BadSourceError or UsageError,
+// the first that applies; nothing if there are no findings.
+void raise(const CallDiagnostics& found, const Config& config);
 
 }  // namespace ferry

@@ -8,7 +8,6 @@
 #include "base/errors.hpp"
 #include "base/text.hpp"
 #include "exchange/backend.hpp"
-#include "exchange/call_errors.hpp"
 #include "exchange/checks.hpp"
 #include "exchange/encoder_staging.hpp"
 #include "exchange/overlap.hpp"

@@ -6,7 +6,6 @@
 #include "backends/collective/engine_link.hpp"
 #include "backends/collective/window_communicator.hpp"
 #include "backends/cpu/host_backend.hpp"
-#include "backends/cpu/sizes.hpp"
 #include "base/text.hpp"
 #include "exchange/backend.hpp"
 #include "exchange/configuration.hpp"

@@ -3,7 +3,6 @@
 #include "backends/cpu/chunk_schedule.hpp"
 #include "backends/cpu/host_backend.hpp"
 #include "backends/cpu/link/peer_link.hpp"
-#include "backends/cpu/sizes.hpp"
 #include "group/fault_points.hpp"
 #include "group/rank_state.hpp"
 #include "layout/exchange_layout.hpp"

@@ -8,6 +8,7 @@
 #include "backends/cpu/combine.hpp"
 #include "backends/cpu/dispatch.hpp"
 #include "exchange/backend.hpp"
+#include "exchange/configuration.hpp"
 
 namespace ferry::cpu {
 
@@ -54,5 +55,11 @@ class HostBackend : public Backend {
 
   std::deque<LaneOperations> lanes_;  // a deque: operations refer to their lane, so elements must not move
 };
+
+// How much memory the CPU backend takes, computed from the layout it uses.
+ExchangeLayout symmetric_layout(const Config& config);
+Sizes cpu_sizes(const Config& config, int rank);
+// Sizes of memory that only this rank uses: results and plans.
+Sizes local_sizes(const Config& config, int rank);
 
 }  // namespace ferry::cpu

@@ -9,7 +9,7 @@
 #include "runtime/support.hpp"
 
 #ifdef FERRY_TEST_HAS_NVSHMEM
-#include "backends/nvshmem/library.hpp"
+#include "backends/nvshmem/session.hpp"
 #endif
 
 namespace ferry::contract {

@@ -10,7 +10,6 @@
 
 #include "backends/cuda/memory/device_memory.hpp"
 #include "backends/cuda/runtime/error.hpp"
-#include "backends/nvshmem/library.hpp"
 #include "backends/nvshmem/session.hpp"
 #include "cuda/nvshmem/message_checks.hpp"
 #include "runtime/channel_support.hpp"

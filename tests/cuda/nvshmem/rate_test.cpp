@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-#include "backends/nvshmem/library.hpp"
+#include "backends/nvshmem/session.hpp"
 #include "cuda/device_resources.hpp"
 #include "cuda/nvshmem/message_checks.hpp"
 #include "ferry/exchange.hpp"

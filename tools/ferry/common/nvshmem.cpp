@@ -2,7 +2,7 @@
 
 #include <fmt/core.h>
 
-#include "backends/nvshmem/library.hpp"
+#include "backends/nvshmem/session.hpp"
 
 namespace ferry::app {
 
