@@ -1,15 +1,20 @@
 // The boundary of the C interface, which every function crosses: turns exceptions into statuses, and structs
-// that begin with `size` into complete values.
+// that begin with `size` into complete values. The objects behind its opaque handles.
 #pragma once
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "base/text.hpp"
 #include "ferry/error.hpp"
+#include "ferry/exchange.hpp"
 #include "ferry/ferry.h"
+#include "ferry/group.hpp"
 
 namespace ferry::capi {
 
@@ -79,3 +84,23 @@ void write_sized(T* given, T value, const char* name) {
 }
 
 }  // namespace ferry::capi
+
+struct ferry_group {
+  ferry::Group group;
+};
+
+struct ferry_rank {
+  ferry::Rank rank;
+};
+
+struct ferry_exchange {
+  ferry_exchange(ferry::Rank rank, const ferry::Config& config) : exchange(std::move(rank), config) {
+    for (const ferry::ExpertLocation& location : exchange.config().placement.locations()) {
+      expert_rank.push_back(location.rank);
+      expert_local.push_back(location.local);
+    }
+  }
+
+  ferry::Exchange exchange;
+  std::vector<std::int32_t> expert_rank, expert_local;  // [E] the placement, for ferry_exchange_config
+};

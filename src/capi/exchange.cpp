@@ -8,7 +8,6 @@
 #include "base/text.hpp"
 #include "capi/boundary.hpp"
 #include "capi/convert.hpp"
-#include "capi/handles.hpp"
 #include "ferry/config.hpp"
 #include "ferry/dispatch_layout.hpp"
 #include "ferry/exchange.hpp"

@@ -2,7 +2,6 @@
 
 #include "capi/boundary.hpp"
 #include "capi/convert.hpp"
-#include "capi/handles.hpp"
 
 namespace ferry::capi {
 namespace {

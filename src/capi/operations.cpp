@@ -4,7 +4,6 @@
 #include "base/text.hpp"
 #include "capi/boundary.hpp"
 #include "capi/convert.hpp"
-#include "capi/handles.hpp"
 
 namespace ferry::capi {
 namespace {

@@ -1,12 +1,16 @@
-// Group::processes: forks a process for every rank, and reaps it.
+#include "group/launch_processes.hpp"
+
 #include <poll.h>
 #include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <chrono>
 #include <csignal>
 #include <cstdio>
+#include <cstring>
 #include <iostream>
 #include <optional>
 #include <utility>
@@ -15,10 +19,57 @@
 #include "base/errors.hpp"
 #include "base/text.hpp"
 #include "group/launcher.hpp"
-#include "group/rank_process.hpp"
 #include "group/waiter.hpp"
 
 namespace ferry {
+
+RankProcess::RankProcess(int rank, pid_t process)
+    : rank_(rank), process_(process), descriptor_(static_cast<int>(syscall(SYS_pidfd_open, process, 0))) {
+  if (descriptor_ >= 0) return;
+  const int error = errno;
+  kill("it cannot be watched");
+  reap();
+  throw system_error(str("cannot watch the process of rank ", rank), error);
+}
+
+RankProcess::~RankProcess() {
+  if (!status_) {
+    kill("the launcher gave up");
+    reap();
+  }
+  close(descriptor_);
+}
+
+bool RankProcess::stopped() const {
+  siginfo_t info{};
+  constexpr int kLookOnly = WSTOPPED | WNOHANG | WNOWAIT;
+  return waitid(P_PID, static_cast<id_t>(process_), &info, kLookOnly) == 0 && info.si_pid == process_;
+}
+
+void RankProcess::kill(const std::string& why) {
+  if (why_killed_.empty()) why_killed_ = why;
+  ::kill(process_, SIGKILL);  // the number cannot be reused before reap()
+}
+
+void RankProcess::reap() {
+  int status = 0;
+  while (waitpid(process_, &status, 0) < 0 && errno == EINTR) {
+  }
+  status_ = status;
+}
+
+bool RankProcess::signalled() const {
+  return status_ && WIFSIGNALED(*status_);
+}
+
+std::string RankProcess::describe_exit() const {
+  const std::string process = str("rank ", rank_, " (process ", process_, ")");
+  if (signalled()) {
+    const int signal = WTERMSIG(*status_);
+    return str(process, " was killed by signal ", signal, " (", strsignal(signal), ")");
+  }
+  return str(process, " exited with status ", WEXITSTATUS(*status_));
+}
 
 namespace {
 
@@ -30,6 +81,7 @@ constexpr double kGraceSeconds = 2.0;
 constexpr double kStoppedGraceSeconds = 0.5;
 constexpr int kPollMilliseconds = 50;
 
+// Group::processes: forks a process for every rank, and reaps it.
 class ProcessLauncher : public Group::Launcher {
  public:
   ProcessLauncher(Topology topology, pid_t (*fork_process)())

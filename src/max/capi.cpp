@@ -7,7 +7,6 @@
 
 #include "capi/boundary.hpp"
 #include "capi/convert.hpp"
-#include "capi/handles.hpp"
 #include "exchange/configuration.hpp"
 #include "max/words.hpp"
 

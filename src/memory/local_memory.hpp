@@ -11,8 +11,8 @@ namespace ferry {
 class LocalMemory {
  public:
   LocalMemory() = default;
-  explicit LocalMemory(
-      std::int64_t bytes);  // aligned to a page; throws SystemError if the system refuses. 0: none
+  // Aligned to a page. 0: none. Throws SystemError if the system refuses.
+  explicit LocalMemory(std::int64_t bytes) : mapping_(bytes > 0 ? Mapping::anonymous(bytes) : Mapping()) {}
 
   std::byte* data() const { return mapping_.data(); }
   std::int64_t bytes() const { return mapping_.bytes(); }

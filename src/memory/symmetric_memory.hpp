@@ -61,4 +61,11 @@ class SymmetricMemory {
   std::vector<std::shared_ptr<Mapping>> regions_;  // [ranks]
 };
 
+// All-gather of open files. Collective. Returns [ranks] descriptors: entry r is a duplicate of the one that
+// rank r passed. Ranks must share a host and a network namespace; they may be threads of one process. A
+// killed process leaves nothing behind.
+// @throws PeerLostError, TimeoutError  as every collective
+// @throws SystemError                  on all ranks, if one of them cannot have more files open
+std::vector<FileDescriptor> exchange_descriptors(const Rank& rank, const FileDescriptor& mine);
+
 }  // namespace ferry

@@ -7,7 +7,6 @@
 
 #include "capi/boundary.hpp"
 #include "capi/convert.hpp"
-#include "capi/handles.hpp"
 
 struct ferry_nvfuser_exchange {
   ferry_nvfuser_exchange(const ferry::Rank& rank, const ferry::Config& config)

@@ -7,7 +7,7 @@
 #include <thread>
 #include <vector>
 
-#include "capi/handles.hpp"
+#include "capi/boundary.hpp"
 #include "capi/run.hpp"
 #include "engine/engine.hpp"
 #include "group/rank_state.hpp"

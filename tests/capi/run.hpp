@@ -9,7 +9,7 @@
 #include <memory>
 #include <string>
 
-#include "capi/handles.hpp"
+#include "capi/boundary.hpp"
 #include "ferry/ferry.h"
 
 namespace ferry::capi_test {

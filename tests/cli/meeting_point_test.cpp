@@ -12,7 +12,7 @@
 #include <limits>
 #include <random>
 
-#include "group/launch_link.hpp"
+#include "group/bootstrap_link.hpp"
 #include "seed.hpp"
 
 namespace ferry::app {

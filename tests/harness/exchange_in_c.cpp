@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "capi/boundary.hpp"
 #include "capi/convert.hpp"
-#include "capi/handles.hpp"
 
 namespace ferry::contract {
 namespace {

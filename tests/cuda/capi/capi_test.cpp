@@ -1,8 +1,8 @@
 // The C interface on GPUs: every call returns the oracle's bytes.
 #include <memory>
 
+#include "capi/boundary.hpp"
 #include "capi/convert.hpp"
-#include "capi/handles.hpp"
 #include "cuda/capi/c_calls.hpp"
 #include "cuda/device_test.hpp"
 

@@ -6,7 +6,7 @@
 #include <memory>
 #include <vector>
 
-#include "capi/handles.hpp"
+#include "capi/boundary.hpp"
 #include "cuda/capi/c_calls.hpp"
 #include "cuda/device_test.hpp"
 

@@ -1,5 +1,5 @@
 // Exchange of file descriptors between ranks.
-#include "memory/descriptor_exchange.hpp"
+#include "memory/symmetric_memory.hpp"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>

@@ -18,8 +18,8 @@
 
 #include "base/descriptors.hpp"
 #include "base/errors.hpp"
-#include "group/launch_link.hpp"
-#include "group/rank_process.hpp"
+#include "group/bootstrap_link.hpp"
+#include "group/launch_processes.hpp"
 #include "tools/ferry/launch/meeting_point.hpp"
 #include "tools/ferry/launch/process_tree.hpp"
 #include "tools/ferry/launch/signals.hpp"

@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "base/errors.hpp"
-#include "group/launch_link.hpp"
+#include "group/bootstrap_link.hpp"
 
 namespace ferry::app {
 

@@ -13,7 +13,7 @@
 
 namespace ferry::app {
 
-// Answers the collectives of group/launch_link.hpp. One thread; it works only inside serve(), which never
+// Answers the collectives of group/bootstrap_link.hpp. One thread; it works only inside serve(), which never
 // waits.
 class MeetingPoint {
  public:

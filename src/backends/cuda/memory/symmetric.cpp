@@ -11,7 +11,7 @@
 #include "base/text.hpp"
 #include "ferry/error.hpp"
 #include "group/agreement.hpp"
-#include "memory/descriptor_exchange.hpp"
+#include "memory/symmetric_memory.hpp"
 
 namespace ferry::cuda {
 
