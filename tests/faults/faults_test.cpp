@@ -18,7 +18,6 @@
 #include "ferry/ferry.hpp"
 #include "group/fault_points.hpp"
 #include "group/rank_state.hpp"
-#include "runtime/shared_value.hpp"
 #include "runtime/support.hpp"
 
 namespace ferry {

@@ -15,7 +15,6 @@
 #include "ferry/evaluator.hpp"
 #include "harness/socket_engine.hpp"
 #include "program/two_batches.hpp"
-#include "runtime/shared_value.hpp"
 #include "runtime/support.hpp"
 
 namespace ferry::test {

@@ -6,8 +6,7 @@
 
 #include "group/waiter.hpp"
 #include "runtime/channel_support.hpp"
-#include "runtime/group_kinds.hpp"
-#include "runtime/shared_value.hpp"
+#include "runtime/support.hpp"
 
 namespace ferry::test {
 namespace {

@@ -4,7 +4,7 @@
 #include <array>
 
 #include "runtime/channel_support.hpp"
-#include "runtime/group_kinds.hpp"
+#include "runtime/support.hpp"
 
 namespace ferry::test {
 namespace {

@@ -12,8 +12,7 @@
 #include "base/text.hpp"
 #include "ferry/exchange.hpp"
 #include "repeats.hpp"
-#include "runtime/group_kinds.hpp"
-#include "runtime/shared_value.hpp"
+#include "runtime/support.hpp"
 
 namespace ferry::test {
 namespace {

@@ -1,5 +1,4 @@
-// A full shared-memory directory: every rank gets an error, no process is killed by a signal, and no memory
-// leaks.
+// Shared memory of a group that is full, or damaged by another process.
 #include <gtest/gtest.h>
 #include <sched.h>
 #include <sys/mount.h>
@@ -7,15 +6,23 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <random>
 
+#include "group/control_block.hpp"
 #include "runtime/channel_support.hpp"
+#include "seed.hpp"
 
 namespace ferry::test {
 namespace {
+
+// ---- A full shared-memory directory: every rank gets an error, no process is killed by a signal, and no
+// memory leaks.
 
 constexpr std::int64_t kMegabyte = 1 << 20;
 
@@ -92,6 +99,42 @@ TEST(FullMemory, AMissingDirectoryIsNamed) {
     });
   });
   EXPECT_EQ(status, 0);
+}
+
+// ---- What other processes have stored in a group's shared memory may be damaged: no number of it is used as
+// an index, and no text is read past its end.
+
+constexpr int kRanks = 3;
+
+void expect_bounded(const ErrorRecord& record) {
+  for (const int rank : {record.wait.rank, record.wait.peer, record.wait.via}) {
+    EXPECT_GE(rank, -1);
+    EXPECT_LT(rank, kRanks);
+  }
+  EXPECT_LE(record.message().size(), sizeof record.text);
+}
+
+TEST(DamagedMemory, IsBoundedByTheControlBlock) {
+  std::mt19937_64 random(seed());
+  for (int step = 0; step < 200; ++step) {
+    const auto bytes = static_cast<std::size_t>(ControlBlock::bytes(kRanks));
+    Mapping memory = Mapping::anonymous_shared(static_cast<std::int64_t>(bytes));
+    std::byte* const begin = memory.data();
+    const ControlBlock control(std::move(memory), kRanks);
+    std::generate_n(begin, bytes, [&] { return static_cast<std::byte>(random() % (1 + step % 256)); });
+    const std::uint32_t numbers[] = {1, kRanks, kRanks + 1, kRanks + 2, 1u << 20, ~0u};
+    for (int i = 0; i < 2; ++i) {
+      const std::uint32_t number = numbers[random() % std::size(numbers)];
+      std::memcpy(begin + 4 * i, &number, sizeof number);
+    }
+    ASSERT_TRUE(control.failed());
+    expect_bounded(control.failure());
+    const int first = control.first_failed_rank();
+    ASSERT_GE(first, -1);
+    ASSERT_LT(first, kRanks);
+    if (first >= 0) expect_bounded(control.error_of(first));
+    EXPECT_ANY_THROW(control.throw_failure({}));
+  }
 }
 
 }  // namespace

@@ -8,8 +8,7 @@
 
 #include "base/text.hpp"
 #include "runtime/channel_support.hpp"
-#include "runtime/gather_check.hpp"
-#include "runtime/group_kinds.hpp"
+#include "runtime/support.hpp"
 
 namespace ferry::test {
 namespace {

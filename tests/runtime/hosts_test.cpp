@@ -15,9 +15,7 @@
 #include "ferry/exchange.hpp"
 #include "group/rank_state.hpp"
 #include "runtime/channel_support.hpp"
-#include "runtime/gather_check.hpp"
-#include "runtime/group_kinds.hpp"
-#include "runtime/shared_value.hpp"
+#include "runtime/support.hpp"
 
 namespace ferry::test {
 namespace {

@@ -1,4 +1,4 @@
-#include "runtime/group_kinds.hpp"
+#include "runtime/support.hpp"
 
 namespace ferry::test {
 

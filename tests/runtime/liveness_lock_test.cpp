@@ -21,7 +21,7 @@
 #include "base/process.hpp"
 #include "group/control_block.hpp"
 #include "runtime/channel_support.hpp"
-#include "runtime/shared_value.hpp"
+#include "runtime/support.hpp"
 
 namespace ferry::test {
 namespace {

@@ -14,7 +14,7 @@
 #include "memory/local_memory.hpp"
 #include "own_shared_folder.hpp"
 #include "runtime/channel_support.hpp"
-#include "runtime/group_kinds.hpp"
+#include "runtime/support.hpp"
 
 namespace ferry::test {
 namespace {

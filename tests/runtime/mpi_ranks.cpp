@@ -10,7 +10,7 @@
 
 #include "group/mpi_library.hpp"
 #include "runtime/channel_support.hpp"
-#include "runtime/gather_check.hpp"
+#include "runtime/support.hpp"
 
 namespace ferry::test {
 namespace {

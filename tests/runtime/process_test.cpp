@@ -15,8 +15,7 @@
 
 #include "base/descriptors.hpp"
 #include "runtime/channel_support.hpp"
-#include "runtime/kill_timer.hpp"
-#include "runtime/shared_value.hpp"
+#include "runtime/support.hpp"
 
 namespace ferry::test {
 namespace {

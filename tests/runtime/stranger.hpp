@@ -18,7 +18,7 @@
 #include <string>
 
 #include "base/descriptors.hpp"
-#include "runtime/shared_value.hpp"
+#include "runtime/support.hpp"
 #include "seed.hpp"
 
 namespace ferry::test {

@@ -1,16 +1,24 @@
 // Shared by the tests of groups: kinds of groups, checks that work across processes, random numbers.
 #pragma once
 
+#include <signal.h>
+#include <sys/mman.h>
 #include <sys/types.h>
+#include <time.h>
 
+#include <array>
+#include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <cstring>
 #include <functional>
 #include <memory>
+#include <new>
 #include <random>
 #include <string>
 #include <vector>
 
+#include "base/text.hpp"
 #include "ferry/error.hpp"
 #include "ferry/group.hpp"
 #include "seed.hpp"
@@ -88,5 +96,69 @@ pid_t start_process(const std::function<void()>& body);
 int status_of_process(pid_t process);
 // Both.
 int run_process(const std::function<void()>& body);
+
+// ---- The kinds of groups that a test program covers. Threads and processes have separate programs, because
+// the thread sanitizer follows only threads: kinds_threads.cpp or kinds_processes.cpp is linked.
+
+extern const std::array<GroupKind, 2> kGroupKinds;
+
+// ---- Checks Rank::all_gather with random bytes.
+
+inline std::vector<unsigned char> part_of(std::uint64_t seed_value, int rank, std::size_t bytes) {
+  Random random(seed_value + 1000003 * static_cast<std::uint64_t>(rank));
+  std::vector<unsigned char> part(bytes);
+  for (unsigned char& byte : part) byte = static_cast<unsigned char>(random());
+  return part;
+}
+
+inline void check_gather(const Rank& rank, std::uint64_t seed_value, std::size_t bytes) {
+  constexpr std::size_t kGuard = 64;
+  const std::vector<unsigned char> mine = part_of(seed_value, rank.index(), bytes);
+  std::vector<unsigned char> all(rank.size() * bytes + kGuard, 0xA5);
+  rank.all_gather(mine.data(), all.data(), bytes);
+  for (int peer = 0; peer < rank.size(); ++peer) {
+    const std::vector<unsigned char> expected = part_of(seed_value, peer, bytes);
+    FERRY_CHECK(bytes == 0 || std::memcmp(all.data() + peer * bytes, expected.data(), bytes) == 0,
+                str("rank ", rank.index(), " got wrong bytes of rank ", peer, ", ", bytes, " bytes"));
+  }
+  for (std::size_t i = 0; i < kGuard; ++i)
+    FERRY_CHECK(all[rank.size() * bytes + i] == 0xA5, "bytes past the end were overwritten");
+}
+
+// ---- A value in memory that a test shares with the processes of its ranks.
+
+template <class T>
+class SharedValue {
+ public:
+  SharedValue()
+      : value_(new(mmap(nullptr, sizeof(T), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0)) T{}) {
+  }
+  ~SharedValue() { munmap(value_, sizeof(T)); }
+  T& operator*() const { return *value_; }
+  T* operator->() const { return value_; }
+
+ private:
+  T* value_;
+};
+
+// Returns when `count` ranks have counted themselves, however long a busy machine makes them take; after 30 s
+// in any case.
+inline void await_ranks(const SharedValue<std::atomic<int>>& counter, int count) {
+  const Stopwatch watch;
+  while (*counter < count && watch.seconds() < 30) sleep_seconds(0.01);
+}
+
+// ---- Kills a process at a random moment.
+
+// The system kills the calling process after this many microseconds. No thread of the process takes part.
+inline void kill_this_process_in(int microseconds) {
+  timer_t timer;
+  sigevent event{};
+  event.sigev_notify = SIGEV_SIGNAL;
+  event.sigev_signo = SIGKILL;
+  timer_create(CLOCK_MONOTONIC, &event, &timer);
+  const itimerspec when{{0, 0}, {0, 1000L * microseconds}};
+  timer_settime(timer, 0, &when, nullptr);
+}
 
 }  // namespace ferry::test

@@ -20,10 +20,8 @@
 #include "base/descriptors.hpp"
 #include "group/rank_state.hpp"
 #include "runtime/channel_support.hpp"
-#include "runtime/group_kinds.hpp"
-#include "runtime/kill_timer.hpp"
-#include "runtime/shared_value.hpp"
 #include "runtime/stranger.hpp"
+#include "runtime/support.hpp"
 
 namespace ferry::test {
 namespace {

@@ -16,8 +16,7 @@
 #include "cuda/memory/kernels.hpp"
 #include "group/rank_state.hpp"
 #include "runtime/channel_support.hpp"
-#include "runtime/group_kinds.hpp"
-#include "runtime/shared_value.hpp"
+#include "runtime/support.hpp"
 
 namespace ferry::test {
 namespace {

@@ -9,7 +9,7 @@
 
 #include "cuda/memory/devices.hpp"
 #include "cuda/microscaled/formula.hpp"
-#include "format/nvfp4_rows.hpp"
+#include "format/quantised_rows.hpp"
 #include "seed.hpp"
 
 namespace ferry::contract {

@@ -1,8 +1,21 @@
-// NVFP4: every 16-bit value with every scale and all global scales, and many more random fp32 values.
-#include "format/nvfp4_rows.hpp"
+// Conversions of all values of the MX formats and NVFP4 that take minutes.
+#include "format/quantised_rows.hpp"
 
 namespace ferry::test {
 namespace {
+
+// ---- The MX formats: many more random fp32 values.
+
+using LongMx = MxRows;
+
+INSTANTIATE_TEST_SUITE_P(Isa, LongMx, testing::ValuesIn(cpu::available_kernels()),
+                         [](const auto& instance) { return instance.param->name; });
+
+TEST_P(LongMx, RandomFp32) {
+  ASSERT_NO_FATAL_FAILURE(expect_random_fp32(1 << 28));
+}
+
+// ---- NVFP4: every 16-bit value with every scale and all global scales, and many more random fp32 values.
 
 using LongNvfp4 = Nvfp4Rows;
 
