@@ -89,6 +89,7 @@ class CallRanks {
     Memory engine_memory, windows;
     std::vector<std::byte> hop_states;
     HopCounts hop_counts[4] = {};
+    std::uint32_t hop_agreed = 0;
   };
 
   void make_view(int rank);

@@ -147,7 +147,7 @@ HopArguments CallRanks::hop_arguments(int index, HopContent content) {
   call.threads = kHopThreads;
   call.channels = hops_.shape.channels;
   call.topology = HopTopology::of(*topology_, index);
-  call.memory = {rank.hop_states.data(), rank.hop_counts};
+  call.memory = {rank.hop_states.data(), rank.hop_counts, &rank.hop_agreed};
   call.operation = content == HopContent::messages ? Operation::dispatch : Operation::combine;
   call.content = content;
   call.inbox = memory + layout.inbox;

@@ -61,7 +61,7 @@ HopRun::HopRun(std::uint64_t seed, const std::vector<int>& labels, int window, i
     call.channels = unused_channels ? layout_.shape.channels - 1 : layout_.shape.channels;
     call.layout = layout_;
     call.topology = HopTopology::of(topology_, r);
-    call.memory = {reinterpret_cast<std::byte*>(rank.states.data()), rank.counts};
+    call.memory = {reinterpret_cast<std::byte*>(rank.states.data()), rank.counts, &rank.agreed};
     call.inbox = rank.inbox.data();
     call.outbox = rank.outbox.data();
     call.block_bytes = block_bytes_;
@@ -125,8 +125,8 @@ void HopRun::messages(bool by_plan) {
   expect_wire(to);
 }
 
-void HopRun::rows(bool adds) {
-  begin(adds ? HopContent::sums : HopContent::rows, Operation::combine);
+void HopRun::rows(bool adds, bool continues) {
+  begin(adds ? HopContent::sums : HopContent::rows, Operation::combine, continues);
   const int most = std::min(kTopK, ranks_);
   // [source][token]: the ranks that have a row of it, ascending; a position for each.
   std::vector<std::vector<std::vector<int>>> holders(at(ranks_));
@@ -216,6 +216,27 @@ void HopRun::refused(int by, bool differs) {
   }
 }
 
+void HopRun::continue_refused() {
+  begin(HopContent::rows, Operation::combine, true);
+  for (int q = 0; q < ranks_; ++q) {
+    Rank& rank = rank_[at(q)];
+    std::byte* to = rank.row_outbox.data();
+    for (int s = 0; s < ranks_; ++s) {
+      const oracle::Bytes row = random_row(q);
+      to = std::copy(row.begin(), row.end(), to);
+    }
+    rank.plan_counts.assign(at(ranks_), 1);
+    rank.call.counts = rank.plan_counts.data();
+    rank.arrived.assign(kRows, {0, 0});
+    post_header(q, rank.plan_counts);
+  }
+  run();
+  for (const Rank& rank : rank_) {
+    for (const LLPacket& row : rank.arrived) EXPECT_EQ(row.call, 0u);
+    for (const HopCounts& counted : rank.counts) EXPECT_EQ(counted.messages, 0u);
+  }
+}
+
 void HopRun::send_straight() {
   straight_ = true;
   for (int r = 0; r < ranks_; ++r) rank_[at(r)].call.topology = HopTopology::of(topology_, r, Hops::one);
@@ -294,10 +315,12 @@ std::map<int, WaitRecord> HopRun::records() const {
   return found;
 }
 
-void HopRun::begin(HopContent content, Operation operation) {
-  ++number_;
+void HopRun::begin(HopContent content, Operation operation, bool continues) {
+  if (!continues) ++number_;
   for (Rank& rank : rank_) {
+    for (std::uint64_t& calls : rank.state.calls) calls = number_ - 1;
     rank.call.content = content;
+    rank.call.continues = continues;
     rank.call.operation = operation;
     for (HopCounts& counts : rank.counts) counts = {};
   }

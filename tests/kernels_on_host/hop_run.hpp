@@ -31,11 +31,14 @@ class HopRun {
   // Messages of a dispatch with random destinations. `by_plan`: counts come from a plan.
   void messages(bool by_plan = false);
 
-  // Rows of a combine, each for a random (source rank, token, position). `adds`: by node.
-  void rows(bool adds);
+  // Rows of a combine, each for a random (source rank, token, position). `adds`: by node. `continues`: in a
+  // second launch of the call before.
+  void rows(bool adds, bool continues = false);
 
-  // A call that one rank refuses, or in which ranks differ.
+  // A call that one rank refuses, or in which ranks differ. Nothing is moved.
   void refused(int by, bool differs);
+  // A second launch of that call, in which the ranks would agree. Nothing is moved either.
+  void continue_refused();
 
   // One hop: messages to other nodes pass no relay.
   void send_straight();
@@ -82,6 +85,7 @@ class HopRun {
     std::vector<std::int32_t> sent_tokens, plan_counts;
     std::vector<LLPacket> arrived;
     HopCounts counts[4] = {};
+    std::uint32_t agreed = 7;
     std::vector<std::int32_t> result_counts, result_offsets;
     LLPacket totals{};
     LaneState state{};
@@ -91,7 +95,7 @@ class HopRun {
     HopArguments call{};
   };
 
-  void begin(HopContent content, Operation operation);
+  void begin(HopContent content, Operation operation, bool continues = false);
   void begin_stopped(int stopped);
 
   std::vector<std::byte> payload_of(int source, int token) const;

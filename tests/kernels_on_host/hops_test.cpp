@@ -53,6 +53,16 @@ TEST_P(Hops, RelaysAddTheRowsOfTheirNode) {
   calls.rows(true);
 }
 
+// A combine whose weights are sent first: both launches have one call number.
+TEST_P(Hops, RowsFollowTheWeightsOfTheirCall) {
+  HopRun calls = run();
+  for (const bool adds : {false, true}) {
+    calls.messages(true);
+    calls.rows(adds, true);
+    calls.rows(adds);
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Windows, Hops,
                          testing::Combine(testing::Range(0, static_cast<int>(kNodes.size())),
                                           testing::Values(1, 7, 64), testing::Bool()),
@@ -92,6 +102,18 @@ TEST(HopCalls, RefusalsAndDifferencesEndTheCallOnEveryRank) {
   calls.refused(2, false);
   calls.refused(1, true);
   calls.messages();
+}
+
+TEST(HopCalls, NoRowsFollowWeightsThatWereRefused) {
+  HopRun calls(seed_for(7), {0, 0, 1, 1}, 4, 2);
+  for (const bool differs : {false, true}) {
+    calls.messages();
+    calls.refused(2, differs);
+    calls.continue_refused();
+    calls.rows(true);
+    calls.messages(true);
+    calls.rows(false, true);
+  }
 }
 
 TEST(HopCalls, ARankThatIsMissingIsNamed) {

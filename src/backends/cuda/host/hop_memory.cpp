@@ -64,7 +64,7 @@ HopWidth HopWidth::of(const Config& config, const HopShape& shape) {
 HopWorkingMemory HopWorkingMemory::of(const HopShape& shape) {
   HopWorkingMemory memory{};
   memory.counts = 0;
-  memory.muted = 4 * sizeof(HopCounts);
+  memory.agreed = 4 * sizeof(HopCounts);
   memory.sections = 256;
   memory.states = memory.sections + align_up(std::int64_t{8} * shape.ranks, 256);
   memory.bytes = memory.states + std::int64_t{hop_tasks(shape.ranks, shape.channels)} * 32 *

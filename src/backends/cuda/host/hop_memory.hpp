@@ -21,7 +21,7 @@ struct HopWidth {
 
 // Working memory of a lane; starts as zeros.
 struct HopWorkingMemory {
-  std::int64_t counts, muted, states, bytes;
+  std::int64_t counts, agreed, states, bytes;
   std::int64_t sections;  // [R] the lane's windows on each rank, for large groups (LaneView::symmetric)
 
   static HopWorkingMemory of(const HopShape& shape);

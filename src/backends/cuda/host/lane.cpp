@@ -225,7 +225,7 @@ void Lane::refuse(Operation operation, const Error& error, Stream stream) {
     post_refusal(arguments, own.get());
     own.synchronize();
   }
-  calls_ += exchange_.hops && operation == Operation::combine ? 2 : 1;
+  ++calls_;
 }
 
 // Returns when all calls enqueued so far have ended, or the deadline has passed. No call may have been

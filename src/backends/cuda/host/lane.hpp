@@ -96,7 +96,7 @@ class Lane {
   // In two hops. These follow the send phase of the same name, or are whole calls of several launches.
   DispatchResult hop_dispatch(const DispatchCall& call, Stream stream);
   DispatchResult hop_dispatch_receive(Stream stream);
-  void hop_combine_receive(Stream stream);
+  void hop_combine_receive(Stream stream) { hop_rows(false, stream); }
   void hop_combine(const CombineCall& call, Stream stream);
   DispatchCounts hop_dispatch_counts();  // when the stream has executed the call
   void add_hop_wire(WireCounts& counts) const;
@@ -138,7 +138,7 @@ class Lane {
   HopArguments hop_arguments(Operation operation, HopContent content) const;
   void hop_messages(HopArguments arguments, const LaneView& lane, const PlanView& plan, std::int64_t parts,
                     bool planned, const LaunchShape& shape, Stream stream) const;
-  void hop_rows(Stream stream);
+  void hop_rows(bool continues, Stream stream);
   void hop_headers(Operation operation, cudaStream_t stream) const;
   void hop_values(const RouteValuesCall& call, Stream stream) const;
   void post_refusal(const RefusalArguments& arguments, cudaStream_t stream) const;

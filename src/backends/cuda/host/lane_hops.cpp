@@ -38,7 +38,8 @@ HopArguments Lane::hop_arguments(Operation operation, HopContent content) const 
   arguments.layout = *exchange_.hops;
   arguments.topology = HopTopology::of(exchange_.rank.topology(), view_.rank, exchange_.config.hops);
   arguments.memory = {hop_memory_.data() + working.states,
-                      reinterpret_cast<HopCounts*>(hop_memory_.data() + working.counts)};
+                      reinterpret_cast<HopCounts*>(hop_memory_.data() + working.counts),
+                      reinterpret_cast<std::uint32_t*>(hop_memory_.data() + working.agreed)};
   arguments.threads = exchange_.hop_width.threads;
   arguments.channels = exchange_.hop_width.channels;
   arguments.operation = operation;
@@ -105,46 +106,36 @@ void Lane::hop_combine(const CombineCall& call, Stream stream) {
   const bool keeps_inputs = !exchange_.has_node_sums();
   if (!call.weights_travel()) {
     combine(call, Phase::send, stream, keeps_inputs);
-    hop_combine_receive(stream);
+    hop_rows(false, stream);
     return;
   }
-  // Nothing may be refused after the first part.
+  // Nothing may be refused after the weights have been sent.
   require_own_stream(Operation::combine, stream);
   pointer_check_.require_usable("combine", pointers_of(call));
   shape(call.sm_limit);
   auto* const row_weights =
       reinterpret_cast<float*>(exchange_.engine_lane(index_) + exchange_.engine->row_weights);
-  const MuteArguments mute{
-      view_, reinterpret_cast<std::uint64_t*>(hop_memory_.data() +
-                                              HopWorkingMemory::of(exchange_.hops->shape).muted)};
-  // The ranks compare the options of the combine in its first part.
+  // The ranks compare the options of the combine before its weights.
   const RouteValuesCall weights{
       .values = call.topk_weights, .plan = call.plan, .row_values = row_weights, .combine = &call};
   run(weights, stream);
-  launch_mute(mute, handle_of(stream));
   CombineCall with_row_weights = call;
   with_row_weights.topk_weights = nullptr;
   with_row_weights.topk_weighted = false;
   with_row_weights.row_weights = row_weights;
   combine(with_row_weights, Phase::send, stream, keeps_inputs);
-  hop_rows(stream);
-  launch_unmute(mute, handle_of(stream));
+  hop_rows(true, stream);
 }
 
-void Lane::hop_combine_receive(Stream stream) {
-  hop_rows(stream);
-  launch_skip_number(view_, handle_of(stream));
-  ++calls_;
-}
-
-// The hops and the receive phase of a combine.
-void Lane::hop_rows(Stream stream) {
+// The hops and the receive phase of a combine. `continues`: its weights have been sent before.
+void Lane::hop_rows(bool continues, Stream stream) {
   const HopContent content =
       adds_by_node() && exchange_.config.hops == Hops::two ? HopContent::sums : HopContent::rows;
   HopArguments arguments = hop_arguments(Operation::combine, content);
   arguments.counts =
       reinterpret_cast<const std::int32_t*>(exchange_.engine_lane(index_) + exchange_.engine->rows);
   arguments.packs_own_rows = packs_own_rows();
+  arguments.continues = continues;
   exchange_.hop_transport->launch(arguments, phase_shape_, handle_of(stream));
   if (adds_by_node()) add_on_nodes(stream);
   combine_receive(stream);
@@ -158,8 +149,7 @@ void Lane::post_refusal(const RefusalArguments& arguments, cudaStream_t stream) 
   if (!exchange_.hops) return kRefusalKernel(arguments, {}, {stream});
   kPostRefusalKernel(arguments, {}, {stream});
   hop_headers(arguments.operation, stream);
-  launch_skip_number(view_, stream);
-  if (arguments.operation == Operation::combine) launch_skip_number(view_, stream);
+  kEndRefusalKernel(view_, {}, {stream});
 }
 
 DispatchCounts Lane::hop_dispatch_counts() {

@@ -72,13 +72,14 @@ SmallResult Lane::enqueue(const RouteValuesCall& call, Phase phase, Stream strea
       .values = call.values,
       .row_values = call.row_values,
       .phase = phase,
-      .operation = call.needed_by()};
+      .operation = call.needed_by(),
+      .continues = combine != nullptr && exchange_.hops};
   if (over_engine()) {
     place_engine_messages(*exchange_.engine, 0, &arguments.lane);
     if (phase == Phase::send) launch_clear_metadata(arguments.lane, handle_of(stream));
   }
   kRouteValuesKernel(arguments, shape(combine != nullptr ? combine->sm_limit : 0), stream);
-  end(phase);
+  if (!arguments.continues) end(phase);
   return {};
 }
 

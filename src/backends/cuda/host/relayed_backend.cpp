@@ -45,7 +45,7 @@ class RelayedCudaBackend final : public CudaBackend {
     return CudaBackend::run(call, stream);
   }
 
-  // A combine takes several call numbers here.
+  // Not in two hops.
   SourceOperations* source_operations() override { return nullptr; }
   void refuse(Operation operation, int index, const Error& error, Stream stream) noexcept override {
     // No rank has such a call.

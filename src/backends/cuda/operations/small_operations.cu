@@ -191,7 +191,7 @@ __global__ void __launch_bounds__(32 * kValueWarps, 1)
       refuse_plan(lane, call.operation, state.number, *plan.header, state.fault, -1, &state.refusal);
     if (call.phase != Phase::send) drain_headers(lane, state.number, call.operation);
   }
-  if (call.phase != Phase::send) store_call_number(lane, state.number);
+  if (call.phase != Phase::send && !call.continues) store_call_number(lane, state.number);
 }
 
 // --- refusal -----------------------------------------------------------------------------------------------

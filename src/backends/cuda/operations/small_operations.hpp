@@ -25,6 +25,7 @@ struct RouteValuesArguments {
   float* row_values;    // [total]
   Phase phase = Phase::fused;
   Operation operation = Operation::route_values;  // the operation that needs the values
+  bool continues = false;                         // the call goes on: its number is not stored
 };
 
 extern const Kernel<RouteValuesArguments> kRouteValuesKernel;

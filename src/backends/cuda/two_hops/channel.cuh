@@ -1,18 +1,18 @@
 // Channels: how one warp passes messages to one warp of another rank, through a window of slots
 // (hop_layout.hpp).
 //
-// Flags and credits count within a call: their words hold the call number above the count, so nothing is
-// reset. When a call begins, all windows are empty: a rank writes to them only after it has the headers of
-// all ranks, and a rank posts its header after the launch of the call before, which has read everything.
+// Flags and credits count within a launch: their words hold its number (HopState::launch) above the count, so
+// nothing is reset. When a launch begins, all windows are empty: a rank writes to them only after it has the
+// headers of all ranks, and a rank posts its header after the launch before, which has read everything.
 //
 //   message   stored; flag (release, system scope) in signal() | acquire in arrived(); read
 //   slot      read; credit (release) in signal()               | acquire in has_room(); written again
 //
 // Signals to a rank of another node may arrive in any order. No two of them are ever on their way to one
 // word: each slot has a flag and a credit of its own, the slot's next flag is set after the credit has come,
-// and its next credit given after that flag has. A channel's end is sent once a call, and its reader waits
-// for it. A launch ends when the messages that it has put have been read (is_closed()). So nothing of a call
-// arrives in a later one, and the outbox and send staging are free.
+// and its next credit given after that flag has. A channel's end is sent once a launch, and its reader waits
+// for it. A launch ends when the messages that it has put have been read (is_closed()). So nothing of a
+// launch arrives in a later one, and the outbox and send staging are free.
 #pragma once
 
 #include "backends/cuda/device/row_copy.cuh"
@@ -44,12 +44,12 @@ static __device__ __noinline__ void copy_warp(std::byte* to, const std::byte* fr
   copy_granules<8>(from, {0, end}, [&](const Granules<8>& granules, int at) { granules.store(to, at, end); });
 }
 
-// One rank's view of the channels of a call.
+// One rank's view of the channels of a launch.
 template <class Transport>
 struct HopChannels {
   const HopArguments& call;
   const Transport& transport;
-  const std::uint64_t number;  // of the call
+  const std::uint64_t number;  // of the launch
 
   __device__ __forceinline__ const LaneView& lane() const { return call.wires; }
   __device__ __forceinline__ int me() const { return lane().rank; }
@@ -113,7 +113,7 @@ struct HopChannels {
       transport.signal(lane(), reader, flag, tag);
     }
   }
-  // [warp] Announces that the channel has `total` messages in this call.
+  // [warp] Announces that the channel has `total` messages in this launch.
   __device__ __forceinline__ void end(int hop, int origin, int reader, int channel,
                                       std::int32_t total) const {
     transport.signal(lane(), reader, mine<Flag>(call.layout.end(hop, origin, channel)),

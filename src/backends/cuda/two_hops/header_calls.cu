@@ -1,5 +1,4 @@
-// Kernels beside those of the phases of calls in two hops: calls that exchange headers alone, and what ties
-// two calls into one combine.
+// Kernels beside those of the phases of calls in two hops: calls that exchange headers alone.
 #define FERRY_WIDE_KERNELS  // for groups of any size
 #include "backends/cuda/two_hops/header_calls.hpp"
 
@@ -37,24 +36,7 @@ __global__ void __launch_bounds__(32, 1) agree_kernel(const __grid_constant__ Ag
   store_call_number(lane, number);
 }
 
-// --- calls of two parts ------------------------------------------------------------------------------------
-
-// If the first part, the call `calls[0]`, has been aborted, the second does nothing, like calls after a
-// failure.
-__global__ void __launch_bounds__(32, 1) mute_kernel(const __grid_constant__ MuteArguments call) {
-  if (threadIdx.x != 0) return;
-  const std::uint64_t aborted = load_acquire_gpu(&call.lane.state->aborted_call);
-  const bool mutes = aborted == call.lane.state->calls[0];
-  *call.muted = mutes ? aborted : 0;
-  if (mutes) set_aborted(call.lane, kExchangeFailed);
-}
-__global__ void __launch_bounds__(32, 1) unmute_kernel(const __grid_constant__ MuteArguments call) {
-  const std::uint64_t muted = *call.muted;
-  if (muted == 0) return;
-  if (threadIdx.x == 0) store_release_gpu(&call.lane.state->aborted_call, muted);
-  store_call_number(call.lane, muted + 1);
-}
-__global__ void __launch_bounds__(32, 1) skip_number_kernel(const __grid_constant__ LaneView lane) {
+__global__ void __launch_bounds__(32, 1) end_refusal_kernel(const __grid_constant__ LaneView lane) {
   if (is_aborted(lane, kExchangeFailed)) return;
   const std::uint64_t number = lane.state->calls[0] + 1;
   store_call_number(lane, number);
@@ -63,29 +45,15 @@ __global__ void __launch_bounds__(32, 1) skip_number_kernel(const __grid_constan
 }  // namespace
 
 const Kernel<AgreeArguments> kAgreeKernel{&agree_kernel, 32, "end a call of headers"};
+const Kernel<LaneView> kEndRefusalKernel{&end_refusal_kernel, 32, "end a refusal"};
 
 void prepare_header_calls() {
-  load_kernels(&clear_inbox_kernel, &agree_kernel, &mute_kernel, &unmute_kernel, &skip_number_kernel);
+  load_kernels(&clear_inbox_kernel, &agree_kernel, &end_refusal_kernel);
 }
 
 void launch_clear_inbox(const LaneView& lane, cudaStream_t stream) {
   launch(reinterpret_cast<const void*>(&clear_inbox_kernel), const_cast<LaneView*>(&lane), kClearThreads, 0,
          {.blocks = kClearBlocksOfRank * lane.ranks}, stream, "clear slot metadata");
-}
-
-void launch_skip_number(const LaneView& lane, cudaStream_t stream) {
-  launch(reinterpret_cast<const void*>(&skip_number_kernel), const_cast<LaneView*>(&lane), 32, 0, {}, stream,
-         "end a combine");
-}
-
-void launch_mute(const MuteArguments& arguments, cudaStream_t stream) {
-  launch(reinterpret_cast<const void*>(&mute_kernel), const_cast<MuteArguments*>(&arguments), 32, 0, {},
-         stream, "mute the second part of a combine");
-}
-
-void launch_unmute(const MuteArguments& arguments, cudaStream_t stream) {
-  launch(reinterpret_cast<const void*>(&unmute_kernel), const_cast<MuteArguments*>(&arguments), 32, 0, {},
-         stream, "unmute a lane after a combine");
 }
 
 }  // namespace ferry::cuda

@@ -1,5 +1,5 @@
-// Launches beside those of the phases of calls in two hops: calls that exchange headers alone, and what ties
-// two calls into one combine. Each kind has a launch before launch_hops() and one after it.
+// Launches beside those of the phases of calls in two hops: calls that exchange headers alone. Each kind has
+// a launch before launch_hops() and one after it.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -22,17 +22,7 @@ struct AgreeArguments {
 };
 extern const Kernel<AgreeArguments> kAgreeKernel;
 
-// A combine takes two call numbers, because its weights may travel in a call of their own, and a rank that
-// refuses a combine does not know whether those of its peers do. This takes the second without a call.
-void launch_skip_number(const LaneView& lane, cudaStream_t stream);
-
-// Launched before and after the second of two calls. If the first has been aborted, for instance because a
-// rank has refused the combine, the second only takes its number.
-struct MuteArguments {
-  LaneView lane;
-  std::uint64_t* muted;  // device memory of the lane
-};
-void launch_mute(const MuteArguments& arguments, cudaStream_t stream);
-void launch_unmute(const MuteArguments& arguments, cudaStream_t stream);
+// Ends a call that this rank has refused.
+extern const Kernel<LaneView> kEndRefusalKernel;
 
 }  // namespace ferry::cuda

@@ -54,7 +54,9 @@ class HopBlock {
   __device__ void run() {
     if (thread() == 0) {
       state_.number = lane_.state->calls[0] + 1;
-      state_.failed = is_aborted(lane_, kExchangeFailed) ? 1 : 0;
+      state_.launch = 2 * state_.number + (call_.continues ? 1 : 0);
+      state_.failed =
+          is_aborted(lane_, kExchangeFailed) || (call_.continues && *call_.memory.agreed == 0) ? 1 : 0;
       state_.host_look = interval_of(global_nanoseconds());
     }
     __syncthreads();
@@ -64,6 +66,8 @@ class HopBlock {
     if (blockIdx.x == 0) deliver_headers();
     if (warp() == 0) compare_headers();
     __syncthreads();
+    if (blockIdx.x == 0 && thread() == 0 && !call_.continues)
+      *call_.memory.agreed = static_cast<std::uint32_t>(state_.agreed);
     if (state_.agreed == 0 || call_.content == HopContent::headers) return;
     read_counts();
     __syncthreads();
@@ -79,7 +83,7 @@ class HopBlock {
   __device__ static int warp() { return static_cast<int>(threadIdx.x / 32); }
   __device__ static int threads() { return static_cast<int>(blockDim.x); }
   __device__ static int warps() { return threads() / 32; }
-  __device__ int parity() const { return static_cast<int>(state_.number % kHopParities); }
+  __device__ int parity() const { return static_cast<int>(state_.launch % kHopParities); }
   template <class T = std::byte>
   __device__ T* mine(std::int64_t offset) const {
     return memory::at<T>(lane_, lane_.rank, offset);
@@ -104,10 +108,10 @@ class HopBlock {
       if (transport_.is_staged(peer)) {
         std::byte* const staged = mine(call_.layout.staged_header(parity(), peer));
         copy_warp(staged, header, bytes);
-        transport_.put_with_signal(lane_, peer, place, staged, bytes, flag, state_.number);
+        transport_.put_with_signal(lane_, peer, place, staged, bytes, flag, state_.launch);
       } else {
         copy_warp(transport_.at(lane_, peer, place), header, bytes);
-        transport_.signal(lane_, peer, flag, state_.number);
+        transport_.signal(lane_, peer, flag, state_.launch);
       }
     }
   }
@@ -117,7 +121,7 @@ class HopBlock {
     bool arrived = true;
     for (int peer = thread(); peer < lane_.ranks && arrived; peer += threads()) {
       if (peer == lane_.rank) continue;
-      arrived = transport_.wait(lane_, mine<Flag>(call_.layout.header_flag(parity(), peer)), state_.number,
+      arrived = transport_.wait(lane_, mine<Flag>(call_.layout.header_flag(parity(), peer)), state_.launch,
                                 nullptr, {call_.operation, state_.number, peer}) == WaitResult::ready;
     }
     return __syncthreads_and(static_cast<int>(arrived)) != 0;
@@ -224,7 +228,7 @@ class HopBlock {
 
   // [warp] Works on the warp's tasks in turn. Returns false if the call was aborted.
   __device__ bool run_tasks() const {
-    const HopWork<Transport> work{call_, state_, {call_, transport_, state_.number}, HopRoutes{call_}};
+    const HopWork<Transport> work{call_, state_, {call_, transport_, state_.launch}, HopRoutes{call_}};
     const int channels = call_.channels, tasks = state_.units * channels;
     // Tasks of a stream go to different blocks.
     const int worker = warp() * static_cast<int>(gridDim.x) + static_cast<int>(blockIdx.x),

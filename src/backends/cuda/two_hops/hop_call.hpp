@@ -61,8 +61,9 @@ constexpr std::int64_t hop_task_bytes(bool wide) {
 
 // Device memory of a lane, beside the windows.
 struct HopMemory {
-  std::byte* states;  // [tasks][32] HopTaskState
-  HopCounts* counts;  // [dispatch, combine][within a node, between nodes]; null: not counted
+  std::byte* states;      // [tasks][32] HopTaskState
+  HopCounts* counts;      // [dispatch, combine][within a node, between nodes]; null: not counted
+  std::uint32_t* agreed;  // 1: the ranks have agreed on the call in its first launch
 };
 
 // Nanoseconds by which a wait for what a rank forwards, or for its room, exceeds the deadline: the relay
@@ -89,6 +90,9 @@ struct HopArguments {
   std::int32_t channels;  // of a stream: the first ones of the layout's; the same on every rank
   Operation operation;    // for records of waits
   HopContent content;
+  // The second launch of a call, which moves the rows of a combine after its weights. It does nothing if the
+  // ranks have not agreed in the first.
+  bool continues;
 
   // The lane's memory (EngineLayout).
   std::byte *inbox, *outbox;

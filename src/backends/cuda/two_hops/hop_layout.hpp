@@ -26,7 +26,7 @@ struct HopEntry {
 };
 
 inline constexpr int kHops = 2;
-inline constexpr int kHopParities = 4;          // buffers of call headers: call number modulo this
+inline constexpr int kHopParities = 4;          // buffers of call headers: launch number modulo this
 inline constexpr std::int64_t kHopPrefix = 16;  // bytes at the beginning of a slot: a count, or an index
 
 // The numbers that determine the layout; the same on every rank.
@@ -47,9 +47,9 @@ struct HopLayout {
   HopShape shape;
   std::int64_t entries_bytes;  // of a slot of hop 1: prefix and entries
   std::int64_t slot_bytes[kHops];
-  std::int64_t header_flags;    // [parities][R sources] flags: the header of the call has arrived
+  std::int64_t header_flags;    // [parities][R sources] flags: the header of the launch has arrived
   std::int64_t flags[kHops];    // [R origins][channels][slots] the message in the slot has arrived
-  std::int64_t ends[kHops];     // [R origins][channels] messages of the channel in the call
+  std::int64_t ends[kHops];     // [R origins][channels] messages of the channel in the launch
   std::int64_t credits[kHops];  // [R origins][R readers][channels][slots] read, in the writer's memory
   std::int64_t signals_end;
   std::int64_t headers;         // [parities][R sources]

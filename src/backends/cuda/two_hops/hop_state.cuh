@@ -44,6 +44,7 @@ static_assert(sizeof(HopTaskState) == hop_task_bytes(kWide));
 // In shared memory.
 struct HopState {
   std::uint64_t number;  // of the call
+  std::uint64_t launch;  // 2 x number, and 1 if it continues the call
   std::int32_t failed, agreed;
   std::uint32_t host_look;  // poll interval in which a warp of the block has last read the host's abort word
   std::int32_t count[kKernelRanks];  // messages or rows of this rank to each rank

@@ -1,0 +1,62 @@
+// What differs between backends because their messages travel in different ways: the call numbers that
+// operations take, and where an error of a peer is thrown. Others are in CudaCapture (capture) and RelayWaits
+// (deadlines by step).
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <string>
+
+#include "harness/device.hpp"
+#include "harness/harness.hpp"
+
+namespace ferry::contract {
+namespace {
+
+// Where no kernel exchanges headers, weights that travel are a call of their own, which precedes the combine.
+int numbers_of_combine(const Setup& setup, WeightsFrom weights) {
+  return !has_kernels(setup.backend) && weights == WeightsFrom::topk_weights ? 2 : 1;
+}
+
+TEST_P(Contract, EveryCallTakesItsNumbers) {
+  for (const WeightsFrom weights : {WeightsFrom::row_weights, WeightsFrom::topk_weights}) {
+    TestCase c = small_case(1);
+    c.ranks = 3;
+    c.full = true;
+    c.weights_from = weights;
+    const StepInputs step = make_inputs(c);
+    const oracle::ExpertOutputs outputs = make_expert_outputs(c, step);
+    run(c.ranks, describe(c), [&](Rank rank) {
+      SyncExchange exchange(rank, c.config);
+      std::uint64_t next = dispatch_and_combine(exchange, c, step, outputs).call();
+      const auto require_next = [&](int numbers) {
+        next += static_cast<std::uint64_t>(numbers);
+        const Plan plan = dispatch_and_combine(exchange, c, step, outputs);
+        require(plan.call() == next, "dispatch ", plan.call(), ", expected ", next);
+      };
+      require_next(1 + numbers_of_combine(GetParam(), weights));
+      exchange.metadata(3);
+      // Over an engine on device memory kernels do not see the step metadata.
+      require_next((GetParam().over_device_engine() ? 1 : 2) + numbers_of_combine(GetParam(), weights));
+    });
+  }
+}
+
+TEST_P(Contract, APeersRefusalIsThrownLateWhereKernelsFindIt) {
+  const bool late = has_kernels(GetParam().backend);
+  const TestCase c = small_case(1);
+  run(2, describe(c), [&](Rank rank) {
+    SyncExchange synchronous(rank, c.config);
+    Exchange& exchange = synchronous;
+    const Stream stream =
+        GetParam().on_device() ? device::stream(device_number(rank, GetParam().backend)) : Stream{};
+    const bool wrong = rank.index() == 1;
+    std::string thrown = usage_error([&] { exchange.metadata(wrong ? -1 : 7, 0, stream); });
+    require(thrown.empty() == (late && !wrong), "the call throws '", thrown, "'");
+    if (!wrong && late) thrown = usage_error([&] { exchange.synchronize(0, stream); });
+    require(thrown.find("a count of -1") != std::string::npos || wrong, "ends with '", thrown, "'");
+    require(synchronous.metadata(7)->sum == 14, "the next call");
+  });
+}
+
+}  // namespace
+}  // namespace ferry::contract
