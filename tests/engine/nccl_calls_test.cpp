@@ -1,6 +1,7 @@
 // Calls of the backend `collective` over the engine `nccl`, in groups that bring no engine.
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cstring>
 #include <string>
 
@@ -20,7 +21,8 @@ std::unique_ptr<EngineLink> link_of(const Rank& rank, Engine& engine,
                                     std::unique_ptr<Communicator> communicator, int lane) {
   return std::make_unique<EngineLink>(
       rank, std::move(communicator), lane, 8, collective::HopOptions{.relays = false, .window = 0},
-      collective::MessageMemory{.outbox = 64, .inbox = 64}, kDeadline, engine.transfer_thread());
+      std::make_unique<collective::HostHopMemory>(std::array<std::int64_t, 4>{64, 64, 0, 0}), kDeadline,
+      engine.transfer_thread());
 }
 
 // The lanes of one exchange.
