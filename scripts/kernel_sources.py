@@ -15,9 +15,10 @@ INCLUDE = re.compile(r'^\s*#include "([^"]+)"', re.MULTILINE)
 COMMENT_OR_STRING = re.compile(r'//[^\n]*|/\*.*?\*/|("(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\')', re.DOTALL)
 
 
-def kernel_sources(root):
-    """Paths in alphabetical order, relative to the repository."""
-    waiting = [path for path in (root / "src/backends/cuda").rglob("*") if path.suffix in (".cu", ".cuh", ".cpp", ".hpp")]
+def with_included(paths, root):
+    """The files and every file of src and include that they include, directly or not: in alphabetical order, relative to the
+    repository."""
+    waiting = list(paths)
     found = set(waiting)
     while waiting:
         for name in INCLUDE.findall(waiting.pop().read_text()):
@@ -28,15 +29,24 @@ def kernel_sources(root):
     return sorted(path.relative_to(root) for path in found)
 
 
+def kernel_sources(root):
+    suffixes = (".cu", ".cuh", ".cpp", ".hpp")
+    return with_included([path for path in (root / "src/backends/cuda").rglob("*") if path.suffix in suffixes], root)
+
+
 def code_of(text):
     return " ".join(COMMENT_OR_STRING.sub(lambda match: match[1] or " ", text).split())
 
 
-def hash_of_kernels(root=REPOSITORY):
+def hash_of(paths, root):
     digest = hashlib.sha256()
-    for path in kernel_sources(root):
+    for path in paths:
         digest.update(f"{path}\n{code_of((root / path).read_text())}\n".encode())
     return digest.hexdigest()[:16]
+
+
+def hash_of_kernels(root=REPOSITORY):
+    return hash_of(kernel_sources(root), root)
 
 
 if __name__ == "__main__":
