@@ -38,25 +38,23 @@ DispatchKernel dispatch_kernel_of(Phase phase, bool few) {
                                : dispatch_phase_of<Generic>(phase);
 }
 
-// As phase_kernel().
+// Of a common split call.
 DispatchKernel common_dispatch_phase(Phase phase, Quantisation quantisation) {
-  if (quantisation == Quantisation::none)
-    return dispatch_phase_of<SpecialisedDispatch<Quantisation::none, false>>(phase);
-  if (quantisation == Quantisation::fp8)
-    return dispatch_phase_of<SpecialisedDispatch<Quantisation::fp8, false>>(phase);
-  return dispatch_phase_of<SpecialisedDispatch<Quantisation::microscaled, false>>(phase);
+  if (quantisation == Quantisation::none) return dispatch_phase_of<ManyTokens<Quantisation::none>>(phase);
+  if (quantisation == Quantisation::fp8) return dispatch_phase_of<ManyTokens<Quantisation::fp8>>(phase);
+  return dispatch_phase_of<ManyTokens<Quantisation::microscaled>>(phase);
 }
 
 // The kernels of a call whose rows are quantised, as launch_dispatch() chooses them.
 template <Quantisation kQuantisation>
 DispatchKernel quantising_kernel(const CallForm& form, bool gathers) {
-  using Few = SpecialisedDispatch<kQuantisation, true>;
+  using Few = FewTokens<kQuantisation>;
   if (form.few_tokens)
     return gathers ? &run_dispatch_block<Phase::fused, GatheredDispatch<Few>>
                    : &run_dispatch_block<Phase::fused, Few>;
   if (gathers || form.split_phases || form.generic || form.count_on_device) return nullptr;
-  return form.by_plan ? &run_dispatch_block<Phase::fused, SpecialisedByPlan<kQuantisation>>
-                      : &run_dispatch_block<Phase::fused, SpecialisedDispatch<kQuantisation, false>>;
+  return form.by_plan ? &run_dispatch_block<Phase::fused, ByPlan<kQuantisation>>
+                      : &run_dispatch_block<Phase::fused, ManyTokens<kQuantisation>>;
 }
 
 }  // namespace
@@ -142,7 +140,7 @@ void CallRanks::dispatch(const contract::StepInputs& step, const CallForm& form)
   const bool gathers = config_.transfer == Transfer::gather;
   for (const Phase phase : {Phase::send, Phase::receive}) {
     const Phase as = form.split_phases ? phase : Phase::fused;
-    using Few = SpecialisedDispatch<Quantisation::none, true>;
+    using Few = FewTokens<Quantisation::none>;
     const Quantisation quantisation = quantisation_of(calls[0].encoding);
     DispatchKernel kernel =
         gathers ? dispatch_kernel_of<GatheredDispatch<Few>, GatheredDispatch<GenericDispatch>>(

@@ -33,34 +33,16 @@ struct GenericDispatch {
   }
 };
 
-// Routes from ids; rows are moved, not computed.
-template <Quantisation kQuantisation, bool kFew>
+// Rows are moved, not computed. `kMode`: many_tokens, few_tokens or by_plan.
+template <Quantisation kQuantisation, DispatchMode kMode>
 struct SpecialisedDispatch {
-  static constexpr bool kSpecialised = true, kByPlan = false, kFewTokens = kFew;
-  static constexpr bool kMayReplicate = false, kToEveryRank = false;
-  static constexpr int kGranulesAtOnce = kFew ? 14 : 7;
-  __device__ __forceinline__ static bool by_plan(const DispatchArguments&) { return false; }
-  __device__ __forceinline__ static bool quantises(const DispatchArguments&) {
-    return kQuantisation != Quantisation::none;
-  }
-  __device__ __forceinline__ static bool microscaled(const DispatchArguments&) {
-    return kQuantisation != Quantisation::none && kQuantisation != Quantisation::fp8;
-  }
-  __device__ __forceinline__ static bool two_level(const DispatchArguments& call) {
-    return kQuantisation == Quantisation::nvfp4 ||
-           (kQuantisation == Quantisation::microscaled && call.encoding.is_two_level());
-  }
-  __device__ __forceinline__ static bool computes(const DispatchArguments&) { return false; }
-};
-
-// Routes from a plan; rows are moved, not computed.
-template <Quantisation kQuantisation>
-struct SpecialisedByPlan {
-  static constexpr bool kSpecialised = true, kByPlan = true, kFewTokens = false;
-  static constexpr bool kMayReplicate = false;  // the plan has only the routes that the rank keeps
+  static constexpr bool kSpecialised = true;
+  static constexpr bool kByPlan = kMode == DispatchMode::by_plan,
+                        kFewTokens = kMode == DispatchMode::few_tokens;
+  static constexpr bool kMayReplicate = false;  // a plan has only the routes that the rank keeps
   static constexpr bool kToEveryRank = false;
-  static constexpr int kGranulesAtOnce = 7;
-  __device__ __forceinline__ static bool by_plan(const DispatchArguments&) { return true; }
+  static constexpr int kGranulesAtOnce = kFewTokens ? 14 : 7;
+  __device__ __forceinline__ static bool by_plan(const DispatchArguments&) { return kByPlan; }
   __device__ __forceinline__ static bool quantises(const DispatchArguments&) {
     return kQuantisation != Quantisation::none;
   }

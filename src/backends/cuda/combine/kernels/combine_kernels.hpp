@@ -21,7 +21,6 @@ const void* gathered_combine_kernel(Phase phase);               // combine_gathe
 const void* gathered_bf16_combine_kernel(bool weights_travel);  // combine_gathered.cu
 
 // For groups of more than kNarrowRanks ranks: combine_wide.cu.
-void prepare_wide_combine();
-void launch_wide_combine(const CombineArguments& arguments, const LaunchShape& shape, cudaStream_t stream);
+const void* wide_combine_kernel(Phase phase);
 
 }  // namespace ferry::cuda

@@ -16,6 +16,7 @@ const void* gathered_kernel_of(const CombineArguments& call) {
 }
 
 const void* kernel_of(const CombineArguments& call) {
+  if (takes_wide_kernels(call.lane.ranks)) return wide_combine_kernel(call.phase);
   if (call.lane.to_every_rank()) return gathered_kernel_of(call);
   const bool one_type = call.output_type == call.combine_type && call.result_type == call.combine_type;
   const bool no_values = call.row_values == nullptr && call.route_values == nullptr;
@@ -34,8 +35,12 @@ const void* kernel_of(const CombineArguments& call) {
 }  // namespace
 
 void prepare_combine(int ranks) {
-  if (takes_wide_kernels(ranks)) return prepare_wide_combine();
-  for (const Phase phase : {Phase::fused, Phase::send}) {
+  constexpr Phase kKernelPhases[] = {Phase::fused, Phase::send};
+  if (takes_wide_kernels(ranks)) {
+    for (const Phase phase : kKernelPhases) allow_shared_bytes(wide_combine_kernel(phase), kStreamsBytes);
+    return;
+  }
+  for (const Phase phase : kKernelPhases) {
     allow_shared_bytes(generic_combine_kernel(phase), kStreamsBytes);
     allow_shared_bytes(gathered_combine_kernel(phase), kStreamsBytes);
   }
@@ -53,7 +58,6 @@ void prepare_combine(int ranks) {
 }
 
 void launch_combine(const CombineArguments& arguments, const LaunchShape& shape, cudaStream_t stream) {
-  if (takes_wide_kernels(arguments.lane.ranks)) return launch_wide_combine(arguments, shape, stream);
   launch(kernel_of(arguments), const_cast<CombineArguments*>(&arguments), kCombineThreads, kStreamsBytes,
          shape, stream, "launch combine");
 }

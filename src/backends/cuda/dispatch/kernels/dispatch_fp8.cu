@@ -1,13 +1,13 @@
 // Kernels of fused dispatches that quantise rows to fp8.
+//
+// The three stay in one translation unit: without by_plan the compiler changes the signatures of the wait
+// functions, and the kernel of few_tokens spills.
 #include "backends/cuda/dispatch/kernels/dispatch_kernel.cuh"
-#include "backends/cuda/dispatch/kernels/dispatch_kernels.hpp"
 
 namespace ferry::cuda {
 
-const void* fp8_kernel(DispatchMode mode) {
-  if (mode == DispatchMode::by_plan) return kernel<SpecialisedByPlan<Quantisation::fp8>>();
-  if (mode == DispatchMode::few_tokens) return kernel<SpecialisedDispatch<Quantisation::fp8, true>>();
-  return kernel<SpecialisedDispatch<Quantisation::fp8, false>>();
-}
+template const void* fused_kernel<ByPlan<Quantisation::fp8>>();
+template const void* fused_kernel<FewTokens<Quantisation::fp8>>();
+template const void* fused_kernel<ManyTokens<Quantisation::fp8>>();
 
 }  // namespace ferry::cuda

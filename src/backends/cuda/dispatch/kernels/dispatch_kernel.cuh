@@ -1,14 +1,16 @@
 // The kernel of dispatch: the roles of its blocks, and the steps of each role in order.
 #pragma once
 
+#include <type_traits>
+
 #include "backends/cuda/device/shared_copy.cuh"
 #include "backends/cuda/dispatch/count_routes.cuh"
 #include "backends/cuda/dispatch/dispatch_coordinator.cuh"
+#include "backends/cuda/dispatch/kernels/dispatch_kernels.cuh"
 #include "backends/cuda/dispatch/padding.cuh"
 #include "backends/cuda/dispatch/warp_work.cuh"
 
 namespace ferry::cuda::inline FERRY_WIDTH {
-namespace {
 
 // The roles of this block.
 template <Phase kPhase, bool kFewTokens>
@@ -310,14 +312,29 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
   }
 }
 
+// Chooses between the modes of many and of few tokens at run time, so that a call of few tokens does not pay
+// for the upper bound that the host knows. Many = void: the host knows that they are few.
+template <class Few, class Many>
+__global__ void __launch_bounds__(kBlockThreads, 1)
+    dispatch_count_on_device_kernel(const __grid_constant__ DispatchArguments call) {
+  const std::int64_t tokens = token_count(call, false);
+  if constexpr (!std::is_void_v<Many>) {
+    if (tokens >= kManyTokens) return run_dispatch_block<Phase::fused, Many>(call, call.partition);
+  }
+  run_dispatch_block<Phase::fused, Few>(call, SendPartition::of(tokens, call.few_token_blocks.senders));
+}
+
 template <class Traits>
-const void* kernel() {
+const void* fused_kernel() {
   return reinterpret_cast<const void*>(&dispatch_kernel<Traits>);
 }
 template <class Traits>
-const void* kernel_of_phases() {
+const void* split_kernel() {
   return reinterpret_cast<const void*>(&dispatch_phase_kernel<Traits>);
 }
+template <class Few, class Many>
+const void* counting_kernel() {
+  return reinterpret_cast<const void*>(&dispatch_count_on_device_kernel<Few, Many>);
+}
 
-}  // namespace
 }  // namespace ferry::cuda::inline FERRY_WIDTH

@@ -1,13 +1,13 @@
 // Kernels of fused dispatches that quantise rows to an MX format.
+//
+// The three stay in one translation unit: without by_plan the compiler changes the signatures of the wait
+// functions, and the kernel of few_tokens spills.
 #include "backends/cuda/dispatch/kernels/dispatch_kernel.cuh"
-#include "backends/cuda/dispatch/kernels/dispatch_kernels.hpp"
 
 namespace ferry::cuda {
 
-const void* mx_kernel(DispatchMode mode) {
-  if (mode == DispatchMode::by_plan) return kernel<SpecialisedByPlan<Quantisation::mx>>();
-  if (mode == DispatchMode::few_tokens) return kernel<SpecialisedDispatch<Quantisation::mx, true>>();
-  return kernel<SpecialisedDispatch<Quantisation::mx, false>>();
-}
+template const void* fused_kernel<ByPlan<Quantisation::mx>>();
+template const void* fused_kernel<FewTokens<Quantisation::mx>>();
+template const void* fused_kernel<ManyTokens<Quantisation::mx>>();
 
 }  // namespace ferry::cuda

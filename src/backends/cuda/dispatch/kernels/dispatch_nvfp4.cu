@@ -1,13 +1,13 @@
 // Kernels of fused dispatches that quantise rows to NVFP4.
+//
+// The three stay in one translation unit: without by_plan the compiler changes the signatures of the wait
+// functions, and the kernel of few_tokens spills.
 #include "backends/cuda/dispatch/kernels/dispatch_kernel.cuh"
-#include "backends/cuda/dispatch/kernels/dispatch_kernels.hpp"
 
 namespace ferry::cuda {
 
-const void* nvfp4_kernel(DispatchMode mode) {
-  if (mode == DispatchMode::by_plan) return kernel<SpecialisedByPlan<Quantisation::nvfp4>>();
-  if (mode == DispatchMode::few_tokens) return kernel<SpecialisedDispatch<Quantisation::nvfp4, true>>();
-  return kernel<SpecialisedDispatch<Quantisation::nvfp4, false>>();
-}
+template const void* fused_kernel<ByPlan<Quantisation::nvfp4>>();
+template const void* fused_kernel<FewTokens<Quantisation::nvfp4>>();
+template const void* fused_kernel<ManyTokens<Quantisation::nvfp4>>();
 
 }  // namespace ferry::cuda

@@ -1,13 +1,13 @@
 // Kernels of fused dispatches whose rows are moved unchanged.
+//
+// The three stay in one translation unit: without by_plan the compiler changes the signatures of the wait
+// functions, and the kernel of few_tokens spills.
 #include "backends/cuda/dispatch/kernels/dispatch_kernel.cuh"
-#include "backends/cuda/dispatch/kernels/dispatch_kernels.hpp"
 
 namespace ferry::cuda {
 
-const void* unquantised_kernel(DispatchMode mode) {
-  if (mode == DispatchMode::by_plan) return kernel<SpecialisedByPlan<Quantisation::none>>();
-  if (mode == DispatchMode::few_tokens) return kernel<SpecialisedDispatch<Quantisation::none, true>>();
-  return kernel<SpecialisedDispatch<Quantisation::none, false>>();
-}
+template const void* fused_kernel<ByPlan<Quantisation::none>>();
+template const void* fused_kernel<FewTokens<Quantisation::none>>();
+template const void* fused_kernel<ManyTokens<Quantisation::none>>();
 
 }  // namespace ferry::cuda
