@@ -31,7 +31,7 @@ void CallRanks::place_hops() {
   }
 }
 
-// As Lane::dispatch(), launch_clear_metadata() and launch_clear_inbox().
+// As Lane::dispatch(), kClearMetadataKernel and kClearInboxKernel.
 void CallRanks::place_messages(DispatchArguments& call, int index) {
   const Rank& rank = ranks_[static_cast<std::size_t>(index)];
   place_engine_messages(rank.engine, call.message.bytes, &call.lane);
@@ -47,7 +47,7 @@ void CallRanks::place_messages(DispatchArguments& call, int index) {
   }
 }
 
-// As Lane::pack_rows() and launch_place_rows().
+// As Lane::pack_rows() and kPlaceRowsKernel.
 void CallRanks::place_rows(CombineArguments& call, int index) {
   Rank& rank = ranks_[static_cast<std::size_t>(index)];
   std::byte* const memory = at(rank.engine_memory);
@@ -77,7 +77,7 @@ void CallRanks::place_rows(CombineArguments& call, int index) {
                  .most_rows = layout.sent_rows};
 }
 
-// As launch_add_on_nodes(), where relays add.
+// As kAddOnNodesKernel, where relays add.
 void CallRanks::add_on_nodes(CombineArguments& call, int index) {
   Rank& rank = ranks_[static_cast<std::size_t>(index)];
   std::byte* const memory = at(rank.engine_memory);

@@ -43,7 +43,7 @@ std::uint64_t seed_for(std::uint64_t number) {
   return test::seed() + number;
 }
 
-using Kernel = void (*)(const GatherArguments&, GatherState*);
+using GatherBody = void (*)(const GatherArguments&, GatherState*);
 
 // Calls of some ranks, one after another, on the same lanes.
 class GatherRun {
@@ -56,7 +56,7 @@ class GatherRun {
         lanes_(ranks, 4, 2 * kHidden) {}
 
   // Runs one call on all ranks at once; each rank has its own number of blocks.
-  void run(Kernel kernel, std::vector<GatherArguments> calls) {
+  void run(GatherBody kernel, std::vector<GatherArguments> calls) {
     on_host::Grid grid(random_());
     for (GatherArguments& call : calls) {
       const unsigned blocks = 1 + static_cast<unsigned>(random_() % 3);

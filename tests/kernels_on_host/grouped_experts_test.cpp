@@ -52,8 +52,8 @@ struct GroupedCase {
   }
   GpuGroups groups() const { return {counts.data(), offsets.data(), static_cast<int>(counts.size())}; }
 
-  template <class Kernel>
-  void run(Kernel kernel) {
+  template <class Body>
+  void run(Body kernel) {
     on_host::Grid grid(random());
     grid.add(1 + static_cast<unsigned>(random() % 5), kProductThreads, [kernel](unsigned) { kernel(); });
     grid.run();

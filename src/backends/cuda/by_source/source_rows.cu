@@ -2,7 +2,6 @@
 
 #include "backends/cuda/by_source/plan_return.cuh"
 #include "backends/cuda/device/shared_copy.cuh"
-#include "backends/cuda/runtime/launch.hpp"
 
 namespace ferry::cuda {
 namespace {
@@ -40,30 +39,24 @@ __global__ void __launch_bounds__(kReturnThreads)
   check_returned(arguments, &first);
 }
 
+constexpr const char* kPlanReturn = "plan a combine by source";
+const Kernel<PlanReturnArguments> start_return{&start_return_kernel, kReturnThreads, kPlanReturn},
+    place_rows_by_source{&place_rows_by_source_kernel, kReturnThreads, kPlanReturn},
+    finish_return{&finish_return_kernel, kReturnThreads, kPlanReturn};
+
 }  // namespace
 
-void prepare_source_rows() {
-  load_kernels(&keep_ids_kernel, &describe_rows_kernel, &start_return_kernel, &place_rows_by_source_kernel,
-               &finish_return_kernel, &check_returned_kernel);
-}
+const Kernel<KeepIdsArguments> kKeepIdsKernel{&keep_ids_kernel, kSourceThreads,
+                                              "launch the copy of a dispatch's ids"};
+const Kernel<DescribeRowsArguments> kDescribeRowsKernel{&describe_rows_kernel, kSourceThreads,
+                                                        "describe the rows of a dispatch"};
+const Kernel<CheckReturnedArguments> kCheckReturnedKernel{&check_returned_kernel, kReturnThreads,
+                                                          "launch the check of returned rows"};
 
-void launch_keep_ids(const KeepIdsArguments& arguments, int blocks, cudaStream_t stream) {
-  launch(&keep_ids_kernel, arguments, kSourceThreads, blocks, stream, "launch the copy of a dispatch's ids");
-}
-
-void launch_describe_rows(const DescribeRowsArguments& arguments, int blocks, cudaStream_t stream) {
-  launch(&describe_rows_kernel, arguments, kSourceThreads, blocks, stream, "describe the rows of a dispatch");
-}
-
-void launch_plan_return(const PlanReturnArguments& arguments, int blocks, cudaStream_t stream) {
-  constexpr const char* kAction = "plan a combine by source";
-  launch(&start_return_kernel, arguments, kReturnThreads, blocks, stream, kAction);
-  launch(&place_rows_by_source_kernel, arguments, kReturnThreads, blocks, stream, kAction);
-  launch(&finish_return_kernel, arguments, kReturnThreads, 1, stream, kAction);
-}
-
-void launch_check_returned(const CheckReturnedArguments& arguments, cudaStream_t stream) {
-  launch(&check_returned_kernel, arguments, kReturnThreads, 1, stream, "launch the check of returned rows");
+void launch_plan_return(const PlanReturnArguments& arguments, int blocks, Stream stream) {
+  start_return(arguments, {.blocks = blocks}, stream);
+  place_rows_by_source(arguments, {.blocks = blocks}, stream);
+  finish_return(arguments, {}, stream);
 }
 
 }  // namespace ferry::cuda

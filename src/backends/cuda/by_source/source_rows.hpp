@@ -5,9 +5,8 @@
 // and rows may be in any order.
 #pragma once
 
-#include <cuda_runtime_api.h>
-
 #include "backends/cuda/protocol/lane_view.hpp"
+#include "backends/cuda/runtime/launch.hpp"
 #include "exchange/returned_rows.hpp"
 
 namespace ferry::cuda {
@@ -30,14 +29,12 @@ struct KeepIdsArguments {
   LaneView lane;
   KeepIdsCall call;
 };
-void launch_keep_ids(const KeepIdsArguments& arguments, int blocks, cudaStream_t stream);
 
 struct DescribeRowsArguments {
   LaneView lane;
   PlanView plan;
   DescribeRowsCall call;
 };
-void launch_describe_rows(const DescribeRowsArguments& arguments, int blocks, cudaStream_t stream);
 
 struct PlanReturnArguments {
   LaneView lane;
@@ -53,15 +50,16 @@ struct PlanReturnArguments {
     return {lane, call, tokens, group_first(), segment_first(), plan.route_expert};
   }
 };
-void launch_plan_return(const PlanReturnArguments& arguments, int blocks, cudaStream_t stream);
+void launch_plan_return(const PlanReturnArguments& arguments, int blocks, Stream stream);
 
 struct CheckReturnedArguments {
   LaneView lane;
   PlanView plan;
   const float* returned;
 };
-void launch_check_returned(const CheckReturnedArguments& arguments, cudaStream_t stream);
 
-void prepare_source_rows();  // loads the kernels on the current device
+extern const Kernel<KeepIdsArguments> kKeepIdsKernel;
+extern const Kernel<DescribeRowsArguments> kDescribeRowsKernel;
+extern const Kernel<CheckReturnedArguments> kCheckReturnedKernel;
 
 }  // namespace ferry::cuda

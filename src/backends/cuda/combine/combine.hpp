@@ -52,7 +52,7 @@ struct CombineArguments {
   std::int64_t result_stride;  // bytes
   DType result_type;
   // The result is the call's residual: generic kernels store round(fma(scale, y, r)), r of the result as it
-  // is and y the value that the call would store, for each value once. Another residual: launch_epilogue().
+  // is and y the value that the call would store, for each value once. Another residual: kEpilogueKernels.
   bool adds_to_result;
   float scale;
   const float* topk_weights;  // [N, K] or null

@@ -87,12 +87,12 @@ class CudaDeviceWork final : public DeviceWork {
   void fill_guards(const GuardedRows& rows, int value, Stream stream) override {
     if (rows.guard_bytes == 0 || rows.rows == 0) return;
     const ScopedDevice device(device_);
-    launch_fill_guards({rows, value, 0, nullptr}, handle_of(stream));
+    kFillGuardsKernel({rows, value, 0, nullptr}, {}, stream);
   }
   void check_guards(const GuardedRows& rows, int value, int lane, int part, Stream stream) override {
     if (rows.guard_bytes == 0 || rows.rows == 0) return;
     const ScopedDevice device(device_);
-    launch_check_guards({rows, value, part, broken_of(lane)}, handle_of(stream));
+    kCheckGuardsKernel({rows, value, part, broken_of(lane)}, {}, stream);
   }
   std::optional<BrokenGuard> take_broken_guard(int lane) override {
     const ScopedDevice device(device_);

@@ -7,17 +7,11 @@
 #include <vector>
 
 #include "backends/cuda/by_source/source_rows.hpp"
-#include "backends/cuda/combine/epilogue.hpp"
-#include "backends/cuda/combine/node_sums.hpp"
-#include "backends/cuda/combine/packed_rows.hpp"
-#include "backends/cuda/combine/relay_sums.hpp"
-#include "backends/cuda/combine/shared_outputs.hpp"
-#include "backends/cuda/dispatch/input_hash.hpp"
-#include "backends/cuda/dispatch/shared_rows.hpp"
 #include "backends/cuda/memory/pointer_check.hpp"
 #include "backends/cuda/operations/engine_messages.hpp"
 #include "backends/cuda/runtime/error.hpp"
 #include "backends/cuda/runtime/stream.hpp"
+#include "backends/cuda/two_hops/header_calls.hpp"
 #include "base/environment.hpp"
 #include "base/text.hpp"
 #include "exchange/configuration.hpp"
@@ -59,21 +53,9 @@ Lane::Lane(const ExchangeState& exchange, int index)
       streams_(exchange_id(exchange_), index, view_.rank, exchange_.device) {
   prepare_dispatch(view_);
   prepare_combine(view_.ranks);
-  prepare_epilogue();
-  prepare_input_hash();
-  prepare_scale_tiles();
-  prepare_shared_outputs();
-  prepare_shared_rows();
-  prepare_source_rows();
-  prepare_small_calls();
-  if (over_engine()) {
-    prepare_engine_messages();
-    prepare_node_sums();
-    prepare_packed_rows();
-    prepare_relay_sums();
-  }
+  ListedKernel::load_all();
   if (exchange_.hops) {
-    prepare_hops();
+    prepare_hops(view_.ranks);
     exchange_.hop_transport->prepare();
   }
   init_memory();

@@ -6,13 +6,11 @@
 #include <span>
 #include <vector>
 
+#include "backends/cuda/combine/around_combine.hpp"
 #include "backends/cuda/combine/combine.hpp"
-#include "backends/cuda/combine/epilogue.hpp"
-#include "backends/cuda/combine/node_sums.hpp"
 #include "backends/cuda/combine/packed_rows.hpp"
-#include "backends/cuda/combine/relay_sums.hpp"
+#include "backends/cuda/dispatch/around_dispatch.hpp"
 #include "backends/cuda/dispatch/dispatch.hpp"
-#include "backends/cuda/dispatch/scale_tiles.hpp"
 #include "backends/cuda/host/call_pointers.hpp"
 #include "backends/cuda/host/diagnostics_reader.hpp"
 #include "backends/cuda/host/exchange_state.hpp"
@@ -30,9 +28,6 @@ namespace ferry::cuda {
 // The options of a call as kernels compare them. The plan's call follows in the kernel, which reads it from
 // the plan's header.
 AgreedOptions agreed_options_of(Operation operation, const CallOptions& options);
-
-// Loads the kernels of small calls on the current device.
-void prepare_small_calls();
 
 class Lane {
  public:

@@ -1,7 +1,6 @@
 // Combines: turns a checked call into the arguments of its kernels, and launches them.
 #include <algorithm>
 
-#include "backends/cuda/combine/shared_outputs.hpp"
 #include "backends/cuda/host/block_roles.hpp"
 #include "backends/cuda/host/lane.hpp"
 #include "backends/cuda/runtime/error.hpp"
@@ -25,15 +24,15 @@ Lane::SharedCopy Lane::plan_shared_copy(const CombineCall& call, Phase phase,
 
 void Lane::copy_shared_rows(const CombineArguments& combine, const SharedCopy& copy, const LaunchShape& shape,
                             Stream stream) const {
-  launch_shared_outputs({.lane = view_,
-                         .plan = combine.plan,
-                         .outputs = combine.outputs,
-                         .output_stride = combine.output_stride,
-                         .output_type = combine.output_type,
-                         .combine_type = combine.combine_type,
-                         .to = copy.to,
-                         .type = copy.type},
-                        shape.blocks, handle_of(stream));
+  kSharedOutputsKernel({.lane = view_,
+                        .plan = combine.plan,
+                        .outputs = combine.outputs,
+                        .output_stride = combine.output_stride,
+                        .output_type = combine.output_type,
+                        .combine_type = combine.combine_type,
+                        .to = copy.to,
+                        .type = copy.type},
+                       {.blocks = shape.blocks}, stream);
 }
 
 void Lane::combine(const CombineCall& call, Phase phase, Stream stream, bool keeps_inputs) {
@@ -74,7 +73,8 @@ void Lane::combine(const CombineCall& call, Phase phase, Stream stream, bool kee
   launch_combine(arguments, shape, handle_of(stream));
   if (shared.to != nullptr && phase == Phase::send) copy_shared_rows(arguments, shared, shape, stream);
   if (!over_engine()) ++calls_;
-  if (epilogue && phase == Phase::fused) launch_epilogue(*epilogue, shape.blocks, handle_of(stream));
+  if (epilogue && phase == Phase::fused)
+    kEpilogueKernels[static_cast<int>(epilogue->type)](*epilogue, {.blocks = shape.blocks}, stream);
   if (phase == Phase::send) {
     epilogue_ = epilogue;
     combine_ = arguments;
@@ -85,7 +85,8 @@ void Lane::combine(const CombineCall& call, Phase phase, Stream stream, bool kee
 
 void Lane::combine_receive(Stream stream) {
   launch_combine(combine_, phase_shape_, handle_of(stream));
-  if (epilogue_) launch_epilogue(*epilogue_, phase_shape_.blocks, handle_of(stream));
+  if (epilogue_)
+    kEpilogueKernels[static_cast<int>(epilogue_->type)](*epilogue_, {.blocks = phase_shape_.blocks}, stream);
   if (over_engine()) ++calls_;
 }
 
@@ -115,12 +116,12 @@ void Lane::pack_rows(CombineArguments& arguments, Stream stream) const {
   std::byte* const memory = exchange_.engine_lane(index_);
   auto* first_row = reinterpret_cast<std::int32_t*>(memory + layout.first_row);
   auto* rows = reinterpret_cast<std::int32_t*>(memory + layout.rows);
-  launch_place_rows({.lane = view_,
-                     .plan = arguments.plan,
-                     .one_row = arguments.reduction == Reduction::partial,
-                     .first_row = first_row,
-                     .rows = rows},
-                    handle_of(stream));
+  kPlaceRowsKernel({.lane = view_,
+                    .plan = arguments.plan,
+                    .one_row = arguments.reduction == Reduction::partial,
+                    .first_row = first_row,
+                    .rows = rows},
+                   {}, stream);
   arguments.packed = {.outbox = memory + layout.row_outbox,
                       .row_bytes = layout.row_bytes,
                       .label_offset = layout.label_offset,
@@ -140,7 +141,7 @@ void Lane::find_rows(const ArrivedRows* from, Stream stream) const {
       .arrived = reinterpret_cast<LLPacket*>(exchange_.engine_lane(index_) + layout.arrived),
       .most = layout.received_rows};
   std::copy_n(from, view_.ranks, arguments.from);
-  launch_find_rows(arguments, handle_of(stream));
+  kFindRowsKernel(arguments, {}, stream);
 }
 
 bool Lane::adds_by_node() const {
@@ -163,7 +164,7 @@ void Lane::add_on_nodes(Stream stream) {
                                 .token_ranks = reinterpret_cast<std::int32_t*>(memory + layout.token_ranks),
                                 .route_rank = reinterpret_cast<std::int32_t*>(memory + layout.route_rank)};
   for (int rank = 0; rank < view_.ranks; ++rank) arguments.node_of[rank] = topology.node_of(rank);
-  launch_add_on_nodes(arguments, handle_of(stream));
+  kAddOnNodesKernel(arguments, {}, stream);
   combine_.plan.token_ranks = arguments.token_ranks;
   combine_.plan.route_rank = arguments.route_rank;
 }
@@ -186,7 +187,7 @@ void Lane::add_for_relay(std::span<const ArrivedRows> rows, std::byte* out, std:
   std::copy(rows.begin(), rows.end(), arguments.from);
   const std::size_t bytes = 4 * rows.size() * static_cast<std::size_t>(view_.max_tokens);
   check(cudaMemsetAsync(arguments.row_of, 0, bytes, stream), "clear a relay's table of rows");
-  launch_relay_sums(arguments, stream);
+  launch_relay_sums(arguments, {stream});
 }
 
 }  // namespace ferry::cuda

@@ -1,8 +1,6 @@
 // Dispatches: turns a checked call into the arguments of its kernels, and launches them.
 #include <algorithm>
 
-#include "backends/cuda/dispatch/input_hash.hpp"
-#include "backends/cuda/dispatch/shared_rows.hpp"
 #include "backends/cuda/host/block_roles.hpp"
 #include "backends/cuda/host/lane.hpp"
 #include "backends/cuda/runtime/error.hpp"
@@ -205,14 +203,18 @@ DispatchResult Lane::dispatch(const DispatchCall& call, Phase phase, Stream stre
     place_engine_messages(*exchange_.engine, arguments.message.bytes, &arguments.lane);
     arguments.message.bytes =
         static_cast<std::int32_t>(engine_message_bytes(arguments.message.bytes, view_.top_k));
-    if (arguments.by_plan) launch_clear_metadata(arguments.lane, handle_of(stream));
+    if (arguments.by_plan) kClearMetadataKernel(arguments.lane, {}, stream);
   }
-  if (replicated && !arguments.by_plan) launch_input_hash(arguments, shape.blocks, handle_of(stream));
+  if (replicated && !arguments.by_plan) kInputHashKernel(arguments, {.blocks = shape.blocks}, stream);
   // Launched before the dispatch, which may wait for peers: a launch after it could hold up theirs where
   // ranks share a GPU and the driver's queues.
-  if (view_.shared_experts > 0) launch_shared_rows(arguments, shape.blocks, handle_of(stream));
+  if (view_.shared_experts > 0) {
+    DispatchArguments shared = arguments;
+    shared.dot_rows = nullptr;
+    kSharedRowsKernel(shared, {.blocks = shape.blocks}, stream);
+  }
   launch_dispatch(arguments, mode, shape, handle_of(stream));
-  if (tiles_ && phase == Phase::fused) launch_scale_tiles(*tiles_, shape.blocks, handle_of(stream));
+  if (tiles_ && phase == Phase::fused) kScaleTilesKernel(*tiles_, {.blocks = shape.blocks}, stream);
   result_.call = calls_ + 1;
   if (!over_engine()) ++calls_;
   if (phase == Phase::send) {
@@ -238,7 +240,7 @@ void Lane::keep_scales(DispatchArguments& arguments, Stream stream) const {
 
 DispatchResult Lane::dispatch_receive(Stream stream) {
   launch_dispatch(dispatch_, dispatch_mode_, phase_shape_, handle_of(stream));
-  if (tiles_) launch_scale_tiles(*tiles_, phase_shape_.blocks, handle_of(stream));
+  if (tiles_) kScaleTilesKernel(*tiles_, {.blocks = phase_shape_.blocks}, stream);
   if (over_engine()) ++calls_;
   return result_;
 }
@@ -246,7 +248,7 @@ DispatchResult Lane::dispatch_receive(Stream stream) {
 void Lane::mark_arrived(const std::int32_t* from, Stream stream) const {
   ArrivedMessages arguments{.lane = dispatch_.lane, .from = {}};
   std::copy_n(from, view_.ranks, arguments.from);
-  launch_mark_arrived(arguments, handle_of(stream));
+  kMarkArrivedKernel(arguments, {}, stream);
 }
 
 }  // namespace ferry::cuda

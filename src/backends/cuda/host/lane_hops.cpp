@@ -67,7 +67,7 @@ HopArguments Lane::hop_arguments(Operation operation, HopContent content) const 
 // `planned`: by this plan; `parts`: bytes of a message's parts.
 void Lane::hop_messages(HopArguments arguments, const LaneView& lane, const PlanView& plan,
                         std::int64_t parts, bool planned, const LaunchShape& shape, Stream stream) const {
-  if (planned) launch_clear_inbox(lane, handle_of(stream));
+  if (planned) kClearInboxKernel(lane, {}, stream);
   arguments.payload_bytes = static_cast<std::int32_t>(align_up(parts, 16));
   arguments.metadata_bytes = static_cast<std::int32_t>(sizeof(LLPacket)) * view_.top_k;
   // Route values, which have no parts, are not counted and have no flags.

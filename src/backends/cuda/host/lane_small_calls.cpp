@@ -6,6 +6,7 @@
 
 #include "backends/cuda/host/call_headers.hpp"
 #include "backends/cuda/host/lane.hpp"
+#include "backends/cuda/operations/engine_messages.hpp"
 #include "backends/cuda/runtime/error.hpp"
 #include "backends/cuda/two_hops/header_calls.hpp"
 #include "base/process.hpp"
@@ -13,20 +14,6 @@
 #include "exchange/gather.hpp"
 
 namespace ferry::cuda {
-
-void prepare_small_calls() {
-  const auto load = [](const auto& kernels) {
-    for (const auto& kernel : kernels) kernel.load();
-  };
-  load(kMetadataKernels);
-  kRouteValuesKernel.load();
-  kRefusalKernel.load();
-  kPostRefusalKernel.load();
-  kCountKernel.load();
-  kAllGatherKernel.load();
-  load(kReduceScatterKernels);
-  load(kAddBlocksKernels);
-}
 
 SmallResult Lane::run(const SmallCall& call, Stream stream) {
   return std::visit(
@@ -76,7 +63,7 @@ SmallResult Lane::enqueue(const RouteValuesCall& call, Phase phase, Stream strea
       .continues = combine != nullptr && exchange_.hops};
   if (over_engine()) {
     place_engine_messages(*exchange_.engine, 0, &arguments.lane);
-    if (phase == Phase::send) launch_clear_metadata(arguments.lane, handle_of(stream));
+    if (phase == Phase::send) kClearMetadataKernel(arguments.lane, {}, stream);
   }
   kRouteValuesKernel(arguments, shape(combine != nullptr ? combine->sm_limit : 0), stream);
   if (!arguments.continues) end(phase);

@@ -5,13 +5,13 @@
 namespace ferry::cuda {
 
 void CudaBackend::keep_ids(const KeepIdsCall& call, Stream stream) {
-  launch_keep_ids({view_of(call.lane), call}, blocks_of_lane(), handle_of(stream));
+  kKeepIdsKernel({view_of(call.lane), call}, {.blocks = blocks_of_lane()}, stream);
 }
 
 void CudaBackend::describe_rows(const DescribeRowsCall& call, Stream stream) {
   const LaneView& view = view_of(call.lane);
-  launch_describe_rows({view, view_plan(call.received.plan.storage(), view.plan_shape), call},
-                       blocks_of_lane(), handle_of(stream));
+  kDescribeRowsKernel({view, view_plan(call.received.plan.storage(), view.plan_shape), call},
+                      {.blocks = blocks_of_lane()}, stream);
 }
 
 void CudaBackend::plan_return(const PlanReturnCall& call, Stream stream) {
@@ -23,14 +23,12 @@ void CudaBackend::plan_return(const PlanReturnCall& call, Stream stream) {
   pointers.add("device_tokens", call.device_tokens, 4);
   require_usable(call.lane, "ep_combine", pointers);
   const LaneView& view = view_of(call.lane);
-  launch_plan_return({view, view_plan(call.plan.storage(), view.plan_shape), call}, blocks_of_lane(),
-                     handle_of(stream));
+  launch_plan_return({view, view_plan(call.plan.storage(), view.plan_shape), call}, blocks_of_lane(), stream);
 }
 
 void CudaBackend::check_returned(const CheckReturnedCall& call, Stream stream) {
   const LaneView& view = view_of(call.lane);
-  launch_check_returned({view, view_plan(call.plan.storage(), view.plan_shape), call.returned},
-                        handle_of(stream));
+  kCheckReturnedKernel({view, view_plan(call.plan.storage(), view.plan_shape), call.returned}, {}, stream);
 }
 
 std::int64_t CudaBackend::scratch_bytes() const {

@@ -105,20 +105,23 @@ __global__ void __launch_bounds__(kCopyThreads)
   }
 }
 
+const Kernel<NumberPayloadsArguments> kNumberPayloadsKernel{&number_payloads_kernel, kNumberThreads,
+                                                            "number the payloads of a bundle"};
+const Kernel<WriteBundleArguments> kWriteBundleKernel{&write_bundle_kernel, kCopyThreads, "write a bundle"};
+const Kernel<OpenBundleArguments> kOpenBundleKernel{&open_bundle_kernel, kCopyThreads, "open a bundle"};
+
 }  // namespace
 
 void launch_number_payloads(const NumberPayloadsArguments& arguments, cudaStream_t stream) {
-  launch(&number_payloads_kernel, arguments, kNumberThreads, 1, stream, "number the payloads of a bundle");
+  kNumberPayloadsKernel(arguments, {}, {stream});
 }
 
 void launch_write_bundle(const WriteBundleArguments& arguments, cudaStream_t stream) {
-  launch(&write_bundle_kernel, arguments, kCopyThreads, kBlocksOfRank * arguments.to.ranks, stream,
-         "write a bundle");
+  kWriteBundleKernel(arguments, {.blocks = kBlocksOfRank * arguments.to.ranks}, {stream});
 }
 
 void launch_open_bundle(const OpenBundleArguments& arguments, cudaStream_t stream) {
-  launch(&open_bundle_kernel, arguments, kCopyThreads, kBlocksOfRank * arguments.ranks, stream,
-         "open a bundle");
+  kOpenBundleKernel(arguments, {.blocks = kBlocksOfRank * arguments.ranks}, {stream});
 }
 
 }  // namespace ferry::cuda

@@ -95,6 +95,9 @@ __global__ void __launch_bounds__(kClusterThreads)
   synchronize_cluster();  // no block ends while another reads its counts
 }
 
+const Kernel<LayoutArguments> kDispatchLayoutKernel{&dispatch_layout_kernel, kClusterThreads,
+                                                    "launch dispatch_layout"};
+
 void check_device(const DispatchLayoutCall& call) {
   if (call.placement.ranks() > kMaxDeviceRanks || call.placement.experts() > kMaxExperts) {
     throw UnsupportedError(str("the cuda backend supports up to ", kMaxDeviceRanks, " ranks and ",
@@ -146,8 +149,7 @@ void dispatch_layout_on_device(const DispatchLayoutCall& call, Stream stream) {
     arguments.node_of[rank] = static_cast<std::uint8_t>(node);
     if (call.placement.ranks() <= kNarrowRanks) arguments.ranks_of[node] |= 1u << rank;
   }
-  launch(&dispatch_layout_kernel, arguments, kClusterThreads, cluster_shape(call.tokens), handle_of(stream),
-         "launch dispatch_layout");
+  kDispatchLayoutKernel(arguments, cluster_shape(call.tokens), stream);
 }
 
 }  // namespace ferry

@@ -3,7 +3,6 @@
 
 #include "backends/cuda/device/ptx.cuh"
 #include "backends/cuda/protocol/lane_memory.cuh"
-#include "backends/cuda/runtime/launch.hpp"
 
 namespace ferry::cuda {
 namespace {
@@ -44,17 +43,11 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-void prepare_engine_messages() {
-  load_kernels(&clear_metadata_kernel, &mark_arrived_kernel);
-}
-
-void launch_clear_metadata(const LaneView& lane, cudaStream_t stream) {
-  launch(&clear_metadata_kernel, lane, kThreads, kBlocksForRank * lane.ranks, stream, "clear slot metadata");
-}
-
-void launch_mark_arrived(const ArrivedMessages& arguments, cudaStream_t stream) {
-  launch(&mark_arrived_kernel, arguments, kThreads, kBlocksForRank * arguments.lane.ranks, stream,
-         "mark messages");
-}
+const Kernel<LaneView> kClearMetadataKernel{
+    &clear_metadata_kernel, kThreads, "clear slot metadata",
+    [](const LaneView& lane, int) { return std::int64_t{kBlocksForRank} * lane.ranks; }};
+const Kernel<ArrivedMessages> kMarkArrivedKernel{
+    &mark_arrived_kernel, kThreads, "mark messages",
+    [](const ArrivedMessages& call, int) { return std::int64_t{kBlocksForRank} * call.lane.ranks; }};
 
 }  // namespace ferry::cuda

@@ -2,15 +2,14 @@
 // stored, one after they have arrived.
 #pragma once
 
-#include <cuda_runtime_api.h>
-
 #include "backends/cuda/protocol/lane_view.hpp"
+#include "backends/cuda/runtime/launch.hpp"
 
 namespace ferry::cuda {
 
 // Clears the slot metadata of all messages from this rank, before it sends by a plan. A damaged plan leaves
 // out messages; what earlier calls have stored there must not be taken for them.
-void launch_clear_metadata(const LaneView& lane, cudaStream_t stream);
+extern const Kernel<LaneView> kClearMetadataKernel;
 
 struct ArrivedMessages {
   LaneView lane;
@@ -19,8 +18,6 @@ struct ArrivedMessages {
 
 // Sets the flags of messages that have arrived, with the number of the lane's next call. Skips messages
 // without slot metadata of this call, which their sender has not stored.
-void launch_mark_arrived(const ArrivedMessages& arguments, cudaStream_t stream);
-
-void prepare_engine_messages();  // loads the kernels on the current device
+extern const Kernel<ArrivedMessages> kMarkArrivedKernel;
 
 }  // namespace ferry::cuda

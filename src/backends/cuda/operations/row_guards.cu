@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "backends/cuda/runtime/launch.hpp"
-
 namespace ferry::cuda {
 namespace {
 
@@ -35,21 +33,14 @@ __global__ void __launch_bounds__(kThreads)
   });
 }
 
-void launch_over_rows(void (*kernel)(RowGuardArguments), const RowGuardArguments& arguments,
-                      cudaStream_t stream) {
-  const std::int64_t blocks =
-      std::clamp<std::int64_t>((arguments.rows.rows + kThreads - 1) / kThreads, 1, kMostBlocks);
-  launch(kernel, arguments, kThreads, static_cast<int>(blocks), stream, "launch a look at guard bytes");
+constexpr const char* kAction = "launch a look at guard bytes";
+std::int64_t blocks_for(const RowGuardArguments& call, int) {
+  return std::clamp<std::int64_t>((call.rows.rows + kThreads - 1) / kThreads, 1, kMostBlocks);
 }
 
 }  // namespace
 
-void launch_fill_guards(const RowGuardArguments& arguments, cudaStream_t stream) {
-  launch_over_rows(&fill_kernel, arguments, stream);
-}
-
-void launch_check_guards(const RowGuardArguments& arguments, cudaStream_t stream) {
-  launch_over_rows(&check_kernel, arguments, stream);
-}
+const Kernel<RowGuardArguments> kFillGuardsKernel{&fill_kernel, kThreads, kAction, blocks_for};
+const Kernel<RowGuardArguments> kCheckGuardsKernel{&check_kernel, kThreads, kAction, blocks_for};
 
 }  // namespace ferry::cuda

@@ -1,8 +1,7 @@
 // Guard bytes behind rows that the caller's encoder writes (test builds).
 #pragma once
 
-#include <cuda_runtime_api.h>
-
+#include "backends/cuda/runtime/launch.hpp"
 #include "base/host_device.hpp"
 #include "exchange/device_work.hpp"
 
@@ -22,7 +21,6 @@ FERRY_HD constexpr BrokenGuard broken_guard(unsigned long long number) {
   return {static_cast<int>(number >> 40), static_cast<std::int64_t>(number & 0xFFFFFFFFFF) - 1};
 }
 
-void launch_fill_guards(const RowGuardArguments& arguments, cudaStream_t stream);
-void launch_check_guards(const RowGuardArguments& arguments, cudaStream_t stream);
+extern const Kernel<RowGuardArguments> kFillGuardsKernel, kCheckGuardsKernel;
 
 }  // namespace ferry::cuda

@@ -28,15 +28,17 @@ __global__ void __launch_bounds__(kThreads) clear_kernel(const __grid_constant__
     clear_range(range, thread, std::int64_t{gridDim.x} * kThreads);
 }
 
+const Kernel<ClearArguments> kClearKernel{
+    &clear_kernel, kThreads, "launch a clear of device memory", [](const ClearArguments& call, int) {
+      const std::int64_t bytes = call.range[0].bytes + call.range[1].bytes,
+                         block_bytes = 16 * kStores * kThreads;
+      return std::min((bytes + block_bytes - 1) / block_bytes, kMostBlocks);
+    }};
+
 }  // namespace
 
 void clear(const MemoryRange& first, const MemoryRange& second, cudaStream_t stream) {
-  const std::int64_t bytes = first.bytes + second.bytes, block_bytes = 16 * kStores * kThreads;
-  if (bytes == 0) return;
-  ClearArguments arguments{{first, second}};
-  const std::int64_t blocks = std::min((bytes + block_bytes - 1) / block_bytes, kMostBlocks);
-  launch(&clear_kernel, arguments, kThreads, static_cast<int>(blocks), stream,
-         "launch a clear of device memory");
+  if (first.bytes + second.bytes > 0) kClearKernel({{first, second}}, {}, {stream});
 }
 
 }  // namespace ferry::cuda

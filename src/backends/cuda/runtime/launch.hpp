@@ -27,39 +27,58 @@ void allow_shared_bytes(const void* kernel, std::int64_t bytes);
 // Loads a kernel on the current device. CUDA would load it at its first launch, and may wait until the device
 // is idle. Behind a kernel that waits for peers that holds up this rank, and all ranks of its process.
 void load_kernel(const void* kernel);
-template <class... Kernels>
-void load_kernels(Kernels*... kernels) {
-  (load_kernel(reinterpret_cast<const void*>(kernels)), ...);
-}
 
 // `action`: for the error message, as for check(), which throws.
 void launch(const void* kernel, void* arguments, int threads, std::size_t shared_bytes,
             const LaunchShape& shape, cudaStream_t stream, const char* action);
 
-// Launches a kernel with one argument and no dynamic shared memory.
-template <class Arguments>
-void launch(void (*kernel)(Arguments), const Arguments& arguments, int threads, const LaunchShape& shape,
-            cudaStream_t stream, const char* action) {
-  launch(reinterpret_cast<const void*>(kernel), const_cast<Arguments*>(&arguments), threads, 0, shape, stream,
-         action);
-}
-template <class Arguments>
-void launch(void (*kernel)(Arguments), const Arguments& arguments, int threads, int blocks,
-            cudaStream_t stream, const char* action) {
-  launch(kernel, arguments, threads, LaunchShape{.blocks = blocks}, stream, action);
-}
+// The kernels that the library has as constants. Each enters the list when its constructor runs, before
+// main() or when the library is loaded.
+class ListedKernel {
+ public:
+  ListedKernel(const ListedKernel&) = delete;
+  ListedKernel& operator=(const ListedKernel&) = delete;
 
-// Such a kernel as host code sees it: defined beside the kernel, which only its own source knows.
-template <class Arguments>
-struct Kernel {
-  void (*kernel)(Arguments);
-  int threads;
-  const char* action;  // for the error message
-
-  void load() const { load_kernel(reinterpret_cast<const void*>(kernel)); }
-  void operator()(const Arguments& arguments, const LaunchShape& shape, Stream stream) const {
-    launch(kernel, arguments, threads, shape, handle_of(stream), action);
+  // Loads all of them on the current device; see load_kernel().
+  static void load_all() {
+    for (const ListedKernel* kernel = last; kernel != nullptr; kernel = kernel->before_)
+      load_kernel(kernel->handle);
   }
+
+  const void* const handle;
+
+ protected:
+  explicit ListedKernel(const void* kernel) : handle(kernel), before_(last) { last = this; }
+
+ private:
+  const ListedKernel* before_;
+  inline static const ListedKernel* last = nullptr;
+};
+
+// A kernel with one argument and no dynamic shared memory, as host code sees it: a constant, defined beside
+// the kernel, which only its own source knows.
+template <class Arguments>
+class Kernel : public ListedKernel {
+ public:
+  // The blocks of a launch that may have at most `most`.
+  using Blocks = std::int64_t (*)(const Arguments& arguments, int most);
+
+  // `action`: for the error message. Without `blocks` the caller says how many a launch has.
+  Kernel(void (*kernel)(Arguments), int threads, const char* action, Blocks blocks = nullptr)
+      : ListedKernel(reinterpret_cast<const void*>(kernel)),
+        threads_(threads),
+        action_(action),
+        blocks_(blocks) {}
+
+  void operator()(const Arguments& arguments, LaunchShape shape, Stream stream) const {
+    if (blocks_ != nullptr) shape.blocks = static_cast<int>(blocks_(arguments, shape.blocks));
+    launch(handle, const_cast<Arguments*>(&arguments), threads_, 0, shape, handle_of(stream), action_);
+  }
+
+ private:
+  int threads_;
+  const char* action_;
+  Blocks blocks_;
 };
 
 }  // namespace ferry::cuda

@@ -42,7 +42,6 @@ class SlicedBackend final : public SlicedBackendBase {
                  .inner = &inner(),
                  .blocks = cuda_.blocks_of_lane(),
                  .late_errors = inner().capabilities().late_errors} {
-    prepare_slices();
     for (int lane = 0; lane < config.lanes; ++lane) lanes_.emplace_back(context_, lane, cuda_.view_of(lane));
   }
 

@@ -161,7 +161,7 @@ DispatchResult SlicedLane::route(const DispatchCall& call, Stream stream) const 
     end = align_up(end + routed.tokens.count * dense, kSliceAlignment);
   }
   if (copy.parts > 0)
-    launch_copy_tokens(copy, blocks_for(routed.tokens.count, call.sm_limit), handle_of(stream));
+    kCopyTokensKernel(copy, {.blocks = blocks_for(routed.tokens.count, call.sm_limit)}, stream);
   return context_.inner->dispatch(routed, stream);
 }
 
@@ -225,30 +225,30 @@ void SlicedLane::unpack(const DispatchResult& result, std::int64_t row_bytes, in
   arguments.all_calls = array<SliceTotals>(arrays_.all_calls);
   arguments.weight = const_cast<float*>(result.weight);
   arguments.group_of_row = const_cast<std::int32_t*>(result.group_of_row);
-  launch_unpack_rows(arguments, blocks_for(result.capacity, sm_limit), handle_of(stream));
+  kUnpackRowsKernel(arguments, {.blocks = blocks_for(result.capacity, sm_limit)}, stream);
 }
 
 DispatchResult SlicedLane::dispatch(const DispatchCall& call, Stream stream) {
   Calls calls(context_, Operation::dispatch, index_, stream);
-  launch_post_dispatch({.lane = view_,
-                        .ids = call.ids.data,
-                        .wide_ids = call.ids.type == IdType::int64,
-                        .tokens = call.tokens.count,
-                        .device_tokens = call.tokens.device_count,
-                        .terms = terms() + context_.ranks()},
-                       handle_of(stream));
+  kPostDispatchKernel({.lane = view_,
+                       .ids = call.ids.data,
+                       .wide_ids = call.ids.type == IdType::int64,
+                       .tokens = call.tokens.count,
+                       .device_tokens = call.tokens.device_count,
+                       .terms = terms() + context_.ranks()},
+                      {}, stream);
   calls.make([&] { gather_terms(stream); });
-  launch_take_slice({.lane = view_,
-                     .shape = shape(),
-                     .terms = terms(),
-                     .may_be_aborted = context_.late_errors,
-                     .ids = call.ids.data,
-                     .wide_ids = call.ids.type == IdType::int64,
-                     .weights = call.weights,
-                     .slice_ids = array<std::int64_t>(arrays_.ids),
-                     .slice_weights = array<float>(arrays_.weights),
-                     .state = array<SliceState>(arrays_.state)},
-                    handle_of(stream));
+  kTakeSliceKernel({.lane = view_,
+                    .shape = shape(),
+                    .terms = terms(),
+                    .may_be_aborted = context_.late_errors,
+                    .ids = call.ids.data,
+                    .wide_ids = call.ids.type == IdType::int64,
+                    .weights = call.weights,
+                    .slice_ids = array<std::int64_t>(arrays_.ids),
+                    .slice_weights = array<float>(arrays_.weights),
+                    .state = array<SliceState>(arrays_.state)},
+                   {}, stream);
   const DispatchResult routed = calls.make([&] { return route(call, stream); });
   DispatchResult result = result_of(routed, call);
   // Not the number of the call inside: a gather of several rounds uses up more numbers than the host knows.
@@ -258,7 +258,7 @@ DispatchResult SlicedLane::dispatch(const DispatchCall& call, Stream stream) {
   segments.row_offsets = const_cast<std::int32_t*>(result.row_offsets);
   segments.totals = totals_;
   segments.all_calls = array<SliceTotals>(arrays_.all_calls);
-  launch_find_segments(segments, handle_of(stream));
+  kFindSegmentsKernel(segments, {}, stream);
 
   PackRowsArguments pack{};
   pack.lane = view_;
@@ -277,7 +277,7 @@ DispatchResult SlicedLane::dispatch(const DispatchCall& call, Stream stream) {
   pack.weight = routed.weight;
   pack.to = array<std::byte>(arrays_.own);
   const std::int64_t routed_rows = view_.capacity_rows;
-  launch_pack_rows(pack, blocks_for(routed_rows, call.sm_limit), handle_of(stream));
+  kPackRowsKernel(pack, {.blocks = blocks_for(routed_rows, call.sm_limit)}, stream);
   calls.make([&] {
     context_.inner->run(GatherCall{.lane = index_,
                                    .sub_group = context_.tp(),
@@ -309,37 +309,36 @@ void SlicedLane::combine(const CombineCall& call, Stream stream) {
   segments.types = slice_types(static_cast<int>(call.outputs.type), static_cast<int>(call.result.type));
   segments.arguments =
       (call.outputs.data != nullptr ? kHasOutputs : 0) | (call.result.data != nullptr ? kHasResult : 0);
-  launch_find_segments(segments, handle_of(stream));
+  kFindSegmentsKernel(segments, {}, stream);
   calls.make([&] { gather_terms(stream); });
-  launch_take_combine({.lane = view_,
-                       .shape = shape(),
-                       .terms = terms(),
-                       .may_be_aborted = context_.late_errors,
-                       .topk_weights = call.topk_weights,
-                       .slice_weights = array<float>(arrays_.weights),
-                       .slots = static_cast<std::int32_t>(slots),
-                       .output_bytes = output_row,
-                       .result_bytes = result_row,
-                       .all_calls = array<SliceTotals>(arrays_.all_calls),
-                       .state = state},
-                      handle_of(stream));
+  kTakeCombineKernel({.lane = view_,
+                      .shape = shape(),
+                      .terms = terms(),
+                      .may_be_aborted = context_.late_errors,
+                      .topk_weights = call.topk_weights,
+                      .slice_weights = array<float>(arrays_.weights),
+                      .slots = static_cast<std::int32_t>(slots),
+                      .output_bytes = output_row,
+                      .result_bytes = result_row,
+                      .all_calls = array<SliceTotals>(arrays_.all_calls),
+                      .state = state},
+                     {}, stream);
   const std::int64_t capacity = row_capacity(config, context_.me());
-  launch_pack_outputs(
-      {.shape = shape(),
-       .rank = context_.me(),
-       .ranks = context_.ranks(),
-       .hidden = config.hidden,
-       .state = state,
-       .tables = tables(),
-       .outputs = static_cast<const std::byte*>(call.outputs.data),
-       .output_stride =
-           call.outputs.stride != 0 ? call.outputs.stride : config.hidden * bytes_of(call.outputs.type),
-       .output_type = call.outputs.type,
-       .type = type,
-       .to = all,
-       .row_weights = call.row_weights,
-       .own_weights = array<float>(arrays_.row_weights)},
-      blocks_for(capacity, call.sm_limit), handle_of(stream));
+  kPackOutputsKernel({.shape = shape(),
+                      .rank = context_.me(),
+                      .ranks = context_.ranks(),
+                      .hidden = config.hidden,
+                      .state = state,
+                      .tables = tables(),
+                      .outputs = static_cast<const std::byte*>(call.outputs.data),
+                      .output_stride = call.outputs.stride != 0 ? call.outputs.stride
+                                                                : config.hidden * bytes_of(call.outputs.type),
+                      .output_type = call.outputs.type,
+                      .type = type,
+                      .to = all,
+                      .row_weights = call.row_weights,
+                      .own_weights = array<float>(arrays_.row_weights)},
+                     {.blocks = blocks_for(capacity, call.sm_limit)}, stream);
   calls.make([&] {
     context_.inner->run(GatherCall{.operation = Operation::reduce_scatter_v,
                                    .lane = index_,
@@ -375,13 +374,13 @@ void SlicedLane::combine(const CombineCall& call, Stream stream) {
                         stream);
   });
   if (dense || call.result.data == nullptr) return;
-  launch_copy_results({.state = state,
-                       .slots = static_cast<std::int32_t>(slots),
-                       .from = own,
-                       .to = static_cast<std::byte*>(call.result.data),
-                       .stride = call.result.stride,
-                       .row_bytes = result_row},
-                      blocks_for(config.max_tokens * slots, call.sm_limit), handle_of(stream));
+  kCopyResultsKernel({.state = state,
+                      .slots = static_cast<std::int32_t>(slots),
+                      .from = own,
+                      .to = static_cast<std::byte*>(call.result.data),
+                      .stride = call.result.stride,
+                      .row_bytes = result_row},
+                     {.blocks = blocks_for(config.max_tokens * slots, call.sm_limit)}, stream);
 }
 
 void SlicedLane::refuse(Operation operation, const Error& error, Stream stream) const noexcept {

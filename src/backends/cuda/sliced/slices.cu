@@ -1,7 +1,6 @@
 #include "backends/cuda/sliced/slices.hpp"
 
 #include "backends/cuda/device/shared_copy.cuh"
-#include "backends/cuda/runtime/launch.hpp"
 #include "backends/cuda/sliced/agree.cuh"
 #include "backends/cuda/sliced/move_rows.cuh"
 #include "backends/cuda/sliced/segments.cuh"
@@ -60,47 +59,23 @@ __global__ void __launch_bounds__(kMoveThreads)
 
 }  // namespace
 
-void prepare_slices() {
-  load_kernels(&post_dispatch_kernel, &take_slice_kernel, &take_combine_kernel, &find_segments_kernel,
-               &copy_tokens_kernel, &pack_rows_kernel, &unpack_rows_kernel, &pack_outputs_kernel,
-               &copy_results_kernel);
-}
-
-void launch_post_dispatch(const PostDispatchArguments& arguments, cudaStream_t stream) {
-  launch(&post_dispatch_kernel, arguments, kAgreeThreads, 1, stream, "launch the hash of a slice's ids");
-}
-
-void launch_take_slice(const TakeSliceArguments& arguments, cudaStream_t stream) {
-  launch(&take_slice_kernel, arguments, kAgreeThreads, 1, stream, "launch the choice of a slice");
-}
-
-void launch_take_combine(const TakeCombineArguments& arguments, cudaStream_t stream) {
-  launch(&take_combine_kernel, arguments, kAgreeThreads, 1, stream, "launch the check of slices' plans");
-}
-
-void launch_find_segments(const FindSegmentsArguments& arguments, cudaStream_t stream) {
-  launch(&find_segments_kernel, arguments, kSegmentThreads, 1, stream, "launch the search of slices' rows");
-}
-
-void launch_copy_tokens(const CopyTokensArguments& arguments, int blocks, cudaStream_t stream) {
-  launch(&copy_tokens_kernel, arguments, kMoveThreads, blocks, stream, "launch the copy of a slice");
-}
-
-void launch_pack_rows(const PackRowsArguments& arguments, int blocks, cudaStream_t stream) {
-  launch(&pack_rows_kernel, arguments, kMoveThreads, blocks, stream, "launch the packing of a slice's rows");
-}
-
-void launch_unpack_rows(const UnpackRowsArguments& arguments, int blocks, cudaStream_t stream) {
-  launch(&unpack_rows_kernel, arguments, kMoveThreads, blocks, stream,
-         "launch the unpacking of slices' rows");
-}
-
-void launch_pack_outputs(const PackOutputsArguments& arguments, int blocks, cudaStream_t stream) {
-  launch(&pack_outputs_kernel, arguments, kMoveThreads, blocks, stream, "launch the packing of outputs");
-}
-
-void launch_copy_results(const CopyResultsArguments& arguments, int blocks, cudaStream_t stream) {
-  launch(&copy_results_kernel, arguments, kMoveThreads, blocks, stream, "launch the copy of slices' results");
-}
+const Kernel<PostDispatchArguments> kPostDispatchKernel{&post_dispatch_kernel, kAgreeThreads,
+                                                        "launch the hash of a slice's ids"};
+const Kernel<TakeSliceArguments> kTakeSliceKernel{&take_slice_kernel, kAgreeThreads,
+                                                  "launch the choice of a slice"};
+const Kernel<TakeCombineArguments> kTakeCombineKernel{&take_combine_kernel, kAgreeThreads,
+                                                      "launch the check of slices' plans"};
+const Kernel<FindSegmentsArguments> kFindSegmentsKernel{&find_segments_kernel, kSegmentThreads,
+                                                        "launch the search of slices' rows"};
+const Kernel<CopyTokensArguments> kCopyTokensKernel{&copy_tokens_kernel, kMoveThreads,
+                                                    "launch the copy of a slice"};
+const Kernel<PackRowsArguments> kPackRowsKernel{&pack_rows_kernel, kMoveThreads,
+                                                "launch the packing of a slice's rows"};
+const Kernel<UnpackRowsArguments> kUnpackRowsKernel{&unpack_rows_kernel, kMoveThreads,
+                                                    "launch the unpacking of slices' rows"};
+const Kernel<PackOutputsArguments> kPackOutputsKernel{&pack_outputs_kernel, kMoveThreads,
+                                                      "launch the packing of outputs"};
+const Kernel<CopyResultsArguments> kCopyResultsKernel{&copy_results_kernel, kMoveThreads,
+                                                      "launch the copy of slices' results"};
 
 }  // namespace ferry::cuda

@@ -4,9 +4,8 @@
 // choose the slice, compute row positions, and pack and unpack rows. None of them waits for another rank.
 #pragma once
 
-#include <cuda_runtime_api.h>
-
 #include "backends/cuda/protocol/lane_view.hpp"
+#include "backends/cuda/runtime/launch.hpp"
 #include "exchange/slice_fault.hpp"
 #include "format/parts.hpp"
 
@@ -66,7 +65,6 @@ struct PostDispatchArguments {
   const std::int32_t* device_tokens;  // or null
   SliceTerms* terms;
 };
-void launch_post_dispatch(const PostDispatchArguments& arguments, cudaStream_t stream);
 
 // Compares the ranks' terms of a dispatch, and takes this rank's slice of ids and weights.
 struct TakeSliceArguments {
@@ -81,7 +79,6 @@ struct TakeSliceArguments {
   float* slice_weights;
   SliceState* state;
 };
-void launch_take_slice(const TakeSliceArguments& arguments, cudaStream_t stream);
 
 // Copies this rank's slice of the tokens, if its choice is known on the device only.
 struct CopyTokensArguments {
@@ -91,7 +88,6 @@ struct CopyTokensArguments {
   std::byte* to[kMaxParts];  // dense
   std::int64_t stride[kMaxParts], row_bytes[kMaxParts];
 };
-void launch_copy_tokens(const CopyTokensArguments& arguments, int blocks, cudaStream_t stream);
 
 // Finds the segments from a plan's counts, and publishes the counts and row offsets of a dispatch.
 struct FindSegmentsArguments {
@@ -110,7 +106,6 @@ struct FindSegmentsArguments {
   std::int32_t types;
   std::uint32_t arguments;
 };
-void launch_find_segments(const FindSegmentsArguments& arguments, cudaStream_t stream);
 
 // Packs the rows that this rank has received, each followed by its source and weight.
 struct PackRowsArguments {
@@ -126,7 +121,6 @@ struct PackRowsArguments {
   std::byte* to;
   std::int64_t row_bytes;
 };
-void launch_pack_rows(const PackRowsArguments& arguments, int blocks, cudaStream_t stream);
 
 // The tail of a packed row.
 struct SliceRowTail {
@@ -151,7 +145,6 @@ struct UnpackRowsArguments {
   float* weight;               // or null
   std::int32_t* group_of_row;  // or null
 };
-void launch_unpack_rows(const UnpackRowsArguments& arguments, int blocks, cudaStream_t stream);
 
 // Compares the ranks' terms of a combine, and takes this rank's slice of the weights.
 struct TakeCombineArguments {
@@ -167,7 +160,6 @@ struct TakeCombineArguments {
   SliceTotals* all_calls;
   SliceState* state;
 };
-void launch_take_combine(const TakeCombineArguments& arguments, cudaStream_t stream);
 
 // Copies the experts' outputs in gathered order, as they are or as fp32, and this rank's row weights.
 struct PackOutputsArguments {
@@ -182,7 +174,6 @@ struct PackOutputsArguments {
   const float* row_weights;  // or null
   float* own_weights;
 };
-void launch_pack_outputs(const PackOutputsArguments& arguments, int blocks, cudaStream_t stream);
 
 // Copies the results of all N tokens to where the caller wants them.
 struct CopyResultsArguments {
@@ -192,8 +183,15 @@ struct CopyResultsArguments {
   std::byte* to;
   std::int64_t stride, row_bytes;
 };
-void launch_copy_results(const CopyResultsArguments& arguments, int blocks, cudaStream_t stream);
 
-void prepare_slices();  // loads the kernels on the current device
+extern const Kernel<PostDispatchArguments> kPostDispatchKernel;
+extern const Kernel<TakeSliceArguments> kTakeSliceKernel;
+extern const Kernel<CopyTokensArguments> kCopyTokensKernel;
+extern const Kernel<FindSegmentsArguments> kFindSegmentsKernel;
+extern const Kernel<PackRowsArguments> kPackRowsKernel;
+extern const Kernel<UnpackRowsArguments> kUnpackRowsKernel;
+extern const Kernel<TakeCombineArguments> kTakeCombineKernel;
+extern const Kernel<PackOutputsArguments> kPackOutputsKernel;
+extern const Kernel<CopyResultsArguments> kCopyResultsKernel;
 
 }  // namespace ferry::cuda

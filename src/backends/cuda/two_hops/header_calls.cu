@@ -5,8 +5,6 @@
 #include "backends/cuda/protocol/call_header.cuh"
 #include "backends/cuda/protocol/lane_memory.cuh"
 #include "backends/cuda/protocol/plan_header.cuh"
-#include "backends/cuda/runtime/error.hpp"
-#include "backends/cuda/runtime/launch.hpp"
 
 namespace ferry::cuda {
 namespace {
@@ -44,16 +42,10 @@ __global__ void __launch_bounds__(32, 1) end_refusal_kernel(const __grid_constan
 
 }  // namespace
 
+const Kernel<LaneView> kClearInboxKernel{
+    &clear_inbox_kernel, kClearThreads, "clear slot metadata",
+    [](const LaneView& lane, int) { return std::int64_t{kClearBlocksOfRank} * lane.ranks; }};
 const Kernel<AgreeArguments> kAgreeKernel{&agree_kernel, 32, "end a call of headers"};
 const Kernel<LaneView> kEndRefusalKernel{&end_refusal_kernel, 32, "end a refusal"};
-
-void prepare_header_calls() {
-  load_kernels(&clear_inbox_kernel, &agree_kernel, &end_refusal_kernel);
-}
-
-void launch_clear_inbox(const LaneView& lane, cudaStream_t stream) {
-  launch(reinterpret_cast<const void*>(&clear_inbox_kernel), const_cast<LaneView*>(&lane), kClearThreads, 0,
-         {.blocks = kClearBlocksOfRank * lane.ranks}, stream, "clear slot metadata");
-}
 
 }  // namespace ferry::cuda

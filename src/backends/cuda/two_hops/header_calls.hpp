@@ -2,18 +2,14 @@
 // a launch before launch_hops() and one after it.
 #pragma once
 
-#include <cuda_runtime_api.h>
-
 #include "backends/cuda/operations/small_operations.hpp"
 #include "backends/cuda/protocol/lane_view.hpp"
 
 namespace ferry::cuda {
 
-void prepare_header_calls();  // part of prepare_hops()
-
 // Clears the slot metadata of all messages in the inbox from other ranks, before a call by a plan: a damaged
 // plan expects messages that do not come. `lane`: as the phases of the call see it.
-void launch_clear_inbox(const LaneView& lane, cudaStream_t stream);
+extern const Kernel<LaneView> kClearInboxKernel;
 
 // Ends a call of headers alone: reports headers that differ.
 struct AgreeArguments {

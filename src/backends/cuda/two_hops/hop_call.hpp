@@ -130,11 +130,11 @@ static_assert(sizeof(HopArguments) <= 4096);  // parameters of a kernel
 
 // Call on the lane's device before the first launch for it: a kernel that is loaded while others wait for it
 // would wait for them.
-void prepare_hops();
-void prepare_wide_hops();  // part of it
+void prepare_hops(int ranks);
 
 void launch_hops(const HopArguments& arguments, const LaunchShape& shape, cudaStream_t stream);
-// As launch_hops() does for large groups (kernel_ranks.hpp).
-void launch_wide_hops(const HopArguments& arguments, const LaunchShape& shape, cudaStream_t stream);
+
+// The kernel for large groups (kernel_ranks.hpp): hops_wide.cu.
+const void* wide_hops();
 
 }  // namespace ferry::cuda

@@ -241,7 +241,7 @@ struct HopWork {
     copy_warp(to, row, call.row_bytes);
     if (thread() == 0) note_row(index, to);
   }
-  // [thread] As launch_find_rows() does.
+  // [thread] As kFindRowsKernel does.
   __device__ __forceinline__ void note_row(std::int64_t index, const std::byte* row) const {
     call.arrived[index] = {number(), reinterpret_cast<std::uint64_t>(row)};
     Flag* flags = reinterpret_cast<Flag*>(call.inbox + call.row_flags) + index * kQuarters;

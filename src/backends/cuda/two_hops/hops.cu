@@ -1,6 +1,4 @@
 // The launch between the phases of a call in two hops, and its kernel for groups of up to kNarrowRanks ranks.
-#include "backends/cuda/runtime/error.hpp"
-#include "backends/cuda/two_hops/header_calls.hpp"
 #include "backends/cuda/two_hops/pretended_hops.cuh"
 
 namespace ferry::cuda {
@@ -12,20 +10,21 @@ __global__ void __launch_bounds__(kHopThreads, 1) hop_kernel(const __grid_consta
   HopBlock<Pretended>(call, transport, &state).run();
 }
 
+const void* kernel_for(int ranks) {
+  return takes_wide_kernels(ranks) ? wide_hops() : reinterpret_cast<const void*>(&hop_kernel);
+}
+
 }  // namespace
 
-void prepare_hops() {
-  prepare_header_calls();
-  prepare_wide_hops();
-  load_kernels(&hop_kernel);
+void prepare_hops(int ranks) {
+  load_kernel(kernel_for(ranks));
 }
 
 void launch_hops(const HopArguments& arguments, const LaunchShape& shape, cudaStream_t stream) {
   LaunchShape of = shape;
   of.blocks = hop_blocks(arguments, shape.blocks);
-  if (takes_wide_kernels(arguments.wires.ranks)) return launch_wide_hops(arguments, of, stream);
-  launch(reinterpret_cast<const void*>(&hop_kernel), const_cast<HopArguments*>(&arguments), kHopThreads, 0,
-         of, stream, "launch the hops of a call");
+  launch(kernel_for(arguments.wires.ranks), const_cast<HopArguments*>(&arguments), kHopThreads, 0, of, stream,
+         "launch the hops of a call");
 }
 
 }  // namespace ferry::cuda

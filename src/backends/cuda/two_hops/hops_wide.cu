@@ -1,6 +1,5 @@
 // The kernel between the phases of a call in two hops, for groups of more than kNarrowRanks ranks.
 #define FERRY_WIDE_KERNELS
-#include "backends/cuda/runtime/error.hpp"
 #include "backends/cuda/two_hops/pretended_hops.cuh"
 
 namespace ferry::cuda {
@@ -14,13 +13,8 @@ __global__ void __launch_bounds__(kHopThreads, 1) wide_hop_kernel(const __grid_c
 
 }  // namespace
 
-void prepare_wide_hops() {
-  load_kernels(&wide_hop_kernel);
-}
-
-void launch_wide_hops(const HopArguments& arguments, const LaunchShape& shape, cudaStream_t stream) {
-  launch(reinterpret_cast<const void*>(&wide_hop_kernel), const_cast<HopArguments*>(&arguments), kHopThreads,
-         0, shape, stream, "launch the hops of a call");
+const void* wide_hops() {
+  return reinterpret_cast<const void*>(&wide_hop_kernel);
 }
 
 }  // namespace ferry::cuda

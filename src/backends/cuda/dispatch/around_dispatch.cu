@@ -1,17 +1,48 @@
-// Shared experts in dispatch: each warp takes a token, or a quarter of its row, and writes it to the token's
-// row in every shared group.
-#include "backends/cuda/dispatch/shared_rows.hpp"
+#include "backends/cuda/dispatch/around_dispatch.hpp"
 
 #include <algorithm>
 
+#include "backends/cuda/device/mixed_bits.cuh"
 #include "backends/cuda/dispatch/block_state.cuh"
 #include "backends/cuda/dispatch/encode_with_scale.cuh"
+#include "backends/cuda/dispatch/scale_tiles.cuh"
 #include "backends/cuda/dispatch/shared_positions.cuh"
 
 namespace ferry::cuda {
 namespace {
 
-constexpr int kThreads = 512;
+// --- the hash of replicated input: a sum over the routes, which threads may add in any order
+// ----------------
+
+constexpr int kHashThreads = 256;
+constexpr std::int64_t kRoutesPerThread = 4;
+
+__global__ void __launch_bounds__(kHashThreads)
+    input_hash_kernel(const __grid_constant__ DispatchArguments call) {
+  LaneState* const state = call.lane.state;
+  const std::int64_t tokens = token_count(call, false), routes = tokens * call.lane.top_k,
+                     threads = std::int64_t{gridDim.x} * kHashThreads;
+  unsigned long long sum = 0;
+#pragma unroll 4
+  for (std::int64_t route = std::int64_t{blockIdx.x} * kHashThreads + threadIdx.x; route < routes;
+       route += threads)
+    sum += mixed_bits(static_cast<std::uint64_t>(route), static_cast<std::uint64_t>(id_at(call, route)));
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) sum += __shfl_down_sync(~0u, sum, step);
+  if (threadIdx.x % 32 == 0) atomicAdd(&state->hash_sum, sum);
+  // The sums of the block's threads before its number; the last block takes the sum of all.
+  __threadfence();
+  __syncthreads();
+  if (threadIdx.x != 0 || atomicInc(&state->hashed_blocks, gridDim.x - 1) != gridDim.x - 1) return;
+  __threadfence();
+  state->input_hash = mixed_bits(atomicExch(&state->hash_sum, 0ull), static_cast<std::uint64_t>(tokens));
+}
+
+// --- rows of shared experts: each warp takes a token, or a quarter of its row, and writes it to the token's
+// row in every shared group
+// ----------------------------------------------------------------------------------
+
+constexpr int kSharedThreads = 512;
 
 // The rows of one token: thread s has its row in the group of shared expert s, or -1.
 struct TokenSharedRows {
@@ -112,8 +143,7 @@ __device__ __forceinline__ void write_token(const DispatchArguments& call, const
   }
 }
 
-// `call` has no dot_rows: the dot products of shared rows are 0.
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kSharedThreads)
     shared_rows_kernel(const __grid_constant__ DispatchArguments call) {
   const LaneView& lane = call.lane;
   std::int64_t tokens, rows = lane.capacity_rows;
@@ -140,18 +170,39 @@ __global__ void __launch_bounds__(kThreads)
   });
 }
 
+// --- scales as tiles
+// ----------------------------------------------------------------------------------------
+
+__global__ void __launch_bounds__(kTileThreads)
+    scale_tiles_kernel(const __grid_constant__ ScaleTileArguments call) {
+  __shared__ ScaleTileState state;
+  write_scale_tiles(call, &state);
+}
+
+// Blocks for this much work.
+std::int64_t blocks_for(std::int64_t work, std::int64_t of_block) {
+  return (work + of_block - 1) / of_block;
+}
+
 }  // namespace
 
-void prepare_shared_rows() {
-  load_kernels(&shared_rows_kernel);
-}
-
-void launch_shared_rows(const DispatchArguments& arguments, int blocks, cudaStream_t stream) {
-  DispatchArguments call = arguments;
-  call.dot_rows = nullptr;
-  const std::int64_t slices = kQuarters * std::max<std::int64_t>(call.tokens, 1), warps = kThreads / 32;
-  const auto needed = static_cast<int>(std::min<std::int64_t>((slices + warps - 1) / warps, blocks));
-  launch(&shared_rows_kernel, call, kThreads, needed, stream, "launch the copy of shared rows");
-}
+const Kernel<DispatchArguments> kInputHashKernel{
+    &input_hash_kernel, kHashThreads, "launch the hash of replicated input",
+    [](const DispatchArguments& call, int most) {
+      const std::int64_t routes = call.tokens * call.lane.top_k;
+      return std::clamp<std::int64_t>(blocks_for(routes, kRoutesPerThread * kHashThreads), 1, most);
+    }};
+const Kernel<DispatchArguments> kSharedRowsKernel{
+    &shared_rows_kernel, kSharedThreads, "launch the copy of shared rows",
+    [](const DispatchArguments& call, int most) {
+      const std::int64_t slices = kQuarters * std::max<std::int64_t>(call.tokens, 1);
+      return std::min<std::int64_t>(blocks_for(slices, kSharedThreads / 32), most);
+    }};
+const Kernel<ScaleTileArguments> kScaleTilesKernel{
+    &scale_tiles_kernel, kTileThreads, "launch the copy of scales to tiles",
+    [](const ScaleTileArguments& call, int most) {
+      const std::int64_t items = (row_tiles(call.rows) + call.groups) * ((call.words + 3) / 4);
+      return std::clamp<std::int64_t>(blocks_for(items, kTileThreads / 32), 1, most);
+    }};
 
 }  // namespace ferry::cuda

@@ -1,17 +1,16 @@
-// Each warp copies a row of a shared expert, or a quarter of it.
-#include "backends/cuda/combine/shared_outputs.hpp"
+#include "backends/cuda/combine/around_combine.hpp"
 
 #include <algorithm>
 
+#include "backends/cuda/combine/epilogue.cuh"
 #include "backends/cuda/combine/row_sums.cuh"
 #include "backends/cuda/dispatch/shared_positions.cuh"
 #include "backends/cuda/protocol/plan_header.cuh"
-#include "backends/cuda/runtime/launch.hpp"
 
 namespace ferry::cuda {
 namespace {
 
-constexpr int kThreads = 512;
+constexpr int kSharedThreads = 512;
 
 // [warp] Stores some columns of `row` at `to`; null: +0.
 __device__ __forceinline__ void copy_columns(const SharedOutputsArguments& call, const std::byte* row,
@@ -37,7 +36,7 @@ __device__ __forceinline__ void copy_columns(const SharedOutputsArguments& call,
   }
 }
 
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kSharedThreads)
     shared_outputs_kernel(const __grid_constant__ SharedOutputsArguments call) {
   const LaneView& lane = call.lane;
   const PlanHeader& header = *call.plan.header;
@@ -54,19 +53,30 @@ __global__ void __launch_bounds__(kThreads)
   });
 }
 
+template <DType kType>
+__global__ void __launch_bounds__(kEpilogueThreads)
+    epilogue_kernel(const __grid_constant__ EpilogueArguments call) {
+  run_epilogue<kType>(call);
+}
+
+constexpr const char* kEpilogue = "launch the epilogue of a combine";
+std::int64_t epilogue_blocks(const EpilogueArguments& call, int most) {
+  return std::clamp(call.lane.max_tokens, 1, most);
+}
+
 }  // namespace
 
-void prepare_shared_outputs() {
-  load_kernels(&shared_outputs_kernel);
-}
+const Kernel<SharedOutputsArguments> kSharedOutputsKernel{
+    &shared_outputs_kernel, kSharedThreads, "launch the copy of shared experts' outputs",
+    [](const SharedOutputsArguments& call, int most) {
+      constexpr std::int64_t kWarps = kSharedThreads / 32;
+      const std::int64_t slices = std::int64_t{kQuarters} * call.lane.shared_experts * call.lane.max_tokens;
+      return std::min<std::int64_t>((slices + kWarps - 1) / kWarps, most);
+    }};
 
-void launch_shared_outputs(const SharedOutputsArguments& arguments, int blocks, cudaStream_t stream) {
-  const std::int64_t slices =
-                         std::int64_t{kQuarters} * arguments.lane.shared_experts * arguments.lane.max_tokens,
-                     warps = kThreads / 32;
-  const auto needed = static_cast<int>(std::min<std::int64_t>((slices + warps - 1) / warps, blocks));
-  launch(&shared_outputs_kernel, arguments, kThreads, needed, stream,
-         "launch the copy of shared experts' outputs");
-}
+const Kernel<EpilogueArguments> kEpilogueKernels[3] = {
+    {&epilogue_kernel<DType::bf16>, kEpilogueThreads, kEpilogue, epilogue_blocks},
+    {&epilogue_kernel<DType::fp16>, kEpilogueThreads, kEpilogue, epilogue_blocks},
+    {&epilogue_kernel<DType::fp32>, kEpilogueThreads, kEpilogue, epilogue_blocks}};
 
 }  // namespace ferry::cuda
