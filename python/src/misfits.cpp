@@ -1,4 +1,5 @@
 // Calls of Python functions whose arguments do not fit the function's signature.
+#include <Python.h>
 #include <structmember.h>
 
 #include <cstddef>
