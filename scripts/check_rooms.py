@@ -34,7 +34,7 @@ ROOMS = {
     "backends/cpu/link": "exchange group",
     "backends/cpu": "format group memory layout plan exchange backends/cpu/kernels backends/cpu/link",
     "backends/collective": "base engine group memory plan exchange backends/cpu backends/cpu/link",
-    "backends/sliced": "format layout memory plan exchange",
+    "backends/sliced": "base format layout memory plan exchange",
     "backends/cuda/runtime": "base",
     "backends/cuda/memory": "base group memory backends/cuda/runtime",
     "backends/cuda/device": "base format layout",
@@ -53,7 +53,7 @@ ROOMS = {
     "backends/cuda/host": "base format group layout plan exchange backends/collective backends/cuda/by_source backends/cuda/runtime backends/cuda/memory backends/cuda/device"
                           " backends/cuda/protocol backends/cuda/operations backends/cuda/dispatch backends/cuda/combine"
                           " backends/cuda/two_hops",
-    "backends/cuda/sliced": "base exchange format plan backends/cuda/runtime backends/cuda/memory backends/cuda/device"
+    "backends/cuda/sliced": "base backends/sliced backends/cuda/runtime backends/cuda/memory backends/cuda/device"
                             " backends/cuda/protocol backends/cuda/operations backends/cuda/host",
     "backends/cuda/engine": "base engine exchange layout plan backends/cpu/link backends/collective backends/cuda/runtime"
                             " backends/cuda/memory backends/cuda/operations backends/cuda/combine backends/cuda/host",

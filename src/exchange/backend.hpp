@@ -174,7 +174,6 @@ std::unique_ptr<Backend> make_device_collective_backend(const Rank& rank, const 
 
 // Bytes that an exchange of this backend maps on a rank. `config` is complete.
 Sizes sliced_backend_sizes(const Config& config, int rank, const Sizes& inner);
-Sizes device_sliced_sizes(const Config& config, int rank, const Sizes& inner);
 Sizes cpu_backend_sizes(const Config& config, const Topology& topology, int rank);
 Sizes relayed_cpu_backend_sizes(const Config& config, const Topology& topology, int rank);
 Sizes cuda_backend_sizes(const Config& config, const Topology& topology, int rank);

@@ -41,10 +41,6 @@ Sizes device_collective_sizes(const Config&, const Topology&, int) {
 std::unique_ptr<Backend> make_device_sliced_backend(const Rank&, const Config&, std::unique_ptr<Backend>) {
   throw UnsupportedError(kNoCudaBackend);
 }
-
-Sizes device_sliced_sizes(const Config&, int, const Sizes&) {
-  throw UnsupportedError(kNoCudaBackend);
-}
 #endif
 
 namespace {
@@ -89,8 +85,7 @@ Sizes sizes_of(const Config& given, const Topology& topology, int rank) {
     sizes = entry.sizes(config, topology, rank);
   } else {
     const Sizes inner = entry.sizes(routed_config(config), topology, rank);
-    sizes = config.memory == MemoryKind::device ? device_sliced_sizes(config, rank, inner)
-                                                : sliced_backend_sizes(config, rank, inner);
+    sizes = sliced_backend_sizes(config, rank, inner);
   }
   sizes.plans += EncoderStaging::bytes(given);
   return sizes;

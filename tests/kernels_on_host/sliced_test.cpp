@@ -1,4 +1,4 @@
-// Experts in slices on device memory (SlicedLane), run on the host: its kernels as fibers, around a backend
+// Experts in slices on device memory, run on the host: its kernels as fibers, around a backend
 // of host memory. What comes out is what an exchange of host memory gives, byte for byte.
 #include "backends/cuda/device/ptx.cuh"  // first: the stand-in for CUDA
 //
@@ -8,14 +8,11 @@
 #include <cstring>
 #include <random>
 
-#include "backends/cuda/sliced/agree.cuh"
-#include "backends/cuda/sliced/lane.hpp"
-#include "backends/cuda/sliced/move_rows.cuh"
-#include "backends/cuda/sliced/segments.cuh"
+#include "backends/sliced/lane.hpp"
 #include "exchange/configuration.hpp"
 #include "exchange/sliced.hpp"
 #include "ferry/ferry.hpp"
-#include "kernels_on_host/grid.hpp"
+#include "kernels_on_host/sliced_steps.hpp"
 #include "plan/shapes.hpp"
 #include "seed.hpp"
 
@@ -77,20 +74,21 @@ class DeviceLane {
   DeviceLane(const Rank& rank, const Config& config)
       : routed_(routed_config(config)),
         inner_(make_cpu_backend(rank, routed_), &state_),
-        context_{.rank = rank, .config = config, .inner = &inner_, .blocks = 4, .late_errors = true},
+        context_{.rank = rank, .config = config, .inner = &inner_, .on_device = true, .late_errors = true},
         memory_(static_cast<std::size_t>(sliced_arrays(config, rank.index()).bytes / 256 + 1)),
-        lane_(context_, 0, view(rank), reinterpret_cast<std::byte*>(memory_.data()), &totals_) {}
+        steps_(view(rank)),
+        lane_(context_, 0, steps_, reinterpret_cast<std::byte*>(memory_.data()), &totals_) {}
 
-  SlicedLane& lane() { return lane_; }
+  Lane& lane() { return lane_; }
   DeviceError& error() { return error_; }
   const HostTotals& totals() const { return totals_; }
   const LaneState& state() const { return state_; }
   WireCounts wire_counts() const {
     WireCounts sum = inner_.wire_counts();
-    sum.dispatch_bytes += lane_.all_calls()->wire.dispatch_bytes;
-    sum.dispatch_messages += lane_.all_calls()->wire.dispatch_messages;
-    sum.combine_bytes += lane_.all_calls()->wire.combine_bytes;
-    sum.combine_messages += lane_.all_calls()->wire.combine_messages;
+    sum.dispatch_bytes += lane_.all_calls()->dispatch_bytes;
+    sum.dispatch_messages += lane_.all_calls()->dispatch_messages;
+    sum.combine_bytes += lane_.all_calls()->combine_bytes;
+    sum.combine_messages += lane_.all_calls()->combine_messages;
     return sum;
   }
 
@@ -117,7 +115,8 @@ class DeviceLane {
   HostInner inner_;
   SlicedContext context_;
   std::vector<Line> memory_;
-  SlicedLane lane_;
+  FiberSteps steps_;
+  Lane lane_;
 };
 
 struct Inputs {

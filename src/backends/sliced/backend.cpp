@@ -1,53 +1,33 @@
-// The backend of experts in slices (Placement::ep_tp): another backend of host memory, which routes a slice
-// of the tokens, and gathers within the sub-groups.
-#include <deque>
+// The backend of experts in slices on host memory.
+#include "backends/sliced/backend.hpp"
 
-#include "backends/sliced/lane.hpp"
-#include "exchange/sliced_backend.hpp"
+#include <algorithm>
+
+#include "backends/sliced/host_steps.hpp"
+#include "memory/local_memory.hpp"
 
 namespace ferry {
 namespace sliced {
 namespace {
 
-class SlicedBackend final : public SlicedBackendBase {
+class HostLane final : public OwnedLane {
  public:
-  SlicedBackend(const Rank& rank, const Config& config, std::unique_ptr<Backend> routing)
-      : SlicedBackendBase(std::move(routing)), context_{.rank = rank, .config = config, .inner = &inner()} {
-    for (int lane = 0; lane < config.lanes; ++lane) lanes_.emplace_back(context_, lane);
+  HostLane(const SlicedContext& context, int index)
+      : memory_(sliced_arrays(context.config, context.me()).bytes),
+        steps_(context.rank),
+        lane_(context, index, steps_, memory_.data(), &totals_) {
+    std::ranges::copy(context.config.placement.experts_of(context.me()), lane_.group_expert());
   }
 
-  Capabilities capabilities() const override { return {}; }
-  Sizes sizes() const override {
-    return sliced_backend_sizes(context_.config, context_.me(), inner().sizes());
-  }
-
-  DispatchResult dispatch(const DispatchCall& call, Stream stream) override {
-    return lane(call.lane).dispatch(call, stream);
-  }
-  void combine(const CombineCall& call, Stream stream) override { lane(call.lane).combine(call, stream); }
-
-  OwnArrays own_arrays(int lane) const override {
-    return lanes_[static_cast<std::size_t>(lane)].own_arrays();
-  }
-  void refuse(Operation operation, int lane, const Error& error, Stream stream) noexcept override {
-    inner().refuse(operation, lane, error, stream);
-  }
-  CallDiagnostics take_diagnostics(int index) override { return lane(index).take_diagnostics(); }
-
-  LoadCounts load_counts() const override {
-    return load_of_slices(inner().load_counts(), context_.config.placement);
-  }
-  WireCounts wire_counts() const override {
-    WireCounts sum = inner().wire_counts();
-    for (const Lane& lane : lanes_) lane.sent.add_to(sum);
-    return sum;
-  }
+  Lane& lane() override { return lane_; }
+  std::int32_t first_token() const override { return *lane_.first_token(); }
+  void add_sent(WireCounts& sum) const override { steps_.add_sent(sum); }
 
  private:
-  Lane& lane(int index) { return lanes_[static_cast<std::size_t>(index)]; }
-
-  const SlicedContext context_;
-  std::deque<Lane> lanes_;  // a deque: results refer to their lane, so elements must not move
+  LocalMemory memory_;
+  HostTotals totals_;
+  HostSteps steps_;
+  Lane lane_;
 };
 
 }  // namespace
@@ -55,11 +35,14 @@ class SlicedBackend final : public SlicedBackendBase {
 
 std::unique_ptr<Backend> make_sliced_backend(const Rank& rank, const Config& config,
                                              std::unique_ptr<Backend> inner) {
-  return std::make_unique<sliced::SlicedBackend>(rank, config, std::move(inner));
+  auto backend = std::make_unique<sliced::SlicedBackend>(rank, config, std::move(inner));
+  for (int lane = 0; lane < config.lanes; ++lane)
+    backend->add(std::make_unique<sliced::HostLane>(backend->context(), lane));
+  return backend;
 }
 
 Sizes sliced_backend_sizes(const Config& config, int rank, const Sizes& inner) {
-  const sliced::LocalArrays arrays = sliced::local_arrays(config, rank);
+  const sliced::SlicedArrays arrays = sliced::sliced_arrays(config, rank);
   Sizes sizes = inner;
   sizes.results += config.lanes * arrays.result_bytes;
   sizes.messages += config.lanes * (arrays.bytes - arrays.result_bytes);

@@ -1,118 +1,90 @@
 // A lane of an exchange of experts in slices. It routes a slice of the tokens through a lane of the backend
-// inside, and gathers and adds in the sub-group.
+// inside, and gathers and adds in the sub-group. On a device all of it is on the caller's stream and the host
+// waits for nothing, so a call can be captured.
+//
+// Every rank makes the same calls inside, whatever errors occur: on a device a rank that cannot go on makes
+// the remaining calls with no tokens and no rows.
 #pragma once
 
 #include <cstdint>
-#include <vector>
 
-#include "backends/sliced/segments.hpp"
+#include "backends/sliced/steps.hpp"
 #include "exchange/backend.hpp"
-#include "exchange/gather.hpp"
-#include "exchange/lane_counts.hpp"
-#include "exchange/sliced.hpp"
-#include "layout/plan_layout.hpp"
-#include "memory/local_memory.hpp"
+#include "ferry/group.hpp"
 
 namespace ferry::sliced {
 
-// What all lanes share. Constant after construction.
+// Facts that all lanes share. Constant after construction.
 struct SlicedContext {
   Rank rank;
   Config config;
   Backend* inner;
+  bool on_device;
+  // True: calls of the backend inside report errors on the device, and the host goes on to the next call.
+  // False (on the host, over an engine): they throw, on all ranks alike.
+  bool late_errors;
 
   int me() const { return rank.index(); }
   int ranks() const { return rank.size(); }
   int tp() const { return config.placement.tp(); }
-  int tp_rank() const { return me() % tp(); }
 };
-
-// Offsets of a lane's arrays in its local memory. The size query and the construction both use this.
-struct LocalArrays {
-  std::int64_t parts = 0, source = 0, weight = 0, counts = 0, row_offsets = 0;
-  std::int64_t result_bytes = 0;  // of all above
-  std::int64_t ids = 0;           // int64 [T / tp, K] of the slice
-  std::int64_t own = 0;           // what this rank brings to a gather, or takes from one that adds
-  std::int64_t all = 0;           // the same of the sub-group
-  std::int64_t row_weights = 0;
-  std::int64_t bytes = 0;
-};
-LocalArrays local_arrays(const Config& config, int rank);
 
 class Lane {
  public:
-  Lane(const SlicedContext& context, int index);
+  // `memory`: zeroed, sliced_arrays().bytes. `totals`: memory of the host that the device accesses. All
+  // outlive the lane.
+  Lane(const SlicedContext& context, int index, SliceSteps& steps, std::byte* memory, HostTotals* totals);
 
-  DispatchResult dispatch(DispatchCall call, Stream stream);
-  void combine(CombineCall call, Stream stream);
-  CallDiagnostics take_diagnostics();
+  // The arguments' pointers have been checked.
+  DispatchResult dispatch(const DispatchCall& call, Stream stream);
+  void combine(const CombineCall& call, Stream stream);
+  // Refuses all calls inside that the operation would make.
+  void refuse(Operation operation, const Error& error, Stream stream) const noexcept;
+
   OwnArrays own_arrays() const;
 
-  LaneCounts sent{1};  // of rows sent within the sub-group
+  // Address of SliceState::first.
+  const std::int32_t* first_token() const { return &array<SliceState>(arrays_.state)->first; }
+  const SliceTotals* all_calls() const { return array<SliceTotals>(arrays_.all_calls); }
+  std::int32_t* group_expert() const { return array<std::int32_t>(arrays_.group_expert); }
 
  private:
   template <class T>
   T* array(std::int64_t offset) const {
-    return reinterpret_cast<T*>(memory_.data() + offset);
+    return reinterpret_cast<T*>(memory_ + offset);
   }
-  // All-gathers one struct a rank, [R].
-  template <class Terms>
-  std::vector<Terms> exchange_terms(Operation operation, const Terms& mine) const;
-  // Returns N of all ranks.
-  std::vector<std::int64_t> agree_on_tokens(const DispatchCall& call) const;
-  const std::int64_t* slice_of_ids(const DispatchCall& call, const TokenSlice& slice) const;
-  // Packs the rows of the slice's routes into `own`, each followed by its source and weight. Returns the
-  // bytes of a row.
-  std::int64_t pack(const DispatchResult& routed, const DispatchCall& call,
-                    const std::vector<std::int64_t>& tokens) const;
-  DispatchResult unpack(const DispatchResult& routed, const DispatchCall& call, const Segments& segments,
-                        std::int64_t row_bytes);
-  std::vector<std::int64_t> agree_on_combine(const CombineCall& call, const SegmentsOfPlan& rows) const;
-  // Copies the experts' rows to `all`, in gathered order. Returns their type there.
-  DType pack_outputs(const CombineCall& call, const Segments& segments) const;
-  const float* own_row_weights(const CombineCall& call, const Segments& segments) const;
-
-  // Counts rows of `bytes` bytes that go to every other rank of the sub-group, `rows(tp_rank)` each.
-  template <class Rows>
-  void count_sent(bool dispatch, std::int64_t bytes, Rows rows);
+  SliceTerms* terms() const { return array<SliceTerms>(arrays_.terms); }  // of all ranks
+  SliceState* state() const { return array<SliceState>(arrays_.state); }
+  SegmentTables tables() const;
+  // A number in the lane's state, at most `most`: its value where the host knows it, else its address.
+  struct Counted {
+    std::int64_t count;
+    const std::int32_t* on_device;
+  };
+  Counted counted(const std::int32_t* number, std::int64_t most) const {
+    if (context_.on_device) return {most, number};
+    return {*number, nullptr};
+  }
+  void gather_terms(Stream stream) const;
+  void gather_rows(const Counted& rows, const void* from, std::int64_t row_bytes, void* to,
+                   std::int64_t capacity, Stream stream) const;
+  FindSegments segments_of(const Plan& plan) const;
+  DispatchResult route(const DispatchCall& call, Stream stream) const;
+  DispatchResult result_of(const DispatchResult& routed, const DispatchCall& call) const;
+  std::int64_t pack(const DispatchResult& routed, const DispatchResult& result, int sm_limit,
+                    Stream stream) const;
+  void unpack(const DispatchResult& result, std::int64_t row_bytes, int sm_limit, Stream stream) const;
+  void add_outputs(const CombineCall& call, DType type, Stream stream) const;
 
   const SlicedContext& context_;
   const int index_;
-  const LocalArrays arrays_;
-  LocalMemory memory_;
-  std::int64_t first_token_ = 0;  // of the last dispatch's slice
-  HostTotals totals_;
+  const Config routed_;  // of the lane inside
+  const SliceShape shape_;
+  const SlicedArrays arrays_;
+  SliceSteps& steps_;
+  std::byte* const memory_;
+  HostTotals* const totals_;
+  std::uint64_t dispatches_ = 0;  // enqueued so far
 };
-
-template <class Terms>
-std::vector<Terms> Lane::exchange_terms(Operation operation, const Terms& mine) const {
-  std::vector<Terms> all(static_cast<std::size_t>(context_.ranks()));
-  context_.inner->run(GatherCall{.lane = index_,
-                                 .rows = &mine,
-                                 .out = all.data(),
-                                 .count = 1,
-                                 .held = context_.ranks(),
-                                 .row_bytes = sizeof mine},
-                      {});
-  for (std::size_t r = 0; r < all.size(); ++r)
-    check_told(operation, "tokens", all[r].tokens, context_.config.max_tokens, static_cast<int>(r));
-  return all;
-}
-
-template <class Rows>
-void Lane::count_sent(bool dispatch, std::int64_t bytes, Rows rows) {
-  const Topology& topology = context_.rank.topology();
-  const int first = context_.me() - context_.tp_rank();
-  for (int i = 0; i < context_.tp(); ++i) {
-    if (i == context_.tp_rank()) continue;
-    const Traffic traffic{.messages = rows(i), .bytes = rows(i) * bytes};
-    const bool between_nodes = topology.node_of(first + i) != topology.node_of(context_.me());
-    if (dispatch) {
-      sent.count_dispatch(traffic, between_nodes);
-    } else {
-      sent.count_combine(traffic, between_nodes);
-    }
-  }
-}
 
 }  // namespace ferry::sliced

@@ -2,11 +2,11 @@
 
 #include <algorithm>
 
-#include "backends/cuda/device/mixed_bits.cuh"
 #include "backends/cuda/dispatch/block_state.cuh"
 #include "backends/cuda/dispatch/encode_with_scale.cuh"
 #include "backends/cuda/dispatch/scale_tiles.cuh"
 #include "backends/cuda/dispatch/shared_positions.cuh"
+#include "base/mixed_bits.hpp"
 
 namespace ferry::cuda {
 namespace {

@@ -2,9 +2,11 @@
 #pragma once
 
 #include "backends/cuda/protocol/plan_header.cuh"
-#include "backends/cuda/sliced/slices.hpp"
+#include "backends/cuda/sliced/steps.hpp"
 
 namespace ferry::cuda::inline FERRY_WIDTH {
+
+using namespace ferry::sliced;
 
 inline constexpr int kSegmentThreads = 1024;
 
@@ -17,12 +19,16 @@ struct SegmentState {
 // [block] run() is called by a whole block.
 class SegmentFinder {
  public:
-  __device__ SegmentFinder(const FindSegmentsArguments& call, SegmentState* state)
-      : call_(call), state_(*state), shape_(call.shape), ep_(call.lane.ranks / call.shape.tp) {}
+  __device__ SegmentFinder(const SliceStep<FindSegments>& step, SegmentState* state)
+      : lane_(step.lane),
+        call_(step.call),
+        state_(*state),
+        shape_(step.call.shape),
+        ep_(step.call.shape.sub_groups()) {}
 
   __device__ void run() {
     // Excludes an aborted dispatch, and a plan that combine refuses.
-    bool damaged = check_plan(call_.lane, *call_.plan.header, -1) != PlanFault::none;
+    bool damaged = check_plan(lane_, *call_.plan.header, -1) != PlanFault::none;
     damaged = __syncthreads_or(damaged) != 0;
     if (!damaged) damaged = __syncthreads_or(add_pairs()) != 0;
     if (!damaged) damaged = __syncthreads_or(place_pairs()) != 0;
@@ -36,15 +42,7 @@ class SegmentFinder {
   }
 
  private:
-  __device__ int pairs() const { return shape_.tp * shape_.local_experts; }
-  __device__ int tp_rank() const { return call_.lane.rank % shape_.tp; }
-
-  // Rows from rank source * tp + tp_rank for a local expert.
-  __device__ std::int32_t count(int tp_rank, int local, int source) const {
-    const std::int64_t rank = std::int64_t{source} * shape_.tp + tp_rank,
-                       expert = std::int64_t{shape_.first_expert + local} * shape_.tp + tp_rank;
-    return call_.plan.counts[rank * shape_.experts * shape_.tp + expert];
-  }
+  __device__ int pairs() const { return shape_.pairs(); }
 
   // Adds up the counts of pairs. Returns true if a count is impossible.
   __device__ bool add_pairs() {
@@ -52,7 +50,8 @@ class SegmentFinder {
     for (int pair = static_cast<int>(threadIdx.x); pair < pairs(); pair += kSegmentThreads) {
       std::int64_t rows = 0;
       for (int source = 0; source < ep_; ++source) {
-        const std::int32_t more = count(pair / shape_.local_experts, pair % shape_.local_experts, source);
+        const std::int32_t more =
+            call_.count(pair / shape_.local_experts, pair % shape_.local_experts, source);
         damaged = damaged || more < 0;
         rows += more;
       }
@@ -89,7 +88,7 @@ class SegmentFinder {
     const std::int32_t* const rows = call_.tables.pair_rows;
     const int warp = static_cast<int>(threadIdx.x / 32);
     if (warp == 0) {
-      const int own = tp_rank() * shape_.local_experts;
+      const int own = shape_.tp_rank() * shape_.local_experts;
       const std::int64_t gathered = sum_up(
           pairs(), [&](int pair) { return std::int64_t{rows[pair]}; },
           [&](int pair, std::int64_t before) {
@@ -104,7 +103,7 @@ class SegmentFinder {
       }
     } else if (warp == 1) {
       const std::int64_t all = sum_up(
-          shape_.local_experts, [&](int local) { return aligned(rows_of_expert(local)); },
+          shape_.local_experts, [&](int local) { return call_.aligned(call_.rows_of_expert(local)); },
           [&](int local, std::int64_t before) {
             call_.tables.group_first[local] = static_cast<std::int32_t>(before);
           });
@@ -115,33 +114,13 @@ class SegmentFinder {
            state_.own_rows != call_.plan.header->total;
   }
 
-  __device__ std::int64_t rows_of_expert(int local) const {
-    std::int64_t rows = 0;
-    for (int i = 0; i < shape_.tp; ++i) rows += call_.tables.pair_rows[i * shape_.local_experts + local];
-    return rows;
-  }
-  __device__ std::int64_t aligned(std::int64_t rows) const {
-    return (rows + shape_.alignment - 1) / shape_.alignment * shape_.alignment;
-  }
-
   __device__ void place_segments() {
-    const SegmentTables& tables = call_.tables;
-    for (int pair = static_cast<int>(threadIdx.x); pair < pairs(); pair += kSegmentThreads) {
-      std::int32_t row = tables.pair_first[pair];
-      for (int source = 0; source < ep_; ++source) {
-        tables.gathered_row[pair * ep_ + source] = row;
-        row += count(pair / shape_.local_experts, pair % shape_.local_experts, source);
-      }
-    }
-    if (threadIdx.x == 0) tables.gathered_row[pairs() * ep_] = static_cast<std::int32_t>(state_.gathered);
-    for (int local = static_cast<int>(threadIdx.x); local < shape_.local_experts; local += kSegmentThreads) {
-      std::int32_t row = tables.group_first[local];
-      for (int rank = 0; rank < call_.lane.ranks; ++rank) {
-        const int source = rank / shape_.tp, i = rank % shape_.tp;
-        tables.row[(i * shape_.local_experts + local) * ep_ + source] = row;
-        row += count(i, local, source);
-      }
-    }
+    for (int pair = static_cast<int>(threadIdx.x); pair < pairs(); pair += kSegmentThreads)
+      call_.place_pair(pair);
+    if (threadIdx.x == 0)
+      call_.tables.gathered_row[pairs() * ep_] = static_cast<std::int32_t>(state_.gathered);
+    for (int local = static_cast<int>(threadIdx.x); local < shape_.local_experts; local += kSegmentThreads)
+      call_.place_expert(local);
   }
 
   __device__ void clear() {
@@ -157,7 +136,7 @@ class SegmentFinder {
   __device__ void publish(bool damaged) {
     for (int local = static_cast<int>(threadIdx.x); local < shape_.local_experts && call_.counts != nullptr;
          local += kSegmentThreads) {
-      call_.counts[local] = static_cast<std::int32_t>(rows_of_expert(local));
+      call_.counts[local] = static_cast<std::int32_t>(call_.rows_of_expert(local));
       call_.row_offsets[local] = call_.tables.group_first[local];
     }
     if (threadIdx.x != 0) return;
@@ -174,7 +153,8 @@ class SegmentFinder {
                              {++call_.all_calls->dispatches, static_cast<std::uint64_t>(state_.rows)});
   }
 
-  const FindSegmentsArguments& call_;
+  const LaneView& lane_;
+  const FindSegments& call_;
   SegmentState& state_;
   const SliceShape& shape_;
   const int ep_;  // sub-groups

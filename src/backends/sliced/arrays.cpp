@@ -1,13 +1,11 @@
-#include "backends/cuda/sliced/arrays.hpp"
-
 #include <algorithm>
 #include <utility>
 
-#include "backends/cuda/sliced/slices.hpp"
+#include "backends/sliced/steps.hpp"
 #include "exchange/sliced.hpp"
 #include "plan/shapes.hpp"
 
-namespace ferry::cuda {
+namespace ferry::sliced {
 
 SlicedArrays sliced_arrays(const Config& config, int rank) {
   const Config routed = routed_config(config);
@@ -46,4 +44,4 @@ SlicedArrays sliced_arrays(const Config& config, int rank) {
   return arrays;
 }
 
-}  // namespace ferry::cuda
+}  // namespace ferry::sliced

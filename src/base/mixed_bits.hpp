@@ -3,14 +3,16 @@
 
 #include <cstdint>
 
-namespace ferry::cuda {
+#include "base/host_device.hpp"
+
+namespace ferry {
 
 // Mixes two numbers so that every bit of either changes the result (the finaliser of SplitMix64).
-__device__ __forceinline__ std::uint64_t mixed_bits(std::uint64_t a, std::uint64_t b) {
+FERRY_HD std::uint64_t mixed_bits(std::uint64_t a, std::uint64_t b) {
   std::uint64_t x = (a + 1) * 0x9e3779b97f4a7c15 + b;
   x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9;
   x = (x ^ x >> 27) * 0x94d049bb133111eb;
   return x ^ x >> 31;
 }
 
-}  // namespace ferry::cuda
+}  // namespace ferry

@@ -1,0 +1,131 @@
+// The backend of experts in slices (Placement::ep_tp), on host and on device memory: holds the backend
+// inside, which routes a slice of the tokens, and gathers within the sub-groups.
+#pragma once
+
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "backends/sliced/lane.hpp"
+#include "base/errors.hpp"
+#include "base/text.hpp"
+#include "exchange/backend.hpp"
+#include "exchange/device_work.hpp"
+#include "exchange/sliced.hpp"
+#include "ferry/error.hpp"
+
+namespace ferry::sliced {
+
+// A lane with its memory and its steps.
+class OwnedLane {
+ public:
+  virtual ~OwnedLane() = default;
+
+  virtual Lane& lane() = 0;
+  const Lane& lane() const { return const_cast<OwnedLane*>(this)->lane(); }
+  // Throw UsageError for memory of the caller that the steps cannot use.
+  virtual void check_pointers(const DispatchCall&) const {}
+  virtual void check_pointers(const CombineCall&) const {}
+  virtual std::int32_t first_token() const = 0;  // of the last dispatch's slice
+  // Adds what the gathers have sent.
+  virtual void add_sent(WireCounts& sum) const = 0;
+};
+
+class SlicedBackend final : public Backend {
+ public:
+  SlicedBackend(const Rank& rank, const Config& config, std::unique_ptr<Backend> inner)
+      : inner_(std::move(inner)),
+        context_{.rank = rank,
+                 .config = config,
+                 .inner = inner_.get(),
+                 .on_device = config.memory == MemoryKind::device,
+                 .late_errors = inner_->capabilities().late_errors} {}
+
+  const SlicedContext& context() const { return context_; }
+  Backend& inner() const { return *inner_; }
+  void add(std::unique_ptr<OwnedLane> lane) { lanes_.push_back(std::move(lane)); }
+
+  Capabilities capabilities() const override {
+    return context_.on_device ? inner_->capabilities() : Capabilities{};
+  }
+  Sizes sizes() const override {
+    return sliced_backend_sizes(context_.config, context_.me(), inner_->sizes());
+  }
+
+  DispatchResult dispatch(const DispatchCall& call, Stream stream) override {
+    check_pointers(Operation::dispatch, call, stream);
+    return lane(call.lane).dispatch(call, stream);
+  }
+  void combine(const CombineCall& call, Stream stream) override {
+    check_pointers(Operation::combine, call, stream);
+    lane(call.lane).combine(call, stream);
+  }
+  // Split calls are refused: slices gather from each other, so even a send phase would wait for peers.
+  void dispatch_send(const DispatchCall& call, Stream stream) override {
+    refuse_unsupported(Operation::dispatch, call.lane, stream, "phases: call dispatch()");
+  }
+  DispatchResult dispatch_receive(int, Stream) override { return {}; }  // no send phase was accepted
+  void combine_send(const CombineCall& call, Stream stream) override {
+    refuse_unsupported(Operation::combine, call.lane, stream, "phases: call combine()");
+  }
+  void combine_receive(int, Stream) override {}
+  SmallResult run(const SmallCall& call, Stream stream) override {
+    const Operation operation = operation_of(call);
+    if (operation == Operation::route_values)
+      refuse_unsupported(operation, lane_of(call), stream, "route_values");
+    if (operation == Operation::dispatch_counts) {
+      refuse_unsupported(operation, lane_of(call), stream, "dispatch_counts: they have room for any routing");
+    }
+    return inner_->run(call, stream);
+  }
+
+  OwnArrays own_arrays(int lane) const override {
+    return lanes_[static_cast<std::size_t>(lane)]->lane().own_arrays();
+  }
+  std::unique_ptr<DeviceWork> make_device_work() const override { return inner_->make_device_work(); }
+  void refuse(Operation operation, int lane, const Error& error, Stream stream) noexcept override {
+    const bool in_steps = operation == Operation::dispatch || operation == Operation::combine;
+    if (in_steps && lane >= 0 && lane < context_.config.lanes) {
+      this->lane(lane).refuse(operation, error, stream);
+    } else {
+      inner_->refuse(operation, lane, error, stream);
+    }
+  }
+  void synchronize(int lane, Stream stream) override { inner_->synchronize(lane, stream); }
+  void raise_device_error(int lane) override { inner_->raise_device_error(lane); }
+  CallDiagnostics take_diagnostics(int index) override {
+    CallDiagnostics found = inner_->take_diagnostics(index);
+    if (found.bad_id.count > 0)
+      unsliced_id(context_.config, lanes_[static_cast<std::size_t>(index)]->first_token(), found.bad_id);
+    return found;
+  }
+  LoadCounts load_counts() const override {
+    return load_of_slices(inner_->load_counts(), context_.config.placement);
+  }
+  WireCounts wire_counts() const override {
+    WireCounts sum = inner_->wire_counts();
+    for (const auto& lane : lanes_) lane->add_sent(sum);
+    return sum;
+  }
+
+ private:
+  Lane& lane(int index) { return lanes_[static_cast<std::size_t>(index)]->lane(); }
+
+  // Checks the caller's pointers before the first step reads them.
+  template <class Call>
+  void check_pointers(Operation operation, const Call& call, Stream stream) {
+    or_refuse([&](const Error& error) { refuse(operation, call.lane, error, stream); },
+              [&] { lanes_[static_cast<std::size_t>(call.lane)]->check_pointers(call); });
+  }
+  [[noreturn]] void refuse_unsupported(Operation operation, int lane, Stream stream, const char* what) {
+    const UnsupportedError error(str("experts in slices (Placement::ep_tp) do not have ", what));
+    refuse(operation, lane, error, stream);
+    throw error;
+  }
+
+  const std::unique_ptr<Backend> inner_;
+  const SlicedContext context_;
+  std::vector<std::unique_ptr<OwnedLane>> lanes_;
+};
+
+}  // namespace ferry::sliced
