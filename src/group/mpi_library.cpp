@@ -14,8 +14,8 @@
 #include <vector>
 
 #include "base/environment.hpp"
-#include "base/shared_library.hpp"
 #include "base/process.hpp"
+#include "base/shared_library.hpp"
 #include "base/text.hpp"
 #include "ferry/error.hpp"
 #include "group/liveness.hpp"
