@@ -21,7 +21,7 @@ struct Config {
       0;  ///< H, 1 to 2^24; a row of combine_type is a multiple of 16 bytes. Not used by raw dispatches
   int max_tokens = 0;  ///< T, 1 to 2^24: most tokens of a rank in a call
 
-  BackendKind backend = BackendKind::cpu;
+  BackendKind backend = BackendKind::automatic;  ///< Exchange::config() says which it is
   EngineKind engine =
       EngineKind::automatic;  ///< collective: `nccl`, or the engine that the group must have brought
   MemoryKind memory = MemoryKind::automatic;  ///< of all arrays, which are the caller's
@@ -103,7 +103,8 @@ struct Sizes {
 /// @throws UsageError, UnsupportedError  whatever construction would refuse; a rank outside [0, ranks)
 Sizes size_of(const Config& config, int ranks, int rank = 0);
 
-/// The bytes for ranks on several nodes. They differ where messages take two hops.
+/// The bytes for ranks on several nodes, each a host unless Topology::simulated(). They differ where messages
+/// take two hops. BackendKind::automatic: as if every rank could load what this process can.
 Sizes size_of(const Config& config, const Topology& topology, int rank = 0);
 
 /// Rows that `rank` can receive under this configuration (expert_padded: rows of one expert). Local.

@@ -36,6 +36,6 @@ struct DispatchLayout {
 /// @throws UnsupportedError  a build without the cuda backend, or more ranks or experts than it supports
 void dispatch_layout(const Ids& ids, std::int64_t tokens, int top_k, const Placement& placement,
                      const DispatchLayout& result, const Topology* topology = nullptr,
-                     BackendKind backend = BackendKind::cpu, Stream stream = {});
+                     BackendKind backend = BackendKind::automatic, Stream stream = {});
 
 }  // namespace ferry

@@ -80,7 +80,19 @@ enum class Transfer : int { routed = 0, gather = 1 };
 /// - `cuda`: GPUs of one host.
 /// - `collective`: ranks of any hosts; an engine carries the messages (EngineKind).
 /// - `nvshmem`: GPUs of any hosts; kernels put the messages across hosts.
-enum class BackendKind : int { reference = 0, cpu = 1, cuda = 2, collective = 3, nvshmem = 4 };
+/// - `automatic`: by Config::memory and the hosts of the ranks, the same on every rank, and never by an
+/// array:
+///   host memory takes `cpu` on one host and `collective` on several; device memory takes `cuda` on one host,
+///   and on several `nvshmem` if every rank can load it, else `collective` with the engine `nccl`. A named
+///   Config::engine takes `collective`. Nodes that a group of threads or processes simulates are one host.
+enum class BackendKind : int {
+  automatic = -1,
+  reference = 0,
+  cpu = 1,
+  cuda = 2,
+  collective = 3,
+  nvshmem = 4
+};
 
 /// Whether the kernels of `backend` work on the arrays of a call, which lie in device memory: `cuda` and
 /// `nvshmem`. `collective` has either memory.
@@ -95,7 +107,7 @@ enum class EngineKind : int { automatic = 0, mpi = 1, custom = 2, nccl = 3 };
 
 /// Where an exchange takes and leaves its arrays: in host memory, or in the memory of the rank's CUDA device.
 /// `automatic` is `device` with the backends `cuda` and `nvshmem` and with the engine `nccl`, else `host`.
-/// Only `collective` has both.
+/// With the backend `automatic` it decides which one that is. Only `collective` has both.
 enum class MemoryKind : int { automatic = 0, host = 1, device = 2 };
 
 /// How messages reach ranks of other nodes.

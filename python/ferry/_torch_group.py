@@ -34,7 +34,7 @@ def make_group(process_group=None) -> Group:
 
     return Group.custom(
         rank, ranks, all_gather, lambda: all_gather(b""),
-        all_to_all_v=make_all_to_all_v(dist, transfers), default_backend="cuda" if "nccl" in backend else "cpu")
+        all_to_all_v=make_all_to_all_v(dist, transfers), default_memory="device" if "nccl" in backend else "host")
 
 
 def own_groups(dist, process_group, backend):

@@ -131,7 +131,7 @@ void bind_sizes(nb::module_& module) {
 }  // namespace
 
 const char* const kOptionalSettings =
-    "backend: typing.Literal['cpu', 'cuda', 'collective', 'nvshmem'] = ..., "
+    "backend: typing.Literal['automatic', 'cpu', 'cuda', 'collective', 'nvshmem'] = 'automatic', "
     "engine: typing.Literal['automatic', 'mpi', 'custom', 'nccl'] = 'automatic', "
     "memory: typing.Literal['automatic', 'host', 'device'] = 'automatic', "
     "hops: typing.Literal['automatic', 'one', 'two'] = 'automatic', window: int = 0, "
@@ -145,9 +145,8 @@ const char* const kOptionalSettings =
     "reduction_level: typing.Literal['automatic', 'rank', 'node'] = 'automatic', lanes: int = 1, "
     "deadline: float = 30.0, own_receive_buffers: bool = True, check_calls: bool = True";
 
-Config config_of(const nb::kwargs& settings, BackendKind fallback) {
+Config config_of(const nb::kwargs& settings) {
   Config config;
-  config.backend = fallback;
   for (const auto& [key, value] : settings) set_field(config, nb::cast<std::string>(key), value);
   require_sizes(settings);
   if (config.placement.empty()) {
@@ -182,13 +181,13 @@ void bind_config(nb::module_& module) {
 
 Config(experts=E, top_k=K, hidden=H, max_tokens=T, ...). These four are required. The others:
 
-backend              'cpu', 'cuda', 'collective' or 'nvshmem'; default: 'cuda' in a Group.torch() that uses NCCL,
-                     else 'cpu'. 'collective' is for groups over several hosts and uses the engine that the group has brought;
-                     so is 'nvshmem', whose kernels put messages between GPUs of different hosts by themselves
+backend              'cpu', 'cuda', 'collective' or 'nvshmem'; default 'automatic'. On host memory that is 'cpu' on one host and
+                     'collective' on several; on device memory 'cuda' on one host, and on several 'nvshmem' if every rank can
+                     load it, else 'collective' with the engine 'nccl'. Exchange.config says which it is
 engine               'nccl': NCCL, on device memory; 'mpi' or 'custom': the engine that the group must have brought; default
-                     'automatic', any that it has brought
-memory               'host' or 'device': where all arrays lie; default 'automatic', 'device' with 'cuda', 'nvshmem' and 'nccl', else 'host'. Only
-                     'collective' has both
+                     'automatic', any that it has brought. A named engine makes the backend 'automatic' 'collective'
+memory               'host' or 'device': where all arrays lie; default 'automatic', 'device' with 'cuda', 'nvshmem' and 'nccl'. With the
+                     backend 'automatic': 'device' in a Group.torch() that uses NCCL, else 'host'. Only 'collective' has both
 hops                 'one' or 'two': whether a token goes straight to each rank of another node, or once to the node, to a
                      relay; default 'automatic', two where 'collective' on host memory has several nodes and one has
                      several ranks, and where 'nvshmem' has several nodes and max_tokens x hidden is above 14,336
@@ -253,7 +252,9 @@ checked by Exchange, size_of and capacity_of.)")
       .def_ro("deadline", &Config::deadline, "Seconds a wait may last.")
       .def_ro("own_receive_buffers", &Config::own_receive_buffers, "Whether the lanes have receive buffers.")
       .def_ro("check_calls", &Config::check_calls, "Whether host backends check every call.")
-      .def_prop_ro("backend", &name_in<&Config::backend>, "'cpu', 'cuda', 'collective' or 'nvshmem'.")
+      .def_prop_ro("backend", &name_in<&Config::backend>,
+                   "'cpu', 'cuda', 'collective' or 'nvshmem'; of a configuration that no exchange has taken "
+                   "also 'automatic'.")
       .def_prop_ro("engine", &name_in<&Config::engine>,
                    "'nccl'; 'mpi' or 'custom', which the group must have brought; or 'automatic'.")
       .def_prop_ro("memory", &name_in<&Config::memory>,

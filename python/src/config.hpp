@@ -11,7 +11,7 @@ namespace ferry::python {
 
 // `fallback` is the backend if none is named. Throws UsageError for settings that are missing, unknown, of a
 // wrong type, or invalid for any number of ranks.
-Config config_of(const nanobind::kwargs& settings, BackendKind fallback = BackendKind::cpu);
+Config config_of(const nanobind::kwargs& settings);
 
 // The optional settings with their defaults, as the text of a Python signature.
 extern const char* const kOptionalSettings;

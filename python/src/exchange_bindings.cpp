@@ -28,13 +28,13 @@ Rank rank_of(const nb::object& group_or_rank) {
   return cast_argument<PyGroup>(group_or_rank, "exchange", "a Group or a Rank").join().checked();
 }
 
-BackendKind default_backend(const nb::object& group_or_rank) {
+MemoryKind default_memory(const nb::object& group_or_rank) {
   const PyGroup* group = cast_or_null<PyGroup>(group_or_rank);
-  return group != nullptr ? group->default_backend() : BackendKind::cpu;
+  return group != nullptr ? group->default_memory() : MemoryKind::host;
 }
 
-Config config_from(const nb::object& given, const nb::kwargs& settings, BackendKind backend) {
-  if (given.is_none()) return config_of(settings, backend);
+Config config_from(const nb::object& given, const nb::kwargs& settings) {
+  if (given.is_none()) return config_of(settings);
   if (nb::len(nb::handle(settings)) > 0)
     throw UsageError("exchange: expected a Config or settings, got both");
   return cast_argument<Config>(given, "exchange", "a Config");
@@ -48,7 +48,7 @@ void refuse_construction(const nb::object& group, const std::string& reason) {
 }
 
 bool on_device(const Config& config) {
-  return has_kernels(config.backend) || config.memory == MemoryKind::device;
+  return chosen_memory(config) == MemoryKind::device;
 }
 
 Device device_or_refuse(const Rank& rank, const Config& config, std::optional<int> device) {
@@ -77,7 +77,9 @@ void construct(PyExchange* self, const nb::object& group, const nb::object& conf
       throw UsageError(str("exchange: there is no place for ", counted(more, "more positional argument"),
                            ": pass settings by name"));
     }
-    checked = config_from(config, settings, default_backend(group));
+    checked = config_from(config, settings);
+    const bool open = checked.backend == BackendKind::automatic && checked.engine != EngineKind::nccl;
+    if (open && checked.memory == MemoryKind::automatic) checked.memory = default_memory(group);
     if (!given_device.is_none()) device = int_of("device", given_device);
     // This module links its own CUDA runtime. Each runtime has its own current device of a
     // thread, so ask PyTorch's.

@@ -95,7 +95,7 @@ EngineFunctions make_engine(int ranks, const nb::callable& all_to_all_v,
 
 PyGroup make_custom(int rank, int ranks, const nb::callable& all_gather, const nb::callable& barrier,
                     const std::optional<nb::callable>& all_to_all_v, const std::optional<nb::callable>& abort,
-                    bool ordered_lanes, const std::string& default_backend, const std::string& host_id) {
+                    bool ordered_lanes, const std::string& default_memory, const std::string& host_id) {
   Bootstrap bootstrap{.rank = rank, .ranks = ranks, .all_gather = {}, .barrier = {}, .host_id = host_id};
   bootstrap.all_gather = [function = share(all_gather), ranks](const void* mine, void* all,
                                                                std::size_t bytes) {
@@ -106,7 +106,7 @@ PyGroup make_custom(int rank, int ranks, const nb::callable& all_gather, const n
   EngineFunctions engine;
   if (all_to_all_v) engine = make_engine(ranks, *all_to_all_v, abort, ordered_lanes);
   return PyGroup(Group::custom(std::move(bootstrap), std::move(engine)),
-                 enumerator_named<BackendKind>("backend", default_backend));
+                 enumerator_named<MemoryKind>("default_memory", default_memory));
 }
 
 std::vector<nb::bytes> all_gather(const PyRank& self, const nb::bytes& mine) {
@@ -137,8 +137,8 @@ const Rank& PyRank::checked() const {
   return rank;
 }
 
-PyGroup::PyGroup(Group group, BackendKind backend, Starts starts)
-    : group_(std::move(group)), backend_(backend), starts_(starts), process_(this_process()) {}
+PyGroup::PyGroup(Group group, MemoryKind memory, Starts starts)
+    : group_(std::move(group)), memory_(memory), starts_(starts), process_(this_process()) {}
 
 void note_rank(const nb::handle& exception, int rank, const std::string& traceback) {
   if (!nb::hasattr(exception, "add_note")) return;
@@ -297,7 +297,7 @@ void bind_group(nb::module_& module) {
       .def_static(
           "threads",
           [](const Ranks& ranks, int nodes) {
-            return PyGroup(Group::threads(topology_of(ranks, nodes)), BackendKind::cpu, Starts::threads);
+            return PyGroup(Group::threads(topology_of(ranks, nodes)), MemoryKind::host, Starts::threads);
           },
           "ranks"_a, "nodes"_a = 1,
           "Ranks are threads of this process; run() starts them. `nodes` simulates nodes of equal size, a "
@@ -322,12 +322,12 @@ Call run() before the program starts threads or uses a GPU. What a rank writes t
           "UsageError if it was started otherwise.")
       .def_static("custom", &make_custom, "rank"_a, "ranks"_a, "all_gather"_a, "barrier"_a, nb::kw_only(),
                   "all_to_all_v"_a = nb::none(), "abort"_a = nb::none(), "ordered_lanes"_a = true,
-                  "default_backend"_a = "cpu", "host_id"_a = "",
+                  "default_memory"_a = "host", "host_id"_a = "",
                   R"(This process, or thread, is one rank; the caller supplies two collective functions.
 
 all_gather(bytes) returns a list with the bytes of every rank, barrier() waits for all ranks. Ferry calls them on a
 thread of its own; they must not call Ferry.
-`default_backend` is the backend of exchanges that name none. `host_id`: any text; ranks with different texts are treated as
+`default_memory`, 'host' or 'device', is where the arrays of exchanges are that name neither backend nor memory. `host_id`: any text; ranks with different texts are treated as
 ranks of different hosts, in place of FERRY_HOST_ID.
 
 The backend 'collective' moves rows through all_to_all_v(lane, send, send_bytes, send_offsets, receive, receive_bytes,

@@ -23,10 +23,10 @@ enum class Starts { nothing, threads, processes };
 
 class PyGroup {
  public:
-  explicit PyGroup(Group group, BackendKind backend = BackendKind::cpu, Starts starts = Starts::nothing);
+  explicit PyGroup(Group group, MemoryKind memory = MemoryKind::host, Starts starts = Starts::nothing);
 
   const Group& group() const { return group_; }
-  BackendKind default_backend() const { return backend_; }
+  MemoryKind default_memory() const { return memory_; }
   void set_deadline(double seconds) { group_.set_deadline(seconds); }
 
   // Runs `body` as every rank that this process starts; returns the results in rank order.
@@ -39,7 +39,7 @@ class PyGroup {
 
  private:
   Group group_;
-  BackendKind backend_;
+  MemoryKind memory_;
   Starts starts_;
   int process_;
   std::optional<PyRank> joined_;

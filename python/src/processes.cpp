@@ -164,7 +164,7 @@ PyGroup make_processes(const Ranks& ranks, int nodes) {
   const auto start = [](const Topology& topology) {
     return Group(launch_processes(topology, fork_interpreter));
   };
-  return PyGroup(start(topology_of(ranks, nodes)), BackendKind::cpu, Starts::processes);
+  return PyGroup(start(topology_of(ranks, nodes)), MemoryKind::host, Starts::processes);
 }
 
 std::vector<nb::object> run_processes(Group group, const nb::callable& body) {

@@ -12,14 +12,16 @@
 
 namespace ferry {
 
-// Those that to_string() has names for, in the order of their numbers, without the reserved one.
+// Those that to_string() has names for, in the order of their numbers, without BackendKind::reference, which
+// is reserved.
 template <class Enum>
 std::vector<Enum> enumerators() {
   std::vector<Enum> all;
-  for (int number = std::is_same_v<Enum, BackendKind> ? 1 : 0;; ++number) {
+  constexpr bool kBackend = std::is_same_v<Enum, BackendKind>;
+  for (int number = kBackend ? static_cast<int>(BackendKind::automatic) : 0;; ++number) {
     const auto value = static_cast<Enum>(number);
     if (to_string(value) == std::string_view("unknown")) return all;
-    all.push_back(value);
+    if (!kBackend || number != static_cast<int>(BackendKind::reference)) all.push_back(value);
   }
 }
 

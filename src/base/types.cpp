@@ -2,6 +2,7 @@
 #include "ferry/types.hpp"
 
 #include <cstddef>
+#include <iterator>
 
 #include "ferry/version.hpp"
 
@@ -41,7 +42,10 @@ const char* to_string(Transfer transfer) {
 }
 
 const char* to_string(BackendKind backend) {
-  return name_of(backend, {"reference", "cpu", "cuda", "collective", "nvshmem"});
+  const auto index =
+      static_cast<std::size_t>(static_cast<int>(backend) - static_cast<int>(BackendKind::automatic));
+  constexpr const char* kNames[] = {"automatic", "reference", "cpu", "cuda", "collective", "nvshmem"};
+  return index < std::size(kNames) ? kNames[index] : "unknown";
 }
 
 const char* to_string(EngineKind engine) {

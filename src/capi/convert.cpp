@@ -64,7 +64,7 @@ Placement to_placement(const std::int32_t* expert_rank, const std::int32_t* expe
 Topology to_topology(const std::int32_t* node_of_rank, int ranks) {
   required(node_of_rank, "node_of_rank");
   if (ranks < 1) throw UsageError(str("ranks = ", ranks, ", must be 1 or more"));
-  return Topology({node_of_rank, node_of_rank + ranks}, true);
+  return Topology({node_of_rank, node_of_rank + ranks});
 }
 
 DType to_dtype(std::int32_t type, const char* field) {

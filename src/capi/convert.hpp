@@ -33,7 +33,7 @@ inline constexpr Constant kConstants<DType>[] = {FERRY_NAMED(FERRY_BF16), FERRY_
 template <>
 inline constexpr Constant kConstants<IdType>[] = {FERRY_NAMED(FERRY_INT32), FERRY_NAMED(FERRY_INT64)};
 template <>
-inline constexpr Constant kConstants<BackendKind>[] = {FERRY_NAMED(FERRY_BACKEND_DEFAULT),
+inline constexpr Constant kConstants<BackendKind>[] = {FERRY_NAMED(FERRY_BACKEND_AUTOMATIC),
                                                        {nullptr, FERRY_REFERENCE},
                                                        FERRY_NAMED(FERRY_CPU),
                                                        FERRY_NAMED(FERRY_CUDA),

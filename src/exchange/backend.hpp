@@ -148,6 +148,11 @@ inline constexpr const char* kNoCudaBackend =
     "this build of ferry has no cuda backend: install a wheel or tarball that has it, or build the sources "
     "with -D FERRY_CUDA=ON (docs/install.md)";
 
+// Throw UnsupportedError unless this process can load what the backend nvshmem, or collective over NCCL,
+// needs.
+void require_nvshmem();
+void require_nccl();
+
 // Throws UsageError, which names the backends, if `kind` is none of them.
 void check_backend(BackendKind kind);
 

@@ -18,6 +18,7 @@
 #include "format/encoding.hpp"
 #include "format/parts.hpp"
 #include "format/registry.hpp"
+#include "group/rank_state.hpp"
 
 namespace ferry {
 namespace {
@@ -189,8 +190,8 @@ void check_alone(const Config& config) {
   }
   check_enumerators(config);
   const MemoryKind only = has_kernels(config.backend) ? MemoryKind::device : MemoryKind::host;
-  if (config.backend != BackendKind::collective && config.memory != MemoryKind::automatic &&
-      config.memory != only) {
+  const bool has_both = config.backend == BackendKind::collective || config.backend == BackendKind::automatic;
+  if (!has_both && config.memory != MemoryKind::automatic && config.memory != only) {
     throw UnsupportedError(str("configuration: the backend ", to_string(config.backend), " works on ",
                                to_string(only), " memory, and memory is ", to_string(config.memory),
                                ": pass automatic, or use the backend collective"));
@@ -199,8 +200,8 @@ void check_alone(const Config& config) {
     throw UnsupportedError(
         str("configuration: the engine nccl moves device memory with the backend collective; the backend is ",
             to_string(config.backend), ", and memory is ", to_string(config.memory),
-            config.backend == BackendKind::collective ? ": pass memory automatic or device, or another engine"
-                                                      : ": pass the backend collective, or another engine"));
+            has_both ? ": pass memory automatic or device, or another engine"
+                     : ": pass the backend collective, or another engine"));
   }
   check_range("window", config.window, 0, 1 << 24);
   const std::int64_t row_bytes = config.hidden * bytes_of(config.combine_type);
@@ -251,8 +252,69 @@ void check_tiles(const Config& config, const Format& format) {
 
 MemoryKind chosen_memory(const Config& config) {
   if (config.memory != MemoryKind::automatic) return config.memory;
-  const bool nccl = config.backend == BackendKind::collective && config.engine == EngineKind::nccl;
+  const bool has_engine =
+      config.backend == BackendKind::collective || config.backend == BackendKind::automatic;
+  const bool nccl = has_engine && config.engine == EngineKind::nccl;
   return has_kernels(config.backend) || nccl ? MemoryKind::device : MemoryKind::host;
+}
+
+bool resolve_by_hosts(Config& config, const Topology& topology, bool one_host) {
+  if (config.backend == BackendKind::automatic) {
+    const bool device = chosen_memory(config) == MemoryKind::device;
+    if (config.engine != EngineKind::automatic || (!one_host && !device)) {
+      config.backend = BackendKind::collective;
+    } else if (one_host) {
+      config.backend = device ? BackendKind::cuda : BackendKind::cpu;
+    } else {
+      return false;
+    }
+  }
+  config.hops = chosen_hops(config, topology);
+  config.reduction_level = chosen_level(config, topology);
+  return true;
+}
+
+DeviceBackendFaults device_backend_faults(const Config& config) {
+  DeviceBackendFaults faults;
+  const auto fault_of = [](auto step) -> std::string {
+    try {
+      step();
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return {};
+  };
+  faults.nccl = fault_of(require_nccl);
+  if (config.transfer == Transfer::gather) {
+    faults.nvshmem = "it has no transfer gather";
+  } else if (config.placement.tp() > 1) {
+    faults.nvshmem = "it has no experts in slices on several hosts";
+  } else {
+    faults.nvshmem = fault_of(require_nvshmem);
+  }
+  return faults;
+}
+
+void choose_device_backend(Config& config, std::span<const DeviceBackendFaults> by_rank) {
+  // "rank R: why" of the first rank with a fault
+  const auto fault_in = [&](std::string DeviceBackendFaults::* candidate) -> std::string {
+    for (std::size_t rank = 0; rank < by_rank.size(); ++rank) {
+      const std::string& fault = by_rank[rank].*candidate;
+      if (!fault.empty()) return by_rank.size() == 1 ? fault : str("rank ", rank, ": ", fault);
+    }
+    return {};
+  };
+  const std::string no_nvshmem = fault_in(&DeviceBackendFaults::nvshmem);
+  config.backend = BackendKind::nvshmem;
+  if (no_nvshmem.empty()) return;
+  config.backend = BackendKind::collective;
+  config.engine = EngineKind::nccl;
+  const std::string no_nccl = fault_in(&DeviceBackendFaults::nccl);
+  if (no_nccl.empty()) return;
+  throw UnsupportedError(
+      str("configuration: backend automatic, on device memory of several hosts, finds neither nvshmem nor "
+          "collective over NCCL.\nnvshmem: ",
+          no_nvshmem, "\ncollective over NCCL: ", no_nccl));
 }
 
 Hops chosen_hops(const Config& config, const Topology& topology) {
@@ -374,16 +436,27 @@ constexpr std::string_view kRemedy = ": pass the same on every rank";
                        fields_b.size(), " fields: run the same version of Ferry on every rank"));
 }
 
+// Collective: every rank says which backends it could use.
+void choose_device_backend(const Rank& rank, Config& config) {
+  const DeviceBackendFaults mine = device_backend_faults(config);
+  const std::vector<std::string> nvshmem = gather_texts(rank, mine.nvshmem),
+                                 nccl = gather_texts(rank, mine.nccl);
+  std::vector<DeviceBackendFaults> by_rank;
+  for (std::size_t r = 0; r < nvshmem.size(); ++r) by_rank.push_back({nvshmem[r], nccl[r]});
+  choose_device_backend(config, by_rank);
+  resolve_by_hosts(config, rank.topology(), rank.state().one_host());
+}
+
 }  // namespace
 
 Config agree_on_config(const Rank& rank, const Config& given) {
   Config config;
+  bool resolved = false;
   std::exception_ptr refusal;
   std::string mine;
   try {
     config = complete_config(given, rank.size());
-    config.hops = chosen_hops(config, rank.topology());
-    config.reduction_level = chosen_level(config, rank.topology());
+    resolved = resolve_by_hosts(config, rank.topology(), rank.state().one_host());
     mine = describe(config);
   } catch (const Error& error) {
     refusal = std::current_exception();
@@ -399,6 +472,7 @@ Config agree_on_config(const Rank& rank, const Config& given) {
   for (std::size_t r = 1; r < all.size(); ++r) {
     if (all[r] != all[0]) throw_difference(all[0], all[r], static_cast<int>(r));
   }
+  if (!resolved) choose_device_backend(rank, config);
   return config;
 }
 

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
+#include <string>
 
 #include "ferry/config.hpp"
 #include "ferry/error.hpp"
@@ -25,6 +27,21 @@ void check_tiles(const Config& config, const Format& format);
 // Config::memory with `automatic` resolved: host or device.
 MemoryKind chosen_memory(const Config& config);
 
+// Resolves what depends on the ranks' hosts and nodes in a configuration from complete_config(): backend,
+// engine, hops and reduction_level. `one_host`: as RankState::one_host(). Returns false, with these fields
+// left as they are, if the backend depends on what every rank can load: then choose_device_backend() comes
+// first.
+bool resolve_by_hosts(Config& config, const Topology& topology, bool one_host);
+
+// What keeps a rank from each backend for device memory on several hosts; empty: nothing.
+struct DeviceBackendFaults {
+  std::string nvshmem, nccl;
+};
+DeviceBackendFaults device_backend_faults(const Config& config);
+// Replaces the backend `automatic` by nvshmem if no rank has a fault of it, else by collective over NCCL.
+// Throws UnsupportedError, with both faults, if a rank has one of that too.
+void choose_device_backend(Config& config, std::span<const DeviceBackendFaults> by_rank);
+
 // Config::hops with `automatic` resolved: one or two.
 Hops chosen_hops(const Config& config, const Topology& topology);
 
@@ -38,9 +55,9 @@ ReductionLevel chosen_level(const Config& config, const Topology& topology);
 // Throws UsageError unless 0 <= rank < ranks.
 void check_rank(int rank, int ranks);
 
-// Collective. Completes this rank's configuration, its reduction level too, and compares it with those of the
-// other ranks. If one rank refuses its own, or two differ, every rank throws a UsageError that names the
-// first difference.
+// Collective. Completes this rank's configuration, with all defaults, and compares it with those of the other
+// ranks. If one rank refuses its own, or two differ, every rank throws a UsageError that names the first
+// difference.
 Config agree_on_config(const Rank& rank, const Config& config);
 
 // Collective. Takes part in agree_on_config() for a rank whose configuration could not even be read, so that

@@ -14,6 +14,14 @@
 namespace ferry {
 
 #if !FERRY_HAS_CUDA
+void require_nvshmem() {
+  throw UnsupportedError(kNoCudaBackend);
+}
+
+void require_nccl() {
+  throw UnsupportedError(kNoCudaBackend);
+}
+
 std::unique_ptr<Backend> make_cuda_backend(const Rank&, const Config&) {
   throw UnsupportedError(kNoCudaBackend);
 }
@@ -64,8 +72,8 @@ constexpr BackendEntry kBackends[] = {
 const BackendEntry& entry_of(BackendKind kind) {
   for (const BackendEntry& entry : kBackends)
     if (entry.kind == kind) return entry;
-  std::string names;
-  for (const BackendEntry& entry : kBackends) names += str(names.empty() ? "" : ", ", to_string(entry.kind));
+  std::string names = to_string(BackendKind::automatic);
+  for (const BackendEntry& entry : kBackends) names += str(", ", to_string(entry.kind));
   throw UsageError(
       str("backend = ", to_string(kind), " (", static_cast<int>(kind), "), must be one of ", names));
 }
@@ -78,7 +86,13 @@ Config backend_config(const Config& config) {
 }
 
 Sizes sizes_of(const Config& given, const Topology& topology, int rank) {
-  const Config config = backend_config(given);
+  Config config = backend_config(given);
+  const bool one_host = topology.nodes() == 1 || topology.simulated();
+  if (!resolve_by_hosts(config, topology, one_host)) {
+    const DeviceBackendFaults mine = device_backend_faults(config);
+    choose_device_backend(config, {&mine, 1});
+    resolve_by_hosts(config, topology, one_host);
+  }
   const BackendEntry& entry = entry_of(config.backend);
   Sizes sizes;
   if (config.placement.tp() == 1) {
@@ -94,7 +108,7 @@ Sizes sizes_of(const Config& given, const Topology& topology, int rank) {
 }  // namespace
 
 void check_backend(BackendKind kind) {
-  entry_of(kind);
+  if (kind != BackendKind::automatic) entry_of(kind);
 }
 
 std::unique_ptr<Backend> make_backend(const Rank& rank, const Config& given) {

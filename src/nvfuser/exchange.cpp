@@ -36,7 +36,7 @@ constexpr std::int64_t kMostRows = 1 << 24;  // the largest max_tokens of a ferr
 constexpr std::size_t kTextBytes = 512;      // of a rank's refusal, as the ranks gather it
 
 DType type_of(const Config& config) {
-  if (has_kernels(config.backend) || chosen_memory(config) == MemoryKind::device)
+  if (chosen_memory(config) == MemoryKind::device)
     throw UnsupportedError("nvfuser: arrays are in host memory; for GPUs use Python's ferry.nvfuser");
   const std::optional<DType> type = config.format.value_type();
   if (!type)

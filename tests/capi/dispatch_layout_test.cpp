@@ -64,7 +64,7 @@ TEST(DispatchLayout, IsTheSameInBothInterfaces) {
       EXPECT_EQ(ferry_dispatch_layout(&args), FERRY_USAGE);
       EXPECT_NE(std::string(ferry_last_error()).find("FERRY_CPU (2) or FERRY_CUDA (3)"), std::string::npos);
     }
-    args.backend = FERRY_BACKEND_DEFAULT;
+    args.backend = FERRY_BACKEND_AUTOMATIC;
     args.node_of_rank = nullptr;
     args.ranks_per_node = 3;
     EXPECT_EQ(ferry_dispatch_layout(&args), FERRY_USAGE);

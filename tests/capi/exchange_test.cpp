@@ -206,7 +206,7 @@ TEST(Configuration, MistakesAreRefusedByTheQueries) {
   refused(with([](auto& c) { c.layout = 3; }), "ferry_config.layout = 3");
   refused(with([](auto& c) { c.backend = -1; }), "ferry_config.backend = -1");
   refused(with([](auto& c) { c.backend = FERRY_REFERENCE; }),
-          "ferry_config.backend = 1, must be FERRY_BACKEND_DEFAULT (0), FERRY_CPU (2), FERRY_CUDA (3), "
+          "ferry_config.backend = 1, must be FERRY_BACKEND_AUTOMATIC (0), FERRY_CPU (2), FERRY_CUDA (3), "
           "FERRY_COLLECTIVE (4) or FERRY_NVSHMEM (5)");
   refused(with([](auto& c) { c.combine_type = 3; }), "ferry_config.combine_type = 3");
   refused(with([](auto& c) { c.reduction = 4; }), "reduction = 4");

@@ -50,7 +50,11 @@ TEST(Configuration, RefusesWithTheNumbers) {
       {with([](Config& c) { c.lanes = 0; }), "lanes = 0"},
       {with([](Config& c) { c.deadline = 0; }), "deadline = 0"},
       {with([](Config& c) { c.window = -1; }), "window = -1"},
-      {with([](Config& c) { c.memory = MemoryKind::device; }), "the backend cpu works on host memory"},
+      {with([](Config& c) {
+         c.backend = BackendKind::cpu;
+         c.memory = MemoryKind::device;
+       }),
+       "the backend cpu works on host memory"},
       {with([](Config& c) {
          c.backend = BackendKind::cuda;
          c.memory = MemoryKind::host;
@@ -61,7 +65,10 @@ TEST(Configuration, RefusesWithTheNumbers) {
          c.memory = MemoryKind::host;
        }),
        "the backend nvshmem works on device memory"},
-      {with([](Config& c) { c.engine = EngineKind::nccl; }),
+      {with([](Config& c) {
+         c.backend = BackendKind::cpu;
+         c.engine = EngineKind::nccl;
+       }),
        "the backend is cpu, and memory is automatic: pass the backend collective"},
       {with([](Config& c) {
          c.backend = BackendKind::collective;
@@ -70,7 +77,7 @@ TEST(Configuration, RefusesWithTheNumbers) {
        }),
        "and memory is host: pass memory automatic or device"},
       {with([](Config& c) { c.backend = BackendKind::reference; }),
-       "backend = reference (0), must be one of cpu, cuda, nvshmem, collective"},
+       "backend = reference (0), must be one of automatic, cpu, cuda, nvshmem, collective"},
       {with([](Config& c) { c.deadline = std::numeric_limits<double>::quiet_NaN(); }), "deadline = "},
       {with([](Config& c) { c.alignment = 8, c.capacity = 20; }), "capacity = 20"},
       {with([](Config& c) { c.alignment = 8, c.layout = Layout::rank_major; }), "alignment = 8"},
@@ -244,7 +251,7 @@ TEST(Configuration, UnknownEnumeratorsAreRefused) {
   EXPECT_NE(refusal(config).find("kind 9"), std::string::npos) << refusal(config);
   config = valid_config();
   config.backend = static_cast<BackendKind>(9);
-  EXPECT_NE(refusal(config).find("backend = unknown (9), must be one of cpu"), std::string::npos)
+  EXPECT_NE(refusal(config).find("backend = unknown (9), must be one of automatic, cpu"), std::string::npos)
       << refusal(config);
 }
 

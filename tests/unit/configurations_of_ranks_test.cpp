@@ -140,6 +140,75 @@ TEST(Configuration, ADifferenceThatChangesTheHopsNamesTheTransfer) {
             "every rank");
 }
 
+TEST(Configuration, TheAutomaticBackendFollowsMemoryEngineAndHosts) {
+  const Topology topology({0, 0, 1, 1});
+  for (const MemoryKind memory : {MemoryKind::automatic, MemoryKind::host, MemoryKind::device}) {
+    for (const EngineKind engine : {EngineKind::automatic, EngineKind::mpi, EngineKind::custom}) {
+      for (const bool one_host : {true, false}) {
+        Config config = valid_config();
+        config.memory = memory;
+        config.engine = engine;
+        const bool device = memory == MemoryKind::device, named = engine != EngineKind::automatic;
+        EXPECT_EQ(resolve_by_hosts(config, topology, one_host), named || one_host || !device);
+        const BackendKind on_one_host = device ? BackendKind::cuda : BackendKind::cpu;
+        const BackendKind on_several = device ? BackendKind::automatic : BackendKind::collective;
+        EXPECT_EQ(config.backend, named ? BackendKind::collective : one_host ? on_one_host : on_several);
+      }
+    }
+  }
+  Config config = valid_config();
+  config.engine = EngineKind::nccl;
+  EXPECT_EQ(chosen_memory(config), MemoryKind::device);
+  EXPECT_TRUE(resolve_by_hosts(config, topology, false));
+  EXPECT_EQ(config.backend, BackendKind::collective);
+}
+
+TEST(Configuration, DeviceMemoryOnSeveralHostsTakesWhatEveryRankCanLoad) {
+  const DeviceBackendFaults none, no_nvshmem{.nvshmem = "no module", .nccl = {}},
+      no_nccl{.nvshmem = {}, .nccl = "no NCCL"};
+  const auto chosen = [](const std::vector<DeviceBackendFaults>& by_rank) {
+    Config config = valid_config();
+    choose_device_backend(config, by_rank);
+    return std::pair(config.backend, config.engine);
+  };
+  const std::pair nvshmem(BackendKind::nvshmem, EngineKind::automatic),
+      over_nccl(BackendKind::collective, EngineKind::nccl);
+  EXPECT_EQ(chosen({none, none, none}), nvshmem);
+  EXPECT_EQ(chosen({none, no_nccl, no_nccl}), nvshmem);
+  EXPECT_EQ(chosen({none, none, no_nvshmem}), over_nccl);
+  EXPECT_EQ(chosen({no_nvshmem, no_nvshmem}), over_nccl);
+  try {
+    chosen({none, no_nvshmem, no_nccl});
+    ADD_FAILURE() << "was not refused";
+  } catch (const UnsupportedError& error) {
+    const std::string text = error.what();
+    EXPECT_NE(text.find("nvshmem: rank 1: no module\ncollective over NCCL: rank 2: no NCCL"),
+              std::string::npos)
+        << text;
+  }
+}
+
+TEST(Configuration, NvshmemIsNotChosenForWhatItLacks) {
+  Config config = valid_config();
+  config.transfer = Transfer::gather;
+  EXPECT_EQ(device_backend_faults(config).nvshmem, "it has no transfer gather");
+  config = valid_config();
+  config.placement = Placement::ep_tp(10, 2, 2);
+  EXPECT_EQ(device_backend_faults(config).nvshmem, "it has no experts in slices on several hosts");
+}
+
+TEST(Configuration, SizesOfTheAutomaticBackendAreThoseOfItsChoice) {
+  Config config = valid_config(), chosen = valid_config();
+  chosen.backend = BackendKind::cpu;
+  EXPECT_EQ(size_of(config, kRanks).total(), size_of(chosen, kRanks).total());
+  const std::vector<int> nodes{0, 0, 1, 1};
+  EXPECT_EQ(size_of(config, Topology(nodes, true)).total(), size_of(chosen, Topology(nodes, true)).total());
+  chosen.backend = BackendKind::collective;
+  EXPECT_EQ(size_of(config, Topology(nodes)).total(), size_of(chosen, Topology(nodes)).total());
+  EXPECT_NE(size_of(config, Topology(nodes)).total(), size_of(config, kRanks).total());
+  EXPECT_EQ(plan_bytes(config, kRanks), plan_bytes(chosen, kRanks));
+}
+
 TEST(Configuration, ARefusedConfigurationEndsConstructionOnEveryRank) {
   Config config = valid_config();
   config.top_k = 40;

@@ -22,9 +22,10 @@ enum { FERRY_BF16 = 0, FERRY_FP16 = 1, FERRY_FP32 = 2 };
 /// Types of expert ids.
 enum { FERRY_INT32 = 0, FERRY_INT64 = 1 };
 
-/// See ferry::BackendKind. FERRY_REFERENCE is reserved: a call that asks for it returns FERRY_USAGE.
+/// See ferry::BackendKind, also for how FERRY_BACKEND_AUTOMATIC chooses. FERRY_REFERENCE is reserved: a call
+/// that asks for it returns FERRY_USAGE.
 enum {
-  FERRY_BACKEND_DEFAULT = 0,
+  FERRY_BACKEND_AUTOMATIC = 0,
   FERRY_REFERENCE = 1,
   FERRY_CPU = 2,
   FERRY_CUDA = 3,
@@ -103,7 +104,7 @@ typedef struct ferry_config {
   int32_t hidden;      ///< H
   int32_t max_tokens;  ///< T: most tokens of a rank in a call
 
-  int32_t backend;  ///< default: FERRY_CPU
+  int32_t backend;  ///< default: FERRY_BACKEND_AUTOMATIC; ferry_exchange_config() tells which was chosen
   int32_t layout;   ///< default: FERRY_EXPERT_MAJOR
   /// Placement: expert e is local expert expert_local[e] of rank expert_rank[e]. Both [E], read during the
   /// call. The local numbers of a rank are 0, 1, 2, ... without gaps. Both NULL: see
@@ -161,8 +162,9 @@ typedef struct ferry_sizes {
 
 /// The exact bytes that it maps.
 ferry_status ferry_sizes_of(const ferry_config* config, int ranks, int rank, ferry_sizes* sizes);
-/// The bytes for ranks on several nodes, which differ where messages take two hops. `node_of_rank` [ranks]:
-/// ranks with equal numbers, which may be any, are on one node.
+/// The bytes for ranks on several hosts, which differ where messages take two hops. `node_of_rank` [ranks]:
+/// ranks with equal numbers, which may be any, are on one host. FERRY_BACKEND_AUTOMATIC: as if every rank
+/// could load what this process can.
 ferry_status ferry_sizes_on_nodes(const ferry_config* config, const int32_t* node_of_rank, int ranks,
                                   int rank, ferry_sizes* sizes);
 /// The rows that the rank can receive (expert_padded: rows of one expert).

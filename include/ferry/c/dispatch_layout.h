@@ -30,7 +30,7 @@ typedef struct ferry_dispatch_layout_args {
   uint8_t* token_in_rank;      ///< [N, R] 1 if the token has an expert on the rank, otherwise 0; or NULL
   int32_t* tokens_per_node;    ///< [nodes] tokens with at least one expert on a rank of the node; or NULL
   int32_t ranks_per_node;      ///< with tokens_per_node: a divisor of R; not used with node_of_rank
-  int32_t backend;             ///< default: FERRY_CPU
+  int32_t backend;             ///< default: FERRY_BACKEND_AUTOMATIC, which counts in host memory
   void* stream;                ///< FERRY_CUDA: the kernel is enqueued on it
   /// [R] ranks with equal numbers, which may be any, are on one node; nodes are counted in the order of their
   /// lowest ranks. NULL: each node has the next `ranks_per_node` ranks.

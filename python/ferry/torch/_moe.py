@@ -41,11 +41,11 @@ class MoE(nn.Module):
         with refusing_construction(group):
             if dtype not in _FORMATS:
                 raise ferry.UsageError(f"dtype: {dtype} is not one of {', '.join(map(str, _FORMATS))}")
-            backend = "cuda" if torch.device(device).type == "cuda" else "cpu"
+            memory = "device" if torch.device(device).type == "cuda" else "host"
         self._settings = {
             "experts": experts, "top_k": top_k, "hidden": hidden, "max_tokens": max_tokens, "capacity": capacity,
             "layout": "expert_padded", "format": _FORMATS[dtype], "combine_type": _FORMATS[dtype], "own_receive_buffers": False,
-            "backend": backend}
+            "memory": memory}
         self.top_k = top_k
         self.connect(group)
         local = len(self.exchange.config.placement.experts_of(self.exchange.rank))

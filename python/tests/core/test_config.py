@@ -32,7 +32,7 @@ def test_attributes_and_repr_of_a_configuration():
     config = ferry.Config(**SETTINGS, format="fp8-columns-pow2", combine_type="fp32", reduction="exact", deadline=5)
     assert (config.experts, config.top_k, config.hidden, config.max_tokens) == (8, 2, 64, 16)
     assert (config.format, config.combine_type, config.reduction, config.deadline) == ("fp8-columns-pow2", "fp32", "exact", 5.0)
-    assert (config.backend, config.layout, config.alignment, config.lanes) == ("cpu", "expert_major", 1, 1)
+    assert (config.backend, config.layout, config.alignment, config.lanes) == ("automatic", "expert_major", 1, 1)
     assert (config.engine, config.reduction_level) == ("automatic", "automatic")
     assert ferry.Config(**SETTINGS, reduction_level="node").reduction_level == "node"
     assert repr(config) == ("Config(experts=8, top_k=2, hidden=64, max_tokens=16, format='fp8-columns-pow2', combine_type='fp32', "
@@ -70,6 +70,20 @@ def test_placements_in_slices_are_values():
         ferry.Placement.ep_tp(5, 2, 2)
 
 
+def test_the_automatic_backend_follows_the_memory():
+    config = ferry.Group.threads(2).run(lambda rank: ferry.Exchange(rank, **SETTINGS).config)[1]
+    assert (config.backend, config.memory) == ("cpu", "host")
+    group = ferry.Group.custom(0, 1, lambda mine: [mine], lambda: None, default_memory="device")
+    try:
+        config = ferry.Exchange(group, **SETTINGS).config
+        assert (config.backend, config.memory) == ("cuda", "device")
+    except ferry.UnsupportedError:  # no GPU, or no backend cuda
+        pass
+    assert ferry.Exchange(group, **SETTINGS, memory="host").config.backend == "cpu"
+    assert ferry.size_of(ferry.Config(**SETTINGS), ferry.Topology([0, 1])).total == ferry.size_of(
+        ferry.Config(**SETTINGS, backend="collective"), ferry.Topology([0, 1])).total
+
+
 def test_a_backend_of_kernels_works_on_device_memory():
     assert ferry.Config(**SETTINGS, backend="nvshmem").backend == "nvshmem"
     with pytest.raises(ferry.UnsupportedError, match="nvshmem works on device memory"):
@@ -103,7 +117,7 @@ def test_a_configuration_reaches_another_process():
         (SETTINGS | {"deadline": 0}, "deadline = 0 s, must be positive"),
         (SETTINGS | {"lanes": 65}, "lanes = 65"),
         (SETTINGS | {"reduction_level": "host"}, "reduction_level: 'host' is not one of automatic, rank, node"),
-        (SETTINGS | {"backend": "reference"}, "backend: 'reference' is not one of cpu, cuda, collective, nvshmem"),
+        (SETTINGS | {"backend": "reference"}, "backend: 'reference' is not one of automatic, cpu, cuda, collective, nvshmem"),
         (SETTINGS | {"layout": "rank_major", "alignment": 8}, "rank_major rows have no alignment"),
         (SETTINGS | {"capacity": 12, "alignment": 8}, "not a multiple of alignment"),
         (SETTINGS | {"format": "raw:17"}, "17"),

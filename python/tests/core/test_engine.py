@@ -48,7 +48,7 @@ def run(body, change=lambda rank, transfer: transfer, **settings):
 
         group = ferry.Group.custom(
             rank, RANKS, lambda mine: meeting.all_gather(rank, mine), lambda: meeting.all_gather(rank, b""),
-            all_to_all_v=change(rank, transfer), abort=transport.aborted.set, default_backend="collective")
+            all_to_all_v=change(rank, transfer), abort=transport.aborted.set)
         try:
             results[rank] = group.run(lambda member: body(exchange_of(member, **settings)))[0]
         except Exception as error:

@@ -100,6 +100,10 @@ class HeapHopTransport final : public cuda::HopTransport {
 }  // namespace
 }  // namespace nvshmem
 
+void require_nvshmem() {
+  nvshmem::Session::usable_module();
+}
+
 std::unique_ptr<Backend> make_nvshmem_backend(const Rank& rank, const Config& config) {
   // On one node the memory of all ranks is mapped.
   if (rank.topology().nodes() == 1) {

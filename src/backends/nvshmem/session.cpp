@@ -124,16 +124,20 @@ void Session::note_failure() noexcept {
   process().failed = true;
 }
 
+const Module& Session::usable_module() {
+  if (process().failed) {
+    throw UnsupportedError(
+        "a group that used NVSHMEM has failed in this process, so NVSHMEM is not used again: restart the "
+        "process, or use another backend");
+  }
+  return load_module();
+}
+
 Session::Session(const Rank& rank, double deadline) : rank_(rank), deadline_(deadline) {
   run_on_all_ranks(rank_, [&] {
     if (rank_.same_process() && rank_.size() > 1)
       throw UnsupportedError("NVSHMEM takes one rank of a process: start the ranks as processes");
-    if (process().failed) {
-      throw UnsupportedError(
-          "a group that used NVSHMEM has failed in this process, so NVSHMEM is not used again: restart the "
-          "process, or use another backend");
-    }
-    module_ = &load_module();
+    module_ = &usable_module();
   });
   start();
   find_pes();

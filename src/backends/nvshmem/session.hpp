@@ -74,6 +74,10 @@ class Session {
   // @throws SystemError  there is no memory on the heap: NVSHMEM_SYMMETRIC_SIZE bounds it
   HeapMemory allocate(std::int64_t bytes);
 
+  // Local. The module, if this process can use it.
+  // @throws UnsupportedError  it was not found, or a group over NVSHMEM has failed in this process
+  static const Module& usable_module();
+
   // Local. Call it when the group has failed, before objects of the session are destroyed.
   static void note_failure() noexcept;
 

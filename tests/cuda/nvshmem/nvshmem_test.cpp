@@ -12,6 +12,8 @@
 #include "backends/cuda/runtime/error.hpp"
 #include "backends/nvshmem/session.hpp"
 #include "cuda/nvshmem/message_checks.hpp"
+#include "exchange/configuration.hpp"
+#include "harness/check.hpp"
 #include "runtime/channel_support.hpp"
 #include "runtime/support.hpp"
 
@@ -160,6 +162,37 @@ TEST(NvshmemWithoutGpu, TheModuleOpens) {
   module.version(&major, &minor, &patch);
   EXPECT_EQ(major, 3);
   EXPECT_FALSE(module.is_running());
+}
+
+// Ranks are processes on simulated hosts. In the second run rank 1 does not find the module.
+TEST(NvshmemWithoutGpu, TheAutomaticBackendNeedsTheModuleOnEveryRank) {
+  for (const bool missing : {false, true}) {
+    run_ranks(GroupKind::processes, 2, kDeadline, [&](const Rank& process) {
+      if (missing && process.index() == 1) setenv("FERRY_NVSHMEM_MODULE", "/nowhere/module.so", 1);
+      const Bootstrap bootstrap{
+          .rank = process.index(),
+          .ranks = 2,
+          .all_gather = [&](const void* mine, void* all,
+                            std::size_t bytes) { process.all_gather(mine, all, bytes); },
+          .barrier = [&] { process.barrier(); },
+          .host_id = std::to_string(process.index())};
+      Group::custom(bootstrap).run([&](const Rank& rank) {
+        const Config config{
+            .experts = 2, .top_k = 1, .hidden = 16, .max_tokens = 1, .memory = MemoryKind::device};
+        try {
+          const Config chosen = agree_on_config(rank, config);
+          contract::require(chosen.backend == (missing ? BackendKind::collective : BackendKind::nvshmem),
+                            "backend ", to_string(chosen.backend));
+          contract::require(chosen.engine == (missing ? EngineKind::nccl : EngineKind::automatic), "engine ",
+                            to_string(chosen.engine));
+        } catch (const UnsupportedError& error) {  // there is no NCCL either
+          contract::require(missing, error.what());
+          require_text(error, "nvshmem: rank 1: ");
+          require_text(error, "/nowhere/module.so does not exist");
+        }
+      });
+    });
+  }
 }
 #endif
 

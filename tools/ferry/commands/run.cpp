@@ -6,6 +6,8 @@
 #include <optional>
 #include <string>
 
+#include "base/enumerators.hpp"
+#include "exchange/configuration.hpp"
 #include "ferry/group.hpp"
 #include "tools/ferry/commands/commands.hpp"
 #include "tools/ferry/common/arguments.hpp"
@@ -54,10 +56,13 @@ Examples:
 )";
 
 void add_group_options(CLI::App& command, RunOptions& options) {
-  add_choice(command, "--backend", options.backend,
-             "cpu (default), cuda, or collective and nvshmem:\nthe ranks that mpirun has started;\nnvshmem "
-             "with --hosts: processes of this command",
-             {"cpu", "cuda", "collective", "nvshmem"});
+  add_choice(
+      command, "--backend", options.backend,
+      "cpu, cuda, or collective and nvshmem: the ranks that\nmpirun has started; nvshmem with --hosts: "
+      "processes of\nthis command; default: automatic, which is collective\nwith --engine, cuda with "
+      "--memory "
+      "device, else cpu",
+      {"automatic", "cpu", "cuda", "collective", "nvshmem"});
   add_engine_options(command, options.choice);
   add_number(command, "--ranks", options.ranks,
              "number of ranks, all on this machine; default 8;\ncollective: as many as mpirun has started", 1,
@@ -146,6 +151,17 @@ struct OutputFiles {
   bool to_stdout() const { return json.to_stdout() || html.to_stdout() || timeline.to_stdout(); }
   Output json, html, timeline;
 };
+
+// Replaces the backend `automatic` by the one that an exchange of ranks on this host takes.
+void resolve_backend(RunOptions& options) {
+  if (options.backend != to_string(BackendKind::automatic)) return;
+  Config config;
+  config.engine = enumerator_named<EngineKind>("--engine", options.choice.engine);
+  config.memory = enumerator_named<MemoryKind>("--memory", options.choice.memory);
+  resolve_by_hosts(config, Topology({0}), true);
+  options.backend = to_string(config.backend);
+  if (config.backend != BackendKind::collective) options.choice.memory = to_string(MemoryKind::automatic);
+}
 
 Group make_group(const RunOptions& options) {
   // NVSHMEM takes one rank of a process.
@@ -273,6 +289,7 @@ void run_program_trace(const RunSpec& spec, Group& group, const OutputFiles& fil
 }
 
 void run_trace(RunOptions options) {
+  resolve_backend(options);
   prepare_for_hops(options.hops);
   if (options.runs_program()) check_program_options(options);
   refuse_shared({{"--compare", options.compare},

@@ -17,7 +17,7 @@ namespace ferry::app {
 
 // The options of `ferry run`, with their defaults.
 struct RunOptions {
-  std::string backend = "cpu";
+  std::string backend = "automatic";
   EngineChoice choice;  // of collective
   int ranks = 0;        // 0: 8; collective: as many as mpirun has started
   int hosts = 1;        // simulated

@@ -16,6 +16,7 @@
 #include "base/text.hpp"
 #include "engine/engine.hpp"
 #include "engine/nccl_engine.hpp"
+#include "engine/nccl_library.hpp"
 #include "ferry/group.hpp"
 
 namespace ferry {
@@ -244,6 +245,10 @@ Sizes device_collective_sizes(const Config& config, const Topology& topology, in
           .plans =
               lanes * (cuda::lane_arrays(config, rank).bytes + working) + cuda::exchange_arrays(config).bytes,
           .messages = lanes * layout.signals_end};
+}
+
+void require_nccl() {
+  load_nccl();
 }
 
 std::unique_ptr<Backend> make_device_collective_backend(const Rank& rank, const Config& config,
