@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Registers, stack, spills and shared memory of the kernels, as optimised in a release: all that a machine without a GPU can see of
-a GPU's speed. bench/results/kernels/sm_90.json keeps them, with a hash of the sources of each file.
+a GPU's speed. bench/results/kernels/sm_90.json keeps them, with a hash of the device code of each file: of what the compiler makes of
+it without optimising, which takes a second, and of the .cu and .cuh files, whose pragmas count only later.
 
-  check BUILD [--all]   compiles the files whose sources are not those of the table, or all; fails if a kernel differs from the table
+  check BUILD [--all]   compiles the files whose code is not that of the table, or all; fails if a kernel differs from the table
   record BUILD [--all]  does the same, and writes what it finds into the table, whose changes a reviewer then sees
 
 BUILD has a compile_commands.json with the CUDA backend. Its --Ofast-compile is left out. Sources of another toolkit than the table's
@@ -11,6 +12,7 @@ are not compared. A kernel of the NVSHMEM module gets its registers when the mod
 
 import argparse
 import concurrent.futures
+import hashlib
 import json
 import os
 import pathlib
@@ -20,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 
-from kernel_sources import REPOSITORY, hash_of, with_included
+from kernel_sources import REPOSITORY, code_of, with_included
 
 TABLE = "bench/results/kernels/sm_90.json"
 FOLDER = "src/backends/cuda"
@@ -43,17 +45,33 @@ class KernelFile:
         # What decides the code. CI's build has --Ofast-compile in place of -O3, which says nothing of device code.
         text = re.sub(r" -([cox]|MF|MT) \S+", "", " ".join(words[1:]))
         self.options = [word for word in text.split() if not re.match(r"-I|-isystem|-MD|-O|--Ofast|--generate-code", word)]
-        self.sources = hash_of(with_included([path], root), root)
+        texts = {of: (root / of).read_text() for of in with_included([path], root)}
+        self.text = "\n".join(code_of(re.sub(r"^\s*#include.*", "", text, flags=re.MULTILINE)) for of, text in texts.items()
+                              if of.suffix in (".cu", ".cuh") or "#pragma unroll" in text)
 
-    def resources(self):
+    def compiled(self, *options):
+        """What the compiler says, and what it makes."""
         launcher = shlex.split(os.environ.get("CMAKE_CUDA_COMPILER_LAUNCHER", ""))
         with tempfile.TemporaryDirectory() as folder:
-            command = [*launcher, self.compiler, *self.options, *self.places, "-O3", "-arch=sm_90", "-Xptxas=-v", "-c", str(self.path),
-                       "-o", f"{folder}/{self.path.name}.o"]
+            made = pathlib.Path(folder, f"{self.path.name}.o")
+            command = [*launcher, self.compiler, *self.options, *self.places, "-arch=sm_90", *options, str(self.path), "-o", str(made)]
             done = subprocess.run(command, text=True, capture_output=True)
-        if done.returncode != 0:
-            raise SystemExit(f"{shlex.join(command)}\n{done.stderr}")
-        return resources_in(done.stderr + done.stdout)
+            if done.returncode != 0:
+                raise SystemExit(f"{shlex.join(command)}\n{done.stderr}")
+            return done.stderr + done.stdout, made.read_bytes()
+
+    def code(self):
+        """The hash of the device code."""
+        ptx = self.compiled("--Ofast-compile=max", "-ptx")[1].decode()
+        ptx = re.sub(r"^//.*", "", ptx, flags=re.MULTILINE)  # the compiler's version
+        # Names of a file alone have parts made from its path and from what it includes: their length, then that many characters.
+        part = re.compile(r"(\d+)((?:_GLOBAL__N_|_INTERNAL_)\w+)")
+        while part.search(ptx):
+            ptx = part.sub(lambda match: match[2][int(match[1]) :], ptx)
+        return hashlib.sha256(f"{self.text}\n{ptx}".encode()).hexdigest()[:16]
+
+    def resources(self):
+        return resources_in(self.compiled("-O3", "-Xptxas=-v", "-c")[0])
 
 
 def readable(names):
@@ -113,15 +131,16 @@ def main(arguments, root=REPOSITORY):
         return
     old = table["files"]
     everything = given.all or toolkit != table["toolkit"]
-    stale = [file for file in files if everything or old.get(file.name, {}).get("sources") != file.sources]
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        code = dict(zip([file.name for file in files], pool.map(KernelFile.code, files)))
+        stale = [file for file in files if everything or old.get(file.name, {}).get("code") != code[file.name]]
         found = dict(zip([file.name for file in stale], pool.map(KernelFile.resources, stale)))
     changes = [f"{name} is not compiled any more" for name in sorted(old.keys() - {file.name for file in files})]
     for name, kernels in found.items():
         changes += differences(name, old.get(name, {}).get("kernels", {}), kernels)
     print("\n".join([*changes, f"{len(stale)} of {len(files)} files compiled, {len(changes)} differences"]))
     if records:
-        table = {"toolkit": toolkit, "files": {file.name: {"sources": file.sources, "kernels": found[file.name] if file.name in found else old[file.name]["kernels"]} for file in files}}
+        table = {"toolkit": toolkit, "files": {file.name: {"code": code[file.name], "kernels": found[file.name] if file.name in found else old[file.name]["kernels"]} for file in files}}
         (root / TABLE).parent.mkdir(parents=True, exist_ok=True)
         (root / TABLE).write_text(text_of(table))
     elif changes:

@@ -11,10 +11,13 @@ import kernel_resources
 
 KERNEL = "_ZN5ferry4cuda39_GLOBAL__N__4a3fd82f_7_rows_cu_343e41264copyENS0_13CopyArgumentsE"
 CALLED = "_ZN37_INTERNAL_4a3fd82f_7_rows_cu_343e41265ferry4cuda4wide4waitEi"
-# Says what ptxas says, and counts how often it compiles.
+# Says what ptxas says, and notes how it compiles. Its device code is what stands in row.hpp.
 COMPILER = f"""#!/bin/sh
 if [ "$1" = --version ]; then echo 'release 13.0, V13.0.88'; exit; fi
-echo "$@" >>compiled
+for output; do :; done
+sed 's, *//.*,,' ROOT/src/layout/row.hpp >"$output"
+case "$*" in *-ptx*) exit ;; esac
+echo "$@" >>ROOT/compiled
 cat >&2 <<'TEXT'
 ptxas info    : 504 bytes gmem
 ptxas info    : Compiling entry function '{KERNEL}' for 'sm_90'
@@ -40,7 +43,7 @@ class KernelResourcesTest(SmallRepository):
         self.run_script("record")
 
     def let_registers_be(self, number):
-        self.compiler.write_text(COMPILER.replace("REGISTERS", str(number)).replace(">>compiled", f">>{self.root}/compiled"))
+        self.compiler.write_text(COMPILER.replace("REGISTERS", str(number)).replace("ROOT", str(self.root)))
         self.compiler.chmod(0o755)
 
     def run_script(self, *arguments):
@@ -62,7 +65,7 @@ class KernelResourcesTest(SmallRepository):
         self.assertIn("-DX=1 --fmad=false", options)
         self.assertNotIn("Ofast", options)
 
-    def test_files_with_the_sources_of_the_table_are_not_compiled(self):
+    def test_files_with_the_code_of_the_table_are_not_compiled(self):
         self.let_registers_be(41)
         (self.root / "src/layout/row.hpp").write_text("int b;  // another comment\n")
         self.assertIn("0 of 1 files compiled, 0 differences", self.run_script("check"))
