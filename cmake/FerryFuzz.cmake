@@ -25,6 +25,7 @@ function(ferry_fuzzer)
     endif()
   endforeach()
   add_library(${arg_NAME}_library STATIC ${chosen})
+  target_compile_definitions(${arg_NAME}_library PRIVATE FERRY_VERSION="${PROJECT_VERSION}") # base/types.cpp
   target_include_directories(${arg_NAME}_library PUBLIC ${PROJECT_SOURCE_DIR}/include ${PROJECT_SOURCE_DIR}/src)
 
   add_executable(${arg_NAME} ${arg_SOURCES})

@@ -28,7 +28,7 @@ class RefusalsTest(ProgramTest):
             (["/dev/zero: expected a regular file"], ["model", "--check", "/dev/zero"]),
             (["65", "--overlap"], ["run", "--overlap", "65"]),
             (["--overlap", "--backend cuda", "rank_major"], ["run", *SMALL, "--overlap", "2", "--backend", "cuda", "--layout", "rank_major"]),
-            (["--engine nccl", "--backend cpu", "collective"], ["run", *SMALL, "--engine", "nccl"]),
+            (["--backend collective", "mpirun -n 3"], ["run", *SMALL, "--engine", "nccl"]),
             (["--memory device", "--backend cuda"], ["run", *SMALL, "--memory", "device", "--backend", "cuda"]),
             (["--engine nccl", "--backend cpu", "collective"], ["bench", "--engine", "nccl"]),
             (["--memory device", "--backend cuda", "collective"], ["bench", "--backend", "cuda", "--memory", "device"]),

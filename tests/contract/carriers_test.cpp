@@ -27,11 +27,18 @@ TEST_P(Contract, EveryCallTakesItsNumbers) {
     const oracle::ExpertOutputs outputs = make_expert_outputs(c, step);
     run(c.ranks, describe(c), [&](Rank rank) {
       SyncExchange exchange(rank, c.config);
-      std::uint64_t next = dispatch_and_combine(exchange, c, step, outputs).call();
+      const auto number_of_dispatch = [&] {
+        DispatchRun dispatch(exchange, c, step);
+        dispatch.run();
+        const DispatchResult& received = dispatch.received();
+        CombineRun(exchange, c, step, outputs, received.plan, received.weight).run();
+        return received.host->call;
+      };
+      std::uint64_t next = number_of_dispatch();
       const auto require_next = [&](int numbers) {
         next += static_cast<std::uint64_t>(numbers);
-        const Plan plan = dispatch_and_combine(exchange, c, step, outputs);
-        require(plan.call() == next, "dispatch ", plan.call(), ", expected ", next);
+        const std::uint64_t number = number_of_dispatch();
+        require(number == next, "dispatch ", number, ", expected ", next);
       };
       require_next(1 + numbers_of_combine(GetParam(), weights));
       exchange.metadata(3);

@@ -133,7 +133,7 @@ TEST_P(Contract, DispatchLayoutRefusesBadArguments) {
     require_refused("top_k = 0", right, 3, 0, placement, good);
     require_refused("top_k = 33", right, 3, 33, placement, good);
     require_refused("the placement has no experts", right, 3, 2, {}, good);
-    require_error("backend = reference (0), must be one of cpu",
+    require_error("backend = reference (0), must be one of automatic, cpu",
                   [&] { dispatch_layout(right, 3, 2, placement, good, nullptr, BackendKind::reference); });
     DispatchLayout wrong = good;
     wrong.tokens_per_rank = nullptr;

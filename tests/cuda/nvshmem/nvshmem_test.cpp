@@ -167,15 +167,11 @@ TEST(NvshmemWithoutGpu, TheModuleOpens) {
 // Ranks are processes on simulated hosts. In the second run rank 1 does not find the module.
 TEST(NvshmemWithoutGpu, TheAutomaticBackendNeedsTheModuleOnEveryRank) {
   for (const bool missing : {false, true}) {
+    const TestBootstrap meeting(2);
     run_ranks(GroupKind::processes, 2, kDeadline, [&](const Rank& process) {
       if (missing && process.index() == 1) setenv("FERRY_NVSHMEM_MODULE", "/nowhere/module.so", 1);
-      const Bootstrap bootstrap{
-          .rank = process.index(),
-          .ranks = 2,
-          .all_gather = [&](const void* mine, void* all,
-                            std::size_t bytes) { process.all_gather(mine, all, bytes); },
-          .barrier = [&] { process.barrier(); },
-          .host_id = std::to_string(process.index())};
+      Bootstrap bootstrap = meeting.bootstrap(process.index());
+      bootstrap.host_id = std::to_string(process.index());
       Group::custom(bootstrap).run([&](const Rank& rank) {
         const Config config{
             .experts = 2, .top_k = 1, .hidden = 16, .max_tokens = 1, .memory = MemoryKind::device};
