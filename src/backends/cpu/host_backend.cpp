@@ -3,7 +3,6 @@
 #include <utility>
 
 #include "backends/cpu/lane.hpp"
-#include "backends/cpu/small_calls.hpp"
 #include "exchange/backend.hpp"
 #include "group/channel.hpp"
 

@@ -1,10 +1,9 @@
-#include "backends/cpu/small_calls.hpp"
-
 #include <algorithm>
 #include <cstring>
 #include <limits>
 #include <vector>
 
+#include "backends/cpu/lane.hpp"
 #include "exchange/call_options.hpp"
 #include "exchange/dispatch_layout.hpp"
 #include "exchange/link_calls.hpp"
