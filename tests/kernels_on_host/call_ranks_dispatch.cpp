@@ -38,7 +38,7 @@ DispatchKernel dispatch_kernel_of(Phase phase, bool few) {
                                : dispatch_phase_of<Generic>(phase);
 }
 
-// Of a common split call.
+// The kernel of a common split call.
 DispatchKernel common_dispatch_phase(Phase phase, Quantisation quantisation) {
   if (quantisation == Quantisation::none) return dispatch_phase_of<ManyTokens<Quantisation::none>>(phase);
   if (quantisation == Quantisation::fp8) return dispatch_phase_of<ManyTokens<Quantisation::fp8>>(phase);

@@ -166,7 +166,7 @@ def test_a_wait_call_with_arguments_that_do_not_fit_ends_the_call(phase, wrong):
 
 
 def test_copies_share_the_exchange():
-    """Of what holds one, such as a module: a copy with a state of its own would lose count of the calls."""
+    """Copies of what holds one, such as a module: a copy with a state of its own would lose count of the calls."""
     def body(rank):
         deep_ep, max_, nvfuser = DeepEp(rank), Max(rank), NvFuser(rank)
         for made in (deep_ep.buffer, max_.exchange, nvfuser.exchange):

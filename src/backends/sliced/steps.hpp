@@ -122,13 +122,13 @@ struct FindSegments {
   PlanView plan;
   SegmentTables tables;
   SliceState* state;
-  // Of a dispatch; null in a combine.
+  // Arrays of a dispatch; null in a combine.
   std::int32_t* counts;       // [local experts]
   std::int32_t* row_offsets;  // [local experts + 1]
   HostTotals* totals;
   SliceTotals* all_calls;
   std::uint64_t call;  // its number on the host; a device counts its dispatches itself
-  // Of a combine; null in a dispatch.
+  // Arrays of a combine; null in a dispatch.
   SliceTerms* terms;
   std::int32_t types;
   std::uint32_t arguments;

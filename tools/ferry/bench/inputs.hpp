@@ -24,7 +24,7 @@ class BenchInputs {
   const std::int32_t* ids(int set, int rank) const { return &ids_[routes_before(set, rank)]; }
   const float* weights(int set, int rank) const { return &weights_[routes_before(set, rank)]; }
 
-  // Of a set's dispatch.
+  // What the dispatch of a set must return.
   const DispatchCheck& check(int set) const { return checks_[static_cast<std::size_t>(set)]; }
 
   // A token's values times `factor`, [H] of BenchPoint::type.

@@ -53,8 +53,8 @@ struct HopCounts {
   unsigned long long bytes, messages;
 };
 
-// Of a HopTaskState (hop_state.cuh). A thread of a narrow kernel keeps counts of one rank, a thread of a wide
-// kernel of eight.
+// Bytes of a HopTaskState (hop_state.cuh). A thread of a narrow kernel keeps counts of one rank, a thread of
+// a wide kernel of eight.
 constexpr std::int64_t hop_task_bytes(bool wide) {
   return wide ? 120 : 64;
 }

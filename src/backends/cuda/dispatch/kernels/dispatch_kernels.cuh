@@ -21,7 +21,7 @@ const void* fused_kernel();
 template <class Traits>
 const void* split_kernel();
 
-// Of fused calls from ids whose token count is known on the device only.
+// The kernel of fused calls from ids whose token count is known on the device only.
 template <class Few, class Many>
 const void* counting_kernel();
 
