@@ -125,7 +125,7 @@ TEST_F(CudaPointers, OtherOperationsRefusePageableMemory) {
     test.require_refused("row_weights", combine(outputs, plan, result, {.row_weights = memory.as<float>()}));
     test.require_refused("topk_weights",
                          combine(outputs, plan, result, {.topk_weights = memory.as<float>()}));
-    const DeviceBytes values(1 << 20);
+    const DeviceBytes values(1 << 20), more_values(1 << 20);
     test.require_refused("row_values",
                          combine(outputs, plan, result,
                                  {.row_values = memory.as<float>(), .route_values = values.as<float>()}));
@@ -139,7 +139,7 @@ TEST_F(CudaPointers, OtherOperationsRefusePageableMemory) {
       exchange.route_values(values.as<float>(), plan, memory.as<float>(), 0, test.stream);
     });
     test.require_refused("plan", [&] {
-      exchange.route_values(values.as<float>(), bad_plan, values.as<float>(), 0, test.stream);
+      exchange.route_values(values.as<float>(), bad_plan, more_values.as<float>(), 0, test.stream);
     });
     test.require_refused("device_count",
                          [&] { exchange.metadata(memory.as<std::int32_t>(), 0, test.stream); });
