@@ -3,6 +3,6 @@
 
 namespace ferry::contract {
 
-INSTANTIATE_TEST_SUITE_P(C, Contract, testing::Values(Setup{.through_c = true}));
+INSTANTIATE_TEST_SUITE_P(C, Contract, testing::Values(Setup{.language = &kC}));
 
 }  // namespace ferry::contract

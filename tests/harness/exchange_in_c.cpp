@@ -1,4 +1,4 @@
-#include "harness/exchange_in_c.hpp"
+// The operations of ferry::Exchange, called through the C interface. Statuses become exceptions again.
 
 #include <algorithm>
 #include <cstring>
@@ -7,6 +7,8 @@
 
 #include "capi/boundary.hpp"
 #include "capi/convert.hpp"
+#include "ferry/ferry.h"
+#include "harness/foreign_exchange.hpp"
 
 namespace ferry::contract {
 namespace {
@@ -88,7 +90,65 @@ ferry_combine_args arguments(const Outputs& outputs, const Plan& plan, const Res
   return args;
 }
 
-}  // namespace
+class ExchangeInC : public ForeignExchange {
+ public:
+  ExchangeInC(const Rank& rank, const Config& config);
+
+  DispatchResult dispatch(const Tokens& tokens, const Routes& routes, const float* weights,
+                          const DispatchOptions& options, Stream stream) override {
+    return dispatched(ferry_dispatch, arguments(tokens, routes, weights, options, stream));
+  }
+  void dispatch_send(const Tokens& tokens, const Routes& routes, const float* weights,
+                     const DispatchOptions& options, Stream stream) override {
+    require(ferry_dispatch_send, arguments(tokens, routes, weights, options, stream));
+  }
+  DispatchResult dispatch_receive(int lane, Stream stream) override;
+  void combine(const Outputs& outputs, const Plan& plan, const Result& result, const CombineOptions& options,
+               Stream stream) override;
+  void combine_send(const Outputs& outputs, const Plan& plan, const Result& result,
+                    const CombineOptions& options, Stream stream) override;
+  void combine_receive(int lane, Stream stream) override;
+  void route_values(const float* values, const Plan& plan, float* row_values, int lane,
+                    Stream stream) override;
+  DispatchResult combine_backward(const Tokens& d_result, const Plan& plan, const float* topk_weights,
+                                  const Outputs& outputs, float* d_weights, const DispatchOptions& options,
+                                  Stream stream) override;
+  void all_gather_v(const void* rows, std::int64_t count, std::int64_t row_bytes, void* gathered,
+                    std::int64_t capacity, int lane, Stream stream) override;
+  void reduce_scatter_v(const void* rows, std::int64_t total, DType type, void* sums, std::int64_t count,
+                        int lane, Stream stream) override;
+  DispatchCounts dispatch_counts(const Ids& ids, std::int64_t tokens, int lane, Stream stream) override;
+  const StepMetadata* metadata(std::int32_t count, int lane, Stream stream, StepMetadata* into) override;
+
+  void check(int lane) override;
+  const DispatchResult& last_dispatch_result(int lane) override;
+  LoadCounts load_counts() override;
+  WireCounts wire_counts() override;
+
+ private:
+  static ferry_dispatch_args arguments(const Tokens& tokens, const Routes& routes, const float* weights,
+                                       const DispatchOptions& options, Stream stream);
+
+  // Calls the function; throws what its status means.
+  template <class Function, class... Args>
+  void require(Function function, const Args&... args) const {
+    throw_unless_ok(function(handle_.get(), &args...));
+  }
+  // Calls a function whose arguments have a field for a result.
+  template <class Function, class Args>
+  DispatchResult dispatched(Function function, Args args) const {
+    ferry_dispatch_result result{};
+    result.size = sizeof result;
+    args.result = &result;
+    require(function, args);
+    return to_cpp(result);
+  }
+  static void throw_unless_ok(ferry_status status);
+  static DispatchResult to_cpp(const ferry_dispatch_result& c);
+
+  std::unique_ptr<ferry_exchange, void (*)(ferry_exchange*)> handle_;
+  DispatchResult last_;
+};
 
 void ExchangeInC::throw_unless_ok(ferry_status status) {
   if (status == FERRY_OK) return;
@@ -129,12 +189,14 @@ ExchangeInC::ExchangeInC(const Rank& rank, const Config& config) : handle_(nullp
   handle_.reset(made);
 }
 
-ferry_dispatch_args ExchangeInC::arguments(const Tokens& tokens, const Plan& plan, const float* weights,
+ferry_dispatch_args ExchangeInC::arguments(const Tokens& tokens, const Routes& routes, const float* weights,
                                            const DispatchOptions& options, Stream stream) {
   auto args = sized<ferry_dispatch_args>();
   args.tokens = to_c(tokens);
   args.device_count = tokens.device_count;
-  args.plan = to_c(plan);
+  args.ids = routes.ids.data;
+  args.id_type = static_cast<std::int32_t>(routes.ids.type);
+  args.plan = to_c(routes.plan);
   args.weights = weights;
   args.apply_weights = options.apply_weights;
   args.format = to_c(options.format);
@@ -148,14 +210,6 @@ ferry_dispatch_args ExchangeInC::arguments(const Tokens& tokens, const Plan& pla
   args.input_scales = options.input_scales.data();
   args.input_scale_count = static_cast<std::int64_t>(options.input_scales.size());
   args.weighted = options.weighted;
-  return args;
-}
-
-ferry_dispatch_args ExchangeInC::arguments(const Tokens& tokens, const Ids& ids, const float* weights,
-                                           const DispatchOptions& options, Stream stream) {
-  ferry_dispatch_args args = arguments(tokens, Plan(), weights, options, stream);
-  args.ids = ids.data;
-  args.id_type = static_cast<std::int32_t>(ids.type);
   return args;
 }
 
@@ -296,13 +350,13 @@ void ExchangeInC::check(int lane) {
   throw_unless_ok(ferry_check(handle_.get(), lane));
 }
 
-const DispatchResult& ExchangeInC::last_dispatch_result(int lane) const {
+const DispatchResult& ExchangeInC::last_dispatch_result(int lane) {
   auto result = sized<ferry_dispatch_result>();
   throw_unless_ok(ferry_last_dispatch_result(handle_.get(), lane, &result));
   return last_ = to_cpp(result);
 }
 
-LoadCounts ExchangeInC::load_counts() const {
+LoadCounts ExchangeInC::load_counts() {
   auto c = sized<ferry_load_counts>();
   throw_unless_ok(ferry_get_load_counts(handle_.get(), &c));
   const Exchange& exchange = handle_->exchange;
@@ -311,7 +365,7 @@ LoadCounts ExchangeInC::load_counts() const {
           c.dispatches};
 }
 
-WireCounts ExchangeInC::wire_counts() const {
+WireCounts ExchangeInC::wire_counts() {
   auto c = sized<ferry_wire_counts>();
   throw_unless_ok(ferry_get_wire_counts(handle_.get(), &c));
   return {c.dispatch_bytes,
@@ -321,5 +375,11 @@ WireCounts ExchangeInC::wire_counts() const {
           {c.dispatch_bytes_between_nodes, c.dispatch_messages_between_nodes, c.combine_bytes_between_nodes,
            c.combine_messages_between_nodes}};
 }
+
+}  // namespace
+
+const Language kC{"C", [](const Rank& rank, const Config& config) -> std::unique_ptr<ForeignExchange> {
+                    return std::make_unique<ExchangeInC>(rank, config);
+                  }};
 
 }  // namespace ferry::contract

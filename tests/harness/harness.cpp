@@ -29,7 +29,8 @@ std::string describe(const Setup& setup) {
   return str(to_string(setup.backend), setup.memory == MemoryKind::device ? " on device memory" : "", ", ",
              kRanks[static_cast<int>(setup.rank_kind)],
              setup.hops == Hops::two ? str(", two hops, window ", setup.window) : "",
-             setup.engine == EngineKind::nccl ? ", NCCL" : "", setup.through_c ? ", through C" : "");
+             setup.engine == EngineKind::nccl ? ", NCCL" : "",
+             setup.language != nullptr ? str(", through ", setup.language->name) : "");
 }
 
 bool Setup::has_gathered_input() const {
@@ -178,7 +179,7 @@ void run_ranks(const Setup& setup, int ranks, const std::string& what, const std
       throw Mismatch(str("rank ", rank.index(), ": ", mismatch.what()));
     }
   };
-  SyncExchange::call_through_c(setup.through_c);
+  SyncExchange::call_through(setup.language);
   try {
     run_group(setup, ranks, nodes, run_as_rank);
   } catch (const std::exception& error) {

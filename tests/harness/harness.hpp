@@ -52,7 +52,7 @@ struct Setup {
   Hops hops = Hops::automatic;
   int window = 0;  // Config::window; -1: that of the case
   EngineKind engine = EngineKind::automatic;
-  bool through_c = false;  // the operations are those of the C interface
+  const Language* language = nullptr;  // the operations are those of its interface; null: of C++
 
   bool same_process() const { return rank_kind == RankKind::threads; }
   bool on_device() const { return contract::on_device(backend, memory); }

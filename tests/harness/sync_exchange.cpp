@@ -9,7 +9,7 @@ namespace ferry::contract {
 
 namespace {
 
-bool through_c = false;
+const Language* under_test = nullptr;
 
 }  // namespace
 
@@ -22,11 +22,11 @@ int device_number(const Rank& rank, BackendKind backend) {
 SyncExchange::SyncExchange(Rank rank, const Config& config) : ferry::Exchange(std::move(rank), config) {
   lanes_.resize(static_cast<std::size_t>(this->config().lanes));
   for (Lane& each : lanes_) each.memory = DeviceMirror(on_device());
-  if (through_c) in_c_ = std::make_unique<ExchangeInC>(this->rank(), config);
+  if (under_test != nullptr) foreign_ = under_test->make_exchange(this->rank(), config);
 }
 
-void SyncExchange::call_through_c(bool yes) {
-  through_c = yes;
+void SyncExchange::call_through(const Language* language) {
+  under_test = language;
 }
 
 Stream SyncExchange::stream() const {
@@ -224,16 +224,16 @@ void SyncExchange::check(int index) {
 }
 
 LoadCounts SyncExchange::load_counts() const {
-  return in_c_ ? in_c_->load_counts() : ferry::Exchange::load_counts();
+  return foreign_ ? foreign_->load_counts() : ferry::Exchange::load_counts();
 }
 
 WireCounts SyncExchange::wire_counts() const {
-  return in_c_ ? in_c_->wire_counts() : ferry::Exchange::wire_counts();
+  return foreign_ ? foreign_->wire_counts() : ferry::Exchange::wire_counts();
 }
 
 const DispatchResult& SyncExchange::last_dispatch_result(int index) const {
   if (on_device()) return lanes_[static_cast<std::size_t>(index)].received;
-  return in_c_ ? in_c_->last_dispatch_result(index) : ferry::Exchange::last_dispatch_result(index);
+  return foreign_ ? foreign_->last_dispatch_result(index) : ferry::Exchange::last_dispatch_result(index);
 }
 
 }  // namespace ferry::contract

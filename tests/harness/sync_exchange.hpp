@@ -8,7 +8,7 @@
 
 #include "ferry/exchange.hpp"
 #include "harness/device_mirror.hpp"
-#include "harness/exchange_in_c.hpp"
+#include "harness/foreign_exchange.hpp"
 
 namespace ferry::contract {
 
@@ -23,8 +23,8 @@ class SyncExchange : public ferry::Exchange {
  public:
   SyncExchange(Rank rank, const Config& config);
 
-  // Whether exchanges that are made from now on call the C interface.
-  static void call_through_c(bool yes);
+  // The interface that exchanges call which are made from now on; null: that of C++.
+  static void call_through(const Language* language);
 
   DispatchResult dispatch(const Tokens& tokens, const Ids& ids, const float* weights = nullptr,
                           const DispatchOptions& options = {});
@@ -75,7 +75,7 @@ class SyncExchange : public ferry::Exchange {
   // Calls the exchange of the interface under test.
   template <class Call>
   decltype(auto) called(const Call& call) {
-    return in_c_ ? call(*in_c_) : call(static_cast<ferry::Exchange&>(*this));
+    return foreign_ ? call(*foreign_) : call(static_cast<ferry::Exchange&>(*this));
   }
 
   bool on_device() const { return config().memory == MemoryKind::device; }
@@ -90,7 +90,7 @@ class SyncExchange : public ferry::Exchange {
   DispatchResult finish(int index, const DispatchResult& received);
 
   std::vector<Lane> lanes_;
-  std::unique_ptr<ExchangeInC> in_c_;  // if the C interface is under test: all calls are its
+  std::unique_ptr<ForeignExchange> foreign_;  // all calls are its, if another language is under test
 };
 
 }  // namespace ferry::contract
