@@ -37,15 +37,19 @@ SharedLibrary open_first(const std::vector<std::string>& candidates, Symbols sym
 
 namespace {
 
-// Empty where the library is linked into the program, whose name may be relative to a folder that has changed
-// since.
+// Whether files of the folder may be loaded. What a relative path names depends on where the process runs.
+bool is_absolute(const std::string& folder) {
+  return folder.starts_with('/');
+}
+
+// Empty where the library is linked into the program, or was itself loaded by a relative path.
 fs::path directory_of_this_library() {
   Dl_info info{};
   link_map* loaded = nullptr;
   if (dladdr1(reinterpret_cast<const void*>(&module_paths), &info, reinterpret_cast<void**>(&loaded),
               RTLD_DL_LINKMAP) == 0)
     return {};
-  return fs::path(loaded->l_name).parent_path();
+  return is_absolute(loaded->l_name) ? fs::path(loaded->l_name).parent_path() : fs::path();
 }
 
 }  // namespace
@@ -72,11 +76,6 @@ std::vector<std::string> matches(const std::string& pattern) {
     paths.assign(found.gl_pathv, found.gl_pathv + found.gl_pathc);
   globfree(&found);
   return paths;
-}
-
-// Whether files of the folder may be loaded. What a relative path names depends on where the process runs.
-bool is_absolute(const std::string& folder) {
-  return folder.starts_with('/');
 }
 
 // The absolute paths in a colon-separated variable.

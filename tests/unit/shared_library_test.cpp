@@ -1,6 +1,7 @@
-// Which folders are searched for libraries that Python packages bring.
+// Which folders are searched for libraries that Python packages bring, and for modules of Ferry.
 #include "base/shared_library.hpp"
 
+#include <dlfcn.h>
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -81,6 +82,22 @@ TEST_F(PythonPackages, RelativeFoldersAreNotSearched) {
 TEST_F(PythonPackages, FoldersAreNoPatterns) {
   const Variable path("PATH", (root_ / "o?n/bin").string());
   EXPECT_EQ(files_of_python_packages(kFile), std::vector<std::string>{found_in("o?n")});
+}
+
+// The name by which a library was loaded is relative to a folder that the process may have left.
+TEST_F(PythonPackages, ModulesAreSoughtBesideALibraryThatWasLoadedByItsWholePath) {
+  const fs::path library = FERRY_TEST_MODULE_PATHS;
+  const fs::path relative = library.parent_path().filename() / library.filename();
+  for (const fs::path& path : {relative, library}) {
+    fs::current_path(library.parent_path().parent_path());
+    void* const loaded = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+    fs::current_path(root_);
+    ASSERT_NE(loaded, nullptr) << dlerror();
+    const auto sought = reinterpret_cast<bool (*)(const char*)>(dlsym(loaded, "module_is_sought_at"));
+    EXPECT_EQ(sought((path.parent_path() / "module.so").c_str()), path.is_absolute()) << path;
+    EXPECT_TRUE(sought("module.so"));
+    dlclose(loaded);
+  }
 }
 
 }  // namespace
