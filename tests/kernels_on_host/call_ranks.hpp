@@ -36,7 +36,7 @@ class CallRanks {
  public:
   // The configuration of `c`. With nodes: calls take two hops, in phases; the small launches around those
   // that wait are done by the host. With the backend collective: an engine carries what a phase has stored
-  // for other ranks, as EngineLane has it do; in phases too.
+  // for other ranks, as Lane does over an EngineCarrier; in phases too.
   explicit CallRanks(const contract::TestCase& c);
 
   void dispatch(const contract::StepInputs& step, const CallForm& form);

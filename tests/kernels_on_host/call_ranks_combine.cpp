@@ -49,7 +49,7 @@ CombineKernel bf16_combine_phase(Phase phase, Reduction reduction) {
 
 }  // namespace
 
-// As Lane::combine().
+// As Lane::enqueue().
 CombineArguments CallRanks::combine_arguments(const oracle::ExpertOutputs& outputs, int index,
                                               const CallForm& form) {
   Rank& rank = ranks_[static_cast<std::size_t>(index)];

@@ -59,7 +59,7 @@ DispatchKernel quantising_kernel(const CallForm& form, bool gathers) {
 
 }  // namespace
 
-// As Lane::dispatch().
+// As Lane::enqueue().
 DispatchArguments CallRanks::dispatch_arguments(const contract::StepInputs& step, int index,
                                                 const CallForm& form) {
   Rank& rank = ranks_[static_cast<std::size_t>(index)];

@@ -1,5 +1,5 @@
-// Calls over an engine: what EngineLane has carried between the phases of a call, and what the short kernels
-// beside it do.
+// Calls over an engine: what EngineCarrier has carried between the phases of a call, and what the short
+// kernels beside it do.
 #include "backends/cuda/device/ptx.cuh"  // first: the stand-in for CUDA
 //
 #include <gtest/gtest.h>
@@ -23,7 +23,7 @@ void CallRanks::place_lanes() {
   }
 }
 
-// As EngineLane::deliver_headers(): this rank's own header lies where it awaits it.
+// As EngineCarrier::deliver_headers(): this rank's own header lies where it awaits it.
 void CallRanks::carry_headers() {
   for (int from = 0; from < size(); ++from) {
     const EngineLayout& layout = ranks_[static_cast<std::size_t>(from)].engine;
@@ -37,7 +37,7 @@ void CallRanks::carry_headers() {
   }
 }
 
-// As the calls of an EngineLane between the phases of a dispatch, and mark_arrived_kernel.
+// As the calls of an EngineCarrier between the phases of a dispatch, and mark_arrived_kernel.
 void CallRanks::carry_messages(const std::vector<DispatchArguments>& calls, const CallForm& form) {
   carry_headers();
   for (int from = 0; from < size(); ++from) {
@@ -71,7 +71,7 @@ void CallRanks::carry_messages(const std::vector<DispatchArguments>& calls, cons
   }
 }
 
-// As the calls of an EngineLane between the phases of a combine, and find_rows_kernel.
+// As the calls of an EngineCarrier between the phases of a combine, and find_rows_kernel.
 void CallRanks::carry_rows(const std::vector<CombineArguments>& calls) {
   carry_headers();
   for (int from = 0; from < size(); ++from) {

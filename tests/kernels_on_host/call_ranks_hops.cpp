@@ -31,7 +31,7 @@ void CallRanks::place_hops() {
   }
 }
 
-// As Lane::dispatch(), kClearMetadataKernel and kClearInboxKernel.
+// As Lane::enqueue(), kClearMetadataKernel and kClearInboxKernel.
 void CallRanks::place_messages(DispatchArguments& call, int index) {
   const Rank& rank = ranks_[static_cast<std::size_t>(index)];
   place_engine_messages(rank.engine, call.message.bytes, &call.lane);
@@ -133,7 +133,7 @@ void CallRanks::add_on_nodes(CombineArguments& call, int index) {
   call.plan.route_rank = route_rank;
 }
 
-// As Lane::hop_arguments().
+// As HopCarrier::arguments().
 HopArguments CallRanks::hop_arguments(int index, HopContent content) {
   Rank& rank = ranks_[static_cast<std::size_t>(index)];
   const EngineLayout& layout = rank.engine;

@@ -376,7 +376,7 @@ TEST_P(KernelHops, DispatchAndCombineByRank) {
   ranks.combine(other, contract::make_expert_outputs(c, other), {.split_phases = true});
 }
 
-// As Lane::hop_dispatch() and Lane::hop_combine() run them.
+// As Lane::dispatch() and Lane::combine() run them over a HopCarrier.
 TEST_P(KernelHops, FusedCallsReadTheCallersRows) {
   const CallForm keeps{.split_phases = true, .keeps_inputs = true};
   const contract::TestCase by_rank = hop_case(ReductionLevel::rank), by_node = hop_case(ReductionLevel::node);

@@ -3,8 +3,8 @@
 #include <cerrno>
 #include <memory>
 
+#include "backends/cuda/host/hop_transport.hpp"
 #include "backends/cuda/host/memory_layout.hpp"
-#include "backends/cuda/host/relayed_backend.hpp"
 #include "backends/cuda/memory/device_memory.hpp"
 #include "backends/cuda/runtime/error.hpp"
 #include "backends/cuda/runtime/stream.hpp"

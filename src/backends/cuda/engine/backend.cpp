@@ -6,14 +6,13 @@
 #include <utility>
 
 #include "backends/collective/window_communicator.hpp"
-#include "backends/cuda/engine/engine_lane.hpp"
+#include "backends/cuda/engine/engine_carrier.hpp"
 #include "backends/cuda/host/cuda_backend.hpp"
 #include "backends/cuda/host/memory_layout.hpp"
 #include "backends/cuda/memory/device_memory.hpp"
 #include "backends/cuda/memory/symmetric.hpp"
 #include "backends/cuda/runtime/error.hpp"
 #include "backends/cuda/runtime/stream.hpp"
-#include "base/text.hpp"
 #include "engine/engine.hpp"
 #include "engine/nccl_engine.hpp"
 #include "engine/nccl_library.hpp"
@@ -140,98 +139,38 @@ DeviceAccess access_current_device(const Rank& rank) {
           .make_host_link = [rank] { return collective::make_header_link(rank); }};
 }
 
-class EngineBackend final : public CudaBackend {
- public:
+// What the carriers of an exchange's lanes need. Made with the first of them.
+struct EngineParts {
   // `given`: the engine that the group has brought; null: NCCL.
-  EngineBackend(const Rank& rank, const Config& config, Engine* given)
-      : CudaBackend(rank, config, Reach::engine) {
-    Engine& engine = given != nullptr
-                         ? *given
-                         : nccl_engine_of(rank.state(), config.deadline, access_current_device(rank));
-    std::vector<std::unique_ptr<Communicator>> communicators = engine.communicators(config.lanes);
-    if (exchange_.registers) {
-      const DeviceMemory& memory = exchange_.engine_memory;  // of all lanes
-      registration_ = communicators.front()->register_memory(memory.data(), memory.bytes());
-    }
-    for (int index = 0; index < config.lanes; ++index) {
-      std::unique_ptr<Communicator>& made = communicators[static_cast<std::size_t>(index)];
-      if (!engine.takes_device_memory()) made = stage_device_memory(std::move(made));
-      lanes_.emplace_back(exchange_, lane(index), index, std::move(made),
-                          engine.ordered_lanes() ? engine.transfer_thread() : nullptr);
-    }
+  EngineParts(const ExchangeState& exchange, Engine* given)
+      : engine(given != nullptr ? *given
+                                : nccl_engine_of(exchange.rank.state(), exchange.config.deadline,
+                                                 access_current_device(exchange.rank))),
+        communicators(engine.communicators(exchange.config.lanes)) {
+    if (!exchange.registers) return;
+    const DeviceMemory& memory = exchange.engine_memory;  // of all lanes
+    registration = communicators.front()->register_memory(memory.data(), memory.bytes());
   }
 
-  Capabilities capabilities() const override { return {.device_memory = true, .streams = true}; }
-  Sizes sizes() const override {
-    return device_collective_sizes(exchange_.config, exchange_.rank.topology(), exchange_.me());
-  }
-
-  DispatchResult dispatch(const DispatchCall& call, Stream stream) override {
-    send_dispatch(call, false, stream);
-    return engine_lane(call.lane).dispatch_receive(stream);
-  }
-  void dispatch_send(const DispatchCall& call, Stream stream) override { send_dispatch(call, true, stream); }
-  DispatchResult dispatch_receive(int lane, Stream stream) override {
-    throw_if_failed(Operation::dispatch);
-    return engine_lane(lane).dispatch_receive(stream);
-  }
-
-  void combine(const CombineCall& call, Stream stream) override {
-    send_combine(call, false, stream);
-    engine_lane(call.lane).combine_receive(stream);
-  }
-  void combine_send(const CombineCall& call, Stream stream) override { send_combine(call, true, stream); }
-  void combine_receive(int lane, Stream stream) override {
-    throw_if_failed(Operation::combine);
-    engine_lane(lane).combine_receive(stream);
-  }
-
-  SmallResult run(const SmallCall& call, Stream stream) override {
-    begin(operation_of(call), lane_of(call), stream);
-    return engine_lane(lane_of(call)).run(call, stream);
-  }
-  void refuse(Operation operation, int lane, const Error& error, Stream) noexcept override {
-    if (lane >= 0 && lane < exchange_.config.lanes) engine_lane(lane).refuse(operation, error);
-  }
-
-  WireCounts wire_counts() const override {
-    WireCounts sum;
-    for (const EngineLane& lane : lanes_) lane.add_wire(sum);
-    return sum;
-  }
-
- private:
-  EngineLane& engine_lane(int index) { return lanes_[static_cast<std::size_t>(index)]; }
-
-  // While a call runs, the host reads how much it receives.
-  void require_no_capture(Operation operation, Stream stream) const {
-    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-    check(cudaStreamIsCapturing(handle_of(stream), &status), "query the capture state of a stream");
-    if (status == cudaStreamCaptureStatusNone) return;
-    throw UnsupportedError(str(to_string(operation),
-                               ": the backend collective cannot be captured into a CUDA ",
-                               "graph, because the host reads on rank ", exchange_.me(),
-                               " how much it receives: use the backend cuda"));
-  }
-
-  void begin(Operation operation, int lane, Stream stream) {
-    CudaBackend::begin(operation);
-    or_refuse([&](const Error& error) { refuse(operation, lane, error, stream); },
-              [&] { require_no_capture(operation, stream); });
-  }
-
-  void send_dispatch(const DispatchCall& call, bool split, Stream stream) {
-    begin(Operation::dispatch, call.lane, stream);
-    engine_lane(call.lane).dispatch_send(call, split, stream);
-  }
-  void send_combine(const CombineCall& call, bool split, Stream stream) {
-    begin(Operation::combine, call.lane, stream);
-    engine_lane(call.lane).combine_send(call, split, stream);
-  }
-
-  std::shared_ptr<void> registration_;  // ends after the lanes, and before their memory is freed
-  std::deque<EngineLane> lanes_;        // deque: EngineLane cannot be moved
+  Engine& engine;
+  std::vector<std::unique_ptr<Communicator>> communicators;
+  std::shared_ptr<void> registration;
 };
+
+MakeCarrier engine_carriers(Engine* given) {
+  return [given, parts = std::shared_ptr<EngineParts>()](const ExchangeState& exchange, Lane& lane,
+                                                         int index) mutable {
+    if (!parts) parts = std::make_shared<EngineParts>(exchange, given);
+    Engine& engine = parts->engine;
+    std::unique_ptr<Communicator> made = std::move(parts->communicators[static_cast<std::size_t>(index)]);
+    if (!engine.takes_device_memory()) made = stage_device_memory(std::move(made));
+    return std::make_unique<EngineCarrier>(
+        exchange, lane, index,
+        EngineCarrier::Setup{.communicator = std::move(made),
+                             .ordered = engine.ordered_lanes() ? engine.transfer_thread() : nullptr,
+                             .registration = parts->registration});
+  };
+}
 
 }  // namespace
 }  // namespace cuda
@@ -254,7 +193,8 @@ void require_nccl() {
 std::unique_ptr<Backend> make_device_collective_backend(const Rank& rank, const Config& config,
                                                         Engine* engine) {
   cuda::check_limits(config);
-  return std::make_unique<cuda::EngineBackend>(rank, config, engine);
+  return std::make_unique<cuda::CudaBackend>(rank, config, cuda::Reach::engine,
+                                             cuda::engine_carriers(engine));
 }
 
 }  // namespace ferry

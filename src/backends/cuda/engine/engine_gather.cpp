@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "backends/cuda/engine/engine_lane.hpp"
+#include "backends/cuda/engine/engine_carrier.hpp"
 #include "backends/cuda/runtime/stream.hpp"
 #include "base/text.hpp"
 #include "exchange/link_calls.hpp"
@@ -13,9 +13,9 @@
 namespace ferry::cuda {
 
 // This rank's count. One in device memory is read when the work before it on the stream has ended.
-std::int64_t EngineLane::count_of(const GatherCall& call, Stream stream) {
+std::int64_t EngineCarrier::count_of(const GatherCall& call, Stream stream) {
   if (call.device_count == nullptr) return call.count;
-  run_or_refuse(call.operation, [&] {
+  lane_.refusing(call.operation, stream, [&] {
     copy_async(&scalars().count, call.device_count, sizeof(std::int32_t), stream);
     check(cudaStreamSynchronize(handle_of(stream)), "wait for a stream");
     const std::int32_t found = scalars().count;
@@ -28,7 +28,7 @@ std::int64_t EngineLane::count_of(const GatherCall& call, Stream stream) {
 
 // Bytes of a block that one rank sends another in a round; the same on all ranks. The memory for the rows of
 // a combine is never smaller.
-std::int64_t EngineLane::gather_round_bytes() const {
+std::int64_t EngineCarrier::gather_round_bytes() const {
   const std::int64_t most_sent = std::int64_t{ranks()} * lane_.view().max_tokens,
                      rows = std::min(most_sent, layout().received_rows);
   return std::max<std::int64_t>(rows * layout().row_bytes / ranks() / 16 * 16, 16);
@@ -36,8 +36,8 @@ std::int64_t EngineLane::gather_round_bytes() const {
 
 // Enqueues copies to the outbox of the bytes of each block from `begin` on, up to `round_bytes`. Returns
 // where they lie.
-collective::SentMessages EngineLane::pack_round(const GatherRounds& rounds, std::int64_t begin,
-                                                std::int64_t round_bytes, Stream stream) {
+collective::SentMessages EngineCarrier::pack_round(const GatherRounds& rounds, std::int64_t begin,
+                                                   std::int64_t round_bytes, Stream stream) {
   collective::SentMessages out(ranks(), layout().row_bytes);  // for Config::window
   out.straight = true;
   out.first.base = memory() + layout().row_outbox;
@@ -58,14 +58,27 @@ collective::SentMessages EngineLane::pack_round(const GatherRounds& rounds, std:
     out.first.bytes[at(peer)] = bytes;
     out.first.offsets[at(peer)] = packed_at;
   }
-  stored_.record(handle_of(stream));
+  fetched_.record(handle_of(stream));
   return out;
 }
 
-SmallResult EngineLane::run(const GatherCall& given, Stream stream) {
+// Adds `blocks`, one for each rank of a sub-group, of values of `type`.
+void EngineCarrier::add_blocks(std::span<const void* const> blocks, DType type, void* sums,
+                               std::int64_t bytes, Stream stream) const {
+  AddedBlocks arguments{};
+  for (std::size_t i = 0; i < blocks.size(); ++i)
+    arguments.block[i] = static_cast<const std::byte*>(blocks[i]);
+  arguments.members = static_cast<std::int32_t>(blocks.size());
+  arguments.out = static_cast<std::byte*>(sums);
+  arguments.bytes = bytes;
+  const int most_blocks = exchange_.blocks / exchange_.config.lanes;
+  kAddBlocksKernels[static_cast<int>(type)](arguments, {.blocks = most_blocks}, stream);
+}
+
+SmallResult EngineCarrier::run(const GatherCall& given, Stream stream) {
   const ScopedDevice device(exchange_.device);
   const Operation operation = given.operation;
-  run_or_refuse(operation, [&] { lane_.require_usable(to_string(operation), pointers_of(given)); });
+  lane_.refusing(operation, stream, [&] { lane_.require_usable(to_string(operation), pointers_of(given)); });
   GatherCall call = given;
   call.count = count_of(given, stream);
   const GatherRounds rounds = exchange_terms(call_, call, exchange_.rank);
@@ -73,9 +86,9 @@ SmallResult EngineLane::run(const GatherCall& given, Stream stream) {
   for (std::int64_t begin = 0; begin < rounds.largest(); begin += round_bytes) {
     call_.begin(operation, {});
     collective::SentMessages out(0, 0);
-    run_or_refuse(operation, [&] { out = pack_round(rounds, begin, round_bytes, stream); });
+    lane_.refusing(operation, stream, [&] { out = pack_round(rounds, begin, round_bytes, stream); });
     call_.post(false, [this, out = std::move(out)](const collective::EngineCall::Check& check_wait) {
-      stored_.wait(check_wait);
+      fetched_.wait(check_wait);
       messages_->reserve(out);
     });
     call_.wait();
@@ -90,12 +103,12 @@ SmallResult EngineLane::run(const GatherCall& given, Stream stream) {
             if (from != to) copy_async(to, from, bytes, stream);
           },
           [&](const std::vector<const void*>& addends, std::byte* to, std::int64_t bytes) {
-            lane_.add_blocks(addends, call.type, to, bytes, stream);
+            add_blocks(addends, call.type, to, bytes, stream);
           });
     };
     // After the last round the peers wait for nothing more.
     if (begin + round_bytes < rounds.largest()) {
-      run_or_refuse(operation, receive);
+      lane_.refusing(operation, stream, receive);
     } else {
       receive();
     }

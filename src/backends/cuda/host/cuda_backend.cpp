@@ -27,12 +27,23 @@ FaultPoint begin_of(Operation operation) {
   }
 }
 
+// Throws UsageError if the stream is being captured: `call` waits for the host.
+void require_no_capture(Stream stream, const char* call) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  check(cudaStreamIsCapturing(handle_of(stream), &status), "query the capture state of a stream");
+  if (status != cudaStreamCaptureStatusNone)
+    throw UsageError(str(call, ": cannot be captured into a CUDA graph, because it waits for its result"));
+}
+
 }  // namespace
 
-CudaBackend::CudaBackend(const Rank& rank, const Config& config, Reach reach,
+CudaBackend::CudaBackend(const Rank& rank, const Config& config, Reach reach, const MakeCarrier& make_carrier,
                          const MakeHopTransport& make_hops)
     : exchange_(rank, config, reach, make_hops), monitor_(rank, exchange_.report(), config.deadline) {
-  for (int lane = 0; lane < config.lanes; ++lane) lanes_.emplace_back(exchange_, lane);
+  for (int index = 0; index < config.lanes; ++index) {
+    Lane& lane = lanes_.emplace_back(exchange_, index);
+    if (make_carrier) lane.carry_by(make_carrier(exchange_, lane, index));
+  }
   fault_point(FaultPoint::construct_mapped, rank.index());
   // No kernel may write to a peer before that peer's memory is initialised.
   rank.barrier();
@@ -41,13 +52,15 @@ CudaBackend::CudaBackend(const Rank& rank, const Config& config, Reach reach,
 CudaBackend::~CudaBackend() {
   const ScopedDevice device(exchange_.device);
   cudaDeviceSynchronize();
+  for (Lane& lane : lanes_) lane.carry_by(nullptr);
+  cudaDeviceSynchronize();  // for what threads of the carriers have enqueued
 }
 
-void CudaBackend::require_no_capture(Stream stream, const char* call) {
-  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-  check(cudaStreamIsCapturing(handle_of(stream), &status), "query the capture state of a stream");
-  if (status != cudaStreamCaptureStatusNone)
-    throw UsageError(str(call, ": cannot be captured into a CUDA graph, because it waits for its result"));
+Sizes CudaBackend::sizes() const {
+  const auto sizes = exchange_.hops     ? relayed_cuda_backend_sizes
+                     : exchange_.engine ? device_collective_sizes
+                                        : cuda_backend_sizes;
+  return sizes(exchange_.config, exchange_.rank.topology(), exchange_.me());
 }
 
 DispatchResult CudaBackend::dispatch_receive(int lane, Stream stream) {
@@ -62,32 +75,35 @@ void CudaBackend::combine_receive(int lane, Stream stream) {
 
 SmallResult CudaBackend::run(const SmallCall& call, Stream stream) {
   const Operation operation = operation_of(call);
-  const bool waits = operation == Operation::dispatch_counts;
+  const bool counts = operation == Operation::dispatch_counts;
   Lane& lane = this->lane(lane_of(call));
   begin(operation);
-  if (waits) require_no_capture(stream, "dispatch_counts");
-  SmallResult result =
-      run_or_refuse(operation, lane_of(call), stream, [&] { return lane.run(call, stream); });
-  if (waits) result.counts = await_counts(lane, stream);
+  if (counts && capabilities().capture) require_no_capture(stream, "dispatch_counts");
+  SmallResult result = lane.run(call, stream);
+  if (counts) result.counts = await_counts(lane, stream);
   return result;
 }
 
 DispatchCounts CudaBackend::await_counts(Lane& lane, Stream stream) {
-  while (!lane.await_dispatch_counts(stream)) throw_if_failed(Operation::dispatch_counts);
-  if (!lane.counted_dispatch()) {
+  if (exchange_.hops) {
+    // Every wait of the launches has a deadline.
+    check(cudaStreamSynchronize(handle_of(stream)), "wait for the counts of a dispatch");
     throw_if_failed(Operation::dispatch_counts);
     lane.raise_device_error();
+  } else if (!exchange_.engine) {
+    while (!lane.await_dispatch_counts(stream)) throw_if_failed(Operation::dispatch_counts);
+    if (!lane.counted_dispatch()) {
+      throw_if_failed(Operation::dispatch_counts);
+      lane.raise_device_error();
+    }
+    // Does not raise an error of an earlier call: this rank alone would then omit the dispatch that follows.
   }
-  // Does not raise an error of an earlier call: this rank alone would then omit the dispatch that follows.
   return lane.dispatch_counts();
 }
 
 void CudaBackend::refuse(Operation operation, int lane, const Error& error, Stream stream) noexcept {
-  try {
-    if (lane >= 0 && lane < exchange_.config.lanes) this->lane(lane).refuse(operation, error, stream);
-  } catch (...) {
-    return;  // the device has failed; the next call throws the reason
-  }
+  if (lane >= 0 && lane < exchange_.config.lanes)
+    this->lane(lane).refuse(operation, ErrorRecord::of(error), stream);
 }
 
 void CudaBackend::synchronize(int lane, Stream stream) {
@@ -138,15 +154,14 @@ void CudaBackend::begin(Operation operation) {
   fault_point(begin_of(operation), exchange_.me());
 }
 
-DispatchResult CudaBackend::dispatch(const DispatchCall& call, Phase phase, Stream stream) {
+DispatchResult CudaBackend::dispatch(const DispatchCall& call, Phase form, Stream stream) {
   begin(Operation::dispatch);
-  return run_or_refuse(Operation::dispatch, call.lane, stream,
-                       [&] { return lane(call.lane).dispatch(call, phase, stream); });
+  return lane(call.lane).dispatch(call, form, stream);
 }
 
-void CudaBackend::combine(const CombineCall& call, Phase phase, Stream stream) {
+void CudaBackend::combine(const CombineCall& call, Phase form, Stream stream) {
   begin(Operation::combine);
-  run_or_refuse(Operation::combine, call.lane, stream, [&] { lane(call.lane).combine(call, phase, stream); });
+  lane(call.lane).combine(call, form, stream);
 }
 
 }  // namespace cuda
@@ -166,7 +181,7 @@ Sizes cuda_backend_sizes(const Config& config, const Topology& topology, int ran
 std::unique_ptr<Backend> make_cuda_backend(const Rank& rank, const Config& config) {
   cuda::check_limits(config);
   if (has_relays(config, rank.topology())) return make_relayed_cuda_backend(rank, config);
-  return std::make_unique<cuda::CudaBackend>(rank, config);
+  return std::make_unique<cuda::CudaBackend>(rank, config, cuda::Reach::mapped);
 }
 
 }  // namespace ferry

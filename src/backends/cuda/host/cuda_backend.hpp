@@ -1,31 +1,29 @@
-// The CUDA backend: implements Backend by lanes that launch kernels over symmetric device memory.
+// The backends on device memory: implement Backend by lanes that launch kernels over symmetric memory, or
+// between whose phases a carrier moves messages.
 #pragma once
 
 #include <deque>
-#include <type_traits>
 
 #include "backends/cuda/host/lane.hpp"
 #include "backends/cuda/protocol/failure_monitor.hpp"
-#include "base/errors.hpp"
 #include "exchange/backend.hpp"
 #include "exchange/source_operations.hpp"
 
 namespace ferry::cuda {
 
-class CudaBackend : public Backend, protected SourceOperations {
+class CudaBackend final : public Backend, SourceOperations {
  public:
-  // Collective. `make_hops`: for Reach::hops.
-  CudaBackend(const Rank& rank, const Config& config, Reach reach = Reach::mapped,
+  // Collective. `make_carrier`: unless Reach::mapped. `make_hops`: for Reach::hops.
+  CudaBackend(const Rank& rank, const Config& config, Reach reach, const MakeCarrier& make_carrier = {},
               const MakeHopTransport& make_hops = {});
   // Kernels of this rank may still use its memory: waits for them before it is freed.
   ~CudaBackend() override;
 
   Capabilities capabilities() const override {
-    return {.device_memory = true, .streams = true, .late_errors = true, .capture = true};
+    const bool over_engine = exchange_.over_engine();  // the host waits within a call
+    return {.device_memory = true, .streams = true, .late_errors = !over_engine, .capture = !over_engine};
   }
-  Sizes sizes() const override {
-    return cuda_backend_sizes(exchange_.config, exchange_.rank.topology(), exchange_.me());
-  }
+  Sizes sizes() const override;
 
   DispatchResult dispatch(const DispatchCall& call, Stream stream) override {
     return dispatch(call, Phase::fused, stream);
@@ -38,7 +36,8 @@ class CudaBackend : public Backend, protected SourceOperations {
   void combine_send(const CombineCall& call, Stream stream) override { combine(call, Phase::send, stream); }
   void combine_receive(int lane, Stream stream) override;
   SmallResult run(const SmallCall& call, Stream stream) override;
-  SourceOperations* source_operations() override { return this; }
+  // Not in two hops.
+  SourceOperations* source_operations() override { return exchange_.hops ? nullptr : this; }
   void refuse(Operation operation, int lane, const Error& error, Stream stream) noexcept override;
   void synchronize(int lane, Stream stream) override;
   void raise_device_error(int lane) override;
@@ -56,36 +55,24 @@ class CudaBackend : public Backend, protected SourceOperations {
     this->lane(lane).require_usable(operation, pointers);
   }
 
- protected:
+ private:
   Lane& lane(int index) { return lanes_[static_cast<std::size_t>(index)]; }
   const Lane& lane(int index) const { return lanes_[static_cast<std::size_t>(index)]; }
-  // Throws UsageError if the stream is being captured: `call` waits for the host.
-  static void require_no_capture(Stream stream, const char* call);
-
   // Throws the group's failure, including one that the device has just reported.
   void throw_if_failed(Operation operation);
   // The first step of a call: the same.
   void begin(Operation operation);
   // The last step of dispatch_counts.
-  virtual DispatchCounts await_counts(Lane& lane, Stream stream);
-
-  // Runs `call`. On a UsageError, refuses the call, so that the peers get the error too instead of waiting.
-  template <class Call>
-  std::invoke_result_t<Call> run_or_refuse(Operation operation, int lane, Stream stream, Call call) {
-    return or_refuse<UsageError>([&](const Error& error) { refuse(operation, lane, error, stream); }, call);
-  }
-
-  const ExchangeState exchange_;
-
- private:
+  DispatchCounts await_counts(Lane& lane, Stream stream);
   void keep_ids(const KeepIdsCall& call, Stream stream) override;
   void describe_rows(const DescribeRowsCall& call, Stream stream) override;
   void plan_return(const PlanReturnCall& call, Stream stream) override;
   void check_returned(const CheckReturnedCall& call, Stream stream) override;
   std::int64_t scratch_bytes() const override;
-  DispatchResult dispatch(const DispatchCall& call, Phase phase, Stream stream);
-  void combine(const CombineCall& call, Phase phase, Stream stream);
+  DispatchResult dispatch(const DispatchCall& call, Phase form, Stream stream);
+  void combine(const CombineCall& call, Phase form, Stream stream);
 
+  const ExchangeState exchange_;
   FailureMonitor monitor_;
   std::deque<Lane> lanes_;  // deque: callers hold pointers into lanes, which must not move
 };

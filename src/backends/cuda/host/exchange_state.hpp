@@ -46,6 +46,8 @@ struct ExchangeState {
   int blocks;  // this rank's part of the device: blocks that are certain to be resident at once
 
   int me() const { return rank.index(); }
+  // Whether an engine carries messages. The host then waits for peers within a call.
+  bool over_engine() const { return engine && !hops; }
   // Whether a `partial` combine adds the rows of each node first. Where no node has two ranks, it need not:
   // both reduction levels add the same rows in the same order.
   bool has_node_sums() const {

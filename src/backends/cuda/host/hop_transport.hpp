@@ -11,6 +11,7 @@
 
 #include "backends/cuda/runtime/launch.hpp"
 #include "backends/cuda/two_hops/hop_call.hpp"
+#include "exchange/backend.hpp"
 #include "ferry/group.hpp"
 
 namespace ferry::cuda {
@@ -35,7 +36,8 @@ class HopTransport {
 // Collective. `bytes`: of each rank's memory, zeroed.
 using MakeHopTransport = std::function<std::unique_ptr<HopTransport>(const Rank& rank, std::int64_t bytes)>;
 
-// For ranks whose device memory is mapped; the nodes are simulated.
-std::unique_ptr<HopTransport> mapped_hop_transport(const Rank& rank, std::int64_t bytes);
+// Collective. The backend `cuda` in two hops. Throws UnsupportedError for more ranks than the kernels take.
+std::unique_ptr<Backend> make_relayed_backend(const Rank& rank, const Config& config,
+                                              const MakeHopTransport& make_hops);
 
 }  // namespace ferry::cuda

@@ -8,10 +8,8 @@
 
 #include "backends/cuda/by_source/source_rows.hpp"
 #include "backends/cuda/memory/pointer_check.hpp"
-#include "backends/cuda/operations/engine_messages.hpp"
 #include "backends/cuda/runtime/error.hpp"
 #include "backends/cuda/runtime/stream.hpp"
-#include "backends/cuda/two_hops/header_calls.hpp"
 #include "base/environment.hpp"
 #include "base/text.hpp"
 #include "exchange/configuration.hpp"
@@ -33,6 +31,10 @@ const void* exchange_id(const ExchangeState& exchange) {
   return exchange.memory ? exchange.memory->at(0, 0) : nullptr;
 }
 
+bool is_gather(Operation operation) {
+  return operation == Operation::all_gather_v || operation == Operation::reduce_scatter_v;
+}
+
 }  // namespace
 
 Lane::Lane(const ExchangeState& exchange, int index)
@@ -40,7 +42,6 @@ Lane::Lane(const ExchangeState& exchange, int index)
       index_(index),
       arrays_(lane_arrays(exchange_.config, exchange_.me())),
       memory_(arrays_.bytes),
-      hop_memory_(exchange_.hops ? HopWorkingMemory::of(exchange_.hops->shape).bytes : 0),
       pinned_(sizeof(LanePinnedMemory)),
       counts_(
           HostCounts::bytes(exchange_.rank.size(), exchange_.config.placement.local_experts(exchange_.me()))),
@@ -54,12 +55,7 @@ Lane::Lane(const ExchangeState& exchange, int index)
   prepare_dispatch(view_);
   prepare_combine(view_.ranks);
   ListedKernel::load_all();
-  if (exchange_.hops) {
-    prepare_hops(view_.ranks);
-    exchange_.hop_transport->prepare();
-  }
   init_memory();
-  if (exchange_.hops) init_hop_memory();
 }
 
 void Lane::init_memory() const {
@@ -116,7 +112,7 @@ LaneView Lane::make_view() const {
   view.signals = device_signals(config);
   view.exchange = layout.exchange;
   std::vector<std::byte*> symmetric(static_cast<std::size_t>(view.ranks));
-  if (over_engine()) {
+  if (is_carried()) {
     place_engine_lane(*exchange_.engine, exchange_.engine_lane(index_), &view, symmetric);
   } else {
     for (int peer = 0; peer < view.ranks; ++peer)
@@ -147,7 +143,7 @@ LaneView Lane::make_view() const {
 }
 
 std::byte* Lane::receive_buffers() const {
-  if (over_engine()) return exchange_.engine_lane(index_) + exchange_.engine->received;
+  if (is_carried()) return exchange_.engine_lane(index_) + exchange_.engine->received;
   return exchange_.memory->mine(index_ * device_layout(exchange_.config).lane_bytes() +
                                 view_.receive_buffers);
 }
@@ -184,30 +180,28 @@ LaunchShape Lane::shape(int sm_limit) const {
   return {.blocks = blocks_for(sm_limit), .cooperative = alone};
 }
 
-void Lane::add_blocks(std::span<const void* const> blocks, DType type, void* sums, std::int64_t bytes,
-                      Stream stream) const {
-  AddedBlocks arguments{};
-  for (std::size_t i = 0; i < blocks.size(); ++i)
-    arguments.block[i] = static_cast<const std::byte*>(blocks[i]);
-  arguments.members = static_cast<std::int32_t>(blocks.size());
-  arguments.out = static_cast<std::byte*>(sums);
-  arguments.bytes = bytes;
-  kAddBlocksKernels[static_cast<int>(type)](arguments, {.blocks = shape(0).blocks}, stream);
-}
-
-void Lane::refuse(Operation operation, const Error& error, Stream stream) {
-  const RefusalArguments arguments{.lane = view_, .operation = operation, .refusal = ErrorRecord::of(error)};
-  if (streams_.other_rank_on(stream, calls_ + 1) < 0) {
-    post_refusal(arguments, handle_of(stream));
-  } else {
-    // On `stream` the refusal would wait for the other rank's kernel, which waits for the refusal. But
-    // another stream is ordered neither after the lane's earlier calls nor before its next one.
-    wait_for_calls();
-    const CudaStream own;
-    post_refusal(arguments, own.get());
-    own.synchronize();
+void Lane::refuse(Operation operation, const ErrorRecord& error, Stream stream) noexcept {
+  // No rank has such a call.
+  if (exchange_.hops && is_gather(operation)) return;
+  const auto post = [&](cudaStream_t on) {
+    if (carrier_) return carrier_->refuse(operation, error, on);
+    kRefusalKernel({.lane = view_, .operation = operation, .refusal = error}, {}, {on});
+  };
+  try {
+    if (streams_.other_rank_on(stream, calls_ + 1) < 0) {
+      post(handle_of(stream));
+    } else {
+      // On `stream` the refusal would wait for the other rank's kernel, which waits for the refusal. But
+      // another stream is ordered neither after the lane's earlier calls nor before its next one.
+      wait_for_calls();
+      const CudaStream own;
+      post(own.get());
+      own.synchronize();
+    }
+    if (!exchange_.over_engine()) ++calls_;
+  } catch (...) {
+    return;  // the device has failed; the next call throws the reason
   }
-  ++calls_;
 }
 
 // Returns when all calls enqueued so far have ended, or the deadline has passed. No call may have been
@@ -251,6 +245,7 @@ void Lane::add_load(std::vector<std::int64_t>& experts, std::int64_t& dispatches
 }
 
 void Lane::add_wire(WireCounts& counts) const {
+  if (carrier_) return carrier_->add_wire(counts);
   const ScopedDevice device(exchange_.device);
   DeviceWireCounts mine;
   copy_blocking(&mine, &view_.state->wire, sizeof mine);

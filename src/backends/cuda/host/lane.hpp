@@ -1,25 +1,27 @@
-// A lane of the CUDA backend on one rank: its memory, and the launches of its calls.
+// A lane of the CUDA backend on one rank: its memory, and its calls.
 #pragma once
 
-#include <functional>
+#include <exception>
+#include <memory>
 #include <optional>
-#include <span>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "backends/cuda/combine/around_combine.hpp"
 #include "backends/cuda/combine/combine.hpp"
-#include "backends/cuda/combine/packed_rows.hpp"
 #include "backends/cuda/dispatch/around_dispatch.hpp"
 #include "backends/cuda/dispatch/dispatch.hpp"
 #include "backends/cuda/host/call_pointers.hpp"
+#include "backends/cuda/host/carrier.hpp"
 #include "backends/cuda/host/diagnostics_reader.hpp"
 #include "backends/cuda/host/exchange_state.hpp"
 #include "backends/cuda/host/lane_streams.hpp"
 #include "backends/cuda/memory/device_memory.hpp"
 #include "backends/cuda/operations/dispatch_counts.hpp"
-#include "backends/cuda/operations/engine_messages.hpp"
 #include "backends/cuda/operations/gather.hpp"
 #include "backends/cuda/operations/small_operations.hpp"
+#include "base/errors.hpp"
 #include "exchange/backend.hpp"
 #include "exchange/call_options.hpp"
 
@@ -33,31 +35,35 @@ class Lane {
  public:
   Lane(const ExchangeState& exchange, int index);
 
-  // Each function enqueues one launch on the stream, and throws UsageError for bad arguments before that.
-  // Over an engine only phases are enqueued; a call counts when its receive phase is enqueued.
-  // `keeps_inputs`, of a send phase: its tokens or outputs stay unchanged until the receive phase has run,
-  // which then reads this rank's own ones there, as a fused call does.
-  DispatchResult dispatch(const DispatchCall& call, Phase phase, Stream stream, bool keeps_inputs = false);
+  // A carrier moves the messages of this lane's calls from now on. Null: the lane makes no more calls.
+  void carry_by(std::unique_ptr<Carrier> carrier) { carrier_ = std::move(carrier); }
+
+  // A whole call (Phase::fused) or its send phase, and receive phases. Without a carrier each is one launch.
+  // If a send phase throws for a reason that only this rank knows, it has refused the call.
+  DispatchResult dispatch(const DispatchCall& call, Phase form, Stream stream);
   DispatchResult dispatch_receive(Stream stream);
-  void combine(const CombineCall& call, Phase phase, Stream stream, bool keeps_inputs = false);
+  void combine(const CombineCall& call, Phase form, Stream stream);
   void combine_receive(Stream stream);
-  // A whole small call, at once or in two hops. After one of dispatch_counts: await_dispatch_counts() waits a
-  // while, and returns whether the kernel has ended; counted_dispatch() returns whether the kernel has
-  // counted, or was aborted; dispatch_counts() reads the counts.
+  // After a call of dispatch_counts without a carrier: await_dispatch_counts() waits a while, and returns
+  // whether the kernel has ended; counted_dispatch() returns whether the kernel has counted, or was aborted.
   SmallResult run(const SmallCall& call, Stream stream);
   bool await_dispatch_counts(Stream stream) const;
   bool counted_dispatch() const;
-  DispatchCounts dispatch_counts() const;
-  // A phase of a small call.
-  SmallResult enqueue(const MetadataCall& call, Phase phase, Stream stream);
-  SmallResult enqueue(const RouteValuesCall& call, Phase phase, Stream stream);
-  SmallResult enqueue(const DispatchCountsCall& call, Phase phase, Stream stream);
-  SmallResult enqueue(const GatherCall& call, Phase phase, Stream stream);
-  // The counts in the call headers, which have been exchanged. `header_of`: the header of a rank, in host
-  // memory.
-  DispatchCounts counts_of_headers(const std::function<const std::byte*(int source)>& header_of);
-  // If another rank uses `stream`: runs on a stream of its own, and blocks until all ranks have called.
-  void refuse(Operation operation, const Error& error, Stream stream);
+  DispatchCounts dispatch_counts();  // of the last call
+  // Refuses the call that has begun, or else the next one. If another rank uses `stream`: runs on a stream of
+  // its own, and blocks until all ranks have called.
+  void refuse(Operation operation, const ErrorRecord& error, Stream stream) noexcept;
+  // Runs a step of a call. If it throws, refuses the call, so that the peers get the error too instead of
+  // waiting. A refusal by kernels follows only on a UsageError: all others are of the device.
+  template <class Step>
+  std::invoke_result_t<Step> refusing(Operation operation, Stream stream, Step step) {
+    return or_refuse<std::exception>(
+        [&](const std::exception& error) {
+          if (exchange_.over_engine() || dynamic_cast<const UsageError*>(&error) != nullptr)
+            refuse(operation, ErrorRecord::of(std::current_exception()), stream);
+        },
+        step);
+  }
 
   // Throws UsageError if kernels cannot use the pointers.
   void require_usable(const char* operation, const CallPointers& pointers) {
@@ -70,31 +76,6 @@ class Lane {
   // Add this lane's counts to the arguments. `experts`: [experts].
   void add_load(std::vector<std::int64_t>& experts, std::int64_t& dispatches) const;
   void add_wire(WireCounts& counts) const;
-
-  // Over an engine: sets the flags of the messages that have arrived, `from` [R] of them from each rank.
-  // Before dispatch_receive().
-  void mark_arrived(const std::int32_t* from, Stream stream) const;
-  // Over an engine: records where the rows in `from` [R] have arrived. Before combine_receive().
-  void find_rows(const ArrivedRows* from, Stream stream) const;
-  // Over an engine, in a combine that adds by node: adds the recorded rows. Before combine_receive().
-  void add_on_nodes(Stream stream);
-  bool adds_by_node() const;
-  // Whether the combine under way has packed the rows for this rank itself.
-  bool packs_own_rows() const { return combine_.own_staged; }
-  // Over an engine: adds `blocks`, one for each rank of a sub-group, of values of `type`.
-  void add_blocks(std::span<const void* const> blocks, DType type, void* sums, std::int64_t bytes,
-                  Stream stream) const;
-  // Over an engine, at a relay: writes the sums of the `rows` for one source rank to `out`, and their number
-  // to `count`, in pinned memory.
-  void add_for_relay(std::span<const ArrivedRows> rows, std::byte* out, std::int32_t* count,
-                     cudaStream_t stream) const;
-  // In two hops. These follow the send phase of the same name, or are whole calls of several launches.
-  DispatchResult hop_dispatch(const DispatchCall& call, Stream stream);
-  DispatchResult hop_dispatch_receive(Stream stream);
-  void hop_combine_receive(Stream stream) { hop_rows(false, stream); }
-  void hop_combine(const CombineCall& call, Stream stream);
-  DispatchCounts hop_dispatch_counts();  // when the stream has executed the call
-  void add_hop_wire(WireCounts& counts) const;
 
   // The memory of the step metadata, on the device.
   StepMetadata* step_metadata() const { return array<StepMetadata>(arrays_.metadata); }
@@ -126,17 +107,40 @@ class Lane {
   // The epilogue of a combine, applied to the result that `combine` describes. None: there is nothing to do,
   // or, where the result is its residual, the kernels of the combine do it, and `combine` says so.
   std::optional<EpilogueArguments> plan_epilogue(const CombineCall& call, CombineArguments* combine) const;
-  // Whether an engine, or the launch of two hops, carries the messages that the kernels of the phases store.
-  bool over_engine() const { return exchange_.engine.has_value(); }
-  std::byte* windows_of(int peer) const;
-  void init_hop_memory() const;
-  HopArguments hop_arguments(Operation operation, HopContent content) const;
-  void hop_messages(HopArguments arguments, const LaneView& lane, const PlanView& plan, std::int64_t parts,
-                    bool planned, const LaunchShape& shape, Stream stream) const;
-  void hop_rows(bool continues, Stream stream);
-  void hop_headers(Operation operation, cudaStream_t stream) const;
-  void hop_values(const RouteValuesCall& call, Stream stream) const;
-  void post_refusal(const RefusalArguments& arguments, cudaStream_t stream) const;
+  // Whether a carrier moves the messages that the kernels of the phases store.
+  bool is_carried() const { return exchange_.engine.has_value(); }
+  // A call over a carrier up to its send phase, which enqueues kernels and returns what they store.
+  template <class SendPhase>
+  void send(Operation operation, const CallOptions& options, CallPart part, bool split, Stream stream,
+            SendPhase send_phase) {
+    const Stored stored = refusing(operation, stream, [&] {
+      carrier_->begin(operation, options, part, stream);
+      return send_phase();
+    });
+    carrier_->post(stored, split, stream);
+  }
+  // Each enqueues the kernels of one phase, or of a fused call. Over a carrier a call counts when its receive
+  // phase is enqueued. `keeps_inputs`, of a send phase: its tokens or outputs stay unchanged until the
+  // receive phase has run, which then reads this rank's own ones there, as a fused call does.
+  void enqueue(const DispatchCall& call, Phase phase, Stream stream, bool keeps_inputs);
+  void enqueue(const CombineCall& call, Phase phase, Stream stream, bool keeps_inputs);
+  SmallResult enqueue(const MetadataCall& call, Phase phase, Stream stream);
+  SmallResult enqueue(const RouteValuesCall& call, Phase phase, Stream stream);
+  SmallResult enqueue(const DispatchCountsCall& call, Phase phase, Stream stream);
+  SmallResult enqueue(const GatherCall& call, Phase phase, Stream stream);
+  // Small calls by phases.
+  template <class Call>
+  void exchange_headers(const Call& call, Stream stream);
+  SmallResult carry(const MetadataCall& call, Stream stream);
+  SmallResult carry(const RouteValuesCall& call, Stream stream);
+  SmallResult carry(const DispatchCountsCall& call, Stream stream);
+  SmallResult carry(const GatherCall& call, Stream stream);
+  // The first part of a combine: its topk_weights travel to the rows. Returns one for each row here.
+  const float* send_weights(const CombineCall& call, Stream stream);
+  // Whether the combine under way adds the rows of a node; does so before its receive phase.
+  bool adds_by_node() const;
+  void add_on_nodes(Stream stream);
+  DispatchCounts counts_of_headers();
   // The first and the last step of a small call's phase.
   void begin(Operation operation, const CallPointers& pointers, Phase phase, Stream stream);
   void end(Phase phase) {
@@ -159,7 +163,6 @@ class Lane {
   const int index_;
   const LaneArrays arrays_;
   DeviceMemory memory_;
-  DeviceMemory hop_memory_;  // HopWorkingMemory
   PinnedMemory pinned_;
   PinnedMemory counts_;  // HostCounts
   LaneView view_;
@@ -180,6 +183,7 @@ class Lane {
   std::uint64_t calls_ = 0;                    // enqueued so far
   std::uint64_t counted_ = 0;                  // calls of dispatch_counts
   std::vector<std::int32_t> tokens_, routes_;  // of counts_of_headers(): [R], [L]
+  std::unique_ptr<Carrier> carrier_;           // null: kernels store messages where they are read
 };
 
 }  // namespace ferry::cuda

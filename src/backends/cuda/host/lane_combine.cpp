@@ -1,6 +1,7 @@
 // Combines: turns a checked call into the arguments of its kernels, and launches them.
 #include <algorithm>
 
+#include "backends/cuda/combine/packed_rows.hpp"
 #include "backends/cuda/host/block_roles.hpp"
 #include "backends/cuda/host/lane.hpp"
 #include "backends/cuda/runtime/error.hpp"
@@ -35,7 +36,7 @@ void Lane::copy_shared_rows(const CombineArguments& combine, const SharedCopy& c
                        {.blocks = shape.blocks}, stream);
 }
 
-void Lane::combine(const CombineCall& call, Phase phase, Stream stream, bool keeps_inputs) {
+void Lane::enqueue(const CombineCall& call, Phase phase, Stream stream, bool keeps_inputs) {
   const Config& config = exchange_.config;
   require_own_stream(Operation::combine, stream);
   pointer_check_.require_usable("combine", pointers_of(call));
@@ -63,16 +64,16 @@ void Lane::combine(const CombineCall& call, Phase phase, Stream stream, bool kee
   arguments.topk_weights = call.topk_weights;
   arguments.route_values = call.route_values;
   // Own rows go through staging where they are converted: the sender role then sums them like all others.
-  arguments.own_staged = (phase != Phase::fused && !keeps_inputs) || call.outputs.type != config.combine_type;
+  arguments.own_staged = !keeps_inputs || call.outputs.type != config.combine_type;
   const SharedCopy shared = plan_shared_copy(call, phase, &arguments);
   arguments.senders =
       combine_senders(shape.blocks, config, call.reduction, arguments.own_staged, arguments.shared_terms);
-  if (over_engine()) pack_rows(arguments, stream);
+  if (is_carried()) pack_rows(arguments, stream);
   // The fused kernel adds the rows that are copied; a send phase has more urgent work.
   if (shared.to != nullptr && phase == Phase::fused) copy_shared_rows(arguments, shared, shape, stream);
   launch_combine(arguments, shape, handle_of(stream));
   if (shared.to != nullptr && phase == Phase::send) copy_shared_rows(arguments, shared, shape, stream);
-  if (!over_engine()) ++calls_;
+  if (!is_carried()) ++calls_;
   if (epilogue && phase == Phase::fused)
     kEpilogueKernels[static_cast<int>(epilogue->type)](*epilogue, {.blocks = shape.blocks}, stream);
   if (phase == Phase::send) {
@@ -83,11 +84,51 @@ void Lane::combine(const CombineCall& call, Phase phase, Stream stream, bool kee
   }
 }
 
+void Lane::combine(const CombineCall& call, Phase form, Stream stream) {
+  const bool split = form == Phase::send;
+  if (!carrier_) return refusing(Operation::combine, stream, [&] { enqueue(call, form, stream, !split); });
+  CombineCall rows = call;
+  if (call.weights_travel()) {
+    rows.topk_weights = nullptr;
+    rows.topk_weighted = false;
+    rows.row_weights = send_weights(call, stream);
+  }
+  // Sums by node look up this rank's own rows where they are packed.
+  const bool keeps_inputs = !split && carrier_->keeps_inputs() && !exchange_.has_node_sums();
+  send(Operation::combine, options_of(call), call.weights_travel() ? CallPart::last : CallPart::whole, split,
+       stream, [&] {
+         enqueue(rows, Phase::send, stream, keeps_inputs);
+         return Stored{.content = Stored::Content::rows,
+                       .shape = phase_shape_,
+                       .own_rows = combine_.own_staged,
+                       .adds_by_node = adds_by_node()};
+       });
+  if (!split) combine_receive(stream);
+}
+
+const float* Lane::send_weights(const CombineCall& call, Stream stream) {
+  auto* const weights =
+      reinterpret_cast<float*>(exchange_.engine_lane(index_) + exchange_.engine->row_weights);
+  // What is wrong with the combine must be found before its weights have been sent.
+  refusing(Operation::combine, stream, [&] {
+    require_own_stream(Operation::combine, stream);
+    require_usable("combine", pointers_of(call));
+    shape(call.sm_limit);
+  });
+  carry(
+      RouteValuesCall{
+          .values = call.topk_weights, .plan = call.plan, .row_values = weights, .combine = &call},
+      stream);
+  return weights;
+}
+
 void Lane::combine_receive(Stream stream) {
+  if (carrier_) carrier_->deliver(stream);
+  if (is_carried() && adds_by_node()) add_on_nodes(stream);
   launch_combine(combine_, phase_shape_, handle_of(stream));
   if (epilogue_)
     kEpilogueKernels[static_cast<int>(epilogue_->type)](*epilogue_, {.blocks = phase_shape_.blocks}, stream);
-  if (over_engine()) ++calls_;
+  if (is_carried()) ++calls_;
 }
 
 std::optional<EpilogueArguments> Lane::plan_epilogue(const CombineCall& call,
@@ -131,19 +172,6 @@ void Lane::pack_rows(CombineArguments& arguments, Stream stream) const {
                       .most_rows = layout.sent_rows};
 }
 
-void Lane::find_rows(const ArrivedRows* from, Stream stream) const {
-  const EngineLayout& layout = *exchange_.engine;
-  FindRowsArguments arguments{
-      .lane = view_,
-      .from = {},
-      .row_bytes = layout.row_bytes,
-      .label_offset = layout.label_offset,
-      .arrived = reinterpret_cast<LLPacket*>(exchange_.engine_lane(index_) + layout.arrived),
-      .most = layout.received_rows};
-  std::copy_n(from, view_.ranks, arguments.from);
-  kFindRowsKernel(arguments, {}, stream);
-}
-
 bool Lane::adds_by_node() const {
   return exchange_.has_node_sums() && combine_.reduction == Reduction::partial;
 }
@@ -167,27 +195,6 @@ void Lane::add_on_nodes(Stream stream) {
   kAddOnNodesKernel(arguments, {}, stream);
   combine_.plan.token_ranks = arguments.token_ranks;
   combine_.plan.route_rank = arguments.route_rank;
-}
-
-void Lane::add_for_relay(std::span<const ArrivedRows> rows, std::byte* out, std::int32_t* count,
-                         cudaStream_t stream) const {
-  const EngineLayout& layout = *exchange_.engine;
-  std::byte* const memory = exchange_.engine_lane(index_);
-  RelaySumsArguments arguments{.lane = view_,
-                               .combine_type = combine_.combine_type,
-                               .row = combine_.row,
-                               .row_bytes = layout.row_bytes,
-                               .label_offset = layout.label_offset,
-                               .held = static_cast<int>(rows.size()),
-                               .from = {},
-                               .row_of = reinterpret_cast<std::int32_t*>(memory + layout.row_of),
-                               .place_of = reinterpret_cast<std::int32_t*>(memory + layout.place_of),
-                               .out = out,
-                               .count = count};
-  std::copy(rows.begin(), rows.end(), arguments.from);
-  const std::size_t bytes = 4 * rows.size() * static_cast<std::size_t>(view_.max_tokens);
-  check(cudaMemsetAsync(arguments.row_of, 0, bytes, stream), "clear a relay's table of rows");
-  launch_relay_sums(arguments, {stream});
 }
 
 }  // namespace ferry::cuda

@@ -3,6 +3,7 @@
 
 #include "backends/cuda/host/block_roles.hpp"
 #include "backends/cuda/host/lane.hpp"
+#include "backends/cuda/operations/engine_messages.hpp"
 #include "backends/cuda/runtime/error.hpp"
 #include "base/text.hpp"
 #include "exchange/call_options.hpp"
@@ -175,11 +176,11 @@ void Lane::set_tiles(const DispatchCall& call, DispatchArguments& arguments, Str
             .tile_offsets = array<std::int32_t>(arrays_.tile_offsets)};
 }
 
-DispatchResult Lane::dispatch(const DispatchCall& call, Phase phase, Stream stream, bool keeps_inputs) {
+void Lane::enqueue(const DispatchCall& call, Phase phase, Stream stream, bool keeps_inputs) {
   require_own_stream(Operation::dispatch, stream);
   pointer_check_.require_usable("dispatch", pointers_of(call));
   const LaunchShape shape = this->shape(call.sm_limit);
-  DispatchArguments arguments = dispatch_arguments(call, keeps_inputs || phase == Phase::fused);
+  DispatchArguments arguments = dispatch_arguments(call, keeps_inputs);
   arguments.phase = phase;
   set_receive_buffers(call, arguments);
   if (encoding_of(call.format).scale_tiles) set_tiles(call, arguments, stream);
@@ -199,7 +200,7 @@ DispatchResult Lane::dispatch(const DispatchCall& call, Phase phase, Stream stre
                      .has_metadata_blocks = arguments.few_token_blocks.metadata_blocks > 0,
                      .count_on_device = arguments.device_tokens != nullptr,
                      .tokens = arguments.tokens});
-  if (over_engine()) {
+  if (is_carried()) {
     place_engine_messages(*exchange_.engine, arguments.message.bytes, &arguments.lane);
     arguments.message.bytes =
         static_cast<std::int32_t>(engine_message_bytes(arguments.message.bytes, view_.top_k));
@@ -216,7 +217,7 @@ DispatchResult Lane::dispatch(const DispatchCall& call, Phase phase, Stream stre
   launch_dispatch(arguments, mode, shape, handle_of(stream));
   if (tiles_ && phase == Phase::fused) kScaleTilesKernel(*tiles_, {.blocks = shape.blocks}, stream);
   result_.call = calls_ + 1;
-  if (!over_engine()) ++calls_;
+  if (!is_carried()) ++calls_;
   if (phase == Phase::send) {
     keep_scales(arguments, stream);
     dispatch_ = arguments;
@@ -224,7 +225,6 @@ DispatchResult Lane::dispatch(const DispatchCall& call, Phase phase, Stream stre
     dispatch_mode_ = mode;
     phase_shape_ = shape;
   }
-  return result_;
 }
 
 // The caller may change the scales after the send phase, and the receive phase reads them.
@@ -238,17 +238,37 @@ void Lane::keep_scales(DispatchArguments& arguments, Stream stream) const {
   arguments.input_scales = kept;
 }
 
-DispatchResult Lane::dispatch_receive(Stream stream) {
-  launch_dispatch(dispatch_, dispatch_mode_, phase_shape_, handle_of(stream));
-  if (tiles_) kScaleTilesKernel(*tiles_, {.blocks = phase_shape_.blocks}, stream);
-  if (over_engine()) ++calls_;
-  return result_;
+DispatchResult Lane::dispatch(const DispatchCall& call, Phase form, Stream stream) {
+  const bool split = form == Phase::send;
+  if (!carrier_) {
+    refusing(Operation::dispatch, stream, [&] { enqueue(call, form, stream, !split); });
+    return result_;
+  }
+  const CallOptions options = options_of(exchange_.config, call);
+  send(Operation::dispatch, options, CallPart::whole, split, stream, [&] {
+    enqueue(call, Phase::send, stream, !split && carrier_->keeps_inputs());
+    const bool by_plan = dispatch_.by_plan;
+    return Stored{
+        .content = Stored::Content::messages,
+        .shape = phase_shape_,
+        .lane = dispatch_.lane,
+        .plan = dispatch_.plan,
+        .by_plan = by_plan,
+        .part_bytes = dispatch_.message.bytes - static_cast<std::int64_t>(sizeof(LLPacket)) * view_.top_k,
+        .counts = dispatch_.counts,
+        .row_offsets = dispatch_.row_offsets,
+        .hash_option =
+            exchange_.config.input == Input::replicated && !by_plan ? input_hash_option(options) : -1};
+  });
+  return split ? result_ : dispatch_receive(stream);
 }
 
-void Lane::mark_arrived(const std::int32_t* from, Stream stream) const {
-  ArrivedMessages arguments{.lane = dispatch_.lane, .from = {}};
-  std::copy_n(from, view_.ranks, arguments.from);
-  kMarkArrivedKernel(arguments, {}, stream);
+DispatchResult Lane::dispatch_receive(Stream stream) {
+  if (carrier_) carrier_->deliver(stream);
+  launch_dispatch(dispatch_, dispatch_mode_, phase_shape_, handle_of(stream));
+  if (tiles_) kScaleTilesKernel(*tiles_, {.blocks = phase_shape_.blocks}, stream);
+  if (is_carried()) ++calls_;
+  return result_;
 }
 
 }  // namespace ferry::cuda

@@ -1,8 +1,8 @@
 // Small calls: turns a checked call into the arguments of its kernel, and launches it.
 #include <atomic>
 #include <numeric>
+#include <optional>
 #include <thread>
-#include <type_traits>
 
 #include "backends/cuda/host/call_headers.hpp"
 #include "backends/cuda/host/lane.hpp"
@@ -10,24 +10,67 @@
 #include "backends/cuda/runtime/error.hpp"
 #include "backends/cuda/two_hops/header_calls.hpp"
 #include "base/process.hpp"
+#include "base/text.hpp"
 #include "exchange/configuration.hpp"
 #include "exchange/gather.hpp"
 
 namespace ferry::cuda {
 
 SmallResult Lane::run(const SmallCall& call, Stream stream) {
-  return std::visit(
-      [&](const auto& each) {
-        if (!exchange_.hops) return enqueue(each, Phase::fused, stream);
-        enqueue(each, Phase::send, stream);
-        if constexpr (std::is_same_v<decltype(each), const RouteValuesCall&>) {
-          hop_values(each, stream);
-        } else {
-          hop_headers(each.operation, handle_of(stream));
-        }
-        return enqueue(each, Phase::receive, stream);
-      },
-      call);
+  if (carrier_) {
+    if (std::optional<SmallResult> done = carrier_->run_on_host(call, stream)) return *done;
+    return std::visit([&](const auto& each) { return carry(each, stream); }, call);
+  }
+  return refusing(operation_of(call), stream, [&] {
+    return std::visit([&](const auto& each) { return enqueue(each, Phase::fused, stream); }, call);
+  });
+}
+
+// The send phase and the exchange of headers of a call without messages.
+template <class Call>
+void Lane::exchange_headers(const Call& call, Stream stream) {
+  send(call.operation, {}, CallPart::whole, false, stream, [&] {
+    enqueue(call, Phase::send, stream);
+    return Stored{};
+  });
+  carrier_->deliver(stream);
+}
+
+SmallResult Lane::carry(const MetadataCall& call, Stream stream) {
+  exchange_headers(call, stream);
+  return enqueue(call, Phase::receive, stream);
+}
+
+SmallResult Lane::carry(const RouteValuesCall& call, Stream stream) {
+  const CombineCall* const combine = call.combine;
+  send(call.needed_by(), combine != nullptr ? options_of(*combine) : CallOptions(),
+       combine != nullptr ? CallPart::first : CallPart::whole, false, stream, [&] {
+         enqueue(call, Phase::send, stream);
+         Stored stored{.content = Stored::Content::messages,
+                       .shape = shape(combine != nullptr ? combine->sm_limit : 0),
+                       .lane = view_,
+                       .plan = view_plan(call.plan.storage(), view_.plan_shape),
+                       .by_plan = true};
+         place_engine_messages(*exchange_.engine, 0, &stored.lane);
+         return stored;
+       });
+  carrier_->deliver(stream);
+  const auto receive = [&] { return enqueue(call, Phase::receive, stream); };
+  // After values of their own the peers wait for nothing more.
+  return combine != nullptr ? refusing(Operation::combine, stream, receive) : receive();
+}
+
+SmallResult Lane::carry(const DispatchCountsCall& call, Stream stream) {
+  exchange_headers(call, stream);
+  // The host has compared the headers that an engine has carried.
+  if (!exchange_.over_engine()) enqueue(call, Phase::receive, stream);
+  return {};
+}
+
+SmallResult Lane::carry(const GatherCall& call, Stream) {
+  throw UnsupportedError(str(to_string(call.operation),
+                             ": not available in two hops on device memory yet: use an exchange with hops "
+                             "one"));
 }
 
 void Lane::begin(Operation operation, const CallPointers& pointers, Phase phase, Stream stream) {
@@ -61,7 +104,7 @@ SmallResult Lane::enqueue(const RouteValuesCall& call, Phase phase, Stream strea
       .phase = phase,
       .operation = call.needed_by(),
       .continues = combine != nullptr && exchange_.hops};
-  if (over_engine()) {
+  if (is_carried()) {
     place_engine_messages(*exchange_.engine, 0, &arguments.lane);
     if (phase == Phase::send) kClearMetadataKernel(arguments.lane, {}, stream);
   }
@@ -134,7 +177,8 @@ bool Lane::counted_dispatch() const {
   return host->ended.word == static_cast<std::uint64_t>(HostCounts::Result::counted);
 }
 
-DispatchCounts Lane::dispatch_counts() const {
+DispatchCounts Lane::dispatch_counts() {
+  if (carrier_) return counts_of_headers();
   auto* host = reinterpret_cast<HostCounts*>(counts_.data());
   if (!counted_dispatch())
     throw UsageError("dispatch_counts: the call was aborted by an error that has been reported before");
@@ -150,7 +194,8 @@ DispatchCounts Lane::dispatch_counts() const {
   return counts;
 }
 
-DispatchCounts Lane::counts_of_headers(const std::function<const std::byte*(int source)>& header_of) {
+// In the call headers, which have been exchanged.
+DispatchCounts Lane::counts_of_headers() {
   const Placement& placement = exchange_.config.placement;
   int first = 0;  // physical index of this rank's first expert
   for (int rank = 0; rank < view_.rank; ++rank) first += placement.local_experts(rank);
@@ -158,7 +203,7 @@ DispatchCounts Lane::counts_of_headers(const std::function<const std::byte*(int 
   routes_.assign(static_cast<std::size_t>(placement.local_experts(view_.rank)), 0);
   std::int64_t messages = 0;
   for (int source = 0; source < view_.ranks; ++source) {
-    const std::byte* const header = header_of(source);
+    const std::byte* const header = carrier_->received_header(source);
     tokens_.push_back(HeaderFacts::of(header_word(header, kHeaderFacts)).count);
     messages += header_count(header, view_.signals.first_messages + view_.rank);
     for (std::size_t expert = 0; expert < routes_.size(); ++expert)

@@ -1,5 +1,5 @@
-// A lane of the backend `collective` on device memory: launches the phases of a cuda lane, and between them
-// moves the stored messages to other ranks by an engine.
+// The backend `collective` on device memory: between the phases of a lane's calls an engine moves the stored
+// messages to other ranks.
 #pragma once
 
 #include <array>
@@ -12,6 +12,7 @@
 #include "backends/collective/engine_call.hpp"
 #include "backends/collective/hop_memory.hpp"
 #include "backends/cuda/engine/device_relay.hpp"
+#include "backends/cuda/host/carrier.hpp"
 #include "backends/cuda/host/exchange_state.hpp"
 #include "backends/cuda/host/lane.hpp"
 #include "backends/cuda/runtime/stream.hpp"
@@ -75,54 +76,41 @@ class DeviceHopMemory final : public collective::HopMemory {
 // Enqueues a copy between any memory of the host and the device.
 void copy_async(void* to, const void* from, std::int64_t bytes, Stream stream);
 
-// The steps of a call:
-// 1. begin, the kernel of the send phase, and copies of its call headers to the host;
-// 2. in the thread of the exchange: the wait for that kernel, the exchange of blocks and of messages;
-// 3. copies of the peers' headers to the device, and the kernel of the receive phase.
+// Carries a part of a call in three steps:
+// 1. post(): copies of its call headers to the host, behind the kernels of the send phase;
+// 2. in the thread of the exchange: the wait for these, the exchange of blocks and of messages;
+// 3. deliver(): copies of the peers' headers to the device, and what the receive phase needs to know.
 // Call headers travel in the blocks, so the host knows how many bytes follow, and no kernel ever waits for a
-// peer.
-//
-// After a send phase the calls are those of Backend; all throw what EngineCall throws.
-class EngineLane {
+// peer. Throws what EngineCall throws.
+class EngineCarrier final : public Carrier {
  public:
-  // `ordered`: see EngineCall. `lane` outlives this.
-  EngineLane(const ExchangeState& exchange, Lane& lane, int index, std::unique_ptr<Communicator> communicator,
-             std::shared_ptr<TransferThread> ordered);
+  struct Setup {
+    std::unique_ptr<Communicator> communicator;
+    std::shared_ptr<TransferThread> ordered;  // see EngineCall
+    std::shared_ptr<void> registration;       // of the lanes' memory; ends before it is freed
+  };
+  EngineCarrier(const ExchangeState& exchange, Lane& lane, int index, Setup setup);
 
-  // `split`: the receive phase comes later. Otherwise it must follow at once.
-  void dispatch_send(const DispatchCall& call, bool split, Stream stream);
-  DispatchResult dispatch_receive(Stream stream);
-  void combine_send(const CombineCall& call, bool split, Stream stream);
-  void combine_receive(Stream stream);
-  // A whole small call.
-  SmallResult run(const SmallCall& call, Stream stream) {
-    return std::visit([&](const auto& each) { return run(each, stream); }, call);
+  void begin(Operation operation, const CallOptions& options, CallPart part, Stream stream) override;
+  void post(const Stored& stored, bool split, Stream stream) override;
+  void deliver(Stream stream) override;
+  // Relays work on what the send phase has stored.
+  bool keeps_inputs() const override { return !relay_; }
+  const std::byte* received_header(int source) override {
+    return source == me() ? sent_header(source) : call_.summary_from(source);
   }
-  void refuse(Operation operation, const Error& error) noexcept {
-    call_.refuse(operation, ErrorRecord::of(error));
+  std::optional<SmallResult> run_on_host(const SmallCall& call, Stream stream) override;
+  void refuse(Operation operation, const ErrorRecord& error, cudaStream_t) override {
+    call_.refuse(operation, error);
   }
-
-  void add_wire(WireCounts& counts) const { counts_.add_to(counts); }
+  void add_wire(WireCounts& counts) const override { counts_.add_to(counts); }
 
  private:
-  // The messages that a send phase has stored.
-  struct Stored {
-    std::int64_t message_bytes;
-    const std::int32_t* messages;      // [R] to each rank, in device memory; null: read from the call headers
-    bool packed;                       // rows of a combine
-    std::int64_t metadata_offset = 0;  // of slot metadata in a message
-    const std::int32_t* sent_tokens = nullptr;  // PlanView::sent_tokens
-    // By a plan: the counts of all messages, int32 [R, R] in device memory.
-    const std::int32_t* planned = nullptr;
-    int hash_option = -1;  // replicated input, from ids: index of the option that the call headers hold
-    std::function<void()> agreed = nullptr;  // SentMessages::agreed
-  };
-
   // In pinned memory, beside the headers.
   struct Scalars {
-    std::int32_t messages[kMaxDeviceRanks];
-    std::int32_t planned[kMaxDeviceRanks];  // messages from each rank, as the plan has it
-    std::int32_t relayed[kMaxDeviceRanks];  // DeviceRelay::Setup::counts
+    std::int32_t messages[kMaxDeviceRanks];  // to each rank, or rows
+    std::int32_t planned[kMaxDeviceRanks];   // messages from each rank, as the plan has it
+    std::int32_t relayed[kMaxDeviceRanks];   // DeviceRelay::Setup::counts
     std::int32_t count;
     StepMetadata metadata;
   };
@@ -132,49 +120,53 @@ class EngineLane {
   const EngineLayout& layout() const { return *exchange_.engine; }
   std::byte* memory() const { return exchange_.engine_lane(index_); }
   std::byte* sent_header(int rank) const { return headers_.data() + rank * layout().header_bytes; }
-  std::byte* received_header(int rank) const { return sent_header(ranks() + rank); }
+  std::byte* delivered_header(int rank) const { return sent_header(ranks() + rank); }
   Scalars& scalars() const { return *reinterpret_cast<Scalars*>(scalars_.data()); }
 
-  // Runs `part` of a call. If it throws, refuses the call that has begun, or else the next one, so that the
-  // peers get the error instead of waiting.
-  template <class Part>
-  void run_or_refuse(Operation operation, Part part) {
-    or_refuse<std::exception>(
-        [&](const std::exception&) { call_.refuse(operation, ErrorRecord::of(std::current_exception())); },
-        part);
-  }
-  // Whether the inputs stay as they are until the receive phase has run. Relays work on what the send phase
-  // has stored.
-  bool keeps_inputs(bool split) const { return !split && !relay_; }
+  // The messages of the current call.
+  bool packed() const { return stored_.content == Stored::Content::rows; }
+  std::int64_t message_bytes() const;
+  std::int64_t metadata_offset() const { return align_up(stored_.part_bytes, 16); }
+
+  void require_no_capture(Operation operation, Stream stream) const;
   std::unique_ptr<collective::MessageHops> make_messages(Communicator& communicator);
+  void add_for_relay(std::span<const ArrivedRows> rows, std::byte* out, std::int32_t* count,
+                     cudaStream_t stream) const;
+  void fetch(Stream stream);
   void fetch_headers(Stream stream);
-  void post(Operation operation, bool split, std::optional<Stored> stored, Stream stream);
-  void fetch(const std::optional<Stored>& stored, Stream stream);
-  void describe(const Stored& stored);
-  void reserve(const Stored& stored, const std::vector<std::int64_t>& messages);
-  Stored by_plan(const Plan& plan, std::int64_t part_bytes) const;
+  void prepare(const collective::EngineCall::Check& check);
+  void describe();
+  void reserve(const std::vector<std::int64_t>& messages);
   void wait();
-  void deliver(Stream stream);
   void deliver_headers(Stream stream);
-  void clear_missing(Stream stream);
+  void clear_missing(Stream stream) const;
+  void mark_arrived(Stream stream) const;
+  void find_rows(Stream stream) const;
   SmallResult run(const MetadataCall& call, Stream stream);
-  SmallResult run(const RouteValuesCall& call, Stream stream);
-  SmallResult run(const DispatchCountsCall& call, Stream stream);
   // engine_gather.cpp
   SmallResult run(const GatherCall& call, Stream stream);
   std::int64_t count_of(const GatherCall& call, Stream stream);
   std::int64_t gather_round_bytes() const;
   collective::SentMessages pack_round(const GatherRounds& rounds, std::int64_t begin,
                                       std::int64_t round_bytes, Stream stream);
+  void add_blocks(std::span<const void* const> blocks, DType type, void* sums, std::int64_t bytes,
+                  Stream stream) const;
 
   const ExchangeState& exchange_;
   Lane& lane_;
   const int index_;
-  std::optional<Stored> sent_;      // in the current call
-  bool headers_delivered_ = false;  // the same: copies of the peers' headers are enqueued
-  PinnedMemory headers_;            // [2, R] sent and received
-  PinnedMemory scalars_;            // Scalars
-  CudaEvent stored_;                // the send phase has ended, and its headers are here
+  const std::shared_ptr<void> registration_;
+
+  // The current call.
+  Operation operation_ = Operation::none;
+  CallPart part_ = CallPart::whole;
+  Stored stored_;
+  std::function<void()> agreed_;    // SentMessages::agreed
+  bool headers_delivered_ = false;  // copies of the peers' headers are enqueued
+
+  PinnedMemory headers_;  // [2, R] sent and received
+  PinnedMemory scalars_;  // Scalars
+  CudaEvent fetched_;     // the send phase has ended, and its headers are here
   LaneCounts counts_;
   std::optional<DeviceRelay> relay_;         // two hops
   collective::MessageHops* const messages_;  // of call_
