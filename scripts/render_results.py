@@ -94,10 +94,6 @@ def target_rows(results, targets, chosen):
     return [target_row(target, results.find(targets["where"] | target["where"])) for target in chosen]
 
 
-def headlines_table(results, targets):
-    return table(HEAD, target_rows(results, targets, [target for target in targets["targets"] if "headline" in target]))
-
-
 def targets_table(results, targets):
     rows = target_rows(results, targets, targets["targets"])
     reached, missed = (sum(row[-1] == verdict for row in rows) for verdict in ("reached", "missed"))
@@ -161,7 +157,7 @@ def sources_table(results, _targets):
 
 
 # By the names of the markers. "sources" comes last, because it lists the records that the other tables use.
-TABLES = {"headlines": headlines_table, "bars": targets_table, "two_ranks": two_ranks_table, "sweep": sweep_table,
+TABLES = {"bars": targets_table, "two_ranks": two_ranks_table, "sweep": sweep_table,
           "baseline": baseline_table, "sources": sources_table}
 
 

@@ -65,11 +65,6 @@ class TablesTest(unittest.TestCase):
         self.assertIn(f"1 of {len(TARGETS['targets'])} targets reached, 0 missed, {len(TARGETS['targets']) - 1} not measured.", table)
         self.assertEqual(line_of(table, "128 tokens, dispatch fp8")[-1], "not measured")
 
-    def test_the_headlines_are_some_of_the_targets(self):
-        tables = self.tables(record_of([row_of({"tokens": 1, "work": "dispatch"}, 7.0)]))
-        self.assertEqual(line_of(tables["headlines"], "1 token, dispatch"), line_of(tables["bars"], "1 token, dispatch"))
-        self.assertLess(len(tables["headlines"].splitlines()), len(tables["bars"].splitlines()))
-
     def test_two_ranks_have_a_table_of_their_own(self):
         rows = [row_of({"tokens": 1, "work": "dispatch"}, 7.0), row_of({"tokens": 128, "work": "dispatch", "ranks": 2}, 440.0)]
         table = self.tables(record_of(rows))["two_ranks"]
