@@ -57,11 +57,13 @@ struct ReceiveBuffers {
   std::int32_t* row_offsets = nullptr;   ///< [G + 1]; its last entry is the total
   float* dots = nullptr;                 ///< [capacity], with DispatchOptions::dot_rows
   std::int32_t* count_sums = nullptr;    ///< [G]; the call adds `counts` to it; the lane has none of its own
-  /// Rows that the arrays of [capacity] have room for, in a dispatch from ids; 0: the capacity. If more
-  /// arrive, those past it are lost without an error: they are not stored and have no row in the plan of this
-  /// rank, while counts and row_offsets include them. Compare `total` with it, or take it from
-  /// dispatch_counts(). Not with expert_padded, scales in columns or tiles, or dot_rows.
+  /// Rows that the arrays of [capacity] have room for, in a dispatch from ids; 0: the capacity. Take it from
+  /// dispatch_counts(). If more arrive, every rank gets an OverflowError; those past it are not stored and
+  /// have no row in the plan of this rank, while counts and row_offsets include them. Not with expert_padded,
+  /// scales in columns or tiles, or dot_rows.
   std::int64_t rows = 0;
+  /// More than `rows` rows on this rank are no error: compare `total` with it.
+  bool allow_truncation = false;
 };
 
 /// One part of the received rows.

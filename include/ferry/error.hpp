@@ -81,12 +81,15 @@ class BadSourceError : public UsageError {
 };
 
 /// Routes, or rows of shared experts, that did not fit a rank's capacity. They were dropped, the last rows of
-/// the order first.
+/// the order first. Or rows that did not fit a rank's ReceiveBuffers::rows.
 struct Overflow {
-  int rank = -1;              ///< the rank that needs the most rows, among those that overflowed
-  std::int64_t capacity = 0;  ///< rows that rank `rank` has (expert_padded: rows of one expert)
-  std::int64_t needed = 0;    ///< rows that it would have needed, padding included
-  std::int64_t dropped = 0;   ///< routes and shared rows dropped on all ranks together (rank_major: rows)
+  int rank = -1;  ///< the rank that needs the most rows, among those that overflowed
+  /// Rows that rank `rank` has (expert_padded: rows of one expert), or its ReceiveBuffers::rows.
+  std::int64_t capacity = 0;
+  std::int64_t needed = 0;  ///< rows that it would have needed, padding included
+  /// Routes and shared rows dropped on all ranks together (rank_major: rows), and rows past
+  /// ReceiveBuffers::rows, padding included.
+  std::int64_t dropped = 0;
 };
 
 /// Raised on every rank with the same numbers.

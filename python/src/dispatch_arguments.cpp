@@ -170,6 +170,7 @@ void read_receive_buffers(const Config& config, const ReceiveSizes& sizes, Dispa
   const PyReceiveBuffers& given = in.context.memory;
   const std::int64_t groups = sizes.groups;
   in.options.memory.rows = given.rows;
+  in.options.memory.allow_truncation = given.allow_truncation;
   std::int64_t rows = sizes.rows;
   if (given.rows > 0 && in.context.plan.is_none()) rows = std::min(rows, given.rows);
   const bool rank_major = config.layout == Layout::rank_major;

@@ -15,6 +15,7 @@ struct PyReceiveBuffers {
   nb::object weight = nb::none(), local_ids = nb::none(), group_of_row = nb::none(), plan = nb::none();
   nb::object counts = nb::none(), row_offsets = nb::none(), dots = nb::none();
   std::int64_t rows = 0;
+  bool allow_truncation = false;
 };
 
 // Known when a dispatch starts; its result needs it to create arrays.

@@ -213,6 +213,7 @@ ReceiveBuffers to_receive_buffers(const ferry_receive_buffers& given,
   buffers.dots = more.dots;
   buffers.count_sums = more.count_sums;
   buffers.rows = more.rows;
+  buffers.allow_truncation = more.allow_truncation != 0;
   return buffers;
 }
 

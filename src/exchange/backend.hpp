@@ -60,6 +60,12 @@ struct DispatchCall {
   bool backward = false;
   std::int64_t output_rows = 0;      // Outputs::rows
   const float* d_weights = nullptr;  // [N, K], which the combine after the dispatch writes
+
+  // Rows of this rank past which the dispatch overflows on all ranks, below `capacity`; -1: the capacity.
+  std::int32_t row_limit(std::int64_t capacity) const {
+    const bool limits = plan.empty() && !memory.allow_truncation && memory.rows > 0 && memory.rows < capacity;
+    return limits ? static_cast<std::int32_t>(memory.rows) : -1;
+  }
 };
 
 // The arguments of a combine, checked, with every default filled in.

@@ -431,6 +431,12 @@ void check_scales(const Config& config, int rank, const DispatchCall& call) {
 namespace {
 
 std::string describe(const Overflow& overflow, const Config& config) {
+  const Config of_rows = config.placement.tp() > 1 ? routed_config(config) : config;
+  if (overflow.capacity < group_capacity(of_rows, overflow.rank)) {
+    return str("dispatch: memory.rows = ", overflow.capacity, " on rank ", overflow.rank, ", which is sent ",
+               counted(overflow.needed, "row"), "; not stored on all ranks together: ", overflow.dropped,
+               "; pass memory for the rows that dispatch_counts() tells, or allow_truncation");
+  }
   const bool by_expert = config.layout == Layout::expert_padded;
   const char* unit = config.layout == Layout::rank_major ? "rows"
                      : config.shared_experts > 0         ? "routes and shared rows"

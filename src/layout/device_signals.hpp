@@ -36,6 +36,8 @@ inline constexpr int kQuarters = 4;
 // even number), then messages to each rank.
 inline constexpr int kHeaderTerms = 0, kHeaderFacts = 1, kHeaderOptions = 2;
 inline constexpr int kHeaderCounts = kHeaderOptions + kDeviceOptions;
+// The last option is not compared: in a dispatch it is the rank's DispatchCall::row_limit(), 0 without one.
+inline constexpr int kRowLimitOption = kDeviceOptions - 1;
 
 // Facts about one rank's call, in one word of its header.
 struct HeaderFacts {
@@ -48,6 +50,7 @@ struct HeaderFacts {
   std::uint16_t sender_warps = 1;      // warps that send; each sends consecutive messages in order
   std::uint8_t log2_segments = 0;      // of a row
   bool token_indexed = false;  // messages are indexed by token; the metadata says which tokens have one
+  bool limits_rows = false;    // the header has a row limit
 
   FERRY_HD constexpr std::uint64_t word() const {
     std::uint64_t packed = static_cast<std::uint32_t>(count) | std::uint64_t{operation} << 32 |
@@ -55,7 +58,7 @@ struct HeaderFacts {
     packed |= (std::uint64_t{log2_segments} & 1) << 38 | std::uint64_t{log2_segments} >> 1 << 63;
     for (int i = 0; i < kDeviceArguments; ++i) packed |= std::uint64_t{argument[i]} << (40 + 2 * i);
     return packed | std::uint64_t{direct_write} << 46 | std::uint64_t{accepts_direct_writes} << 47 |
-           std::uint64_t{sender_warps} << 48;
+           std::uint64_t{sender_warps} << 48 | std::uint64_t{limits_rows} << 62;
   }
   FERRY_HD static constexpr HeaderFacts of(std::uint64_t word) {
     HeaderFacts facts;
@@ -66,7 +69,8 @@ struct HeaderFacts {
       facts.argument[i] = static_cast<std::uint8_t>(word >> (40 + 2 * i) & 3);
     facts.direct_write = (word >> 46 & 1) != 0;
     facts.accepts_direct_writes = (word >> 47 & 1) != 0;
-    facts.sender_warps = static_cast<std::uint16_t>(word >> 48 & 0x7fff);
+    facts.sender_warps = static_cast<std::uint16_t>(word >> 48 & 0x3fff);
+    facts.limits_rows = (word >> 62 & 1) != 0;
     facts.log2_segments = static_cast<std::uint8_t>((word >> 38 & 1) | word >> 63 << 1);
     return facts;
   }

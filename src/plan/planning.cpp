@@ -70,8 +70,9 @@ void plan_sends(const Config& config, int rank, const Ids& ids, int tokens, cons
 void RowOffsetTable::compute(const Config& config, const PlanView& plan) {
   ranks_ = config.placement.ranks();
   layout_ = config.layout;
-  overflow_ = {};
+  dropped_ = 0;
   capacity_.resize(static_cast<std::size_t>(ranks_));
+  needed_.resize(static_cast<std::size_t>(ranks_));
   count_.resize(static_cast<std::size_t>(ranks_));
   offset_.resize(static_cast<std::size_t>(ranks_));
   for (int rank = 0; rank < ranks_; ++rank) {
@@ -88,11 +89,20 @@ void RowOffsetTable::compute(const Config& config, const PlanView& plan) {
   }
 }
 
-void RowOffsetTable::record_need(int rank, std::int64_t capacity, std::int64_t needed) {
-  if (needed <= capacity || needed <= overflow_.needed) return;
-  overflow_.rank = rank;
-  overflow_.capacity = capacity;
-  overflow_.needed = needed;
+Overflow RowOffsetTable::overflow(std::span<const std::int32_t> limits) const {
+  Overflow worst{.dropped = dropped_};
+  for (int rank = 0; rank < ranks_; ++rank) {
+    const auto r = static_cast<std::size_t>(rank);
+    const std::int64_t limit = limits[r] < 0 ? capacity_[r] : limits[r];
+    if (needed_[r] <= limit) continue;
+    worst.dropped += std::min(needed_[r], capacity_[r]) - limit;
+    if (needed_[r] > worst.needed) {
+      worst.rank = rank;
+      worst.capacity = limit;
+      worst.needed = needed_[r];
+    }
+  }
+  return worst;
 }
 
 void RowOffsetTable::compute_expert_rows(const Config& config, const PlanView& plan) {
@@ -120,9 +130,9 @@ void RowOffsetTable::compute_expert_rows(const Config& config, const PlanView& p
     }
     const std::int64_t fullest =
         count_[r].empty() ? 0 : *std::max_element(count_[r].begin(), count_[r].end());
-    record_need(rank, capacity_[r], padded ? align_up(fullest, config.alignment) : offset_[r].back());
+    needed_[r] = padded ? align_up(fullest, config.alignment) : offset_[r].back();
     for (std::size_t g = 0; g < count_[r].size(); ++g)
-      overflow_.dropped += count_[r][g] - count(rank, static_cast<int>(g));
+      dropped_ += count_[r][g] - count(rank, static_cast<int>(g));
   }
 }
 
@@ -138,8 +148,8 @@ void RowOffsetTable::compute_rank_rows(const Config&, const PlanView& plan) {
       row += count_[r][s];
       offset_[r][s + 1] = row;
     }
-    record_need(rank, capacity_[r], row);
-    overflow_.dropped += std::max<std::int64_t>(0, row - capacity_[r]);
+    needed_[r] = row;
+    dropped_ += std::max<std::int64_t>(0, row - capacity_[r]);
   }
 }
 

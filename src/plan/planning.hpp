@@ -40,12 +40,13 @@ class RowOffsetTable {
   std::int64_t offset(int rank, int group) const;
   std::int64_t total(int rank) const;
 
-  // The overflow of the rank that needs the most rows beyond its capacity. needed > capacity: routes
-  // (rank_major: rows) were dropped.
-  const Overflow& overflow() const { return overflow_; }
+  // Routes and shared rows (rank_major: rows) past the capacity, on all ranks together.
+  std::int64_t dropped() const { return dropped_; }
+  // The overflow of the rank that needs the most rows beyond its capacity or its limit; dropped = 0: none.
+  // `limits` [R]: DispatchCall::row_limit() of each rank.
+  Overflow overflow(std::span<const std::int32_t> limits) const;
 
  private:
-  void record_need(int rank, std::int64_t capacity, std::int64_t needed);
   void compute_expert_rows(const Config& config, const PlanView& plan);
   void compute_rank_rows(const Config& config, const PlanView& plan);
 
@@ -56,7 +57,9 @@ class RowOffsetTable {
   std::vector<std::vector<std::int64_t>> count_;
   std::vector<std::vector<std::int64_t>> offset_;  // by rank, groups + 1: first rows, capacity not applied
   std::vector<std::int64_t> capacity_;             // by rank: rows; expert_padded: rows an expert
-  Overflow overflow_;
+  // By rank: rows, or in expert_padded those of the fullest expert, that it would need.
+  std::vector<std::int64_t> needed_;
+  std::int64_t dropped_ = 0;
 };
 
 // Step 3: fills route_row, the rows of this rank's own routes. Reads route_expert, not the ids: the caller

@@ -78,8 +78,8 @@ EXPECT_AT(ferry_dispatch_args, sm_limit, 252);
 EXPECT_AT(ferry_dispatch_args, stream, 256);
 EXPECT_AT(ferry_dispatch_args, result, 264);
 EXPECT_AT(ferry_dispatch_args, more_memory, 272);
-EXPECT_AT(ferry_dispatch_args, device_count, 312);
-EXPECT_AT(ferry_dispatch_args, global_scale, 320);
+EXPECT_AT(ferry_dispatch_args, device_count, 320);
+EXPECT_AT(ferry_dispatch_args, global_scale, 328);
 
 EXPECT_AT(ferry_dispatch_receive_args, lane, 8);
 EXPECT_AT(ferry_dispatch_receive_args, stream, 16);
@@ -205,16 +205,16 @@ TEST(Layout, OfStructsHasNotChanged) {
       {"ferry_tokens", 80},
       {"ferry_rows", 24},
       {"ferry_receive_buffers", 64},
-      {"ferry_more_receive_buffers", 40},
+      {"ferry_more_receive_buffers", 48},
       {"ferry_received_part", 24},
       {"ferry_host_totals", 16},
       {"ferry_dispatch_result", 248},
-      {"ferry_dispatch_args", 352},
+      {"ferry_dispatch_args", 360},
       {"ferry_dispatch_receive_args", 32},
       {"ferry_epilogue", 24},
       {"ferry_combine_args", 168},
       {"ferry_combine_receive_args", 24},
-      {"ferry_combine_backward_args", 312},
+      {"ferry_combine_backward_args", 320},
       {"ferry_route_values_args", 64},
       {"ferry_step_metadata", 12},
       {"ferry_dispatch_layout_args", 112},

@@ -3,9 +3,12 @@
 
 #include <algorithm>
 #include <functional>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "harness/harness.hpp"
+#include "harness/random.hpp"
 #include "layout/plan_layout.hpp"
 #include "plan/shapes.hpp"
 
@@ -99,14 +102,104 @@ struct Memory {
         local_ids(4 * rows * slots),
         plan(plan_bytes(c.config, c.ranks)) {}
 
-  ReceiveBuffers buffers(std::int64_t rows, bool rank_major) {
+  ReceiveBuffers buffers(std::int64_t rows, bool rank_major, bool allow_truncation) {
     return {.parts = {values.data()},
             .weight = weight.as<float>(),
             .local_ids = rank_major ? local_ids.as<std::int32_t>() : nullptr,
             .plan = plan.data(),
-            .rows = rows};
+            .rows = rows,
+            .allow_truncation = allow_truncation};
   }
 };
+
+// Every rank has memory for fewer rows than arrive, for as many, for more, or does not say; some allow that
+// rows are left out. With a capacity that is exceeded, too.
+TEST_P(Contract, MoreRowsThanTheCallersMemoryAreAnErrorOnAllRanks) {
+  std::uint64_t number = 0;
+  for (const Layout layout : {Layout::rank_major, Layout::expert_major}) {
+    for (const int ranks : kGroupSizes) {
+      for (const bool has_capacity : {false, true}) {
+        TestCase c = small_case(++number);
+        Random random = Random::of({number, 47});
+        c.ranks = ranks;
+        c.config.layout = layout;
+        c.config.hidden = 8;
+        c.config.max_tokens = number % 3 == 0 ? 300 : 20;
+        if (layout == Layout::expert_major) c.config.alignment = 4;
+        if (has_capacity) c.config.capacity = number % 3 == 0 ? 200 : 16;
+        c.full = number % 2 == 0;
+        c.masked = 0.2;
+        const bool rank_major = layout == Layout::rank_major;
+        const std::int64_t slots = rank_major ? c.config.top_k : 1;
+        const PreparedStep prepared = prepare(c);
+        const oracle::RowPositions& positions = prepared.step.positions;
+        for (int form = 0; form < 4; ++form) {
+          std::vector<std::int64_t> rows, limits;
+          std::vector<bool> truncates;
+          for (const oracle::RankRows& of : positions.ranks) {
+            const std::int64_t total = of.row_offsets.back();
+            rows.push_back(form == 0 ? total : std::max<std::int64_t>(total + random.between(-10, 2), 1));
+            if (form > 1 && random.chance(0.3)) rows.back() = 0;
+            truncates.push_back(form > 1 && random.chance(0.3));
+            const bool limited = rows.back() > 0 && rows.back() < of.capacity && !truncates.back();
+            limits.push_back(limited ? rows.back() : -1);
+          }
+          oracle::RowPositions expected = positions;
+          expected.overflow = oracle::find_overflow(positions, limits);
+          run(ranks, describe(c), [&](Rank rank) {
+            const auto r = static_cast<std::size_t>(rank.index());
+            SyncExchange exchange(rank, c.config);
+            DispatchRun inputs(exchange, c, prepared.step);
+            const std::int64_t held = rows[r] > 0 ? rows[r] : positions.ranks[r].capacity;
+            Memory memory(c, held, slots);
+            DispatchOptions options = inputs.options();
+            options.memory = memory.buffers(rows[r], rank_major, truncates[r]);
+            if (form == 3) {
+              exchange.dispatch_send(inputs.tokens(), inputs.ids(), inputs.weights(), options);
+              exchange.dispatch_receive();
+            } else {
+              exchange.dispatch(inputs.tokens(), inputs.ids(), inputs.weights(), options);
+            }
+            memory.values.require_guards("values");
+            require_diagnostics(exchange, 0, expected);
+            // The exchange stays usable.
+            DispatchRun(exchange, c, prepared.step).run();
+          });
+        }
+      }
+    }
+  }
+}
+
+TEST_P(Contract, AnErrorOfTheCallersMemoryNamesTheRowsThatArrive) {
+  TestCase c = small_case(1);
+  c.config.check_calls = true;
+  c.config.experts = 2;
+  c.config.top_k = 1;
+  const StepInputs step = inputs_from_ids(c, {{1, 1, 1}, {1, 0, 1}});  // 5 rows for expert 1, on rank 1
+  run(c.ranks, describe(c), [&](Rank rank) {
+    SyncExchange exchange(rank, c.config);
+    DispatchRun inputs(exchange, c, step);
+    DispatchOptions options = inputs.options();
+    options.memory.rows = 3;
+    for (const bool truncates : {false, true}) {
+      options.memory.allow_truncation = truncates;
+      std::string text;
+      try {
+        exchange.dispatch(inputs.tokens(), inputs.ids(), inputs.weights(), options);
+      } catch (const OverflowError& error) {
+        text = error.what();
+      }
+      require_equal(text,
+                    std::string(truncates ? ""
+                                          : "dispatch: memory.rows = 3 on rank 1, which is sent 5 rows; not "
+                                            "stored on all ranks together: 2; pass memory for the rows that "
+                                            "dispatch_counts() tells, or allow_truncation"),
+                    "message");
+      require_equal(*exchange.last_dispatch_result().total, rank.index() == 0 ? 1 : 5, "total");
+    }
+  });
+}
 
 TEST_P(Contract, RowsPastTheCallersMemoryAreNotStored) {
   for (const Layout layout : {Layout::rank_major, Layout::expert_major}) {
@@ -132,9 +225,10 @@ TEST_P(Contract, RowsPastTheCallersMemoryAreNotStored) {
         Memory memory(c, rows, slots);
         DispatchRun inputs(exchange, c, prepared.step);
         DispatchOptions options = inputs.options();
-        options.memory = memory.buffers(rows, rank_major);
+        options.memory = memory.buffers(rows, rank_major, true);
         const DispatchResult received =
             exchange.dispatch(inputs.tokens(), inputs.ids(), inputs.weights(), options);
+        exchange.check();
         require_equal(std::int64_t{*received.total}, total, "total");
         const std::int64_t stored = std::min(rows, total);
         for (std::int64_t row = 0; row < stored; ++row) {
@@ -195,9 +289,9 @@ TEST_P(Contract, CombineLeavesOutRowsThatWereNotStored) {
     const std::int64_t rows = total(rank.index()) - kFewer, tokens = inputs.tokens().count;
     GuardedBuffer values((rows + tokens) * 256), plan(plan_bytes(c.config, c.ranks));
     std::byte* const result = values.data() + rows * 256;
-    const DispatchResult received =
-        exchange.dispatch(inputs.tokens(), inputs.ids(), nullptr,
-                          {.memory = {.parts = {values.data()}, .plan = plan.data(), .rows = rows}});
+    const DispatchResult received = exchange.dispatch(
+        inputs.tokens(), inputs.ids(), nullptr,
+        {.memory = {.parts = {values.data()}, .plan = plan.data(), .rows = rows, .allow_truncation = true}});
     for (const auto& [by, reduction] : {std::pair{&other, Reduction::exact},
                                         {&other, Reduction::partial},
                                         {&exchange, Reduction::exact},

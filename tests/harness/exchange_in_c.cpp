@@ -44,7 +44,8 @@ ferry_receive_buffers to_c(const ReceiveBuffers& memory) {
 }
 
 ferry_more_receive_buffers more_of(const ReceiveBuffers& memory) {
-  return {memory.counts, memory.row_offsets, memory.dots, memory.count_sums, memory.rows};
+  return {memory.counts,     memory.row_offsets, memory.dots,
+          memory.count_sums, memory.rows,        memory.allow_truncation ? 1 : 0};
 }
 
 // By its name, as a user would choose it.

@@ -26,7 +26,8 @@ struct CallForm {
   bool direct_write = false;     // received rows lie in symmetric memory, which senders of many tokens write
   bool generic = false;          // combine by a kernel for every call
   bool adds_to_result = false;   // the combine's result is its residual
-  bool no_memory_without_rows = false;  // a rank without rows passes neither outputs nor row_values
+  bool no_memory_without_rows = false;     // a rank without rows passes neither outputs nor row_values
+  std::vector<std::int64_t> row_limits{};  // [R] rows past which a dispatch overflows, or empty; -1: none
 };
 
 // A case whose shape is still to be chosen: some routes and tokens are masked, some ids are none.
@@ -45,6 +46,9 @@ class CallRanks {
 
   // One dispatch and one combine of the case's inputs number `index`.
   void run_step(int index, const CallForm& form);
+
+  // Dispatches the case's inputs number `index` in which ranks have too little memory, from ids.
+  void dispatch_past_row_limits(int index, CallForm form);
 
   // A gather of `rounds` rounds, as far as later calls see it.
   void gather_in_rounds(int rounds);
@@ -109,6 +113,7 @@ class CallRanks {
   void run_hops(const std::vector<HopArguments>& calls, std::uint64_t seed);
   DispatchArguments dispatch_arguments(const contract::StepInputs& step, int rank, const CallForm& form);
   void compare_dispatch(const contract::StepInputs& step, int rank);
+  void compare_overflow(const oracle::RowPositions& positions, int rank, const CallForm& form) const;
   CombineArguments combine_arguments(const oracle::ExpertOutputs& outputs, int rank, const CallForm& form);
 
   contract::TestCase case_;

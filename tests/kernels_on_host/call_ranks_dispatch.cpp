@@ -10,6 +10,7 @@
 #include <span>
 
 #include "backends/cuda/dispatch/kernels/dispatch_kernel.cuh"
+#include "harness/random.hpp"
 #include "oracle/dispatch.hpp"
 #include "oracle/encode.hpp"
 #include "oracle/numbers.hpp"
@@ -70,6 +71,10 @@ DispatchArguments CallRanks::dispatch_arguments(const contract::StepInputs& step
   call.group_rows = static_cast<std::int32_t>(room.group_rows);
   call.lane = rank.view;
   call.terms = AgreedOptions::of(Operation::dispatch);
+  if (!form.row_limits.empty() && !form.by_plan)
+    call.terms.option[kRowLimitOption] =
+        std::max<std::int64_t>(form.row_limits[static_cast<std::size_t>(index)], 0);
+  rank.state.diagnostics.overflows = DeviceDiagnostics::none().overflows;
   call.parts = parts_of(step.inputs.format, config_.hidden);
   call.received = call.parts;
   call.message = device_message_layout(call.parts);
@@ -185,7 +190,33 @@ void CallRanks::dispatch(const contract::StepInputs& step, const CallForm& form)
       run_hops(hops, test::seed() + static_cast<std::uint64_t>(step.index));
     }
   }
-  for (int r = 0; r < size(); ++r) compare_dispatch(step, r);
+  for (int r = 0; r < size(); ++r) {
+    compare_dispatch(step, r);
+    compare_overflow(step.positions, r, form);
+  }
+}
+
+void CallRanks::dispatch_past_row_limits(int index, CallForm form) {
+  const contract::StepInputs step = contract::make_inputs(case_, index);
+  contract::Random random(test::seed() + static_cast<std::uint64_t>(index));
+  for (const oracle::RankRows& rows : step.positions.ranks) {
+    const std::int64_t limit = rows.row_offsets.back() + random.between(-6, 1);
+    form.row_limits.push_back(random.chance(0.3) ? -1 : std::max<std::int64_t>(limit, 1));
+  }
+  dispatch(step, form);
+}
+
+void CallRanks::compare_overflow(const oracle::RowPositions& positions, int rank,
+                                 const CallForm& form) const {
+  const DeviceDiagnostics& found = state(rank).diagnostics;
+  const Overflow expected = oracle::find_overflow(positions, form.row_limits);
+  const bool overflows = expected.dropped > 0 && !form.by_plan;
+  EXPECT_EQ(found.overflows.count, overflows ? 1u : 0u);
+  if (!overflows) return;
+  EXPECT_EQ(found.overflow.rank, expected.rank);
+  EXPECT_EQ(found.overflow.capacity, expected.capacity);
+  EXPECT_EQ(found.overflow.needed, expected.needed);
+  EXPECT_EQ(found.overflow.dropped, expected.dropped);
 }
 
 void CallRanks::compare_dispatch(const contract::StepInputs& step, int index) {

@@ -221,6 +221,27 @@ TEST_P(KernelCalls, InPhasesThatReadTheCallersRows) {
   ranks.run_step(0, {.split_phases = true, .keeps_inputs = true});
 }
 
+TEST_P(KernelCalls, IntoTooLittleMemory) {
+  for (const Layout layout : {Layout::expert_major, Layout::rank_major}) {
+    for (const std::int64_t capacity : {0, 12}) {
+      if (GetParam() == Transfer::gather && layout == Layout::rank_major) continue;
+      contract::TestCase c = case_of(32, 3, GetParam());
+      c.config.layout = layout;
+      c.config.alignment = layout == Layout::rank_major ? 1 : 2;
+      c.config.capacity = capacity;
+      CallRanks ranks(c);
+      int index = 0;
+      for (const CallForm& form : {CallForm{.few_tokens = true}, CallForm{.generic = true},
+                                   CallForm{.split_phases = true}, CallForm{.count_on_device = true}})
+        ranks.dispatch_past_row_limits(index++, form);
+      // A limit holds for its call alone.
+      const contract::StepInputs step = contract::make_inputs(c, 5);
+      ranks.dispatch(step, {.few_tokens = true});
+      ranks.dispatch(contract::with_new_values(c, step, 6), {.by_plan = true});
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Routed, KernelCalls, testing::Values(Transfer::routed));
 INSTANTIATE_TEST_SUITE_P(Gathered, KernelCalls, testing::Values(Transfer::gather));
 
@@ -251,8 +272,8 @@ TEST(GatheredCalls, OfRanksWithoutRows) {
   const std::vector<std::vector<std::int64_t>> ids{{0, 1, -1, -1, 1, -1, 0, 0}, {}, {}};
   for (const bool values : {false, true}) {
     c.row_values = values;
-    for (const CallForm form : {CallForm{.few_tokens = true, .no_memory_without_rows = true},
-                                CallForm{.split_phases = true, .no_memory_without_rows = true}}) {
+    for (const CallForm& form : {CallForm{.few_tokens = true, .no_memory_without_rows = true},
+                                 CallForm{.split_phases = true, .no_memory_without_rows = true}}) {
       CallRanks ranks(c);
       const contract::StepInputs step = contract::inputs_from_ids(c, ids, 0);
       ranks.dispatch(step, form);
@@ -343,6 +364,11 @@ TEST_P(CarriedCalls, OfRanksWithoutRows) {
   }
 }
 
+TEST_P(CarriedCalls, IntoTooLittleMemory) {
+  CallRanks ranks(carried_case(15, 3));
+  for (int index = 0; index < 3; ++index) ranks.dispatch_past_row_limits(index, {.split_phases = true});
+}
+
 INSTANTIATE_TEST_SUITE_P(Routed, CarriedCalls, testing::Values(Transfer::routed));
 INSTANTIATE_TEST_SUITE_P(Gathered, CarriedCalls, testing::Values(Transfer::gather));
 
@@ -411,6 +437,11 @@ TEST_P(KernelHops, EveryRowReturns) {
   c.config.capacity = 16;  // some routes are dropped
   CallRanks ranks(c);
   ranks.run_step(0, {.split_phases = true});
+}
+
+TEST_P(KernelHops, IntoTooLittleMemory) {
+  CallRanks ranks(hop_case(ReductionLevel::rank));
+  for (int index = 0; index < 3; ++index) ranks.dispatch_past_row_limits(index, {.split_phases = true});
 }
 
 INSTANTIATE_TEST_SUITE_P(Nodes, KernelHops,

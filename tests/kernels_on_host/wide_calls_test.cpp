@@ -41,6 +41,19 @@ TEST_P(WideKernels, InEveryForm) {
   ranks.combine(other, contract::make_expert_outputs(c, other), {.generic = true});
 }
 
+TEST_P(WideKernels, IntoTooLittleMemory) {
+  for (const Layout layout : {Layout::expert_major, Layout::rank_major}) {
+    if (layout == Layout::rank_major && GetParam() > 3) continue;  // takes long
+    contract::TestCase c = case_of(7, GetParam());
+    c.config.layout = layout;
+    c.config.alignment = 1;
+    CallRanks ranks(c);
+    ranks.dispatch_past_row_limits(0, {.generic = true});
+    ranks.dispatch_past_row_limits(1, {.split_phases = true, .generic = true});
+    ranks.dispatch(contract::make_inputs(c, 2), {.generic = true});
+  }
+}
+
 // A warp goes on counting from one group of tokens to the next.
 TEST(WideKernel, WithManyTokensForTheWarps) {
   contract::TestCase c = case_of(6, 3);

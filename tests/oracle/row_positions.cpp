@@ -125,21 +125,23 @@ void assign_rank(const Config& config, const std::vector<RowKey>& all, int index
   rank.rows.resize(total);
 }
 
-Overflow find_overflow(const RowPositions& positions) {
+}  // namespace
+
+Overflow find_overflow(const RowPositions& positions, const std::vector<std::int64_t>& limits) {
   Overflow worst;
   for (int rank = 0; rank < positions.size(); ++rank) {
     const RankRows& rows = positions.ranks[rank];
-    worst.dropped += rows.dropped;
-    if (rows.dropped > 0 && rows.needed > worst.needed) {
+    const bool limited = !limits.empty() && limits[rank] >= 0;
+    const std::int64_t past = limited ? std::max<std::int64_t>(rows.row_offsets.back() - limits[rank], 0) : 0;
+    worst.dropped += rows.dropped + past;
+    if (rows.dropped + past > 0 && rows.needed > worst.needed) {
       worst.rank = rank;
-      worst.capacity = rows.capacity;
+      worst.capacity = past > 0 ? limits[rank] : rows.capacity;
       worst.needed = rows.needed;
     }
   }
   return worst;
 }
-
-}  // namespace
 
 Placement placement_of(const Config& config, int ranks) {
   return config.placement.empty() ? Placement::blocks(config.experts, ranks) : config.placement;

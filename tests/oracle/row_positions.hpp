@@ -69,4 +69,8 @@ std::int64_t capacity_of(const Config& config, const Placement& placement, int r
 // Computes all positions, in every layout, from the ids of all ranks.
 RowPositions find_row_positions(const GlobalInputs& inputs);
 
+// The overflow of a dispatch with these positions; rank -1: none. `limits` [R], or empty: the rows that the
+// memory of each rank holds and may not be exceeded; -1: the capacity alone counts.
+Overflow find_overflow(const RowPositions& positions, const std::vector<std::int64_t>& limits = {});
+
 }  // namespace ferry::oracle

@@ -231,6 +231,19 @@ TEST(OracleCombine, SharedRowsAreAddedLast) {
             (std::vector<float>{1.0f / 256, 16, 32}));
 }
 
+// Rank 0 is sent 8 rows, with 4 of padding, and rank 1 is sent 4.
+TEST(OracleRowPositions, RowsPastTheMemoryOfARankOverflow) {
+  const auto overflow = [](std::int64_t capacity, const std::vector<std::int64_t>& limits) {
+    const Overflow found = find_overflow(find_row_positions(tiny(Layout::expert_major, 4, capacity)), limits);
+    return std::vector<std::int64_t>{found.rank, found.capacity, found.needed, found.dropped};
+  };
+  EXPECT_EQ(overflow(0, {8, 4}), (std::vector<std::int64_t>{-1, 0, 0, 0}));
+  EXPECT_EQ(overflow(0, {7, -1}), (std::vector<std::int64_t>{0, 7, 8, 1}));
+  EXPECT_EQ(overflow(0, {8, 3}), (std::vector<std::int64_t>{1, 3, 4, 1}));
+  EXPECT_EQ(overflow(0, {2, 1}), (std::vector<std::int64_t>{0, 2, 8, 9}));
+  EXPECT_EQ(overflow(4, {-1, 3}), (std::vector<std::int64_t>{0, 4, 8, 3}));  // 2 routes and a row
+}
+
 TEST(OracleCombine, NodesRoundTheSumsOfTheirRanks) {
   // One token of rank 0, with an expert on each of four ranks. Between 256 and 512, bf16 has even integers.
   GlobalInputs inputs;

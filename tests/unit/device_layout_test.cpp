@@ -76,7 +76,7 @@ TEST(SlotMetadata, KeepsEveryFieldAtItsLimits) {
 
 TEST(HeaderFacts, KeepEveryFieldAtItsLimits) {
   for (const std::int32_t count : {0, 1, INT32_MAX}) {
-    for (const std::uint16_t warps : {0, 1, 0x7fff}) {
+    for (const std::uint16_t warps : {0, 1, 0x3fff}) {
       for (unsigned bits = 0; bits < 16; ++bits) {
         HeaderFacts facts;
         facts.count = count;
@@ -88,6 +88,7 @@ TEST(HeaderFacts, KeepEveryFieldAtItsLimits) {
         facts.accepts_direct_writes = (bits & 2) != 0;
         facts.log2_segments = static_cast<std::uint8_t>(bits % 3);
         facts.token_indexed = (bits & 8) != 0;
+        facts.limits_rows = (bits & 4) != 0;
         const HeaderFacts read = HeaderFacts::of(facts.word());
         EXPECT_EQ(read.count, facts.count);
         EXPECT_EQ(read.operation, facts.operation);
@@ -97,6 +98,7 @@ TEST(HeaderFacts, KeepEveryFieldAtItsLimits) {
         EXPECT_EQ(read.accepts_direct_writes, facts.accepts_direct_writes);
         EXPECT_EQ(read.log2_segments, facts.log2_segments);
         EXPECT_EQ(read.token_indexed, facts.token_indexed);
+        EXPECT_EQ(read.limits_rows, facts.limits_rows);
       }
     }
   }

@@ -68,13 +68,14 @@ typedef struct ferry_bad_source {
   int64_t count;  ///< bad entries found
 } ferry_bad_source;
 
-/// Routes and shared rows that did not fit a rank's capacity. They were dropped; the numbers are the same on
-/// every rank.
+/// Routes and shared rows that did not fit a rank's capacity, and were dropped, or rows that did not fit its
+/// ferry_more_receive_buffers.rows. The numbers are the same on every rank.
 typedef struct ferry_overflow {
   int32_t rank;      ///< of the ranks that overflowed, the one that needs the most rows
-  int64_t capacity;  ///< rows that rank `rank` has (expert_padded: rows of one expert)
+  int64_t capacity;  ///< rows that rank `rank` has (expert_padded: rows of one expert), or `rows`
   int64_t needed;    ///< rows that it would have needed, padding included
-  int64_t dropped;   ///< routes and shared rows dropped on all ranks together (rank_major: rows)
+  /// routes and shared rows dropped on all ranks together (rank_major: rows), and rows past `rows`
+  int64_t dropped;
 } ferry_overflow;
 
 /// Which member of ferry_error_record is valid.

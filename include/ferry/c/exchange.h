@@ -66,9 +66,11 @@ typedef struct ferry_more_receive_buffers {
   int32_t* row_offsets;  ///< [G + 1]; its last entry is the total
   float* dots;           ///< [capacity], with dot_rows
   int32_t* count_sums;   ///< [G]; the call adds `counts` to it; the lane has none of its own
-  /// Rows that the arrays of [capacity] have room for, in a dispatch from ids; 0: the capacity. Rows past it
-  /// are lost without an error: compare the total, or take it from ferry_dispatch_counts().
+  /// Rows that the arrays of [capacity] have room for, in a dispatch from ids; 0: the capacity. If more
+  /// arrive, those past it are not stored, and every rank gets FERRY_OVERFLOW. ferry_dispatch_counts() tells
+  /// them.
   int64_t rows;
+  int64_t allow_truncation;  ///< 1: more than `rows` rows on this rank are no error
 } ferry_more_receive_buffers;
 
 /// One part of the received rows.

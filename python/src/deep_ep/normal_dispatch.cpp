@@ -252,6 +252,11 @@ nb::tuple NormalCalls::deliver(LaneCall& call, Routes& routes, Received& receive
         [&] { call.exchange().dispatch(in.tokens, in.ids, in.weights, in.options, call.stream()); });
   } catch (const Error& error) {
     if (LaneCall::delivers_result(error)) exchange_node_routes();  // the peers' calls go on
+    if (const auto* overflow = dynamic_cast<const OverflowError*>(&error))
+      throw OverflowError(
+          str("dispatch: num_worst_tokens = ", overflow->overflow.capacity, ", but rank ",
+              overflow->overflow.rank, " is sent ", counted(overflow->overflow.needed, "row")),
+          overflow->overflow);
     throw;
   }
   exchange_node_routes();
@@ -265,10 +270,6 @@ nb::tuple NormalCalls::deliver(LaneCall& call, Routes& routes, Received& receive
               .tokens = in.tokens.count,
               .row_bound = std::min(rows, sizes.rows),
               .storage_writes = write_count(received.memory.plan)};
-  if (counts == nullptr && is_host(call.device()) && plan.total() > rows) {
-    throw UsageError(
-        str("dispatch: num_worst_tokens = ", rows, ", but ", counted(plan.total(), "row"), " were received"));
-  }
   nb::list list;
   NormalHandle handle{.owner = current.owner,
                       .exchange = &exchange,

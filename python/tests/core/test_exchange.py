@@ -271,6 +271,19 @@ def test_bad_ids_and_overflow_are_reported_after_the_call(rng):
 
     ferry.Group.threads(4).run(full)
 
+    def short(rank):
+        exchange = exchange_for(rank, step)
+        ids = np.zeros((2, 3), np.int32)
+        ids[:, 1:] = -1
+        memory = dict(rows=3 if rank.index == 0 else 0)
+        with pytest.raises(ferry.OverflowError, match="memory.rows = 3 on rank 0, which is sent 8 rows") as caught:
+            exchange.dispatch(np.ones((2, HIDDEN), bf16), ids, memory=ferry.ReceiveBuffers(**memory))
+        assert caught.value.record == (0, 3, 8, 5)
+        rows = exchange.dispatch(np.ones((2, HIDDEN), bf16), ids, memory=ferry.ReceiveBuffers(allow_truncation=True, **memory))
+        assert rows.plan.total == (8 if rank.index == 0 else 0)
+
+    ferry.Group.threads(4).run(short)
+
 
 def test_metadata_load_and_wire_counts(rng):
     step = random_step(rng)

@@ -134,6 +134,9 @@ def test_worst_case_rows(rng):
             again = buffer.dispatch(step.tokens[me], handle=handle)[0]
             assert again.shape == worst_x.shape and same_bits(again[:n], recv_x)
             assert same_bits(buffer.combine(worst_x, handle)[0], buffer.combine(again, handle)[0])
+        with pytest.raises(ferry.OverflowError, match=r"num_worst_tokens = 8, but rank \d is sent \d+ rows"):
+            layout_and_dispatch(buffer, step, me, num_worst_tokens=8)
+        assert same_bits(layout_and_dispatch(buffer, step, me)[0], recv_x)
 
 
 def test_dispatch_without_ids(rng):

@@ -81,7 +81,7 @@ def test_more_rows_than_num_worst_tokens(rng):
     @on_ranks(2)
     def _(me, buffer):
         received = len(messages_to(step, me))
-        with pytest.raises(ferry.UsageError, match=f"num_worst_tokens = 1, but {received} rows") if me else contextlib.nullcontext():
+        with pytest.raises(ferry.OverflowError, match=f"num_worst_tokens = 1, but rank 1 is sent {len(messages_to(step, 1))} rows"):
             layout_and_dispatch(buffer, step, me, num_worst_tokens=1 if me else received)
         assert len(layout_and_dispatch(buffer, step, me, num_worst_tokens=received)[0]) == received
 

@@ -116,6 +116,7 @@ class Dispatch {
   ScaleTiles tiles_;                  // of formats with scales as tiles
   DispatchResult result_;
   std::int64_t stored_rows_ = 0;            // rows from here on are not stored: ReceiveBuffers::rows
+  std::vector<std::int32_t> row_limits_;    // [R] of each rank: DispatchCall::row_limit()
   std::vector<std::int32_t> valid_counts_;  // by plan: the plan's counts, invalid ones replaced
   std::vector<std::byte> scratch_;          // one message
   std::vector<std::int64_t> bytes_to_;      // [R] of messages

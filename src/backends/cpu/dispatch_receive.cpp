@@ -12,6 +12,7 @@ DispatchResult Dispatch::receive() {
   const int ranks = context_.ranks(), me = context_.me();
   lane_.link->wait();
   fault_point(FaultPoint::dispatch_waited, me);
+  row_limits_.clear();
   for (int peer = 0; peer < ranks; ++peer) read_summary(peer);
   if (lane_.link->packs()) {
     lane_.counts.count_dispatch(lane_.link->sent_within_node(), false);
@@ -40,6 +41,7 @@ void Dispatch::read_summary(int peer) {
   const std::int64_t tokens = context_.config.max_tokens;
   chunks_.add_rank(peer, summary.split != 0, lane_.valid_count(summary.max_rows, tokens, peer));
   if (by_plan_) return;
+  row_limits_.push_back(summary.rows_end);
   const std::int64_t experts = context_.config.experts, ranks = context_.ranks();
   if (context_.config.shared_experts > 0)
     plan_.rank_tokens[peer] = lane_.valid_count(summary.tokens, tokens, peer);
@@ -60,10 +62,11 @@ void Dispatch::finish_plan() {
   plan_rows(context_.config, context_.me(), row_offsets_, plan_);
   PlanHeader& header = *plan_.header;
   header.total = row_offsets_.total(context_.me());
-  header.dropped = row_offsets_.overflow().dropped;
+  header.dropped = row_offsets_.dropped();
   header.magic = header.total > stored_rows_ ? kFewerRowsMagic : kPlanMagic;
   header.check = header_check(header);
-  if (header.dropped > 0) lane_.diagnostics.overflow = row_offsets_.overflow();
+  if (const Overflow found = row_offsets_.overflow(row_limits_); found.dropped > 0)
+    lane_.diagnostics.overflow = found;
 }
 
 // Row positions follow from the counts, and a damaged count outside [0, T*K] would move rows out of the

@@ -77,11 +77,12 @@ std::int64_t Dispatch::max_messages_to_peer() {
 
 void Dispatch::write_summary(int peer, std::int64_t max_messages) const {
   std::byte* out = lane_.link->summary_to(peer);
-  *reinterpret_cast<SummaryHead*>(out) = {.arguments = {},
-                                          .split = split_,
-                                          .max_rows = static_cast<std::int32_t>(max_messages),
-                                          .rows_end = 0,
-                                          .tokens = plan_.header->tokens};
+  *reinterpret_cast<SummaryHead*>(out) = {
+      .arguments = {},
+      .split = split_,
+      .max_rows = static_cast<std::int32_t>(max_messages),
+      .rows_end = call_.row_limit(row_capacity(context_.config, context_.me())),
+      .tokens = plan_.header->tokens};
   if (by_plan_) return;
   const int experts = context_.config.experts, ranks = context_.ranks(), me = context_.me();
   auto* counts = reinterpret_cast<std::int32_t*>(out + sizeof(SummaryHead));

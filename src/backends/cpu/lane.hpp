@@ -105,8 +105,10 @@ struct SummaryHead {
   Given arguments[3];     // combine: rows, values, row_weights
   std::int32_t split;     // 1: send phase and receive phase are separate calls
   std::int32_t max_rows;  // most rows this rank's chunks cover; see ChunkSchedule::add_rank
-  std::int32_t rows_end;  // combine: every row that this rank sends is below it; -1: it sends all
-  std::int32_t tokens;    // N
+  // combine: every row that this rank sends is below it; -1: it sends all. dispatch:
+  // DispatchCall::row_limit()
+  std::int32_t rows_end;
+  std::int32_t tokens;  // N
 };
 static_assert(sizeof(SummaryHead) == 4 * kCallSummaryWords);
 

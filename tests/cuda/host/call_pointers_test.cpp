@@ -30,7 +30,7 @@ std::vector<std::string> names_of(std::span<const CallPointer> pointers) {
 }
 
 // Every pointer of the public structs, each at an address of its own. A new pointer changes a size.
-static_assert(sizeof(ReceiveBuffers) == (kMaxParts + 8) * sizeof(void*) + sizeof(ReceiveBuffers::rows));
+static_assert(sizeof(ReceiveBuffers) == (kMaxParts + 8) * sizeof(void*) + 2 * sizeof(ReceiveBuffers::rows));
 static_assert(sizeof(Tokens) == (2 * kMaxParts + 3) * sizeof(void*));
 DispatchCall whole_dispatch() {
   int number = 0;

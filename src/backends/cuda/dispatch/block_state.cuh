@@ -25,6 +25,7 @@ struct DispatchBlockState {
   std::int32_t
       indexed_tokens[kKernelRanks];  // tokens of sources whose messages are indexed by token; otherwise -1
   std::int32_t rank_tokens[kKernelRanks];  // with shared experts: each rank's N
+  bool limits_rows;                        // a rank has a row limit
   bool failed;                             // the exchange has failed
   PlanFault fault;
 };

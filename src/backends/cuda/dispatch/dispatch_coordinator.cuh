@@ -19,6 +19,7 @@ __device__ __forceinline__ void fill_facts(const DispatchArguments& call, const 
   facts.direct_write = !kWide && fused && state->tokens >= kManyTokens;
   facts.accepts_direct_writes =
       !kWide && fused && call.own_memory && !call.apply_weights && call.dot_rows == nullptr;
+  facts.limits_rows = call.terms.option[kRowLimitOption] > 0;
   state->header.facts = facts;
 }
 
@@ -46,11 +47,14 @@ __device__ __forceinline__ bool note_facts_wide(const DispatchArguments& call, b
   if (threadIdx.x % 32 == 0) {
     state->segments = {0, 0};
     state->direct_write_peers = state->direct_writers = 0;
+    state->limits_rows = false;
   }
+  __syncwarp();
   return await_all_headers_wide(call.lane, state->number, state->header, coordinates,
                                 [&](int rank, const HeaderFacts& theirs) {
                                   state->sender_warps[rank] = theirs.sender_warps;
                                   state->indexed_tokens[rank] = theirs.token_indexed ? theirs.count : -1;
+                                  if (theirs.limits_rows) state->limits_rows = true;
                                   if (call.lane.shared_experts > 0)
                                     note_tokens_of_rank(call.lane, rank, theirs.count);
                                 });
@@ -79,7 +83,9 @@ __device__ __forceinline__ bool await_row_offsets(const DispatchArguments& call,
     const std::uint32_t direct_write_peers = __ballot_sync(~0u, is_rank && theirs.accepts_direct_writes),
                         direct_writers = __ballot_sync(~0u, is_rank && theirs.direct_write);
     const SourceSegments segments = SourceSegments::of(is_rank ? theirs.log2_segments : 0);
+    const bool limits_rows = __any_sync(~0u, is_rank && theirs.limits_rows) != 0;
     if (threadIdx.x % 32 == 0) {
+      state->limits_rows = limits_rows;
       state->segments = segments;
       state->direct_write_peers = state->header.facts.direct_write ? direct_write_peers : 0;
       state->direct_writers = state->header.facts.accepts_direct_writes ? direct_writers : 0;
@@ -111,6 +117,44 @@ __device__ inline void publish_totals(const LaneView& lane, std::uint64_t number
                            {number - rounds, static_cast<std::uint64_t>(total)});
 }
 
+// [thread] Rows that `rank` has room for: its capacity, or the row limit in its header if that is lower.
+__device__ __forceinline__ std::int64_t room_at(const DispatchArguments& call, int rank) {
+  const DispatchBlockState& state = *block_state();
+  const std::int64_t capacity = BlockTables::of(call).capacity[rank];
+  std::uint64_t limit = 0;
+  const bool known = state.limits_rows && await_header_word(call.lane, state.number, Operation::dispatch,
+                                                            rank, kHeaderOptions + kRowLimitOption, &limit);
+  return known && limit > 0 ? min(capacity, static_cast<std::int64_t>(limit)) : capacity;
+}
+
+// [block] Whether a rank is sent more rows than it has room for, in a call with row limits.
+static __device__ __noinline__ bool exceeds_room(const DispatchArguments& call) {
+  const ScanScratch& scratch = block_state()->scratch;
+  bool exceeds = scratch.dropped > 0;
+  for (int rank = static_cast<int>(threadIdx.x); rank < call.lane.ranks; rank += static_cast<int>(blockDim.x))
+    exceeds = exceeds || static_cast<std::int64_t>(scratch.needed[rank]) > room_at(call, rank);
+  return __syncthreads_or(static_cast<int>(exceeds)) != 0;
+}
+
+// [thread] The most overfull rank; ties: the lowest.
+static __device__ __noinline__ Overflow worst_overflow(const DispatchArguments& call) {
+  const ScanScratch& scratch = block_state()->scratch;
+  const BlockTables tables = BlockTables::of(call);
+  Overflow worst;
+  worst.dropped = static_cast<std::int64_t>(scratch.dropped);
+  for (int rank = 0; rank < call.lane.ranks; ++rank) {
+    const auto needed = static_cast<std::int64_t>(scratch.needed[rank]);
+    const std::int64_t room = room_at(call, rank);
+    if (needed <= room) continue;
+    worst.dropped += min(needed, tables.capacity[rank]) - room;
+    if (needed <= worst.needed) continue;
+    worst.rank = rank;
+    worst.capacity = room;
+    worst.needed = needed;
+  }
+  return worst;
+}
+
 // [block] The coordinator's output once row offsets are known: the caller's counts and row offsets, the
 // host's total, and the plan's header and message counts.
 static __device__ __noinline__ void publish_row_offsets(const DispatchArguments& call) {
@@ -133,13 +177,13 @@ static __device__ __noinline__ void publish_row_offsets(const DispatchArguments&
     plan.tokens_between[i] = offsets.messages[i];
   if (lane.shared_experts > 0 && static_cast<int>(threadIdx.x) < lane.ranks)
     plan.rank_tokens[threadIdx.x] = state.rank_tokens[threadIdx.x];
+  const bool overflows = state.limits_rows ? exceeds_room(call) : state.scratch.dropped > 0;
   if (threadIdx.x != 0) return;
   write_plan_header(plan.header, lane, state.number, state.tokens, offsets.group_begin[lane.groups],
                     static_cast<std::int64_t>(state.scratch.dropped));
-  if (state.scratch.dropped > 0) {
+  if (overflows) {
     DeviceDiagnostics& found = lane.state->diagnostics;
-    record_findings(&found.overflows, 1,
-                    [&] { found.overflow = worst_overflow(lane, BlockTables::of(call), state.scratch); });
+    record_findings(&found.overflows, 1, [&] { found.overflow = worst_overflow(call); });
   }
   lane.state->dispatches += 1;
 }

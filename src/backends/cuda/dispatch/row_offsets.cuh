@@ -324,19 +324,4 @@ __device__ __forceinline__ bool compute_row_offsets(const CountSource<Traits>& c
   return true;
 }
 
-// The most overfull rank; ties: the lowest.
-static __device__ __noinline__ Overflow worst_overflow(const LaneView& lane, const BlockTables& tables,
-                                                       const ScanScratch& scratch) {
-  Overflow worst;
-  for (int rank = 0; rank < lane.ranks; ++rank) {
-    const auto needed = static_cast<std::int64_t>(scratch.needed[rank]);
-    if (needed <= tables.capacity[rank] || needed <= worst.needed) continue;
-    worst.rank = rank;
-    worst.capacity = tables.capacity[rank];
-    worst.needed = needed;
-  }
-  worst.dropped = static_cast<std::int64_t>(scratch.dropped);
-  return worst;
-}
-
 }  // namespace ferry::cuda::inline FERRY_WIDTH

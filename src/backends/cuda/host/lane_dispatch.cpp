@@ -77,6 +77,7 @@ void Lane::set_receive_buffers(const DispatchCall& call, DispatchArguments& argu
   // Receivers compare rows with the capacity in their view.
   if (memory.rows > 0 && !arguments.by_plan)
     arguments.lane.capacity = std::min(arguments.lane.capacity, memory.rows);
+  arguments.terms.option[kRowLimitOption] = std::max(call.row_limit(view_.capacity), 0);
   const bool rank_major = config.layout == Layout::rank_major;
   const RowRoom room = row_room(config, view_.rank);
   const Plan plan = arguments.by_plan

@@ -26,7 +26,7 @@ struct FindingCount {
 struct DeviceDiagnostics {
   FindingCount bad_ids;
   std::int64_t first_bad_id_route, first_bad_id;
-  FindingCount overflows;  // calls that dropped routes
+  FindingCount overflows;  // calls with more rows than a rank has room for
   Overflow overflow;
   FindingCount bad_sources;             // entries of plans that cannot be right; first_in is not used:
   unsigned long long first_bad_source;  // lowest bad_source_key() of all
