@@ -8,7 +8,7 @@
 #include <cstring>
 #include <random>
 
-#include "backends/cuda/by_source/plan_return.cuh"
+#include "backends/cuda/by_source/source_rows.cuh"
 #include "exchange/configuration.hpp"
 #include "ferry/max.hpp"
 #include "kernels_on_host/grid.hpp"

@@ -1,6 +1,6 @@
 #include "backends/cuda/by_source/source_rows.hpp"
 
-#include "backends/cuda/by_source/plan_return.cuh"
+#include "backends/cuda/by_source/source_rows.cuh"
 #include "backends/cuda/device/shared_copy.cuh"
 
 namespace ferry::cuda {

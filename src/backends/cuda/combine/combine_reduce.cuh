@@ -15,7 +15,7 @@
 #include "backends/cuda/combine/combine_send.cuh"
 #include "backends/cuda/combine/ll_sums.cuh"
 #include "backends/cuda/combine/result_rows.cuh"
-#include "backends/cuda/combine/row_slice.cuh"
+#include "backends/cuda/combine/row_sums.cuh"
 #include "backends/cuda/combine/shared_terms.cuh"
 #include "backends/cuda/protocol/lane_memory.cuh"
 
