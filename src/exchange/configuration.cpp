@@ -1,6 +1,7 @@
 #include "exchange/configuration.hpp"
 
 #include <algorithm>
+#include <cerrno>
 #include <cmath>
 #include <cstring>
 #include <exception>
@@ -384,14 +385,22 @@ std::string describe(const Config& config) {
   return text;
 }
 
+constexpr std::uint64_t kMostTextBytes = 32ull * kMostExperts + (1 << 20);  // a placement, and all else
+
 // Collective. The texts of all ranks, in rank order.
 std::vector<std::string> gather_texts(const Rank& rank, const std::string& mine) {
   const auto ranks = static_cast<std::size_t>(rank.size());
   const std::uint64_t length = mine.size();
   std::vector<std::uint64_t> lengths(ranks);
   rank.all_gather(&length, lengths.data(), sizeof length);
-  std::size_t longest = 1;
-  for (const std::uint64_t each : lengths) longest = std::max(longest, static_cast<std::size_t>(each));
+  for (std::size_t r = 0; r < ranks; ++r) {
+    const bool is_mine = static_cast<int>(r) == rank.index();
+    if (lengths[r] > kMostTextBytes || (is_mine && lengths[r] != length))
+      throw SystemError(str("the length of rank ", r, "'s configuration, ", counted(lengths[r], "byte"),
+                            " of text, is damaged: at most ", kMostTextBytes, " are possible"),
+                        EIO);
+  }
+  const std::size_t longest = std::max<std::size_t>(1, *std::max_element(lengths.begin(), lengths.end()));
   std::vector<char> padded(longest, 0), all(longest * ranks);
   std::memcpy(padded.data(), mine.data(), mine.size());
   rank.all_gather(padded.data(), all.data(), longest);

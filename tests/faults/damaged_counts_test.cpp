@@ -3,12 +3,15 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <fstream>
 #include <limits>
 #include <sstream>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "exchange/configuration.hpp"
@@ -108,6 +111,41 @@ TEST(DamagedCounts, OfDispatchCountsAreNotBelieved) {
 
 TEST(DamagedCounts, OfMetadataAreNotBelieved) {
   require_found(Operation::metadata, 0, 1);
+}
+
+// The first collective of a constructor: how long the texts are that describe the ranks' configurations.
+TEST(DamagedCounts, OfTextsAreNotBelieved) {
+  for (const std::uint64_t length : {std::uint64_t{1} << 60, std::uint64_t{3} << 30}) {
+    for (const bool damages_own : {false, true}) {
+      const TestBootstrap meeting(kRanks);
+      std::array<std::string, kRanks> errors;
+      std::vector<std::thread> threads;
+      for (int r = 0; r < kRanks; ++r) {
+        threads.emplace_back([&, r] {
+          std::atomic<bool> joined = false;
+          Bootstrap bootstrap = meeting.bootstrap(r);
+          bootstrap.host_id = std::to_string(r);  // so that the group's collectives go through the bootstrap
+          bootstrap.all_gather = [&, gather = bootstrap.all_gather](const void* mine, void* all,
+                                                                    std::size_t bytes) {
+            gather(mine, all, bytes);
+            if (!joined.exchange(false)) return;
+            auto* const last = static_cast<std::byte*>(all) + (damages_own ? r + 1 : 2 - r) * bytes;
+            std::memcpy(last - sizeof length, &length, sizeof length);
+          };
+          Group::custom(bootstrap).run([&](const Rank& rank) {
+            joined = true;
+            try {
+              Exchange(rank, {.experts = 2, .top_k = 1, .hidden = 8, .max_tokens = 1, .deadline = 20});
+            } catch (const SystemError& error) {
+              errors[static_cast<std::size_t>(r)] = error.what();
+            }
+          });
+        });
+      }
+      for (std::thread& thread : threads) thread.join();
+      for (const std::string& error : errors) EXPECT_NE(error.find("is damaged"), std::string::npos) << error;
+    }
+  }
 }
 
 }  // namespace
