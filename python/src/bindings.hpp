@@ -1,9 +1,34 @@
 // Functions that bind the classes and functions of the module, one for each source file.
 #pragma once
 
+#include "base/text.hpp"
 #include "casters.hpp"
 
 namespace ferry::python {
+
+// copy.copy() and copy.deepcopy() of what holds such an object, as a module does, share the object: a copy
+// with a state of its own would lose count of the calls. `name`: of the class.
+template <class T>
+void share_between_copies(nanobind::class_<T>& type, const std::string& name) {
+  namespace nb = nanobind;
+  type.def(
+      "__copy__", [](const nb::object& self) { return self; }, "Returns the object itself.",
+      nb::sig(str("def __copy__(self) -> ", name).c_str()));
+  type.def(
+      "__deepcopy__", [](const nb::object& self, const nb::object&) { return self; }, nb::arg("memo").none(),
+      "Returns the object itself.",
+      nb::sig(str("def __deepcopy__(self, memo: typing.Any) -> ", name).c_str()));
+  type.def(
+      "__reduce_ex__",
+      [name](const nb::object&, const nb::object&) -> nb::object {
+        throw nb::type_error(
+            str("cannot pickle a ferry.", name,
+                ", which belongs to its process: make a group and what it needs in the other process")
+                .c_str());
+      },
+      nb::arg("protocol"),
+      nb::sig("def __reduce_ex__(self, protocol: typing.SupportsIndex, /) -> typing.NoReturn"));
+}
 
 void bind_placement(nanobind::module_& module);
 void bind_config(nanobind::module_& module);

@@ -379,16 +379,10 @@ Later calls raise UsageError.)")
           "__enter__", [](const nb::object& self) { return self; },
           nb::sig("def __enter__(self) -> Exchange"))
       .def(
-          "__copy__", [](const nb::object& self) { return self; }, "A copy of an object shares its exchange.",
-          nb::sig("def __copy__(self) -> Exchange"))
-      .def(
-          "__deepcopy__", [](const nb::object& self, const nb::object&) { return self; }, "memo"_a.none(),
-          "A copy of an object shares its exchange.",
-          nb::sig("def __deepcopy__(self, memo: typing.Any) -> Exchange"))
-      .def(
           "__exit__", [](PyExchange& self, const nb::args&) { self.destroy(); },
           nb::sig("def __exit__(self, *exception: object) -> None"))
       .def("__repr__", &describe_exchange);
+  share_between_copies(exchange, "Exchange");
   module.def("_refuse_construction", &refuse_construction, "group"_a, "reason"_a);
   bind_dispatch(exchange);
   bind_combine(exchange);

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstring>
 #include <optional>
+#include <tuple>
 
 #include "base/enumerators.hpp"
 #include "bindings.hpp"
@@ -240,6 +241,20 @@ void bind_topology(nb::module_& module) {
           },
           "source"_a, "node"_a,
           "The rank of `node` that passes on what rank `source` and the node send each other in two hops.")
+      .def(
+          "__getstate__",
+          [](const Topology& self) {
+            std::vector<int> node_of;
+            for (int rank = 0; rank < self.ranks(); ++rank) node_of.push_back(self.node_of(rank));
+            return std::make_tuple(node_of, self.simulated());
+          },
+          nb::sig("def __getstate__(self) -> tuple[list[int], bool]"))
+      .def(
+          "__setstate__",
+          [](Topology* self, const std::tuple<std::vector<int>, bool>& state) {
+            new (self) Topology(std::get<0>(state), std::get<1>(state));
+          },
+          nb::sig("def __setstate__(self, state: tuple[list[int], bool], /) -> None"))
       .def("__repr__", [](const Topology& self) {
         return str("Topology(", counted(self.ranks(), "rank"), " on ",
                    counted(self.nodes(), self.simulated() ? "simulated node" : "node"), ")");
@@ -260,8 +275,10 @@ Topology topology_of(const Ranks& ranks, int nodes) {
 
 void bind_group(nb::module_& module) {
   bind_topology(module);
-  nb::class_<PyRank>(module, "Rank",
-                     "One participant of a group. Use it only in the thread that received it.")
+  nb::class_<PyRank> rank_class(module, "Rank",
+                                "One participant of a group. Use it only in the thread that received it.");
+  share_between_copies(rank_class, "Rank");
+  rank_class
       .def_prop_ro(
           "index", [](const PyRank& self) { return self.checked().index(); },
           "This rank's number, 0 to size - 1.")
@@ -293,7 +310,10 @@ void bind_group(nb::module_& module) {
       .def("__repr__",
            [](const PyRank& self) { return str("Rank(", self.rank.index(), " of ", self.rank.size(), ")"); });
 
-  nb::class_<PyGroup>(module, "Group", "The ranks that work together, and how they find each other.")
+  nb::class_<PyGroup> group_class(module, "Group",
+                                  "The ranks that work together, and how they find each other.");
+  share_between_copies(group_class, "Group");
+  group_class
       .def_static(
           "threads",
           [](const Ranks& ranks, int nodes) {

@@ -265,7 +265,7 @@ void check_shared_outputs(const Config& config, int rank, const CombineCall& cal
                          config.shared_experts, " shared experts of rank ", rank));
   }
   if (config.shared_experts == 0)
-    throw UsageError(str("combine: shared_outputs on rank ", rank, ", but shared_experts is 0: pass null"));
+    throw UsageError(str("combine: shared_outputs on rank ", rank, ", but shared_experts is 0: pass none"));
   check_rows("shared_outputs", rank, call.shared_outputs, 0, config.hidden * bytes_of(call.result.type));
 }
 
@@ -355,7 +355,7 @@ void check_global_scale(const DispatchCall& call) {
   if (call.global_scale == nullptr || encoding_of(call.format).takes_global_scale()) return;
   throw UsageError(
       str("dispatch: global_scale is for the format nvfp4 without a scale for each token, this call's is ",
-          to_string(call.format), ": leave it null"));
+          to_string(call.format), ": pass none"));
 }
 
 // The blocks of mxfp8 have a power of two of their own, so the scale of an expert need not fit its values.

@@ -114,7 +114,7 @@ class RequirementChecker {
     if (config.format.is_raw())
       unsupported(step, "its exchange has a raw format, whose parts are no tokens value");
     if (!config.own_receive_buffers)
-      refuse(step, "its exchange owns no receive buffers; set Config::own_receive_buffers");
+      refuse(step, "its exchange owns no receive buffers: construct it with own_receive_buffers");
   }
 
   void check_combine(const ProgramStep& step, const Config& config) const {

@@ -71,8 +71,8 @@ TEST(Evaluator, RefusesWhatTheExchangeCannotDo) {
   Config config = layer_config();
   config.own_receive_buffers = false;
   EXPECT_EQ(compiled(kLayer, config),
-            "usage: program moe, step rows (dispatch): its exchange owns no receive buffers; set "
-            "Config::own_receive_buffers");
+            "usage: program moe, step rows (dispatch): its exchange owns no receive buffers: "
+            "construct it with own_receive_buffers");
   config = layer_config();
   config.reduction = Reduction::unreduced;
   EXPECT_EQ(compiled(kLayer, config),

@@ -2,6 +2,7 @@
 
 import copy
 import inspect
+import pickle
 
 import numpy as np
 import pytest
@@ -167,12 +168,20 @@ def test_a_wait_call_with_arguments_that_do_not_fit_ends_the_call(phase, wrong):
 
 def test_copies_share_the_exchange():
     """Copies of what holds one, such as a module: a copy with a state of its own would lose count of the calls."""
+    group = ferry.Group.threads(2)
+
     def body(rank):
         deep_ep, max_, nvfuser = DeepEp(rank), Max(rank), NvFuser(rank)
-        for made in (deep_ep.buffer, max_.exchange, nvfuser.exchange):
+        for made in (deep_ep.buffer, max_.exchange, nvfuser.exchange, rank, group, ferry.Exchange(rank, **SETTINGS)):
             assert copy.deepcopy({"made": made})["made"] is made and copy.copy(made) is made
+            with pytest.raises(TypeError, match="cannot pickle .*belongs to its process"):
+                pickle.dumps(made)
+        topology = ferry.Topology([3, 3, 5])
+        for same in (copy.deepcopy(topology), copy.copy(topology), pickle.loads(pickle.dumps(topology))):
+            assert repr(same) == repr(topology) and same.simulated == topology.simulated
+            assert [same.node_of(r) for r in range(same.ranks)] == [0, 0, 1] == [topology.node_of(r) for r in range(3)]
 
-    ferry.Group.threads(2).run(body)
+    group.run(body)
 
 
 CONSTRUCTORS = {
