@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 
@@ -44,6 +44,21 @@ def _new_call_token(like):
     return torch.empty(0, dtype=torch.uint8, device=like.device)
 
 
+_MISSING: Any = None
+
+
+def _refuse(exchange, operation, lane, text) -> NoReturn:
+    """A rank that raised alone would leave its peers waiting."""
+    used = exchange_of(exchange) if isinstance(exchange, int) else exchange
+    used.refuse(text, lane=lane, operation=operation)
+    raise ferry.UsageError(text)
+
+
+def _refuse_misfits(exchange, operation, lane, surplus, unknown, names) -> NoReturn:
+    wrong = f"there is no argument {next(iter(unknown))!r}" if unknown else f"{len(surplus)} positional arguments are too many"
+    _refuse(exchange, operation, lane, f"{operation}: {wrong}; the arguments are: {names}")
+
+
 class DispatchResult(NamedTuple):
     """The received rows, in tensors of their own: capacity for C rows in G groups. Rows past the last one are zero."""
 
@@ -69,11 +84,12 @@ class DispatchResult(NamedTuple):
 
 def dispatch(
     exchange: ferry.Exchange | int,
-    x: torch.Tensor,
-    ids: torch.Tensor,
+    x: torch.Tensor = _MISSING,
+    ids: torch.Tensor = _MISSING,
     weights: torch.Tensor | None = None,
-    *,
+    *surplus: NoReturn,
     lane: int = 0,
+    **unknown: NoReturn,
 ) -> DispatchResult:
     """Sends `x` [N, H] to the experts `ids` [N, K], -1 for a masked slot, with `weights` float32 [N, K]. Collective.
 
@@ -81,6 +97,8 @@ def dispatch(
     has shapes alone, and peers with other tensors wait for this rank. Gradients flow to x and weights. Raises
     ferry.UsageError for layouts and formats without gradients, and whatever Exchange.dispatch raises.
     """
+    if surplus or unknown:
+        _refuse_misfits(exchange, "dispatch", lane, surplus, unknown, "exchange, x, ids, weights, lane")
     if torch.compiler.is_compiling():
         operator, call_token = _REGISTERED[0], _new_call_token(x)
     else:
@@ -94,11 +112,12 @@ def dispatch(
 
 def combine(
     exchange: ferry.Exchange | int,
-    outputs: torch.Tensor,
-    dispatched: DispatchResult,
-    *,
+    outputs: torch.Tensor = _MISSING,
+    dispatched: DispatchResult = _MISSING,
+    *surplus: NoReturn,
     row_weights: torch.Tensor | None = None,
     lane: int = 0,
+    **unknown: NoReturn,
 ) -> torch.Tensor:
     """Returns `outputs`, in the row order of dispatched.data, to their source ranks and sums them: [N, H]. Collective.
 
@@ -106,11 +125,10 @@ def combine(
     passing fewer outputs than dispatched.data has rows asserts that the total is no larger. Raises whatever
     Exchange.combine raises.
     """
-    if not isinstance(dispatched, DispatchResult):  # a rank that raised alone would leave its peers waiting
-        text = f"dispatched: expected a DispatchResult of ferry.torch, got {type(dispatched).__name__}"
-        used = exchange_of(exchange) if isinstance(exchange, int) else exchange
-        used.refuse(text, lane=lane, operation="combine")
-        raise ferry.UsageError(text)
+    if surplus or unknown:
+        _refuse_misfits(exchange, "combine", lane, surplus, unknown, "exchange, outputs, dispatched, row_weights, lane")
+    if not isinstance(dispatched, DispatchResult):
+        _refuse(exchange, "combine", lane, f"dispatched: expected a DispatchResult of ferry.torch, got {type(dispatched).__name__}")
     if torch.compiler.is_compiling():
         operator, call_token = _REGISTERED[1], _new_call_token(outputs)
     else:

@@ -301,6 +301,36 @@ def test_a_layer_whose_arguments_do_not_fit_ends_on_all_ranks(wrong):
     group.run(body)
 
 
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+def test_arguments_that_do_not_fit_end_the_call_on_all_ranks(rng, compiled):
+    """As those of Exchange.dispatch and combine. In processes: compiled code is made for one thread at a time."""
+    x, ids, weights = inputs_of(rng)
+    expected = (r"no argument 'nonsense'; the arguments are: exchange, (x|outputs), ", "too many; the arguments are: exchange, ", "(x|outputs): expected .* NoneType")
+
+    def body(rank):
+        exchange = exchange_for(rank, deadline=60)
+        handle = ferry.torch.handle_of(exchange)
+
+        def call(function, *args, **kwargs):
+            run = torch.compile(function, backend="eager") if compiled else function
+            return run(handle, *args, **kwargs)
+
+        rows = None
+        for name in ("dispatch", "combine"):
+            for mistake, text in enumerate(expected):
+                given = (x, ids, weights) if name == "dispatch" else (rows.data, rows)
+                wrong = [((*given,), {"nonsense": 1}), ((*given, *[None] * 4), {}), ((None, *given[1:]), {})][mistake] if rank.index else (given, {})
+                with pytest.raises(ferry.UsageError, match=text) as caught:
+                    call(lambda handle, *args, **kwargs: getattr(ferry.torch, name)(handle, *args, **kwargs), *wrong[0], **wrong[1])
+                assert rank.index or "rank 1 refused" in str(caught.value)
+                rows = ferry.torch.dispatch(exchange, x, ids, weights)
+        return ferry.torch.combine(exchange, rows.data, rows, row_weights=rows.weight).shape == x.shape
+
+    group = ferry.Group.processes(2)
+    group.set_deadline(60)
+    assert group.run(body) == [True, True]
+
+
 def test_a_saved_layer_in_another_process(tmp_path):
     make = f"ferry.torch.MoE(alone, experts={EXPERTS}, top_k={TOP_K}, hidden={HIDDEN}, ffn={FFN}, max_tokens={TOKENS})"
     program = """if True:
