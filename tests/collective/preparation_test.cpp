@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <new>
@@ -13,6 +14,7 @@
 
 #include "backends/collective/engine_call.hpp"
 #include "backends/collective/message_hops.hpp"
+#include "base/errors.hpp"
 #include "collective/engine_ranks.hpp"
 #include "group/rank_state.hpp"
 #include "seed.hpp"
@@ -30,7 +32,13 @@ struct Ranks {
   bool ordered, relays;
 };
 
-// A lane of one rank, in whose calls every rank sends each other one a number.
+// How calls are made, and where a rank fails.
+struct Form {
+  bool split, goes_on;   // goes_on: a second exchange follows, in which the rank fails
+  bool between = false;  // the rank fails between the two instead, and refuses the call
+};
+
+// A lane of one rank, in whose calls every rank sends each other one a number, or two.
 class Caller {
  public:
   Caller(const Rank& rank, const Ranks& ranks) : rank_(rank) {
@@ -45,8 +53,24 @@ class Caller {
   }
 
   // `failure`: throws what keeps this rank from finishing its messages; null: nothing does.
-  void call(bool split, const std::function<void()>& failure) {
-    const auto number = static_cast<std::int64_t>(1000 * call_->begin(Operation::metadata, {}));
+  void call(const Form& form, const std::function<void()>& failure) {
+    const auto number = static_cast<std::int64_t>(1000 * call_->begin(Operation::metadata, {}, form.goes_on));
+    if (form.goes_on) {
+      exchange(form.split, number, nullptr);
+      or_refuse<std::exception>(
+          [&](const std::exception&) {
+            call_->refuse(Operation::metadata, ErrorRecord::of(std::current_exception()));
+          },
+          [&] {
+            if (form.between && failure) failure();
+          });
+      call_->go_on();
+    }
+    exchange(form.split, number + (form.goes_on ? 100 : 0), form.between ? nullptr : failure);
+  }
+
+ private:
+  void exchange(bool split, std::int64_t number, const std::function<void()>& failure) {
     call_->post(split, [=, this](const EngineCall::Check&) {
       const std::vector<std::int64_t> bytes(static_cast<std::size_t>(rank_.size()), sizeof number);
       messages_->reserve(
@@ -67,7 +91,6 @@ class Caller {
     }
   }
 
- private:
   const Rank rank_;
   MessageHops* messages_;
   std::unique_ptr<EngineCall> call_;
@@ -87,7 +110,7 @@ std::string outcome_of(const std::function<void()>& call) {
   }
 }
 
-void fail_to_prepare(const Ranks& ranks, bool split, int failing) {
+void fail_to_prepare(const Ranks& ranks, const Form& form, int failing) {
   const int size = static_cast<int>(ranks.hosts.size());
   const ThreadEngine engine(size, ranks.ordered);
   const auto body = [&](const Rank& rank) {
@@ -96,13 +119,13 @@ void fail_to_prepare(const Ranks& ranks, bool split, int failing) {
     const auto expect = [&](const std::function<void()>& failure, const std::string& own,
                             const std::string& of_peers) {
       const Stopwatch watch;
-      const std::string outcome = outcome_of([&] { caller.call(split, fails ? failure : nullptr); });
+      const std::string outcome = outcome_of([&] { caller.call(form, fails ? failure : nullptr); });
       FERRY_CHECK(outcome == (fails ? own : of_peers), outcome);
       FERRY_CHECK(watch.seconds() < kSoon, std::to_string(watch.seconds()) + " s");
-      caller.call(split, nullptr);
+      caller.call(form, nullptr);
     };
     const std::string refused = "rank " + std::to_string(failing) + " refused metadata ";
-    caller.call(split, nullptr);
+    caller.call(form, nullptr);
     expect([] { throw SystemError("cannot wait for a kernel", 5); }, "SystemError: cannot wait for a kernel",
            "SystemError: " + refused + "2: cannot wait for a kernel");
     expect([] { throw std::bad_alloc(); }, "not of Ferry: std::bad_alloc",
@@ -117,8 +140,10 @@ TEST(Preparation, AFailureEndsTheCallOnEveryRankAtOnce) {
     for (const bool ordered : {false, true}) {
       for (const bool relays : {false, true}) {
         if (relays && hosts[1] == hosts[0]) continue;
-        for (const bool split : {false, true})
-          fail_to_prepare({hosts, ordered, relays}, split, below(random, static_cast<int>(hosts.size())));
+        for (const bool split : {false, true}) {
+          for (const Form& form : {Form{split, false}, {split, true}, {split, true, true}})
+            fail_to_prepare({hosts, ordered, relays}, form, below(random, static_cast<int>(hosts.size())));
+        }
       }
     }
   }

@@ -48,22 +48,34 @@ void EngineCall::end() noexcept {
   progress_.end();
 }
 
-std::uint64_t EngineCall::begin(Operation operation, std::span<const CallOption> options) {
+std::uint64_t EngineCall::begin(Operation operation, std::span<const CallOption> options, bool goes_on) {
   CallbackScope::require_none("an operation of an exchange");
   finish_started(operation);
   ++call_;
   operation_ = operation;
   options_.assign(options.begin(), options.end());
+  goes_on_ = goes_on;
+  transfers_ = posted_step_ = 0;
+  begin_exchange();
+  return call_;
+}
+
+void EngineCall::go_on() {
+  goes_on_ = false;
+  posted_step_ = 2 * ++transfers_;
+  begin_exchange();
+}
+
+void EngineCall::begin_exchange() {
+  may_go_on_ = false;
   refusal_.reset();
   memory_->messages->clear();
   prepare_ = {};
-  transfers_ = 0;
   exchanging_ = overdue_ = exchanging_blocks_ = in_second_hop_ = false;
   step_begin_ = Clock::time_point();
   end_seen_.reset();
   overdue_since_.reset();
   begun_ = true;
-  return call_;
 }
 
 // Waits for the previous exchange; only a group failure is rethrown: wait() threw what ended the call, or it
@@ -83,11 +95,16 @@ void EngineCall::finish_started(Operation next) {
 void EngineCall::post(bool split, std::function<void(const Check&)> prepare) {
   begun_ = false;
   prepare_ = std::move(prepare);
-  progress_.reach(call_, 0);
+  progress_.reach(call_, posted_step_);
   if (split || (ordered_ && !communicator_->gives_up_at_once())) start_in_thread();
 }
 
 void EngineCall::wait() {
+  finish_exchange();
+  may_go_on_ = goes_on_;
+}
+
+void EngineCall::finish_exchange() {
   if (!started_.valid()) {
     if (!ordered_) return exchange_here();
     if (thread_->try_run([this] { exchange_here(); })) return;
@@ -114,11 +131,15 @@ void EngineCall::exchange_here() {
 
 void EngineCall::refuse(Operation operation, const ErrorRecord& error) noexcept {
   try {
-    if (!begun_) begin(operation, {});
+    if (may_go_on_) {
+      go_on();
+    } else if (!begun_) {
+      begin(operation, {});
+    }
     set_refusal(error);
     prepare_ = {};
     begun_ = false;
-    progress_.reach(call_, 0);
+    progress_.reach(call_, posted_step_);
     start_in_thread();
   } catch (...) {
     return;  // the group has failed: no peer waits for this call, and the next begin() throws the failure
@@ -179,7 +200,7 @@ void EngineCall::exchange(const Check& check) {
     memory_->blocks.require_agreement(terms());
     if (memory_->messages->has_messages()) exchange_messages(check);
   }
-  progress_.reach(call_, CallProgress::kDone);
+  if (!goes_on_) progress_.reach(call_, CallProgress::kDone);
   if (failure) std::rethrow_exception(failure);
 }
 
@@ -199,6 +220,7 @@ std::exception_ptr EngineCall::prepare(const Check& check) {
 
 void EngineCall::set_refusal(const ErrorRecord& error) {
   refusal_ = error;
+  goes_on_ = false;
   // Whatever this rank throws, the peers throw an error of Ferry's.
   if (refusal_->kind == ErrorRecord::Kind::other) refusal_->kind = ErrorRecord::Kind::system;
   memory_->messages->clear();
@@ -294,11 +316,11 @@ bool EngineCall::find_departed_rank() {
     if (peer == me_) continue;
     // Order matters: what a rank has reached is final once it has left.
     const bool left = rank_.state().control().status_of(peer) == RankStatus::left;
-    if (left && !progress_.has_reached(peer, call_, 0).value_or(true)) {
+    if (left && !progress_.has_reached(peer, call_, posted_step_).value_or(true)) {
       fail_by_departure(peer, "has left the group");
       return true;
     }
-    if (progress_.has_ended_before(peer, call_)) ended = peer;
+    if (progress_.has_ended_before(peer, call_, posted_step_)) ended = peer;
   }
   if (ended < 0) return false;
   const Clock::time_point now = Clock::now();

@@ -27,7 +27,8 @@ namespace ferry::collective {
 //
 // In the control block each rank has an entry for a lane: the lane's number, a call, and a step of it: 0 when
 // it has posted the call, 2 t when it has begun transfer t, 2 t + 1 when it has the blocks of transfer t, and
-// kDone when it has done its part of the call. Transfers are numbered from 1. If a rank has more lanes than
+// kDone when it has done its part of the call. Transfers are numbered from 1; to post a further exchange of
+// the call takes a number too. If a rank has more lanes than
 // entries, several lanes write one entry, which then holds what the last of them wrote.
 class CallProgress {
  public:
@@ -52,10 +53,10 @@ class CallProgress {
     }
   }
 
-  // True if `peer` makes no more calls on the lane and has not posted `call`.
-  bool has_ended_before(int peer, std::uint64_t call) const {
+  // True if `peer` makes no more calls on the lane and has not reached that step of `call`.
+  bool has_ended_before(int peer, std::uint64_t call, int step) const {
     const std::uint64_t seen = entry_of(peer).load(std::memory_order_acquire);
-    return is_of_lane(seen) && (seen & kEnded) != 0 && place_of(seen) < place_of(entry(call, 0));
+    return is_of_lane(seen) && (seen & kEnded) != 0 && place_of(seen) < place_of(entry(call, step));
   }
 
   // Orders ranks by how far they have come. Empty: unknown, as for every rank of another host.
@@ -108,7 +109,8 @@ class CallProgress {
 // are: so ranks that call in different order learn of it from the first blocks.
 //
 // begin(), post() and wait() are called in this order for each call, and refuse() in place of post(); an
-// exception from begin() or wait() ends the call on this rank. One thread at a time.
+// exception from begin() or wait() ends the call on this rank. A call may go on with a further exchange:
+// go_on(), post(), wait(). One thread at a time.
 class EngineCall {
  public:
   // Throws to end a wait.
@@ -122,8 +124,10 @@ class EngineCall {
   EngineCall(const EngineCall&) = delete;
   EngineCall& operator=(const EngineCall&) = delete;
 
-  // Takes the lane's next call number.
-  std::uint64_t begin(Operation operation, std::span<const CallOption> options);
+  // Takes the lane's next call number. `goes_on`: the call has a further exchange.
+  std::uint64_t begin(Operation operation, std::span<const CallOption> options, bool goes_on = false);
+  // Begins the further exchange, of blocks with the same options.
+  void go_on();
   std::uint64_t call() const { return call_; }
   // Sets an option unknown at begin(); only from `prepare` of post().
   void set_option(int index, std::int64_t value) { options_[static_cast<std::size_t>(index)].value = value; }
@@ -150,6 +154,8 @@ class EngineCall {
 
   using Clock = std::chrono::steady_clock;
 
+  void begin_exchange();
+  void finish_exchange();
   void start_in_thread();
   void finish_started(Operation next);
   void wait_for_started();
@@ -193,6 +199,9 @@ class EngineCall {
   std::vector<CallOption> options_;
   std::optional<ErrorRecord> refusal_;  // with which this rank refuses the call
   bool begun_ = false;                  // and not posted yet
+  bool goes_on_ = false;                // with a further exchange
+  bool may_go_on_ = false;              // the exchange before that is done
+  int posted_step_ = 0;                 // of CallProgress: the current exchange is posted
   std::function<void(const Check&)> prepare_;
   int transfers_ = 0;                // transfers that the exchange has begun
   bool exchanging_blocks_ = false;   // no messages yet

@@ -19,9 +19,10 @@ class EngineLink final : public cpu::PeerLink {
       : EngineLink(std::make_unique<MessageHops>(rank.topology(), rank.index(), hops, std::move(memory)),
                    rank, std::move(communicator), lane, summary_bytes, hops, deadline, std::move(ordered)) {}
 
-  std::uint64_t begin(Operation operation, std::span<const CallOption> options) override {
-    return call_.begin(operation, options);
+  std::uint64_t begin(Operation operation, std::span<const CallOption> options, bool goes_on) override {
+    return call_.begin(operation, options, goes_on);
   }
+  void go_on() override { call_.go_on(); }
   std::uint64_t call() const override { return call_.call(); }
   std::byte* summary_to(int peer) override { return call_.summary_to(peer); }
   const std::byte* summary_from(int peer) const override { return call_.summary_from(peer); }

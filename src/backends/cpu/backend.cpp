@@ -24,9 +24,12 @@ class SharedLink final : public PeerLink {
         ranks_(rank.size()),
         channel_(rank, memory.sections(layout.signals_of(lane)), summary_bytes, deadline) {}
 
-  std::uint64_t begin(Operation operation, std::span<const CallOption> options) override {
+  std::uint64_t begin(Operation operation, std::span<const CallOption> options, bool) override {
+    first_chunk_ = 0;
     return channel_.begin(operation, options);
   }
+  // What follows is a chunk of the call.
+  void go_on() override { first_chunk_ = 1; }
   std::uint64_t call() const override { return channel_.call(); }
   std::byte* summary_to(int peer) override { return channel_.summary_to(peer); }
   const std::byte* summary_from(int peer) const override { return channel_.summary_from(peer); }
@@ -36,15 +39,21 @@ class SharedLink final : public PeerLink {
   const std::byte* incoming(Staging staging, int peer) const override { return staged(staging, rank_, peer); }
   std::int64_t incoming_bytes(int) const override { return 0; }
   void post(bool) override {
+    if (first_chunk_ > 0) return post_chunk(0);
     for (int step = 1; step <= ranks_; ++step) channel_.post((rank_ + step) % ranks_);
   }
   void wait() override {
-    for (int step = 0; step < ranks_; ++step) channel_.wait((rank_ + step) % ranks_);
+    for (int step = 0; step < ranks_; ++step) {
+      const int peer = (rank_ + step) % ranks_;
+      if (first_chunk_ == 0) channel_.wait(peer);
+      if (first_chunk_ > 0 && step > 0) wait_chunk(peer, 0);
+    }
   }
   void post_chunk(std::int64_t chunk) override {
-    for (int step = 1; step < ranks_; ++step) channel_.post_chunk((rank_ + step) % ranks_, chunk);
+    for (int step = 1; step < ranks_; ++step)
+      channel_.post_chunk((rank_ + step) % ranks_, first_chunk_ + chunk);
   }
-  void wait_chunk(int peer, std::int64_t chunk) override { channel_.wait_chunk(peer, chunk); }
+  void wait_chunk(int peer, std::int64_t chunk) override { channel_.wait_chunk(peer, first_chunk_ + chunk); }
   void refuse(Operation operation, const Error& error) noexcept override {
     channel_.refuse(operation, error);
   }
@@ -63,6 +72,7 @@ class SharedLink final : public PeerLink {
   const ExchangeLayout& layout_;
   const int lane_, rank_, ranks_;
   Channel channel_;
+  std::int64_t first_chunk_ = 0;  // of the channel: chunk 0 of this link
 };
 
 CpuContext shared_context(const Rank& rank, const Config& config) {

@@ -30,8 +30,8 @@ class Combine {
   explicit Combine(Lane& lane) : lane_(lane), context_(lane.context), relay_(lane.context, *lane.link) {}
 
   // `split`: the caller may reuse outputs and weights after this, so rows of this rank's own tokens are
-  // staged as well.
-  void send(const CombineCall& call, bool split);
+  // staged as well. `continues`: the call has begun with its weights.
+  void send(const CombineCall& call, bool split, bool continues = false);
   void receive();
 
  private:

@@ -8,7 +8,7 @@
 
 namespace ferry::cpu {
 
-void Combine::send(const CombineCall& call, bool split) {
+void Combine::send(const CombineCall& call, bool split, bool continues) {
   call_ = call;
   split_ = split;
   partial_ = call.reduction == Reduction::partial;
@@ -24,9 +24,13 @@ void Combine::send(const CombineCall& call, bool split) {
       static_cast<std::size_t>((context_.config.top_k + context_.config.shared_experts) * layout_.bytes));
   carries_rows_ = call.outputs.data != nullptr || plan_.header->total == 0;
 
-  CallOptions options = options_of(call);
-  add_plan(call.plan, &options);
-  lane_.link->begin(Operation::combine, options);
+  if (continues) {
+    lane_.link->go_on();
+  } else {
+    CallOptions options = options_of(call);
+    add_plan(call.plan, &options);
+    lane_.link->begin(Operation::combine, options);
+  }
   fault_point(FaultPoint::combine_begin, context_.me());
   staged_rows_per_token_ = partial_ ? plan_.header->shape.most_ranks() : context_.config.top_k;
   incoming_.assign(static_cast<std::size_t>(staged_rows_per_token_), {});

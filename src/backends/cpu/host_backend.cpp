@@ -37,7 +37,7 @@ void HostBackend::combine(const CombineCall& call, Stream) {
     with_row_weights.topk_weights = nullptr;
     with_row_weights.topk_weighted = false;
   }
-  operations.combine.send(with_row_weights, false);
+  operations.combine.send(with_row_weights, false, call.weights_travel());
   operations.combine.receive();
 }
 

@@ -73,7 +73,7 @@ SmallResult run(Lane& lane, const RouteValuesCall& call) {
   CallOptions options;
   if (call.combine != nullptr) options = options_of(*call.combine);
   add_plan(call.plan, &options);
-  lane.link->begin(call.needed_by(), options);
+  lane.link->begin(call.needed_by(), options, call.combine != nullptr);
   const PlanView plan = view_plan(call.plan.storage(), lane.context.plan_shape);
   fault_point(FaultPoint::route_values_begin, me);
   reserve_values(lane, plan);

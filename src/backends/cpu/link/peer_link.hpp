@@ -70,6 +70,9 @@ struct Reservation {
 //   post(...)                      hands them to the link
 //   wait()                         then summary_from(p) and incoming(p) may be read until the next begin()
 //
+// If it was begun with `goes_on`, all but begin() follows once more, after go_on(), with further summaries
+// and messages.
+//
 // An exception from begin() or wait() ends the call on this rank; the next begin() starts the next call. The
 // errors are those of Channel.
 //
@@ -78,7 +81,9 @@ class PeerLink {
  public:
   virtual ~PeerLink() = default;
 
-  virtual std::uint64_t begin(Operation operation, std::span<const CallOption> options) = 0;
+  virtual std::uint64_t begin(Operation operation, std::span<const CallOption> options,
+                              bool goes_on = false) = 0;
+  virtual void go_on() = 0;
   virtual std::uint64_t call() const = 0;
 
   virtual std::byte* summary_to(int peer) = 0;

@@ -109,7 +109,11 @@ void EngineCarrier::require_no_capture(Operation operation, Stream stream) const
 
 void EngineCarrier::begin(Operation operation, const CallOptions& options, CallPart part, Stream stream) {
   require_no_capture(operation, stream);
-  call_.begin(operation, options);
+  if (part == CallPart::last) {
+    call_.go_on();
+  } else {
+    call_.begin(operation, options, part == CallPart::first);
+  }
   operation_ = operation;
   part_ = part;
 }

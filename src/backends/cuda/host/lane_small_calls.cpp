@@ -103,7 +103,7 @@ SmallResult Lane::enqueue(const RouteValuesCall& call, Phase phase, Stream strea
       .row_values = call.row_values,
       .phase = phase,
       .operation = call.needed_by(),
-      .continues = combine != nullptr && exchange_.hops};
+      .continues = combine != nullptr};
   if (is_carried()) {
     place_engine_messages(*exchange_.engine, 0, &arguments.lane);
     if (phase == Phase::send) kClearMetadataKernel(arguments.lane, {}, stream);
