@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Checks the documents, *.md, docs/**/*.md and those beside tests and records: every link leads somewhere, every table has its
-heading, every quoted file is quoted exactly, and no page takes much more than ten minutes: 4,000 words, without generated tables. Logs,
+heading, every quoted file is quoted exactly, the pages about the source name no file of code that does not exist, and no page takes much more than ten minutes: 4,000 words, without generated tables. Logs,
 the changelog and the list of tests may be longer. --words prints the words of each page for users, and their sum.
 
 A quoted file stands between <!-- file:PATH --> and <!-- /file -->, in a fenced block. With --write the quotes are
@@ -19,6 +19,7 @@ LINK = re.compile(r"\]\(([^)\s]+)\)")
 GENERATED = re.compile(r"<!-- (results|plot|gpu-tests|scale)\b.*?<!-- /\1 -->", re.DOTALL)
 MOST_WORDS = 4000
 LONG = ("CHANGELOG.md", "docs/log/", "bench/results/")
+CODE_FILE = re.compile(r"`([\w/.-]+\.(?:hpp|cpp|cuh?|h|py|pml|\*))`")  # .*: a header and its source
 HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
 
 
@@ -67,6 +68,14 @@ def headless_tables(text):
             yield f"a table without a heading begins with {line[:60]}"
 
 
+def missing_files(root, text):
+    """The files of code that a page about the source names by the end of their paths, and that do not exist."""
+    have = [str(path.relative_to(root)) for folder in ("src", "include", "python", "tools", "tests", "scripts") for path in root.glob(folder + "/**/*.*")]
+    ends = {"/".join(parts[first:]) for parts in (path.split("/") for path in have) for first in range(len(parts))}
+    ends |= {end.rpartition(".")[0] + ".*" for end in ends}
+    return sorted({name for name in CODE_FILE.findall(text) if name not in ends})
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", action="store_true", help="renew the quotes")
@@ -86,6 +95,8 @@ def main():
             found.append(f"{name}: has {words(text):,} words, more than {MOST_WORDS:,}: split it, or move what a reader does not need")
         if is_for_users(name):
             counted[name] = words(text)
+        if name in about_the_source(given.root) and (given.root / "src").exists():  # an installation has no sources
+            found += [f"{name}: there is no file {missing}" for missing in missing_files(given.root, text)]
         found += [f"{name}: {problem}" for problem in [*broken_links(path, quoted), *headless_tables(quoted)]]
     if given.words:
         print(*(f"{count:6,} {name}" for name, count in counted.items()), sep="\n")

@@ -1,4 +1,4 @@
-"""scripts/check_documents.py: it finds links that lead nowhere, and pages that are too long for users."""
+"""scripts/check_documents.py: it finds links that lead nowhere, files that pages about the source name in vain, and pages that are too long."""
 
 import subprocess
 import sys
@@ -27,6 +27,17 @@ class DocumentsTest(SmallRepository):
             self.write("docs/other.md", text)
             self.assertIn(f"docs/other.md: link to {text[4:-1]}: ", self.problems())
             self.assertIn(problem, self.problems())
+
+    def test_pages_about_the_source_name_files_that_exist(self):
+        self.write("docs/index.md", "```{toctree}\n:caption: Source\npage\n```\n")
+        self.write("src/rows/plan.hpp", "")
+        self.write("docs/page.md", "## Part\n`rows/plan.hpp`, `plan.*`, `src/rows/`\n")
+        self.assertEqual(self.problems(), "")
+        self.write("docs/page.md", "## Part\n`rows/plan.cpp`, `row.*`\n")
+        for name in ("rows/plan.cpp", "row.*"):
+            self.assertIn(f"docs/page.md: there is no file {name}\n", self.problems())
+        self.write("docs/index.md", "```{toctree}\n:caption: Use\npage\n```\n")
+        self.assertEqual(self.problems(), "")
 
     def test_pages_have_at_most_4000_words(self):
         self.write("docs/long.md", "word " * 4000)
