@@ -2,6 +2,8 @@
 // engine.
 #include <algorithm>
 #include <cstring>
+#include <deque>
+#include <functional>
 #include <memory>
 #include <utility>
 
@@ -139,37 +141,24 @@ DeviceAccess access_current_device(const Rank& rank) {
           .make_host_link = [rank] { return collective::make_header_link(rank); }};
 }
 
-// What the carriers of an exchange's lanes need. Made with the first of them.
-struct EngineParts {
-  // `given`: the engine that the group has brought; null: NCCL.
-  EngineParts(const ExchangeState& exchange, Engine* given)
-      : engine(given != nullptr ? *given
-                                : nccl_engine_of(exchange.rank.state(), exchange.config.deadline,
-                                                 access_current_device(exchange.rank))),
-        communicators(engine.communicators(exchange.config.lanes)) {
-    if (!exchange.registers) return;
+// `given`: the engine that the group has brought; null: NCCL.
+void set_engine_carriers(Engine* given, const ExchangeState& exchange, std::deque<Lane>& lanes) {
+  Engine& engine = given != nullptr ? *given
+                                    : nccl_engine_of(exchange.rank.state(), exchange.config.deadline,
+                                                     access_current_device(exchange.rank));
+  std::vector<std::unique_ptr<Communicator>> communicators = engine.communicators(exchange.config.lanes);
+  std::shared_ptr<void> registration;
+  if (exchange.registers) {
     const DeviceMemory& memory = exchange.engine_memory;  // of all lanes
     registration = communicators.front()->register_memory(memory.data(), memory.bytes());
   }
-
-  Engine& engine;
-  std::vector<std::unique_ptr<Communicator>> communicators;
-  std::shared_ptr<void> registration;
-};
-
-MakeCarrier engine_carriers(Engine* given) {
-  return [given, parts = std::shared_ptr<EngineParts>()](const ExchangeState& exchange, Lane& lane,
-                                                         int index) mutable {
-    if (!parts) parts = std::make_shared<EngineParts>(exchange, given);
-    Engine& engine = parts->engine;
-    std::unique_ptr<Communicator> made = std::move(parts->communicators[static_cast<std::size_t>(index)]);
+  for (Lane& lane : lanes) {
+    std::unique_ptr<Communicator>& made = communicators[at(lane.index())];
     if (!engine.takes_device_memory()) made = stage_device_memory(std::move(made));
-    return std::make_unique<EngineCarrier>(
-        exchange, lane, index,
-        EngineCarrier::Setup{.communicator = std::move(made),
-                             .ordered = engine.ordered_lanes() ? engine.transfer_thread() : nullptr,
-                             .registration = parts->registration});
-  };
+    lane.carry_by(std::make_unique<EngineCarrier>(exchange, lane, std::move(made),
+                                                  engine.ordered_lanes() ? engine.transfer_thread() : nullptr,
+                                                  registration));
+  }
 }
 
 }  // namespace
@@ -194,7 +183,7 @@ std::unique_ptr<Backend> make_device_collective_backend(const Rank& rank, const 
                                                         Engine* engine) {
   cuda::check_limits(config);
   return std::make_unique<cuda::CudaBackend>(rank, config, cuda::Reach::engine,
-                                             cuda::engine_carriers(engine));
+                                             std::bind_front(cuda::set_engine_carriers, engine));
 }
 
 }  // namespace ferry

@@ -37,23 +37,24 @@ void copy_rows_async(void* to, std::int64_t to_stride, const void* from, std::in
 
 }  // namespace
 
-EngineCarrier::EngineCarrier(const ExchangeState& exchange, Lane& lane, int index, Setup setup)
+EngineCarrier::EngineCarrier(const ExchangeState& exchange, Lane& lane,
+                             std::unique_ptr<Communicator> communicator,
+                             std::shared_ptr<TransferThread> ordered, std::shared_ptr<void> registration)
     : exchange_(exchange),
       lane_(lane),
-      index_(index),
-      registration_(std::move(setup.registration)),
+      registration_(std::move(registration)),
       headers_(2 * exchange.rank.size() * exchange.engine->header_bytes),
       scalars_(sizeof(Scalars)),
       counts_(exchange.config.experts),
-      messages_(make_messages(*setup.communicator).release()),
-      call_(exchange.rank, std::move(setup.communicator), index, exchange.engine->header_bytes,
+      messages_(make_messages(*communicator).release()),
+      call_(exchange.rank, std::move(communicator), lane.index(), exchange.engine->header_bytes,
             std::unique_ptr<collective::MessageHops>(messages_), exchange.config.deadline,
-            std::move(setup.ordered)) {}
+            std::move(ordered)) {}
 
 std::unique_ptr<collective::MessageHops> EngineCarrier::make_messages(Communicator& communicator) {
   const Topology& topology = exchange_.rank.topology();
   const bool relays = has_relays(exchange_.config, topology);
-  auto memory = std::make_unique<DeviceHopMemory>(exchange_, index_, communicator, relays);
+  auto memory = std::make_unique<DeviceHopMemory>(exchange_, lane_.index(), communicator, relays);
   if (relays) {
     relay_.emplace(DeviceRelay::Setup{
         .topology = topology,

@@ -84,12 +84,9 @@ void copy_async(void* to, const void* from, std::int64_t bytes, Stream stream);
 // peer. Throws what EngineCall throws.
 class EngineCarrier final : public Carrier {
  public:
-  struct Setup {
-    std::unique_ptr<Communicator> communicator;
-    std::shared_ptr<TransferThread> ordered;  // see EngineCall
-    std::shared_ptr<void> registration;       // of the lanes' memory; ends before it is freed
-  };
-  EngineCarrier(const ExchangeState& exchange, Lane& lane, int index, Setup setup);
+  // `ordered`: see EngineCall. `registration`: of the lanes' memory with the engine; ends before it is freed.
+  EngineCarrier(const ExchangeState& exchange, Lane& lane, std::unique_ptr<Communicator> communicator,
+                std::shared_ptr<TransferThread> ordered, std::shared_ptr<void> registration);
 
   void begin(Operation operation, const CallOptions& options, CallPart part, Stream stream) override;
   void post(const Stored& stored, bool split, Stream stream) override;
@@ -118,7 +115,7 @@ class EngineCarrier final : public Carrier {
   int me() const { return exchange_.me(); }
   int ranks() const { return exchange_.rank.size(); }
   const EngineLayout& layout() const { return *exchange_.engine; }
-  std::byte* memory() const { return exchange_.engine_lane(index_); }
+  std::byte* memory() const { return exchange_.engine_lane(lane_.index()); }
   std::byte* sent_header(int rank) const { return headers_.data() + rank * layout().header_bytes; }
   std::byte* delivered_header(int rank) const { return sent_header(ranks() + rank); }
   Scalars& scalars() const { return *reinterpret_cast<Scalars*>(scalars_.data()); }
@@ -154,7 +151,6 @@ class EngineCarrier final : public Carrier {
 
   const ExchangeState& exchange_;
   Lane& lane_;
-  const int index_;
   const std::shared_ptr<void> registration_;
 
   // The current call.

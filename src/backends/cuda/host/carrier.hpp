@@ -5,8 +5,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <functional>
-#include <memory>
 #include <optional>
 
 #include "backends/cuda/protocol/lane_view.hpp"
@@ -65,8 +65,7 @@ class Carrier {
   virtual void add_wire(WireCounts& counts) const = 0;
 };
 
-// Makes the carrier of a lane. Called for the lanes in order.
-using MakeCarrier =
-    std::function<std::unique_ptr<Carrier>(const ExchangeState& exchange, Lane& lane, int index)>;
+// Gives every lane of an exchange its carrier. Collective.
+using SetCarriers = std::function<void(const ExchangeState& exchange, std::deque<Lane>& lanes)>;
 
 }  // namespace ferry::cuda

@@ -37,13 +37,11 @@ void require_no_capture(Stream stream, const char* call) {
 
 }  // namespace
 
-CudaBackend::CudaBackend(const Rank& rank, const Config& config, Reach reach, const MakeCarrier& make_carrier,
+CudaBackend::CudaBackend(const Rank& rank, const Config& config, Reach reach, const SetCarriers& set_carriers,
                          const MakeHopTransport& make_hops)
     : exchange_(rank, config, reach, make_hops), monitor_(rank, exchange_.report(), config.deadline) {
-  for (int index = 0; index < config.lanes; ++index) {
-    Lane& lane = lanes_.emplace_back(exchange_, index);
-    if (make_carrier) lane.carry_by(make_carrier(exchange_, lane, index));
-  }
+  for (int lane = 0; lane < config.lanes; ++lane) lanes_.emplace_back(exchange_, lane);
+  if (set_carriers) set_carriers(exchange_, lanes_);
   fault_point(FaultPoint::construct_mapped, rank.index());
   // No kernel may write to a peer before that peer's memory is initialised.
   rank.barrier();

@@ -13,8 +13,8 @@ namespace ferry::cuda {
 
 class CudaBackend final : public Backend, SourceOperations {
  public:
-  // Collective. `make_carrier`: unless Reach::mapped. `make_hops`: for Reach::hops.
-  CudaBackend(const Rank& rank, const Config& config, Reach reach, const MakeCarrier& make_carrier = {},
+  // Collective. `set_carriers`: unless Reach::mapped. `make_hops`: for Reach::hops.
+  CudaBackend(const Rank& rank, const Config& config, Reach reach, const SetCarriers& set_carriers = {},
               const MakeHopTransport& make_hops = {});
   // Kernels of this rank may still use its memory: waits for them before it is freed.
   ~CudaBackend() override;

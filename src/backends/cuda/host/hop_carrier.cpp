@@ -18,7 +18,7 @@ namespace {
 
 class HopCarrier final : public Carrier {
  public:
-  HopCarrier(const ExchangeState& exchange, Lane& lane, int index);
+  HopCarrier(const ExchangeState& exchange, const Lane& lane);
 
   void begin(Operation operation, const CallOptions&, CallPart part, Stream) override {
     operation_ = operation;
@@ -40,7 +40,6 @@ class HopCarrier final : public Carrier {
 
   const ExchangeState& exchange_;
   const Lane& lane_;
-  const int index_;
   const HopWorkingMemory working_;
   DeviceMemory memory_;            // HopWorkingMemory
   std::vector<std::byte> header_;  // of received_header()
@@ -51,10 +50,9 @@ class HopCarrier final : public Carrier {
   Stored stored_;
 };
 
-HopCarrier::HopCarrier(const ExchangeState& exchange, Lane& lane, int index)
+HopCarrier::HopCarrier(const ExchangeState& exchange, const Lane& lane)
     : exchange_(exchange),
       lane_(lane),
-      index_(index),
       working_(HopWorkingMemory::of(exchange.hops->shape)),
       memory_(working_.bytes),
       header_(static_cast<std::size_t>(exchange.engine->header_bytes)) {
@@ -71,14 +69,14 @@ HopCarrier::HopCarrier(const ExchangeState& exchange, Lane& lane, int index)
 
 // The lane's windows in the memory of a rank, as this rank has mapped it.
 std::byte* HopCarrier::windows_of(int peer) const {
-  return exchange_.hop_transport->at(peer, index_ * exchange_.hops->bytes);
+  return exchange_.hop_transport->at(peer, lane_.index() * exchange_.hops->bytes);
 }
 
 HopArguments HopCarrier::arguments(Operation operation, HopContent content) const {
   const LaneView& view = lane_.view();
   const Config& config = exchange_.config;
   const EngineLayout& layout = *exchange_.engine;
-  std::byte* const memory = exchange_.engine_lane(index_);
+  std::byte* const memory = exchange_.engine_lane(lane_.index());
   HopArguments arguments{};
   arguments.wires = view;
   arguments.wires.deadline = header_deadline(view.deadline);
@@ -150,7 +148,8 @@ void HopCarrier::carry_messages(Stream stream) const {
 void HopCarrier::carry_rows(Stream stream) const {
   const bool adds = stored_.adds_by_node && exchange_.config.hops == Hops::two;
   HopArguments hops = arguments(operation_, adds ? HopContent::sums : HopContent::rows);
-  hops.counts = reinterpret_cast<const std::int32_t*>(exchange_.engine_lane(index_) + exchange_.engine->rows);
+  hops.counts =
+      reinterpret_cast<const std::int32_t*>(exchange_.engine_lane(lane_.index()) + exchange_.engine->rows);
   hops.packs_own_rows = stored_.own_rows;
   hops.continues = part_ == CallPart::last;
   exchange_.hop_transport->launch(hops, stored_.shape, handle_of(stream));
@@ -165,7 +164,8 @@ void HopCarrier::refuse(Operation operation, const ErrorRecord& error, cudaStrea
 
 const std::byte* HopCarrier::received_header(int source) {
   const EngineLayout& layout = *exchange_.engine;
-  copy_blocking(header_.data(), exchange_.engine_lane(index_) + layout.inbox + source * layout.block_bytes,
+  copy_blocking(header_.data(),
+                exchange_.engine_lane(lane_.index()) + layout.inbox + source * layout.block_bytes,
                 layout.header_bytes);
   return header_.data();
 }
@@ -215,10 +215,10 @@ std::unique_ptr<Backend> make_relayed_backend(const Rank& rank, const Config& co
                                counted(kMaxHopNodeRanks, "rank"), ", node ", node, " has ", ranks,
                                ": use hops one, or the backend collective"));
   }
-  const auto make_carrier = [](const ExchangeState& exchange, Lane& lane, int index) {
-    return std::make_unique<HopCarrier>(exchange, lane, index);
+  const auto set_carriers = [](const ExchangeState& exchange, std::deque<Lane>& lanes) {
+    for (Lane& lane : lanes) lane.carry_by(std::make_unique<HopCarrier>(exchange, lane));
   };
-  return std::make_unique<CudaBackend>(rank, config, Reach::hops, make_carrier, make_hops);
+  return std::make_unique<CudaBackend>(rank, config, Reach::hops, set_carriers, make_hops);
 }
 
 }  // namespace cuda

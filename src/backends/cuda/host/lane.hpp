@@ -80,6 +80,7 @@ class Lane {
   // The memory of the step metadata, on the device.
   StepMetadata* step_metadata() const { return array<StepMetadata>(arrays_.metadata); }
   const LaneView& view() const { return view_; }
+  int index() const { return index_; }
   const OwnArrays& own_arrays() const { return own_; }
 
   // Working memory of this lane on its device (LaneArrays).
