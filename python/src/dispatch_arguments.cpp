@@ -184,6 +184,8 @@ void read_receive_buffers(const Config& config, const ReceiveSizes& sizes, Dispa
   memory.plan = output<void>(in.arguments, given.plan, "memory.plan", kByte, {sizes.plan_bytes});
   memory.dots = output<float>(in.arguments, given.dots, "memory.dots", kFp32, {rows});
   memory.counts = output<std::int32_t>(in.arguments, given.counts, "memory.counts", kInt32, {groups});
+  memory.count_sums =
+      output<std::int32_t>(in.arguments, given.count_sums, "memory.count_sums", kInt32, {groups});
   memory.row_offsets =
       output<std::int32_t>(in.arguments, given.row_offsets, "memory.row_offsets", kInt32, {groups + 1});
 }

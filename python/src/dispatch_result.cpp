@@ -168,6 +168,7 @@ plan           uint8 [plan_bytes(config, ranks)]
 counts         int32 [G]
 row_offsets    int32 [G + 1]; its last element is the total
 dots           float32 [capacity], for a dispatch with dot_rows
+count_sums     int32 [G]: the call adds its counts to it
 
 rows           rows that these arrays have room for, instead of the capacity, in a dispatch from ids: such as
                Exchange.dispatch_counts() tells. If more arrive, those past it are not stored, and every rank gets an
@@ -180,15 +181,16 @@ next dispatch overwrites.)")
           "__init__",
           [](PyReceiveBuffers* self, nb::object parts, nb::object weight, nb::object local_ids,
              nb::object group_of_row, nb::object plan, nb::object counts, nb::object row_offsets,
-             nb::object dots, std::int64_t rows, bool allow_truncation) {
-            new (self) PyReceiveBuffers{std::move(parts),        std::move(weight), std::move(local_ids),
-                                        std::move(group_of_row), std::move(plan),   std::move(counts),
-                                        std::move(row_offsets),  std::move(dots),   rows,
-                                        allow_truncation};
+             nb::object dots, nb::object count_sums, std::int64_t rows, bool allow_truncation) {
+            new (self) PyReceiveBuffers{std::move(parts),        std::move(weight),    std::move(local_ids),
+                                        std::move(group_of_row), std::move(plan),      std::move(counts),
+                                        std::move(row_offsets),  std::move(dots),      rows,
+                                        allow_truncation,        std::move(count_sums)};
           },
           "parts"_a = nb::none(), nb::kw_only(), "weight"_a = nb::none(), "local_ids"_a = nb::none(),
           "group_of_row"_a = nb::none(), "plan"_a = nb::none(), "counts"_a = nb::none(),
-          "row_offsets"_a = nb::none(), "dots"_a = nb::none(), "rows"_a = 0, "allow_truncation"_a = false);
+          "row_offsets"_a = nb::none(), "dots"_a = nb::none(), "count_sums"_a = nb::none(), "rows"_a = 0,
+          "allow_truncation"_a = false);
 }
 
 }  // namespace

@@ -16,6 +16,7 @@ struct PyReceiveBuffers {
   nb::object counts = nb::none(), row_offsets = nb::none(), dots = nb::none();
   std::int64_t rows = 0;
   bool allow_truncation = false;
+  nb::object count_sums = nb::none();
 };
 
 // Known when a dispatch starts; its result needs it to create arrays.

@@ -55,6 +55,6 @@ struct Language {
   std::unique_ptr<ForeignExchange> (*make_exchange)(const Rank& rank, const Config& config);
 };
 
-extern const Language kC;
+extern const Language kC, kPython;
 
 }  // namespace ferry::contract
