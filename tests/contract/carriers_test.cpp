@@ -44,6 +44,37 @@ TEST_P(Contract, EveryCallTakesItsNumbers) {
   }
 }
 
+// The weights are sent first, so a rank that refuses does so before its peers have begun with the rows.
+TEST_P(Contract, ARefusalEndsACombineWhoseWeightsTravel) {
+  TestCase c = small_case(1);
+  c.ranks = 3;
+  c.full = true;
+  c.weights_from = WeightsFrom::topk_weights;
+  c.reduction = Reduction::partial;
+  const StepInputs step = make_inputs(c);
+  const oracle::ExpertOutputs outputs = make_expert_outputs(c, step);
+  run(c.ranks, describe(c), [&](Rank rank) {
+    SyncExchange exchange(rank, c.config);
+    DispatchRun dispatch(exchange, c, step);
+    dispatch.run();
+    const std::uint64_t first = dispatch.received().host->call;
+    const auto combine_of = [&](const DispatchResult& received) {
+      return CombineRun(exchange, c, step, outputs, received.plan, received.weight);
+    };
+    CombineRun refused = combine_of(dispatch.received());
+    if (rank.index() == 1) refused.result() = {};
+    const std::string thrown = usage_error([&] { refused.call(); });
+    require(thrown.find("result") != std::string::npos, "ends with '", thrown, "'");
+    combine_of(dispatch.received()).run();
+    DispatchRun next(exchange, c, step);
+    next.run();
+    // Kernels do not see a call that the host has refused.
+    const std::uint64_t calls = GetParam().over_device_engine() ? 2 : 3;
+    require(next.received().host->call == first + calls, "dispatch ", next.received().host->call, " follows ",
+            first);
+  });
+}
+
 TEST_P(Contract, APeersRefusalIsThrownLateWhereKernelsFindIt) {
   const bool late = has_kernels(GetParam().backend);
   const TestCase c = small_case(1);
