@@ -86,6 +86,14 @@ struct CombineCall {
 
   // Partial sums are computed on the ranks of the experts, so topk_weights are sent there first.
   bool weights_travel() const { return topk_weighted && reduction == Reduction::partial; }
+  // The call after that. `weights`: one for each row here.
+  CombineCall with_sent_weights(const float* weights) const {
+    CombineCall call = *this;
+    call.topk_weights = nullptr;
+    call.topk_weighted = false;
+    call.row_weights = weights;
+    return call;
+  }
 };
 
 // The lane's own arrays that a dispatch writes where the caller passes no memory. Their addresses stay the
@@ -111,17 +119,14 @@ class Backend {
   virtual Capabilities capabilities() const = 0;
   virtual Sizes sizes() const = 0;
 
-  // The fused forms. The caller keeps tokens, ids, weights and outputs unchanged until these return, so a
-  // backend may read them late. Only the fused combine takes topk_weights with partial.
-  virtual DispatchResult dispatch(const DispatchCall& call, Stream stream) = 0;
-  virtual void combine(const CombineCall& call, Stream stream) = 0;
-
-  // The phases of the split form. The caller may reuse the inputs of a send phase when it returns, apart from
-  // the plan, dot_rows, the receive buffers, the result, shared_outputs, the residual, topk_weights and
-  // route_values, which it keeps until the receive phase is done.
-  virtual void dispatch_send(const DispatchCall& call, Stream stream) = 0;
+  // Whole calls, or with `split` their send phases, whose result means nothing. The caller keeps tokens, ids,
+  // weights and outputs unchanged until a whole call returns, so a backend may read them late. Only a whole
+  // combine takes topk_weights with partial. The caller may reuse the inputs of a send phase when it returns,
+  // apart from the plan, dot_rows, the receive buffers, the result, shared_outputs, the residual,
+  // topk_weights and route_values, which it keeps until the receive phase is done.
+  virtual DispatchResult dispatch(const DispatchCall& call, bool split, Stream stream) = 0;
   virtual DispatchResult dispatch_receive(int lane, Stream stream) = 0;
-  virtual void combine_send(const CombineCall& call, Stream stream) = 0;
+  virtual void combine(const CombineCall& call, bool split, Stream stream) = 0;
   virtual void combine_receive(int lane, Stream stream) = 0;
 
   // dispatch_counts blocks until the counts of all ranks are known, and throws every error.

@@ -106,7 +106,7 @@ void Exchange::combine(const Outputs& outputs, const Plan& plan, const Result& r
                        const CombineOptions& options, Stream stream) {
   const ProfilerRange range("combine");
   const CombineCall call = state_->checked_combine_call(outputs, plan, result, options, false, stream);
-  state_->dropping_diagnostics_on_error(call.lane, [&] { state_->backend->combine(call, stream); });
+  state_->dropping_diagnostics_on_error(call.lane, [&] { state_->backend->combine(call, false, stream); });
   state_->check_after_call(options.lane);
 }
 
@@ -114,7 +114,7 @@ void Exchange::combine_send(const Outputs& outputs, const Plan& plan, const Resu
                             const CombineOptions& options, Stream stream) {
   const ProfilerRange range("combine_send");
   const CombineCall call = state_->checked_combine_call(outputs, plan, result, options, true, stream);
-  state_->dropping_diagnostics_on_error(call.lane, [&] { state_->backend->combine_send(call, stream); });
+  state_->dropping_diagnostics_on_error(call.lane, [&] { state_->backend->combine(call, true, stream); });
   state_->lane(options.lane).pending = PendingReceive::combine;
 }
 
@@ -188,7 +188,8 @@ DispatchResult Exchange::combine_backward(const Tokens& d_result, const Plan& pl
   call.d_weights = d_weights;
   // The dispatch's diagnostics are raised by the combine: the peers carry out both steps, so this rank must
   // too.
-  DispatchResult rows = refusing_both([&] { return state_->dispatch_without_check_after(call, stream); });
+  DispatchResult rows =
+      refusing_both([&] { return state_->dispatch_without_check_after(call, false, stream); });
   combine({}, rows.plan, {}, {.row_values = rows.dots, .route_values = d_weights, .lane = options.lane},
           stream);
   return rows;

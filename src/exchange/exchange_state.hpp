@@ -131,27 +131,25 @@ struct Exchange::State {
   }
 
   DispatchResult dispatch(const DispatchCall& call, Stream stream) {
-    DispatchResult received = dispatch_without_check_after(call, stream);
+    DispatchResult received = dispatch_without_check_after(call, false, stream);
     check_after_call(call.lane);
     return received;
   }
 
-  DispatchResult dispatch_without_check_after(const DispatchCall& given, Stream stream) {
+  DispatchResult dispatch_without_check_after(const DispatchCall& given, bool split, Stream stream) {
     check_dispatch_call(given, stream);
     const DispatchCall call = encoded_call(given, stream);
     ExchangeLane& lane = this->lane(call.lane);
     lane.last_result = {};
     lane.last_result =
-        dropping_diagnostics_on_error(call.lane, [&] { return backend->dispatch(call, stream); });
+        dropping_diagnostics_on_error(call.lane, [&] { return backend->dispatch(call, split, stream); });
     return lane.last_result;
   }
 
-  void dispatch_send(const DispatchCall& given, Stream stream) {
-    check_dispatch_call(given, stream);
-    const DispatchCall call = encoded_call(given, stream);
+  void dispatch_send(const DispatchCall& call, Stream stream) {
+    dispatch_without_check_after(call, true, stream);
     ExchangeLane& lane = this->lane(call.lane);
     lane.last_result = {};
-    dropping_diagnostics_on_error(call.lane, [&] { backend->dispatch_send(call, stream); });
     lane.pending = PendingReceive::dispatch;
   }
 

@@ -92,19 +92,18 @@ class BareLanes {
   // One dispatch and one combine on each lane.
   void call(const DispatchCall& dispatch, const CombineCall& combine, bool split_phases,
             const TestStream& stream) {
-    const cuda::Phase first = split_phases ? cuda::Phase::send : cuda::Phase::fused;
     for (std::size_t i = 0; i < lanes_.size(); ++i) {
       cuda::Lane& lane = *lanes_[i];
       DispatchCall with_plan = dispatch;
       with_plan.lane = static_cast<int>(i);
       with_plan.memory.plan = plans_[i].data();
-      DispatchResult received = lane.dispatch(with_plan, first, stream);
+      DispatchResult received = lane.dispatch(with_plan, split_phases, stream);
       if (split_phases) received = lane.dispatch_receive(stream);
       CombineCall combine_received = combine;
       combine_received.lane = static_cast<int>(i);
       combine_received.plan = received.plan;
       if (combine.row_weights != nullptr) combine_received.row_weights = received.weight;
-      lane.combine(combine_received, first, stream);
+      lane.combine(combine_received, split_phases, stream);
       if (split_phases) lane.combine_receive(stream);
     }
   }

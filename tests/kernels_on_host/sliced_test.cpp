@@ -26,22 +26,20 @@ class HostInner final : public Backend {
 
   Capabilities capabilities() const override { return {}; }
   Sizes sizes() const override { return cpu_->sizes(); }
-  DispatchResult dispatch(const DispatchCall& call, Stream stream) override {
+  DispatchResult dispatch(const DispatchCall& call, bool split, Stream stream) override {
     DispatchCall counted = call;
     EXPECT_LE(*call.tokens.device_count, call.tokens.count);
     counted.tokens.count = *call.tokens.device_count;
     counted.tokens.device_count = nullptr;
-    const DispatchResult result = cpu_->dispatch(counted, stream);
+    const DispatchResult result = cpu_->dispatch(counted, split, stream);
     ++state_.calls[0];
     return result;
   }
-  void combine(const CombineCall& call, Stream stream) override {
-    cpu_->combine(call, stream);
+  void combine(const CombineCall& call, bool split, Stream stream) override {
+    cpu_->combine(call, split, stream);
     ++state_.calls[0];
   }
-  void dispatch_send(const DispatchCall&, Stream) override {}
   DispatchResult dispatch_receive(int, Stream) override { return {}; }
-  void combine_send(const CombineCall&, Stream) override {}
   void combine_receive(int, Stream) override {}
   SmallResult run(const SmallCall& call, Stream stream) override {
     auto counted = std::get<GatherCall>(call);

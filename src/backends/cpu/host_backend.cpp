@@ -12,37 +12,27 @@ OwnArrays HostBackend::own_arrays(int lane) const {
   return lanes_[static_cast<std::size_t>(lane)].lane.own_arrays();
 }
 
-DispatchResult HostBackend::dispatch(const DispatchCall& call, Stream) {
-  operations(call.lane).dispatch.send(call, false);
-  return operations(call.lane).dispatch.receive();
-}
-
-void HostBackend::dispatch_send(const DispatchCall& call, Stream) {
-  operations(call.lane).dispatch.send(call, true);
+DispatchResult HostBackend::dispatch(const DispatchCall& call, bool split, Stream stream) {
+  operations(call.lane).dispatch.send(call, split);
+  return split ? DispatchResult() : dispatch_receive(call.lane, stream);
 }
 
 DispatchResult HostBackend::dispatch_receive(int lane, Stream) {
   return operations(lane).dispatch.receive();
 }
 
-void HostBackend::combine(const CombineCall& call, Stream) {
+void HostBackend::combine(const CombineCall& call, bool split, Stream stream) {
   LaneOperations& operations = this->operations(call.lane);
-  CombineCall with_row_weights = call;
   if (call.weights_travel()) {
     auto* weights = operations.lane.array<float>(operations.lane.arrays.row_weights);
     const RouteValuesCall values{
         .values = call.topk_weights, .plan = call.plan, .row_values = weights, .combine = &call};
     cpu::run(operations.lane, values);
-    with_row_weights.row_weights = weights;
-    with_row_weights.topk_weights = nullptr;
-    with_row_weights.topk_weighted = false;
+    operations.combine.send(call.with_sent_weights(weights), split, true);
+  } else {
+    operations.combine.send(call, split);
   }
-  operations.combine.send(with_row_weights, false, call.weights_travel());
-  operations.combine.receive();
-}
-
-void HostBackend::combine_send(const CombineCall& call, Stream) {
-  operations(call.lane).combine.send(call, true);
+  if (!split) combine_receive(call.lane, stream);
 }
 
 void HostBackend::combine_receive(int lane, Stream) {

@@ -15,11 +15,9 @@ namespace ferry::cpu {
 class HostBackend : public Backend {
  public:
   Capabilities capabilities() const override { return {}; }
-  DispatchResult dispatch(const DispatchCall& call, Stream) override;
-  void dispatch_send(const DispatchCall& call, Stream) override;
+  DispatchResult dispatch(const DispatchCall& call, bool split, Stream) override;
   DispatchResult dispatch_receive(int lane, Stream) override;
-  void combine(const CombineCall& call, Stream) override;
-  void combine_send(const CombineCall& call, Stream) override;
+  void combine(const CombineCall& call, bool split, Stream) override;
   void combine_receive(int lane, Stream) override;
   SmallResult run(const SmallCall& call, Stream) override;
   OwnArrays own_arrays(int lane) const override;

@@ -52,22 +52,18 @@ class SlicedBackend final : public Backend {
     return sliced_backend_sizes(context_.config, context_.me(), inner_->sizes());
   }
 
-  DispatchResult dispatch(const DispatchCall& call, Stream stream) override {
+  // Split calls are refused: slices gather from each other, so even a send phase would wait for peers.
+  DispatchResult dispatch(const DispatchCall& call, bool split, Stream stream) override {
+    if (split) refuse_unsupported(Operation::dispatch, call.lane, stream, "phases: call dispatch()");
     check_pointers(Operation::dispatch, call, stream);
     return lane(call.lane).dispatch(call, stream);
   }
-  void combine(const CombineCall& call, Stream stream) override {
+  void combine(const CombineCall& call, bool split, Stream stream) override {
+    if (split) refuse_unsupported(Operation::combine, call.lane, stream, "phases: call combine()");
     check_pointers(Operation::combine, call, stream);
     lane(call.lane).combine(call, stream);
   }
-  // Split calls are refused: slices gather from each other, so even a send phase would wait for peers.
-  void dispatch_send(const DispatchCall& call, Stream stream) override {
-    refuse_unsupported(Operation::dispatch, call.lane, stream, "phases: call dispatch()");
-  }
   DispatchResult dispatch_receive(int, Stream) override { return {}; }  // no send phase was accepted
-  void combine_send(const CombineCall& call, Stream stream) override {
-    refuse_unsupported(Operation::combine, call.lane, stream, "phases: call combine()");
-  }
   void combine_receive(int, Stream) override {}
   SmallResult run(const SmallCall& call, Stream stream) override {
     const Operation operation = operation_of(call);

@@ -167,7 +167,7 @@ DispatchResult Lane::route(const DispatchCall& call, Stream stream) const {
     end = align_up(end + most * dense, kSliceAlignment);
   }
   if (copy.parts > 0) steps_.copy_tokens(copy, {most, call.sm_limit}, stream);
-  return context_.inner->dispatch(routed, stream);
+  return context_.inner->dispatch(routed, false, stream);
 }
 
 DispatchResult Lane::result_of(const DispatchResult& routed, const DispatchCall& call) const {
@@ -361,7 +361,7 @@ void Lane::combine(const CombineCall& call, Stream stream) {
   if (call.row_weights != nullptr) routed.row_weights = array<float>(arrays_.row_weights);
   if (call.topk_weights != nullptr) routed.topk_weights = array<float>(arrays_.weights);
   routed.result = {.data = all, .type = call.result.type, .stride = 0};
-  calls.make([&] { context_.inner->combine(routed, stream); });
+  calls.make([&] { context_.inner->combine(routed, false, stream); });
 
   const bool dense =
       call.result.data != nullptr && (call.result.stride == 0 || call.result.stride == result_row);

@@ -61,9 +61,19 @@ Sizes CudaBackend::sizes() const {
   return sizes(exchange_.config, exchange_.rank.topology(), exchange_.me());
 }
 
+DispatchResult CudaBackend::dispatch(const DispatchCall& call, bool split, Stream stream) {
+  begin(Operation::dispatch);
+  return lane(call.lane).dispatch(call, split, stream);
+}
+
 DispatchResult CudaBackend::dispatch_receive(int lane, Stream stream) {
   throw_if_failed(Operation::dispatch);
   return this->lane(lane).dispatch_receive(stream);
+}
+
+void CudaBackend::combine(const CombineCall& call, bool split, Stream stream) {
+  begin(Operation::combine);
+  lane(call.lane).combine(call, split, stream);
 }
 
 void CudaBackend::combine_receive(int lane, Stream stream) {
@@ -150,16 +160,6 @@ void CudaBackend::throw_if_failed(Operation operation) {
 void CudaBackend::begin(Operation operation) {
   throw_if_failed(operation);
   fault_point(begin_of(operation), exchange_.me());
-}
-
-DispatchResult CudaBackend::dispatch(const DispatchCall& call, Phase form, Stream stream) {
-  begin(Operation::dispatch);
-  return lane(call.lane).dispatch(call, form, stream);
-}
-
-void CudaBackend::combine(const CombineCall& call, Phase form, Stream stream) {
-  begin(Operation::combine);
-  lane(call.lane).combine(call, form, stream);
 }
 
 }  // namespace cuda

@@ -25,15 +25,9 @@ class CudaBackend final : public Backend, SourceOperations {
   }
   Sizes sizes() const override;
 
-  DispatchResult dispatch(const DispatchCall& call, Stream stream) override {
-    return dispatch(call, Phase::fused, stream);
-  }
-  void dispatch_send(const DispatchCall& call, Stream stream) override {
-    dispatch(call, Phase::send, stream);
-  }
+  DispatchResult dispatch(const DispatchCall& call, bool split, Stream stream) override;
   DispatchResult dispatch_receive(int lane, Stream stream) override;
-  void combine(const CombineCall& call, Stream stream) override { combine(call, Phase::fused, stream); }
-  void combine_send(const CombineCall& call, Stream stream) override { combine(call, Phase::send, stream); }
+  void combine(const CombineCall& call, bool split, Stream stream) override;
   void combine_receive(int lane, Stream stream) override;
   SmallResult run(const SmallCall& call, Stream stream) override;
   // Not in two hops.
@@ -69,8 +63,6 @@ class CudaBackend final : public Backend, SourceOperations {
   void plan_return(const PlanReturnCall& call, Stream stream) override;
   void check_returned(const CheckReturnedCall& call, Stream stream) override;
   std::int64_t scratch_bytes() const override;
-  DispatchResult dispatch(const DispatchCall& call, Phase form, Stream stream);
-  void combine(const CombineCall& call, Phase form, Stream stream);
 
   const ExchangeState exchange_;
   FailureMonitor monitor_;

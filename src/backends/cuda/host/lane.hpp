@@ -38,11 +38,11 @@ class Lane {
   // A carrier moves the messages of this lane's calls from now on. Null: the lane makes no more calls.
   void carry_by(std::unique_ptr<Carrier> carrier) { carrier_ = std::move(carrier); }
 
-  // A whole call (Phase::fused) or its send phase, and receive phases. Without a carrier each is one launch.
-  // If a send phase throws for a reason that only this rank knows, it has refused the call.
-  DispatchResult dispatch(const DispatchCall& call, Phase form, Stream stream);
+  // As those of Backend. Without a carrier each is one launch. If a send phase throws for a reason that only
+  // this rank knows, it has refused the call.
+  DispatchResult dispatch(const DispatchCall& call, bool split, Stream stream);
   DispatchResult dispatch_receive(Stream stream);
-  void combine(const CombineCall& call, Phase form, Stream stream);
+  void combine(const CombineCall& call, bool split, Stream stream);
   void combine_receive(Stream stream);
   // After a call of dispatch_counts without a carrier: await_dispatch_counts() waits a while, and returns
   // whether the kernel has ended; counted_dispatch() returns whether the kernel has counted, or was aborted.

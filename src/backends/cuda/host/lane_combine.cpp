@@ -84,19 +84,17 @@ void Lane::enqueue(const CombineCall& call, Phase phase, Stream stream, bool kee
   }
 }
 
-void Lane::combine(const CombineCall& call, Phase form, Stream stream) {
-  const bool split = form == Phase::send;
-  if (!carrier_) return refusing(Operation::combine, stream, [&] { enqueue(call, form, stream, !split); });
-  CombineCall rows = call;
-  if (call.weights_travel()) {
-    rows.topk_weights = nullptr;
-    rows.topk_weighted = false;
-    rows.row_weights = send_weights(call, stream);
+void Lane::combine(const CombineCall& call, bool split, Stream stream) {
+  if (!carrier_) {
+    const Phase phase = split ? Phase::send : Phase::fused;
+    return refusing(Operation::combine, stream, [&] { enqueue(call, phase, stream, !split); });
   }
+  const bool continues = call.weights_travel();
+  const CombineCall rows = continues ? call.with_sent_weights(send_weights(call, stream)) : call;
   // Sums by node look up this rank's own rows where they are packed.
   const bool keeps_inputs = !split && carrier_->keeps_inputs() && !exchange_.has_node_sums();
-  send(Operation::combine, options_of(call), call.weights_travel() ? CallPart::last : CallPart::whole, split,
-       stream, [&] {
+  send(Operation::combine, options_of(call), continues ? CallPart::last : CallPart::whole, split, stream,
+       [&] {
          enqueue(rows, Phase::send, stream, keeps_inputs);
          return Stored{.content = Stored::Content::rows,
                        .shape = phase_shape_,

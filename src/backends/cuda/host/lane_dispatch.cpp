@@ -239,10 +239,10 @@ void Lane::keep_scales(DispatchArguments& arguments, Stream stream) const {
   arguments.input_scales = kept;
 }
 
-DispatchResult Lane::dispatch(const DispatchCall& call, Phase form, Stream stream) {
-  const bool split = form == Phase::send;
+DispatchResult Lane::dispatch(const DispatchCall& call, bool split, Stream stream) {
   if (!carrier_) {
-    refusing(Operation::dispatch, stream, [&] { enqueue(call, form, stream, !split); });
+    const Phase phase = split ? Phase::send : Phase::fused;
+    refusing(Operation::dispatch, stream, [&] { enqueue(call, phase, stream, !split); });
     return result_;
   }
   const CallOptions options = options_of(exchange_.config, call);
