@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "arrays/framework.hpp"
+#include "base/errors.hpp"
 #include "base/text.hpp"
 #include "deep_ep/arguments.hpp"
 #include "deep_ep/streams.hpp"
@@ -156,6 +157,18 @@ void dispatch_in_own_words(Dispatch dispatch) {
         "x_global_scale: so small that the scale of a block overflows: pass 2688 / largest |x|; the blocks "
         "concerned have scale 7F and values 0");
   }
+}
+
+// Runs a combine, or its receive phase, likewise. With a hook the reduction is exact, else partial.
+template <class Combine>
+void combine_in_own_words(Combine combine) {
+  static constexpr Phrase kWords[] = {{"result (", "out ("},
+                                      {"outputs (", "x ("},
+                                      {"reduction is partial on rank ", "return_recv_hook is False on rank "},
+                                      {"reduction is exact on rank ", "return_recv_hook is True on rank "},
+                                      {" and partial on rank ", " and False on rank "},
+                                      {" and exact on rank ", " and True on rank "}};
+  in_words(kWords, combine);
 }
 
 // The low-latency calls of one Buffer.

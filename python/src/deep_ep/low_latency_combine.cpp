@@ -13,9 +13,6 @@ namespace ferry::python {
 
 namespace {
 
-// Arrays that overlap, by DeepEP's names.
-constexpr Phrase kWords[] = {{"result (", "out ("}, {"outputs (", "x ("}};
-
 LowLatencyHandle& handle_of(const nb::object& object) {
   return cast_argument<LowLatencyHandle>(object, "handle", "a handle of low_latency_dispatch");
 }
@@ -102,7 +99,7 @@ nb::tuple LowLatencyCalls::combine(const nb::object& x, const nb::object& topk_i
   timer.emplace(HostPart::exchange);
   pools_->run(*handle.pool, used, [&] {
     const GilRelease unlocked;
-    in_words(kWords, [&] {
+    combine_in_own_words([&] {
       if (hooked) {
         call.exchange().combine_send(in.outputs, in.plan->plan, in.result, in.options, stream);
       } else {

@@ -118,7 +118,7 @@ void ReceiveHook::receive() {
   const PartTimer timer(HostPart::exchange);
   const GilRelease unlocked;
   if (handle_.is_none()) {
-    call.exchange().combine_receive(0, stream_);
+    combine_in_own_words([&] { call.exchange().combine_receive(0, stream_); });
   } else {
     dispatch_in_own_words([&] { call.exchange().dispatch_receive(0, stream_); });
   }

@@ -97,6 +97,21 @@ def test_unreadable_arguments_of_low_latency_combine_end_on_all_ranks(rng, wrong
         assert same_bits(buffer.low_latency_combine(**right)[0], expected)
 
 
+def test_ranks_that_combine_with_and_without_a_hook(rng):
+    step = full_step(rng)
+
+    @on_ranks(2)
+    def _(me, buffer):
+        recv, _, handle, *_ = low_latency(buffer, step, me, use_fp8=False)
+        right = {"x": recv, "topk_idx": step.ids[me], "topk_weights": step.weights[me], "handle": handle}
+        expected = buffer.low_latency_combine(**right)[0]
+        for other in range(2):
+            with pytest.raises(ferry.UsageError, match=r"return_recv_hook is (True|False) on rank [01] and (True|False) on rank [01]: pass the same"):
+                *_, receive = buffer.low_latency_combine(**right, return_recv_hook=me == other)
+                receive()
+        assert same_bits(buffer.low_latency_combine(**right)[0], expected)
+
+
 def test_an_expert_that_a_token_lists_twice(rng):
     """In low-latency mode an expert has R*M rows, and the message speaks of the interface's arguments."""
     step = full_step(rng)
