@@ -47,6 +47,7 @@ class Rank {
   /// Collective. Gathers `bytes` bytes from every rank into `all`, which has R * bytes bytes, in rank order.
   /// Blocks until every rank has called.
   /// @throws TimeoutError, PeerLostError  a rank did not call before the group's deadline, or is gone
+  /// @throws UsageError  on every rank: ranks pass different numbers of bytes, where a barrier passes 0
   void all_gather(const void* mine, void* all, std::size_t bytes) const;
   /// Collective. Blocks until every rank has called. Throws as all_gather().
   void barrier() const;

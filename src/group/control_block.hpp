@@ -57,6 +57,7 @@ struct GatherSlot {
   static constexpr std::size_t kPartBytes = 4096;
 
   alignas(64) std::atomic<std::uint64_t> step;
+  std::uint64_t bytes[2];  // of the whole collectives; 0: a barrier
   alignas(64) std::byte parts[2][kPartBytes];
 };
 

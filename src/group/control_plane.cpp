@@ -10,6 +10,15 @@
 #include "ferry/error.hpp"
 
 namespace ferry {
+namespace {
+
+std::string size_fault(int rank, std::uint64_t mine, int peer, std::uint64_t theirs) {
+  const auto of = [](std::uint64_t bytes) { return str(bytes, bytes == 0 ? " (a barrier)" : ""); };
+  return str("all_gather: every rank must pass the same number of bytes; rank ", rank, " passes ", of(mine),
+             ", rank ", peer, " passes ", of(theirs));
+}
+
+}  // namespace
 
 void SharedMemoryPlane::all_gather(const void* mine, void* all, std::size_t bytes) {
   if (control_.failed()) control_.throw_failure({Operation::barrier, step_ + 1, rank_, -1, step_ + 1, step_});
@@ -30,6 +39,7 @@ void SharedMemoryPlane::gather_part(const std::byte* mine, std::byte* all, std::
   const std::uint64_t step = ++step_;
   const std::size_t parity = step & 1;
   GatherSlot& own_slot = control_.gather_slot(rank_);
+  own_slot.bytes[parity] = stride;
   if (bytes > 0) std::memcpy(own_slot.parts[parity], mine, bytes);
   // Release: orders the part before the step. Sequentially consistent because WakeEvent requires it.
   own_slot.step.store(step, std::memory_order_seq_cst);
@@ -37,11 +47,15 @@ void SharedMemoryPlane::gather_part(const std::byte* mine, std::byte* all, std::
     if (peer != rank_) control_.wake_event(peer).ring();
   }
   const WaitLimit limit{.seconds = deadline_};
+  std::string fault;  // then every rank finds one, in this step
   for (int peer = 0; peer < control_.ranks(); ++peer) {
     const GatherSlot& slot = control_.gather_slot(peer);
     waiter_.wait({&slot.step}, {Operation::barrier, step, rank_, peer, step, 0}, limit);
+    if (slot.bytes[parity] != stride && fault.empty())
+      fault = size_fault(rank_, stride, peer, slot.bytes[parity]);
     if (bytes > 0) std::memcpy(all + peer * stride, slot.parts[parity], bytes);
   }
+  if (!fault.empty()) throw UsageError(fault);
 }
 
 namespace {
@@ -168,8 +182,7 @@ void BootstrapPlane::check_headers(const std::vector<std::byte>& gathered, std::
       fault = str("Bootstrap::all_gather returned what rank ", peer, " passed in collective ", header.step,
                   " of the group, in collective ", mine.step);
     } else if (header.bytes != mine.bytes) {
-      fault = str("all_gather: every rank must pass the same number of bytes; rank ", rank_, " passes ",
-                  mine.bytes, ", rank ", peer, " passes ", header.bytes);
+      fault = size_fault(rank_, mine.bytes, static_cast<int>(peer), header.bytes);
     }
   }
   if (fault.empty()) return;

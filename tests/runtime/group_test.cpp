@@ -37,6 +37,19 @@ TEST_P(Groups, GatherInOrderUnderRandomDelays) {
   });
 }
 
+TEST_P(Groups, RefuseAGatherInWhichRanksPassDifferentNumbersOfBytes) {
+  for (const std::size_t bytes : {0, 1, 4096, 50000}) {
+    run_ranks(GetParam(), 3, kNoFaultDeadline, [bytes](const Rank& rank) {
+      check_gather(rank, seed(), 8);  // what was gathered before is not taken for a part of the next
+      const std::vector<std::byte> mine(bytes + 8, std::byte{1});
+      std::vector<std::byte> all(mine.size() * 3);
+      const auto error = expect_thrown<UsageError>(
+          [&] { rank.all_gather(mine.data(), all.data(), rank.index() == 1 ? bytes : bytes + 8); });
+      require_text(error, "every rank must pass the same number of bytes");
+    });
+  }
+}
+
 TEST_P(Groups, BarrierReturnsAfterEveryRankHasCalledIt) {
   using Times = std::chrono::steady_clock::duration;
   run_ranks(GetParam(), 5, kNoFaultDeadline, [](const Rank& rank) {

@@ -124,7 +124,7 @@ ferry_status ferry_rank_topology(const ferry_rank* rank, int32_t* node_of);
 
 /// Collective. Gathers `bytes` bytes from every rank into `all`, which has R * bytes bytes, in rank order.
 /// Blocks until every rank has called. FERRY_TIMEOUT, FERRY_PEER_LOST: a rank did not call in time, or is
-/// gone.
+/// gone. FERRY_USAGE on every rank: ranks pass different numbers of bytes, where a barrier passes 0.
 ferry_status ferry_rank_all_gather(const ferry_rank* rank, const void* mine, void* all, size_t bytes);
 /// Collective. Blocks until every rank has called; statuses as ferry_rank_all_gather().
 ferry_status ferry_rank_barrier(const ferry_rank* rank);
