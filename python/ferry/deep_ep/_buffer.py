@@ -12,6 +12,13 @@ from ferry.deep_ep._events import EventHandle, EventOverlap
 from ferry.deep_ep._exchanges import Exchanges, device_engine_of, group_of
 
 
+def _integer(name: str, value) -> int:
+    try:
+        return int(value)
+    except (TypeError, ValueError):
+        raise ferry.UsageError(f"Buffer: {name}: expected an integer, got {value!r}") from None
+
+
 class Buffer(SharedByCopies):
     """Expert-parallel communication of one rank. T tokens, K slots a token, E experts, R ranks, L = E/R, H columns."""
 
@@ -45,10 +52,8 @@ class Buffer(SharedByCopies):
             if not allow_nvlink_for_low_latency_mode:
                 raise ferry.UnsupportedError(
                     "Buffer: low-latency mode without NVLink is not supported, because Ferry does not use RDMA")
-            try:
-                num_rdma_bytes = int(num_rdma_bytes)
-            except (TypeError, ValueError):
-                raise ferry.UsageError(f"Buffer: num_rdma_bytes: expected an integer, got {num_rdma_bytes!r}") from None
+            num_rdma_bytes = _integer("num_rdma_bytes", num_rdma_bytes)
+            self.nvshmem_qp_depth = _integer("NVSHMEM_QP_DEPTH", os.environ.get("NVSHMEM_QP_DEPTH", "1024"))
         except BaseException as wrong:
             error = wrong
         self.exchanges = Exchanges(made, num_rdma_bytes, device_engine_of(None if comm is not None else group), error)
@@ -60,7 +65,6 @@ class Buffer(SharedByCopies):
         self.low_latency_mode = low_latency_mode
         self.explicitly_destroy = explicitly_destroy
         self.enable_shrink = enable_shrink
-        self.nvshmem_qp_depth = int(os.environ.get("NVSHMEM_QP_DEPTH", "1024"))
         self.runtime = self.exchanges.group
         self._streams = _CallStreams()
         self._normal = _NormalCalls(self._streams, self.exchanges, self.exchanges.topology)

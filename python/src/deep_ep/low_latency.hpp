@@ -138,12 +138,14 @@ class ReceiveHook {
   bool pending_ = true;
 };
 
-// Runs a dispatch, or its receive phase. Its findings that name settings of Ferry are told in the words of
-// the interface.
+// Runs a dispatch, or a phase of it. Its findings that name settings of Ferry are told in the words of the
+// interface.
 template <class Dispatch>
 void dispatch_in_own_words(Dispatch dispatch) {
+  static constexpr Phrase kWords[] = {
+      {": format is ", ": the format that use_fp8, round_scale, use_ue8m0 and use_nvfp4 choose is "}};
   try {
-    dispatch();
+    in_words(kWords, dispatch);
   } catch (const OverflowError& error) {
     const Overflow& found = error.overflow;
     throw OverflowError(

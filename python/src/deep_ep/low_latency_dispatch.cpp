@@ -174,12 +174,13 @@ nb::tuple LowLatencyCalls::dispatch(const nb::object& x, const nb::object& topk_
   timer.emplace(HostPart::exchange);
   pools_->run(*pool, used, [&] {
     const GilRelease unlocked;
-    if (hooked) {
-      call.exchange().dispatch_send(in.tokens, in.ids, nullptr, in.options, stream);
-    } else {
-      dispatch_in_own_words(
-          [&] { call.exchange().dispatch(in.tokens, in.ids, nullptr, in.options, stream); });
-    }
+    dispatch_in_own_words([&] {
+      if (hooked) {
+        call.exchange().dispatch_send(in.tokens, in.ids, nullptr, in.options, stream);
+      } else {
+        call.exchange().dispatch(in.tokens, in.ids, nullptr, in.options, stream);
+      }
+    });
   });
   timer.emplace(HostPart::results);
   PyPlan plan{.plan = Plan::over(received->memory.plan, static_cast<std::size_t>(pool->plan.lengths[0])),

@@ -100,8 +100,10 @@ class NormalCalls {
   template <class Call>
   void run(const char* method, Call call) {
     try {
+      static constexpr Phrase kWords[] = {{": format is ", ": x is "},
+                                          {"raw on rank", "a tuple of values and scales on rank"}};
       const GilRelease unlocked;
-      call();
+      in_words(kWords, call);
     } catch (const UsageError& refusal) {
       if (must_agree(refusal)) python_.attr(method)();
       throw;

@@ -1,9 +1,11 @@
 """Ranks that disagree about a call of deep_ep: each gets an error at once, and the next call works."""
 
+import ml_dtypes
 import numpy as np
 import pytest
 
 import ferry
+import ferry.deep_ep
 from deep_ep_steps import HIDDEN, full_step, layout_and_dispatch, low_latency, on_ranks, step_of
 from oracle import bf16, messages_to, routes_to, same_bits
 
@@ -292,3 +294,43 @@ def test_ranks_in_different_calls_of_normal_mode(rng, call):
         with pytest.raises(ferry.UsageError, match="dispatch_counts"):
             calls[call]() if me else layout_and_dispatch(buffer, step, me)
         assert same_bits(layout_and_dispatch(buffer, step, me)[0], recv_x)
+
+
+@pytest.mark.parametrize("hook", [False, True])
+@pytest.mark.parametrize("other", [{"use_fp8": True}, {"use_fp8": True, "round_scale": True}, {"use_fp8": True, "round_scale": True, "use_ue8m0": True}], ids=str)
+def test_low_latency_formats_that_differ(rng, other, hook):
+    step = full_step(rng)
+
+    @on_ranks(2)
+    def _(me, buffer):
+        with pytest.raises(ferry.UsageError, match="the format that use_fp8, round_scale, use_ue8m0 and use_nvfp4 choose is .*: pass the same on every rank"):
+            *_, receive = low_latency(buffer, step, me, return_recv_hook=hook, **({"use_fp8": False} | (other if me else {})))
+            receive()
+        recv, _, handle, *_ = low_latency(buffer, step, me, use_fp8=False)
+        assert buffer.low_latency_combine(recv, step.ids[me], step.weights[me], handle)[0].shape == step.tokens[me].shape
+
+
+def test_tokens_in_fp8_on_one_rank(rng):
+    step = full_step(rng)
+
+    @on_ranks(2)
+    def _(me, buffer):
+        rows, *_ = layout_and_dispatch(buffer, step, me)
+        with pytest.raises(ferry.UsageError, match="x is (bf16|a tuple of values and scales) on rank .*: pass the same on every rank"):
+            scaled = (np.zeros((len(step.tokens[me]), HIDDEN), ml_dtypes.float8_e4m3fn), np.zeros((len(step.tokens[me]), HIDDEN // 128), np.float32))
+            layout_and_dispatch(buffer, step, me, **({"x": scaled} if me else {}))
+        assert same_bits(layout_and_dispatch(buffer, step, me)[0], rows)
+
+
+def test_an_environment_that_is_wrong_on_one_rank(monkeypatch):
+    """Each rank has an environment of its own: ranks are processes."""
+    def body(rank):
+        if rank.index:
+            monkeypatch.setenv("NVSHMEM_QP_DEPTH", "many")
+        with pytest.raises(ferry.UsageError, match="NVSHMEM_QP_DEPTH: expected an integer, got 'many'") as caught:
+            ferry.deep_ep.Buffer(rank)
+        assert rank.index or "rank 1" in str(caught.value)
+        monkeypatch.delenv("NVSHMEM_QP_DEPTH", raising=False)
+        return ferry.deep_ep.Buffer(rank).nvshmem_qp_depth
+
+    assert ferry.Group.processes(2).run(body) == [1024, 1024]
