@@ -215,7 +215,8 @@ struct StepMetadata {
 /// the lane, whose next dispatch_counts() overwrites them. They are in host memory with every backend.
 struct DispatchCounts {
   std::int64_t total = 0;                ///< row_offsets[G] of the dispatch
-  std::span<const std::int32_t> routes;  ///< [L] routes of all ranks to each local expert, drops included
+  std::span<const std::int32_t> routes;  ///< [L] routes of all ranks to each local expert, drops included;
+                                         ///< [local_slots] where Config has them, 0 from L on
   std::span<const std::int32_t> tokens;  ///< [R] N of every rank
 };
 

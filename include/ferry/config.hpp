@@ -33,6 +33,11 @@ struct Config {
   /// pair.
   int window = 0;
   Placement placement{};  ///< of E experts on R ranks; empty: Placement::blocks(experts, ranks)
+  /// Places for experts on every rank, which fix groups, capacities and sizes whatever the placement: at
+  /// least the most experts of a rank. Groups without an expert come last, have no rows, and their
+  /// `group_expert` is -1. 0: each rank has as many as the placement gives it experts. Not with experts in
+  /// slices.
+  int local_slots = 0;
 
   /// S, 0 to kMaxSharedExperts: experts that every rank holds and every token goes to. Their rows never
   /// travel and come first: groups 0 to S - 1 hold this rank's tokens in order. Combine adds their outputs

@@ -95,6 +95,6 @@ class DeviceLane:
 
 
 def config_groups(exchange: ferry.Exchange) -> int:
-    """Groups of this rank: the shared experts and its own."""
+    """Groups of this rank: the shared experts and its own, or its local_slots."""
     config = exchange.config
-    return config.shared_experts + len(config.placement.experts_of(exchange.rank))
+    return config.shared_experts + (config.local_slots or len(config.placement.experts_of(exchange.rank)))

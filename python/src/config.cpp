@@ -137,7 +137,7 @@ const char* const kOptionalSettings =
     "hops: typing.Literal['automatic', 'one', 'two'] = 'automatic', window: int = 0, "
     "shared_experts: int = 0, input: typing.Literal['own', 'replicated'] = 'own', shared_split: int = 0, "
     "transfer: typing.Literal['routed', 'gather'] = 'routed', "
-    "placement: Placement = ..., "
+    "placement: Placement = ..., local_slots: int = 0, "
     "layout: typing.Literal['expert_major', 'expert_padded', 'rank_major'] = 'expert_major', "
     "alignment: int = 1, capacity: int = 0, repeats: bool = False, zero_padding: bool = False, "
     "format: str = 'bf16', combine_type: typing.Literal['bf16', 'fp16', 'fp32'] = 'bf16', "
@@ -204,6 +204,9 @@ transfer             'routed', or 'gather': dispatch sends every token to every 
                      few tokens with many experts. The same rows and results; 'partial' at level 'rank' only, expert layouts,
                      not 'nvshmem'; default 'routed'
 placement            a Placement; default: Placement.blocks(experts, ranks)
+local_slots          places for experts on every rank, at least the most that a rank has: they fix groups, capacities and sizes
+                     whatever the placement. Groups without an expert come last and are empty, their group_expert is -1;
+                     default 0, as many as the rank has experts
 layout               'expert_major', 'expert_padded' or 'rank_major'; default 'expert_major'
 alignment            each expert's first row is a multiple of it; default 1
 capacity             rows a rank can receive (expert_padded: each expert), padding included, a multiple of alignment;
@@ -243,6 +246,8 @@ checked by Exchange, size_of and capacity_of.)")
               "Ranks that share the rows of shared experts among them; 0: every rank takes all tokens.")
       .def_prop_ro("transfer", &name_in<&Config::transfer>, "'routed' or 'gather'.")
       .def_ro("placement", &Config::placement, "Which rank holds which expert.")
+      .def_ro("local_slots", &Config::local_slots,
+              "Places for experts on every rank; 0: as many as it has experts.")
       .def_ro("alignment", &Config::alignment, "Each expert's first row is a multiple of it.")
       .def_ro("capacity", &Config::capacity,
               "Rows as configured; 0: the default, which capacity_of() returns.")

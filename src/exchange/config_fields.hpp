@@ -16,6 +16,7 @@ void visit_common_fields(const Visit& visit, Configs&... configs) {
   visit("backend", configs.backend...);
   visit("engine", configs.engine...);
   visit("memory", configs.memory...);
+  visit("local_slots", configs.local_slots...);
   visit("shared_experts", configs.shared_experts...);
   visit("input", configs.input...);
   visit("shared_split", configs.shared_split...);

@@ -102,6 +102,13 @@ void check_shared_split(const Config& config) {
                          ", must be 0 without shared_experts: there are no rows to divide"));
 }
 
+void check_local_slots(const Config& config) {
+  const int most = config.placement.most_local_experts();
+  if (config.local_slots == 0 || config.local_slots >= most) return;
+  throw UsageError(str("configuration: local_slots = ", config.local_slots, ", must be ", most,
+                       " or more, the most experts that the placement gives a rank, or 0"));
+}
+
 void check_reduction(const Config& config) {
   if (config.layout != Layout::rank_major || config.reduction == Reduction::partial) return;
   throw UsageError(
@@ -185,6 +192,7 @@ void check_alone(const Config& config) {
   check_range("max_tokens", config.max_tokens, 1, 1 << 24);
   check_range("alignment", config.alignment, 1, 1 << 20);
   check_range("capacity", config.capacity, 0, std::numeric_limits<std::int32_t>::max());
+  check_range("local_slots", config.local_slots, 0, kMostExperts);
   check_range("lanes", config.lanes, 1, kMaxLanes);
   if (!(config.deadline > 0) || !std::isfinite(config.deadline)) {
     throw UsageError(str("configuration: deadline = ", config.deadline, " s, must be positive and finite"));
@@ -237,6 +245,7 @@ Config complete_config(const Config& given, int ranks) {
     config.repeats = true;  // the rows of a rank never overflow
   }
   check_shared_split(config);
+  check_local_slots(config);
   check_capacity(config);
   check_memory(config);
   return config;

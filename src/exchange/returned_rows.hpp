@@ -31,13 +31,14 @@ struct ReturnedRows {
   const Lane& lane;
   const PlanReturnCall& call;
   std::int64_t tokens;                // N
+  std::int32_t experts;               // L: the groups after theirs are empty
   const std::int32_t* group_first;    // [groups + 1] first row of each group, then the rows
   const std::int32_t* segment_first;  // [groups, R] first row of each group from each source
   const std::int32_t* route_expert;   // [N, K] by the ids of this rank, -1 masked
 
   FERRY_HD SourceFault fault_of_count(int i) const {
     const std::int32_t count = call.counts[i];
-    if (count < 0 || count > std::int64_t{lane.max_tokens} * lane.top_k) return SourceFault::counts;
+    if (count < 0 || count > most_rows(i)) return SourceFault::counts;
     const bool wrong =
         i / lane.ranks < lane.shared_experts && count != (i % lane.ranks == lane.rank ? tokens : 0);
     return wrong ? SourceFault::shared_counts : SourceFault::none;
@@ -99,9 +100,7 @@ struct ReturnedRows {
         n.b = entry % lane.ranks;
         n.c = call.counts[entry];
         n.limit = tokens;
-        n.d = fault == SourceFault::counts ? std::int64_t{lane.max_tokens} * lane.top_k
-              : n.b == lane.rank           ? tokens
-                                           : 0;
+        n.d = fault == SourceFault::counts ? most_rows(entry) : n.b == lane.rank ? tokens : 0;
         break;
       case SourceFault::capacity:
         n.a = group_first[lane.groups];
@@ -123,6 +122,11 @@ struct ReturnedRows {
   }
 
  private:
+  FERRY_HD std::int64_t most_rows(int count) const {
+    const bool filled = count / lane.ranks < lane.shared_experts + experts;
+    return filled ? std::int64_t{lane.max_tokens} * lane.top_k : 0;
+  }
+
   FERRY_HD_CALLS_ARGUMENT
   template <class ExpertOf>
   FERRY_HD void describe_row(SourceFault fault, const ReturnedRow& row, ExpertOf expert_of,

@@ -88,6 +88,7 @@ void check_sliced(const Config& config) {
   if (config.layout != Layout::expert_major)
     refuse("the layouts expert_padded and rank_major", "use expert_major");
   if (config.shared_experts > 0) refuse("shared experts", "pass shared_experts = 0");
+  if (config.local_slots > 0) refuse("local_slots", "pass local_slots = 0");
   if (config.input != Input::own) refuse("replicated input", "pass input own");
   if (config.transfer != Transfer::routed) refuse("gathered input", "pass transfer = routed");
   if (encoding_of(config.format).scale_columns || encoding_of(config.format).scale_tiles)

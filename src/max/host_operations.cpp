@@ -66,7 +66,13 @@ class ReturnPlanner {
 
  private:
   ReturnedRows<HostLane> rows() const {
-    return {lane_, call_, tokens_, group_first_.data(), segment_first_.data(), plan_.route_expert};
+    return {lane_,
+            call_,
+            tokens_,
+            static_cast<std::int32_t>(experts_.size()),
+            group_first_.data(),
+            segment_first_.data(),
+            plan_.route_expert};
   }
   std::int64_t total() const { return group_first_.back(); }
   std::int32_t expert_of(int group) const {
@@ -172,6 +178,7 @@ void ReturnPlanner::read_rows() {
   std::fill_n(call_.row_tags, total(), 0.0f);
   for (int segment = 0; segment < lane_.groups * lane_.ranks; ++segment) {
     const int group = segment / lane_.ranks, source = segment % lane_.ranks;
+    if (call_.counts[segment] == 0) continue;
     const std::int32_t expert = group < lane_.shared_experts ? -1 : expert_of(group);
     for (std::int32_t i = 0; i < call_.counts[segment]; ++i) {
       const std::int32_t row = segment_first_[static_cast<std::size_t>(segment)] + i;
@@ -242,10 +249,10 @@ void HostOperations::describe_rows(const DescribeRowsCall& call, Stream) {
   for (int group = 0; group < received.groups; ++group) {
     const std::int32_t count = received.counts[group], expert = received.group_expert[group];
     for (int source = 0; source < ranks; ++source) {
-      const bool shared = expert >= config_.experts;
+      const bool routed = expert >= 0 && expert < config_.experts;  // else shared, or an empty slot
       const std::int32_t own = source == me_ ? count : 0;
       call.counts[group * ranks + source] =
-          shared ? own : routes[static_cast<std::size_t>(source * config_.experts + expert)];
+          routed ? routes[static_cast<std::size_t>(source * config_.experts + expert)] : own;
     }
     most = std::max(most, static_cast<std::uint32_t>(count));
     if (count == 0) continue;

@@ -112,12 +112,12 @@ void RowOffsetTable::compute_expert_rows(const Config& config, const PlanView& p
   for (int rank = 0; rank < ranks_; ++rank) {
     const auto r = static_cast<std::size_t>(rank);
     const std::vector<int>& experts = config.placement.experts_of(rank);
-    for (std::size_t g = 0; g < shared + experts.size(); ++g) {
+    for (std::size_t g = 0; g < count_[r].size(); ++g) {
       const std::int64_t begin = padded ? 0 : offset_[r][g];
       std::int64_t row = begin;
       if (g < shared) {
         row += shared_rows(config, rank, plan.rank_tokens[rank]).count;
-      } else {
+      } else if (g < shared + experts.size()) {
         const int expert = experts[g - shared];
         for (int source = 0; source < ranks_; ++source) {
           first_[static_cast<std::size_t>(expert) * static_cast<std::size_t>(ranks_) +

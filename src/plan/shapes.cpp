@@ -17,7 +17,7 @@ std::int64_t most_tokens(const Config& config) {
 // The most routes that any routing sends to `rank`. Without repeats, a token has at most one route to each
 // expert.
 std::int64_t most_routes(const Config& config, int rank) {
-  const int local = config.placement.local_experts(rank);
+  const int local = local_slots_of(config, rank);
   const int per_token = config.repeats ? (local > 0 ? config.top_k : 0) : std::min(config.top_k, local);
   return most_tokens(config) * per_token;
 }
@@ -81,7 +81,7 @@ std::int64_t group_capacity(const Config& config, int rank) {
 }
 
 std::int64_t row_capacity(const Config& config, int rank) {
-  const int local = config.placement.local_experts(rank);
+  const int local = local_slots_of(config, rank);
   switch (config.layout) {
     case Layout::expert_padded:
       return (config.shared_experts + local) * group_capacity(config, rank);
@@ -111,9 +111,24 @@ std::int64_t receive_buffer_bytes(const Config& config, int rank) {
          added * largest_scale_tiles(config.hidden).row_bytes;
 }
 
+int local_slots_of(const Config& config, int rank) {
+  return config.local_slots > 0 ? config.local_slots : config.placement.local_experts(rank);
+}
+
 int groups_of(const Config& config, int rank) {
   return config.layout == Layout::rank_major ? config.placement.ranks()
-                                             : config.shared_experts + config.placement.local_experts(rank);
+                                             : config.shared_experts + local_slots_of(config, rank);
+}
+
+std::vector<std::int32_t> group_experts(const Config& config, int rank) {
+  std::vector<std::int32_t> experts;
+  if (config.layout != Layout::rank_major) {
+    for (int shared = 0; shared < config.shared_experts; ++shared) experts.push_back(config.experts + shared);
+    const std::vector<int>& local = config.placement.experts_of(rank);
+    experts.insert(experts.end(), local.begin(), local.end());
+  }
+  experts.resize(static_cast<std::size_t>(groups_of(config, rank)), -1);
+  return experts;
 }
 
 std::uint64_t row_order_hash(const Config& config) {
@@ -125,8 +140,9 @@ std::uint64_t row_order_hash(const Config& config) {
        {std::int64_t{config.experts}, std::int64_t{config.top_k}, std::int64_t{config.max_tokens},
         std::int64_t{config.placement.ranks()}, static_cast<std::int64_t>(config.layout),
         std::int64_t{config.alignment}, config.capacity, std::int64_t{config.repeats},
-        std::int64_t{config.shared_experts}, static_cast<std::int64_t>(config.input),
-        std::int64_t{config.shared_split}, static_cast<std::int64_t>(config.transfer)}) {
+        std::int64_t{config.local_slots}, std::int64_t{config.shared_experts},
+        static_cast<std::int64_t>(config.input), std::int64_t{config.shared_split},
+        static_cast<std::int64_t>(config.transfer)}) {
     mix(static_cast<std::uint64_t>(value));
   }
   for (const ExpertLocation& location : config.placement.locations()) {

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "ferry/config.hpp"
 #include "format/parts.hpp"
@@ -30,14 +31,18 @@ RowRoom row_room(const Config& config, int rank);
 // received row takes at most the bytes that it takes in a message, and scales in columns those that align
 // them. Without what aligns parts, and without what tiles leave unused.
 std::int64_t receive_buffer_bytes(const Config& config, int rank);
-// G: the shared experts and the local experts of `rank`; rank_major: the ranks.
+// Places for routed experts on `rank`: its local experts, or Config::local_slots.
+int local_slots_of(const Config& config, int rank);
+// G: the shared experts and the local slots of `rank`; rank_major: the ranks.
 int groups_of(const Config& config, int rank);
+// [G] the expert of each group, those of shared experts from E on; -1: a source rank, or an empty slot.
+std::vector<std::int32_t> group_experts(const Config& config, int rank);
 
 // The positions of shared rows on `rank` in a dispatch of `tokens` tokens.
 SharedRows shared_rows(const Config& config, int rank, std::int64_t tokens);
 
 // Rows of a rank: row_offsets[G] of a dispatch of `tokens` tokens in which the ranks send it `messages`
-// messages, and `routes` [L] routes to its experts.
+// messages, and `routes` [local slots] routes to its experts.
 std::int64_t total_rows(const Config& config, int rank, std::int64_t tokens, std::int64_t messages,
                         std::span<const std::int32_t> routes);
 

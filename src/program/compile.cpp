@@ -367,12 +367,7 @@ class ProgramCompiler {
 
   static std::int64_t most_outputs(const Exchange& exchange) {
     const bool padded = exchange.config().layout == Layout::expert_padded;
-    return exchange.capacity() * (padded ? groups_of(exchange) : 1);
-  }
-
-  static std::int64_t groups_of(const Exchange& exchange) {
-    const auto experts = exchange.config().placement.experts_of(exchange.rank().index());
-    return static_cast<std::int64_t>(experts.size()) + exchange.config().shared_experts;
+    return exchange.capacity() * (padded ? groups_of(exchange.config(), exchange.rank().index()) : 1);
   }
 
   // A part whose position is known when it is made lies in the memory of the join from the beginning.

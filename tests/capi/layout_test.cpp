@@ -155,7 +155,8 @@ static_assert(offsetof(ferry_config, shared_experts) == offsetof(ferry_config, m
 static_assert(offsetof(ferry_config, input) == offsetof(ferry_config, shared_experts) + 8);
 static_assert(offsetof(ferry_config, transfer) == offsetof(ferry_config, shared_split) + 4);
 static_assert(offsetof(ferry_config, expert_slices) == offsetof(ferry_config, transfer) + 8);
-static_assert(sizeof(ferry_config) == offsetof(ferry_config, expert_slices) + 8);
+static_assert(offsetof(ferry_config, local_slots) == offsetof(ferry_config, expert_slices) + 8);
+static_assert(sizeof(ferry_config) == offsetof(ferry_config, local_slots) + 8);
 static_assert(sizeof(ferry_load_statistics) == offsetof(ferry_load_statistics, idle) + 8);
 static_assert(sizeof(ferry_sizes) == offsetof(ferry_sizes, messages) + 8);
 static_assert(sizeof(ferry_dispatch_layout_args) == offsetof(ferry_dispatch_layout_args, node_of_rank) + 8);

@@ -223,6 +223,48 @@ TEST_P(Contract, ExtremeSkew) {
   run_added();
 }
 
+// Other placements with the same local_slots: the same groups and capacities, and empty slots at the end.
+TEST_P(Contract, LocalSlotsFixGroupsAndCapacities) {
+  constexpr int kRanks = 3, kExperts = 8, kSlots = 7;
+  // The second leaves rank 1 without experts.
+  const Placement placements[] = {
+      {},
+      Placement::table({{0, 0}, {2, 0}, {0, 1}, {2, 1}, {2, 2}, {0, 2}, {0, 3}, {0, 4}}, kRanks, 1),
+      Placement::table({{1, 6}, {1, 0}, {1, 1}, {1, 2}, {1, 3}, {1, 4}, {1, 5}, {0, 0}}, kRanks, 2)};
+  std::uint64_t number = 0;
+  for (const Layout layout : kLayouts) {
+    for (const int shared : {0, 2}) {
+      if (layout == Layout::rank_major && shared > 0) continue;
+      std::vector<std::int64_t> sizes;
+      for (const Placement& placement : placements) {
+        TestCase c = with_layout(small_case(++number), layout);
+        c.ranks = kRanks;
+        c.config.experts = kExperts;
+        c.config.top_k = 3;
+        c.config.local_slots = kSlots;
+        c.config.shared_experts = shared;
+        c.config.zero_padding = number % 2 == 0;
+        c.config.placement = placement;
+        if (layout != Layout::rank_major) c.config.alignment = 4;
+        for (int rank = 0; rank < kRanks; ++rank) {
+          sizes.push_back(size_of(c.config, kRanks, rank).total());
+          EXPECT_EQ(sizes.back(), sizes.front()) << describe(c);
+        }
+        add(c);
+      }
+    }
+  }
+  run_added();
+  Config config = small_case(1).config;
+  config.placement = placements[2];
+  config.experts = kExperts;
+  config.local_slots = kSlots - 1;
+  run(kRanks, "too few slots", [&](Rank rank) {
+    const std::string text = usage_error([&] { SyncExchange(rank, config); });
+    require(text.find("local_slots = 6, must be 7 or more") != std::string::npos, text);
+  });
+}
+
 TEST_P(Contract, RandomPlacements) {
   for (const int ranks : kGroupSizes) {
     for (int draw = 0; draw < 8; ++draw) {

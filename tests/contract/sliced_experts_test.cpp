@@ -287,6 +287,7 @@ TEST_P(Contract, SlicedExpertsRefuseWhatTheyDoNotHave) {
     };
     refused("expert_padded", [](Config& wrong) { wrong.layout = Layout::expert_padded; });
     refused("shared experts", [](Config& wrong) { wrong.shared_experts = 1; });
+    refused("local_slots", [](Config& wrong) { wrong.local_slots = 8; });
     refused("gathered input", [](Config& wrong) {
       wrong.transfer = Transfer::gather;
       wrong.hops = Hops::one;

@@ -116,7 +116,8 @@ void bound_memory(TestCase& c) {
   const std::int64_t row_bytes = 4 * c.config.hidden + 64;
   for (int rank = 0; rank < c.ranks; ++rank) {
     const bool padded = c.config.layout == Layout::expert_padded;
-    const std::int64_t groups = padded ? c.config.shared_experts + c.config.placement.local_experts(rank) : 1;
+    const std::int64_t groups =
+        padded ? c.config.shared_experts + oracle::expert_groups(c.config, c.config.placement, rank) : 1;
     const std::int64_t rows = oracle::capacity_of(c.config, c.config.placement, rank) * groups;
     if (rows * row_bytes <= kMaxBytes) continue;
     const std::int64_t fit =
@@ -227,6 +228,8 @@ TestCase draw_case(std::uint64_t seed, CaseSize size) {
     c.global_scale = 1;
     c.caller_memory = c.caller_memory || config.format.mx.tiles || config.format.nvfp4_options.tiles;
   }
+  if (random.chance(0.3))
+    config.local_slots = std::max(config.placement.most_local_experts(), 1) + random.below(4);
   bound_memory(c);
   return c;
 }
@@ -266,6 +269,7 @@ std::string describe(const TestCase& c) {
   flag(g.input == Input::replicated, "replicated");
   flag(g.transfer == Transfer::gather, "gather");
   if (g.shared_split > 0) text += str(" split=", g.shared_split);
+  if (g.local_slots > 0) text += str(" slots=", g.local_slots);
   flag(c.own_format, "own_format");
   flag(c.input_scales, "input_scales");
   flag(c.any_bits, "any_bits");

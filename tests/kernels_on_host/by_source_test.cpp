@@ -212,8 +212,9 @@ void reverse_rows(SourceRank& rank, std::vector<float>& rows, int ranks) {
 TEST(BySourceKernels, GiveTheArraysAndResultsOfHostMemory) {
   for (const int ranks : {1, 2, 4}) {
     for (const int variant : {0, 1, 2}) {
-      const Config config = source_config(variant == 1 ? Reduction::unreduced : Reduction::exact,
-                                          variant == 2 ? 2 : 0, variant == 0 ? 1 : 4);
+      Config config = source_config(variant == 1 ? Reduction::unreduced : Reduction::exact,
+                                    variant == 2 ? 2 : 0, variant == 0 ? 1 : 4);
+      config.local_slots = 4 * variant + variant % 2 * 5;  // 0, 9, 8
       Group::threads(ranks).run([&](const Rank& rank) {
         max::Exchange host(rank, config);
         SourceRank device(rank, config);
@@ -261,6 +262,7 @@ TEST(BySourceKernels, WrongArraysAreRefused) {
   Config config = source_config(Reduction::exact, 1, 1);
   config.experts = 2;
   config.top_k = 2;
+  config.local_slots = 3;
   Group::threads(1).run([&](const Rank& rank) {
     SourceRank device(rank, config);
     const std::vector<float> rows(3 * 16, 1);
@@ -292,6 +294,7 @@ TEST(BySourceKernels, WrongArraysAreRefused) {
       EXPECT_EQ(got.substr(0, got.find(';')), text);
     };
     EXPECT_FALSE(combine());
+    refused("counts[3, 0] = 1, must be 0: no expert of rank 0 is in the group", device.counts[3], 1);
     refused("src_info[3] = {3, 0}, of rank 0, must be below {3, 2} and not negative", device.info[6], 3);
     refused("src_info[3] = {0, -1}, of rank 0, must be below {3, 2} and not negative", device.info[7], -1);
     refused("src_info[3] = {0, 1} is a row of expert 0, topk_ids[0, 1] of rank 0 is another expert",

@@ -184,6 +184,30 @@ TEST_P(KernelCalls, WithSharedExperts) {
   exact.run_step(2, {});
 }
 
+// Rank 1 has no expert, the others fewer than their slots.
+TEST_P(KernelCalls, WithEmptySlots) {
+  for (const Layout layout : {Layout::expert_major, Layout::expert_padded, Layout::rank_major}) {
+    for (const int shared : {0, 1}) {
+      const bool rank_major = layout == Layout::rank_major;
+      if (rank_major && (shared > 0 || GetParam() == Transfer::gather)) continue;
+      SCOPED_TRACE(std::string(to_string(layout)) + ", shared experts: " + std::to_string(shared));
+      contract::TestCase c = case_of(7, 3, GetParam());
+      c.config.layout = layout;
+      c.config.alignment = rank_major ? 1 : 4;
+      if (rank_major) c.weights_from = contract::WeightsFrom::none;
+      c.config.experts = 5;
+      c.config.placement = Placement::table({{0, 1}, {2, 0}, {0, 0}, {2, 1}, {0, 2}}, 3);
+      c.config.local_slots = 6;
+      c.config.shared_experts = shared;
+      c.config.zero_padding = shared == 0;
+      CallRanks ranks(c);
+      ranks.run_step(0, {.few_tokens = true});
+      ranks.run_step(1, {});
+      ranks.run_step(2, {.split_phases = true, .generic = true});
+    }
+  }
+}
+
 TEST_P(KernelCalls, WithDroppedRows) {
   contract::TestCase c = case_of(6, 3, GetParam());
   c.config.capacity = 4;

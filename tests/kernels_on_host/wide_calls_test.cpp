@@ -95,6 +95,7 @@ TEST_P(WideKernels, WithSharedExpertsAndDroppedRows) {
   contract::TestCase c = case_of(4, GetParam());
   c.config.shared_experts = 2;
   c.config.capacity = 20;
+  c.config.local_slots = 5;
   CallRanks ranks(c);
   ranks.run_step(0, {.generic = true});
 }

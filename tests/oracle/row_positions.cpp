@@ -147,11 +147,16 @@ Placement placement_of(const Config& config, int ranks) {
   return config.placement.empty() ? Placement::blocks(config.experts, ranks) : config.placement;
 }
 
+int expert_groups(const Config& config, const Placement& placement, int rank) {
+  return config.local_slots > 0 ? config.local_slots : placement.local_experts(rank);
+}
+
 std::int64_t capacity_of(const Config& config, const Placement& placement, int rank) {
   if (config.capacity > 0) return config.capacity;
   const std::int64_t sources = config.input == Input::replicated ? 1 : placement.ranks();
   const std::int64_t tokens = sources * config.max_tokens;
-  const std::int64_t slots = config.top_k, experts = placement.local_experts(rank), align = config.alignment;
+  const std::int64_t slots = config.top_k, experts = expert_groups(config, placement, rank),
+                     align = config.alignment;
   if (config.layout == Layout::rank_major) return tokens;
   if (config.layout == Layout::expert_padded) return round_up(tokens * (config.repeats ? slots : 1), align);
   const std::int64_t shared = config.shared_experts * round_up(config.max_tokens, align);
@@ -183,12 +188,13 @@ RowPositions find_row_positions(const GlobalInputs& inputs) {
   for (int rank = 0; rank < ranks; ++rank) {
     const bool by_source = config.layout == Layout::rank_major;
     const int shared = config.shared_experts;
-    const int groups = by_source ? ranks : shared + placement.local_experts(rank);
+    const int groups = by_source ? ranks : shared + expert_groups(config, placement, rank);
     positions.ranks[rank].capacity = capacity_of(config, placement, rank);
     for (int g = 0; g < groups; ++g) {
-      const int expert = by_source    ? -1
-                         : g < shared ? config.experts + g
-                                      : placement.experts_of(rank)[g - shared];
+      const bool filled = g < shared + placement.local_experts(rank);
+      const int expert = by_source || !filled ? -1
+                         : g < shared         ? config.experts + g
+                                              : placement.experts_of(rank)[g - shared];
       positions.ranks[rank].group_expert.push_back(expert);
     }
     assign_rank(config, keys, rank, groups, positions);

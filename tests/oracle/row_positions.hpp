@@ -63,6 +63,9 @@ struct RowPositions {
 // The placement of the configuration; if it has none, consecutive experts in blocks of equal size.
 Placement placement_of(const Config& config, int ranks);
 
+// Groups of routed experts on a rank: those of Config::local_slots, or one for each expert.
+int expert_groups(const Config& config, const Placement& placement, int rank);
+
 // Rows that a rank can receive; expert_padded: rows of one expert.
 std::int64_t capacity_of(const Config& config, const Placement& placement, int rank);
 

@@ -282,6 +282,9 @@ TEST(Configuration, RowOrderHashCoversWhatDecidesRowPositions) {
   other.shared_experts = 1;
   EXPECT_NE(row_order_hash(config), row_order_hash(other));
   other = config;
+  other.local_slots = config.experts;
+  EXPECT_NE(row_order_hash(config), row_order_hash(other));
+  other = config;
   other.placement =
       Placement::table({{1, 0}, {0, 0}, {0, 1}, {0, 2}, {1, 1}, {1, 2}, {2, 0}, {2, 1}, {3, 0}, {3, 1}}, 4);
   EXPECT_NE(row_order_hash(config), row_order_hash(other));

@@ -142,6 +142,7 @@ typedef struct ferry_config {
   /// tp: each expert is in so many slices, on R = ep * tp ranks, as ferry::Placement::ep_tp() places them;
   /// both arrays of the placement are NULL, or hold what that function gives. 0: 1.
   int64_t expert_slices;
+  int64_t local_slots;  ///< see ferry::Config::local_slots; default 0
 } ferry_config;
 
 /// Bytes that an exchange takes on one rank, by purpose.

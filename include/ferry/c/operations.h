@@ -219,9 +219,10 @@ ferry_status ferry_reduce_scatter_v(ferry_exchange* exchange, const ferry_reduce
 typedef struct ferry_dispatch_counts_result {
   size_t size;
   int64_t total;          ///< row_offsets[G] of the dispatch
-  const int32_t* routes;  ///< [L] routes of all ranks to each local expert, drops included
+  const int32_t* routes;  ///< [L] routes of all ranks to each local expert, drops included; [local_slots]
+                          ///< where ferry_config has them, 0 from L on
   const int32_t* tokens;  ///< [R] N of every rank
-  int64_t local_experts;  ///< L
+  int64_t local_experts;  ///< entries of `routes`
   int64_t ranks;          ///< R
 } ferry_dispatch_counts_result;
 

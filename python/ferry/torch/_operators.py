@@ -48,7 +48,7 @@ def _groups(exchange):
     config = exchange.config
     if config.layout == "rank_major":
         return exchange.ranks
-    return config.shared_experts + len(config.placement.experts_of(exchange.rank))
+    return config.shared_experts + (config.local_slots or len(config.placement.experts_of(exchange.rank)))
 
 
 def _plan_memory(exchange, like):

@@ -199,10 +199,12 @@ void Dispatch::write_rank_major_row(const TokenData& token, const std::int32_t* 
   write_parts(token, &row, 1);
 }
 
-// The expert of a row of a routed expert.
+// The expert of a row of a routed expert. By a damaged plan it may be a row of an empty slot, for which any
+// expert will do.
 int Dispatch::expert_of_row(std::int32_t row) const {
   const std::int32_t* const end = result_.row_offsets + result_.groups;
-  return result_.group_expert[std::upper_bound(result_.row_offsets, end, row) - result_.row_offsets - 1];
+  const auto group = std::upper_bound(result_.row_offsets, end, row) - result_.row_offsets - 1;
+  return std::max(result_.group_expert[group], 0);
 }
 
 // Encodes a row with the scale of its expert.
@@ -276,20 +278,12 @@ void Dispatch::write_groups() {
   const int me = context_.me();
   auto* counts = const_cast<std::int32_t*>(result_.counts);
   auto* offsets = const_cast<std::int32_t*>(result_.row_offsets);
-  auto* experts = lane_.array<std::int32_t>(lane_.arrays.group_expert);
   const int shared = config.shared_experts;
   const bool padded = config.layout == Layout::expert_padded;
   for (int group = 0; group < result_.groups; ++group) {
     counts[group] = static_cast<std::int32_t>(row_offsets_.count(me, group));
     if (call_.memory.count_sums != nullptr) call_.memory.count_sums[group] += counts[group];
     offsets[group] = static_cast<std::int32_t>(row_offsets_.offset(me, group));
-    if (config.layout == Layout::rank_major) {
-      experts[group] = -1;
-    } else {
-      experts[group] = group < shared
-                           ? config.experts + group
-                           : config.placement.experts_of(me)[static_cast<std::size_t>(group - shared)];
-    }
   }
   offsets[result_.groups] = static_cast<std::int32_t>(row_offsets_.total(me));
   prepare_tiles();

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "format/encoding.hpp"
+#include "plan/shapes.hpp"
 
 namespace ferry::cpu {
 
@@ -47,7 +48,9 @@ Lane::Lane(const CpuContext& exchange_context, std::unique_ptr<PeerLink> link_to
       link(std::move(link_to_peers)),
       arrays(local_arrays(context.config, context.me())),
       counts(context.config.experts),
-      local_(arrays.bytes) {}
+      local_(arrays.bytes) {
+  std::ranges::copy(group_experts(context.config, context.me()), array<std::int32_t>(arrays.group_expert));
+}
 
 OwnArrays Lane::own_arrays() const {
   const bool rank_major = context.config.layout == Layout::rank_major;

@@ -113,7 +113,7 @@ SmallResult run(Lane& lane, const DispatchCountsCall& call) {
   fault_point(FaultPoint::dispatch_waited, me);
   const std::int64_t most_tokens = config.max_tokens, most_routes = most_tokens * config.top_k;
   const std::vector<int>& experts = config.placement.experts_of(me);
-  lane.routes.assign(experts.size(), 0);
+  lane.routes.assign(static_cast<std::size_t>(local_slots_of(config, me)), 0);
   lane.tokens.clear();
   std::int64_t messages = 0;
   for (int peer = 0; peer < ranks; ++peer) {

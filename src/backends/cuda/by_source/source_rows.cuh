@@ -83,7 +83,7 @@ __device__ inline void describe_rows(const DescribeRowsArguments& arguments) {
     std::int32_t count = 0;
     if (usable && group < lane.shared_experts) {
       count = source == lane.rank ? call.received.counts[group] : 0;
-    } else if (usable) {
+    } else if (usable && call.received.group_expert[group] >= 0) {
       count = arguments.plan.counts[std::int64_t{source} * lane.experts + call.received.group_expert[group]];
     }
     call.counts[i] = count;

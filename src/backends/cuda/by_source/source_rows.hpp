@@ -5,6 +5,7 @@
 // and rows may be in any order.
 #pragma once
 
+#include "backends/cuda/device/routing_tables.hpp"
 #include "backends/cuda/protocol/lane_view.hpp"
 #include "backends/cuda/runtime/launch.hpp"
 #include "exchange/returned_rows.hpp"
@@ -47,7 +48,10 @@ struct PlanReturnArguments {
   }
   FERRY_HD std::int32_t* segment_first() const { return group_first() + lane.groups + 1; }
   FERRY_HD ReturnedRows<LaneView> rows(std::int64_t tokens) const {
-    return {lane, call, tokens, group_first(), segment_first(), plan.route_expert};
+    const RoutingTables tables =
+        RoutingTables::at(const_cast<std::byte*>(lane.tables), lane.experts, lane.ranks);
+    const std::int32_t experts = tables.first_physical[lane.rank + 1] - tables.first_physical[lane.rank];
+    return {lane, call, tokens, experts, group_first(), segment_first(), plan.route_expert};
   }
 };
 void launch_plan_return(const PlanReturnArguments& arguments, int blocks, Stream stream);

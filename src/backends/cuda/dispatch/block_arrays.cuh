@@ -63,13 +63,13 @@ struct RoutingTableCopy {
 };
 
 // Where rows begin; compute_row_offsets() (row_offsets.cuh) fills it in from the counts of all ranks. The
-// rows of a group belong to one local expert; rank_major: to one source rank.
+// rows of a group belong to one local expert, an empty slot has none; rank_major: to one source rank.
 struct RowOffsets {
   BlockArray<std::int32_t> own_first_row;  // [E] by physical index: first row, at the expert's rank, of the
                                            // routes from this rank; rank_major: [R] by destination
   BlockArray<std::int32_t> first_row;  // [G, R] first row here of (group, source); rank_major: [R] by source
   BlockArray<std::int32_t> group_begin;  // [G+1] first row of a group, then the total
-  BlockArray<std::int32_t> group_count;  // [G] rows of a group
+  BlockArray<std::int32_t> group_count;  // [G+1] rows of a group; 0 for the total
   // [R, R] messages from a rank to a rank. Wide: [R] messages from a rank to this one; [R, R] would not fit.
   BlockArray<std::int32_t> messages;
   BlockArray<std::uint32_t>

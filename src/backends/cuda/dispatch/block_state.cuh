@@ -57,7 +57,7 @@ struct DispatchBlockState {
   at.own_first_row = take(4 * std::max(experts, ranks));
   at.first_row = take(4 * (lane.layout == Layout::rank_major ? ranks : groups * ranks));
   at.group_begin = take(4 * (groups + 1));
-  at.group_count = take(4 * groups);
+  at.group_count = take(4 * (groups + 1));
   at.messages = take(4 * ranks * (kWide ? 1 : ranks));
   at.aligned_before = take(4 * experts);
   constexpr std::int64_t kStream = RowStream<InputRowIterator>::kBytes;

@@ -138,10 +138,10 @@ static __device__ __noinline__ void encode_on_arrival(const ReceiveContext& cont
     const int middle = (group + end) / 2;
     (context.offsets.group_begin[middle] <= to ? group : end) = middle;
   }
-  const int expert =
-      group < lane.shared_experts
-          ? lane.experts + group
-          : context.tables.expert_of[context.tables.first_physical[lane.rank] + group - lane.shared_experts];
+  // By a damaged plan even a row of an empty slot: it gets the scale of any expert.
+  const int physical =
+                min(context.tables.first_physical[lane.rank] + group - lane.shared_experts, lane.experts - 1),
+            expert = group < lane.shared_experts ? lane.experts + group : context.tables.expert_of[physical];
   encode_with_scale(call, row, to, call.input_scales[expert]);
 }
 

@@ -99,6 +99,19 @@ __device__ __forceinline__ bool sum_routes(const CountSource<Traits>& counts, co
   return true;
 }
 
+// [thread] The groups from `first` on hold no expert: they are empty, and begin where the rows end, as the
+// total does.
+__device__ __forceinline__ void end_groups(const LaneView& lane, const RowOffsets& offsets, int first,
+                                           std::uint32_t needed, std::uint32_t capacity) {
+#pragma unroll 1
+  for (int group = first; group <= lane.groups; ++group) {
+    offsets.group_count[group] = 0;
+    offsets.group_begin[group] = static_cast<std::int32_t>(lane.layout == Layout::expert_padded
+                                                               ? static_cast<std::uint32_t>(group) * capacity
+                                                               : min(needed, capacity));
+  }
+}
+
 // [thread] The row offsets of one expert. `offset`: aligned rows of its rank's experts before it; `aligned`:
 // its own. The counts of a damaged plan may make sums wrap around; every stored offset stays within the
 // capacity all the same.
@@ -132,9 +145,7 @@ __device__ __forceinline__ void compute_expert_offsets(const LaneView& lane, con
   offsets.group_count[group] = static_cast<std::int32_t>(kept);
   offsets.group_begin[group] =
       static_cast<std::int32_t>(padded ? static_cast<std::uint32_t>(group) * capacity : begin);
-  if (physical + 1 == end)
-    offsets.group_begin[lane.groups] = static_cast<std::int32_t>(
-        padded ? static_cast<std::uint32_t>(lane.groups) * capacity : min(needed, capacity));
+  if (physical + 1 == end) end_groups(lane, offsets, group + 1, needed, capacity);
   std::uint32_t row = offset;
   const int ranks = lane.ranks;
 #pragma unroll 1
@@ -179,8 +190,8 @@ static __device__ __noinline__ void compute_shared_groups(const DispatchArgument
   if (records && (padded ? aligned > capacity : !has_experts))
     atomicMax(&scratch->needed[rank], static_cast<unsigned long long>(needed));
   if (rank == lane.rank && !has_experts)
-    offsets.group_begin[lane.groups] =
-        static_cast<std::int32_t>(padded ? lane.groups * capacity : min(needed, capacity));
+    end_groups(lane, offsets, lane.shared_experts, static_cast<std::uint32_t>(needed),
+               static_cast<std::uint32_t>(capacity));
 }
 
 // [block] The row offsets of rank_major, a thread for each rank: of all ranks, or of this one alone.
@@ -307,8 +318,11 @@ __device__ __forceinline__ bool compute_row_offsets(const CountSource<Traits>& c
       }
       offset += aligned[i];
     }
-    if (lane.shared_experts > 0) compute_shared_groups(counts.call, scratch, records);
-    if (lane.groups == 0 && thread == 0) offsets.group_begin[0] = 0;
+    if (lane.shared_experts > 0) {
+      compute_shared_groups(counts.call, scratch, records);
+    } else if (thread == 0 && tables.first_physical[lane.rank] == tables.first_physical[lane.rank + 1]) {
+      end_groups(lane, offsets, 0, 0, static_cast<std::uint32_t>(tables.capacity[lane.rank]));
+    }
   } else if constexpr (!kWide) {
     compute_rank_offsets(lane, tables, offsets, all_ranks, scratch);
   }

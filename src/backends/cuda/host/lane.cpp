@@ -43,8 +43,7 @@ Lane::Lane(const ExchangeState& exchange, int index)
       arrays_(lane_arrays(exchange_.config, exchange_.me())),
       memory_(arrays_.bytes),
       pinned_(sizeof(LanePinnedMemory)),
-      counts_(
-          HostCounts::bytes(exchange_.rank.size(), exchange_.config.placement.local_experts(exchange_.me()))),
+      counts_(HostCounts::bytes(exchange_.rank.size(), local_slots_of(exchange_.config, exchange_.me()))),
       view_(make_view()),
       own_(make_own_arrays()),
       diagnostics_(view_.rank, view_.top_k),
@@ -63,17 +62,9 @@ void Lane::init_memory() const {
   copy_blocking(&view_.state->diagnostics, &none, sizeof none);
   const unsigned long long no_id = ~0ull;
   copy_blocking(&view_.state->lowest_bad_id, &no_id, sizeof no_id);
-  const Config& config = exchange_.config;
-  std::vector<int> groups;
-  if (config.layout == Layout::rank_major) {
-    groups.assign(static_cast<std::size_t>(view_.ranks), -1);
-  } else {
-    const std::vector<int>& experts = config.placement.experts_of(exchange_.me());
-    for (int shared = 0; shared < config.shared_experts; ++shared) groups.push_back(config.experts + shared);
-    groups.insert(groups.end(), experts.begin(), experts.end());
-  }
-  copy_blocking(array<int>(arrays_.group_expert), groups.data(),
-                static_cast<std::int64_t>(groups.size() * sizeof(int)));
+  const std::vector<std::int32_t> experts = group_experts(exchange_.config, exchange_.me());
+  copy_blocking(array<std::int32_t>(arrays_.group_expert), experts.data(),
+                static_cast<std::int64_t>(experts.size() * sizeof(std::int32_t)));
 }
 
 LaneView Lane::make_view() const {

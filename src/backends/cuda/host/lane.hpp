@@ -183,7 +183,7 @@ class Lane {
   DispatchResult result_;
   std::uint64_t calls_ = 0;                    // enqueued so far
   std::uint64_t counted_ = 0;                  // calls of dispatch_counts
-  std::vector<std::int32_t> tokens_, routes_;  // of counts_of_headers(): [R], [L]
+  std::vector<std::int32_t> tokens_, routes_;  // of counts_of_headers(): [R], [slots]
   std::unique_ptr<Carrier> carrier_;           // null: kernels store messages where they are read
 };
 

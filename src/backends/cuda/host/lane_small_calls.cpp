@@ -183,11 +183,11 @@ DispatchCounts Lane::dispatch_counts() {
   if (!counted_dispatch())
     throw UsageError("dispatch_counts: the call was aborted by an error that has been reported before");
   const auto ranks = static_cast<std::size_t>(view_.ranks);
-  const auto experts = static_cast<std::size_t>(exchange_.config.placement.local_experts(view_.rank));
+  const auto slots = static_cast<std::size_t>(local_slots_of(exchange_.config, view_.rank));
   const std::span<const std::int32_t> messages(host->messages(view_.ranks), ranks);
   DispatchCounts counts;
   counts.tokens = {host->tokens(), ranks};
-  counts.routes = {host->routes(view_.ranks), experts};
+  counts.routes = {host->routes(view_.ranks), slots};
   counts.total =
       total_rows(exchange_.config, view_.rank, counts.tokens[static_cast<std::size_t>(view_.rank)],
                  std::accumulate(messages.begin(), messages.end(), std::int64_t{0}), counts.routes);
@@ -200,14 +200,14 @@ DispatchCounts Lane::counts_of_headers() {
   int first = 0;  // physical index of this rank's first expert
   for (int rank = 0; rank < view_.rank; ++rank) first += placement.local_experts(rank);
   tokens_.clear();
-  routes_.assign(static_cast<std::size_t>(placement.local_experts(view_.rank)), 0);
+  routes_.assign(static_cast<std::size_t>(local_slots_of(exchange_.config, view_.rank)), 0);
   std::int64_t messages = 0;
   for (int source = 0; source < view_.ranks; ++source) {
     const std::byte* const header = carrier_->received_header(source);
     tokens_.push_back(HeaderFacts::of(header_word(header, kHeaderFacts)).count);
     messages += header_count(header, view_.signals.first_messages + view_.rank);
-    for (std::size_t expert = 0; expert < routes_.size(); ++expert)
-      routes_[expert] += header_count(header, first + static_cast<int>(expert));
+    for (int expert = 0; expert < placement.local_experts(view_.rank); ++expert)
+      routes_[static_cast<std::size_t>(expert)] += header_count(header, first + expert);
   }
   DispatchCounts counts;
   counts.tokens = tokens_;

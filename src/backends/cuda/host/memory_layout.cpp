@@ -48,6 +48,12 @@ void check_limits(const Config& config) {
                                config.experts,
                                shared > 0 ? str(" and ", counted(shared, "shared one")) : ""));
   }
+  if (config.local_slots + shared > kMaxExperts) {
+    throw UnsupportedError(str("the cuda backend supports up to ", counted(kMaxExperts, "group"),
+                               ", got local_slots = ", config.local_slots,
+                               shared > 0 ? str(" and ", counted(shared, "shared expert")) : "",
+                               ": set fewer local_slots"));
+  }
   const std::int64_t message = wire_bytes(parts_of(config.format, config.hidden));
   if (message > kMostMessageBytes) {
     throw UnsupportedError(str("the cuda backend supports up to ", counted(kMostMessageBytes, "byte"),

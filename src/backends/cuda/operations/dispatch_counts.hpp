@@ -13,10 +13,11 @@ struct HostCounts {
   enum class Result : std::uint64_t { counted = 1, aborted = 2 };
 
   alignas(16) LLPacket ended;  // the number of the dispatch_counts call that has ended, and its Result
-  // Then int32 tokens [R], messages to this rank [R], routes to this rank's experts [L].
+  // Then int32 tokens [R], messages to this rank [R], routes to this rank's experts [local slots],
+  // of which the kernel writes L; the memory starts as zeros.
 
-  static constexpr std::int64_t bytes(int ranks, int experts) {
-    return static_cast<std::int64_t>(sizeof(HostCounts)) + 4 * (2 * std::int64_t{ranks} + experts);
+  static constexpr std::int64_t bytes(int ranks, int slots) {
+    return static_cast<std::int64_t>(sizeof(HostCounts)) + 4 * (2 * std::int64_t{ranks} + slots);
   }
   FERRY_HD std::int32_t* tokens() { return reinterpret_cast<std::int32_t*>(this + 1); }
   FERRY_HD std::int32_t* messages(int ranks) { return tokens() + ranks; }
