@@ -23,22 +23,30 @@ void throw_given_on_some(const char* operation, const char* argument, int with, 
                        " and not on rank ", without, ": pass it on every rank, or on none"));
 }
 
-void require_same_call(const CallTerms& mine, int peer, Operation peer_operation,
-                       std::span<const std::int64_t> peer_options) {
-  if (peer_operation != mine.operation) {
+void throw_other_epoch(Operation operation, std::uint64_t call, const EpochOfRank& mine,
+                       const EpochOfRank& theirs) {
+  throw UsageError(str(to_string(operation), " ", call, ": rank ", mine.rank, " is in epoch ", mine.epoch,
+                       " and rank ", theirs.rank, " in epoch ", theirs.epoch,
+                       ": ranks make calls together only in one epoch"));
+}
+
+void require_same_call(const CallTerms& mine, const PeerCall& peer) {
+  if (peer.epoch != mine.epoch)
+    throw_other_epoch(mine.operation, mine.call, {mine.rank, mine.epoch}, {peer.rank, peer.epoch});
+  if (peer.operation != mine.operation) {
     throw UsageError(str("call ", mine.call, " of the lane is ", to_string(mine.operation), " on rank ",
-                         mine.rank, " and ", to_string(peer_operation), " on rank ", peer));
+                         mine.rank, " and ", to_string(peer.operation), " on rank ", peer.rank));
   }
   const std::string call = str(to_string(mine.operation), " ", mine.call);
-  for (std::size_t i = 0; i < std::min(mine.options.size(), peer_options.size()); ++i) {
-    if (peer_options[i] == mine.options[i].value) continue;
+  for (std::size_t i = 0; i < std::min(mine.options.size(), peer.options.size()); ++i) {
+    if (peer.options[i] == mine.options[i].value) continue;
     const CallOption& option = mine.options[i];
     throw UsageError(
-        str(call, ": ", describe_difference(option, mine.rank, option.value, peer, peer_options[i])));
+        str(call, ": ", describe_difference(option, mine.rank, option.value, peer.rank, peer.options[i])));
   }
-  if (peer_options.size() != mine.options.size()) {
+  if (peer.options.size() != mine.options.size()) {
     throw UsageError(str(call, " has ", mine.options.size(), " options on rank ", mine.rank, " and ",
-                         peer_options.size(), " on rank ", peer));
+                         peer.options.size(), " on rank ", peer.rank));
   }
 }
 

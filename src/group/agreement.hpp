@@ -30,17 +30,34 @@ std::string describe_difference(const CallOption& option, int rank, std::int64_t
 
 inline constexpr int kMaxCallOptions = 22;
 
+// An epoch, and a rank that is in it.
+struct EpochOfRank {
+  int rank;
+  std::int64_t epoch;
+};
+// Throws UsageError: the call header of rank `theirs` is of another epoch.
+[[noreturn]] void throw_other_epoch(Operation operation, std::uint64_t call, const EpochOfRank& mine,
+                                    const EpochOfRank& theirs);
+
 // The call of rank `rank`.
 struct CallTerms {
   int rank;
+  std::uint32_t epoch;
   std::uint64_t call;
   Operation operation;
   std::span<const CallOption> options;
 };
 
-// Throws UsageError if the peer's operation or options differ from this rank's.
-void require_same_call(const CallTerms& mine, int peer, Operation peer_operation,
-                       std::span<const std::int64_t> peer_options);
+// What the call header of another rank says of its call.
+struct PeerCall {
+  int rank;
+  std::uint32_t epoch;
+  Operation operation;
+  std::span<const std::int64_t> options;
+};
+
+// Throws UsageError if the peer's epoch, operation or options differ from this rank's.
+void require_same_call(const CallTerms& mine, const PeerCall& peer);
 
 // Throws the error with which `peer` has refused the call.
 [[noreturn]] void throw_refusal(int peer, Operation operation, std::uint64_t call,

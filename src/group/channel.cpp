@@ -23,9 +23,10 @@ constexpr std::int64_t round_up(std::int64_t bytes) {
 // not been written yet.
 struct alignas(kLineBytes) Channel::CallHeader {
   std::atomic<std::uint64_t> call;
-  Operation operation;
-  std::int16_t refused;
+  std::int8_t operation;
+  std::int8_t refused;
   std::int16_t option_count;
+  std::uint32_t epoch;
   std::array<std::int64_t, kMaxCallOptions> options;
   ErrorRecord refusal;
   alignas(kLineBytes) std::atomic<std::uint64_t> chunk;  // number of the last chunk posted
@@ -169,8 +170,9 @@ void Channel::require_same_call_as_all(int excused) {
 
 void Channel::post(int peer) {
   CallHeader& sent = header(peer, index_, call_);
-  sent.operation = operation_;
+  sent.operation = static_cast<std::int8_t>(operation_);
   sent.refused = 0;
+  sent.epoch = rank_.state().control().epoch();
   sent.option_count = static_cast<std::int16_t>(option_count_);
   for (int i = 0; i < option_count_; ++i) sent.options[i] = options_[i].value;
   sent.chunk.store(0, std::memory_order_relaxed);
@@ -218,7 +220,7 @@ void Channel::throw_any_refusal() const {
 
 void Channel::throw_refusal_of(int peer) const {
   const CallHeader& received = header(index_, peer, call_);
-  throw_refusal(peer, received.operation, call_, received.refusal);
+  throw_refusal(peer, static_cast<Operation>(received.operation), call_, received.refusal);
 }
 
 void Channel::require_same_call(int peer, const CallHeader& received) const {
@@ -227,7 +229,8 @@ void Channel::require_same_call(int peer, const CallHeader& received) const {
   const int count = std::clamp<int>(received.option_count, 0, kMaxCallOptions);
   const std::span<const std::int64_t> theirs(received.options.data(), static_cast<std::size_t>(count));
   try {
-    ferry::require_same_call({index_, call_, operation_, options}, peer, received.operation, theirs);
+    ferry::require_same_call({index_, rank_.state().control().epoch(), call_, operation_, options},
+                             {peer, received.epoch, static_cast<Operation>(received.operation), theirs});
   } catch (const UsageError&) {
     for (int other = 0; other < ranks_; ++other)
       header(other, index_, call_).found_difference.store(call_, std::memory_order_release);
@@ -259,8 +262,9 @@ bool Channel::posted_to_all() const {
 
 void Channel::post_refusal(int peer, const ErrorRecord& refusal) {
   CallHeader& sent = header(peer, index_, call_);
-  sent.operation = operation_;
+  sent.operation = static_cast<std::int8_t>(operation_);
   sent.refused = 1;
+  sent.epoch = rank_.state().control().epoch();
   sent.option_count = 0;
   sent.refusal = refusal;
   // Release, twice: the first store orders the header before its call number; the second orders both before

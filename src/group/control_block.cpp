@@ -32,7 +32,8 @@ void futex_wake_all(std::atomic<std::uint32_t>& word) noexcept {
 }
 
 struct alignas(64) ControlBlock::Header {
-  std::atomic<std::uint32_t> failed;        // 1 + the reporter whose FailureSlot holds the failure; 0: none
+  // The epoch of the failure, then in 32 bits 1 + the reporter whose FailureSlot holds it; 0: none.
+  std::atomic<std::uint64_t> failed;
   std::atomic<std::uint32_t> first_failed;  // 1 + the rank that failed first; 0: none
 };
 
@@ -50,7 +51,7 @@ struct alignas(64) ControlBlock::RankEntry {
 // A reporter writes its slot in full before Header::failed names it, so a reporter that is killed in between
 // leaves no partial failure.
 struct alignas(64) ControlBlock::FailureSlot {
-  std::atomic<std::uint32_t> claimed;  // two threads of a rank may report at once
+  std::atomic<std::uint32_t> claimed;  // epoch of the failure: two threads of a rank may report at once
   ErrorRecord error;
 };
 
@@ -161,7 +162,7 @@ ErrorRecord ControlBlock::checked(ErrorRecord stored) const {
 
 // Sequentially consistent because WakeEvent requires it: a waiter checks this before it sleeps.
 bool ControlBlock::failed() const {
-  return header().failed.load(std::memory_order_seq_cst) != 0;
+  return header().failed.load(std::memory_order_seq_cst) >> 32 == epoch();
 }
 
 // `reporter` is a rank, or `ranks` for the process that has started them.
@@ -178,21 +179,24 @@ static void log_failure(int reporter, int ranks, const ErrorRecord& error) noexc
 void ControlBlock::fail(int reporter, const ErrorRecord& error) noexcept {
   if (failed()) return;
   FailureSlot& slot = failure_slot(reporter);
-  if (slot.claimed.exchange(1, std::memory_order_acq_rel) != 0) {
+  if (slot.claimed.exchange(epoch(), std::memory_order_acq_rel) == epoch()) {
     while (!failed()) sched_yield();  // another thread of this rank is about to publish its failure
     return;
   }
   slot.error = error;
-  std::uint32_t none = 0;
+  const std::uint64_t failure = std::uint64_t{epoch()} << 32 | static_cast<std::uint32_t>(reporter + 1);
+  std::uint64_t before = header().failed.load(std::memory_order_relaxed);
+  bool first = false;
   // Release: orders the slot before the number that names it.
-  const bool first = header().failed.compare_exchange_strong(none, static_cast<std::uint32_t>(reporter + 1),
-                                                             std::memory_order_seq_cst);
+  while (!first && before >> 32 != epoch())
+    first = header().failed.compare_exchange_weak(before, failure, std::memory_order_seq_cst);
   if (first) log_failure(reporter, ranks_, error);
   wake_all_ranks();
 }
 
 ErrorRecord ControlBlock::failure() const {
-  return checked(failure_slot(reporter_or_rank(header().failed.load(std::memory_order_acquire))).error);
+  const std::uint64_t failed = header().failed.load(std::memory_order_acquire);
+  return checked(failure_slot(reporter_or_rank(static_cast<std::uint32_t>(failed))).error);
 }
 
 void ControlBlock::throw_failure(WaitRecord waiting, const Topology* topology) const {

@@ -9,6 +9,7 @@
 #include <string>
 
 #include "base/errors.hpp"
+#include "base/limits.hpp"
 #include "base/mapping.hpp"
 #include "ferry/topology.hpp"
 #include "group/liveness.hpp"
@@ -102,7 +103,9 @@ class ControlBlock {
   int first_failed_rank() const;  // -1: none
   ErrorRecord error_of(int failed_rank) const;
 
-  // Fails the group. Final: later failures are ignored. `reporter` is a rank, or launcher().
+  std::uint32_t epoch() const { return kFirstEpoch; }
+  // Fails the group in this epoch: failures of an earlier one are over. Final: later failures are ignored.
+  // `reporter` is a rank, or launcher().
   void fail(int reporter, const ErrorRecord& error) noexcept;
   bool failed() const;
   ErrorRecord failure() const;  // valid once failed()

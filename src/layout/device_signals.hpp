@@ -21,7 +21,7 @@
 
 namespace ferry {
 
-inline constexpr int kDeviceOptions = 12;
+inline constexpr int kDeviceOptions = 13;
 inline constexpr int kPayloads = 2;         // values of Payload (lane_view.hpp)
 inline constexpr int kDeviceArguments = 3;  // optional arguments whose presence is compared
 
@@ -38,6 +38,8 @@ inline constexpr int kHeaderTerms = 0, kHeaderFacts = 1, kHeaderOptions = 2;
 inline constexpr int kHeaderCounts = kHeaderOptions + kDeviceOptions;
 // The last option is not compared: in a dispatch it is the rank's DispatchCall::row_limit(), 0 without one.
 inline constexpr int kRowLimitOption = kDeviceOptions - 1;
+// The option before it is the epoch of the rank, which kernels read from device memory.
+inline constexpr int kEpochOption = kDeviceOptions - 2;
 
 // Facts about one rank's call, in one word of its header.
 struct HeaderFacts {

@@ -9,6 +9,7 @@
 #include <random>
 
 #include "backends/cuda/by_source/source_rows.cuh"
+#include "base/limits.hpp"
 #include "exchange/configuration.hpp"
 #include "ferry/max.hpp"
 #include "kernels_on_host/grid.hpp"
@@ -31,6 +32,7 @@ class SourceRank {
   SourceRank(const Rank& rank, const Config& given)
       : exchange_(rank, given),
         config_(exchange_.config()),
+        epoch_{kFirstEpoch, row_order_hash(config_), config_.placement.version()},
         tables_memory_(static_cast<std::size_t>(RoutingTables::bytes(config_.experts, rank.size()))),
         plan_(static_cast<std::size_t>(view_plan(nullptr, plan_shape(config_)).bytes / 16 + 1)) {
     const int me = rank.index();
@@ -55,8 +57,7 @@ class SourceRank {
     view_.capacity_rows = row_capacity(config_, me);
     view_.by_alignment = Divisor::of(config_.alignment);
     view_.plan_shape = plan_shape(config_);
-    view_.row_order_hash = row_order_hash(config_);
-    view_.placement_version = config_.placement.version();
+    view_.epoch = &epoch_;
     view_.tables = tables_memory_.data();
     view_.state = &state_;
     view_.device_error = &error_;
@@ -142,6 +143,7 @@ class SourceRank {
 
   Exchange exchange_;
   const Config& config_;
+  const Epoch epoch_;
   std::vector<std::byte> tables_memory_;
   std::vector<Line> plan_, scratch_;
   std::vector<float> row_tags_, came_;

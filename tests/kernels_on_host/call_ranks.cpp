@@ -71,20 +71,10 @@ void CallRanks::gather_in_rounds(int rounds) {
 void CallRanks::make_view(int index) {
   Rank& rank = ranks_[static_cast<std::size_t>(index)];
   const int ranks = config_.placement.ranks();
-  rank.tables = of_bytes(RoutingTables::bytes(config_.experts, ranks), std::byte{0});
-  const RoutingTables tables = RoutingTables::at(at(rank.tables), config_.experts, ranks);
-  int physical = 0;
-  for (int peer = 0; peer < ranks; ++peer) {
-    tables.capacity[peer] = group_capacity(config_, peer);
-    tables.first_physical[peer] = physical;
-    for (const int expert : config_.placement.experts_of(peer)) {
-      tables.physical_of[expert] = static_cast<std::uint16_t>(physical);
-      tables.expert_of[physical] = static_cast<std::uint16_t>(expert);
-      tables.rank_of[physical] = static_cast<std::uint8_t>(peer);
-      ++physical;
-    }
-  }
-  tables.first_physical[ranks] = physical;
+  const std::vector<std::byte> tables = routing_tables(config_);
+  rank.tables = of_bytes(static_cast<std::int64_t>(tables.size()), std::byte{0});
+  std::ranges::copy(tables, at(rank.tables));
+  rank.epoch = {kFirstEpoch, row_order_hash(config_), config_.placement.version()};
   const DeviceSignals signals = device_signals(config_);
   rank.block_counts = of_bytes(8 * std::int64_t{kMaxSenders} * signals.count_words, std::byte{0});
   rank.block_counted = of_bytes(8 * std::int64_t{kMaxSenders}, std::byte{0});
@@ -112,8 +102,6 @@ void CallRanks::make_view(int index) {
   view.input = config_.input;
   view.zero_padding = config_.zero_padding;
   view.deadline = ~std::uint64_t{0};
-  view.row_order_hash = row_order_hash(config_);
-  view.placement_version = config_.placement.version();
   view.signals = signals;
   view.exchange = device_layout(config_).exchange;
   for (int peer = 0; peer < ranks; ++peer)
@@ -121,6 +109,7 @@ void CallRanks::make_view(int index) {
   place_sections(rank.sections, &view);
   view.receive_buffers = view.exchange.lane_bytes();
   view.tables = at(rank.tables);
+  view.epoch = &rank.epoch;
   view.timeout_claimed = &rank.timeout_claimed;
   view.state = &rank.state;
   view.block_counts = reinterpret_cast<std::int32_t*>(at(rank.block_counts));

@@ -11,6 +11,7 @@
 #include "backends/cuda/dispatch/dispatch.hpp"
 #include "backends/cuda/host/engine_layout.hpp"
 #include "backends/cuda/host/hop_memory.hpp"
+#include "base/limits.hpp"
 #include "harness/step_inputs.hpp"
 
 namespace ferry::cuda {
@@ -75,6 +76,7 @@ class CallRanks {
     Memory symmetric, tables, block_counts, block_counted, plan_memory;
     std::vector<std::int64_t> load;
     std::vector<std::byte*> sections;  // of all ranks
+    Epoch epoch{};
     LaneState state{};
     unsigned timeout_claimed = 0;
     HostSignals report{};

@@ -54,7 +54,7 @@ class Rows {
 PlanHeader header_of(const LaneView& lane, std::int32_t tokens) {
   PlanHeader header{};
   header.magic = kPlanMagic;
-  header.config_hash = lane.row_order_hash;
+  header.config_hash = lane.epoch->row_order_hash;
   header.rank = lane.rank;
   header.tokens = tokens;
   header.check = header_check(header);

@@ -53,6 +53,7 @@ HopRun::HopRun(std::uint64_t seed, const std::vector<int>& labels, int window, i
     call.deadline = deadline;
     lane.signals = signals_;
     lane.state = &rank.state;
+    lane.epoch = &rank.epoch;
     lane.timeout_claimed = &rank.timeout_claimed;
     lane.report = &rank.report;
     lane.device_error = &rank.error;
@@ -310,7 +311,7 @@ void HopRun::run_aborted(int stopped) {
 std::map<int, WaitRecord> HopRun::records() const {
   std::map<int, WaitRecord> found;
   for (int r = 0; r < ranks_; ++r) {
-    if (const auto record = timeout_of(rank_[at(r)].report)) found[r] = *record;
+    if (const auto record = timeout_of(rank_[at(r)].report, kFirstEpoch)) found[r] = *record;
   }
   return found;
 }

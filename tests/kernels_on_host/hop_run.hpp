@@ -13,6 +13,7 @@
 
 #include "backends/cuda/combine/combine.hpp"
 #include "backends/cuda/two_hops/hop_block.cuh"
+#include "base/limits.hpp"
 #include "kernels_on_host/grid.hpp"
 #include "kernels_on_host/network.hpp"
 #include "oracle/gather.hpp"
@@ -89,6 +90,7 @@ class HopRun {
     std::vector<std::int32_t> result_counts, result_offsets;
     LLPacket totals{};
     LaneState state{};
+    Epoch epoch{.number = kFirstEpoch, .row_order_hash = 0, .placement_version = 0};
     unsigned timeout_claimed = 0;
     HostSignals report{};
     DeviceError error{};

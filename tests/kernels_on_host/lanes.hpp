@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "backends/cuda/protocol/lane_view.hpp"
+#include "base/limits.hpp"
 
 namespace ferry::cuda {
 
@@ -34,6 +35,7 @@ class HostLanes {
       view.signals = signals;
       view.exchange = layout;
       view.state = &memory.state;
+      view.epoch = &memory.epoch;
       view.timeout_claimed = &memory.timeout_claimed;
       view.report = &memory.report;
       view.device_error = &memory.error;
@@ -57,6 +59,7 @@ class HostLanes {
   struct Memory {
     std::vector<Line> symmetric;
     LaneState state{};
+    Epoch epoch{.number = kFirstEpoch, .row_order_hash = 0, .placement_version = 0};
     unsigned timeout_claimed = 0;
     HostSignals report{};
     DeviceError error{};

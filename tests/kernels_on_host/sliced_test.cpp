@@ -9,6 +9,7 @@
 #include <random>
 
 #include "backends/sliced/lane.hpp"
+#include "base/limits.hpp"
 #include "exchange/configuration.hpp"
 #include "exchange/sliced.hpp"
 #include "ferry/ferry.hpp"
@@ -100,13 +101,14 @@ class DeviceLane {
     view.max_tokens = routed_.max_tokens;
     view.capacity_rows = row_capacity(routed_, rank.index());
     view.plan_shape = plan_shape(routed_);
-    view.row_order_hash = row_order_hash(routed_);
+    view.epoch = &epoch_;
     view.state = &state_;
     view.device_error = &error_;
     return view;
   }
 
   const Config routed_;
+  const Epoch epoch_{kFirstEpoch, row_order_hash(routed_), 0};
   LaneState state_{};
   DeviceError error_{};
   HostTotals totals_{};

@@ -108,7 +108,7 @@ TEST(Transport, WaitsEnd) {
   EXPECT_EQ(came, WaitResult::ready);
   EXPECT_EQ(finished, WaitResult::end_of_data);
   EXPECT_EQ(missed, WaitResult::aborted);
-  const std::optional<WaitRecord> record = timeout_of(*late.report);
+  const std::optional<WaitRecord> record = timeout_of(*late.report, kFirstEpoch);
   ASSERT_TRUE(record);
   EXPECT_EQ(record->peer, 1);
   EXPECT_EQ(record->call, kCall);

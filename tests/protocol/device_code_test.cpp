@@ -14,6 +14,7 @@
 #include "backends/cuda/protocol/call_header.cuh"
 #include "backends/cuda/protocol/diagnostics.cuh"
 #include "backends/cuda/protocol/flag_publisher.cuh"
+#include "base/limits.hpp"
 
 namespace ferry::cuda {
 namespace {
@@ -24,6 +25,7 @@ constexpr std::uint64_t kNoDeadline = ~0ull;
 // State that the lanes of a rank's exchange share, and the rank's memory.
 struct Exchange {
   HostSignals report{};
+  Epoch epoch{.number = kFirstEpoch, .row_order_hash = 0, .placement_version = 0};
   unsigned timeout_claimed = 0;
   alignas(16) std::array<std::byte, 1 << 16> memory{};
 };
@@ -35,6 +37,7 @@ struct DeviceLane {
     view.symmetric[0] = exchange.memory.data();
     view.signals = DeviceSignals::of(1, 2, 4, 2, 8, 64);
     view.state = &state;
+    view.epoch = &exchange.epoch;
     view.timeout_claimed = &exchange.timeout_claimed;
     view.report = &exchange.report;
     view.device_error = &error;
@@ -152,9 +155,9 @@ TEST(DeviceCode, OneLaneWritesTheTimeoutRecord) {
         at, [&] { time_out(0); },
         [&] {
           time_out(1);
-          first = timeout_of(exchange.report);
+          first = timeout_of(exchange.report, kFirstEpoch);
         });
-    const WaitRecord last = timeout_of(exchange.report).value();
+    const WaitRecord last = timeout_of(exchange.report, kFirstEpoch).value();
     EXPECT_EQ(last.call, kCall + static_cast<unsigned>(last.peer)) << "mixed at access " << at;
     EXPECT_EQ(last.via, -1);
     EXPECT_EQ(last.peer, first.value_or(last).peer) << "overwritten at access " << at;
@@ -167,6 +170,40 @@ TEST(DeviceCode, OneLaneWritesTheTimeoutRecord) {
 
 void post_own_header(const DeviceLane& lane, const CallHeader& header) {
   for (int i = 0; i < kHeaderCounts; ++i) post_header_word(lane.view, kCall, i, header_word(header, i));
+}
+
+TEST(DeviceCode, AHeaderOfAnotherEpochAbortsTheCall) {
+  Exchange exchange;
+  DeviceLane lane(exchange);
+  CallHeader mine, theirs;
+  mine.terms = theirs.terms = AgreedOptions::of(Operation::combine);
+  mine.facts = theirs.facts = make_header_facts(Operation::combine, 1);
+  set_epoch(exchange.epoch, &mine);
+  set_epoch({.number = kFirstEpoch + 1, .row_order_hash = 0, .placement_version = 0}, &theirs);
+  post_own_header(lane, theirs);
+  HeaderFacts facts;
+  EXPECT_FALSE(await_all_headers(lane.view, kCall, mine, true, &facts));
+  const std::optional<DeviceError> error = take_error(lane.error);
+  ASSERT_TRUE(error);
+  EXPECT_EQ(error->reason, DeviceError::Reason::option);
+  EXPECT_EQ(error->index, kEpochOption);
+  EXPECT_EQ(error->mine, kFirstEpoch);
+  EXPECT_EQ(error->theirs, kFirstEpoch + 1);
+  EXPECT_FALSE(is_aborted(lane.view, kExchangeFailed));
+}
+
+TEST(DeviceCode, AFailureOfAnEarlierEpochIsOver) {
+  Exchange exchange;
+  DeviceLane lane(exchange);
+  exchange.report.abort.value = exchange.report.timed_out.value = exchange.timeout_claimed = kFirstEpoch;
+  EXPECT_TRUE(exchange_failed(lane.view));
+  exchange.epoch.number = kFirstEpoch + 1;
+  EXPECT_FALSE(exchange_failed(lane.view));
+  EXPECT_FALSE(timeout_of(exchange.report, kFirstEpoch + 1));
+  report_timeout(lane.view, {Operation::combine, kCall, 0}, 1);
+  ASSERT_TRUE(timeout_of(exchange.report, kFirstEpoch + 1));
+  EXPECT_EQ(exchange.report.timeout.call, kCall);
+  EXPECT_EQ(exchange.timeout_claimed, kFirstEpoch + 1);
 }
 
 // Another block finds the exchange failed while the coordinator aborts the call because of a mismatch.
@@ -203,7 +240,7 @@ TEST(DeviceCode, WaitForAnotherBlockEndsAtTheDeadline) {
   lane.view.deadline = 20'000'000;
   const Flag flag{kCall - 1};
   EXPECT_FALSE(wait_local_flag(lane.view, &flag, kOtherBlock));
-  const std::optional<WaitRecord> record = timeout_of(exchange.report);
+  const std::optional<WaitRecord> record = timeout_of(exchange.report, kFirstEpoch);
   ASSERT_TRUE(record);
   EXPECT_EQ(record->call, kCall);
   EXPECT_EQ(record->expected, kCall);

@@ -155,6 +155,31 @@ TEST_P(Channels, BothRanksNameTheOptionThatDiffers) {
   });
 }
 
+// Of a header the epoch is the word before the options.
+void* epoch_in_header(const TestLane& lane, std::int64_t option) {
+  std::byte* const section = lane.memory.mine(128);
+  for (std::byte* at = section; at < section + Channel::bytes(lane.rank.size(), kSummaryBytes); at += 8) {
+    if (std::memcmp(at, &option, sizeof option) == 0) return at - sizeof(std::uint32_t);
+  }
+  throw std::runtime_error("no header with the option");
+}
+
+TEST_P(Channels, AHeaderOfAnotherEpochEndsTheCall) {
+  run_ranks(GetParam(), 2, kNoFaultDeadline, [](const Rank& rank) {
+    TestLane lane(rank, kNoFaultDeadline);
+    lane.exchange();
+    const std::array options = {CallOption{"number", 0x7a3b91c5d2e4f608}};
+    lane.send(Operation::dispatch, options);
+    rank.barrier();
+    const std::uint32_t other = kFirstEpoch + 2;
+    std::memcpy(epoch_in_header(lane, options[0].value), &other, sizeof other);
+    require_text(
+        expect_thrown<UsageError>([&] { lane.receive([] {}); }),
+        str("dispatch 2: rank ", rank.index(), " is in epoch 1 and rank ", 1 - rank.index(), " in epoch 3"));
+    for (int i = 0; i < 4; ++i) lane.exchange();
+  });
+}
+
 TEST_P(Channels, BothRanksNameTheOperationsThatDiffer) {
   run_ranks(GetParam(), 2, kNoFaultDeadline, [](const Rank& rank) {
     TestLane lane(rank, kNoFaultDeadline);

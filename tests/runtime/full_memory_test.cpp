@@ -123,10 +123,12 @@ TEST(DamagedMemory, IsBoundedByTheControlBlock) {
     const ControlBlock control(std::move(memory), kRanks);
     std::generate_n(begin, bytes, [&] { return static_cast<std::byte>(random() % (1 + step % 256)); });
     const std::uint32_t numbers[] = {1, kRanks, kRanks + 1, kRanks + 2, 1u << 20, ~0u};
-    for (int i = 0; i < 2; ++i) {
-      const std::uint32_t number = numbers[random() % std::size(numbers)];
-      std::memcpy(begin + 4 * i, &number, sizeof number);
-    }
+    // The reporter of the failure, its epoch, and the first rank to fail.
+    const std::uint32_t words[] = {numbers[random() % std::size(numbers)], kFirstEpoch + 1,
+                                   numbers[random() % std::size(numbers)]};
+    std::memcpy(begin, words, sizeof words);
+    EXPECT_FALSE(control.failed()) << "by the failure of another epoch";
+    std::memcpy(begin + 4, &kFirstEpoch, sizeof kFirstEpoch);
     ASSERT_TRUE(control.failed());
     expect_bounded(control.failure());
     const int first = control.first_failed_rank();

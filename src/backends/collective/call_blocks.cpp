@@ -61,6 +61,7 @@ void CallBlocks::write(const Call& call, const MessageHops& messages) {
     header.lane = call.lane;
     header.lane_number = call.lane_number;
     header.operation = terms.operation;
+    header.epoch = terms.epoch;
     header.call = terms.call;
     header.messages = messages.announce(peer, table_to(peer));
     header.refused = call.refusal != nullptr ? 1 : 0;
@@ -136,8 +137,10 @@ void CallBlocks::require_agreement(const Call& call) const {
   for (int peer = 0; peer < ranks_; ++peer) {
     if (peer == me_) continue;
     const BlockHeader& header = blocks_.header_from(peer);
-    require_same_call(call.terms, peer, header.operation,
-                      {header.options.data(), static_cast<std::size_t>(header.option_count)});
+    require_same_call(call.terms, {peer,
+                                   header.epoch,
+                                   header.operation,
+                                   {header.options.data(), static_cast<std::size_t>(header.option_count)}});
   }
 }
 

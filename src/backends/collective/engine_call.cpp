@@ -229,7 +229,7 @@ void EngineCall::set_refusal(const ErrorRecord& error) {
 CallBlocks::Call EngineCall::terms() const {
   return {.lane = lane_,
           .lane_number = lane_number_,
-          .terms = {me_, call_, operation_, options_},
+          .terms = {me_, rank_.state().control().epoch(), call_, operation_, options_},
           .refusal = refusal_ ? &*refusal_ : nullptr};
 }
 

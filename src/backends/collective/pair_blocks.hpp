@@ -31,6 +31,7 @@ struct BlockHeader {
   std::int32_t lane;         // of its exchange
   std::int32_t lane_number;  // RankState::number_lane()
   Operation operation;
+  std::uint32_t epoch;
   FollowingMessages messages;
   std::int32_t refused;  // 1: `refusal` holds the error
   std::int32_t option_count;

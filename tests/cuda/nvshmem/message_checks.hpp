@@ -8,6 +8,7 @@
 #include "backends/cuda/memory/device_memory.hpp"
 #include "backends/cuda/runtime/error.hpp"
 #include "backends/nvshmem/session.hpp"
+#include "base/limits.hpp"
 #include "cuda/memory/devices.hpp"
 #include "runtime/support.hpp"
 
@@ -36,7 +37,7 @@ class Checks {
         heap_(session.allocate(layout.total())),
         state_(sizeof(cuda::LaneState)),
         pes_(4 * rank.size()),
-        found_(16),
+        found_(16 + sizeof(cuda::Epoch)),
         report_(sizeof(cuda::HostSignals)) {
     copy_bytes(pes_.data(), session.pes().data(), static_cast<std::size_t>(pes_.bytes()));
   }
@@ -54,6 +55,7 @@ class Checks {
     for (int r = 0; r < rank_.size(); ++r)
       check.lane.symmetric[r] = r == rank_.index() ? heap_.data() : heap_.mapped(r);
     check.lane.state = reinterpret_cast<cuda::LaneState*>(state_.data());
+    check.lane.epoch = reinterpret_cast<const cuda::Epoch*>(found_.data() + 16);
     check.lane.timeout_claimed = reinterpret_cast<unsigned*>(found_.data() + 12);
     check.lane.report = reinterpret_cast<cuda::HostSignals*>(report_.data());
     check.layout = layout_;
@@ -70,6 +72,8 @@ class Checks {
       if (r != rank_.index() && remote(r)) peers.remote.add(r);
     }
     cuda::zero(found_.data(), found_.bytes());
+    const cuda::Epoch epoch{.number = kFirstEpoch, .row_order_hash = 0, .placement_version = 0};
+    copy_bytes(found_.data() + 16, &epoch, sizeof epoch);
     rank_.barrier();
     const TestStream stream;
     cudaEvent_t begun{}, done{};

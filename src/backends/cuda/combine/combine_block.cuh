@@ -40,6 +40,7 @@ struct CombineBlockState {
   PlanHeader plan_header;
   FlagPublisher<kCombineWarps> publisher;
   CallHeader call_header;
+  Epoch epoch;
   ErrorRecord refusal;
   std::uint64_t number;
   bool failed;  // the exchange has failed
@@ -62,6 +63,7 @@ __device__ __forceinline__ PlanFault check_arguments(const CombineArguments& cal
 __device__ inline void fill_header(const CombineArguments& call, const PlanHeader& header, CallHeader* out) {
   const bool rows = header.total > 0, tokens = header.tokens > 0;
   out->terms.add(static_cast<std::int64_t>(header.call));
+  set_epoch(*call.lane.epoch, out);
   out->facts = make_header_facts(Operation::combine, header.tokens);
   auto& argument = out->facts.argument;
   if (rows || tokens) {
@@ -144,6 +146,9 @@ __device__ __forceinline__ bool start_block(const CombineArguments& arguments, C
   bool failed = false;
   if (thread == 0) calls = arguments.lane.state->calls[blockIdx.x];
   if (thread == 32) failed = is_aborted(arguments.lane, kExchangeFailed);
+  if (thread < sizeof(Epoch) / 8)
+    reinterpret_cast<std::uint64_t*>(&state->epoch)[thread] =
+        reinterpret_cast<const std::uint64_t*>(arguments.lane.epoch)[thread];
   const unsigned word = thread - 64;
   if (word < sizeof(PlanHeader) / 8)
     reinterpret_cast<std::uint64_t*>(&state->plan_header)[word] =
@@ -155,6 +160,7 @@ __device__ __forceinline__ bool start_block(const CombineArguments& arguments, C
   if (thread == 0) {
     state->number = calls + 1;
     state->call.plan.header = &state->plan_header;
+    state->call.lane.epoch = &state->epoch;
   }
   if (thread == 32) state->failed = failed;
   if (thread == 64) state->fault = check_arguments<Traits>(state->call, state->plan_header);

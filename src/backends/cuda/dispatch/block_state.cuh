@@ -13,6 +13,7 @@ struct DispatchBlockState {
   FlagPublisher<kWorkWarps> publisher;
   ScanScratch scratch;
   CallHeader header;
+  Epoch epoch;
   ErrorRecord refusal;
   std::uint64_t number;     // of the call
   std::int64_t tokens;      // N

@@ -150,7 +150,8 @@ WireCounts CudaBackend::wire_counts() const {
 
 void CudaBackend::throw_if_failed(Operation operation) {
   RankState& state = exchange_.rank.state();
-  const std::optional<WaitRecord> timeout = timeout_of(*exchange_.report(), exchange_.rank.topology());
+  const std::optional<WaitRecord> timeout =
+      timeout_of(*exchange_.report(), state.control().epoch(), exchange_.rank.topology());
   if (timeout && !state.control().failed()) state.time_out(*timeout, exchange_.config.deadline);
   if (!state.control().failed()) return;
   state.control().throw_failure(timeout.value_or(WaitRecord{operation, 0, exchange_.me(), -1, 0, 0}),

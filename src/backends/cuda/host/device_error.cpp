@@ -63,6 +63,8 @@ constexpr std::array kCombineArguments = {"outputs and result", "row_values and 
                            " on rank ", rank, " and ", to_string(static_cast<Operation>(error.theirs)),
                            " on rank ", error.peer));
     case DeviceError::Reason::option:
+      if (error.index == kEpochOption)
+        throw_other_epoch(error.operation, error.call.value, {rank, error.mine}, {error.peer, error.theirs});
       throw UsageError(str(call, ": ",
                            describe_difference(option_at(error.operation, error.index), rank, error.mine,
                                                error.peer, error.theirs)));

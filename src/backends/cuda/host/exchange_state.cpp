@@ -3,13 +3,13 @@
 #include <algorithm>
 #include <vector>
 
-#include "backends/cuda/device/routing_tables.hpp"
 #include "backends/cuda/protocol/lane_view.hpp"
 #include "backends/cuda/runtime/error.hpp"
 #include "backends/cuda/runtime/stream.hpp"
 #include "base/environment.hpp"
 #include "base/text.hpp"
 #include "ferry/error.hpp"
+#include "group/rank_state.hpp"
 #include "plan/shapes.hpp"
 
 namespace ferry::cuda {
@@ -61,22 +61,14 @@ ExchangeState::ExchangeState(const Rank& this_rank, const Config& exchange_confi
   if (engine) engine_memory = memory_for_engine(config.lanes * engine->bytes);
   if (hop_transport) hop_transport->register_sources(engine_memory.data(), engine_memory.bytes());
   blocks = blocks_of_rank(ranks_on_device, device, config.lanes);
-  const Placement& placement = config.placement;
-  std::vector<std::byte> host(static_cast<std::size_t>(RoutingTables::bytes(config.experts, rank.size())));
-  const RoutingTables filled = RoutingTables::at(host.data(), config.experts, rank.size());
-  int physical = 0;  // index, see RoutingTables
-  for (int peer = 0; peer < rank.size(); ++peer) {
-    filled.capacity[peer] = group_capacity(config, peer);
-    filled.first_physical[peer] = physical;
-    for (const int expert : placement.experts_of(peer)) {
-      filled.physical_of[expert] = static_cast<std::uint16_t>(physical);
-      filled.expert_of[physical] = static_cast<std::uint16_t>(expert);
-      filled.rank_of[physical] = static_cast<std::uint8_t>(peer);
-      ++physical;
-    }
-  }
-  filled.first_physical[rank.size()] = physical;
-  copy_blocking(tables.data() + arrays.routing, host.data(), static_cast<std::int64_t>(host.size()));
+  write_placement();
+}
+
+void ExchangeState::write_placement() {
+  const std::vector<std::byte> routing = routing_tables(config);
+  copy_blocking(tables.data() + arrays.routing, routing.data(), static_cast<std::int64_t>(routing.size()));
+  const Epoch epoch{rank.state().control().epoch(), row_order_hash(config), config.placement.version()};
+  copy_blocking(tables.data() + arrays.epoch, &epoch, sizeof epoch);
 }
 
 ExchangeState::~ExchangeState() {

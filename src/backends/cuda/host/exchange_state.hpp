@@ -56,6 +56,8 @@ struct ExchangeState {
   // Memory of this device that an engine's transfers may use.
   DeviceMemory memory_for_engine(std::int64_t bytes) const;
   std::byte* engine_lane(int lane) const { return engine_memory.data() + lane * engine->bytes; }
+  // Writes what kernels read of the placement and the epoch: the routing tables and the Epoch.
+  void write_placement();
   HostSignals* report() const { return reinterpret_cast<HostSignals*>(report_memory.data()); }
 };
 

@@ -91,8 +91,6 @@ LaneView Lane::make_view() const {
   view.input = config.input;
   view.zero_padding = config.zero_padding;
   view.deadline = static_cast<std::uint64_t>(std::min(config.deadline * 1e9, 9e18));
-  view.row_order_hash = row_order_hash(config);
-  view.placement_version = config.placement.version();
 #if FERRY_TEST_HOOKS
   const Environment environment = Environment::read();
   const bool stalls = environment.stall_rank < 0 || environment.stall_rank == view.rank;
@@ -119,6 +117,7 @@ LaneView Lane::make_view() const {
   }
 
   view.tables = exchange_.tables.data() + exchange_.arrays.routing;
+  view.epoch = reinterpret_cast<const Epoch*>(exchange_.tables.data() + exchange_.arrays.epoch);
   view.timeout_claimed =
       reinterpret_cast<unsigned*>(exchange_.tables.data() + exchange_.arrays.timeout_claimed);
   view.state = array<LaneState>(arrays_.state);

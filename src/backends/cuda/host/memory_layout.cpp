@@ -99,9 +99,28 @@ ExchangeArrays exchange_arrays(const Config& config) {
   OffsetAllocator offsets;
   ExchangeArrays arrays;
   arrays.routing = offsets.take(RoutingTables::bytes(config.experts, config.placement.ranks()));
+  arrays.epoch = offsets.take(sizeof(Epoch));
   arrays.timeout_claimed = offsets.take(sizeof(unsigned));
   arrays.bytes = offsets.bytes();
   return arrays;
+}
+
+std::vector<std::byte> routing_tables(const Config& config) {
+  const int ranks = config.placement.ranks();
+  std::vector<std::byte> memory(static_cast<std::size_t>(RoutingTables::bytes(config.experts, ranks)));
+  const RoutingTables tables = RoutingTables::at(memory.data(), config.experts, ranks);
+  int physical = 0;  // index, see RoutingTables
+  for (int rank = 0; rank < ranks; ++rank) {
+    tables.capacity[rank] = group_capacity(config, rank);
+    tables.first_physical[rank] = physical;
+    for (const int expert : config.placement.experts_of(rank)) {
+      tables.physical_of[expert] = static_cast<std::uint16_t>(physical);
+      tables.expert_of[physical] = static_cast<std::uint16_t>(expert);
+      tables.rank_of[physical++] = static_cast<std::uint8_t>(rank);
+    }
+  }
+  tables.first_physical[ranks] = physical;
+  return memory;
 }
 
 LaneArrays lane_arrays(const Config& config, int rank) {

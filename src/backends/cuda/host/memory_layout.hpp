@@ -1,6 +1,9 @@
 // Sizes and offsets of the device memory of an exchange, for construction and for the size query alike.
 #pragma once
 
+#include <cstddef>
+#include <vector>
+
 #include "ferry/config.hpp"
 #include "format/parts.hpp"
 #include "layout/device_signals.hpp"
@@ -28,10 +31,13 @@ DeviceLayout device_layout(const Config& config);
 // Offsets of the arrays in device memory that all lanes of an exchange share.
 struct ExchangeArrays {
   std::int64_t routing = 0;          // RoutingTables
+  std::int64_t epoch = 0;            // Epoch
   std::int64_t timeout_claimed = 0;  // LaneView::timeout_claimed
   std::int64_t bytes = 0;
 };
 ExchangeArrays exchange_arrays(const Config& config);
+// The contents of the RoutingTables.
+std::vector<std::byte> routing_tables(const Config& config);
 
 // Offsets of the arrays in a lane's private device memory.
 struct LaneArrays {

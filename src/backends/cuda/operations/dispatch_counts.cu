@@ -39,6 +39,9 @@ __device__ void count_block(const CountArguments& call, CountState* state) {
   if (threadIdx.x == 0) {
     state->first_physical = tables.first_physical[lane.rank];
     state->experts = tables.first_physical[lane.rank + 1] - tables.first_physical[lane.rank];
+    state->header.terms = call.terms;
+    set_epoch(*lane.epoch, &state->header);
+    state->header.facts = make_header_facts(Operation::dispatch_counts, call.tokens);
   }
   __syncthreads();
   for_each_token(call.tokens, [&](std::int32_t token) {
@@ -92,10 +95,6 @@ __device__ bool receive_counts(const CountArguments& call, std::uint64_t number,
 __device__ bool exchange_counts(const CountArguments& call, std::uint64_t number, CountState* state) {
   const LaneView& lane = call.lane;
   const int thread = static_cast<int>(threadIdx.x);
-  if (thread == 0) {
-    state->header.terms = call.terms;
-    state->header.facts = make_header_facts(Operation::dispatch_counts, call.tokens);
-  }
   for (int i = thread; i < kMaxExperts; i += kClusterThreads) state->routes[i] = 0;
   __syncthreads();
   post_header_counts(lane, number, state->counts, thread, kClusterThreads);

@@ -69,6 +69,7 @@ class GatherBlock {
       state_.begin = 0;
       state_.count = read_count();
       state_.header.terms = call_.terms;
+      set_epoch(*lane_.epoch, &state_.header);
       state_.header.facts = make_header_facts(operation(), state_.count);
     }
     if (__syncthreads_or(go) == 0) return false;

@@ -53,6 +53,7 @@ __global__ void __launch_bounds__(32, 1)
   const int rank = static_cast<int>(threadIdx.x);
   if (rank == 0) {
     header.terms = call.terms;
+    set_epoch(*lane.epoch, &header);
     if constexpr (kPhase != Phase::receive)
       header.facts = make_header_facts(Operation::metadata, metadata_count(call, number));
   }
@@ -139,6 +140,7 @@ __device__ void run_route_values(const RouteValuesArguments& call, RouteValuesSt
     if (threadIdx.x == 0) {
       state->header.terms = call.terms;
       state->header.terms.add(static_cast<std::int64_t>(plan.header->call));
+      set_epoch(*lane.epoch, &state->header);
       state->header.facts = make_header_facts(call.operation, plan.header->tokens);
     }
     __syncwarp();

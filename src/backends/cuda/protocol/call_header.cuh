@@ -18,6 +18,11 @@ struct CallHeader {
   HeaderFacts facts;
 };
 
+// [thread] Completes the terms, whose other options the host has filled in.
+__device__ __forceinline__ void set_epoch(const Epoch& epoch, CallHeader* header) {
+  header->terms.set(kEpochOption, static_cast<std::int64_t>(epoch.number));
+}
+
 __device__ inline HeaderFacts make_header_facts(Operation operation, std::int32_t count) {
   HeaderFacts facts;
   facts.count = count;

@@ -19,7 +19,7 @@ constexpr std::chrono::milliseconds kProcessCheckInterval{200};  // a check is a
 }  // namespace
 
 FailureMonitor::FailureMonitor(const Rank& rank, HostSignals* signals, double deadline)
-    : rank_(rank), signals_(signals), deadline_(deadline) {
+    : rank_(rank), signals_(signals), deadline_(deadline), epoch_(rank.state().control().epoch()) {
   const ScopedSignalBlock scoped_signal_block;
   try {
     thread_ = std::thread([this] { run(); });
@@ -44,13 +44,14 @@ void FailureMonitor::run() {
     stopping = !sleep();  // then polls once more: a kernel may have timed out just now
   }
   // Release: a reader of the abort word also sees the failure. The failure is final, so the thread may end.
-  store_release(signals_->abort, 1);
+  store_release(signals_->abort, epoch_);
 }
 
 bool FailureMonitor::group_has_failed() {
   RankState& state = rank_.state();
   try {
-    if (const auto timeout = timeout_of(*signals_, rank_.topology())) state.time_out(*timeout, deadline_);
+    if (const auto timeout = timeout_of(*signals_, epoch_, rank_.topology()))
+      state.time_out(*timeout, deadline_);
     if (Clock::now() < next_process_check_) return state.control().failed();
     next_process_check_ = Clock::now() + kProcessCheckInterval;
     WaitRecord no_wait;

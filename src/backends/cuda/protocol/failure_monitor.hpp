@@ -36,6 +36,7 @@ class FailureMonitor {
   Rank rank_;
   HostSignals* signals_;
   double deadline_;
+  const std::uint64_t epoch_;  // which it watches
   Clock::time_point next_process_check_ = Clock::now();
   std::mutex mutex_;
   std::condition_variable stop_requested_;

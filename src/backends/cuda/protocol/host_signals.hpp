@@ -22,22 +22,23 @@ inline void store_release(Flag& flag, std::uint64_t value) {
 
 // One for each exchange and rank.
 struct HostSignals {
-  Flag abort;      // set by the host: every wait of this exchange ends at once
-  Flag timed_out;  // set by the first wait that timed out, after `timeout` (release)
+  Flag abort;  // the epoch in which the group has failed, set by the host: every wait of this exchange ends
+  Flag timed_out;  // the epoch of the first wait that timed out in it, set after `timeout` (release)
   WaitRecord timeout;
 };
 
-// The record of the wait that timed out, if there is one.
-inline std::optional<WaitRecord> timeout_of(const HostSignals& signals) {
+// The record of the wait that timed out in `epoch`, if there is one.
+inline std::optional<WaitRecord> timeout_of(const HostSignals& signals, std::uint64_t epoch) {
   // Acquire: the kernel stores the record before it store-releases `timed_out`.
-  if (load_acquire(signals.timed_out) == 0) return std::nullopt;
+  if (load_acquire(signals.timed_out) != epoch) return std::nullopt;
   WaitRecord record = signals.timeout;
   record.node = -1;  // the report is memory that was zeroed
   return record;
 }
 // The record of a timeout, with the node of the missing rank.
-inline std::optional<WaitRecord> timeout_of(const HostSignals& signals, const Topology& topology) {
-  std::optional<WaitRecord> record = timeout_of(signals);
+inline std::optional<WaitRecord> timeout_of(const HostSignals& signals, std::uint64_t epoch,
+                                            const Topology& topology) {
+  std::optional<WaitRecord> record = timeout_of(signals, epoch);
   if (!record || topology.nodes() == 1) return record;
   const int missing = record->peer >= 0 ? record->peer : record->via;
   if (missing >= 0) record->node = topology.node_of(missing);

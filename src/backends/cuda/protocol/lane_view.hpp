@@ -51,6 +51,13 @@ struct LaneState {
   std::uint64_t further_rounds;  // call numbers that rounds of gathers have taken, beyond one a call
 };
 
+// What changes with the placement and with the seats that are present, beside the RoutingTables: the exchange
+// has one, in device memory, where a captured graph sees a change. The sizes in LaneView never change.
+struct Epoch {
+  std::uint64_t number;  // of the group: ControlBlock::epoch()
+  std::uint64_t row_order_hash, placement_version;
+};
+
 // The kinds of data that a rank sends in a call. Each has an end-of-stream flag of its own.
 enum class Payload : int {
   weights,  // combine: router weights, from a token's source rank to its rows
@@ -69,7 +76,6 @@ struct LaneView {
   bool zero_padding;
   bool has_gathered;       // a gather has been enqueued: LaneState::further_rounds may not be 0
   std::uint64_t deadline;  // nanoseconds
-  std::uint64_t row_order_hash, placement_version;
   PlanShape plan_shape;
 #if FERRY_TEST_HOOKS
   FaultInjection fault_injection;
@@ -85,8 +91,11 @@ struct LaneView {
   ExchangeLayout exchange;       // offsets relative to the lane's section: use lane 0
   std::int64_t receive_buffers;  // offset in it of the lane's own receive buffers, if it has any
 
-  const std::byte* tables;    // RoutingTables, in device memory
-  unsigned* timeout_claimed;  // 1: a thread of some lane has claimed HostSignals::timeout
+  // In device memory, of the exchange.
+  const std::byte* tables;  // RoutingTables
+  const Epoch* epoch;
+  unsigned*
+      timeout_claimed;  // the last epoch in which a thread of some lane has claimed HostSignals::timeout
 
   // Working memory of this lane.
   LaneState* state;

@@ -16,12 +16,13 @@ __device__ inline void start_plan_header(PlanHeader* header, std::int64_t tokens
   header->tokens = static_cast<std::int32_t>(tokens);
 }
 
-__device__ inline void write_plan_header(PlanHeader* to, const LaneView& lane, std::uint64_t number,
-                                         std::int64_t tokens, std::int64_t total, std::int64_t dropped) {
+__device__ inline void write_plan_header(PlanHeader* to, const LaneView& lane, const Epoch& epoch,
+                                         std::uint64_t number, std::int64_t tokens, std::int64_t total,
+                                         std::int64_t dropped) {
   PlanHeader header{};
   header.magic = kPlanMagic;
-  header.config_hash = lane.row_order_hash;
-  header.placement_version = lane.placement_version;
+  header.config_hash = epoch.row_order_hash;
+  header.placement_version = epoch.placement_version;
   header.call = number;
   header.shape = lane.plan_shape;
   header.rank = lane.rank;
@@ -36,7 +37,7 @@ __device__ inline void write_plan_header(PlanHeader* to, const LaneView& lane, s
 __device__ inline PlanFault check_plan(const LaneView& lane, const PlanHeader& header, std::int64_t tokens) {
   if (header.magic != kPlanMagic || header.check != header_check(header))
     return header.magic == kWrongArraysMagic ? PlanFault::arrays : PlanFault::damaged;
-  if (header.config_hash != lane.row_order_hash) return PlanFault::configuration;
+  if (header.config_hash != lane.epoch->row_order_hash) return PlanFault::configuration;
   if (header.rank != lane.rank) return PlanFault::rank;
   if (header.total < 0 || header.total > lane.capacity_rows || header.tokens < 0 ||
       header.tokens > lane.max_tokens) {

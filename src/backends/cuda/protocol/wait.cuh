@@ -9,6 +9,17 @@ namespace ferry::cuda::inline FERRY_WIDTH {
 inline constexpr std::uint64_t kExchangeFailed =
     ~0ull;  // LaneState::aborted_call once the whole exchange has failed
 
+// [thread] Whether the host has aborted the exchange. A failure of an earlier epoch is over.
+__device__ __forceinline__ bool exchange_failed(const LaneView& lane) {
+  return load_relaxed_sys(&lane.report->abort) >= lane.epoch->number;
+}
+
+// [thread] Whether this thread is the first of the exchange to time out in the epoch: it writes the record.
+__device__ __forceinline__ bool claims_timeout(const LaneView& lane) {
+  const auto epoch = static_cast<unsigned>(lane.epoch->number);
+  return atomicMax(lane.timeout_claimed, epoch) < epoch;
+}
+
 #if FERRY_TEST_HOOKS
 // [thread] Fault injection for tests: before the step that `point` names, stalls until the exchange has
 // failed, or pauses for a random time. Always inlined: a call would keep the caller's registers in memory,
@@ -17,7 +28,7 @@ __device__ __forceinline__ void inject_fault(const LaneView& lane, KernelPoint p
   if (lane.fault_injection.any == 0) return;
   if (lane.fault_injection.stall == point) {
     // The host's monitor sets the abort word. The long sleep keeps many stalled threads off the PCIe link.
-    while (load_relaxed_sys(&lane.report->abort) == 0) __nanosleep(500'000);
+    while (!exchange_failed(lane)) __nanosleep(500'000);
   }
   std::uint32_t random = static_cast<std::uint32_t>(clock64()) * 2654435761u + threadIdx.x * 40503u;
   random ^= random >> 15;
@@ -55,7 +66,7 @@ struct WaitTarget {
 // [thread] The first wait of the exchange to time out writes the record for the host; then every call ends.
 static __device__ __noinline__ void report_timeout(const LaneView& lane, WaitTarget awaited,
                                                    std::uint64_t seen) {
-  if (atomicExch(lane.timeout_claimed, 1u) == 0) {
+  if (claims_timeout(lane)) {
     WaitRecord* record = &lane.report->timeout;
     record->operation = awaited.operation;
     record->call = awaited.call;
@@ -65,7 +76,7 @@ static __device__ __noinline__ void report_timeout(const LaneView& lane, WaitTar
     record->observed = seen;
     record->via = -1;  // the report is memory that was zeroed
     // Release at system scope: the host reads the record after this word.
-    store_release_sys(&lane.report->timed_out, 1);
+    store_release_sys(&lane.report->timed_out, lane.epoch->number);
   }
   set_aborted(lane, kExchangeFailed);
 }
@@ -123,7 +134,7 @@ static __device__ __noinline__ WaitResult wait_long(const LaneView& lane, const 
     const std::uint64_t now = global_nanoseconds();
     if (now < next_abort_poll) continue;
     next_abort_poll = now + kAbortPollIntervalNs;
-    if (load_relaxed_sys(&lane.report->abort) != 0) {
+    if (exchange_failed(lane)) {
       set_aborted(lane, kExchangeFailed);
       return WaitResult::aborted;
     }
@@ -194,7 +205,7 @@ static __device__ __noinline__ ReadyMask wait_any_slow(const LaneView& lane, con
     if (start == 0) start = now, next_abort_poll = now + kAbortPollIntervalNs;
     if (now < next_abort_poll) continue;
     next_abort_poll = now + kAbortPollIntervalNs;
-    if (load_relaxed_sys(&lane.report->abort) != 0) set_aborted(lane, kExchangeFailed);
+    if (exchange_failed(lane)) set_aborted(lane, kExchangeFailed);
     if (wanted != 0 && now - start > lane.deadline) report_timeout(lane, awaited, load_relaxed_sys(flags));
   }
 }

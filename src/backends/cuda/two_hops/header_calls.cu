@@ -27,6 +27,7 @@ __global__ void __launch_bounds__(32, 1) agree_kernel(const __grid_constant__ Ag
   const std::uint64_t number = lane.state->calls[0] + 1;
   if (threadIdx.x == 0) {
     header.terms = call.terms;
+    set_epoch(*lane.epoch, &header);
     header.facts = make_header_facts(call.terms.operation, 0);
   }
   __syncwarp();

@@ -28,7 +28,7 @@ __device__ __forceinline__ WaitRole wait_role(HopRole role) {
 // [thread] report_timeout() for a role, and for data that a relay forwards: `via`, or -1.
 static __device__ __noinline__ void report_hop_timeout(const LaneView& lane, const WaitTarget& awaited,
                                                        WaitRole role, int via) {
-  if (atomicExch(lane.timeout_claimed, 1u) == 0) {
+  if (claims_timeout(lane)) {
     WaitRecord* record = &lane.report->timeout;
     record->operation = awaited.operation;
     record->call = awaited.call;
@@ -39,7 +39,7 @@ static __device__ __noinline__ void report_hop_timeout(const LaneView& lane, con
     record->via = via;
     record->role = role;
     // Release at system scope: the host reads the record after this word.
-    store_release_sys(&lane.report->timed_out, 1);
+    store_release_sys(&lane.report->timed_out, lane.epoch->number);
   }
   set_aborted(lane, kExchangeFailed);
 }
@@ -294,7 +294,7 @@ class HopBlock {
     HopTaskState* const states = reinterpret_cast<HopTaskState*>(call_.memory.states) + thread() % 32;
     bool aborted = is_aborted(lane_, state_.number);
     // Reads of the host's memory are slow: reads by all warps take longer than many a call.
-    if (is_first_to_look(now) && load_relaxed_sys(&lane_.report->abort) != 0) {
+    if (is_first_to_look(now) && exchange_failed(lane_)) {
       set_aborted(lane_, kExchangeFailed);
       aborted = true;
     }

@@ -114,11 +114,13 @@ struct DispatchBlock {
     state->fault = Traits::by_plan(call) ? check_plan(call.lane, *call.plan.header, tokens) : PlanFault::none;
     fill_facts(call, partition, Role::kFused, Traits::kFewTokens);
   }
-  // [warp] Fills in the header's terms.
+  // [warp] Fills in the header's terms, and the epoch.
   __device__ void load_terms() const {
     copy_to_shared(call.terms, &state->header.terms, thread() % 32, 32);
     __syncwarp();
     if (thread() % 32 != 0) return;
+    state->epoch = *call.lane.epoch;
+    set_epoch(state->epoch, &state->header);
     if (Traits::by_plan(call)) {
       state->header.terms.add(static_cast<std::int64_t>(call.plan.header->call));
     } else if (Traits::kMayReplicate && call.lane.input == Input::replicated) {
