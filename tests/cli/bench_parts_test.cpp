@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "tools/ferry/bench/engine_bench.hpp"
-#include "tools/ferry/bench/engine_transfers.hpp"
 #include "tools/ferry/bench/traffic.hpp"
 
 namespace ferry::app {

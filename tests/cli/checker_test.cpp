@@ -11,8 +11,7 @@
 
 #include "ferry/exchange.hpp"
 #include "ferry/group.hpp"
-#include "tools/ferry/run/combine_check.hpp"
-#include "tools/ferry/run/dispatch_values.hpp"
+#include "tools/ferry/run/expected.hpp"
 #include "tools/ferry/run/report.hpp"
 #include "tools/ferry/run/run_spec.hpp"
 #include "tools/ferry/run/shared_results.hpp"

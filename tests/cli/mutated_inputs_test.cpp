@@ -24,9 +24,9 @@
 #include "seed.hpp"
 #include "tools/ferry/model/constants.hpp"
 #include "tools/ferry/model/records.hpp"
-#include "tools/ferry/run/earlier_run.hpp"
 #include "tools/ferry/run/program_run.hpp"
-#include "tools/report/json.hpp"
+#include "tools/ferry/run/report.hpp"
+#include "tools/report/forms.hpp"
 #include "trace/files.hpp"
 
 namespace {

@@ -1,4 +1,4 @@
-#include "tools/report/json.hpp"
+#include "tools/report/forms.hpp"
 
 #include <gtest/gtest.h>
 

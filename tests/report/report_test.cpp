@@ -16,9 +16,7 @@
 #include "ferry/error.hpp"
 #include "report/synthetic_run.hpp"
 #include "seed.hpp"
-#include "tools/report/json.hpp"
-#include "tools/report/table.hpp"
-#include "tools/report/timeline.hpp"
+#include "tools/report/forms.hpp"
 #include "tools/report/units.hpp"
 
 namespace ferry::report {

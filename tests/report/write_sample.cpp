@@ -9,10 +9,7 @@
 #include <string>
 
 #include "report/synthetic_run.hpp"
-#include "tools/report/html.hpp"
-#include "tools/report/json.hpp"
-#include "tools/report/table.hpp"
-#include "tools/report/timeline.hpp"
+#include "tools/report/forms.hpp"
 
 namespace {
 

@@ -14,7 +14,7 @@
 #include "ferry/error.hpp"
 #include "ferry/version.hpp"
 #include "tools/ferry/commands/commands.hpp"
-#include "tools/ferry/common/documents.hpp"
+#include "tools/ferry/common/files.hpp"
 
 namespace ferry::app {
 namespace {

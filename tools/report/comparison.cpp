@@ -1,4 +1,4 @@
-#include "tools/report/comparison.hpp"
+#include "tools/report/parts.hpp"
 
 #include <fmt/core.h>
 

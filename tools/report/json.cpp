@@ -1,11 +1,10 @@
-#include "tools/report/json.hpp"
+#include "tools/report/forms.hpp"
 
 #include <algorithm>
 #include <cmath>
 #include <string>
 
-#include "tools/report/comparison.hpp"
-#include "tools/report/json_parts.hpp"
+#include "tools/report/parts.hpp"
 #include "tools/report/summary.hpp"
 
 namespace ferry::report {

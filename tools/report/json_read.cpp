@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "ferry/error.hpp"
-#include "tools/report/json.hpp"
+#include "tools/report/forms.hpp"
 #include "tools/report/json_field.hpp"
 
 namespace ferry::report {

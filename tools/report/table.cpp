@@ -1,12 +1,11 @@
-#include "tools/report/table.hpp"
+#include "tools/report/forms.hpp"
 
 #include <fmt/format.h>
 
 #include <cmath>
 #include <iterator>
 
-#include "tools/report/comparison.hpp"
-#include "tools/report/json.hpp"
+#include "tools/report/parts.hpp"
 #include "tools/report/summary.hpp"
 #include "tools/report/units.hpp"
 

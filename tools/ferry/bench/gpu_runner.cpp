@@ -3,9 +3,9 @@
 #include <algorithm>
 
 #include "plan/shapes.hpp"
-#include "tools/ferry/bench/check.hpp"
 #include "tools/ferry/bench/gpu_inputs.hpp"
 #include "tools/ferry/bench/gpu_timer.hpp"
+#include "tools/ferry/bench/inputs.hpp"
 #include "tools/ferry/bench/runners.hpp"
 #include "tools/ferry/bench/traffic.hpp"
 #include "tools/ferry/commands/commands.hpp"

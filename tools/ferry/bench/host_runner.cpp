@@ -11,12 +11,10 @@
 #include "ferry/exchange.hpp"
 #include "ferry/group.hpp"
 #include "memory/local_memory.hpp"
-#include "tools/ferry/bench/check.hpp"
 #include "tools/ferry/bench/inputs.hpp"
 #include "tools/ferry/bench/runners.hpp"
 #include "tools/ferry/bench/traffic.hpp"
 #include "tools/ferry/common/config.hpp"
-#include "tools/ferry/common/groups.hpp"
 #include "tools/ferry/common/machine.hpp"
 #include "tools/report/units.hpp"
 

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "ferry/exchange.hpp"
 #include "tools/ferry/bench/point.hpp"
 #include "tools/ferry/common/dispatch_check.hpp"
 
@@ -67,5 +68,26 @@ class TokenTables {
   std::int64_t message_bytes_;
   std::vector<std::byte> tokens_, messages_;
 };
+
+// ---- compare the results of a benchmark's dispatch and combine with its inputs, before they are timed
+
+// All throw CheckFailed, and return the number of rows compared.
+
+// Compares every count, source, weight and byte that `rank` received.
+std::int64_t check_received(const BenchPoint& point, const BenchInputs& inputs, int set, int rank,
+                            const DispatchResult& received);
+
+// Compares all but the bytes, which may be in device memory. `weighted`: the dispatch carried weights.
+std::int64_t check_row_positions(const BenchInputs& inputs, int set, int rank, const DispatchResult& received,
+                                 bool weighted);
+
+struct CombineMode {
+  Reduction reduction = Reduction::partial;
+  bool weighted = true;
+};
+
+// Compares every byte of combine's result, for experts that return their rows unchanged.
+std::int64_t check_result(const BenchPoint& point, const BenchInputs& inputs, int set, int rank,
+                          const std::byte* result, const CombineMode& mode);
 
 }  // namespace ferry::app

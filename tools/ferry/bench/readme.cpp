@@ -12,9 +12,9 @@
 #include "tools/ferry/bench/report.hpp"
 #include "tools/ferry/bench/runners.hpp"
 #include "tools/ferry/bench/sweep.hpp"
+#include "tools/ferry/common/files.hpp"
 #include "tools/ferry/common/machine.hpp"
-#include "tools/ferry/common/output.hpp"
-#include "tools/ferry/limits/gpu_probes.hpp"
+#include "tools/ferry/limits/gpu_limits.hpp"
 #include "tools/report/units.hpp"
 
 namespace ferry::app {

@@ -8,7 +8,7 @@
 
 #include "ferry/trace.hpp"
 #include "tools/ferry/bench/point.hpp"
-#include "tools/ferry/common/engine_choice.hpp"
+#include "tools/ferry/common/config.hpp"
 
 namespace ferry::app {
 

@@ -14,7 +14,7 @@
 #include "tools/ferry/commands/commands.hpp"
 #include "tools/ferry/common/arguments.hpp"
 #include "tools/ferry/common/config.hpp"
-#include "tools/ferry/common/output.hpp"
+#include "tools/ferry/common/files.hpp"
 
 namespace ferry::app {
 

@@ -19,11 +19,10 @@
 #include "ferry/version.hpp"
 #include "group/mpi_library.hpp"
 #include "tools/ferry/commands/commands.hpp"
-#include "tools/ferry/common/documents.hpp"
+#include "tools/ferry/common/files.hpp"
 #include "tools/ferry/common/machine.hpp"
-#include "tools/ferry/common/nvshmem.hpp"
 #include "tools/ferry/common/traces.hpp"
-#include "tools/ferry/limits/gpu_probes.hpp"
+#include "tools/ferry/limits/gpu_limits.hpp"
 #include "tools/ferry/run/swiglu.hpp"
 #include "tools/report/units.hpp"
 

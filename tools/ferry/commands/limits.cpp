@@ -19,8 +19,8 @@
 #include "group/control_block.hpp"
 #include "tools/ferry/commands/commands.hpp"
 #include "tools/ferry/common/arguments.hpp"
+#include "tools/ferry/common/files.hpp"
 #include "tools/ferry/common/machine.hpp"
-#include "tools/ferry/common/output.hpp"
 #include "tools/ferry/limits/gpu_limits.hpp"
 #include "tools/report/units.hpp"
 

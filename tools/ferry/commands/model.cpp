@@ -13,7 +13,7 @@
 #include "tools/ferry/commands/commands.hpp"
 #include "tools/ferry/common/arguments.hpp"
 #include "tools/ferry/common/config.hpp"
-#include "tools/ferry/common/output.hpp"
+#include "tools/ferry/common/files.hpp"
 #include "tools/ferry/model/report.hpp"
 #include "tools/report/units.hpp"
 

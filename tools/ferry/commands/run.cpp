@@ -12,21 +12,16 @@
 #include "tools/ferry/commands/commands.hpp"
 #include "tools/ferry/common/arguments.hpp"
 #include "tools/ferry/common/config.hpp"
-#include "tools/ferry/common/groups.hpp"
+#include "tools/ferry/common/files.hpp"
 #include "tools/ferry/common/machine.hpp"
-#include "tools/ferry/common/output.hpp"
 #include "tools/ferry/common/traces.hpp"
-#include "tools/ferry/run/earlier_run.hpp"
 #include "tools/ferry/run/program_run.hpp"
 #include "tools/ferry/run/report.hpp"
 #include "tools/ferry/run/run_spec.hpp"
 #include "tools/ferry/run/runner.hpp"
 #include "tools/ferry/run/shared_results.hpp"
 #include "tools/ferry/run/swiglu.hpp"
-#include "tools/report/html.hpp"
-#include "tools/report/json.hpp"
-#include "tools/report/table.hpp"
-#include "tools/report/timeline.hpp"
+#include "tools/report/forms.hpp"
 
 namespace ferry::app {
 

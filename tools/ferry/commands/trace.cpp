@@ -13,7 +13,7 @@
 #include "ferry/version.hpp"
 #include "tools/ferry/commands/commands.hpp"
 #include "tools/ferry/common/arguments.hpp"
-#include "tools/ferry/common/output.hpp"
+#include "tools/ferry/common/files.hpp"
 #include "tools/ferry/common/traces.hpp"
 #include "tools/report/units.hpp"
 #include "trace/synth.hpp"

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "tools/ferry/common/output.hpp"
+#include "tools/ferry/common/files.hpp"
 
 namespace ferry::app {
 

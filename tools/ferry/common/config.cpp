@@ -1,9 +1,9 @@
 #include "tools/ferry/common/config.hpp"
 
 #include <fmt/core.h>
-#include <cmath>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdlib>
 #include <vector>
 
@@ -12,6 +12,9 @@
 #include "format/encoding.hpp"
 #include "format/parts.hpp"
 #include "plan/shapes.hpp"
+#include "tools/ferry/common/arguments.hpp"
+#include "tools/ferry/limits/gpu_limits.hpp"
+#include "tools/report/units.hpp"
 
 namespace ferry::app {
 
@@ -145,6 +148,60 @@ std::int64_t received_row_bytes(const Config& config) {
 
 bool combine_applies_weights(Layout layout, Reduction reduction) {
   return layout != Layout::rank_major && reduction != Reduction::unreduced;
+}
+
+void add_engine_options(CLI::App& command, EngineChoice& choice) {
+  add_choice(command, "--engine", choice.engine,
+             "collective: mpi, or nccl between GPUs;\ndefault: automatic, which is mpi",
+             {"automatic", "mpi", "nccl"});
+  add_choice(command, "--memory", choice.memory,
+             "collective: host (default), or device: the rank's GPU,\nalso with mpi",
+             {"automatic", "host", "device"});
+}
+
+void check_engine(const std::string& backend, const EngineChoice& choice) {
+  if (backend == "collective") {
+    if (choice.engine == "nccl" && choice.memory == "host")
+      throw UsageError("--engine nccl with --memory host: NCCL connects GPUs; use device, or --engine mpi");
+    return;
+  }
+  if (choice.engine == "automatic" && choice.memory == "automatic") return;
+  throw UsageError(fmt::format(
+      "{} with --backend {}: only collective has a choice",
+      choice.engine != "automatic" ? "--engine " + choice.engine : "--memory " + choice.memory, backend));
+}
+
+void check_gpus(const std::string& backend, const EngineChoice& choice) {
+  const std::string option = choice.gpu_option();
+  if (backend != "collective" || option.empty()) return;
+  try {
+    if (gpu_names().empty()) throw UnsupportedError("this machine has no GPU");
+  } catch (const Error& error) {
+    throw UnsupportedError(
+        fmt::format("{}: {}; use --engine mpi with --memory host, which need none", option, error.what()));
+  }
+}
+
+Group mpi_group(int ranks, const std::string& backend) {
+  Group group = Group::mpi();
+  if (ranks == 0 || group.size() == ranks) return group;
+  throw UsageError(fmt::format("--backend {}: there {} {}: start ferry with mpirun -n {}, or pass --ranks {}",
+                               backend, group.size() == 1 ? "is" : "are",
+                               report::counted(group.size(), "rank"), ranks, group.size()));
+}
+
+Group local_group(const LocalGroup& options) {
+  const auto& [ranks, hosts, processes] = options;
+  if (ranks % hosts != 0) throw UsageError(fmt::format("--hosts {}: must divide --ranks {}", hosts, ranks));
+  return processes ? Group::processes(ranks, hosts) : Group::threads(ranks, hosts);
+}
+
+void refuse_local_options(const LocalGroup& options) {
+  if (!options.processes && options.hosts == 1) return;
+  throw UsageError(fmt::format(
+      "{} with --backend collective: its ranks are the processes that mpirun has started; to simulate "
+      "hosts, give them different values of FERRY_HOST_ID",
+      options.processes ? "--processes" : "--hosts"));
 }
 
 }  // namespace ferry::app

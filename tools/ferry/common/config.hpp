@@ -1,4 +1,5 @@
-// Makes an exchange's configuration from the program's options and a trace, and computes sizes that follow.
+// Makes an exchange's configuration and group of ranks from the program's options, and computes sizes that
+// follow.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +8,12 @@
 #include <vector>
 
 #include "ferry/exchange.hpp"
+#include "ferry/group.hpp"
 #include "ferry/trace.hpp"
+
+namespace CLI {
+class App;
+}
 
 namespace ferry::app {
 
@@ -66,5 +72,46 @@ std::int64_t received_row_bytes(const Config& config);
 // Whether combine multiplies the experts' rows by row weights. Otherwise the experts have applied them
 // (rank_major) or the caller will (unreduced).
 bool combine_applies_weights(Layout layout, Reduction reduction);
+
+// ---- --engine and --memory of the backend `collective`
+
+struct EngineChoice {
+  std::string engine = "automatic", memory = "automatic";
+
+  // The option that asks for GPUs; empty: none does.
+  std::string gpu_option() const {
+    if (engine == "nccl") return "--engine nccl";
+    return memory == "device" ? "--memory device" : "";
+  }
+};
+
+void add_engine_options(CLI::App& command, EngineChoice& choice);
+
+// @throws UsageError  options that contradict one another, or another backend than `collective`
+void check_engine(const std::string& backend, const EngineChoice& choice);
+
+// @throws UnsupportedError  an option of `collective` asks for GPUs, and this build or machine has none
+void check_gpus(const std::string& backend, const EngineChoice& choice);
+
+// ---- groups of ranks
+
+// The ranks that mpirun has started, this process among them. `ranks`: as many as the user asked for; 0: any
+// number. `backend`: for the error.
+// @throws UsageError        mpirun has started another number
+// @throws UnsupportedError  as Group::mpi()
+Group mpi_group(int ranks, const std::string& backend = "collective");
+
+// Ranks that this command starts, on `hosts` simulated hosts.
+struct LocalGroup {
+  int ranks;
+  int hosts = 1;
+  bool processes = false;
+};
+
+// @throws UsageError  the number of hosts does not divide that of the ranks
+Group local_group(const LocalGroup& options);
+
+// @throws UsageError  options of LocalGroup with ranks that mpirun has started
+void refuse_local_options(const LocalGroup& options);
 
 }  // namespace ferry::app

@@ -1,6 +1,10 @@
 #include "tools/ferry/common/gpu.hpp"
 
+#include <fmt/core.h>
+
+#include "backends/nvshmem/session.hpp"
 #include "format/parts.hpp"
+#include "tools/ferry/limits/gpu_limits.hpp"
 
 namespace ferry::app {
 
@@ -55,6 +59,12 @@ void* ResultOnHost::copied(const void* device, std::int64_t bytes) {
       copies_.emplace_back(static_cast<std::size_t>(bytes) + 1);  // the +1: never a null pointer
   copy_to_host(copy.data(), device, bytes);
   return copy.data();
+}
+
+std::string found_nvshmem() {
+  int major = 0, minor = 0, patch = 0;
+  nvshmem::load_module().version(&major, &minor, &patch);
+  return fmt::format("{}.{}.{}, {}", major, minor, patch, nvshmem::library_path());
 }
 
 }  // namespace ferry::app

@@ -3,8 +3,7 @@
 #include "ferry/error.hpp"
 #include "tools/ferry/bench/engine_bench.hpp"
 #include "tools/ferry/bench/runners.hpp"
-#include "tools/ferry/common/nvshmem.hpp"
-#include "tools/ferry/limits/gpu_probes.hpp"
+#include "tools/ferry/limits/gpu_limits.hpp"
 #include "tools/ferry/run/device_context.hpp"
 #include "tools/ferry/run/program_context.hpp"
 

@@ -8,7 +8,7 @@
 #include <system_error>
 
 #include "base/environment.hpp"
-#include "tools/ferry/common/documents.hpp"
+#include "tools/ferry/common/files.hpp"
 
 namespace ferry::app {
 

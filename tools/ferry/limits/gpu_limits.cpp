@@ -6,8 +6,7 @@
 #include <set>
 
 #include "ferry/version.hpp"
-#include "tools/ferry/common/output.hpp"
-#include "tools/ferry/limits/gpu_probes.hpp"
+#include "tools/ferry/common/files.hpp"
 #include "tools/report/units.hpp"
 
 namespace ferry::app {

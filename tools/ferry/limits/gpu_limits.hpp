@@ -2,11 +2,11 @@
 // for the lower bounds of `ferry bench --backend cuda`.
 #pragma once
 
+#include <nlohmann/json.hpp>
+
 #include <string>
 #include <utility>
 #include <vector>
-
-#include <nlohmann/json.hpp>
 
 namespace ferry::app {
 
@@ -27,5 +27,32 @@ double best_push(const GpuLimits& limits, int sm_limit);
 
 std::string table_of(const GpuLimits& limits);
 nlohmann::ordered_json json_of(const GpuLimits& limits);
+
+// ---- kernels that measure what GPUs can move and how fast they signal; a rank's GPU is its number modulo
+// the number of GPUs.
+
+// Names of the GPUs.
+// @throws UnsupportedError  this build or machine has none
+std::vector<std::string> gpu_names();
+
+// Number of SMs of the first GPU.
+int gpu_sms();
+
+// Bytes per second out of the slowest rank while all ranks write to all others at once, with `sms` SMs each.
+// With one rank 0, because nothing leaves it.
+double measure_push(int ranks, int sms);
+
+// Seconds for a flag to travel one way between two ranks: half of a round trip.
+double measure_gpu_flag();
+
+// Seconds for a barrier of all ranks inside a kernel.
+double measure_gpu_barrier(int ranks);
+
+// Seconds of an empty kernel of `blocks` blocks in a graph.
+double measure_launch(int blocks);
+
+// Version and path of the library that the backend nvshmem would use.
+// @throws UnsupportedError  there is none, or no module for it
+std::string found_nvshmem();
 
 }  // namespace ferry::app

@@ -9,7 +9,7 @@
 #include "backends/cuda/runtime/error.hpp"
 #include "backends/cuda/runtime/stream.hpp"
 #include "ferry/error.hpp"
-#include "tools/ferry/limits/gpu_probes.hpp"
+#include "tools/ferry/limits/gpu_limits.hpp"
 
 namespace ferry::app {
 

@@ -6,7 +6,7 @@
 
 #include "ferry/error.hpp"
 #include "ferry/version.hpp"
-#include "tools/ferry/common/input.hpp"
+#include "tools/ferry/common/files.hpp"
 #include "tools/ferry/model/records.hpp"
 
 namespace ferry::app {

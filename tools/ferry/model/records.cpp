@@ -7,7 +7,7 @@
 #include "base/enumerators.hpp"
 #include "ferry/error.hpp"
 #include "tools/ferry/common/config.hpp"
-#include "tools/ferry/common/input.hpp"
+#include "tools/ferry/common/files.hpp"
 
 namespace ferry::app {
 

@@ -9,10 +9,9 @@
 #include "ferry/evaluator.hpp"
 #include "ferry/version.hpp"
 #include "tools/ferry/common/config.hpp"
-#include "tools/ferry/common/input.hpp"
+#include "tools/ferry/common/files.hpp"
 #include "tools/ferry/common/machine.hpp"
-#include "tools/ferry/run/combine_check.hpp"
-#include "tools/ferry/run/dispatch_values.hpp"
+#include "tools/ferry/run/expected.hpp"
 #include "tools/ferry/run/program_context.hpp"
 #include "tools/ferry/run/report.hpp"
 

@@ -7,7 +7,7 @@
 #include "base/mapping.hpp"
 #include "ferry/group.hpp"
 #include "ferry/program.hpp"
-#include "tools/ferry/common/check_counter.hpp"
+#include "tools/ferry/common/dispatch_check.hpp"
 #include "tools/ferry/run/run_spec.hpp"
 #include "tools/report/program_report.hpp"
 

@@ -1,19 +1,22 @@
 #include "tools/ferry/run/report.hpp"
 
 #include <fmt/core.h>
+#include <nlohmann/json.hpp>
 
 #include <algorithm>
 
 #include "backends/cpu/relay.hpp"
 #include "exchange/configuration.hpp"
+#include "ferry/error.hpp"
 #include "ferry/version.hpp"
 #include "format/parts.hpp"
 #include "layout/message.hpp"
 #include "tools/ferry/common/config.hpp"
+#include "tools/ferry/common/files.hpp"
 #include "tools/ferry/common/machine.hpp"
-#include "tools/ferry/run/combine_check.hpp"
-#include "tools/ferry/run/planned_messages.hpp"
+#include "tools/ferry/run/expected.hpp"
 #include "tools/ferry/run/swiglu.hpp"
+#include "tools/report/forms.hpp"
 #include "trace/synth.hpp"
 
 namespace ferry::app {
@@ -268,6 +271,17 @@ report::RunReport make_report(const RunSpec& spec, const Topology& topology, con
   add_load(spec, results, run);
   add_times(results, run);
   return run;
+}
+
+std::shared_ptr<const report::RunReport> read_earlier_run(const std::string& path) {
+  if (path.empty()) return nullptr;
+  const std::string name = "--compare " + path, remedy = "it takes what ferry run --json FILE has written";
+  const auto json = read_json_file(path, name, remedy);
+  try {
+    return std::make_shared<const report::RunReport>(report::from_json(json));
+  } catch (const UsageError& error) {
+    throw UsageError(fmt::format("{}: {}; {}", name, error.what(), remedy));
+  }
 }
 
 }  // namespace ferry::app

@@ -10,7 +10,7 @@
 
 #include "ferry/config.hpp"
 #include "ferry/trace.hpp"
-#include "tools/ferry/common/engine_choice.hpp"
+#include "tools/ferry/common/config.hpp"
 #include "tools/ferry/run/swiglu.hpp"
 
 namespace ferry::app {

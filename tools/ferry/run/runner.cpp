@@ -7,9 +7,7 @@
 #include <cstring>
 
 #include "tools/ferry/common/random.hpp"
-#include "tools/ferry/run/combine_check.hpp"
-#include "tools/ferry/run/dispatch_values.hpp"
-#include "tools/ferry/run/planned_messages.hpp"
+#include "tools/ferry/run/expected.hpp"
 
 namespace ferry::app {
 

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "ferry/group.hpp"
-#include "tools/ferry/common/output.hpp"
+#include "tools/ferry/common/files.hpp"
 #include "tools/ferry/run/device_context.hpp"
 #include "tools/ferry/run/run_spec.hpp"
 #include "tools/ferry/run/shared_results.hpp"

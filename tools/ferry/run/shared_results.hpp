@@ -8,7 +8,7 @@
 
 #include "base/mapping.hpp"
 #include "ferry/group.hpp"
-#include "tools/ferry/common/check_counter.hpp"
+#include "tools/ferry/common/dispatch_check.hpp"
 #include "tools/report/run_report.hpp"
 
 namespace ferry::app {

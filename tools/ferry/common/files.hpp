@@ -1,9 +1,13 @@
-// Writes the program's output files, and how far it is: a line on a terminal, lines in a log.
+// The program's files, written and read, and how far it is: a line on a terminal, lines in a log.
 #pragma once
 
+#include <nlohmann/json.hpp>
+
 #include <cstdint>
+#include <filesystem>
 #include <initializer_list>
 #include <string>
+#include <string_view>
 
 #include "base/mapping.hpp"
 
@@ -63,5 +67,25 @@ class Progress {
   bool terminal_;
   Mapping memory_;  // SharedState, shared with forked ranks
 };
+
+// A whole file. Devices, pipes and sockets are refused: they may have no end, or not begin. The message of an
+// error begins with `name`.
+// @throws UsageError   it is no regular file
+// @throws SystemError  it cannot be read
+std::string read_file(const std::string& path, const std::string& name);
+
+// The JSON in a file (report::parse_json). `remedy`: ends the message if it is none.
+nlohmann::ordered_json read_json_file(const std::string& path, const std::string& name,
+                                      const std::string& remedy);
+
+// ---- the documents that were installed with the program, for messages that refer to them
+
+// The folder that holds README.md and docs: of the Python package, or of the prefix of a tarball. Empty if
+// there is none, as in a checkout.
+std::filesystem::path documents_folder();
+
+// The path of an installed document such as "docs/traces.md"; where documents are not installed, the name
+// itself.
+std::string document(std::string_view name);
 
 }  // namespace ferry::app

@@ -1,8 +1,4 @@
-// Computes what a step's combine must return, and compares it with what combine wrote.
-//
-// The expected sums are computed on the token's source rank from the token's own values, which no dispatch
-// and no other rank has touched. `x` holds a rank's tokens with the values that reach the experts, [N,
-// hidden] (expected_values()).
+// What the calls of a step must return and send, and the comparison of combine's results with it.
 #pragma once
 
 #include <cstddef>
@@ -11,10 +7,34 @@
 #include <vector>
 
 #include "ferry/topology.hpp"
-#include "tools/ferry/common/check_counter.hpp"
+#include "tools/ferry/common/dispatch_check.hpp"
 #include "tools/ferry/run/run_spec.hpp"
+#include "tools/ferry/run/shared_results.hpp"
 
 namespace ferry::app {
+
+// In the terms of tests/oracle.
+DispatchCheck dispatch_check(const RunSpec& spec, int step);
+
+// The bytes of the step's tokens as they must be received.
+DispatchCheck::TokenParts token_parts(const RunSpec& spec, int step);
+
+// The values with which a rank's tokens reach the experts, [N, hidden]: for fp8 those after quantisation.
+std::vector<float> expected_values(const RunSpec& spec, int step, int rank);
+
+// Whether relays add the sums of their nodes. `config` is as below.
+bool relays_add(const Config& config);
+
+// Adds the messages of one step, of all ranks, as the routes imply them. `config` is that of the exchange,
+// which has chosen hops and reduction level.
+void add_planned_messages(const RunSpec& spec, const Config& config, const Topology& topology, int step,
+                          const SharedResults& results);
+
+// ---- combine
+//
+// The expected sums are computed on the token's source rank from the token's own values, which no dispatch
+// and no other rank has touched. `x` holds a rank's tokens with the values that reach the experts, [N,
+// hidden] (expected_values()).
 
 inline constexpr double kTolerance = 2e-2;
 
