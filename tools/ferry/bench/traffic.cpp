@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <numeric>
-#include <set>
+#include <utility>
 #include <vector>
 
 #include "tools/ferry/common/config.hpp"
@@ -12,66 +12,78 @@ namespace ferry::app {
 
 namespace {
 
-void add_routing(const BenchPoint& point, const BenchInputs& inputs, int set, BenchRouting& sum) {
-  std::vector<std::int64_t> load(static_cast<std::size_t>(point.ranks));
-  for (int rank = 0; rank < point.ranks; ++rank) {
-    const std::int32_t* id = inputs.ids(set, rank);
-    for (int token = 0; token < point.tokens; ++token) {
-      std::vector<bool> reached(static_cast<std::size_t>(point.ranks));
-      for (int slot = 0; slot < point.config.top_k; ++slot, ++id) {
-        if (*id < 0) continue;
-        const auto to = static_cast<std::size_t>(point.config.placement.location(*id).rank);
-        ++load[to];
-        reached[to] = true;
-      }
-      const auto pairs = std::count(reached.begin(), reached.end(), true);
-      sum.pairs += pairs;
-      sum.remote_pairs += pairs - (reached[static_cast<std::size_t>(rank)] ? 1 : 0);
-    }
-  }
-  const std::int64_t routes = std::accumulate(load.begin(), load.end(), std::int64_t{0});
-  sum.routes += routes;
-  if (routes > 0) {
-    sum.busiest_share +=
-        static_cast<double>(*std::max_element(load.begin(), load.end())) / static_cast<double>(routes);
-  }
+RankMatrix zeros(int ranks) {
+  return RankMatrix(at(ranks), std::vector<std::int64_t>(at(ranks)));
 }
 
-// Rows that leave and enter every rank.
-struct RowCounts {
-  explicit RowCounts(int ranks) : out(static_cast<std::size_t>(ranks)), in(out.size()) {}
-
-  void add(int from, int to) {
-    ++out[static_cast<std::size_t>(from)];
-    ++in[static_cast<std::size_t>(to)];
-  }
-  double busiest() const {
-    return static_cast<double>(
-        std::max(*std::max_element(out.begin(), out.end()), *std::max_element(in.begin(), in.end())));
-  }
-
-  std::vector<std::int64_t> out, in;
+// A set's routes by source rank and destination, and its distinct pairs of token and destination.
+struct SetCounts {
+  RankMatrix routes, pairs;
 };
 
-RemoteRows busiest_of_set(const BenchPoint& point, const BenchInputs& inputs, int set) {
-  RowCounts pairs(point.ranks), routes(point.ranks);
-  const int top_k = point.config.top_k;
-  std::vector<bool> reached(static_cast<std::size_t>(point.ranks));
-  for (int rank = 0; rank < point.ranks; ++rank) {
-    const std::int32_t* id = inputs.ids(set, rank);
-    for (int token = 0; token < point.tokens; ++token) {
-      std::fill(reached.begin(), reached.end(), false);
-      for (int slot = 0; slot < top_k; ++slot, ++id) {
+// `destination(source, rank)`: where a route to an expert of `rank` goes first.
+template <class Destination>
+SetCounts counts_of(const BenchPoint& point, const BenchInputs& inputs, int set, Destination destination) {
+  SetCounts counts{zeros(point.ranks), zeros(point.ranks)};
+  std::vector<std::int64_t> last(at(point.ranks), -1);  // the last token that went there
+  std::int64_t number = 0;
+  for (int source = 0; source < point.ranks; ++source) {
+    const std::int32_t* id = inputs.ids(set, source);
+    for (int token = 0; token < point.tokens; ++token, ++number) {
+      for (int slot = 0; slot < point.config.top_k; ++slot, ++id) {
         if (*id < 0) continue;
-        const int to = point.config.placement.location(*id).rank;
-        if (to == rank) continue;
-        routes.add(rank, to);
-        if (!reached[static_cast<std::size_t>(to)]) pairs.add(rank, to);
-        reached[static_cast<std::size_t>(to)] = true;
+        const std::size_t to = at(destination(source, point.config.placement.location(*id).rank));
+        ++counts.routes[at(source)][to];
+        if (std::exchange(last[to], number) != number) ++counts.pairs[at(source)][to];
       }
     }
   }
-  return {pairs.busiest(), routes.busiest()};
+  return counts;
+}
+
+SetCounts counts_by_rank(const BenchPoint& point, const BenchInputs& inputs, int set) {
+  return counts_of(point, inputs, set, [](int, int rank) { return rank; });
+}
+
+// As messages travel: what does not leave its rank, or with two hops its node, stays with `source`.
+SetCounts counts_by_message(const BenchPoint& point, const BenchInputs& inputs, int set,
+                            const Topology& topology) {
+  const bool relayed = topology.nodes() > 1 && point.config.hops == Hops::two;
+  return counts_of(point, inputs, set, [&](int source, int rank) {
+    if (!relayed) return rank;
+    const int node = topology.node_of(rank);
+    return node == topology.node_of(source) ? source : topology.relay_of(source, node);
+  });
+}
+
+RankMatrix without_diagonal(RankMatrix matrix) {
+  for (std::size_t rank = 0; rank < matrix.size(); ++rank) matrix[rank][rank] = 0;
+  return matrix;
+}
+
+RankMatrix transposed(const RankMatrix& matrix) {
+  RankMatrix other = matrix;
+  for (std::size_t from = 0; from < matrix.size(); ++from)
+    for (std::size_t to = 0; to < matrix.size(); ++to) other[to][from] = matrix[from][to];
+  return other;
+}
+
+std::int64_t total_of(const RankMatrix& matrix) {
+  std::int64_t sum = 0;
+  for (const std::vector<std::int64_t>& row : matrix) sum += sum_of(row);
+  return sum;
+}
+
+std::int64_t largest_row_sum(const RankMatrix& matrix) {
+  std::int64_t most = 0;
+  for (const std::vector<std::int64_t>& row : matrix) most = std::max(most, sum_of(row));
+  return most;
+}
+
+// What the busiest rank sends to others or receives from them.
+double busiest_remote(const RankMatrix& matrix) {
+  const RankMatrix remote = without_diagonal(matrix);
+  return static_cast<double>(std::max(largest_row_sum(remote), largest_row_sum(transposed(remote))));
 }
 
 }  // namespace
@@ -79,7 +91,16 @@ RemoteRows busiest_of_set(const BenchPoint& point, const BenchInputs& inputs, in
 BenchRouting routing_of(const BenchPoint& point, const BenchInputs& inputs) {
   constexpr int sets = BenchInputs::kSets;
   BenchRouting sum;
-  for (int set = 0; set < sets; ++set) add_routing(point, inputs, set, sum);
+  for (int set = 0; set < sets; ++set) {
+    const SetCounts counts = counts_by_rank(point, inputs, set);
+    const std::int64_t routes = total_of(counts.routes);
+    sum.routes += routes;
+    sum.pairs += total_of(counts.pairs);
+    sum.remote_pairs += total_of(without_diagonal(counts.pairs));
+    if (routes > 0)
+      sum.busiest_share +=
+          static_cast<double>(largest_row_sum(transposed(counts.routes))) / static_cast<double>(routes);
+  }
   return {.routes = sum.routes / sets,
           .pairs = sum.pairs / sets,
           .remote_pairs = sum.remote_pairs / sets,
@@ -89,9 +110,9 @@ BenchRouting routing_of(const BenchPoint& point, const BenchInputs& inputs) {
 RemoteRows busiest_remote_rows(const BenchPoint& point, const BenchInputs& inputs) {
   RemoteRows mean;
   for (int set = 0; set < BenchInputs::kSets; ++set) {
-    const RemoteRows one = busiest_of_set(point, inputs, set);
-    mean.pairs += one.pairs / BenchInputs::kSets;
-    mean.routes += one.routes / BenchInputs::kSets;
+    const SetCounts counts = counts_by_rank(point, inputs, set);
+    mean.pairs += busiest_remote(counts.pairs) / BenchInputs::kSets;
+    mean.routes += busiest_remote(counts.routes) / BenchInputs::kSets;
   }
   return mean;
 }
@@ -117,60 +138,16 @@ double lower_bound_bytes(const BenchPoint& point, const TimedCall& call, const R
   return 0;
 }
 
-namespace {
-
-RankMatrix zeros(int ranks) {
-  return RankMatrix(at(ranks), std::vector<std::int64_t>(at(ranks)));
-}
-
-// Where a message goes from `source`, for a route to an expert of `rank`; `source` itself if it does not
-// leave the rank, or, with two hops, the node.
-int destination(const BenchPoint& point, const Topology& topology, int source, int rank) {
-  if (topology.nodes() == 1 || point.config.hops != Hops::two) return rank;
-  const int node = topology.node_of(rank);
-  return node == topology.node_of(source) ? source : topology.relay_of(source, node);
-}
-
-}  // namespace
-
 RankMatrix messages_between(const BenchPoint& point, const BenchInputs& inputs, int set,
                             const Topology& topology) {
-  RankMatrix messages = zeros(point.ranks);
-  for (int source = 0; source < point.ranks; ++source) {
-    const std::int32_t* id = inputs.ids(set, source);
-    for (int token = 0; token < point.tokens; ++token) {
-      std::set<int> reached{source};
-      for (int slot = 0; slot < point.config.top_k; ++slot, ++id) {
-        if (*id < 0) continue;
-        const int rank = point.config.placement.location(*id).rank;
-        const int to = destination(point, topology, source, rank);
-        if (reached.insert(to).second) ++messages[at(source)][at(to)];
-      }
-    }
-  }
-  return messages;
+  return without_diagonal(counts_by_message(point, inputs, set, topology).pairs);
 }
 
 RankMatrix rows_between(const BenchPoint& point, const BenchInputs& inputs, int set,
                         const Topology& topology) {
-  RankMatrix rows = zeros(point.ranks);
-  if (point.config.reduction == Reduction::partial) {
-    const RankMatrix messages = messages_between(point, inputs, set, topology);
-    for (int source = 0; source < point.ranks; ++source) {
-      for (int rank = 0; rank < point.ranks; ++rank)
-        rows[at(rank)][at(source)] = messages[at(source)][at(rank)];
-    }
-    return rows;
-  }
-  for (int source = 0; source < point.ranks; ++source) {
-    const std::int32_t* const ids = inputs.ids(set, source);
-    for (std::int64_t route = 0; route < std::int64_t{point.tokens} * point.config.top_k; ++route) {
-      if (ids[route] < 0) continue;
-      const int from = destination(point, topology, source, point.config.placement.location(ids[route]).rank);
-      if (from != source) ++rows[at(from)][at(source)];
-    }
-  }
-  return rows;
+  const SetCounts counts = counts_by_message(point, inputs, set, topology);
+  return transposed(
+      without_diagonal(point.config.reduction == Reduction::partial ? counts.pairs : counts.routes));
 }
 
 std::int64_t sum_of(const std::vector<std::int64_t>& values) {
