@@ -144,31 +144,6 @@ TEST(Errors, ARefusedConfigurationReachesThePeers) {
   });
 }
 
-TEST(Errors, BadIdsAreReportedWithTheReceivedRows) {
-  run_threads(2, [&](ferry_rank* rank) {
-    OneToken one(rank, small_config());
-    const bool has_bad_ids = ferry_rank_index(rank) == 1;
-    if (has_bad_ids) one.ids[1] = 10;
-    if (has_bad_ids) one.ids[2] = -2;
-    EXPECT_EQ(one.dispatch(), has_bad_ids ? FERRY_USAGE : FERRY_OK);
-    if (has_bad_ids) {
-      const ferry_error_record record = last_record();
-      EXPECT_EQ(record.status, FERRY_USAGE);
-      ASSERT_EQ(record.kind, FERRY_RECORD_BAD_ID);
-      EXPECT_EQ(record.bad_id.rank, 1);
-      EXPECT_EQ(record.bad_id.token, 0);
-      EXPECT_EQ(record.bad_id.slot, 1);
-      EXPECT_EQ(record.bad_id.id, 10);
-      EXPECT_EQ(record.bad_id.count, 2);
-      EXPECT_TRUE(last_error_contains("2 expert ids out of range"));
-    }
-    ASSERT_NE(one.rows.total, nullptr);
-    EXPECT_EQ(*one.rows.total, has_bad_ids ? 0 : 4);
-    one.ids[1] = one.ids[2] = 1;
-    EXPECT_EQ(ferry_check(one.exchange.get(), 0), FERRY_OK) << "the error has been reported already";
-  });
-}
-
 TEST(Errors, ABadScaleIsReportedWithTheReceivedRows) {
   run_threads(2, [&](ferry_rank* rank) {
     OneToken one(rank, small_config());
@@ -182,26 +157,6 @@ TEST(Errors, ABadScaleIsReportedWithTheReceivedRows) {
     one.args.lane = 9;  // a refused call has no result
     EXPECT_EQ(one.dispatch(), FERRY_USAGE);
     EXPECT_EQ(one.rows.total, nullptr);
-  });
-}
-
-TEST(Errors, OverflowIsReportedWithTheReceivedRows) {
-  ferry_config config = small_config();
-  config.capacity = 4;
-  config.manual_check = 1;
-  run_threads(2, [&](ferry_rank* rank) {
-    OneToken one(rank, config);
-    ASSERT_EQ(one.dispatch(), FERRY_OK) << "with manual_check the overflow is reported by ferry_check";
-    EXPECT_EQ(*one.rows.total, ferry_rank_index(rank) == 0 ? 4 : 0);
-    EXPECT_EQ(ferry_check(one.exchange.get(), 0), FERRY_OVERFLOW);
-    const ferry_error_record record = last_record();
-    EXPECT_EQ(record.status, FERRY_OVERFLOW);
-    ASSERT_EQ(record.kind, FERRY_RECORD_OVERFLOW);
-    EXPECT_EQ(record.overflow.rank, 0);
-    EXPECT_EQ(record.overflow.capacity, 4);
-    EXPECT_EQ(record.overflow.needed, 6);
-    EXPECT_EQ(record.overflow.dropped, 2);
-    EXPECT_EQ(ferry_check(one.exchange.get(), 0), FERRY_OK);
     EXPECT_EQ(ferry_check(one.exchange.get(), 1), FERRY_USAGE);
     EXPECT_TRUE(last_error_contains("lane 1"));
   });

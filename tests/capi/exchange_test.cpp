@@ -142,7 +142,6 @@ TEST(Configuration, QueriesKnowTheNodes) {
   EXPECT_EQ(ferry_sizes_on_nodes(&config, nullptr, 3, 0, &sizes), FERRY_USAGE);
 }
 
-// Each slice returns its rows as they are, so an expert in two slices doubles them.
 TEST(Configuration, PutsExpertsInSlices) {
   run_threads(4, [](ferry_rank* rank) {
     ferry_config given = small_config();
@@ -158,32 +157,6 @@ TEST(Configuration, PutsExpertsInSlices) {
     ASSERT_EQ(ferry_exchange_config(exchange.get(), &got), FERRY_OK);
     EXPECT_EQ(got.expert_slices, 2);
     EXPECT_EQ(capi::to_config(got, 4).placement, Placement::ep_tp(6, 2, 2));  // with the table it repeats
-
-    const int group = ferry_rank_index(rank) / 2;  // its ranks pass the same tokens
-    constexpr std::int64_t n = 3;
-    std::vector<float> tokens(n * 8, static_cast<float>(group + 1)), y(tokens.size(), -7);
-    const std::vector<std::int32_t> ids = {0, 5, 3, 4, 1, -1};
-    const std::vector<float> weights(ids.size(), 0.25F);
-    auto received = sized<ferry_dispatch_result>();
-    auto dispatch = sized<ferry_dispatch_args>();
-    dispatch.tokens.parts[0] = tokens.data();
-    dispatch.tokens.count = n;
-    dispatch.tokens.type = FERRY_FP32;
-    dispatch.ids = ids.data();
-    dispatch.weights = weights.data();
-    dispatch.result = &received;
-    ASSERT_EQ(ferry_dispatch(exchange.get(), &dispatch), FERRY_OK) << ferry_last_error();
-    EXPECT_EQ(*received.total, group == 0 ? 4 : 6);  // routes of both groups to its three experts
-    auto combine = sized<ferry_combine_args>();
-    combine.outputs = {received.data, 0, FERRY_FP32};
-    combine.result = {y.data(), 0, FERRY_FP32};
-    combine.plan = received.plan;
-    combine.row_weights = received.weight;
-    ASSERT_EQ(ferry_combine(exchange.get(), &combine), FERRY_OK) << ferry_last_error();
-    for (std::size_t i = 0; i < y.size(); ++i) {
-      const float sum = i < 16 ? 0.5F : 0.25F;
-      EXPECT_EQ(y[i], 2 * sum * static_cast<float>(group + 1));
-    }
   });
 }
 
