@@ -14,8 +14,8 @@
 
 #include "collective/engine_ranks.hpp"
 #include "collective/pair_engine.hpp"
-#include "collective/process_engine.hpp"
 #include "ferry/ferry.hpp"
+#include "harness/socket_engine.hpp"
 #include "harness/thread_engine.hpp"
 #include "runtime/support.hpp"
 
@@ -140,11 +140,11 @@ TEST(EngineDepartures, ARankThatHasDoneItsPartMayLeave) {
 
 #ifndef __SANITIZE_THREAD__  // which does not allow threads in forked processes
 
-// Ranks are processes, and the engine is memory that they share.
+// Ranks are processes, each of which keeps the ends of all ranks open: the engine does not notice a death.
 void lose_in_processes(const std::function<void()>& end_of_rank_1, int expected_status) {
   constexpr int kRanks = 3;
   const TestBootstrap meeting(kRanks);
-  const ProcessEngine engine(kRanks);
+  SocketEngine engine(kRanks);
   // Forked by this thread alone: a lock that another one holds would be held for ever in the new process,
   // such as those of the address sanitizer's allocator.
   std::vector<pid_t> processes;

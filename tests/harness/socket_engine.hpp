@@ -1,11 +1,12 @@
-// An engine between forked processes: a pair of sockets for each pair of ranks. A rank that dies closes its
-// ends, and the transfers of the others throw.
+// An engine between forked processes: a pair of sockets for each pair of ranks. After close_but() a rank that
+// dies closes its ends, and the transfers of the others throw.
 #pragma once
 
 #include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
 #include <cstddef>
 #include <cstdint>
@@ -59,12 +60,12 @@ class SocketEngine {
                                  send_bytes[peer], static_cast<char*>(receive) + receive_offsets[peer],
                                  receive_bytes[peer]});
           }
-          while (advance(transfers)) wait(transfers);
+          while (advance(transfers)) {
+            if (aborted_) throw std::runtime_error("aborted");
+            wait(transfers);
+          }
         };
-    functions.abort = [this, rank] {
-      for (int peer = 0; peer < ranks_; ++peer)
-        if (peer != rank) shutdown(end(rank, peer), SHUT_RDWR);
-    };
+    functions.abort = [this] { aborted_ = true; };
     return functions;
   }
 
@@ -76,6 +77,8 @@ class SocketEngine {
     char* receive;
     std::int64_t to_receive;
   };
+
+  static constexpr int kPollMs = 1;  // between looks at `aborted_`
 
   int& end(int rank, int peer) { return ends_[static_cast<std::size_t>(rank * ranks_ + peer)]; }
 
@@ -109,11 +112,12 @@ class SocketEngine {
           static_cast<short>((one.to_send > 0 ? POLLOUT : 0) | (one.to_receive > 0 ? POLLIN : 0));
       if (events != 0) sockets.push_back({one.socket, events, 0});
     }
-    poll(sockets.data(), sockets.size(), -1);
+    poll(sockets.data(), sockets.size(), kPollMs);
   }
 
   const int ranks_;
-  std::vector<int> ends_;  // [rank][peer]
+  std::vector<int> ends_;              // [rank][peer]
+  std::atomic<bool> aborted_ = false;  // in this process
 };
 
 }  // namespace ferry::test
