@@ -12,7 +12,7 @@
 #include "group/rank_state.hpp"
 #include "harness/device.hpp"
 #include "harness/engine_ranks.hpp"
-#include "harness/program_ranks.hpp"
+#include "harness/persistent_ranks.hpp"
 #include "oracle/combine.hpp"
 #include "oracle/expected.hpp"
 #include "seed.hpp"

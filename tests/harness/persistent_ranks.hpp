@@ -82,4 +82,8 @@ class PersistentRanks {
   std::map<int, Rank> groups_;                 // by size: the groups that this rank has joined
 };
 
+// The program's persistent ranks, shared by all its tests; they exit after the last test. In a rank's
+// process, tests that do not run on its rank are skipped, and only failures are printed.
+PersistentRanks& program_ranks();
+
 }  // namespace ferry::contract

@@ -328,7 +328,9 @@ TEST(GatherKernel, RowsMayLieAtTheirOwnPlace) {
   calls.expect_idle();
 }
 
-TEST(GatherKernel, RowsAtAnotherPlaceEndTheCallOnEveryRank) {
+// Three ranks gather, of which rank 1 has made this change to its arguments.
+void expect_refused(const std::function<void(GatherArguments&)>& change, DeviceError::Reason reason, int mine,
+                    int theirs) {
   GatherRun calls(seed_for(35), 3);
   const oracle::Bytes rows(6 * 16, std::byte{1});
   std::vector<Buffer> to(3, Buffer({}, 6 * 16, 0));
@@ -340,7 +342,7 @@ TEST(GatherKernel, RowsAtAnotherPlaceEndTheCallOnEveryRank) {
     call.row_bytes = 16;
     call.held = 6;
     call.count = 2;
-    call.place = r == 1 ? 4 : 0;
+    if (r == 1) change(call);
     arguments.push_back(call);
   }
   calls.run(&all_gather, arguments);
@@ -348,41 +350,21 @@ TEST(GatherKernel, RowsAtAnotherPlaceEndTheCallOnEveryRank) {
     EXPECT_TRUE(to[static_cast<std::size_t>(r)].holds({}));
     const std::optional<DeviceError> error = take_error(calls.lanes().error(r));
     ASSERT_TRUE(error);
-    EXPECT_EQ(error->reason, DeviceError::Reason::misplaced);
+    EXPECT_EQ(error->reason, reason);
     EXPECT_EQ(error->peer, 1);
-    EXPECT_EQ(error->mine, 3);
-    EXPECT_EQ(error->theirs, 2);
+    EXPECT_EQ(error->mine, mine);
+    EXPECT_EQ(error->theirs, theirs);
   }
   calls.gather({2, 2, 2}, 16);  // the lane stays usable
   calls.expect_idle();
 }
 
+TEST(GatherKernel, RowsAtAnotherPlaceEndTheCallOnEveryRank) {
+  expect_refused([](GatherArguments& call) { call.place = 4; }, DeviceError::Reason::misplaced, 3, 2);
+}
+
 TEST(GatherKernel, TooLittleRoomEndsTheCallOnEveryRank) {
-  GatherRun calls(seed_for(11), 3);
-  const oracle::Bytes rows(6 * 16, std::byte{1});
-  std::vector<Buffer> to(3, Buffer({}, 6 * 16, 0));
-  std::vector<GatherArguments> arguments;
-  for (int r = 0; r < 3; ++r) {
-    GatherArguments call = calls.arguments(r, Operation::all_gather_v);
-    call.rows = rows.data();
-    call.out = to[static_cast<std::size_t>(r)].data();
-    call.row_bytes = 16;
-    call.held = r == 1 ? 5 : 6;
-    call.count = 2;
-    arguments.push_back(call);
-  }
-  calls.run(&all_gather, arguments);
-  for (int r = 0; r < 3; ++r) {
-    EXPECT_TRUE(to[static_cast<std::size_t>(r)].holds({}));
-    const std::optional<DeviceError> error = take_error(calls.lanes().error(r));
-    ASSERT_TRUE(error);
-    EXPECT_EQ(error->reason, DeviceError::Reason::rows_held);
-    EXPECT_EQ(error->peer, 1);
-    EXPECT_EQ(error->mine, 5);
-    EXPECT_EQ(error->theirs, 6);
-  }
-  calls.gather({2, 2, 2}, 16);  // the lane stays usable
-  calls.expect_idle();
+  expect_refused([](GatherArguments& call) { call.held = 5; }, DeviceError::Reason::rows_held, 5, 6);
 }
 
 }  // namespace
