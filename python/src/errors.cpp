@@ -1,9 +1,6 @@
 #include "errors.hpp"
 #include "casters.hpp"
 
-#include <nanobind/stl/pair.h>
-#include <nanobind/stl/vector.h>
-
 #include <string>
 #include <utility>
 #include <vector>

@@ -1,7 +1,4 @@
 // The compiled part of ferry.max: the index of groups, and the operations of a combine by source.
-#include <nanobind/stl/tuple.h>
-#include <nanobind/stl/vector.h>
-
 #include <algorithm>
 #include <deque>
 #include <functional>

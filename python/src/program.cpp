@@ -1,6 +1,4 @@
 // Binds programs as values. ferry/_evaluator.py runs them.
-#include <nanobind/stl/map.h>
-
 #include <functional>
 #include <map>
 #include <string>
