@@ -88,8 +88,10 @@ decltype(auto) in_python(const Use& use) {
   }
 }
 
-// `strides` in bytes.
+// `strides` in bytes. A null pointer in place of elements becomes the number 0, which no call takes for an
+// array.
 nb::object array_of(const void* data, Element element, const Shape& shape, Shape strides = {}) {
+  if (data == nullptr && std::ranges::find(shape, 0) == shape.end()) return nb::int_(0);
   for (std::int64_t& stride : strides) stride /= element.bits / 8;
   return python::view_of(python::Framework::numpy, const_cast<void*>(data), element, shape, strides,
                          python::kHost, nb::none());

@@ -17,7 +17,7 @@ from ferry import __version__
 from ferry.deep_ep import buffer, utils
 from ferry.deep_ep._buffer import Buffer
 from ferry.deep_ep._config import Config
-from ferry.deep_ep._events import EventHandle, EventOverlap
+from ferry.deep_ep.utils import EventHandle, EventOverlap
 from ferry.error import UnsupportedError
 
 __all__ = ["Buffer", "Config", "EventHandle", "EventOverlap", "__version__", "buffer", "install", "utils"]

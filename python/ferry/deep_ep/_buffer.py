@@ -8,7 +8,7 @@ import ferry
 from ferry._call_shapes import SharedByCopies, raise_from_call, refusing_misfits
 from ferry._core import _CallStreams, _LowLatencyCalls, _NormalCalls
 from ferry.deep_ep._config import Config, combine_config, dispatch_config, low_latency_size_hint
-from ferry.deep_ep._events import EventHandle, EventOverlap
+from ferry.deep_ep.utils import EventHandle, EventOverlap
 from ferry.deep_ep._exchanges import Exchanges, device_engine_of, group_of
 
 

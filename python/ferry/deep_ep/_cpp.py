@@ -2,7 +2,7 @@
 
 from ferry.deep_ep._buffer import Buffer as _Buffer
 from ferry.deep_ep._config import Config
-from ferry.deep_ep._events import EventHandle
+from ferry.deep_ep.utils import EventHandle
 
 __all__ = ["Config", "EventHandle", "get_low_latency_rdma_size_hint", "is_sm90_compiled"]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ferry
 from ferry._core import _MOST_SLOTS as MOST_SLOTS
+from ferry.deep_ep._arrays import arrays_of
 
 
 def ids_from_ranks(arrays, is_token_in_rank):
@@ -65,8 +66,23 @@ def sources(arrays, handle):
     return plan.sources[: min(int(tokens), handle.rows)]
 
 
-def layout_range(arrays, counts):
-    """int64 [L, R]: (first row << 32) | rows of each expert and source rank, from their row counts [R, L]."""
-    of_expert = arrays.to(counts, "int64").T
+def src_info(handle):
+    """Low latency, int32 [L, R*M]: the token that each row was at its source rank."""
+    experts, rows = handle.shape
+    source = handle.plan.sources[: experts * rows]  # a plan has room for the rank with the most rows
+    return arrays_of(source).contiguous(source[:, 1].reshape(experts, rows))
+
+
+def layout_range(handle):
+    """Low latency, int64 [L, R]: (first row << 32) | rows of each expert and source rank."""
+    counts = handle.plan.counts
+    mine, arrays = handle.exchange.config.placement.experts_of(handle.exchange.rank), arrays_of(counts)
+    of_expert = arrays.to(counts[:, mine[0] : mine[-1] + 1] if mine else counts[:, :0], "int64").T
     begin = of_expert.cumsum(1) - of_expert
     return arrays.contiguous((begin << 32) | of_expert)
+
+
+def masked_weights(topk_idx, topk_weights):
+    """The weights, 0 where topk_idx is -1."""
+    arrays = arrays_of(topk_weights)
+    return arrays.contiguous(arrays.where(topk_idx >= 0, topk_weights, 0))

@@ -2,6 +2,6 @@
 
 from ferry.deep_ep._buffer import Buffer
 from ferry.deep_ep._config import Config
-from ferry.deep_ep._events import EventHandle, EventOverlap
+from ferry.deep_ep.utils import EventHandle, EventOverlap
 
 __all__ = ["Buffer", "Config", "EventHandle", "EventOverlap"]

@@ -377,7 +377,7 @@ nb::object weights_of_slots(const nb::object& topk_idx, const nb::object& topk_w
         str("topk_idx: expected shape ", shape_text(weights.shape), ", got ", shape_text(ids.shape)));
   }
   static CachedAttribute masked;
-  return masked.get("ferry.deep_ep._low_latency", "masked_weights")(topk_idx, topk_weights);
+  return masked.get("ferry.deep_ep._layout", "masked_weights")(topk_idx, topk_weights);
 }
 
 void read_combine(const nb::object& x, const nb::object& topk_idx, const nb::object& topk_weights,
@@ -513,7 +513,7 @@ nb::object low_latency_element(const nb::object& self, Py_ssize_t index) {
   if (made.is_valid()) return made;
   handle.require_received();
   static CachedAttribute src_info, layout_range;
-  constexpr const char* kModule = "ferry.deep_ep._low_latency";
+  constexpr const char* kModule = "ferry.deep_ep._layout";
   made =
       index == 0 ? src_info.get(kModule, "src_info")(self) : layout_range.get(kModule, "layout_range")(self);
   return made;

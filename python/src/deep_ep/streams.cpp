@@ -160,7 +160,7 @@ namespace {
 
 nb::handle overlap_type() {
   static CachedAttribute type;
-  return type.get("ferry.deep_ep._events", "EventOverlap");
+  return type.get("ferry.deep_ep.utils", "EventOverlap");
 }
 
 }  // namespace
