@@ -198,7 +198,7 @@ TEST(Layout, OfStructsHasNotChanged) {
       {"ferry_error_record", 176},
       {"ferry_bootstrap", 48},
       {"ferry_format", 40},
-      {"ferry_config", 208},
+      {"ferry_config", 216},
       {"ferry_sizes", 64},
       {"ferry_plan", 24},
       {"ferry_source", 12},
