@@ -201,12 +201,12 @@ TEST_F(CudaMaxInC, BadArgumentsEndTheCallOfEveryRank) {
     auto combine = max.combine_args();
     if (rank.index() == 1) {
       combine.output_tokens.type = 9;
-      require_refused(ferry_max_ep_fused_combine(max.exchange(), &combine), "result.type = 9");
+      require_refused(ferry_max_ep_fused_combine(max.exchange(), &combine), "output_tokens.type = 9");
     } else {
       // Refused before or after its kernel has begun.
       const ferry_status status = ferry_max_ep_fused_combine(max.exchange(), &combine);
       require_refused(status != FERRY_OK ? status : ferry_max_synchronize(max.exchange(), 0, max.stream()),
-                      "result.type = 9");
+                      "output_tokens.type = 9");
     }
     combine = max.combine_args();
     max.poison();
