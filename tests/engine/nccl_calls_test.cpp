@@ -36,7 +36,7 @@ std::vector<std::unique_ptr<EngineLink>> links_of(const Rank& rank, Engine& engi
 
 // A call in which every rank tells each its number.
 void expect_numbers(EngineLink& link, const Rank& rank) {
-  link.begin(Operation::metadata, {});
+  link.begin(Operation::metadata, {}, false);
   for (int peer = 0; peer < rank.size(); ++peer) {
     const std::int64_t told = 100 * rank.index() + peer;
     std::memcpy(link.summary_to(peer), &told, sizeof told);
