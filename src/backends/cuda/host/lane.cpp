@@ -171,13 +171,13 @@ LaunchShape Lane::shape(int sm_limit) const {
 }
 
 void Lane::refuse(Operation operation, const ErrorRecord& error, Stream stream) noexcept {
-  // No rank has such a call.
-  if (exchange_.hops && is_gather(operation)) return;
-  const auto post = [&](cudaStream_t on) {
-    if (carrier_) return carrier_->refuse(operation, error, on);
-    kRefusalKernel({.lane = view_, .operation = operation, .refusal = error}, {}, {on});
-  };
   try {
+    // No rank has such a call.
+    if (exchange_.hops && is_gather(operation)) return;
+    const auto post = [&](cudaStream_t on) {
+      if (carrier_) return carrier_->refuse(operation, error, on);
+      kRefusalKernel({.lane = view_, .operation = operation, .refusal = error}, {}, {on});
+    };
     if (streams_.other_rank_on(stream, calls_ + 1) < 0) {
       post(handle_of(stream));
     } else {
