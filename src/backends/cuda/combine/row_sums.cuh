@@ -26,7 +26,7 @@ inline constexpr int kMaxSplits = kLog2Quarters + 3;  // where tokens are few: 3
 // The slice of a token's row that a warp reduces. Where tokens are few, slices are smaller than a quarter:
 // the warps of a quarter all wait for its flag, unless the sums arrive in LL packets.
 struct RowSlice {
-  Quarters quarters;  // that contain the columns
+  Quarters quarters;  // of the row, in which the columns lie
   Columns columns;
   bool first;  // this warp also handles the values beside the row
 
