@@ -229,7 +229,8 @@ struct LoadCounts {
 };
 
 /// Traffic of this rank to other ranks so far, as a source, as a rank of experts and as a relay. Flags,
-/// call numbers, all_gather_v, reduce_scatter_v and the transfers of route_values are not counted.
+/// call numbers, all_gather_v, reduce_scatter_v and the transfers of route_values and return_values are not
+/// counted.
 struct WireCounts {
   std::int64_t dispatch_bytes = 0, dispatch_messages = 0;
   std::int64_t combine_bytes = 0, combine_messages = 0;

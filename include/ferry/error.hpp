@@ -112,6 +112,7 @@ enum class Operation : int {
   dispatch_counts = 7,
   all_gather_v = 8,
   reduce_scatter_v = 9,
+  return_values = 10,
 };
 
 /// Name as written above; "unknown" for other numbers. Static string.

@@ -99,8 +99,7 @@ class Exchange {
   ///
   /// @param plan  of the dispatch whose rows `outputs` correspond to
   /// @param outputs  one row for each received row; may be null if this rank has received none
-  /// @param result  [N, H]; may be null if N is 0. Null on all ranks, as `outputs`, if only route_values are
-  /// wanted
+  /// @param result  [N, H]; may be null if N is 0
   void combine(const Outputs& outputs, const Plan& plan, const Result& result,
                const CombineOptions& options = {}, Stream stream = {});
   /// The send phase of a combine. Waits for no peer's data. When it is done, outputs, row_weights and
@@ -117,6 +116,11 @@ class Exchange {
   /// Not with rank_major.
   void route_values(const float* values, const Plan& plan, float* row_values, int lane = 0,
                     Stream stream = {});
+  /// The reverse: returns one fp32 of each row, `row_values` [total], to the row's source rank:
+  /// `route_values` [N, K], 0 where the slot is masked or was dropped. Not with rank_major. A combine returns
+  /// them beside its rows (CombineOptions::row_values).
+  void return_values(const Plan& plan, const float* row_values, float* route_values, int lane = 0,
+                     Stream stream = {});
 
   /// The gradients of combine, given the gradient dy of its result.
   ///
@@ -124,7 +128,7 @@ class Exchange {
   /// the gradient of the weights, d_weights[token, slot] = dot(dy[token], v), with v the slot's row. Not
   /// with rank_major; the format is bf16, fp16 or fp32.
   ///
-  /// It consists of a dispatch and a combine on the lane. The result is owned as a dispatch's is.
+  /// It consists of a dispatch and a return_values on the lane. The result is owned as a dispatch's is.
   ///
   /// @param d_result  dy, [N, H]
   /// @param topk_weights  [N, K]

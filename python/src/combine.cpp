@@ -60,7 +60,6 @@ void read_epilogue(const PyCombineArguments& given, const Config& config, Combin
   if (!nb::try_cast(given.scale, scale)) refuse_type("scale", "a number", given.scale);
   in.options.epilogue.scale = static_cast<float>(scale);
   if (given.residual.is_none()) return;
-  if (in.result_array.is_none()) throw UsageError("combine: residual needs outputs");
   const Array& array =
       in.arguments.rows(given.residual, "residual", config.hidden, {element_of(in.result.type)});
   const Shape shape{in.plan->result_tokens(), config.hidden};
@@ -111,7 +110,9 @@ void read_combine(PyExchange& self, LaneCall& call, const PyCombineArguments& gi
   in.options.reduction = reduction;
   in.options.lane = given.lane;
   in.options.sm_limit = int_of("sm_limit", given.sm_limit);
-  if (!given.outputs.is_none()) read_outputs(given.outputs, config, in);
+  if (given.outputs.is_none())
+    throw UsageError("combine: needs outputs: for row_values alone call return_values()");
+  read_outputs(given.outputs, config, in);
   in.options.row_values = read_row_values(given.row_values, "row_values", in);
   call.set_stream(stream_of(given.stream, in.arguments.any() ? in.arguments.framework() : self.framework(),
                             call.device()));
@@ -119,11 +120,7 @@ void read_combine(PyExchange& self, LaneCall& call, const PyCombineArguments& gi
   in.options.topk_weighted = !given.topk_weights.is_none();
   in.options.topk_weights =
       read_route_values(self, given.topk_weights, "topk_weights", in.plan->result_tokens(), in.arguments);
-  if (given.outputs.is_none() && given.row_values.is_none()) {
-    throw UsageError("combine: needs outputs, row_values or both");
-  }
-  in.result_array = nb::none();
-  if (!given.outputs.is_none()) make_or_read_result(given.result, config, reduction, in);
+  make_or_read_result(given.result, config, reduction, in);
   read_shared_outputs(given.shared_outputs, config, in);
   read_epilogue(given, config, in);
   if (!given.row_values.is_none()) {
@@ -205,14 +202,36 @@ nb::object route_values(PyExchange& self, const nb::object& values, const nb::ob
   return row_values;
 }
 
+nb::object return_values(PyExchange& self, const nb::object& row_values, const nb::object& plan,
+                         const nb::args& surplus, const nb::object& lane, const nb::object& stream,
+                         const nb::kwargs& unknown) {
+  LaneCall call(self, {Operation::return_values}, {"return_values", lane, surplus, unknown});
+  CombineInput in(call.device());
+  const float* from = nullptr;
+  float* to = nullptr;
+  call.read_or_refuse({Operation::return_values}, [&] {
+    in.plan = &plan_of(plan);
+    in.capacity = self.receive_sizes().rows;
+    from = read_row_values(row_values, "row_values", in);
+    call.set_stream(stream_of(stream, in.arguments.framework(), call.device()));
+    to = new_route_values(self, in.plan->result_tokens(), in.arguments.framework(), in.route_values_array);
+  });
+  {
+    const GilRelease unlocked;
+    call.exchange().return_values(in.plan->plan, from, to, call.lane(), call.stream());
+  }
+  return in.route_values_array;
+}
+
 std::pair<PyDispatchResult, nb::object> combine_backward(
     PyExchange& self, const nb::object& d_result, const nb::object& plan, const nb::object& topk_weights,
     const nb::object& outputs, const nb::args& surplus, const nb::object& format, const nb::object& lane,
     const nb::object& sm_limit, const nb::object& memory, const nb::object& stream,
     const nb::kwargs& unknown) {
-  // On devices it is a dispatch and a combine, and the peers have enqueued both.
+  // On devices it is a dispatch and a return_values, and the peers have enqueued both.
   static constexpr std::initializer_list<Operation> kOnHost = {Operation::dispatch},
-                                                    kOnDevice = {Operation::dispatch, Operation::combine};
+                                                    kOnDevice = {Operation::dispatch,
+                                                                 Operation::return_values};
   const auto operations = is_host(self.state().device) ? kOnHost : kOnDevice;
   LaneCall call(self, operations, {"combine_backward", lane, surplus, unknown});
   const PyDispatchArguments given{.tokens = d_result,
@@ -251,7 +270,7 @@ constexpr const char* kCombineDoc =
     R"(Returns the experts' outputs to their source ranks and sums them by token. Collective.
 
 outputs        [rows, H] of bfloat16, float16 or float32, in the row order of the dispatch. The step from row to row may
-               be larger than H, in multiples of 16 bytes. None: only row_values are returned to their source ranks
+               be larger than H, in multiples of 16 bytes
 plan           of the dispatch whose rows these are
 row_weights    float32 [rows]: a weight for each row, as DispatchResult.weight
 topk_weights   float32 [N, K] on the source rank, instead of row_weights. With neither, every weight is 1
@@ -274,7 +293,7 @@ Raises UsageError for arguments that do not fit; the peers' calls end with it to
 `lane` of an exchange with several. Raises BadSourceError for a damaged plan.)";
 
 constexpr const char* kCombineParameters =
-    "(self, outputs: ferry._typing.Array | None, plan: Plan, *, row_weights: ferry._typing.Array | None = "
+    "(self, outputs: ferry._typing.Array, plan: Plan, *, row_weights: ferry._typing.Array | None = "
     "None, "
     "topk_weights: ferry._typing.Array | None = None, reduction: typing.Literal['partial', 'exact', "
     "'unreduced'] | None = None, "
@@ -338,6 +357,13 @@ Arguments that do not fit raise UsageError after the phase.)",
            "Sends one number a route, float32 [N, K], to the route's row: returns float32 [rows], 0 on "
            "padding. Collective.",
            nb::sig("def route_values(self, values: ferry._typing.Array, plan: Plan, *, lane: int = 0, "
+                   "stream: typing.Any | None = None) -> typing.Any"))
+      .def("return_values", &return_values, "row_values"_a = nb::none(), "plan"_a = nb::none(), "surplus"_a,
+           nb::arg("lane").none() = 0, "stream"_a = nb::none(), "unknown"_a,
+           "Returns one number a row, float32 [rows], to the row's source rank: returns float32 [N, K], 0 "
+           "where "
+           "a slot is masked or its row was dropped. Collective.",
+           nb::sig("def return_values(self, row_values: ferry._typing.Array, plan: Plan, *, lane: int = 0, "
                    "stream: typing.Any | None = None) -> typing.Any"))
       .def(
           "combine_backward", &combine_backward, "d_result"_a = nb::none(), "plan"_a = nb::none(),

@@ -336,12 +336,12 @@ Operation refusable(const std::string& name) {
   constexpr Operation kRefusable[] = {Operation::dispatch,        Operation::combine,
                                       Operation::metadata,        Operation::route_values,
                                       Operation::dispatch_counts, Operation::all_gather_v,
-                                      Operation::reduce_scatter_v};
+                                      Operation::reduce_scatter_v, Operation::return_values};
   for (const Operation operation : kRefusable)
     if (name == to_string(operation)) return operation;
   throw UsageError(str("refuse: operation is '", name,
                        "', expected 'dispatch', 'combine', 'metadata', 'route_values', 'dispatch_counts', "
-                       "'all_gather_v' or 'reduce_scatter_v'"));
+                       "'all_gather_v', 'reduce_scatter_v' or 'return_values'"));
 }
 
 // Refuses this rank's next call: the peers get the reason instead.
@@ -484,7 +484,7 @@ rank. For ReceiveBuffers(rows=total). With 'cuda' it waits for the work before i
 call.)",
           nb::sig("def refuse(self, reason: str, *, lane: int = 0, stream: typing.Any | None = None, "
                   "operation: typing.Literal['dispatch', 'combine', 'metadata', 'route_values', "
-                  "'dispatch_counts', 'all_gather_v', 'reduce_scatter_v'] = 'dispatch') -> None"))
+                  "'dispatch_counts', 'all_gather_v', 'reduce_scatter_v', 'return_values'] = 'dispatch') -> None"))
       .def(
           "check", &check, "lane"_a = 0,
           R"(Raises what the lane's calls found since the last check, the first of: OverflowError, BadIdError, BadSourceError,

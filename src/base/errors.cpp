@@ -50,6 +50,8 @@ const char* to_string(Operation operation) {
       return "all_gather_v";
     case Operation::reduce_scatter_v:
       return "reduce_scatter_v";
+    case Operation::return_values:
+      return "return_values";
     case Operation::barrier:
       return "barrier";
   }

@@ -194,6 +194,14 @@ ferry_status ferry_route_values(ferry_exchange* handle, const ferry_route_values
   });
 }
 
+ferry_status ferry_return_values(ferry_exchange* handle, const ferry_return_values_args* given) {
+  return guarded([&] {
+    Exchange& exchange = required(handle, "exchange").exchange;
+    const auto args = read_sized(given, "ferry_return_values_args");
+    exchange.return_values(to_plan(args.plan), args.row_values, args.route_values, args.lane, {args.stream});
+  });
+}
+
 ferry_status ferry_metadata(ferry_exchange* handle, const ferry_metadata_args* given) {
   return guarded([&] {
     Exchange& exchange = required(handle, "exchange").exchange;
@@ -250,7 +258,7 @@ ferry_status ferry_dispatch_counts(ferry_exchange* handle, const ferry_dispatch_
 ferry_status ferry_refuse(ferry_exchange* handle, int operation, int lane, const char* reason, void* stream) {
   return guarded([&] {
     Exchange& exchange = required(handle, "exchange").exchange;
-    const auto refused = to_enum(operation, Operation::reduce_scatter_v, "operation");
+    const auto refused = to_enum(operation, Operation::return_values, "operation");
     exchange.refuse(refused, lane, UsageError(&required(reason, "reason")), {stream});
   });
 }

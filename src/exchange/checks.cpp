@@ -247,13 +247,11 @@ void check_plan(const Config& config, int rank, const Plan& plan, PlanIn plan_in
 
 namespace {
 
-// Refuses one of two arguments without the other. Only called on a rank that has rows and tokens and so needs
-// both.
-void check_both(const char* first_name, const void* first, const char* second_name, const void* second,
-                int rank) {
-  if ((first == nullptr) == (second == nullptr)) return;
-  throw UsageError(str("combine: ", first_name, " and ", second_name, " must be given together, rank ", rank,
-                       " gives only ", first != nullptr ? first_name : second_name));
+void require_given(Operation operation, const char* name, const void* given, std::int64_t count,
+                   const char* unit, int rank, const char* remedy = "") {
+  if (given != nullptr || count == 0) return;
+  throw UsageError(str(to_string(operation), ": ", name, " is null for the ", counted(count, unit),
+                       " of rank ", rank, remedy));
 }
 
 // unreduced on a rank that has a result needs them, because it adds nothing.
@@ -342,11 +340,31 @@ void check_combine(const Config& config, int rank, const CombineCall& call, bool
                          counted(call.plan.tokens(), "token"), " of rank ", rank,
                          ", but topk_weights is null"));
   }
-  if (call.plan.total() == 0 || call.plan.tokens() == 0) return;
-  check_both("outputs", call.outputs.data, "result", call.result.data, rank);
-  if (call.shared_outputs != nullptr)
-    check_both("outputs", call.outputs.data, "shared_outputs", call.shared_outputs, rank);
-  check_both("row_values", call.row_values, "route_values", call.route_values, rank);
+  if (config.placement.tp() > 1) return;  // its backend knows the tokens and rows of a rank
+  constexpr const char* kRemedy = ": pass it, or call return_values() for row_values alone";
+  require_given(Operation::combine, "outputs", call.outputs.data, call.plan.total(), "row", rank, kRemedy);
+  require_given(Operation::combine, "result", call.result.data, call.plan.tokens(), "token", rank, kRemedy);
+  const bool gives_row_values = call.row_values != nullptr;
+  if (call.plan.total() > 0 && call.plan.tokens() > 0 && gives_row_values != (call.route_values != nullptr)) {
+    throw UsageError(str("combine: row_values and route_values must be given together, rank ", rank,
+                         " gives only ", gives_row_values ? "row_values" : "route_values"));
+  }
+}
+
+void check_route_values(const Config& config, int rank, const RouteValuesCall& call, PlanIn plan_in) {
+  check_plan(config, rank, call.plan, plan_in);
+  if (config.layout == Layout::rank_major) {
+    throw UsageError(
+        str(to_string(call.operation), ": rank_major is not supported: its rows stand for several routes"));
+  }
+  if (plan_in == PlanIn::device) return;
+  const auto require = [&](const char* name, const void* given, std::int64_t count, const char* unit) {
+    require_given(call.operation, name, given, count, unit, rank);
+  };
+  const void *of_rows = call.returns() ? call.from : call.to,
+             *of_routes = call.returns() ? call.to : call.from;
+  require(call.returns() ? "route_values" : "values", of_routes, call.plan.tokens(), "token");
+  require("row_values", of_rows, call.plan.total(), "row");
 }
 
 namespace {

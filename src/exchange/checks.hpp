@@ -16,6 +16,7 @@ enum class PlanIn { host, device };
 void check_ids(const Config& config, int rank, const char* call, const Ids& ids, std::int64_t tokens);
 void check_dispatch(const Config& config, int rank, const DispatchCall& call, PlanIn plan_in);
 void check_combine(const Config& config, int rank, const CombineCall& call, bool split, PlanIn plan_in);
+void check_route_values(const Config& config, int rank, const RouteValuesCall& call, PlanIn plan_in);
 
 // Throws unless this rank can use the plan: right shape, right rank, undamaged header. `config` is complete.
 void check_plan(const Config& config, int rank, const Plan& plan, PlanIn plan_in);

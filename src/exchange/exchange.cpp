@@ -132,30 +132,18 @@ void Exchange::combine_receive(int lane_index, Stream stream) {
 void Exchange::route_values(const float* values, const Plan& plan, float* row_values, int lane,
                             Stream stream) {
   const ProfilerRange range("route_values");
-  state_->idle_lane(lane);
-  state_->check_or_refuse(Operation::route_values, lane, stream, [&] {
-    check_plan(state_->config, state_->rank.index(), plan, state_->plan_in());
-    if (state_->config.layout == Layout::rank_major) {
-      throw UsageError("route_values: rank_major is not supported: its rows stand for several routes");
-    }
-    const int me = state_->rank.index();
-    arrays_of_route_values(state_->config, values, plan, row_values, state_->known_rows(plan))
-        .require_apart("route_values: ", me);
-    if (state_->plan_in() == PlanIn::device) return;
-    if (values == nullptr && plan.tokens() > 0) {
-      throw UsageError(
-          str("route_values: values is null for the ", counted(plan.tokens(), "token"), " of rank ", me));
-    }
-    if (row_values == nullptr && plan.total() > 0) {
-      throw UsageError(
-          str("route_values: row_values is null for the ", counted(plan.total(), "row"), " of rank ", me));
-    }
-  });
-  state_->dropping_diagnostics_on_error(lane, [&] {
-    state_->backend->run(
-        RouteValuesCall{.lane = lane, .values = values, .plan = plan, .row_values = row_values}, stream);
-  });
-  state_->check_after_call(lane);
+  state_->send_values({.lane = lane, .from = values, .plan = plan, .to = row_values}, stream);
+}
+
+void Exchange::return_values(const Plan& plan, const float* row_values, float* route_values, int lane,
+                             Stream stream) {
+  const ProfilerRange range("return_values");
+  state_->send_values({.operation = Operation::return_values,
+                       .lane = lane,
+                       .from = row_values,
+                       .plan = plan,
+                       .to = route_values},
+                      stream);
 }
 
 DispatchResult Exchange::combine_backward(const Tokens& d_result, const Plan& plan, const float* topk_weights,
@@ -165,7 +153,7 @@ DispatchResult Exchange::combine_backward(const Tokens& d_result, const Plan& pl
   const Config& config = state_->config;
   state_->idle_lane(options.lane);
   const auto refusing_both = [&](auto step) {
-    return state_->refusing_combine_too(options.lane, stream, step);
+    return state_->refusing_return_too(options.lane, stream, step);
   };
   refusing_both([&] {
     state_->check_or_refuse(Operation::dispatch, options.lane, stream, [&] {
@@ -186,12 +174,11 @@ DispatchResult Exchange::combine_backward(const Tokens& d_result, const Plan& pl
   call.backward = true;
   call.output_rows = outputs.rows;
   call.d_weights = d_weights;
-  // The dispatch's diagnostics are raised by the combine: the peers carry out both steps, so this rank must
+  // The dispatch's diagnostics are raised by return_values: the peers carry out both steps, so this rank must
   // too.
   DispatchResult rows =
       refusing_both([&] { return state_->dispatch_without_check_after(call, false, stream); });
-  combine({}, rows.plan, {}, {.row_values = rows.dots, .route_values = d_weights, .lane = options.lane},
-          stream);
+  return_values(rows.plan, rows.dots, d_weights, options.lane, stream);
   return rows;
 }
 

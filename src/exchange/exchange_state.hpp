@@ -65,12 +65,13 @@ struct Exchange::State {
   }
 
   // Runs a step of combine_backward's dispatch. Where errors are late the peers have already enqueued the
-  // combine that follows it when this rank throws, so the combine is refused as well.
+  // return_values that follows it when this rank throws, so that is refused as well.
   template <class Step>
-  auto refusing_combine_too(int lane, Stream stream, Step step) {
+  auto refusing_return_too(int lane, Stream stream, Step step) {
     return or_refuse(
         [&](const Error& error) {
-          if (backend->capabilities().late_errors) backend->refuse(Operation::combine, lane, error, stream);
+          if (backend->capabilities().late_errors)
+            backend->refuse(Operation::return_values, lane, error, stream);
         },
         step);
   }
@@ -174,6 +175,17 @@ struct Exchange::State {
       arrays_of(config, call, known_rows(call.plan)).require_apart("combine: ", rank.index());
     });
     return call;
+  }
+
+  void send_values(const RouteValuesCall& call, Stream stream) {
+    idle_lane(call.lane);
+    check_or_refuse(call.operation, call.lane, stream, [&] {
+      check_route_values(config, rank.index(), call, plan_in());
+      arrays_of(config, call, known_rows(call.plan))
+          .require_apart(str(to_string(call.operation), ": ").c_str(), rank.index());
+    });
+    dropping_diagnostics_on_error(call.lane, [&] { backend->run(call, stream); });
+    check_after_call(call.lane);
   }
 
   // all_gather_v or reduce_scatter_v: gather.cpp.

@@ -200,12 +200,17 @@ CallArrays arrays_of(const Config& config, const CombineCall& call, const KnownR
   return arrays;
 }
 
-CallArrays arrays_of_route_values(const Config& config, const float* values, const Plan& plan,
-                                  const float* row_values, const KnownRows& known) {
+CallArrays arrays_of(const Config& config, const RouteValuesCall& call, const KnownRows& known) {
+  const std::int64_t slots = 4 * std::int64_t{config.top_k};
   CallArrays arrays;
-  arrays.read("values", values, known.tokens, 4 * std::int64_t{config.top_k});
-  add_plan(plan, arrays);
-  arrays.write("row_values", row_values, known.total, 4);
+  if (call.returns()) {
+    arrays.read("row_values", call.from, known.total, 4);
+    arrays.write("route_values", call.to, known.tokens, slots);
+  } else {
+    arrays.read("values", call.from, known.tokens, slots);
+    arrays.write("row_values", call.to, known.total, 4);
+  }
+  add_plan(call.plan, arrays);
   return arrays;
 }
 

@@ -81,8 +81,7 @@ struct KnownRows {
 CallArrays arrays_of(const Config& config, int rank, const DispatchCall& call, const OwnArrays& own,
                      const KnownRows& known);
 CallArrays arrays_of(const Config& config, const CombineCall& call, const KnownRows& known);
-CallArrays arrays_of_route_values(const Config& config, const float* values, const Plan& plan,
-                                  const float* row_values, const KnownRows& known);
+CallArrays arrays_of(const Config& config, const RouteValuesCall& call, const KnownRows& known);
 
 // The result of a combine and its residual. They may be one array: every value is read before it is written.
 void add_result(const char* name, const Result& result, std::int64_t rows, std::int64_t row_bytes,

@@ -20,14 +20,16 @@ struct MetadataCall {
   StepMetadata* into = nullptr;                // null: memory of the lane
 };
 
+// route_values: from the routes [N, K] to the rows [total]; return_values: from the rows to the routes.
 struct RouteValuesCall {
-  static constexpr Operation operation = Operation::route_values;
+  Operation operation = Operation::route_values;
   int lane = 0;
-  const float* values = nullptr;  // [N, K]
+  const float* from = nullptr;
   Plan plan{};
-  float* row_values = nullptr;           // [total]
+  float* to = nullptr;
   const CombineCall* combine = nullptr;  // given: the values are its topk_weights, and this is its first part
 
+  bool returns() const { return operation == Operation::return_values; }
   Operation needed_by() const { return combine != nullptr ? Operation::combine : operation; }
 };
 

@@ -23,7 +23,7 @@ namespace ferry {
 
 inline constexpr int kDeviceOptions = 13;
 inline constexpr int kPayloads = 2;         // values of Payload (lane_view.hpp)
-inline constexpr int kDeviceArguments = 3;  // optional arguments whose presence is compared
+inline constexpr int kDeviceArguments = 2;  // optional arguments whose presence is compared
 
 // Rows are cut at quarters, so that several warps can work on one. Each quarter of a combine row has a flag
 // of its own; a segment of a dispatch row (1, 2 or 4 quarters) has the flag of its first quarter.
@@ -45,7 +45,7 @@ inline constexpr int kEpochOption = kDeviceOptions - 2;
 struct HeaderFacts {
   std::int32_t count = 0;  // the operation `metadata`: this rank's count; otherwise its tokens
   std::uint8_t operation = 0;
-  std::uint8_t argument[kDeviceArguments] = {2, 2, 2};  // 0 absent, 1 given, 2 either
+  std::uint8_t argument[kDeviceArguments] = {2, 2};  // 0 absent, 1 given, 2 either
   // For a dispatch:
   bool direct_write = false;           // writes rows to their final position at ranks that accept it
   bool accepts_direct_writes = false;  // lets peers do so

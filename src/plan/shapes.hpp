@@ -48,7 +48,7 @@ std::int64_t total_rows(const Config& config, int rank, std::int64_t tokens, std
 
 // The call summary that a host backend sends to every peer in every call. Its fixed words: three about
 // optional arguments, three about rows, one about tokens. A dispatch appends int32 counts [E] and tokens [R].
-inline constexpr int kCallSummaryWords = 7;
+inline constexpr int kCallSummaryWords = 6;
 std::int64_t call_summary_bytes(const Config& config);
 
 // Hash of everything that decides the row of a route. Two exchanges may use each other's plans if their

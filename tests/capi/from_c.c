@@ -34,6 +34,7 @@ const from_c_size from_c_sizes[] = {
     SIZE_OF(ferry_combine_receive_args),
     SIZE_OF(ferry_combine_backward_args),
     SIZE_OF(ferry_route_values_args),
+    SIZE_OF(ferry_return_values_args),
     SIZE_OF(ferry_step_metadata),
     SIZE_OF(ferry_dispatch_layout_args),
     SIZE_OF(ferry_metadata_args),

@@ -107,6 +107,8 @@ EXPECT_AT(ferry_combine_backward_args, more_memory, 272);
 
 EXPECT_AT(ferry_route_values_args, plan, 16);
 EXPECT_AT(ferry_route_values_args, lane, 48);
+EXPECT_AT(ferry_return_values_args, row_values, 32);
+EXPECT_AT(ferry_return_values_args, lane, 48);
 EXPECT_AT(ferry_dispatch_layout_args, tokens, 16);
 EXPECT_AT(ferry_dispatch_layout_args, expert_rank, 40);
 EXPECT_AT(ferry_dispatch_layout_args, tokens_per_node, 80);
@@ -172,6 +174,7 @@ static_assert(sizeof(ferry_combine_receive_args) == offsetof(ferry_combine_recei
 static_assert(sizeof(ferry_combine_backward_args) ==
               offsetof(ferry_combine_backward_args, more_memory) + sizeof(ferry_more_receive_buffers));
 static_assert(sizeof(ferry_route_values_args) == offsetof(ferry_route_values_args, stream) + 8);
+static_assert(sizeof(ferry_return_values_args) == offsetof(ferry_return_values_args, stream) + 8);
 static_assert(sizeof(ferry_metadata_args) == offsetof(ferry_metadata_args, into) + 8);
 static_assert(sizeof(ferry_all_gather_v_args) == offsetof(ferry_all_gather_v_args, device_count) + 8);
 static_assert(sizeof(ferry_reduce_scatter_v_args) == offsetof(ferry_reduce_scatter_v_args, device_count) + 8);
@@ -217,6 +220,7 @@ TEST(Layout, OfStructsHasNotChanged) {
       {"ferry_combine_receive_args", 24},
       {"ferry_combine_backward_args", 320},
       {"ferry_route_values_args", 64},
+      {"ferry_return_values_args", 64},
       {"ferry_step_metadata", 12},
       {"ferry_dispatch_layout_args", 112},
       {"ferry_metadata_args", 48},

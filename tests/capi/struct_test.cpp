@@ -139,6 +139,7 @@ TEST(Pointers, ThatAreNullAreRefused) {
   refused(ferry_combine_receive(nullptr, nullptr), "exchange");
   refused(ferry_combine_backward(nullptr, nullptr), "exchange");
   refused(ferry_route_values(nullptr, nullptr), "exchange");
+  refused(ferry_return_values(nullptr, nullptr), "exchange");
   refused(ferry_metadata(nullptr, nullptr), "exchange");
   refused(ferry_check(nullptr, 0), "exchange");
   refused(ferry_synchronize(nullptr, 0, nullptr), "exchange");
@@ -178,6 +179,7 @@ TEST(Pointers, ToArgumentsThatAreNullAreRefused) {
     refused(ferry_combine_receive(exchange.get(), nullptr), "ferry_combine_receive_args");
     refused(ferry_combine_backward(exchange.get(), nullptr), "ferry_combine_backward_args");
     refused(ferry_route_values(exchange.get(), nullptr), "ferry_route_values_args");
+    refused(ferry_return_values(exchange.get(), nullptr), "ferry_return_values_args");
     refused(ferry_metadata(exchange.get(), nullptr), "ferry_metadata_args");
     refused(ferry_all_gather_v(exchange.get(), nullptr), "ferry_all_gather_v_args");
     refused(ferry_reduce_scatter_v(exchange.get(), nullptr), "ferry_reduce_scatter_v_args");

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <cstring>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "collective/two_hop_steps.hpp"
@@ -82,6 +83,9 @@ TEST_P(TwoHops, RouteValuesKeepEveryBit) {
         const float expected = inputs.ids[i] < 0 ? 0.0f : values[i];
         EXPECT_EQ(std::memcmp(&back[i], &expected, 4), 0) << "route " << i << " of rank " << rank.index();
       }
+      const std::vector<float> beside_rows = std::exchange(back, std::vector<float>(back.size(), -1.0f));
+      exchange.return_values(received.plan, rows.data(), back.data());
+      EXPECT_EQ(std::memcmp(back.data(), beside_rows.data(), 4 * back.size()), 0);
     });
   }
 }

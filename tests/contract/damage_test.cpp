@@ -82,6 +82,9 @@ void require_contained(SyncExchange& exchange, const TestCase& c, const StepInpu
   damage_is_reported(exchange, "route_values, " + what,
                      [&] { exchange.route_values(values.as<float>(), bad, rows.as<float>()); });
   rows.require_guards("route_values, " + what);
+  damage_is_reported(exchange, "return_values, " + what,
+                     [&] { exchange.return_values(bad, rows.as<float>(), values.as<float>()); });
+  values.require_guards("return_values, " + what);
 }
 
 std::int64_t max_rows(const StepInputs& step) {

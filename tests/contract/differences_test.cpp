@@ -150,6 +150,10 @@ TEST_P(Contract, DifferentPlansAreRefused) {
         GuardedBuffer values(std::int64_t{mine.tokens()} * c.config.top_k * 4), rows(mine.total() * 4);
         exchange.route_values(values.as<float>(), mine, rows.as<float>());
       });
+      require_named("return_values", [&] {
+        GuardedBuffer values(std::int64_t{mine.tokens()} * c.config.top_k * 4), rows(mine.total() * 4);
+        exchange.return_values(mine, rows.as<float>(), values.as<float>());
+      });
     });
   }
 }

@@ -341,6 +341,15 @@ TEST_P(Contract, OtherCallsRefuseArraysThatOverlap) {
           .require_refused();
     }
     {
+      const float* row_values = nullptr;
+      float* route_values = nullptr;
+      Pairs(exchange,
+            {array("row_values", total * 4, false, row_values),
+             array("route_values", known * slots, true, route_values), plan_of(plan)},
+            [&] { exchange.return_values(plan, row_values, route_values); })
+          .require_refused();
+    }
+    {
       DispatchRun wrong(exchange, c, step);
       const float* topk_weights = wrong.weights();
       float* d_weights = nullptr;

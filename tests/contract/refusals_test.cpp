@@ -254,9 +254,54 @@ TEST_P(Contract, EmptyInputsMayBeNull) {
       exchange.route_values(no_tokens ? nullptr : mine.as<float>(), rows.plan,
                             no_rows ? nullptr : row_values.as<float>());
       row_values.require_guards("row values");
+      exchange.return_values(rows.plan, no_rows ? nullptr : row_values.as<float>(),
+                             no_tokens ? nullptr : mine.as<float>());
+      mine.require_guards("route values");
       exchange.check();
     });
   }
+}
+
+// The values of rows alone return by a call of their own: a combine without outputs and result is refused,
+// and so are null values, on all ranks.
+TEST_P(Contract, ValuesAloneReturnByTheirOwnCall) {
+  TestCase c = three_ranks(small_case(4));
+  c.full = true;
+  const StepInputs step = make_inputs(c);
+  const oracle::ExpertOutputs expert_outputs = make_expert_outputs(c, step);
+  run(c.ranks, describe(c), [&](Rank rank) {
+    SyncExchange exchange(rank, c.config);
+    const Plan plan = dispatch_and_combine(exchange, c, step, expert_outputs);
+    GuardedBuffer rows(plan.total() * 4, std::byte{0}),
+        routes(std::int64_t{plan.tokens()} * c.config.top_k * 4);
+    const bool wrong = rank.index() == kWrongRank;
+    for (const bool everywhere : {false, true}) {
+      require_refused("return_values()", [&] {
+        CombineRun combine(exchange, c, step, expert_outputs, plan, nullptr);
+        if (wrong || everywhere) combine.outputs().data = nullptr;
+        if (wrong || everywhere) combine.result().data = nullptr;
+        if (everywhere)
+          combine.options() = {.row_values = rows.as<float>(), .route_values = routes.as<float>()};
+        combine.options().row_weights = combine.options().topk_weights = nullptr;
+        combine.options().topk_weighted = false;
+        combine.call();
+      });
+    }
+    require_refused("return_values", [&] {
+      exchange.return_values(plan, wrong ? nullptr : rows.as<float>(), routes.as<float>());
+    });
+    require_refused("return_values", [&] {
+      exchange.return_values(plan, rows.as<float>(), wrong ? nullptr : routes.as<float>());
+    });
+    // A rank that combines while the others return values.
+    const std::string text = usage_error([&] {
+      CombineRun combine(exchange, c, step, expert_outputs, plan, nullptr);
+      if (wrong) return combine.call();
+      exchange.return_values(plan, rows.as<float>(), routes.as<float>());
+    });
+    require(text.find("return_values") != std::string::npos, "the message is '", text, "'");
+    check_route_values(exchange, c, step, plan);
+  });
 }
 
 TEST_P(Contract, PartialSumsNeedTopkWeightsOnAllRanks) {

@@ -315,12 +315,16 @@ TEST_P(Contract, SlicedExpertsRefuseWhatTheyDoNotHave) {
     });
     GuardedBuffer rows(*received.total * 2 * c.config.hidden + 16, std::byte{0}),
         result(9 * 2 * c.config.hidden);
-    require_error(
-        GetParam().on_device() ? "result is null for the 3 tokens of rank 3"
-                               : "outputs and result must be given together, rank 3 gives only outputs",
-        [&] {
-          exchange.combine({.data = rows.data()}, received.plan, {.data = odd ? nullptr : result.data()}, {});
-        });
+    require_error("result is null for the 3 tokens of rank 3", [&] {
+      exchange.combine({.data = rows.data()}, received.plan, {.data = odd ? nullptr : result.data()}, {});
+    });
+    for (const bool returns : {false, true}) {
+      require_error(returns ? "return_values" : "route_values", [&] {
+        float* const values = result.as<float>();
+        if (returns) exchange.return_values(received.plan, rows.as<float>(), values);
+        if (!returns) exchange.route_values(values, received.plan, rows.as<float>());
+      });
+    }
     run_step(c, exchange, 2, 1);  // the exchange stays usable
   });
 }

@@ -141,6 +141,12 @@ TEST_F(CudaPointers, OtherOperationsRefusePageableMemory) {
     test.require_refused("plan", [&] {
       exchange.route_values(values.as<float>(), bad_plan, more_values.as<float>(), 0, test.stream);
     });
+    test.require_refused("row_values", [&] {
+      exchange.return_values(plan, memory.as<float>(), values.as<float>(), 0, test.stream);
+    });
+    test.require_refused("route_values", [&] {
+      exchange.return_values(plan, values.as<float>(), memory.as<float>(), 0, test.stream);
+    });
     test.require_refused("device_count",
                          [&] { exchange.metadata(memory.as<std::int32_t>(), 0, test.stream); });
   });
@@ -160,6 +166,13 @@ TEST_F(CudaPointers, RouteValuesRefusesNullPointers) {
                                  null_values ? values.as<float>() : nullptr, 0, test.stream);
       const std::string text = usage_error([&] { test.exchange.synchronize(c.lane, test.stream); });
       require(text.find("route_values") != std::string::npos, "null is not refused: ", text);
+      test.device_run.run_and_compare(0, test.stream.get());
+    }
+    for (const bool null_values : {true, false}) {
+      test.exchange.return_values(plan, null_values ? nullptr : values.as<float>(),
+                                  null_values ? values.as<float>() : nullptr, 0, test.stream);
+      const std::string text = usage_error([&] { test.exchange.synchronize(c.lane, test.stream); });
+      require(text.find("return_values") != std::string::npos, "null is not refused: ", text);
       test.device_run.run_and_compare(0, test.stream.get());
     }
   });

@@ -111,6 +111,8 @@ class ExchangeInC : public ForeignExchange {
   void combine_receive(int lane, Stream stream) override;
   void route_values(const float* values, const Plan& plan, float* row_values, int lane,
                     Stream stream) override;
+  void return_values(const Plan& plan, const float* row_values, float* route_values, int lane,
+                     Stream stream) override;
   DispatchResult combine_backward(const Tokens& d_result, const Plan& plan, const float* topk_weights,
                                   const Outputs& outputs, float* d_weights, const DispatchOptions& options,
                                   Stream stream) override;
@@ -272,6 +274,17 @@ void ExchangeInC::route_values(const float* values, const Plan& plan, float* row
   args.lane = lane;
   args.stream = stream.handle;
   require(ferry_route_values, args);
+}
+
+void ExchangeInC::return_values(const Plan& plan, const float* row_values, float* route_values, int lane,
+                                Stream stream) {
+  auto args = sized<ferry_return_values_args>();
+  args.plan = to_c(plan);
+  args.row_values = row_values;
+  args.route_values = route_values;
+  args.lane = lane;
+  args.stream = stream.handle;
+  require(ferry_return_values, args);
 }
 
 DispatchResult ExchangeInC::combine_backward(const Tokens& d_result, const Plan& plan,

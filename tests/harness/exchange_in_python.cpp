@@ -2,6 +2,7 @@
 // caller's memory, results are the addresses of the arrays that a call returns, and exceptions become those
 // of C++ again. Host memory only.
 
+#include <algorithm>
 #include <map>
 #include <string>
 #include <utility>
@@ -202,6 +203,16 @@ class ExchangeInPython : public ForeignExchange {
       const nb::object returned = exchange_.attr("route_values")(
           array_of(values, python::kFp32, {used.tokens, config_.top_k}), used.plan, "lane"_a = lane);
       copy_floats(returned, used.total, row_values);
+    });
+  }
+
+  void return_values(const Plan& plan, const float* row_values, float* route_values, int lane,
+                     Stream) override {
+    in_python([&] {
+      const UsedPlan used = plan_of(plan);
+      const nb::object returned = exchange_.attr("return_values")(
+          array_of(row_values, python::kFp32, {used.total}), used.plan, "lane"_a = lane);
+      copy_floats(returned, used.tokens * config_.top_k, route_values);
     });
   }
 
@@ -460,18 +471,14 @@ class ExchangeInPython : public ForeignExchange {
     const Element type = python::element_of(result.type);
     const std::int64_t step = result.stride > 0 ? result.stride : hidden * bytes_of(result.type);
     const bool values = options.row_values != nullptr || options.route_values != nullptr;
-    const bool values_only = outputs.data == nullptr && result.data == nullptr && values;
-    nb::object to = nb::none();
-    if (!values_only && options.reduction.value_or(config_.reduction) == Reduction::unreduced) {
-      to = array_of(result.data, type, {tokens, config_.top_k, hidden},
-                    {config_.top_k * step, step, bytes_of(result.type)});
-    } else if (!values_only) {
-      to = rows_of(result.data, type, tokens, hidden, step);
-    }
+    const bool unreduced = options.reduction.value_or(config_.reduction) == Reduction::unreduced;
+    const nb::object to = unreduced ? array_of(result.data, type, {tokens, config_.top_k, hidden},
+                                               {config_.top_k * step, step, bytes_of(result.type)})
+                                    : rows_of(result.data, type, tokens, hidden, step);
     const bool topk_weighted = options.topk_weights != nullptr || options.topk_weighted;
     const void* residual = options.epilogue.residual;
     return exchange_.attr(method)(
-        values_only ? nb::none() : outputs_of(outputs, used), used.plan,
+        outputs_of(outputs, used), used.plan,
         "row_weights"_a = array_or_none(options.row_weights, python::kFp32, {used.total}),
         "topk_weights"_a = topk_weighted
                                ? array_of(options.topk_weights, python::kFp32, {tokens, config_.top_k})

@@ -33,6 +33,8 @@ class ForeignExchange {
   virtual void combine_receive(int lane, Stream stream) = 0;
   virtual void route_values(const float* values, const Plan& plan, float* row_values, int lane,
                             Stream stream) = 0;
+  virtual void return_values(const Plan& plan, const float* row_values, float* route_values, int lane,
+                             Stream stream) = 0;
   virtual DispatchResult combine_backward(const Tokens& d_result, const Plan& plan, const float* topk_weights,
                                           const Outputs& outputs, float* d_weights,
                                           const DispatchOptions& options, Stream stream) = 0;

@@ -220,6 +220,14 @@ void check_route_values(SyncExchange& exchange, const TestCase& c, const StepInp
     if (rows[row].state == oracle::RowState::untouched) continue;
     require_equal(got.as<float>()[row], expected[row], "row value ", row);
   }
+  // Back again: each kept route has its value, the others 0.
+  GuardedBuffer back(static_cast<std::int64_t>(values[rank].size()) * 4);
+  exchange.return_values(plan, got.as<float>(), back.as<float>(), c.lane);
+  back.require_guards("route values");
+  for (std::size_t route = 0; route < values[rank].size(); ++route) {
+    const bool kept = step.positions.routes[rank][route].row >= 0;
+    require_equal(back.as<float>()[route], kept ? values[rank][route] : 0.0f, "returned value ", route);
+  }
 }
 
 bool run_case(const Setup& setup, const TestCase& c, const StepInputs& step) {

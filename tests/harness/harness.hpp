@@ -134,7 +134,7 @@ bool run_sequences(const Setup& setup, const std::vector<TestCase>& cases);
 Plan dispatch_and_combine(SyncExchange& exchange, const TestCase& c, const StepInputs& step,
                           const oracle::ExpertOutputs& expert_outputs);
 
-// For bodies of run_ranks: one checked route_values by a plan of `step`.
+// For bodies of run_ranks: one checked route_values and one return_values by a plan of `step`.
 void check_route_values(SyncExchange& exchange, const TestCase& c, const StepInputs& step, const Plan& plan);
 
 // How the messages of an exchange travel.

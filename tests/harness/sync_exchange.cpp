@@ -170,6 +170,15 @@ void SyncExchange::route_values(const float* values, const Plan& plan, float* ro
   finish(index);
 }
 
+void SyncExchange::return_values(const Plan& plan, const float* row_values, float* route_values, int index) {
+  DeviceMirror& memory = begin(index);
+  called([&](auto& exchange) {
+    exchange.return_values(memory.translate(plan), memory.translate(row_values),
+                           memory.translate(route_values), index, stream());
+  });
+  finish(index);
+}
+
 DispatchResult SyncExchange::combine_backward(const Tokens& d_result, const Plan& plan,
                                               const float* topk_weights, const Outputs& outputs,
                                               float* d_weights, const DispatchOptions& options) {

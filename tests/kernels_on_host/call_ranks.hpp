@@ -51,6 +51,9 @@ class CallRanks {
   // Dispatches the case's inputs number `index` in which ranks have too little memory, from ids.
   void dispatch_past_row_limits(int index, CallForm form);
 
+  // route_values and return_values by the plan of the last dispatch, whose inputs `step` has.
+  void exchange_values(const contract::StepInputs& step);
+
   // A gather of `rounds` rounds, as far as later calls see it.
   void gather_in_rounds(int rounds);
 
@@ -113,6 +116,9 @@ class CallRanks {
   void carry_messages(const std::vector<DispatchArguments>& calls, const CallForm& form);
   void carry_rows(const std::vector<CombineArguments>& calls);
   void run_hops(const std::vector<HopArguments>& calls, std::uint64_t seed);
+  // Each rank's values `from` its routes or rows; returns those of its rows or routes, as many as `sizes`.
+  std::vector<std::vector<float>> run_values(Operation operation, const std::vector<std::vector<float>>& from,
+                                             const std::vector<std::size_t>& sizes);
   DispatchArguments dispatch_arguments(const contract::StepInputs& step, int rank, const CallForm& form);
   void compare_dispatch(const contract::StepInputs& step, int rank);
   void compare_overflow(const oracle::RowPositions& positions, int rank, const CallForm& form) const;

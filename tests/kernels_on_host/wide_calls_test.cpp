@@ -39,6 +39,7 @@ TEST_P(WideKernels, InEveryForm) {
   ranks.dispatch(other, {.by_plan = true});
   ranks.dispatch(other, {.by_plan = true, .split_phases = true});
   ranks.combine(other, contract::make_expert_outputs(c, other), {.generic = true});
+  ranks.exchange_values(other);
 }
 
 TEST_P(WideKernels, IntoTooLittleMemory) {
@@ -158,6 +159,7 @@ void run_two_hops(contract::TestCase c, const std::vector<int>& nodes) {
                              other = contract::with_new_values(c, step, 2);
   by_rank.dispatch(other, {.by_plan = true, .split_phases = true});
   by_rank.combine(other, contract::make_expert_outputs(c, other), {.split_phases = true, .generic = true});
+  by_rank.exchange_values(other);
   by_rank.run_step(3, {.split_phases = true, .keeps_inputs = true, .generic = true});
 }
 

@@ -33,7 +33,8 @@ enum {
   FERRY_BARRIER = 6,
   FERRY_DISPATCH_COUNTS = 7,
   FERRY_ALL_GATHER_V = 8,
-  FERRY_REDUCE_SCATTER_V = 9
+  FERRY_REDUCE_SCATTER_V = 9,
+  FERRY_RETURN_VALUES = 10
 };
 
 /// What a rank did in two hops when its wait ended.

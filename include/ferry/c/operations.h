@@ -86,7 +86,7 @@ typedef struct ferry_epilogue {
 typedef struct ferry_combine_args {
   size_t size;
   ferry_rows outputs;  ///< [total, H]; converted to the configuration's combine_type where the type differs
-  ferry_rows result;   ///< [N, H]; unreduced: [N, K, H]. May be empty, with `outputs`, for route_values only
+  ferry_rows result;   ///< [N, H]; unreduced: [N, K, H]
   ferry_plan plan;     ///< of the dispatch whose rows `outputs` correspond to
   const float* row_weights;  ///< [total] weights of the rows, such as ferry_dispatch_result.weight
   const float*
@@ -156,6 +156,18 @@ typedef struct ferry_route_values_args {
 
 /// Sends one fp32 of each route to the route's row.
 ferry_status ferry_route_values(ferry_exchange* exchange, const ferry_route_values_args* args);
+
+typedef struct ferry_return_values_args {
+  size_t size;
+  ferry_plan plan;
+  const float* row_values;  ///< [total]
+  float* route_values;      ///< [N, K]; 0 where the slot is masked or was dropped
+  int32_t lane;
+  void* stream;
+} ferry_return_values_args;
+
+/// Returns one fp32 of each row to the row's source rank.
+ferry_status ferry_return_values(ferry_exchange* exchange, const ferry_return_values_args* args);
 
 /// Sum, prefix sum and maximum of the ranks' counts.
 typedef struct ferry_step_metadata {

@@ -190,7 +190,7 @@ def read_only(array):
 COMBINE = {
     "too few rows": (lambda d: (d[:1],), {}, "outputs: expected .* rows or more, got 1"),
     "type": (lambda d: (d.astype(np.int32),), {}, "outputs: expected bfloat16 or float16 or float32, got int32"),
-    "nothing": (lambda d: (None,), {}, "needs outputs, row_values or both"),
+    "nothing": (lambda d: (None,), {}, "needs outputs: for row_values alone call return_values"),
     "result: shape": (lambda d: (d,), {"result": np.empty((2, HIDDEN), bf16)}, r"result: expected shape \[3, 16\]"),
     "result: read-only": (lambda d: (d,), {"result": read_only(np.empty((3, HIDDEN), bf16))}, "result: is read-only"),
     "row_weights: topk_weights": (lambda d: (d,), {"row_weights": W}, r"row_weights: .* got \[3, 2\]: .* \[N, K\] use topk_weights"),
@@ -281,7 +281,8 @@ def arguments_of(data, plan):
     """Arguments of each collective call, positional; its result may be ignored."""
     return {
         "dispatch": (X, IDS, W), "dispatch_send": (X, IDS, W), "combine": (data, plan), "combine_send": (data, plan),
-        "route_values": (W, plan), "combine_backward": (X, plan, W, data), "dispatch_counts": (IDS,), "metadata": (3,),
+        "route_values": (W, plan), "return_values": (None if data is None else np.ones(len(data), np.float32), plan),
+        "combine_backward": (X, plan, W, data), "dispatch_counts": (IDS,), "metadata": (3,),
         "all_gather_v": (X, np.empty((6, HIDDEN), bf16)), "reduce_scatter_v": (np.ones((6, HIDDEN), bf16), np.empty((3, HIDDEN), bf16)),
     }
 

@@ -154,7 +154,7 @@ class InterfacesTest(unittest.TestCase):
         declared = {name for name in re.findall(r"^typedef struct \w+ (?:\{.*?\} )?(ferry_\w+);", C_HEADERS, re.MULTILINE | re.DOTALL)
                     if not name.startswith(("ferry_max_", "ferry_nvfuser_"))}
         # Arguments of the calls whose options C++ has among the parameters.
-        parameters = {"ferry_dispatch_receive_args", "ferry_combine_receive_args", "ferry_combine_backward_args", "ferry_route_values_args",
+        parameters = {"ferry_dispatch_receive_args", "ferry_combine_receive_args", "ferry_combine_backward_args", "ferry_route_values_args", "ferry_return_values_args",
                       "ferry_metadata_args", "ferry_all_gather_v_args", "ferry_reduce_scatter_v_args", "ferry_dispatch_counts_args"}
         self.assertEqual(TYPES_C | {c_type(name) for name in ruled}, declared - parameters)
         module = (REPOSITORY / "python/ferry/__init__.py").read_text(encoding="utf-8")

@@ -63,6 +63,7 @@ MISSING = {
     "row_values": ("row_values", lambda e, x, ids, rows, outputs: e.combine(
         outputs, rows.plan, row_values=np.ones(len(outputs), np.float32))),
     "route_values": ("route_values", lambda e, x, ids, rows, outputs: e.route_values(np.ones(ids.shape, np.float32), rows.plan)),
+    "return_values": ("return_values", lambda e, x, ids, rows, outputs: e.return_values(np.ones(len(outputs), np.float32), rows.plan)),
     "a dispatch by a plan": ("a dispatch by plan", lambda e, x, ids, rows, outputs: e.dispatch(x, rows.plan)),
     "dot_rows": ("dot_rows", lambda e, x, ids, rows, outputs: e.dispatch(x, ids, dot_rows=np.ones((e.capacity, HIDDEN), np.float32))),
     "combine_backward": ("a dispatch by plan", lambda e, x, ids, rows, outputs: e.combine_backward(

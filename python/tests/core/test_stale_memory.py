@@ -201,6 +201,7 @@ def test_tensors_without_memory():
             (lambda: exchange.combine(data, plan, row_weights=freed(torch.ones(exchange.capacity))), "weights"),
             (lambda: exchange.combine(data, plan, topk_weights=freed(weights.clone())), "topk_weights"),
             (lambda: exchange.route_values(freed(weights.clone()), plan), "values"),
+            (lambda: exchange.return_values(freed(torch.ones(exchange.capacity)), plan), "row_values"),
             (lambda: exchange.plan_over(freed(plan.storage.clone())), "storage"),
             (lambda: exchange.dispatch(x, ids, freed(torch.ones(4, 2)[1:])), "weights"),
             (lambda: exchange.dispatch(x, ids, memory=ferry.ReceiveBuffers(plan=freed(plan.storage.clone()))), "memory.plan"),

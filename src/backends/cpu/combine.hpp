@@ -118,7 +118,6 @@ class Combine {
   CombineRowLayout layout_{};
   SharedRows shared_{};
   bool partial_ = true;
-  bool carries_rows_ = true;  // false: the call carries row values only
   std::int64_t staged_rows_per_token_ = 0;
   bool packs_ = false;       // of the link
   bool relays_add_ = false;  // rows of other nodes come as sums by node
@@ -132,7 +131,7 @@ class Combine {
   Store staging_store_ = Store::cached, row_store_ = Store::cached;
   ChunkSchedule chunks_;
   std::vector<std::int64_t> next_;  // [R] index of the next message to each source rank
-  OptionalArgument rows_, values_, weights_;
+  OptionalArgument values_, weights_;
   std::vector<std::byte> scratch_;  // K + S rows of the combine type
 };
 

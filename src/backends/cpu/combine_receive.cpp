@@ -36,14 +36,12 @@ void Combine::read_summaries() {
   peer_rows_end_.clear();
   for (int peer = 0; peer < context_.ranks(); ++peer) {
     const auto& summary = *reinterpret_cast<const SummaryHead*>(lane_.link->summary_from(peer));
-    rows_.add_rank(peer, summary.arguments[0]);
-    values_.add_rank(peer, summary.arguments[1]);
-    weights_.add_rank(peer, summary.arguments[2]);
+    values_.add_rank(peer, summary.arguments[0]);
+    weights_.add_rank(peer, summary.arguments[1]);
     chunks_.add_rank(peer, summary.split != 0,
                      lane_.valid_count(summary.max_rows, context_.config.max_tokens, peer));
     peer_rows_end_.push_back(summary.rows_end);
   }
-  rows_.require_same("combine", "outputs and result");
   values_.require_same("combine", "row_values and route_values");
   weights_.require_same("combine", "row_weights");
 }
@@ -51,8 +49,7 @@ void Combine::read_summaries() {
 void Combine::start_receiving() {
   const int ranks = context_.ranks();
   received_.assign(static_cast<std::size_t>(ranks),
-                   {.value_bytes = rows_.given_anywhere() ? layout_.tail_offset : 0,
-                    .tail_bytes = tail_bytes(values_.given_anywhere())});
+                   {.value_bytes = layout_.tail_offset, .tail_bytes = tail_bytes(values_.given_anywhere())});
   for (int source = 0; source < ranks; ++source) {
     PairRows& rows = received_[static_cast<std::size_t>(source)];
     rows.first = const_cast<std::byte*>(lane_.link->incoming(Staging::combine, source));
@@ -155,14 +152,12 @@ void Combine::require_all_read() {
 
 void Combine::receive_token(std::int64_t token, std::int64_t end) {
   find_incoming_rows(token);
-  if (call_.result.data != nullptr) {
-    if (partial_) {
-      add_partial_sums(token, end);
-    } else if (call_.reduction == Reduction::exact) {
-      add_rows(token);
-    } else {
-      copy_rows(token);
-    }
+  if (partial_) {
+    add_partial_sums(token, end);
+  } else if (call_.reduction == Reduction::exact) {
+    add_rows(token);
+  } else {
+    copy_rows(token);
   }
   if (call_.route_values != nullptr) write_route_values(token);
 }

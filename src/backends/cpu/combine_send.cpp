@@ -12,7 +12,6 @@ void Combine::send(const CombineCall& call, bool split, bool continues) {
   call_ = call;
   split_ = split;
   partial_ = call.reduction == Reduction::partial;
-  rows_ = {};
   values_ = {};
   weights_ = {};
   layout_ = combine_row_layout(context_.config.combine_type, context_.config.hidden, context_.config.top_k);
@@ -22,7 +21,6 @@ void Combine::send(const CombineCall& call, bool split, bool continues) {
   shared_ = shared_rows(context_.config, context_.me(), plan_.header->tokens);
   scratch_.resize(
       static_cast<std::size_t>((context_.config.top_k + context_.config.shared_experts) * layout_.bytes));
-  carries_rows_ = call.outputs.data != nullptr || plan_.header->total == 0;
 
   if (continues) {
     lane_.link->go_on();
@@ -51,12 +49,11 @@ void Combine::send(const CombineCall& call, bool split, bool continues) {
 }
 
 void Combine::write_summary(int peer) const {
-  // Outputs and row values describe rows; result and route values describe tokens. A rank may have neither.
+  // Row values describe rows, route values describe tokens. A rank may have neither.
   const bool rows = plan_.header->total > 0, relevant = rows || plan_.header->tokens > 0;
   auto* summary = reinterpret_cast<SummaryHead*>(lane_.link->summary_to(peer));
-  summary->arguments[0] = given(rows ? call_.outputs.data : call_.result.data, relevant);
-  summary->arguments[1] = given(rows ? call_.row_values : call_.route_values, relevant);
-  summary->arguments[2] = given(call_.row_weights, rows);
+  summary->arguments[0] = given(rows ? call_.row_values : call_.route_values, relevant);
+  summary->arguments[1] = given(call_.row_weights, rows);
   summary->split = split_;
   summary->max_rows = plan_.header->tokens;
   summary->rows_end = static_cast<std::int32_t>(rows_end_);
@@ -70,8 +67,8 @@ void Combine::start_sending() {
       partial_ && lane_.link->has_relays() && context_.config.reduction_level == ReductionLevel::node;
   relay_.start();
   rows_end_ = 0;
-  sent_.assign(static_cast<std::size_t>(ranks), {.value_bytes = carries_rows_ ? layout_.tail_offset : 0,
-                                                 .tail_bytes = tail_bytes(call_.row_values != nullptr)});
+  sent_.assign(static_cast<std::size_t>(ranks),
+               {.value_bytes = layout_.tail_offset, .tail_bytes = tail_bytes(call_.row_values != nullptr)});
   if (packs_) {
     bytes_to_.assign(static_cast<std::size_t>(ranks), 0);
     for (int source = 0; source < ranks; ++source) {
@@ -167,10 +164,9 @@ void Combine::stage_sum(int source, std::int64_t message, std::int32_t token, bo
   // The rows of the next message lie in the segments of other experts, which no hardware prefetcher predicts;
   // the plan knows them.
   const std::int32_t* next_rows = last ? nullptr : rows + top_k;
-  if (carries_rows_) sum_on_rank(row.values, rows, message * top_k, staging_store_, next_rows);
+  sum_on_rank(row.values, rows, message * top_k, staging_store_, next_rows);
   if (call_.row_values != nullptr) write_route_values_of_sum(row.tail, rows);
-  count_row(source,
-            (carries_rows_ ? layout_.tail_offset : 0) + (call_.row_values != nullptr ? 4 * top_k : 0));
+  count_row(source, layout_.tail_offset + (call_.row_values != nullptr ? 4 * top_k : 0));
 }
 
 void Combine::write_sum_head(std::byte* tail, std::int32_t token, const std::int32_t* rows) const {
@@ -196,15 +192,12 @@ void Combine::stage_rows(int source, std::int64_t message, std::int32_t token) {
     if (row == -1) continue;
     const StagedRow out = outgoing_row(source, token, slot);
     if (!lane_.valid_entry(row, plan_.header->total, message * config.top_k + slot)) continue;
-    if (carries_rows_) {
-      context_.kernels.convert_row(out.values, config.combine_type, output_row(row), call_.outputs.type,
-                                   config.hidden, staging_store_);
-    }
+    context_.kernels.convert_row(out.values, config.combine_type, output_row(row), call_.outputs.type,
+                                 config.hidden, staging_store_);
     const RouteTail tail{.weight = call_.row_weights != nullptr ? call_.row_weights[row] : 1.0f,
                          .value = call_.row_values != nullptr ? call_.row_values[row] : 0.0f};
     std::memcpy(out.tail, &tail, sizeof tail);
-    count_row(source,
-              (carries_rows_ ? layout_.tail_offset : 0) + static_cast<std::int64_t>(sizeof(RouteTail)));
+    count_row(source, layout_.tail_offset + static_cast<std::int64_t>(sizeof(RouteTail)));
   }
 }
 

@@ -26,7 +26,6 @@ int Combine::gather_rows(const std::int32_t* rows, std::int64_t entry, const voi
 
 // The rows that a later sum will read. Skips invalid entries; they are counted when that sum is computed.
 int Combine::rows_to_prefetch(const std::int32_t* rows, const void** outputs) const {
-  if (!carries_rows_) return 0;
   int count = 0;
   for (int slot = 0; slot < context_.config.top_k; ++slot) {
     if (rows[slot] >= 0 && rows[slot] < plan_.header->total) outputs[count++] = output_row(rows[slot]);
@@ -77,7 +76,7 @@ std::byte* Combine::kept_shared_row(int expert, std::int64_t token) const {
 // form to the lane's memory, because the caller may reuse its outputs.
 void Combine::save_shared_rows() {
   const Config& config = context_.config;
-  if (call_.outputs.data == nullptr || (call_.shared_outputs == nullptr && !split_)) return;
+  if (call_.shared_outputs == nullptr && !split_) return;
   for (int expert = 0; expert < config.shared_experts; ++expert) {
     for (std::int64_t token = 0; token < plan_.header->tokens; ++token) {
       const void* const row = shared_output(expert, token);

@@ -26,7 +26,7 @@ void HostBackend::combine(const CombineCall& call, bool split, Stream stream) {
   if (call.weights_travel()) {
     auto* weights = operations.lane.array<float>(operations.lane.arrays.row_weights);
     const RouteValuesCall values{
-        .values = call.topk_weights, .plan = call.plan, .row_values = weights, .combine = &call};
+        .from = call.topk_weights, .plan = call.plan, .to = weights, .combine = &call};
     cpu::run(operations.lane, values);
     operations.combine.send(call.with_sent_weights(weights), split, true);
   } else {

@@ -102,7 +102,7 @@ inline Given given(const void* argument, bool relevant) {
 // The head of a call's summary. A dispatch that makes a plan appends its routes to every expert [E] and its
 // messages to every rank [R], both int32.
 struct SummaryHead {
-  Given arguments[3];     // combine: rows, values, row_weights
+  Given arguments[2];     // combine: values, row_weights
   std::int32_t split;     // 1: send phase and receive phase are separate calls
   std::int32_t max_rows;  // most rows this rank's chunks cover; see ChunkSchedule::add_rank
   // combine: every row that this rank sends is below it; -1: it sends all. dispatch:
@@ -137,7 +137,8 @@ class OptionalArgument {
 
 // The small calls of a lane (small_calls.cpp). The arrays of a result are memory of the lane.
 SmallResult run(Lane& lane, const MetadataCall& call);
-// Sends each route's value to its row; padding rows get 0.
+// route_values: sends each route's value to its row; padding rows get 0. return_values: the reverse; masked
+// and dropped slots get 0.
 SmallResult run(Lane& lane, const RouteValuesCall& call);
 // Counts what a dispatch of the ids delivers to this rank.
 SmallResult run(Lane& lane, const DispatchCountsCall& call);

@@ -125,13 +125,12 @@ int position_of_rank(const Config& config, const std::int32_t* ids, int rank) {
 // The arguments of any rank determine the contents of rows; a rank without rows does not know them.
 PackedRows CombineRelay::packed_rows() const {
   const Config& config = context_.config;
-  OptionalArgument outputs, values;
+  OptionalArgument values;
   for (int peer = 0; peer < context_.ranks(); ++peer) {
     const auto& summary = *reinterpret_cast<const SummaryHead*>(link_.summary_from(peer));
-    outputs.add_rank(peer, summary.arguments[0]);
-    values.add_rank(peer, summary.arguments[1]);
+    values.add_rank(peer, summary.arguments[0]);
   }
-  return {.value_bytes = outputs.given_anywhere() ? config.hidden * bytes_of(config.combine_type) : 0,
+  return {.value_bytes = config.hidden * bytes_of(config.combine_type),
           .tail_bytes = static_cast<std::int64_t>(sizeof(SumHead)) +
                         (values.given_anywhere() ? std::int64_t{4} * config.top_k : 0)};
 }
@@ -215,12 +214,10 @@ void CombineRelay::write_sums(int source, std::byte* out) const {
       }
     }
     std::memcpy(tail, &sum, sizeof sum);
-    if (format_.value_bytes > 0) {
-      if (rows.size() == 1) {
-        std::memcpy(out, rows[0].values, static_cast<std::size_t>(format_.value_bytes));
-      } else {
-        sum_on_node(context_, out, values.data(), static_cast<int>(values.size()), Store::cached);
-      }
+    if (rows.size() == 1) {
+      std::memcpy(out, rows[0].values, static_cast<std::size_t>(format_.value_bytes));
+    } else {
+      sum_on_node(context_, out, values.data(), static_cast<int>(values.size()), Store::cached);
     }
     out += format_.value_bytes;
     tail += format_.tail_bytes;

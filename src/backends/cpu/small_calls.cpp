@@ -13,50 +13,81 @@
 namespace ferry::cpu {
 namespace {
 
-void reserve_values(Lane& lane, const PlanView& plan) {
+// Values travel with the messages of dispatch, K for each; with return_values one goes back for each of them.
+int messages_to(Lane& lane, const PlanView& plan, int peer, bool returns) {
+  const int me = lane.context.me();
+  return returns ? lane.message_count(plan, peer, me) : lane.message_count(plan, me, peer);
+}
+int messages_from(Lane& lane, const PlanView& plan, int peer, bool returns) {
+  return messages_to(lane, plan, peer, !returns);
+}
+
+void reserve_values(Lane& lane, const PlanView& plan, const RouteValuesCall& call) {
   if (!lane.link->packs()) return;
+  const std::int64_t message_bytes = 4 * std::int64_t{lane.context.config.top_k};
   std::vector<std::int64_t> bytes;
-  for (int destination = 0; destination < lane.context.ranks(); ++destination) {
-    const std::int64_t messages = lane.message_count(plan, lane.context.me(), destination);
-    bytes.push_back(messages * 4 * lane.context.config.top_k);
-  }
-  lane.link->reserve({.direction = Direction::to_experts,
-                      .message_bytes = std::int64_t{4} * lane.context.config.top_k,
+  for (int peer = 0; peer < lane.context.ranks(); ++peer)
+    bytes.push_back(messages_to(lane, plan, peer, call.returns()) * message_bytes);
+  lane.link->reserve({.direction = call.returns() ? Direction::to_sources : Direction::to_experts,
+                      .message_bytes = message_bytes,
                       .bytes = bytes});
 }
 
-// Writes the K values of each token for rank `destination`, in the order of dispatch's messages.
-void stage_values(Lane& lane, const PlanView& plan, const float* values, int destination) {
+// Calls use(token) for message i to `rank`.
+template <class UseToken>
+void with_sent_token(Lane& lane, const PlanView& plan, int rank, std::int64_t i, UseToken use) {
+  const std::int64_t entry = std::int64_t{rank} * lane.context.config.max_tokens + i;
+  const std::int32_t token = plan.sent_tokens[entry];
+  if (lane.valid_entry(token, plan.header->tokens, entry)) use(token);
+}
+// Calls use(slot, row) for each row here of message i from `rank`.
+template <class UseRow>
+void with_received_rows(Lane& lane, const PlanView& plan, int rank, std::int64_t i, UseRow use) {
   const Config& config = lane.context.config;
-  const std::int64_t message_bytes = 4 * config.top_k;
-  const int count = lane.message_count(plan, lane.context.me(), destination);
-  std::byte* const messages = lane.link->outgoing(Staging::dispatch, destination);
-  for (int i = 0; i < count; ++i) {
-    const std::int64_t entry = std::int64_t{destination} * config.max_tokens + i;
-    const std::int32_t token = plan.sent_tokens[entry];
-    if (!lane.valid_entry(token, plan.header->tokens, entry)) continue;
-    std::memcpy(messages + i * message_bytes, values + std::int64_t{token} * config.top_k,
-                static_cast<std::size_t>(message_bytes));
+  const std::int64_t first = (std::int64_t{rank} * config.max_tokens + i) * config.top_k;
+  for (int slot = 0; slot < config.top_k; ++slot) {
+    const std::int32_t row = plan.received_rows_of_message[first + slot];
+    if (row != -1 && lane.valid_entry(row, plan.header->total, first + slot)) use(slot, row);
   }
 }
 
-void read_values(Lane& lane, const PlanView& plan, int source, float* row_values) {
-  const Config& config = lane.context.config;
-  const std::int64_t message_bytes = 4 * config.top_k;
-  std::int64_t count = lane.message_count(plan, source, lane.context.me());
+// Writes the values for rank `peer`, in the order of dispatch's messages.
+void stage_values(Lane& lane, const PlanView& plan, const RouteValuesCall& call, int peer) {
+  const std::int64_t top_k = lane.context.config.top_k;
+  auto* values = reinterpret_cast<float*>(lane.link->outgoing(Staging::dispatch, peer));
+  const int count = messages_to(lane, plan, peer, call.returns());
+  for (int i = 0; i < count; ++i, values += top_k) {
+    if (call.returns()) {
+      std::fill_n(values, top_k, 0.0f);
+      with_received_rows(lane, plan, peer, i,
+                         [&](int slot, std::int32_t row) { values[slot] = call.from[row]; });
+    } else {
+      with_sent_token(lane, plan, peer, i,
+                      [&](std::int64_t token) { std::copy_n(call.from + token * top_k, top_k, values); });
+    }
+  }
+}
+
+void read_values(Lane& lane, const PlanView& plan, const RouteValuesCall& call, int peer) {
+  const std::int64_t top_k = lane.context.config.top_k;
+  std::int64_t count = messages_from(lane, plan, peer, call.returns());
   if (lane.link->packs()) {
-    const std::int64_t sent = lane.link->incoming_bytes(source) / message_bytes;
-    if (sent < count) lane.record_bad_source(std::int64_t{source} * config.max_tokens + sent);
+    const std::int64_t sent = lane.link->incoming_bytes(peer) / (4 * top_k);
+    if (sent < count) lane.record_bad_source(std::int64_t{peer} * lane.context.config.max_tokens + sent);
     count = std::min(count, sent);
   }
-  const std::byte* const messages = lane.link->incoming(Staging::dispatch, source);
-  for (std::int64_t i = 0; i < count; ++i) {
-    const auto* values = reinterpret_cast<const float*>(messages + i * message_bytes);
-    const std::int64_t first = (std::int64_t{source} * config.max_tokens + i) * config.top_k;
-    for (int slot = 0; slot < config.top_k; ++slot) {
-      const std::int32_t row = plan.received_rows_of_message[first + slot];
-      if (row != -1 && lane.valid_entry(row, plan.header->total, first + slot))
-        row_values[row] = values[slot];
+  const auto* values = reinterpret_cast<const float*>(lane.link->incoming(Staging::dispatch, peer));
+  for (std::int64_t i = 0; i < count; ++i, values += top_k) {
+    if (call.returns()) {
+      with_sent_token(lane, plan, peer, i, [&](std::int64_t token) {
+        for (std::int64_t slot = 0; slot < top_k; ++slot) {
+          const std::int64_t route = token * top_k + slot;
+          if (plan.route_rank[route] == peer) call.to[route] = values[slot];
+        }
+      });
+    } else {
+      with_received_rows(lane, plan, peer, i,
+                         [&](int slot, std::int32_t row) { call.to[row] = values[slot]; });
     }
   }
 }
@@ -76,19 +107,22 @@ SmallResult run(Lane& lane, const RouteValuesCall& call) {
   lane.link->begin(call.needed_by(), options, call.combine != nullptr);
   const PlanView plan = view_plan(call.plan.storage(), lane.context.plan_shape);
   fault_point(FaultPoint::route_values_begin, me);
-  reserve_values(lane, plan);
-  for (int destination = 0; destination < ranks; ++destination)
-    stage_values(lane, plan, call.values, destination);
+  reserve_values(lane, plan, call);
+  for (int peer = 0; peer < ranks; ++peer) stage_values(lane, plan, call, peer);
   fault_point(FaultPoint::route_values_sent, me);
   lane.link->post(false);
   fault_point(FaultPoint::route_values_posted, me);
   lane.link->wait();
   fault_point(FaultPoint::route_values_waited, me);
-  for (std::int64_t row = 0; row < plan.header->total; ++row) {
-    const Source& source = plan.sources[row];
-    if (source.rank < 0 || is_shared_slot(source.slot, lane.context.config.top_k)) call.row_values[row] = 0;
+  // Those that no message brings.
+  if (call.returns()) {
+    std::fill_n(call.to, plan.header->tokens * std::int64_t{lane.context.config.top_k}, 0.0f);
   }
-  for (int source = 0; source < ranks; ++source) read_values(lane, plan, source, call.row_values);
+  for (std::int64_t row = 0; row < plan.header->total && !call.returns(); ++row) {
+    const Source& source = plan.sources[row];
+    if (source.rank < 0 || is_shared_slot(source.slot, lane.context.config.top_k)) call.to[row] = 0;
+  }
+  for (int peer = 0; peer < ranks; ++peer) read_values(lane, plan, call, peer);
   return {};
 }
 

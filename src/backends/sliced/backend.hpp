@@ -67,8 +67,8 @@ class SlicedBackend final : public Backend {
   void combine_receive(int, Stream) override {}
   SmallResult run(const SmallCall& call, Stream stream) override {
     const Operation operation = operation_of(call);
-    if (operation == Operation::route_values)
-      refuse_unsupported(operation, lane_of(call), stream, "route_values");
+    if (operation == Operation::route_values || operation == Operation::return_values)
+      refuse_unsupported(operation, lane_of(call), stream, to_string(operation));
     if (operation == Operation::dispatch_counts) {
       refuse_unsupported(operation, lane_of(call), stream, "dispatch_counts: they have room for any routing");
     }

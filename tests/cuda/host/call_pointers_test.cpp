@@ -105,8 +105,13 @@ TEST(CallPointers, EveryPointerOfTheOtherOperationsIsListed) {
                                       "row_values", "route_values"}));
   const Plan plan = Plan::over(address(2), 1);
   EXPECT_EQ(names_of(pointers_of(
-                RouteValuesCall{.values = address<float>(1), .plan = plan, .row_values = address<float>(3)})),
+                RouteValuesCall{.from = address<float>(1), .plan = plan, .to = address<float>(3)})),
             (std::vector<std::string>{"values", "plan", "row_values"}));
+  EXPECT_EQ(names_of(pointers_of(RouteValuesCall{.operation = Operation::return_values,
+                                                 .from = address<float>(1),
+                                                 .plan = plan,
+                                                 .to = address<float>(3)})),
+            (std::vector<std::string>{"row_values", "plan", "route_values"}));
   const MetadataCall metadata{.device_count = address<std::int32_t>(1), .into = address<StepMetadata>(2)};
   EXPECT_EQ(names_of(pointers_of(metadata)), (std::vector<std::string>{"device_count", "into"}));
 }

@@ -51,10 +51,12 @@ struct CombineBlockState {
 template <class Traits>
 __device__ __forceinline__ PlanFault check_arguments(const CombineArguments& call, const PlanHeader& header) {
   const PlanFault fault = check_plan(call.lane, header, -1);
-  if (fault != PlanFault::none || header.tokens == 0) return fault;
-  if (weights_travel<Traits>(call) && call.topk_weights == nullptr) return PlanFault::weights;
-  if (header.total == 0) return fault;
-  if ((call.outputs == nullptr) != (call.result == nullptr)) return PlanFault::outputs_and_result;
+  if (fault != PlanFault::none) return fault;
+  const bool rows = header.total > 0, tokens = header.tokens > 0;
+  if ((rows && call.outputs == nullptr) || (tokens && call.result == nullptr))
+    return PlanFault::outputs_and_result;
+  if (tokens && weights_travel<Traits>(call) && call.topk_weights == nullptr) return PlanFault::weights;
+  if (!rows || !tokens) return PlanFault::none;
   if ((call.row_values == nullptr) != (call.route_values == nullptr)) return PlanFault::values;
   return PlanFault::none;
 }
@@ -66,11 +68,8 @@ __device__ inline void fill_header(const CombineArguments& call, const PlanHeade
   set_epoch(*call.lane.epoch, out);
   out->facts = make_header_facts(Operation::combine, header.tokens);
   auto& argument = out->facts.argument;
-  if (rows || tokens) {
-    argument[0] = rows ? call.outputs != nullptr : call.result != nullptr;
-    argument[1] = rows ? call.row_values != nullptr : call.route_values != nullptr;
-  }
-  if (rows) argument[2] = call.row_weights != nullptr;
+  if (rows || tokens) argument[0] = rows ? call.row_values != nullptr : call.route_values != nullptr;
+  if (rows) argument[1] = call.row_weights != nullptr;
 }
 
 // Messages of the dispatch, from the plan: from the rank with this thread's number, and to it.

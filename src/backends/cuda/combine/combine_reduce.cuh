@@ -196,7 +196,7 @@ struct TokenReducer {
   // The positions of `staged` whose sums arrive in LL packets. `rank`: at this thread's position.
   __device__ std::uint32_t packet_positions(const TokenEntry& entry, std::int32_t rank,
                                             std::uint32_t staged) const {
-    if (call.result == nullptr || packs<Traits>(call)) return 0;
+    if (packs<Traits>(call)) return 0;
     if (!Traits::kSpecialised && call.route_values != nullptr) return 0;
     const std::int32_t messages = sent_messages.of(max(rank, 0));
     return __ballot_sync(~0u, is_among(staged) && returns_as_packets(call.lane, messages, entry.token));
@@ -275,7 +275,6 @@ struct TokenReducer {
     if (!await_staged(entry, slice, rank, &terms)) return false;
     if (!Traits::kSpecialised && call.route_values != nullptr && slice.first)
       store_route_values(entry, terms, rank, own_position);
-    if (call.result == nullptr) return true;
     // A reduction that packets interrupt starts anew, so a result that is added to waits for them first.
     if (adds_to_result<Traits>(call) && !await_packets(entry, slice, rank, &packets)) return false;
 #pragma unroll 1
@@ -315,7 +314,6 @@ struct TokenReducer {
     if (slot() < lane.top_k && call.topk_weights != nullptr) weight = call.topk_weights[route];
     if (!Traits::kSpecialised && slot() < lane.top_k && call.route_values != nullptr && slice.first)
       call.route_values[route] = value;
-    if (call.result == nullptr) return true;
     const std::uint32_t row_threads = __ballot_sync(~0u, own || received);
     const Columns& columns = slice.columns;
     if (reduction_of<Traits>(call) == Reduction::unreduced) {

@@ -177,13 +177,11 @@ struct CombineSender {
   __device__ DType combine_type() const { return Traits::kSpecialised ? kIn : call.combine_type; }
   __device__ bool has_values() const { return !Traits::kSpecialised && call.row_values != nullptr; }
   // Where every token goes to every rank, a token without rows here returns +0 for each of them. The caller
-  // then need not pass outputs, so this rank knows neither whether rows are combined nor whether their source
-  // ranks await packets.
+  // then need not pass row_values, so this rank does not know whether their source ranks await packets.
   __device__ bool has_no_rows() const {
     if constexpr (Traits::kToEveryRank) return total == 0;
     return false;
   }
-  __device__ bool sends_rows() const { return call.outputs != nullptr || has_no_rows(); }
 
   // The next message. False: none is left, or the call was aborted.
   __device__ bool next(ReturnedRows* out) {
@@ -204,7 +202,7 @@ struct CombineSender {
       const std::int64_t first = partial()
                                      ? std::int64_t{received.token} * lane.most_ranks + received.position
                                      : std::int64_t{received.token} * lane.top_k;
-      const bool as_packets = partial() && sends_rows() && !has_values() && !packs<Traits>(call) &&
+      const bool as_packets = partial() && !has_values() && !packs<Traits>(call) &&
                               returns_as_packets(lane, messages.of(received.source), received.token);
       std::int64_t packed = 0;
       if (packs<Traits>(call))
@@ -303,14 +301,14 @@ struct CombineSender {
     const LaneView& lane = call.lane;
     inject_fault(lane, KernelPoint::row);
     if (to.quarters.first == 0) write_tails(to);
-    if (sends_rows()) send_rows(to);
+    send_rows(to);
     if constexpr (Traits::kToEveryRank) {
       if (to.in_both) send_zeros(to);
     }
     // Packed rows are read by later kernels.
     if ((!to.as_packets || to.in_both) && !packs<Traits>(call)) publish_flags(to);
     if (to.destination == lane.rank || to.quarters.first != 0) return;
-    const unsigned long long values = sends_rows() ? call.row.tail_offset : 0;
+    const unsigned long long values = call.row.tail_offset;
     const unsigned rows =
         partial() ? 1 : static_cast<unsigned>(__popc(static_cast<int>(to.rows.row_threads)));
     const unsigned long long tail = !partial() ? sizeof(RouteTail) : has_values() ? 4 * lane.top_k : 0;

@@ -148,7 +148,7 @@ __global__ void __launch_bounds__(kMergeThreads)
       std::byte* const* const row = rows.row + rows.first[node];
       const int count = rows.first[node + 1] - rows.first[node];
       if (call.has_values) join_tails(call.row.tail_offset, lane.top_k, row, count, row[0]);
-      if (call.has_rows) add_values(call.combine_type, lane.hidden, row, count, row[0]);
+      add_values(call.combine_type, lane.hidden, row, count, row[0]);
     }
     if (thread < lane.top_k) {
       const std::int64_t route = token * lane.top_k + thread;

@@ -38,9 +38,9 @@ struct AddOnNodesArguments {
   std::int32_t node_of[kMaxDeviceRanks];
   DType combine_type;
   CombineRowLayout row;
-  bool has_rows, has_values;  // contents of rows: values of a token's columns, values of its routes
-  bool relays_add;            // rows from other nodes are sums already (RelaySumsArguments)
-  LLPacket* arrived;          // see PackedRows. In: of a row for each rank. Out: of a row for each node
+  bool has_values;    // rows hold values of a token's routes, too
+  bool relays_add;    // rows from other nodes are sums already (RelaySumsArguments)
+  LLPacket* arrived;  // see PackedRows. In: of a row for each rank. Out: of a row for each node
   // Out: replace the plan's arrays. They name only the lowest of a token's ranks on each node.
   std::int32_t* token_ranks;  // [T, P]
   std::int32_t* route_rank;   // [T, K]

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
+#include <utility>
 
 #include "backends/cuda/host/call_headers.hpp"
 #include "backends/cuda/operations/engine_messages.hpp"
@@ -142,8 +143,10 @@ void EngineCarrier::fetch(Stream stream) {
   if (packed()) {
     copy_async(scalars().messages, memory() + layout().rows, 4 * std::int64_t{ranks()}, stream);
   } else if (stored_.by_plan) {
-    copy_async(scalars().messages, planned + std::int64_t{me()} * ranks(), 4 * std::int64_t{ranks()}, stream);
-    copy_rows_async(scalars().planned, 4, planned + me(), 4 * std::int64_t{ranks()}, 4, ranks(), stream);
+    std::int32_t *to_ranks = scalars().messages, *from_ranks = scalars().planned;
+    if (stored_.returns) std::swap(to_ranks, from_ranks);
+    copy_async(to_ranks, planned + std::int64_t{me()} * ranks(), 4 * std::int64_t{ranks()}, stream);
+    copy_rows_async(from_ranks, 4, planned + me(), 4 * std::int64_t{ranks()}, 4, ranks(), stream);
   }
   fetched_.record(handle_of(stream));
 }
@@ -218,7 +221,7 @@ void EngineCarrier::reserve(const std::vector<std::int64_t>& messages) {
     relay_->pack(
         {.rows = packed(),
          .sizes = {.payload = payload, .metadata = static_cast<std::int32_t>(message_bytes()) - payload},
-         .sent_tokens = stored_.plan.sent_tokens,
+         .sent_tokens = stored_.returns ? stored_.plan.received_token : stored_.plan.sent_tokens,
          .adds = stored_.adds_by_node},
         &sent);
   }

@@ -58,9 +58,9 @@ CallPointers pointers_of(const MetadataCall& call) {
 
 CallPointers pointers_of(const RouteValuesCall& call) {
   CallPointers pointers;
-  pointers.add("values", call.values, kWords);
+  pointers.add(call.returns() ? "row_values" : "values", call.from, kWords);
   pointers.add("plan", call.plan.storage(), kRows);
-  pointers.add("row_values", call.row_values, kWords);
+  pointers.add(call.returns() ? "route_values" : "row_values", call.to, kWords);
   return pointers;
 }
 

@@ -35,6 +35,7 @@ struct Stored {
   LaneView lane{};  // as the phases see it
   PlanView plan{};
   bool by_plan = false;         // the plan says how many messages there are; otherwise the call headers do
+  bool returns = false;         // by plan: an answer to each of its messages, from where it has arrived
   std::int64_t part_bytes = 0;  // of a message; 0: values of routes
   std::int32_t *counts = nullptr, *row_offsets = nullptr;  // of a dispatch's result
   int hash_option = -1;  // replicated input, from ids: index of the option that the call headers hold

@@ -18,6 +18,7 @@ FaultPoint begin_of(Operation operation) {
     case Operation::metadata:
       return FaultPoint::metadata_begin;
     case Operation::route_values:
+    case Operation::return_values:
       return FaultPoint::route_values_begin;
     case Operation::all_gather_v:
     case Operation::reduce_scatter_v:

@@ -12,7 +12,7 @@
 namespace ferry::cuda {
 namespace {
 
-constexpr std::array kCombineArguments = {"outputs and result", "row_values and route_values", "row_weights"};
+constexpr std::array kCombineArguments = {"row_values and route_values", "row_weights"};
 
 [[noreturn]] void raise_plan_fault(const DeviceError& error) {
   switch (static_cast<PlanFault>(error.index)) {
@@ -24,12 +24,20 @@ constexpr std::array kCombineArguments = {"outputs and result", "row_values and 
       throw UsageError(str("dispatch: ", counted(error.mine, "token"), " with a plan of ", error.theirs,
                            " on rank ", error.peer));
     case PlanFault::outputs_and_result:
-      throw UsageError("combine: outputs and result must both be given or both be absent");
+      throw UsageError(
+          "combine: outputs is null for rows of the plan, or result for its tokens: for row_values alone "
+          "call "
+          "return_values()");
     case PlanFault::values:
       throw UsageError("combine: row_values and route_values must both be given or both be absent");
     case PlanFault::weights:
       throw UsageError("combine: topk_weighted needs topk_weights for the tokens of the plan");
     case PlanFault::null_values:
+      if (error.operation == Operation::return_values) {
+        throw UsageError(
+            "return_values: row_values must be given for the rows of the plan, and route_values for its "
+            "tokens");
+      }
       throw UsageError(
           "route_values: values must be given for the tokens of the plan, and row_values for its rows");
     case PlanFault::arrays:

@@ -37,6 +37,10 @@ class HopCarrier final : public Carrier {
   void carry_headers(Operation operation, cudaStream_t stream) const;
   void carry_messages(Stream stream) const;
   void carry_rows(Stream stream) const;
+  // [R] rows, or answers to messages, that go to each rank.
+  std::int32_t* row_counts() const {
+    return reinterpret_cast<std::int32_t*>(exchange_.engine_lane(lane_.index()) + exchange_.engine->rows);
+  }
 
   const ExchangeState& exchange_;
   const Lane& lane_;
@@ -138,8 +142,17 @@ void HopCarrier::carry_messages(Stream stream) const {
   // Route values, which have no parts, are not counted and have no flags.
   hops.sets_flags = stored_.part_bytes > 0;
   if (stored_.part_bytes == 0) hops.memory.counts = nullptr;
-  hops.sent_tokens = stored_.plan.sent_tokens;
-  if (stored_.by_plan) hops.counts = stored_.plan.tokens_between + std::int64_t{view.rank} * view.ranks;
+  hops.sent_tokens = stored_.returns ? stored_.plan.received_token : stored_.plan.sent_tokens;
+  if (stored_.returns) {
+    // Those of the messages that have arrived here are a column.
+    const auto ranks = static_cast<std::size_t>(view.ranks);
+    check(cudaMemcpy2DAsync(row_counts(), 4, stored_.plan.tokens_between + view.rank, 4 * ranks, 4, ranks,
+                            cudaMemcpyDefault, handle_of(stream)),
+          "copy counts of messages");
+    hops.counts = row_counts();
+  } else if (stored_.by_plan) {
+    hops.counts = stored_.plan.tokens_between + std::int64_t{view.rank} * view.ranks;
+  }
   hops.result_counts = stored_.counts;
   hops.result_offsets = stored_.row_offsets;
   exchange_.hop_transport->launch(hops, stored_.shape, handle_of(stream));
@@ -148,8 +161,7 @@ void HopCarrier::carry_messages(Stream stream) const {
 void HopCarrier::carry_rows(Stream stream) const {
   const bool adds = stored_.adds_by_node && exchange_.config.hops == Hops::two;
   HopArguments hops = arguments(operation_, adds ? HopContent::sums : HopContent::rows);
-  hops.counts =
-      reinterpret_cast<const std::int32_t*>(exchange_.engine_lane(lane_.index()) + exchange_.engine->rows);
+  hops.counts = row_counts();
   hops.packs_own_rows = stored_.own_rows;
   hops.continues = part_ == CallPart::last;
   exchange_.hop_transport->launch(hops, stored_.shape, handle_of(stream));

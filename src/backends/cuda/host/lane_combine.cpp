@@ -115,7 +115,7 @@ const float* Lane::send_weights(const CombineCall& call, Stream stream) {
   });
   carry(
       RouteValuesCall{
-          .values = call.topk_weights, .plan = call.plan, .row_values = weights, .combine = &call},
+          .from = call.topk_weights, .plan = call.plan, .to = weights, .combine = &call},
       stream);
   return weights;
 }
@@ -183,7 +183,6 @@ void Lane::add_on_nodes(Stream stream) {
                                 .node_of = {},
                                 .combine_type = combine_.combine_type,
                                 .row = combine_.row,
-                                .has_rows = combine_.result != nullptr,
                                 .has_values = combine_.route_values != nullptr,
                                 .relays_add = has_relays(exchange_.config, topology),
                                 .arrived = reinterpret_cast<LLPacket*>(memory + layout.arrived),

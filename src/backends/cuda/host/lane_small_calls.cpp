@@ -50,7 +50,8 @@ SmallResult Lane::carry(const RouteValuesCall& call, Stream stream) {
                        .shape = shape(combine != nullptr ? combine->sm_limit : 0),
                        .lane = view_,
                        .plan = view_plan(call.plan.storage(), view_.plan_shape),
-                       .by_plan = true};
+                       .by_plan = true,
+                       .returns = call.returns()};
          place_engine_messages(*exchange_.engine, 0, &stored.lane);
          return stored;
        });
@@ -99,8 +100,8 @@ SmallResult Lane::enqueue(const RouteValuesCall& call, Phase phase, Stream strea
       .lane = view_,
       .terms = agreed_options_of(call.needed_by(), combine != nullptr ? options_of(*combine) : CallOptions()),
       .plan = call.plan.storage(),
-      .values = call.values,
-      .row_values = call.row_values,
+      .from = call.from,
+      .to = call.to,
       .phase = phase,
       .operation = call.needed_by(),
       .continues = combine != nullptr};

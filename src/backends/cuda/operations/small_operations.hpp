@@ -17,15 +17,18 @@ struct MetadataArguments {
 
 extern const Kernel<MetadataArguments> kMetadataKernels[3];  // by Phase
 
+// Values of routes [N, K] go to rows [total], or with return_values those of rows to routes.
 struct RouteValuesArguments {
   LaneView lane;
   AgreedOptions terms;
   void* plan;
-  const float* values;  // [N, K]
-  float* row_values;    // [total]
+  const float* from;
+  float* to;
   Phase phase = Phase::fused;
   Operation operation = Operation::route_values;  // the operation that needs the values
   bool continues = false;                         // the call goes on: its number is not stored
+
+  FERRY_HD bool returns() const { return operation == Operation::return_values; }
 };
 
 extern const Kernel<RouteValuesArguments> kRouteValuesKernel;

@@ -13,10 +13,10 @@ enum class PlanFault : std::int32_t {
   arrays,              // of a combine by source: they make no plan
   rank,                // made on another rank
   tokens,              // another number of tokens than in this call
-  outputs_and_result,  // combine: one of the two is missing
+  outputs_and_result,  // combine: outputs are null for rows of the plan, or the result for tokens
   values,              // combine: row_values or route_values is missing
   weights,             // combine: topk_weights that travel are null where the plan has tokens
-  null_values          // route_values: values or row_values is null where the plan has tokens or rows
+  null_values          // route_values, return_values: an array is null where the plan has tokens or rows
 };
 
 }  // namespace ferry::cuda

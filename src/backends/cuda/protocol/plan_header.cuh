@@ -106,7 +106,9 @@ static __device__ __noinline__ void refuse_plan(const LaneView& lane, Operation 
         set_text(refusal, "dispatch: the number of tokens differs from the plan's");
         break;
       case PlanFault::outputs_and_result:
-        set_text(refusal, "combine: outputs and result must both be given or both be absent");
+        set_text(refusal,
+                 "combine: outputs is null for rows of the plan, or result for its tokens: for row_values "
+                 "alone call return_values()");
         break;
       case PlanFault::values:
         set_text(refusal, "combine: row_values and route_values must both be given or both be absent");
@@ -115,7 +117,9 @@ static __device__ __noinline__ void refuse_plan(const LaneView& lane, Operation 
         set_text(refusal, "combine: topk_weights is null for tokens of the plan");
         break;
       case PlanFault::null_values:
-        set_text(refusal, "route_values: values is null for tokens, or row_values for rows");
+        set_text(refusal, operation == Operation::return_values
+                              ? "return_values: row_values is null for rows, or route_values for tokens"
+                              : "route_values: values is null for tokens, or row_values for rows");
         break;
       default:
         set_text(refusal, "plan: unfinished or damaged: its header does not match its checksum");
