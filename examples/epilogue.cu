@@ -50,13 +50,13 @@ void run(const ferry::Rank& rank) {
   cudaStream_t stream = nullptr;
   check(cudaStreamCreate(&stream));
 
-  const ferry::DispatchResult received =
-      exchange.dispatch(ferry::Tokens::rows(x, kTokens, ferry::DType::fp32), ids, weights, {stream});
+  const ferry::DispatchResult received = exchange.dispatch(
+      ferry::Tokens::rows(x, kTokens, ferry::DType::fp32), ids, weights, {.call = {.stream = {stream}}});
   // ... the experts; here their outputs are the rows they receive ...
   exchange.combine({.data = received.data, .type = ferry::DType::fp32}, received.plan, result,
-                   {.row_weights = received.weight}, {stream});
+                   {.call = {.stream = {stream}}, .row_weights = received.weight});
   check(ferry::cuda::transform_result(result, kTokens, kHidden, BiasAndRelu{bias}, stream));
-  exchange.synchronize(0, {stream});
+  exchange.synchronize({.stream = {stream}});
 
   for (int token = 0; token < kTokens; ++token) {
     const float* const y = static_cast<const float*>(result.data) + token * kHidden;

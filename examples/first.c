@@ -52,7 +52,7 @@ int main(void) {
                          .format = {.kind = FERRY_FORMAT_FP32},
                          .combine_type = FERRY_FP32};
   ferry_group* group = NULL;
-  ferry_status status = ferry_group_threads(RANKS, 1, &group);
+  ferry_status status = ferry_group_threads(NULL, RANKS, &group);
   if (status == FERRY_OK) status = ferry_group_run(group, body, &config);
   ferry_group_destroy(group);
   if (status != FERRY_OK) fprintf(stderr, "%s: %s\n", ferry_status_name(status), ferry_last_error());

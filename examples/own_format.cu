@@ -69,9 +69,10 @@ float largest_error(const ferry::Rank& rank, const ferry::Format& format, ferry:
     experts = static_cast<std::int32_t*>(memory[1]);
   }
 
-  const ferry::DispatchResult received = exchange.dispatch(
-      ferry::Tokens::rows(tokens, kTokens, ferry::DType::fp32), experts, nullptr, {}, {stream});
-  if (on_gpu) exchange.synchronize(0, {stream});
+  const ferry::DispatchResult received =
+      exchange.dispatch(ferry::Tokens::rows(tokens, kTokens, ferry::DType::fp32), experts, nullptr,
+                        {.call = {.stream = {stream}}});
+  if (on_gpu) exchange.synchronize({.stream = {stream}});
 
   const std::int64_t rows = received.host->total;
   std::vector<std::int8_t> values(static_cast<std::size_t>(rows * kHidden));

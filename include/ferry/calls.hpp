@@ -15,6 +15,23 @@
 
 namespace ferry {
 
+/// Where a call runs.
+struct CallOptions {
+  int lane = 0;
+  Stream stream{};   ///< device backends: the call is enqueued on it
+  int sm_limit = 0;  ///< GPU backends: most thread blocks of a dispatch or combine at once; 0: no limit
+};
+
+/// A count in host memory, or the address of one in device memory, which is read when the call runs.
+struct Count {
+  Count(std::int32_t count) : value(count) {}
+  Count(const std::int32_t* address) : on_device(true), device(address) {}
+
+  std::int32_t value = 0;
+  bool on_device = false;
+  const std::int32_t* device = nullptr;
+};
+
 /// Rows of this rank's tokens, [N, H], read by dispatch. Row addresses, strides and the bytes of a row are
 /// multiples of 16.
 struct Tokens {
@@ -119,10 +136,9 @@ struct DispatchResult {
 
 /// Options of a dispatch. All ranks pass the same format, apply_weights and `weighted`.
 struct DispatchOptions {
+  CallOptions call{};
   std::optional<Format> format{};  ///< default: Config::format
-  int lane = 0;
-  int sm_limit = 0;         ///< GPU backends: most thread blocks at once; 0: no limit
-  ReceiveBuffers memory{};  ///< default: the lane's own memory
+  ReceiveBuffers memory{};         ///< default: the lane's own memory
   /// Multiplies every received value by its weight: round(w * x). Not with formats that quantise, raw or
   /// rank_major.
   bool apply_weights = false;
@@ -184,6 +200,7 @@ struct Epilogue {
 /// is 1. rank_major takes `partial` without weights and values; `unreduced` takes no weights. All ranks pass
 /// the same reduction.
 struct CombineOptions {
+  CallOptions call{};
   /// [total] weights of the rows, such as DispatchResult::weight. Given by all ranks that have rows, or by
   /// none.
   const float* row_weights = nullptr;
@@ -200,8 +217,6 @@ struct CombineOptions {
   /// added. +0 where a shared row was dropped. `unreduced` needs it. Each rank may choose for itself.
   void* shared_outputs = nullptr;
   Epilogue epilogue{};  ///< the residual is read in the receive phase; each rank may choose for itself
-  int lane = 0;
-  int sm_limit = 0;  ///< GPU backends: most thread blocks at once; 0: no limit
 };
 
 /// Result of Exchange::metadata(), from the counts of all ranks. The lane's next metadata() overwrites it.
@@ -209,6 +224,31 @@ struct StepMetadata {
   std::int32_t sum = 0;
   std::int32_t prefix = 0;  ///< sum over the ranks before this one
   std::int32_t maximum = 0;
+};
+
+/// The arguments of all_gather_v(): rows of any size and any number, of which each rank may have another one.
+struct AllGather {
+  const void* rows = nullptr;  ///< [count, row_bytes], dense; may be null if count is 0
+  std::int64_t count = 0;      ///< rows of this rank
+  std::int64_t row_bytes = 0;  ///< the same on all ranks
+  /// Takes [the sum of all counts, row_bytes]. `rows` may be this rank's rows in it, those from the sum of
+  /// the counts of the ranks before.
+  void* gathered = nullptr;
+  std::int64_t capacity = 0;  ///< rows that `gathered` has room for; rows past the sum are not written
+  /// Device backends: the number of rows is read from here when the call runs, and is 0 to `count`; another
+  /// number counts as 0, and is reported by synchronize(), or over an engine by the call of every rank.
+  const std::int32_t* device_count = nullptr;
+};
+
+/// The arguments of reduce_scatter_v().
+struct ReduceScatter {
+  const void* rows =
+      nullptr;             ///< [total, H] of `type`, dense; the first counts[0] rows belong to rank 0, ...
+  std::int64_t total = 0;  ///< the sum of all ranks' counts
+  DType type = DType::bf16;
+  void* sums = nullptr;  ///< takes [count, H] of `type`, dense: this rank's rows. They may be those of `rows`
+  std::int64_t count = 0;                      ///< rows of this rank
+  const std::int32_t* device_count = nullptr;  ///< as in AllGather; `total` may then be larger than the sum
 };
 
 /// Counts of what a dispatch would deliver to this rank: Exchange::dispatch_counts(). The arrays belong to

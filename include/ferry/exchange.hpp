@@ -27,8 +27,8 @@ class Backend;
 /// the same order. When a rank refuses its own call, the peers' call of that number ends with the same error.
 ///
 /// Blocking: host backends run in the calling thread and return when the operation is done. Device backends
-/// enqueue on `stream` and return immediately; inputs must stay unchanged until the stream has executed the
-/// operation. Errors that only the device can see are thrown by synchronize() and check().
+/// enqueue on the call's stream and return immediately; inputs must stay unchanged until the stream has
+/// executed the operation. Errors that only the device can see are thrown by synchronize() and check().
 ///
 /// Memory: pointers are host memory with host backends. With device backends they are memory that the
 /// exchange's device can access, or pinned host memory. That device is the one that is current in the
@@ -75,25 +75,22 @@ class Exchange {
   /// @param weights  [N, K], given by all ranks, or null on all. A rank without tokens that has no address to
   /// give sets DispatchOptions::weighted.
   DispatchResult dispatch(const Tokens& tokens, const Ids& ids, const float* weights = nullptr,
-                          const DispatchOptions& options = {}, Stream stream = {});
-  DispatchResult dispatch(const Tokens& tokens, const Ids& ids, const float* weights, Stream stream) {
-    return dispatch(tokens, ids, weights, {}, stream);
-  }
+                          const DispatchOptions& options = {});
   /// Sends every token along the routes of an earlier dispatch: no ids are read. Each rank passes its own
   /// plan of the same dispatch, with the same N.
   DispatchResult dispatch(const Tokens& tokens, const Plan& plan, const float* weights = nullptr,
-                          const DispatchOptions& options = {}, Stream stream = {});
+                          const DispatchOptions& options = {});
 
   /// The send phase of a dispatch. Waits for no peer's data. When it is done, tokens, ids and weights may be
   /// reused; a plan, DispatchOptions::memory and dot_rows must live until the receive phase is done. Between
   /// the phases, the lane accepts only dispatch_receive(), from this thread or another.
   void dispatch_send(const Tokens& tokens, const Ids& ids, const float* weights = nullptr,
-                     const DispatchOptions& options = {}, Stream stream = {});
+                     const DispatchOptions& options = {});
   void dispatch_send(const Tokens& tokens, const Plan& plan, const float* weights = nullptr,
-                     const DispatchOptions& options = {}, Stream stream = {});
+                     const DispatchOptions& options = {});
   /// The receive phase of the lane's dispatch: blocks and throws as dispatch().
   /// @throws UsageError  no dispatch has been sent on the lane
-  DispatchResult dispatch_receive(int lane = 0, Stream stream = {});
+  DispatchResult dispatch_receive(const CallOptions& call = {});
 
   /// Returns the experts' outputs to their source ranks and adds the rows of each token, as Reduction says.
   ///
@@ -101,26 +98,25 @@ class Exchange {
   /// @param outputs  one row for each received row; may be null if this rank has received none
   /// @param result  [N, H]; may be null if N is 0
   void combine(const Outputs& outputs, const Plan& plan, const Result& result,
-               const CombineOptions& options = {}, Stream stream = {});
+               const CombineOptions& options = {});
   /// The send phase of a combine. Waits for no peer's data. When it is done, outputs, row_weights and
   /// row_values may be reused; the plan, the result, shared_outputs, the residual, topk_weights and
   /// route_values must live until the receive phase is done. Between the phases, the lane accepts only
   /// combine_receive(). topk_weights with `partial` are refused, because they need a round trip of their own.
   void combine_send(const Outputs& outputs, const Plan& plan, const Result& result,
-                    const CombineOptions& options = {}, Stream stream = {});
+                    const CombineOptions& options = {});
   /// The receive phase of the lane's combine: blocks and throws as combine().
   /// @throws UsageError  no combine has been sent on the lane
-  void combine_receive(int lane = 0, Stream stream = {});
+  void combine_receive(const CallOptions& call = {});
 
   /// Sends one fp32 of each route, `values` [N, K], to the route's row: `row_values` [total], 0 on padding.
   /// Not with rank_major.
-  void route_values(const float* values, const Plan& plan, float* row_values, int lane = 0,
-                    Stream stream = {});
+  void route_values(const float* values, const Plan& plan, float* row_values, const CallOptions& call = {});
   /// The reverse: returns one fp32 of each row, `row_values` [total], to the row's source rank:
   /// `route_values` [N, K], 0 where the slot is masked or was dropped. Not with rank_major. A combine returns
   /// them beside its rows (CombineOptions::row_values).
-  void return_values(const Plan& plan, const float* row_values, float* route_values, int lane = 0,
-                     Stream stream = {});
+  void return_values(const Plan& plan, const float* row_values, float* route_values,
+                     const CallOptions& call = {});
 
   /// The gradients of combine, given the gradient dy of its result.
   ///
@@ -137,28 +133,26 @@ class Exchange {
   /// @param d_weights  [N, K]
   DispatchResult combine_backward(const Tokens& d_result, const Plan& plan, const float* topk_weights,
                                   const Outputs& outputs, float* d_weights,
-                                  const DispatchOptions& options = {}, Stream stream = {});
+                                  const DispatchOptions& options = {});
 
   /// Counts what a dispatch of these ids would deliver, without sending rows: for receive buffers of exactly
   /// as many rows as the dispatch that follows needs (ReceiveBuffers::rows).
   ///
   /// Blocks with every backend until all ranks have called it; with device backends also until the work that
-  /// is on `stream` has been done. It cannot be captured. Every error is thrown here.
+  /// is on the stream has been done. It cannot be captured. Every error is thrown here.
   ///
   /// @param ids  [tokens, K], in memory as for dispatch(). Ids out of range are not counted; the dispatch
   /// reports them.
-  DispatchCounts dispatch_counts(const Ids& ids, std::int64_t tokens, int lane = 0, Stream stream = {});
+  DispatchCounts dispatch_counts(const Ids& ids, std::int64_t tokens, const CallOptions& call = {});
 
-  /// Computes sum, prefix sum and maximum of the ranks' counts. `count` is 0 to (2^31 - 1) / R.
+  /// Computes sum, prefix sum and maximum of the ranks' counts.
   ///
+  /// @param count  0 to (2^31 - 1) / R; with device backends also an address in device memory
   /// @param into  the caller's memory for them, int32 [3]; with device backends device memory, which a kernel
-  /// on `stream` writes. Null: memory of the lane, at a fixed address.
+  /// on the stream writes. Null: memory of the lane, at a fixed address.
   /// @return  `into`, or the lane's memory; of the same kind
-  const StepMetadata* metadata(std::int32_t count, int lane = 0, Stream stream = {},
-                               StepMetadata* into = nullptr);
-  /// Device backends: reads the count from device memory when the call runs.
-  /// @throws UnsupportedError  host backends
-  const StepMetadata* metadata(const std::int32_t* device_count, int lane = 0, Stream stream = {},
+  /// @throws UnsupportedError  an address with host backends
+  const StepMetadata* metadata(const Count& count, const CallOptions& call = {},
                                StepMetadata* into = nullptr);
 
   /// Copies the rows of all ranks to every rank, one rank's after another's in rank order. Ranks may have
@@ -167,20 +161,10 @@ class Exchange {
   /// Rows of any size and any number of them may be gathered: larger calls go through the lane's dispatch
   /// staging in rounds, so the exchange takes no memory for it (Sizes).
   ///
-  /// @param rows  [count, row_bytes], dense; may be null if count is 0
-  /// @param row_bytes  the same on all ranks
-  /// @param gathered  takes [the sum of all counts, row_bytes]. `rows` may be this rank's rows in it, those
-  /// from the sum of the counts of the ranks before
-  /// @param capacity  rows that `gathered` has room for; rows past the sum are not written
-  /// @param device_count  device backends: the number of rows is read from here when the call runs, and is
-  /// 0 to `count`; another number counts as 0, and is reported by synchronize(), or over an engine by the
-  /// call of every rank
   /// @return  the sum of all counts; device backends, which do not wait for it: -1
   /// @throws UsageError  on every rank, with nothing written: `gathered` is too small on a rank
   /// @throws UnsupportedError  device_count on host backends; cuda in two hops, nvshmem on several nodes
-  std::int64_t all_gather_v(const void* rows, std::int64_t count, std::int64_t row_bytes, void* gathered,
-                            std::int64_t capacity, int lane = 0, Stream stream = {},
-                            const std::int32_t* device_count = nullptr);
+  std::int64_t all_gather_v(const AllGather& arguments, const CallOptions& call = {});
 
   /// Adds what the ranks hold for each row, and gives every rank its own rows of the sum: the first counts[0]
   /// rows belong to rank 0, and so on. The opposite of all_gather_v().
@@ -188,17 +172,13 @@ class Exchange {
   /// Each value is added in fp32, in rank order from +0, and rounded once to `type`. Takes no memory of its
   /// own, as all_gather_v().
   ///
-  /// @param rows  [total, H] of `type`, dense; `total` is the sum of all ranks' counts
-  /// @param sums  [count, H] of `type`, dense: this rank's rows. They may be those of `rows`
-  /// @param device_count  as in all_gather_v(); `total` may then be larger than the sum
   /// @throws UsageError  on every rank, with nothing written: `total` is not the sum of the counts on a rank
   /// @throws UnsupportedError  device_count on host backends; cuda in two hops, nvshmem on several nodes
-  void reduce_scatter_v(const void* rows, std::int64_t total, DType type, void* sums, std::int64_t count,
-                        int lane = 0, Stream stream = {}, const std::int32_t* device_count = nullptr);
+  void reduce_scatter_v(const ReduceScatter& arguments, const CallOptions& call = {});
 
   /// Takes part in the lane's next call by refusing it: the peers' call ends with `error`. For bindings that
   /// find arguments which they cannot convert. Has no effect where no call could start.
-  void refuse(Operation operation, int lane, const Error& error, Stream stream = {}) noexcept;
+  void refuse(Operation operation, const Error& error, const CallOptions& call = {}) noexcept;
 
   /// Local. Throws the findings of the lane's calls since the last check. Those calls were carried out
   /// nevertheless; their rows are in last_dispatch_result().
@@ -210,11 +190,11 @@ class Exchange {
   /// @throws UsageError  after these: a scale with which a block could not be encoded (nvfp4, input_scales)
   void check(int lane = 0);
 
-  /// Local. Device backends: blocks until the work on `stream` is done, then throws the error that ended a
+  /// Local. Device backends: blocks until the work on the stream is done, then throws the error that ended a
   /// call of the lane on the device: a peer's refusal, options that differ between ranks, a count or plan
   /// that only the device could check, a timeout, a lost peer. Host backends have already thrown: no effect.
   /// @throws UsageError  the stream is being captured; the capture goes on
-  void synchronize(int lane = 0, Stream stream = {});
+  void synchronize(const CallOptions& call = {});
 
   /// Local. Result of the lane's last dispatch; empty if it failed. Valid until the lane's next dispatch.
   const DispatchResult& last_dispatch_result(int lane = 0) const;

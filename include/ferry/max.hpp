@@ -40,8 +40,9 @@ struct GroupIndex {
 /// @throws UsageError  a count is negative, or there are 2^31 rows or more
 GroupIndex group_index(std::span<const std::int32_t> counts, int alignment = 1);
 
-/// How a dispatch encodes its tokens: options of ferry::DispatchOptions, which all ranks pass alike.
-struct TokenFormat {
+/// Options of a dispatch. All ranks pass the same encoding: see ferry::DispatchOptions.
+struct DispatchOptions {
+  CallOptions call{};
   std::optional<Format> format{};         ///< default: Config::format
   const float* global_scale = nullptr;    ///< nvfp4: address of g; null: g = 1
   std::span<const float> input_scales{};  ///< [E + S] a scale of each expert, shared experts last
@@ -109,8 +110,8 @@ struct CombineOutput {
 /// are the send phases of Exchange and the wait calls its receive phases: what may be reused when is said
 /// there. Different lanes may be used from different threads.
 ///
-/// In device memory every array is device memory that kernels on `stream` read and write. Calls are enqueued
-/// and return, so nothing waits on the host and a call can be captured into a CUDA graph.
+/// In device memory every array is device memory that kernels on the call's stream read and write. Calls are
+/// enqueued and return, so nothing waits on the host and a call can be captured into a CUDA graph.
 /// Tokens::device_count may give N. Arrays that are wrong end the combine on every rank with a UsageError
 /// that synchronize() throws; the rank whose arrays they are names the numbers. An id out of range is
 /// reported by check().
@@ -133,31 +134,29 @@ class Exchange {
   const Rank& rank() const;
 
   /// Sends every token to the ranks of its experts, `topk_ids` [N, K]; -1 masks a slot.
-  void ep_dispatch_async(const Tokens& input_tokens, const Ids& topk_ids, int lane = 0, Stream stream = {},
-                         const TokenFormat& format = {});
-  DispatchResult ep_dispatch_wait(int lane = 0, Stream stream = {});
-  DispatchResult ep_fused_dispatch(const Tokens& input_tokens, const Ids& topk_ids, int lane = 0,
-                                   Stream stream = {}, const TokenFormat& format = {});
+  void ep_dispatch_async(const Tokens& input_tokens, const Ids& topk_ids,
+                         const DispatchOptions& options = {});
+  DispatchResult ep_dispatch_wait(const CallOptions& call = {});
+  DispatchResult ep_fused_dispatch(const Tokens& input_tokens, const Ids& topk_ids,
+                                   const DispatchOptions& options = {});
 
   /// The result of the lane's last dispatch, also if that has delivered its rows and thrown, as for ids out
   /// of range.
-  DispatchResult last_dispatch_result(int lane = 0, Stream stream = {}) const;
+  DispatchResult last_dispatch_result(const CallOptions& call = {}) const;
 
   /// Returns every row to the rank, token and slot it came from. Every rank calls it.
-  void ep_combine_async(const CombineInput& input, const CombineOutput& output, int lane = 0,
-                        Stream stream = {});
-  void ep_combine_wait(int lane = 0, Stream stream = {});
-  void ep_fused_combine(const CombineInput& input, const CombineOutput& output, int lane = 0,
-                        Stream stream = {});
+  void ep_combine_async(const CombineInput& input, const CombineOutput& output, const CallOptions& call = {});
+  void ep_combine_wait(const CallOptions& call = {});
+  void ep_fused_combine(const CombineInput& input, const CombineOutput& output, const CallOptions& call = {});
 
   /// Waits for the stream and throws the error of a call that has ended with one.
-  void synchronize(int lane = 0, Stream stream = {});
+  void synchronize(const CallOptions& call = {});
   /// synchronize() without waiting; also throws what completed calls have found, such as BadIdError.
   void check(int lane = 0);
 
   /// Takes part in the lane's next call, Operation::dispatch or combine, by refusing it, as
   /// ferry::Exchange::refuse() does. For bindings that find arguments which they cannot convert.
-  void refuse(Operation operation, int lane, const Error& error, Stream stream = {}) noexcept;
+  void refuse(Operation operation, const Error& error, const CallOptions& call = {}) noexcept;
 
  private:
   struct State;

@@ -108,14 +108,14 @@ void read_combine(PyExchange& self, LaneCall& call, const PyCombineArguments& gi
   const std::optional<std::string> named = text_in(given.reduction, "reduction");
   const Reduction reduction = named ? enumerator_named<Reduction>("reduction", *named) : config.reduction;
   in.options.reduction = reduction;
-  in.options.lane = given.lane;
-  in.options.sm_limit = int_of("sm_limit", given.sm_limit);
+  const int sm_limit = int_of("sm_limit", given.sm_limit);
   if (given.outputs.is_none())
     throw UsageError("combine: needs outputs: for row_values alone call return_values()");
   read_outputs(given.outputs, config, in);
   in.options.row_values = read_row_values(given.row_values, "row_values", in);
   call.set_stream(stream_of(given.stream, in.arguments.any() ? in.arguments.framework() : self.framework(),
                             call.device()));
+  in.options.call = call.options(sm_limit);
   in.options.row_weights = read_row_values(given.row_weights, "row_weights", in);
   in.options.topk_weighted = !given.topk_weights.is_none();
   in.options.topk_weights =
@@ -145,7 +145,7 @@ nb::object combine(PyExchange& self, LaneCall& call, const PyCombineArguments& g
   timer.emplace(HostPart::exchange);
   {
     const GilRelease unlocked;
-    call.exchange().combine(in.outputs, in.plan->plan, in.result, in.options, call.stream());
+    call.exchange().combine(in.outputs, in.plan->plan, in.result, in.options);
   }
   return combine_return_value(in);
 }
@@ -156,9 +156,9 @@ void combine_send(PyExchange& self, LaneCall& call, const PyCombineArguments& gi
                       [&] { read_combine(self, call, given, plan_of(given.plan), in); });
   {
     const GilRelease unlocked;
-    call.exchange().combine_send(in.outputs, in.plan->plan, in.result, in.options, call.stream());
+    call.exchange().combine_send(in.outputs, in.plan->plan, in.result, in.options);
   }
-  PendingCall& pending = self.pending(given.lane);
+  PendingCall& pending = self.pending(call.lane());
   pending.owners = in.arguments.owners();
   pending.owners.push_back(given.plan);
   pending.result = combine_return_value(in);
@@ -172,7 +172,7 @@ nb::object combine_receive(PyExchange& self, const nb::args& surplus, const nb::
                       [&] { call.set_stream(stream_of(stream, self.framework(), call.device())); });
   {
     const GilRelease unlocked;
-    call.exchange().combine_receive(lane, call.stream());
+    call.exchange().combine_receive(call.options());
   }
   const nb::object result = self.pending(lane).result;
   self.pending(lane) = {};
@@ -197,7 +197,7 @@ nb::object route_values(PyExchange& self, const nb::object& values, const nb::ob
   const Plan& routes = nb::cast<PyPlan&>(plan).plan;
   {
     const GilRelease unlocked;
-    call.exchange().route_values(from, routes, to, call.lane(), call.stream());
+    call.exchange().route_values(from, routes, to, call.options());
   }
   return row_values;
 }
@@ -218,7 +218,7 @@ nb::object return_values(PyExchange& self, const nb::object& row_values, const n
   });
   {
     const GilRelease unlocked;
-    call.exchange().return_values(in.plan->plan, from, to, call.lane(), call.stream());
+    call.exchange().return_values(in.plan->plan, from, to, call.options());
   }
   return in.route_values_array;
 }
@@ -238,7 +238,6 @@ std::pair<PyDispatchResult, nb::object> combine_backward(
                                   .ids = plan,
                                   .weights = topk_weights,
                                   .format = format,
-                                  .lane = call.lane(),
                                   .sm_limit = sm_limit,
                                   .memory = memory,
                                   .stream = stream,
@@ -260,8 +259,7 @@ std::pair<PyDispatchResult, nb::object> combine_backward(
     d_weights_data = new_route_values(self, in.tokens.count, in.arguments.framework(), d_weights);
   });
   const DispatchResult received = run_dispatch(self, call, in, [&] {
-    return call.exchange().combine_backward(in.tokens, in.plan, in.weights, rows, d_weights_data, in.options,
-                                            call.stream());
+    return call.exchange().combine_backward(in.tokens, in.plan, in.weights, rows, d_weights_data, in.options);
   });
   return {self.make_result(call.lane(), received), d_weights};
 }
@@ -323,7 +321,6 @@ void define_combine(nb::class_<PyExchange>& exchange, const char* name, const ch
                          .shared_outputs = std::move(shared_outputs),
                          .residual = std::move(residual),
                          .scale = std::move(scale),
-                         .lane = call.lane(),
                          .sm_limit = std::move(sm_limit),
                          .stream = std::move(stream)});
       },

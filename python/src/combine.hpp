@@ -15,7 +15,6 @@ struct PyCombineArguments {
   nb::object reduction = nb::none(), row_values = nb::none(), result = nb::none(),
              shared_outputs = nb::none();
   nb::object residual = nb::none(), scale = nb::float_(1);
-  int lane = 0;
   nb::object sm_limit = nb::int_(0), stream = nb::none();
 };
 

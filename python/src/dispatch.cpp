@@ -315,8 +315,7 @@ void read_dispatch(PyExchange& self, LaneCall& call, const PyDispatchArguments& 
   in.parts = parts_of(in.format, config.hidden);
   read_input_scales(config, given.input_scales, in);
   in.options.apply_weights = bool_of("apply_weights", given.apply_weights);
-  in.options.lane = given.lane;
-  in.options.sm_limit = int_of("sm_limit", given.sm_limit);
+  in.options.call = call.options(int_of("sm_limit", given.sm_limit));
   in.options.format = in.format;
   if (!given.memory.is_none()) read_receive_buffers(config, self.receive_sizes(), in);
   read_dot_rows(self, given.dot_rows, in);
@@ -326,7 +325,7 @@ void read_dispatch(PyExchange& self, LaneCall& call, const PyDispatchArguments& 
   in.context.elements = in.elements;
   in.context.parts = in.parts;
   in.context.tokens = in.tokens.count;
-  in.context.lane = given.lane;
+  in.context.lane = call.lane();
 }
 
 void record_dispatch(PyExchange& self, const DispatchInput& in) {
@@ -349,12 +348,11 @@ PyDispatchResult dispatch(PyExchange& self, LaneCall& call, const PyDispatchArgu
   call.read_or_refuse({Operation::dispatch}, [&] { read_dispatch(self, call, given, in); });
   timer.emplace(HostPart::exchange);
   const DispatchResult received = run_dispatch(self, call, in, [&] {
-    return in.plan.empty()
-               ? call.exchange().dispatch(in.tokens, in.ids, in.weights, in.options, call.stream())
-               : call.exchange().dispatch(in.tokens, in.plan, in.weights, in.options, call.stream());
+    return in.plan.empty() ? call.exchange().dispatch(in.tokens, in.ids, in.weights, in.options)
+                           : call.exchange().dispatch(in.tokens, in.plan, in.weights, in.options);
   });
   timer.emplace(HostPart::results);
-  return self.make_result(given.lane, received);
+  return self.make_result(call.lane(), received);
 }
 
 void dispatch_send(PyExchange& self, LaneCall& call, const PyDispatchArguments& given) {
@@ -362,13 +360,13 @@ void dispatch_send(PyExchange& self, LaneCall& call, const PyDispatchArguments& 
   call.read_or_refuse({Operation::dispatch}, [&] { read_dispatch(self, call, given, in); });
   run_dispatch(self, call, in, [&] {
     if (in.plan.empty()) {
-      call.exchange().dispatch_send(in.tokens, in.ids, in.weights, in.options, call.stream());
+      call.exchange().dispatch_send(in.tokens, in.ids, in.weights, in.options);
     } else {
-      call.exchange().dispatch_send(in.tokens, in.plan, in.weights, in.options, call.stream());
+      call.exchange().dispatch_send(in.tokens, in.plan, in.weights, in.options);
     }
     return DispatchResult{};
   });
-  self.pending(given.lane).owners = in.arguments.owners();
+  self.pending(call.lane()).owners = in.arguments.owners();
 }
 
 PyDispatchResult dispatch_receive(PyExchange& self, const nb::args& surplus, const nb::object& given_lane,
@@ -381,7 +379,7 @@ PyDispatchResult dispatch_receive(PyExchange& self, const nb::args& surplus, con
   DispatchResult received;
   {
     const GilRelease unlocked;
-    received = call.exchange().dispatch_receive(lane, call.stream());
+    received = call.exchange().dispatch_receive(call.options());
   }
   self.pending(lane) = {};
   return self.make_result(lane, received);
@@ -438,7 +436,6 @@ void define_dispatch(nb::class_<PyExchange>& exchange, const char* name, const c
                          .ids = std::move(ids),
                          .weights = std::move(weights),
                          .format = std::move(format),
-                         .lane = call.lane(),
                          .sm_limit = std::move(sm_limit),
                          .memory = std::move(memory),
                          .apply_weights = std::move(apply_weights),

@@ -14,7 +14,6 @@ namespace ferry::python {
 struct PyDispatchArguments {
   nb::object tokens, ids{}, weights = nb::none();
   nb::object format = nb::none();
-  int lane = 0;
   nb::object sm_limit = nb::int_(0), memory = nb::none(), apply_weights = nb::bool_(false),
              dot_rows = nb::none(), count = nb::none(), global_scale = nb::none(), input_scales = nb::none(),
              stream = nb::none();

@@ -53,8 +53,12 @@ PyDispatchLayout layout_of(const Array& ids, const Placement& placement, const L
   const PartTimer timer(HostPart::exchange);
   const GilRelease unlocked;
   const DeviceGuard guard(ids.device);
-  dispatch_layout(read, ids.shape[0], static_cast<int>(ids.shape[1]), placement, result, topology,
-                  is_host(ids.device) ? BackendKind::cpu : BackendKind::cuda, stream);
+  dispatch_layout({.ids = read,
+                   .tokens = ids.shape[0],
+                   .top_k = static_cast<int>(ids.shape[1]),
+                   .placement = placement,
+                   .topology = topology},
+                  result, is_host(ids.device) ? MemoryKind::host : MemoryKind::device, stream);
   return layout;
 }
 

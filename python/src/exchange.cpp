@@ -297,8 +297,8 @@ nb::object metadata(PyExchange& self, const nb::object& count, const nb::args& s
   const StepMetadata* found = nullptr;
   {
     const GilRelease unlocked;
-    found = on_device != nullptr ? call.exchange().metadata(on_device, call.lane(), call.stream(), into)
-                                 : call.exchange().metadata(number, call.lane(), call.stream(), into);
+    const Count given = on_device != nullptr ? Count(on_device) : Count(number);
+    found = call.exchange().metadata(given, call.options(), into);
   }
   if (into != nullptr) return out;
   return view_of(self.framework(), const_cast<StepMetadata*>(found), kInt32, {3}, {}, call.device(),
@@ -321,7 +321,7 @@ nb::tuple dispatch_counts(PyExchange& self, const nb::object& ids, const nb::arg
   DispatchCounts counts;
   {
     const GilRelease unlocked;
-    counts = call.exchange().dispatch_counts(read, tokens, call.lane(), call.stream());
+    counts = call.exchange().dispatch_counts(read, tokens, call.options());
   }
   const auto list_of = [](std::span<const std::int32_t> numbers) {
     nb::list list = nb::steal<nb::list>(PyList_New(static_cast<Py_ssize_t>(numbers.size())));
@@ -351,7 +351,7 @@ void refuse(PyExchange& self, const std::string& reason, int lane, const nb::obj
   LaneCall call(self, lane);
   call.set_stream(stream_of(stream, self.framework(), call.device()));
   const GilRelease unlocked;
-  call.exchange().refuse(refused, lane, UsageError(reason), call.stream());
+  call.exchange().refuse(refused, UsageError(reason), call.options());
 }
 
 // Runs an operation of a lane that takes no arrays.
@@ -363,19 +363,20 @@ void on_lane(PyExchange& self, int lane, const nb::object& given, Call call) {
   const SharedState kept_alive = self.shared();
   const GilRelease unlocked;
   const DeviceGuard guard(state.device);
-  call(state.exchange, stream);
+  call(state.exchange, CallOptions{.lane = lane, .stream = stream});
 }
 
 void check(PyExchange& self, int lane) {
   // Host backends write what check() reads during their calls. Device calls end on the device.
   std::optional<LaneCall> call;
   if (is_host(self.state().device)) call.emplace(self, lane);
-  on_lane(self, lane, nb::none(), [lane](Exchange& exchange, Stream) { exchange.check(lane); });
+  on_lane(self, lane, nb::none(),
+          [](Exchange& exchange, const CallOptions& options) { exchange.check(options.lane); });
 }
 
 void synchronize(PyExchange& self, int lane, const nb::object& stream) {
   on_lane(self, lane, stream,
-          [lane](Exchange& exchange, Stream given) { exchange.synchronize(lane, given); });
+          [](Exchange& exchange, const CallOptions& options) { exchange.synchronize(options); });
 }
 
 PyDispatchResult last_dispatch_result(PyExchange& self, int lane) {

@@ -77,8 +77,13 @@ nb::object all_gather_v(PyExchange& self, const nb::object& rows, const nb::obje
   std::int64_t total = 0;
   {
     const GilRelease unlocked;
-    total = call.exchange().all_gather_v(from.data(), from.count(), from.row_bytes, to.data(), to.count(),
-                                         call.lane(), call.stream(), device_count);
+    total = call.exchange().all_gather_v({.rows = from.data(),
+                                          .count = from.count(),
+                                          .row_bytes = from.row_bytes,
+                                          .gathered = to.data(),
+                                          .capacity = to.count(),
+                                          .device_count = device_count},
+                                         call.options());
   }
   if (total < 0 || total == to.count()) return out;
   return out[nb::slice(nb::int_(0), nb::int_(total), nb::int_(1))];
@@ -110,8 +115,13 @@ nb::object reduce_scatter_v(PyExchange& self, const nb::object& rows, const nb::
   });
   {
     const GilRelease unlocked;
-    call.exchange().reduce_scatter_v(from.data(), from.count(), *type, to.data(), to.count(), call.lane(),
-                                     call.stream(), device_count);
+    call.exchange().reduce_scatter_v({.rows = from.data(),
+                                      .total = from.count(),
+                                      .type = *type,
+                                      .sums = to.data(),
+                                      .count = to.count(),
+                                      .device_count = device_count},
+                                     call.options());
   }
   return out;
 }

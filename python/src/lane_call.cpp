@@ -32,7 +32,7 @@ LaneCall::LaneCall(PyExchange& exchange, int lane)
     : python_(exchange),
       state_((exchange.state(), exchange.shared())),
       lane_((exchange.pending(lane), &state_->lanes[static_cast<std::size_t>(lane)])),
-      lane_index_(lane),
+      options_{.lane = lane},
       guard_(state_->device) {
   if (lane_->busy.exchange(true))
     throw UsageError(str("lane ", lane, " is in use by another thread: a lane runs one call at a time"));
@@ -70,7 +70,7 @@ LaneCall::~LaneCall() {
 }
 
 void LaneCall::set_stream(Stream stream) {
-  stream_ = stream;
+  options_.stream = stream;
   if (!is_host(device()) && !state_->captured) state_->captured = is_capturing(stream.handle);
 }
 
@@ -83,8 +83,7 @@ bool LaneCall::delivers_result(const Error& error) {
 void LaneCall::refuse(std::initializer_list<Operation> operations, const Error& error) {
   if (receives_) return receive(*operations.begin());
   const GilRelease unlocked;
-  for (const Operation operation : operations)
-    state_->exchange.refuse(operation, lane_index_, error, stream_);
+  for (const Operation operation : operations) state_->exchange.refuse(operation, error, options_);
 }
 
 void LaneCall::receive(Operation operation) {
@@ -93,12 +92,12 @@ void LaneCall::receive(Operation operation) {
     {
       const GilRelease unlocked;
       if (operation == Operation::dispatch) {
-        state_->exchange.dispatch_receive(lane_index_, stream_);
+        state_->exchange.dispatch_receive(options_);
       } else {
-        state_->exchange.combine_receive(lane_index_, stream_);
+        state_->exchange.combine_receive(options_);
       }
     }
-    python_.pending(lane_index_) = {};
+    python_.pending(lane()) = {};
   } catch (const Error&) {
     return;  // what the caller passed is raised; nothing was sent, or the lane's next call fails too
   }

@@ -56,7 +56,7 @@ class LaneCall {
 
   Exchange& exchange() const { return state_->exchange; }
   Device device() const { return state_->device; }
-  int lane() const { return lane_index_; }
+  int lane() const { return options_.lane; }
 
   // Runs `read`, which converts the arguments. If it throws, this rank refuses `operations`, so that the
   // peers' calls end with the same error at once instead of waiting for their deadline. A receive phase is
@@ -70,7 +70,11 @@ class LaneCall {
   static bool delivers_result(const Error& error);
 
   void set_stream(Stream stream);
-  Stream stream() const { return stream_; }
+  Stream stream() const { return options_.stream; }
+  // Options of a call on this lane and stream.
+  CallOptions options(int sm_limit = 0) const {
+    return {.lane = options_.lane, .stream = options_.stream, .sm_limit = sm_limit};
+  }
 
  private:
   static int lane_or_refuse(PyExchange& exchange, std::initializer_list<Operation> operations,
@@ -83,9 +87,8 @@ class LaneCall {
   PyExchange& python_;
   SharedState state_;
   LaneStatus* lane_;
-  int lane_index_;
+  CallOptions options_;
   DeviceGuard guard_;
-  Stream stream_{};
   bool receives_ = false;
 };
 

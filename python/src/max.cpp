@@ -85,12 +85,11 @@ Ids ids_at(Address address, bool wide) {
 void keep_ids(const PyExchange& self, int lane, Address ids, bool wide, std::int64_t tokens, Address kept_ids,
               Address kept_tokens, Address stream) {
   with_operations(self, [&](SourceOperations& operations) {
-    operations.keep_ids({.lane = lane,
+    operations.keep_ids({.options = {.lane = lane, .stream = stream_at(stream)},
                          .ids = ids_at(ids, wide),
                          .tokens = tokens,
                          .kept_ids = at<std::int64_t>(kept_ids),
-                         .kept_tokens = at<std::int32_t>(kept_tokens)},
-                        stream_at(stream));
+                         .kept_tokens = at<std::int32_t>(kept_tokens)});
   });
 }
 
@@ -98,14 +97,13 @@ void describe_rows(const PyExchange& self, int lane, const PyDispatchResult& rec
                    Address expert_ids, Address expert_usage_stats, Address src_info, Address counts,
                    Address stream) {
   with_operations(self, [&](SourceOperations& operations) {
-    operations.describe_rows({.lane = lane,
+    operations.describe_rows({.options = {.lane = lane, .stream = stream_at(stream)},
                               .received = received.received,
                               .row_offsets = at<std::uint32_t>(row_offsets),
                               .expert_ids = at<std::int32_t>(expert_ids),
                               .expert_usage_stats = at<std::uint32_t>(expert_usage_stats),
                               .src_info = at<std::int32_t>(src_info),
-                              .counts = at<std::int32_t>(counts)},
-                             stream_at(stream));
+                              .counts = at<std::int32_t>(counts)});
   });
 }
 
@@ -119,7 +117,7 @@ using Lengths = std::tuple<std::int64_t, std::int64_t, std::int64_t>;  // of src
 void plan_return(const PyExchange& self, int lane, Address src_info, Address row_offsets, Address counts,
                  const Lengths& lengths, Address ids, bool wide, std::int64_t tokens, Address device_tokens,
                  Address plan, Address row_tags, Address scratch, std::uint64_t combine, Address stream) {
-  const PlanReturnCall call{.lane = lane,
+  const PlanReturnCall call{.options = {.lane = lane, .stream = stream_at(stream)},
                             .src_info = at<const std::int32_t>(src_info),
                             .row_offsets = at<const std::uint32_t>(row_offsets),
                             .counts = at<const std::int32_t>(counts),
@@ -132,18 +130,16 @@ void plan_return(const PyExchange& self, int lane, Address src_info, Address row
                             .combine = combine,
                             .lengths = {std::get<0>(lengths), std::get<1>(lengths), std::get<2>(lengths)}};
   const GilRelease unlocked;
-  with_operations(self,
-                  [&](SourceOperations& operations) { operations.plan_return(call, stream_at(stream)); });
+  with_operations(self, [&](SourceOperations& operations) { operations.plan_return(call); });
 }
 
 void check_returned(const PyExchange& self, int lane, Address plan, Address returned, std::uint64_t combine,
                     Address stream) {
   with_operations(self, [&](SourceOperations& operations) {
-    operations.check_returned({.lane = lane,
+    operations.check_returned({.options = {.lane = lane, .stream = stream_at(stream)},
                                .plan = plan_at(self, plan),
                                .returned = at<const float>(returned),
-                               .combine = combine},
-                              stream_at(stream));
+                               .combine = combine});
   });
 }
 

@@ -91,8 +91,7 @@ nb::tuple operator_dispatch(PyExchange& self, const nb::object& x, const nb::obj
                             const nb::object& weights, const nb::object& lane) {
   require_differentiable(self.config());
   LaneCall call(self, {Operation::dispatch}, lane);
-  const PyDispatchArguments given{
-      .tokens = x, .ids = ids, .weights = weights, .lane = call.lane(), .tokens_name = "x"};
+  const PyDispatchArguments given{.tokens = x, .ids = ids, .weights = weights, .tokens_name = "x"};
   DispatchInput in(call.device(), Gradients::recorded);
   std::optional<OperatorOutputs> outputs;
   call.read_or_refuse({Operation::dispatch}, [&] {
@@ -104,7 +103,7 @@ nb::tuple operator_dispatch(PyExchange& self, const nb::object& x, const nb::obj
   in.options.memory = outputs->buffers;
   run_dispatch(self, call, in, [&] {
     outputs->clear_rows(call.stream());
-    return call.exchange().dispatch(in.tokens, in.ids, in.weights, in.options, call.stream());
+    return call.exchange().dispatch(in.tokens, in.ids, in.weights, in.options);
   });
   return outputs->all();
 }
@@ -121,7 +120,7 @@ PyPlan plan_with_bound(const PyExchange& self, const nb::object& storage, std::i
 nb::tuple operator_combine_backward(PyExchange& self, const nb::object& d_result, const nb::object& outputs,
                                     const nb::object& storage, std::int64_t rows, const nb::object& lane) {
   LaneCall call(self, {Operation::dispatch}, lane);
-  PyDispatchArguments given{.tokens = d_result, .lane = call.lane(), .tokens_name = "gradient of the result"};
+  PyDispatchArguments given{.tokens = d_result, .tokens_name = "gradient of the result"};
   DispatchInput in(call.device(), Gradients::recorded);
   const ReceiveSizes& sizes = self.receive_sizes();
   PyReceiveBuffers memory;
@@ -144,7 +143,7 @@ nb::tuple operator_combine_backward(PyExchange& self, const nb::object& d_result
     const std::int64_t row_bytes = sizes.shape.back() * in.elements[0].bits / 8;
     const DeviceRange dots = {buffers.dots, buffers.dots == nullptr ? 0 : sizes.rows * 4};
     clear_memory({buffers.parts[0], sizes.rows * row_bytes}, dots, call.device(), call.stream());
-    return call.exchange().dispatch(in.tokens, in.plan, nullptr, in.options, call.stream());
+    return call.exchange().dispatch(in.tokens, in.plan, nullptr, in.options);
   });
   return nb::make_tuple(memory.parts, memory.dots);
 }
@@ -156,7 +155,7 @@ nb::object operator_combine(PyExchange& self, const nb::object& outputs, const n
   require_differentiable(self.config());
   LaneCall call(self, {Operation::combine}, lane);
   CombineInput in(call.device(), Gradients::recorded);
-  PyCombineArguments given{.outputs = outputs, .lane = call.lane()};
+  PyCombineArguments given{.outputs = outputs};
   PyPlan plan;
   call.read_or_refuse({Operation::combine}, [&] {
     given.outputs = contiguous(outputs);
@@ -171,7 +170,7 @@ nb::object operator_combine(PyExchange& self, const nb::object& outputs, const n
   });
   {
     const GilRelease unlocked;
-    call.exchange().combine(in.outputs, in.plan->plan, in.result, in.options, call.stream());
+    call.exchange().combine(in.outputs, in.plan->plan, in.result, in.options);
   }
   return combine_return_value(in);
 }

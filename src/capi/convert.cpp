@@ -180,11 +180,20 @@ Config config_or_refuse(const Rank& rank, const ferry_config* given) {
                    [&] { return to_config(read_sized(given, "ferry_config"), rank.size()); });
 }
 
+CallOptions to_call_options(const ferry_call_options& given) {
+  return {.lane = given.lane, .stream = {given.stream}, .sm_limit = given.sm_limit};
+}
+
+CallOptions to_call_options(const ferry_call_options* given) {
+  return given == nullptr ? CallOptions() : to_call_options(*given);
+}
+
 Tokens to_tokens(const ferry_tokens& given) {
   Tokens tokens;
   std::copy(given.parts, given.parts + kMaxParts, tokens.parts.begin());
   std::copy(given.strides, given.strides + kMaxParts, tokens.strides.begin());
   tokens.count = given.count;
+  tokens.device_count = given.device_count;
   tokens.type = to_dtype(given.type, "ferry_tokens.type");
   return tokens;
 }
@@ -200,26 +209,27 @@ Plan to_plan(const ferry_plan& plan) {
   return plan.storage == nullptr ? Plan() : Plan::over(plan.storage, plan.bytes, plan.call);
 }
 
-ReceiveBuffers to_receive_buffers(const ferry_receive_buffers& given,
-                                  const ferry_more_receive_buffers& more) {
+ReceiveBuffers to_receive_buffers(const ferry_receive_buffers& given) {
   ReceiveBuffers buffers;
   std::copy(given.parts, given.parts + kMaxParts, buffers.parts.begin());
   buffers.weight = given.weight;
   buffers.local_ids = given.local_ids;
   buffers.group_of_row = given.group_of_row;
   buffers.plan = given.plan;
-  buffers.counts = more.counts;
-  buffers.row_offsets = more.row_offsets;
-  buffers.dots = more.dots;
-  buffers.count_sums = more.count_sums;
-  buffers.rows = more.rows;
-  buffers.allow_truncation = more.allow_truncation != 0;
+  buffers.counts = given.counts;
+  buffers.row_offsets = given.row_offsets;
+  buffers.dots = given.dots;
+  buffers.count_sums = given.count_sums;
+  buffers.rows = given.rows;
+  buffers.allow_truncation = given.allow_truncation != 0;
   return buffers;
 }
 
-Outputs to_outputs(const ferry_rows& rows, std::int64_t count) {
-  return {
-      .data = rows.data, .type = to_dtype(rows.type, "outputs.type"), .stride = rows.stride, .rows = count};
+Outputs to_outputs(const ferry_rows& rows) {
+  return {.data = rows.data,
+          .type = to_dtype(rows.type, "outputs.type"),
+          .stride = rows.stride,
+          .rows = rows.rows};
 }
 
 Result to_result(const ferry_rows& rows) {
@@ -248,18 +258,6 @@ ferry_config to_c(const Config& config) {
   c.expert_slices = config.placement.tp() > 1 ? config.placement.tp() : 0;
   c.external_receive_buffers = !config.own_receive_buffers;
   c.manual_check = !config.check_calls;
-  return c;
-}
-
-ferry_sizes to_c(const Sizes& sizes) {
-  ferry_sizes c{};
-  c.dispatch_staging = sizes.dispatch_staging;
-  c.combine_staging = sizes.combine_staging;
-  c.signals = sizes.signals;
-  c.results = sizes.results;
-  c.plans = sizes.plans;
-  c.total = sizes.total();
-  c.messages = sizes.messages;
   return c;
 }
 

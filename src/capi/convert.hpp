@@ -130,18 +130,19 @@ Placement to_placement(const std::int32_t* expert_rank, const std::int32_t* expe
 // `node_of_rank`: [ranks], not NULL.
 Topology to_topology(const std::int32_t* node_of_rank, int ranks);
 
+CallOptions to_call_options(const ferry_call_options& options);
+// NULL: the defaults.
+CallOptions to_call_options(const ferry_call_options* options);
 Tokens to_tokens(const ferry_tokens& tokens);
 Ids to_ids(const void* ids, std::int32_t type);
 Plan to_plan(const ferry_plan& plan);
-ReceiveBuffers to_receive_buffers(const ferry_receive_buffers& buffers,
-                                  const ferry_more_receive_buffers& more = {});
-Outputs to_outputs(const ferry_rows& rows, std::int64_t count = 0);
+ReceiveBuffers to_receive_buffers(const ferry_receive_buffers& buffers);
+Outputs to_outputs(const ferry_rows& rows);
 Result to_result(const ferry_rows& rows);
 Epilogue to_epilogue(const ferry_epilogue* epilogue);
 
 // Without the placement arrays, for which ferry_exchange has storage.
 ferry_config to_c(const Config& config);
-ferry_sizes to_c(const Sizes& sizes);
 ferry_format to_c(const Format& format);
 ferry_dispatch_result to_c(const DispatchResult& received);
 void copy_parts(const std::array<ReceivedPart, kMaxParts>& parts, ferry_received_part* to);

@@ -16,21 +16,18 @@
 namespace ferry::capi {
 namespace {
 
-Config read_config(const ferry_config* config, int ranks) {
-  return to_config(read_sized(config, "ferry_config"), ranks);
-}
-
-// Empty without tokens_per_node.
-std::optional<Topology> topology_of(const ferry_dispatch_layout_args& args) {
-  if (args.tokens_per_node == nullptr || args.ranks < 1) return std::nullopt;
-  if (args.node_of_rank != nullptr)
-    return Topology(std::vector<int>(args.node_of_rank, args.node_of_rank + args.ranks));
-  if (args.ranks_per_node < 1 || args.ranks % args.ranks_per_node != 0) {
-    throw UsageError(str("ferry_dispatch_layout: ranks_per_node = ", args.ranks_per_node,
-                         ", must be a divisor of the ", counted(args.ranks, "rank"),
-                         "; or pass node_of_rank for nodes of any ranks"));
-  }
-  return Topology::blocks(args.ranks, args.ranks / args.ranks_per_node);
+ferry_sizes sizes_in_c(const Sizes& sizes, const Config& config, int ranks, int rank) {
+  ferry_sizes c{};
+  c.dispatch_staging = sizes.dispatch_staging;
+  c.combine_staging = sizes.combine_staging;
+  c.signals = sizes.signals;
+  c.results = sizes.results;
+  c.plans = sizes.plans;
+  c.total = sizes.total();
+  c.messages = sizes.messages;
+  c.capacity = capacity_of(config, ranks, rank);
+  c.plan_bytes = plan_bytes(config, ranks);
+  return c;
 }
 
 const PlanHeader& header_of(const ferry_plan* given) {
@@ -41,25 +38,14 @@ const PlanHeader& header_of(const ferry_plan* given) {
 
 extern "C" {
 
-ferry_status ferry_sizes_of(const ferry_config* config, int ranks, int rank, ferry_sizes* sizes) {
-  return guarded(
-      [&] { write_sized(sizes, to_c(size_of(read_config(config, ranks), ranks, rank)), "ferry_sizes"); });
-}
-
-ferry_status ferry_sizes_on_nodes(const ferry_config* config, const int32_t* node_of_rank, int ranks,
-                                  int rank, ferry_sizes* sizes) {
+ferry_status ferry_sizes_of(const ferry_config* given, const int32_t* node_of_rank, int ranks, int rank,
+                            ferry_sizes* sizes) {
   return guarded([&] {
-    const Topology topology = to_topology(node_of_rank, ranks);
-    write_sized(sizes, to_c(size_of(read_config(config, ranks), topology, rank)), "ferry_sizes");
+    const Config config = to_config(read_sized(given, "ferry_config"), ranks);
+    const Sizes bytes = node_of_rank == nullptr ? size_of(config, ranks, rank)
+                                                : size_of(config, to_topology(node_of_rank, ranks), rank);
+    write_sized(sizes, sizes_in_c(bytes, config, ranks, rank), "ferry_sizes");
   });
-}
-
-ferry_status ferry_capacity_of(const ferry_config* config, int ranks, int rank, int64_t* rows) {
-  return guarded([&] { required(rows, "rows") = capacity_of(read_config(config, ranks), ranks, rank); });
-}
-
-ferry_status ferry_plan_bytes(const ferry_config* config, int ranks, int64_t* bytes) {
-  return guarded([&] { required(bytes, "bytes") = plan_bytes(read_config(config, ranks), ranks); });
 }
 
 ferry_status ferry_parse_format(const char* name, ferry_format* format) {
@@ -111,15 +97,12 @@ ferry_status ferry_exchange_config(const ferry_exchange* exchange, ferry_config*
   });
 }
 
-ferry_status ferry_exchange_sizes(const ferry_exchange* exchange, ferry_sizes* sizes) {
-  return guarded(
-      [&] { write_sized(sizes, to_c(required(exchange, "exchange").exchange.sizes()), "ferry_sizes"); });
-}
-
-ferry_status ferry_exchange_capacity(const ferry_exchange* exchange, int64_t* rows) {
+ferry_status ferry_exchange_sizes(const ferry_exchange* given, ferry_sizes* sizes) {
   return guarded([&] {
-    required(exchange, "exchange");
-    required(rows, "rows") = exchange->exchange.capacity();
+    const Exchange& exchange = required(given, "exchange").exchange;
+    const Rank& rank = exchange.rank();
+    write_sized(sizes, sizes_in_c(exchange.sizes(), exchange.config(), rank.size(), rank.index()),
+                "ferry_sizes");
   });
 }
 
@@ -127,8 +110,8 @@ ferry_status ferry_check(ferry_exchange* exchange, int lane) {
   return guarded([&] { required(exchange, "exchange").exchange.check(lane); });
 }
 
-ferry_status ferry_synchronize(ferry_exchange* exchange, int lane, void* stream) {
-  return guarded([&] { required(exchange, "exchange").exchange.synchronize(lane, {stream}); });
+ferry_status ferry_synchronize(ferry_exchange* exchange, const ferry_call_options* call) {
+  return guarded([&] { required(exchange, "exchange").exchange.synchronize(to_call_options(call)); });
 }
 
 ferry_status ferry_last_dispatch_result(const ferry_exchange* exchange, int lane,
@@ -139,23 +122,17 @@ ferry_status ferry_last_dispatch_result(const ferry_exchange* exchange, int lane
   });
 }
 
-ferry_status ferry_get_load_counts(const ferry_exchange* exchange, ferry_load_counts* counts) {
+ferry_status ferry_exchange_counts(const ferry_exchange* given, ferry_counts* counts) {
   return guarded([&] {
+    const Exchange& exchange = required(given, "exchange").exchange;
     // One for each thread: the arrays stay valid after the call.
     thread_local LoadCounts load;
-    load = required(exchange, "exchange").exchange.load_counts();
-    ferry_load_counts c{};
+    load = exchange.load_counts();
+    const WireCounts wire = exchange.wire_counts();
+    ferry_counts c{};
     c.experts = load.experts.data();
     c.ranks = load.ranks.data();
     c.dispatches = load.dispatches;
-    write_sized(counts, c, "ferry_load_counts");
-  });
-}
-
-ferry_status ferry_get_wire_counts(const ferry_exchange* exchange, ferry_wire_counts* counts) {
-  return guarded([&] {
-    const WireCounts wire = required(exchange, "exchange").exchange.wire_counts();
-    ferry_wire_counts c{};
     c.dispatch_bytes = wire.dispatch_bytes;
     c.dispatch_messages = wire.dispatch_messages;
     c.combine_bytes = wire.combine_bytes;
@@ -164,23 +141,28 @@ ferry_status ferry_get_wire_counts(const ferry_exchange* exchange, ferry_wire_co
     c.dispatch_messages_between_nodes = wire.between_nodes.dispatch_messages;
     c.combine_bytes_between_nodes = wire.between_nodes.combine_bytes;
     c.combine_messages_between_nodes = wire.between_nodes.combine_messages;
-    write_sized(counts, c, "ferry_wire_counts");
+    write_sized(counts, c, "ferry_counts");
   });
 }
 
 ferry_status ferry_dispatch_layout(const ferry_dispatch_layout_args* given) {
   return guarded([&] {
     const auto args = read_sized(given, "ferry_dispatch_layout_args");
-    const auto backend = to_choice(args.backend, BackendKind::cuda, "ferry_dispatch_layout_args.backend");
+    const auto memory = to_enum(args.memory, MemoryKind::device, "ferry_dispatch_layout_args.memory");
     Placement placement = to_placement(args.expert_rank, args.expert_local, args.experts, args.ranks);
     if (placement.empty()) placement = Placement::blocks(args.experts, args.ranks);
-    const std::optional<Topology> topology = topology_of(args);
-    dispatch_layout(to_ids(args.ids, args.id_type), args.tokens, args.top_k, placement,
+    std::optional<Topology> topology;
+    if (args.tokens_per_node != nullptr) topology = to_topology(args.node_of_rank, args.ranks);
+    dispatch_layout({.ids = to_ids(args.ids, args.id_type),
+                     .tokens = args.tokens,
+                     .top_k = args.top_k,
+                     .placement = placement,
+                     .topology = topology ? &*topology : nullptr},
                     {.tokens_per_rank = args.tokens_per_rank,
                      .routes_per_expert = args.routes_per_expert,
                      .token_in_rank = reinterpret_cast<bool*>(args.token_in_rank),
                      .tokens_per_node = args.tokens_per_node},
-                    topology ? &*topology : nullptr, backend.value_or(BackendKind::cpu), {args.stream});
+                    memory, {args.stream});
   });
 }
 

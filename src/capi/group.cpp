@@ -15,10 +15,6 @@ ferry_status make_group(ferry_group** group, const Construct& construct) {
   });
 }
 
-int nodes_or_one(int nodes) {
-  return nodes == 0 ? 1 : nodes;
-}
-
 Bootstrap to_bootstrap(const ferry_bootstrap* given) {
   const ferry_bootstrap c = read_sized(given, "ferry_bootstrap");
   Bootstrap bootstrap{.rank = c.rank, .ranks = c.ranks, .all_gather = {}, .barrier = {}};
@@ -64,20 +60,17 @@ int query_number(const Handle* handle, const Query& query) {
 
 extern "C" {
 
-ferry_status ferry_group_threads(int ranks, int nodes, ferry_group** group) {
-  return make_group(group, [&] { return Group::threads(ranks, nodes_or_one(nodes)); });
+ferry_status ferry_group_threads(const int32_t* node_of_rank, int ranks, ferry_group** group) {
+  return make_group(group, [&] {
+    return node_of_rank == nullptr ? Group::threads(ranks) : Group::threads(to_topology(node_of_rank, ranks));
+  });
 }
 
-ferry_status ferry_group_processes(int ranks, int nodes, ferry_group** group) {
-  return make_group(group, [&] { return Group::processes(ranks, nodes_or_one(nodes)); });
-}
-
-ferry_status ferry_group_threads_on_nodes(const int32_t* node_of_rank, int ranks, ferry_group** group) {
-  return make_group(group, [&] { return Group::threads(to_topology(node_of_rank, ranks)); });
-}
-
-ferry_status ferry_group_processes_on_nodes(const int32_t* node_of_rank, int ranks, ferry_group** group) {
-  return make_group(group, [&] { return Group::processes(to_topology(node_of_rank, ranks)); });
+ferry_status ferry_group_processes(const int32_t* node_of_rank, int ranks, ferry_group** group) {
+  return make_group(group, [&] {
+    return node_of_rank == nullptr ? Group::processes(ranks)
+                                   : Group::processes(to_topology(node_of_rank, ranks));
+  });
 }
 
 ferry_status ferry_group_mpi(ferry_group** group) {
@@ -136,19 +129,15 @@ int ferry_rank_size(const ferry_rank* rank) {
   return query_number(rank, [](const ferry_rank& handle) { return handle.rank.size(); });
 }
 
-int ferry_rank_same_process(const ferry_rank* rank) {
-  return query_number(rank, [](const ferry_rank& handle) { return handle.rank.same_process() ? 1 : 0; });
-}
-
-int ferry_rank_nodes(const ferry_rank* rank) {
-  return query_number(rank, [](const ferry_rank& handle) { return handle.rank.topology().nodes(); });
-}
-
-ferry_status ferry_rank_topology(const ferry_rank* rank, int32_t* node_of) {
+ferry_status ferry_rank_topology(const ferry_rank* given, ferry_topology* topology, int32_t* node_of) {
   return guarded([&] {
-    const Topology& topology = required(rank, "rank").rank.topology();
-    required(node_of, "node_of");
-    for (int peer = 0; peer < topology.ranks(); ++peer) node_of[peer] = topology.node_of(peer);
+    const Rank& rank = required(given, "rank").rank;
+    ferry_topology c{};
+    c.same_process = rank.same_process();
+    c.nodes = rank.topology().nodes();
+    write_sized(topology, c, "ferry_topology");
+    for (int peer = 0; node_of != nullptr && peer < rank.size(); ++peer)
+      node_of[peer] = rank.topology().node_of(peer);
   });
 }
 

@@ -13,8 +13,10 @@ static_assert(sizeof(ferry_step_metadata) == sizeof(StepMetadata));
 // Arguments that cannot be converted end the peers' call too, like arguments that the exchange itself
 // refuses.
 template <class Convert>
-decltype(auto) convert_or_refuse(Exchange& exchange, Operation operation, int lane, const Convert& convert) {
-  return or_refuse([&](const Error& error) { exchange.refuse(operation, lane, error); }, convert);
+decltype(auto) convert_or_refuse(Exchange& exchange, Operation operation, const ferry_call_options& call,
+                                 const Convert& convert) {
+  return or_refuse([&](const Error& error) { exchange.refuse(operation, error, to_call_options(call)); },
+                   convert);
 }
 
 // The arguments of a dispatch, converted.
@@ -24,44 +26,37 @@ struct DispatchInput {
   Plan plan;
   const float* weights;
   DispatchOptions options;
-  Stream stream;
 };
 
 DispatchInput to_input(Exchange& exchange, const ferry_dispatch_args& args) {
-  return convert_or_refuse(exchange, Operation::dispatch, args.lane, [&]() -> DispatchInput {
+  return convert_or_refuse(exchange, Operation::dispatch, args.call, [&]() -> DispatchInput {
     if (args.ids != nullptr && args.plan.storage != nullptr) {
       throw UsageError("dispatch: ids and a plan exclude each other: pass one of them");
     }
-    Tokens tokens = to_tokens(args.tokens);
-    tokens.device_count = args.device_count;
-    return {.tokens = tokens,
+    return {.tokens = to_tokens(args.tokens),
             .ids = to_ids(args.ids, args.id_type),
             .plan = to_plan(args.plan),
             .weights = args.weights,
-            .options = {.format = to_format(args.format),
-                        .lane = args.lane,
-                        .sm_limit = args.sm_limit,
-                        .memory = to_receive_buffers(args.memory, args.more_memory),
+            .options = {.call = to_call_options(args.call),
+                        .format = to_format(args.format),
+                        .memory = to_receive_buffers(args.memory),
                         .apply_weights = args.apply_weights != 0,
                         .weighted = args.weighted != 0,
                         .dot_rows = args.dot_rows,
                         .global_scale = args.global_scale,
-                        .input_scales = to_input_scales(args.input_scales, args.input_scale_count)},
-            .stream = {args.stream}};
+                        .input_scales = to_input_scales(args.input_scales, args.input_scale_count)}};
   });
 }
 
 DispatchInput to_input(Exchange& exchange, const ferry_combine_backward_args& args) {
-  return convert_or_refuse(exchange, Operation::dispatch, args.lane, [&]() -> DispatchInput {
+  return convert_or_refuse(exchange, Operation::dispatch, args.call, [&]() -> DispatchInput {
     return {.tokens = to_tokens(args.d_result),
             .ids = {},
             .plan = to_plan(args.plan),
             .weights = args.topk_weights,
-            .options = {.format = to_format(args.format),
-                        .lane = args.lane,
-                        .sm_limit = args.sm_limit,
-                        .memory = to_receive_buffers(args.memory, args.more_memory)},
-            .stream = {args.stream}};
+            .options = {.call = to_call_options(args.call),
+                        .format = to_format(args.format),
+                        .memory = to_receive_buffers(args.memory)}};
   });
 }
 
@@ -92,25 +87,22 @@ struct CombineInput {
   Plan plan;
   Result result;
   CombineOptions options;
-  Stream stream;
 };
 
 CombineInput to_input(Exchange& exchange, const ferry_combine_args& args) {
-  return convert_or_refuse(exchange, Operation::combine, args.lane, [&]() -> CombineInput {
-    return {.outputs = to_outputs(args.outputs, args.output_rows),
+  return convert_or_refuse(exchange, Operation::combine, args.call, [&]() -> CombineInput {
+    return {.outputs = to_outputs(args.outputs),
             .plan = to_plan(args.plan),
             .result = to_result(args.result),
-            .options = {.row_weights = args.row_weights,
+            .options = {.call = to_call_options(args.call),
+                        .row_weights = args.row_weights,
                         .topk_weights = args.topk_weights,
                         .topk_weighted = args.topk_weighted != 0,
                         .reduction = to_reduction(args.reduction),
                         .row_values = args.row_values,
                         .route_values = args.route_values,
                         .shared_outputs = args.shared_outputs,
-                        .epilogue = to_epilogue(args.epilogue),
-                        .lane = args.lane,
-                        .sm_limit = args.sm_limit},
-            .stream = {args.stream}};
+                        .epilogue = to_epilogue(args.epilogue)}};
   });
 }
 
@@ -122,10 +114,10 @@ ferry_status ferry_dispatch(ferry_exchange* handle, const ferry_dispatch_args* g
   return guarded([&] {
     Exchange& exchange = required(handle, "exchange").exchange;
     const auto args = read_sized(given, "ferry_dispatch_args");
-    write_result_of(exchange, args.lane, args.result, [&] {
+    write_result_of(exchange, args.call.lane, args.result, [&] {
       const DispatchInput in = to_input(exchange, args);
-      return in.plan.empty() ? exchange.dispatch(in.tokens, in.ids, in.weights, in.options, in.stream)
-                             : exchange.dispatch(in.tokens, in.plan, in.weights, in.options, in.stream);
+      return in.plan.empty() ? exchange.dispatch(in.tokens, in.ids, in.weights, in.options)
+                             : exchange.dispatch(in.tokens, in.plan, in.weights, in.options);
     });
   });
 }
@@ -134,17 +126,17 @@ ferry_status ferry_dispatch_send(ferry_exchange* handle, const ferry_dispatch_ar
   return guarded([&] {
     Exchange& exchange = required(handle, "exchange").exchange;
     const DispatchInput in = to_input(exchange, read_sized(given, "ferry_dispatch_args"));
-    if (in.plan.empty()) return exchange.dispatch_send(in.tokens, in.ids, in.weights, in.options, in.stream);
-    exchange.dispatch_send(in.tokens, in.plan, in.weights, in.options, in.stream);
+    if (in.plan.empty()) return exchange.dispatch_send(in.tokens, in.ids, in.weights, in.options);
+    exchange.dispatch_send(in.tokens, in.plan, in.weights, in.options);
   });
 }
 
-ferry_status ferry_dispatch_receive(ferry_exchange* handle, const ferry_dispatch_receive_args* given) {
+ferry_status ferry_dispatch_receive(ferry_exchange* handle, const ferry_call_options* given,
+                                    ferry_dispatch_result* result) {
   return guarded([&] {
     Exchange& exchange = required(handle, "exchange").exchange;
-    const auto args = read_sized(given, "ferry_dispatch_receive_args");
-    write_result_of(exchange, args.lane, args.result,
-                    [&] { return exchange.dispatch_receive(args.lane, {args.stream}); });
+    const CallOptions call = to_call_options(given);
+    write_result_of(exchange, call.lane, result, [&] { return exchange.dispatch_receive(call); });
   });
 }
 
@@ -152,7 +144,7 @@ ferry_status ferry_combine(ferry_exchange* handle, const ferry_combine_args* giv
   return guarded([&] {
     Exchange& exchange = required(handle, "exchange").exchange;
     const CombineInput in = to_input(exchange, read_sized(given, "ferry_combine_args"));
-    exchange.combine(in.outputs, in.plan, in.result, in.options, in.stream);
+    exchange.combine(in.outputs, in.plan, in.result, in.options);
   });
 }
 
@@ -160,28 +152,23 @@ ferry_status ferry_combine_send(ferry_exchange* handle, const ferry_combine_args
   return guarded([&] {
     Exchange& exchange = required(handle, "exchange").exchange;
     const CombineInput in = to_input(exchange, read_sized(given, "ferry_combine_args"));
-    exchange.combine_send(in.outputs, in.plan, in.result, in.options, in.stream);
+    exchange.combine_send(in.outputs, in.plan, in.result, in.options);
   });
 }
 
-ferry_status ferry_combine_receive(ferry_exchange* handle, const ferry_combine_receive_args* given) {
-  return guarded([&] {
-    Exchange& exchange = required(handle, "exchange").exchange;
-    const auto args = read_sized(given, "ferry_combine_receive_args");
-    exchange.combine_receive(args.lane, {args.stream});
-  });
+ferry_status ferry_combine_receive(ferry_exchange* handle, const ferry_call_options* call) {
+  return guarded([&] { required(handle, "exchange").exchange.combine_receive(to_call_options(call)); });
 }
 
 ferry_status ferry_combine_backward(ferry_exchange* handle, const ferry_combine_backward_args* given) {
   return guarded([&] {
     Exchange& exchange = required(handle, "exchange").exchange;
     const auto args = read_sized(given, "ferry_combine_backward_args");
-    write_result_of(exchange, args.lane, args.result, [&] {
+    write_result_of(exchange, args.call.lane, args.result, [&] {
       const DispatchInput in = to_input(exchange, args);
       const Outputs outputs{
           .data = args.outputs, .type = exchange.config().combine_type, .rows = args.output_rows};
-      return exchange.combine_backward(in.tokens, in.plan, in.weights, outputs, args.d_weights, in.options,
-                                       in.stream);
+      return exchange.combine_backward(in.tokens, in.plan, in.weights, outputs, args.d_weights, in.options);
     });
   });
 }
@@ -190,7 +177,7 @@ ferry_status ferry_route_values(ferry_exchange* handle, const ferry_route_values
   return guarded([&] {
     Exchange& exchange = required(handle, "exchange").exchange;
     const auto args = read_sized(given, "ferry_route_values_args");
-    exchange.route_values(args.values, to_plan(args.plan), args.row_values, args.lane, {args.stream});
+    exchange.route_values(args.values, to_plan(args.plan), args.row_values, to_call_options(args.call));
   });
 }
 
@@ -198,7 +185,8 @@ ferry_status ferry_return_values(ferry_exchange* handle, const ferry_return_valu
   return guarded([&] {
     Exchange& exchange = required(handle, "exchange").exchange;
     const auto args = read_sized(given, "ferry_return_values_args");
-    exchange.return_values(to_plan(args.plan), args.row_values, args.route_values, args.lane, {args.stream});
+    exchange.return_values(to_plan(args.plan), args.row_values, args.route_values,
+                           to_call_options(args.call));
   });
 }
 
@@ -206,12 +194,11 @@ ferry_status ferry_metadata(ferry_exchange* handle, const ferry_metadata_args* g
   return guarded([&] {
     Exchange& exchange = required(handle, "exchange").exchange;
     const auto args = read_sized(given, "ferry_metadata_args");
-    auto& metadata = convert_or_refuse(exchange, Operation::metadata, args.lane,
+    auto& metadata = convert_or_refuse(exchange, Operation::metadata, args.call,
                                        [&]() -> auto& { return required(args.metadata, "metadata"); });
-    auto* const into = reinterpret_cast<StepMetadata*>(args.into);
-    const StepMetadata* computed = args.device_count != nullptr
-                                       ? exchange.metadata(args.device_count, args.lane, {args.stream}, into)
-                                       : exchange.metadata(args.count, args.lane, {args.stream}, into);
+    const Count count = args.device_count != nullptr ? Count(args.device_count) : Count(args.count);
+    const StepMetadata* computed =
+        exchange.metadata(count, to_call_options(args.call), reinterpret_cast<StepMetadata*>(args.into));
     metadata = reinterpret_cast<const ferry_step_metadata*>(computed);
   });
 }
@@ -220,8 +207,13 @@ ferry_status ferry_all_gather_v(ferry_exchange* handle, const ferry_all_gather_v
   return guarded([&] {
     Exchange& exchange = required(handle, "exchange").exchange;
     const auto args = read_sized(given, "ferry_all_gather_v_args");
-    exchange.all_gather_v(args.rows, args.count, args.row_bytes, args.gathered, args.capacity, args.lane,
-                          {args.stream}, args.device_count);
+    exchange.all_gather_v({.rows = args.rows,
+                           .count = args.count,
+                           .row_bytes = args.row_bytes,
+                           .gathered = args.gathered,
+                           .capacity = args.capacity,
+                           .device_count = args.device_count},
+                          to_call_options(args.call));
   });
 }
 
@@ -229,10 +221,15 @@ ferry_status ferry_reduce_scatter_v(ferry_exchange* handle, const ferry_reduce_s
   return guarded([&] {
     Exchange& exchange = required(handle, "exchange").exchange;
     const auto args = read_sized(given, "ferry_reduce_scatter_v_args");
-    const DType type = convert_or_refuse(exchange, Operation::reduce_scatter_v, args.lane,
+    const DType type = convert_or_refuse(exchange, Operation::reduce_scatter_v, args.call,
                                          [&] { return to_dtype(args.type, "type"); });
-    exchange.reduce_scatter_v(args.rows, args.total, type, args.sums, args.count, args.lane, {args.stream},
-                              args.device_count);
+    exchange.reduce_scatter_v({.rows = args.rows,
+                               .total = args.total,
+                               .type = type,
+                               .sums = args.sums,
+                               .count = args.count,
+                               .device_count = args.device_count},
+                              to_call_options(args.call));
   });
 }
 
@@ -240,11 +237,11 @@ ferry_status ferry_dispatch_counts(ferry_exchange* handle, const ferry_dispatch_
   return guarded([&] {
     Exchange& exchange = required(handle, "exchange").exchange;
     const auto args = read_sized(given, "ferry_dispatch_counts_args");
-    const Ids ids = convert_or_refuse(exchange, Operation::dispatch_counts, args.lane, [&] {
+    const Ids ids = convert_or_refuse(exchange, Operation::dispatch_counts, args.call, [&] {
       checked_size(args.result, "ferry_dispatch_counts_result");
       return to_ids(args.ids, args.id_type);
     });
-    const DispatchCounts counts = exchange.dispatch_counts(ids, args.tokens, args.lane, {args.stream});
+    const DispatchCounts counts = exchange.dispatch_counts(ids, args.tokens, to_call_options(args.call));
     ferry_dispatch_counts_result c{};
     c.total = counts.total;
     c.routes = counts.routes.data();
@@ -255,11 +252,12 @@ ferry_status ferry_dispatch_counts(ferry_exchange* handle, const ferry_dispatch_
   });
 }
 
-ferry_status ferry_refuse(ferry_exchange* handle, int operation, int lane, const char* reason, void* stream) {
+ferry_status ferry_refuse(ferry_exchange* handle, int operation, const char* reason,
+                          const ferry_call_options* call) {
   return guarded([&] {
     Exchange& exchange = required(handle, "exchange").exchange;
     const auto refused = to_enum(operation, Operation::return_values, "operation");
-    exchange.refuse(refused, lane, UsageError(&required(reason, "reason")), {stream});
+    exchange.refuse(refused, UsageError(&required(reason, "reason")), to_call_options(call));
   });
 }
 

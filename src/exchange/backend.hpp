@@ -43,7 +43,7 @@ struct Capabilities {
 
 // The arguments of a dispatch, checked, with every default filled in.
 struct DispatchCall {
-  int lane = 0;
+  CallOptions options{};
   Tokens tokens{};
   Ids ids{};                       // empty if `plan` is given
   Plan plan{};                     // empty if `ids` are given
@@ -55,7 +55,6 @@ struct DispatchCall {
   const void* dot_rows = nullptr;
   const float* global_scale = nullptr;
   std::span<const float> input_scales{};  // [E + S] or empty
-  int sm_limit = 0;
   // For combine_backward, whose `outputs` are dot_rows:
   bool backward = false;
   std::int64_t output_rows = 0;      // Outputs::rows
@@ -70,7 +69,7 @@ struct DispatchCall {
 
 // The arguments of a combine, checked, with every default filled in.
 struct CombineCall {
-  int lane = 0;
+  CallOptions options{};
   Outputs outputs{};
   Plan plan{};
   Result result{};
@@ -82,7 +81,6 @@ struct CombineCall {
   float* route_values = nullptr;
   void* shared_outputs = nullptr;  // [S, N, H] of the result's type
   Epilogue epilogue{};             // not with unreduced
-  int sm_limit = 0;
 
   // Partial sums are computed on the ranks of the experts, so topk_weights are sent there first.
   bool weights_travel() const { return topk_weighted && reduction == Reduction::partial; }
@@ -124,13 +122,13 @@ class Backend {
   // combine takes topk_weights with partial. The caller may reuse the inputs of a send phase when it returns,
   // apart from the plan, dot_rows, the receive buffers, the result, shared_outputs, the residual,
   // topk_weights and route_values, which it keeps until the receive phase is done.
-  virtual DispatchResult dispatch(const DispatchCall& call, bool split, Stream stream) = 0;
-  virtual DispatchResult dispatch_receive(int lane, Stream stream) = 0;
-  virtual void combine(const CombineCall& call, bool split, Stream stream) = 0;
-  virtual void combine_receive(int lane, Stream stream) = 0;
+  virtual DispatchResult dispatch(const DispatchCall& call, bool split) = 0;
+  virtual DispatchResult dispatch_receive(const CallOptions& call) = 0;
+  virtual void combine(const CombineCall& call, bool split) = 0;
+  virtual void combine_receive(const CallOptions& call) = 0;
 
   // dispatch_counts blocks until the counts of all ranks are known, and throws every error.
-  virtual SmallResult run(const SmallCall& call, Stream stream) = 0;
+  virtual SmallResult run(const SmallCall& call) = 0;
 
   virtual OwnArrays own_arrays(int lane) const = 0;
 
@@ -140,10 +138,10 @@ class Backend {
 
   // Refuses this rank's next call: it uses up the call's number and publishes `error`, with which the peers'
   // call of that number ends.
-  virtual void refuse(Operation operation, int lane, const Error& error, Stream stream) noexcept = 0;
+  virtual void refuse(Operation operation, const Error& error, const CallOptions& call) noexcept = 0;
 
   // Device backends: waits for the stream, then as raise_device_error().
-  virtual void synchronize(int, Stream) {}
+  virtual void synchronize(const CallOptions&) {}
   // Device backends: throws the error that has ended a call of the lane since the last report. Does not wait.
   virtual void raise_device_error(int) {}
 

@@ -89,19 +89,16 @@ void dispatch_layout_on_device(const DispatchLayoutCall&, Stream) {
 }
 #endif
 
-void dispatch_layout(const Ids& ids, std::int64_t tokens, int top_k, const Placement& placement,
-                     const DispatchLayout& result, const Topology* topology, BackendKind backend,
-                     Stream stream) {
-  const DispatchLayoutCall call{.ids = ids,
-                                .tokens = tokens,
-                                .top_k = top_k,
-                                .placement = placement,
-                                .result = result,
-                                .topology = result.tokens_per_node != nullptr ? topology : nullptr};
+void dispatch_layout(const RankIds& ids, const DispatchLayout& result, MemoryKind memory, Stream stream) {
+  DispatchLayoutCall call{ids, result};
+  if (result.tokens_per_node == nullptr) call.topology = nullptr;
   check_layout(call);
-  check_backend(backend);
+  if (memory < MemoryKind::automatic || memory > MemoryKind::device) {
+    throw UsageError(str("dispatch_layout: memory ", static_cast<int>(memory),
+                         " does not exist, expected automatic, host or device"));
+  }
   check_overlap(call);
-  if (has_kernels(backend)) return dispatch_layout_on_device(call, stream);
+  if (memory == MemoryKind::device) return dispatch_layout_on_device(call, stream);
   dispatch_layout_on_host(call);
 }
 

@@ -67,7 +67,7 @@ EncoderStaging::EncoderStaging(const Config& config, std::unique_ptr<DeviceWork>
   }
 }
 
-EncoderCall EncoderStaging::encoder_call(const DispatchCall& call, Stream stream) const {
+EncoderCall EncoderStaging::encoder_call(const DispatchCall& call) const {
   const std::int64_t dense = hidden_ * bytes_of(call.tokens.type);
   EncoderCall encode{.tokens = call.tokens.parts[0],
                      .stride = call.tokens.strides[0] != 0 ? call.tokens.strides[0] : dense,
@@ -78,8 +78,8 @@ EncoderCall EncoderStaging::encoder_call(const DispatchCall& call, Stream stream
                      .part_bytes = raw_.part_bytes,
                      .parts = {},
                      .part_strides = {},
-                     .stream = stream};
-  const std::array<std::byte*, kMaxParts>& parts = parts_[static_cast<std::size_t>(call.lane)];
+                     .stream = call.options.stream};
+  const std::array<std::byte*, kMaxParts>& parts = parts_[static_cast<std::size_t>(call.options.lane)];
   for (std::size_t p = 0; p < parts.size(); ++p) {
     encode.parts[p] = parts[p];
     encode.part_strides[p] = parts[p] == nullptr ? 0 : stride_of(raw_.part_bytes[p]);
@@ -94,8 +94,8 @@ void EncoderStaging::throw_written_past(int lane, int part, std::int64_t row) co
                        " there: return more from part_bytes, or write fewer"));
 }
 
-DispatchCall EncoderStaging::encode(const DispatchCall& call, Stream stream) const {
-  const EncoderCall rows = encoder_call(call, stream);
+DispatchCall EncoderStaging::encode(const DispatchCall& call) const {
+  const EncoderCall rows = encoder_call(call);
   const Encoder& encoder = encoder_of(format_);
   DispatchCall encoded = call;
   encoded.format = raw_;
@@ -118,7 +118,7 @@ DispatchCall EncoderStaging::encode(const DispatchCall& call, Stream stream) con
   };
   for (std::size_t p = 0; p < rows.parts.size(); ++p) {
     if (work_ != nullptr) {
-      work_->fill_guards(guards_of(p), kGuard, stream);
+      work_->fill_guards(guards_of(p), kGuard, rows.stream);
     } else {
       for_each_guard(
           p, [](std::byte* guard, std::int64_t) { std::fill_n(guard, kGuardBytes, std::byte{kGuard}); });
@@ -129,10 +129,10 @@ DispatchCall EncoderStaging::encode(const DispatchCall& call, Stream stream) con
   call_encoder(failed, [&] { (work_ != nullptr ? encoder.on_device : encoder.on_host)(rows); });
   for (std::size_t p = 0; p < rows.parts.size(); ++p) {
     if (work_ != nullptr) {
-      work_->check_guards(guards_of(p), kGuard, call.lane, static_cast<int>(p), stream);
+      work_->check_guards(guards_of(p), kGuard, call.options.lane, static_cast<int>(p), rows.stream);
     } else {
       for_each_guard(p, [&](const std::byte* guard, std::int64_t row) {
-        if (!is_guard(guard)) throw_written_past(call.lane, static_cast<int>(p), row);
+        if (!is_guard(guard)) throw_written_past(call.options.lane, static_cast<int>(p), row);
       });
     }
   }

@@ -18,7 +18,7 @@ class EncoderStaging {
 
   // Encodes the tokens of a checked call, and returns the call with them as raw parts. Throws UsageError if
   // the encoder throws another error than one of Ferry's, or (test builds, host memory) writes past a row.
-  DispatchCall encode(const DispatchCall& call, Stream stream) const;
+  DispatchCall encode(const DispatchCall& call) const;
 
   // Test builds, device memory: throws UsageError if an encoder has written past a row since the last call.
   void raise_broken_guards(int lane) const;
@@ -27,7 +27,7 @@ class EncoderStaging {
   static std::int64_t bytes(const Config& config);
 
  private:
-  EncoderCall encoder_call(const DispatchCall& call, Stream stream) const;
+  EncoderCall encoder_call(const DispatchCall& call) const;
   [[noreturn]] void throw_written_past(int lane, int part, std::int64_t row) const;
 
   const Format format_, raw_;

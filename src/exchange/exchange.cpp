@@ -59,104 +59,100 @@ std::int64_t Exchange::capacity() const {
 }
 
 DispatchResult Exchange::dispatch(const Tokens& tokens, const Ids& ids, const float* weights,
-                                  const DispatchOptions& options, Stream stream) {
+                                  const DispatchOptions& options) {
   const ProfilerRange range("dispatch");
   DispatchCall call = state_->dispatch_call(tokens, weights, options);
   call.ids = ids;
-  return state_->dispatch(call, stream);
+  return state_->dispatch(call);
 }
 
 DispatchResult Exchange::dispatch(const Tokens& tokens, const Plan& plan, const float* weights,
-                                  const DispatchOptions& options, Stream stream) {
+                                  const DispatchOptions& options) {
   const ProfilerRange range("dispatch");
   DispatchCall call = state_->dispatch_call(tokens, weights, options);
   call.plan = plan;
-  return state_->dispatch(call, stream);
+  return state_->dispatch(call);
 }
 
 void Exchange::dispatch_send(const Tokens& tokens, const Ids& ids, const float* weights,
-                             const DispatchOptions& options, Stream stream) {
+                             const DispatchOptions& options) {
   const ProfilerRange range("dispatch_send");
   DispatchCall call = state_->dispatch_call(tokens, weights, options);
   call.ids = ids;
-  state_->dispatch_send(call, stream);
+  state_->dispatch_send(call);
 }
 
 void Exchange::dispatch_send(const Tokens& tokens, const Plan& plan, const float* weights,
-                             const DispatchOptions& options, Stream stream) {
+                             const DispatchOptions& options) {
   const ProfilerRange range("dispatch_send");
   DispatchCall call = state_->dispatch_call(tokens, weights, options);
   call.plan = plan;
-  state_->dispatch_send(call, stream);
+  state_->dispatch_send(call);
 }
 
-DispatchResult Exchange::dispatch_receive(int lane_index, Stream stream) {
+DispatchResult Exchange::dispatch_receive(const CallOptions& call) {
   const ProfilerRange range("dispatch_receive");
-  ExchangeLane& lane = state_->lane(lane_index);
+  ExchangeLane& lane = state_->lane(call.lane);
   if (lane.pending != PendingReceive::dispatch)
-    throw UsageError(str("lane ", lane_index, ": no dispatch has been sent: call dispatch_send first"));
+    throw UsageError(str("lane ", call.lane, ": no dispatch has been sent: call dispatch_send first"));
   lane.pending = PendingReceive::none;
   lane.last_result = state_->dropping_diagnostics_on_error(
-      lane_index, [&] { return state_->backend->dispatch_receive(lane_index, stream); });
-  state_->check_after_call(lane_index);
+      call.lane, [&] { return state_->backend->dispatch_receive(call); });
+  state_->check_after_call(call.lane);
   return lane.last_result;
 }
 
 void Exchange::combine(const Outputs& outputs, const Plan& plan, const Result& result,
-                       const CombineOptions& options, Stream stream) {
+                       const CombineOptions& options) {
   const ProfilerRange range("combine");
-  const CombineCall call = state_->checked_combine_call(outputs, plan, result, options, false, stream);
-  state_->dropping_diagnostics_on_error(call.lane, [&] { state_->backend->combine(call, false, stream); });
-  state_->check_after_call(options.lane);
+  const CombineCall call = state_->checked_combine_call(outputs, plan, result, options, false);
+  state_->dropping_diagnostics_on_error(call.options.lane, [&] { state_->backend->combine(call, false); });
+  state_->check_after_call(call.options.lane);
 }
 
 void Exchange::combine_send(const Outputs& outputs, const Plan& plan, const Result& result,
-                            const CombineOptions& options, Stream stream) {
+                            const CombineOptions& options) {
   const ProfilerRange range("combine_send");
-  const CombineCall call = state_->checked_combine_call(outputs, plan, result, options, true, stream);
-  state_->dropping_diagnostics_on_error(call.lane, [&] { state_->backend->combine(call, true, stream); });
-  state_->lane(options.lane).pending = PendingReceive::combine;
+  const CombineCall call = state_->checked_combine_call(outputs, plan, result, options, true);
+  state_->dropping_diagnostics_on_error(call.options.lane, [&] { state_->backend->combine(call, true); });
+  state_->lane(call.options.lane).pending = PendingReceive::combine;
 }
 
-void Exchange::combine_receive(int lane_index, Stream stream) {
+void Exchange::combine_receive(const CallOptions& call) {
   const ProfilerRange range("combine_receive");
-  ExchangeLane& lane = state_->lane(lane_index);
+  ExchangeLane& lane = state_->lane(call.lane);
   if (lane.pending != PendingReceive::combine)
-    throw UsageError(str("lane ", lane_index, ": no combine has been sent: call combine_send first"));
+    throw UsageError(str("lane ", call.lane, ": no combine has been sent: call combine_send first"));
   lane.pending = PendingReceive::none;
-  state_->dropping_diagnostics_on_error(lane_index,
-                                        [&] { state_->backend->combine_receive(lane_index, stream); });
-  state_->check_after_call(lane_index);
+  state_->dropping_diagnostics_on_error(call.lane, [&] { state_->backend->combine_receive(call); });
+  state_->check_after_call(call.lane);
 }
 
-void Exchange::route_values(const float* values, const Plan& plan, float* row_values, int lane,
-                            Stream stream) {
+void Exchange::route_values(const float* values, const Plan& plan, float* row_values,
+                            const CallOptions& call) {
   const ProfilerRange range("route_values");
-  state_->send_values({.lane = lane, .from = values, .plan = plan, .to = row_values}, stream);
+  state_->send_values({.options = call, .from = values, .plan = plan, .to = row_values});
 }
 
-void Exchange::return_values(const Plan& plan, const float* row_values, float* route_values, int lane,
-                             Stream stream) {
+void Exchange::return_values(const Plan& plan, const float* row_values, float* route_values,
+                             const CallOptions& call) {
   const ProfilerRange range("return_values");
   state_->send_values({.operation = Operation::return_values,
-                       .lane = lane,
+                       .options = call,
                        .from = row_values,
                        .plan = plan,
-                       .to = route_values},
-                      stream);
+                       .to = route_values});
 }
 
 DispatchResult Exchange::combine_backward(const Tokens& d_result, const Plan& plan, const float* topk_weights,
                                           const Outputs& outputs, float* d_weights,
-                                          const DispatchOptions& options, Stream stream) {
+                                          const DispatchOptions& options) {
   const ProfilerRange range("combine_backward");
   const Config& config = state_->config;
-  state_->idle_lane(options.lane);
-  const auto refusing_both = [&](auto step) {
-    return state_->refusing_return_too(options.lane, stream, step);
-  };
+  state_->idle_lane(options.call.lane);
+  const auto refusing_both = [&](auto step) { return state_->refusing_return_too(options.call, step); };
   refusing_both([&] {
-    state_->check_or_refuse(Operation::dispatch, options.lane, stream, [&] {
+    state_->check_or_refuse(Operation::dispatch, options.call, [&] {
       const std::int64_t dense = config.hidden * bytes_of(config.combine_type);
       if (outputs.type != config.combine_type || (outputs.stride != 0 && outputs.stride != dense)) {
         throw UsageError(str("combine_backward: outputs must be dense rows of ",
@@ -176,16 +172,15 @@ DispatchResult Exchange::combine_backward(const Tokens& d_result, const Plan& pl
   call.d_weights = d_weights;
   // The dispatch's diagnostics are raised by return_values: the peers carry out both steps, so this rank must
   // too.
-  DispatchResult rows =
-      refusing_both([&] { return state_->dispatch_without_check_after(call, false, stream); });
-  return_values(rows.plan, rows.dots, d_weights, options.lane, stream);
+  DispatchResult rows = refusing_both([&] { return state_->dispatch_without_check_after(call, false); });
+  return_values(rows.plan, rows.dots, d_weights, options.call);
   return rows;
 }
 
-DispatchCounts Exchange::dispatch_counts(const Ids& ids, std::int64_t tokens, int lane, Stream stream) {
+DispatchCounts Exchange::dispatch_counts(const Ids& ids, std::int64_t tokens, const CallOptions& call) {
   const ProfilerRange range("dispatch_counts");
-  DispatchCounts& counts = state_->idle_lane(lane).last_counts;
-  state_->check_or_refuse(Operation::dispatch_counts, lane, stream, [&] {
+  DispatchCounts& counts = state_->idle_lane(call.lane).last_counts;
+  state_->check_or_refuse(Operation::dispatch_counts, call, [&] {
     const int me = state_->rank.index();
     check_ids(state_->config, me, "dispatch_counts", ids, tokens);
     CallArrays arrays;
@@ -194,59 +189,52 @@ DispatchCounts Exchange::dispatch_counts(const Ids& ids, std::int64_t tokens, in
     arrays.write_own("the lane's tokens", counts.tokens.data(), std::ssize(counts.tokens) * 4);
     arrays.require_apart("dispatch_counts: ", me);
   });
-  const DispatchCountsCall call{.lane = lane, .ids = ids, .tokens = static_cast<std::int32_t>(tokens)};
-  counts = state_->backend->run(call, stream).counts;
+  counts =
+      state_->backend
+          ->run(DispatchCountsCall{.options = call, .ids = ids, .tokens = static_cast<std::int32_t>(tokens)})
+          .counts;
   return counts;
 }
 
-const StepMetadata* Exchange::metadata(std::int32_t count, int lane, Stream stream, StepMetadata* into) {
+const StepMetadata* Exchange::metadata(const Count& count, const CallOptions& call, StepMetadata* into) {
   const ProfilerRange range("metadata");
-  const StepMetadata*& own = state_->idle_lane(lane).last_metadata;
-  state_->check_or_refuse(Operation::metadata, lane, stream, [&] {
-    const int ranks = state_->rank.size();
-    if (count > std::numeric_limits<std::int32_t>::max() / ranks) {
-      throw UsageError(str("metadata: a count of ", count, " on rank ", state_->rank.index(),
+  const StepMetadata*& own = state_->idle_lane(call.lane).last_metadata;
+  const bool on_host = state_->plan_in() == PlanIn::host;
+  state_->check_or_refuse(Operation::metadata, call, [&] {
+    const int ranks = state_->rank.size(), me = state_->rank.index();
+    if (!count.on_device && count.value > std::numeric_limits<std::int32_t>::max() / ranks) {
+      throw UsageError(str("metadata: a count of ", count.value, " on rank ", me,
                            " is too large: ", "the sum of ", ranks, " such counts would not fit in 32 bits"));
     }
-    if (count < 0) {
-      throw UsageError(
-          str("metadata: a count of ", count, " on rank ", state_->rank.index(), ", must be 0 or more"));
-    }
-  });
-  const MetadataCall call{.lane = lane, .count = count, .into = into};
-  const StepMetadata* computed = state_->backend->run(call, stream).metadata;
-  if (into == nullptr) own = computed;
-  if (into == nullptr || state_->plan_in() == PlanIn::device) return computed;
-  *into = *computed;
-  return into;
-}
-
-const StepMetadata* Exchange::metadata(const std::int32_t* device_count, int lane, Stream stream,
-                                       StepMetadata* into) {
-  const ProfilerRange range("metadata");
-  const StepMetadata*& own = state_->idle_lane(lane).last_metadata;
-  state_->check_or_refuse(Operation::metadata, lane, stream, [&] {
-    if (device_count == nullptr) throw UsageError("metadata: the address of the count is null");
-    if (state_->plan_in() == PlanIn::host) {
+    if (!count.on_device && count.value < 0)
+      throw UsageError(str("metadata: a count of ", count.value, " on rank ", me, ", must be 0 or more"));
+    if (!count.on_device) return;
+    if (count.device == nullptr) throw UsageError("metadata: the address of the count is null");
+    if (on_host) {
       throw UnsupportedError(
           "metadata: this backend cannot read a count from device memory: pass the count itself");
     }
     CallArrays arrays;
-    arrays.read("device_count", device_count, 1, sizeof *device_count);
+    arrays.read("device_count", count.device, 1, sizeof *count.device);
     arrays.write("into", into, 1, sizeof *into);
     if (into == nullptr) arrays.write_own("the lane's metadata", own, sizeof *own);
-    arrays.require_apart("metadata: ", state_->rank.index());
+    arrays.require_apart("metadata: ", me);
   });
-  const MetadataCall call{.lane = lane, .device_count = device_count, .into = into};
-  const StepMetadata* const computed = state_->backend->run(call, stream).metadata;
+  const StepMetadata* computed =
+      state_->backend
+          ->run(
+              MetadataCall{.options = call, .count = count.value, .device_count = count.device, .into = into})
+          .metadata;
   if (into == nullptr) own = computed;
-  return computed;
+  if (into == nullptr || !on_host) return computed;
+  *into = *computed;
+  return into;
 }
 
-void Exchange::refuse(Operation operation, int lane, const Error& error, Stream stream) noexcept {
-  if (lane < 0 || lane >= state_->config.lanes || !state_->rank.state().in_own_process()) return;
-  if (state_->lanes[static_cast<std::size_t>(lane)].pending != PendingReceive::none) return;
-  state_->backend->refuse(operation, lane, error, stream);
+void Exchange::refuse(Operation operation, const Error& error, const CallOptions& call) noexcept {
+  if (call.lane < 0 || call.lane >= state_->config.lanes || !state_->rank.state().in_own_process()) return;
+  if (state_->lanes[static_cast<std::size_t>(call.lane)].pending != PendingReceive::none) return;
+  state_->backend->refuse(operation, error, call);
 }
 
 void Exchange::check(int lane) {
@@ -256,9 +244,9 @@ void Exchange::check(int lane) {
   raise(state_->backend->take_diagnostics(lane), state_->config);
 }
 
-void Exchange::synchronize(int lane, Stream stream) {
-  state_->lane(lane);
-  state_->backend->synchronize(lane, stream);
+void Exchange::synchronize(const CallOptions& call) {
+  state_->lane(call.lane);
+  state_->backend->synchronize(call);
 }
 
 std::unique_ptr<DeviceWork> Backend::make_device_work() const {

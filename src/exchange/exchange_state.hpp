@@ -60,18 +60,17 @@ struct Exchange::State {
   // Runs this rank's checks of a call. If they throw, refuses the call, so that the peers' call ends with the
   // same error.
   template <class Check>
-  void check_or_refuse(Operation operation, int lane, Stream stream, Check check) {
-    or_refuse([&](const Error& error) { backend->refuse(operation, lane, error, stream); }, check);
+  void check_or_refuse(Operation operation, const CallOptions& call, Check check) {
+    or_refuse([&](const Error& error) { backend->refuse(operation, error, call); }, check);
   }
 
   // Runs a step of combine_backward's dispatch. Where errors are late the peers have already enqueued the
   // return_values that follows it when this rank throws, so that is refused as well.
   template <class Step>
-  auto refusing_return_too(int lane, Stream stream, Step step) {
+  auto refusing_return_too(const CallOptions& call, Step step) {
     return or_refuse(
         [&](const Error& error) {
-          if (backend->capabilities().late_errors)
-            backend->refuse(Operation::return_values, lane, error, stream);
+          if (backend->capabilities().late_errors) backend->refuse(Operation::return_values, error, call);
         },
         step);
   }
@@ -94,7 +93,7 @@ struct Exchange::State {
 
   DispatchCall dispatch_call(const Tokens& tokens, const float* weights,
                              const DispatchOptions& options) const {
-    return {.lane = options.lane,
+    return {.options = options.call,
             .tokens = tokens,
             .weights = weights,
             .weighted = options.weighted || options.apply_weights || weights != nullptr,
@@ -103,8 +102,7 @@ struct Exchange::State {
             .apply_weights = options.apply_weights,
             .dot_rows = options.dot_rows,
             .global_scale = options.global_scale,
-            .input_scales = options.input_scales,
-            .sm_limit = options.sm_limit};
+            .input_scales = options.input_scales};
   }
 
   // `plan` has been checked.
@@ -114,50 +112,50 @@ struct Exchange::State {
     return {.tokens = header.tokens, .total = header.magic == kFewerRowsMagic ? kUnknownRows : header.total};
   }
 
-  void check_dispatch_call(const DispatchCall& call, Stream stream) {
-    idle_lane(call.lane);
-    check_or_refuse(Operation::dispatch, call.lane, stream, [&] {
+  void check_dispatch_call(const DispatchCall& call) {
+    idle_lane(call.options.lane);
+    check_or_refuse(Operation::dispatch, call.options, [&] {
       check_dispatch(config, rank.index(), call, plan_in());
-      arrays_of(config, rank.index(), call, backend->own_arrays(call.lane), known_rows(call.plan))
+      arrays_of(config, rank.index(), call, backend->own_arrays(call.options.lane), known_rows(call.plan))
           .require_apart(call.backward ? "combine_backward: " : "dispatch: ", rank.index());
     });
   }
 
   // With a registered format, encodes the tokens of a checked call. The backend sees raw parts.
-  DispatchCall encoded_call(const DispatchCall& call, Stream stream) {
+  DispatchCall encoded_call(const DispatchCall& call) {
     if (encoded == nullptr || call.format != config.format) return call;
     DispatchCall raw;
-    check_or_refuse(Operation::dispatch, call.lane, stream, [&] { raw = encoded->encode(call, stream); });
+    check_or_refuse(Operation::dispatch, call.options, [&] { raw = encoded->encode(call); });
     return raw;
   }
 
-  DispatchResult dispatch(const DispatchCall& call, Stream stream) {
-    DispatchResult received = dispatch_without_check_after(call, false, stream);
-    check_after_call(call.lane);
+  DispatchResult dispatch(const DispatchCall& call) {
+    DispatchResult received = dispatch_without_check_after(call, false);
+    check_after_call(call.options.lane);
     return received;
   }
 
-  DispatchResult dispatch_without_check_after(const DispatchCall& given, bool split, Stream stream) {
-    check_dispatch_call(given, stream);
-    const DispatchCall call = encoded_call(given, stream);
-    ExchangeLane& lane = this->lane(call.lane);
+  DispatchResult dispatch_without_check_after(const DispatchCall& given, bool split) {
+    check_dispatch_call(given);
+    const DispatchCall call = encoded_call(given);
+    ExchangeLane& lane = this->lane(call.options.lane);
     lane.last_result = {};
     lane.last_result =
-        dropping_diagnostics_on_error(call.lane, [&] { return backend->dispatch(call, split, stream); });
+        dropping_diagnostics_on_error(call.options.lane, [&] { return backend->dispatch(call, split); });
     return lane.last_result;
   }
 
-  void dispatch_send(const DispatchCall& call, Stream stream) {
-    dispatch_without_check_after(call, true, stream);
-    ExchangeLane& lane = this->lane(call.lane);
+  void dispatch_send(const DispatchCall& call) {
+    dispatch_without_check_after(call, true);
+    ExchangeLane& lane = this->lane(call.options.lane);
     lane.last_result = {};
     lane.pending = PendingReceive::dispatch;
   }
 
   CombineCall checked_combine_call(const Outputs& outputs, const Plan& plan, const Result& result,
-                                   const CombineOptions& options, bool split, Stream stream) {
-    idle_lane(options.lane);
-    CombineCall call{.lane = options.lane,
+                                   const CombineOptions& options, bool split) {
+    idle_lane(options.call.lane);
+    CombineCall call{.options = options.call,
                      .outputs = outputs,
                      .plan = plan,
                      .result = result,
@@ -168,28 +166,27 @@ struct Exchange::State {
                      .row_values = options.row_values,
                      .route_values = options.route_values,
                      .shared_outputs = options.shared_outputs,
-                     .epilogue = options.epilogue,
-                     .sm_limit = options.sm_limit};
-    check_or_refuse(Operation::combine, call.lane, stream, [&] {
+                     .epilogue = options.epilogue};
+    check_or_refuse(Operation::combine, call.options, [&] {
       check_combine(config, rank.index(), call, split, plan_in());
       arrays_of(config, call, known_rows(call.plan)).require_apart("combine: ", rank.index());
     });
     return call;
   }
 
-  void send_values(const RouteValuesCall& call, Stream stream) {
-    idle_lane(call.lane);
-    check_or_refuse(call.operation, call.lane, stream, [&] {
+  void send_values(const RouteValuesCall& call) {
+    idle_lane(call.options.lane);
+    check_or_refuse(call.operation, call.options, [&] {
       check_route_values(config, rank.index(), call, plan_in());
       arrays_of(config, call, known_rows(call.plan))
           .require_apart(str(to_string(call.operation), ": ").c_str(), rank.index());
     });
-    dropping_diagnostics_on_error(call.lane, [&] { backend->run(call, stream); });
-    check_after_call(call.lane);
+    dropping_diagnostics_on_error(call.options.lane, [&] { backend->run(call); });
+    check_after_call(call.options.lane);
   }
 
   // all_gather_v or reduce_scatter_v: gather.cpp.
-  std::int64_t gather(GatherCall call, Stream stream);
+  std::int64_t gather(GatherCall call);
 };
 
 // For the evaluator of programs, and for src/max.

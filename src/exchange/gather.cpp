@@ -105,9 +105,9 @@ std::int64_t GatherRounds::gathered() const {
 }
 
 // Checks a call and carries it out. Errors name the arguments as the interface does.
-std::int64_t Exchange::State::gather(GatherCall call, Stream stream) {
-  idle_lane(call.lane);
-  check_or_refuse(call.operation, call.lane, stream, [&] {
+std::int64_t Exchange::State::gather(GatherCall call) {
+  idle_lane(call.options.lane);
+  check_or_refuse(call.operation, call.options, [&] {
     const int me = rank.index();
     const char *const name = to_string(call.operation), *const out = call.adds() ? "sums" : "gathered";
     const std::int64_t input = call.adds() ? call.held : call.count,
@@ -137,36 +137,30 @@ std::int64_t Exchange::State::gather(GatherCall call, Stream stream) {
     arrays.write(out, call.out, output, call.row_bytes);
     arrays.require_apart(str(name, ": ").c_str(), me);
   });
-  return backend->run(call, stream).gathered;
+  return backend->run(call).gathered;
 }
 
-std::int64_t Exchange::all_gather_v(const void* rows, std::int64_t count, std::int64_t row_bytes,
-                                    void* gathered, std::int64_t capacity, int lane, Stream stream,
-                                    const std::int32_t* device_count) {
+std::int64_t Exchange::all_gather_v(const AllGather& arguments, const CallOptions& call) {
   const ProfilerRange range("all_gather_v");
-  return state_->gather({.lane = lane,
-                         .rows = rows,
-                         .out = gathered,
-                         .count = count,
-                         .held = capacity,
-                         .row_bytes = row_bytes,
-                         .device_count = device_count},
-                        stream);
+  return state_->gather({.options = call,
+                         .rows = arguments.rows,
+                         .out = arguments.gathered,
+                         .count = arguments.count,
+                         .held = arguments.capacity,
+                         .row_bytes = arguments.row_bytes,
+                         .device_count = arguments.device_count});
 }
 
-void Exchange::reduce_scatter_v(const void* rows, std::int64_t total, DType type, void* sums,
-                                std::int64_t count, int lane, Stream stream,
-                                const std::int32_t* device_count) {
+void Exchange::reduce_scatter_v(const ReduceScatter& arguments, const CallOptions& call) {
   const ProfilerRange range("reduce_scatter_v");
   state_->gather({.operation = Operation::reduce_scatter_v,
-                  .lane = lane,
-                  .rows = rows,
-                  .out = sums,
-                  .count = count,
-                  .held = total,
-                  .type = type,
-                  .device_count = device_count},
-                 stream);
+                  .options = call,
+                  .rows = arguments.rows,
+                  .out = arguments.sums,
+                  .count = arguments.count,
+                  .held = arguments.total,
+                  .type = arguments.type,
+                  .device_count = arguments.device_count});
 }
 
 }  // namespace ferry

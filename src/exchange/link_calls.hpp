@@ -8,7 +8,7 @@
 #include <span>
 #include <vector>
 
-#include "exchange/call_options.hpp"
+#include "exchange/compared_options.hpp"
 #include "exchange/gather.hpp"
 #include "group/fault_points.hpp"
 
@@ -16,7 +16,7 @@ namespace ferry {
 
 // Returns the value of every rank, [R], in a call of the link. `options`: equal on all ranks.
 template <class Value, class Link>
-std::vector<Value> exchange_values(Link& link, Operation operation, std::span<const CallOption> options,
+std::vector<Value> exchange_values(Link& link, Operation operation, std::span<const ComparedOption> options,
                                    const Value& mine, const Rank& rank) {
   link.begin(operation, options);
   fault_point(FaultPoint::metadata_begin, rank.index());
@@ -49,8 +49,8 @@ StepMetadata exchange_metadata(Link& link, std::int32_t count, const Rank& rank)
 // `call.count` is this rank's. Throws as GatherRounds().
 template <class Link>
 GatherRounds exchange_terms(Link& link, const GatherCall& call, const Rank& rank) {
-  const CallOption option =
-      call.adds() ? type_option("type", call.type) : CallOption{"row_bytes", call.row_bytes};
+  const ComparedOption option =
+      call.adds() ? type_option("type", call.type) : ComparedOption{"row_bytes", call.row_bytes};
   const GatherTerms mine{.held = call.held,
                          .place = call.place,
                          .count = static_cast<std::int32_t>(call.count),

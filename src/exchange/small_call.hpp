@@ -13,7 +13,7 @@ struct CombineCall;
 // The arguments of a call, checked.
 struct MetadataCall {
   static constexpr Operation operation = Operation::metadata;
-  int lane = 0;
+  CallOptions options{};
   std::int32_t count = 0;
   // Device backends only:
   const std::int32_t* device_count = nullptr;  // given: the count is read from there when the call runs
@@ -23,7 +23,7 @@ struct MetadataCall {
 // route_values: from the routes [N, K] to the rows [total]; return_values: from the rows to the routes.
 struct RouteValuesCall {
   Operation operation = Operation::route_values;
-  int lane = 0;
+  CallOptions options{};
   const float* from = nullptr;
   Plan plan{};
   float* to = nullptr;
@@ -35,7 +35,7 @@ struct RouteValuesCall {
 
 struct DispatchCountsCall {
   static constexpr Operation operation = Operation::dispatch_counts;
-  int lane = 0;
+  CallOptions options{};
   Ids ids{};
   std::int32_t tokens = 0;
 };
@@ -43,7 +43,7 @@ struct DispatchCountsCall {
 // all_gather_v, or reduce_scatter_v, whose rows are values of `type`.
 struct GatherCall {
   Operation operation = Operation::all_gather_v;
-  int lane = 0;
+  CallOptions options{};
   int sub_group = 0;  // ranks of a sub-group, which are consecutive and gather from each other; 0: all ranks
   const void* rows = nullptr;  // [count, row_bytes]; reduce_scatter_v: [held, row_bytes]
   void* out = nullptr;         // `gathered` [held, row_bytes]; `sums` [count, row_bytes]
@@ -62,8 +62,8 @@ using SmallCall = std::variant<MetadataCall, RouteValuesCall, DispatchCountsCall
 inline Operation operation_of(const SmallCall& call) {
   return std::visit([](const auto& each) { return each.operation; }, call);
 }
-inline int lane_of(const SmallCall& call) {
-  return std::visit([](const auto& each) { return each.lane; }, call);
+inline const CallOptions& call_options_of(const SmallCall& call) {
+  return std::visit([](const auto& each) -> auto& { return each.options; }, call);
 }
 
 // What a call returns, if it is of the kind.

@@ -10,7 +10,7 @@ namespace ferry {
 
 // Copies the ids and the number of tokens of a dispatch, which a later combine reads.
 struct KeepIdsCall {
-  int lane = 0;
+  CallOptions options{};
   Ids ids{};
   std::int64_t tokens = 0;                     // N; with device_count the most it may be
   const std::int32_t* device_count = nullptr;  // or null
@@ -20,7 +20,7 @@ struct KeepIdsCall {
 
 // Writes MAX's arrays of a dispatch: those of max::DispatchResult.
 struct DescribeRowsCall {
-  int lane = 0;
+  CallOptions options{};
   DispatchResult received{};
   std::uint32_t* row_offsets = nullptr;
   std::int32_t* expert_ids = nullptr;
@@ -32,7 +32,7 @@ struct DescribeRowsCall {
 // Makes the plan of a combine from MAX's arrays. If they are wrong, the host's operation throws UsageError; a
 // device's makes a plan that the combine refuses, and the rank's error says why.
 struct PlanReturnCall {
-  int lane = 0;
+  CallOptions options{};
   const std::int32_t* src_info = nullptr;
   const std::uint32_t* row_offsets = nullptr;
   const std::int32_t* counts = nullptr;
@@ -51,20 +51,20 @@ struct PlanReturnCall {
 
 // Checks that the combine that has just ended returned every row.
 struct CheckReturnedCall {
-  int lane = 0;
+  CallOptions options{};
   Plan plan{};
   const float* returned = nullptr;  // [N, K] the combine's route_values
   std::uint64_t combine = 0;        // as above
 };
 
-// None waits for another rank. On device memory they are enqueued on the stream.
+// None waits for another rank. On device memory they are enqueued on the call's stream.
 class SourceOperations {
  public:
-  virtual void keep_ids(const KeepIdsCall& call, Stream stream) = 0;
-  virtual void describe_rows(const DescribeRowsCall& call, Stream stream) = 0;
+  virtual void keep_ids(const KeepIdsCall& call) = 0;
+  virtual void describe_rows(const DescribeRowsCall& call) = 0;
   // Throws UsageError for memory that kernels cannot use, and in host memory for wrong arrays.
-  virtual void plan_return(const PlanReturnCall& call, Stream stream) = 0;
-  virtual void check_returned(const CheckReturnedCall& call, Stream stream) = 0;
+  virtual void plan_return(const PlanReturnCall& call) = 0;
+  virtual void check_returned(const CheckReturnedCall& call) = 0;
   // Bytes of PlanReturnCall::scratch.
   virtual std::int64_t scratch_bytes() const = 0;
 

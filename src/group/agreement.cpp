@@ -9,7 +9,7 @@
 
 namespace ferry {
 
-std::string describe_difference(const CallOption& option, int rank, std::int64_t mine, int peer,
+std::string describe_difference(const ComparedOption& option, int rank, std::int64_t mine, int peer,
                                 std::int64_t theirs) {
   const auto text = [&](std::int64_t value) {
     return option.name_of != nullptr ? option.name_of(value) : std::to_string(value);
@@ -40,7 +40,7 @@ void require_same_call(const CallTerms& mine, const PeerCall& peer) {
   const std::string call = str(to_string(mine.operation), " ", mine.call);
   for (std::size_t i = 0; i < std::min(mine.options.size(), peer.options.size()); ++i) {
     if (peer.options[i] == mine.options[i].value) continue;
-    const CallOption& option = mine.options[i];
+    const ComparedOption& option = mine.options[i];
     throw UsageError(
         str(call, ": ", describe_difference(option, mine.rank, option.value, peer.rank, peer.options[i])));
   }

@@ -15,20 +15,20 @@ namespace ferry {
 
 // An argument of a call that every rank must pass alike. The name has static storage. Ranks compare values by
 // position, so an operation always lists its options in the same order.
-struct CallOption {
+struct ComparedOption {
   const char* name;
   std::int64_t value;
   std::string (*name_of)(std::int64_t value) = nullptr;  // for messages; null: the number itself
 };
 
 // "NAME is VALUE on rank R and VALUE on rank P", and the remedy.
-std::string describe_difference(const CallOption& option, int rank, std::int64_t mine, int peer,
+std::string describe_difference(const ComparedOption& option, int rank, std::int64_t mine, int peer,
                                 std::int64_t theirs);
 
 // Throws UsageError: rank `with` gave the optional argument, and rank `without` did not.
 [[noreturn]] void throw_given_on_some(const char* operation, const char* argument, int with, int without);
 
-inline constexpr int kMaxCallOptions = 22;
+inline constexpr int kMaxComparedOptions = 22;
 
 // An epoch, and a rank that is in it.
 struct EpochOfRank {
@@ -45,7 +45,7 @@ struct CallTerms {
   std::uint32_t epoch;
   std::uint64_t call;
   Operation operation;
-  std::span<const CallOption> options;
+  std::span<const ComparedOption> options;
 };
 
 // What the call header of another rank says of its call.

@@ -27,7 +27,7 @@ struct alignas(kLineBytes) Channel::CallHeader {
   std::int8_t refused;
   std::int16_t option_count;
   std::uint32_t epoch;
-  std::array<std::int64_t, kMaxCallOptions> options;
+  std::array<std::int64_t, kMaxComparedOptions> options;
   ErrorRecord refusal;
   alignas(kLineBytes) std::atomic<std::uint64_t> chunk;  // number of the last chunk posted
   std::atomic<std::uint64_t> found_difference;  // the last call that its rank ended because options differ
@@ -76,7 +76,7 @@ const std::byte* Channel::summary_from(int peer) const {
   return summary(index_, peer);
 }
 
-std::uint64_t Channel::begin(Operation operation, std::span<const CallOption> options) {
+std::uint64_t Channel::begin(Operation operation, std::span<const ComparedOption> options) {
   const ControlBlock& control = rank_.state().control();
   if (control.failed()) {
     const int lost = control.failure().wait.peer;
@@ -100,7 +100,7 @@ std::uint64_t Channel::begin(Operation operation, std::span<const CallOption> op
   return call_;
 }
 
-void Channel::assign_call_number(Operation operation, std::span<const CallOption> options) {
+void Channel::assign_call_number(Operation operation, std::span<const ComparedOption> options) {
   if (options.size() > options_.size()) throw std::length_error("too many options of a call");
   call_ = ++lane_record(index_).last_call;
   limit_.reset();
@@ -224,9 +224,9 @@ void Channel::throw_refusal_of(int peer) const {
 }
 
 void Channel::require_same_call(int peer, const CallHeader& received) const {
-  const std::span<const CallOption> options(options_.data(), static_cast<std::size_t>(option_count_));
+  const std::span<const ComparedOption> options(options_.data(), static_cast<std::size_t>(option_count_));
   // In damaged memory the number may be any.
-  const int count = std::clamp<int>(received.option_count, 0, kMaxCallOptions);
+  const int count = std::clamp<int>(received.option_count, 0, kMaxComparedOptions);
   const std::span<const std::int64_t> theirs(received.options.data(), static_cast<std::size_t>(count));
   try {
     ferry::require_same_call({index_, rank_.state().control().epoch(), call_, operation_, options},

@@ -63,7 +63,7 @@ class Channel {
   // Starts the lane's next call and returns its number (the first is 1). Waits for peers only if this rank's
   // previous call was aborted. If the group has failed, throws the refusal of this call by the rank that was
   // lost, or else the failure.
-  std::uint64_t begin(Operation operation, std::span<const CallOption> options);
+  std::uint64_t begin(Operation operation, std::span<const ComparedOption> options);
 
   std::uint64_t call() const { return call_; }
 
@@ -105,7 +105,7 @@ class Channel {
   CallHeader& header(int at, int from, std::uint64_t call) const;
   LaneRecord& lane_record(int at) const;
   std::byte* summary(int at, int from) const;
-  void assign_call_number(Operation operation, std::span<const CallOption> options);
+  void assign_call_number(Operation operation, std::span<const ComparedOption> options);
   void wait_for_previous_call();
   void wait_for_header(int peer, const std::atomic<std::uint64_t>* alternative);
   void wait_within_limit(const WaitCondition& condition, const WaitRecord& record, std::uint64_t chunk);
@@ -128,7 +128,7 @@ class Channel {
 
   std::uint64_t call_ = 0;
   Operation operation_ = Operation::none;
-  std::array<CallOption, kMaxCallOptions> options_{};
+  std::array<ComparedOption, kMaxComparedOptions> options_{};
   int option_count_ = 0;
   std::vector<std::uint64_t> posted_;  // [ranks] number of the last call posted to each
 

@@ -30,12 +30,12 @@ namespace {
 
 // Arguments that cannot be converted end the peers' call too.
 template <class Convert>
-auto convert_or_refuse(max::Exchange& exchange, Operation operation, int lane, void* stream,
+auto convert_or_refuse(max::Exchange& exchange, Operation operation, const ferry_call_options& call,
                        const Convert& convert) {
   try {
     return in_words(max::kWords, convert);
   } catch (const Error& error) {
-    exchange.refuse(operation, lane, error, {stream});
+    exchange.refuse(operation, error, to_call_options(call));
     throw;
   }
 }
@@ -70,7 +70,7 @@ void write_result_of(ferry_max_exchange& handle, int lane, ferry_max_dispatch_re
     write_result(handle, lane, dispatch(), result);
   } catch (const Error&) {
     if (handle.on_device() || lane < 0 || lane >= handle.exchange.config().lanes) throw;
-    const max::DispatchResult last = handle.exchange.last_dispatch_result(lane);
+    const max::DispatchResult last = handle.exchange.last_dispatch_result({.lane = lane});
     const std::uint64_t before = handle.calls[static_cast<std::size_t>(lane)];
     if (last.call != 0 && last.call != before) write_result(handle, lane, last, result);
     throw;
@@ -80,19 +80,18 @@ void write_result_of(ferry_max_exchange& handle, int lane, ferry_max_dispatch_re
 struct DispatchArguments {
   Tokens tokens;
   Ids ids;
-  max::TokenFormat format;
+  max::DispatchOptions options;
 };
 
 DispatchArguments to_input(max::Exchange& exchange, const ferry_max_dispatch_args& args) {
-  return convert_or_refuse(exchange, Operation::dispatch, args.lane, args.stream, [&] {
-    DispatchArguments in{
+  return convert_or_refuse(exchange, Operation::dispatch, args.call, [&] {
+    return DispatchArguments{
         .tokens = to_tokens(args.input_tokens),
         .ids = to_ids(args.topk_ids, args.id_type),
-        .format = {.format = to_format(args.format),
-                   .global_scale = args.global_scale,
-                   .input_scales = to_input_scales(args.input_scales, args.input_scale_count)}};
-    in.tokens.device_count = args.device_count;
-    return in;
+        .options = {.call = to_call_options(args.call),
+                    .format = to_format(args.format),
+                    .global_scale = args.global_scale,
+                    .input_scales = to_input_scales(args.input_scales, args.input_scale_count)}};
   });
 }
 
@@ -118,7 +117,7 @@ void read_arrays(const ferry_max_exchange& handle, const ferry_max_combine_args&
 }
 
 CombineArguments to_input(ferry_max_exchange& handle, const ferry_max_combine_args& args) {
-  return convert_or_refuse(handle.exchange, Operation::combine, args.lane, args.stream, [&] {
+  return convert_or_refuse(handle.exchange, Operation::combine, args.call, [&] {
     CombineArguments in;
     in.input.input_tokens = to_outputs(args.input_tokens);
     read_arrays(handle, args, in.input);
@@ -168,18 +167,17 @@ ferry_status ferry_max_ep_dispatch_async(ferry_max_exchange* handle, const ferry
   return guarded([&] {
     max::Exchange& exchange = required(handle, "exchange").exchange;
     const auto args = read_sized(given, "ferry_max_dispatch_args");
-    const auto [tokens, ids, format] = to_input(exchange, args);
-    exchange.ep_dispatch_async(tokens, ids, args.lane, {args.stream}, format);
+    const auto [tokens, ids, options] = to_input(exchange, args);
+    exchange.ep_dispatch_async(tokens, ids, options);
   });
 }
 
-ferry_status ferry_max_ep_dispatch_wait(ferry_max_exchange* handle,
-                                        const ferry_max_dispatch_wait_args* given) {
+ferry_status ferry_max_ep_dispatch_wait(ferry_max_exchange* handle, const ferry_call_options* given,
+                                        ferry_max_dispatch_result* result) {
   return guarded([&] {
     max::Exchange& exchange = required(handle, "exchange").exchange;
-    const auto args = read_sized(given, "ferry_max_dispatch_wait_args");
-    write_result_of(*handle, args.lane, args.result,
-                    [&] { return exchange.ep_dispatch_wait(args.lane, {args.stream}); });
+    const CallOptions call = to_call_options(given);
+    write_result_of(*handle, call.lane, result, [&] { return exchange.ep_dispatch_wait(call); });
   });
 }
 
@@ -187,9 +185,9 @@ ferry_status ferry_max_ep_fused_dispatch(ferry_max_exchange* handle, const ferry
   return guarded([&] {
     max::Exchange& exchange = required(handle, "exchange").exchange;
     const auto args = read_sized(given, "ferry_max_dispatch_args");
-    write_result_of(*handle, args.lane, args.result, [&] {
-      const auto [tokens, ids, format] = to_input(exchange, args);
-      return exchange.ep_fused_dispatch(tokens, ids, args.lane, {args.stream}, format);
+    write_result_of(*handle, args.call.lane, args.result, [&] {
+      const auto [tokens, ids, options] = to_input(exchange, args);
+      return exchange.ep_fused_dispatch(tokens, ids, options);
     });
   });
 }
@@ -199,12 +197,12 @@ ferry_status ferry_max_ep_combine_async(ferry_max_exchange* handle, const ferry_
     max::Exchange& exchange = required(handle, "exchange").exchange;
     const auto args = read_sized(given, "ferry_max_combine_args");
     const CombineArguments in = to_input(*handle, args);
-    exchange.ep_combine_async(in.input, in.output, args.lane, {args.stream});
+    exchange.ep_combine_async(in.input, in.output, to_call_options(args.call));
   });
 }
 
-ferry_status ferry_max_ep_combine_wait(ferry_max_exchange* exchange, int lane, void* stream) {
-  return guarded([&] { required(exchange, "exchange").exchange.ep_combine_wait(lane, {stream}); });
+ferry_status ferry_max_ep_combine_wait(ferry_max_exchange* exchange, const ferry_call_options* call) {
+  return guarded([&] { required(exchange, "exchange").exchange.ep_combine_wait(to_call_options(call)); });
 }
 
 ferry_status ferry_max_ep_fused_combine(ferry_max_exchange* handle, const ferry_max_combine_args* given) {
@@ -212,12 +210,12 @@ ferry_status ferry_max_ep_fused_combine(ferry_max_exchange* handle, const ferry_
     max::Exchange& exchange = required(handle, "exchange").exchange;
     const auto args = read_sized(given, "ferry_max_combine_args");
     const CombineArguments in = to_input(*handle, args);
-    exchange.ep_fused_combine(in.input, in.output, args.lane, {args.stream});
+    exchange.ep_fused_combine(in.input, in.output, to_call_options(args.call));
   });
 }
 
-ferry_status ferry_max_synchronize(ferry_max_exchange* exchange, int lane, void* stream) {
-  return guarded([&] { required(exchange, "exchange").exchange.synchronize(lane, {stream}); });
+ferry_status ferry_max_synchronize(ferry_max_exchange* exchange, const ferry_call_options* call) {
+  return guarded([&] { required(exchange, "exchange").exchange.synchronize(to_call_options(call)); });
 }
 
 ferry_status ferry_max_check(ferry_max_exchange* exchange, int lane) {

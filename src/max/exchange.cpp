@@ -83,11 +83,11 @@ Config config_or_refuse(const Rank& rank, const Config& config) {
                    [&] { return exchange_config(config); });
 }
 
-DispatchOptions dispatch_options(const TokenFormat& format, int lane) {
-  return {.format = format.format,
-          .lane = lane,
-          .global_scale = format.global_scale,
-          .input_scales = format.input_scales};
+ferry::DispatchOptions to_ferry(const DispatchOptions& options) {
+  return {.call = options.call,
+          .format = options.format,
+          .global_scale = options.global_scale,
+          .input_scales = options.input_scales};
 }
 
 }  // namespace
@@ -118,7 +118,7 @@ struct Exchange::State {
       throw UnsupportedError(
           "max: the backend cuda has one hop: pass hops one, or use the backend collective");
     lanes.resize(static_cast<std::size_t>(config.lanes));
-    for (std::size_t lane = 0; lane < lanes.size(); ++lane) allocate(static_cast<int>(lane), lanes[lane]);
+    for (LaneState& lane : lanes) allocate(lane);
   }
 
   template <class T>
@@ -126,7 +126,7 @@ struct Exchange::State {
     const std::int64_t bytes = count * static_cast<std::int64_t>(sizeof(T));
     return reinterpret_cast<T*>(device ? device->allocate(bytes) : host_memory.emplace_back(bytes).data());
   }
-  void allocate(int index, LaneState& lane);
+  void allocate(LaneState& lane);
 
   LaneState& lane(int index) {
     if (index < 0 || index >= config.lanes) {
@@ -151,21 +151,21 @@ struct Exchange::State {
   }
 
   // Keeps the ids for the combine. Called after the dispatch, which has checked the arguments.
-  void keep(const LaneState& lane, const Tokens& tokens, const Ids& ids, Stream stream) {
-    operations->keep_ids({.lane = lane.arrays.lane,
+  void keep(const LaneState& lane, const Tokens& tokens, const Ids& ids, const CallOptions& call) {
+    operations->keep_ids({.options = call,
                           .ids = ids,
                           .tokens = tokens.count,
                           .device_count = tokens.device_count,
                           .kept_ids = lane.kept_ids,
-                          .kept_tokens = lane.kept_tokens},
-                         stream);
+                          .kept_tokens = lane.kept_tokens});
   }
-  DispatchResult describe(const LaneState& lane, const ferry::DispatchResult& received, Stream stream);
+  DispatchResult describe(const LaneState& lane, const ferry::DispatchResult& received,
+                          const CallOptions& options);
   CombineOptions plan_combine(LaneState& lane, const CombineInput& input, const CombineOutput& output,
-                              Stream stream);
+                              const CallOptions& options);
   void check_arguments(const CombineInput& input) const;
   template <class Combine>
-  void finish_combine(const LaneState& lane, Stream stream, Combine combine);
+  void finish_combine(const LaneState& lane, const CallOptions& options, Combine combine);
 
   ferry::Exchange exchange;
   const Config& config;
@@ -176,12 +176,11 @@ struct Exchange::State {
   std::vector<LaneState> lanes;
 };
 
-void Exchange::State::allocate(int index, LaneState& lane) {
+void Exchange::State::allocate(LaneState& lane) {
   const int me = exchange.rank().index();
   const std::int64_t rows = row_capacity(config, me), groups = groups_of(config, me);
   const std::int64_t routes = std::int64_t{config.max_tokens} * config.top_k;
   const std::int64_t plan = view_plan(nullptr, plan_shape(config)).bytes;
-  lane.arrays.lane = index;
   lane.arrays.row_offsets = allocate<std::uint32_t>(groups + 1);
   lane.arrays.expert_ids = allocate<std::int32_t>(groups + 1);
   lane.arrays.expert_usage_stats = allocate<std::uint32_t>(2);
@@ -209,12 +208,13 @@ const Rank& Exchange::rank() const {
 // In host memory the arrays have as many entries as there are groups and rows, in device memory as there can
 // be.
 DispatchResult Exchange::State::describe(const LaneState& lane, const ferry::DispatchResult& received,
-                                         Stream stream) {
+                                         const CallOptions& options) {
   DispatchResult result;
   if (received.total == nullptr) return result;
   DescribeRowsCall call = lane.arrays;
+  call.options = options;
   call.received = received;
-  operations->describe_rows(call, stream);
+  operations->describe_rows(call);
   const auto groups = static_cast<std::size_t>(received.groups);
   const std::size_t number = device ? groups : call.expert_usage_stats[1];
   const auto rows = static_cast<std::size_t>(device ? received.capacity : *received.total);
@@ -232,43 +232,42 @@ DispatchResult Exchange::State::describe(const LaneState& lane, const ferry::Dis
   return result;
 }
 
-void Exchange::ep_dispatch_async(const Tokens& input_tokens, const Ids& topk_ids, int lane, Stream stream,
-                                 const TokenFormat& format) {
-  State::LaneState& state = state_->idle_lane(lane);
-  in_words(kWords, [&] {
-    state_->exchange.dispatch_send(input_tokens, topk_ids, nullptr, dispatch_options(format, lane), stream);
-  });
+void Exchange::ep_dispatch_async(const Tokens& input_tokens, const Ids& topk_ids,
+                                 const DispatchOptions& options) {
+  State::LaneState& state = state_->idle_lane(options.call.lane);
+  in_words(kWords,
+           [&] { state_->exchange.dispatch_send(input_tokens, topk_ids, nullptr, to_ferry(options)); });
   state.pending = State::Pending::dispatch;
-  state_->keep(state, input_tokens, topk_ids, stream);
+  state_->keep(state, input_tokens, topk_ids, options.call);
 }
 
-DispatchResult Exchange::ep_dispatch_wait(int lane, Stream stream) {
-  const State::LaneState& state = state_->end(lane, State::Pending::dispatch, "dispatch");
+DispatchResult Exchange::ep_dispatch_wait(const CallOptions& call) {
+  const State::LaneState& state = state_->end(call.lane, State::Pending::dispatch, "dispatch");
   const ferry::DispatchResult received =
-      in_words(kWords, [&] { return state_->exchange.dispatch_receive(lane, stream); });
-  return state_->describe(state, received, stream);
+      in_words(kWords, [&] { return state_->exchange.dispatch_receive(call); });
+  return state_->describe(state, received, call);
 }
 
-DispatchResult Exchange::ep_fused_dispatch(const Tokens& input_tokens, const Ids& topk_ids, int lane,
-                                           Stream stream, const TokenFormat& format) {
-  const State::LaneState& state = state_->idle_lane(lane);
-  const auto last_call = [&] { return state_->exchange.last_dispatch_result(lane).call; };
+DispatchResult Exchange::ep_fused_dispatch(const Tokens& input_tokens, const Ids& topk_ids,
+                                           const DispatchOptions& options) {
+  const CallOptions& call = options.call;
+  const State::LaneState& state = state_->idle_lane(call.lane);
+  const auto last_call = [&] { return state_->exchange.last_dispatch_result(call.lane).call; };
   const std::uint64_t before = last_call();
   try {
     const ferry::DispatchResult received = in_words(kWords, [&] {
-      return state_->exchange.dispatch(input_tokens, topk_ids, nullptr, dispatch_options(format, lane),
-                                       stream);
+      return state_->exchange.dispatch(input_tokens, topk_ids, nullptr, to_ferry(options));
     });
-    state_->keep(state, input_tokens, topk_ids, stream);
-    return state_->describe(state, received, stream);
+    state_->keep(state, input_tokens, topk_ids, call);
+    return state_->describe(state, received, call);
   } catch (const Error&) {  // such as ids out of range, of a dispatch that has delivered its rows
-    if (last_call() != 0 && last_call() != before) state_->keep(state, input_tokens, topk_ids, stream);
+    if (last_call() != 0 && last_call() != before) state_->keep(state, input_tokens, topk_ids, call);
     throw;
   }
 }
 
-DispatchResult Exchange::last_dispatch_result(int lane, Stream stream) const {
-  return state_->describe(state_->lane(lane), state_->exchange.last_dispatch_result(lane), stream);
+DispatchResult Exchange::last_dispatch_result(const CallOptions& call) const {
+  return state_->describe(state_->lane(call.lane), state_->exchange.last_dispatch_result(call.lane), call);
 }
 
 void Exchange::State::check_arguments(const CombineInput& input) const {
@@ -290,13 +289,12 @@ void Exchange::State::check_arguments(const CombineInput& input) const {
 // Makes the plan of this rank's arrays. If the host can see that they are wrong, the peers' combine ends with
 // the same error.
 CombineOptions Exchange::State::plan_combine(LaneState& lane, const CombineInput& input,
-                                             const CombineOutput& output, Stream stream) {
-  const int index = lane.arrays.lane;
+                                             const CombineOutput& output, const CallOptions& options) {
   const bool kept = input.tokens == -1;
   ++lane.combines;
   try {
     check_arguments(input);
-    const PlanReturnCall call{.lane = index,
+    const PlanReturnCall call{.options = options,
                               .src_info = input.src_info.data(),
                               .row_offsets = input.row_offsets.data(),
                               .counts = input.counts.data(),
@@ -310,76 +308,76 @@ CombineOptions Exchange::State::plan_combine(LaneState& lane, const CombineInput
                               .lengths = {.src_info = std::ssize(input.src_info),
                                           .row_offsets = std::ssize(input.row_offsets),
                                           .counts = std::ssize(input.counts)}};
-    operations->plan_return(call, stream);
+    operations->plan_return(call);
     KnownRows known;
     if (!device) known = {.tokens = lane.plan.tokens(), .total = lane.plan.total()};
     require_apart(config, input, output, known);
   } catch (const UsageError& error) {
     const UsageError named(str("ep_combine: rank ", exchange.rank().index(), ": ", error.what()));
-    exchange.refuse(Operation::combine, index, named, stream);
+    exchange.refuse(Operation::combine, named, options);
     throw named;
   }
-  return {.topk_weights = output.router_weights,
+  return {.call = options,
+          .topk_weights = output.router_weights,
           .row_values = lane.row_tags,
           .route_values = lane.returned,
           .shared_outputs = output.shared_outputs,
-          .epilogue = output.epilogue,
-          .lane = index};
+          .epilogue = output.epilogue};
 }
 
 // Runs the combine or its receive phase. A row that has not come back is reported as such, not as an entry of
 // a plan that the caller has never seen.
 template <class Combine>
-void Exchange::State::finish_combine(const LaneState& lane, Stream stream, Combine combine) {
+void Exchange::State::finish_combine(const LaneState& lane, const CallOptions& options, Combine combine) {
   const CheckReturnedCall check{
-      .lane = lane.arrays.lane, .plan = lane.plan, .returned = lane.returned, .combine = lane.combines};
+      .options = options, .plan = lane.plan, .returned = lane.returned, .combine = lane.combines};
   try {
     in_words(kWords, combine);
   } catch (const BadSourceError&) {
-    operations->check_returned(check, stream);
+    operations->check_returned(check);
     throw;
   }
-  operations->check_returned(check, stream);
+  operations->check_returned(check);
 }
 
-void Exchange::ep_combine_async(const CombineInput& input, const CombineOutput& output, int lane,
-                                Stream stream) {
-  State::LaneState& state = state_->idle_lane(lane);
-  const CombineOptions options = state_->plan_combine(state, input, output, stream);
+void Exchange::ep_combine_async(const CombineInput& input, const CombineOutput& output,
+                                const CallOptions& call) {
+  State::LaneState& state = state_->idle_lane(call.lane);
+  const CombineOptions options = state_->plan_combine(state, input, output, call);
   in_words(kWords, [&] {
-    state_->exchange.combine_send(input.input_tokens, state.plan, output.output_tokens, options, stream);
+    state_->exchange.combine_send(input.input_tokens, state.plan, output.output_tokens, options);
   });
   state.pending = State::Pending::combine;
 }
 
-void Exchange::ep_combine_wait(int lane, Stream stream) {
-  const State::LaneState& state = state_->end(lane, State::Pending::combine, "combine");
-  state_->finish_combine(state, stream, [&] { state_->exchange.combine_receive(lane, stream); });
+void Exchange::ep_combine_wait(const CallOptions& call) {
+  const State::LaneState& state = state_->end(call.lane, State::Pending::combine, "combine");
+  state_->finish_combine(state, call, [&] { state_->exchange.combine_receive(call); });
 }
 
-void Exchange::ep_fused_combine(const CombineInput& input, const CombineOutput& output, int lane,
-                                Stream stream) {
-  State::LaneState& state = state_->idle_lane(lane);
-  const CombineOptions options = state_->plan_combine(state, input, output, stream);
-  state_->finish_combine(state, stream, [&] {
-    state_->exchange.combine(input.input_tokens, state.plan, output.output_tokens, options, stream);
+void Exchange::ep_fused_combine(const CombineInput& input, const CombineOutput& output,
+                                const CallOptions& call) {
+  State::LaneState& state = state_->idle_lane(call.lane);
+  const CombineOptions options = state_->plan_combine(state, input, output, call);
+  state_->finish_combine(state, call, [&] {
+    state_->exchange.combine(input.input_tokens, state.plan, output.output_tokens, options);
   });
 }
 
-void Exchange::synchronize(int lane, Stream stream) {
-  in_words(kWords, [&] { state_->exchange.synchronize(lane, stream); });
+void Exchange::synchronize(const CallOptions& call) {
+  in_words(kWords, [&] { state_->exchange.synchronize(call); });
 }
 
 void Exchange::check(int lane) {
   in_words(kWords, [&] { state_->exchange.check(lane); });
 }
 
-void Exchange::refuse(Operation operation, int lane, const Error& error, Stream stream) noexcept {
-  if (lane < 0 || lane >= state_->config.lanes) return;
-  State::LaneState& state = state_->lanes[static_cast<std::size_t>(lane)];
+void Exchange::refuse(Operation operation, const Error& error, const CallOptions& call) noexcept {
+  if (call.lane < 0 || call.lane >= state_->config.lanes) return;
+  State::LaneState& state = state_->lanes[static_cast<std::size_t>(call.lane)];
   if (state.pending != State::Pending::none) return;
   if (operation == Operation::combine) ++state.combines;
-  state_->exchange.refuse(operation, lane, error, stream);
+  state_->exchange.refuse(operation, error, call);
 }
 
 GroupIndex group_index(std::span<const std::int32_t> counts, int alignment) {

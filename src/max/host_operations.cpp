@@ -234,13 +234,13 @@ void ReturnPlanner::write_routes() {
 
 }  // namespace
 
-void HostOperations::keep_ids(const KeepIdsCall& call, Stream) {
+void HostOperations::keep_ids(const KeepIdsCall& call) {
   for (std::int64_t route = 0; route < call.tokens * config_.top_k; ++route)
     call.kept_ids[route] = id_at(call.ids, route);
   *call.kept_tokens = static_cast<std::int32_t>(call.tokens);
 }
 
-void HostOperations::describe_rows(const DescribeRowsCall& call, Stream) {
+void HostOperations::describe_rows(const DescribeRowsCall& call) {
   const ferry::DispatchResult& received = call.received;
   const std::span<const std::int32_t> routes = received.plan.counts();
   const int ranks = config_.placement.ranks();
@@ -268,11 +268,11 @@ void HostOperations::describe_rows(const DescribeRowsCall& call, Stream) {
   }
 }
 
-void HostOperations::plan_return(const PlanReturnCall& call, Stream) {
+void HostOperations::plan_return(const PlanReturnCall& call) {
   ReturnPlanner(config_, me_, call).run();
 }
 
-void HostOperations::check_returned(const CheckReturnedCall& call, Stream) {
+void HostOperations::check_returned(const CheckReturnedCall& call) {
   const PlanView plan = view_plan(call.plan.storage(), plan_shape(config_));
   const std::int64_t top_k = config_.top_k;
   for (std::int64_t route = 0; route < plan.header->tokens * top_k; ++route) {

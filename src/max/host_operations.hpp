@@ -12,11 +12,11 @@ class HostOperations final : public SourceOperations {
  public:
   HostOperations(const Config& config, int rank) : config_(config), me_(rank) {}
 
-  void keep_ids(const KeepIdsCall& call, Stream stream) override;
-  void describe_rows(const DescribeRowsCall& call, Stream stream) override;
+  void keep_ids(const KeepIdsCall& call) override;
+  void describe_rows(const DescribeRowsCall& call) override;
   // Ids out of range are masked slots.
-  void plan_return(const PlanReturnCall& call, Stream stream) override;
-  void check_returned(const CheckReturnedCall& call, Stream stream) override;
+  void plan_return(const PlanReturnCall& call) override;
+  void check_returned(const CheckReturnedCall& call) override;
   std::int64_t scratch_bytes() const override { return 0; }
 
  private:

@@ -220,7 +220,7 @@ DispatchResult Exchange::State::result_of(const ferry::DispatchResult& rows) con
 }
 
 void Exchange::refuse_dispatch(const Error& error) noexcept {
-  state_->there.refuse(Operation::dispatch, 0, error);
+  state_->there.refuse(Operation::dispatch, error);
 }
 
 void Exchange::combine(const CombineInput& input, std::int64_t tokens, void* result) {

@@ -150,7 +150,7 @@ class Evaluator::State {
         return run_dispatch(step);
       case StepKind::dispatch_receive:
         phase_ = Phase::in_call;
-        set_received(step, step.exchange->dispatch_receive(step.lane, stream()),
+        set_received(step, step.exchange->dispatch_receive(call_of(step)),
                      compiled_.steps[static_cast<std::size_t>(step.sender)]);
         return;
       case StepKind::combine:
@@ -158,7 +158,7 @@ class Evaluator::State {
         return run_combine(step);
       case StepKind::combine_receive:
         phase_ = Phase::in_call;
-        step.exchange->combine_receive(step.lane, stream());
+        step.exchange->combine_receive(call_of(step));
         return;
       case StepKind::metadata:
         return run_metadata(step);
@@ -166,7 +166,7 @@ class Evaluator::State {
         return run_function(step);
       case StepKind::wait:
         phase_ = Phase::in_call;
-        step.exchange->synchronize(step.lane, stream());
+        step.exchange->synchronize(call_of(step));
         step.exchange->check(step.lane);
         value(step.outputs.front()) = value(step.inputs.front());
         return;
@@ -181,6 +181,10 @@ class Evaluator::State {
     }
   }
 
+  CallOptions call_of(const CompiledStep& step) const {
+    return {.lane = step.lane, .stream = stream(), .sm_limit = step.sm_limit};
+  }
+
   void run_dispatch(const CompiledStep& step) {
     const ProgramValue &rows = value(step.inputs[0]), &routes = value(step.inputs[1]);
     if (routes.rows != rows.rows)
@@ -188,13 +192,12 @@ class Evaluator::State {
                            ", the rows of ", rows.rows));
     const float* weights = step.inputs.size() > 2 ? weights_of(step.inputs[2], rows.rows) : nullptr;
     const Tokens tokens = Tokens::rows(rows.data, rows.rows, rows.type, rows.stride);
-    const DispatchOptions options{
-        .lane = step.lane, .sm_limit = step.sm_limit, .weighted = step.inputs.size() > 2};
+    const DispatchOptions options{.call = call_of(step), .weighted = step.inputs.size() > 2};
     const auto run = [&](const auto& given) {
       phase_ = Phase::in_call;
       if (step.kind == StepKind::dispatch)
-        return set_received(step, step.exchange->dispatch(tokens, given, weights, options, stream()), step);
-      step.exchange->dispatch_send(tokens, given, weights, options, stream());
+        return set_received(step, step.exchange->dispatch(tokens, given, weights, options), step);
+      step.exchange->dispatch_send(tokens, given, weights, options);
       sent_[step_] = true;
     };
     if (routes.kind == ValueKind::received) return run(routes.received.plan);
@@ -217,7 +220,7 @@ class Evaluator::State {
 
   void run_combine(const CompiledStep& step) {
     const ProgramValue &rows = value(step.inputs[0]), &received = value(step.inputs[1]);
-    CombineOptions options{.lane = step.lane, .sm_limit = step.sm_limit};
+    CombineOptions options{.call = call_of(step)};
     if (step.inputs.size() > 2) {
       const ProgramValue& third = value(step.inputs[2]);
       options.topk_weighted = third.kind != ValueKind::received;
@@ -231,8 +234,8 @@ class Evaluator::State {
     const Result result{value(step.result).data, value(step.result).type};
     phase_ = Phase::in_call;
     if (step.kind == StepKind::combine)
-      return step.exchange->combine(outputs, received.received.plan, result, options, stream());
-    step.exchange->combine_send(outputs, received.received.plan, result, options, stream());
+      return step.exchange->combine(outputs, received.received.plan, result, options);
+    step.exchange->combine_send(outputs, received.received.plan, result, options);
     sent_[step_] = true;
   }
 
@@ -245,10 +248,8 @@ class Evaluator::State {
       made.device_metadata = into;
     }
     phase_ = Phase::in_call;
-    if (count.device_count != nullptr)
-      step.exchange->metadata(count.device_count, step.lane, stream(), into);
-    else
-      step.exchange->metadata(count.count, step.lane, stream(), into);
+    const bool on_device = count.device_count != nullptr;
+    step.exchange->metadata(on_device ? Count(count.device_count) : Count(count.count), call_of(step), into);
   }
 
   void gather(const CompiledStep& step) {
@@ -262,8 +263,9 @@ class Evaluator::State {
     made.id_type = rows.id_type;
     phase_ = Phase::in_call;
     const std::int64_t most = compiled(number).most_rows;
-    const std::int64_t sum =
-        step.exchange->all_gather_v(rows.data, rows.rows, row, made.data, most, step.lane, stream());
+    const std::int64_t sum = step.exchange->all_gather_v(
+        {.rows = rows.data, .count = rows.rows, .row_bytes = row, .gathered = made.data, .capacity = most},
+        call_of(step));
     made.rows = sum < 0 ? most : sum;  // on device memory the host does not know the sum
   }
 
@@ -286,8 +288,13 @@ class Evaluator::State {
     if (step.device_count != nullptr)
       compiled_.device->set_number(step.device_count, static_cast<std::int32_t>(count), stream());
     phase_ = Phase::in_call;
-    step.exchange->reduce_scatter_v(rows.data, rows.rows, rows.type, made.data, count, step.lane, stream(),
-                                    step.device_count);
+    step.exchange->reduce_scatter_v({.rows = rows.data,
+                                     .total = rows.rows,
+                                     .type = rows.type,
+                                     .sums = made.data,
+                                     .count = count,
+                                     .device_count = step.device_count},
+                                    call_of(step));
   }
 
   // Points a value to its memory in the evaluator.
@@ -379,12 +386,11 @@ class Evaluator::State {
     const UsageError error(where() + "failed on rank " + rank() + ": " + reason);
     for (step_ += phase_ == Phase::in_call; step_ < compiled_.steps.size(); ++step_) {
       const CompiledStep& step = compiled_.steps[step_];
-      if (shape_of(step.kind).has_lane)
-        step.exchange->refuse(operation_of(step.kind), step.lane, error, stream());
+      if (shape_of(step.kind).has_lane) step.exchange->refuse(operation_of(step.kind), error, call_of(step));
       if (!is_receive_phase(step.kind) || !sent_[static_cast<std::size_t>(step.sender)]) continue;
       try {
-        if (step.kind == StepKind::dispatch_receive) step.exchange->dispatch_receive(step.lane, stream());
-        if (step.kind == StepKind::combine_receive) step.exchange->combine_receive(step.lane, stream());
+        if (step.kind == StepKind::dispatch_receive) step.exchange->dispatch_receive(call_of(step));
+        if (step.kind == StepKind::combine_receive) step.exchange->combine_receive(call_of(step));
       } catch (const Error& other) {
         if (ends_group(other)) break;
       }

@@ -24,7 +24,7 @@ struct Counts {
 TEST(DispatchLayout, IsTheSameInBothInterfaces) {
   const std::vector<std::int64_t> ids = {0, 5, 3, 3, -1, 1, 9, 2, 4, -1};
   const std::vector<std::int32_t> rank_of = {3, 2, 1, 0, 0, 1}, local = {0, 0, 0, 0, 1, 1};
-  const std::vector<std::int32_t> node_of_rank = {7, 3, 7, 7};
+  const std::vector<std::int32_t> node_of_rank = {7, 3, 7, 7}, pairs = {0, 0, 1, 1};
   for (const bool own_placement : {false, true}) {
     Counts c, cpp;
     auto args = sized<ferry_dispatch_layout_args>();
@@ -39,40 +39,34 @@ TEST(DispatchLayout, IsTheSameInBothInterfaces) {
     args.routes_per_expert = c.per_expert.data();
     args.token_in_rank = c.in_rank.data();
     args.tokens_per_node = c.per_node.data();
-    if (own_placement) {
-      args.node_of_rank = node_of_rank.data();
-    } else {
-      args.ranks_per_node = kRanks / kNodes;
-    }
+    args.node_of_rank = (own_placement ? node_of_rank : pairs).data();
     ASSERT_EQ(ferry_dispatch_layout(&args), FERRY_OK) << ferry_last_error();
 
     const Topology nodes = own_placement ? Topology(node_of_rank) : Topology::blocks(kRanks, kNodes);
     std::vector<ExpertLocation> locations;
     for (int e = 0; e < kExperts; ++e) locations.push_back({rank_of[e], local[e]});
-    dispatch_layout(ids.data(), kTokens, kTopK,
-                    own_placement ? Placement::table(locations, kRanks) : Placement::blocks(kExperts, kRanks),
-                    {.tokens_per_rank = cpp.per_rank.data(),
-                     .routes_per_expert = cpp.per_expert.data(),
-                     .token_in_rank = reinterpret_cast<bool*>(cpp.in_rank.data()),
-                     .tokens_per_node = cpp.per_node.data()},
-                    &nodes);
+    const Placement placement =
+        own_placement ? Placement::table(locations, kRanks) : Placement::blocks(kExperts, kRanks);
+    dispatch_layout(
+        {.ids = ids.data(), .tokens = kTokens, .top_k = kTopK, .placement = placement, .topology = &nodes},
+        {.tokens_per_rank = cpp.per_rank.data(),
+         .routes_per_expert = cpp.per_expert.data(),
+         .token_in_rank = reinterpret_cast<bool*>(cpp.in_rank.data()),
+         .tokens_per_node = cpp.per_node.data()});
     EXPECT_EQ(c, cpp);
     EXPECT_EQ(c.per_expert, (std::vector<std::int32_t>{1, 1, 1, 2, 1, 1}));
 
-    for (const std::int32_t backend : {FERRY_COLLECTIVE, FERRY_REFERENCE}) {
-      args.backend = backend;
-      EXPECT_EQ(ferry_dispatch_layout(&args), FERRY_USAGE);
-      EXPECT_NE(std::string(ferry_last_error()).find("FERRY_CPU (2) or FERRY_CUDA (3)"), std::string::npos);
-    }
-    args.backend = FERRY_BACKEND_AUTOMATIC;
-    args.node_of_rank = nullptr;
-    args.ranks_per_node = 3;
+    args.memory = 3;
     EXPECT_EQ(ferry_dispatch_layout(&args), FERRY_USAGE);
-    EXPECT_NE(std::string(ferry_last_error()).find("ranks_per_node = 3"), std::string::npos);
-    args.ranks_per_node = 2;
+    EXPECT_TRUE(last_error_contains("FERRY_HOST_MEMORY (1) or FERRY_DEVICE_MEMORY (2)"));
+    args.memory = FERRY_HOST_MEMORY;
+    args.node_of_rank = nullptr;
+    EXPECT_EQ(ferry_dispatch_layout(&args), FERRY_USAGE);
+    EXPECT_TRUE(last_error_contains("node_of_rank is NULL"));
+    args.tokens_per_node = nullptr;
     args.tokens_per_rank = nullptr;
     EXPECT_EQ(ferry_dispatch_layout(&args), FERRY_USAGE);
-    EXPECT_NE(std::string(ferry_last_error()).find("tokens_per_rank is null"), std::string::npos);
+    EXPECT_TRUE(last_error_contains("tokens_per_rank is null"));
   }
 }
 

@@ -154,7 +154,7 @@ TEST(Errors, ABadScaleIsReportedWithTheReceivedRows) {
     EXPECT_TRUE(last_error_contains("global_scale = -1"));
     ASSERT_NE(one.rows.total, nullptr);
     EXPECT_EQ(*one.rows.total, ferry_rank_index(rank) == 0 ? 6 : 0);
-    one.args.lane = 9;  // a refused call has no result
+    one.args.call.lane = 9;  // a refused call has no result
     EXPECT_EQ(one.dispatch(), FERRY_USAGE);
     EXPECT_EQ(one.rows.total, nullptr);
     EXPECT_EQ(ferry_check(one.exchange.get(), 1), FERRY_USAGE);

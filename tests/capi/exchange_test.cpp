@@ -107,6 +107,7 @@ TEST(Configuration, RoundTripsAndMakesTheSameExchange) {
     auto sizes = sized<ferry_sizes>();
     ASSERT_EQ(ferry_exchange_sizes(exchange.get(), &sizes), FERRY_OK);
     expect_same_sizes(sizes, exchange->exchange.sizes());
+    EXPECT_EQ(sizes.capacity, exchange->exchange.capacity());
   });
 }
 
@@ -116,15 +117,12 @@ TEST(Configuration, SizeQueriesAgreeWithTheCppInterface) {
   config.format = {FERRY_FORMAT_FP8_E4M3, FERRY_FP8_POWER_OF_TWO, {}};
   for (int rank = 0; rank < 3; ++rank) {
     auto sizes = sized<ferry_sizes>();
-    std::int64_t rows = 0, bytes = 0;
-    ASSERT_EQ(ferry_sizes_of(&config, 3, rank, &sizes), FERRY_OK) << ferry_last_error();
-    ASSERT_EQ(ferry_capacity_of(&config, 3, rank, &rows), FERRY_OK);
-    ASSERT_EQ(ferry_plan_bytes(&config, 3, &bytes), FERRY_OK);
+    ASSERT_EQ(ferry_sizes_of(&config, nullptr, 3, rank, &sizes), FERRY_OK) << ferry_last_error();
     const Config cpp = capi::to_config(config, 3);
     expect_same_sizes(sizes, size_of(cpp, 3, rank));
-    EXPECT_EQ(rows, capacity_of(cpp, 3, rank));
-    EXPECT_EQ(bytes, plan_bytes(cpp, 3));
-    EXPECT_GT(bytes, 0);
+    EXPECT_EQ(sizes.capacity, capacity_of(cpp, 3, rank));
+    EXPECT_EQ(sizes.plan_bytes, plan_bytes(cpp, 3));
+    EXPECT_GT(sizes.plan_bytes, 0);
   }
 }
 
@@ -135,11 +133,9 @@ TEST(Configuration, QueriesKnowTheNodes) {
   const Config cpp = capi::to_config(config, 3);
   for (int rank = 0; rank < 3; ++rank) {
     auto sizes = sized<ferry_sizes>();
-    ASSERT_EQ(ferry_sizes_on_nodes(&config, nodes.data(), 3, rank, &sizes), FERRY_OK) << ferry_last_error();
+    ASSERT_EQ(ferry_sizes_of(&config, nodes.data(), 3, rank, &sizes), FERRY_OK) << ferry_last_error();
     expect_same_sizes(sizes, size_of(cpp, Topology({0, 0, 1}), rank));
   }
-  auto sizes = sized<ferry_sizes>();
-  EXPECT_EQ(ferry_sizes_on_nodes(&config, nullptr, 3, 0, &sizes), FERRY_USAGE);
 }
 
 TEST(Configuration, PutsExpertsInSlices) {
@@ -163,7 +159,7 @@ TEST(Configuration, PutsExpertsInSlices) {
 TEST(Configuration, MistakesAreRefusedByTheQueries) {
   const auto refused = [](ferry_config config, const char* what) {
     std::int64_t bytes = -7;
-    EXPECT_EQ(ferry_plan_bytes(&config, 2, &bytes), FERRY_USAGE) << what;
+    EXPECT_EQ(plan_bytes_of(&config, 2, &bytes), FERRY_USAGE) << what;
     EXPECT_TRUE(last_error_contains(what));
     EXPECT_EQ(bytes, -7);
   };
@@ -218,7 +214,7 @@ TEST(Configuration, EncodersThatFailToGiveSizesAreNamed) {
     ferry_config config = small_config();
     ASSERT_EQ(ferry_register_format(name, &encoder, &config.format), FERRY_OK) << ferry_last_error();
     std::int64_t bytes = -7;
-    EXPECT_EQ(ferry_plan_bytes(&config, 2, &bytes), FERRY_USAGE) << name;
+    EXPECT_EQ(plan_bytes_of(&config, 2, &bytes), FERRY_USAGE) << name;
     EXPECT_TRUE(last_error_contains(str("format ", name, ": part_bytes of its encoder, for hidden = ",
                                         config.hidden, ", has failed", words)));
     EXPECT_EQ(bytes, -7);

@@ -12,7 +12,8 @@ namespace {
 
 TEST(Groups, OfThreadsRunEveryRank) {
   ferry_group* made = nullptr;
-  ASSERT_EQ(ferry_group_threads(6, 3, &made), FERRY_OK);
+  const std::vector<std::int32_t> pairs = {0, 0, 1, 1, 2, 2};
+  ASSERT_EQ(ferry_group_threads(pairs.data(), 6, &made), FERRY_OK);
   const GroupHandle group(made, ferry_group_destroy);
   EXPECT_EQ(ferry_group_size(made), 6);
   std::atomic<int> entered{0};
@@ -20,11 +21,12 @@ TEST(Groups, OfThreadsRunEveryRank) {
                 [&](ferry_rank* rank) {
                   entered += 1 << ferry_rank_index(rank);
                   EXPECT_EQ(ferry_rank_size(rank), 6);
-                  EXPECT_EQ(ferry_rank_same_process(rank), 1);
-                  EXPECT_EQ(ferry_rank_nodes(rank), 3);
                   std::vector<std::int32_t> node_of(6, -1);
-                  ASSERT_EQ(ferry_rank_topology(rank, node_of.data()), FERRY_OK);
-                  EXPECT_EQ(node_of, (std::vector<std::int32_t>{0, 0, 1, 1, 2, 2}));
+                  auto topology = sized<ferry_topology>();
+                  ASSERT_EQ(ferry_rank_topology(rank, &topology, node_of.data()), FERRY_OK);
+                  EXPECT_EQ(topology.same_process, 1);
+                  EXPECT_EQ(topology.nodes, 3);
+                  EXPECT_EQ(node_of, pairs);
                   const int mine = 10 * ferry_rank_index(rank);
                   std::vector<int> all(6, -1);
                   ASSERT_EQ(ferry_rank_all_gather(rank, &mine, all.data(), sizeof mine), FERRY_OK);
@@ -39,20 +41,21 @@ TEST(Groups, OfThreadsRunEveryRank) {
 TEST(Groups, OfThreadsHaveNodesOfAnySizes) {
   const std::vector<std::int32_t> labels = {7, 3, 7, 7};
   ferry_group* made = nullptr;
-  ASSERT_EQ(ferry_group_threads_on_nodes(labels.data(), 4, &made), FERRY_OK) << ferry_last_error();
+  ASSERT_EQ(ferry_group_threads(labels.data(), 4, &made), FERRY_OK) << ferry_last_error();
   const GroupHandle group(made, ferry_group_destroy);
   EXPECT_EQ(run(made,
                 [&](ferry_rank* rank) {
-                  EXPECT_EQ(ferry_rank_nodes(rank), 2);
                   std::vector<std::int32_t> node_of(4, -1);
-                  ASSERT_EQ(ferry_rank_topology(rank, node_of.data()), FERRY_OK);
+                  auto topology = sized<ferry_topology>();
+                  ASSERT_EQ(ferry_rank_topology(rank, &topology, node_of.data()), FERRY_OK);
+                  EXPECT_EQ(topology.nodes, 2);
+                  EXPECT_EQ(ferry_rank_topology(rank, &topology, nullptr), FERRY_OK);
                   EXPECT_EQ(node_of, (std::vector<std::int32_t>{0, 1, 0, 0}));
                 }),
             FERRY_OK)
       << ferry_last_error();
   ferry_group* refused = nullptr;
-  EXPECT_EQ(ferry_group_threads_on_nodes(nullptr, 4, &refused), FERRY_USAGE);
-  EXPECT_EQ(ferry_group_processes_on_nodes(labels.data(), 0, &refused), FERRY_USAGE);
+  EXPECT_EQ(ferry_group_processes(labels.data(), 0, &refused), FERRY_USAGE);
   EXPECT_EQ(refused, nullptr);
 }
 
@@ -68,10 +71,8 @@ TEST(Groups, ThatStartTheirRanksCannotBeJoined) {
 
 TEST(Groups, WithImpossibleNumbersAreRefused) {
   ferry_group* group = nullptr;
-  EXPECT_EQ(ferry_group_threads(0, 1, &group), FERRY_USAGE);
-  EXPECT_EQ(ferry_group_threads(4, 3, &group), FERRY_USAGE);
-  EXPECT_TRUE(last_error_contains("nodes = 3, must divide the 4 ranks"));
-  EXPECT_EQ(ferry_group_processes(-1, 1, &group), FERRY_USAGE);
+  EXPECT_EQ(ferry_group_threads(nullptr, 0, &group), FERRY_USAGE);
+  EXPECT_EQ(ferry_group_processes(nullptr, -1, &group), FERRY_USAGE);
   EXPECT_EQ(group, nullptr);
   const GroupHandle one = threads(1);
   for (const double seconds : {0.0, -1.0, static_cast<double>(NAN), static_cast<double>(INFINITY)}) {

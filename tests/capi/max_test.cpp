@@ -57,12 +57,13 @@ struct Step {
   }
   ferry_max_combine_args combine_args() {
     auto args = sized<ferry_max_combine_args>();
-    args.input_tokens = {.data = const_cast<void*>(received.output_tokens), .stride = 0, .type = FERRY_FP32};
+    args.input_tokens = {
+        .data = const_cast<void*>(received.output_tokens), .stride = 0, .type = FERRY_FP32, .rows = 0};
     args.src_info = received.src_info;
     args.row_offsets = received.row_offsets;
     args.counts = received.counts;
     args.number = static_cast<std::int32_t>(received.expert_usage_stats[1]);
-    args.output_tokens = {.data = result.data(), .stride = 0, .type = FERRY_FP32};
+    args.output_tokens = {.data = result.data(), .stride = 0, .type = FERRY_FP32, .rows = 0};
     args.router_weights = weights.data();
     return args;
   }
@@ -114,18 +115,17 @@ TEST(MaxInC, DispatchAndCombineInBothForms) {
     EXPECT_EQ(step.result, scaled);
 
     Step again(me);
-    auto wait = sized<ferry_max_dispatch_wait_args>();
-    wait.result = &again.received;
     ASSERT_EQ(ferry_max_ep_dispatch_async(exchange.get(), &again.dispatch), FERRY_OK);
-    ASSERT_EQ(ferry_max_ep_dispatch_wait(exchange.get(), &wait), FERRY_OK) << ferry_last_error();
+    ASSERT_EQ(ferry_max_ep_dispatch_wait(exchange.get(), nullptr, &again.received), FERRY_OK)
+        << ferry_last_error();
     args = again.combine_args();
     args.own_ids = 1;
     args.topk_ids = again.ids.data();
     args.tokens = 2;
     ASSERT_EQ(ferry_max_ep_combine_async(exchange.get(), &args), FERRY_OK) << ferry_last_error();
-    ASSERT_EQ(ferry_max_ep_combine_wait(exchange.get(), 0, nullptr), FERRY_OK) << ferry_last_error();
+    ASSERT_EQ(ferry_max_ep_combine_wait(exchange.get(), nullptr), FERRY_OK) << ferry_last_error();
     EXPECT_EQ(again.result, expected_result(again, me));
-    EXPECT_EQ(ferry_max_synchronize(exchange.get(), 0, nullptr), FERRY_OK);
+    EXPECT_EQ(ferry_max_synchronize(exchange.get(), nullptr), FERRY_OK);
     EXPECT_EQ(ferry_max_check(exchange.get(), 0), FERRY_OK);
   });
 }
@@ -256,12 +256,12 @@ TEST(MaxInC, NullExchangesAreRefused) {
     EXPECT_TRUE(last_error_contains("exchange is NULL"));
   };
   refused(ferry_max_ep_dispatch_async(nullptr, nullptr));
-  refused(ferry_max_ep_dispatch_wait(nullptr, nullptr));
+  refused(ferry_max_ep_dispatch_wait(nullptr, nullptr, nullptr));
   refused(ferry_max_ep_fused_dispatch(nullptr, nullptr));
   refused(ferry_max_ep_combine_async(nullptr, nullptr));
-  refused(ferry_max_ep_combine_wait(nullptr, 0, nullptr));
+  refused(ferry_max_ep_combine_wait(nullptr, nullptr));
   refused(ferry_max_ep_fused_combine(nullptr, nullptr));
-  refused(ferry_max_synchronize(nullptr, 0, nullptr));
+  refused(ferry_max_synchronize(nullptr, nullptr));
   refused(ferry_max_check(nullptr, 0));
 }
 

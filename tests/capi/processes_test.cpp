@@ -7,14 +7,16 @@ namespace {
 
 GroupHandle processes(int ranks) {
   ferry_group* group = nullptr;
-  EXPECT_EQ(ferry_group_processes(ranks, 0, &group), FERRY_OK) << ferry_last_error();
+  EXPECT_EQ(ferry_group_processes(nullptr, ranks, &group), FERRY_OK) << ferry_last_error();
   return {group, ferry_group_destroy};
 }
 
 // A failed EXPECT in a child process would not be reported, so bodies report through their status.
 TEST(Processes, Dispatch) {
   const auto body = [](ferry_rank* rank, void*) -> ferry_status {
-    if (ferry_rank_same_process(rank) != 0) return FERRY_OTHER;
+    auto topology = sized<ferry_topology>();
+    if (ferry_rank_topology(rank, &topology, nullptr) != FERRY_OK) return FERRY_OTHER;
+    if (topology.same_process != 0) return FERRY_OTHER;
     const ferry_config config = small_config();
     const ExchangeHandle exchange = make_exchange(rank, config);
     alignas(16) std::uint16_t values[256] = {};

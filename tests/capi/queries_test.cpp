@@ -124,16 +124,17 @@ TEST(Counts, InDeviceMemoryNeedADevice) {
     const ExchangeHandle exchange = make_exchange(rank, small_config());
     const std::int32_t number = 1;
     auto dispatch = Routed().args();
-    dispatch.device_count = &number;
+    dispatch.tokens.device_count = &number;
     EXPECT_EQ(ferry_dispatch(exchange.get(), &dispatch), FERRY_UNSUPPORTED);
     const ferry_step_metadata* made = nullptr;
     auto metadata = sized<ferry_metadata_args>();
     metadata.metadata = &made;
     metadata.device_count = &number;
     EXPECT_EQ(ferry_metadata(exchange.get(), &metadata), FERRY_UNSUPPORTED);
-    EXPECT_EQ(ferry_synchronize(exchange.get(), 0, nullptr), FERRY_OK)
+    EXPECT_EQ(ferry_synchronize(exchange.get(), nullptr), FERRY_OK)
         << "host backends have nothing to wait for";
-    EXPECT_EQ(ferry_synchronize(exchange.get(), 1, nullptr), FERRY_USAGE);
+    const ferry_call_options second{.lane = 1, .sm_limit = 0, .stream = nullptr};
+    EXPECT_EQ(ferry_synchronize(exchange.get(), &second), FERRY_USAGE);
   });
 }
 
@@ -143,9 +144,8 @@ TEST(Refusals, OfARankEndThePeersCall) {
     const Routed routed;
     const auto args = routed.args();
     if (ferry_rank_index(rank) == 1) {
-      EXPECT_EQ(ferry_refuse(exchange.get(), 99, 0, "no", nullptr), FERRY_USAGE);
-      EXPECT_EQ(ferry_refuse(exchange.get(), FERRY_DISPATCH, 0, "the router is not ready", nullptr),
-                FERRY_OK);
+      EXPECT_EQ(ferry_refuse(exchange.get(), 99, "no", nullptr), FERRY_USAGE);
+      EXPECT_EQ(ferry_refuse(exchange.get(), FERRY_DISPATCH, "the router is not ready", nullptr), FERRY_OK);
     } else {
       EXPECT_EQ(ferry_dispatch(exchange.get(), &args), FERRY_USAGE);
       EXPECT_TRUE(last_error_contains("rank 1 refused"));

@@ -30,7 +30,7 @@ inline ferry_status call_body(ferry_rank* rank, void* user) {
 
 inline GroupHandle threads(int ranks) {
   ferry_group* group = nullptr;
-  EXPECT_EQ(ferry_group_threads(ranks, 0, &group), FERRY_OK) << ferry_last_error();
+  EXPECT_EQ(ferry_group_threads(nullptr, ranks, &group), FERRY_OK) << ferry_last_error();
   return {group, ferry_group_destroy};
 }
 
@@ -57,6 +57,13 @@ inline ferry_config small_config() {
   config.hidden = 256;
   config.max_tokens = 7;
   return config;
+}
+
+inline ferry_status plan_bytes_of(const ferry_config* config, int ranks, std::int64_t* bytes) {
+  auto sizes = sized<ferry_sizes>();
+  const ferry_status status = ferry_sizes_of(config, nullptr, ranks, 0, &sizes);
+  if (status == FERRY_OK) *bytes = sizes.plan_bytes;
+  return status;
 }
 
 inline ExchangeHandle make_exchange(const ferry_rank* rank, const ferry_config& config) {

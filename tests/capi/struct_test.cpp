@@ -39,20 +39,20 @@ TEST(Structs, OfAnEarlierHeaderHaveDefaultsForMissingFields) {
   config.manual_check = 1;
   std::int64_t bytes = 0, expected = 0;
   const ferry_config plain = small_config();
-  ASSERT_EQ(ferry_plan_bytes(&plain, 2, &expected), FERRY_OK);
+  ASSERT_EQ(plan_bytes_of(&plain, 2, &expected), FERRY_OK);
   Resized<ferry_config> shorter(config, offsetof(ferry_config, deadline));
-  EXPECT_EQ(ferry_plan_bytes(shorter.get(), 2, &bytes), FERRY_OK) << ferry_last_error();
+  EXPECT_EQ(plan_bytes_of(shorter.get(), 2, &bytes), FERRY_OK) << ferry_last_error();
   EXPECT_EQ(bytes, expected);
   Resized<ferry_config> whole(config, sizeof config);
-  EXPECT_EQ(ferry_plan_bytes(whole.get(), 2, &bytes), FERRY_USAGE);
+  EXPECT_EQ(plan_bytes_of(whole.get(), 2, &bytes), FERRY_USAGE);
 }
 
 TEST(Structs, OfALaterHeaderMaySetKnownFieldsOnly) {
   std::int64_t bytes = 0;
   Resized<ferry_config> longer(small_config(), sizeof(ferry_config) + 24);
-  EXPECT_EQ(ferry_plan_bytes(longer.get(), 2, &bytes), FERRY_OK) << ferry_last_error();
+  EXPECT_EQ(plan_bytes_of(longer.get(), 2, &bytes), FERRY_OK) << ferry_last_error();
   longer.last() = std::byte{1};
-  EXPECT_EQ(ferry_plan_bytes(longer.get(), 2, &bytes), FERRY_UNSUPPORTED);
+  EXPECT_EQ(plan_bytes_of(longer.get(), 2, &bytes), FERRY_UNSUPPORTED);
   EXPECT_TRUE(last_error_contains("ferry_config: byte " + std::to_string(sizeof(ferry_config) + 23)));
 }
 
@@ -61,7 +61,7 @@ TEST(Structs, WithAnInvalidSizeAreRefused) {
   for (const std::size_t size : {std::size_t{0}, std::size_t{7}, std::size_t{1} << 40}) {
     ferry_config config = small_config();
     config.size = size;
-    EXPECT_EQ(ferry_plan_bytes(&config, 2, &bytes), FERRY_USAGE);
+    EXPECT_EQ(plan_bytes_of(&config, 2, &bytes), FERRY_USAGE);
     EXPECT_TRUE(last_error_contains("ferry_config: size = " + std::to_string(size)));
     EXPECT_TRUE(last_error_contains(std::to_string(sizeof config)));
   }
@@ -70,18 +70,18 @@ TEST(Structs, WithAnInvalidSizeAreRefused) {
 TEST(Structs, AreFilledUpToTheirSize) {
   const ferry_config config = small_config();
   auto full = sized<ferry_sizes>();
-  ASSERT_EQ(ferry_sizes_of(&config, 2, 0, &full), FERRY_OK);
+  ASSERT_EQ(ferry_sizes_of(&config, nullptr, 2, 0, &full), FERRY_OK);
 
   ferry_sizes poison{};
   std::memset(&poison, 0x7F, sizeof poison);
   Resized<ferry_sizes> shorter(poison, offsetof(ferry_sizes, signals));
-  ASSERT_EQ(ferry_sizes_of(&config, 2, 0, shorter.get()), FERRY_OK);
+  ASSERT_EQ(ferry_sizes_of(&config, nullptr, 2, 0, shorter.get()), FERRY_OK);
   EXPECT_TRUE(shorter.guards_hold());
   EXPECT_EQ(std::memcmp(shorter.address() + sizeof(size_t), &full.dispatch_staging, 2 * sizeof(int64_t)), 0);
 
   Resized<ferry_sizes> longer(poison, sizeof(ferry_sizes) + 8);
   longer.last() = std::byte{0x7F};
-  ASSERT_EQ(ferry_sizes_of(&config, 2, 0, longer.get()), FERRY_OK);
+  ASSERT_EQ(ferry_sizes_of(&config, nullptr, 2, 0, longer.get()), FERRY_OK);
   EXPECT_TRUE(longer.guards_hold());
   EXPECT_EQ(longer.last(), std::byte{0}) << "bytes that this library does not know must be zero";
   EXPECT_EQ(longer.get()->size, sizeof(ferry_sizes) + 8) << "the caller's size must be kept";
@@ -92,11 +92,11 @@ TEST(Structs, OfArgumentsMayBeShort) {
   run_threads(1, [](ferry_rank* rank) {
     const ExchangeHandle exchange = make_exchange(rank, small_config());
     auto args = sized<ferry_dispatch_args>();
-    args.lane = 7;  // beyond the end of the short struct
-    Resized<ferry_dispatch_args> shorter(args, offsetof(ferry_dispatch_args, lane));
+    args.input_scale_count = -1;  // beyond the end of the short struct
+    Resized<ferry_dispatch_args> shorter(args, offsetof(ferry_dispatch_args, input_scale_count));
     EXPECT_EQ(ferry_dispatch(exchange.get(), shorter.get()), FERRY_OK) << ferry_last_error();
     EXPECT_EQ(ferry_dispatch(exchange.get(), &args), FERRY_USAGE);
-    EXPECT_TRUE(last_error_contains("lane 7"));
+    EXPECT_TRUE(last_error_contains("input_scale_count = -1"));
   });
 }
 
@@ -108,10 +108,9 @@ TEST(Pointers, ThatAreNullAreRefused) {
   const ferry_config config = small_config();
   auto sizes = sized<ferry_sizes>();
   std::int32_t table[10];
-  std::int64_t number = 0;
   refused(ferry_last_record(nullptr), "ferry_error_record");
-  refused(ferry_group_threads(1, 1, nullptr), "group");
-  refused(ferry_group_processes(1, 1, nullptr), "group");
+  refused(ferry_group_threads(nullptr, 1, nullptr), "group");
+  refused(ferry_group_processes(nullptr, 1, nullptr), "group");
   refused(ferry_group_mpi(nullptr), "group");
   refused(ferry_group_launched(nullptr), "group");
   refused(ferry_group_join(nullptr, nullptr), "group");
@@ -121,19 +120,16 @@ TEST(Pointers, ThatAreNullAreRefused) {
   refused(ferry_group_run(threads(1).get(), nullptr, nullptr), "body");
   refused(ferry_rank_barrier(nullptr), "rank");
   refused(ferry_rank_all_gather(nullptr, table, table, 4), "rank");
-  refused(ferry_sizes_of(nullptr, 1, 0, &sizes), "ferry_config");
-  refused(ferry_sizes_of(&config, 1, 0, nullptr), "ferry_sizes");
-  refused(ferry_capacity_of(&config, 1, 0, nullptr), "rows");
-  refused(ferry_plan_bytes(&config, 1, nullptr), "bytes");
+  refused(ferry_sizes_of(nullptr, nullptr, 1, 0, &sizes), "ferry_config");
+  refused(ferry_sizes_of(&config, nullptr, 1, 0, nullptr), "ferry_sizes");
   refused(ferry_placement_blocks(10, 1, nullptr, table), "expert_rank");
   refused(ferry_placement_blocks(10, 1, table, nullptr), "expert_local");
   refused(ferry_exchange_create(nullptr, &config, nullptr), "rank");
-  refused(ferry_exchange_capacity(nullptr, &number), "exchange");
   refused(ferry_exchange_sizes(nullptr, &sizes), "exchange");
   refused(ferry_exchange_config(nullptr, nullptr), "exchange");
   refused(ferry_dispatch(nullptr, nullptr), "exchange");
   refused(ferry_dispatch_send(nullptr, nullptr), "exchange");
-  refused(ferry_dispatch_receive(nullptr, nullptr), "exchange");
+  refused(ferry_dispatch_receive(nullptr, nullptr, nullptr), "exchange");
   refused(ferry_combine(nullptr, nullptr), "exchange");
   refused(ferry_combine_send(nullptr, nullptr), "exchange");
   refused(ferry_combine_receive(nullptr, nullptr), "exchange");
@@ -142,8 +138,8 @@ TEST(Pointers, ThatAreNullAreRefused) {
   refused(ferry_return_values(nullptr, nullptr), "exchange");
   refused(ferry_metadata(nullptr, nullptr), "exchange");
   refused(ferry_check(nullptr, 0), "exchange");
-  refused(ferry_synchronize(nullptr, 0, nullptr), "exchange");
-  refused(ferry_refuse(nullptr, FERRY_DISPATCH, 0, "", nullptr), "exchange");
+  refused(ferry_synchronize(nullptr, nullptr), "exchange");
+  refused(ferry_refuse(nullptr, FERRY_DISPATCH, "", nullptr), "exchange");
   refused(ferry_all_gather_v(nullptr, nullptr), "exchange");
   refused(ferry_reduce_scatter_v(nullptr, nullptr), "exchange");
   refused(ferry_dispatch_counts(nullptr, nullptr), "exchange");
@@ -154,12 +150,11 @@ TEST(Pointers, ThatAreNullAreRefused) {
   refused(ferry_trace_query(nullptr, nullptr), "trace");
   refused(ferry_trace_partition(nullptr, nullptr), "trace");
   refused(ferry_last_dispatch_result(nullptr, 0, nullptr), "exchange");
-  refused(ferry_get_load_counts(nullptr, nullptr), "exchange");
-  refused(ferry_get_wire_counts(nullptr, nullptr), "exchange");
+  refused(ferry_exchange_counts(nullptr, nullptr), "exchange");
   EXPECT_EQ(ferry_group_size(nullptr), -1);
   EXPECT_EQ(ferry_rank_index(nullptr), -1);
   EXPECT_EQ(ferry_rank_size(nullptr), -1);
-  EXPECT_EQ(ferry_rank_same_process(nullptr), -1);
+  refused(ferry_rank_topology(nullptr, nullptr, nullptr), "rank");
   ferry_group_destroy(nullptr);
   ferry_exchange_destroy(nullptr);
   ferry_trace_destroy(nullptr);
@@ -174,9 +169,7 @@ TEST(Pointers, ToArgumentsThatAreNullAreRefused) {
     };
     refused(ferry_dispatch(exchange.get(), nullptr), "ferry_dispatch_args");
     refused(ferry_dispatch_send(exchange.get(), nullptr), "ferry_dispatch_args");
-    refused(ferry_dispatch_receive(exchange.get(), nullptr), "ferry_dispatch_receive_args");
     refused(ferry_combine(exchange.get(), nullptr), "ferry_combine_args");
-    refused(ferry_combine_receive(exchange.get(), nullptr), "ferry_combine_receive_args");
     refused(ferry_combine_backward(exchange.get(), nullptr), "ferry_combine_backward_args");
     refused(ferry_route_values(exchange.get(), nullptr), "ferry_route_values_args");
     refused(ferry_return_values(exchange.get(), nullptr), "ferry_return_values_args");
@@ -184,10 +177,10 @@ TEST(Pointers, ToArgumentsThatAreNullAreRefused) {
     refused(ferry_all_gather_v(exchange.get(), nullptr), "ferry_all_gather_v_args");
     refused(ferry_reduce_scatter_v(exchange.get(), nullptr), "ferry_reduce_scatter_v_args");
     refused(ferry_dispatch_counts(exchange.get(), nullptr), "ferry_dispatch_counts_args");
-    refused(ferry_refuse(exchange.get(), FERRY_DISPATCH, 0, nullptr, nullptr), "reason");
+    refused(ferry_refuse(exchange.get(), FERRY_DISPATCH, nullptr, nullptr), "reason");
     refused(ferry_last_dispatch_result(exchange.get(), 0, nullptr), "ferry_dispatch_result");
-    refused(ferry_get_load_counts(exchange.get(), nullptr), "ferry_load_counts");
-    refused(ferry_get_wire_counts(exchange.get(), nullptr), "ferry_wire_counts");
+    refused(ferry_exchange_counts(exchange.get(), nullptr), "ferry_counts");
+    refused(ferry_rank_topology(rank, nullptr, nullptr), "ferry_topology");
     refused(ferry_exchange_config(exchange.get(), nullptr), "ferry_config");
   });
 }

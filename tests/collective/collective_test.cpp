@@ -52,19 +52,20 @@ struct Step {
   }
 
   Tokens given() const { return {.parts = {tokens.data()}, .count = kTokens, .type = DType::fp32}; }
-  DispatchOptions options() const { return {.format = Format::fp32(), .lane = lane}; }
+  DispatchOptions options() const { return {.call = {.lane = lane}, .format = Format::fp32()}; }
   Ids given_ids() const { return ids.data(); }
   Outputs outputs() const { return {.data = rows.data, .type = DType::fp32}; }
 
   void dispatch(Exchange& exchange) { rows = exchange.dispatch(given(), given_ids(), nullptr, options()); }
   void send_dispatch(Exchange& exchange) { exchange.dispatch_send(given(), given_ids(), nullptr, options()); }
-  void receive_dispatch(Exchange& exchange) { rows = exchange.dispatch_receive(lane); }
+  void receive_dispatch(Exchange& exchange) { rows = exchange.dispatch_receive({.lane = lane}); }
   void combine(Exchange& exchange, Reduction reduction = Reduction::exact) {
     exchange.combine(outputs(), rows.plan, {.data = result.data(), .type = DType::fp32},
-                     {.reduction = reduction, .lane = lane});
+                     {.call = {.lane = lane}, .reduction = reduction});
   }
   void send_combine(Exchange& exchange) {
-    exchange.combine_send(outputs(), rows.plan, {.data = result.data(), .type = DType::fp32}, {.lane = lane});
+    exchange.combine_send(outputs(), rows.plan, {.data = result.data(), .type = DType::fp32},
+                          {.call = {.lane = lane}});
   }
   // Every token comes back from two experts.
   void expect_doubled() const {
@@ -144,8 +145,8 @@ TEST(Collective, LanesMeetInAnyOrder) {
       steps[second].send_combine(exchange);
       steps[first].send_combine(exchange);
       rank.barrier();
-      exchange.combine_receive(0);
-      exchange.combine_receive(1);
+      exchange.combine_receive();
+      exchange.combine_receive({.lane = 1});
       for (const Step& step : steps) step.expect_doubled();
     }
   }));

@@ -108,16 +108,16 @@ TEST(Windows, LanesAreReceivedInAnyOrder) {
     for (int repeat = 0; repeat < 3; ++repeat) {
       for (int lane = 0; lane < kLanes; ++lane) {
         const Inputs& mine = inputs[lane];
-        exchange.dispatch_send(mine.given(), mine.ids.data(), mine.weights.data(), {.lane = lane});
+        exchange.dispatch_send(mine.given(), mine.ids.data(), mine.weights.data(), {.call = {.lane = lane}});
       }
-      in_own_order([&](int lane) { received[lane] = exchange.dispatch_receive(lane); });
+      in_own_order([&](int lane) { received[lane] = exchange.dispatch_receive({.lane = lane}); });
       for (int lane = 0; lane < kLanes; ++lane) {
         results[lane].assign(inputs[lane].tokens.size(), -1);
         exchange.combine_send({.data = received[lane].data, .type = DType::fp32}, received[lane].plan,
                               {.data = results[lane].data(), .type = DType::fp32},
-                              {.row_weights = received[lane].weight, .lane = lane});
+                              {.call = {.lane = lane}, .row_weights = received[lane].weight});
       }
-      in_own_order([&](int lane) { exchange.combine_receive(lane); });
+      in_own_order([&](int lane) { exchange.combine_receive({.lane = lane}); });
       for (int lane = 0; lane < kLanes; ++lane) {
         const Inputs& mine = inputs[lane];
         for (std::size_t i = 0; i < results[lane].size(); ++i) {

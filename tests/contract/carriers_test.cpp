@@ -82,9 +82,9 @@ TEST_P(Contract, APeersRefusalIsThrownLateWhereKernelsFindIt) {
     const Stream stream =
         GetParam().on_device() ? device::stream(device_number(rank, GetParam().backend)) : Stream{};
     const bool wrong = rank.index() == 1;
-    std::string thrown = usage_error([&] { exchange.metadata(wrong ? -1 : 7, 0, stream); });
+    std::string thrown = usage_error([&] { exchange.metadata(wrong ? -1 : 7, {.stream = stream}); });
     require(thrown.empty() == (late && !wrong), "the call throws '", thrown, "'");
-    if (!wrong && late) thrown = usage_error([&] { exchange.synchronize(0, stream); });
+    if (!wrong && late) thrown = usage_error([&] { exchange.synchronize({.stream = stream}); });
     require(thrown.find("a count of -1") != std::string::npos || wrong, "ends with '", thrown, "'");
     require(synchronous.metadata(7)->sum == 14, "the next call");
   });

@@ -59,13 +59,16 @@ void compare_layout(const TestCase& c, const StepInputs& step, int rank, const s
   memory.begin();
   const Stream stream = device_memory ? device::stream(0) : Stream{};
   const Ids given = c.ids == IdType::int64 ? Ids(ids.as<std::int64_t>()) : Ids(ids.as<std::int32_t>());
-  dispatch_layout(memory.translate(given), tokens, c.config.top_k, oracle::placement_of(c.config, c.ranks),
+  dispatch_layout({.ids = memory.translate(given),
+                   .tokens = tokens,
+                   .top_k = c.config.top_k,
+                   .placement = oracle::placement_of(c.config, c.ranks),
+                   .topology = topology ? &*topology : nullptr},
                   {.tokens_per_rank = memory.translate(per_rank.as<std::int32_t>()),
                    .routes_per_expert = memory.translate(per_expert.as<std::int32_t>()),
                    .token_in_rank = memory.translate(in_rank.as<bool>()),
                    .tokens_per_node = topology ? memory.translate(per_node.as<std::int32_t>()) : nullptr},
-                  topology ? &*topology : nullptr, device_memory ? BackendKind::cuda : c.config.backend,
-                  stream);
+                  device_memory ? MemoryKind::device : MemoryKind::automatic, stream);
   if (device_memory) device::wait(stream);
   memory.download();
   per_rank.require_contents(bytes_of_values(expected.tokens_per_rank), 4, "tokens_per_rank");
@@ -120,11 +123,12 @@ TEST_P(Contract, DispatchLayoutRefusesBadArguments) {
     const DispatchLayout good{.tokens_per_rank = counts.as<std::int32_t>(),
                               .routes_per_expert = counts.as<std::int32_t>(),
                               .token_in_rank = in_rank.as<bool>()};
+    const MemoryKind memory = on_device(config) ? MemoryKind::device : MemoryKind::host;
     const auto require_refused = [&](const char* words, const Ids& given, std::int64_t tokens, int top_k,
                                      const Placement& where, const DispatchLayout& result,
                                      const Topology* topology = nullptr) {
-      const std::string text = usage_error(
-          [&] { dispatch_layout(given, tokens, top_k, where, result, topology, config.backend); });
+      const std::string text =
+          usage_error([&] { dispatch_layout({given, tokens, top_k, where, topology}, result, memory); });
       require(text.find(words) != std::string::npos, "expected '", words, "', got '", text, "'");
     };
     const Ids right(ids.as<std::int32_t>());
@@ -133,8 +137,8 @@ TEST_P(Contract, DispatchLayoutRefusesBadArguments) {
     require_refused("top_k = 0", right, 3, 0, placement, good);
     require_refused("top_k = 33", right, 3, 33, placement, good);
     require_refused("the placement has no experts", right, 3, 2, {}, good);
-    require_error("backend = reference (0), must be one of automatic, cpu",
-                  [&] { dispatch_layout(right, 3, 2, placement, good, nullptr, BackendKind::reference); });
+    require_error("memory 3 does not exist, expected automatic, host or device",
+                  [&] { dispatch_layout({right, 3, 2, placement}, good, static_cast<MemoryKind>(3)); });
     DispatchLayout wrong = good;
     wrong.tokens_per_rank = nullptr;
     require_refused("tokens_per_rank is null", right, 3, 2, placement, wrong);

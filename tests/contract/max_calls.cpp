@@ -51,7 +51,7 @@ struct MaxCalls::DeviceCall {
   GuardedBuffer ids, global_scale, input_scales;
   Tokens input;
   Ids topk_ids;
-  max::TokenFormat format;
+  max::DispatchOptions options;
   std::vector<std::vector<std::byte>> received;  // parts
   std::vector<std::int32_t> tile_offsets;
 
@@ -91,27 +91,28 @@ Stream MaxCalls::stream() const {
   return device::stream(rank().topology().local_rank_of(rank().index()));
 }
 
-void MaxCalls::upload_dispatch(const Tokens& tokens, const Ids& topk_ids, const max::TokenFormat& format,
+void MaxCalls::upload_dispatch(const Tokens& tokens, const Ids& topk_ids, const max::DispatchOptions& options,
                                DeviceCall& call) const {
   call.tokens = tokens.count;
-  call.format = format;
-  call.format.format = format.format.value_or(config().format);
+  call.options = options;
+  call.options.call.stream = stream();
+  call.options.format = options.format.value_or(config().format);
   call.input = tokens;
   call.parts.clear();
   for (const std::int64_t bytes :
-       oracle::input_row_bytes(*call.format.format, tokens.type, config().hidden)) {
+       oracle::input_row_bytes(*call.options.format, tokens.type, config().hidden)) {
     const std::size_t part = call.parts.size();
     call.parts.push_back(copy_of(tokens.parts[part], tokens.count * bytes));
     call.input.parts[part] = call.parts.back().data();
   }
-  if (format.global_scale != nullptr) {
-    call.global_scale = copy_of(format.global_scale, sizeof(float));
-    call.format.global_scale = call.global_scale.as<float>();
+  if (options.global_scale != nullptr) {
+    call.global_scale = copy_of(options.global_scale, sizeof(float));
+    call.options.global_scale = call.global_scale.as<float>();
   }
-  if (!format.input_scales.empty()) {
+  if (!options.input_scales.empty()) {
     call.input_scales =
-        copy_of(format.input_scales.data(), static_cast<std::int64_t>(format.input_scales.size_bytes()));
-    call.format.input_scales = {call.input_scales.as<float>(), format.input_scales.size()};
+        copy_of(options.input_scales.data(), static_cast<std::int64_t>(options.input_scales.size_bytes()));
+    call.options.input_scales = {call.input_scales.as<float>(), options.input_scales.size()};
   }
   call.ids = copy_of(topk_ids.data, tokens.count * config().top_k * bytes_of(topk_ids.type));
   call.topk_ids = topk_ids;
@@ -119,7 +120,7 @@ void MaxCalls::upload_dispatch(const Tokens& tokens, const Ids& topk_ids, const 
 }
 
 MaxArrays MaxCalls::download(const max::DispatchResult& received, int index) {
-  exchange_.synchronize(index, stream());
+  exchange_.synchronize(call_of(index));
   exchange_.check(index);
   DeviceCall& call = lane(index);
   MaxArrays result;
@@ -136,7 +137,7 @@ MaxArrays MaxCalls::download(const max::DispatchResult& received, int index) {
     result.tile_offsets = call.tile_offsets.data();
   }
   const auto shapes =
-      oracle::part_shapes(*call.format.format, config().hidden, received.capacity, /*group_rows=*/0);
+      oracle::part_shapes(*call.options.format, config().hidden, received.capacity, /*group_rows=*/0);
   call.received.clear();
   for (std::size_t p = 0; p < received.parts.size() && received.parts[p].row_bytes > 0; ++p) {
     call.received.push_back(downloaded(static_cast<const std::byte*>(received.parts[p].data),
@@ -148,29 +149,28 @@ MaxArrays MaxCalls::download(const max::DispatchResult& received, int index) {
   return result;
 }
 
-void MaxCalls::ep_dispatch_async(const Tokens& tokens, const Ids& topk_ids, int index,
-                                 const max::TokenFormat& format) {
-  if (calls_.empty()) return exchange_.ep_dispatch_async(tokens, topk_ids, index, {}, format);
-  DeviceCall& call = lane(index);
-  upload_dispatch(tokens, topk_ids, format, call);
-  exchange_.ep_dispatch_async(call.input, call.topk_ids, index, stream(), call.format);
+void MaxCalls::ep_dispatch_async(const Tokens& tokens, const Ids& topk_ids,
+                                 const max::DispatchOptions& options) {
+  if (calls_.empty()) return exchange_.ep_dispatch_async(tokens, topk_ids, options);
+  DeviceCall& call = lane(options.call.lane);
+  upload_dispatch(tokens, topk_ids, options, call);
+  exchange_.ep_dispatch_async(call.input, call.topk_ids, call.options);
   device::wait(stream());
   for (GuardedBuffer& part : call.parts) part.fill(kNan);  // may be reused after the send phase
   for (GuardedBuffer* buffer : {&call.ids, &call.global_scale, &call.input_scales}) buffer->fill(kNan);
 }
 
 MaxArrays MaxCalls::ep_dispatch_wait(int index) {
-  if (calls_.empty()) return exchange_.ep_dispatch_wait(index);
-  return download(exchange_.ep_dispatch_wait(index, stream()), index);
+  if (calls_.empty()) return exchange_.ep_dispatch_wait({.lane = index});
+  return download(exchange_.ep_dispatch_wait(call_of(index)), index);
 }
 
-MaxArrays MaxCalls::ep_fused_dispatch(const Tokens& tokens, const Ids& topk_ids, int index,
-                                      const max::TokenFormat& format) {
-  if (calls_.empty()) return exchange_.ep_fused_dispatch(tokens, topk_ids, index, {}, format);
-  DeviceCall& call = lane(index);
-  upload_dispatch(tokens, topk_ids, format, call);
-  return download(exchange_.ep_fused_dispatch(call.input, call.topk_ids, index, stream(), call.format),
-                  index);
+MaxArrays MaxCalls::ep_fused_dispatch(const Tokens& tokens, const Ids& topk_ids,
+                                      const max::DispatchOptions& options) {
+  if (calls_.empty()) return exchange_.ep_fused_dispatch(tokens, topk_ids, options);
+  DeviceCall& call = lane(options.call.lane);
+  upload_dispatch(tokens, topk_ids, options, call);
+  return download(exchange_.ep_fused_dispatch(call.input, call.topk_ids, call.options), options.call.lane);
 }
 
 void MaxCalls::upload_combine(const max::CombineInput& input, const max::CombineOutput& output,
@@ -209,7 +209,7 @@ void MaxCalls::upload_combine(const max::CombineInput& input, const max::Combine
 }
 
 void MaxCalls::download_results(int index) {
-  exchange_.synchronize(index, stream());
+  exchange_.synchronize(call_of(index));
   exchange_.check(index);
   DeviceCall& call = lane(index);
   const auto copy_back = [](GuardedBuffer& from, void* to) {
@@ -221,26 +221,26 @@ void MaxCalls::download_results(int index) {
 }
 
 void MaxCalls::ep_combine_async(const max::CombineInput& input, const max::CombineOutput& output, int index) {
-  if (calls_.empty()) return exchange_.ep_combine_async(input, output, index);
+  if (calls_.empty()) return exchange_.ep_combine_async(input, output, {.lane = index});
   DeviceCall& call = lane(index);
   upload_combine(input, output, call);
-  exchange_.ep_combine_async(call.combine, call.output, index, stream());
+  exchange_.ep_combine_async(call.combine, call.output, call_of(index));
   device::wait(stream());  // an error of the call is thrown when it has ended
   for (GuardedBuffer* buffer : {&call.outputs, &call.src_info, &call.row_offsets, &call.counts, &call.ids})
     buffer->fill(kNan);
 }
 
 void MaxCalls::ep_combine_wait(int index) {
-  if (calls_.empty()) return exchange_.ep_combine_wait(index);
-  exchange_.ep_combine_wait(index, stream());
+  if (calls_.empty()) return exchange_.ep_combine_wait({.lane = index});
+  exchange_.ep_combine_wait(call_of(index));
   download_results(index);
 }
 
 void MaxCalls::ep_fused_combine(const max::CombineInput& input, const max::CombineOutput& output, int index) {
-  if (calls_.empty()) return exchange_.ep_fused_combine(input, output, index);
+  if (calls_.empty()) return exchange_.ep_fused_combine(input, output, {.lane = index});
   DeviceCall& call = lane(index);
   upload_combine(input, output, call);
-  exchange_.ep_fused_combine(call.combine, call.output, index, stream());
+  exchange_.ep_fused_combine(call.combine, call.output, call_of(index));
   download_results(index);
 }
 

@@ -43,11 +43,10 @@ class MaxCalls {
   const Config& config() const { return exchange_.config(); }
   const Rank& rank() const { return exchange_.rank(); }
 
-  void ep_dispatch_async(const Tokens& tokens, const Ids& topk_ids, int lane = 0,
-                         const max::TokenFormat& format = {});
+  void ep_dispatch_async(const Tokens& tokens, const Ids& topk_ids, const max::DispatchOptions& options = {});
   MaxArrays ep_dispatch_wait(int lane = 0);
-  MaxArrays ep_fused_dispatch(const Tokens& tokens, const Ids& topk_ids, int lane = 0,
-                              const max::TokenFormat& format = {});
+  MaxArrays ep_fused_dispatch(const Tokens& tokens, const Ids& topk_ids,
+                              const max::DispatchOptions& options = {});
   void ep_combine_async(const max::CombineInput& input, const max::CombineOutput& output, int lane = 0);
   void ep_combine_wait(int lane = 0);
   void ep_fused_combine(const max::CombineInput& input, const max::CombineOutput& output, int lane = 0);
@@ -57,8 +56,9 @@ class MaxCalls {
   struct DeviceCall;
 
   Stream stream() const;
+  CallOptions call_of(int index) const { return {.lane = index, .stream = stream()}; }
   DeviceCall& lane(int index) { return *calls_[static_cast<std::size_t>(index)]; }
-  void upload_dispatch(const Tokens& tokens, const Ids& topk_ids, const max::TokenFormat& format,
+  void upload_dispatch(const Tokens& tokens, const Ids& topk_ids, const max::DispatchOptions& options,
                        DeviceCall& call) const;
   void upload_combine(const max::CombineInput& input, const max::CombineOutput& output,
                       DeviceCall& call) const;

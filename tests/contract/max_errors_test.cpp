@@ -192,11 +192,11 @@ TEST_P(Contract, MaxErrorsSpeakOfItsArguments) {
     const auto dispatch_with = [&](auto change) {
       Tokens tokens = Tokens::rows(values.data(), 2);
       Ids topk_ids = ids.data();
-      max::TokenFormat format;
-      change(tokens, topk_ids, format);
-      return exchange.ep_fused_dispatch(tokens, topk_ids, 0, format);
+      max::DispatchOptions options;
+      change(tokens, topk_ids, options);
+      return exchange.ep_fused_dispatch(tokens, topk_ids, options);
     };
-    const auto good = [](Tokens&, Ids&, max::TokenFormat&) {};
+    const auto good = [](Tokens&, Ids&, max::DispatchOptions&) {};
     const auto said = [&](const std::string& words) {
       return GetParam().on_device() && !second ? "rank 1 refused" : words;
     };
@@ -204,15 +204,16 @@ TEST_P(Contract, MaxErrorsSpeakOfItsArguments) {
       require_error(said(words), [&] { second ? dispatch_with(change) : dispatch_with(good); });
     };
     refused("convert the tokens to bf16, or construct the exchange with format = fp16",
-            [](Tokens& tokens, Ids&, max::TokenFormat&) { tokens.type = DType::fp16; });
+            [](Tokens& tokens, Ids&, max::DispatchOptions&) { tokens.type = DType::fp16; });
     refused("ep_dispatch: 10 tokens on rank 1, max_tokens is 9",
-            [](Tokens& tokens, Ids&, max::TokenFormat&) { tokens.count = 10; });
+            [](Tokens& tokens, Ids&, max::DispatchOptions&) { tokens.count = 10; });
     refused("input_tokens: stride = 4 bytes on rank 1",
-            [](Tokens& tokens, Ids&, max::TokenFormat&) { tokens.strides[0] = 4; });
+            [](Tokens& tokens, Ids&, max::DispatchOptions&) { tokens.strides[0] = 4; });
     refused("ep_dispatch: topk_ids is null for the 2 tokens of rank 1",
-            [](Tokens&, Ids& topk_ids, max::TokenFormat&) { topk_ids.data = nullptr; });
-    refused("because its format is bf16: construct it with format = mxfp4-tiles",
-            [](Tokens&, Ids&, max::TokenFormat& format) { format.format = parse_format("mxfp4-tiles"); });
+            [](Tokens&, Ids& topk_ids, max::DispatchOptions&) { topk_ids.data = nullptr; });
+    refused(
+        "because its format is bf16: construct it with format = mxfp4-tiles",
+        [](Tokens&, Ids&, max::DispatchOptions& options) { options.format = parse_format("mxfp4-tiles"); });
     const MaxArrays received = dispatch_with(good);
     const auto refused_combine = [&](const std::string& words, auto change) {
       const max::CombineInput input({.data = received.output_tokens}, received);

@@ -29,9 +29,9 @@ Tokens tokens_of(const TestCase& c, const StepInputs& step, int rank) {
 }
 
 // How the case's dispatches encode. `step` must live as long.
-max::TokenFormat token_format(const TestCase& c, const StepInputs& step) {
+max::DispatchOptions dispatch_options(const TestCase& c, const StepInputs& step) {
   const Format& format = step.inputs.format;
-  max::TokenFormat made{.format = format, .input_scales = step.inputs.input_scales};
+  max::DispatchOptions made{.format = format, .input_scales = step.inputs.input_scales};
   if (format.kind == FormatKind::nvfp4 && !format.nvfp4_options.per_token && !c.input_scales)
     made.global_scale = &step.inputs.global_scale;
   return made;
@@ -96,9 +96,10 @@ MaxArrays dispatch(MaxCalls& exchange, const TestCase& c, const StepInputs& step
   const int rank = exchange.rank().index();
   const Ids ids = inputs_of(step, rank).ids.data();
   const Tokens tokens = tokens_of(c, step, rank);
-  const max::TokenFormat format = token_format(c, step);
-  if (!form.split) return exchange.ep_fused_dispatch(tokens, ids, form.lane, format);
-  exchange.ep_dispatch_async(tokens, ids, form.lane, format);
+  max::DispatchOptions options = dispatch_options(c, step);
+  options.call.lane = form.lane;
+  if (!form.split) return exchange.ep_fused_dispatch(tokens, ids, options);
+  exchange.ep_dispatch_async(tokens, ids, options);
   return exchange.ep_dispatch_wait(form.lane);
 }
 

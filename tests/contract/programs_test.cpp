@@ -69,7 +69,7 @@ class TestedProgram {
   std::vector<Floats> run() {
     const auto outputs = evaluator_.run(given_, stream_);
     for (int lane = 0; pinned_ && lane < exchange_.config().lanes; ++lane)
-      exchange_.synchronize(lane, stream_);
+      exchange_.synchronize({.lane = lane, .stream = stream_});
     std::vector<Floats> found;
     for (const ProgramValue* const output : outputs) {
       std::optional<ResultOnHost> copy;
@@ -119,7 +119,7 @@ void require_bits_of_host_memory(const Rank& rank, const Program& program, const
     rank.barrier();  // pinned memory is allocated while no rank's kernel waits for this one
     const auto expected = on_cpu.run(inputs.values());
     const auto found = on_device->run(pinned.values(), stream);
-    for (int lane = 0; lane < config.lanes; ++lane) exchange.synchronize(lane, stream);
+    for (int lane = 0; lane < config.lanes; ++lane) exchange.synchronize({.lane = lane, .stream = stream});
     for (std::size_t i = 0; i < expected.size(); ++i) {
       const std::string& name = program.outputs[i];
       require(found[i]->rows >= expected[i]->rows, name, " has ", found[i]->rows, " rows");

@@ -59,7 +59,7 @@ TEST_F(CudaMemory, OutputsMayAliasReceivedRows) {
       device_run.dispatch(stream.get());
       device_run.outputs().data = device_run.received().data;
       device_run.combine(stream.get());
-      exchange.synchronize(c.lane, stream);
+      exchange.synchronize({.lane = c.lane, .stream = stream});
       const std::vector<std::byte> expected =
           oracle::combined(c.config, step.positions, expert_outputs, rank.topology(), rank.index());
       std::vector<std::byte> got = device_run.result_memory().to_host();
@@ -81,7 +81,7 @@ TEST_F(CudaMemory, UnusableMemoryIsRefused) {
     const auto require_refused = [&](const char* what, const auto& call) {
       const std::string text = usage_error([&] {
         call();
-        exchange.synchronize(c.lane, stream);
+        exchange.synchronize({.lane = c.lane, .stream = stream});
       });
       require(!text.empty(), what, " was not refused");
       device_run.run_and_compare(0, stream.get());  // the exchange is still usable
@@ -92,37 +92,39 @@ TEST_F(CudaMemory, UnusableMemoryIsRefused) {
     require_refused("tokens at a misaligned address", [&] {
       Tokens tokens = device_run.tokens();
       tokens.parts[0] = misaligned(tokens.parts[0]);
-      exchange.dispatch(tokens, device_run.ids(), nullptr, {}, stream);
+      exchange.dispatch(tokens, device_run.ids(), nullptr, {.call = {.stream = stream}});
     });
     require_refused("null tokens", [&] {
       Tokens tokens = device_run.tokens();
       tokens.parts[0] = nullptr;
-      exchange.dispatch(tokens, device_run.ids(), nullptr, {}, stream);
+      exchange.dispatch(tokens, device_run.ids(), nullptr, {.call = {.stream = stream}});
     });
     require_refused("tokens in pageable memory", [&] {
       std::vector<std::byte> pageable(1 << 20);
       Tokens tokens = device_run.tokens();
       tokens.parts[0] =
           reinterpret_cast<void*>((reinterpret_cast<std::uintptr_t>(pageable.data()) + 63) / 64 * 64);
-      exchange.dispatch(tokens, device_run.ids(), nullptr, {}, stream);
+      exchange.dispatch(tokens, device_run.ids(), nullptr, {.call = {.stream = stream}});
     });
     require_refused("null ids", [&] {
-      exchange.dispatch(device_run.tokens(), static_cast<const std::int32_t*>(nullptr), nullptr, {}, stream);
+      exchange.dispatch(device_run.tokens(), static_cast<const std::int32_t*>(nullptr), nullptr,
+                        {.call = {.stream = stream}});
     });
     require_refused("rows at a misaligned address", [&] {
       DispatchOptions options = device_run.dispatch_options();
+      options.call.stream = stream;
       options.memory.parts[0] = misaligned(options.memory.parts[0]);
-      exchange.dispatch(device_run.tokens(), device_run.ids(), nullptr, options, stream);
+      exchange.dispatch(device_run.tokens(), device_run.ids(), nullptr, options);
     });
     require_refused("outputs at a misaligned address", [&] {
       device_run.dispatch(stream.get());
       exchange.combine({misaligned(device_run.outputs().data)}, device_run.received().plan,
-                       {device_run.result_memory().data()}, {}, stream);
+                       {device_run.result_memory().data()}, {.call = {.stream = stream}});
     });
     require_refused("a result at a misaligned address", [&] {
       device_run.dispatch(stream.get());
       exchange.combine(device_run.outputs(), device_run.received().plan,
-                       {misaligned(device_run.result_memory().data())}, {}, stream);
+                       {misaligned(device_run.result_memory().data())}, {.call = {.stream = stream}});
     });
   });
 }

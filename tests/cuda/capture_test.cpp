@@ -29,7 +29,8 @@ TEST_F(CudaCapture, QueriesDuringACaptureLeaveItValid) {
       exchange.check(c.lane);
       require_equal(exchange.load_counts().dispatches, std::int64_t{1}, "dispatches that have run");
       exchange.wire_counts();
-      const std::string message = usage_error([&] { exchange.synchronize(c.lane, stream); });
+      const std::string message =
+          usage_error([&] { exchange.synchronize({.lane = c.lane, .stream = stream}); });
       require(message.find("captured") != std::string::npos, "synchronize() was not refused: ", message);
       device_run.combine(stream.get());
     });
@@ -118,9 +119,17 @@ void refuse_captures_over_an_engine(TestCase c, const contract::Setup& setup) {
         tokens(c.config.hidden * 2);
     const TestStream stream;
     const Stream on{stream.get()};
-    const auto gather = [&] { exchange.all_gather_v(row.data(), 1, kRowBytes, all.data(), c.ranks, 0, on); };
+    const auto gather = [&] {
+      exchange.all_gather_v({.rows = row.data(),
+                             .count = 1,
+                             .row_bytes = kRowBytes,
+                             .gathered = all.data(),
+                             .capacity = c.ranks},
+                            {.stream = on});
+    };
     const auto dispatch = [&] {
-      exchange.dispatch(Tokens::rows(tokens.data(), 1), ids.as<std::int32_t>(), nullptr, {}, on);
+      exchange.dispatch(Tokens::rows(tokens.data(), 1), ids.as<std::int32_t>(), nullptr,
+                        {.call = {.stream = on}});
     };
     const auto require_refused = [&](const std::function<void()>& call) {
       std::string text;
@@ -142,14 +151,15 @@ void refuse_captures_over_an_engine(TestCase c, const contract::Setup& setup) {
               str("rank ", rank.index(), " gets '", text, "'"));
       require(captures || text.find("rank 1 refused") != std::string::npos, text);
       gather();
-      exchange.synchronize(0, on);
+      exchange.synchronize({.stream = on});
       std::vector<std::byte> expected;
       for (int r = 0; r < c.ranks; ++r) expected.insert(expected.end(), kRowBytes, static_cast<std::byte>(r));
       require(all.to_host() == expected, "other rows than expected");
     };
     const auto in_phases = [&] {
-      exchange.dispatch_send(Tokens::rows(tokens.data(), 1), ids.as<std::int32_t>(), nullptr, {}, on);
-      exchange.dispatch_receive(0, on);
+      exchange.dispatch_send(Tokens::rows(tokens.data(), 1), ids.as<std::int32_t>(), nullptr,
+                             {.call = {.stream = on}});
+      exchange.dispatch_receive({.stream = on});
     };
     require_refused(gather);
     require_refused(dispatch);

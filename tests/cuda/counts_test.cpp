@@ -39,7 +39,7 @@ TEST_F(CudaCounts, InvalidCountsSendNothingAndAreReported) {
         device_run.dispatch(stream.get());
         bool reported = false;
         try {
-          exchange.synchronize(c.lane, stream);
+          exchange.synchronize({.lane = c.lane, .stream = stream});
           exchange.check(c.lane);
         } catch (const UsageError& error) {
           reported = true;
@@ -115,8 +115,8 @@ TEST_F(CudaCounts, MetadataReadsTheCountAtExecution) {
     for (std::int32_t call = 0; call < 10; ++call) {
       const std::int32_t mine = 100 * call + rank.index();
       device::copy(count.data(), &mine, sizeof mine);
-      const StepMetadata* at = exchange.metadata(count.as<std::int32_t>(), 0, stream);
-      exchange.synchronize(0, stream);
+      const StepMetadata* at = exchange.metadata(count.as<std::int32_t>(), {.stream = stream});
+      exchange.synchronize({.stream = stream});
       StepMetadata got;
       device::copy(&got, at, sizeof got);
       require_equal(got.sum, 400 * call + 6, "sum");
@@ -159,7 +159,7 @@ void replay_with_fewer_tokens(const TestCase& c) {
       device_run.compare_on_device(set, replay, stream.get());
     }
     device_run.require_no_difference(stream.get());
-    exchange.synchronize(c.lane, stream);
+    exchange.synchronize({.lane = c.lane, .stream = stream});
     exchange.check(c.lane);
   });
 }

@@ -76,8 +76,7 @@ DeviceRun::DeviceRun(ferry::Exchange& exchange, const TestCase& c)
   } else if (encoding_of(c.config.format).takes_global_scale()) {
     dispatch_options_.global_scale = global_scale_.as<float>();
   }
-  dispatch_options_.lane = combine_options_.lane = c.lane;
-  dispatch_options_.sm_limit = combine_options_.sm_limit = c.sm_limit;
+  dispatch_options_.call = combine_options_.call = {.lane = c.lane, .sm_limit = c.sm_limit};
   dispatch_options_.memory.weight = weight_.as<float>();
   dispatch_options_.memory.plan = plan_.data();
   combine_options_.reduction = c.reduction;
@@ -132,21 +131,32 @@ void DeviceRun::poison_outputs(cudaStream_t stream) const {
   copy_arrays(pairs, stream);
 }
 
+namespace {
+
+template <class Options>
+Options on_stream(Options options, cudaStream_t stream) {
+  options.call.stream = {stream};
+  return options;
+}
+
+}  // namespace
+
 void DeviceRun::dispatch(cudaStream_t stream) {
   if (case_.split_phases) {
     dispatch_send(stream);
     dispatch_receive(stream);
   } else {
-    received_ = exchange_.dispatch(tokens_, ids(), weights_.as<float>(), dispatch_options_, {stream});
+    received_ =
+        exchange_.dispatch(tokens_, ids(), weights_.as<float>(), on_stream(dispatch_options_, stream));
   }
 }
 
 void DeviceRun::dispatch_send(cudaStream_t stream) {
-  exchange_.dispatch_send(tokens_, ids(), weights_.as<float>(), dispatch_options_, {stream});
+  exchange_.dispatch_send(tokens_, ids(), weights_.as<float>(), on_stream(dispatch_options_, stream));
 }
 
 void DeviceRun::dispatch_receive(cudaStream_t stream) {
-  received_ = exchange_.dispatch_receive(case_.lane, {stream});
+  received_ = exchange_.dispatch_receive({.lane = case_.lane, .stream = {stream}});
 }
 
 CombineOptions DeviceRun::current_combine_options() const {
@@ -160,18 +170,18 @@ void DeviceRun::combine(cudaStream_t stream) {
     combine_send(stream);
     combine_receive(stream);
   } else {
-    exchange_.combine(outputs_, received_.plan, {result_.data(), case_.result}, current_combine_options(),
-                      {stream});
+    exchange_.combine(outputs_, received_.plan, {result_.data(), case_.result},
+                      on_stream(current_combine_options(), stream));
   }
 }
 
 void DeviceRun::combine_send(cudaStream_t stream) {
-  exchange_.combine_send(outputs_, received_.plan, {result_.data(), case_.result}, current_combine_options(),
-                         {stream});
+  exchange_.combine_send(outputs_, received_.plan, {result_.data(), case_.result},
+                         on_stream(current_combine_options(), stream));
 }
 
 void DeviceRun::combine_receive(cudaStream_t stream) {
-  exchange_.combine_receive(case_.lane, {stream});
+  exchange_.combine_receive({.lane = case_.lane, .stream = {stream}});
 }
 
 void DeviceRun::run_and_compare(int set, cudaStream_t stream) {
@@ -183,7 +193,7 @@ void DeviceRun::run_and_compare(int set, cudaStream_t stream) {
 }
 
 void DeviceRun::compare(int set, cudaStream_t stream) {
-  exchange_.synchronize(case_.lane, {stream});
+  exchange_.synchronize({.lane = case_.lane, .stream = {stream}});
   const InputSet& expected = *sets_[static_cast<std::size_t>(set)];
   compare_received(expected.step);
   compare_result(expected);

@@ -78,7 +78,7 @@ void call_until_failure(const Rank& rank, SyncExchange& exchange, const TestCase
     if (fails && when == When::in_flight) {
       // Enqueued without waiting: the kernels still run when the process ends.
       static_cast<ferry::Exchange&>(exchange).dispatch(dispatch.tokens(), dispatch.ids(), dispatch.weights(),
-                                                       {}, device::stream(rank.index()));
+                                                       {.call = {.stream = device::stream(rank.index())}});
       fail(fault);
     }
     dispatch.send();

@@ -96,10 +96,20 @@ TEST_F(CudaGather, ReplaysReadCurrentCountsAndRows) {
       gathered.poison(stream.get());
       sums.poison(stream.get());
       const auto* from = count.as<std::int32_t>();
-      exchange.all_gather_v(rows.data(), kMostRows, row_bytes, gathered.data(), room, 0, {stream.get()},
-                            from);
-      exchange.reduce_scatter_v(addends.data(), room, DType::bf16, sums.data(), kMostRows, 0, {stream.get()},
-                                from);
+      exchange.all_gather_v({.rows = rows.data(),
+                             .count = kMostRows,
+                             .row_bytes = row_bytes,
+                             .gathered = gathered.data(),
+                             .capacity = room,
+                             .device_count = from},
+                            {.stream = {stream.get()}});
+      exchange.reduce_scatter_v({.rows = addends.data(),
+                                 .total = room,
+                                 .type = DType::bf16,
+                                 .sums = sums.data(),
+                                 .count = kMostRows,
+                                 .device_count = from},
+                                {.stream = {stream.get()}});
     });
     rank.barrier();
     for (int number = 0; number < replays; ++number) {
@@ -127,14 +137,19 @@ TEST_F(CudaGather, AnInvalidCountGathersNothingAndIsReported) {
     const DeviceBytes rows(4 * 16), gathered(8 * 16);
     const DeviceBytes count(bytes_of_values(std::vector<std::int32_t>{odd ? 5 : 2}));
     const TestStream stream;
-    exchange.all_gather_v(rows.data(), 4, 16, gathered.data(), 8, 0, {stream.get()},
-                          count.as<std::int32_t>());
+    exchange.all_gather_v({.rows = rows.data(),
+                           .count = 4,
+                           .row_bytes = 16,
+                           .gathered = gathered.data(),
+                           .capacity = 8,
+                           .device_count = count.as<std::int32_t>()},
+                          {.stream = {stream.get()}});
     if (!odd) {
-      exchange.synchronize(0, {stream.get()});
+      exchange.synchronize({.stream = {stream.get()}});
       return;
     }
     try {
-      exchange.synchronize(0, {stream.get()});
+      exchange.synchronize({.stream = {stream.get()}});
       require(false, "no error for 5 rows of at most 4");
     } catch (const UsageError& error) {
       require(std::string(error.what()).find("a count of 5 in device memory on rank 1, must be 0 to 4") !=
@@ -158,17 +173,32 @@ TEST_F(CudaGather, CountsInDeviceMemoryOverAnEngine) {
       for (std::uint64_t number = 0; number < 4; ++number) {
         const DeviceSet set(make_set(c.seed + number, c.ranks, c.config.hidden), me, row_bytes);
         const DeviceBytes gathered(room * row_bytes), sums(kMostRows * row_bytes);
-        exchange.all_gather_v(set.rows.data(), kMostRows, row_bytes, gathered.data(), room, 0, on,
-                              set.count.as<std::int32_t>());
-        exchange.reduce_scatter_v(set.addends.data(), room, DType::bf16, sums.data(), kMostRows, 0, on,
-                                  set.count.as<std::int32_t>());
-        exchange.synchronize(0, on);
+        exchange.all_gather_v({.rows = set.rows.data(),
+                               .count = kMostRows,
+                               .row_bytes = row_bytes,
+                               .gathered = gathered.data(),
+                               .capacity = room,
+                               .device_count = set.count.as<std::int32_t>()},
+                              {.stream = on});
+        exchange.reduce_scatter_v({.rows = set.addends.data(),
+                                   .total = room,
+                                   .type = DType::bf16,
+                                   .sums = sums.data(),
+                                   .count = kMostRows,
+                                   .device_count = set.count.as<std::int32_t>()},
+                                  {.stream = on});
+        exchange.synchronize({.stream = on});
         require(gathered.to_host() == set.gathered.to_host(), "other rows than expected");
         require(sums.to_host() == set.sums.to_host(), "other sums than expected");
         const DeviceBytes wrong(bytes_of_values(std::vector<std::int32_t>{me == 1 ? 5 : 2}));
         try {
-          exchange.all_gather_v(set.rows.data(), 4, 16, gathered.data(), room, 0, on,
-                                wrong.as<std::int32_t>());
+          exchange.all_gather_v({.rows = set.rows.data(),
+                                 .count = 4,
+                                 .row_bytes = 16,
+                                 .gathered = gathered.data(),
+                                 .capacity = room,
+                                 .device_count = wrong.as<std::int32_t>()},
+                                {.stream = on});
           require(false, "no error for 5 rows of at most 4");
         } catch (const UsageError& error) {
           require(std::string(error.what()).find("a count of 5 in device memory on rank 1, must be 0 to 4") !=

@@ -37,7 +37,7 @@ void replay(const Rank& rank, const TestCase& c, int replays, int compared) {
   const Graph graph(stream.get(), [&] {
     device_run.dispatch(stream.get());
     device_run.combine(stream.get());
-    metadata = exchange.metadata(device_run.count(), c.lane, stream);
+    metadata = exchange.metadata(device_run.count(), {.lane = c.lane, .stream = stream});
   });
   rank.barrier();
   for (int number = 0; number < replays; ++number) {
@@ -130,7 +130,7 @@ TEST_F(CudaGraph, OversizedCallsAreRefusedAndGraphsStillReplay) {
     const auto require_refused = [&](const std::string& number) {
       const std::string message = usage_error([&] {
         device_run.dispatch(stream.get());
-        exchange.synchronize(c.lane, stream);
+        exchange.synchronize({.lane = c.lane, .stream = stream});
       });
       require(message.find(number) != std::string::npos, "the message lacks ", number, ": ", message);
     };

@@ -25,7 +25,7 @@ TEST_F(CudaLaunches, SmLimitsDoNotChangeBytes) {
       add_steps(device_run, c, 3);
       const TestStream stream;
       for (const int limit : {1, 4, 8, 16, 24, 0}) {
-        device_run.dispatch_options().sm_limit = device_run.combine_options().sm_limit = limit;
+        device_run.dispatch_options().call.sm_limit = device_run.combine_options().call.sm_limit = limit;
         try {
           run_calls(device_run, 3, 3, stream.get());
         } catch (const Mismatch& mismatch) {
@@ -76,12 +76,14 @@ TEST_F(CudaLaunches, OneKernelPerCallWithinTheSmLimit) {
     require_success(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device), "SMs");
     rank.barrier();
     for (const int limit : {1, 4, 8, 16, 24, 0}) {
-      device_run.dispatch_options().sm_limit = device_run.combine_options().sm_limit = limit;
+      device_run.dispatch_options().call.sm_limit = device_run.combine_options().call.sm_limit = limit;
       const auto max_blocks = static_cast<unsigned>(limit > 0 ? limit : sms);
       for (const std::vector<unsigned>& blocks :
            {blocks_of_kernels(stream, [&] { device_run.dispatch(stream.get()); }),
             blocks_of_kernels(stream, [&] { device_run.combine(stream.get()); }),
-            blocks_of_kernels(stream, [&] { exchange.metadata(device_run.count(), c.lane, stream); })}) {
+            blocks_of_kernels(stream, [&] {
+              exchange.metadata(device_run.count(), {.lane = c.lane, .stream = stream});
+            })}) {
         require_equal(blocks.size(), std::size_t{1}, "kernels of a call");
         require(blocks[0] >= 1 && blocks[0] <= max_blocks, blocks[0], " blocks with a limit of ", limit);
       }
@@ -104,7 +106,7 @@ TEST_F(CudaLaunches, SharedExpertsAndReplicatedInputStayWithinTheSmLimit) {
       const TestStream stream;
       device_run.run_and_compare(0, stream.get());
       rank.barrier();
-      device_run.dispatch_options().sm_limit = device_run.combine_options().sm_limit = 4;
+      device_run.dispatch_options().call.sm_limit = device_run.combine_options().call.sm_limit = 4;
       const std::vector<unsigned> dispatch =
                                       blocks_of_kernels(stream, [&] { device_run.dispatch(stream.get()); }),
                                   combine =
@@ -135,7 +137,8 @@ TEST_F(CudaLaunches, TwoLanesOnTwoStreams) {
     add_steps(run0, c, kSteps);
     add_steps(run1, other, kSteps);
     DeviceRun* const runs[] = {&run0, &run1};
-    for (DeviceRun* each : runs) each->dispatch_options().sm_limit = each->combine_options().sm_limit = 8;
+    for (DeviceRun* each : runs)
+      each->dispatch_options().call.sm_limit = each->combine_options().call.sm_limit = 8;
     const TestStream streams[2];
     const int first = rank.index() % 2;
     for (int number = 0; number < kCalls; ++number) {
@@ -175,7 +178,7 @@ TEST_F(CudaLaunches, OtherKernelsOnTheSameDevice) {
       ferry::Exchange exchange(rank, c.config);
       DeviceRun device_run(exchange, c);
       add_steps(device_run, c, 3);
-      device_run.dispatch_options().sm_limit = device_run.combine_options().sm_limit = limit;
+      device_run.dispatch_options().call.sm_limit = device_run.combine_options().call.sm_limit = limit;
       const TestStream stream, busy;
       for (int repeat = 0; repeat < 3; ++repeat) {
         occupy_sms(busy.get(), left_free, std::chrono::milliseconds(100));

@@ -38,16 +38,17 @@ class CudaMax : public DeviceTest {
       const auto call = [&](const Tokens& of) {
         result.poison(stream.get());
         const Ids topk_ids = inputs.ids();
+        const CallOptions on{.stream = {stream.get()}};
         const max::CombineOutput output{.output_tokens = {.data = result.data()},
                                         .router_weights = inputs.weights()};
         if (c.split_phases) {
-          exchange.ep_dispatch_async(of, topk_ids, 0, {stream.get()});
-          received = exchange.ep_dispatch_wait(0, {stream.get()});
-          exchange.ep_combine_async({{.data = received.output_tokens}, received}, output, 0, {stream.get()});
-          exchange.ep_combine_wait(0, {stream.get()});
+          exchange.ep_dispatch_async(of, topk_ids, {.call = on});
+          received = exchange.ep_dispatch_wait(on);
+          exchange.ep_combine_async({{.data = received.output_tokens}, received}, output, on);
+          exchange.ep_combine_wait(on);
         } else {
-          received = exchange.ep_fused_dispatch(of, topk_ids, 0, {stream.get()});
-          exchange.ep_fused_combine({{.data = received.output_tokens}, received}, output, 0, {stream.get()});
+          received = exchange.ep_fused_dispatch(of, topk_ids, {.call = on});
+          exchange.ep_fused_combine({{.data = received.output_tokens}, received}, output, on);
         }
       };
       const auto arrays_of = [&](const MaxSet& set) {
@@ -69,7 +70,7 @@ class CudaMax : public DeviceTest {
                                               config, groups, c.ranks);
         inputs.load(set.inputs, stream.get());
         call(inputs.tokens_of(set.inputs));
-        exchange.synchronize(0, {stream.get()});
+        exchange.synchronize({.stream = {stream.get()}});
         ArrayPairs kept;  // the other way round
         const ArrayPairs pairs = arrays_of(set);
         for (int i = 0; i < pairs.count; ++i)

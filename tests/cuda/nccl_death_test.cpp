@@ -65,11 +65,11 @@ class PairCalls {
   }
 
   void step() {
-    const DispatchResult rows =
-        exchange_.dispatch(Tokens::rows(x_, kPairTokens, DType::bf16),
-                           reinterpret_cast<const std::int32_t*>(ids_), nullptr, {}, stream_);
-    exchange_.combine({rows.data, DType::bf16}, rows.plan, {y_, DType::bf16}, {}, stream_);
-    exchange_.synchronize(0, stream_);
+    const DispatchResult rows = exchange_.dispatch(Tokens::rows(x_, kPairTokens, DType::bf16),
+                                                   reinterpret_cast<const std::int32_t*>(ids_), nullptr,
+                                                   {.call = {.stream = stream_}});
+    exchange_.combine({rows.data, DType::bf16}, rows.plan, {y_, DType::bf16}, {.call = {.stream = stream_}});
+    exchange_.synchronize({.stream = stream_});
   }
   Stream stream() const { return stream_; }
 

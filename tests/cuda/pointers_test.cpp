@@ -37,7 +37,7 @@ class Refusals {
                 text.find("pageable host memory") != std::string::npos &&
                 text.find("pinned") != std::string::npos,
             name, " in pageable memory: ", text.empty() ? "not refused" : text);
-    exchange.synchronize(lane_, stream);
+    exchange.synchronize({.lane = lane_, .stream = stream});
     device_run.run_and_compare(0, stream.get());  // the exchange is still usable
   }
 
@@ -57,8 +57,9 @@ void dispatch_refused(Refusals& test, const std::string& name,
     Tokens tokens = test.device_run.tokens();
     DispatchOptions options = test.device_run.dispatch_options();
     if (change_tokens) change_tokens(tokens);
+    options.call.stream = test.stream;
     if (change_options) change_options(options);
-    test.exchange.dispatch(tokens, test.device_run.ids(), nullptr, options, test.stream);
+    test.exchange.dispatch(tokens, test.device_run.ids(), nullptr, options);
   });
 }
 
@@ -72,11 +73,12 @@ TEST_F(CudaPointers, DispatchRefusesPageableMemory) {
     dispatch_refused(test, "device_count",
                      [&](Tokens& tokens) { tokens.device_count = memory.as<std::int32_t>(); });
     test.require_refused("ids", [&] {
-      test.exchange.dispatch(test.device_run.tokens(), memory.as<std::int32_t>(), nullptr, {}, test.stream);
+      test.exchange.dispatch(test.device_run.tokens(), memory.as<std::int32_t>(), nullptr,
+                             {.call = {.stream = test.stream}});
     });
     test.require_refused("weights", [&] {
-      test.exchange.dispatch(test.device_run.tokens(), test.device_run.ids(), memory.as<float>(), {},
-                             test.stream);
+      test.exchange.dispatch(test.device_run.tokens(), test.device_run.ids(), memory.as<float>(),
+                             {.call = {.stream = test.stream}});
     });
     const auto refused = [&](const std::string& name, const std::function<void(DispatchOptions&)>& change) {
       dispatch_refused(test, name, {}, change);
@@ -98,7 +100,7 @@ TEST_F(CudaPointers, DispatchRefusesPageableMemory) {
     const Plan plan = test.device_run.received().plan;
     test.require_refused("plan", [&] {
       test.exchange.dispatch(test.device_run.tokens(), Plan::over(memory.as<void>(), plan.bytes()), nullptr,
-                             {}, test.stream);
+                             {.call = {.stream = test.stream}});
     });
   });
 }
@@ -117,7 +119,9 @@ TEST_F(CudaPointers, OtherOperationsRefusePageableMemory) {
     const Result result{test.device_run.result_memory().data()};
     const auto combine = [&](const Outputs& from, const Plan& by, const Result& to,
                              const CombineOptions& options) {
-      return [&, from, by, to, options] { exchange.combine(from, by, to, options, test.stream); };
+      CombineOptions on_stream = options;
+      on_stream.call.stream = test.stream;
+      return [&, from, by, to, on_stream] { exchange.combine(from, by, to, on_stream); };
     };
     test.require_refused("outputs", combine({memory.as<void>()}, plan, result, {}));
     test.require_refused("result", combine(outputs, plan, {memory.as<void>()}, {}));
@@ -133,22 +137,22 @@ TEST_F(CudaPointers, OtherOperationsRefusePageableMemory) {
                          combine(outputs, plan, result,
                                  {.row_values = values.as<float>(), .route_values = memory.as<float>()}));
     test.require_refused("values", [&] {
-      exchange.route_values(memory.as<float>(), plan, values.as<float>(), 0, test.stream);
+      exchange.route_values(memory.as<float>(), plan, values.as<float>(), {.stream = test.stream});
     });
     test.require_refused("row_values", [&] {
-      exchange.route_values(values.as<float>(), plan, memory.as<float>(), 0, test.stream);
+      exchange.route_values(values.as<float>(), plan, memory.as<float>(), {.stream = test.stream});
     });
     test.require_refused("plan", [&] {
-      exchange.route_values(values.as<float>(), bad_plan, more_values.as<float>(), 0, test.stream);
+      exchange.route_values(values.as<float>(), bad_plan, more_values.as<float>(), {.stream = test.stream});
     });
     test.require_refused("row_values", [&] {
-      exchange.return_values(plan, memory.as<float>(), values.as<float>(), 0, test.stream);
+      exchange.return_values(plan, memory.as<float>(), values.as<float>(), {.stream = test.stream});
     });
     test.require_refused("route_values", [&] {
-      exchange.return_values(plan, values.as<float>(), memory.as<float>(), 0, test.stream);
+      exchange.return_values(plan, values.as<float>(), memory.as<float>(), {.stream = test.stream});
     });
     test.require_refused("device_count",
-                         [&] { exchange.metadata(memory.as<std::int32_t>(), 0, test.stream); });
+                         [&] { exchange.metadata(memory.as<std::int32_t>(), {.stream = test.stream}); });
   });
 }
 
@@ -163,15 +167,17 @@ TEST_F(CudaPointers, RouteValuesRefusesNullPointers) {
     const DeviceBytes values(1 << 20);
     for (const bool null_values : {true, false}) {
       test.exchange.route_values(null_values ? nullptr : values.as<float>(), plan,
-                                 null_values ? values.as<float>() : nullptr, 0, test.stream);
-      const std::string text = usage_error([&] { test.exchange.synchronize(c.lane, test.stream); });
+                                 null_values ? values.as<float>() : nullptr, {.stream = test.stream});
+      const std::string text =
+          usage_error([&] { test.exchange.synchronize({.lane = c.lane, .stream = test.stream}); });
       require(text.find("route_values") != std::string::npos, "null is not refused: ", text);
       test.device_run.run_and_compare(0, test.stream.get());
     }
     for (const bool null_values : {true, false}) {
       test.exchange.return_values(plan, null_values ? nullptr : values.as<float>(),
-                                  null_values ? values.as<float>() : nullptr, 0, test.stream);
-      const std::string text = usage_error([&] { test.exchange.synchronize(c.lane, test.stream); });
+                                  null_values ? values.as<float>() : nullptr, {.stream = test.stream});
+      const std::string text =
+          usage_error([&] { test.exchange.synchronize({.lane = c.lane, .stream = test.stream}); });
       require(text.find("return_values") != std::string::npos, "null is not refused: ", text);
       test.device_run.run_and_compare(0, test.stream.get());
     }
@@ -195,6 +201,7 @@ TEST_F(CudaPointers, WeightsOfARankWithoutTokensMayBeAnyAddress) {
     const float somewhere = 0;
     const DeviceBytes own(1 << 12);
     DispatchOptions options = device_run.dispatch_options();
+    options.call.stream = stream;
     options.memory.weight = nullptr;
     for (const std::int64_t most : {7, 0}) {
       for (const bool null_weights : {false, true}) {
@@ -203,8 +210,8 @@ TEST_F(CudaPointers, WeightsOfARankWithoutTokensMayBeAnyAddress) {
         options.weighted = null_weights && tokens.count == 0;
         const float* const any = tokens.count == 0 ? &somewhere : own.as<float>();
         const DispatchResult received =
-            exchange.dispatch(tokens, device_run.ids(), options.weighted ? nullptr : any, options, stream);
-        exchange.synchronize(c.lane, stream);
+            exchange.dispatch(tokens, device_run.ids(), options.weighted ? nullptr : any, options);
+        exchange.synchronize({.lane = c.lane, .stream = stream});
         exchange.check(c.lane);
         require(received.weight != nullptr, "no weights, with at most ", most, " tokens on rank ",
                 rank.index());

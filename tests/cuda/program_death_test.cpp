@@ -58,7 +58,7 @@ void run_until_a_rank_dies(const Rank& rank, int batches, RankReport& report) {
   const Stream stream = device::stream(rank.index());
   const auto run = [&] {
     layer.run(inputs, stream);
-    for (int lane = 0; lane < batches; ++lane) exchange.synchronize(lane, stream);
+    for (int lane = 0; lane < batches; ++lane) exchange.synchronize({.lane = lane, .stream = stream});
   };
   rank.barrier();
   Clock::time_point start;

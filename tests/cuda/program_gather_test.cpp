@@ -67,7 +67,7 @@ TEST_F(CudaProgram, GathersMakeTheBytesOfHostMemory) {
           const std::vector<ProgramValue> given = {inputs.values(runs[i])[0]};
           const ProgramValue& y = *layer.run(given, stream)[0];
           stream.synchronize();
-          for (int lane = 0; lane < batches; ++lane) exchange.synchronize(lane, stream);
+          for (int lane = 0; lane < batches; ++lane) exchange.synchronize({.lane = lane, .stream = stream});
           require_result(y, runs[i], str("gathers, ", batches, " micro-batches, run ", i));
         }
       });

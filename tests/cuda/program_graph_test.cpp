@@ -55,11 +55,12 @@ TEST_F(CudaProgramGraph, HoldsTheNodesOfTheCallsByHand) {
     const TestStream stream;
     const std::vector<int> by_program = nodes_of(stream.get(), [&] { layer.run(values, stream); });
     const std::vector<int> by_hand = nodes_of(stream.get(), [&] {
-      const DispatchResult rows = exchange.dispatch(Tokens::rows(values[0].data, inputs.tokens, DType::fp32),
-                                                    static_cast<const std::int32_t*>(values[1].data),
-                                                    static_cast<const float*>(values[2].data), {}, stream);
+      const DispatchResult rows =
+          exchange.dispatch(Tokens::rows(values[0].data, inputs.tokens, DType::fp32),
+                            static_cast<const std::int32_t*>(values[1].data),
+                            static_cast<const float*>(values[2].data), {.call = {.stream = stream}});
       exchange.combine({rows.data, DType::fp32}, rows.plan, {y.data(), DType::fp32},
-                       {.row_weights = rows.weight}, stream);
+                       {.call = {.stream = stream}, .row_weights = rows.weight});
     });
     require(by_program == by_hand, "the graph of the program has other nodes");
     require(by_hand[static_cast<std::size_t>(cudaGraphNodeTypeKernel)] >= 2, "no kernels were captured");

@@ -61,7 +61,7 @@ TEST_F(CudaProgram, MakesTheBytesOfHostMemory) {
           inputs.load(runs[i], stream.get());
           const ProgramValue& y = *layer.run(inputs.values(runs[i]), stream)[0];
           stream.synchronize();
-          for (int lane = 0; lane < batches; ++lane) exchange.synchronize(lane, stream);
+          for (int lane = 0; lane < batches; ++lane) exchange.synchronize({.lane = lane, .stream = stream});
           require_result(y, runs[i], str(batches, " micro-batches, run ", i));
         }
       });
@@ -164,9 +164,9 @@ TEST_F(CudaProgram, LimitsOfMicroBatchesFitTheDevice) {
             found);
     stream.synchronize();
     for (int lane = 0; lane < 2; ++lane)  // what the refusals have left
-      usage_error([&] { exchange.synchronize(lane, stream); });
+      usage_error([&] { exchange.synchronize({.lane = lane, .stream = stream}); });
     const ProgramValue& y = *split.run(inputs.values(runs[0]), stream)[0];
-    for (int lane = 0; lane < 2; ++lane) exchange.synchronize(lane, stream);
+    for (int lane = 0; lane < 2; ++lane) exchange.synchronize({.lane = lane, .stream = stream});
     require_result(y, runs[0], "in micro-batches");
   });
 }
@@ -251,7 +251,7 @@ TEST_F(CudaProgram, AFunctionThatFailsEndsTheRunOnAllRanks) {
     inputs.load(runs[0], stream.get());
     const auto run_to_the_end = [&] {
       const ProgramValue& y = *layer.run(inputs.values(runs[0]), stream)[0];
-      for (int lane = 0; lane < 2; ++lane) exchange.synchronize(lane, stream);
+      for (int lane = 0; lane < 2; ++lane) exchange.synchronize({.lane = lane, .stream = stream});
       return &y;
     };
     require_result(*run_to_the_end(), runs[0], "before");
@@ -268,7 +268,7 @@ TEST_F(CudaProgram, AFunctionThatFailsEndsTheRunOnAllRanks) {
     fails = false;
     stream.synchronize();
     for (int lane = 0; lane < 2; ++lane)  // what the refusals of both lanes have left
-      usage_error([&] { exchange.synchronize(lane, stream); });
+      usage_error([&] { exchange.synchronize({.lane = lane, .stream = stream}); });
     rank.barrier();
     require_result(*run_to_the_end(), runs[0], "after the failure");
   });

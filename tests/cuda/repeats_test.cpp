@@ -19,7 +19,7 @@ void repeat(const TestCase& c, const PreparedStep& prepared) {
     const TestStream stream;
     device_run.load(0, stream.get());
     for (const int limit : {1, 2, 4, 8, 16, 24, 32, 64, 0}) {
-      device_run.dispatch_options().sm_limit = device_run.combine_options().sm_limit = limit;
+      device_run.dispatch_options().call.sm_limit = device_run.combine_options().call.sm_limit = limit;
       for (int repeat = 0; repeat < kRepeats; ++repeat) {
         device_run.poison_outputs(stream.get());
         device_run.dispatch(stream.get());

@@ -52,15 +52,15 @@ class CudaSliced : public DeviceTest {
         result.poison(stream.get());
       };
       const auto call = [&](const Tokens& of) {
-        DispatchOptions options;
+        const CallOptions on{.stream = {stream.get()}};
+        DispatchOptions options{.call = on};
         options.memory.parts[0] = received.data();
         options.memory.weight = received_weight.as<float>();
         options.memory.counts = counts.as<std::int32_t>();
         options.memory.row_offsets = row_offsets.as<std::int32_t>();
-        const DispatchResult rows =
-            exchange.dispatch(of, inputs.ids(), inputs.weights(), options, {stream.get()});
+        const DispatchResult rows = exchange.dispatch(of, inputs.ids(), inputs.weights(), options);
         exchange.combine({.data = rows.data}, rows.plan, {.data = result.data()},
-                         {.row_weights = rows.weight}, {stream.get()});
+                         {.call = on, .row_weights = rows.weight});
       };
       std::vector<SlicedSet> sets;
       for (int index = 0; index < kSets; ++index) {
@@ -71,7 +71,7 @@ class CudaSliced : public DeviceTest {
         inputs.load(set.inputs, stream.get());
         poison();
         call(inputs.tokens_of(set.inputs));
-        exchange.synchronize(0, {stream.get()});
+        exchange.synchronize({.stream = {stream.get()}});
         set.received.copy_from(received, stream.get());
         set.received_weight.copy_from(received_weight, stream.get());
         set.counts.copy_from(counts, stream.get());

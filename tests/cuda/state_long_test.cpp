@@ -95,15 +95,15 @@ class BareLanes {
     for (std::size_t i = 0; i < lanes_.size(); ++i) {
       cuda::Lane& lane = *lanes_[i];
       DispatchCall with_plan = dispatch;
-      with_plan.lane = static_cast<int>(i);
+      with_plan.options = {.lane = static_cast<int>(i), .stream = stream};
       with_plan.memory.plan = plans_[i].data();
-      DispatchResult received = lane.dispatch(with_plan, split_phases, stream);
+      DispatchResult received = lane.dispatch(with_plan, split_phases);
       if (split_phases) received = lane.dispatch_receive(stream);
       CombineCall combine_received = combine;
-      combine_received.lane = static_cast<int>(i);
+      combine_received.options = with_plan.options;
       combine_received.plan = received.plan;
       if (combine.row_weights != nullptr) combine_received.row_weights = received.weight;
-      lane.combine(combine_received, split_phases, stream);
+      lane.combine(combine_received, split_phases);
       if (split_phases) lane.combine_receive(stream);
     }
   }

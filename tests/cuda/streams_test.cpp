@@ -46,7 +46,8 @@ void expect_refused(const TestCase& c, int earlier, const std::function<cudaStre
       require(has_remedy(at_the_call), at_the_call);
       ++refused_at_the_call;
     } else {
-      const std::string later = usage_error([&] { exchange.synchronize(c.lane, {stream_of(rank.index())}); });
+      const std::string later =
+          usage_error([&] { exchange.synchronize({.lane = c.lane, .stream = {stream_of(rank.index())}}); });
       require(has_remedy(later) && later.find("refused dispatch") != std::string::npos,
               "the peer's error: ", later);
       ++refused_by_a_peer;

@@ -252,7 +252,8 @@ TEST_F(CudaTwoHops, GathersAreRefusedByName) {
     GuardedBuffer rows(64), gathered(256);
     bool refused = false;
     try {
-      exchange.all_gather_v(rows.data(), 1, 16, gathered.data(), 8);
+      exchange.all_gather_v(
+          {.rows = rows.data(), .count = 1, .row_bytes = 16, .gathered = gathered.data(), .capacity = 8});
     } catch (const UnsupportedError& error) {
       refused = std::string(error.what()).find("hops") != std::string::npos;
     }

@@ -40,10 +40,12 @@ void step(Exchange& exchange, Stream stream = {}) {
   auto tokens = contract::GuardedBuffer::of(std::vector<float>(kValues, 1));
   auto ids = contract::GuardedBuffer::of(expert);
   contract::GuardedBuffer result(tokens.bytes());
-  const DispatchResult rows = exchange.dispatch(Tokens::rows(tokens.data(), kTokens, DType::fp32),
-                                                ids.as<std::int32_t>(), nullptr, stream);
-  exchange.combine({rows.data, DType::fp32}, rows.plan, {result.data(), DType::fp32}, {}, stream);
-  exchange.synchronize(0, stream);
+  const DispatchResult rows =
+      exchange.dispatch(Tokens::rows(tokens.data(), kTokens, DType::fp32), ids.as<std::int32_t>(), nullptr,
+                        {.call = {.stream = stream}});
+  exchange.combine({rows.data, DType::fp32}, rows.plan, {result.data(), DType::fp32},
+                   {.call = {.stream = stream}});
+  exchange.synchronize({.stream = stream});
   FERRY_CHECK(std::ranges::equal(result.span(), tokens.span()), "the rows came back changed");
 }
 

@@ -115,19 +115,19 @@ class StepRunner {
 
   DispatchResult dispatch(int lane) {
     const Tokens tokens = Tokens::rows(x_.data(), kTokens);
-    const DispatchOptions options{.lane = lane};
+    const DispatchOptions options{.call = {.lane = lane}};
     if (form_ == CallForm::replay) return exchange_.dispatch(tokens, kept_, weights_.data(), options);
     if (form_ != CallForm::split) return exchange_.dispatch(tokens, ids_.data(), weights_.data(), options);
     exchange_.dispatch_send(tokens, ids_.data(), weights_.data(), options);
-    return exchange_.dispatch_receive(lane);
+    return exchange_.dispatch_receive({.lane = lane});
   }
 
   void combine(const DispatchResult& rows, int lane) {
     y_.fill(0x7F7F);
-    const CombineOptions options{.row_weights = rows.weight, .lane = lane};
+    const CombineOptions options{.call = {.lane = lane}, .row_weights = rows.weight};
     if (form_ == CallForm::split) {
       exchange_.combine_send({.data = rows.data}, rows.plan, {.data = y_.data()}, options);
-      exchange_.combine_receive(lane);
+      exchange_.combine_receive({.lane = lane});
     } else {
       exchange_.combine({.data = rows.data}, rows.plan, {.data = y_.data()}, options);
     }
@@ -137,16 +137,21 @@ class StepRunner {
   }
 
   void step(int lane) {
-    exchange_.metadata(kTokens, lane);
+    exchange_.metadata(kTokens, {.lane = lane});
     const DispatchResult rows = dispatch(lane);
-    exchange_.route_values(weights_.data(), rows.plan, values_.data(), lane);
+    exchange_.route_values(weights_.data(), rows.plan, values_.data(), {.lane = lane});
     combine(rows, lane);
     gather(lane);
   }
 
   // As many rows as a dispatch stages: two calls, one of counts and one of rows.
   void gather(int lane) {
-    exchange_.all_gather_v(x_.data(), kTokens, 2 * kHidden, gathered_.data(), kRanks * kTokens, lane);
+    exchange_.all_gather_v({.rows = x_.data(),
+                            .count = kTokens,
+                            .row_bytes = 2 * kHidden,
+                            .gathered = gathered_.data(),
+                            .capacity = kRanks * kTokens},
+                           {.lane = lane});
     if (std::any_of(gathered_.begin(), gathered_.begin() + exchange_.rank().size() * kTokens * kHidden,
                     [](std::uint16_t x) { return x != kOne; }))
       throw std::runtime_error("wrong rows");

@@ -35,8 +35,7 @@ CombineRun::CombineRun(SyncExchange& exchange, const TestCase& c, const StepInpu
   result_.data = result_memory_.data();
 
   options_.reduction = expert_outputs.reduction;
-  options_.lane = c.lane;
-  options_.sm_limit = c.sm_limit;
+  options_.call = {.lane = c.lane, .sm_limit = c.sm_limit};
   if (expert_outputs.weighted) {
     weights_ = GuardedBuffer(total * 4);
     if (row_weights != nullptr)

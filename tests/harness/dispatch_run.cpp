@@ -20,8 +20,7 @@ DispatchRun::DispatchRun(SyncExchange& exchange, const TestCase& c, const StepIn
   capacity_rows_ = my_rows_.capacity * (padded ? static_cast<std::int64_t>(my_rows_.counts.size()) : 1);
   allocate_inputs();
   if (!c.own_format) options_.format = step.inputs.format;
-  options_.lane = c.lane;
-  options_.sm_limit = c.sm_limit;
+  options_.call = {.lane = c.lane, .sm_limit = c.sm_limit};
   options_.apply_weights = step.inputs.apply_weights;
   const Format& format = step.inputs.format;
   const std::vector<float>& scales = step.inputs.input_scales;

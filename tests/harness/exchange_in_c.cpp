@@ -26,6 +26,7 @@ ferry_tokens to_c(const Tokens& tokens) {
   std::copy(tokens.strides.begin(), tokens.strides.end(), c.strides);
   c.count = tokens.count;
   c.type = static_cast<std::int32_t>(tokens.type);
+  c.device_count = tokens.device_count;
   return c;
 }
 
@@ -40,12 +41,17 @@ ferry_receive_buffers to_c(const ReceiveBuffers& memory) {
   c.local_ids = memory.local_ids;
   c.group_of_row = memory.group_of_row;
   c.plan = memory.plan;
+  c.counts = memory.counts;
+  c.row_offsets = memory.row_offsets;
+  c.dots = memory.dots;
+  c.count_sums = memory.count_sums;
+  c.rows = memory.rows;
+  c.allow_truncation = memory.allow_truncation;
   return c;
 }
 
-ferry_more_receive_buffers more_of(const ReceiveBuffers& memory) {
-  return {memory.counts,     memory.row_offsets, memory.dots,
-          memory.count_sums, memory.rows,        memory.allow_truncation ? 1 : 0};
+ferry_call_options to_c(const CallOptions& call) {
+  return {.lane = call.lane, .sm_limit = call.sm_limit, .stream = call.stream.handle};
 }
 
 // By its name, as a user would choose it.
@@ -69,21 +75,19 @@ WaitRecord wait_of(const ferry_error_record& c) {
 }
 
 ferry_combine_args arguments(const Outputs& outputs, const Plan& plan, const Result& result,
-                             const CombineOptions& options, Stream stream, ferry_epilogue& epilogue) {
+                             const CombineOptions& options, ferry_epilogue& epilogue) {
   auto args = sized<ferry_combine_args>();
-  args.outputs = {const_cast<void*>(outputs.data), outputs.stride, static_cast<std::int32_t>(outputs.type)};
-  args.output_rows = outputs.rows;
-  args.result = {result.data, result.stride, static_cast<std::int32_t>(result.type)};
+  args.outputs = {const_cast<void*>(outputs.data), outputs.stride, static_cast<std::int32_t>(outputs.type),
+                  outputs.rows};
+  args.result = {result.data, result.stride, static_cast<std::int32_t>(result.type), 0};
   args.plan = to_c(plan);
   args.row_weights = options.row_weights;
   args.topk_weights = options.topk_weights;
   args.topk_weighted = options.topk_weighted;
   args.row_values = options.row_values;
   args.route_values = options.route_values;
-  args.lane = options.lane;
-  args.sm_limit = options.sm_limit;
+  args.call = to_c(options.call);
   args.reduction = options.reduction ? static_cast<std::int32_t>(*options.reduction) + 1 : 0;
-  args.stream = stream.handle;
   args.shared_outputs = options.shared_outputs;
   if (options.epilogue.empty()) return args;
   epilogue = {options.epilogue.residual, options.epilogue.stride, options.epilogue.scale};
@@ -96,32 +100,30 @@ class ExchangeInC : public ForeignExchange {
   ExchangeInC(const Rank& rank, const Config& config);
 
   DispatchResult dispatch(const Tokens& tokens, const Routes& routes, const float* weights,
-                          const DispatchOptions& options, Stream stream) override {
-    return dispatched(ferry_dispatch, arguments(tokens, routes, weights, options, stream));
+                          const DispatchOptions& options) override {
+    return dispatched(ferry_dispatch, arguments(tokens, routes, weights, options));
   }
   void dispatch_send(const Tokens& tokens, const Routes& routes, const float* weights,
-                     const DispatchOptions& options, Stream stream) override {
-    require(ferry_dispatch_send, arguments(tokens, routes, weights, options, stream));
+                     const DispatchOptions& options) override {
+    require(ferry_dispatch_send, arguments(tokens, routes, weights, options));
   }
-  DispatchResult dispatch_receive(int lane, Stream stream) override;
-  void combine(const Outputs& outputs, const Plan& plan, const Result& result, const CombineOptions& options,
-               Stream stream) override;
+  DispatchResult dispatch_receive(const CallOptions& call) override;
+  void combine(const Outputs& outputs, const Plan& plan, const Result& result,
+               const CombineOptions& options) override;
   void combine_send(const Outputs& outputs, const Plan& plan, const Result& result,
-                    const CombineOptions& options, Stream stream) override;
-  void combine_receive(int lane, Stream stream) override;
-  void route_values(const float* values, const Plan& plan, float* row_values, int lane,
-                    Stream stream) override;
-  void return_values(const Plan& plan, const float* row_values, float* route_values, int lane,
-                     Stream stream) override;
+                    const CombineOptions& options) override;
+  void combine_receive(const CallOptions& call) override;
+  void route_values(const float* values, const Plan& plan, float* row_values,
+                    const CallOptions& call) override;
+  void return_values(const Plan& plan, const float* row_values, float* route_values,
+                     const CallOptions& call) override;
   DispatchResult combine_backward(const Tokens& d_result, const Plan& plan, const float* topk_weights,
-                                  const Outputs& outputs, float* d_weights, const DispatchOptions& options,
-                                  Stream stream) override;
-  void all_gather_v(const void* rows, std::int64_t count, std::int64_t row_bytes, void* gathered,
-                    std::int64_t capacity, int lane, Stream stream) override;
-  void reduce_scatter_v(const void* rows, std::int64_t total, DType type, void* sums, std::int64_t count,
-                        int lane, Stream stream) override;
-  DispatchCounts dispatch_counts(const Ids& ids, std::int64_t tokens, int lane, Stream stream) override;
-  const StepMetadata* metadata(std::int32_t count, int lane, Stream stream, StepMetadata* into) override;
+                                  const Outputs& outputs, float* d_weights,
+                                  const DispatchOptions& options) override;
+  void all_gather_v(const AllGather& given, const CallOptions& call) override;
+  void reduce_scatter_v(const ReduceScatter& given, const CallOptions& call) override;
+  DispatchCounts dispatch_counts(const Ids& ids, std::int64_t tokens, const CallOptions& call) override;
+  const StepMetadata* metadata(std::int32_t count, const CallOptions& call, StepMetadata* into) override;
 
   void check(int lane) override;
   const DispatchResult& last_dispatch_result(int lane) override;
@@ -130,7 +132,7 @@ class ExchangeInC : public ForeignExchange {
 
  private:
   static ferry_dispatch_args arguments(const Tokens& tokens, const Routes& routes, const float* weights,
-                                       const DispatchOptions& options, Stream stream);
+                                       const DispatchOptions& options);
 
   // Calls the function; throws what its status means.
   template <class Function, class... Args>
@@ -146,6 +148,7 @@ class ExchangeInC : public ForeignExchange {
     require(function, args);
     return to_cpp(result);
   }
+  ferry_counts counts() const;
   static void throw_unless_ok(ferry_status status);
   static DispatchResult to_cpp(const ferry_dispatch_result& c);
 
@@ -193,10 +196,9 @@ ExchangeInC::ExchangeInC(const Rank& rank, const Config& config) : handle_(nullp
 }
 
 ferry_dispatch_args ExchangeInC::arguments(const Tokens& tokens, const Routes& routes, const float* weights,
-                                           const DispatchOptions& options, Stream stream) {
+                                           const DispatchOptions& options) {
   auto args = sized<ferry_dispatch_args>();
   args.tokens = to_c(tokens);
-  args.device_count = tokens.device_count;
   args.ids = routes.ids.data;
   args.id_type = static_cast<std::int32_t>(routes.ids.type);
   args.plan = to_c(routes.plan);
@@ -204,11 +206,8 @@ ferry_dispatch_args ExchangeInC::arguments(const Tokens& tokens, const Routes& r
   args.apply_weights = options.apply_weights;
   args.format = to_c(options.format);
   args.memory = to_c(options.memory);
-  args.more_memory = more_of(options.memory);
   args.dot_rows = options.dot_rows;
-  args.lane = options.lane;
-  args.sm_limit = options.sm_limit;
-  args.stream = stream.handle;
+  args.call = to_c(options.call);
   args.global_scale = options.global_scale;
   args.input_scales = options.input_scales.data();
   args.input_scale_count = static_cast<std::int64_t>(options.input_scales.size());
@@ -239,58 +238,52 @@ DispatchResult ExchangeInC::to_cpp(const ferry_dispatch_result& c) {
   return received;
 }
 
-DispatchResult ExchangeInC::dispatch_receive(int lane, Stream stream) {
-  auto args = sized<ferry_dispatch_receive_args>();
-  args.lane = lane;
-  args.stream = stream.handle;
-  return dispatched(ferry_dispatch_receive, args);
+DispatchResult ExchangeInC::dispatch_receive(const CallOptions& call) {
+  const ferry_call_options c = to_c(call);
+  auto result = sized<ferry_dispatch_result>();
+  throw_unless_ok(ferry_dispatch_receive(handle_.get(), &c, &result));
+  return to_cpp(result);
 }
 
 void ExchangeInC::combine(const Outputs& outputs, const Plan& plan, const Result& result,
-                          const CombineOptions& options, Stream stream) {
+                          const CombineOptions& options) {
   ferry_epilogue epilogue{};
-  require(ferry_combine, contract::arguments(outputs, plan, result, options, stream, epilogue));
+  require(ferry_combine, contract::arguments(outputs, plan, result, options, epilogue));
 }
 
 void ExchangeInC::combine_send(const Outputs& outputs, const Plan& plan, const Result& result,
-                               const CombineOptions& options, Stream stream) {
+                               const CombineOptions& options) {
   ferry_epilogue epilogue{};
-  require(ferry_combine_send, contract::arguments(outputs, plan, result, options, stream, epilogue));
+  require(ferry_combine_send, contract::arguments(outputs, plan, result, options, epilogue));
 }
 
-void ExchangeInC::combine_receive(int lane, Stream stream) {
-  auto args = sized<ferry_combine_receive_args>();
-  args.lane = lane;
-  args.stream = stream.handle;
-  require(ferry_combine_receive, args);
+void ExchangeInC::combine_receive(const CallOptions& call) {
+  require(ferry_combine_receive, to_c(call));
 }
 
-void ExchangeInC::route_values(const float* values, const Plan& plan, float* row_values, int lane,
-                               Stream stream) {
+void ExchangeInC::route_values(const float* values, const Plan& plan, float* row_values,
+                               const CallOptions& call) {
   auto args = sized<ferry_route_values_args>();
   args.values = values;
   args.plan = to_c(plan);
   args.row_values = row_values;
-  args.lane = lane;
-  args.stream = stream.handle;
+  args.call = to_c(call);
   require(ferry_route_values, args);
 }
 
-void ExchangeInC::return_values(const Plan& plan, const float* row_values, float* route_values, int lane,
-                                Stream stream) {
+void ExchangeInC::return_values(const Plan& plan, const float* row_values, float* route_values,
+                                const CallOptions& call) {
   auto args = sized<ferry_return_values_args>();
   args.plan = to_c(plan);
   args.row_values = row_values;
   args.route_values = route_values;
-  args.lane = lane;
-  args.stream = stream.handle;
+  args.call = to_c(call);
   require(ferry_return_values, args);
 }
 
 DispatchResult ExchangeInC::combine_backward(const Tokens& d_result, const Plan& plan,
                                              const float* topk_weights, const Outputs& outputs,
-                                             float* d_weights, const DispatchOptions& options,
-                                             Stream stream) {
+                                             float* d_weights, const DispatchOptions& options) {
   auto args = sized<ferry_combine_backward_args>();
   args.d_result = to_c(d_result);
   args.plan = to_c(plan);
@@ -300,47 +293,39 @@ DispatchResult ExchangeInC::combine_backward(const Tokens& d_result, const Plan&
   args.d_weights = d_weights;
   args.format = to_c(options.format);
   args.memory = to_c(options.memory);
-  args.more_memory = more_of(options.memory);
-  args.lane = options.lane;
-  args.sm_limit = options.sm_limit;
-  args.stream = stream.handle;
+  args.call = to_c(options.call);
   return dispatched(ferry_combine_backward, args);
 }
 
-void ExchangeInC::all_gather_v(const void* rows, std::int64_t count, std::int64_t row_bytes, void* gathered,
-                               std::int64_t capacity, int lane, Stream stream) {
+void ExchangeInC::all_gather_v(const AllGather& given, const CallOptions& call) {
   auto args = sized<ferry_all_gather_v_args>();
-  args.rows = rows;
-  args.count = count;
-  args.row_bytes = row_bytes;
-  args.gathered = gathered;
-  args.capacity = capacity;
-  args.lane = lane;
-  args.stream = stream.handle;
+  args.call = to_c(call);
+  args.rows = given.rows;
+  args.count = given.count;
+  args.row_bytes = given.row_bytes;
+  args.gathered = given.gathered;
+  args.capacity = given.capacity;
   require(ferry_all_gather_v, args);
 }
 
-void ExchangeInC::reduce_scatter_v(const void* rows, std::int64_t total, DType type, void* sums,
-                                   std::int64_t count, int lane, Stream stream) {
+void ExchangeInC::reduce_scatter_v(const ReduceScatter& given, const CallOptions& call) {
   auto args = sized<ferry_reduce_scatter_v_args>();
-  args.rows = rows;
-  args.total = total;
-  args.type = static_cast<std::int32_t>(type);
-  args.sums = sums;
-  args.count = count;
-  args.lane = lane;
-  args.stream = stream.handle;
+  args.call = to_c(call);
+  args.rows = given.rows;
+  args.total = given.total;
+  args.type = static_cast<std::int32_t>(given.type);
+  args.sums = given.sums;
+  args.count = given.count;
   require(ferry_reduce_scatter_v, args);
 }
 
-DispatchCounts ExchangeInC::dispatch_counts(const Ids& ids, std::int64_t tokens, int lane, Stream stream) {
+DispatchCounts ExchangeInC::dispatch_counts(const Ids& ids, std::int64_t tokens, const CallOptions& call) {
   auto counts = sized<ferry_dispatch_counts_result>();
   auto args = sized<ferry_dispatch_counts_args>();
   args.ids = ids.data;
   args.id_type = static_cast<std::int32_t>(ids.type);
   args.tokens = tokens;
-  args.lane = lane;
-  args.stream = stream.handle;
+  args.call = to_c(call);
   args.result = &counts;
   require(ferry_dispatch_counts, args);
   return {counts.total,
@@ -348,12 +333,11 @@ DispatchCounts ExchangeInC::dispatch_counts(const Ids& ids, std::int64_t tokens,
           {counts.tokens, static_cast<std::size_t>(counts.ranks)}};
 }
 
-const StepMetadata* ExchangeInC::metadata(std::int32_t count, int lane, Stream stream, StepMetadata* into) {
+const StepMetadata* ExchangeInC::metadata(std::int32_t count, const CallOptions& call, StepMetadata* into) {
   const ferry_step_metadata* metadata = nullptr;
   auto args = sized<ferry_metadata_args>();
   args.count = count;
-  args.lane = lane;
-  args.stream = stream.handle;
+  args.call = to_c(call);
   args.metadata = &metadata;
   args.into = reinterpret_cast<ferry_step_metadata*>(into);
   require(ferry_metadata, args);
@@ -370,9 +354,14 @@ const DispatchResult& ExchangeInC::last_dispatch_result(int lane) {
   return last_ = to_cpp(result);
 }
 
+ferry_counts ExchangeInC::counts() const {
+  auto c = sized<ferry_counts>();
+  throw_unless_ok(ferry_exchange_counts(handle_.get(), &c));
+  return c;
+}
+
 LoadCounts ExchangeInC::load_counts() {
-  auto c = sized<ferry_load_counts>();
-  throw_unless_ok(ferry_get_load_counts(handle_.get(), &c));
+  const ferry_counts c = counts();
   const Exchange& exchange = handle_->exchange;
   return {{c.experts, c.experts + exchange.config().experts},
           {c.ranks, c.ranks + exchange.rank().size()},
@@ -380,8 +369,7 @@ LoadCounts ExchangeInC::load_counts() {
 }
 
 WireCounts ExchangeInC::wire_counts() {
-  auto c = sized<ferry_wire_counts>();
-  throw_unless_ok(ferry_get_wire_counts(handle_.get(), &c));
+  const ferry_counts c = counts();
   return {c.dispatch_bytes,
           c.dispatch_messages,
           c.combine_bytes,

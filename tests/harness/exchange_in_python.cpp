@@ -160,22 +160,24 @@ class ExchangeInPython : public ForeignExchange {
   }
 
   DispatchResult dispatch(const Tokens& tokens, const Routes& routes, const float* weights,
-                          const DispatchOptions& options, Stream) override {
-    return in_python(
-        [&] { return received(options.lane, call_dispatch("dispatch", tokens, routes, weights, options)); });
+                          const DispatchOptions& options) override {
+    return in_python([&] {
+      return received(options.call.lane, call_dispatch("dispatch", tokens, routes, weights, options));
+    });
   }
 
   void dispatch_send(const Tokens& tokens, const Routes& routes, const float* weights,
-                     const DispatchOptions& options, Stream) override {
+                     const DispatchOptions& options) override {
     in_python([&] { call_dispatch("dispatch_send", tokens, routes, weights, options); });
   }
 
-  DispatchResult dispatch_receive(int lane, Stream) override {
-    return in_python([&] { return received(lane, exchange_.attr("dispatch_receive")("lane"_a = lane)); });
+  DispatchResult dispatch_receive(const CallOptions& call) override {
+    return in_python(
+        [&] { return received(call.lane, exchange_.attr("dispatch_receive")("lane"_a = call.lane)); });
   }
 
-  void combine(const Outputs& outputs, const Plan& plan, const Result& result, const CombineOptions& options,
-               Stream) override {
+  void combine(const Outputs& outputs, const Plan& plan, const Result& result,
+               const CombineOptions& options) override {
     in_python([&] {
       const Values values = values_of(plan, options);
       finish_combine(values, call_combine("combine", outputs, plan, result, options));
@@ -183,87 +185,87 @@ class ExchangeInPython : public ForeignExchange {
   }
 
   void combine_send(const Outputs& outputs, const Plan& plan, const Result& result,
-                    const CombineOptions& options, Stream) override {
+                    const CombineOptions& options) override {
     in_python([&] {
       call_combine("combine_send", outputs, plan, result, options);
-      lane(options.lane).values = values_of(plan, options);
+      lane(options.call.lane).values = values_of(plan, options);
     });
   }
 
-  void combine_receive(int index, Stream) override {
+  void combine_receive(const CallOptions& call) override {
     in_python([&] {
-      const nb::object returned = exchange_.attr("combine_receive")("lane"_a = index);
-      finish_combine(lane(index).values, returned);
+      const nb::object returned = exchange_.attr("combine_receive")("lane"_a = call.lane);
+      finish_combine(lane(call.lane).values, returned);
     });
   }
 
-  void route_values(const float* values, const Plan& plan, float* row_values, int lane, Stream) override {
+  void route_values(const float* values, const Plan& plan, float* row_values,
+                    const CallOptions& call) override {
     in_python([&] {
       const UsedPlan used = plan_of(plan);
       const nb::object returned = exchange_.attr("route_values")(
-          array_of(values, python::kFp32, {used.tokens, config_.top_k}), used.plan, "lane"_a = lane);
+          array_of(values, python::kFp32, {used.tokens, config_.top_k}), used.plan, "lane"_a = call.lane);
       copy_floats(returned, used.total, row_values);
     });
   }
 
-  void return_values(const Plan& plan, const float* row_values, float* route_values, int lane,
-                     Stream) override {
+  void return_values(const Plan& plan, const float* row_values, float* route_values,
+                     const CallOptions& call) override {
     in_python([&] {
       const UsedPlan used = plan_of(plan);
       const nb::object returned = exchange_.attr("return_values")(
-          array_of(row_values, python::kFp32, {used.total}), used.plan, "lane"_a = lane);
+          array_of(row_values, python::kFp32, {used.total}), used.plan, "lane"_a = call.lane);
       copy_floats(returned, used.tokens * config_.top_k, route_values);
     });
   }
 
   DispatchResult combine_backward(const Tokens& d_result, const Plan& plan, const float* topk_weights,
-                                  const Outputs& outputs, float* d_weights, const DispatchOptions& options,
-                                  Stream) override {
+                                  const Outputs& outputs, float* d_weights,
+                                  const DispatchOptions& options) override {
     return in_python([&] {
-      remember(options.lane, d_result, plan, options.memory);
+      remember(options.call.lane, d_result, plan, options.memory);
       const UsedPlan used = plan_of(plan);
       const Shape slots{d_result.count, config_.top_k};
       const nb::tuple returned(exchange_.attr("combine_backward")(
           tokens_of(d_result, options), used.plan, array_or_none(topk_weights, python::kFp32, slots),
-          outputs_of(outputs, used), "lane"_a = options.lane, "sm_limit"_a = options.sm_limit,
+          outputs_of(outputs, used), "lane"_a = options.call.lane, "sm_limit"_a = options.call.sm_limit,
           "format"_a = format_of(options), "memory"_a = memory_of(options)));
       copy_floats(returned[1], d_result.count * config_.top_k, d_weights);
-      return received(options.lane, returned[0]);
+      return received(options.call.lane, returned[0]);
     });
   }
 
-  void all_gather_v(const void* rows, std::int64_t count, std::int64_t row_bytes, void* gathered,
-                    std::int64_t capacity, int lane, Stream) override {
+  void all_gather_v(const AllGather& given, const CallOptions& call) override {
     in_python([&] {
-      exchange_.attr("all_gather_v")(array_of(rows, python::kByte, {count, row_bytes}),
-                                     array_of(gathered, python::kByte, {capacity, row_bytes}),
-                                     "lane"_a = lane);
+      exchange_.attr("all_gather_v")(
+          array_of(given.rows, python::kByte, {given.count, given.row_bytes}),
+          array_of(given.gathered, python::kByte, {given.capacity, given.row_bytes}), "lane"_a = call.lane);
     });
   }
 
-  void reduce_scatter_v(const void* rows, std::int64_t total, DType type, void* sums, std::int64_t count,
-                        int lane, Stream) override {
+  void reduce_scatter_v(const ReduceScatter& given, const CallOptions& call) override {
     in_python([&] {
-      const Element element = python::element_of(type);
-      exchange_.attr("reduce_scatter_v")(array_of(rows, element, {total, config_.hidden}),
-                                         array_of(sums, element, {count, config_.hidden}), "lane"_a = lane);
+      const Element element = python::element_of(given.type);
+      exchange_.attr("reduce_scatter_v")(array_of(given.rows, element, {given.total, config_.hidden}),
+                                         array_of(given.sums, element, {given.count, config_.hidden}),
+                                         "lane"_a = call.lane);
     });
   }
 
-  DispatchCounts dispatch_counts(const Ids& ids, std::int64_t tokens, int index, Stream) override {
+  DispatchCounts dispatch_counts(const Ids& ids, std::int64_t tokens, const CallOptions& call) override {
     return in_python([&]() -> DispatchCounts {
-      const nb::tuple counts(exchange_.attr("dispatch_counts")(ids_of(ids, tokens), "lane"_a = index));
-      Lane& mine = lane(index);
+      const nb::tuple counts(exchange_.attr("dispatch_counts")(ids_of(ids, tokens), "lane"_a = call.lane));
+      Lane& mine = lane(call.lane);
       mine.routes = nb::cast<std::vector<std::int32_t>>(counts[1]);
       mine.tokens = nb::cast<std::vector<std::int32_t>>(counts[2]);
       return {nb::cast<std::int64_t>(counts[0]), mine.routes, mine.tokens};
     });
   }
 
-  const StepMetadata* metadata(std::int32_t count, int lane, Stream, StepMetadata* into) override {
+  const StepMetadata* metadata(std::int32_t count, const CallOptions& call, StepMetadata* into) override {
     return in_python([&] {
       return address_of<const StepMetadata>(exchange_.attr("metadata")(
-          count, "lane"_a = lane, "out"_a = array_or_none(into, python::kInt32, {3})));
+          count, "lane"_a = call.lane, "out"_a = array_or_none(into, python::kInt32, {3})));
     });
   }
 
@@ -412,15 +414,15 @@ class ExchangeInPython : public ForeignExchange {
 
   nb::object call_dispatch(const char* method, const Tokens& tokens, const Routes& routes,
                            const float* weights, const DispatchOptions& options) {
-    remember(options.lane, tokens, routes.plan, options.memory);
+    remember(options.call.lane, tokens, routes.plan, options.memory);
     const Shape slots{tokens.count, config_.top_k};
     const bool weighted = weights != nullptr || options.weighted;
     return exchange_.attr(method)(
         tokens_of(tokens, options),
         routes.plan.empty() ? ids_of(routes.ids, tokens.count) : plan_of(routes.plan).plan,
-        weighted ? array_of(weights, python::kFp32, slots) : nb::none(), "lane"_a = options.lane,
-        "sm_limit"_a = options.sm_limit, "format"_a = format_of(options), "memory"_a = memory_of(options),
-        "apply_weights"_a = options.apply_weights,
+        weighted ? array_of(weights, python::kFp32, slots) : nb::none(), "lane"_a = options.call.lane,
+        "sm_limit"_a = options.call.sm_limit, "format"_a = format_of(options),
+        "memory"_a = memory_of(options), "apply_weights"_a = options.apply_weights,
         "dot_rows"_a = options.dot_rows == nullptr
                            ? nb::none()
                            : rows_of(options.dot_rows, python::element_of(config_.combine_type), rows_,
@@ -490,7 +492,8 @@ class ExchangeInPython : public ForeignExchange {
             array_or_none(options.shared_outputs, type, {config_.shared_experts, tokens, hidden}),
         "residual"_a = residual == nullptr ? nb::none()
                                            : rows_of(residual, type, tokens, hidden, options.epilogue.stride),
-        "scale"_a = options.epilogue.scale, "lane"_a = options.lane, "sm_limit"_a = options.sm_limit);
+        "scale"_a = options.epilogue.scale, "lane"_a = options.call.lane,
+        "sm_limit"_a = options.call.sm_limit);
   }
 
   static void finish_combine(const Values& values, const nb::object& returned) {

@@ -22,28 +22,26 @@ class ForeignExchange {
   virtual ~ForeignExchange() = default;
 
   virtual DispatchResult dispatch(const Tokens& tokens, const Routes& routes, const float* weights,
-                                  const DispatchOptions& options, Stream stream) = 0;
+                                  const DispatchOptions& options) = 0;
   virtual void dispatch_send(const Tokens& tokens, const Routes& routes, const float* weights,
-                             const DispatchOptions& options, Stream stream) = 0;
-  virtual DispatchResult dispatch_receive(int lane, Stream stream) = 0;
+                             const DispatchOptions& options) = 0;
+  virtual DispatchResult dispatch_receive(const CallOptions& call) = 0;
   virtual void combine(const Outputs& outputs, const Plan& plan, const Result& result,
-                       const CombineOptions& options, Stream stream) = 0;
+                       const CombineOptions& options) = 0;
   virtual void combine_send(const Outputs& outputs, const Plan& plan, const Result& result,
-                            const CombineOptions& options, Stream stream) = 0;
-  virtual void combine_receive(int lane, Stream stream) = 0;
-  virtual void route_values(const float* values, const Plan& plan, float* row_values, int lane,
-                            Stream stream) = 0;
-  virtual void return_values(const Plan& plan, const float* row_values, float* route_values, int lane,
-                             Stream stream) = 0;
+                            const CombineOptions& options) = 0;
+  virtual void combine_receive(const CallOptions& call) = 0;
+  virtual void route_values(const float* values, const Plan& plan, float* row_values,
+                            const CallOptions& call) = 0;
+  virtual void return_values(const Plan& plan, const float* row_values, float* route_values,
+                             const CallOptions& call) = 0;
   virtual DispatchResult combine_backward(const Tokens& d_result, const Plan& plan, const float* topk_weights,
                                           const Outputs& outputs, float* d_weights,
-                                          const DispatchOptions& options, Stream stream) = 0;
-  virtual void all_gather_v(const void* rows, std::int64_t count, std::int64_t row_bytes, void* gathered,
-                            std::int64_t capacity, int lane, Stream stream) = 0;
-  virtual void reduce_scatter_v(const void* rows, std::int64_t total, DType type, void* sums,
-                                std::int64_t count, int lane, Stream stream) = 0;
-  virtual DispatchCounts dispatch_counts(const Ids& ids, std::int64_t tokens, int lane, Stream stream) = 0;
-  virtual const StepMetadata* metadata(std::int32_t count, int lane, Stream stream, StepMetadata* into) = 0;
+                                          const DispatchOptions& options) = 0;
+  virtual void all_gather_v(const AllGather& given, const CallOptions& call) = 0;
+  virtual void reduce_scatter_v(const ReduceScatter& given, const CallOptions& call) = 0;
+  virtual DispatchCounts dispatch_counts(const Ids& ids, std::int64_t tokens, const CallOptions& call) = 0;
+  virtual const StepMetadata* metadata(std::int32_t count, const CallOptions& call, StepMetadata* into) = 0;
 
   virtual void check(int lane) = 0;
   virtual const DispatchResult& last_dispatch_result(int lane) = 0;

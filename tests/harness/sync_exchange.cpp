@@ -47,12 +47,12 @@ DeviceMirror& SyncExchange::begin(int index) {
 }
 
 DeviceMirror& SyncExchange::begin(const DispatchOptions& options) {
-  Lane& mine = lane(options.lane);
+  Lane& mine = lane(options.call.lane);
   if (!mine.awaits_receive) {
     mine.format = options.format.value_or(config().format);
     mine.by_expert = !options.input_scales.empty();
   }
-  return begin(options.lane);
+  return begin(options.call.lane);
 }
 
 void SyncExchange::finish_send(int index) {
@@ -68,7 +68,7 @@ void SyncExchange::begin_receive(int index) {
 // Waits until the call ended; throws what ended it.
 void SyncExchange::wait(int index) {
   if (!on_device()) return;
-  synchronize(index, stream());
+  synchronize(call_of(index));
   lane(index).memory.download();
 }
 
@@ -95,18 +95,18 @@ DispatchResult SyncExchange::finish(int index, const DispatchResult& received) {
 DispatchResult SyncExchange::dispatch(const Tokens& tokens, const Ids& ids, const float* weights,
                                       const DispatchOptions& options) {
   DeviceMirror& memory = begin(options);
-  return finish(options.lane, called([&](auto& exchange) {
+  return finish(options.call.lane, called([&](auto& exchange) {
                   return exchange.dispatch(memory.translate(tokens), memory.translate(ids),
-                                           memory.translate(weights), memory.translate(options), stream());
+                                           memory.translate(weights), on_stream(memory.translate(options)));
                 }));
 }
 
 DispatchResult SyncExchange::dispatch(const Tokens& tokens, const Plan& plan, const float* weights,
                                       const DispatchOptions& options) {
   DeviceMirror& memory = begin(options);
-  return finish(options.lane, called([&](auto& exchange) {
+  return finish(options.call.lane, called([&](auto& exchange) {
                   return exchange.dispatch(memory.translate(tokens), memory.translate(plan),
-                                           memory.translate(weights), memory.translate(options), stream());
+                                           memory.translate(weights), on_stream(memory.translate(options)));
                 }));
 }
 
@@ -115,9 +115,9 @@ void SyncExchange::dispatch_send(const Tokens& tokens, const Ids& ids, const flo
   DeviceMirror& memory = begin(options);
   called([&](auto& exchange) {
     exchange.dispatch_send(memory.translate(tokens), memory.translate(ids), memory.translate(weights),
-                           memory.translate(options), stream());
+                           on_stream(memory.translate(options)));
   });
-  finish_send(options.lane);
+  finish_send(options.call.lane);
 }
 
 void SyncExchange::dispatch_send(const Tokens& tokens, const Plan& plan, const float* weights,
@@ -125,39 +125,39 @@ void SyncExchange::dispatch_send(const Tokens& tokens, const Plan& plan, const f
   DeviceMirror& memory = begin(options);
   called([&](auto& exchange) {
     exchange.dispatch_send(memory.translate(tokens), memory.translate(plan), memory.translate(weights),
-                           memory.translate(options), stream());
+                           on_stream(memory.translate(options)));
   });
-  finish_send(options.lane);
+  finish_send(options.call.lane);
 }
 
 DispatchResult SyncExchange::dispatch_receive(int index) {
   begin_receive(index);
-  return finish(index, called([&](auto& exchange) { return exchange.dispatch_receive(index, stream()); }));
+  return finish(index, called([&](auto& exchange) { return exchange.dispatch_receive(call_of(index)); }));
 }
 
 void SyncExchange::combine(const Outputs& outputs, const Plan& plan, const Result& result,
                            const CombineOptions& options) {
-  DeviceMirror& memory = begin(options.lane);
+  DeviceMirror& memory = begin(options.call.lane);
   called([&](auto& exchange) {
     exchange.combine(memory.translate(outputs), memory.translate(plan), memory.translate(result),
-                     memory.translate(options), stream());
+                     on_stream(memory.translate(options)));
   });
-  finish(options.lane);
+  finish(options.call.lane);
 }
 
 void SyncExchange::combine_send(const Outputs& outputs, const Plan& plan, const Result& result,
                                 const CombineOptions& options) {
-  DeviceMirror& memory = begin(options.lane);
+  DeviceMirror& memory = begin(options.call.lane);
   called([&](auto& exchange) {
     exchange.combine_send(memory.translate(outputs), memory.translate(plan), memory.translate(result),
-                          memory.translate(options), stream());
+                          on_stream(memory.translate(options)));
   });
-  finish_send(options.lane);
+  finish_send(options.call.lane);
 }
 
 void SyncExchange::combine_receive(int index) {
   begin_receive(index);
-  called([&](auto& exchange) { exchange.combine_receive(index, stream()); });
+  called([&](auto& exchange) { exchange.combine_receive(call_of(index)); });
   finish(index);
 }
 
@@ -165,7 +165,7 @@ void SyncExchange::route_values(const float* values, const Plan& plan, float* ro
   DeviceMirror& memory = begin(index);
   called([&](auto& exchange) {
     exchange.route_values(memory.translate(values), memory.translate(plan), memory.translate(row_values),
-                          index, stream());
+                          call_of(index));
   });
   finish(index);
 }
@@ -174,7 +174,7 @@ void SyncExchange::return_values(const Plan& plan, const float* row_values, floa
   DeviceMirror& memory = begin(index);
   called([&](auto& exchange) {
     exchange.return_values(memory.translate(plan), memory.translate(row_values),
-                           memory.translate(route_values), index, stream());
+                           memory.translate(route_values), call_of(index));
   });
   finish(index);
 }
@@ -183,11 +183,11 @@ DispatchResult SyncExchange::combine_backward(const Tokens& d_result, const Plan
                                               const float* topk_weights, const Outputs& outputs,
                                               float* d_weights, const DispatchOptions& options) {
   DeviceMirror& memory = begin(options);
-  return finish(options.lane, called([&](auto& exchange) {
+  return finish(options.call.lane, called([&](auto& exchange) {
                   return exchange.combine_backward(memory.translate(d_result), memory.translate(plan),
                                                    memory.translate(topk_weights), memory.translate(outputs),
-                                                   memory.translate(d_weights), memory.translate(options),
-                                                   stream());
+                                                   memory.translate(d_weights),
+                                                   on_stream(memory.translate(options)));
                 }));
 }
 
@@ -195,8 +195,12 @@ void SyncExchange::all_gather_v(const void* rows, std::int64_t count, std::int64
                                 std::int64_t capacity, int index) {
   DeviceMirror& memory = begin(index);
   called([&](auto& exchange) {
-    exchange.all_gather_v(memory.translate(rows), count, row_bytes, memory.translate(gathered), capacity,
-                          index, stream());
+    exchange.all_gather_v({.rows = memory.translate(rows),
+                           .count = count,
+                           .row_bytes = row_bytes,
+                           .gathered = memory.translate(gathered),
+                           .capacity = capacity},
+                          call_of(index));
   });
   wait(index);
 }
@@ -205,22 +209,26 @@ void SyncExchange::reduce_scatter_v(const void* rows, std::int64_t total, DType 
                                     std::int64_t count, int index) {
   DeviceMirror& memory = begin(index);
   called([&](auto& exchange) {
-    exchange.reduce_scatter_v(memory.translate(rows), total, type, memory.translate(sums), count, index,
-                              stream());
+    exchange.reduce_scatter_v({.rows = memory.translate(rows),
+                               .total = total,
+                               .type = type,
+                               .sums = memory.translate(sums),
+                               .count = count},
+                              call_of(index));
   });
   wait(index);
 }
 
 DispatchCounts SyncExchange::dispatch_counts(const Ids& ids, std::int64_t tokens, int index) {
   return called([&](auto& exchange) {
-    return exchange.dispatch_counts(begin(index).translate(ids), tokens, index, stream());
+    return exchange.dispatch_counts(begin(index).translate(ids), tokens, call_of(index));
   });
 }
 
 const StepMetadata* SyncExchange::metadata(std::int32_t count, int index, StepMetadata* into) {
   begin(index);
   const StepMetadata* at =
-      called([&](auto& exchange) { return exchange.metadata(count, index, stream(), into); });
+      called([&](auto& exchange) { return exchange.metadata(count, call_of(index), into); });
   if (!on_device()) return at;
   wait(index);
   StepMetadata& copy = lane(index).metadata[at];

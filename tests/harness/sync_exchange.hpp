@@ -81,6 +81,12 @@ class SyncExchange : public ferry::Exchange {
 
   bool on_device() const { return config().memory == MemoryKind::device; }
   Stream stream() const;
+  CallOptions call_of(int index) const { return {.lane = index, .stream = stream()}; }
+  template <class Options>
+  Options on_stream(Options options) const {
+    options.call.stream = stream();
+    return options;
+  }
   Lane& lane(int index);
   DeviceMirror& begin(int index);
   DeviceMirror& begin(const DispatchOptions& options);

@@ -85,33 +85,33 @@ class HostInner final : public Backend {
 
   Capabilities capabilities() const override { return {}; }
   Sizes sizes() const override { return cpu_->sizes(); }
-  DispatchResult dispatch(const DispatchCall& call, bool split, Stream stream) override {
+  DispatchResult dispatch(const DispatchCall& call, bool split) override {
     DispatchCall counted = call;
     EXPECT_LE(*call.tokens.device_count, call.tokens.count);
     counted.tokens.count = *call.tokens.device_count;
     counted.tokens.device_count = nullptr;
-    const DispatchResult result = cpu_->dispatch(counted, split, stream);
+    const DispatchResult result = cpu_->dispatch(counted, split);
     ++state_.calls[0];
     return result;
   }
-  void combine(const CombineCall& call, bool split, Stream stream) override {
-    cpu_->combine(call, split, stream);
+  void combine(const CombineCall& call, bool split) override {
+    cpu_->combine(call, split);
     ++state_.calls[0];
   }
-  DispatchResult dispatch_receive(int, Stream) override { return {}; }
-  void combine_receive(int, Stream) override {}
-  SmallResult run(const SmallCall& call, Stream stream) override {
+  DispatchResult dispatch_receive(const CallOptions&) override { return {}; }
+  void combine_receive(const CallOptions&) override {}
+  SmallResult run(const SmallCall& call) override {
     auto counted = std::get<GatherCall>(call);
     if (counted.device_count != nullptr) {
       EXPECT_LE(*counted.device_count, counted.count);
       counted.count = *counted.device_count;
     }
-    cpu_->run(counted, stream);
+    cpu_->run(counted);
     ++state_.calls[0];
     return {};
   }
   OwnArrays own_arrays(int) const override { return {}; }
-  void refuse(Operation, int, const Error&, Stream) noexcept override { ++state_.calls[0]; }
+  void refuse(Operation, const Error&, const CallOptions&) noexcept override { ++state_.calls[0]; }
   CallDiagnostics take_diagnostics(int lane) override { return cpu_->take_diagnostics(lane); }
   LoadCounts load_counts() const override { return cpu_->load_counts(); }
   WireCounts wire_counts() const override { return cpu_->wire_counts(); }
@@ -286,7 +286,7 @@ void run_calls(const Variant& v) {
                         .format = config.format,
                         .memory = {.group_of_row = group_of_row.data()}};
       if (v.on_device) call.tokens.device_count = &counted;
-      const DispatchResult got = device.lane().dispatch(call, {});
+      const DispatchResult got = device.lane().dispatch(call);
       if (tokens > 0) expect_same_rows(got, expected, device.totals());
 
       const std::int64_t slots = v.reduction == Reduction::unreduced ? config.top_k : 1,
@@ -306,8 +306,7 @@ void run_calls(const Variant& v) {
                              .row_weights = v.row_weights ? got.weight : nullptr,
                              .topk_weights = options.topk_weights,
                              .topk_weighted = v.topk_weights,
-                             .reduction = v.reduction},
-                            {});
+                             .reduction = v.reduction});
       EXPECT_EQ(result, expected_result);
       EXPECT_EQ(device.error().call.value, 0u);
     }
@@ -342,8 +341,7 @@ TEST(SlicedKernels, RanksThatDifferGetNoRowsAndAnError) {
                                   .ids = Ids(in.ids.data()),
                                   .weights = in.weights.data(),
                                   .weighted = true,
-                                  .format = config.format},
-                                 {});
+                                  .format = config.format});
       const std::optional<DeviceError> error = take_error(device.error());
       ASSERT_EQ(error.has_value(), number < 2);
       EXPECT_EQ(*got.total > 0, number == 2);
@@ -369,8 +367,7 @@ TEST(SlicedKernels, ADamagedPlanEndsTheCombineOnEveryRank) {
                                                        .ids = Ids(in.ids.data()),
                                                        .weights = in.weights.data(),
                                                        .weighted = true,
-                                                       .format = config.format},
-                                                      {});
+                                                       .format = config.format});
     const PlanView plan = view_plan(got.plan.storage(), plan_shape(routed_config(config)));
     std::int32_t& entry = plan.counts[0 * config.experts * 2 + 8 * (rank.index() / 2)];
     if (rank.index() == 2) ++entry;
@@ -378,8 +375,7 @@ TEST(SlicedKernels, ADamagedPlanEndsTheCombineOnEveryRank) {
     std::vector<std::byte> result(5 * 96, std::byte{0x5A});
     const std::vector<std::byte> before = result;
     const auto combine = [&](const void* from) {
-      device.lane().combine({.outputs = {.data = from}, .plan = got.plan, .result = {.data = result.data()}},
-                            {});
+      device.lane().combine({.outputs = {.data = from}, .plan = got.plan, .result = {.data = result.data()}});
       return take_error(device.error());
     };
     const std::optional<DeviceError> damaged = combine(outputs.data());
@@ -412,8 +408,7 @@ TEST(SlicedKernels, ARefusalUsesUpTheNumbersOfAllCalls) {
                             .ids = Ids(in.ids.data()),
                             .weights = in.weights.data(),
                             .weighted = true,
-                            .format = config.format},
-                           {});
+                            .format = config.format});
     EXPECT_EQ(device.state().calls[0], 10u);
   });
 }

@@ -90,16 +90,16 @@ class EagerRun {
       case StepKind::dispatch_send:
         return dispatch(step, name);
       case StepKind::dispatch_receive:
-        return keep(name, exchange_.dispatch_receive(lane_of_.at(step.inputs[0])));
+        return keep(name, exchange_.dispatch_receive({.lane = lane_of_.at(step.inputs[0])}));
       case StepKind::combine:
       case StepKind::combine_send:
         return combine(step, name);
       case StepKind::combine_receive:
-        exchange_.combine_receive(lane_of_.at(step.inputs[0]));
+        exchange_.combine_receive({.lane = lane_of_.at(step.inputs[0])});
         tokens_[name] = results_.at(step.inputs[0]);
         return;
       case StepKind::metadata:
-        metadata_[name] = *exchange_.metadata(counts_.at(step.inputs[0]), step.lane);
+        metadata_[name] = *exchange_.metadata(counts_.at(step.inputs[0]), {.lane = step.lane});
         return;
       case StepKind::all_gather_v:
         return gather(step, name);
@@ -107,8 +107,12 @@ class EagerRun {
         const Floats& rows = tokens_.at(step.inputs[0]);
         Floats& sums = tokens_[name];
         sums.resize(static_cast<std::size_t>(inputs_.tokens * kHidden));
-        exchange_.reduce_scatter_v(address(rows), rows_of(rows, kHidden), DType::fp32, sums.data(),
-                                   inputs_.tokens, step.lane);
+        exchange_.reduce_scatter_v({.rows = address(rows),
+                                    .total = rows_of(rows, kHidden),
+                                    .type = DType::fp32,
+                                    .sums = sums.data(),
+                                    .count = inputs_.tokens},
+                                   {.lane = step.lane});
         return;
       }
       case StepKind::wait:
@@ -146,8 +150,12 @@ class EagerRun {
     const std::int64_t columns = is_tokens ? kHidden : inputs_.top_k;
     const Floats& mine = (is_tokens ? tokens_ : weights_).at(step.inputs[0]);
     Floats all(static_cast<std::size_t>(exchange_.config().max_tokens * exchange_.rank().size() * columns));
-    const std::int64_t rows = exchange_.all_gather_v(address(mine), rows_of(mine, columns), columns * 4,
-                                                     all.data(), rows_of(all, columns), step.lane);
+    const std::int64_t rows = exchange_.all_gather_v({.rows = address(mine),
+                                                      .count = rows_of(mine, columns),
+                                                      .row_bytes = columns * 4,
+                                                      .gathered = all.data(),
+                                                      .capacity = rows_of(all, columns)},
+                                                     {.lane = step.lane});
     all.resize(static_cast<std::size_t>(rows * columns));
     (is_tokens ? tokens_ : weights_)[name] = all;
   }
@@ -156,15 +164,14 @@ class EagerRun {
     const Tokens tokens = Tokens::rows(tokens_.at(step.inputs[0]).data(), inputs_.tokens, DType::fp32);
     const float* const weights = step.inputs.size() > 2 ? weights_of(step.inputs[2]) : nullptr;
     const auto plan = rows_.find(step.inputs[1]);
+    const DispatchOptions options{.call = {.lane = step.lane}};
     lane_of_[name] = step.lane;
     if (step.kind == StepKind::dispatch_send) {
-      return plan == rows_.end()
-                 ? exchange_.dispatch_send(tokens, inputs_.ids.data(), weights, {.lane = step.lane})
-                 : exchange_.dispatch_send(tokens, plan->second.plan, weights, {.lane = step.lane});
+      return plan == rows_.end() ? exchange_.dispatch_send(tokens, inputs_.ids.data(), weights, options)
+                                 : exchange_.dispatch_send(tokens, plan->second.plan, weights, options);
     }
-    keep(name, plan == rows_.end()
-                   ? exchange_.dispatch(tokens, inputs_.ids.data(), weights, {.lane = step.lane})
-                   : exchange_.dispatch(tokens, plan->second.plan, weights, {.lane = step.lane}));
+    keep(name, plan == rows_.end() ? exchange_.dispatch(tokens, inputs_.ids.data(), weights, options)
+                                   : exchange_.dispatch(tokens, plan->second.plan, weights, options));
   }
 
   void keep(const std::string& name, const DispatchResult& received) {
@@ -187,7 +194,7 @@ class EagerRun {
 
   void combine(const ProgramStep& step, const std::string& name) {
     const Rows& rows = rows_.at(step.inputs[1]);
-    CombineOptions options{.lane = step.lane};
+    CombineOptions options{.call = {.lane = step.lane}};
     if (step.inputs.size() > 2) {
       const auto by_row = rows_.find(step.inputs[2]);
       if (by_row != rows_.end())

@@ -49,13 +49,14 @@ struct LayerByHand {
       return;
     }
     for (int lane = 0; lane < batches; ++lane)
-      exchange.dispatch_send(tokens(lane), ids.data() + first(lane), nullptr, {.lane = lane});
+      exchange.dispatch_send(tokens(lane), ids.data() + first(lane), nullptr, {.call = {.lane = lane}});
     for (int lane = 0; lane < batches; ++lane) {
-      const DispatchResult rows = exchange.dispatch_receive(lane);
+      const DispatchResult rows = exchange.dispatch_receive({.lane = lane});
       exchange.combine_send({rows.data, DType::fp32}, rows.plan,
-                            {y.data() + first(lane) * exchange.config().hidden, DType::fp32}, {.lane = lane});
+                            {y.data() + first(lane) * exchange.config().hidden, DType::fp32},
+                            {.call = {.lane = lane}});
     }
-    for (int lane = 0; lane < batches; ++lane) exchange.combine_receive(lane);
+    for (int lane = 0; lane < batches; ++lane) exchange.combine_receive({.lane = lane});
   }
 
   std::int64_t first(int batch) const { return batch * static_cast<std::int64_t>(ids.size()) / batches; }

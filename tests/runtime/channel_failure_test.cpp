@@ -156,7 +156,7 @@ TEST_P(ChannelFailures, ADifferenceWinsOverTheDepartureOfItsRanks) {
     const auto body = [&](const Rank& rank) {
       TestLane lane(rank, 30);
       lane.exchange();
-      const std::array options = {CallOption{"format", rank.index() == 2 ? 3 : 1}};
+      const std::array options = {ComparedOption{"format", rank.index() == 2 ? 3 : 1}};
       const auto call = [&] {
         if (rank.index() == 3 && late) sleep_seconds(0.4);
         lane.channel.begin(Operation::dispatch, options);

@@ -51,7 +51,7 @@ struct TestLane {
     }
   }
 
-  void send(Operation operation, std::span<const CallOption> options) {
+  void send(Operation operation, std::span<const ComparedOption> options) {
     channel.begin(operation, options);
     for_peers([&](int peer) { write_summary(peer); });
     for_peers([&](int peer) { channel.post(peer); });
@@ -65,7 +65,7 @@ struct TestLane {
     });
   }
 
-  void exchange(Operation operation = Operation::dispatch, std::span<const CallOption> options = {}) {
+  void exchange(Operation operation = Operation::dispatch, std::span<const ComparedOption> options = {}) {
     send(operation, options);
     receive([] {});
   }

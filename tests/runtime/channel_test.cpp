@@ -138,9 +138,10 @@ TEST_P(Channels, NothingIsOverwrittenWhileItIsReadAfterRefusals) {
 TEST_P(Channels, BothRanksNameTheOptionThatDiffers) {
   run_ranks(GetParam(), 3, kNoFaultDeadline, [](const Rank& rank) {
     TestLane lane(rank, kNoFaultDeadline);
-    const std::array same = {CallOption{"format", 1}, CallOption{"weights", 7}};
+    const std::array same = {ComparedOption{"format", 1}, ComparedOption{"weights", 7}};
     lane.exchange(Operation::dispatch, same);
-    const std::array mine = {CallOption{"format", 1}, CallOption{"weights", rank.index() == 1 ? 8 : 7}};
+    const std::array mine = {ComparedOption{"format", 1},
+                             ComparedOption{"weights", rank.index() == 1 ? 8 : 7}};
     lane.send(Operation::dispatch, mine);
     const int other = rank.index() == 1 ? 0 : 1;
     const auto error = expect_thrown<UsageError>([&] { lane.receive([] {}); });
@@ -168,7 +169,7 @@ TEST_P(Channels, AHeaderOfAnotherEpochEndsTheCall) {
   run_ranks(GetParam(), 2, kNoFaultDeadline, [](const Rank& rank) {
     TestLane lane(rank, kNoFaultDeadline);
     lane.exchange();
-    const std::array options = {CallOption{"number", 0x7a3b91c5d2e4f608}};
+    const std::array options = {ComparedOption{"number", 0x7a3b91c5d2e4f608}};
     lane.send(Operation::dispatch, options);
     rank.barrier();
     const std::uint32_t other = kFirstEpoch + 2;

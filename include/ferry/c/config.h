@@ -130,22 +130,22 @@ typedef struct ferry_config {
   int32_t external_receive_buffers;
   /// 1: calls of host backends do not end with ferry_check(), which the caller calls instead.
   int32_t manual_check;
-  int64_t engine;           ///< FERRY_ENGINE_...; default: FERRY_ENGINE_AUTOMATIC
-  int64_t reduction_level;  ///< see ferry::Config::reduction_level; default: FERRY_LEVEL_AUTOMATIC
+  int32_t engine;           ///< FERRY_ENGINE_...; default: FERRY_ENGINE_AUTOMATIC
+  int32_t reduction_level;  ///< see ferry::Config::reduction_level; default: FERRY_LEVEL_AUTOMATIC
   int32_t hops;             ///< default: FERRY_HOPS_AUTOMATIC; ferry_exchange_config() tells which was chosen
   int32_t window;           ///< see ferry::Config::window; default 0
-  int64_t memory;           ///< default: FERRY_MEMORY_AUTOMATIC
-  int64_t shared_experts;   ///< S, 0 to FERRY_MAX_SHARED_EXPERTS: see ferry::Config::shared_experts
+  int32_t memory;           ///< default: FERRY_MEMORY_AUTOMATIC
+  int32_t shared_experts;   ///< S, 0 to FERRY_MAX_SHARED_EXPERTS: see ferry::Config::shared_experts
   int32_t input;            ///< default: FERRY_INPUT_OWN
   int32_t shared_split;     ///< see ferry::Config::shared_split; default 0
-  int64_t transfer;         ///< default: FERRY_TRANSFER_ROUTED
+  int32_t transfer;         ///< default: FERRY_TRANSFER_ROUTED
   /// tp: each expert is in so many slices, on R = ep * tp ranks, as ferry::Placement::ep_tp() places them;
   /// both arrays of the placement are NULL, or hold what that function gives. 0: 1.
-  int64_t expert_slices;
+  int32_t expert_slices;
   int64_t local_slots;  ///< see ferry::Config::local_slots; default 0
 } ferry_config;
 
-/// Bytes that an exchange takes on one rank, by purpose.
+/// Bytes that an exchange takes on one rank, by purpose, and its sizes that callers need.
 typedef struct ferry_sizes {
   size_t size;
   int64_t dispatch_staging;  ///< symmetric memory
@@ -156,22 +156,17 @@ typedef struct ferry_sizes {
   int64_t total;
   /// FERRY_COLLECTIVE, and in two hops FERRY_CPU, FERRY_CUDA and FERRY_NVSHMEM: packed messages, all lanes
   int64_t messages;
+  int64_t capacity;    ///< rows that the rank can receive (expert_padded: rows of one expert)
+  int64_t plan_bytes;  ///< bytes of a plan's storage, the same on every rank
 } ferry_sizes;
 
-// Queries about an exchange of this configuration on rank `rank` of `ranks`. Local; they need no group and
-// allocate nothing. They return FERRY_USAGE or FERRY_UNSUPPORTED where ferry_exchange_create() would.
-
-/// The exact bytes that it maps.
-ferry_status ferry_sizes_of(const ferry_config* config, int ranks, int rank, ferry_sizes* sizes);
-/// The bytes for ranks on several hosts, which differ where messages take two hops. `node_of_rank` [ranks]:
-/// ranks with equal numbers, which may be any, are on one host. FERRY_BACKEND_AUTOMATIC: as if every rank
-/// could load what this process can.
-ferry_status ferry_sizes_on_nodes(const ferry_config* config, const int32_t* node_of_rank, int ranks,
-                                  int rank, ferry_sizes* sizes);
-/// The rows that the rank can receive (expert_padded: rows of one expert).
-ferry_status ferry_capacity_of(const ferry_config* config, int ranks, int rank, int64_t* rows);
-/// The bytes of a plan's storage, the same on every rank.
-ferry_status ferry_plan_bytes(const ferry_config* config, int ranks, int64_t* bytes);
+/// The exact bytes that an exchange of this configuration maps on rank `rank` of `ranks`. Local; it needs no
+/// group and allocates nothing. Returns FERRY_USAGE or FERRY_UNSUPPORTED where ferry_exchange_create() would.
+/// `node_of_rank` [ranks]: ranks with equal numbers, which may be any, are on one host; sizes differ where
+/// messages take two hops. NULL: all are on one. FERRY_BACKEND_AUTOMATIC: as if every rank could load what
+/// this process can.
+ferry_status ferry_sizes_of(const ferry_config* config, const int32_t* node_of_rank, int ranks, int rank,
+                            ferry_sizes* sizes);
 
 /// Writes the default placement to two arrays [E]: consecutive experts on each rank. The first E % R ranks
 /// hold one expert more than the others.

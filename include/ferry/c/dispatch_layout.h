@@ -12,8 +12,8 @@
 extern "C" {
 #endif
 
-/// Arguments of ferry_dispatch_layout(). The arrays are in host memory, or with FERRY_CUDA in memory that the
-/// current device can access.
+/// Arguments of ferry_dispatch_layout(). The arrays are in host memory, or with FERRY_DEVICE_MEMORY in memory
+/// that the current device can access.
 typedef struct ferry_dispatch_layout_args {
   size_t size;
   const void* ids;  ///< [N, K] dense
@@ -29,11 +29,10 @@ typedef struct ferry_dispatch_layout_args {
   int32_t* routes_per_expert;  ///< [E]
   uint8_t* token_in_rank;      ///< [N, R] 1 if the token has an expert on the rank, otherwise 0; or NULL
   int32_t* tokens_per_node;    ///< [nodes] tokens with at least one expert on a rank of the node; or NULL
-  int32_t ranks_per_node;      ///< with tokens_per_node: a divisor of R; not used with node_of_rank
-  int32_t backend;             ///< default: FERRY_BACKEND_AUTOMATIC, which counts in host memory
-  void* stream;                ///< FERRY_CUDA: the kernel is enqueued on it
-  /// [R] ranks with equal numbers, which may be any, are on one node; nodes are counted in the order of their
-  /// lowest ranks. NULL: each node has the next `ranks_per_node` ranks.
+  int32_t memory;              ///< default: FERRY_MEMORY_AUTOMATIC, host memory
+  void* stream;                ///< FERRY_DEVICE_MEMORY: the kernel is enqueued on it
+  /// [R] with tokens_per_node: ranks with equal numbers, which may be any, are on one node; nodes are counted
+  /// in the order of their lowest ranks.
   const int32_t* node_of_rank;
 } ferry_dispatch_layout_args;
 

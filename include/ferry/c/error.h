@@ -70,7 +70,7 @@ typedef struct ferry_bad_source {
 } ferry_bad_source;
 
 /// Routes and shared rows that did not fit a rank's capacity, and were dropped, or rows that did not fit its
-/// ferry_more_receive_buffers.rows. The numbers are the same on every rank.
+/// ferry_receive_buffers.rows. The numbers are the same on every rank.
 typedef struct ferry_overflow {
   int32_t rank;      ///< of the ranks that overflowed, the one that needs the most rows
   int64_t capacity;  ///< rows that rank `rank` has (expert_padded: rows of one expert), or `rows`

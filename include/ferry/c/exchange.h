@@ -28,10 +28,14 @@ void ferry_exchange_destroy(ferry_exchange* exchange);
 
 /// The configuration with every default filled in. Its placement arrays belong to the exchange.
 ferry_status ferry_exchange_config(const ferry_exchange* exchange, ferry_config* config);
-/// The bytes that the exchange takes on this rank.
+/// The bytes that the exchange takes on this rank, and its capacity.
 ferry_status ferry_exchange_sizes(const ferry_exchange* exchange, ferry_sizes* sizes);
-/// The rows that this rank can receive (expert_padded: rows of one expert).
-ferry_status ferry_exchange_capacity(const ferry_exchange* exchange, int64_t* rows);
+/// Where a call runs. All zero: lane 0, no stream, no limit.
+typedef struct ferry_call_options {
+  int32_t lane;
+  int32_t sm_limit;  ///< see ferry::CallOptions
+  void* stream;      ///< of a device backend: the call is enqueued on it; host backends use none
+} ferry_call_options;
 
 /// Rows of this rank's tokens, [N, H]. Row addresses and strides are multiples of 16 bytes.
 typedef struct ferry_tokens {
@@ -39,6 +43,9 @@ typedef struct ferry_tokens {
   int64_t strides[FERRY_MAX_PARTS];    ///< bytes from one row to the next; 0: rows are dense
   int64_t count;                       ///< N
   int32_t type;                        ///< value type; not used by raw formats
+  /// Device backends: address of N in device memory, read when the call runs; `count` is then an upper bound.
+  /// An N that is negative or above the bound sends nothing, and ferry_check() reports it.
+  const int32_t* device_count;
 } ferry_tokens;
 
 /// The experts' outputs, [total, H], which are only read, or the result of combine, [N, H] (unreduced: [N, K,
@@ -47,6 +54,9 @@ typedef struct ferry_rows {
   void* data;
   int64_t stride;  ///< bytes from one row to the next (unreduced result: from slot to slot); 0: dense
   int32_t type;    ///< value type
+  /// Outputs: rows that `data` holds, of which none may overlap what the call writes; 0: not said, see
+  /// ferry::Outputs.
+  int64_t rows;
 } ferry_rows;
 
 /// Caller's memory for the arrays of a ferry_dispatch_result. Each NULL selects the lane's own memory, which
@@ -57,21 +67,17 @@ typedef struct ferry_receive_buffers {
   float* weight;          ///< [capacity]; rank_major: [capacity, K]
   int32_t* local_ids;     ///< rank_major: [capacity, K]
   int32_t* group_of_row;  ///< [capacity]; the lane has no memory of its own for this array
-  void* plan;             ///< ferry_plan_bytes() bytes, aligned to 16
-} ferry_receive_buffers;
-
-/// Caller's memory for the rest of a ferry_dispatch_result. Each NULL selects the lane's own memory.
-typedef struct ferry_more_receive_buffers {
-  int32_t* counts;       ///< [G]
-  int32_t* row_offsets;  ///< [G + 1]; its last entry is the total
-  float* dots;           ///< [capacity], with dot_rows
-  int32_t* count_sums;   ///< [G]; the call adds `counts` to it; the lane has none of its own
+  void* plan;             ///< ferry_sizes.plan_bytes bytes, aligned to 16
+  int32_t* counts;        ///< [G]
+  int32_t* row_offsets;   ///< [G + 1]; its last entry is the total
+  float* dots;            ///< [capacity], with dot_rows
+  int32_t* count_sums;    ///< [G]; the call adds `counts` to it; the lane has none of its own
   /// Rows that the arrays of [capacity] have room for, in a dispatch from ids; 0: the capacity. If more
   /// arrive, those past it are not stored, and every rank gets FERRY_OVERFLOW. ferry_dispatch_counts() tells
   /// them.
   int64_t rows;
-  int64_t allow_truncation;  ///< 1: more than `rows` rows on this rank are no error
-} ferry_more_receive_buffers;
+  int32_t allow_truncation;  ///< 1: more than `rows` rows on this rank are no error
+} ferry_receive_buffers;
 
 /// One part of the received rows.
 typedef struct ferry_received_part {

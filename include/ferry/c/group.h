@@ -62,16 +62,12 @@ typedef struct ferry_engine_functions {
 
 // The constructors of a group. The caller destroys it with ferry_group_destroy().
 
-/// `ranks` threads of this process. They share memory, whatever `nodes`, which simulates nodes of equal size;
-/// 0 means 1. FERRY_USAGE: `ranks` below 1, or `nodes` does not divide them.
-ferry_status ferry_group_threads(int ranks, int nodes, ferry_group** group);
+/// `ranks` threads of this process. They share memory, whatever `node_of_rank` [ranks], which simulates
+/// nodes: ranks with equal numbers, which may be any, are on one. NULL: all are. FERRY_USAGE: `ranks`
+/// below 1.
+ferry_status ferry_group_threads(const int32_t* node_of_rank, int ranks, ferry_group** group);
 /// `ranks` forked processes; otherwise as ferry_group_threads().
-ferry_status ferry_group_processes(int ranks, int nodes, ferry_group** group);
-/// `ranks` threads of this process on nodes of any sizes, all simulated. `node_of_rank` [ranks]: ranks with
-/// equal numbers, which may be any, are on one node.
-ferry_status ferry_group_threads_on_nodes(const int32_t* node_of_rank, int ranks, ferry_group** group);
-/// `ranks` forked processes; otherwise as ferry_group_threads_on_nodes().
-ferry_status ferry_group_processes_on_nodes(const int32_t* node_of_rank, int ranks, ferry_group** group);
+ferry_status ferry_group_processes(const int32_t* node_of_rank, int ranks, ferry_group** group);
 /// This process is one rank of an MPI job. FERRY_UNSUPPORTED: the MPI module was not found, or MPI has
 /// failed.
 ferry_status ferry_group_mpi(ferry_group** group);
@@ -114,13 +110,16 @@ void ferry_rank_leave(ferry_rank* rank);
 
 int ferry_rank_index(const ferry_rank* rank);  ///< number of this rank, 0 to R - 1; -1 for NULL
 int ferry_rank_size(const ferry_rank* rank);   ///< R; -1 for NULL
-/// 1 if every rank is a thread of this process, 0 if not; -1 for NULL.
-int ferry_rank_same_process(const ferry_rank* rank);
-/// Nodes of the group: sets of ranks that share memory, numbered in the order of their lowest ranks. -1 for
-/// NULL.
-int ferry_rank_nodes(const ferry_rank* rank);
-/// Writes the node of every rank to `node_of`, [R].
-ferry_status ferry_rank_topology(const ferry_rank* rank, int32_t* node_of);
+
+/// Where the ranks of a group are.
+typedef struct ferry_topology {
+  size_t size;
+  int32_t same_process;  ///< 1: every rank is a thread of this process
+  int32_t nodes;         ///< sets of ranks that share memory, numbered in the order of their lowest ranks
+} ferry_topology;
+
+/// Local. Also writes the node of every rank to `node_of`, [R], unless it is NULL.
+ferry_status ferry_rank_topology(const ferry_rank* rank, ferry_topology* topology, int32_t* node_of);
 
 /// Collective. Gathers `bytes` bytes from every rank into `all`, which has R * bytes bytes, in rank order.
 /// Blocks until every rank has called. FERRY_TIMEOUT, FERRY_PEER_LOST: a rank did not call in time, or is

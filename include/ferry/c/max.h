@@ -2,10 +2,10 @@
 // row_offsets and counts in place of a plan. The functions are in the library ferry::max. See ferry/max.hpp
 // and docs/guides/max.md.
 //
-// In device memory every array is device memory that kernels on `stream` read and write: calls are enqueued
-// and return, so nothing waits on the host and a call can be captured into a CUDA graph. Arrays that are
-// wrong end a combine on every rank with a FERRY_USAGE that ferry_max_synchronize() returns; the rank whose
-// arrays they are names the numbers. In host memory `stream` is not used.
+// In device memory every array is device memory that kernels on the call's stream read and write: calls are
+// enqueued and return, so nothing waits on the host and a call can be captured into a CUDA graph. Arrays that
+// are wrong end a combine on every rank with a FERRY_USAGE that ferry_max_synchronize() returns; the rank
+// whose arrays they are names the numbers. In host memory the stream is not used.
 #ifndef FERRY_C_MAX_H
 #define FERRY_C_MAX_H
 
@@ -64,10 +64,10 @@ typedef struct ferry_max_dispatch_result {
 /// Arguments of a dispatch.
 typedef struct ferry_max_dispatch_args {
   size_t size;
+  ferry_call_options call;
   ferry_tokens input_tokens;
-  const void* topk_ids;  ///< [N, K] expert ids, dense; -1 masks a slot
-  int32_t id_type;       ///< FERRY_INT32, FERRY_INT64
-  int32_t lane;
+  const void* topk_ids;               ///< [N, K] expert ids, dense; -1 masks a slot
+  int32_t id_type;                    ///< FERRY_INT32, FERRY_INT64
   ferry_max_dispatch_result* result;  ///< may be NULL; not used by the async call
   // How tokens are encoded: see ferry_dispatch_args. All ranks pass the same, in device memory in memory that
   // the device can read.
@@ -75,24 +75,14 @@ typedef struct ferry_max_dispatch_args {
   const float* global_scale;  ///< FERRY_FORMAT_NVFP4: address of g; NULL: 1
   const float* input_scales;  ///< [E + S] a scale of each expert, shared experts last; NULL: none
   int64_t input_scale_count;  ///< length of input_scales: E + S
-  /// Device memory: or NULL. Given: N is read from here, and input_tokens.count bounds it
-  const int32_t* device_count;
-  void* stream;
 } ferry_max_dispatch_args;
-
-typedef struct ferry_max_dispatch_wait_args {
-  size_t size;
-  int32_t lane;
-  /// May be NULL; also filled when a finding of ferry_check() is returned.
-  ferry_max_dispatch_result* result;
-  void* stream;
-} ferry_max_dispatch_wait_args;
 
 /// Sends every token to the ranks of its experts, without waiting.
 ferry_status ferry_max_ep_dispatch_async(ferry_max_exchange* exchange, const ferry_max_dispatch_args* args);
-/// Waits for what the ranks have sent.
-ferry_status ferry_max_ep_dispatch_wait(ferry_max_exchange* exchange,
-                                        const ferry_max_dispatch_wait_args* args);
+/// Waits for what the ranks have sent. `result` may be NULL; it is also filled when a finding of
+/// ferry_check() is returned. `call`, here and below: NULL for zeros.
+ferry_status ferry_max_ep_dispatch_wait(ferry_max_exchange* exchange, const ferry_call_options* call,
+                                        ferry_max_dispatch_result* result);
 /// Both.
 ferry_status ferry_max_ep_fused_dispatch(ferry_max_exchange* exchange, const ferry_max_dispatch_args* args);
 
@@ -100,12 +90,12 @@ ferry_status ferry_max_ep_fused_dispatch(ferry_max_exchange* exchange, const fer
 /// router_weights.
 typedef struct ferry_max_combine_args {
   size_t size;
+  ferry_call_options call;
   ferry_rows input_tokens;      ///< [rows, H] the experts' outputs
   const int32_t* src_info;      ///< [rows, 2] of the dispatch's result, as the next three, or copies of them
   const uint32_t* row_offsets;  ///< [number + 1]
   const int32_t* counts;        ///< [G, R]
   int32_t number;               ///< groups that have rows; not used in device memory
-  int32_t lane;
   int32_t own_ids;       ///< 1: topk_ids and tokens are given; 0: they are those of the lane's last dispatch
   int32_t id_type;       ///< FERRY_INT32, FERRY_INT64
   const void* topk_ids;  ///< [tokens, K] the ids of the dispatch
@@ -114,19 +104,18 @@ typedef struct ferry_max_combine_args {
   const float* router_weights;     ///< [N, K], or NULL: every weight is 1. Not with unreduced
   void* shared_outputs;            ///< [S, N, H] of the result's type, or NULL: they are added
   const ferry_epilogue* epilogue;  ///< or NULL: see ferry_combine_args
-  void* stream;
 } ferry_max_combine_args;
 
 /// Returns every row to the rank, token and slot it came from, without waiting. Memory for results
 /// and router_weights must live until the wait is done.
 ferry_status ferry_max_ep_combine_async(ferry_max_exchange* exchange, const ferry_max_combine_args* args);
 /// Waits for this rank's rows and adds them.
-ferry_status ferry_max_ep_combine_wait(ferry_max_exchange* exchange, int lane, void* stream);
+ferry_status ferry_max_ep_combine_wait(ferry_max_exchange* exchange, const ferry_call_options* call);
 /// Both.
 ferry_status ferry_max_ep_fused_combine(ferry_max_exchange* exchange, const ferry_max_combine_args* args);
 
 /// Local. Waits for the stream and returns the error of a call that has ended with one.
-ferry_status ferry_max_synchronize(ferry_max_exchange* exchange, int lane, void* stream);
+ferry_status ferry_max_synchronize(ferry_max_exchange* exchange, const ferry_call_options* call);
 /// Local. ferry_max_synchronize() without waiting; also returns what completed calls have found, such as ids
 /// out of range.
 ferry_status ferry_max_check(ferry_max_exchange* exchange, int lane);

@@ -3,7 +3,7 @@
 // Collective: every rank issues the same operations on a lane in the same order.
 //
 // Blocking: host backends run in the calling thread and return when the operation is done. Device backends
-// enqueue on `stream` and return.
+// enqueue on the call's stream and return.
 //
 // Statuses: FERRY_USAGE for arguments that are refused, FERRY_TIMEOUT, FERRY_PEER_LOST. A call of a host
 // backend that was carried out returns what ferry_check() finds, unless manual_check is set.
@@ -23,6 +23,7 @@ extern "C" {
 /// Arguments of a dispatch. All ranks pass the same format, apply_weights and `weighted`.
 typedef struct ferry_dispatch_args {
   size_t size;
+  ferry_call_options call;
   ferry_tokens tokens;
   const void* ids;  ///< [N, K] expert ids, dense; -1 masks a slot; an expert may be listed more than once
   ferry_plan plan;  ///< instead of ids: the routes of an earlier dispatch. N = 0 needs neither
@@ -30,21 +31,15 @@ typedef struct ferry_dispatch_args {
   int32_t id_type;        ///< FERRY_INT32, FERRY_INT64
   int32_t apply_weights;  ///< 1: multiplies received values by their weight; not with formats that quantise,
                           ///< raw, rank_major
-  ferry_format format;    ///< default: the configuration's
+  /// 1: the dispatch carries weights, though this rank has no tokens and `weights` is NULL. Weights that are
+  /// not NULL and apply_weights say so, too. It decides whether ferry_dispatch_result.weight is NULL.
+  int32_t weighted;
+  ferry_format format;  ///< default: the configuration's
   ferry_receive_buffers memory;
   /// Rows v, [total, H] of the configuration's combine_type, dense: dots[row] = dot(x, v[row]), with x the
   /// row before it is multiplied by its weight. Not with formats that quantise, raw, rank_major. Must not lie
   /// in the memory of the received rows.
   const void* dot_rows;
-  int32_t lane;
-  int32_t sm_limit;  ///< GPU backends: most thread blocks at once; 0: no limit
-  void* stream;      ///< of a device backend; host backends use none
-  /// May be NULL. Filled also when the call returns what ferry_check() found; zeroed on other errors.
-  ferry_dispatch_result* result;
-  ferry_more_receive_buffers more_memory;
-  /// Device backends: address of N in device memory, read when the call runs; tokens.count is then an upper
-  /// bound. An N that is negative or above the bound sends nothing, and ferry_check() reports it.
-  const int32_t* device_count;
   /// FERRY_FORMAT_NVFP4 without FERRY_NVFP4_PER_TOKEN: address of g, one fp32, read while the call runs;
   /// NULL: 1. See ferry::DispatchOptions::global_scale.
   const float* global_scale;
@@ -52,17 +47,9 @@ typedef struct ferry_dispatch_args {
   /// ferry::DispatchOptions::input_scales.
   const float* input_scales;
   int64_t input_scale_count;  ///< length of input_scales: E + S
-  /// 1: the dispatch carries weights, though this rank has no tokens and `weights` is NULL. Weights that are
-  /// not NULL and apply_weights say so, too. It decides whether ferry_dispatch_result.weight is NULL.
-  int64_t weighted;
+  /// May be NULL. Filled also when the call returns what ferry_check() found; zeroed on other errors.
+  ferry_dispatch_result* result;
 } ferry_dispatch_args;
-
-typedef struct ferry_dispatch_receive_args {
-  size_t size;
-  int32_t lane;
-  void* stream;
-  ferry_dispatch_result* result;  ///< as in ferry_dispatch_args
-} ferry_dispatch_receive_args;
 
 /// Sends every token to the ranks that hold its experts, and returns the rows that this rank receives,
 /// arranged by the configuration's layout.
@@ -71,8 +58,10 @@ ferry_status ferry_dispatch(ferry_exchange* exchange, const ferry_dispatch_args*
 /// ids and weights may be reused. Between the phases, the lane accepts only ferry_dispatch_receive(), from
 /// any thread.
 ferry_status ferry_dispatch_send(ferry_exchange* exchange, const ferry_dispatch_args* args);
-/// The receive phase of the lane's dispatch.
-ferry_status ferry_dispatch_receive(ferry_exchange* exchange, const ferry_dispatch_receive_args* args);
+/// The receive phase of the lane's dispatch. `result`: as in ferry_dispatch_args. `call`, here and below:
+/// NULL for zeros.
+ferry_status ferry_dispatch_receive(ferry_exchange* exchange, const ferry_call_options* call,
+                                    ferry_dispatch_result* result);
 
 /// What combine does with each value of the result: see ferry::Epilogue.
 typedef struct ferry_epilogue {
@@ -85,34 +74,24 @@ typedef struct ferry_epilogue {
 /// Arguments of a combine. Without row_weights and topk_weights, every weight is 1.
 typedef struct ferry_combine_args {
   size_t size;
+  ferry_call_options call;
   ferry_rows outputs;  ///< [total, H]; converted to the configuration's combine_type where the type differs
   ferry_rows result;   ///< [N, H]; unreduced: [N, K, H]
   ferry_plan plan;     ///< of the dispatch whose rows `outputs` correspond to
   const float* row_weights;  ///< [total] weights of the rows, such as ferry_dispatch_result.weight
   const float*
       topk_weights;  ///< [N, K] weights of this rank's slots, instead of row_weights: see topk_weighted
+  /// 1: the combine takes topk_weights, though this rank has no tokens and topk_weights is NULL. A pointer
+  /// that is not NULL says so, too.
+  int32_t topk_weighted;
+  int32_t reduction;        ///< FERRY_PARTIAL, ...; default: the configuration's
   const float* row_values;  ///< [total] one fp32 of each row, returned to its source rank ...
   float* route_values;      ///< ... as [N, K]; 0 where the slot is masked or was dropped
-  int32_t lane, sm_limit;
-  int32_t reduction;  ///< FERRY_PARTIAL, ...; default: the configuration's
-  void* stream;
   /// [S, N, H] of the result's type, dense, or NULL: takes the outputs of the shared experts, which are then
   /// not added. Needed by FERRY_UNREDUCED.
   void* shared_outputs;
   const ferry_epilogue* epilogue;  ///< or NULL; read by the call, its residual in the receive phase
-  /// Rows that `outputs` holds, of which none may overlap what the call writes; 0: not said, see
-  /// ferry::Outputs.
-  int64_t output_rows;
-  /// 1: the combine takes topk_weights, though this rank has no tokens and topk_weights is NULL. A pointer
-  /// that is not NULL says so, too.
-  int64_t topk_weighted;
 } ferry_combine_args;
-
-typedef struct ferry_combine_receive_args {
-  size_t size;
-  int32_t lane;
-  void* stream;
-} ferry_combine_receive_args;
 
 /// Returns the experts' outputs to their source ranks and adds the rows of each token. FERRY_PARTIAL sends
 /// topk_weights to the experts' ranks first: then either all ranks pass them, ranks without tokens too, or
@@ -122,24 +101,22 @@ ferry_status ferry_combine(ferry_exchange* exchange, const ferry_combine_args* a
 /// receive phase is done. topk_weights with FERRY_PARTIAL are refused.
 ferry_status ferry_combine_send(ferry_exchange* exchange, const ferry_combine_args* args);
 /// The receive phase of the lane's combine.
-ferry_status ferry_combine_receive(ferry_exchange* exchange, const ferry_combine_receive_args* args);
+ferry_status ferry_combine_receive(ferry_exchange* exchange, const ferry_call_options* call);
 
 typedef struct ferry_combine_backward_args {
   size_t size;
+  ferry_call_options call;
   ferry_tokens d_result;  ///< dy, [N, H]
   ferry_plan plan;
   const float* topk_weights;  ///< [N, K]
   /// The rows v that combine was given, [total, H] of its combine_type, dense. Not in the memory of the
   /// received rows, which this call writes.
   const void* outputs;
-  float* d_weights;  ///< [N, K]: dot(dy[token], v) with v the slot's row
+  int64_t output_rows;  ///< as ferry_rows.rows
+  float* d_weights;     ///< [N, K]: dot(dy[token], v) with v the slot's row
   ferry_format format;
   ferry_receive_buffers memory;
-  int32_t lane, sm_limit;
-  void* stream;
   ferry_dispatch_result* result;  ///< rows of dy multiplied by their weights; as in ferry_dispatch_args
-  int64_t output_rows;            ///< as in ferry_combine_args
-  ferry_more_receive_buffers more_memory;
 } ferry_combine_backward_args;
 
 /// The gradients of combine, given the gradient dy of its result: see ferry::Exchange::combine_backward.
@@ -147,11 +124,10 @@ ferry_status ferry_combine_backward(ferry_exchange* exchange, const ferry_combin
 
 typedef struct ferry_route_values_args {
   size_t size;
+  ferry_call_options call;
   const float* values;  ///< [N, K]
   ferry_plan plan;
   float* row_values;  ///< [total]; 0 on padding
-  int32_t lane;
-  void* stream;
 } ferry_route_values_args;
 
 /// Sends one fp32 of each route to the route's row.
@@ -159,11 +135,10 @@ ferry_status ferry_route_values(ferry_exchange* exchange, const ferry_route_valu
 
 typedef struct ferry_return_values_args {
   size_t size;
+  ferry_call_options call;
   ferry_plan plan;
   const float* row_values;  ///< [total]
   float* route_values;      ///< [N, K]; 0 where the slot is masked or was dropped
-  int32_t lane;
-  void* stream;
 } ferry_return_values_args;
 
 /// Returns one fp32 of each row to the row's source rank.
@@ -178,9 +153,8 @@ typedef struct ferry_step_metadata {
 
 typedef struct ferry_metadata_args {
   size_t size;
-  int32_t count;  ///< of this rank, 0 or more
-  int32_t lane;
-  void* stream;
+  ferry_call_options call;
+  int32_t count;                         ///< of this rank, 0 or more
   const ferry_step_metadata** metadata;  ///< receives `into`, or a fixed address of the lane
   /// Device backends: address of the count in device memory, read when the call runs, instead of `count`.
   const int32_t* device_count;
@@ -192,14 +166,13 @@ ferry_status ferry_metadata(ferry_exchange* exchange, const ferry_metadata_args*
 
 typedef struct ferry_all_gather_v_args {
   size_t size;
+  ferry_call_options call;
   const void* rows;   ///< [count, row_bytes], dense; may be NULL if count is 0
   int64_t count;      ///< rows of this rank
   int64_t row_bytes;  ///< the same on all ranks
   /// Takes [the sum of all counts, row_bytes]. `rows` may be this rank's rows in it.
   void* gathered;
   int64_t capacity;  ///< rows that `gathered` has room for; rows past the sum are not written
-  int32_t lane;
-  void* stream;
   const int32_t*
       device_count;  ///< given: the number of rows, 0 to `count`, is read from here when the call runs
 } ferry_all_gather_v_args;
@@ -211,13 +184,12 @@ ferry_status ferry_all_gather_v(ferry_exchange* exchange, const ferry_all_gather
 
 typedef struct ferry_reduce_scatter_v_args {
   size_t size;
+  ferry_call_options call;
   const void* rows;  ///< [total, H] of `type`, dense; the first counts[0] rows belong to rank 0, and so on
   int64_t total;     ///< the sum of all ranks' counts
   void* sums;        ///< takes [count, H] of `type`, dense: this rank's rows. They may be those of `rows`
   int64_t count;     ///< rows of this rank
   int32_t type;      ///< value type
-  int32_t lane;
-  void* stream;
   const int32_t* device_count;  ///< as in ferry_all_gather_v_args; `total` may then be larger than the sum
 } ferry_reduce_scatter_v_args;
 
@@ -240,11 +212,10 @@ typedef struct ferry_dispatch_counts_result {
 
 typedef struct ferry_dispatch_counts_args {
   size_t size;
+  ferry_call_options call;
   const void* ids;  ///< [tokens, K] expert ids, as for ferry_dispatch()
   int64_t tokens;   ///< N
   int32_t id_type;  ///< FERRY_INT32, FERRY_INT64
-  int32_t lane;
-  void* stream;
   ferry_dispatch_counts_result* result;
 } ferry_dispatch_counts_args;
 
@@ -254,12 +225,12 @@ ferry_status ferry_dispatch_counts(ferry_exchange* exchange, const ferry_dispatc
 
 /// Takes part in the lane's next call, an `operation` such as FERRY_DISPATCH, by refusing it: the peers' call
 /// returns FERRY_USAGE with `reason` in its message. For code that finds out that it cannot make the call.
-ferry_status ferry_refuse(ferry_exchange* exchange, int operation, int lane, const char* reason,
-                          void* stream);
+ferry_status ferry_refuse(ferry_exchange* exchange, int operation, const char* reason,
+                          const ferry_call_options* call);
 
-/// Local. Device backends: blocks until the work on `stream` is done, then returns the error that ended a
+/// Local. Device backends: blocks until the work on the stream is done, then returns the error that ended a
 /// call of the lane on the device. Host backends have returned it already: no effect.
-ferry_status ferry_synchronize(ferry_exchange* exchange, int lane, void* stream);
+ferry_status ferry_synchronize(ferry_exchange* exchange, const ferry_call_options* call);
 
 /// Local. Returns what the lane's calls since the last check have found: FERRY_OVERFLOW, FERRY_USAGE with a
 /// bad_id or bad_source record, or FERRY_OK. Those calls were carried out all the same.
@@ -268,30 +239,24 @@ ferry_status ferry_check(ferry_exchange* exchange, int lane);
 ferry_status ferry_last_dispatch_result(const ferry_exchange* exchange, int lane,
                                         ferry_dispatch_result* result);
 
-/// Routes of this exchange's dispatches from ids so far, on all lanes: the same on every rank. Dispatches by
-/// a plan are not counted.
-typedef struct ferry_load_counts {
+/// What an exchange has counted so far: see ferry::LoadCounts and ferry::WireCounts.
+typedef struct ferry_counts {
   size_t size;
-  const int64_t*
-      experts;  ///< [E] routes to each expert; valid until this thread's next ferry_get_load_counts()
-  const int64_t* ranks;  ///< [R] routes to each rank
+  // Routes of dispatches from ids, on all lanes: the same on every rank. The arrays are valid until this
+  // thread's next ferry_exchange_counts().
+  const int64_t* experts;  ///< [E] routes to each expert
+  const int64_t* ranks;    ///< [R] routes to each rank
   int64_t dispatches;
-} ferry_load_counts;
-
-/// What this rank has sent to other ranks so far: see ferry::WireCounts.
-typedef struct ferry_wire_counts {
-  size_t size;
+  // What this rank has sent to other ranks.
   int64_t dispatch_bytes, dispatch_messages;
   int64_t combine_bytes, combine_messages;
   // The part of these that went to ranks of other nodes. 0 with FERRY_CUDA in one hop.
   int64_t dispatch_bytes_between_nodes, dispatch_messages_between_nodes;
   int64_t combine_bytes_between_nodes, combine_messages_between_nodes;
-} ferry_wire_counts;
+} ferry_counts;
 
 /// Local.
-ferry_status ferry_get_load_counts(const ferry_exchange* exchange, ferry_load_counts* counts);
-/// Local.
-ferry_status ferry_get_wire_counts(const ferry_exchange* exchange, ferry_wire_counts* counts);
+ferry_status ferry_exchange_counts(const ferry_exchange* exchange, ferry_counts* counts);
 
 #ifdef __cplusplus
 }

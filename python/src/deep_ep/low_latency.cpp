@@ -103,7 +103,7 @@ void LowLatencyPools::settle(PooledExchange& exchange) {
   call.set_stream(stream_of(nb::none(), framework, call.device()));
   const GilRelease unlocked;
   for (; exchange.owed > 0; --exchange.owed)
-    call.exchange().refuse(Operation::dispatch, 0, UsageError(kMustAgree), call.stream());
+    call.exchange().refuse(Operation::dispatch, UsageError(kMustAgree), call.options());
 }
 
 void LowLatencyHandle::require_received() const {
@@ -130,9 +130,9 @@ void ReceiveHook::receive() {
   const PartTimer timer(HostPart::exchange);
   const GilRelease unlocked;
   if (handle_.is_none()) {
-    combine_in_own_words([&] { call.exchange().combine_receive(0, stream_); });
+    combine_in_own_words([&] { call.exchange().combine_receive({.stream = stream_}); });
   } else {
-    dispatch_in_own_words([&] { call.exchange().dispatch_receive(0, stream_); });
+    dispatch_in_own_words([&] { call.exchange().dispatch_receive({.stream = stream_}); });
   }
 }
 
@@ -315,14 +315,15 @@ nb::tuple LowLatencyCalls::dispatch(const nb::object& x, const nb::object& topk_
   timer.emplace(HostPart::streams);
   const Stream stream = streams().begin(call.device(), current, nullptr, async_finish);
   call.set_stream(stream);
+  in.options.call = call.options();
   timer.emplace(HostPart::exchange);
   pools_->run(*pool, used, [&] {
     const GilRelease unlocked;
     dispatch_in_own_words([&] {
       if (hooked) {
-        call.exchange().dispatch_send(in.tokens, in.ids, nullptr, in.options, stream);
+        call.exchange().dispatch_send(in.tokens, in.ids, nullptr, in.options);
       } else {
-        call.exchange().dispatch(in.tokens, in.ids, nullptr, in.options, stream);
+        call.exchange().dispatch(in.tokens, in.ids, nullptr, in.options);
       }
     });
   });
@@ -434,14 +435,15 @@ nb::tuple LowLatencyCalls::combine(const nb::object& x, const nb::object& topk_i
   timer.emplace(HostPart::streams);
   const Stream stream = streams().begin(call.device(), current, nullptr, async_finish);
   call.set_stream(stream);
+  in.options.call = call.options();
   timer.emplace(HostPart::exchange);
   pools_->run(*handle.pool, used, [&] {
     const GilRelease unlocked;
     combine_in_own_words([&] {
       if (hooked) {
-        call.exchange().combine_send(in.outputs, in.plan->plan, in.result, in.options, stream);
+        call.exchange().combine_send(in.outputs, in.plan->plan, in.result, in.options);
       } else {
-        call.exchange().combine(in.outputs, in.plan->plan, in.result, in.options, stream);
+        call.exchange().combine(in.outputs, in.plan->plan, in.result, in.options);
       }
     });
   });

@@ -77,7 +77,7 @@ nb::list rounded_up(const std::vector<std::int32_t>& counts, std::int64_t alignm
 DispatchCounts counts_of(LaneCall& call, const Routes& routes) {
   const PartTimer timer(HostPart::waiting);
   const GilRelease unlocked;
-  return call.exchange().dispatch_counts(routes.in.ids, routes.in.tokens.count, 0, call.stream());
+  return call.exchange().dispatch_counts(routes.in.ids, routes.in.tokens.count, call.options());
 }
 
 }  // namespace
@@ -106,7 +106,7 @@ void NormalCalls::refuse(const std::string& reason, Stream stream, Operation ope
   LaneCall call(*current_.exchange, 0);
   call.set_stream(stream);
   const GilRelease unlocked;
-  call.exchange().refuse(operation, 0, UsageError(reason), stream);
+  call.exchange().refuse(operation, UsageError(reason), call.options());
 }
 
 const NormalHandle& NormalCalls::handle_of(const nb::object& object, Operation operation) {
@@ -240,7 +240,7 @@ nb::tuple NormalCalls::deliver(LaneCall& call, Routes& routes, Received& receive
   });
   in.options.memory = received.memory;
   in.options.weighted = routes.has_ids();
-  in.options.sm_limit = sm_limit_of(call, num_sms);
+  in.options.call = call.options(sm_limit_of(call, num_sms));
   std::optional<PartTimer> timer(std::in_place, HostPart::exchange);
   nb::object node_routes = nb::none();
   const auto exchange_node_routes = [&] {
@@ -248,8 +248,7 @@ nb::tuple NormalCalls::deliver(LaneCall& call, Routes& routes, Received& receive
       node_routes = python_.attr("node_routes")(current.owner, given.is_token_in_rank);
   };
   try {
-    run("meet_in_worst_case",
-        [&] { call.exchange().dispatch(in.tokens, in.ids, in.weights, in.options, call.stream()); });
+    run("meet_in_worst_case", [&] { call.exchange().dispatch(in.tokens, in.ids, in.weights, in.options); });
   } catch (const Error& error) {
     if (LaneCall::delivers_result(error)) exchange_node_routes();  // the peers' calls go on
     if (const auto* overflow = dynamic_cast<const OverflowError*>(&error))
@@ -318,7 +317,7 @@ nb::tuple NormalCalls::dispatch_by_handle(const nb::object& x, const nb::object&
                      settings.is_async());
     call.set_stream(streamed->stream());
     timer.emplace(HostPart::arguments);
-    in.options.sm_limit = sm_limit_of(call, settings.checked());
+    in.options.call = call.options(sm_limit_of(call, settings.checked()));
     if (with_ids) throw UsageError("dispatch: a handle excludes topk_idx and topk_weights");
     rows = read_rows(x, in);
     const std::int64_t hidden = handle.exchange->config().hidden;
@@ -336,7 +335,7 @@ nb::tuple NormalCalls::dispatch_by_handle(const nb::object& x, const nb::object&
   });
   timer.emplace(HostPart::exchange);
   run("meet_in_dispatch_by_handle",
-      [&] { call.exchange().dispatch(in.tokens, handle.plan.plan, nullptr, in.options, call.stream()); });
+      [&] { call.exchange().dispatch(in.tokens, handle.plan.plan, nullptr, in.options); });
   timer.emplace(HostPart::results);
   nb::object recv_x = recv_x_of(rows, parts, handle.rows);
   std::vector<nb::object> inputs = in.arguments.owners(), outputs = {parts[0]};
@@ -413,7 +412,7 @@ nb::tuple NormalCalls::combine(const nb::object& x, const nb::object& object, co
       call.set_stream(streamed->stream());
       timer.emplace(HostPart::arguments);
       const int num_sms = settings.checked();
-      in.options.sm_limit = is_host(call.device()) ? 0 : num_sms;
+      in.options.call = call.options(is_host(call.device()) ? 0 : num_sms);
       read_rows(x, handle, config.hidden, in);
       require_rdma_bytes(settings, 2 * std::int64_t{config.hidden}, 0,
                          topk_weights.is_none() ? 0 : config.top_k);
@@ -432,9 +431,8 @@ nb::tuple NormalCalls::combine(const nb::object& x, const nb::object& object, co
     });
     timer.emplace(HostPart::exchange);
     try {
-      run("meet_in_combine", [&] {
-        call.exchange().combine(in.outputs, handle.plan.plan, in.result, in.options, call.stream());
-      });
+      run("meet_in_combine",
+          [&] { call.exchange().combine(in.outputs, handle.plan.plan, in.result, in.options); });
     } catch (const Error& error) {
       // The peers' calls go on.
       if (LaneCall::delivers_result(error) && !topk_weights.is_none())

@@ -1,4 +1,4 @@
-"""What dispatch and combine return, and their arrays. The values are those of the contract suite (contract_python)."""
+"""Dispatch and combine compared with the oracle."""
 
 import numpy as np
 import pytest
@@ -43,8 +43,9 @@ def test_reprs():
 
 
 @pytest.mark.parametrize("ids", [np.int32, np.int64])
-def test_rows_are_grouped_by_expert(rng, ids):
-    step = random_step(rng, 3, ids=ids)
+@pytest.mark.parametrize("ranks", [1, 3, 4])
+def test_rows_are_grouped_by_expert(rng, ids, ranks):
+    step = random_step(rng, ranks, ids=ids)
 
     def body(rank):
         rows = exchange_for(rank, step, alignment=4).dispatch(*inputs(step, rank))
@@ -69,7 +70,7 @@ def test_rows_are_grouped_by_expert(rng, ids):
         if padding:
             assert (rows.weight[padding] == 0).all()
 
-    ferry.Group.threads(3).run(body)
+    ferry.Group.threads(ranks).run(body)
 
 
 @pytest.mark.parametrize("layout", ["expert_major", "expert_padded", "rank_major"])
@@ -131,6 +132,72 @@ def test_combine_returns_unreduced_rows_and_row_values(rng):
         assert same_bits(exchange.return_values(rows.weight, rows.plan), routes)
         back = exchange.route_values(weights, rows.plan)
         assert same_bits(back[: rows.plan.total], rows.weight[: rows.plan.total])
+
+    ferry.Group.threads(4).run(body)
+
+
+def test_rank_major_rows(rng):
+    step = random_step(rng)
+
+    def body(rank):
+        exchange = exchange_for(rank, step, layout="rank_major")
+        rows = exchange.dispatch(*inputs(step, rank))
+        first = rank.index * step.experts // step.ranks
+        expected = messages_to(step, rank.index)
+        assert rows.plan.total == len(expected) and rows.groups == step.ranks
+        for row, (source, token) in enumerate(expected):
+            assert same_bits(rows.data[row], step.tokens[source][token])
+            ids = step.ids[source][token]
+            here = (ids >= first) & (ids < first + step.experts // step.ranks)
+            assert rows.local_ids[row].tolist() == np.where(here, ids - first, -1).tolist()
+            assert same_bits(rows.weight[row], np.where(here, step.weights[source][token], np.float32(0)))
+        fan_out = [sum((rank.index, t) in messages_to(step, r) for r in range(4)) for t in range(len(step.ids[rank.index]))]
+        result = exchange.combine(rows.data, rows.plan, result=np.empty_like(step.tokens[rank.index], np.float32))
+        expected = step.tokens[rank.index].astype(np.float32) * np.array(fan_out, np.float32).reshape(-1, 1)
+        assert np.array_equal(result, expected)
+
+    ferry.Group.threads(4).run(body)
+
+
+def test_padded_layout(rng):
+    step = random_step(rng)
+
+    def body(rank):
+        exchange = exchange_for(rank, step, layout="expert_padded")
+        rows = exchange.dispatch(*inputs(step, rank))
+        local = step.experts // step.ranks
+        assert rows.data.shape == (local, exchange.capacity, HIDDEN) and rows.capacity == exchange.capacity
+        expected = routes_to(step, rank.index)
+        for group in range(local):
+            of_expert = [route for route in expected if route[0] == rank.index * local + group]
+            assert rows.counts[group] == len(of_expert)
+            for position, (_, source, token, _) in enumerate(of_expert):
+                assert same_bits(rows.data[group, position], step.tokens[source][token])
+        y = exchange.combine(rows.data, rows.plan, row_weights=rows.weight)
+        values = partial_sums(step, rank.index, lambda r, t, k: step.tokens[r][t].astype(np.float32))
+        assert same_bits(y, values.astype(bf16))
+
+    ferry.Group.threads(4).run(body)
+
+
+def test_strided_tokens_outputs_and_results(rng):
+    step = random_step(rng)
+
+    def spread(array):
+        wide = poisoned((len(array), HIDDEN + 16), bf16)
+        wide[:, :HIDDEN] = array
+        return wide[:, :HIDDEN]
+
+    def body(rank):
+        exchange = exchange_for(rank, step)
+        tokens, ids, weights = inputs(step, rank)
+        rows = exchange.dispatch(tokens, ids, weights)
+        y = exchange.combine(rows.data, rows.plan, row_weights=rows.weight)
+        again = exchange.dispatch(spread(tokens), ids, weights)
+        wide = poisoned((len(tokens), HIDDEN + 8), bf16)
+        exchange.combine(spread(again.data), again.plan, row_weights=again.weight, result=wide[:, :HIDDEN])
+        assert same_bits(wide[:, :HIDDEN], y)
+        assert (wide[:, HIDDEN:].view(np.uint16) == 0x7F7F).all()
 
     ferry.Group.threads(4).run(body)
 
@@ -257,13 +324,46 @@ def test_a_rank_without_experts_has_empty_groups():
     ferry.Group.threads(2).run(body)
 
 
-def test_shared_outputs_have_a_shape(rng):
+@pytest.mark.parametrize("apart", [False, True])
+def test_shared_experts(rng, apart):
     step = random_step(rng, 3)
 
     def body(rank):
-        exchange = exchange_for(rank, step, shared_experts=2)
-        rows = exchange.dispatch(*inputs(step, rank))
+        exchange = exchange_for(rank, step, shared_experts=2, combine_type="fp32", reduction="exact")
+        assert exchange.config.shared_experts == 2
+        tokens, ids, weights = inputs(step, rank)
+        rows, count = exchange.dispatch(tokens, ids, weights), len(tokens)
+        assert list(rows.counts[:2]) == [count, count] and list(rows.group_expert[:2]) == [step.experts, step.experts + 1]
+        for shared in range(2):
+            assert same_bits(rows.data[shared * count:(shared + 1) * count], tokens)
+            assert rows.source[shared * count:(shared + 1) * count].tolist() == [
+                [rank.index, token, step.top_k + shared] for token in range(count)]
+        outputs = np.zeros((len(rows.data), HIDDEN), np.float32)  # of the routed experts; the shared ones return 1 and 2
+        outputs[:count], outputs[count:2 * count] = 1, 2
+        split = poisoned((2, count, HIDDEN), np.float32) if apart else None
+        result = exchange.combine(outputs, rows.plan, shared_outputs=split)
+        assert (result == (0 if apart else 3)).all()
+        if apart:
+            assert (split[0] == 1).all() and (split[1] == 2).all()
         with pytest.raises(ferry.UsageError, match="shared_outputs"):
-            exchange.combine(rows.data, rows.plan, shared_outputs=np.zeros((1, len(step.tokens[rank.index]), HIDDEN), bf16))
+            exchange.combine(outputs, rows.plan, shared_outputs=np.zeros((1, count, HIDDEN), np.float32))
+
+    ferry.Group.threads(3).run(body)
+
+
+def test_replicated_input(rng):
+    step = random_step(rng, 3)
+    tokens, ids, weights = step.tokens[0], step.ids[0], step.weights[0]
+
+    def body(rank):
+        exchange = exchange_for(rank, step, input="replicated", shared_experts=1, shared_split=3)
+        assert (exchange.config.input, exchange.config.shared_split) == ("replicated", 3)
+        rows, count = exchange.dispatch(tokens, ids, weights), len(tokens)
+        first, end = rank.index * count // 3, (rank.index + 1) * count // 3
+        assert rows.counts[0] == end - first and same_bits(rows.data[:end - first], tokens[first:end])
+        received = rows.source[:int(rows.total)]
+        assert (received[:, 0] == rank.index).all()
+        assert exchange.wire_counts().dispatch_bytes == 0
+        assert exchange.combine(np.zeros((len(rows.data), HIDDEN), bf16), rows.plan).shape == tokens.shape
 
     ferry.Group.threads(3).run(body)

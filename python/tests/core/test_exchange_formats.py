@@ -1,4 +1,4 @@
-"""Types and shapes of the received parts in each format. Their values are those of the contract suite (contract_python)."""
+"""Dispatch in each format compared with the oracle."""
 
 import ml_dtypes
 import numpy as np
@@ -9,28 +9,37 @@ from exchange_steps import exchange_for, inputs
 from oracle import bf16, random_step, routes_to, same_bits
 
 
-@pytest.mark.parametrize("name, type_of_rows, columns, type_of_scales, scales", [
-    ("bf16", bf16, 288, None, 0), ("fp16", np.float16, 288, None, 0), ("fp32", np.float32, 288, None, 0),
-    ("fp8", ml_dtypes.float8_e4m3fn, 288, np.float32, 3), ("fp8-columns", ml_dtypes.float8_e4m3fn, 288, np.float32, 3),
-    ("mxfp8", ml_dtypes.float8_e4m3fn, 288, np.uint8, 12), ("mxfp8-ocp-columns", ml_dtypes.float8_e4m3fn, 288, np.int32, 3),
-    ("mxfp4", np.uint8, 144, np.uint8, 12), ("mxfp4-up-columns", np.uint8, 144, np.int32, 3),
-    ("nvfp4", np.uint8, 144, ml_dtypes.float8_e4m3fn, 20), ("nvfp4-columns", np.uint8, 144, np.int32, 5),
-    ("nvfp4-token", np.uint8, 144, ml_dtypes.float8_e4m3fn, 20)])
-def test_types_and_shapes(rng, name, type_of_rows, columns, type_of_scales, scales):
-    plain = type_of_scales is None
-    step = random_step(rng, hidden=288, dtype=type_of_rows if plain else bf16)
+@pytest.mark.parametrize("dtype", [bf16, np.float16, np.float32])
+def test_unquantised_formats_preserve_bits(rng, dtype):
+    name = {bf16: "bf16", np.float16: "fp16", np.float32: "fp32"}[dtype]
+    step = random_step(rng, dtype=dtype)
 
     def body(rank):
-        exchange = exchange_for(rank, step, hidden=288, format=name)
+        rows = exchange_for(rank, step, format="fp32").dispatch(*inputs(step, rank), format=name)
+        assert rows.data.dtype == dtype and rows.scales is None
+        for position, (_, source, token, _) in enumerate(routes_to(step, rank.index)):
+            assert same_bits(rows.data[position], step.tokens[source][token])
+
+    ferry.Group.threads(4).run(body)
+
+
+@pytest.mark.parametrize("columns", [False, True])
+def test_fp8_with_scales(rng, columns):
+    hidden = 272
+    step = random_step(rng, hidden=hidden)
+
+    def body(rank):
+        exchange = exchange_for(rank, step, hidden=hidden, format="fp8-columns" if columns else "fp8")
         rows = exchange.dispatch(*inputs(step, rank))
-        assert rows.data.dtype == type_of_rows and rows.data.shape == (exchange.capacity, columns)
-        assert len(rows.parts) == (1 if plain else 3 if name == "nvfp4-token" else 2)
-        if plain:
-            assert rows.scales is None
-        else:
-            assert rows.scales.dtype == type_of_scales and rows.scales.shape == (exchange.capacity, scales)
-        if name == "nvfp4-token":
-            assert rows.parts[2].dtype == np.float32 and rows.parts[2].size == exchange.capacity
+        assert rows.data.dtype == ml_dtypes.float8_e4m3fn and rows.scales.shape == (exchange.capacity, 3)
+        for position, (_, source, token, _) in enumerate(routes_to(step, rank.index)):
+            x = step.tokens[source][token].astype(np.float32)
+            for block in range(3):
+                part = slice(block * 128, min(hidden, block * 128 + 128))
+                s = max(np.abs(x[part]).max(), np.float32(1e-4))
+                assert rows.scales[position, block] == np.float32(s) / np.float32(448)
+                q = (x[part] * (np.float32(448) / np.float32(s))).astype(ml_dtypes.float8_e4m3fn)
+                assert same_bits(rows.data[position, part], q)
 
     ferry.Group.threads(4).run(body)
 
@@ -68,6 +77,91 @@ def test_each_group_of_expert_padded_has_columns_of_its_own(rng, name, words):
         assert np.array_equal(plain.counts, counts) and counts[0] == len(step.tokens[rank.index])
         for group, count in enumerate(counts):
             assert same_bits(got[group, :count], plain.scales[group, :count].view(got.dtype))
+
+    ferry.Group.threads(4).run(body)
+
+
+@pytest.mark.parametrize("columns", [False, True])
+@pytest.mark.parametrize("rule", ["up", "ocp"])
+@pytest.mark.parametrize("name", ["mxfp8", "mxfp4"])
+def test_mx_formats(rng, name, rule, columns):
+    hidden, narrow = 288, name == "mxfp4"  # nine blocks: three bytes of the last word are unused
+    step = random_step(rng, hidden=hidden)
+    element, top, largest = (ml_dtypes.float4_e2m1fn, 2, 6) if narrow else (ml_dtypes.float8_e4m3fn, 8, 448)
+
+    def body(rank):
+        exchange = exchange_for(rank, step, hidden=hidden, format=f"{name}-{rule}" + ("-columns" if columns else ""))
+        rows = exchange.dispatch(*inputs(step, rank))
+        assert rows.data.dtype == (np.uint8 if narrow else ml_dtypes.float8_e4m3fn)
+        assert rows.data.shape == (exchange.capacity, hidden // 2 if narrow else hidden)
+        assert rows.scales.dtype == (np.int32 if columns else np.uint8)
+        for position, (_, source, token, _) in enumerate(routes_to(step, rank.index)):
+            blocks = step.tokens[source][token].astype(np.float64).reshape(9, 32)
+            amax = np.abs(blocks).max(axis=1)
+            exponents = np.floor(np.log2(amax)) - top
+            if rule == "up":
+                exponents += amax / 2.0**exponents > largest
+            scales = np.ascontiguousarray(rows.scales[position]).view(np.uint8)
+            assert np.array_equal(scales, np.append(exponents + 127, [0, 0, 0]))
+            assert same_bits(scales[:9].view(ml_dtypes.float8_e8m0fnu).astype(np.float64), 2.0**exponents)
+            codes = np.clip(blocks / 2.0 ** exponents[:, None], -largest, largest).astype(np.float32).astype(element)
+            expected = codes.reshape(-1).view(np.uint8)
+            assert np.array_equal(rows.data[position].view(np.uint8), expected[::2] | expected[1::2] << 4 if narrow else expected)
+
+    ferry.Group.threads(4).run(body)
+
+
+@pytest.mark.parametrize("dtype", [bf16, np.float16])
+@pytest.mark.parametrize("rule", ["up", "ocp"])
+@pytest.mark.parametrize("name", ["mxfp8", "mxfp4"])
+def test_mx_formats_of_every_16_bit_value(name, rule, dtype):
+    element, top, largest, nan = (ml_dtypes.float4_e2m1fn, 2, 6, 7) if name == "mxfp4" else (ml_dtypes.float8_e4m3fn, 8, 448, 0x7F)
+    every = np.arange(65536, dtype=np.uint16)
+    octave = 128 if dtype == bf16 else 1024
+    # Blocks of neighbouring values, and blocks of values that lie a power of two apart.
+    bits = np.concatenate([every, every.reshape(-1, octave).T.reshape(-1)])
+    tokens = bits.view(dtype).reshape(32, 4096)
+    with np.errstate(all="ignore"):
+        blocks = tokens.astype(np.float64).reshape(-1, 32)
+        amax = np.fmax.reduce(np.abs(blocks), axis=1, initial=0)
+        half, exponents = np.frexp(amax)  # half in [0.5, 1)
+        exponents = exponents - 1 - top + ((rule == "up") & (half > largest / 2 ** (top + 1)))
+        exponents = np.select([amax == 0, np.isinf(amax)], [-127, 127], exponents.clip(-127, 127))
+        scaled = np.ldexp(blocks, -exponents[:, None]).clip(-largest, largest)
+        codes = np.where(np.isnan(blocks), nan, scaled.astype(np.float32).astype(element).view(np.uint8)).astype(np.uint8)
+    values = codes.reshape(32, 4096)
+    if name == "mxfp4":
+        values = values[:, ::2] | values[:, 1::2] << 4
+
+    def body(rank):
+        exchange = ferry.Exchange(rank, experts=1, top_k=1, hidden=4096, max_tokens=32, format=f"{name}-{rule}")
+        rows = exchange.dispatch(tokens, np.zeros((32, 1), np.int64))
+        assert np.array_equal(rows.scales, (exponents + 127).astype(np.uint8).reshape(32, 128))
+        assert np.array_equal(rows.data.view(np.uint8), values)
+
+    ferry.Group.threads(1).run(body)
+
+
+@pytest.mark.parametrize("name", ["nvfp4", "nvfp4-token", "nvfp4-columns"])
+def test_nvfp4(rng, name):
+    hidden, g = 96, np.float32(0.37)
+    step = random_step(rng, hidden=hidden)
+
+    def body(rank):
+        exchange = exchange_for(rank, step, hidden=hidden, format=name)
+        given = {} if name == "nvfp4-token" else {"global_scale": np.array([g]) if rank.index % 2 else float(g)}
+        rows = exchange.dispatch(*inputs(step, rank), **given)
+        assert rows.data.dtype == np.uint8 and rows.data.shape == (exchange.capacity, hidden // 2)
+        for position, (_, source, token, _) in enumerate(routes_to(step, rank.index)):
+            blocks = step.tokens[source][token].astype(np.float32).reshape(6, 16)
+            scale_of_row = max(np.abs(blocks).max() / np.float32(2688), np.float32(2**-126)) if name == "nvfp4-token" else g
+            scales = (np.abs(blocks).max(axis=1) / np.float32(6) / scale_of_row).astype(ml_dtypes.float8_e4m3fn)
+            assert np.array_equal(np.ascontiguousarray(rows.scales[position]).view(np.uint8), np.append(scales.view(np.uint8), [0, 0]))
+            divisors = scales.astype(np.float32) * scale_of_row
+            codes = np.clip(blocks / divisors[:, None], -6, 6).astype(ml_dtypes.float4_e2m1fn).reshape(-1).view(np.uint8)
+            assert np.array_equal(rows.data[position], codes[::2] | codes[1::2] << 4)
+            if name == "nvfp4-token":
+                assert rows.parts[2].reshape(-1)[position] == scale_of_row
 
     ferry.Group.threads(4).run(body)
 
@@ -204,6 +298,37 @@ def test_the_arrays_of_a_result_are_receive_buffers(rng, name, layout):
     ferry.Group.threads(4).run(body)
 
 
+@pytest.mark.parametrize("name", ["fp8", "mxfp8", "nvfp4"])
+def test_input_scales(rng, name):
+    step = random_step(rng, hidden=96)
+    experts = step.experts
+    scales = rng.uniform(0.01, 3, experts).astype(np.float32)
+
+    def body(rank):
+        exchange = exchange_for(rank, step, hidden=96)  # bf16, as the tokens travel
+        rows = exchange.dispatch(*inputs(step, rank), format=name, input_scales=scales)
+        assert len(rows.parts) == (1 if name == "fp8" else 2)
+        assert (rows.scales is None) == (name == "fp8")
+        for position, (expert, source, token, _) in enumerate(routes_to(step, rank.index)):
+            x = step.tokens[source][token].astype(np.float32) / scales[expert]
+            if name == "fp8":
+                assert same_bits(rows.data[position], np.clip(x, -448, 448).astype(ml_dtypes.float8_e4m3fn))
+            elif name == "mxfp8":
+                half, exponents = np.frexp(np.abs(x.reshape(3, 32)).max(1))
+                exponents = np.where(np.abs(x.reshape(3, 32)).max(1) == 0, -127, exponents - 9 + (half > 0.875))
+                assert np.array_equal(rows.scales[position][:3], (exponents + 127).astype(np.uint8))
+            else:
+                blocks = step.tokens[source][token].astype(np.float32).reshape(6, 16)
+                expected = (np.abs(blocks).max(axis=1) / np.float32(6) / scales[expert]).astype(ml_dtypes.float8_e4m3fn)
+                assert same_bits(np.ascontiguousarray(rows.scales[position])[:6], expected)
+        with pytest.raises(ferry.UsageError, match="input_scales: expected"):
+            exchange.dispatch(*inputs(step, rank), format=name, input_scales=scales[:-1])
+        with pytest.raises(ferry.UsageError, match="input_scales are for the formats"):
+            exchange.dispatch(*inputs(step, rank), input_scales=scales)
+
+    ferry.Group.threads(4).run(body)
+
+
 def test_raw_parts_are_moved_unchanged(rng):
     step = random_step(rng)
     parts = [
@@ -219,23 +344,5 @@ def test_raw_parts_are_moved_unchanged(rng):
         for position, (_, source, token, _) in enumerate(routes_to(step, rank.index)):
             for received, sent in zip(rows.parts, parts[source]):
                 assert same_bits(received[position], sent[token])
-
-    ferry.Group.threads(4).run(body)
-
-
-@pytest.mark.parametrize("name", ["fp8", "mxfp8", "nvfp4"])
-def test_input_scales(rng, name):
-    step = random_step(rng, hidden=96)
-    scales = rng.uniform(0.01, 3, step.experts).astype(np.float32)
-
-    def body(rank):
-        exchange = exchange_for(rank, step, hidden=96)  # bf16, as the tokens travel
-        rows = exchange.dispatch(*inputs(step, rank), format=name, input_scales=scales)
-        assert len(rows.parts) == (1 if name == "fp8" else 2)
-        assert (rows.scales is None) == (name == "fp8")
-        with pytest.raises(ferry.UsageError, match="input_scales: expected"):
-            exchange.dispatch(*inputs(step, rank), format=name, input_scales=scales[:-1])
-        with pytest.raises(ferry.UsageError, match="input_scales are for the formats"):
-            exchange.dispatch(*inputs(step, rank), input_scales=scales)
 
     ferry.Group.threads(4).run(body)

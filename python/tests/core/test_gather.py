@@ -136,3 +136,52 @@ def test_megatrons_metadata():
             ferry.megatron.fused_metadata_update(1, None, "handle", step)
 
     ferry.Group.threads(4).run(body)
+
+
+def test_expert_outputs_by_gather_and_scatter_equal_dispatch_and_combine(rng):
+    """Megatron's dispatcher by hand: gather, local experts, scatter. The bytes are those of `partial`."""
+    experts, top_k = 8, 2
+    tokens = [rng.integers(-8, 9, (count, HIDDEN)).astype(np.float32) for count in COUNTS]
+    ids = [np.stack([rng.permutation(experts)[:top_k] for _ in range(count)]).astype(np.int64) if count else
+           np.zeros((0, top_k), np.int64) for count in COUNTS]
+
+    def body(rank):
+        exchange = ferry.Exchange(rank, experts=experts, top_k=top_k, hidden=HIDDEN, max_tokens=5, format="fp32",
+                                  combine_type="fp32")
+        x, chosen = tokens[rank.index], ids[rank.index]
+        all_x, all_ids = np.empty((9, HIDDEN), np.float32), np.empty((9, top_k), np.int64)
+        exchange.all_gather_v(x, all_x)
+        exchange.all_gather_v(chosen, all_ids)
+        mine = (all_ids // 2 == rank.index) * (all_ids + 1.0)  # expert e multiplies by e + 1
+        y = exchange.reduce_scatter_v((all_x * mine.sum(1, keepdims=True)).astype(np.float32), np.empty_like(x))
+
+        rows = exchange.dispatch(x, chosen)
+        scale = np.repeat(rows.group_expert + 1, rows.counts).astype(np.float32)
+        total = rows.wait_total()
+        assert exchange.combine(rows.data[:total] * scale[:, None], rows.plan, result=np.empty_like(x)).tobytes() == y.tobytes()
+
+    ferry.Group.threads(4).run(body)
+
+
+def test_gathered_input_has_the_bytes_of_routed_input(rng):
+    tokens = [rng.standard_normal((count, HIDDEN)).astype(ml_dtypes.bfloat16) for count in COUNTS]
+    ids = [rng.integers(-1, 8, (count, 2)) for count in COUNTS]
+    weights = [rng.random((count, 2), np.float32) for count in COUNTS]
+
+    def body(rank):
+        results = []
+        for transfer in ("routed", "gather"):
+            exchange = ferry.Exchange(rank, experts=8, top_k=2, hidden=HIDDEN, max_tokens=5,
+                                      reduction_level="rank", repeats=True, transfer=transfer)
+            assert exchange.config.transfer == transfer
+            rows = exchange.dispatch(tokens[rank.index], ids[rank.index], weights[rank.index])
+            total = rows.wait_total()
+            y = exchange.combine(rows.data, rows.plan, row_weights=rows.weight)
+            results.append((total, rows.data[:total].tobytes(), rows.source[:total].tobytes(), y.tobytes()))
+        assert results[0] == results[1]
+        assert exchange.wire_counts().dispatch_messages == 3 * COUNTS[rank.index]
+        with pytest.raises(ferry.UsageError, match="transfer = gather with layout rank_major"):
+            ferry.Exchange(rank, experts=8, top_k=2, hidden=HIDDEN, max_tokens=5, transfer="gather",
+                           layout="rank_major")
+
+    ferry.Group.threads(4).run(body)

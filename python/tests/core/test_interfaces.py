@@ -75,16 +75,19 @@ FIELDS = [
     ("EncoderCall", ["ferry_encoder_call"], {}),
     ("Encoder", ["ferry_encoder"], {}),
     ("Sizes", ["ferry_sizes"], {}),
-    ("Tokens", ["ferry_tokens", "ferry_dispatch_args"], {}),
-    ("ReceiveBuffers", ["ferry_receive_buffers", "ferry_more_receive_buffers"], {}),
+    ("CallOptions", ["ferry_call_options"], {}),
+    ("Tokens", ["ferry_tokens"], {}),
+    ("AllGather", ["ferry_all_gather_v_args"], {}),
+    ("ReduceScatter", ["ferry_reduce_scatter_v_args"], {}),
+    ("ReceiveBuffers", ["ferry_receive_buffers"], {}),
     ("ReceivedPart", ["ferry_received_part"], {}),
     ("DispatchResult", ["ferry_dispatch_result"], {}),
     ("DispatchOptions", ["ferry_dispatch_args"], {}),
     ("CombineOptions", ["ferry_combine_args"], {}),
     ("DispatchCounts", ["ferry_dispatch_counts_result"], {}),
     ("StepMetadata", ["ferry_step_metadata"], {}),
-    ("LoadCounts", ["ferry_load_counts"], {}),
-    ("WireCounts", ["ferry_wire_counts"], {"between_nodes": "dispatch_bytes_between_nodes"}),
+    ("LoadCounts", ["ferry_counts"], {}),
+    ("WireCounts", ["ferry_counts"], {"between_nodes": "dispatch_bytes_between_nodes"}),
     ("Bootstrap", ["ferry_bootstrap"], {}),
     ("EngineFunctions", ["ferry_engine_functions"], {"ordered_lanes": "unordered_lanes"}),
     # ferry_error_record.wait_via, wait_role and wait_node
@@ -154,8 +157,7 @@ class InterfacesTest(unittest.TestCase):
         declared = {name for name in re.findall(r"^typedef struct \w+ (?:\{.*?\} )?(ferry_\w+);", C_HEADERS, re.MULTILINE | re.DOTALL)
                     if not name.startswith(("ferry_max_", "ferry_nvfuser_"))}
         # Arguments of the calls whose options C++ has among the parameters.
-        parameters = {"ferry_dispatch_receive_args", "ferry_combine_receive_args", "ferry_combine_backward_args", "ferry_route_values_args", "ferry_return_values_args",
-                      "ferry_metadata_args", "ferry_all_gather_v_args", "ferry_reduce_scatter_v_args", "ferry_dispatch_counts_args"}
+        parameters = {"ferry_combine_backward_args", "ferry_route_values_args", "ferry_return_values_args", "ferry_dispatch_counts_args"}
         self.assertEqual(TYPES_C | {c_type(name) for name in ruled}, declared - parameters)
         module = (REPOSITORY / "python/ferry/__init__.py").read_text(encoding="utf-8")
         public = set(re.findall(r'^    "([A-Z]\w*[a-z]\w*)",$', module, re.MULTILINE))

@@ -24,6 +24,23 @@ def refused(call, *names):
     assert all(name in str(caught.value) for name in names), str(caught.value)
 
 
+@pytest.mark.parametrize("reduction", ["partial", "exact"])
+@pytest.mark.parametrize("split", [False, True])
+def test_a_result_may_be_its_residual(reduction, split):
+    def body(rank):
+        exchange, x = exchange_of(rank, reduction=reduction), X.copy()
+        for _ in range(2):
+            rows, before = exchange.dispatch(x, IDS), x.copy()
+            if split:
+                exchange.combine_send(rows.data * 3, rows.plan, residual=x, result=x)
+                exchange.combine_receive()
+            else:
+                exchange.combine(rows.data * 3, rows.plan, residual=x, result=x)
+            assert np.array_equal(x, 4 * before)
+
+    ferry.Group.threads(2).run(body)
+
+
 def test_other_arrays_of_a_combine_are_refused():
     def body(rank):
         exchange, odd = exchange_of(rank, shared_experts=1), rank.index == 1
@@ -43,6 +60,55 @@ def test_other_arrays_of_a_combine_are_refused():
         refused(lambda: exchange.combine(outputs, rows.plan, result=result, row_weights=weights if odd else rows.weight),
                 "row_weights (")
         assert np.array_equal(exchange.combine(rows.data, rows.plan, result=memory[:2]), 2 * X)
+
+    ferry.Group.threads(2).run(body)
+
+
+def test_columns_of_one_matrix_are_not_refused():
+    def body(rank):
+        exchange, matrix = exchange_of(rank), np.zeros((2, 48), np.float32)
+        matrix[:, :16] = X
+        rows = exchange.dispatch(matrix[:, :16], IDS)
+        matrix[:, 16:32] = rows.data[:2]
+        exchange.combine(matrix[:, 16:32], rows.plan, residual=matrix[:, :16], result=matrix[:, 32:])
+        assert np.array_equal(matrix[:, 32:], 2 * X)
+
+    ferry.Group.threads(1).run(body)
+
+
+def test_a_dispatch_of_its_own_received_rows_is_refused():
+    def body(rank):
+        exchange, odd = exchange_of(rank), rank.index == 1
+        weights = np.ones((2, 1), np.float32)
+        rows = exchange.dispatch(X, IDS, weights)
+        refused(lambda: exchange.dispatch(rows.data[:2] if odd else X, IDS, weights), "the lane's received rows (", "on rank 1")
+        refused(lambda: exchange.dispatch(X, IDS, rows.weight[:2].reshape(2, 1) if odd else weights), "the lane's weight (")
+        tokens = np.zeros((exchange.capacity, 16), np.float32)
+        memory = ferry.ReceiveBuffers([tokens])
+        refused(lambda: exchange.dispatch(tokens[:2] if odd else X, IDS, weights, memory=memory), "memory.parts[0] (", "tokens (")
+        # In memory of its own it may be.
+        again = exchange.dispatch(exchange.dispatch(X, IDS).data[:2], IDS, memory=memory)
+        assert again.data[: again.wait_total(), 0].tolist() == [2, 1]
+
+    ferry.Group.threads(2).run(body)
+
+
+def test_rows_of_a_gather_may_lie_at_their_place():
+    def body(rank):
+        exchange, me = exchange_of(rank), rank.index
+        out = np.zeros((4, 16), np.float32)
+        out[2 * me : 2 * me + 2] = X + me
+        exchange.all_gather_v(out[2 * me : 2 * me + 2], out)
+        assert np.array_equal(out, np.concatenate([X, X + 1]))
+        whole = out.copy()
+        exchange.reduce_scatter_v(whole, whole[2 * me : 2 * me + 2])
+        out[2 * me : 2 * me + 2] *= 2
+        assert np.array_equal(whole, out)
+        with pytest.raises(ferry.UsageError, match="rows of rank 1 lie at row 1 of its gathered"):
+            exchange.all_gather_v(out[1:3] if me == 1 else out[:2], out)
+        with pytest.raises(ferry.UsageError, match="sums of rank 1 lie at row 1 of its rows"):
+            exchange.reduce_scatter_v(out, out[1:3] if me == 1 else out[:2])
+        refused(lambda: exchange.all_gather_v(out.reshape(-1)[8:40].reshape(2, 16) if me == 1 else X, out), "gathered (", "rows (")
 
     ferry.Group.threads(2).run(body)
 

@@ -2,11 +2,33 @@
 
 import threading
 
+import numpy as np
 import pytest
 
 import ferry
-from exchange_steps import exchange_for, inputs
-from oracle import random_step, same_bits
+from exchange_steps import HIDDEN, exchange_for, inputs
+from oracle import bf16, random_step, same_bits
+
+
+def test_phases_give_the_result_of_fused_calls(rng):
+    step = random_step(rng)
+
+    def body(rank):
+        exchange = exchange_for(rank, step)
+        tokens, ids, weights = (array.copy() for array in inputs(step, rank))
+        rows = exchange.dispatch(tokens, ids, weights)
+        data = rows.data[: rows.plan.total].copy()
+        y = exchange.combine(rows.data, rows.plan, row_weights=rows.weight)
+        exchange.dispatch_send(tokens, ids, weights)
+        tokens[...], ids[...], weights[...] = 9, -1, 9  # the send phase no longer needs them
+        result = exchange.dispatch_receive()
+        assert same_bits(result.data[: result.plan.total], data)
+        outputs = result.data.copy()
+        exchange.combine_send(outputs, result.plan, row_weights=result.weight)
+        outputs[...] = 9
+        assert same_bits(exchange.combine_receive(), y)
+
+    ferry.Group.threads(4).run(body)
 
 
 def test_the_receive_phase_in_another_thread(rng):
@@ -23,6 +45,22 @@ def test_the_receive_phase_in_another_thread(rng):
 
     step = random_step(rng, ranks=3)
     ferry.Group.threads(3).run(body)
+
+
+def test_lanes_are_independent(rng):
+    step = random_step(rng)
+
+    def body(rank):
+        exchange = exchange_for(rank, step, lanes=2)
+        order = [0, 1] if rank.index % 2 else [1, 0]
+        for lane in order:
+            exchange.dispatch_send(*inputs(step, rank), lane=lane)
+        rows = {lane: exchange.dispatch_receive(lane=lane) for lane in reversed(order)}
+        assert same_bits(rows[0].data[: rows[0].plan.total], rows[1].data[: rows[1].plan.total])
+        results = [exchange.combine(rows[lane].data, rows[lane].plan, row_weights=rows[lane].weight, lane=lane) for lane in (0, 1)]
+        assert same_bits(*results)
+
+    ferry.Group.threads(4).run(body)
 
 
 def test_the_order_of_phases_is_checked(rng):
@@ -90,5 +128,39 @@ def test_a_copy_of_a_plan_outlives_the_next_dispatch(rng):
             with pytest.raises(ferry.UsageError, match="rank 0 refused"):
                 exchange.combine(data, copied, row_weights=weight)
         assert same_bits(exchange.combine(data, copied, row_weights=weight), y)
+
+    ferry.Group.threads(4).run(body)
+
+
+def test_gradients_of_combine_and_dispatch(rng):
+    step = random_step(rng, dtype=np.float32)
+
+    def body(rank):
+        exchange = exchange_for(rank, step, format="fp32", combine_type="fp32", reduction="exact")
+        tokens, ids, weights = inputs(step, rank)
+        rows = exchange.dispatch(tokens, ids, weights)
+        plan, outputs = rows.plan.copy(), rows.data * 3
+        dy = rng.standard_normal(tokens.shape).astype(np.float32)
+        back, d_weights = exchange.combine_backward(dy, plan, weights, outputs)
+        expected = np.where(ids >= 0, 3 * (dy * tokens).sum(1, keepdims=True), 0)
+        assert np.allclose(d_weights, expected, rtol=1e-4, atol=1e-4)
+        dx = exchange.combine(back.data, back.plan)
+        assert np.allclose(dx, dy * np.where(ids >= 0, weights, 0).sum(1, keepdims=True), rtol=1e-5, atol=1e-6)
+
+    ferry.Group.threads(4).run(body)
+
+
+def test_apply_weights_and_dot_rows(rng):
+    step = random_step(rng, dtype=np.float32)
+
+    def body(rank):
+        exchange = exchange_for(rank, step, format="fp32", combine_type="fp32")
+        tokens, ids, weights = inputs(step, rank)
+        plain = exchange.dispatch(tokens, ids, weights)
+        total, data, weight = plain.plan.total, plain.data.copy(), plain.weight.copy()
+        v = np.ones((exchange.capacity, HIDDEN), np.float32)
+        weighted = exchange.dispatch(tokens, plain.plan, weights, apply_weights=True, dot_rows=v)
+        assert same_bits(weighted.data[:total], data[:total] * weight[:total, None])
+        assert np.allclose(weighted.dots[:total], data[:total].sum(1), rtol=1e-4, atol=1e-4)
 
     ferry.Group.threads(4).run(body)

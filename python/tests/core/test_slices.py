@@ -42,6 +42,34 @@ def test_slices_give_the_results_of_whole_experts():
         assert np.array_equal(rows, expected[1]) and np.array_equal(results, expected[2])
 
 
+# Sums in bf16, so that the bits depend on which ranks form a node. Sub-groups lie on several nodes.
+def test_nodes_are_those_of_the_ranks_that_add(rng):
+    ep, experts, top_k, counts = 4, 8, 6, [5, 0, 4, 3]
+    nodes = rng.integers(0, 3, ep * TP)
+    tokens = [rng.standard_normal((count, HIDDEN)).astype(np.float32) for count in counts]
+    ids = [np.array([rng.permutation(experts)[:top_k] for _ in range(count)], np.int64).reshape(count, top_k) for count in counts]
+
+    def summed(rank, group, share, **settings):
+        exchange = ferry.Exchange(rank, experts=experts, top_k=top_k, hidden=HIDDEN, max_tokens=MOST, format="fp32", combine_type="bf16",
+                                  reduction_level="node", **settings)
+        rows = exchange.dispatch(tokens[group], ids[group])
+        outputs = rows.received_rows() * np.repeat(rows.group_expert + 1.3, rows.counts)[:, None].astype(np.float32) * np.float32(share)
+        return exchange.combine(outputs, rows.plan, result=np.empty((counts[group], HIDDEN), np.float32))
+
+    def group_of(chosen):
+        first = {node: number for number, node in enumerate(dict.fromkeys(chosen))}
+        return ferry.Group.threads(ferry.Topology([first[node] for node in chosen]))
+
+    placement = ferry.Placement.ep_tp(experts, ep, TP)
+    sliced = group_of(nodes).run(lambda rank: summed(rank, rank.index // TP, 1 / TP, placement=placement))
+    for i in range(TP):
+        whole = group_of(nodes[i::TP]).run(lambda rank: summed(rank, rank.index, 1))
+        for group, count in enumerate(counts):
+            slice_i = slice(i * count // TP, (i + 1) * count // TP)
+            for rank in range(group * TP, group * TP + TP):
+                assert np.array_equal(sliced[rank][slice_i], whole[group][slice_i])
+
+
 def test_plans_are_those_before_the_gather():
     def body(rank):
         exchange = exchange_for(rank, placement=ferry.Placement.ep_tp(EXPERTS, EP, TP))

@@ -102,7 +102,7 @@ std::string CallBlocks::fault(int peer, bool sealed, bool arrived) const {
   if (peer == me_) return {};
   if (sealed) {
     const BlockHeader& header = blocks_.header_from(peer);
-    const bool options_fit = header.option_count >= 0 && header.option_count <= kMaxCallOptions;
+    const bool options_fit = header.option_count >= 0 && header.option_count <= kMaxComparedOptions;
     return options_fit ? fault_of(header.messages, peer) : counts_fault(peer);
   }
   return transfer_fault(peer, arrived,

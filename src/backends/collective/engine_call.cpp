@@ -48,7 +48,7 @@ void EngineCall::end() noexcept {
   progress_.end();
 }
 
-std::uint64_t EngineCall::begin(Operation operation, std::span<const CallOption> options, bool goes_on) {
+std::uint64_t EngineCall::begin(Operation operation, std::span<const ComparedOption> options, bool goes_on) {
   CallbackScope::require_none("an operation of an exchange");
   finish_started(operation);
   ++call_;

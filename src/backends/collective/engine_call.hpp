@@ -125,7 +125,7 @@ class EngineCall {
   EngineCall& operator=(const EngineCall&) = delete;
 
   // Takes the lane's next call number. `goes_on`: the call has a further exchange.
-  std::uint64_t begin(Operation operation, std::span<const CallOption> options, bool goes_on = false);
+  std::uint64_t begin(Operation operation, std::span<const ComparedOption> options, bool goes_on = false);
   // Begins the further exchange, of blocks with the same options.
   void go_on();
   std::uint64_t call() const { return call_; }
@@ -196,7 +196,7 @@ class EngineCall {
   // The current call.
   std::uint64_t call_ = 0;
   Operation operation_ = Operation::none;
-  std::vector<CallOption> options_;
+  std::vector<ComparedOption> options_;
   std::optional<ErrorRecord> refusal_;  // with which this rank refuses the call
   bool begun_ = false;                  // and not posted yet
   bool goes_on_ = false;                // with a further exchange

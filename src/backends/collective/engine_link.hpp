@@ -19,7 +19,7 @@ class EngineLink final : public cpu::PeerLink {
       : EngineLink(std::make_unique<MessageHops>(rank.topology(), rank.index(), hops, std::move(memory)),
                    rank, std::move(communicator), lane, summary_bytes, hops, deadline, std::move(ordered)) {}
 
-  std::uint64_t begin(Operation operation, std::span<const CallOption> options, bool goes_on) override {
+  std::uint64_t begin(Operation operation, std::span<const ComparedOption> options, bool goes_on) override {
     return call_.begin(operation, options, goes_on);
   }
   void go_on() override { call_.go_on(); }

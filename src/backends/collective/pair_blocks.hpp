@@ -35,7 +35,7 @@ struct BlockHeader {
   FollowingMessages messages;
   std::int32_t refused;  // 1: `refusal` holds the error
   std::int32_t option_count;
-  std::array<std::int64_t, kMaxCallOptions> options;
+  std::array<std::int64_t, kMaxComparedOptions> options;
   ErrorRecord refusal;
 
   // Bytes that seal() covers.

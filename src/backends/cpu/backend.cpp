@@ -24,7 +24,7 @@ class SharedLink final : public PeerLink {
         ranks_(rank.size()),
         channel_(rank, memory.sections(layout.signals_of(lane)), summary_bytes, deadline) {}
 
-  std::uint64_t begin(Operation operation, std::span<const CallOption> options, bool) override {
+  std::uint64_t begin(Operation operation, std::span<const ComparedOption> options, bool) override {
     first_chunk_ = 0;
     return channel_.begin(operation, options);
   }

@@ -3,7 +3,7 @@
 #include <cstring>
 
 #include "backends/cpu/combine.hpp"
-#include "exchange/call_options.hpp"
+#include "exchange/compared_options.hpp"
 #include "group/fault_points.hpp"
 
 namespace ferry::cpu {
@@ -25,7 +25,7 @@ void Combine::send(const CombineCall& call, bool split, bool continues) {
   if (continues) {
     lane_.link->go_on();
   } else {
-    CallOptions options = options_of(call);
+    ComparedOptions options = options_of(call);
     add_plan(call.plan, &options);
     lane_.link->begin(Operation::combine, options);
   }

@@ -4,7 +4,7 @@
 #include <cstring>
 
 #include "backends/cpu/dispatch.hpp"
-#include "exchange/call_options.hpp"
+#include "exchange/compared_options.hpp"
 #include "group/fault_points.hpp"
 
 namespace ferry::cpu {
@@ -20,7 +20,7 @@ void Dispatch::send(const DispatchCall& call, bool split) {
   message_parts_ = by_expert ? value_parts(call.tokens.type, hidden) : parts_;
   encoding_ = encoding_of(call.format);
   layout_ = message_layout(message_parts_, context_.config.top_k);
-  CallOptions options = options_of(context_.config, call);
+  ComparedOptions options = options_of(context_.config, call);
   add_plan(call.plan, &options);
   const std::uint64_t number = lane_.link->begin(Operation::dispatch, options);
   fault_point(FaultPoint::dispatch_begin, context_.me());

@@ -12,40 +12,44 @@ OwnArrays HostBackend::own_arrays(int lane) const {
   return lanes_[static_cast<std::size_t>(lane)].lane.own_arrays();
 }
 
-DispatchResult HostBackend::dispatch(const DispatchCall& call, bool split, Stream stream) {
-  operations(call.lane).dispatch.send(call, split);
-  return split ? DispatchResult() : dispatch_receive(call.lane, stream);
+DispatchResult HostBackend::dispatch(const DispatchCall& call, bool split) {
+  operations(call.options.lane).dispatch.send(call, split);
+  return split ? DispatchResult() : dispatch_receive(call.options);
 }
 
-DispatchResult HostBackend::dispatch_receive(int lane, Stream) {
-  return operations(lane).dispatch.receive();
+DispatchResult HostBackend::dispatch_receive(const CallOptions& call) {
+  return operations(call.lane).dispatch.receive();
 }
 
-void HostBackend::combine(const CombineCall& call, bool split, Stream stream) {
-  LaneOperations& operations = this->operations(call.lane);
+void HostBackend::combine(const CombineCall& call, bool split) {
+  LaneOperations& operations = this->operations(call.options.lane);
   if (call.weights_travel()) {
     auto* weights = operations.lane.array<float>(operations.lane.arrays.row_weights);
-    const RouteValuesCall values{
-        .from = call.topk_weights, .plan = call.plan, .to = weights, .combine = &call};
+    const RouteValuesCall values{.options = call.options,
+                                 .from = call.topk_weights,
+                                 .plan = call.plan,
+                                 .to = weights,
+                                 .combine = &call};
     cpu::run(operations.lane, values);
     operations.combine.send(call.with_sent_weights(weights), split, true);
   } else {
     operations.combine.send(call, split);
   }
-  if (!split) combine_receive(call.lane, stream);
+  if (!split) combine_receive(call.options);
 }
 
-void HostBackend::combine_receive(int lane, Stream) {
-  operations(lane).combine.receive();
+void HostBackend::combine_receive(const CallOptions& call) {
+  operations(call.lane).combine.receive();
 }
 
-SmallResult HostBackend::run(const SmallCall& call, Stream) {
-  Lane& lane = operations(lane_of(call)).lane;
+SmallResult HostBackend::run(const SmallCall& call) {
+  Lane& lane = operations(call_options_of(call).lane).lane;
   return std::visit([&](const auto& each) { return cpu::run(lane, each); }, call);
 }
 
-void HostBackend::refuse(Operation operation, int lane, const Error& error, Stream) noexcept {
-  if (lane >= 0 && lane < context_.config.lanes) operations(lane).lane.link->refuse(operation, error);
+void HostBackend::refuse(Operation operation, const Error& error, const CallOptions& call) noexcept {
+  if (call.lane >= 0 && call.lane < context_.config.lanes)
+    operations(call.lane).lane.link->refuse(operation, error);
 }
 
 CallDiagnostics HostBackend::take_diagnostics(int lane) {

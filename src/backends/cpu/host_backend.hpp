@@ -15,13 +15,13 @@ namespace ferry::cpu {
 class HostBackend : public Backend {
  public:
   Capabilities capabilities() const override { return {}; }
-  DispatchResult dispatch(const DispatchCall& call, bool split, Stream) override;
-  DispatchResult dispatch_receive(int lane, Stream) override;
-  void combine(const CombineCall& call, bool split, Stream) override;
-  void combine_receive(int lane, Stream) override;
-  SmallResult run(const SmallCall& call, Stream) override;
+  DispatchResult dispatch(const DispatchCall& call, bool split) override;
+  DispatchResult dispatch_receive(const CallOptions& call) override;
+  void combine(const CombineCall& call, bool split) override;
+  void combine_receive(const CallOptions& call) override;
+  SmallResult run(const SmallCall& call) override;
   OwnArrays own_arrays(int lane) const override;
-  void refuse(Operation operation, int lane, const Error& error, Stream) noexcept override;
+  void refuse(Operation operation, const Error& error, const CallOptions& call) noexcept override;
   CallDiagnostics take_diagnostics(int lane) override;
   LoadCounts load_counts() const override;
   WireCounts wire_counts() const override;

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "backends/cpu/lane.hpp"
-#include "exchange/call_options.hpp"
+#include "exchange/compared_options.hpp"
 #include "exchange/dispatch_layout.hpp"
 #include "exchange/link_calls.hpp"
 #include "group/fault_points.hpp"
@@ -101,7 +101,7 @@ SmallResult run(Lane& lane, const MetadataCall& call) {
 
 SmallResult run(Lane& lane, const RouteValuesCall& call) {
   const int me = lane.context.me(), ranks = lane.context.ranks();
-  CallOptions options;
+  ComparedOptions options;
   if (call.combine != nullptr) options = options_of(*call.combine);
   add_plan(call.plan, &options);
   lane.link->begin(call.needed_by(), options, call.combine != nullptr);
@@ -135,11 +135,8 @@ SmallResult run(Lane& lane, const DispatchCountsCall& call) {
   std::int32_t* const routes = mine.data() + kCallSummaryWords;
   mine[0] = call.tokens;
   dispatch_layout_on_host(
-      {.ids = call.ids,
-       .tokens = call.tokens,
-       .top_k = config.top_k,
-       .placement = config.placement,
-       .result = {.tokens_per_rank = routes + config.experts, .routes_per_expert = routes}});
+      {{.ids = call.ids, .tokens = call.tokens, .top_k = config.top_k, .placement = config.placement},
+       {.tokens_per_rank = routes + config.experts, .routes_per_expert = routes}});
   for (int peer = 0; peer < ranks; ++peer)
     std::memcpy(lane.link->summary_to(peer), mine.data(), 4 * mine.size());
   lane.link->post(false);

@@ -53,41 +53,41 @@ class SlicedBackend final : public Backend {
   }
 
   // Split calls are refused: slices gather from each other, so even a send phase would wait for peers.
-  DispatchResult dispatch(const DispatchCall& call, bool split, Stream stream) override {
-    if (split) refuse_unsupported(Operation::dispatch, call.lane, stream, "phases: call dispatch()");
-    check_pointers(Operation::dispatch, call, stream);
-    return lane(call.lane).dispatch(call, stream);
+  DispatchResult dispatch(const DispatchCall& call, bool split) override {
+    if (split) refuse_unsupported(Operation::dispatch, call.options, "phases: call dispatch()");
+    check_pointers(Operation::dispatch, call);
+    return lane(call.options.lane).dispatch(call);
   }
-  void combine(const CombineCall& call, bool split, Stream stream) override {
-    if (split) refuse_unsupported(Operation::combine, call.lane, stream, "phases: call combine()");
-    check_pointers(Operation::combine, call, stream);
-    lane(call.lane).combine(call, stream);
+  void combine(const CombineCall& call, bool split) override {
+    if (split) refuse_unsupported(Operation::combine, call.options, "phases: call combine()");
+    check_pointers(Operation::combine, call);
+    lane(call.options.lane).combine(call);
   }
-  DispatchResult dispatch_receive(int, Stream) override { return {}; }  // no send phase was accepted
-  void combine_receive(int, Stream) override {}
-  SmallResult run(const SmallCall& call, Stream stream) override {
+  DispatchResult dispatch_receive(const CallOptions&) override { return {}; }  // no send phase was accepted
+  void combine_receive(const CallOptions&) override {}
+  SmallResult run(const SmallCall& call) override {
     const Operation operation = operation_of(call);
     if (operation == Operation::route_values || operation == Operation::return_values)
-      refuse_unsupported(operation, lane_of(call), stream, to_string(operation));
+      refuse_unsupported(operation, call_options_of(call), to_string(operation));
     if (operation == Operation::dispatch_counts) {
-      refuse_unsupported(operation, lane_of(call), stream, "dispatch_counts: they have room for any routing");
+      refuse_unsupported(operation, call_options_of(call), "dispatch_counts: they have room for any routing");
     }
-    return inner_->run(call, stream);
+    return inner_->run(call);
   }
 
   OwnArrays own_arrays(int lane) const override {
     return lanes_[static_cast<std::size_t>(lane)]->lane().own_arrays();
   }
   std::unique_ptr<DeviceWork> make_device_work() const override { return inner_->make_device_work(); }
-  void refuse(Operation operation, int lane, const Error& error, Stream stream) noexcept override {
+  void refuse(Operation operation, const Error& error, const CallOptions& call) noexcept override {
     const bool in_steps = operation == Operation::dispatch || operation == Operation::combine;
-    if (in_steps && lane >= 0 && lane < context_.config.lanes) {
-      this->lane(lane).refuse(operation, error, stream);
+    if (in_steps && call.lane >= 0 && call.lane < context_.config.lanes) {
+      lane(call.lane).refuse(operation, error, call.stream);
     } else {
-      inner_->refuse(operation, lane, error, stream);
+      inner_->refuse(operation, error, call);
     }
   }
-  void synchronize(int lane, Stream stream) override { inner_->synchronize(lane, stream); }
+  void synchronize(const CallOptions& call) override { inner_->synchronize(call); }
   void raise_device_error(int lane) override { inner_->raise_device_error(lane); }
   CallDiagnostics take_diagnostics(int index) override {
     CallDiagnostics found = inner_->take_diagnostics(index);
@@ -109,13 +109,13 @@ class SlicedBackend final : public Backend {
 
   // Checks the caller's pointers before the first step reads them.
   template <class Call>
-  void check_pointers(Operation operation, const Call& call, Stream stream) {
-    or_refuse([&](const Error& error) { refuse(operation, call.lane, error, stream); },
-              [&] { lanes_[static_cast<std::size_t>(call.lane)]->check_pointers(call); });
+  void check_pointers(Operation operation, const Call& call) {
+    or_refuse([&](const Error& error) { refuse(operation, error, call.options); },
+              [&] { lanes_[static_cast<std::size_t>(call.options.lane)]->check_pointers(call); });
   }
-  [[noreturn]] void refuse_unsupported(Operation operation, int lane, Stream stream, const char* what) {
+  [[noreturn]] void refuse_unsupported(Operation operation, const CallOptions& call, const char* what) {
     const UnsupportedError error(str("experts in slices (Placement::ep_tp) do not have ", what));
-    refuse(operation, lane, error, stream);
+    refuse(operation, error, call);
     throw error;
   }
 

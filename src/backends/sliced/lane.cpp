@@ -23,19 +23,18 @@ int calls_of(Operation operation, bool late_errors) {
 // peers' calls end.
 class Calls {
  public:
-  Calls(const SlicedContext& context, Operation operation, int lane, Stream stream)
+  Calls(const SlicedContext& context, Operation operation, const CallOptions& options)
       : inner_(*context.inner),
         operation_(operation),
         left_(calls_of(operation, context.late_errors)),
-        lane_(lane),
-        stream_(stream) {}
+        options_(options) {}
 
   template <class Call>
   auto make(Call call) {
     --left_;
     return or_refuse<UsageError>(
         [&](const Error& error) {
-          for (; left_ > 0; --left_) inner_.refuse(operation_, lane_, error, stream_);
+          for (; left_ > 0; --left_) inner_.refuse(operation_, error, options_);
         },
         call);
   }
@@ -43,8 +42,8 @@ class Calls {
  private:
   Backend& inner_;
   Operation operation_;
-  int left_, lane_;
-  Stream stream_;
+  int left_;
+  const CallOptions options_;
 };
 
 std::int64_t dense_input_row(const DispatchCall& call, const PartLayout& part, int hidden) {
@@ -91,26 +90,24 @@ SegmentTables Lane::tables() const {
 }
 
 void Lane::gather_terms(Stream stream) const {
-  context_.inner->run(GatherCall{.lane = index_,
+  context_.inner->run(GatherCall{.options = {.lane = index_, .stream = stream},
                                  .rows = terms() + context_.ranks(),
                                  .out = terms(),
                                  .count = 1,
                                  .held = context_.ranks(),
-                                 .row_bytes = sizeof(SliceTerms)},
-                      stream);
+                                 .row_bytes = sizeof(SliceTerms)});
 }
 
 void Lane::gather_rows(const Counted& rows, const void* from, std::int64_t row_bytes, void* to,
                        std::int64_t capacity, Stream stream) const {
-  context_.inner->run(GatherCall{.lane = index_,
+  context_.inner->run(GatherCall{.options = {.lane = index_, .stream = stream},
                                  .sub_group = context_.tp(),
                                  .rows = from,
                                  .out = to,
                                  .count = rows.count,
                                  .held = capacity,
                                  .row_bytes = row_bytes,
-                                 .device_count = rows.on_device},
-                      stream);
+                                 .device_count = rows.on_device});
 }
 
 FindSegments Lane::segments_of(const Plan& plan) const {
@@ -130,7 +127,7 @@ FindSegments Lane::segments_of(const Plan& plan) const {
 
 // Dispatches this rank's slice. Earlier steps have written its ids and its number of tokens, which on a
 // device is 0 if the ranks do not agree.
-DispatchResult Lane::route(const DispatchCall& call, Stream stream) const {
+DispatchResult Lane::route(const DispatchCall& call) const {
   const Config& config = context_.config;
   const bool counted_on_device = call.tokens.device_count != nullptr;
   const TokenSlice slice = TokenSlice::of(call.tokens.count, shape_.tp_rank(), context_.tp());
@@ -166,8 +163,8 @@ DispatchResult Lane::route(const DispatchCall& call, Stream stream) const {
     routed.tokens.strides[i] = 0;
     end = align_up(end + most * dense, kSliceAlignment);
   }
-  if (copy.parts > 0) steps_.copy_tokens(copy, {most, call.sm_limit}, stream);
-  return context_.inner->dispatch(routed, false, stream);
+  if (copy.parts > 0) steps_.copy_tokens(copy, {most, call.options.sm_limit}, call.options.stream);
+  return context_.inner->dispatch(routed, false);
 }
 
 DispatchResult Lane::result_of(const DispatchResult& routed, const DispatchCall& call) const {
@@ -211,8 +208,8 @@ OwnArrays Lane::own_arrays() const {
 }
 
 // Returns the bytes of a packed row.
-std::int64_t Lane::pack(const DispatchResult& routed, const DispatchResult& result, int sm_limit,
-                        Stream stream) const {
+std::int64_t Lane::pack(const DispatchResult& routed, const DispatchResult& result,
+                        const CallOptions& options) const {
   PackRows pack{};
   pack.shape = shape_;
   pack.state = state();
@@ -228,11 +225,11 @@ std::int64_t Lane::pack(const DispatchResult& routed, const DispatchResult& resu
   pack.sources = routed.source;
   pack.weight = routed.weight;
   pack.to = array<std::byte>(arrays_.own);
-  steps_.pack_rows(pack, {row_capacity(routed_, context_.me()), sm_limit}, stream);
+  steps_.pack_rows(pack, {row_capacity(routed_, context_.me()), options.sm_limit}, options.stream);
   return pack.row_bytes;
 }
 
-void Lane::unpack(const DispatchResult& result, std::int64_t row_bytes, int sm_limit, Stream stream) const {
+void Lane::unpack(const DispatchResult& result, std::int64_t row_bytes, const CallOptions& options) const {
   UnpackRows unpack{};
   unpack.shape = shape_;
   unpack.state = state();
@@ -250,11 +247,12 @@ void Lane::unpack(const DispatchResult& result, std::int64_t row_bytes, int sm_l
   unpack.all_calls = array<SliceTotals>(arrays_.all_calls);
   unpack.weight = const_cast<float*>(result.weight);
   unpack.group_of_row = const_cast<std::int32_t*>(result.group_of_row);
-  steps_.unpack_rows(unpack, {result.capacity, sm_limit}, stream);
+  steps_.unpack_rows(unpack, {result.capacity, options.sm_limit}, options.stream);
 }
 
-DispatchResult Lane::dispatch(const DispatchCall& call, Stream stream) {
-  Calls calls(context_, Operation::dispatch, index_, stream);
+DispatchResult Lane::dispatch(const DispatchCall& call) {
+  const Stream stream = call.options.stream;
+  Calls calls(context_, Operation::dispatch, call.options);
   const bool wide_ids = call.ids.type == IdType::int64;
   steps_.post_dispatch({.shape = shape_,
                         .ids = call.ids.data,
@@ -273,7 +271,7 @@ DispatchResult Lane::dispatch(const DispatchCall& call, Stream stream) {
                      .slice_weights = array<float>(arrays_.weights),
                      .state = state()},
                     stream);
-  const DispatchResult routed = calls.make([&] { return route(call, stream); });
+  const DispatchResult routed = calls.make([&] { return route(call); });
   DispatchResult result = result_of(routed, call);
   // On a device not the number of the call inside: a gather of several rounds uses up more numbers than the
   // host knows.
@@ -285,18 +283,18 @@ DispatchResult Lane::dispatch(const DispatchCall& call, Stream stream) {
   segments.all_calls = array<SliceTotals>(arrays_.all_calls);
   segments.call = result.call;
   steps_.find_segments(segments, stream);
-  const std::int64_t row_bytes = pack(routed, result, call.sm_limit, stream);
+  const std::int64_t row_bytes = pack(routed, result, call.options);
   calls.make([&] {
     gather_rows(counted(&state()->own_rows, row_capacity(routed_, context_.me())),
                 array<std::byte>(arrays_.own), row_bytes, array<std::byte>(arrays_.all), result.capacity,
                 stream);
   });
-  unpack(result, row_bytes, call.sm_limit, stream);
+  unpack(result, row_bytes, call.options);
   return result;
 }
 
 // Packs the experts' outputs as `type`, to be added in the sub-group.
-void Lane::add_outputs(const CombineCall& call, DType type, Stream stream) const {
+void Lane::add_outputs(const CombineCall& call, DType type) const {
   const std::int64_t hidden = context_.config.hidden;
   steps_.pack_outputs(
       {.shape = shape_,
@@ -310,12 +308,13 @@ void Lane::add_outputs(const CombineCall& call, DType type, Stream stream) const
        .to = array<std::byte>(arrays_.all),
        .row_weights = call.row_weights,
        .own_weights = array<float>(arrays_.row_weights)},
-      {shape_.capacity, call.sm_limit}, stream);
+      {shape_.capacity, call.options.sm_limit}, call.options.stream);
 }
 
-void Lane::combine(const CombineCall& call, Stream stream) {
+void Lane::combine(const CombineCall& call) {
   const Config& config = context_.config;
-  Calls calls(context_, Operation::combine, index_, stream);
+  const Stream stream = call.options.stream;
+  Calls calls(context_, Operation::combine, call.options);
   auto* const own = array<std::byte>(arrays_.own);
   auto* const all = array<std::byte>(arrays_.all);
   // A sum is rounded once, to the combine type: by the gather if the outputs have that type, else by the
@@ -341,11 +340,11 @@ void Lane::combine(const CombineCall& call, Stream stream) {
                        .all_calls = array<SliceTotals>(arrays_.all_calls),
                        .state = state()},
                       stream);
-  add_outputs(call, type, stream);
+  add_outputs(call, type);
   const Counted sums = counted(&state()->own_rows, row_capacity(routed_, context_.me()));
   calls.make([&] {
     context_.inner->run(GatherCall{.operation = Operation::reduce_scatter_v,
-                                   .lane = index_,
+                                   .options = {.lane = index_, .stream = stream},
                                    .sub_group = context_.tp(),
                                    .rows = all,
                                    .out = own,
@@ -353,15 +352,14 @@ void Lane::combine(const CombineCall& call, Stream stream) {
                                    .held = counted(&state()->gathered, shape_.capacity).count,
                                    .row_bytes = config.hidden * bytes_of(type),
                                    .type = type,
-                                   .device_count = sums.on_device},
-                        stream);
+                                   .device_count = sums.on_device});
   });
   CombineCall routed = call;
   routed.outputs = {.data = own, .type = type, .stride = 0};
   if (call.row_weights != nullptr) routed.row_weights = array<float>(arrays_.row_weights);
   if (call.topk_weights != nullptr) routed.topk_weights = array<float>(arrays_.weights);
   routed.result = {.data = all, .type = call.result.type, .stride = 0};
-  calls.make([&] { context_.inner->combine(routed, false, stream); });
+  calls.make([&] { context_.inner->combine(routed, false); });
 
   const bool dense =
       call.result.data != nullptr && (call.result.stride == 0 || call.result.stride == result_row);
@@ -377,12 +375,12 @@ void Lane::combine(const CombineCall& call, Stream stream) {
                        .to = static_cast<std::byte*>(call.result.data),
                        .stride = call.result.stride,
                        .row_bytes = result_row},
-                      {std::int64_t{config.max_tokens} * slots, call.sm_limit}, stream);
+                      {std::int64_t{config.max_tokens} * slots, call.options.sm_limit}, stream);
 }
 
 void Lane::refuse(Operation operation, const Error& error, Stream stream) const noexcept {
   for (int i = 0; i < calls_of(operation, context_.late_errors); ++i)
-    context_.inner->refuse(operation, index_, error, stream);
+    context_.inner->refuse(operation, error, {.lane = index_, .stream = stream});
 }
 
 }  // namespace ferry::sliced

@@ -36,8 +36,8 @@ class Lane {
   Lane(const SlicedContext& context, int index, SliceSteps& steps, std::byte* memory, HostTotals* totals);
 
   // The arguments' pointers have been checked.
-  DispatchResult dispatch(const DispatchCall& call, Stream stream);
-  void combine(const CombineCall& call, Stream stream);
+  DispatchResult dispatch(const DispatchCall& call);
+  void combine(const CombineCall& call);
   // Refuses all calls inside that the operation would make.
   void refuse(Operation operation, const Error& error, Stream stream) const noexcept;
 
@@ -69,12 +69,12 @@ class Lane {
   void gather_rows(const Counted& rows, const void* from, std::int64_t row_bytes, void* to,
                    std::int64_t capacity, Stream stream) const;
   FindSegments segments_of(const Plan& plan) const;
-  DispatchResult route(const DispatchCall& call, Stream stream) const;
+  DispatchResult route(const DispatchCall& call) const;
   DispatchResult result_of(const DispatchResult& routed, const DispatchCall& call) const;
-  std::int64_t pack(const DispatchResult& routed, const DispatchResult& result, int sm_limit,
-                    Stream stream) const;
-  void unpack(const DispatchResult& result, std::int64_t row_bytes, int sm_limit, Stream stream) const;
-  void add_outputs(const CombineCall& call, DType type, Stream stream) const;
+  std::int64_t pack(const DispatchResult& routed, const DispatchResult& result,
+                    const CallOptions& options) const;
+  void unpack(const DispatchResult& result, std::int64_t row_bytes, const CallOptions& options) const;
+  void add_outputs(const CombineCall& call, DType type) const;
 
   const SlicedContext& context_;
   const int index_;

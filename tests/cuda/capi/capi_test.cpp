@@ -27,7 +27,7 @@ ferry_dispatch_args dispatch_args(DeviceRun& device_run, std::int64_t tokens, fe
   args.weights = device_run.weights();
   args.memory.weight = memory.weight;
   args.memory.plan = memory.plan;
-  args.stream = stream;
+  args.call.stream = stream;
   args.result = result;
   return args;
 }
@@ -38,10 +38,7 @@ void call_from_c(ferry_exchange* exchange, DeviceRun& device_run, const TestCase
   const ferry_dispatch_args args = dispatch_args(device_run, tokens, &rows, stream);
   if (c.split_phases) {
     require_ok(ferry_dispatch_send(exchange, &args), "ferry_dispatch_send");
-    auto receive = sized<ferry_dispatch_receive_args>();
-    receive.stream = stream;
-    receive.result = &rows;
-    require_ok(ferry_dispatch_receive(exchange, &receive), "ferry_dispatch_receive");
+    require_ok(ferry_dispatch_receive(exchange, &args.call, &rows), "ferry_dispatch_receive");
   } else {
     require_ok(ferry_dispatch(exchange, &args), "ferry_dispatch");
   }
@@ -59,12 +56,10 @@ void call_from_c(ferry_exchange* exchange, DeviceRun& device_run, const TestCase
   combine.plan = rows.plan;
   if (c.weights_from == WeightsFrom::row_weights) combine.row_weights = rows.weight;
   combine.reduction = static_cast<std::int32_t>(c.reduction) + 1;
-  combine.stream = stream;
+  combine.call.stream = stream;
   if (c.split_phases) {
     require_ok(ferry_combine_send(exchange, &combine), "ferry_combine_send");
-    auto receive = sized<ferry_combine_receive_args>();
-    receive.stream = stream;
-    require_ok(ferry_combine_receive(exchange, &receive), "ferry_combine_receive");
+    require_ok(ferry_combine_receive(exchange, &args.call), "ferry_combine_receive");
   } else {
     require_ok(ferry_combine(exchange, &combine), "ferry_combine");
   }

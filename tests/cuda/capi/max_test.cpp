@@ -85,23 +85,28 @@ class MaxRank {
     args.input_tokens.count = 2;
     args.input_tokens.type = FERRY_FP32;
     args.topk_ids = ids_.data();
-    args.stream = stream();
+    args.call = call();
     args.result = &received_;
     return args;
   }
   ferry_max_combine_args combine_args() const {
     auto args = sized<ferry_max_combine_args>();
-    args.input_tokens = {.data = const_cast<void*>(received_.output_tokens), .stride = 0, .type = FERRY_FP32};
+    args.input_tokens = {
+        .data = const_cast<void*>(received_.output_tokens), .stride = 0, .type = FERRY_FP32, .rows = 0};
     args.src_info = received_.src_info;
     args.row_offsets = received_.row_offsets;
     args.counts = received_.counts;
-    args.output_tokens = {.data = result_.data(), .stride = 0, .type = FERRY_FP32};
+    args.output_tokens = {.data = result_.data(), .stride = 0, .type = FERRY_FP32, .rows = 0};
     args.router_weights = weights_.as<float>();
-    args.stream = stream();
+    args.call = call();
     return args;
   }
   void poison() const { result_.poison(stream()); }
-  void synchronize() const { require_ok(ferry_max_synchronize(exchange(), 0, stream()), "synchronize"); }
+  ferry_call_options call() const { return {.lane = 0, .sm_limit = 0, .stream = stream()}; }
+  void synchronize() const {
+    const ferry_call_options on_stream = call();
+    require_ok(ferry_max_synchronize(exchange(), &on_stream), "synchronize");
+  }
   void compare(int tokens, float scale = 1, bool adds_values = false) const {
     synchronize();
     std::vector<float> expected = inputs_.results(tokens);
@@ -173,11 +178,8 @@ TEST_F(CudaMaxInC, FusedInPhasesAndWithAnEpilogue) {
 
     max.poison();
     dispatch.result = nullptr;
-    auto wait = sized<ferry_max_dispatch_wait_args>();
-    wait.stream = max.stream();
-    wait.result = max.received();
     require_ok(ferry_max_ep_dispatch_async(max.exchange(), &dispatch), "dispatch async");
-    require_ok(ferry_max_ep_dispatch_wait(max.exchange(), &wait), "dispatch wait");
+    require_ok(ferry_max_ep_dispatch_wait(max.exchange(), &dispatch.call, max.received()), "dispatch wait");
     max.compare_received();
     combine = max.combine_args();
     const ferry_epilogue epilogue{.residual = max.values(), .stride = 0, .scale = 2};
@@ -186,7 +188,7 @@ TEST_F(CudaMaxInC, FusedInPhasesAndWithAnEpilogue) {
     combine.topk_ids = dispatch.topk_ids;
     combine.tokens = 2;
     require_ok(ferry_max_ep_combine_async(max.exchange(), &combine), "combine async");
-    require_ok(ferry_max_ep_combine_wait(max.exchange(), 0, max.stream()), "combine wait");
+    require_ok(ferry_max_ep_combine_wait(max.exchange(), &combine.call), "combine wait");
     max.compare(2, 2, true);
     require_ok(ferry_max_check(max.exchange(), 0), "check");
   });
@@ -205,7 +207,7 @@ TEST_F(CudaMaxInC, BadArgumentsEndTheCallOfEveryRank) {
     } else {
       // Refused before or after its kernel has begun.
       const ferry_status status = ferry_max_ep_fused_combine(max.exchange(), &combine);
-      require_refused(status != FERRY_OK ? status : ferry_max_synchronize(max.exchange(), 0, max.stream()),
+      require_refused(status != FERRY_OK ? status : ferry_max_synchronize(max.exchange(), &combine.call),
                       "output_tokens.type = 9");
     }
     combine = max.combine_args();
@@ -220,7 +222,7 @@ TEST_F(CudaMaxInC, GraphsReadTheCurrentNumberOfTokens) {
     MaxRank max(rank);
     auto dispatch = max.dispatch_args();
     dispatch.input_tokens.count = MaxInputs::kTokens;
-    dispatch.device_count = max.count();
+    dispatch.input_tokens.device_count = max.count();
     const auto call = [&] {
       require_ok(ferry_max_ep_fused_dispatch(max.exchange(), &dispatch), "dispatch");
       const auto combine = max.combine_args();

@@ -124,15 +124,15 @@ Times times_of(const Rank& rank, const Shape& shape) {
       ids = on_device(draw_ids(rank.index(), shape.tokens)),
       weights = on_device(std::vector<float>(static_cast<std::size_t>(shape.tokens * kTopK), 0.125f));
   const bool by_expert = shape.layout != Layout::rank_major;
+  const CallOptions on{.stream = handle, .sm_limit = shape.sm_limit};
   DispatchResult received;
   const auto dispatch = [&] {
     received = exchange.dispatch(Tokens::rows(tokens.data(), shape.tokens), ids.as<std::int32_t>(),
-                                 weights.as<float>(), {.sm_limit = shape.sm_limit}, handle);
+                                 weights.as<float>(), {.call = on});
   };
   const auto combine = [&] {
     exchange.combine({.data = outputs.data()}, received.plan, {.data = result.data()},
-                     {.row_weights = by_expert ? received.weight : nullptr, .sm_limit = shape.sm_limit},
-                     handle);
+                     {.call = on, .row_weights = by_expert ? received.weight : nullptr});
   };
   Times times{};
   times.dispatch = seconds_of(rank, stream.get(), calls, dispatch);
@@ -142,26 +142,24 @@ Times times_of(const Rank& rank, const Shape& shape) {
     combine();
   });
   const WireCounts after = exchange.wire_counts();
-  const DispatchOptions dispatch_options{.sm_limit = shape.sm_limit};
-  const CombineOptions combine_options{.row_weights = by_expert ? received.weight : nullptr,
-                                       .sm_limit = shape.sm_limit};
+  const DispatchOptions dispatch_options{.call = on};
+  const CombineOptions combine_options{.call = on, .row_weights = by_expert ? received.weight : nullptr};
   const Tokens rows = Tokens::rows(tokens.data(), shape.tokens);
   PhaseTimer timer(stream.get());
   for (int i = 0; i < calls; ++i) {
     timer.begin();
-    exchange.dispatch_send(rows, ids.as<std::int32_t>(), weights.as<float>(), dispatch_options, handle);
+    exchange.dispatch_send(rows, ids.as<std::int32_t>(), weights.as<float>(), dispatch_options);
     times.dispatch_send += timer.seconds() / calls;
-    received = exchange.dispatch_receive(0, handle);
+    received = exchange.dispatch_receive({.stream = handle});
     timer.begin();
-    exchange.combine_send({.data = outputs.data()}, received.plan, {.data = result.data()}, combine_options,
-                          handle);
+    exchange.combine_send({.data = outputs.data()}, received.plan, {.data = result.data()}, combine_options);
     times.combine_send += timer.seconds() / calls;
-    exchange.combine_receive(0, handle);
+    exchange.combine_receive({.stream = handle});
   }
   const std::int64_t all = calls + 3;
   times.dispatch_bytes = (after.between_nodes.dispatch_bytes - before.between_nodes.dispatch_bytes) / all;
   times.combine_bytes = (after.between_nodes.combine_bytes - before.between_nodes.combine_bytes) / all;
-  exchange.synchronize(0, handle);
+  exchange.synchronize({.stream = handle});
   exchange.check();
   return times;
 }

@@ -175,7 +175,7 @@ void EngineBenchRunner::prepare() {
   std::int64_t rows = 1;  // at least 1, so that the outputs have an address
   for (int set = 0; set < kSets; ++set) {
     dispatch(set);
-    exchange_.synchronize(0, stream_);
+    exchange_.synchronize({.stream = stream_});
     const DispatchResult local = received_on_host_.copy_row_positions(received_, point_.config);
     rows_checked_ += check_row_positions(inputs_, set, rank_.index(), local, true);
     sets_.record_rows(set, local);
@@ -193,21 +193,21 @@ void EngineBenchRunner::prepare() {
 
 void EngineBenchRunner::dispatch(int set_index) {
   const GpuInputSet& set = sets_[set_index];
-  DispatchOptions options;
+  DispatchOptions options{.call = {.stream = stream_}};
   options.memory.plan = set.plan.as<void>();
   options.global_scale = global_scale_.as<float>();
   received_ = exchange_.dispatch(Tokens::rows(set.tokens.as(), point_.tokens, point_.type),
-                                 set.ids.as<std::int32_t>(), set.weights.as<float>(), options, stream_);
+                                 set.ids.as<std::int32_t>(), set.weights.as<float>(), options);
 }
 
 void EngineBenchRunner::combine(int set_index) {
   const GpuInputSet& set = sets_[set_index];
-  CombineOptions options;
+  CombineOptions options{.call = {.stream = stream_}};
   if (combine_applies_weights(point_.config.layout, point_.config.reduction))
     options.row_weights = set.row_weights.as<float>();
   exchange_.combine({set.outputs.as(), point_.type},
                     Plan::over(set.plan.as<void>(), static_cast<std::size_t>(set.plan.bytes())),
-                    {.data = result_.as(), .type = point_.type}, options, stream_);
+                    {.data = result_.as(), .type = point_.type}, options);
 }
 
 SetBytes EngineBenchRunner::check(int set) {
@@ -215,10 +215,10 @@ SetBytes EngineBenchRunner::check(int set) {
   constexpr int kPoison = 0xFF;
   result_.fill(kPoison, stream_);
   dispatch(set);
-  exchange_.synchronize(0, stream_);
+  exchange_.synchronize({.stream = stream_});
   sets_.check_bytes(set, received_, stream_);
   combine(set);
-  exchange_.synchronize(0, stream_);
+  exchange_.synchronize({.stream = stream_});
   exchange_.check();
   copy_to_host(result_copy_.data(), result_.as(), result_.bytes());
   rows_checked_ += check_result(point_, inputs_, set, rank_.index(), result_copy_.data(),
@@ -300,13 +300,13 @@ void EngineBenchRunner::time_round(int set, bool counted) {
   std::array<double, kRoundParts> seconds{};
   seconds[kDispatch] = time([&] {
     dispatch(set);
-    exchange_.synchronize(0, stream_);
+    exchange_.synchronize({.stream = stream_});
   });
   seconds[kDispatchTransfer] = time([&] { exchange(dispatched_[s]); });
   seconds[kDispatchCopy] = time([&] { copy(dispatch_copy_[s]); });
   seconds[kCombine] = time([&] {
     combine(set);
-    exchange_.synchronize(0, stream_);
+    exchange_.synchronize({.stream = stream_});
   });
   seconds[kCombineTransfer] = time([&] { exchange(combined_[s]); });
   seconds[kCombineCopy] = time([&] { copy(combine_copy_[s]); });

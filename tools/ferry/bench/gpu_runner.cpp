@@ -89,7 +89,7 @@ GpuBenchRunner::GpuBenchRunner(const Rank& rank, const GpuCase& gpu_case, const 
       tables_(tables),
       exchange_(rank, point_.config),
       stream_(rank),
-      timer_(rank, point_, stream_, [this] { exchange_.synchronize(0, stream_); }),
+      timer_(rank, point_, stream_, [this] { exchange_.synchronize({.stream = stream_}); }),
       inputs_on_gpu_(rank, point_, inputs),
       result_(point_.result_bytes()),
       counts_(kSets * 4),
@@ -122,7 +122,7 @@ void GpuBenchRunner::prepare() {
   std::int64_t rows = 1;  // at least 1, so that the outputs have an address
   for (int set = 0; set < kSets; ++set) {
     dispatch(first_call, set);
-    exchange_.synchronize(0, stream_);
+    exchange_.synchronize({.stream = stream_});
     const DispatchResult local = received_on_host_.copy_row_positions(received_, point_.config);
     check_row_positions(inputs_, set, rank_.index(), local, true);
     rank_.barrier();
@@ -155,7 +155,7 @@ std::int64_t GpuBenchRunner::wire_bytes() const {
 
 void GpuBenchRunner::issue(const TimedCall& call, int set) {
   if (call.work == Work::metadata) {
-    metadata_ = exchange_.metadata(counts_.as<std::int32_t>() + set, 0, stream_);
+    metadata_ = exchange_.metadata(counts_.as<std::int32_t>() + set, {.stream = stream_});
     return;
   }
   if (call.work != Work::combine) dispatch(call, set);
@@ -165,19 +165,18 @@ void GpuBenchRunner::issue(const TimedCall& call, int set) {
 
 void GpuBenchRunner::dispatch(const TimedCall& call, int set_index) {
   const GpuInputSet& set = inputs_on_gpu_[set_index];
-  DispatchOptions options;
-  options.sm_limit = call.sm_limit;
+  DispatchOptions options{.call = {.stream = stream_, .sm_limit = call.sm_limit}};
   options.memory.plan = set.plan.as<void>();
   options.global_scale = global_scale_.as<float>();
   const Tokens tokens = Tokens::rows(set.tokens.as(), point_.tokens, point_.type);
   const float* weights = call.weighted ? set.weights.as<float>() : nullptr;
   const auto send = [&](const auto& routes) {
     if (!call.in_phases) {
-      received_ = exchange_.dispatch(tokens, routes, weights, options, stream_);
+      received_ = exchange_.dispatch(tokens, routes, weights, options);
       return;
     }
-    exchange_.dispatch_send(tokens, routes, weights, options, stream_);
-    received_ = exchange_.dispatch_receive(0, stream_);
+    exchange_.dispatch_send(tokens, routes, weights, options);
+    received_ = exchange_.dispatch_receive({.stream = stream_});
   };
   if (call.work != Work::dispatch_plan) return send(Ids(set.ids.as<std::int32_t>()));
   options.memory.plan = nullptr;  // this call reads the plan
@@ -186,15 +185,14 @@ void GpuBenchRunner::dispatch(const TimedCall& call, int set_index) {
 
 void GpuBenchRunner::combine(const TimedCall& call, int set_index, const float* row_weights) {
   const GpuInputSet& set = inputs_on_gpu_[set_index];
-  CombineOptions options;
-  options.sm_limit = call.sm_limit;
+  CombineOptions options{.call = {.stream = stream_, .sm_limit = call.sm_limit}};
   options.reduction = call.reduction;
   if (applies_weights(point_, call)) options.row_weights = row_weights;
   const Outputs outputs{set.outputs.as(), point_.type};
   const Result result{.data = result_.as(), .type = point_.type};
-  if (!call.in_phases) return exchange_.combine(outputs, plan_of(set), result, options, stream_);
-  exchange_.combine_send(outputs, plan_of(set), result, options, stream_);
-  exchange_.combine_receive(0, stream_);
+  if (!call.in_phases) return exchange_.combine(outputs, plan_of(set), result, options);
+  exchange_.combine_send(outputs, plan_of(set), result, options);
+  exchange_.combine_receive({.stream = stream_});
 }
 
 std::int64_t GpuBenchRunner::check(const TimedCall& call) {
@@ -205,7 +203,7 @@ std::int64_t GpuBenchRunner::check(const TimedCall& call) {
     // A rank that still copies could wait behind the calls of ranks on its GPU, which wait for it.
     rank_.barrier();
     issue(call, set);
-    exchange_.synchronize(0, stream_);
+    exchange_.synchronize({.stream = stream_});
     exchange_.check();
     if (call.dispatches() || call.work == Work::pair) rows += check_dispatch(call, set);
     if (call.combines()) rows += check_combine(call, set);

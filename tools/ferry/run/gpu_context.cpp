@@ -313,10 +313,10 @@ class GpuContext final : public DeviceContext {
     stream_.synchronize();
   }
   void dispatch() override {
-    received_ =
-        exchange_.dispatch(Tokens::rows(tokens_.as(), spec_.tokens(), spec_.type), ids_.as<std::int32_t>(),
-                           weights_.as<float>(), {.global_scale = global_scale_.as<float>()}, stream_);
-    exchange_.synchronize(0, stream_);
+    received_ = exchange_.dispatch(Tokens::rows(tokens_.as(), spec_.tokens(), spec_.type),
+                                   ids_.as<std::int32_t>(), weights_.as<float>(),
+                                   {.call = {.stream = stream_}, .global_scale = global_scale_.as<float>()});
+    exchange_.synchronize({.stream = stream_});
   }
   void run_scaling_experts() override {
     experts_.scale(received_);
@@ -327,9 +327,11 @@ class GpuContext final : public DeviceContext {
     stream_.synchronize();
   }
   void combine() override {
+    CombineOptions options = combine_options(received_);
+    options.call.stream = stream_;
     exchange_.combine(experts_.outputs(), received_.plan, {.data = result_.as(), .type = spec_.type},
-                      combine_options(received_), stream_);
-    exchange_.synchronize(0, stream_);
+                      options);
+    exchange_.synchronize({.stream = stream_});
   }
   const DispatchResult& received() override {
     exchange_.check();

@@ -47,7 +47,7 @@ class GpuProgramContext final : public ProgramContext {
 
   void synchronize() override {
     for (int lane = 0; lane < exchange_.config().lanes; ++lane) {
-      exchange_.synchronize(lane, stream_);
+      exchange_.synchronize({.lane = lane, .stream = stream_});
       exchange_.check(lane);
     }
   }

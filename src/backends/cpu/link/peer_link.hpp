@@ -81,7 +81,7 @@ class PeerLink {
  public:
   virtual ~PeerLink() = default;
 
-  virtual std::uint64_t begin(Operation operation, std::span<const CallOption> options,
+  virtual std::uint64_t begin(Operation operation, std::span<const ComparedOption> options,
                               bool goes_on = false) = 0;
   virtual void go_on() = 0;
   virtual std::uint64_t call() const = 0;

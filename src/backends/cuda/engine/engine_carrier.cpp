@@ -109,7 +109,7 @@ void EngineCarrier::require_no_capture(Operation operation, Stream stream) const
                              " how much it receives: use the backend cuda"));
 }
 
-void EngineCarrier::begin(Operation operation, const CallOptions& options, CallPart part, Stream stream) {
+void EngineCarrier::begin(Operation operation, const ComparedOptions& options, CallPart part, Stream stream) {
   require_no_capture(operation, stream);
   if (part == CallPart::last) {
     call_.go_on();
@@ -331,17 +331,19 @@ void EngineCarrier::find_rows(Stream stream) const {
 
 // --- small calls -------------------------------------------------------------------------------------------
 
-std::optional<SmallResult> EngineCarrier::run_on_host(const SmallCall& call, Stream stream) {
+std::optional<SmallResult> EngineCarrier::run_on_host(const SmallCall& call) {
+  const Stream stream = call_options_of(call).stream;
   const auto run = [&](const auto& each) {
     lane_.refusing(each.operation, stream, [&] { require_no_capture(each.operation, stream); });
-    return this->run(each, stream);
+    return this->run(each);
   };
   if (const auto* metadata = std::get_if<MetadataCall>(&call)) return run(*metadata);
   if (const auto* gather = std::get_if<GatherCall>(&call)) return run(*gather);
   return std::nullopt;
 }
 
-SmallResult EngineCarrier::run(const MetadataCall& call, Stream stream) {
+SmallResult EngineCarrier::run(const MetadataCall& call) {
+  const Stream stream = call.options.stream;
   std::int32_t count = call.count;
   const ScopedDevice device(exchange_.device);
   lane_.refusing(call.operation, stream, [&] {

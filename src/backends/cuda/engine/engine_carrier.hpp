@@ -88,7 +88,7 @@ class EngineCarrier final : public Carrier {
   EngineCarrier(const ExchangeState& exchange, Lane& lane, std::unique_ptr<Communicator> communicator,
                 std::shared_ptr<TransferThread> ordered, std::shared_ptr<void> registration);
 
-  void begin(Operation operation, const CallOptions& options, CallPart part, Stream stream) override;
+  void begin(Operation operation, const ComparedOptions& options, CallPart part, Stream stream) override;
   void post(const Stored& stored, bool split, Stream stream) override;
   void deliver(Stream stream) override;
   // Relays work on what the send phase has stored.
@@ -96,7 +96,7 @@ class EngineCarrier final : public Carrier {
   const std::byte* received_header(int source) override {
     return source == me() ? sent_header(source) : call_.summary_from(source);
   }
-  std::optional<SmallResult> run_on_host(const SmallCall& call, Stream stream) override;
+  std::optional<SmallResult> run_on_host(const SmallCall& call) override;
   void refuse(Operation operation, const ErrorRecord& error, cudaStream_t) override {
     call_.refuse(operation, error);
   }
@@ -139,10 +139,10 @@ class EngineCarrier final : public Carrier {
   void clear_missing(Stream stream) const;
   void mark_arrived(Stream stream) const;
   void find_rows(Stream stream) const;
-  SmallResult run(const MetadataCall& call, Stream stream);
+  SmallResult run(const MetadataCall& call);
   // engine_gather.cpp
-  SmallResult run(const GatherCall& call, Stream stream);
-  std::int64_t count_of(const GatherCall& call, Stream stream);
+  SmallResult run(const GatherCall& call);
+  std::int64_t count_of(const GatherCall& call);
   std::int64_t gather_round_bytes() const;
   collective::SentMessages pack_round(const GatherRounds& rounds, std::int64_t begin,
                                       std::int64_t round_bytes, Stream stream);

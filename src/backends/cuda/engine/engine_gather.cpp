@@ -13,8 +13,9 @@
 namespace ferry::cuda {
 
 // This rank's count. One in device memory is read when the work before it on the stream has ended.
-std::int64_t EngineCarrier::count_of(const GatherCall& call, Stream stream) {
+std::int64_t EngineCarrier::count_of(const GatherCall& call) {
   if (call.device_count == nullptr) return call.count;
+  const Stream stream = call.options.stream;
   lane_.refusing(call.operation, stream, [&] {
     copy_async(&scalars().count, call.device_count, sizeof(std::int32_t), stream);
     check(cudaStreamSynchronize(handle_of(stream)), "wait for a stream");
@@ -75,12 +76,13 @@ void EngineCarrier::add_blocks(std::span<const void* const> blocks, DType type, 
   kAddBlocksKernels[static_cast<int>(type)](arguments, {.blocks = most_blocks}, stream);
 }
 
-SmallResult EngineCarrier::run(const GatherCall& given, Stream stream) {
+SmallResult EngineCarrier::run(const GatherCall& given) {
+  const Stream stream = given.options.stream;
   const ScopedDevice device(exchange_.device);
   const Operation operation = given.operation;
   lane_.refusing(operation, stream, [&] { lane_.require_usable(to_string(operation), pointers_of(given)); });
   GatherCall call = given;
-  call.count = count_of(given, stream);
+  call.count = count_of(given);
   const GatherRounds rounds = exchange_terms(call_, call, exchange_.rank);
   const std::int64_t round_bytes = gather_round_bytes();
   for (std::int64_t begin = 0; begin < rounds.largest(); begin += round_bytes) {

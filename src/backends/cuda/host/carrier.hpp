@@ -13,7 +13,7 @@
 #include "backends/cuda/runtime/launch.hpp"
 #include "base/errors.hpp"
 #include "exchange/backend.hpp"
-#include "exchange/call_options.hpp"
+#include "exchange/compared_options.hpp"
 #include "layout/plan_layout.hpp"
 
 namespace ferry::cuda {
@@ -49,7 +49,7 @@ class Carrier {
   virtual ~Carrier() = default;
 
   // The steps of each part of a call, in this order. A wait for peers throws the errors of Backend.
-  virtual void begin(Operation operation, const CallOptions& options, CallPart part, Stream stream) = 0;
+  virtual void begin(Operation operation, const ComparedOptions& options, CallPart part, Stream stream) = 0;
   // The send phase is enqueued. `split`: the receive phase comes later.
   virtual void post(const Stored& stored, bool split, Stream stream) = 0;
   // Enqueues what the receive phase must follow.
@@ -60,7 +60,7 @@ class Carrier {
   // The call header of a rank in host memory, after deliver() and, if the carrier enqueues, after that.
   virtual const std::byte* received_header(int source) = 0;
   // Carries out a whole small call on the host. Empty: the lane does so by phases.
-  virtual std::optional<SmallResult> run_on_host(const SmallCall&, Stream) { return std::nullopt; }
+  virtual std::optional<SmallResult> run_on_host(const SmallCall&) { return std::nullopt; }
   // Refuses the call that has begun, or else the next one.
   virtual void refuse(Operation operation, const ErrorRecord& error, cudaStream_t stream) = 0;
   virtual void add_wire(WireCounts& counts) const = 0;

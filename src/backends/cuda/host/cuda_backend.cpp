@@ -62,34 +62,35 @@ Sizes CudaBackend::sizes() const {
   return sizes(exchange_.config, exchange_.rank.topology(), exchange_.me());
 }
 
-DispatchResult CudaBackend::dispatch(const DispatchCall& call, bool split, Stream stream) {
+DispatchResult CudaBackend::dispatch(const DispatchCall& call, bool split) {
   begin(Operation::dispatch);
-  return lane(call.lane).dispatch(call, split, stream);
+  return lane(call.options.lane).dispatch(call, split);
 }
 
-DispatchResult CudaBackend::dispatch_receive(int lane, Stream stream) {
+DispatchResult CudaBackend::dispatch_receive(const CallOptions& call) {
   throw_if_failed(Operation::dispatch);
-  return this->lane(lane).dispatch_receive(stream);
+  return lane(call.lane).dispatch_receive(call.stream);
 }
 
-void CudaBackend::combine(const CombineCall& call, bool split, Stream stream) {
+void CudaBackend::combine(const CombineCall& call, bool split) {
   begin(Operation::combine);
-  lane(call.lane).combine(call, split, stream);
+  lane(call.options.lane).combine(call, split);
 }
 
-void CudaBackend::combine_receive(int lane, Stream stream) {
+void CudaBackend::combine_receive(const CallOptions& call) {
   throw_if_failed(Operation::combine);
-  this->lane(lane).combine_receive(stream);
+  lane(call.lane).combine_receive(call.stream);
 }
 
-SmallResult CudaBackend::run(const SmallCall& call, Stream stream) {
+SmallResult CudaBackend::run(const SmallCall& call) {
   const Operation operation = operation_of(call);
   const bool counts = operation == Operation::dispatch_counts;
-  Lane& lane = this->lane(lane_of(call));
+  const CallOptions& options = call_options_of(call);
+  Lane& lane = this->lane(options.lane);
   begin(operation);
-  if (counts && capabilities().capture) require_no_capture(stream, "dispatch_counts");
-  SmallResult result = lane.run(call, stream);
-  if (counts) result.counts = await_counts(lane, stream);
+  if (counts && capabilities().capture) require_no_capture(options.stream, "dispatch_counts");
+  SmallResult result = lane.run(call);
+  if (counts) result.counts = await_counts(lane, options.stream);
   return result;
 }
 
@@ -110,20 +111,20 @@ DispatchCounts CudaBackend::await_counts(Lane& lane, Stream stream) {
   return lane.dispatch_counts();
 }
 
-void CudaBackend::refuse(Operation operation, int lane, const Error& error, Stream stream) noexcept {
-  if (lane >= 0 && lane < exchange_.config.lanes)
-    this->lane(lane).refuse(operation, ErrorRecord::of(error), stream);
+void CudaBackend::refuse(Operation operation, const Error& error, const CallOptions& call) noexcept {
+  if (call.lane >= 0 && call.lane < exchange_.config.lanes)
+    lane(call.lane).refuse(operation, ErrorRecord::of(error), call.stream);
 }
 
-void CudaBackend::synchronize(int lane, Stream stream) {
+void CudaBackend::synchronize(const CallOptions& call) {
   cudaStreamCaptureStatus capture{};
-  check(cudaStreamIsCapturing(handle_of(stream), &capture), "find out whether a stream is captured");
+  check(cudaStreamIsCapturing(handle_of(call.stream), &capture), "find out whether a stream is captured");
   if (capture != cudaStreamCaptureStatusNone) {
     throw UsageError(str("synchronize: the stream is captured on rank ", exchange_.me(),
                          ": its calls run when the graph is launched; synchronize after that"));
   }
-  check(cudaStreamSynchronize(handle_of(stream)), "wait for a stream");
-  raise_device_error(lane);
+  check(cudaStreamSynchronize(handle_of(call.stream)), "wait for a stream");
+  raise_device_error(call.lane);
 }
 
 void CudaBackend::raise_device_error(int lane) {

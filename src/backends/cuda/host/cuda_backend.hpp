@@ -25,15 +25,15 @@ class CudaBackend final : public Backend, SourceOperations {
   }
   Sizes sizes() const override;
 
-  DispatchResult dispatch(const DispatchCall& call, bool split, Stream stream) override;
-  DispatchResult dispatch_receive(int lane, Stream stream) override;
-  void combine(const CombineCall& call, bool split, Stream stream) override;
-  void combine_receive(int lane, Stream stream) override;
-  SmallResult run(const SmallCall& call, Stream stream) override;
+  DispatchResult dispatch(const DispatchCall& call, bool split) override;
+  DispatchResult dispatch_receive(const CallOptions& call) override;
+  void combine(const CombineCall& call, bool split) override;
+  void combine_receive(const CallOptions& call) override;
+  SmallResult run(const SmallCall& call) override;
   // Not in two hops.
   SourceOperations* source_operations() override { return exchange_.hops ? nullptr : this; }
-  void refuse(Operation operation, int lane, const Error& error, Stream stream) noexcept override;
-  void synchronize(int lane, Stream stream) override;
+  void refuse(Operation operation, const Error& error, const CallOptions& call) noexcept override;
+  void synchronize(const CallOptions& call) override;
   void raise_device_error(int lane) override;
   CallDiagnostics take_diagnostics(int lane) override { return this->lane(lane).take_diagnostics(); }
   OwnArrays own_arrays(int lane) const override { return this->lane(lane).own_arrays(); }
@@ -58,10 +58,10 @@ class CudaBackend final : public Backend, SourceOperations {
   void begin(Operation operation);
   // The last step of dispatch_counts.
   DispatchCounts await_counts(Lane& lane, Stream stream);
-  void keep_ids(const KeepIdsCall& call, Stream stream) override;
-  void describe_rows(const DescribeRowsCall& call, Stream stream) override;
-  void plan_return(const PlanReturnCall& call, Stream stream) override;
-  void check_returned(const CheckReturnedCall& call, Stream stream) override;
+  void keep_ids(const KeepIdsCall& call) override;
+  void describe_rows(const DescribeRowsCall& call) override;
+  void plan_return(const PlanReturnCall& call) override;
+  void check_returned(const CheckReturnedCall& call) override;
   std::int64_t scratch_bytes() const override;
 
   const ExchangeState exchange_;

@@ -4,7 +4,7 @@
 #include "backends/cuda/host/lane.hpp"
 #include "backends/cuda/protocol/plan_fault.hpp"
 #include "base/text.hpp"
-#include "exchange/call_options.hpp"
+#include "exchange/compared_options.hpp"
 #include "exchange/gather.hpp"
 #include "exchange/slice_fault.hpp"
 #include "exchange/source_fault.hpp"

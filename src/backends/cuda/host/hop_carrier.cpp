@@ -20,7 +20,7 @@ class HopCarrier final : public Carrier {
  public:
   HopCarrier(const ExchangeState& exchange, const Lane& lane);
 
-  void begin(Operation operation, const CallOptions&, CallPart part, Stream) override {
+  void begin(Operation operation, const ComparedOptions&, CallPart part, Stream) override {
     operation_ = operation;
     part_ = part;
   }

@@ -23,13 +23,13 @@
 #include "backends/cuda/operations/small_operations.hpp"
 #include "base/errors.hpp"
 #include "exchange/backend.hpp"
-#include "exchange/call_options.hpp"
+#include "exchange/compared_options.hpp"
 
 namespace ferry::cuda {
 
 // The options of a call as kernels compare them. The plan's call follows in the kernel, which reads it from
 // the plan's header.
-AgreedOptions agreed_options_of(Operation operation, const CallOptions& options);
+AgreedOptions agreed_options_of(Operation operation, const ComparedOptions& options);
 
 class Lane {
  public:
@@ -40,13 +40,13 @@ class Lane {
 
   // As those of Backend. Without a carrier each is one launch. If a send phase throws for a reason that only
   // this rank knows, it has refused the call.
-  DispatchResult dispatch(const DispatchCall& call, bool split, Stream stream);
+  DispatchResult dispatch(const DispatchCall& call, bool split);
   DispatchResult dispatch_receive(Stream stream);
-  void combine(const CombineCall& call, bool split, Stream stream);
+  void combine(const CombineCall& call, bool split);
   void combine_receive(Stream stream);
   // After a call of dispatch_counts without a carrier: await_dispatch_counts() waits a while, and returns
   // whether the kernel has ended; counted_dispatch() returns whether the kernel has counted, or was aborted.
-  SmallResult run(const SmallCall& call, Stream stream);
+  SmallResult run(const SmallCall& call);
   bool await_dispatch_counts(Stream stream) const;
   bool counted_dispatch() const;
   DispatchCounts dispatch_counts();  // of the last call
@@ -112,7 +112,7 @@ class Lane {
   bool is_carried() const { return exchange_.engine.has_value(); }
   // A call over a carrier up to its send phase, which enqueues kernels and returns what they store.
   template <class SendPhase>
-  void send(Operation operation, const CallOptions& options, CallPart part, bool split, Stream stream,
+  void send(Operation operation, const ComparedOptions& options, CallPart part, bool split, Stream stream,
             SendPhase send_phase) {
     const Stored stored = refusing(operation, stream, [&] {
       carrier_->begin(operation, options, part, stream);
@@ -123,21 +123,21 @@ class Lane {
   // Each enqueues the kernels of one phase, or of a fused call. Over a carrier a call counts when its receive
   // phase is enqueued. `keeps_inputs`, of a send phase: its tokens or outputs stay unchanged until the
   // receive phase has run, which then reads this rank's own ones there, as a fused call does.
-  void enqueue(const DispatchCall& call, Phase phase, Stream stream, bool keeps_inputs);
-  void enqueue(const CombineCall& call, Phase phase, Stream stream, bool keeps_inputs);
-  SmallResult enqueue(const MetadataCall& call, Phase phase, Stream stream);
-  SmallResult enqueue(const RouteValuesCall& call, Phase phase, Stream stream);
-  SmallResult enqueue(const DispatchCountsCall& call, Phase phase, Stream stream);
-  SmallResult enqueue(const GatherCall& call, Phase phase, Stream stream);
+  void enqueue(const DispatchCall& call, Phase phase, bool keeps_inputs);
+  void enqueue(const CombineCall& call, Phase phase, bool keeps_inputs);
+  SmallResult enqueue(const MetadataCall& call, Phase phase);
+  SmallResult enqueue(const RouteValuesCall& call, Phase phase);
+  SmallResult enqueue(const DispatchCountsCall& call, Phase phase);
+  SmallResult enqueue(const GatherCall& call, Phase phase);
   // Small calls by phases.
   template <class Call>
-  void exchange_headers(const Call& call, Stream stream);
-  SmallResult carry(const MetadataCall& call, Stream stream);
-  SmallResult carry(const RouteValuesCall& call, Stream stream);
-  SmallResult carry(const DispatchCountsCall& call, Stream stream);
-  SmallResult carry(const GatherCall& call, Stream stream);
+  void exchange_headers(const Call& call);
+  SmallResult carry(const MetadataCall& call);
+  SmallResult carry(const RouteValuesCall& call);
+  SmallResult carry(const DispatchCountsCall& call);
+  SmallResult carry(const GatherCall& call);
   // The first part of a combine: its topk_weights travel to the rows. Returns one for each row here.
-  const float* send_weights(const CombineCall& call, Stream stream);
+  const float* send_weights(const CombineCall& call);
   // Whether the combine under way adds the rows of a node; does so before its receive phase.
   bool adds_by_node() const;
   void add_on_nodes(Stream stream);
@@ -158,7 +158,7 @@ class Lane {
   void set_receive_buffers(const DispatchCall& call, DispatchArguments& arguments);
   void keep_scales(DispatchArguments& arguments, Stream stream) const;
   std::byte* further_scale_rows(Stream stream);
-  void set_tiles(const DispatchCall& call, DispatchArguments& arguments, Stream stream);
+  void set_tiles(const DispatchCall& call, DispatchArguments& arguments);
 
   const ExchangeState& exchange_;
   const int index_;

@@ -5,7 +5,7 @@
 #include "backends/cuda/host/block_roles.hpp"
 #include "backends/cuda/host/lane.hpp"
 #include "backends/cuda/runtime/error.hpp"
-#include "exchange/call_options.hpp"
+#include "exchange/compared_options.hpp"
 #include "exchange/configuration.hpp"
 
 namespace ferry::cuda {
@@ -36,11 +36,12 @@ void Lane::copy_shared_rows(const CombineArguments& combine, const SharedCopy& c
                        {.blocks = shape.blocks}, stream);
 }
 
-void Lane::enqueue(const CombineCall& call, Phase phase, Stream stream, bool keeps_inputs) {
+void Lane::enqueue(const CombineCall& call, Phase phase, bool keeps_inputs) {
+  const Stream stream = call.options.stream;
   const Config& config = exchange_.config;
   require_own_stream(Operation::combine, stream);
   pointer_check_.require_usable("combine", pointers_of(call));
-  const LaunchShape shape = this->shape(call.sm_limit);
+  const LaunchShape shape = this->shape(call.options.sm_limit);
   CombineArguments arguments{};
   arguments.lane = view_;
   arguments.phase = phase;
@@ -84,18 +85,19 @@ void Lane::enqueue(const CombineCall& call, Phase phase, Stream stream, bool kee
   }
 }
 
-void Lane::combine(const CombineCall& call, bool split, Stream stream) {
+void Lane::combine(const CombineCall& call, bool split) {
+  const Stream stream = call.options.stream;
   if (!carrier_) {
     const Phase phase = split ? Phase::send : Phase::fused;
-    return refusing(Operation::combine, stream, [&] { enqueue(call, phase, stream, !split); });
+    return refusing(Operation::combine, stream, [&] { enqueue(call, phase, !split); });
   }
   const bool continues = call.weights_travel();
-  const CombineCall rows = continues ? call.with_sent_weights(send_weights(call, stream)) : call;
+  const CombineCall rows = continues ? call.with_sent_weights(send_weights(call)) : call;
   // Sums by node look up this rank's own rows where they are packed.
   const bool keeps_inputs = !split && carrier_->keeps_inputs() && !exchange_.has_node_sums();
   send(Operation::combine, options_of(call), continues ? CallPart::last : CallPart::whole, split, stream,
        [&] {
-         enqueue(rows, Phase::send, stream, keeps_inputs);
+         enqueue(rows, Phase::send, keeps_inputs);
          return Stored{.content = Stored::Content::rows,
                        .shape = phase_shape_,
                        .own_rows = combine_.own_staged,
@@ -104,19 +106,21 @@ void Lane::combine(const CombineCall& call, bool split, Stream stream) {
   if (!split) combine_receive(stream);
 }
 
-const float* Lane::send_weights(const CombineCall& call, Stream stream) {
+const float* Lane::send_weights(const CombineCall& call) {
+  const Stream stream = call.options.stream;
   auto* const weights =
       reinterpret_cast<float*>(exchange_.engine_lane(index_) + exchange_.engine->row_weights);
   // What is wrong with the combine must be found before its weights have been sent.
   refusing(Operation::combine, stream, [&] {
     require_own_stream(Operation::combine, stream);
     require_usable("combine", pointers_of(call));
-    shape(call.sm_limit);
+    shape(call.options.sm_limit);
   });
-  carry(
-      RouteValuesCall{
-          .from = call.topk_weights, .plan = call.plan, .to = weights, .combine = &call},
-      stream);
+  carry(RouteValuesCall{.options = call.options,
+                        .from = call.topk_weights,
+                        .plan = call.plan,
+                        .to = weights,
+                        .combine = &call});
   return weights;
 }
 

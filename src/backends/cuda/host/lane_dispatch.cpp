@@ -6,15 +6,15 @@
 #include "backends/cuda/operations/engine_messages.hpp"
 #include "backends/cuda/runtime/error.hpp"
 #include "base/text.hpp"
-#include "exchange/call_options.hpp"
 #include "exchange/checks.hpp"
+#include "exchange/compared_options.hpp"
 #include "exchange/configuration.hpp"
 
 namespace ferry::cuda {
 
-AgreedOptions agreed_options_of(Operation operation, const CallOptions& options) {
+AgreedOptions agreed_options_of(Operation operation, const ComparedOptions& options) {
   AgreedOptions agreed = AgreedOptions::of(operation);
-  for (const CallOption& option : options.values()) agreed.add(option.value);
+  for (const ComparedOption& option : options.values()) agreed.add(option.value);
   return agreed;
 }
 
@@ -36,7 +36,7 @@ DispatchArguments Lane::dispatch_arguments(const DispatchCall& call, bool keeps_
   const Config& config = exchange_.config;
   DispatchArguments arguments{};
   arguments.lane = view_;
-  const CallOptions options = options_of(config, call);
+  const ComparedOptions options = options_of(config, call);
   arguments.terms = agreed_options_of(Operation::dispatch, options);
   arguments.hash_option = input_hash_option(options);
   arguments.parts = by_rows(message_parts(config, call));
@@ -149,10 +149,11 @@ std::byte* Lane::further_scale_rows(Stream stream) {
 }
 
 // Tiles are made from scales by rows in the lane's memory, even if the caller passes memory for the tiles.
-void Lane::set_tiles(const DispatchCall& call, DispatchArguments& arguments, Stream stream) {
+void Lane::set_tiles(const DispatchCall& call, DispatchArguments& arguments) {
   const Config& config = exchange_.config;
   const bool has_rows = config.own_receive_buffers || encoding_of(config.format).scale_tiles;
-  std::byte* scales = has_rows ? array<std::byte>(arrays_.scale_rows) : further_scale_rows(stream);
+  std::byte* scales =
+      has_rows ? array<std::byte>(arrays_.scale_rows) : further_scale_rows(call.options.stream);
   if (config.own_receive_buffers) {
     const std::int64_t values = part_bytes_total(arguments.received.part[0], row_room(config, view_.rank));
     scales = receive_buffers() + align_up(values, 256);
@@ -177,14 +178,15 @@ void Lane::set_tiles(const DispatchCall& call, DispatchArguments& arguments, Str
             .tile_offsets = array<std::int32_t>(arrays_.tile_offsets)};
 }
 
-void Lane::enqueue(const DispatchCall& call, Phase phase, Stream stream, bool keeps_inputs) {
+void Lane::enqueue(const DispatchCall& call, Phase phase, bool keeps_inputs) {
+  const Stream stream = call.options.stream;
   require_own_stream(Operation::dispatch, stream);
   pointer_check_.require_usable("dispatch", pointers_of(call));
-  const LaunchShape shape = this->shape(call.sm_limit);
+  const LaunchShape shape = this->shape(call.options.sm_limit);
   DispatchArguments arguments = dispatch_arguments(call, keeps_inputs);
   arguments.phase = phase;
   set_receive_buffers(call, arguments);
-  if (encoding_of(call.format).scale_tiles) set_tiles(call, arguments, stream);
+  if (encoding_of(call.format).scale_tiles) set_tiles(call, arguments);
   const bool replicated = exchange_.config.input == Input::replicated;
   const DispatchWork work{.few = arguments.tokens < kManyTokens && !replicated,
                           .quantised = arguments.encoding.quantises(),
@@ -239,15 +241,16 @@ void Lane::keep_scales(DispatchArguments& arguments, Stream stream) const {
   arguments.input_scales = kept;
 }
 
-DispatchResult Lane::dispatch(const DispatchCall& call, bool split, Stream stream) {
+DispatchResult Lane::dispatch(const DispatchCall& call, bool split) {
+  const Stream stream = call.options.stream;
   if (!carrier_) {
     const Phase phase = split ? Phase::send : Phase::fused;
-    refusing(Operation::dispatch, stream, [&] { enqueue(call, phase, stream, !split); });
+    refusing(Operation::dispatch, stream, [&] { enqueue(call, phase, !split); });
     return result_;
   }
-  const CallOptions options = options_of(exchange_.config, call);
+  const ComparedOptions options = options_of(exchange_.config, call);
   send(Operation::dispatch, options, CallPart::whole, split, stream, [&] {
-    enqueue(call, Phase::send, stream, !split && carrier_->keeps_inputs());
+    enqueue(call, Phase::send, !split && carrier_->keeps_inputs());
     const bool by_plan = dispatch_.by_plan;
     return Stored{
         .content = Stored::Content::messages,

@@ -16,38 +16,40 @@
 
 namespace ferry::cuda {
 
-SmallResult Lane::run(const SmallCall& call, Stream stream) {
+SmallResult Lane::run(const SmallCall& call) {
   if (carrier_) {
-    if (std::optional<SmallResult> done = carrier_->run_on_host(call, stream)) return *done;
-    return std::visit([&](const auto& each) { return carry(each, stream); }, call);
+    if (std::optional<SmallResult> done = carrier_->run_on_host(call)) return *done;
+    return std::visit([&](const auto& each) { return carry(each); }, call);
   }
-  return refusing(operation_of(call), stream, [&] {
-    return std::visit([&](const auto& each) { return enqueue(each, Phase::fused, stream); }, call);
+  return refusing(operation_of(call), call_options_of(call).stream, [&] {
+    return std::visit([&](const auto& each) { return enqueue(each, Phase::fused); }, call);
   });
 }
 
 // The send phase and the exchange of headers of a call without messages.
 template <class Call>
-void Lane::exchange_headers(const Call& call, Stream stream) {
+void Lane::exchange_headers(const Call& call) {
+  const Stream stream = call.options.stream;
   send(call.operation, {}, CallPart::whole, false, stream, [&] {
-    enqueue(call, Phase::send, stream);
+    enqueue(call, Phase::send);
     return Stored{};
   });
   carrier_->deliver(stream);
 }
 
-SmallResult Lane::carry(const MetadataCall& call, Stream stream) {
-  exchange_headers(call, stream);
-  return enqueue(call, Phase::receive, stream);
+SmallResult Lane::carry(const MetadataCall& call) {
+  exchange_headers(call);
+  return enqueue(call, Phase::receive);
 }
 
-SmallResult Lane::carry(const RouteValuesCall& call, Stream stream) {
+SmallResult Lane::carry(const RouteValuesCall& call) {
+  const Stream stream = call.options.stream;
   const CombineCall* const combine = call.combine;
-  send(call.needed_by(), combine != nullptr ? options_of(*combine) : CallOptions(),
+  send(call.needed_by(), combine != nullptr ? options_of(*combine) : ComparedOptions(),
        combine != nullptr ? CallPart::first : CallPart::whole, false, stream, [&] {
-         enqueue(call, Phase::send, stream);
+         enqueue(call, Phase::send);
          Stored stored{.content = Stored::Content::messages,
-                       .shape = shape(combine != nullptr ? combine->sm_limit : 0),
+                       .shape = shape(call.options.sm_limit),
                        .lane = view_,
                        .plan = view_plan(call.plan.storage(), view_.plan_shape),
                        .by_plan = true,
@@ -56,19 +58,19 @@ SmallResult Lane::carry(const RouteValuesCall& call, Stream stream) {
          return stored;
        });
   carrier_->deliver(stream);
-  const auto receive = [&] { return enqueue(call, Phase::receive, stream); };
+  const auto receive = [&] { return enqueue(call, Phase::receive); };
   // After values of their own the peers wait for nothing more.
   return combine != nullptr ? refusing(Operation::combine, stream, receive) : receive();
 }
 
-SmallResult Lane::carry(const DispatchCountsCall& call, Stream stream) {
-  exchange_headers(call, stream);
+SmallResult Lane::carry(const DispatchCountsCall& call) {
+  exchange_headers(call);
   // The host has compared the headers that an engine has carried.
-  if (!exchange_.over_engine()) enqueue(call, Phase::receive, stream);
+  if (!exchange_.over_engine()) enqueue(call, Phase::receive);
   return {};
 }
 
-SmallResult Lane::carry(const GatherCall& call, Stream) {
+SmallResult Lane::carry(const GatherCall& call) {
   throw UnsupportedError(str(to_string(call.operation),
                              ": not available in two hops on device memory yet: use an exchange with hops "
                              "one"));
@@ -80,7 +82,8 @@ void Lane::begin(Operation operation, const CallPointers& pointers, Phase phase,
   require_usable(to_string(operation), pointers);
 }
 
-SmallResult Lane::enqueue(const MetadataCall& call, Phase phase, Stream stream) {
+SmallResult Lane::enqueue(const MetadataCall& call, Phase phase) {
+  const Stream stream = call.options.stream;
   begin(call.operation, pointers_of(call), phase, stream);
   StepMetadata* const metadata = call.into != nullptr ? call.into : step_metadata();
   kMetadataKernels[static_cast<int>(phase)]({.lane = view_,
@@ -93,12 +96,14 @@ SmallResult Lane::enqueue(const MetadataCall& call, Phase phase, Stream stream) 
   return {.metadata = metadata};
 }
 
-SmallResult Lane::enqueue(const RouteValuesCall& call, Phase phase, Stream stream) {
+SmallResult Lane::enqueue(const RouteValuesCall& call, Phase phase) {
+  const Stream stream = call.options.stream;
   begin(call.operation, pointers_of(call), phase, stream);
   const CombineCall* const combine = call.combine;
   RouteValuesArguments arguments{
       .lane = view_,
-      .terms = agreed_options_of(call.needed_by(), combine != nullptr ? options_of(*combine) : CallOptions()),
+      .terms =
+          agreed_options_of(call.needed_by(), combine != nullptr ? options_of(*combine) : ComparedOptions()),
       .plan = call.plan.storage(),
       .from = call.from,
       .to = call.to,
@@ -109,12 +114,13 @@ SmallResult Lane::enqueue(const RouteValuesCall& call, Phase phase, Stream strea
     place_engine_messages(*exchange_.engine, 0, &arguments.lane);
     if (phase == Phase::send) kClearMetadataKernel(arguments.lane, {}, stream);
   }
-  kRouteValuesKernel(arguments, shape(combine != nullptr ? combine->sm_limit : 0), stream);
+  kRouteValuesKernel(arguments, shape(call.options.sm_limit), stream);
   if (!arguments.continues) end(phase);
   return {};
 }
 
-SmallResult Lane::enqueue(const DispatchCountsCall& call, Phase phase, Stream stream) {
+SmallResult Lane::enqueue(const DispatchCountsCall& call, Phase phase) {
+  const Stream stream = call.options.stream;
   begin(call.operation, pointers_of(call), phase, stream);
   const AgreedOptions terms = AgreedOptions::of(call.operation);
   if (phase == Phase::receive) {
@@ -134,7 +140,8 @@ SmallResult Lane::enqueue(const DispatchCountsCall& call, Phase phase, Stream st
   return {};
 }
 
-SmallResult Lane::enqueue(const GatherCall& call, Phase phase, Stream stream) {
+SmallResult Lane::enqueue(const GatherCall& call, Phase phase) {
+  const Stream stream = call.options.stream;
   begin(call.operation, pointers_of(call), phase, stream);
   const auto group = SubGroup::of(view_.rank, call.sub_group, view_.ranks);
   GatherArguments arguments{.lane = view_,

@@ -26,10 +26,10 @@ class DeviceLane final : public sliced::OwnedLane {
 
   sliced::Lane& lane() override { return lane_; }
   void check_pointers(const DispatchCall& call) const override {
-    cuda_.require_usable(call.lane, to_string(Operation::dispatch), pointers_of(call));
+    cuda_.require_usable(call.options.lane, to_string(Operation::dispatch), pointers_of(call));
   }
   void check_pointers(const CombineCall& call) const override {
-    cuda_.require_usable(call.lane, to_string(Operation::combine), pointers_of(call));
+    cuda_.require_usable(call.options.lane, to_string(Operation::combine), pointers_of(call));
   }
   std::int32_t first_token() const override {
     std::int32_t first = 0;

@@ -13,37 +13,37 @@
 
 namespace ferry {
 
-class CallOptions {
+class ComparedOptions {
  public:
   void add(const char* name, std::int64_t value, std::string (*name_of)(std::int64_t) = nullptr) {
     options_[count_++] = {name, value, name_of};
   }
 
-  std::span<const CallOption> values() const { return {options_.data(), count_}; }
-  void add(const CallOption& option) { options_[count_++] = option; }
+  std::span<const ComparedOption> values() const { return {options_.data(), count_}; }
+  void add(const ComparedOption& option) { options_[count_++] = option; }
 
-  operator std::span<const CallOption>() const { return values(); }
+  operator std::span<const ComparedOption>() const { return values(); }
 
  private:
-  std::array<CallOption, kMaxCallOptions> options_{};
+  std::array<ComparedOption, kMaxComparedOptions> options_{};
   std::size_t count_ = 0;
 };
 
-CallOption type_option(const char* name, DType type);
+ComparedOption type_option(const char* name, DType type);
 
 // What the arguments alone decide. Backends append the plan (add_plan) last, because a device backend learns
 // only in the kernel which call made it.
-CallOptions options_of(const Config& config, const DispatchCall& call);
-CallOptions options_of(const CombineCall& call);
+ComparedOptions options_of(const Config& config, const DispatchCall& call);
+ComparedOptions options_of(const CombineCall& call);
 
 // The index, among the options of a dispatch, of the hash of replicated input.
-int input_hash_option(const CallOptions& options);
+int input_hash_option(const ComparedOptions& options);
 
 // The number of the call that made the plan, 0 without one: equal on every rank that uses plans of one
 // dispatch.
-void add_plan(const Plan& plan, CallOptions* options);
+void add_plan(const Plan& plan, ComparedOptions* options);
 
 // Option `index` of such a call, the plan included; its value means nothing.
-CallOption option_at(Operation operation, int index);
+ComparedOption option_at(Operation operation, int index);
 
 }  // namespace ferry

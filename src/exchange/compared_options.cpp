@@ -1,4 +1,4 @@
-#include "exchange/call_options.hpp"
+#include "exchange/compared_options.hpp"
 
 #include "base/text.hpp"
 #include "format/encoding.hpp"
@@ -56,14 +56,14 @@ std::string name_of_format(std::int64_t code) {
 
 }  // namespace
 
-CallOption type_option(const char* name, DType type) {
+ComparedOption type_option(const char* name, DType type) {
   return {name, static_cast<std::int64_t>(type),
           [](std::int64_t value) { return std::string(to_string(static_cast<DType>(value))); }};
 }
 
-CallOptions options_of(const Config& config, const DispatchCall& call) {
+ComparedOptions options_of(const Config& config, const DispatchCall& call) {
   const Format& format = call.format;
-  CallOptions options;
+  ComparedOptions options;
   options.add("format", code_of(format), name_of_format);
   options.add("bytes of part 0 of the format", format.part_bytes[0]);
   options.add("bytes of part 1 of the format", format.part_bytes[1]);
@@ -80,36 +80,36 @@ CallOptions options_of(const Config& config, const DispatchCall& call) {
   return options;
 }
 
-CallOptions options_of(const CombineCall& call) {
-  CallOptions options;
+ComparedOptions options_of(const CombineCall& call) {
+  ComparedOptions options;
   options.add("reduction", static_cast<std::int64_t>(call.reduction), name_of_reduction);
   options.add("topk_weights given (with partial on every rank or none, also without tokens)",
               call.weights_travel(), name_of_flag);
   return options;
 }
 
-int input_hash_option(const CallOptions& options) {
+int input_hash_option(const ComparedOptions& options) {
   int index = 0;
-  for (const CallOption& option : options.values()) {
+  for (const ComparedOption& option : options.values()) {
     if (option.name == kInputHashOption) return index;
     ++index;
   }
   return -1;
 }
 
-void add_plan(const Plan& plan, CallOptions* options) {
+void add_plan(const Plan& plan, ComparedOptions* options) {
   const auto call = plan.empty() ? 0 : static_cast<const PlanHeader*>(plan.storage())->call;
   options->add(kPlanOption, static_cast<std::int64_t>(call));
 }
 
-CallOption option_at(Operation operation, int index) {
-  CallOptions options;
+ComparedOption option_at(Operation operation, int index) {
+  ComparedOptions options;
   if (operation == Operation::dispatch) options = options_of(Config{}, DispatchCall{});
   if (operation == Operation::combine) options = options_of(CombineCall{});
   if (operation == Operation::all_gather_v) options.add("row_bytes", 0);
   if (operation == Operation::reduce_scatter_v) options.add(type_option("type", DType{}));
   const auto i = static_cast<std::size_t>(index);
-  return i < options.values().size() ? options.values()[i] : CallOption{kPlanOption, 0};
+  return i < options.values().size() ? options.values()[i] : ComparedOption{kPlanOption, 0};
 }
 
 }  // namespace ferry
