@@ -333,9 +333,9 @@ nb::tuple dispatch_counts(PyExchange& self, const nb::object& ids, const nb::arg
 }
 
 Operation refusable(const std::string& name) {
-  constexpr Operation kRefusable[] = {Operation::dispatch,        Operation::combine,
-                                      Operation::metadata,        Operation::route_values,
-                                      Operation::dispatch_counts, Operation::all_gather_v,
+  constexpr Operation kRefusable[] = {Operation::dispatch,         Operation::combine,
+                                      Operation::metadata,         Operation::route_values,
+                                      Operation::dispatch_counts,  Operation::all_gather_v,
                                       Operation::reduce_scatter_v, Operation::return_values};
   for (const Operation operation : kRefusable)
     if (name == to_string(operation)) return operation;
@@ -485,7 +485,8 @@ rank. For ReceiveBuffers(rows=total). With 'cuda' it waits for the work before i
 call.)",
           nb::sig("def refuse(self, reason: str, *, lane: int = 0, stream: typing.Any | None = None, "
                   "operation: typing.Literal['dispatch', 'combine', 'metadata', 'route_values', "
-                  "'dispatch_counts', 'all_gather_v', 'reduce_scatter_v', 'return_values'] = 'dispatch') -> None"))
+                  "'dispatch_counts', 'all_gather_v', 'reduce_scatter_v', 'return_values'] = 'dispatch') -> "
+                  "None"))
       .def(
           "check", &check, "lane"_a = 0,
           R"(Raises what the lane's calls found since the last check, the first of: OverflowError, BadIdError, BadSourceError,
