@@ -77,14 +77,15 @@ struct DispatchBlock {
     fetch_lines(call);
     RoutingTableCopy tables;
     tables.load(call.lane);
-    std::uint64_t calls = 0;
+    std::uint64_t calls = 0, epoch_word = 0;
     bool failed = false;
+    if (warp() == 3) epoch_word = load_epoch_word();
     if (thread() == 0) calls = call.lane.state->calls[block()];
     if (thread() == 32) failed = is_aborted(call.lane, kExchangeFailed);
     if (role.counts() && !Traits::by_plan(call)) *counted = IdPrefetch::of(call, 0, partition.tokens);
     if (role.sends && Traits::kFewTokens && warp() < kWorkWarps) *first = first_inputs(partition);
     if (thread() == 64) load_token_count();
-    if (warp() == 3) load_terms();
+    if (warp() == 3) fill_terms(epoch_word);
     state->publisher.reset();
     state->scratch.reset();
     if (role.counts() && !Traits::by_plan(call)) route_counts_of(call).clear(call.lane.signals);
@@ -114,12 +115,20 @@ struct DispatchBlock {
     state->fault = Traits::by_plan(call) ? check_plan(call.lane, *call.plan.header, tokens) : PlanFault::none;
     fill_facts(call, partition, Role::kFused, Traits::kFewTokens);
   }
-  // [warp] Fills in the header's terms, and the epoch.
-  __device__ void load_terms() const {
-    copy_to_shared(call.terms, &state->header.terms, thread() % 32, 32);
+  // [warp] The 8 bytes of the epoch that this thread fills in, if any.
+  __device__ std::uint64_t load_epoch_word() const {
+    const int word = thread() % 32;
+    if (word >= static_cast<int>(sizeof(Epoch) / 8)) return 0;
+    return reinterpret_cast<const std::uint64_t*>(call.lane.epoch)[word];
+  }
+  // [warp] Fills in the epoch and the header's terms.
+  __device__ void fill_terms(std::uint64_t epoch_word) const {
+    const int word = thread() % 32;
+    if (word < static_cast<int>(sizeof(Epoch) / 8))
+      reinterpret_cast<std::uint64_t*>(&state->epoch)[word] = epoch_word;
+    copy_to_shared(call.terms, &state->header.terms, word, 32);
     __syncwarp();
-    if (thread() % 32 != 0) return;
-    state->epoch = *call.lane.epoch;
+    if (word != 0) return;
     set_epoch(state->epoch, &state->header);
     if (Traits::by_plan(call)) {
       state->header.terms.add(static_cast<std::int64_t>(call.plan.header->call));
