@@ -1,6 +1,10 @@
 // Functions that bind the classes and functions of the module, one for each source file.
 #pragma once
 
+#include <cstddef>
+#include <string>
+#include <utility>
+
 #include "base/text.hpp"
 #include "casters.hpp"
 
@@ -28,6 +32,35 @@ void share_between_copies(nanobind::class_<T>& type, const std::string& name) {
       },
       nb::arg("protocol"),
       nb::sig("def __reduce_ex__(self, protocol: typing.SupportsIndex, /) -> typing.NoReturn"));
+}
+
+// An argument that is passed by position and may be None.
+template <class>
+auto unnamed() {
+  return nanobind::arg().none();
+}
+
+// Defines a function for the package's own code in Python, which passes all arguments by position.
+template <class Returned, class... Given>
+void define_unnamed(nanobind::module_& module, const char* name, Returned (*function)(Given...),
+                    const char* doc) {
+  module.def(name, function, unnamed<Given>()..., doc);
+}
+
+template <std::size_t>
+using UnreadArgument = const nanobind::object&;
+
+// Defines a method for the package's own code in Python, which passes all arguments by position. They arrive
+// unread, as the members of `Given`, a struct of references to objects.
+template <class Class, class Given>
+void define_unread(nanobind::class_<Class>& type, const char* name,
+                   nanobind::tuple (Class::*method)(const Given&)) {
+  const auto define = [&]<std::size_t... I>(std::index_sequence<I...>) {
+    type.def(
+        name, [method](Class& self, UnreadArgument<I>... given) { return (self.*method)(Given{given...}); },
+        unnamed<UnreadArgument<I>>()...);
+  };
+  define(std::make_index_sequence<sizeof(Given) / sizeof(void*)>());
 }
 
 void bind_placement(nanobind::module_& module);

@@ -257,25 +257,17 @@ void bind_operators(nb::module_& module) {
   module.attr("_PLAN_SOURCES_OFFSET") = reinterpret_cast<std::uintptr_t>(view.sources);
   module.def("_is_unobserved", &is_unobserved,
              "For ferry.torch: whether nothing observes operators, so that a kernel may be called directly.");
-  module.def("_direct_dispatch", &direct_dispatch, "exchange"_a, "x"_a.none(), "ids"_a.none(),
-             "weights"_a.none(), "lane"_a.none(),
-             "For ferry.torch: dispatch, if nothing observes it and no gradient is recorded; else None.",
-             nb::sig("def _direct_dispatch(exchange: typing.Any, x: typing.Any, ids: typing.Any, weights: "
-                     "typing.Any, lane: int) -> typing.Any"));
-  module.def(
-      "_direct_combine", &direct_combine, "exchange"_a, "outputs"_a.none(), "row_weights"_a.none(),
-      "plan"_a.none(), "tokens"_a, "lane"_a.none(), "For ferry.torch: combine, under the same conditions.",
-      nb::sig("def _direct_combine(exchange: typing.Any, outputs: typing.Any, row_weights: typing.Any, "
-              "plan: typing.Any, tokens: int, lane: int) -> typing.Any"));
-  module.def("_operator_dispatch", &operator_dispatch, "exchange"_a, "x"_a.none(), "ids"_a.none(),
-             "weights"_a.none(), "lane"_a.none(),
-             "For ferry.torch: dispatch into new tensors (data, weight, counts, row_offsets, plan).");
-  module.def("_operator_combine_backward", &operator_combine_backward, "exchange"_a, "d_result"_a,
-             "outputs"_a.none(), "plan"_a, "rows"_a, "lane"_a.none(),
-             "For ferry.torch: (d_result dispatched to its rows, their dot products with outputs or None).");
-  module.def("_operator_combine", &operator_combine, "exchange"_a, "outputs"_a.none(), "row_weights"_a.none(),
-             "plan"_a, "tokens"_a, "lane"_a.none(), "row_values"_a = nb::none(),
-             "For ferry.torch: Exchange.combine by a plan's storage.");
+  define_unnamed(module, "_direct_dispatch", &direct_dispatch,
+                 "For ferry.torch: dispatch, if nothing observes it and no gradient is recorded; else None.");
+  define_unnamed(module, "_direct_combine", &direct_combine,
+                 "For ferry.torch: combine, under the same conditions.");
+  define_unnamed(module, "_operator_dispatch", &operator_dispatch,
+                 "For ferry.torch: dispatch into new tensors (data, weight, counts, row_offsets, plan).");
+  define_unnamed(
+      module, "_operator_combine_backward", &operator_combine_backward,
+      "For ferry.torch: (d_result dispatched to its rows, their dot products with outputs or None).");
+  define_unnamed(module, "_operator_combine", &operator_combine,
+                 "For ferry.torch: Exchange.combine by a plan's storage.");
 }
 
 }  // namespace ferry::python

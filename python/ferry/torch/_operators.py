@@ -73,7 +73,7 @@ def _fake_dispatch(x, ids, weights, exchange, lane, call_token=None):
 def _dispatch_backward(d_data, d_weight, plan, tokens, exchange, lane, call_token=None):
     exchange = exchange_of(exchange)
     if d_weight is None:
-        return _core._operator_combine(exchange, d_data, None, plan, tokens, lane), d_data.new_empty((0,), dtype=torch.float32)
+        return _core._operator_combine(exchange, d_data, None, plan, tokens, lane, None), d_data.new_empty((0,), dtype=torch.float32)
     return _core._operator_combine(exchange, d_data, None, plan, tokens, lane, d_weight)
 
 
@@ -84,7 +84,7 @@ def _fake_dispatch_backward(d_data, d_weight, plan, tokens, exchange, lane, call
 
 
 def combine(outputs, row_weights, plan, tokens, exchange, lane, call_token=None):
-    return _core._operator_combine(exchange_of(exchange), outputs, row_weights, plan, tokens, lane)
+    return _core._operator_combine(exchange_of(exchange), outputs, row_weights, plan, tokens, lane, None)
 
 
 def _combine_and_done(outputs, *others):

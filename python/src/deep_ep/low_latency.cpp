@@ -1,20 +1,19 @@
-// The low-latency calls of ferry.deep_ep: their exchanges, dispatch, combine, and how Python calls them.
-#include "deep_ep/low_latency.hpp"
-
-#include <algorithm>
+// The low-latency calls of ferry.deep_ep: dispatch and combine, each one call from Python.
+#include <memory>
 #include <optional>
+#include <string_view>
+#include <vector>
 
 #include "base/errors.hpp"
 #include "base/text.hpp"
 #include "bindings.hpp"
 #include "cast.hpp"
 #include "combine.hpp"
-#include "deep_ep/arguments.hpp"
+#include "deep_ep/low_latency_pool.hpp"
+#include "deep_ep/streams.hpp"
 #include "dispatch.hpp"
-#include "exchange/configuration.hpp"
 #include "ferry/error.hpp"
 #include "format/encoding.hpp"
-#include "format/parts.hpp"
 #include "host_parts.hpp"
 #include "interpreter.hpp"
 
@@ -22,106 +21,146 @@ namespace ferry::python {
 
 using namespace nb::literals;
 
-void LowLatencyPool::learn(const PyExchange& exchange) {
-  const Config& config = exchange.config();
-  plan_shape = ferry::plan_shape(config);
-  local_experts = exchange.receive_sizes().groups;
-  capacity = exchange.state().exchange.capacity();
-  const Shape rows = {local_experts, capacity, config.hidden};
-  values = {kBf16, rows};
-  fp8_values = {kFp8, rows};
-  // Neighbouring rows are neighbours in memory, and each expert has columns of its own.
-  const std::int64_t column = align_up(capacity, kColumnAlignment);
-  const auto strides = [&](std::int64_t columns) { return Shape{columns * column, 1, column}; };
-  const std::int64_t blocks = (config.hidden + 127) / 128, words = (config.hidden + 511) / 512;
-  scales = {kFp32, {local_experts, capacity, blocks}, strides(blocks)};
-  packed_scales = {kInt32, {local_experts, capacity, words}, strides(words)};
-  // As DeepEP returns them: [R*M, H/2, L] and [32, 4, rows of tiles, 4, tiles, L], with the last dimension
-  // first in memory and then the third, the fifth, the first, the second and the fourth.
-  const std::int64_t half = config.hidden / 2, wide = (config.hidden + 63) / 64, tall = row_tiles(capacity);
-  nvfp4_values = {kByte, {capacity, half, local_experts}, {half, 1, capacity * half}};
-  nvfp4_scales = {kFp8,
-                  {32, 4, tall, 4, wide, local_experts},
-                  {16, 4, wide * kTileBytes, 1, kTileBytes, tall * wide * kTileBytes}};
-  counts = {kInt32, {local_experts}};
-  plan = {kByte, {exchange.receive_sizes().plan_bytes}};
-}
+namespace {
 
-bool LowLatencyPool::may_acquire() const {
-  const auto busy =
-      std::count_if(exchanges.begin(), exchanges.end(), [](const auto& each) { return each->busy; });
-  return static_cast<std::size_t>(busy) < kMost;
-}
+// How rows of a dispatch are quantised, as given. use_nvfp4 goes before use_fp8; x_global_scale is 1 / g.
+struct LowLatencyFormat {
+  const nb::object &use_fp8, &round_scale, &use_ue8m0, &use_nvfp4, &x_global_scale, &use_ue8m0_for_sf;
+};
 
-void LowLatencyPool::add(nb::object made) {
-  auto& exchange = nb::cast<PyExchange&>(made);
-  if (exchanges.empty()) learn(exchange);
-  exchanges.push_back(std::make_unique<PooledExchange>(PooledExchange{std::move(made), &exchange}));
-}
+// The arguments of a dispatch and of a combine, unread.
+struct LowLatencyDispatch {
+  const nb::object &x, &topk_idx, &max_tokens, &experts, &stats;
+  LowLatencyFormat format;
+  const nb::object &async_finish, &hooked;
+};
+struct LowLatencyCombine {
+  const nb::object &x, &topk_idx, &topk_weights, &handle, &use_logfmt, &zero_copy, &async_finish, &hooked,
+      &out;
+};
 
-PooledExchange& LowLatencyPools::acquire(LowLatencyPool& pool) {
-  for (const auto& exchange : pool.exchanges) {
-    if (exchange->busy) continue;
-    exchange->others_refused = &pool != last_ && !pool.shape.on_device;
-    if (exchange->others_refused) refuse_others(exchange.get());
-    last_ = &pool;
-    return *exchange;
+// The Python class of handles: (src_info, layout_range, M, H, E). Python computes the first two on first
+// access.
+struct LowLatencyHandle {
+  std::shared_ptr<LowLatencyPool> pool;
+  nb::object exchange;  // the one that the dispatch used
+  PyPlan plan;
+  bool received = false;  // false: the dispatch's hook has not been called
+  Array ids;              // topk_idx as passed to dispatch
+  nb::object combine_buffer = nb::none();
+  nb::object elements[2]{};  // src_info and layout_range, once computed
+
+  void require_received() const {
+    if (received) return;
+    throw UsageError("low-latency handle: the rows have not been received: call the dispatch's hook first");
   }
-  if (!pool.may_acquire()) {
+};
+
+// The Python class of hooks: runs a call's receive phase, once, on the stream of its send phase.
+class ReceiveHook {
+ public:
+  // `handle`: a dispatch's; None for a combine.
+  ReceiveHook(nb::object streams, std::shared_ptr<LowLatencyPools> pools,
+              std::shared_ptr<LowLatencyPool> pool, PooledExchange& used, Stream stream, nb::object handle)
+      : streams_(std::move(streams)),
+        pools_(std::move(pools)),
+        pool_(std::move(pool)),
+        used_(&used),
+        stream_(stream),
+        handle_(std::move(handle)) {
+    used.busy = true;
+  }
+
+  void call();
+
+ private:
+  void receive();
+
+  nb::object streams_;
+  std::shared_ptr<LowLatencyPools> pools_;
+  std::shared_ptr<LowLatencyPool> pool_;  // owns the exchange
+  PooledExchange* used_;
+  Stream stream_;
+  nb::object handle_;
+  bool pending_ = true;
+};
+
+// Runs a dispatch, or a phase of it. Its findings that name settings of Ferry are told in the words of the
+// interface.
+template <class Dispatch>
+void dispatch_in_own_words(Dispatch dispatch) {
+  static constexpr Phrase kWords[] = {
+      {": format is ", ": the format that use_fp8, round_scale, use_ue8m0 and use_nvfp4 choose is "}};
+  try {
+    in_words(kWords, dispatch);
+  } catch (const OverflowError& error) {
+    const Overflow& found = error.overflow;
+    throw OverflowError(
+        str("topk_idx: some token lists an expert more than once: an expert of rank ", found.rank, " needs ",
+            counted(found.needed, "row"), " and has R*M = ", found.capacity,
+            "; routes dropped on all ranks: ", found.dropped, ": list an expert at most once for a token"),
+        found);
+  } catch (const UsageError& error) {
+    if (std::string_view(error.what()).rfind("dispatch: global_scale", 0) != 0) throw;
     throw UsageError(
-        str(LowLatencyPool::kMost,
-            " low-latency calls wait for their hooks to be called, which is the most there may be"));
-  }
-  make_one(pool, nullptr);
-  return *pool.exchanges.back();
-}
-
-void LowLatencyPools::make_one(LowLatencyPool& pool, const PooledExchange* refused) {
-  if (refused == nullptr || !refused->others_refused) refuse_others(refused);
-  last_ = nullptr;
-  const LowLatencyShape& shape = pool.shape;
-  pool.add(make(shape.on_device, shape.max_tokens, shape.hidden, shape.experts, shape.top_k));
-  last_ = &pool;
-}
-
-void LowLatencyPools::refuse_others(const PooledExchange* used) {
-  std::vector<PooledExchange*> others;
-  for (const auto& each : all) {
-    for (const auto& exchange : each->exchanges)
-      if (exchange.get() != used) others.push_back(exchange.get());
-  }
-  for (PooledExchange* const other : others) {
-    ++other->owed;
-    if (!other->busy) settle(*other);
+        "x_global_scale: so small that the scale of a block overflows: pass 2688 / largest |x|; the blocks "
+        "concerned have scale 7F and values 0");
   }
 }
 
-void LowLatencyPools::settle(PooledExchange& exchange) {
-  if (exchange.owed == 0) return;
-  LaneCall call(*exchange.exchange, 0);
-  const Framework framework = is_host(call.device()) ? Framework::numpy : Framework::torch;
-  call.set_stream(stream_of(nb::none(), framework, call.device()));
-  const GilRelease unlocked;
-  for (; exchange.owed > 0; --exchange.owed)
-    call.exchange().refuse(Operation::dispatch, UsageError(kMustAgree), call.options());
+// Runs a combine, or its receive phase, likewise. With a hook the reduction is exact, else partial.
+template <class Combine>
+void combine_in_own_words(Combine combine) {
+  static constexpr Phrase kWords[] = {{"result (", "out ("},
+                                      {"outputs (", "x ("},
+                                      {"reduction is partial on rank ", "return_recv_hook is False on rank "},
+                                      {"reduction is exact on rank ", "return_recv_hook is True on rank "},
+                                      {" and partial on rank ", " and False on rank "},
+                                      {" and exact on rank ", " and True on rank "}};
+  in_words(kWords, combine);
 }
 
-void LowLatencyHandle::require_received() const {
-  if (received) return;
-  throw UsageError("low-latency handle: the rows have not been received: call the dispatch's hook first");
-}
+// The low-latency calls of one Buffer.
+class LowLatencyCalls {
+ public:
+  // `python`: the ferry.deep_ep._exchanges.Exchanges of the Buffer.
+  LowLatencyCalls(nb::object streams, nb::object python)
+      : streams_(std::move(streams)),
+        python_(std::move(python)),
+        pools_(std::make_shared<LowLatencyPools>(python_.attr("first_low_latency"))) {}
 
-ReceiveHook::ReceiveHook(nb::object streams, std::shared_ptr<LowLatencyPools> pools,
-                         std::shared_ptr<LowLatencyPool> pool, PooledExchange& used, Stream stream,
-                         nb::object handle)
-    : streams_(std::move(streams)),
-      pools_(std::move(pools)),
-      pool_(std::move(pool)),
-      used_(&used),
-      stream_(stream),
-      handle_(std::move(handle)) {
-  used.busy = true;
-}
+  nb::tuple dispatch(const LowLatencyDispatch& given);
+  nb::tuple combine(const LowLatencyCombine& given);
+  nb::object next_combine_buffer(const nb::object& handle);
+  void close() { closed_ = true; }
+
+ private:
+  void require_open() const {
+    if (closed_) throw UsageError("Buffer: used after destroy()");
+  }
+  std::shared_ptr<LowLatencyPool> pool_of(const LowLatencyShape& shape);
+  // Runs `read`, which finds out what exchange a call uses. If it throws, the peers' calls end with the same
+  // error, if they are of the shape of the last call, or also the first.
+  template <class Read>
+  auto read_or_refuse(Operation operation, Read read) {
+    try {
+      return read();
+    } catch (const std::exception&) {
+      refuse(operation, exception_object(std::current_exception()));
+    }
+  }
+  [[noreturn]] void refuse(Operation operation, const nb::object& error);
+  CallStreams& streams() const { return nb::cast<CallStreams&>(streams_); }
+  // The EventOverlap that a call returns. `used`: tensors that the call reads and writes, of memory of stream
+  // `current`.
+  nb::object finish(Device device, Stream stream, Stream current, bool async_finish,
+                    std::vector<nb::object> used);
+
+  nb::object streams_, python_;
+  std::shared_ptr<LowLatencyPools> pools_;
+  std::shared_ptr<LowLatencyPool> last_;  // of the last call
+  bool closed_ = false;
+};
 
 void ReceiveHook::receive() {
   LaneCall call(*used_->exchange, 0);
@@ -156,8 +195,6 @@ void ReceiveHook::call() {
   if (handle != nullptr) handle->received = true;
   used_->exchange->pending(0) = {};
 }
-
-namespace {
 
 // The results of a dispatch, in new memory.
 struct Received {
@@ -237,41 +274,37 @@ void check_values(const Array& x, const Format& format, int max_tokens) {
   throw UsageError(str("x: expected bfloat16 with use_fp8=False, got ", name_of(x.element)));
 }
 
-}  // namespace
-
-Format LowLatencyFormat::format() const {
+// Throws UsageError for options that exclude each other.
+Format format_of(const LowLatencyFormat& given) {
   // Callers pass the options of fp8 with use_nvfp4 too, where they mean nothing.
-  if (is_true(use_nvfp4)) {
-    if (is_true(use_ue8m0_for_sf))
+  if (is_true(given.use_nvfp4)) {
+    if (is_true(given.use_ue8m0_for_sf))
       throw UnsupportedError("low_latency_dispatch: use_ue8m0_for_sf: scales of NVFP4 are e4m3");
     return Format::nvfp4({.tiles = true});
   }
-  const bool power_of_two = is_true(round_scale), packed = is_true(use_ue8m0);
+  const bool power_of_two = is_true(given.round_scale), packed = is_true(given.use_ue8m0);
   if (packed && !power_of_two)
     throw UsageError("use_ue8m0 needs round_scale: an exponent can only represent a power of two");
-  if (!is_true(use_fp8)) return {};
+  if (!is_true(given.use_fp8)) return {};
   return {.kind = FormatKind::fp8_e4m3,
           .fp8 = {.column_major = true, .power_of_two = power_of_two, .packed = packed}};
 }
 
-nb::tuple LowLatencyCalls::dispatch(const nb::object& x, const nb::object& topk_idx,
-                                    const nb::object& max_tokens, const nb::object& experts,
-                                    const nb::object& stats, const LowLatencyFormat& format,
-                                    const nb::object& with_async_finish, const nb::object& with_hook) {
+nb::tuple LowLatencyCalls::dispatch(const LowLatencyDispatch& given) {
   std::optional<PartTimer> timer(std::in_place, HostPart::arguments);
   require_open();
   Array tokens, ids;
   const auto pool = read_or_refuse(Operation::dispatch, [&] {
-    tokens = inspect_matrix(x, "x");
-    ids = inspect_matrix(topk_idx, "topk_idx");
+    tokens = inspect_matrix(given.x, "x");
+    ids = inspect_matrix(given.topk_idx, "topk_idx");
     require_element(tokens, "x", {kBf16, kFp16, kFp32});
     require_element(ids, "topk_idx", {kInt32, kInt64});
     require_whole_rows(tokens, "x");
     require_slots(ids);
     return pool_of(
-        {.max_tokens = integer_from(1, max_tokens, "num_max_dispatch_tokens_per_rank", kMostTokens),
+        {.max_tokens = integer_from(1, given.max_tokens, "num_max_dispatch_tokens_per_rank", kMostTokens),
          .hidden = static_cast<int>(tokens.shape[1]),
-         .experts = integer_from(1, experts, "num_experts", kMostExperts),
+         .experts = integer_from(1, given.experts, "num_experts", kMostExperts),
          .top_k = static_cast<int>(ids.shape[1]),
          .on_device = !is_host(tokens.device)});
   });
@@ -284,30 +317,30 @@ nb::tuple LowLatencyCalls::dispatch(const nb::object& x, const nb::object& topk_
   std::optional<Received> received;
   bool async_finish = false, hooked = false;
   call.read_or_refuse({Operation::dispatch}, [&] {
-    async_finish = is_true(with_async_finish);
-    hooked = is_true(with_hook);
+    async_finish = is_true(given.async_finish);
+    hooked = is_true(given.hooked);
     refuse_hook_with_event(async_finish, hooked);
-    in.options.format = format.format();
+    in.options.format = format_of(given.format);
     const Array& rows =
-        in.arguments.rows(dense_array(x, tokens), "x", pool->shape.hidden, {kBf16, kFp16, kFp32});
+        in.arguments.rows(dense_array(given.x, tokens), "x", pool->shape.hidden, {kBf16, kFp16, kFp32});
     in.tokens = Tokens::rows(rows.data, rows.shape[0], *value_type_of(rows.element), 0);
     check_values(rows, *in.options.format, pool->shape.max_tokens);
-    in.ids = ids_of(in.arguments.add(dense_array(topk_idx, ids), "topk_idx"), rows.shape[0],
+    in.ids = ids_of(in.arguments.add(dense_array(given.topk_idx, ids), "topk_idx"), rows.shape[0],
                     pool->shape.top_k, "topk_idx");
-    if (encoding_of(*in.options.format).is_two_level() && !format.x_global_scale.is_none()) {
+    if (encoding_of(*in.options.format).is_two_level() && !given.format.x_global_scale.is_none()) {
       if (pool->shape.on_device) {
         const Array& scale =
-            in.arguments.dense(scale_on_device(x, format.x_global_scale), kFactor, kFp32, {1});
+            in.arguments.dense(scale_on_device(given.x, given.format.x_global_scale), kFactor, kFp32, {1});
         in.options.global_scale = static_cast<const float*>(scale.data);
       } else {
-        in.global_scale = scale_of_factor(format.x_global_scale, in);
+        in.global_scale = scale_of_factor(given.format.x_global_scale, in);
         in.options.global_scale = &in.global_scale;
       }
     }
     received.emplace(*pool, *in.options.format, NewArrays(tokens.framework, call.device()));
-    if (stats.is_none()) return;
+    if (given.stats.is_none()) return;
     const char* const name = "cumulative_local_expert_recv_stats";
-    const Array& sums = in.arguments.dense(stats, name, kInt32, {pool->local_experts});
+    const Array& sums = in.arguments.dense(given.stats, name, kInt32, {pool->local_experts});
     require_writable(sums, name);
     received->memory.count_sums = static_cast<std::int32_t*>(sums.data);
   });
@@ -350,8 +383,6 @@ nb::tuple LowLatencyCalls::dispatch(const nb::object& x, const nb::object& topk_
                         std::move(hook));
 }
 
-namespace {
-
 LowLatencyHandle& handle_of(const nb::object& object) {
   return cast_argument<LowLatencyHandle>(object, "handle", "a handle of low_latency_dispatch");
 }
@@ -381,35 +412,29 @@ nb::object weights_of_slots(const nb::object& topk_idx, const nb::object& topk_w
   return masked.get("ferry.deep_ep._layout", "masked_weights")(topk_idx, topk_weights);
 }
 
-void read_combine(const nb::object& x, const nb::object& topk_idx, const nb::object& topk_weights,
-                  const LowLatencyHandle& handle, const nb::object& out, const PyExchange& exchange,
-                  CombineInput& in) {
+void read_combine(const LowLatencyCombine& given, const nb::object& x, const LowLatencyHandle& handle,
+                  const PyExchange& exchange, CombineInput& in) {
   const LowLatencyPool& pool = *handle.pool;
   handle.require_received();
   in.plan = &handle.plan;
   read_rows(x, pool, in);
   const Framework framework = in.arguments.framework();
   require_torch_or_numpy(framework, "x");
-  const Array& weights = in.arguments.dense(weights_of_slots(topk_idx, topk_weights, handle.ids),
+  const Array& weights = in.arguments.dense(weights_of_slots(given.topk_idx, given.topk_weights, handle.ids),
                                             "topk_weights", kFp32, {in.plan->tokens, pool.shape.top_k});
   in.options.topk_weights = static_cast<const float*>(weights.data);
   in.options.topk_weighted = true;
   const Shape shape = {in.plan->tokens, pool.shape.hidden};
-  in.result_array = out.is_none() ? new_array(framework, kBf16, shape, exchange.state().device) : out;
+  in.result_array =
+      given.out.is_none() ? new_array(framework, kBf16, shape, exchange.state().device) : given.out;
   read_result(shape, "out", in);
 }
 
-}  // namespace
-
-nb::tuple LowLatencyCalls::combine(const nb::object& x, const nb::object& topk_idx,
-                                   const nb::object& topk_weights, const nb::object& handle_object,
-                                   const nb::object& use_logfmt, const nb::object& with_zero_copy,
-                                   const nb::object& with_async_finish, const nb::object& with_hook,
-                                   const nb::object& out) {
+nb::tuple LowLatencyCalls::combine(const LowLatencyCombine& given) {
   std::optional<PartTimer> timer(std::in_place, HostPart::arguments);
   require_open();
   const LowLatencyHandle& handle =
-      *read_or_refuse(Operation::combine, [&] { return &handle_of(handle_object); });
+      *read_or_refuse(Operation::combine, [&] { return &handle_of(given.handle); });
   PooledExchange& used = pools_->acquire(*handle.pool);
   last_ = handle.pool;
   LaneCall call(*used.exchange, 0);
@@ -418,19 +443,18 @@ nb::tuple LowLatencyCalls::combine(const nb::object& x, const nb::object& topk_i
   CombineInput in(call.device(), Gradients::recorded);
   bool async_finish = false, hooked = false;
   call.read_or_refuse({Operation::combine}, [&] {
-    async_finish = is_true(with_async_finish);
-    hooked = is_true(with_hook);
-    const bool zero_copy = is_true(with_zero_copy);
+    async_finish = is_true(given.async_finish);
+    hooked = is_true(given.hooked);
+    const bool zero_copy = is_true(given.zero_copy);
     refuse_hook_with_event(async_finish, hooked);
     in.options.reduction = hooked ? Reduction::exact : Reduction::partial;
-    if (is_true(use_logfmt) && zero_copy)
+    if (is_true(given.use_logfmt) && zero_copy)
       throw UsageError("low_latency_combine: use_logfmt and zero_copy exclude each other");
     if (zero_copy && handle.combine_buffer.is_none()) {
       throw UsageError(
           "low_latency_combine: zero_copy needs rows written to get_next_low_latency_combine_buffer(handle)");
     }
-    read_combine(zero_copy ? handle.combine_buffer : x, topk_idx, topk_weights, handle, out, *used.exchange,
-                 in);
+    read_combine(given, zero_copy ? handle.combine_buffer : given.x, handle, *used.exchange, in);
   });
   timer.emplace(HostPart::streams);
   const Stream stream = streams().begin(call.device(), current, nullptr, async_finish);
@@ -471,10 +495,6 @@ nb::object LowLatencyCalls::next_combine_buffer(const nb::object& handle_object)
   return handle.combine_buffer;
 }
 
-void LowLatencyCalls::require_open() const {
-  if (closed_) throw UsageError("Buffer: used after destroy()");
-}
-
 std::shared_ptr<LowLatencyPool> LowLatencyCalls::pool_of(const LowLatencyShape& shape) {
   for (const auto& pool : pools_->all) {
     if (pool->shape == shape) return pool;
@@ -502,8 +522,6 @@ nb::object LowLatencyCalls::finish(Device device, Stream stream, Stream current,
   return streams().end(device, stream, current, std::move(used));
 }
 
-namespace {
-
 // An element of (src_info, layout_range, M, H, E).
 nb::object low_latency_element(const nb::object& self, Py_ssize_t index) {
   auto& handle = nb::cast<LowLatencyHandle&>(self);
@@ -524,16 +542,6 @@ nb::object low_latency_element(const nb::object& self, Py_ssize_t index) {
 nb::object low_latency_item(const nb::object& self, const nb::object& index) {
   return item_of(index, 5, [&](Py_ssize_t at) { return low_latency_element(self, at); });
 }
-
-constexpr const char* kDispatchSignature =
-    "def dispatch(self, x: typing.Any, topk_idx: typing.Any, max_tokens: typing.Any, experts: typing.Any, "
-    "stats: typing.Any, use_fp8: typing.Any, round_scale: typing.Any, use_ue8m0: typing.Any, "
-    "use_nvfp4: typing.Any, x_global_scale: typing.Any, use_ue8m0_for_sf: typing.Any, async_finish: "
-    "typing.Any, hooked: typing.Any) -> tuple";
-constexpr const char* kCombineSignature =
-    "def combine(self, x: typing.Any, topk_idx: typing.Any, topk_weights: typing.Any, handle: typing.Any, "
-    "use_logfmt: typing.Any, zero_copy: typing.Any, async_finish: typing.Any, hooked: typing.Any, "
-    "out: typing.Any) -> tuple";
 
 }  // namespace
 
@@ -559,40 +567,13 @@ void bind_low_latency(nb::module_& module) {
       "Runs the receive phase of a low-latency call, once, on the stream that was current "
       "when the call was made.")
       .def("__call__", &ReceiveHook::call);
-  nb::class_<LowLatencyCalls>(module, "_LowLatencyCalls",
-                              "For ferry.deep_ep: the low-latency calls of a Buffer.")
-      .def(nb::init<nb::object, nb::object>(), "streams"_a, "exchanges"_a)
-      .def(
-          "dispatch",
-          [](LowLatencyCalls& self, const nb::object& x, const nb::object& topk_idx,
-             const nb::object& max_tokens, const nb::object& experts, const nb::object& stats,
-             const nb::object& use_fp8, const nb::object& round_scale, const nb::object& use_ue8m0,
-             const nb::object& use_nvfp4, const nb::object& x_global_scale,
-             const nb::object& use_ue8m0_for_sf, const nb::object& async_finish, const nb::object& hooked) {
-            return self.dispatch(
-                x, topk_idx, max_tokens, experts, stats,
-                {use_fp8, round_scale, use_ue8m0, use_nvfp4, x_global_scale, use_ue8m0_for_sf}, async_finish,
-                hooked);
-          },
-          "x"_a.none(), "topk_idx"_a.none(), "max_tokens"_a.none(), "experts"_a.none(), "stats"_a.none(),
-          "use_fp8"_a.none(), "round_scale"_a.none(), "use_ue8m0"_a.none(), "use_nvfp4"_a.none(),
-          "x_global_scale"_a.none(), "use_ue8m0_for_sf"_a.none(), "async_finish"_a.none(), "hooked"_a.none(),
-          nb::sig(kDispatchSignature))
-      .def(
-          "combine",
-          [](LowLatencyCalls& self, const nb::object& x, const nb::object& topk_idx,
-             const nb::object& topk_weights, const nb::object& handle, const nb::object& use_logfmt,
-             const nb::object& zero_copy, const nb::object& async_finish, const nb::object& hooked,
-             const nb::object& out) {
-            return self.combine(x, topk_idx, topk_weights, handle, use_logfmt, zero_copy, async_finish,
-                                hooked, out);
-          },
-          "x"_a.none(), "topk_idx"_a.none(), "topk_weights"_a.none(), "handle"_a.none(),
-          "use_logfmt"_a.none(), "zero_copy"_a.none(), "async_finish"_a.none(), "hooked"_a.none(),
-          "out"_a.none(), nb::sig(kCombineSignature))
-      .def("next_combine_buffer", &LowLatencyCalls::next_combine_buffer, "handle"_a.none(),
-           nb::sig("def next_combine_buffer(self, handle: typing.Any) -> typing.Any"))
+  nb::class_<LowLatencyCalls> calls(module, "_LowLatencyCalls",
+                                    "For ferry.deep_ep: the low-latency calls of a Buffer.");
+  calls.def(nb::init<nb::object, nb::object>())
+      .def("next_combine_buffer", &LowLatencyCalls::next_combine_buffer, nb::arg().none())
       .def("close", &LowLatencyCalls::close);
+  define_unread(calls, "dispatch", &LowLatencyCalls::dispatch);
+  define_unread(calls, "combine", &LowLatencyCalls::combine);
 }
 
 }  // namespace ferry::python

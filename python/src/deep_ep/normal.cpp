@@ -171,7 +171,8 @@ std::optional<DispatchCounts> NormalCalls::count(LaneCall& call, const Routes& r
   }
 }
 
-nb::tuple NormalCalls::dispatch(const NewRoutes& given, const CallSettings& settings) {
+nb::tuple NormalCalls::dispatch(const NormalDispatch& arguments) {
+  const auto& [given, settings] = arguments;
   std::optional<PartTimer> timer(std::in_place, HostPart::arguments);
   require_open();
   Place place;
@@ -300,11 +301,11 @@ nb::tuple NormalCalls::deliver(LaneCall& call, Routes& routes, Received& receive
                         nb::cast(std::move(handle)), std::move(event));
 }
 
-nb::tuple NormalCalls::dispatch_by_handle(const nb::object& x, const nb::object& object, bool with_ids,
-                                          const CallSettings& settings) {
+nb::tuple NormalCalls::dispatch_by_handle(const NormalDispatchByHandle& given) {
+  const CallSettings& settings = given.settings;
   std::optional<PartTimer> timer(std::in_place, HostPart::arguments);
   require_open();
-  const NormalHandle& handle = handle_of(object, Operation::dispatch);
+  const NormalHandle& handle = handle_of(given.handle, Operation::dispatch);
   LaneCall call(*handle.exchange, 0);
   call.set_stream(stream_of(nb::none(), handle.plan.framework, call.device()));
   std::optional<StreamedCall> streamed;
@@ -318,8 +319,8 @@ nb::tuple NormalCalls::dispatch_by_handle(const nb::object& x, const nb::object&
     call.set_stream(streamed->stream());
     timer.emplace(HostPart::arguments);
     in.options.call = call.options(sm_limit_of(call, settings.checked()));
-    if (with_ids) throw UsageError("dispatch: a handle excludes topk_idx and topk_weights");
-    rows = read_rows(x, in);
+    if (is_true(given.with_ids)) throw UsageError("dispatch: a handle excludes topk_idx and topk_weights");
+    rows = read_rows(given.x, in);
     const std::int64_t hidden = handle.exchange->config().hidden;
     if (in.tokens.count != handle.plan.tokens || rows.columns[0] != hidden) {
       throw UsageError(str("x: expected shape ", shape_text({handle.plan.tokens, hidden}),
@@ -392,8 +393,8 @@ const Array& check_operand(const nb::object& object, const std::string& name, El
 
 }  // namespace
 
-nb::tuple NormalCalls::combine(const nb::object& x, const nb::object& object, const nb::object& topk_weights,
-                               const nb::object& bias, const CallSettings& settings) {
+nb::tuple NormalCalls::combine(const NormalCombine& given) {
+  const auto& [x, object, topk_weights, bias, settings] = given;
   std::optional<PartTimer> timer(std::in_place, HostPart::arguments);
   require_open();
   const NormalHandle& handle = handle_of(object, Operation::combine);

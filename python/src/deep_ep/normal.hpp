@@ -35,6 +35,23 @@ struct NormalHandle {
   Py_ssize_t size() const { return topology.nodes() > 1 ? 10 : 6; }
 };
 
+// The arguments of the calls, unread.
+struct NormalLayout {
+  const nb::object &topk_idx, &experts, &previous_event, &async_finish;
+};
+struct NormalDispatch {
+  NewRoutes routes;
+  CallSettings settings;
+};
+struct NormalDispatchByHandle {
+  const nb::object &x, &handle, &with_ids;
+  CallSettings settings;
+};
+struct NormalCombine {
+  const nb::object &x, &handle, &topk_weights, &bias;
+  CallSettings settings;
+};
+
 // The calls of normal mode of one Buffer.
 class NormalCalls {
  public:
@@ -45,13 +62,10 @@ class NormalCalls {
         topology_(topology),
         ranks_(topology.ranks()) {}
 
-  nb::tuple layout(const nb::object& topk_idx, const nb::object& experts, const nb::object& previous_event,
-                   bool async_finish);
-  nb::tuple dispatch(const NewRoutes& given, const CallSettings& settings);
-  nb::tuple dispatch_by_handle(const nb::object& x, const nb::object& handle, bool with_ids,
-                               const CallSettings& settings);
-  nb::tuple combine(const nb::object& x, const nb::object& handle, const nb::object& topk_weights,
-                    const nb::object& bias, const CallSettings& settings);
+  nb::tuple layout(const NormalLayout& given);
+  nb::tuple dispatch(const NormalDispatch& given);
+  nb::tuple dispatch_by_handle(const NormalDispatchByHandle& given);
+  nb::tuple combine(const NormalCombine& given);
   void close();
 
  private:

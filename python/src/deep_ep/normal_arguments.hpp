@@ -14,7 +14,7 @@ struct Place {
   Device device = kHost;
 };
 
-// The arguments that every call has, unread.
+// The arguments that every call but a layout has, unread.
 struct CallSettings {
   const nb::object &config, &default_sms, &previous_event, &async_finish, &allocate_on_comm_stream;
 

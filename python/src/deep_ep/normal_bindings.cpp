@@ -32,24 +32,24 @@ const NormalCalls::LayoutOf& NormalCalls::layout_for(const nb::object& experts, 
   return layouts_.emplace_back(LayoutOf{number, tokens, placement, LayoutShapes(placement, tokens)});
 }
 
-nb::tuple NormalCalls::layout(const nb::object& topk_idx, const nb::object& experts,
-                              const nb::object& previous_event, bool async_finish) {
+nb::tuple NormalCalls::layout(const NormalLayout& given) {
   std::optional<PartTimer> timer(std::in_place, HostPart::arguments);
   require_open();
-  Array ids = inspect_matrix(topk_idx, "topk_idx");
+  const bool async_finish = is_true(given.async_finish);
+  Array ids = inspect_matrix(given.topk_idx, "topk_idx");
   if (ids.element != kInt32 && ids.element != kInt64)
     throw UsageError("topk_idx: expected int32 or int64, got " + name_of(ids.element));
   require_slots(ids);
-  const LayoutOf& of = layout_for(experts, ids.shape[0]);
+  const LayoutOf& of = layout_for(given.experts, ids.shape[0]);
   timer.emplace(HostPart::streams);
   // Layouts are no calls between ranks, and so need no order: without an event they run like any operation of
   // PyTorch.
-  const EventHandle* const previous = event_of(previous_event);
+  const EventHandle* const previous = event_of(given.previous_event);
   std::optional<StreamedCall> streamed;
   if (previous != nullptr || async_finish)
     streamed.emplace(streams(), ids.framework, ids.device, previous, async_finish);
   timer.emplace(HostPart::arguments);
-  if (!is_dense(ids)) ids = inspect_matrix(dense_array(topk_idx, ids), "topk_idx");
+  if (!is_dense(ids)) ids = inspect_matrix(dense_array(given.topk_idx, ids), "topk_idx");
   const Stream stream = streamed ? streamed->stream() : stream_of(nb::none(), ids.framework, ids.device);
   const bool by_node = topology_.nodes() > 1;
   const PyDispatchLayout made =
@@ -112,73 +112,12 @@ void bind_normal(nb::module_& module) {
   bind_normal_handle(module);
   module.attr("_MUST_AGREE") = kMustAgree;
   module.attr("_MOST_SLOTS") = kMaxTopK;  // of a token
-  using Object = const nb::object&;
-  constexpr const char* kBufferArguments =
-      "config: typing.Any, default_sms: typing.Any, previous_event: typing.Any, async_finish: typing.Any, "
-      "allocate_on_comm_stream: typing.Any) -> tuple";
-  const auto signature = [](const char* name, const char* arguments, const char* settings) {
-    return str("def ", name, "(self, ", arguments, ", ", settings);
-  };
-  nb::class_<NormalCalls>(module, "_NormalCalls", "For ferry.deep_ep: normal mode of a Buffer.")
-      .def(nb::init<nb::object, nb::object, const Topology&>(), "streams"_a, "exchanges"_a, "topology"_a)
-      .def(
-          "layout",
-          [](NormalCalls& self, Object topk_idx, Object experts, Object previous_event, Object async_finish) {
-            return self.layout(topk_idx, experts, previous_event, is_true(async_finish));
-          },
-          "topk_idx"_a.none(), "experts"_a.none(), "previous_event"_a.none(), "async_finish"_a.none(),
-          nb::sig("def layout(self, topk_idx: typing.Any, experts: typing.Any, previous_event: typing.Any, "
-                  "async_finish: typing.Any) -> tuple"))
-      .def(
-          "dispatch",
-          [](NormalCalls& self, Object x, Object tokens_per_rank, Object tokens_per_node,
-             Object is_token_in_rank, Object routes_per_expert, Object topk_idx, Object topk_weights,
-             Object alignment, Object worst, Object config, Object default_sms, Object previous_event,
-             Object async_finish, Object allocate_on_comm_stream) {
-            return self.dispatch(
-                {x, tokens_per_rank, tokens_per_node, is_token_in_rank, routes_per_expert, topk_idx,
-                 topk_weights, alignment, worst},
-                {config, default_sms, previous_event, async_finish, allocate_on_comm_stream});
-          },
-          "x"_a.none(), "tokens_per_rank"_a.none(), "tokens_per_node"_a.none(), "is_token_in_rank"_a.none(),
-          "routes_per_expert"_a.none(), "topk_idx"_a.none(), "topk_weights"_a.none(), "alignment"_a.none(),
-          "worst"_a.none(), "config"_a.none(), "default_sms"_a.none(), "previous_event"_a.none(),
-          "async_finish"_a.none(), "allocate_on_comm_stream"_a.none(),
-          nb::sig(signature("dispatch",
-                            "x: typing.Any, tokens_per_rank: typing.Any, tokens_per_node: typing.Any, "
-                            "is_token_in_rank: typing.Any, routes_per_expert: typing.Any, topk_idx: "
-                            "typing.Any, topk_weights: typing.Any, "
-                            "alignment: typing.Any, worst: typing.Any",
-                            kBufferArguments)
-                      .c_str()))
-      .def(
-          "dispatch_by_handle",
-          [](NormalCalls& self, Object x, Object handle, bool with_ids, Object config, Object default_sms,
-             Object previous_event, Object async_finish, Object allocate_on_comm_stream) {
-            return self.dispatch_by_handle(
-                x, handle, with_ids,
-                {config, default_sms, previous_event, async_finish, allocate_on_comm_stream});
-          },
-          "x"_a.none(), "handle"_a.none(), "with_ids"_a, "config"_a.none(), "default_sms"_a.none(),
-          "previous_event"_a.none(), "async_finish"_a.none(), "allocate_on_comm_stream"_a.none(),
-          nb::sig(signature("dispatch_by_handle", "x: typing.Any, handle: typing.Any, with_ids: bool",
-                            kBufferArguments)
-                      .c_str()))
-      .def(
-          "combine",
-          [](NormalCalls& self, Object x, Object handle, Object topk_weights, Object bias, Object config,
-             Object default_sms, Object previous_event, Object async_finish, Object allocate_on_comm_stream) {
-            return self.combine(x, handle, topk_weights, bias,
-                                {config, default_sms, previous_event, async_finish, allocate_on_comm_stream});
-          },
-          "x"_a.none(), "handle"_a.none(), "topk_weights"_a.none(), "bias"_a.none(), "config"_a.none(),
-          "default_sms"_a.none(), "previous_event"_a.none(), "async_finish"_a.none(),
-          "allocate_on_comm_stream"_a.none(),
-          nb::sig(signature("combine",
-                            "x: typing.Any, handle: typing.Any, topk_weights: typing.Any, bias: typing.Any",
-                            kBufferArguments)
-                      .c_str()))
-      .def("close", &NormalCalls::close);
+  nb::class_<NormalCalls> calls(module, "_NormalCalls", "For ferry.deep_ep: normal mode of a Buffer.");
+  calls.def(nb::init<nb::object, nb::object, const Topology&>()).def("close", &NormalCalls::close);
+  define_unread(calls, "layout", &NormalCalls::layout);
+  define_unread(calls, "dispatch", &NormalCalls::dispatch);
+  define_unread(calls, "dispatch_by_handle", &NormalCalls::dispatch_by_handle);
+  define_unread(calls, "combine", &NormalCalls::combine);
 }
 
 }  // namespace ferry::python
