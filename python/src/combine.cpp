@@ -4,6 +4,7 @@
 
 #include "base/enumerators.hpp"
 #include "base/text.hpp"
+#include "call_binding.hpp"
 #include "cast.hpp"
 #include "dispatch.hpp"
 #include "ferry/error.hpp"
@@ -137,7 +138,8 @@ nb::object combine_return_value(const CombineInput& in) {
 
 namespace {
 
-nb::object combine(PyExchange& self, LaneCall& call, const PyCombineArguments& given) {
+nb::object combine(PyExchange& self, const GivenBesides& besides, const PyCombineArguments& given) {
+  LaneCall call(self, {Operation::combine}, besides);
   std::optional<PartTimer> timer(std::in_place, HostPart::arguments);
   CombineInput in(call.device());
   call.read_or_refuse({Operation::combine},
@@ -150,7 +152,8 @@ nb::object combine(PyExchange& self, LaneCall& call, const PyCombineArguments& g
   return combine_return_value(in);
 }
 
-void combine_send(PyExchange& self, LaneCall& call, const PyCombineArguments& given) {
+void combine_send(PyExchange& self, const GivenBesides& besides, const PyCombineArguments& given) {
+  LaneCall call(self, {Operation::combine}, besides);
   CombineInput in(call.device());
   call.read_or_refuse({Operation::combine},
                       [&] { read_combine(self, call, given, plan_of(given.plan), in); });
@@ -164,12 +167,11 @@ void combine_send(PyExchange& self, LaneCall& call, const PyCombineArguments& gi
   pending.result = combine_return_value(in);
 }
 
-nb::object combine_receive(PyExchange& self, const nb::args& surplus, const nb::object& given_lane,
-                           const nb::object& stream, const nb::kwargs& unknown) {
-  LaneCall call(self, {Operation::combine}, {"combine_receive", given_lane, surplus, unknown, true});
+nb::object combine_receive(PyExchange& self, const GivenBesides& besides, const ReceiveArguments& given) {
+  LaneCall call(self, {Operation::combine}, besides.of_receive_phase());
   const int lane = call.lane();
   call.read_or_refuse({Operation::combine},
-                      [&] { call.set_stream(stream_of(stream, self.framework(), call.device())); });
+                      [&] { call.set_stream(stream_of(given.stream, self.framework(), call.device())); });
   {
     const GilRelease unlocked;
     call.exchange().combine_receive(call.options());
@@ -179,22 +181,25 @@ nb::object combine_receive(PyExchange& self, const nb::args& surplus, const nb::
   return result;
 }
 
-nb::object route_values(PyExchange& self, const nb::object& values, const nb::object& plan,
-                        const nb::args& surplus, const nb::object& lane, const nb::object& stream,
-                        const nb::kwargs& unknown) {
-  LaneCall call(self, {Operation::route_values}, {"route_values", lane, surplus, unknown});
+// The arguments of route_values and of return_values.
+struct ValuesArguments {
+  nb::object values, plan, stream;
+};
+
+nb::object route_values(PyExchange& self, const GivenBesides& besides, const ValuesArguments& given) {
+  LaneCall call(self, {Operation::route_values}, besides);
   Arguments arguments(call.device());
   const float* from = nullptr;
   float* to = nullptr;
   nb::object row_values;
   call.read_or_refuse({Operation::route_values}, [&] {
-    const PyPlan& used = plan_of(plan);
-    from = read_route_values(self, values, "values", used.result_tokens(), arguments);
-    call.set_stream(stream_of(stream, arguments.framework(), call.device()));
+    const PyPlan& used = plan_of(given.plan);
+    from = read_route_values(self, given.values, "values", used.result_tokens(), arguments);
+    call.set_stream(stream_of(given.stream, arguments.framework(), call.device()));
     row_values = new_array(arguments.framework(), kFp32, {used.shape.capacity}, call.device());
     to = static_cast<float*>(inspect(row_values, "row_values").data);
   });
-  const Plan& routes = nb::cast<PyPlan&>(plan).plan;
+  const Plan& routes = nb::cast<PyPlan&>(given.plan).plan;
   {
     const GilRelease unlocked;
     call.exchange().route_values(from, routes, to, call.options());
@@ -202,18 +207,16 @@ nb::object route_values(PyExchange& self, const nb::object& values, const nb::ob
   return row_values;
 }
 
-nb::object return_values(PyExchange& self, const nb::object& row_values, const nb::object& plan,
-                         const nb::args& surplus, const nb::object& lane, const nb::object& stream,
-                         const nb::kwargs& unknown) {
-  LaneCall call(self, {Operation::return_values}, {"return_values", lane, surplus, unknown});
+nb::object return_values(PyExchange& self, const GivenBesides& besides, const ValuesArguments& given) {
+  LaneCall call(self, {Operation::return_values}, besides);
   CombineInput in(call.device());
   const float* from = nullptr;
   float* to = nullptr;
   call.read_or_refuse({Operation::return_values}, [&] {
-    in.plan = &plan_of(plan);
+    in.plan = &plan_of(given.plan);
     in.capacity = self.receive_sizes().rows;
-    from = read_row_values(row_values, "row_values", in);
-    call.set_stream(stream_of(stream, in.arguments.framework(), call.device()));
+    from = read_row_values(given.values, "row_values", in);
+    call.set_stream(stream_of(given.stream, in.arguments.framework(), call.device()));
     to = new_route_values(self, in.plan->result_tokens(), in.arguments.framework(), in.route_values_array);
   });
   {
@@ -223,36 +226,35 @@ nb::object return_values(PyExchange& self, const nb::object& row_values, const n
   return in.route_values_array;
 }
 
-std::pair<PyDispatchResult, nb::object> combine_backward(
-    PyExchange& self, const nb::object& d_result, const nb::object& plan, const nb::object& topk_weights,
-    const nb::object& outputs, const nb::args& surplus, const nb::object& format, const nb::object& lane,
-    const nb::object& sm_limit, const nb::object& memory, const nb::object& stream,
-    const nb::kwargs& unknown) {
+struct BackwardArguments {
+  nb::object d_result, plan, topk_weights, outputs, format, sm_limit, memory, stream;
+};
+
+std::pair<PyDispatchResult, nb::object> combine_backward(PyExchange& self, const GivenBesides& besides,
+                                                         const BackwardArguments& given) {
   // On devices it is a dispatch and a return_values, and the peers have enqueued both.
   static constexpr std::initializer_list<Operation> kOnHost = {Operation::dispatch},
                                                     kOnDevice = {Operation::dispatch,
                                                                  Operation::return_values};
   const auto operations = is_host(self.state().device) ? kOnHost : kOnDevice;
-  LaneCall call(self, operations, {"combine_backward", lane, surplus, unknown});
-  const PyDispatchArguments given{.tokens = d_result,
-                                  .ids = plan,
-                                  .weights = topk_weights,
-                                  .format = format,
-                                  .sm_limit = sm_limit,
-                                  .memory = memory,
-                                  .stream = stream,
-                                  .tokens_name = "d_result",
-                                  .weights_name = "topk_weights"};
+  LaneCall call(self, operations, besides);
+  const PyDispatchArguments dispatched{.tokens = given.d_result,
+                                       .ids = given.plan,
+                                       .weights = given.topk_weights,
+                                       .format = given.format,
+                                       .sm_limit = given.sm_limit,
+                                       .memory = given.memory,
+                                       .stream = given.stream};
   DispatchInput in(call.device());
   Outputs rows;
   nb::object d_weights;
   float* d_weights_data = nullptr;
   call.read_or_refuse(operations, [&] {
-    const PyPlan& used = plan_of(plan);
-    read_dispatch(self, call, given, in);
+    const PyPlan& used = plan_of(given.plan);
+    read_dispatch(self, call, dispatched, in, {.tokens = "d_result", .weights = "topk_weights"});
     const Config& config = self.config();
     const Array& array =
-        in.arguments.rows(outputs, "outputs", config.hidden, {element_of(config.combine_type)});
+        in.arguments.rows(given.outputs, "outputs", config.hidden, {element_of(config.combine_type)});
     require_dense(array, "outputs");
     rows = {self.address_of(array), config.combine_type, 0, strided_rows(array, "outputs").count};
     require_rows(&used, rows.rows, "outputs", in.capacity);
@@ -299,85 +301,48 @@ constexpr const char* kCombineParameters =
     "shared_outputs: ferry._typing.Array | None = None, residual: ferry._typing.Array | None = None, "
     "scale: float = 1.0, lane: int = 0, sm_limit: int = 0, stream: typing.Any | None = None) -> ";
 
-template <class Function>
-void define_combine(nb::class_<PyExchange>& exchange, const char* name, const char* returned, const char* doc,
-                    const Function& function) {
-  exchange.def(
-      name,
-      [function, name](PyExchange& self, nb::object outputs, nb::object plan, const nb::args& surplus,
-                       nb::object row_weights, nb::object topk_weights, nb::object reduction,
-                       nb::object row_values, nb::object result, nb::object shared_outputs,
-                       nb::object residual, nb::object scale, const nb::object& lane, nb::object sm_limit,
-                       nb::object stream, const nb::kwargs& unknown) {
-        LaneCall call(self, {Operation::combine}, {name, lane, surplus, unknown});
-        return function(self, call,
-                        {.outputs = std::move(outputs),
-                         .plan = std::move(plan),
-                         .row_weights = std::move(row_weights),
-                         .topk_weights = std::move(topk_weights),
-                         .reduction = std::move(reduction),
-                         .row_values = std::move(row_values),
-                         .result = std::move(result),
-                         .shared_outputs = std::move(shared_outputs),
-                         .residual = std::move(residual),
-                         .scale = std::move(scale),
-                         .sm_limit = std::move(sm_limit),
-                         .stream = std::move(stream)});
-      },
-      "outputs"_a = nb::none(), "plan"_a = nb::none(), "surplus"_a, "row_weights"_a = nb::none(),
-      "topk_weights"_a = nb::none(), "reduction"_a = nb::none(), "row_values"_a = nb::none(),
-      "result"_a = nb::none(), "shared_outputs"_a = nb::none(), "residual"_a = nb::none(),
-      nb::arg("scale").none() = 1.0, nb::arg("lane").none() = 0, nb::arg("sm_limit").none() = 0,
-      "stream"_a = nb::none(), "unknown"_a, doc,
-      nb::sig(str("def ", name, kCombineParameters, returned).c_str()));
-}
-
 }  // namespace
 
 void bind_combine(nb::class_<PyExchange>& exchange) {
-  define_combine(exchange, "combine", "typing.Any", kCombineDoc, combine);
-  define_combine(exchange, "combine_send", "None",
-                 R"(The send phase of combine, with its arguments. `outputs` may be reused when it returns.
+  const std::string parameters = kCombineParameters;
+  define_call<PyCombineArguments, 2>(exchange, "combine", parameters + "typing.Any", kCombineDoc, combine);
+  define_call<PyCombineArguments, 2>(
+      exchange, "combine_send", parameters + "None",
+      R"(The send phase of combine, with its arguments. `outputs` may be reused when it returns.
 
 Raises UsageError for topk_weights with the reduction 'partial', which need a round trip of their own.)",
-                 combine_send);
-  exchange
-      .def("combine_receive", &combine_receive, "surplus"_a, nb::arg("lane").none() = 0,
-           "stream"_a = nb::none(), "unknown"_a,
-           R"(The receive phase of combine: returns what combine returns.
+      combine_send);
+  define_call<ReceiveArguments, 0>(exchange, "combine_receive",
+                                   "(self, *, lane: int = 0, stream: typing.Any | None = None) -> typing.Any",
+                                   R"(The receive phase of combine: returns what combine returns.
 
 Arguments that do not fit raise UsageError after the phase.)",
-           nb::sig(
-               "def combine_receive(self, *, lane: int = 0, stream: typing.Any | None = None) -> typing.Any"))
-      .def("route_values", &route_values, "values"_a = nb::none(), "plan"_a = nb::none(), "surplus"_a,
-           nb::arg("lane").none() = 0, "stream"_a = nb::none(), "unknown"_a,
-           "Sends one number a route, float32 [N, K], to the route's row: returns float32 [rows], 0 on "
-           "padding. Collective.",
-           nb::sig("def route_values(self, values: ferry._typing.Array, plan: Plan, *, lane: int = 0, "
-                   "stream: typing.Any | None = None) -> typing.Any"))
-      .def("return_values", &return_values, "row_values"_a = nb::none(), "plan"_a = nb::none(), "surplus"_a,
-           nb::arg("lane").none() = 0, "stream"_a = nb::none(), "unknown"_a,
-           "Returns one number a row, float32 [rows], to the row's source rank: returns float32 [N, K], 0 "
-           "where "
-           "a slot is masked or its row was dropped. Collective.",
-           nb::sig("def return_values(self, row_values: ferry._typing.Array, plan: Plan, *, lane: int = 0, "
-                   "stream: typing.Any | None = None) -> typing.Any"))
-      .def(
-          "combine_backward", &combine_backward, "d_result"_a = nb::none(), "plan"_a = nb::none(),
-          "topk_weights"_a = nb::none(), "outputs"_a = nb::none(), "surplus"_a, "format"_a = nb::none(),
-          nb::arg("lane").none() = 0, nb::arg("sm_limit").none() = 0, "memory"_a = nb::none(),
-          "stream"_a = nb::none(), "unknown"_a,
-          R"(Gradients of combine: the pair (DispatchResult, d_weights). Collective.
+                                   combine_receive);
+  define_call<ValuesArguments, 2>(exchange, "route_values",
+                                  "(self, values: ferry._typing.Array, plan: Plan, *, lane: int = 0, stream: "
+                                  "typing.Any | None = None) -> typing.Any",
+                                  "Sends one number a route, float32 [N, K], to the route's row: returns "
+                                  "float32 [rows], 0 on padding. Collective.",
+                                  route_values);
+  define_call<ValuesArguments, 2>(
+      exchange, "return_values",
+      "(self, row_values: ferry._typing.Array, plan: Plan, *, lane: int = 0, stream: typing.Any | None = "
+      "None) -> typing.Any",
+      "Returns one number a row, float32 [rows], to the row's source rank: returns float32 [N, K], 0 where a "
+      "slot is masked or its row was dropped. Collective.",
+      return_values);
+  define_call<BackwardArguments, 4>(
+      exchange, "combine_backward",
+      "(self, d_result: ferry._typing.Array, plan: Plan, topk_weights: ferry._typing.Array, "
+      "outputs: ferry._typing.Array, *, format: str | None = None, lane: int = 0, sm_limit: int = 0, "
+      "memory: ReceiveBuffers | None = None, stream: typing.Any | None = None) -> tuple[DispatchResult, "
+      "typing.Any]",
+      R"(Gradients of combine: the pair (DispatchResult, d_weights). Collective.
 
 d_result [N, H] is dispatched by the plan and each row multiplied by its weight in topk_weights, float32 [N, K].
 d_weights, float32 [N, K], holds the dot products of d_result with `outputs`, the rows that combine was given: dense, of
 combine_type. They may not lie in the memory of the received rows, which this call writes. Other arguments as dispatch.)",
-          nb::sig(
-              "def combine_backward(self, d_result: ferry._typing.Array, plan: Plan, topk_weights: "
-              "ferry._typing.Array, "
-              "outputs: ferry._typing.Array, *, format: str | None = None, lane: int = 0, sm_limit: int = 0, "
-              "memory: ReceiveBuffers | None = None, stream: typing.Any | None = None) -> "
-              "tuple[DispatchResult, typing.Any]"));
+      combine_backward);
 }
 
 }  // namespace ferry::python

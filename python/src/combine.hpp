@@ -9,13 +9,12 @@
 
 namespace ferry::python {
 
-// The arguments of Exchange.combine, unread.
+// The arguments of Exchange.combine, unread, in their order.
 struct PyCombineArguments {
-  nb::object outputs, plan{}, row_weights = nb::none(), topk_weights = nb::none();
-  nb::object reduction = nb::none(), row_values = nb::none(), result = nb::none(),
-             shared_outputs = nb::none();
-  nb::object residual = nb::none(), scale = nb::float_(1);
-  nb::object sm_limit = nb::int_(0), stream = nb::none();
+  nb::object outputs, plan{}, row_weights = nb::none(), topk_weights = nb::none(), reduction = nb::none(),
+                              row_values = nb::none(), result = nb::none(), shared_outputs = nb::none(),
+                              residual = nb::none(), scale = nb::float_(1), sm_limit = nb::int_(0),
+                              stream = nb::none();
 };
 
 // The same, checked and converted.

@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "base/text.hpp"
+#include "call_binding.hpp"
 #include "cast.hpp"
 #include "casters.hpp"
 #include "exchange/configuration.hpp"
@@ -267,7 +268,8 @@ void require_rows(const PyPlan* plan, std::int64_t count, const char* name, std:
   throw UsageError(str(name, ": expected ", counted(needed, "row"), " or more, got ", count));
 }
 
-void read_dispatch(PyExchange& self, LaneCall& call, const PyDispatchArguments& given, DispatchInput& in) {
+void read_dispatch(PyExchange& self, LaneCall& call, const PyDispatchArguments& given, DispatchInput& in,
+                   const DispatchNames& names) {
   const Config& config = self.config();
   in.capacity = self.receive_sizes().rows;
   const std::optional<std::string> format = text_in(given.format, "format");
@@ -281,19 +283,19 @@ void read_dispatch(PyExchange& self, LaneCall& call, const PyDispatchArguments& 
   const bool many = nb::isinstance<nb::tuple>(given.tokens) || nb::isinstance<nb::list>(given.tokens);
   if (many && format && !in.format.is_raw()) {
     throw UsageError(
-        str(given.tokens_name, ": expected one array for format ", to_string(in.format), ", got several"));
+        str(names.tokens, ": expected one array for format ", to_string(in.format), ", got several"));
   }
   if (many || in.format.is_raw()) {
-    read_parts(list_of(given.tokens), given.tokens_name, in);
+    read_parts(list_of(given.tokens), names.tokens, in);
   } else {
-    read_values(given.tokens, given.tokens_name, config, in);
+    read_values(given.tokens, names.tokens, config, in);
   }
   // Set the stream as soon as the framework is known: a refusal then goes to the stream the call would use.
   call.set_stream(stream_of(given.stream, in.arguments.framework(), call.device()));
   read_ids(given.ids, config, in);
   if (!given.weights.is_none()) {
     const Array& weights =
-        in.arguments.dense(given.weights, given.weights_name, kFp32, {in.tokens.count, config.top_k});
+        in.arguments.dense(given.weights, names.weights, kFp32, {in.tokens.count, config.top_k});
     in.weights = static_cast<const float*>(weights.data);
     in.options.weighted = true;  // an empty array may have a null pointer
   }
@@ -342,7 +344,8 @@ void record_dispatch(PyExchange& self, const DispatchInput& in) {
 
 namespace {
 
-PyDispatchResult dispatch(PyExchange& self, LaneCall& call, const PyDispatchArguments& given) {
+PyDispatchResult dispatch(PyExchange& self, const GivenBesides& besides, const PyDispatchArguments& given) {
+  LaneCall call(self, {Operation::dispatch}, besides);
   std::optional<PartTimer> timer(std::in_place, HostPart::arguments);
   DispatchInput in(call.device());
   call.read_or_refuse({Operation::dispatch}, [&] { read_dispatch(self, call, given, in); });
@@ -355,7 +358,8 @@ PyDispatchResult dispatch(PyExchange& self, LaneCall& call, const PyDispatchArgu
   return self.make_result(call.lane(), received);
 }
 
-void dispatch_send(PyExchange& self, LaneCall& call, const PyDispatchArguments& given) {
+void dispatch_send(PyExchange& self, const GivenBesides& besides, const PyDispatchArguments& given) {
+  LaneCall call(self, {Operation::dispatch}, besides);
   DispatchInput in(call.device());
   call.read_or_refuse({Operation::dispatch}, [&] { read_dispatch(self, call, given, in); });
   run_dispatch(self, call, in, [&] {
@@ -369,12 +373,12 @@ void dispatch_send(PyExchange& self, LaneCall& call, const PyDispatchArguments& 
   self.pending(call.lane()).owners = in.arguments.owners();
 }
 
-PyDispatchResult dispatch_receive(PyExchange& self, const nb::args& surplus, const nb::object& given_lane,
-                                  const nb::object& stream, const nb::kwargs& unknown) {
-  LaneCall call(self, {Operation::dispatch}, {"dispatch_receive", given_lane, surplus, unknown, true});
+PyDispatchResult dispatch_receive(PyExchange& self, const GivenBesides& besides,
+                                  const ReceiveArguments& given) {
+  LaneCall call(self, {Operation::dispatch}, besides.of_receive_phase());
   const int lane = call.lane();
   call.read_or_refuse({Operation::dispatch}, [&] {
-    call.set_stream(stream_of(stream, self.context(lane).framework, call.device()));
+    call.set_stream(stream_of(given.stream, self.context(lane).framework, call.device()));
   });
   DispatchResult received;
   {
@@ -420,55 +424,23 @@ constexpr const char* kDispatchParameters =
     "input_scales: ferry._typing.Array | None = None, "
     "stream: typing.Any | None = None) -> ";
 
-template <class Function>
-void define_dispatch(nb::class_<PyExchange>& exchange, const char* name, const char* returned,
-                     const char* doc, const Function& function) {
-  exchange.def(
-      name,
-      [function, name](PyExchange& self, nb::object tokens, nb::object ids, nb::object weights,
-                       const nb::args& surplus, nb::object format, const nb::object& lane,
-                       nb::object sm_limit, nb::object memory, nb::object apply_weights, nb::object dot_rows,
-                       nb::object count, nb::object global_scale, nb::object input_scales, nb::object stream,
-                       const nb::kwargs& unknown) {
-        LaneCall call(self, {Operation::dispatch}, {name, lane, surplus, unknown});
-        return function(self, call,
-                        {.tokens = std::move(tokens),
-                         .ids = std::move(ids),
-                         .weights = std::move(weights),
-                         .format = std::move(format),
-                         .sm_limit = std::move(sm_limit),
-                         .memory = std::move(memory),
-                         .apply_weights = std::move(apply_weights),
-                         .dot_rows = std::move(dot_rows),
-                         .count = std::move(count),
-                         .global_scale = std::move(global_scale),
-                         .input_scales = std::move(input_scales),
-                         .stream = std::move(stream)});
-      },
-      "tokens"_a = nb::none(), "ids"_a = nb::none(), "weights"_a = nb::none(), "surplus"_a,
-      "format"_a = nb::none(), nb::arg("lane").none() = 0, nb::arg("sm_limit").none() = 0,
-      "memory"_a = nb::none(), nb::arg("apply_weights").none() = false, "dot_rows"_a = nb::none(),
-      "count"_a = nb::none(), "global_scale"_a = nb::none(), "input_scales"_a = nb::none(),
-      "stream"_a = nb::none(), "unknown"_a, doc,
-      nb::sig(str("def ", name, kDispatchParameters, returned).c_str()));
-}
-
 }  // namespace
 
 void bind_dispatch(nb::class_<PyExchange>& exchange) {
-  define_dispatch(exchange, "dispatch", "DispatchResult", kDispatchDoc, dispatch);
-  define_dispatch(exchange, "dispatch_send", "None",
-                  "The send phase of dispatch, with its arguments, which may be reused when it returns. Does "
-                  "not wait for peers.",
-                  dispatch_send);
-  exchange.def(
-      "dispatch_receive", &dispatch_receive, "surplus"_a, nb::arg("lane").none() = 0, "stream"_a = nb::none(),
-      "unknown"_a,
+  const std::string parameters = kDispatchParameters;
+  define_call<PyDispatchArguments, 3>(exchange, "dispatch", parameters + "DispatchResult", kDispatchDoc,
+                                      dispatch);
+  define_call<PyDispatchArguments, 3>(exchange, "dispatch_send", parameters + "None",
+                                      "The send phase of dispatch, with its arguments, which may be reused "
+                                      "when it returns. Does not wait for peers.",
+                                      dispatch_send);
+  define_call<ReceiveArguments, 0>(
+      exchange, "dispatch_receive",
+      "(self, *, lane: int = 0, stream: typing.Any | None = None) -> DispatchResult",
       R"(The receive phase of dispatch: returns its result. May run in another thread or on another stream.
 
 Arguments that do not fit raise UsageError after the phase; last_dispatch_result() then returns its result.)",
-      nb::sig("def dispatch_receive(self, *, lane: int = 0, stream: typing.Any | None = None) -> "
-              "DispatchResult"));
+      dispatch_receive);
 }
 
 }  // namespace ferry::python

@@ -10,14 +10,17 @@
 
 namespace ferry::python {
 
-// The arguments of Exchange.dispatch, unread.
+// The arguments of Exchange.dispatch, unread, in their order.
 struct PyDispatchArguments {
-  nb::object tokens, ids{}, weights = nb::none();
-  nb::object format = nb::none();
-  nb::object sm_limit = nb::int_(0), memory = nb::none(), apply_weights = nb::bool_(false),
-             dot_rows = nb::none(), count = nb::none(), global_scale = nb::none(), input_scales = nb::none(),
-             stream = nb::none();
-  const char *tokens_name = "tokens", *weights_name = "weights";  // what the caller calls them
+  nb::object tokens, ids{}, weights = nb::none(), format = nb::none(), sm_limit = nb::int_(0),
+                            memory = nb::none(), apply_weights = nb::bool_(false), dot_rows = nb::none(),
+                            count = nb::none(), global_scale = nb::none(), input_scales = nb::none(),
+                            stream = nb::none();
+};
+
+// What the caller calls some of them.
+struct DispatchNames {
+  const char *tokens = "tokens", *weights = "weights";
 };
 
 // The same, checked and converted. Either `ids` or `plan` is set.
@@ -43,7 +46,8 @@ struct DispatchInput {
 Ids ids_of(const Array& array, std::int64_t tokens, int top_k, const char* name = "ids");
 
 // Throws UsageError for arguments that do not fit.
-void read_dispatch(PyExchange& self, LaneCall& call, const PyDispatchArguments& given, DispatchInput& in);
+void read_dispatch(PyExchange& self, LaneCall& call, const PyDispatchArguments& given, DispatchInput& in,
+                   const DispatchNames& names = {});
 
 // Records a dispatch that has written its results: what make_result() returns, and which plan it overwrote.
 void record_dispatch(PyExchange& self, const DispatchInput& in);

@@ -8,6 +8,7 @@
 #include "base/errors.hpp"
 #include "base/text.hpp"
 #include "bindings.hpp"
+#include "call_binding.hpp"
 #include "cast.hpp"
 #include "casters.hpp"
 #include "config.hpp"
@@ -263,10 +264,13 @@ nb::object wire_counts(const PyExchange& self) {
                           between.combine_bytes, between.combine_messages);
 }
 
-nb::object metadata(PyExchange& self, const nb::object& count, const nb::args& surplus,
-                    const nb::object& lane, const nb::object& stream, const nb::object& out,
-                    const nb::kwargs& unknown) {
-  LaneCall call(self, {Operation::metadata}, {"metadata", lane, surplus, unknown});
+struct MetadataArguments {
+  nb::object count, stream, out;
+};
+
+nb::object metadata(PyExchange& self, const GivenBesides& besides, const MetadataArguments& given) {
+  const auto& [count, stream, out] = given;
+  LaneCall call(self, {Operation::metadata}, besides);
   Arguments arguments(call.device());
   std::int32_t number = 0;
   const std::int32_t* on_device = nullptr;
@@ -297,23 +301,26 @@ nb::object metadata(PyExchange& self, const nb::object& count, const nb::args& s
   const StepMetadata* found = nullptr;
   {
     const GilRelease unlocked;
-    const Count given = on_device != nullptr ? Count(on_device) : Count(number);
-    found = call.exchange().metadata(given, call.options(), into);
+    const Count counted = on_device != nullptr ? Count(on_device) : Count(number);
+    found = call.exchange().metadata(counted, call.options(), into);
   }
   if (into != nullptr) return out;
   return view_of(self.framework(), const_cast<StepMetadata*>(found), kInt32, {3}, {}, call.device(),
                  owner_of(self.shared()));
 }
 
-nb::tuple dispatch_counts(PyExchange& self, const nb::object& ids, const nb::args& surplus,
-                          const nb::object& lane, const nb::object& stream, const nb::kwargs& unknown) {
-  LaneCall call(self, {Operation::dispatch_counts}, {"dispatch_counts", lane, surplus, unknown});
+struct CountsArguments {
+  nb::object ids, stream;
+};
+
+nb::tuple dispatch_counts(PyExchange& self, const GivenBesides& besides, const CountsArguments& given) {
+  LaneCall call(self, {Operation::dispatch_counts}, besides);
   Arguments arguments(call.device());
   Ids read;
   std::int64_t tokens = 0;
   call.read_or_refuse({Operation::dispatch_counts}, [&] {
-    const Array& array = arguments.add(ids, "ids");
-    call.set_stream(stream_of(stream, arguments.framework(), call.device()));
+    const Array& array = arguments.add(given.ids, "ids");
+    call.set_stream(stream_of(given.stream, arguments.framework(), call.device()));
     tokens = array.shape.empty() ? 0 : array.shape[0];
     read = ids_of(array, tokens, self.config().top_k);
     self.set_framework(arguments.framework());
@@ -458,25 +465,6 @@ void bind_exchange(nb::module_& module) {
 `tokens` is its N, needed where the storage is device memory.)",
            nb::sig("def plan_over(self, storage: ferry._typing.Array, tokens: int | None = None) -> Plan"))
       .def(
-          "metadata", &metadata, "count"_a = nb::none(), "surplus"_a, nb::arg("lane").none() = 0,
-          "stream"_a = nb::none(), "out"_a = nb::none(), "unknown"_a,
-          R"([sum, prefix, maximum] of the ranks' counts, int32 [3]; prefix is the sum over lower ranks. Collective.
-
-`count` is a number or an int32 [1] in the exchange's memory, on GPUs read when the call runs. They are written to `out`,
-int32 [3], which is returned; without it to an array whose address is fixed for the lane.)",
-          nb::sig("def metadata(self, count: int | ferry._typing.Array, *, lane: int = 0, stream: typing.Any "
-                  "| None = None, out: ferry._typing.Array | None = None) -> typing.Any"))
-      .def("dispatch_counts", &dispatch_counts, "ids"_a = nb::none(), "surplus"_a, nb::arg("lane").none() = 0,
-           "stream"_a = nb::none(), "unknown"_a,
-           R"((total, routes, tokens) of a dispatch of these ids, without sending rows. Collective. Blocks.
-
-total: rows that the dispatch delivers here; routes: to each expert of this rank, from all ranks; tokens: N of every
-rank. For ReceiveBuffers(rows=total). With 'cuda' it waits for the work before it on `stream`, and cannot be captured.)",
-           nb::sig("def dispatch_counts(self, ids: ferry._typing.Array, *, lane: int = 0, stream: typing.Any "
-                   "| None = "
-                   "None) "
-                   "-> tuple[int, list[int], list[int]]"))
-      .def(
           "refuse", &refuse, "reason"_a, nb::kw_only(), "lane"_a = 0, "stream"_a = nb::none(),
           "operation"_a = "dispatch",
           R"(Takes part in the lane's next call by refusing it: the peers' call ends with a UsageError that says `reason`.
@@ -518,6 +506,24 @@ Later calls raise UsageError.)")
           "__exit__", [](PyExchange& self, const nb::args&) { self.destroy(); },
           nb::sig("def __exit__(self, *exception: object) -> None"))
       .def("__repr__", &describe_exchange);
+  define_call<MetadataArguments, 1>(
+      exchange, "metadata",
+      "(self, count: int | ferry._typing.Array, *, lane: int = 0, stream: typing.Any | None = None, "
+      "out: ferry._typing.Array | None = None) -> typing.Any",
+      R"([sum, prefix, maximum] of the ranks' counts, int32 [3]; prefix is the sum over lower ranks. Collective.
+
+`count` is a number or an int32 [1] in the exchange's memory, on GPUs read when the call runs. They are written to `out`,
+int32 [3], which is returned; without it to an array whose address is fixed for the lane.)",
+      metadata);
+  define_call<CountsArguments, 1>(
+      exchange, "dispatch_counts",
+      "(self, ids: ferry._typing.Array, *, lane: int = 0, stream: typing.Any | None = None) "
+      "-> tuple[int, list[int], list[int]]",
+      R"((total, routes, tokens) of a dispatch of these ids, without sending rows. Collective. Blocks.
+
+total: rows that the dispatch delivers here; routes: to each expert of this rank, from all ranks; tokens: N of every
+rank. For ReceiveBuffers(rows=total). With 'cuda' it waits for the work before it on `stream`, and cannot be captured.)",
+      dispatch_counts);
   share_between_copies(exchange, "Exchange");
   module.def("_refuse_construction", &refuse_construction, "group"_a, "reason"_a);
   bind_dispatch(exchange);

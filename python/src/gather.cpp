@@ -4,6 +4,7 @@
 #include "arrays/arguments.hpp"
 #include "base/text.hpp"
 #include "bindings.hpp"
+#include "call_binding.hpp"
 #include "cast.hpp"
 #include "dispatch.hpp"
 #include "interpreter.hpp"
@@ -61,18 +62,20 @@ const std::int32_t* device_count_of(Arguments& arguments, const nb::object& coun
   return static_cast<const std::int32_t*>(arguments.dense(count, "count", kInt32, {1}).data);
 }
 
-nb::object all_gather_v(PyExchange& self, const nb::object& rows, const nb::object& out,
-                        const nb::args& surplus, const nb::object& count, const nb::object& lane,
-                        const nb::object& stream, const nb::kwargs& unknown) {
-  LaneCall call(self, {Operation::all_gather_v}, {"all_gather_v", lane, surplus, unknown});
+struct GatherArguments {
+  nb::object rows, out, count, stream;
+};
+
+nb::object all_gather_v(PyExchange& self, const GivenBesides& besides, const GatherArguments& given) {
+  LaneCall call(self, {Operation::all_gather_v}, besides);
   Arguments arguments(call.device());
   DenseRows from, to;
   const std::int32_t* device_count = nullptr;
   call.read_or_refuse({Operation::all_gather_v}, [&] {
-    from = dense_rows(arguments, rows, "rows");
-    to = rows_to_write(arguments, out, from);
-    device_count = device_count_of(arguments, count);
-    call.set_stream(stream_of(stream, arguments.framework(), call.device()));
+    from = dense_rows(arguments, given.rows, "rows");
+    to = rows_to_write(arguments, given.out, from);
+    device_count = device_count_of(arguments, given.count);
+    call.set_stream(stream_of(given.stream, arguments.framework(), call.device()));
   });
   std::int64_t total = 0;
   {
@@ -85,20 +88,18 @@ nb::object all_gather_v(PyExchange& self, const nb::object& rows, const nb::obje
                                           .device_count = device_count},
                                          call.options());
   }
-  if (total < 0 || total == to.count()) return out;
-  return out[nb::slice(nb::int_(0), nb::int_(total), nb::int_(1))];
+  if (total < 0 || total == to.count()) return given.out;
+  return given.out[nb::slice(nb::int_(0), nb::int_(total), nb::int_(1))];
 }
 
-nb::object reduce_scatter_v(PyExchange& self, const nb::object& rows, const nb::object& out,
-                            const nb::args& surplus, const nb::object& count, const nb::object& lane,
-                            const nb::object& stream, const nb::kwargs& unknown) {
-  LaneCall call(self, {Operation::reduce_scatter_v}, {"reduce_scatter_v", lane, surplus, unknown});
+nb::object reduce_scatter_v(PyExchange& self, const GivenBesides& besides, const GatherArguments& given) {
+  LaneCall call(self, {Operation::reduce_scatter_v}, besides);
   Arguments arguments(call.device());
   DenseRows from, to;
   std::optional<DType> type;
   const std::int32_t* device_count = nullptr;
   call.read_or_refuse({Operation::reduce_scatter_v}, [&] {
-    from = dense_rows(arguments, rows, "rows");
+    from = dense_rows(arguments, given.rows, "rows");
     type = value_type_of(from.array->element);
     if (!type) {
       throw UsageError(
@@ -109,9 +110,9 @@ nb::object reduce_scatter_v(PyExchange& self, const nb::object& rows, const nb::
       throw UsageError(str("rows: expected rows of ", counted(hidden, "column"), ", got rows of ",
                            from.row_bytes / bytes_of(*type)));
     }
-    to = rows_to_write(arguments, out, from);
-    device_count = device_count_of(arguments, count);
-    call.set_stream(stream_of(stream, arguments.framework(), call.device()));
+    to = rows_to_write(arguments, given.out, from);
+    device_count = device_count_of(arguments, given.count);
+    call.set_stream(stream_of(given.stream, arguments.framework(), call.device()));
   });
   {
     const GilRelease unlocked;
@@ -123,37 +124,34 @@ nb::object reduce_scatter_v(PyExchange& self, const nb::object& rows, const nb::
                                       .device_count = device_count},
                                      call.options());
   }
-  return out;
+  return given.out;
 }
 
 }  // namespace
 
 void bind_gather(nb::class_<PyExchange>& exchange) {
-  exchange
-      .def(
-          "all_gather_v", &all_gather_v, "rows"_a = nb::none(), "out"_a = nb::none(), "surplus"_a,
-          "count"_a = nb::none(), nb::arg("lane").none() = 0, "stream"_a = nb::none(), "unknown"_a,
-          R"(Copies the rows of all ranks into `out`, in rank order, and returns its rows that were written. Collective.
+  constexpr const char* kParameters =
+      "(self, rows: ferry._typing.Array, out: ferry._typing.Array, *, count: ferry._typing.Array | None = "
+      "None, "
+      "lane: int = 0, stream: typing.Any | None = None) -> typing.Any";
+  define_call<GatherArguments, 2>(
+      exchange, "all_gather_v", kParameters,
+      R"(Copies the rows of all ranks into `out`, in rank order, and returns its rows that were written. Collective.
 
 `rows` is [n, ...] of any type; every rank has its own n, 0 too. `out` is [sum of n or more, ...] of the same type; rows
 past the sum are not written. `rows` may be this rank's own rows of `out`, those from the sum of the counts of lower ranks on. On
 device memory the host does not know the sum, and all of `out` is returned; `count`, an int32 array [1] there, may
 hold n instead, at most the number of `rows`.)",
-          nb::sig("def all_gather_v(self, rows: ferry._typing.Array, out: ferry._typing.Array, *, count: "
-                  "ferry._typing.Array | None = None, lane: int = 0, stream: typing.Any | None = None) -> "
-                  "typing.Any"))
-      .def(
-          "reduce_scatter_v", &reduce_scatter_v, "rows"_a = nb::none(), "out"_a = nb::none(), "surplus"_a,
-          "count"_a = nb::none(), nb::arg("lane").none() = 0, "stream"_a = nb::none(), "unknown"_a,
-          R"(Adds the ranks' `rows`, writes this rank's rows of the sum to `out`, and returns `out`. Collective.
+      all_gather_v);
+  define_call<GatherArguments, 2>(
+      exchange, "reduce_scatter_v", kParameters,
+      R"(Adds the ranks' `rows`, writes this rank's rows of the sum to `out`, and returns `out`. Collective.
 
 `rows` is [sum of n, H] of bfloat16, float16 or float32 on every rank, `out` [n, H] of the same type, with this rank's
 n. The first rows of the sum belong to rank 0, and so on. Each value is added in fp32, in rank order from +0, and
 rounded once. `out` may be this rank's own rows of `rows`. `count` as in all_gather_v(); `rows` may then have more rows than
 the sum.)",
-          nb::sig("def reduce_scatter_v(self, rows: ferry._typing.Array, out: ferry._typing.Array, *, count: "
-                  "ferry._typing.Array | None = None, lane: int = 0, stream: typing.Any | None = None) -> "
-                  "typing.Any"));
+      reduce_scatter_v);
 }
 
 }  // namespace ferry::python

@@ -37,6 +37,13 @@ struct GivenBesides {
   const nb::args& surplus;    // positional arguments that the method does not have
   const nb::kwargs& unknown;  // and keywords, such as misspelt ones
   bool receives = false;      // it is a receive phase
+
+  GivenBesides of_receive_phase() const { return {method, lane, surplus, unknown, true}; }
+};
+
+// The arguments of a receive phase.
+struct ReceiveArguments {
+  nb::object stream;
 };
 
 // Marks the lane as busy and makes the exchange's device current for its lifetime. Construction throws

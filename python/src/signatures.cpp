@@ -1,7 +1,6 @@
 // Makes inspect.signature() work for the functions and classes of the module.
 #include "bindings.hpp"
-
-namespace nb = nanobind;
+#include "call_binding.hpp"
 
 namespace ferry::python {
 namespace {
@@ -15,6 +14,18 @@ void add_signature(nb::handle type, nb::handle property) {
 }
 
 }  // namespace
+
+std::vector<std::pair<nb::object, nb::object>> parameters_of(const std::string& signature) {
+  const nb::object parsed = nb::module_::import_("ferry._signatures").attr("_parsed")(signature, nb::tuple());
+  std::vector<std::pair<nb::object, nb::object>> parameters;
+  for (const nb::handle parameter : nb::object(parsed.attr("parameters").attr("values")())) {
+    const nb::object name = parameter.attr("name"), value = parameter.attr("default");
+    const auto text = nb::cast<std::string>(name);
+    if (text == "self" || text == "lane") continue;
+    parameters.emplace_back(name, value.is(parameter.attr("empty")) ? nb::none() : value);
+  }
+  return parameters;
+}
 
 void publish_signatures(nb::module_& module) {
   const nb::module_ signatures = nb::module_::import_("ferry._signatures");

@@ -91,11 +91,11 @@ nb::tuple operator_dispatch(PyExchange& self, const nb::object& x, const nb::obj
                             const nb::object& weights, const nb::object& lane) {
   require_differentiable(self.config());
   LaneCall call(self, {Operation::dispatch}, lane);
-  const PyDispatchArguments given{.tokens = x, .ids = ids, .weights = weights, .tokens_name = "x"};
+  const PyDispatchArguments given{.tokens = x, .ids = ids, .weights = weights};
   DispatchInput in(call.device(), Gradients::recorded);
   std::optional<OperatorOutputs> outputs;
   call.read_or_refuse({Operation::dispatch}, [&] {
-    read_dispatch(self, call, given, in);
+    read_dispatch(self, call, given, in, {.tokens = "x"});
     require_tensors(in.arguments, "dispatch");
     outputs.emplace(self, in.elements[0]);
   });
@@ -120,7 +120,7 @@ PyPlan plan_with_bound(const PyExchange& self, const nb::object& storage, std::i
 nb::tuple operator_combine_backward(PyExchange& self, const nb::object& d_result, const nb::object& outputs,
                                     const nb::object& storage, std::int64_t rows, const nb::object& lane) {
   LaneCall call(self, {Operation::dispatch}, lane);
-  PyDispatchArguments given{.tokens = d_result, .tokens_name = "gradient of the result"};
+  PyDispatchArguments given{.tokens = d_result};
   DispatchInput in(call.device(), Gradients::recorded);
   const ReceiveSizes& sizes = self.receive_sizes();
   PyReceiveBuffers memory;
@@ -132,7 +132,7 @@ nb::tuple operator_combine_backward(PyExchange& self, const nb::object& d_result
       given.dot_rows = contiguous(converted_to(outputs, element_of(config.combine_type)));
     const Shape shape = inspect(d_result, "tokens").shape;
     given.ids = nb::cast(plan_with_bound(self, storage, shape.empty() ? -1 : shape[0], rows));
-    read_dispatch(self, call, given, in);
+    read_dispatch(self, call, given, in, {.tokens = "gradient of the result"});
     const NewArrays tensors(Framework::torch, call.device());
     memory.parts = tensors.make({in.elements[0], sizes.shape}, buffers.parts[0]);
     if (!outputs.is_none()) memory.dots = tensors.make(sizes.weight, buffers.dots);
