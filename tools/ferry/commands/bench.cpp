@@ -154,10 +154,7 @@ template <class Row>
 void print_points(const std::vector<Row>& rows, const Output& json,
                   std::string table(const std::vector<Row>&),
                   nlohmann::ordered_json report(const std::vector<Row>&)) {
-  if (rows.front().rank != 0) return;
-  if (!json.to_stdout()) fmt::print("{}", table(rows));
-  if (json.wanted()) json.write(report(rows).dump(2) + "\n");
-  if (!json.to_stdout()) fmt::print("{}", written_files({&json}));
+  if (rows.front().rank == 0) write_report(json, report(rows), table(rows));
 }
 
 void run_on_host(const BenchOptions& options, const Output& json) {
@@ -182,8 +179,7 @@ void run_on_gpus(const BenchOptions& options, const Output& json) {
       progress.advance();
     }
   }
-  if (json.to_stdout()) return json.write(gpu_bench_json(report).dump(2) + "\n");
-  fmt::print("{}{}", gpu_bench_table(report), written_files({&json}));
+  write_report(json, gpu_bench_json(report), gpu_bench_table(report));
 }
 
 // README's figures have settings of their own, so only these go with --readme.
@@ -204,8 +200,7 @@ void refuse_with_readme(const CLI::App& command) {
 void run_readme(const BenchOptions& options, const Output& json) {
   const std::vector<ReadmeResult> results =
       measure_readme(readme_figures(), options.repetitions, options.nccl);
-  if (json.wanted()) json.write(readme_json(results).dump(2) + "\n");
-  if (!json.to_stdout()) fmt::print("{}{}", readme_table(results), written_files({&json}));
+  write_report(json, readme_json(results), readme_table(results));
 }
 
 void run_bench(const BenchOptions& options, const CLI::App& command) {

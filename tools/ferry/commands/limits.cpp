@@ -189,29 +189,35 @@ HostLimits measure_host_limits(int ranks) {
 }
 
 // The median, and in brackets the values between which eight of ten measurements lie.
-std::string in_time(const Spread& seconds) {
-  return fmt::format("{:>12}  ({} to {})", report::in_time(seconds.median * 1e6),
-                     report::in_time(seconds.low * 1e6), report::in_time(seconds.high * 1e6));
+std::string shown(const Spread& spread, std::string (*in_unit)(double)) {
+  return fmt::format("{:>12}  ({} to {})", in_unit(spread.median), in_unit(spread.low), in_unit(spread.high));
+}
+
+std::string in_time(double seconds) {
+  return report::in_time(seconds * 1e6);
 }
 
 std::string table_of(const HostLimits& limits) {
   std::string text = fmt::format("Machine   {}, {}, {}\n", cpu_name(), report::counted(cores(), "core"),
                                  report::in_bytes(static_cast<double>(memory_bytes())));
   for (const MemcpyRate& one : limits.memcpy) {
-    text += fmt::format("memcpy    {:<23} {:>12}  ({} to {}) read and written\n",
-                        report::counted(one.threads, "thread"),
-                        report::in_bytes_per_second(one.bytes_per_second.median),
-                        report::in_bytes_per_second(one.bytes_per_second.low),
-                        report::in_bytes_per_second(one.bytes_per_second.high));
+    text += fmt::format("memcpy    {:<23} {} read and written\n", report::counted(one.threads, "thread"),
+                        shown(one.bytes_per_second, report::in_bytes_per_second));
   }
   for (const FlagTime& one : limits.flags) {
-    text += fmt::format("flag      {:<10} {:<12} {} one way\n", one.group, one.waiting, in_time(one.seconds));
+    text += fmt::format("flag      {:<10} {:<12} {} one way\n", one.group, one.waiting,
+                        shown(one.seconds, in_time));
   }
   for (const BarrierTime& one : limits.barriers) {
     text += fmt::format("barrier   {:<10} {:<12} {}\n", one.group, report::counted(one.ranks, "rank"),
-                        in_time(one.seconds));
+                        shown(one.seconds, in_time));
   }
   return text;
+}
+
+// Adds the median under `name`, and the range.
+void add_spread(nlohmann::ordered_json& json, const char* name, const Spread& spread) {
+  json.update({{name, spread.median}, {"low", spread.low}, {"high", spread.high}});
 }
 
 nlohmann::ordered_json json_of(const HostLimits& limits) {
@@ -221,24 +227,16 @@ nlohmann::ordered_json json_of(const HostLimits& limits) {
       {"ferry_version", std::string(version())},
       {"machine", {{"cpu", cpu_name()}, {"cores", cores()}, {"memory_bytes", memory_bytes()}}}};
   for (const MemcpyRate& one : limits.memcpy) {
-    json["memcpy"].push_back({{"threads", one.threads},
-                              {"bytes_per_second", one.bytes_per_second.median},
-                              {"low", one.bytes_per_second.low},
-                              {"high", one.bytes_per_second.high}});
+    json["memcpy"].push_back({{"threads", one.threads}});
+    add_spread(json["memcpy"].back(), "bytes_per_second", one.bytes_per_second);
   }
   for (const FlagTime& one : limits.flags) {
-    json["flag_one_way"].push_back({{"group", one.group},
-                                    {"waiting", one.waiting},
-                                    {"seconds", one.seconds.median},
-                                    {"low", one.seconds.low},
-                                    {"high", one.seconds.high}});
+    json["flag_one_way"].push_back({{"group", one.group}, {"waiting", one.waiting}});
+    add_spread(json["flag_one_way"].back(), "seconds", one.seconds);
   }
   for (const BarrierTime& one : limits.barriers) {
-    json["barrier"].push_back({{"group", one.group},
-                               {"ranks", one.ranks},
-                               {"seconds", one.seconds.median},
-                               {"low", one.seconds.low},
-                               {"high", one.seconds.high}});
+    json["barrier"].push_back({{"group", one.group}, {"ranks", one.ranks}});
+    add_spread(json["barrier"].back(), "seconds", one.seconds);
   }
   return json;
 }
@@ -247,13 +245,10 @@ void measure_limits(const std::string& backend, int ranks, const std::string& pa
   const Output json(path);
   if (backend == "cuda") {
     const GpuLimits limits = measure_gpu_limits(ranks);
-    json.write(json_of(limits).dump(2) + "\n");
-    if (!json.to_stdout()) fmt::print("{}{}", table_of(limits), written_files({&json}));
-    return;
+    return write_report(json, json_of(limits), table_of(limits));
   }
   const HostLimits limits = measure_host_limits(ranks);
-  json.write(json_of(limits).dump(2) + "\n");
-  if (!json.to_stdout()) fmt::print("{}{}", table_of(limits), written_files({&json}));
+  write_report(json, json_of(limits), table_of(limits));
 }
 
 }  // namespace
@@ -268,9 +263,8 @@ void add_limits(CLI::App& program) {
     std::string json;
   };
   const auto options = std::make_shared<Options>();
-  command->add_option("--backend", options->backend, "cpu (default), or cuda to measure the GPUs")
-      ->check(CLI::IsMember({"cpu", "cuda"}).description(""))
-      ->type_name("NAME");
+  add_choice(*command, "--backend", options->backend, "cpu (default), or cuda to measure the GPUs",
+             {"cpu", "cuda"});
   command->add_option("--ranks", options->ranks, "ranks in the barrier and in the push; default 8")
       ->check(CLI::Range(2, 1024).description(""))
       ->type_name("N");

@@ -175,8 +175,7 @@ void state_times(const ModelOptions& options) {
   const Output json(options.json);
   const std::vector<PredictedCall> calls = predicted_calls(options, model, network);
   const Network* shown = options.nodes > 1 ? &network : nullptr;
-  json.write(times_json(model, shown, calls).dump(2) + "\n");
-  if (!json.to_stdout()) fmt::print("{}{}", times_table(model, shown, calls), written_files({&json}));
+  write_report(json, times_json(model, shown, calls), times_table(model, shown, calls));
 }
 
 ScalePoint::Times times_at(const ModelOptions& options, const Model& model, const Network& network,
@@ -228,8 +227,7 @@ void state_scale(const ModelOptions& options) {
       }
     }
   }
-  json.write(scale_json(model, tables).dump(2) + "\n");
-  if (!json.to_stdout()) fmt::print("{}{}", scale_text(model, tables), written_files({&json}));
+  write_report(json, scale_json(model, tables), scale_text(model, tables));
 }
 
 void calibrate_model(const ModelOptions& options) {
@@ -243,17 +241,17 @@ void calibrate_model(const ModelOptions& options) {
   Model model = calibrate(limits, records, model_of(options).constants);
   if (model.calibrated.empty())
     throw UsageError(fmt::format("{}: no line that the model has times of", options.calibrate[1]));
-  output.write(json_of(model).dump(2) + "\n");
-  if (output.to_stdout()) return;
   Model fitted = model;  // the fit's own errors, for which no point is left out
   fitted.calibrated.clear();
   std::vector<PointError> errors;
   for (const BenchRecord& record : records)
     for (const PointError& one : errors_of(fitted, record)) errors.push_back(one);
   const ErrorSummary summary = summary_of(errors);
-  fmt::print("{}\nFit       {}, median error {:.1f} %, worst {:.1f} %\n{}", constants_table(model),
-             report::counted(static_cast<std::int64_t>(summary.points), "point"), summary.median * 100,
-             summary.worst * 100, written_files({&output}));
+  write_report(
+      output, json_of(model),
+      fmt::format("{}\nFit       {}, median error {:.1f} %, worst {:.1f} %\n", constants_table(model),
+                  report::counted(static_cast<std::int64_t>(summary.points), "point"), summary.median * 100,
+                  summary.worst * 100));
 }
 
 void check_model(const ModelOptions& options) {
@@ -271,8 +269,7 @@ void check_model(const ModelOptions& options) {
   }
   if (all.empty())
     throw UsageError(fmt::format("--check {}: no point is left to compare", options.check.front()));
-  json.write(check_json(model, checked).dump(2) + "\n");
-  if (!json.to_stdout()) fmt::print("{}{}", check_table(checked), written_files({&json}));
+  write_report(json, check_json(model, checked), check_table(checked));
   const ErrorSummary summary = summary_of(all);
   if (summary.median > kMedianTarget || summary.worst > kWorstTarget) {
     throw CheckFailed(

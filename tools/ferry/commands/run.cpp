@@ -224,11 +224,10 @@ std::optional<report::RunReport> run_ranks(const RunSpec& spec, Group& group) {
   return run;
 }
 
-void write_outputs(const report::RunReport& run, const RunSpec& spec, const OutputFiles& files) {
-  if (!files.to_stdout()) {
-    fmt::print("{}", report::to_table(run));
-    if (spec.fell_back) fmt::print("\n{}\n", how_to_get_traces());
-  }
+// `table`: for standard output, unless another form goes there. `Report`: of a run or of programs.
+template <class Report>
+void write_outputs(const Report& run, const std::string& table, const OutputFiles& files) {
+  if (!files.to_stdout()) fmt::print("{}", table);
   if (files.json.wanted()) files.json.write(report::to_json(run).dump(2) + "\n");
   if (files.html.wanted()) files.html.write(report::to_html(run));
   if (files.timeline.wanted()) files.timeline.write(report::to_trace_events(run));
@@ -274,11 +273,7 @@ void run_program_trace(const RunSpec& spec, Group& group, const OutputFiles& fil
   if (me.rank != 0) return;
   report::ProgramReport run = make_program_report(spec, me.topology, plain, batched, results);
   run.started_at = started_at;
-  if (!files.to_stdout()) fmt::print("{}", program_table(run));
-  if (files.json.wanted()) files.json.write(report::to_json(run).dump(2) + "\n");
-  if (files.html.wanted()) files.html.write(report::to_html(run));
-  if (files.timeline.wanted()) files.timeline.write(report::to_trace_events(run));
-  if (!files.to_stdout()) fmt::print("{}", written_files({&files.json, &files.html, &files.timeline}));
+  write_outputs(run, program_table(run), files);
   if (results.summary().sums.wrong + results.summary().batches.wrong > 0)
     throw CheckFailed("check failed: results of the program differ");
 }
@@ -301,7 +296,8 @@ void run_trace(RunOptions options) {
   std::optional<report::RunReport> report = run_ranks(spec, group);
   if (!report) return;
   report->compared_with = earlier;
-  write_outputs(*report, spec, files);
+  const std::string advice = spec.fell_back ? fmt::format("\n{}\n", how_to_get_traces()) : "";
+  write_outputs(*report, report::to_table(*report) + advice, files);
   throw_if_failed(*report);
 }
 

@@ -73,21 +73,23 @@ std::string line_of(const LayerStatistics& at) {
                      l.max, l.p99, l.p90, l.p50, l.p10, l.min, l.sigma_ln, l.gini, l.idle);
 }
 
-void print_info(const Trace& trace, int ranks, const std::vector<LayerStatistics>& layers) {
-  fmt::print("Trace    {}\n         {}\n", trace.name, trace.source);
-  fmt::print("         {}\n\n", shape_of(trace));
-  fmt::print("Load of the experts, relative to their mean\n");
-  fmt::print("{:<7}{:>7}{:>7}{:>7}{:>7}{:>7}{:>7}{:>9}{:>7}{:>6}\n", "layer", "max", "p99", "p90", "p50",
-             "p10", "min", "sigma ln", "gini", "idle");
-  for (const LayerStatistics& statistics : layers) fmt::print("{}\n", line_of(statistics));
-  fmt::print("{}\n\n", line_of({.layer = "median", .load = median_of(layers)}));
-  fmt::print("With {}, each holding a block of neighbouring experts\n", report::counted(ranks, "rank"));
-  fmt::print("{:<7}{:>14}{:>18}{:>30}\n", "layer", "busiest rank", "ranks per token",
-             "experts shared by neighbours");
+std::string info_table(const Trace& trace, int ranks, const std::vector<LayerStatistics>& layers) {
+  std::string text =
+      fmt::format("Trace    {}\n         {}\n         {}\n\n", trace.name, trace.source, shape_of(trace));
+  text += "Load of the experts, relative to their mean\n";
+  text += fmt::format("{:<7}{:>7}{:>7}{:>7}{:>7}{:>7}{:>7}{:>9}{:>7}{:>6}\n", "layer", "max", "p99", "p90",
+                      "p50", "p10", "min", "sigma ln", "gini", "idle");
+  for (const LayerStatistics& statistics : layers) text += line_of(statistics) + "\n";
+  text += line_of({.layer = "median", .load = median_of(layers)}) + "\n\n";
+  text +=
+      fmt::format("With {}, each holding a block of neighbouring experts\n", report::counted(ranks, "rank"));
+  text += fmt::format("{:<7}{:>14}{:>18}{:>30}\n", "layer", "busiest rank", "ranks per token",
+                      "experts shared by neighbours");
   for (const LayerStatistics& at : layers) {
-    fmt::print("{:<7}{:>12.2f} x{:>18.2f}{:>30.2f}\n", at.layer, at.busiest_rank, at.ranks_reached,
-               at.overlap);
+    text += fmt::format("{:<7}{:>12.2f} x{:>18.2f}{:>30.2f}\n", at.layer, at.busiest_rank, at.ranks_reached,
+                        at.overlap);
   }
+  return text;
 }
 
 nlohmann::ordered_json json_of(const LoadStatistics& load) {
@@ -116,9 +118,7 @@ void info(const std::string& name, int ranks, const std::string& path) {
   const Output json(path);
   const Trace trace = open_trace(name);
   const std::vector<LayerStatistics> layers = statistics_of(trace, ranks);
-  if (!json.to_stdout()) print_info(trace, ranks, layers);
-  json.write(json_of(trace, ranks, layers).dump(2) + "\n");
-  if (!json.to_stdout()) fmt::print("{}", written_files({&json}));
+  write_report(json, json_of(trace, ranks, layers), info_table(trace, ranks, layers));
 }
 
 void refuse_to_overwrite(const std::string& prefix) {

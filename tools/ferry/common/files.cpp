@@ -122,6 +122,12 @@ std::string written_files(std::initializer_list<const Output*> outputs) {
   return text;
 }
 
+void write_report(const Output& json, const nlohmann::ordered_json& report, const std::string& table) {
+  if (!json.to_stdout()) fmt::print("{}", table);
+  json.write(report.dump(2) + "\n");
+  if (!json.to_stdout()) fmt::print("{}", written_files({&json}));
+}
+
 // ---- Progress
 
 namespace {

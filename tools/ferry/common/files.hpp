@@ -38,6 +38,9 @@ class Output {
 // A line for each file among `outputs` that says it was written, and whether it replaced an older file.
 std::string written_files(std::initializer_list<const Output*> outputs);
 
+// Writes a command's report to `json`, and its table to standard output, unless the JSON goes there.
+void write_report(const Output& json, const nlohmann::ordered_json& report, const std::string& table);
+
 // Shows on stderr how much of a long task is done: on a terminal one line that is rewritten, elsewhere a line
 // after 2 s, then after twice the time each, at most a minute apart. A shorter task leaves no line in a log.
 //
