@@ -15,7 +15,7 @@ struct Nccl {
   };
   using Comm = void*;
   static constexpr int kSuccess = 0, kInProgress = 7;  // ncclSuccess, ncclInProgress
-  static constexpr int kBytes = 0, kInt32 = 2;         // ncclInt8, ncclInt32
+  static constexpr int kBytes = 0;                     // ncclInt8
 
   // ncclConfig_t of NCCL 2.18, which later versions read too.
   struct Config {

@@ -11,11 +11,11 @@
 
 #include "backends/cuda/runtime/stream.hpp"
 #include "base/environment.hpp"
-#include "engine/nccl_library.hpp"
 #include "ferry/group.hpp"
 #include "tools/ferry/bench/engine_bench.hpp"
 #include "tools/ferry/bench/gpu_inputs.hpp"
 #include "tools/ferry/bench/inputs.hpp"
+#include "tools/ferry/bench/nccl_all_to_all.hpp"
 #include "tools/ferry/bench/traffic.hpp"
 #include "tools/ferry/commands/commands.hpp"
 #include "tools/ferry/common/config.hpp"
@@ -25,54 +25,6 @@
 namespace ferry::app {
 
 namespace {
-
-// An all-to-all-v with NCCL alone, beside which calls over engines are timed. Its communicator has the
-// current GPUs of all ranks, which are processes.
-class NcclAllToAll {
- public:
-  // Collective.
-  explicit NcclAllToAll(const Rank& rank);
-  ~NcclAllToAll();
-  NcclAllToAll(const NcclAllToAll&) = delete;
-  NcclAllToAll& operator=(const NcclAllToAll&) = delete;
-
-  std::string version() const { return nccl_.version_text(); }
-
-  // Enqueues the transfer of buffers in which the pieces of the peers follow one another.
-  void enqueue(const std::byte* from, std::byte* to, const PeerBytes& transfer,
-               const cuda::CudaStream& stream);
-
- private:
-  const Nccl& nccl_;
-  Nccl::Comm comm_ = nullptr;
-};
-
-NcclAllToAll::NcclAllToAll(const Rank& rank) : nccl_(load_nccl()) {
-  std::vector<Nccl::UniqueId> ids(static_cast<std::size_t>(rank.size()));
-  Nccl::UniqueId mine{};
-  if (rank.index() == 0) nccl_.require(nccl_.unique_id(&mine), "ncclGetUniqueId");
-  rank.all_gather(&mine, ids.data(), sizeof mine);
-  nccl_.require(nccl_.init_rank(&comm_, rank.size(), ids[0], rank.index()), "ncclCommInitRank");
-}
-
-NcclAllToAll::~NcclAllToAll() {
-  nccl_.destroy(comm_);
-}
-
-void NcclAllToAll::enqueue(const std::byte* from, std::byte* to, const PeerBytes& transfer,
-                           const cuda::CudaStream& stream) {
-  nccl_.require(nccl_.group_start(), "ncclGroupStart");
-  for (std::size_t peer = 0; peer < transfer.send.size(); ++peer) {
-    const int rank = static_cast<int>(peer);
-    const auto out = static_cast<std::size_t>(transfer.send[peer]),
-               in = static_cast<std::size_t>(transfer.receive[peer]);
-    if (out > 0) nccl_.require(nccl_.send(from, out, Nccl::kBytes, rank, comm_, stream.get()), "ncclSend");
-    if (in > 0) nccl_.require(nccl_.receive(to, in, Nccl::kBytes, rank, comm_, stream.get()), "ncclRecv");
-    from += out;
-    to += in;
-  }
-  nccl_.require(nccl_.group_end(), "ncclGroupEnd");
-}
 
 constexpr int kUncounted = 3;  // rounds that are not counted
 
@@ -152,7 +104,7 @@ EngineBenchRunner::EngineBenchRunner(const Rank& rank, const BenchPoint& point, 
 
 void EngineBenchRunner::run(EngineBenchRow& row) {
   prepare();
-  if (point_.config.engine == EngineKind::nccl) nccl_ = std::make_unique<NcclAllToAll>(rank_);
+  if (point_.config.engine == EngineKind::nccl) nccl_ = std::make_unique<NcclAllToAll>(rank_, load_nccl());
   size_transfers();
   for (int round = -kUncounted; round < point_.repetitions; ++round)
     time_round((round + kUncounted) % kSets, round >= 0);

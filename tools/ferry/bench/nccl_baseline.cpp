@@ -3,22 +3,17 @@
 #include <algorithm>
 #include <numeric>
 
-#include "engine/nccl_library.hpp"
 #include "ferry/error.hpp"
 #include "tools/ferry/bench/gpu_inputs.hpp"
 #include "tools/ferry/bench/gpu_rows.hpp"
 #include "tools/ferry/bench/gpu_timer.hpp"
+#include "tools/ferry/bench/nccl_all_to_all.hpp"
 #include "tools/ferry/bench/runners.hpp"
 #include "tools/report/units.hpp"
 
 namespace ferry::app {
 
 namespace {
-
-// Rows that one rank exchanges with every peer, by peer.
-struct PeerRows {
-  std::vector<std::int32_t> sent, received;
-};
 
 // Page-locked host memory, to which the GPU copies while the host works.
 class PinnedCounts {
@@ -38,39 +33,33 @@ class PinnedCounts {
 
 class NcclRunner {
  public:
-  NcclRunner(const Rank& rank, const BenchPoint& point, const BenchInputs& inputs, const Nccl& nccl,
-             const Nccl::UniqueId& id)
+  NcclRunner(const Rank& rank, const BenchPoint& point, const BenchInputs& inputs, const Nccl& nccl)
       : rank_(rank),
         point_(point),
         inputs_(inputs),
-        nccl_(nccl),
         row_bytes_(point.token_bytes()),
+        nccl_(rank, nccl),
         timer_(rank, point, stream_, [this] { stream_.synchronize(); }),
         sets_(rank, point, inputs),
         rank_of_(std::int64_t{point.config.experts} * 4),
         row_of_route_(routes() * 4),
         counts_(2 * std::int64_t{point.ranks} * 4),
-        counts_on_host_(2 * point.ranks) {
-    nccl.require(nccl.init_rank(&comm_, point.ranks, id, rank.index()), "ncclCommInitRank");
-  }
+        counts_on_host_(2 * point.ranks) {}
 
   std::vector<double> run(Work work, TokenTables& tables, std::int64_t& rows_checked) {
     prepare(tables);
     const auto issue = [&](int set) {
-      work == Work::nccl ? sort_and_exchange(set) : exchange_rows(set, rows_of(set));
+      work == Work::nccl ? sort_and_exchange(set) : exchange_rows(set, transfers_[at(set)]);
     };
     for (int set = 0; set < kSets; ++set) rows_checked += check(set, issue);
-    std::vector<double> seconds = work == Work::nccl ? timer_.one_by_one(issue) : timer_.in_graphs(issue);
-    nccl_.require(nccl_.destroy(comm_), "ncclCommDestroy");
-    return seconds;
+    return work == Work::nccl ? timer_.one_by_one(issue) : timer_.in_graphs(issue);
   }
 
  private:
   static constexpr int kSets = BenchInputs::kSets;
 
   std::int64_t routes() const { return std::int64_t{point_.tokens} * point_.config.top_k; }
-  const PeerRows& rows_of(int set) const { return peer_rows_[static_cast<std::size_t>(set)]; }
-  const GpuBuffer& sorted(int set) const { return sorted_[static_cast<std::size_t>(set)]; }
+  const GpuBuffer& sorted(int set) const { return sorted_[at(set)]; }
 
   void prepare(TokenTables& tables) {
     sets_.upload(tables);
@@ -78,38 +67,40 @@ class NcclRunner {
     for (int expert = 0; expert < point_.config.experts; ++expert)
       ranks.push_back(point_.config.placement.location(expert).rank);
     rank_of_.fill_from(ranks.data(), rank_of_.bytes());
-    std::int64_t most = 1;  // at least 1, so that the buffer has an address
+    std::int64_t most = row_bytes_;  // at least a row, so that the buffer has an address
     for (int set = 0; set < kSets; ++set) {
-      peer_rows_.push_back(count_rows(set));
-      const std::vector<std::int32_t>& received = peer_rows_.back().received;
-      most = std::max(most, std::accumulate(received.begin(), received.end(), std::int64_t{0}));
+      transfers_.push_back(transfer_of_set(set));
+      most = std::max(most, transfers_.back().received());
       sorted_.emplace_back(routes() * row_bytes_);
       sort_routes(list(set), row_of_route_.as<std::int32_t>(), counts_.as<std::int32_t>(), stream_.get());
       gather(set);
     }
-    received_ = GpuBuffer(most * row_bytes_);
+    received_ = GpuBuffer(most);
     stream_.synchronize();
     rank_.barrier();
   }
 
   // Also records the tokens of the received rows, which lie in the order of source rank, token and slot.
-  PeerRows count_rows(int set) {
-    const auto ranks = static_cast<std::size_t>(point_.ranks);
-    PeerRows rows{std::vector<std::int32_t>(ranks), std::vector<std::int32_t>(ranks)};
+  PeerBytes transfer_of_set(int set) {
+    PeerBytes bytes = same_for_all(0);
     std::vector<RowToken>& positions = sets_[set].positions;
     for (int source = 0; source < point_.ranks; ++source) {
       const std::int32_t* ids = inputs_.ids(set, source);
       for (std::int64_t route = 0; route < routes(); ++route) {
         if (ids[route] < 0) continue;
         const int to = point_.config.placement.location(ids[route]).rank;
-        if (source == rank_.index()) ++rows.sent[static_cast<std::size_t>(to)];
+        if (source == rank_.index()) bytes.send[at(to)] += row_bytes_;
         if (to != rank_.index()) continue;
-        ++rows.received[static_cast<std::size_t>(source)];
+        bytes.receive[at(source)] += row_bytes_;
         const std::int64_t token = std::int64_t{source} * point_.tokens + route / point_.config.top_k;
         positions.push_back({static_cast<std::int32_t>(positions.size()), static_cast<std::int32_t>(token)});
       }
     }
-    return rows;
+    return bytes;
+  }
+
+  PeerBytes same_for_all(std::int64_t bytes) const {
+    return {std::vector(at(point_.ranks), bytes), std::vector(at(point_.ranks), bytes)};
   }
 
   RouteList list(int set) {
@@ -126,45 +117,24 @@ class NcclRunner {
   void sort_and_exchange(int set) {
     const int ranks = point_.ranks;
     auto* const send = counts_.as<std::int32_t>();
-    std::int32_t* const receive = send + ranks;
     sort_routes(list(set), row_of_route_.as<std::int32_t>(), send, stream_.get());
-    nccl_.require(nccl_.group_start(), "ncclGroupStart");
-    for (int peer = 0; peer < ranks; ++peer) {
-      nccl_.require(nccl_.send(send + peer, 1, Nccl::kInt32, peer, comm_, stream_.get()), "ncclSend");
-      nccl_.require(nccl_.receive(receive + peer, 1, Nccl::kInt32, peer, comm_, stream_.get()), "ncclRecv");
-    }
-    nccl_.require(nccl_.group_end(), "ncclGroupEnd");
+    nccl_.enqueue(counts_.as(), counts_.as() + 4 * ranks, same_for_all(4), stream_);
     cuda::check(cudaMemcpyAsync(counts_on_host_.get(), send, static_cast<std::size_t>(counts_.bytes()),
                                 cudaMemcpyDeviceToHost, stream_.get()),
                 "copy counts from a GPU");
     counts_copied_.record(stream_);
     gather(set);
     counts_copied_.wait();
-    const std::int32_t* counts = counts_on_host_.get();
-    exchange_rows(set, {{counts, counts + ranks}, {counts + ranks, counts + 2 * ranks}});
+    PeerBytes bytes = same_for_all(row_bytes_);
+    for (int peer = 0; peer < ranks; ++peer) {
+      bytes.send[at(peer)] *= counts_on_host_.get()[peer];
+      bytes.receive[at(peer)] *= counts_on_host_.get()[ranks + peer];
+    }
+    exchange_rows(set, bytes);
   }
 
-  void exchange_rows(int set, const PeerRows& rows) {
-    const std::byte* from = sorted(set).as();
-    std::byte* to = received_.as();
-    nccl_.require(nccl_.group_start(), "ncclGroupStart");
-    for (int peer = 0; peer < point_.ranks; ++peer) {
-      const std::int64_t out = rows.sent[static_cast<std::size_t>(peer)] * row_bytes_;
-      const std::int64_t in = rows.received[static_cast<std::size_t>(peer)] * row_bytes_;
-      if (out > 0) {
-        nccl_.require(
-            nccl_.send(from, static_cast<std::size_t>(out), Nccl::kBytes, peer, comm_, stream_.get()),
-            "ncclSend");
-      }
-      if (in > 0) {
-        nccl_.require(
-            nccl_.receive(to, static_cast<std::size_t>(in), Nccl::kBytes, peer, comm_, stream_.get()),
-            "ncclRecv");
-      }
-      from += out;
-      to += in;
-    }
-    nccl_.require(nccl_.group_end(), "ncclGroupEnd");
+  void exchange_rows(int set, const PeerBytes& bytes) {
+    nccl_.enqueue(sorted(set).as(), received_.as(), bytes, stream_);
   }
 
   std::int64_t check(int set, const GpuTimer::Call& call) {
@@ -180,18 +150,17 @@ class NcclRunner {
   Rank rank_;
   const BenchPoint& point_;
   const BenchInputs& inputs_;
-  const Nccl& nccl_;
   const std::int64_t row_bytes_;
   cuda::CudaStream stream_;
+  const NcclAllToAll nccl_;
   GpuEvent counts_copied_;
   GpuTimer timer_;
   GpuInputs sets_;
   GpuBuffer rank_of_, row_of_route_, counts_;  // counts_: sent, then received, by peer
   PinnedCounts counts_on_host_;
-  std::vector<PeerRows> peer_rows_;  // by set
-  std::vector<GpuBuffer> sorted_;    // by set
+  std::vector<PeerBytes> transfers_;  // by set
+  std::vector<GpuBuffer> sorted_;     // by set
   GpuBuffer received_;
-  Nccl::Comm comm_ = nullptr;
 };
 
 // Bytes that a rank sends to others, mean over ranks and input sets.
@@ -229,8 +198,6 @@ GpuTimes run_nccl_baseline(const BenchPoint& point, Work work, const std::string
                                        nccl.version_text(), report::counted(point.ranks, "rank"),
                                        report::counted(gpus, "GPU")));
   }
-  Nccl::UniqueId id{};
-  nccl.require(nccl.unique_id(&id), "ncclGetUniqueId");
   const BenchInputs inputs(point);
   TokenTables tables(point);
   std::vector<std::vector<double>> seconds(static_cast<std::size_t>(point.ranks));
@@ -240,7 +207,7 @@ GpuTimes run_nccl_baseline(const BenchPoint& point, Work work, const std::string
   group.run([&](const Rank& rank) {
     const auto me = static_cast<std::size_t>(rank.index());
     cuda::check(cudaSetDevice(rank.index()), "select a GPU");
-    seconds[me] = NcclRunner(rank, point, inputs, nccl, id).run(work, tables, checked[me]);
+    seconds[me] = NcclRunner(rank, point, inputs, nccl).run(work, tables, checked[me]);
   });
   return {.seconds = times_of(slowest(seconds)),
           .wire_bytes = wire_bytes_of(point, inputs),
