@@ -197,11 +197,8 @@ void GpuExperts::scale(const DispatchResult& received) {
     return scale_and_sum_slots(rows, slots_of(received), weights_.factors.as<float>(), received.host->total,
                                outputs_.as(), stream_.get());
   }
-  const std::vector<RowRange> ranges = row_ranges(received);
-  for (std::size_t local = 0; local < ranges.size(); ++local) {
-    scale_rows(rows, ranges[local].first, ranges[local].count, factor_of(experts_[local]), outputs_.as(),
-               stream_.get());
-  }
+  scale_groups(rows, {received.counts, received.row_offsets, received.groups}, weights_.factors.as<float>(),
+               outputs_.as(), stream_.get());
 }
 
 void GpuExperts::swiglu(const DispatchResult& received) {

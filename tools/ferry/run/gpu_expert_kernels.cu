@@ -31,14 +31,6 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 __global__ void __launch_bounds__(kThreads)
-    scale_kernel(GpuRows rows, std::int64_t first, std::int64_t count, float factor, void* to) {
-  for_each_value(count, rows.hidden, [&](std::int64_t i, std::int64_t column) {
-    const std::int64_t row = first + i;
-    store(rows.type, to, row * rows.hidden + column, value_of(rows, row, column) * factor);
-  });
-}
-
-__global__ void __launch_bounds__(kThreads)
     scale_and_sum_kernel(GpuRows rows, GpuSlots slots, const float* factors, std::int64_t count, void* to) {
   for_each_value(count, rows.hidden, [&](std::int64_t row, std::int64_t column) {
     const float x = value_of(rows, row, column);
@@ -102,11 +94,6 @@ void launch(void (*kernel)(Parameters...), std::int64_t blocks, cudaStream_t str
 void gather_values(const GpuRows& rows, const std::int32_t* from, std::int64_t count, void* to,
                    cudaStream_t stream) {
   launch(gather_kernel, count, stream, rows, from, count, to);
-}
-
-void scale_rows(const GpuRows& rows, std::int64_t first, std::int64_t count, float factor, void* to,
-                cudaStream_t stream) {
-  launch(scale_kernel, count, stream, rows, first, count, factor, to);
 }
 
 void scale_groups(const GpuRows& rows, const GpuGroups& groups, const float* factors, void* to,

@@ -53,10 +53,6 @@ struct GpuSwiglu {
 void gather_values(const GpuRows& rows, const std::int32_t* from, std::int64_t count, void* to,
                    cudaStream_t stream);
 
-// to[row] = rows[row] * factor, for `count` rows starting at `first`.
-void scale_rows(const GpuRows& rows, std::int64_t first, std::int64_t count, float factor, void* to,
-                cudaStream_t stream);
-
 // The rows of all groups, whose counts are read on the device: to[row] = rows[row] * factors[group], or
 // SwiGLU of its expert. A row's value does not depend on the rows beside it.
 void scale_groups(const GpuRows& rows, const GpuGroups& groups, const float* factors, void* to,
