@@ -180,27 +180,17 @@ class _Run:
 
     def _dispatch(self, step, tokens, routes, weights=None):
         exchange, lane = self._begin(step)
-        return exchange.dispatch(tokens, getattr(routes, "plan", routes), weights, lane=lane, sm_limit=step.sm_limit)
-
-    def _dispatch_send(self, step, tokens, routes, weights=None):
-        exchange, lane = self._begin(step)
-        exchange.dispatch_send(tokens, getattr(routes, "plan", routes), weights, lane=lane, sm_limit=step.sm_limit)
-
-    def _dispatch_receive(self, step, _):
-        exchange, lane = self._begin(step)
-        return exchange.dispatch_receive(lane=lane)
+        return getattr(exchange, step.kind)(tokens, getattr(routes, "plan", routes), weights, lane=lane, sm_limit=step.sm_limit)
 
     def _combine(self, step, outputs, received, weights=None):
         exchange, lane = self._begin(step)
-        return exchange.combine(outputs, received.plan, lane=lane, sm_limit=step.sm_limit, **self._weights(weights))
+        return getattr(exchange, step.kind)(outputs, received.plan, lane=lane, sm_limit=step.sm_limit, **self._weights(weights))
 
-    def _combine_send(self, step, outputs, received, weights=None):
+    def _dispatch_receive(self, step, _):
         exchange, lane = self._begin(step)
-        exchange.combine_send(outputs, received.plan, lane=lane, sm_limit=step.sm_limit, **self._weights(weights))
+        return getattr(exchange, step.kind)(lane=lane)
 
-    def _combine_receive(self, step, _):
-        exchange, lane = self._begin(step)
-        return exchange.combine_receive(lane=lane)
+    _dispatch_send, _combine_send, _combine_receive = _dispatch, _combine, _dispatch_receive
 
     @staticmethod
     def _weights(weights):
