@@ -6,8 +6,44 @@ import contextlib
 import functools
 
 
-class NumpyArrays:
-    """NumPy arrays, with the types of ml_dtypes. Types are given by name, such as "bfloat16"."""
+class _Arrays:
+    """Operations by functions that NumPy and PyTorch name alike. Types are given by name, such as "bfloat16".
+
+    New arrays are on the device of the array `like`.
+    """
+
+    def __init__(self, module, types=None):
+        self.module = module
+        self._types = types or {}
+
+    def type(self, name):
+        return self._types.get(name) or getattr(self.module, name)
+
+    def _made_like(self, name, like):
+        return {"dtype": self.type(name)}
+
+    def empty(self, shape, name, like=None):
+        return self.module.empty(shape, **self._made_like(name, like))
+
+    def full(self, shape, value, name, like=None):
+        return self.module.full(tuple(shape), value, **self._made_like(name, like))
+
+    def arange(self, count, name, like=None):
+        return self.module.arange(count, **self._made_like(name, like))
+
+    def stack(self, arrays, axis):
+        return self.module.stack(arrays, axis)
+
+    def concatenate(self, arrays):
+        return self.module.concatenate(arrays)
+
+    def bytes_of(self, array):
+        """uint8 [rows, bytes]: the bytes of each row of a matrix."""
+        return self.contiguous(array).view(self.module.uint8)
+
+
+class NumpyArrays(_Arrays):
+    """NumPy arrays, with the types of ml_dtypes."""
 
     on_device = False
 
@@ -15,26 +51,13 @@ class NumpyArrays:
         import ml_dtypes
         import numpy
 
-        self.numpy = numpy
-        self.types = {"bfloat16": ml_dtypes.bfloat16, "float8_e4m3fn": ml_dtypes.float8_e4m3fn, "bool": numpy.bool_}
-
-    def type(self, name):
-        return self.types.get(name) or getattr(self.numpy, name)
+        super().__init__(numpy, {"bfloat16": ml_dtypes.bfloat16, "float8_e4m3fn": ml_dtypes.float8_e4m3fn, "bool": numpy.bool_})
 
     def type_name(self, array):
         return array.dtype.name
 
-    def empty(self, shape, name, like=None):
-        return self.numpy.empty(shape, self.type(name))
-
-    def full(self, shape, value, name, like=None):
-        return self.numpy.full(shape, value, self.type(name))
-
-    def arange(self, count, name, like=None):
-        return self.numpy.arange(count, dtype=self.type(name))
-
     def from_list(self, values, name, like=None):
-        return self.numpy.array(values, self.type(name))
+        return self.module.array(values, self.type(name))
 
     def to(self, array, name):
         return array.astype(self.type(name), copy=False)
@@ -46,67 +69,45 @@ class NumpyArrays:
         return array
 
     def contiguous(self, array):
-        return self.numpy.ascontiguousarray(array)
+        return self.module.ascontiguousarray(array)
 
     def sorted_rows(self, array):
-        return self.numpy.sort(array, 1)
-
-    def stack(self, arrays, axis):
-        return self.numpy.stack(arrays, axis)
-
-    def concatenate(self, arrays):
-        return self.numpy.concatenate(arrays)
-
-    def bytes_of(self, array):
-        """uint8 [rows, bytes]: the bytes of each row of a matrix."""
-        return self.contiguous(array).view(self.numpy.uint8)
+        return self.module.sort(array, 1)
 
     def where(self, condition, array, value):
-        return self.numpy.where(condition, array, array.dtype.type(value))
+        return self.module.where(condition, array, array.dtype.type(value))
 
     def count(self, values, length):
         """int32 [length]: how often each of 0 to length - 1 occurs in `values`; negative values are not counted."""
         values = values.ravel()
-        return self.count_nonnegative(values[values >= 0], length)
-
-    def count_nonnegative(self, values, length):
-        """As count(), for int64 values of which none is negative."""
-        return self.numpy.bincount(values.ravel(), minlength=length).astype(self.numpy.int32)
+        return self.module.bincount(values[values >= 0], minlength=length).astype(self.module.int32)
 
     def on_host(self, array):
         return array
 
     def quietly(self):
         """Within it arithmetic of NaN and of values out of range gives no warnings."""
-        return self.numpy.errstate(all="ignore")
+        return self.module.errstate(all="ignore")
 
 
-class TorchArrays:
-    """PyTorch tensors, on the device of the tensor `like`. Only from_list and on_host wait for the device."""
+class TorchArrays(_Arrays):
+    """PyTorch tensors. Only from_list and on_host wait for the device."""
 
     def __init__(self, on_device):
         import torch
 
+        super().__init__(torch)
         self.torch = torch
         self.on_device = on_device
 
-    def type(self, name):
-        return getattr(self.torch, name)
+    def _made_like(self, name, like):
+        return {"dtype": self.type(name), "device": like.device}
 
     def type_name(self, array):
         return str(array.dtype).removeprefix("torch.")
 
-    def empty(self, shape, name, like):
-        return self.torch.empty(shape, dtype=self.type(name), device=like.device)
-
-    def full(self, shape, value, name, like):
-        return self.torch.full(tuple(shape), value, dtype=self.type(name), device=like.device)
-
-    def arange(self, count, name, like):
-        return self.torch.arange(count, dtype=self.type(name), device=like.device)
-
     def from_list(self, values, name, like):
-        return self.torch.tensor(values, dtype=self.type(name), device=like.device)
+        return self.module.tensor(values, **self._made_like(name, like))
 
     def to(self, array, name):
         return array.to(self.type(name))
@@ -122,28 +123,17 @@ class TorchArrays:
         return self.detached(array).contiguous()
 
     def sorted_rows(self, array):
-        return self.torch.sort(array, 1).values
-
-    def stack(self, arrays, axis):
-        return self.torch.stack(arrays, axis)
-
-    def concatenate(self, arrays):
-        return self.torch.cat(arrays)
-
-    def bytes_of(self, array):
-        return self.contiguous(array).view(self.torch.uint8)
+        return self.module.sort(array, 1).values
 
     def where(self, condition, array, value):
-        return self.torch.where(condition, array, value)
+        return self.module.where(condition, array, value)
 
     def count(self, values, length):
-        values = values.to(self.torch.int64)
-        return self.count_nonnegative(self.torch.where(values >= 0, values, length), length + 1)[:length]
-
-    def count_nonnegative(self, values, length):
-        counts = self.torch.zeros(length, dtype=self.torch.int32, device=values.device)
+        values = values.to(self.module.int64)
+        values = self.module.where(values >= 0, values, length)
+        counts = self.module.zeros(length + 1, dtype=self.module.int32, device=values.device)
         one = counts.new_ones(()).expand(values.numel())  # expand() makes the ones without writing values.numel() numbers
-        return counts.scatter_add_(0, values.reshape(-1), one)
+        return counts.scatter_add_(0, values.reshape(-1), one)[:length]
 
     def on_host(self, array):
         return array.cpu()
