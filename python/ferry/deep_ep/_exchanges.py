@@ -16,15 +16,16 @@ REFUSED = -1  # gathered in place of a rank's first number if its arguments are 
 MESSAGE_BYTES = 256  # of the error message gathered then
 
 # Ranks gather which call they are in together with its numbers. Different calls are an error on every rank.
-DISPATCH, FIRST_LOW_LATENCY, FIRST_WEIGHTS, BY_HANDLE, COMBINE, WORST_CASE, CONSTRUCTION = range(7)
+DISPATCH, FIRST_LOW_LATENCY, FIRST_WEIGHTS, CONSTRUCTION = range(4)
 CALLS = (
     "a dispatch without a handle",
     "the first low-latency call of a shape",
     "the first combine with topk_weights of a shape",
+    "the constructor of Buffer",
+    # In these the compiled code learns from a refusal that a peer gathers.
     "a dispatch with a handle",
     "a combine",
     "a dispatch with num_worst_tokens of the last one's shape and size",
-    "the constructor of Buffer",
 )
 METHODS = {DISPATCH: "dispatch", FIRST_LOW_LATENCY: "low_latency_dispatch", CONSTRUCTION: "the constructor"}
 
@@ -136,17 +137,9 @@ class Exchanges:
                     f"rank {self.rank.index} has {list(mine[1:])}")
         return self._normal(on_device, max(1, *tokens_of_ranks), *settings)
 
-    def meet_in_dispatch_by_handle(self):
-        """Collective: a peer gathers in another call. Raises."""
-        self._gather(BY_HANDLE)
-
-    def meet_in_combine(self):
-        """Collective: a peer gathers in another call. Raises."""
-        self._gather(COMBINE)
-
-    def meet_in_worst_case(self):
-        """Collective: a peer gathers in another call. Raises."""
-        self._gather(WORST_CASE)
+    def meet(self, call):
+        """Collective: this rank is in `call` of CALLS, and a peer gathers in another one. Raises."""
+        self._gather(CALLS.index(call))
 
     def _gather(self, call, numbers=(0,), error=None):
         """Collective: the numbers of every rank, at most five. UsageError on all ranks if they are not in the same call.

@@ -249,7 +249,8 @@ nb::tuple NormalCalls::deliver(LaneCall& call, Routes& routes, Received& receive
       node_routes = python_.attr("node_routes")(current.owner, given.is_token_in_rank);
   };
   try {
-    run("meet_in_worst_case", [&] { call.exchange().dispatch(in.tokens, in.ids, in.weights, in.options); });
+    run("a dispatch with num_worst_tokens of the last one's shape and size",
+        [&] { call.exchange().dispatch(in.tokens, in.ids, in.weights, in.options); });
   } catch (const Error& error) {
     if (LaneCall::delivers_result(error)) exchange_node_routes();  // the peers' calls go on
     if (const auto* overflow = dynamic_cast<const OverflowError*>(&error))
@@ -335,7 +336,7 @@ nb::tuple NormalCalls::dispatch_by_handle(const NormalDispatchByHandle& given) {
       parts[p] = arrays.make({rows.elements[p], {room, rows.columns[p]}}, in.options.memory.parts[p]);
   });
   timer.emplace(HostPart::exchange);
-  run("meet_in_dispatch_by_handle",
+  run("a dispatch with a handle",
       [&] { call.exchange().dispatch(in.tokens, handle.plan.plan, nullptr, in.options); });
   timer.emplace(HostPart::results);
   nb::object recv_x = recv_x_of(rows, parts, handle.rows);
@@ -432,8 +433,7 @@ nb::tuple NormalCalls::combine(const NormalCombine& given) {
     });
     timer.emplace(HostPart::exchange);
     try {
-      run("meet_in_combine",
-          [&] { call.exchange().combine(in.outputs, handle.plan.plan, in.result, in.options); });
+      run("a combine", [&] { call.exchange().combine(in.outputs, handle.plan.plan, in.result, in.options); });
     } catch (const Error& error) {
       // The peers' calls go on.
       if (LaneCall::delivers_result(error) && !topk_weights.is_none())

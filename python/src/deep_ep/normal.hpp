@@ -110,16 +110,16 @@ class NormalCalls {
   // Counts the routes of all ranks. Nothing: the ranks' hosts must agree first.
   std::optional<DispatchCounts> count(LaneCall& call, const Routes& routes);
   // Runs a call that needs no agreement of the hosts. Where a peer's does, their calls differ, and all get an
-  // error. `method`: of the Exchanges, gathers.
+  // error. `name`: of the call, in CALLS of ferry.deep_ep._exchanges.
   template <class Call>
-  void run(const char* method, Call call) {
+  void run(const char* name, Call call) {
     try {
       static constexpr Phrase kWords[] = {{": format is ", ": x is "},
                                           {"raw on rank", "a tuple of values and scales on rank"}};
       const GilRelease unlocked;
       in_words(kWords, call);
     } catch (const UsageError& refusal) {
-      if (must_agree(refusal)) python_.attr(method)();
+      if (must_agree(refusal)) python_.attr("meet")(name);
       throw;
     }
   }
