@@ -70,8 +70,4 @@ nb::object item_of(const nb::object& index, Py_ssize_t count,
   return nb::tuple(items);
 }
 
-void refuse_hook_with_event(bool async_finish, bool hooked) {
-  if (async_finish && hooked) throw UsageError("async_finish and return_recv_hook exclude each other");
-}
-
 }  // namespace ferry::python

@@ -44,6 +44,4 @@ bool is_true(const nb::object& flag);
 nb::object item_of(const nb::object& index, Py_ssize_t count,
                    const std::function<nb::object(Py_ssize_t)>& element);
 
-void refuse_hook_with_event(bool async_finish, bool hooked);
-
 }  // namespace ferry::python

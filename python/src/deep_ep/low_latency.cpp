@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "base/errors.hpp"
-#include "base/text.hpp"
 #include "bindings.hpp"
 #include "cast.hpp"
 #include "combine.hpp"
@@ -56,35 +55,6 @@ struct LowLatencyHandle {
   }
 };
 
-// The Python class of hooks: runs a call's receive phase, once, on the stream of its send phase.
-class ReceiveHook {
- public:
-  // `handle`: a dispatch's; None for a combine.
-  ReceiveHook(nb::object streams, std::shared_ptr<LowLatencyPools> pools,
-              std::shared_ptr<LowLatencyPool> pool, PooledExchange& used, Stream stream, nb::object handle)
-      : streams_(std::move(streams)),
-        pools_(std::move(pools)),
-        pool_(std::move(pool)),
-        used_(&used),
-        stream_(stream),
-        handle_(std::move(handle)) {
-    used.busy = true;
-  }
-
-  void call();
-
- private:
-  void receive();
-
-  nb::object streams_;
-  std::shared_ptr<LowLatencyPools> pools_;
-  std::shared_ptr<LowLatencyPool> pool_;  // owns the exchange
-  PooledExchange* used_;
-  Stream stream_;
-  nb::object handle_;
-  bool pending_ = true;
-};
-
 // Runs a dispatch, or a phase of it. Its findings that name settings of Ferry are told in the words of the
 // interface.
 template <class Dispatch>
@@ -120,6 +90,65 @@ void combine_in_own_words(Combine combine) {
   in_words(kWords, combine);
 }
 
+// The Python class of hooks: runs a call's receive phase, once, on the stream of its send phase.
+class ReceiveHook {
+ public:
+  // `handle`: a dispatch's; None for a combine.
+  ReceiveHook(nb::object streams, std::shared_ptr<LowLatencyPools> pools,
+              std::shared_ptr<LowLatencyPool> pool, PooledExchange& used, Stream stream, nb::object handle)
+      : streams_(std::move(streams)),
+        pools_(std::move(pools)),
+        pool_(std::move(pool)),
+        used_(&used),
+        stream_(stream),
+        handle_(std::move(handle)) {
+    used.busy = true;
+  }
+
+  // The exchange then serves other calls, even if the phase failed.
+  void call() {
+    if (!pending_)  // another call may be using the exchange by now
+      throw UsageError("hook: was called before; it receives a call's rows once");
+    pending_ = false;
+    used_->busy = false;
+    LowLatencyHandle* const handle = handle_.is_none() ? nullptr : &nb::cast<LowLatencyHandle&>(handle_);
+    pools_->run(*pool_, *used_, [&] {
+      try {
+        receive();
+      } catch (const Error& error) {
+        // After bad ids the rows that could be sent were received, in arrays that the caller already has.
+        if (handle != nullptr) handle->received = LaneCall::delivers_result(error);
+        if (used_->exchange->shared()) used_->exchange->pending(0) = {};
+        throw;
+      }
+    });
+    if (handle != nullptr) handle->received = true;
+    used_->exchange->pending(0) = {};
+  }
+
+ private:
+  void receive() {
+    LaneCall call(*used_->exchange, 0);
+    nb::cast<CallStreams&>(streams_).follow(call.device(), stream_);
+    call.set_stream(stream_);
+    const PartTimer timer(HostPart::exchange);
+    const GilRelease unlocked;
+    if (handle_.is_none()) {
+      combine_in_own_words([&] { call.exchange().combine_receive({.stream = stream_}); });
+    } else {
+      dispatch_in_own_words([&] { call.exchange().dispatch_receive({.stream = stream_}); });
+    }
+  }
+
+  nb::object streams_;
+  std::shared_ptr<LowLatencyPools> pools_;
+  std::shared_ptr<LowLatencyPool> pool_;  // owns the exchange
+  PooledExchange* used_;
+  Stream stream_;
+  nb::object handle_;
+  bool pending_ = true;
+};
+
 // The low-latency calls of one Buffer.
 class LowLatencyCalls {
  public:
@@ -135,10 +164,16 @@ class LowLatencyCalls {
   void close() { closed_ = true; }
 
  private:
+  class OneCall;
+
   void require_open() const {
     if (closed_) throw UsageError("Buffer: used after destroy()");
   }
-  std::shared_ptr<LowLatencyPool> pool_of(const LowLatencyShape& shape);
+  PooledExchange& acquire(const std::shared_ptr<LowLatencyPool>& pool) {
+    PooledExchange& exchange = pools_->acquire(*pool);
+    last_ = pool;
+    return exchange;
+  }
   // Runs `read`, which finds out what exchange a call uses. If it throws, the peers' calls end with the same
   // error, if they are of the shape of the last call, or also the first.
   template <class Read>
@@ -151,10 +186,6 @@ class LowLatencyCalls {
   }
   [[noreturn]] void refuse(Operation operation, const nb::object& error);
   CallStreams& streams() const { return nb::cast<CallStreams&>(streams_); }
-  // The EventOverlap that a call returns. `used`: tensors that the call reads and writes, of memory of stream
-  // `current`.
-  nb::object finish(Device device, Stream stream, Stream current, bool async_finish,
-                    std::vector<nb::object> used);
 
   nb::object streams_, python_;
   std::shared_ptr<LowLatencyPools> pools_;
@@ -162,39 +193,70 @@ class LowLatencyCalls {
   bool closed_ = false;
 };
 
-void ReceiveHook::receive() {
-  LaneCall call(*used_->exchange, 0);
-  nb::cast<CallStreams&>(streams_).follow(call.device(), stream_);
-  call.set_stream(stream_);
-  const PartTimer timer(HostPart::exchange);
-  const GilRelease unlocked;
-  if (handle_.is_none()) {
-    combine_in_own_words([&] { call.exchange().combine_receive({.stream = stream_}); });
-  } else {
-    dispatch_in_own_words([&] { call.exchange().dispatch_receive({.stream = stream_}); });
+// A dispatch or combine, from the exchange that it uses to what it returns, besides its arrays.
+class LowLatencyCalls::OneCall {
+ public:
+  OneCall(LowLatencyCalls& calls, std::shared_ptr<LowLatencyPool> pool, Framework framework)
+      : calls_(calls),
+        pool_(std::move(pool)),
+        used_(calls.acquire(pool_)),
+        lane_(*used_.exchange, 0),
+        current_(stream_of(nb::none(), framework, lane_.device())) {
+    lane_.set_stream(current_);
   }
-}
 
-// The exchange then serves other calls, even if the phase failed.
-void ReceiveHook::call() {
-  if (!pending_)  // another call may be using the exchange by now
-    throw UsageError("hook: was called before; it receives a call's rows once");
-  pending_ = false;
-  used_->busy = false;
-  LowLatencyHandle* const handle = handle_.is_none() ? nullptr : &nb::cast<LowLatencyHandle&>(handle_);
-  pools_->run(*pool_, *used_, [&] {
-    try {
-      receive();
-    } catch (const Error& error) {
-      // After bad ids the rows that could be sent were received, in arrays that the caller already has.
-      if (handle != nullptr) handle->received = LaneCall::delivers_result(error);
-      if (used_->exchange->shared()) used_->exchange->pending(0) = {};
-      throw;
+  const PooledExchange& used() const { return used_; }
+  Device device() const { return lane_.device(); }
+  bool hooked() const { return hooked_; }  // the send phase alone is run now, and a hook runs the other
+
+  // Runs `read`, which reads the arguments. If that fails, the peers' calls end with the same error.
+  template <class Read>
+  void read_or_refuse(Operation operation, const nb::object& async_finish, const nb::object& hooked,
+                      Read read) {
+    lane_.read_or_refuse({operation}, [&] {
+      async_finish_ = is_true(async_finish);
+      hooked_ = is_true(hooked);
+      if (async_finish_ && hooked_) throw UsageError("async_finish and return_recv_hook exclude each other");
+      read();
+    });
+  }
+
+  // Runs `call` on the stream that CallStreams chooses.
+  template <class Call>
+  void run(CallOptions& options, Call call) {
+    std::optional<PartTimer> timer(std::in_place, HostPart::streams);
+    stream_ = calls_.streams().begin(lane_.device(), current_, nullptr, async_finish_);
+    lane_.set_stream(stream_);
+    options = lane_.options();
+    timer.emplace(HostPart::exchange);
+    calls_.pools_->run(*pool_, used_, [&] {
+      const GilRelease unlocked;
+      call(lane_.exchange());
+    });
+  }
+
+  // The EventOverlap and the hook that the call returns. `used`: arrays that it reads and writes, of memory
+  // of the current stream. `handle`: a dispatch's; None for a combine, which has a `result`.
+  std::pair<nb::object, nb::object> end(std::vector<nb::object> used, const nb::object& handle,
+                                        nb::object result = {}) {
+    nb::object hook = nb::none();
+    if (hooked_) {
+      used_.exchange->pending(0) = {.owners = std::move(used), .result = std::move(result)};
+      hook = nb::cast(ReceiveHook(calls_.streams_, calls_.pools_, pool_, used_, stream_, handle));
     }
-  });
-  if (handle != nullptr) handle->received = true;
-  used_->exchange->pending(0) = {};
-}
+    if (!async_finish_) return {event_overlap(nb::none()), hook};
+    const PartTimer timer(HostPart::streams);
+    return {calls_.streams().end(lane_.device(), stream_, current_, std::move(used)), hook};
+  }
+
+ private:
+  LowLatencyCalls& calls_;
+  std::shared_ptr<LowLatencyPool> pool_;
+  PooledExchange& used_;
+  LaneCall lane_;
+  Stream current_, stream_{};
+  bool async_finish_ = false, hooked_ = false;
+};
 
 // The results of a dispatch, in new memory.
 struct Received {
@@ -290,6 +352,36 @@ Format format_of(const LowLatencyFormat& given) {
           .fp8 = {.column_major = true, .power_of_two = power_of_two, .packed = packed}};
 }
 
+// Reads the arguments of a dispatch, apart from those that choose the pool. `tokens`, `ids`: x and topk_idx.
+void read_dispatch(const LowLatencyDispatch& given, const Array& tokens, const Array& ids,
+                   const LowLatencyPool& pool, DispatchInput& in) {
+  in.options.format = format_of(given.format);
+  const Array& rows =
+      in.arguments.rows(dense_array(given.x, tokens), "x", pool.shape.hidden, {kBf16, kFp16, kFp32});
+  in.tokens = Tokens::rows(rows.data, rows.shape[0], *value_type_of(rows.element), 0);
+  check_values(rows, *in.options.format, pool.shape.max_tokens);
+  in.ids = ids_of(in.arguments.add(dense_array(given.topk_idx, ids), "topk_idx"), rows.shape[0],
+                  pool.shape.top_k, "topk_idx");
+  const nb::object& factor = given.format.x_global_scale;
+  if (!encoding_of(*in.options.format).is_two_level() || factor.is_none()) return;
+  if (pool.shape.on_device) {
+    const Array& scale = in.arguments.dense(scale_on_device(given.x, factor), kFactor, kFp32, {1});
+    in.options.global_scale = static_cast<const float*>(scale.data);
+  } else {
+    in.global_scale = scale_of_factor(factor, in);
+    in.options.global_scale = &in.global_scale;
+  }
+}
+
+// The counts that a dispatch adds to cumulative_local_expert_recv_stats; null without it.
+std::int32_t* read_stats(const nb::object& stats, const LowLatencyPool& pool, Arguments& arguments) {
+  if (stats.is_none()) return nullptr;
+  constexpr const char* kName = "cumulative_local_expert_recv_stats";
+  const Array& sums = arguments.dense(stats, kName, kInt32, {pool.local_experts});
+  require_writable(sums, kName);
+  return static_cast<std::int32_t*>(sums.data);
+}
+
 nb::tuple LowLatencyCalls::dispatch(const LowLatencyDispatch& given) {
   std::optional<PartTimer> timer(std::in_place, HostPart::arguments);
   require_open();
@@ -301,62 +393,29 @@ nb::tuple LowLatencyCalls::dispatch(const LowLatencyDispatch& given) {
     require_element(ids, "topk_idx", {kInt32, kInt64});
     require_whole_rows(tokens, "x");
     require_slots(ids);
-    return pool_of(
+    return pools_->of(
         {.max_tokens = integer_from(1, given.max_tokens, "num_max_dispatch_tokens_per_rank", kMostTokens),
          .hidden = static_cast<int>(tokens.shape[1]),
          .experts = integer_from(1, given.experts, "num_experts", kMostExperts),
          .top_k = static_cast<int>(ids.shape[1]),
          .on_device = !is_host(tokens.device)});
   });
-  PooledExchange& used = pools_->acquire(*pool);
-  last_ = pool;
-  LaneCall call(*used.exchange, 0);
-  const Stream current = stream_of(nb::none(), tokens.framework, call.device());
-  call.set_stream(current);
+  OneCall call(*this, pool, tokens.framework);
   DispatchInput in(call.device(), Gradients::recorded);
   std::optional<Received> received;
-  bool async_finish = false, hooked = false;
-  call.read_or_refuse({Operation::dispatch}, [&] {
-    async_finish = is_true(given.async_finish);
-    hooked = is_true(given.hooked);
-    refuse_hook_with_event(async_finish, hooked);
-    in.options.format = format_of(given.format);
-    const Array& rows =
-        in.arguments.rows(dense_array(given.x, tokens), "x", pool->shape.hidden, {kBf16, kFp16, kFp32});
-    in.tokens = Tokens::rows(rows.data, rows.shape[0], *value_type_of(rows.element), 0);
-    check_values(rows, *in.options.format, pool->shape.max_tokens);
-    in.ids = ids_of(in.arguments.add(dense_array(given.topk_idx, ids), "topk_idx"), rows.shape[0],
-                    pool->shape.top_k, "topk_idx");
-    if (encoding_of(*in.options.format).is_two_level() && !given.format.x_global_scale.is_none()) {
-      if (pool->shape.on_device) {
-        const Array& scale =
-            in.arguments.dense(scale_on_device(given.x, given.format.x_global_scale), kFactor, kFp32, {1});
-        in.options.global_scale = static_cast<const float*>(scale.data);
-      } else {
-        in.global_scale = scale_of_factor(given.format.x_global_scale, in);
-        in.options.global_scale = &in.global_scale;
-      }
-    }
+  call.read_or_refuse(Operation::dispatch, given.async_finish, given.hooked, [&] {
+    read_dispatch(given, tokens, ids, *pool, in);
     received.emplace(*pool, *in.options.format, NewArrays(tokens.framework, call.device()));
-    if (given.stats.is_none()) return;
-    const char* const name = "cumulative_local_expert_recv_stats";
-    const Array& sums = in.arguments.dense(given.stats, name, kInt32, {pool->local_experts});
-    require_writable(sums, name);
-    received->memory.count_sums = static_cast<std::int32_t*>(sums.data);
+    received->memory.count_sums = read_stats(given.stats, *pool, in.arguments);
   });
   in.options.memory = received->memory;
-  timer.emplace(HostPart::streams);
-  const Stream stream = streams().begin(call.device(), current, nullptr, async_finish);
-  call.set_stream(stream);
-  in.options.call = call.options();
-  timer.emplace(HostPart::exchange);
-  pools_->run(*pool, used, [&] {
-    const GilRelease unlocked;
+  timer.reset();
+  call.run(in.options.call, [&](Exchange& exchange) {
     dispatch_in_own_words([&] {
-      if (hooked) {
-        call.exchange().dispatch_send(in.tokens, in.ids, nullptr, in.options);
+      if (call.hooked()) {
+        exchange.dispatch_send(in.tokens, in.ids, nullptr, in.options);
       } else {
-        call.exchange().dispatch(in.tokens, in.ids, nullptr, in.options);
+        exchange.dispatch(in.tokens, in.ids, nullptr, in.options);
       }
     });
   });
@@ -368,18 +427,15 @@ nb::tuple LowLatencyCalls::dispatch(const LowLatencyDispatch& given) {
               .shape = pool->plan_shape,
               .tokens = in.tokens.count,
               .storage_writes = write_count(received->memory.plan)};
-  nb::object handle = nb::cast(LowLatencyHandle{
-      .pool = pool, .exchange = used.owner, .plan = std::move(plan), .received = !hooked, .ids = ids});
+  nb::object handle = nb::cast(LowLatencyHandle{.pool = pool,
+                                                .exchange = call.used().owner,
+                                                .plan = std::move(plan),
+                                                .received = !call.hooked(),
+                                                .ids = ids});
   std::vector<nb::object> arrays = received->all();
   for (nb::object& owner : in.arguments.owners()) arrays.push_back(std::move(owner));
-  nb::object hook = nb::none();
-  if (hooked) {
-    hook = nb::cast(ReceiveHook(streams_, pools_, pool, used, stream, handle));
-    used.exchange->pending(0).owners = std::move(arrays);
-    arrays.clear();
-  }
-  return nb::make_tuple(received->recv_x(), received->counts, std::move(handle),
-                        finish(call.device(), stream, current, async_finish, std::move(arrays)),
+  auto [event, hook] = call.end(std::move(arrays), handle);
+  return nb::make_tuple(received->recv_x(), received->counts, std::move(handle), std::move(event),
                         std::move(hook));
 }
 
@@ -435,54 +491,34 @@ nb::tuple LowLatencyCalls::combine(const LowLatencyCombine& given) {
   require_open();
   const LowLatencyHandle& handle =
       *read_or_refuse(Operation::combine, [&] { return &handle_of(given.handle); });
-  PooledExchange& used = pools_->acquire(*handle.pool);
-  last_ = handle.pool;
-  LaneCall call(*used.exchange, 0);
-  const Stream current = stream_of(nb::none(), handle.plan.framework, call.device());
-  call.set_stream(current);
+  OneCall call(*this, handle.pool, handle.plan.framework);
   CombineInput in(call.device(), Gradients::recorded);
-  bool async_finish = false, hooked = false;
-  call.read_or_refuse({Operation::combine}, [&] {
-    async_finish = is_true(given.async_finish);
-    hooked = is_true(given.hooked);
+  call.read_or_refuse(Operation::combine, given.async_finish, given.hooked, [&] {
     const bool zero_copy = is_true(given.zero_copy);
-    refuse_hook_with_event(async_finish, hooked);
-    in.options.reduction = hooked ? Reduction::exact : Reduction::partial;
+    in.options.reduction = call.hooked() ? Reduction::exact : Reduction::partial;
     if (is_true(given.use_logfmt) && zero_copy)
       throw UsageError("low_latency_combine: use_logfmt and zero_copy exclude each other");
     if (zero_copy && handle.combine_buffer.is_none()) {
       throw UsageError(
           "low_latency_combine: zero_copy needs rows written to get_next_low_latency_combine_buffer(handle)");
     }
-    read_combine(given, zero_copy ? handle.combine_buffer : given.x, handle, *used.exchange, in);
+    read_combine(given, zero_copy ? handle.combine_buffer : given.x, handle, *call.used().exchange, in);
   });
-  timer.emplace(HostPart::streams);
-  const Stream stream = streams().begin(call.device(), current, nullptr, async_finish);
-  call.set_stream(stream);
-  in.options.call = call.options();
-  timer.emplace(HostPart::exchange);
-  pools_->run(*handle.pool, used, [&] {
-    const GilRelease unlocked;
+  timer.reset();
+  call.run(in.options.call, [&](Exchange& exchange) {
     combine_in_own_words([&] {
-      if (hooked) {
-        call.exchange().combine_send(in.outputs, in.plan->plan, in.result, in.options);
+      if (call.hooked()) {
+        exchange.combine_send(in.outputs, in.plan->plan, in.result, in.options);
       } else {
-        call.exchange().combine(in.outputs, in.plan->plan, in.result, in.options);
+        exchange.combine(in.outputs, in.plan->plan, in.result, in.options);
       }
     });
   });
   timer.emplace(HostPart::results);
   std::vector<nb::object> arrays = in.arguments.owners();
   arrays.push_back(handle.plan.owner);
-  nb::object hook = nb::none();
-  if (hooked) {
-    hook = nb::cast(ReceiveHook(streams_, pools_, handle.pool, used, stream, nb::none()));
-    used.exchange->pending(0) = {.owners = std::move(arrays), .result = in.result_array};
-    arrays.clear();
-  }
-  return nb::make_tuple(in.result_array,
-                        finish(call.device(), stream, current, async_finish, std::move(arrays)),
-                        std::move(hook));
+  auto [event, hook] = call.end(std::move(arrays), nb::none(), in.result_array);
+  return nb::make_tuple(in.result_array, std::move(event), std::move(hook));
 }
 
 nb::object LowLatencyCalls::next_combine_buffer(const nb::object& handle_object) {
@@ -493,13 +529,6 @@ nb::object LowLatencyCalls::next_combine_buffer(const nb::object& handle_object)
         new_array(handle.plan.framework, kBf16, handle.pool->values.lengths, handle.plan.device);
   }
   return handle.combine_buffer;
-}
-
-std::shared_ptr<LowLatencyPool> LowLatencyCalls::pool_of(const LowLatencyShape& shape) {
-  for (const auto& pool : pools_->all) {
-    if (pool->shape == shape) return pool;
-  }
-  return pools_->all.emplace_back(std::make_shared<LowLatencyPool>(shape));
 }
 
 void LowLatencyCalls::refuse(Operation operation, const nb::object& error) {
@@ -515,13 +544,6 @@ void LowLatencyCalls::refuse(Operation operation, const nb::object& error) {
   raise(error);
 }
 
-nb::object LowLatencyCalls::finish(Device device, Stream stream, Stream current, bool async_finish,
-                                   std::vector<nb::object> used) {
-  if (!async_finish) return event_overlap(nb::none());
-  const PartTimer timer(HostPart::streams);
-  return streams().end(device, stream, current, std::move(used));
-}
-
 // An element of (src_info, layout_range, M, H, E).
 nb::object low_latency_element(const nb::object& self, Py_ssize_t index) {
   auto& handle = nb::cast<LowLatencyHandle&>(self);
@@ -532,15 +554,10 @@ nb::object low_latency_element(const nb::object& self, Py_ssize_t index) {
   nb::object& made = handle.elements[index];
   if (made.is_valid()) return made;
   handle.require_received();
-  static CachedAttribute src_info, layout_range;
-  constexpr const char* kModule = "ferry.deep_ep._layout";
-  made =
-      index == 0 ? src_info.get(kModule, "src_info")(self) : layout_range.get(kModule, "layout_range")(self);
+  static CachedAttribute functions[2];
+  constexpr const char* kNames[] = {"src_info", "layout_range"};
+  made = functions[index].get("ferry.deep_ep._layout", kNames[index])(self);
   return made;
-}
-
-nb::object low_latency_item(const nb::object& self, const nb::object& index) {
-  return item_of(index, 5, [&](Py_ssize_t at) { return low_latency_element(self, at); });
 }
 
 }  // namespace
@@ -551,8 +568,12 @@ void bind_low_latency(nb::module_& module) {
       "(src_info, layout_range, M, H, E) of a low-latency dispatch; the first two are computed on first "
       "access.")
       .def("__len__", [](const LowLatencyHandle&) { return 5; })
-      .def("__getitem__", &low_latency_item, "index"_a,
-           nb::sig("def __getitem__(self, index: typing.Any) -> typing.Any"))
+      .def(
+          "__getitem__",
+          [](const nb::object& self, const nb::object& index) {
+            return item_of(index, 5, [&](Py_ssize_t at) { return low_latency_element(self, at); });
+          },
+          "index"_a, nb::sig("def __getitem__(self, index: typing.Any) -> typing.Any"))
       .def_ro("exchange", &LowLatencyHandle::exchange, "The Exchange that the dispatch used.",
               nb::sig("def exchange(self) -> Exchange"))
       .def_ro("plan", &LowLatencyHandle::plan, "The Plan of the dispatch.")

@@ -47,6 +47,13 @@ void LowLatencyPool::add(nb::object made) {
   exchanges.push_back(std::make_unique<PooledExchange>(PooledExchange{std::move(made), &exchange}));
 }
 
+std::shared_ptr<LowLatencyPool> LowLatencyPools::of(const LowLatencyShape& shape) {
+  for (const auto& pool : all_) {
+    if (pool->shape == shape) return pool;
+  }
+  return all_.emplace_back(std::make_shared<LowLatencyPool>(shape));
+}
+
 PooledExchange& LowLatencyPools::acquire(LowLatencyPool& pool) {
   for (const auto& exchange : pool.exchanges) {
     if (exchange->busy) continue;
@@ -74,7 +81,7 @@ void LowLatencyPools::make_one(LowLatencyPool& pool, const PooledExchange* refus
 
 void LowLatencyPools::refuse_others(const PooledExchange* used) {
   std::vector<PooledExchange*> others;
-  for (const auto& each : all) {
+  for (const auto& each : all_) {
     for (const auto& exchange : each->exchanges)
       if (exchange.get() != used) others.push_back(exchange.get());
   }

@@ -55,6 +55,8 @@ struct LowLatencyPool {
 struct LowLatencyPools {
   explicit LowLatencyPools(nb::object first_low_latency) : make(std::move(first_low_latency)) {}
 
+  std::shared_ptr<LowLatencyPool> of(const LowLatencyShape& shape);
+
   // Returns an exchange of the pool that is not busy. If there is none, makes one, a collective operation.
   // Throws UsageError if kMost are busy.
   PooledExchange& acquire(LowLatencyPool& pool);
@@ -79,13 +81,12 @@ struct LowLatencyPools {
   }
 
   nb::object make;  // first_low_latency of the Exchanges
-  std::vector<std::shared_ptr<LowLatencyPool>> all;
-
  private:
   // `refused`: the exchange whose call ended with a refusal, or null.
   void make_one(LowLatencyPool& pool, const PooledExchange* refused);
   void refuse_others(const PooledExchange* used);
 
+  std::vector<std::shared_ptr<LowLatencyPool>> all_;
   const LowLatencyPool* last_ = nullptr;  // of this rank's last call; null: the shapes of the ranks' differed
   static void settle(PooledExchange& exchange);
 };
