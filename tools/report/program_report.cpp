@@ -173,10 +173,6 @@ std::string program_section(const std::string& title, const ProgramReport& run, 
                                  escaped(to_string(runs.program)), to_svg(runs.program)));
 }
 
-std::string second_name(const ProgramReport& run) {
-  return run.micro_batches > 1 ? fmt::format("{} micro-batches", run.micro_batches) : "a second time";
-}
-
 // The HTML page of a run of programs. `json`: the run's JSON, as text that may stand in a script element.
 std::string program_page(const ProgramReport& run, const std::string& json) {
   std::string checks, facts;
@@ -209,10 +205,10 @@ std::string program_page(const ProgramReport& run, const std::string& json) {
                       escaped(run.started_at));
   page += section("Checks", "<table>" + checks + "</table>\n");
   page += section("Times of the slowest rank", "<table>" + times_row("plain program", run.plain) +
-                                                   times_row(second_name(run), run.batched) + "</table>\n");
+                                                   times_row(run.second_name(), run.batched) + "</table>\n");
   page += program_section("Plain program, last run", run, run.plain, 1);
   page += program_section(
-      second_name(run) +
+      run.second_name() +
           (run.micro_batches > 1 ? ", last run: a row for each rank and micro-batch" : ", last run"),
       run, run.batched, run.micro_batches);
   page += section("Run", "<table>" + facts + "</table>\n");
@@ -235,6 +231,10 @@ int ProgramReport::batch_of(const ProgramStep& step) const {
   int streams = 1;
   for (const ProgramStep& one : plain.program.steps) streams = std::max(streams, one.stream + 1);
   return micro_batches > 1 ? step.stream / streams : 0;
+}
+
+std::string ProgramReport::second_name() const {
+  return micro_batches > 1 ? fmt::format("{} micro-batches", micro_batches) : "a second time";
 }
 
 nlohmann::ordered_json to_json(const ProgramReport& run) {

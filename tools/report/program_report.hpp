@@ -37,6 +37,8 @@ struct ProgramReport {
 
   // Which micro-batch a step of `batched` belongs to.
   int batch_of(const ProgramStep& step) const;
+  // What `batched` is, in words.
+  std::string second_name() const;
 };
 
 inline constexpr const char* kProgramSchemaName = "ferry.program_run";

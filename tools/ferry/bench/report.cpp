@@ -14,6 +14,7 @@
 #include "tools/ferry/bench/inputs.hpp"
 #include "tools/ferry/bench/point.hpp"
 #include "tools/ferry/common/machine.hpp"
+#include "tools/ferry/common/traces.hpp"
 #include "tools/report/units.hpp"
 
 namespace ferry::app {
@@ -47,12 +48,6 @@ class Sections {
   std::vector<Section> sections_{};
 };
 
-// The trace's name. A synthesised trace's parameters are left out, because the line shows them.
-std::string router_of(const BenchPoint& point) {
-  const std::string& name = point.trace->name;
-  return name.starts_with("synth:") ? name.substr(0, name.find(':', 6)) : name;
-}
-
 // The fields of a point.
 nlohmann::ordered_json point_json(const BenchPoint& point, const BenchRouting& routing) {
   return {{"ranks", point.ranks},
@@ -85,7 +80,7 @@ std::string host_heading(const HostBenchRow& row) {
   const Config& config = row.point.config;
   return fmt::format("{} ({}), {}, {}, {}\n{}, E {}, K {}, hidden {}; memcpy {}\n",
                      report::counted(row.point.ranks, "rank"), kind_of(row.point), to_string(config.format),
-                     to_string(config.layout), to_string(config.reduction), router_of(row.point),
+                     to_string(config.layout), to_string(config.reduction), short_name(row.point.trace->name),
                      config.experts, config.top_k, config.hidden,
                      report::in_bytes_per_second(row.memcpy_bytes_per_second));
 }
@@ -163,7 +158,8 @@ std::string gpu_figures(const GpuTimes& times) {
 // Heading of a group of lines: the properties that they share.
 std::string gpu_heading(const GpuBenchRow& row) {
   const Config& config = row.point.config;
-  std::string text = fmt::format("{}, E {}, K {}", router_of(row.point), config.experts, config.top_k);
+  std::string text =
+      fmt::format("{}, E {}, K {}", short_name(row.point.trace->name), config.experts, config.top_k);
   if (row.call.work == Work::metadata) return text + "\n";
   text += fmt::format("; {}, {}", to_string(config.format), to_string(config.layout));
   if (row.call.combines()) text += fmt::format(", {}", to_string(row.call.reduction));
@@ -278,8 +274,8 @@ std::string engine_heading(const EngineBenchRow& row) {
                      report::counted(row.point.ranks, "rank"), report::counted(row.nodes, "host"), row.engine,
                      row.registers ? ", registered" : "", row.gpu, config.hops == Hops::two ? "two" : "one",
                      config.hops == Hops::two ? "s" : "", to_string(config.format), to_string(config.layout),
-                     to_string(config.reduction), router_of(row.point), config.experts, config.top_k,
-                     config.hidden);
+                     to_string(config.reduction), short_name(row.point.trace->name), config.experts,
+                     config.top_k, config.hidden);
 }
 
 constexpr const char* kEngineColumns =

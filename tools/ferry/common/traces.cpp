@@ -57,6 +57,10 @@ std::string how_to_get_traces() {
                      document("docs/traces.md"));
 }
 
+std::string short_name(const std::string& trace) {
+  return trace.starts_with("synth:") ? trace.substr(0, trace.find(':', 6)) : trace;
+}
+
 void warn_of_missing_traces() {
   if (Environment::read().traces.empty() || !recorded_traces().empty()) return;
   fmt::print(stderr, "ferry: note: {}; using synthesised traces\n", why_no_traces());

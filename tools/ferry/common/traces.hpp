@@ -24,6 +24,9 @@ std::string why_no_traces();
 // recorded trace and a synthesised one is used instead.
 void warn_of_missing_traces();
 
+// A synthesised trace's name without its parameters, such as synth:decode; another name as it is.
+std::string short_name(const std::string& trace);
+
 // One sentence on how to get recorded traces.
 std::string how_to_get_traces();
 

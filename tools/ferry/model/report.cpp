@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "ferry/version.hpp"
+#include "tools/ferry/common/traces.hpp"
 #include "tools/report/units.hpp"
 
 namespace ferry::app {
@@ -63,11 +64,6 @@ std::string network_line(const Network& network) {
                      report::in_time(network.latency_us), network.messages_per_second * 1e-6);
 }
 
-// A synthesised trace's parameters are left out.
-std::string short_router(const std::string& router) {
-  return router.starts_with("synth:") ? router.substr(0, router.find(':', 6)) : router;
-}
-
 }  // namespace
 
 // ---- times of given calls
@@ -79,7 +75,7 @@ std::string times_table(const Model& model, const Network* network, const std::v
   const RoutingShape& shape = first.call.shape;
   text += fmt::format("Call      {} on {}; {}, E {}, K {}; {}, {}, hidden {}, {} SMs\n\n",
                       report::counted(shape.ranks, "rank"), report::counted(shape.nodes, "node"),
-                      short_router(first.router), shape.experts, shape.top_k, to_string(first.call.format),
+                      short_name(first.router), shape.experts, shape.top_k, to_string(first.call.format),
                       to_string(first.call.layout), first.call.hidden, sms_of(first.call));
   text +=
       "tokens call                   hops     time    start     link  network      SMs   memory  largest\n";
@@ -195,7 +191,7 @@ std::string check_table(const std::vector<CheckedRecord>& records) {
         "call                    R     N format      layout        routing  SMs measured    model  error\n";
     for (const PointError& one : record.errors) {
       const ModelCall& call = one.point->call;
-      std::string routing = short_router(one.point->router);
+      std::string routing = short_name(one.point->router);
       if (routing.starts_with("synth:")) routing = routing.substr(6);
       text += fmt::format("{:<22} {:>2} {:>5} {:<11.11} {:<13} {:<8.8} {:>3} {:>8} {:>8} {:>+4.0f} %\n",
                           work_of(call), call.shape.ranks, call.shape.tokens, to_string(call.format),

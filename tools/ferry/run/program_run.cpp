@@ -205,10 +205,6 @@ void require_runnable(const Program& program) {
     fail("outputs: none is of kind tokens, so there is nothing to compare: add a line 'output NAME'");
 }
 
-std::string second_name(const report::ProgramReport& run) {
-  return run.micro_batches > 1 ? fmt::format("{} micro-batches", run.micro_batches) : "a second time";
-}
-
 }  // namespace
 
 Program read_program(const std::string& path) {
@@ -283,7 +279,7 @@ report::ProgramReport make_program_report(const RunSpec& spec, const Topology& t
     run.checks.push_back(
         check_of("sums with scaling experts, bit for bit", found.sums,
                  "against the same sums computed on the source rank in the specified order"));
-  run.checks.push_back(check_of((second_name(run) + " against the plain program").c_str(), found.batches,
+  run.checks.push_back(check_of((run.second_name() + " against the plain program").c_str(), found.batches,
                                 "bytes of every output of kind tokens in every step"));
   return run;
 }
@@ -300,7 +296,7 @@ std::string program_table(const report::ProgramReport& run) {
   const double whole = spread_of(run.plain.times_us).median, split = spread_of(run.batched.times_us).median;
   table +=
       fmt::format("\n{:<44} {:.1f} us\n{:<44} {:.1f} us, {:.2f} of it\n",
-                  "median run, slowest rank: plain program", whole, second_name(run), split, split / whole);
+                  "median run, slowest rank: plain program", whole, run.second_name(), split, split / whole);
   return table;
 }
 

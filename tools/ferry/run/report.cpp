@@ -14,6 +14,7 @@
 #include "tools/ferry/common/config.hpp"
 #include "tools/ferry/common/files.hpp"
 #include "tools/ferry/common/machine.hpp"
+#include "tools/ferry/common/traces.hpp"
 #include "tools/ferry/run/expected.hpp"
 #include "tools/ferry/run/swiglu.hpp"
 #include "tools/report/forms.hpp"
@@ -22,11 +23,6 @@
 namespace ferry::app {
 
 namespace {
-
-// "synth:decode" for "synth:decode:experts=256,...". The full text is the recipe.
-std::string short_name(const std::string& name) {
-  return name.substr(0, name.find(':', name.find(':') + 1));
-}
 
 // The precision and the library of the experts' matrix products.
 std::string expert_arithmetic(const RunSpec& spec) {
