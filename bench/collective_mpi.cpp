@@ -23,9 +23,9 @@
 #include <string>
 #include <vector>
 
+#include "base/mapping.hpp"
 #include "bench/mpi_inputs.hpp"
 #include "ferry/ferry.hpp"
-#include "memory/local_memory.hpp"
 
 namespace {
 

@@ -22,8 +22,8 @@
 #include <vector>
 
 #include "backends/cpu/kernels/kernels.hpp"
+#include "base/mapping.hpp"
 #include "bench/mpi_inputs.hpp"
-#include "memory/local_memory.hpp"
 
 namespace {
 

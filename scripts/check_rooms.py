@@ -32,14 +32,14 @@ ROOMS = {
     "exchange": "base format group layout plan",
     "backends/cpu/kernels": "base format",
     "backends/cpu/link": "exchange group",
-    "backends/cpu": "format group memory layout plan exchange backends/cpu/kernels backends/cpu/link",
+    "backends/cpu": "base format group memory layout plan exchange backends/cpu/kernels backends/cpu/link",
     "backends/collective": "base engine group memory plan exchange backends/cpu backends/cpu/link",
-    "backends/sliced": "base format layout memory plan exchange",
+    "backends/sliced": "base format layout plan exchange",
     "backends/cuda/runtime": "base",
     "backends/cuda/memory": "base group memory backends/cuda/runtime",
     "backends/cuda/device": "base format layout",
     "backends/cuda/protocol": "base group layout backends/cuda/device",
-    "backends/cuda/transport": "base layout backends/cuda/device backends/cuda/protocol",
+    "backends/cuda/transport": "base backends/cuda/device backends/cuda/protocol",
     "backends/cuda/operations": "base layout plan exchange backends/cuda/runtime backends/cuda/memory backends/cuda/device"
                                 " backends/cuda/protocol",
     "backends/cuda/dispatch": "base format layout plan backends/cuda/runtime backends/cuda/device backends/cuda/protocol",
@@ -57,13 +57,13 @@ ROOMS = {
                             " backends/cuda/protocol backends/cuda/operations backends/cuda/host",
     "backends/cuda/engine": "base engine exchange layout plan backends/cpu/link backends/collective backends/cuda/runtime"
                             " backends/cuda/memory backends/cuda/operations backends/cuda/combine backends/cuda/host",
-    "backends/nvshmem/module": "backends/cuda/transport backends/cuda/two_hops layout",
+    "backends/nvshmem/module": "base backends/cuda/transport backends/cuda/two_hops",
     "backends/nvshmem": "base exchange group backends/cuda/runtime backends/cuda/memory backends/cuda/host backends/nvshmem/module",
     "capi": "base format plan exchange",
     "nvfuser": "base exchange format capi",
-    "max": "base exchange layout memory plan capi",
+    "max": "base exchange layout plan capi",
     "program": "base exchange",
-    "trace": "base capi",
+    "trace": "base exchange capi",
 }  # fmt: skip
 
 

@@ -1,6 +1,7 @@
-// The enumerators of public enumerations, and their values by name.
+// Names of enumerators, and the values that they name.
 #pragma once
 
+#include <cstddef>
 #include <string>
 #include <string_view>
 #include <type_traits>
@@ -12,8 +13,15 @@
 
 namespace ferry {
 
-// Those that to_string() has names for, in the order of their numbers, without BackendKind::reference, which
-// is reserved.
+// The name at the index `value`; "unknown" beyond the names.
+template <class Enum, std::size_t Count>
+constexpr const char* name_of(Enum value, const char* const (&names)[Count]) {
+  const auto index = static_cast<std::size_t>(value);
+  return index < Count ? names[index] : "unknown";
+}
+
+// The enumerators that to_string() has names for, in the order of their numbers, without
+// BackendKind::reference, which is reserved.
 template <class Enum>
 std::vector<Enum> enumerators() {
   std::vector<Enum> all;

@@ -1,4 +1,4 @@
-// One mmap() mapping, unmapped by its owner.
+// Mappings of memory, unmapped by their owner.
 #pragma once
 
 #include <cstddef>
@@ -7,6 +7,7 @@
 
 namespace ferry {
 
+// One mmap() mapping.
 class Mapping {
  public:
   Mapping() = default;
@@ -37,6 +38,20 @@ class Mapping {
 
   std::byte* data_ = nullptr;
   std::int64_t bytes_ = 0;
+};
+
+// Memory that only one rank uses: zero at first; the system provides each page at its first access.
+class LocalMemory {
+ public:
+  LocalMemory() = default;
+  // Aligned to a page. 0: none. Throws SystemError if the system refuses.
+  explicit LocalMemory(std::int64_t bytes) : mapping_(bytes > 0 ? Mapping::anonymous(bytes) : Mapping()) {}
+
+  std::byte* data() const { return mapping_.data(); }
+  std::int64_t bytes() const { return mapping_.bytes(); }
+
+ private:
+  Mapping mapping_;
 };
 
 }  // namespace ferry

@@ -1,21 +1,11 @@
 // Names of the public enumerations, and the version.
 #include "ferry/types.hpp"
 
-#include <cstddef>
-#include <iterator>
-
+#include "base/enumerators.hpp"
+#include "ferry/error.hpp"
 #include "ferry/version.hpp"
 
 namespace ferry {
-namespace {
-
-template <class Enum, std::size_t Count>
-const char* name_of(Enum value, const char* const (&names)[Count]) {
-  const auto index = static_cast<std::size_t>(value);
-  return index < Count ? names[index] : "unknown";
-}
-
-}  // namespace
 
 const char* to_string(DType type) {
   return name_of(type, {"bf16", "fp16", "fp32"});
@@ -42,10 +32,8 @@ const char* to_string(Transfer transfer) {
 }
 
 const char* to_string(BackendKind backend) {
-  const auto index =
-      static_cast<std::size_t>(static_cast<int>(backend) - static_cast<int>(BackendKind::automatic));
-  constexpr const char* kNames[] = {"automatic", "reference", "cpu", "cuda", "collective", "nvshmem"};
-  return index < std::size(kNames) ? kNames[index] : "unknown";
+  return name_of(static_cast<int>(backend) - static_cast<int>(BackendKind::automatic),
+                 {"automatic", "reference", "cpu", "cuda", "collective", "nvshmem"});
 }
 
 const char* to_string(EngineKind engine) {
@@ -58,6 +46,20 @@ const char* to_string(MemoryKind memory) {
 
 const char* to_string(Hops hops) {
   return name_of(hops, {"automatic", "one", "two"});
+}
+
+const char* to_string(ErrorCode code) {
+  return name_of(code, {"ok", "usage", "overflow", "timeout", "peer lost", "system", "unsupported"});
+}
+
+const char* to_string(Operation operation) {
+  return name_of(operation,
+                 {"none", "construct", "dispatch", "combine", "metadata", "route_values", "barrier",
+                  "dispatch_counts", "all_gather_v", "reduce_scatter_v", "return_values"});
+}
+
+const char* to_string(WaitRole role) {
+  return name_of(role, {"none", "sender", "relay", "receiver"});
 }
 
 std::string_view version() noexcept {

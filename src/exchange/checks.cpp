@@ -11,7 +11,7 @@
 #include "ferry/error.hpp"
 #include "format/encoding.hpp"
 #include "format/parts.hpp"
-#include "layout/message.hpp"
+#include "layout/exchange_layout.hpp"
 #include "plan/plan_checks.hpp"
 
 namespace ferry {

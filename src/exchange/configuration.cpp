@@ -10,7 +10,6 @@
 #include <type_traits>
 
 #include "base/enumerators.hpp"
-#include "base/limits.hpp"
 #include "base/text.hpp"
 #include "exchange/backend.hpp"
 #include "exchange/config_fields.hpp"

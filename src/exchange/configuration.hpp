@@ -12,6 +12,8 @@
 
 namespace ferry {
 
+inline constexpr int kMostExperts = 1 << 20;  // of an exchange, and of a recorded trace
+
 // Checks the fields that need no number of ranks: sizes, types and formats. Throws UsageError.
 void check_alone(const Config& config);
 

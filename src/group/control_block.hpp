@@ -9,12 +9,15 @@
 #include <string>
 
 #include "base/errors.hpp"
-#include "base/limits.hpp"
 #include "base/mapping.hpp"
 #include "ferry/topology.hpp"
 #include "group/liveness.hpp"
 
 namespace ferry {
+
+// Every change of the ranks of a group, or of a placement, begins a new epoch. Call headers, failures and the
+// threads that watch for them carry it.
+inline constexpr std::uint32_t kFirstEpoch = 1;
 
 // Sleeps while `word` holds `value`, for at most `seconds`. Spurious wake-ups are possible.
 void futex_wait(const std::atomic<std::uint32_t>& word, std::uint32_t value, double seconds) noexcept;

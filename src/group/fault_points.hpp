@@ -2,7 +2,9 @@
 // builds only (FERRY_TEST_HOOKS); in a production build fault_point() is empty.
 #pragma once
 
-#include <array>
+#include <atomic>
+
+#include "base/enumerators.hpp"
 
 namespace ferry {
 
@@ -35,19 +37,21 @@ enum class FaultPoint : int {
   hop_begin,    // two hops: the ranks agree to a call with messages; this one has sent none
 };
 
-inline constexpr std::array kFaultPoints = {
-    FaultPoint::construct_mapped,    FaultPoint::dispatch_begin,      FaultPoint::dispatch_rows_sent,
-    FaultPoint::dispatch_posted,     FaultPoint::dispatch_waited,     FaultPoint::dispatch_chunk_sent,
-    FaultPoint::dispatch_done,       FaultPoint::combine_begin,       FaultPoint::combine_rows_sent,
-    FaultPoint::combine_posted,      FaultPoint::combine_waited,      FaultPoint::combine_chunk_sent,
-    FaultPoint::combine_done,        FaultPoint::metadata_begin,      FaultPoint::metadata_posted,
-    FaultPoint::metadata_waited,     FaultPoint::route_values_begin,  FaultPoint::route_values_sent,
-    FaultPoint::route_values_posted, FaultPoint::route_values_waited, FaultPoint::gather_begin,
-    FaultPoint::gather_sent,         FaultPoint::gather_posted,       FaultPoint::gather_waited,
-    FaultPoint::relay_holds,         FaultPoint::hop_begin,
-};
-
-const char* to_string(FaultPoint point);
+inline const char* to_string(FaultPoint point) {
+  return name_of(point, {"construct_mapped",    "dispatch_begin",
+                         "dispatch_rows_sent",  "dispatch_posted",
+                         "dispatch_waited",     "dispatch_chunk_sent",
+                         "dispatch_done",       "combine_begin",
+                         "combine_rows_sent",   "combine_posted",
+                         "combine_waited",      "combine_chunk_sent",
+                         "combine_done",        "metadata_begin",
+                         "metadata_posted",     "metadata_waited",
+                         "route_values_begin",  "route_values_sent",
+                         "route_values_posted", "route_values_waited",
+                         "gather_begin",        "gather_sent",
+                         "gather_posted",       "gather_waited",
+                         "relay_holds",         "hop_begin"});
+}
 
 #ifdef FERRY_TEST_HOOKS
 
@@ -55,10 +59,16 @@ const char* to_string(FaultPoint point);
 // return.
 using FaultHook = void (*)(FaultPoint point, int rank);
 
-// Installs a hook, or none, for the whole process, and returns the one before. Call it while no rank runs.
-FaultHook set_fault_hook(FaultHook hook);
+inline std::atomic<FaultHook> installed_fault_hook = nullptr;
 
-void fault_point(FaultPoint point, int rank);
+// Installs a hook, or none, for the whole process, and returns the one before. Call it while no rank runs.
+inline FaultHook set_fault_hook(FaultHook hook) {
+  return installed_fault_hook.exchange(hook);
+}
+
+inline void fault_point(FaultPoint point, int rank) {
+  if (const FaultHook hook = installed_fault_hook.load(std::memory_order_relaxed)) hook(point, rank);
+}
 
 #else
 

@@ -13,7 +13,6 @@
 #include "base/text.hpp"
 #include "ferry/error.hpp"
 #include "ferry/topology.hpp"
-#include "group/control_plane.hpp"
 #include "group/launcher.hpp"
 #include "group/rank_state.hpp"
 
@@ -52,12 +51,7 @@ RankState::RankState(Membership membership, double deadline, std::shared_ptr<Eng
       waiter_(*control_, rank_,
               one_host_ ? topology_.ranks()
                         : static_cast<int>(topology_.ranks_of(topology_.node_of(rank_)).size())) {
-  if (one_host_) {
-    plane_ = std::make_unique<SharedMemoryPlane>(*control_, waiter_, rank_, deadline);
-  } else {
-    plane_ = std::make_unique<BootstrapPlane>(*control_, waiter_, rank_, topology_, deadline,
-                                              std::move(membership.link));
-  }
+  plane_ = make_control_plane(*control_, waiter_, rank_, topology_, deadline, std::move(membership.link));
   control_->join(rank_);
   all_gather(nullptr, nullptr, 0);
   for (int peer = 0; peer < control_->ranks(); ++peer)

@@ -12,7 +12,6 @@
 #include "ferry/group.hpp"
 #include "group/bootstrap_link.hpp"
 #include "group/control_block.hpp"
-#include "group/control_plane.hpp"
 #include "group/liveness.hpp"
 #include "group/waiter.hpp"
 
@@ -27,6 +26,24 @@ struct Membership {
   Topology topology;
   std::unique_ptr<BootstrapLink> link = nullptr;  // to the other hosts; null: all ranks are on this host
 };
+
+// How the ranks of a group agree on small data: the collective behind Rank::all_gather and everything that
+// ranks decide together.
+//
+// One rank's end. Failures, liveness and the deadline are the group's: an implementation ends its waits with
+// the errors of Waiter::wait, and fails the group when it gives up.
+class ControlPlane {
+ public:
+  virtual ~ControlPlane() = default;
+
+  // Collective, as Rank::all_gather; 0 bytes: a barrier. One thread at a time.
+  virtual void all_gather(const void* mine, void* all, std::size_t bytes) = 0;
+};
+
+// Keeps the references. `link`: as in Membership. A collective fails after `deadline` seconds.
+std::unique_ptr<ControlPlane> make_control_plane(ControlBlock& control, Waiter& waiter, int rank,
+                                                 const Topology& topology, double deadline,
+                                                 std::unique_ptr<BootstrapLink> link);
 
 class RankState {
  public:

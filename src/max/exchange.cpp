@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "base/errors.hpp"
+#include "base/mapping.hpp"
 #include "base/text.hpp"
 #include "exchange/configuration.hpp"
 #include "exchange/device_work.hpp"
@@ -18,7 +19,6 @@
 #include "layout/plan_layout.hpp"
 #include "max/host_operations.hpp"
 #include "max/words.hpp"
-#include "memory/local_memory.hpp"
 #include "plan/shapes.hpp"
 
 namespace ferry::max {

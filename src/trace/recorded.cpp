@@ -9,8 +9,8 @@
 #include <optional>
 #include <string_view>
 
-#include "base/limits.hpp"
 #include "base/text.hpp"
+#include "exchange/configuration.hpp"
 #include "ferry/error.hpp"
 #include "ferry/types.hpp"
 

@@ -7,7 +7,6 @@
 #include "format/numbers.hpp"
 #include "format/parts.hpp"
 #include "layout/exchange_layout.hpp"
-#include "layout/message.hpp"
 #include "layout/plan_layout.hpp"
 
 namespace ferry {

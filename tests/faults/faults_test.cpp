@@ -370,7 +370,7 @@ constexpr FaultPoint kPointsOfTwoHops[] = {FaultPoint::dispatch_begin, FaultPoin
 
 // The points that a call of one chunk and one hop passes.
 std::vector<FaultPoint> points_of_unchunked_calls() {
-  std::vector<FaultPoint> points(kFaultPoints.begin(), kFaultPoints.end());
+  std::vector<FaultPoint> points = enumerators<FaultPoint>();
   std::erase_if(points, is_of_hops);
   std::erase(points, FaultPoint::dispatch_chunk_sent);
   std::erase(points, FaultPoint::combine_chunk_sent);

@@ -9,9 +9,9 @@
 #include <random>
 
 #include "backends/cuda/by_source/source_rows.cuh"
-#include "base/limits.hpp"
 #include "exchange/configuration.hpp"
 #include "ferry/max.hpp"
+#include "group/control_block.hpp"
 #include "kernels_on_host/grid.hpp"
 #include "plan/shapes.hpp"
 #include "seed.hpp"

@@ -11,7 +11,7 @@
 #include "backends/cuda/dispatch/dispatch.hpp"
 #include "backends/cuda/host/engine_layout.hpp"
 #include "backends/cuda/host/hop_memory.hpp"
-#include "base/limits.hpp"
+#include "group/control_block.hpp"
 #include "harness/step_inputs.hpp"
 
 namespace ferry::cuda {

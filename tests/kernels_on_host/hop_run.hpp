@@ -13,7 +13,7 @@
 
 #include "backends/cuda/combine/combine.hpp"
 #include "backends/cuda/two_hops/hop_block.cuh"
-#include "base/limits.hpp"
+#include "group/control_block.hpp"
 #include "kernels_on_host/grid.hpp"
 #include "kernels_on_host/network.hpp"
 #include "oracle/gather.hpp"

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "backends/cuda/protocol/lane_view.hpp"
-#include "base/limits.hpp"
+#include "group/control_block.hpp"
 
 namespace ferry::cuda {
 

@@ -14,7 +14,7 @@
 #include "backends/cuda/protocol/call_header.cuh"
 #include "backends/cuda/protocol/diagnostics.cuh"
 #include "backends/cuda/protocol/flag_publisher.cuh"
-#include "base/limits.hpp"
+#include "group/control_block.hpp"
 
 namespace ferry::cuda {
 namespace {

@@ -11,7 +11,7 @@
 #include <filesystem>
 #include <fstream>
 
-#include "memory/local_memory.hpp"
+#include "base/mapping.hpp"
 #include "own_shared_folder.hpp"
 #include "runtime/channel_support.hpp"
 #include "runtime/support.hpp"

@@ -9,9 +9,8 @@
 #include <vector>
 
 #include "backends/cuda/dispatch/send_partition.hpp"
+#include "base/integers.hpp"
 #include "layout/device_signals.hpp"
-#include "layout/divisor.hpp"
-#include "layout/ll_packet.hpp"
 #include "seed.hpp"
 
 namespace ferry {

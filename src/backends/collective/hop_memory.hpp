@@ -6,7 +6,7 @@
 #include <cstring>
 #include <vector>
 
-#include "memory/local_memory.hpp"
+#include "base/mapping.hpp"
 
 namespace ferry::collective {
 

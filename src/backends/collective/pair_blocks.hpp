@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "base/errors.hpp"
+#include "base/mapping.hpp"
 #include "group/agreement.hpp"
-#include "memory/local_memory.hpp"
 
 namespace ferry::collective {
 

@@ -14,7 +14,7 @@
 #include "backends/cpu/chunk_schedule.hpp"
 #include "backends/cpu/lane.hpp"
 #include "backends/cpu/relay.hpp"
-#include "layout/message.hpp"
+#include "layout/exchange_layout.hpp"
 #include "plan/shapes.hpp"
 
 namespace ferry::cpu {

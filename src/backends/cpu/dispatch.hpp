@@ -9,7 +9,7 @@
 #include "backends/cpu/lane.hpp"
 #include "backends/cpu/relay.hpp"
 #include "format/encoding.hpp"
-#include "layout/message.hpp"
+#include "layout/exchange_layout.hpp"
 #include "plan/planning.hpp"
 
 namespace ferry::cpu {

@@ -7,13 +7,13 @@
 
 #include "backends/cpu/kernels/kernels.hpp"
 #include "backends/cpu/link/peer_link.hpp"
+#include "base/mapping.hpp"
 #include "exchange/backend.hpp"
 #include "exchange/configuration.hpp"
 #include "exchange/lane_counts.hpp"
 #include "format/parts.hpp"
 #include "group/agreement.hpp"
 #include "layout/plan_layout.hpp"
-#include "memory/local_memory.hpp"
 
 namespace ferry::cpu {
 

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "backends/cpu/lane.hpp"
-#include "layout/message.hpp"
+#include "layout/exchange_layout.hpp"
 
 namespace ferry::cpu {
 

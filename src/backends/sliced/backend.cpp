@@ -8,13 +8,13 @@
 
 #include "backends/sliced/positions.hpp"
 #include "backends/sliced/steps.hpp"
-#include "base/mixed_bits.hpp"
+#include "base/integers.hpp"
+#include "base/mapping.hpp"
 #include "base/text.hpp"
 #include "exchange/gather.hpp"
 #include "exchange/lane_counts.hpp"
 #include "ferry/error.hpp"
 #include "format/numbers.hpp"
-#include "memory/local_memory.hpp"
 
 namespace ferry {
 namespace sliced {

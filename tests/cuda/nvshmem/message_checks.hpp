@@ -8,8 +8,8 @@
 #include "backends/cuda/memory/device_memory.hpp"
 #include "backends/cuda/runtime/error.hpp"
 #include "backends/nvshmem/session.hpp"
-#include "base/limits.hpp"
 #include "cuda/memory/devices.hpp"
+#include "group/control_block.hpp"
 #include "runtime/support.hpp"
 
 namespace ferry::test {

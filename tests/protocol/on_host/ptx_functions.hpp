@@ -8,7 +8,6 @@
 #include <mutex>
 
 #include "layout/device_signals.hpp"
-#include "layout/ll_packet.hpp"
 #include "protocol/on_host/accesses.hpp"
 
 namespace ferry::cuda {

@@ -10,7 +10,6 @@
 #include "base/mapping.hpp"
 #include "ferry/exchange.hpp"
 #include "ferry/group.hpp"
-#include "memory/local_memory.hpp"
 #include "tools/ferry/bench/inputs.hpp"
 #include "tools/ferry/bench/runners.hpp"
 #include "tools/ferry/bench/traffic.hpp"

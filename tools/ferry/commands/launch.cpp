@@ -23,7 +23,7 @@
 #include "base/descriptors.hpp"
 #include "base/errors.hpp"
 #include "group/bootstrap_link.hpp"
-#include "group/launch_processes.hpp"
+#include "group/launcher.hpp"
 #include "tools/ferry/commands/commands.hpp"
 #include "tools/ferry/launch/meeting_point.hpp"
 

@@ -18,8 +18,8 @@
 #include <sstream>
 #include <thread>
 
+#include "base/mapping.hpp"
 #include "ferry/error.hpp"
-#include "memory/local_memory.hpp"
 #include "tools/report/summary.hpp"
 
 namespace ferry::app {

@@ -7,10 +7,10 @@
 #include <vector>
 
 #include "backends/cpu/kernels/kernels.hpp"
+#include "base/mapping.hpp"
 #include "ferry/exchange.hpp"
 #include "format/decode.hpp"
 #include "format/parts.hpp"
-#include "memory/local_memory.hpp"
 #include "tools/ferry/common/config.hpp"
 #include "tools/ferry/common/scale_row.hpp"
 #include "tools/ferry/run/device_context.hpp"

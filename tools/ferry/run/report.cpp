@@ -10,7 +10,7 @@
 #include "ferry/error.hpp"
 #include "ferry/version.hpp"
 #include "format/parts.hpp"
-#include "layout/message.hpp"
+#include "layout/exchange_layout.hpp"
 #include "tools/ferry/common/config.hpp"
 #include "tools/ferry/common/files.hpp"
 #include "tools/ferry/common/machine.hpp"

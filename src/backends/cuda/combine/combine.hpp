@@ -10,7 +10,7 @@
 #include "backends/cuda/dispatch/dispatch.hpp"
 #include "backends/cuda/protocol/lane_view.hpp"
 #include "backends/cuda/runtime/launch.hpp"
-#include "layout/message.hpp"
+#include "layout/exchange_layout.hpp"
 
 namespace ferry::cuda {
 

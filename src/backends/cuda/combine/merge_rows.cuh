@@ -2,7 +2,7 @@
 #pragma once
 
 #include "backends/cuda/device/values.cuh"
-#include "layout/message.hpp"
+#include "layout/exchange_layout.hpp"
 
 namespace ferry::cuda {
 

@@ -5,7 +5,6 @@
 #include <cstdint>
 
 #include "layout/device_signals.hpp"
-#include "layout/ll_packet.hpp"
 
 namespace ferry::cuda {
 

@@ -6,7 +6,7 @@
 #include "backends/cuda/dispatch/encode_with_scale.cuh"
 #include "backends/cuda/dispatch/scale_tiles.cuh"
 #include "backends/cuda/dispatch/shared_positions.cuh"
-#include "base/mixed_bits.hpp"
+#include "base/integers.hpp"
 
 namespace ferry::cuda {
 namespace {

@@ -10,7 +10,7 @@
 #include "ferry/exchange.hpp"
 #include "format/encoding.hpp"
 #include "format/parts.hpp"
-#include "layout/message.hpp"
+#include "layout/exchange_layout.hpp"
 
 namespace ferry::cuda {
 

@@ -13,7 +13,7 @@
 #include "exchange/checks.hpp"
 #include "exchange/configuration.hpp"
 #include "exchange/link_calls.hpp"
-#include "layout/message.hpp"
+#include "layout/exchange_layout.hpp"
 #include "plan/shapes.hpp"
 
 namespace ferry::cuda {

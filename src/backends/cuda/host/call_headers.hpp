@@ -6,7 +6,6 @@
 #include <cstring>
 
 #include "layout/device_signals.hpp"
-#include "layout/ll_packet.hpp"
 
 namespace ferry::cuda {
 

@@ -6,7 +6,7 @@
 #include "backends/cuda/host/memory_layout.hpp"
 #include "exchange/backend.hpp"
 #include "exchange/configuration.hpp"
-#include "layout/message.hpp"
+#include "layout/exchange_layout.hpp"
 
 namespace ferry {
 namespace cuda {

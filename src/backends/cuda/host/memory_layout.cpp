@@ -8,7 +8,7 @@
 #include "exchange/configuration.hpp"
 #include "format/encoding.hpp"
 #include "format/parts.hpp"
-#include "layout/message.hpp"
+#include "layout/exchange_layout.hpp"
 
 namespace ferry::cuda {
 namespace {

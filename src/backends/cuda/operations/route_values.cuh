@@ -7,7 +7,7 @@
 #include "backends/cuda/protocol/lane_memory.cuh"
 #include "backends/cuda/protocol/peer_messages.cuh"
 #include "backends/cuda/protocol/wait.cuh"
-#include "layout/ll_packet.hpp"
+#include "layout/device_signals.hpp"
 
 namespace ferry::cuda::inline FERRY_WIDTH {
 

@@ -11,7 +11,7 @@
 
 #include "base/host_device.hpp"
 #include "ferry/error.hpp"
-#include "layout/ll_packet.hpp"
+#include "layout/device_signals.hpp"
 
 namespace ferry::cuda {
 

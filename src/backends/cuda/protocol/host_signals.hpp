@@ -8,7 +8,7 @@
 #include "base/errors.hpp"
 #include "ferry/error.hpp"
 #include "ferry/topology.hpp"
-#include "layout/ll_packet.hpp"
+#include "layout/device_signals.hpp"
 
 namespace ferry::cuda {
 

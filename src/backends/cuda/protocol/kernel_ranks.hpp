@@ -10,7 +10,7 @@
 // outside is the same for both.
 #pragma once
 
-#include "layout/rank_bits.hpp"
+#include "base/integers.hpp"
 
 #ifdef FERRY_WIDE_KERNELS
 #define FERRY_WIDTH wide

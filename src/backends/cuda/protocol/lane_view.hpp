@@ -9,11 +9,10 @@
 #include "backends/cuda/protocol/host_signals.hpp"
 #include "backends/cuda/protocol/kernel_ranks.hpp"
 #include "base/host_device.hpp"
+#include "base/integers.hpp"
 #include "ferry/exchange.hpp"
 #include "layout/device_signals.hpp"
-#include "layout/divisor.hpp"
 #include "layout/exchange_layout.hpp"
-#include "layout/ll_packet.hpp"
 #include "layout/plan_layout.hpp"
 
 namespace ferry::cuda {

@@ -7,7 +7,7 @@
 #include "backends/cuda/protocol/plan_header.cuh"
 #include "backends/cuda/sliced/steps.hpp"
 #include "backends/sliced/positions.hpp"
-#include "base/mixed_bits.hpp"
+#include "base/integers.hpp"
 
 namespace ferry::cuda::inline FERRY_WIDTH {
 

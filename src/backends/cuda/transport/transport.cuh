@@ -37,7 +37,7 @@
 #include "backends/cuda/device/row_copy.cuh"
 #include "backends/cuda/protocol/lane_memory.cuh"
 #include "backends/cuda/protocol/wait.cuh"
-#include "layout/rank_bits.hpp"
+#include "base/integers.hpp"
 
 namespace ferry::cuda::inline FERRY_WIDTH {
 

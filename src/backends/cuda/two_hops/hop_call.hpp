@@ -12,9 +12,9 @@
 #include "backends/cuda/protocol/lane_view.hpp"
 #include "backends/cuda/runtime/launch.hpp"
 #include "backends/cuda/two_hops/hop_layout.hpp"
+#include "base/integers.hpp"
 #include "ferry/topology.hpp"
-#include "layout/message.hpp"
-#include "layout/rank_bits.hpp"
+#include "layout/exchange_layout.hpp"
 
 namespace ferry::cuda {
 

@@ -8,7 +8,7 @@
 
 #include "backends/cuda/transport/message_check.hpp"
 #include "backends/cuda/two_hops/hop_call.hpp"
-#include "layout/rank_bits.hpp"
+#include "base/integers.hpp"
 
 namespace ferry::nvshmem {
 
