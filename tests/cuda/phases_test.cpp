@@ -2,6 +2,7 @@
 // another stream that only an event orders.
 #include <atomic>
 #include <chrono>
+#include <optional>
 
 #include "cuda/device_test.hpp"
 #include "cuda/other_work.hpp"
@@ -123,7 +124,17 @@ TEST_F(CudaPhases, AnEventOrdersAReceivePhaseOnAnotherStream) {
       DeviceRun device_run(exchange, c);
       add_steps(device_run, c, kInputSets);
       device_run.prepare_comparisons();
-      const TestStream sending, receiving;
+      // A receive phase waits in its queue of the device: no other rank's stream may share it
+      // (make_streams()).
+      std::optional<TestStream> streams[2];
+      for (int turn = 0; turn < rank.size(); ++turn) {
+        for (int i = 0; i < 2 && turn == rank.index(); ++i) {
+          device::delay(streams[i].emplace(), 1);
+          streams[i]->synchronize();
+        }
+        rank.barrier();
+      }
+      const TestStream &sending = *streams[0], &receiving = *streams[1];
       const Event sent, received, combine_sent, done;
       Random random(seed_of(static_cast<std::uint64_t>(rank.index())));
       const auto delay = [&](const TestStream& stream) {

@@ -1,8 +1,10 @@
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <map>
 #include <thread>
@@ -65,6 +67,8 @@ bool is_built() {
 }
 
 int count() {
+  if (const char* visible = std::getenv("CUDA_VISIBLE_DEVICES"))
+    return *visible == 0 ? 0 : 1 + static_cast<int>(std::count(visible, visible + std::strlen(visible), ','));
   int gpus = 0;
   for (const auto& entry : std::filesystem::directory_iterator("/dev")) {
     const std::string name = entry.path().filename();
