@@ -64,14 +64,13 @@ TEST(AllNumbers, E4m3) {
   expect_all(NumberTable::e4m3(), [](float x) { return std::uint32_t{fp32_to_e4m3(x)}; });
 }
 
-// ---- Quantises blocks to e4m3 with every 16-bit value as the largest element, and as any other element.
+// ---- Rows of every family of formats: every 16-bit value as the largest of a block and as any other
+// element, and random fp32 values.
 
-using AllFp8 = Fp8Rows;
+using AllQuantised = QuantisedRows;
+INSTANTIATE_TEST_SUITE_P(Formats, AllQuantised, quantised_rows(), name_of_rows);
 
-INSTANTIATE_TEST_SUITE_P(Isa, AllFp8, testing::ValuesIn(cpu::available_kernels()),
-                         [](const auto& instance) { return instance.param->name; });
-
-TEST_P(AllFp8, Every16BitValueAsAmax) {
+TEST_P(AllQuantised, Every16BitValueAsAmax) {
   for (const DType type : {DType::bf16, DType::fp16}) {
     for (std::uint32_t amax = 0; amax < 65536; ++amax) {
       const auto element = [&](int) { return bits_up_to(random_, amax); };
@@ -81,13 +80,13 @@ TEST_P(AllFp8, Every16BitValueAsAmax) {
   }
 }
 
-TEST_P(AllFp8, Every16BitValueAsElement) {
+TEST_P(AllQuantised, Every16BitValueAsElement) {
   for (const DType type : {DType::bf16, DType::fp16}) {
     std::vector<std::uint32_t> largest{0x0000, 0x0001, 0x03FF, 0x0400, 0x3C00,
                                        0x3F80, 0x7BFF, 0x7C00, 0x7F7F, 0x7F80};
     for (int i = 0; i < 22; ++i) largest.push_back(static_cast<std::uint32_t>(below(random_, 0x8000)));
     for (const std::uint32_t amax : largest) {
-      for (std::uint32_t first = 0; first < 65536; first += 128) {
+      for (std::uint32_t first = 0; first < 65536; first += static_cast<std::uint32_t>(family_.block)) {
         const auto element = [&](int c) { return first + static_cast<std::uint32_t>(c); };
         ASSERT_NO_FATAL_FAILURE(expect_block(type, amax, element))
             << to_string(type) << " " << std::hex << amax;
@@ -96,13 +95,14 @@ TEST_P(AllFp8, Every16BitValueAsElement) {
   }
 }
 
-// ---- The MX formats: every 16-bit value with every scale and as the largest of a block, every fp32 value at
-// which a code changes, and random fp32 values.
+TEST_P(AllQuantised, RandomFp32) {
+  ASSERT_NO_FATAL_FAILURE(expect_random_fp32(1 << 22));
+}
 
-using AllMx = MxRows;
+// ---- The MX formats: every 16-bit value with every scale, and every fp32 value at which a code changes.
 
-INSTANTIATE_TEST_SUITE_P(Isa, AllMx, testing::ValuesIn(cpu::available_kernels()),
-                         [](const auto& instance) { return instance.param->name; });
+using AllMx = QuantisedRows;
+INSTANTIATE_TEST_SUITE_P(Formats, AllMx, quantised_rows({&kMx}), name_of_rows);
 
 TEST(AllMxElements, Every16BitValueWithEveryScale) {
   for (const DType type : {DType::bf16, DType::fp16}) {
@@ -115,16 +115,6 @@ TEST(AllMxElements, Every16BitValueWithEveryScale) {
         ASSERT_EQ(fp32_to_e2m1(scaled), oracle::encode_element(oracle::Element::e2m1, value, exponent))
             << value << " 2^" << exponent;
       }
-    }
-  }
-}
-
-TEST_P(AllMx, Every16BitValueAsAmax) {
-  for (const DType type : {DType::bf16, DType::fp16}) {
-    for (std::uint32_t amax = 0; amax < 65536; ++amax) {
-      const auto element = [&](int) { return bits_up_to(random_, amax); };
-      ASSERT_NO_FATAL_FAILURE(expect_block(type, amax, element))
-          << to_string(type) << " " << std::hex << amax;
     }
   }
 }
@@ -147,29 +137,21 @@ TEST_P(AllMx, Fp32BoundariesOfEveryCode) {
       for (const float boundary : boundaries) {
         const float at = std::ldexp(boundary, exponent);
         for (const float value : {at, std::nextafter(at, 0.0f), std::nextafter(at, amax)}) {
-          if (row.size() % kColumns == 0) row.push_back(amax);
+          if (row.size() % oracle::kMxColumns == 0) row.push_back(amax);
           row.push_back(random_() % 2 == 0 ? value : -value);
         }
       }
       row.resize((row.size() + 1) / 2 * 2);
-      Memory in(static_cast<std::int64_t>(row.size() * sizeof(float)));
-      std::memcpy(in.data(), row.data(), row.size() * sizeof(float));
-      ASSERT_NO_FATAL_FAILURE(expect_row(in, DType::fp32)) << "exponent " << exponent;
+      for (const Format& format : kMx.formats)
+        ASSERT_NO_FATAL_FAILURE(expect_row(row, format)) << "exponent " << exponent;
     }
   }
 }
 
-TEST_P(AllMx, RandomFp32) {
-  ASSERT_NO_FATAL_FAILURE(expect_random_fp32(1 << 22));
-}
+// ---- NVFP4: every 16-bit value with every scale, and every fp32 value at which a scale or a code changes.
 
-// ---- NVFP4: every 16-bit value as the largest of a block and with every scale, every fp32 value at which a
-// scale or a code changes, and random fp32 values.
-
-using AllNvfp4 = Nvfp4Rows;
-
-INSTANTIATE_TEST_SUITE_P(Isa, AllNvfp4, testing::ValuesIn(cpu::available_kernels()),
-                         [](const auto& instance) { return instance.param->name; });
+using AllNvfp4 = QuantisedRows;
+INSTANTIATE_TEST_SUITE_P(Formats, AllNvfp4, quantised_rows({&kNvfp4}), name_of_rows);
 
 TEST(AllNvfp4Scales, Every16BitValueWithEveryGlobalScale) {
   for (const DType type : {DType::bf16, DType::fp16}) {
@@ -188,7 +170,7 @@ TEST(AllNvfp4Scales, Every16BitValueWithEveryGlobalScale) {
   }
 }
 
-// Four global scales of the list at random: nvfp4_long_test.cpp has all of them.
+// Four global scales of the list at random: all_values_long_test.cpp has all of them.
 TEST(AllNvfp4Codes, Every16BitValueWithEveryScale) {
   Random random(seed());
   SCOPED_TRACE("FERRY_SEED=" + std::to_string(seed()));
@@ -230,13 +212,9 @@ TEST_P(AllNvfp4, Fp32BoundariesOfEveryScaleAndCode) {
         }
       }
     }
-    ASSERT_NO_FATAL_FAILURE(expect_row(row, g)) << "g " << g;
+    ASSERT_NO_FATAL_FAILURE(expect_row(row, Format::nvfp4(), g));
   }
   for (std::size_t s = 0; s < seen.size(); ++s) EXPECT_TRUE(seen[s]) << "scale " << s;
-}
-
-TEST_P(AllNvfp4, RandomFp32) {
-  ASSERT_NO_FATAL_FAILURE(expect_random_fp32(1 << 22));
 }
 
 }  // namespace

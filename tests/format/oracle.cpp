@@ -74,41 +74,4 @@ float decode(DType type, std::uint32_t bits) {
   return value;
 }
 
-namespace {
-
-// fp32 operations computed in double. For products and quotients of two fp32 numbers, rounding to double
-// first does not change the result.
-float divide(float a, float b) {
-  return static_cast<float>(static_cast<double>(a) / static_cast<double>(b));
-}
-float multiply(float a, float b) {
-  return static_cast<float>(static_cast<double>(a) * static_cast<double>(b));
-}
-
-float power_at_least(float value) {
-  if (std::isinf(value)) return value;
-  float power = std::ldexp(1.0f, -126);
-  while (power < value) power *= 2;
-  return power;
-}
-
-}  // namespace
-
-Fp8Block encode_fp8_block(const std::vector<float>& values, bool power_of_two) {
-  float amax = 0;
-  for (const float value : values) {
-    if (!std::isnan(value)) amax = std::max(amax, std::fabs(value));
-  }
-  const float s = std::max(amax, 1e-4f);
-  const float ratio = divide(s, 448.0f);
-  Fp8Block block;
-  block.scale = power_of_two ? power_at_least(ratio) : ratio;
-  block.exponent = static_cast<std::uint8_t>(std::isinf(block.scale) ? 255 : std::ilogb(block.scale) + 127);
-  const float factor = power_of_two ? divide(1.0f, block.scale) : divide(448.0f, s);
-  for (const float value : values) {
-    block.values.push_back(static_cast<std::uint8_t>(NumberTable::e4m3().encode(multiply(value, factor))));
-  }
-  return block;
-}
-
 }  // namespace ferry::test

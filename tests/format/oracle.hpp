@@ -48,13 +48,4 @@ class NumberTable {
 std::uint32_t encode(DType type, float value);
 float decode(DType type, std::uint32_t bits);
 
-struct Fp8Block {
-  float scale = 0;
-  std::uint8_t exponent = 0;  // the scale as a biased exponent
-  std::vector<std::uint8_t> values;
-};
-
-// Quantises one block of up to 128 values.
-Fp8Block encode_fp8_block(const std::vector<float>& values, bool power_of_two);
-
 }  // namespace ferry::test

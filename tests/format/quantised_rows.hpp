@@ -8,8 +8,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <limits>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "backends/cpu/kernels/kernels.hpp"
@@ -18,132 +18,9 @@
 #include "format/parts.hpp"
 #include "format/support.hpp"
 #include "oracle/block_formats.hpp"
+#include "oracle/encode.hpp"
 
 namespace ferry::test {
-
-// ---- Compares the bytes that a codec wrote with those of the oracle.
-
-inline void expect_bytes(const Memory& got, const std::vector<std::uint8_t>& expected) {
-  ASSERT_EQ(got.bytes(), static_cast<std::int64_t>(expected.size()));
-  for (std::size_t at = 0; at < expected.size(); ++at)
-    ASSERT_EQ(std::to_integer<int>(got.data()[at]), expected[at]) << "byte " << at;
-}
-
-// ---- Encodes rows to fp8 with all options and compares every byte with the formula, computed in double.
-
-inline constexpr Fp8Options kFp32Scales{};
-inline constexpr Fp8Options kPowerOfTwo{.power_of_two = true};
-inline constexpr Fp8Options kPacked{.power_of_two = true, .packed = true};
-
-class Fp8Rows : public testing::TestWithParam<const cpu::Kernels*> {
- protected:
-  const cpu::Kernels& kernels_ = *GetParam();
-  Random random_{seed()};
-  testing::ScopedTrace trace_{__FILE__, __LINE__, "FERRY_SEED=" + std::to_string(seed())};
-
-  // Encodes the row with `options` and compares every byte written.
-  void expect_row(const Memory& in, DType type, const Fp8Options& options) {
-    const std::int64_t columns = in.bytes() / bytes_of(type);
-    Memory values(columns, below(random_, 64));
-    Memory scales(parts_of(Format::fp8_e4m3(options), columns).part[1].wire_bytes, 16 * below(random_, 4));
-    kernels_.encode_row({values.data(), scales.data()}, in.data(), type, columns,
-                        encoding_of(Format::fp8_e4m3(options)), 1.0f);
-    ASSERT_TRUE(values.guards_intact() && scales.guards_intact()) << columns;
-
-    std::int64_t used = 0;
-    for (std::int64_t first = 0, block = 0; first < columns; first += 128, ++block) {
-      const std::int64_t count = std::min<std::int64_t>(128, columns - first);
-      std::vector<float> numbers;
-      for (std::int64_t c = first; c < first + count; ++c) numbers.push_back(decode(type, in.bits(type, c)));
-      const Fp8Block expected = encode_fp8_block(numbers, options.power_of_two);
-      for (std::int64_t c = 0; c < count; ++c) {
-        ASSERT_EQ(std::to_integer<int>(values.data()[first + c]), expected.values[c])
-            << to_string(Format::fp8_e4m3(options)) << ", column " << first + c << " = " << numbers[c]
-            << ", scale " << expected.scale;
-      }
-      if (options.packed) {
-        ASSERT_EQ(std::to_integer<int>(scales.data()[block]), expected.exponent) << "block " << block;
-      } else {
-        ASSERT_EQ(scales.fp32(block), expected.scale) << "block " << block;
-      }
-      used = (block + 1) * (options.packed ? 1 : 4);
-    }
-    for (; used < scales.bytes(); ++used) ASSERT_EQ(std::to_integer<int>(scales.data()[used]), 0);
-  }
-
-  void expect_row(const Memory& in, DType type) {
-    for (const Fp8Options& options : {kFp32Scales, kPowerOfTwo, kPacked}) {
-      ASSERT_NO_FATAL_FAILURE(expect_row(in, type, options));
-    }
-  }
-
-  // Tests a block with `amax` in a random column and element(c) in the others.
-  template <class Element>
-  void expect_block(DType type, std::uint32_t amax, Element element) {
-    Memory in(128 * bytes_of(type));
-    for (int c = 0; c < 128; ++c) in.set_bits(type, c, element(c));
-    in.set_bits(type, below(random_, 128), amax);
-    expect_row(in, type);
-  }
-};
-
-// ---- Encodes rows to the MX formats and compares every byte with the oracle.
-
-inline const Format kMxFormats[] = {Format::mxfp8({.rule = MxRule::up}), Format::mxfp8({.rule = MxRule::ocp}),
-                                    Format::mxfp4({.rule = MxRule::up}),
-                                    Format::mxfp4({.rule = MxRule::ocp})};
-
-class MxRows : public testing::TestWithParam<const cpu::Kernels*> {
- protected:
-  static constexpr std::int64_t kColumns = oracle::kMxColumns;
-  const cpu::Kernels& kernels_ = *GetParam();
-  Random random_{seed()};
-  testing::ScopedTrace trace_{__FILE__, __LINE__, "FERRY_SEED=" + std::to_string(seed())};
-
-  // Encodes the row, of an even number of columns, and compares every byte written.
-  void expect_row(const Memory& in, DType type, const Format& format) {
-    const std::int64_t columns = in.bytes() / bytes_of(type);
-    const PartList parts = parts_of(format, columns);
-    const oracle::Element element =
-        format.kind == FormatKind::mxfp4 ? oracle::Element::e2m1 : oracle::Element::e4m3;
-    Memory values(parts.part[0].row_bytes, below(random_, 64));
-    Memory scales(parts.part[1].wire_bytes, 16 * below(random_, 4));
-    kernels_.encode_row({values.data(), scales.data()}, in.data(), type, columns, encoding_of(format), 1.0f);
-    ASSERT_TRUE(values.guards_intact() && scales.guards_intact()) << columns;
-    std::vector<float> numbers;
-    for (std::int64_t c = 0; c < columns; ++c) numbers.push_back(decode(type, in.bits(type, c)));
-    oracle::BlockRow expected = oracle::encode_mx(numbers, element, format.mx.rule);
-    expected.scales.resize(static_cast<std::size_t>(scales.bytes()));  // padded with 0
-    ASSERT_NO_FATAL_FAILURE(expect_bytes(scales, expected.scales)) << to_string(format) << ", scales";
-    ASSERT_NO_FATAL_FAILURE(expect_bytes(values, expected.values)) << to_string(format) << ", values";
-  }
-
-  void expect_row(const Memory& in, DType type) {
-    for (const Format& format : kMxFormats) ASSERT_NO_FATAL_FAILURE(expect_row(in, type, format));
-  }
-
-  // Rows of random fp32 values, `total` together: each block of any magnitude, its values within 2^-15 of it;
-  // some zeros, denormals, infinities and NaN.
-  void expect_random_fp32(std::int64_t total) {
-    constexpr std::int64_t kRow = 4096;
-    Memory in(kRow * bytes_of(DType::fp32));
-    for (std::int64_t done = 0; done < total; done += kRow) {
-      fill_blocks(random_, kColumns, in);
-      ASSERT_NO_FATAL_FAILURE(expect_row(in, DType::fp32)) << "values from " << done;
-    }
-  }
-
-  // Tests a block with `amax` in a random column and element(c) in the others.
-  template <class Element>
-  void expect_block(DType type, std::uint32_t amax, Element element) {
-    Memory in(kColumns * bytes_of(type));
-    for (int c = 0; c < kColumns; ++c) in.set_bits(type, c, element(c));
-    in.set_bits(type, below(random_, kColumns), amax);
-    expect_row(in, type);
-  }
-};
-
-// ---- Encodes rows to NVFP4 and compares every byte with the oracle.
 
 // 64 global scales: the ends of the fp32 range, denormals, and fractions in which products are and are not
 // exact.
@@ -172,18 +49,36 @@ inline void expect_every_code(DType type, float g) {
   }
 }
 
-class Nvfp4Rows : public testing::TestWithParam<const cpu::Kernels*> {
+// Formats whose rows have blocks of as many columns.
+struct Family {
+  const char* name;
+  std::int64_t block;
+  std::vector<Format> formats;
+};
+
+inline const Family kFp8{
+    "fp8", 128, {parse_format("fp8"), parse_format("fp8-pow2"), parse_format("fp8-pow2-packed")}};
+inline const Family kMx{"mx",
+                        oracle::kMxColumns,
+                        {parse_format("mxfp8-up"), parse_format("mxfp8-ocp"), parse_format("mxfp4-up"),
+                         parse_format("mxfp4-ocp")}};
+inline const Family kNvfp4{
+    "nvfp4", oracle::kNvfp4Columns, {parse_format("nvfp4"), parse_format("nvfp4-token")}};
+
+// Encodes rows with the kernels of each processor, to the formats of a family, and compares every byte with
+// the oracle.
+class QuantisedRows : public testing::TestWithParam<std::tuple<const cpu::Kernels*, const Family*>> {
  protected:
-  static constexpr std::int64_t kColumns = oracle::kNvfp4Columns;
-  const cpu::Kernels& kernels_ = *GetParam();
+  const cpu::Kernels& kernels_ = *std::get<0>(GetParam());
+  const Family& family_ = *std::get<1>(GetParam());
   Random random_{seed()};
   testing::ScopedTrace trace_{__FILE__, __LINE__, "FERRY_SEED=" + std::to_string(seed())};
 
-  // Encodes the row, of an even number of columns, with `g` or with a scale of its own, and compares every
-  // byte written, and whether every scale could be formed.
-  void expect_row(const Memory& in, DType type, float g, bool per_token = false) {
+  // Encodes the row, of an even number of columns if a code is half a byte, and compares every byte written,
+  // and whether every scale could be formed.
+  void expect_row(const Memory& in, DType type, const std::vector<float>& numbers, const Format& format,
+                  float g) {
     const std::int64_t columns = in.bytes() / bytes_of(type);
-    const Format format = Format::nvfp4({.per_token = per_token});
     const PartList parts = parts_of(format, columns);
     Memory values(parts.part[0].row_bytes, below(random_, 64));
     Memory scales(parts.part[1].wire_bytes, 16 * below(random_, 4));
@@ -191,45 +86,73 @@ class Nvfp4Rows : public testing::TestWithParam<const cpu::Kernels*> {
     const bool valid = kernels_.encode_row({values.data(), scales.data(), row_scale.data()}, in.data(), type,
                                            columns, encoding_of(format), g);
     ASSERT_TRUE(values.guards_intact() && scales.guards_intact() && row_scale.guards_intact()) << columns;
-    std::vector<float> numbers;
-    for (std::int64_t c = 0; c < columns; ++c) numbers.push_back(decode(type, in.bits(type, c)));
-    oracle::BlockRow expected =
-        oracle::encode_nvfp4(numbers, per_token ? oracle::nvfp4_row_scale(numbers) : g);
-    bool formed = true;
-    for (const std::uint8_t scale : expected.scales) formed = formed && scale != 0x7F;
-    EXPECT_EQ(valid, formed) << "g " << expected.row_scale;
-    expected.scales.resize(static_cast<std::size_t>(scales.bytes()));  // padded with 0
-    ASSERT_NO_FATAL_FAILURE(expect_bytes(scales, expected.scales)) << "scales, g " << expected.row_scale;
-    ASSERT_NO_FATAL_FAILURE(expect_bytes(values, expected.values)) << "values, g " << expected.row_scale;
-    if (per_token) {
-      ASSERT_EQ(row_scale.fp32(0), expected.row_scale);
-    }
+    std::vector<std::vector<std::byte>> expected = oracle::encoded_row(numbers, format, g);
+    const bool formed =
+        format.kind != FormatKind::nvfp4 || std::ranges::count(expected[1], std::byte{0x7F}) == 0;
+    EXPECT_EQ(valid, formed) << "g " << g;
+    expected[1].resize(static_cast<std::size_t>(scales.bytes()));  // padded with 0
+    const auto expect_part = [&](const Memory& got, int part) {
+      const std::vector<std::byte>& want = expected[static_cast<std::size_t>(part)];
+      ASSERT_EQ(got.bytes(), std::ssize(want));
+      if (std::memcmp(got.data(), want.data(), want.size()) == 0) return;
+      for (std::size_t at = 0; at < want.size(); ++at)
+        ASSERT_EQ(got.data()[at], want[at])
+            << to_string(format) << ", g " << g << ", part " << part << ", byte " << at;
+    };
+    ASSERT_NO_FATAL_FAILURE(expect_part(scales, 1));
+    ASSERT_NO_FATAL_FAILURE(expect_part(values, 0));
+    if (parts.count > 2) expect_part(row_scale, 2);
   }
 
-  void expect_row(const std::vector<float>& row, float g) {
+  // In every format of the family: nvfp4 with a scale of the list, with one near that of the row, and per
+  // token.
+  void expect_row(const Memory& in, DType type) {
+    static const std::vector<float> listed = global_scales();
+    std::vector<float> numbers;
+    for (std::int64_t c = 0; c < in.bytes() / bytes_of(type); ++c)
+      numbers.push_back(decode(type, in.bits(type, c)));
+    for (const Format& format : family_.formats)
+      ASSERT_NO_FATAL_FAILURE(expect_row(
+          in, type, numbers, format, listed[static_cast<std::size_t>(below(random_, std::ssize(listed)))]));
+    if (&family_ != &kNvfp4) return;
+    const float near = std::ldexp(oracle::nvfp4_row_scale(numbers), static_cast<int>(below(random_, 9)) - 4);
+    ASSERT_NO_FATAL_FAILURE(expect_row(in, type, numbers, Format::nvfp4(), near));
+  }
+  void expect_row(const std::vector<float>& row, const Format& format, float g = 1) {
     Memory in(static_cast<std::int64_t>(row.size() * sizeof(float)));
     std::memcpy(in.data(), row.data(), row.size() * sizeof(float));
-    expect_row(in, DType::fp32, g);
+    expect_row(in, DType::fp32, row, format, g);
   }
 
-  // Rows of random fp32 values, `total` together, whose blocks are of any magnitude: with random scales from
-  // the list, which most blocks lie above or below, with scales near the row, and per token.
+  // Tests a block with `amax` in a random column and element(c) in the others.
+  template <class Element>
+  void expect_block(DType type, std::uint32_t amax, Element element) {
+    Memory in(family_.block * bytes_of(type));
+    for (int c = 0; c < family_.block; ++c) in.set_bits(type, c, element(c));
+    in.set_bits(type, below(random_, family_.block), amax);
+    expect_row(in, type);
+  }
+
+  // Rows of random fp32 values, `total` together: each block, or each row, of any magnitude, its values
+  // within 2^-15 of it; some zeros, denormals, infinities and NaN.
   void expect_random_fp32(std::int64_t total) {
     constexpr std::int64_t kRow = 4096;
-    const std::vector<float> list = global_scales();
-    Memory wide(kRow * bytes_of(DType::fp32)), near(kRow * bytes_of(DType::fp32));
+    Memory in(kRow * bytes_of(DType::fp32));
     for (std::int64_t done = 0; done < total; done += 2 * kRow) {
-      fill_blocks(random_, kColumns, wide);
-      fill_blocks(random_, kRow, near);
-      const float listed = list[static_cast<std::size_t>(below(random_, std::ssize(list)))];
-      std::vector<float> numbers;
-      for (std::int64_t c = 0; c < kRow; ++c) numbers.push_back(near.fp32(c));
-      const float own = oracle::nvfp4_row_scale(numbers);
-      ASSERT_NO_FATAL_FAILURE(expect_row(wide, DType::fp32, listed)) << "values from " << done;
-      ASSERT_NO_FATAL_FAILURE(expect_row(near, DType::fp32, own)) << "values from " << done;
-      ASSERT_NO_FATAL_FAILURE(expect_row(near, DType::fp32, 0, true)) << "values from " << done;
+      for (const std::int64_t columns : {family_.block, kRow}) {
+        fill_blocks(random_, columns, in);
+        ASSERT_NO_FATAL_FAILURE(expect_row(in, DType::fp32)) << "values from " << done;
+      }
     }
   }
 };
+
+// The instances of a suite of QuantisedRows.
+inline auto quantised_rows(const std::vector<const Family*>& families = {&kFp8, &kMx, &kNvfp4}) {
+  return testing::Combine(testing::ValuesIn(cpu::available_kernels()), testing::ValuesIn(families));
+}
+inline std::string name_of_rows(const testing::TestParamInfo<QuantisedRows::ParamType>& instance) {
+  return std::string(std::get<1>(instance.param)->name) + "_" + std::get<0>(instance.param)->name;
+}
 
 }  // namespace ferry::test

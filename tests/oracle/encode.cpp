@@ -72,36 +72,11 @@ std::vector<std::byte> packed_exponents(const std::vector<float>& scales) {
   return bytes;
 }
 
-std::vector<std::byte> encoded_fp8(const GlobalInputs& inputs, int rank, std::int64_t token, int part) {
-  const Quantised row = quantised(values_of(inputs, rank, token), inputs.format.fp8);
-  if (part == 0) return bytes_of_vector(row.values);
-  return inputs.format.fp8.packed ? packed_exponents(row.scales) : bytes_of_vector(row.scales);
-}
-
 // x / scale in double, then rounded to fp32: a quotient of two fp32 that is rounded to double first, which
 // has more than twice as many bits, has the bits of one rounding.
 std::vector<float> divided(std::vector<float> values, float scale) {
   for (float& x : values) x = static_cast<float>(double{x} / double{scale});
   return values;
-}
-
-// A format with a scale byte for each block: mxfp8, mxfp4, nvfp4.
-std::vector<std::byte> encoded_blocks(const GlobalInputs& inputs, int rank, std::int64_t token, int part,
-                                      const float* input_scale) {
-  const Format& format = inputs.format;
-  std::vector<float> values = values_of(inputs, rank, token);
-  BlockRow row;
-  if (input_scale != nullptr && format.kind == FormatKind::mxfp8) values = divided(values, *input_scale);
-  if (format.kind == FormatKind::nvfp4) {
-    const float of_call = input_scale != nullptr ? *input_scale : inputs.global_scale;
-    row = encode_nvfp4(values, format.nvfp4_options.per_token ? nvfp4_row_scale(values) : of_call);
-  } else {
-    row = encode_mx(values, format.kind == FormatKind::mxfp4 ? Element::e2m1 : Element::e4m3, format.mx.rule);
-  }
-  if (part == 0) return bytes_of_vector(row.values);
-  if (part == 2) return bytes_of_vector(std::vector<float>{row.row_scale});
-  row.scales.resize((row.scales.size() + 3) / 4 * 4);
-  return bytes_of_vector(row.scales);
 }
 
 PartShape dense(std::int64_t row_bytes) {
@@ -177,17 +152,37 @@ std::vector<std::int64_t> input_row_bytes(const Format& format, DType type, std:
   return bytes;
 }
 
+std::vector<std::vector<std::byte>> encoded_row(const std::vector<float>& values, const Format& format,
+                                                float g) {
+  if (format.kind == FormatKind::fp8_e4m3) {
+    const Quantised row = quantised(values, format.fp8);
+    return {bytes_of_vector(row.values),
+            format.fp8.packed ? packed_exponents(row.scales) : bytes_of_vector(row.scales)};
+  }
+  // A scale byte for each block.
+  const bool nvfp4 = format.kind == FormatKind::nvfp4;
+  BlockRow row = nvfp4 ? encode_nvfp4(values, format.nvfp4_options.per_token ? nvfp4_row_scale(values) : g)
+                       : encode_mx(values, format.kind == FormatKind::mxfp4 ? Element::e2m1 : Element::e4m3,
+                                   format.mx.rule);
+  row.scales.resize((row.scales.size() + 3) / 4 * 4);
+  return {bytes_of_vector(row.values), bytes_of_vector(row.scales),
+          bytes_of_vector(std::vector<float>{row.row_scale})};
+}
+
 std::vector<std::byte> encoded_part(const GlobalInputs& inputs, int rank, std::int64_t token, int part,
                                     const float* weight, const float* input_scale) {
-  if (inputs.format.kind == FormatKind::fp8_e4m3 && input_scale != nullptr) {
+  const FormatKind kind = inputs.format.kind;
+  if (kind == FormatKind::fp8_e4m3 || kind == FormatKind::mxfp8 || kind == FormatKind::mxfp4 ||
+      kind == FormatKind::nvfp4) {
+    std::vector<float> values = values_of(inputs, rank, token);
+    if (input_scale == nullptr) return encoded_row(values, inputs.format, inputs.global_scale)[part];
+    if (kind == FormatKind::nvfp4) return encoded_row(values, inputs.format, *input_scale)[part];
+    values = divided(values, *input_scale);
+    if (kind == FormatKind::mxfp8) return encoded_row(values, inputs.format, 1)[part];
     std::vector<std::uint8_t> codes;
-    for (const float x : divided(values_of(inputs, rank, token), *input_scale)) codes.push_back(e4m3(x));
+    for (const float x : values) codes.push_back(e4m3(x));
     return bytes_of_vector(codes);
   }
-  if (inputs.format.kind == FormatKind::fp8_e4m3) return encoded_fp8(inputs, rank, token, part);
-  if (inputs.format.kind == FormatKind::mxfp8 || inputs.format.kind == FormatKind::mxfp4 ||
-      inputs.format.kind == FormatKind::nvfp4)
-    return encoded_blocks(inputs, rank, token, part, input_scale);
   const std::int64_t bytes = input_row_bytes(inputs.format, inputs.type, inputs.config.hidden)[part];
   const std::byte* row = inputs.ranks[rank].parts[part].data() + token * bytes;
   if (weight == nullptr) return {row, row + bytes};

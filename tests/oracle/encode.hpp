@@ -47,6 +47,10 @@ std::vector<PartShape> part_shapes(const Format& format, std::int64_t hidden, st
 // Bytes of a caller's dense row, for each part.
 std::vector<std::int64_t> input_row_bytes(const Format& format, DType type, std::int64_t hidden);
 
+// The parts of a row of these values in a quantised format. `g`: of nvfp4 without a scale of each row.
+std::vector<std::vector<std::byte>> encoded_row(const std::vector<float>& values, const Format& format,
+                                                float g = 1);
+
 // Part `part` of token `token` of rank `rank`, elements in order. `weight`: factor of the values; null: none.
 // `input_scale`: the scale of the row's expert, if there are input_scales; otherwise null.
 std::vector<std::byte> encoded_part(const GlobalInputs& inputs, int rank, std::int64_t token, int part,

@@ -75,18 +75,6 @@ TEST(OracleNumbers, EveryFiniteValueIsUnchangedByLoadAndStore) {
   }
 }
 
-GlobalInputs one_row(const std::vector<float>& row, const Fp8Options& options) {
-  GlobalInputs inputs;
-  inputs.config.hidden = static_cast<int>(row.size());
-  inputs.format = Format::fp8_e4m3(options);
-  inputs.type = DType::fp32;
-  inputs.ranks.resize(1);
-  inputs.ranks[0].tokens = 1;
-  inputs.ranks[0].parts[0].resize(row.size() * sizeof(float));
-  std::memcpy(inputs.ranks[0].parts[0].data(), row.data(), row.size() * sizeof(float));
-  return inputs;
-}
-
 // 128 columns whose largest magnitude is `largest`, then a block of 16 zeros.
 std::vector<float> two_blocks(float largest) {
   std::vector<float> row(144, 0.0f);
@@ -95,47 +83,48 @@ std::vector<float> two_blocks(float largest) {
   return row;
 }
 
+using Parts = std::vector<std::vector<std::byte>>;
+
 TEST(OracleNumbers, Fp8ScalesByTheLargestMagnitudeOfEachBlock) {
-  const GlobalInputs inputs = one_row(two_blocks(896), {});
-  const std::vector<std::byte> values = encoded_part(inputs, 0, 0, 0, nullptr);
-  const std::vector<std::byte> scales = encoded_part(inputs, 0, 0, 1, nullptr);
+  const Parts parts = encoded_row(two_blocks(896), Format::fp8_e4m3());
+  const std::vector<std::byte>& values = parts[0];
   ASSERT_EQ(values.size(), 144u);
-  ASSERT_EQ(scales.size(), 8u);
+  ASSERT_EQ(parts[1].size(), 8u);
   EXPECT_EQ(values[0], std::byte{0x30});  // 1 / 2
   EXPECT_EQ(values[5], std::byte{0xFE});  // -448
   EXPECT_EQ(values[143], std::byte{0});
   float scale[2];
-  std::memcpy(scale, scales.data(), sizeof scale);
+  std::memcpy(scale, parts[1].data(), sizeof scale);
   EXPECT_EQ(scale[0], 2.0f);
   EXPECT_EQ(scale[1], 1e-4f / 448.0f);
 }
 
 TEST(OracleNumbers, Fp8PowersOfTwoRoundTheScaleUp) {
-  const GlobalInputs exact = one_row(two_blocks(896), {.power_of_two = true});
-  const GlobalInputs above = one_row(two_blocks(900), {.power_of_two = true});
+  const Parts exact = encoded_row(two_blocks(896), Format::fp8_e4m3({.power_of_two = true}));
+  const Parts above = encoded_row(two_blocks(900), Format::fp8_e4m3({.power_of_two = true}));
   float scale[2];
-  std::memcpy(scale, encoded_part(exact, 0, 0, 1, nullptr).data(), sizeof scale);
+  std::memcpy(scale, exact[1].data(), sizeof scale);
   EXPECT_EQ(scale[0], 2.0f);
-  std::memcpy(scale, encoded_part(above, 0, 0, 1, nullptr).data(), sizeof scale);
+  std::memcpy(scale, above[1].data(), sizeof scale);
   EXPECT_EQ(scale[0], 4.0f);
-  EXPECT_EQ(scale[1], std::ldexp(1.0f, -22));                            // 1e-4 / 448 = 1.87 * 2^-23
-  EXPECT_EQ(encoded_part(above, 0, 0, 0, nullptr)[5], std::byte{0xF6});  // -225 -> -224
+  EXPECT_EQ(scale[1], std::ldexp(1.0f, -22));  // 1e-4 / 448 = 1.87 * 2^-23
+  EXPECT_EQ(above[0][5], std::byte{0xF6});     // -225 -> -224
 
-  const GlobalInputs packed = one_row(two_blocks(900), {.power_of_two = true, .packed = true});
+  const Parts packed = encoded_row(two_blocks(900), Format::fp8_e4m3({.power_of_two = true, .packed = true}));
   const std::vector<std::byte> word{std::byte{129}, std::byte{105}, std::byte{0}, std::byte{0}};
-  EXPECT_EQ(encoded_part(packed, 0, 0, 1, nullptr), word);
+  EXPECT_EQ(packed[1], word);
 }
 
 TEST(OracleNumbers, Fp8IgnoresNanAndKeepsInfinityFinite) {
   std::vector<float> row(128, 2.0f);
   row[1] = kNan;
-  const GlobalInputs with_nan = one_row(row, {});
-  EXPECT_EQ(encoded_part(with_nan, 0, 0, 0, nullptr)[0], std::byte{0x7E});
-  EXPECT_EQ(encoded_part(with_nan, 0, 0, 0, nullptr)[1], std::byte{0x7F});
+  const Parts with_nan = encoded_row(row, Format::fp8_e4m3());
+  EXPECT_EQ(with_nan[0][0], std::byte{0x7E});
+  EXPECT_EQ(with_nan[0][1], std::byte{0x7F});
   row[1] = -kInfinity;
-  const GlobalInputs with_infinity = one_row(row, {});
-  EXPECT_EQ(encoded_part(with_infinity, 0, 0, 0, nullptr)[0], std::byte{0});     // 2 * 0
-  EXPECT_EQ(encoded_part(with_infinity, 0, 0, 0, nullptr)[1], std::byte{0x7F});  // infinity * 0
+  const Parts with_infinity = encoded_row(row, Format::fp8_e4m3());
+  EXPECT_EQ(with_infinity[0][0], std::byte{0});     // 2 * 0
+  EXPECT_EQ(with_infinity[0][1], std::byte{0x7F});  // infinity * 0
 }
 
 TEST(OracleNumbers, DotAddsInItsFixedOrder) {

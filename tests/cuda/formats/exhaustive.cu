@@ -1,14 +1,15 @@
-#include "cuda/microscaled/exhaustive.hpp"
+#include "cuda/formats/exhaustive.hpp"
 
 #include "backends/cuda/dispatch/routing.cuh"
 #include "backends/cuda/dispatch/send_row.cuh"
-#include "cuda/microscaled/formula.hpp"
+#include "cuda/formats/formula.hpp"
 #include "harness/require_success.hpp"
 
 namespace ferry::contract {
 namespace {
 
 constexpr int kWarps = 4;
+constexpr std::uint32_t kInfinity = 0x7F800000u;
 
 __device__ std::uint64_t hash(std::uint64_t value) {
   value = (value + 0x9E3779B97F4A7C15ull) * 0xBF58476D1CE4E5B9ull;
@@ -19,8 +20,8 @@ __device__ std::uint64_t hash(std::uint64_t value) {
 template <DType kType>
 using Bits = std::conditional_t<kType == DType::fp32, std::uint32_t, std::uint16_t>;
 
-// How a row is encoded. An encoding has kBlock, kColumns, kValueBytes of a row, formula(amax), and encode(),
-// for a warp.
+// How a row is encoded. An encoding has kBlock, kColumns of a row, the most kScaleBytes of a block,
+// formula(amax), encode(), for a warp, and the scale that it has stored for a block.
 struct ScaleWriter {
   std::uint8_t* scales;
   __device__ void operator()(bool stores, std::int64_t offset, std::uint32_t word) const {
@@ -28,8 +29,31 @@ struct ScaleWriter {
   }
 };
 
+template <DType kType, int kDeep>
+struct Fp8 {
+  static constexpr int kBlock = 128, kColumns = 256 * kDeep, kScaleBytes = 4;
+  static constexpr bool kNarrow = false;
+  Encoding encoding;
+
+  __device__ Fp8Formula formula(float amax) const {
+    return Fp8Formula::of(amax, encoding.rule == ScaleRule::power_of_two, encoding.packs_scales());
+  }
+  __device__ void encode(const std::byte* row, std::byte* values, std::uint8_t* scales) const {
+    cuda::send_encoded<kType, kDeep>(row, values, 1u, {0, kColumns}, encoding, ScaleWriter{scales});
+  }
+  __device__ std::uint32_t scale(const std::uint8_t* scales, int block) const {
+    return encoding.packs_scales() ? scales[block] : reinterpret_cast<const std::uint32_t*>(scales)[block];
+  }
+};
+
+// Formats with a byte for each scale.
+struct ByteScales {
+  static constexpr int kScaleBytes = 1;
+  __device__ static std::uint32_t scale(const std::uint8_t* scales, int block) { return scales[block]; }
+};
+
 template <DType kType, int kDeep, ElementType kElement>
-struct Mx {
+struct Mx : ByteScales {
   static constexpr int kBlock = 32, kColumns = 256 * kDeep;
   static constexpr bool kNarrow = kElement == ElementType::e2m1;
   Encoding encoding;
@@ -43,7 +67,7 @@ struct Mx {
 };
 
 template <DType kType, int kAtOnce>
-struct Nvfp4 {
+struct Nvfp4 : ByteScales {
   static constexpr int kBlock = 16, kColumns = 2048;
   static constexpr bool kNarrow = true;
   float g;
@@ -98,16 +122,21 @@ struct RandomFp32 {
 
 template <class Encoding>
 struct BoundariesFp32 {
-  static constexpr int kOfExponent = 32, kNeighbours = 5;
-  static constexpr int kBoundaries = Encoding::kNarrow ? 7 : 126;
-  static constexpr int kValues = kBoundaries * kNeighbours, kBeside = Encoding::kBlock - 1;
+  static constexpr int kOfExponent = 64, kSpecial = 4;  // amaxes
+  static constexpr int kBoundaries = Encoding::kNarrow ? 7 : 126, kNeighbours = 5;
+  static constexpr int kValues = 2 * kBoundaries * kNeighbours, kBeside = Encoding::kBlock - 1;
   static constexpr int kParts = kValues / kBeside + 1;
   std::uint64_t seed;
   Encoding encoding;
 
-  __host__ __device__ std::uint64_t blocks() const { return 255ull * kOfExponent * kParts; }
+  __host__ __device__ std::uint64_t blocks() const { return (255ull * kOfExponent + kSpecial) * kParts; }
   __device__ bool has(std::uint64_t block) const { return block < blocks(); }
   __device__ std::uint32_t amax(std::uint64_t number) const {
+    if (number >= 255 * kOfExponent) {  // at the limit of fp8's formula, and infinity
+      const auto special = static_cast<std::uint32_t>(number - 255 * kOfExponent);
+      return special == 3 ? kInfinity : fp32_bits(1e-4f) - 1 + special;
+    }
+    // The ends of the binade, and both sides of the largest element of each type.
     constexpr std::uint32_t kFractions[] = {0,        1,        0x7FFFFF, 0x3FFFFF, 0x400000,
                                             0x400001, 0x5FFFFF, 0x600000, 0x600001};
     const auto of_exponent = static_cast<int>(number % kOfExponent);
@@ -119,6 +148,7 @@ struct BoundariesFp32 {
     if (!Encoding::kNarrow) return value_of_e4m3(code);
     return code < 2 ? code * 0.5 : (2 + code % 2) * two_to_the(code / 2 - 2);
   }
+  __device__ static double unit(const Fp8Formula& formula) { return 1.0 / formula.factor; }
   __device__ static double unit(const MxFormula& formula) { return two_to_the(formula.exponent); }
   __device__ static double unit(const Nvfp4Formula& formula) { return formula.divisor; }
   __device__ std::uint32_t bits(std::uint64_t block, int column) const {
@@ -127,11 +157,11 @@ struct BoundariesFp32 {
     const int at = static_cast<int>(block) % Encoding::kBlock,
               value = part * kBeside + column - (column > at);
     if (column == at || value >= kValues) return largest | (part & 1u) << 31;
-    const int boundary = value / kNeighbours, neighbour = value % kNeighbours - kNeighbours / 2;
+    const int boundary = value / (2 * kNeighbours), neighbour = value % kNeighbours - kNeighbours / 2;
     const double middle = (value_of(boundary) + value_of(boundary + 1)) / 2;
     const auto exact = fp32_bits(static_cast<float>(middle * unit(encoding.formula(fp32_of(largest)))));
     const std::int64_t bits = max(static_cast<std::int64_t>(exact) + neighbour, std::int64_t{0});
-    return min(static_cast<std::uint32_t>(bits), largest) | (value & 1u) << 31;
+    return min(static_cast<std::uint32_t>(bits), largest) | (value / kNeighbours & 1u) << 31;
   }
 };
 
@@ -139,10 +169,10 @@ template <DType kType, class Encoding>
 struct WarpMemory {
   alignas(16) Bits<kType> row[Encoding::kColumns];
   alignas(16) std::uint8_t values[Encoding::kColumns / (Encoding::kNarrow ? 2 : 1)];
-  alignas(16) std::uint8_t scales[Encoding::kColumns / Encoding::kBlock];
+  alignas(16) std::uint8_t scales[Encoding::kColumns / Encoding::kBlock * Encoding::kScaleBytes];
 };
 
-__device__ void report(MicroscaledComparison* all, std::uint32_t amax, std::uint32_t input, std::uint32_t got,
+__device__ void report(FormatComparison* all, std::uint32_t amax, std::uint32_t input, std::uint32_t got,
                        std::uint32_t expected) {
   atomicAdd(&all->mismatches, 1ull);
   if (atomicExch(&all->taken, 1u) != 0) return;
@@ -155,7 +185,7 @@ __device__ void report(MicroscaledComparison* all, std::uint32_t amax, std::uint
 // Each warp encodes rows as a sending warp does, and compares them.
 template <DType kType, class Encoding, class Blocks>
 __global__ void __launch_bounds__(32 * kWarps)
-    compare(Blocks source, Encoding encoding, MicroscaledComparison* all) {
+    compare(Blocks source, Encoding encoding, FormatComparison* all) {
   __shared__ WarpMemory<kType, Encoding> memories[kWarps];
   constexpr int kBlock = Encoding::kBlock, kColumns = Encoding::kColumns, kBlocks = kColumns / kBlock;
   const int thread = threadIdx.x % 32;
@@ -175,22 +205,30 @@ __global__ void __launch_bounds__(32 * kWarps)
     encoding.encode(reinterpret_cast<const std::byte*>(memory.row),
                     reinterpret_cast<std::byte*>(memory.values), memory.scales);
     __syncwarp();
-    for (int chunk = 0; chunk < kColumns; chunk += 32) {
-      const int column = chunk + thread;
-      const float input = cuda::value_of<kType>(memory.row[column], 0);
-      const std::uint32_t bits = fp32_bits(input) & 0x7FFFFFFFu;
-      std::uint32_t magnitude = bits <= 0x7F800000u ? bits : 0;
-      for (int step = kBlock / 2; step > 0; step /= 2)
+    constexpr int kEach = kBlock < 32 ? 1 : kBlock / 32,
+                  kChunk = 32 * kEach;  // columns of a thread, and of the warp
+    for (int chunk = thread; chunk < kColumns; chunk += kChunk) {
+      float input[kEach];
+      std::uint32_t magnitude = 0;
+      for (int i = 0; i < kEach; ++i) {
+        input[i] = cuda::value_of<kType>(memory.row[chunk + 32 * i], 0);
+        const std::uint32_t bits = fp32_bits(input[i]) & 0x7FFFFFFFu;
+        if (bits <= kInfinity) magnitude = max(magnitude, bits);
+      }
+      for (int step = min(kBlock, 32) / 2; step > 0; step /= 2)
         magnitude = max(magnitude, __shfl_xor_sync(~0u, magnitude, step));
       const auto formula = encoding.formula(fp32_of(magnitude));
-      const std::uint8_t got = Encoding::kNarrow ? memory.values[column / 2] >> (4 * (column % 2)) & 15
-                                                 : memory.values[column],
-                         expected = formula.code(input);
-      if (got != expected) report(all, magnitude, fp32_bits(input), got, expected);
-      const std::uint8_t scale = memory.scales[column / kBlock];
-      if (column % kBlock == 0 && scale != formula.stored())
+      for (int i = 0; i < kEach; ++i) {
+        const int column = chunk + 32 * i;
+        const std::uint8_t got = Encoding::kNarrow ? memory.values[column / 2] >> (4 * (column % 2)) & 15
+                                                   : memory.values[column],
+                           expected = formula.code(input[i]);
+        if (got != expected) report(all, magnitude, fp32_bits(input[i]), got, expected);
+      }
+      const std::uint32_t scale = encoding.scale(memory.scales, chunk / kBlock);
+      if (chunk % kBlock == 0 && scale != formula.stored())
         report(all, magnitude, magnitude, scale, formula.stored());
-      compared += source.has(first + column / kBlock) ? 1 : 0;
+      compared += source.has(first + chunk / kBlock) ? kEach : 0;
     }
     __syncwarp();
   }
@@ -198,15 +236,15 @@ __global__ void __launch_bounds__(32 * kWarps)
 }
 
 template <DType kType, class Encoding, class Blocks>
-MicroscaledComparison run(const Blocks& source, const Encoding& encoding) {
+FormatComparison run(const Blocks& source, const Encoding& encoding) {
   using device::require_success;
-  MicroscaledComparison* on_device = nullptr;
-  require_success(cudaMalloc(&on_device, sizeof(MicroscaledComparison)), "cudaMalloc");
-  require_success(cudaMemset(on_device, 0, sizeof(MicroscaledComparison)), "cudaMemset");
+  FormatComparison* on_device = nullptr;
+  require_success(cudaMalloc(&on_device, sizeof(FormatComparison)), "cudaMalloc");
+  require_success(cudaMemset(on_device, 0, sizeof(FormatComparison)), "cudaMemset");
   constexpr int kBlocks = 132 * 16;
   compare<kType><<<kBlocks, 32 * kWarps>>>(source, encoding, on_device);
   require_success(cudaGetLastError(), "launching the comparison");
-  MicroscaledComparison result;
+  FormatComparison result;
   require_success(cudaMemcpy(&result, on_device, sizeof result, cudaMemcpyDeviceToHost), "cudaMemcpy");
   require_success(cudaFree(on_device), "cudaFree");
   return result;
@@ -214,23 +252,25 @@ MicroscaledComparison run(const Blocks& source, const Encoding& encoding) {
 
 // Calls run_as(encoding) with the code that `format` and `way` choose.
 template <DType kType, class RunAs>
-MicroscaledComparison with_encoding(const Format& format, RowWay way, float g, RunAs run_as) {
+FormatComparison with_encoding(const Format& format, RowWay way, float g, RunAs run_as) {
   const Encoding encoding = encoding_of(format);
   if (encoding.is_two_level())
-    return way == RowWay::streamed ? run_as(Nvfp4<kType, 2>{g})
-                                   : run_as(Nvfp4 < kType, kType == DType::fp32 ? 1 : 4 > {g});
-  const auto mx = [&]<ElementType kElement>() {
-    if constexpr (kType != DType::fp32) {
-      if (way == RowWay::streamed) return run_as(Mx<kType, 14, kElement>{encoding});
-    }
-    return run_as(Mx<kType, 8, kElement>{encoding});
+    return way == RowWay::streamed ? run_as(Nvfp4<kType, 2>{{}, g})
+                                   : run_as(Nvfp4 < kType, kType == DType::fp32 ? 1 : 4 > {{}, g});
+  const auto deep = [&]<int kDeep>() {
+    if (!encoding.is_mx()) return run_as(Fp8<kType, kDeep>{encoding});
+    if (encoding.element == ElementType::e4m3)
+      return run_as(Mx<kType, kDeep, ElementType::e4m3>{{}, encoding});
+    return run_as(Mx<kType, kDeep, ElementType::e2m1>{{}, encoding});
   };
-  if (encoding.element == ElementType::e4m3) return mx.template operator()<ElementType::e4m3>();
-  return mx.template operator()<ElementType::e2m1>();
+  if constexpr (kType != DType::fp32) {
+    if (way == RowWay::streamed) return deep.template operator()<14>();
+  }
+  return deep.template operator()<8>();
 }
 
 template <DType kType>
-MicroscaledComparison compare_16_bit(const Format& format, RowWay way, float g) {
+FormatComparison compare_all(const Format& format, RowWay way, float g) {
   return with_encoding<kType>(format, way, g, [](const auto& encoding) {
     constexpr int kBlock = std::remove_cvref_t<decltype(encoding)>::kBlock;
     return run<kType>(All16Bit<kType, kBlock>{}, encoding);
@@ -239,13 +279,12 @@ MicroscaledComparison compare_16_bit(const Format& format, RowWay way, float g) 
 
 }  // namespace
 
-MicroscaledComparison compare_microscaled_16_bit(DType type, const Format& format, RowWay way, float g) {
-  return type == DType::bf16 ? compare_16_bit<DType::bf16>(format, way, g)
-                             : compare_16_bit<DType::fp16>(format, way, g);
+FormatComparison compare_16_bit(DType type, const Format& format, RowWay way, float g) {
+  return type == DType::bf16 ? compare_all<DType::bf16>(format, way, g)
+                             : compare_all<DType::fp16>(format, way, g);
 }
 
-MicroscaledComparison compare_microscaled_random(std::uint64_t seed, std::int64_t values,
-                                                 const Format& format, float g) {
+FormatComparison compare_random(std::uint64_t seed, std::int64_t values, const Format& format, float g) {
   return with_encoding<DType::fp32>(format, RowWay::plain, g, [&](const auto& encoding) {
     constexpr int kBlock = std::remove_cvref_t<decltype(encoding)>::kBlock;
     const auto blocks = static_cast<std::uint64_t>((values + kBlock - 1) / kBlock);
@@ -253,7 +292,7 @@ MicroscaledComparison compare_microscaled_random(std::uint64_t seed, std::int64_
   });
 }
 
-MicroscaledComparison compare_microscaled_boundaries(std::uint64_t seed, const Format& format, float g) {
+FormatComparison compare_boundaries(std::uint64_t seed, const Format& format, float g) {
   return with_encoding<DType::fp32>(format, RowWay::plain, g, [&](const auto& encoding) {
     using Encoding = std::remove_cvref_t<decltype(encoding)>;
     return run<DType::fp32>(BoundariesFp32<Encoding>{seed, encoding}, encoding);
