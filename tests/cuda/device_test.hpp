@@ -75,11 +75,15 @@ inline Graph capture_both(const Rank& rank, DeviceRun& device_run, cudaStream_t 
   });
 }
 
-// Adds the inputs of steps 0 to count - 1 as input sets, each with another g of nvfp4.
-inline void add_steps(DeviceRun& device_run, const TestCase& c, int count) {
+// Adds the inputs of steps 0 to count - 1 as input sets, each with another g of nvfp4. `tokens`: if not
+// empty, N of a rank in a set, two sets ahead of the rank before.
+inline void add_steps(DeviceRun& device_run, const TestCase& c, int count,
+                      const std::vector<int>& tokens = {}) {
   for (int index = 0; index < count; ++index) {
     TestCase one = c;
     one.global_scale *= static_cast<float>(1 + index);
+    for (int rank = 0; rank < c.ranks && !tokens.empty(); ++rank)
+      one.tokens.push_back(tokens[static_cast<std::size_t>(index + 2 * rank) % tokens.size()]);
     const StepInputs step = make_inputs(one, index);
     device_run.add_inputs(step, make_expert_outputs(one, step));
   }

@@ -14,7 +14,7 @@ class CudaEpilogue : public DeviceTest {
  protected:
   static void replay(TestCase c, float scale, bool adds) {
     c.config.deadline = 4;
-    replay_often(c, [&](DeviceRun& device_run) { device_run.set_epilogue(scale, adds); });
+    replay_often(c, {.prepare = [&](DeviceRun& device_run) { device_run.set_epilogue(scale, adds); }});
   }
 };
 

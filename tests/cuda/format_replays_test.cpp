@@ -64,11 +64,11 @@ TEST_F(CudaFormatReplays, ScalesOfEachExpert) {
 // The encoder of a registered format is captured with the dispatch, and reads N when the graph runs.
 TEST_F(CudaFormatReplays, OfAFormatOfTheTests) {
   static const Format copy = register_format("test_replayed_copy", copying_encoder());
-  replay_often(format_case("bf16", 11), {}, copy);
+  replay_often(format_case("bf16", 11), {.as = copy});
   TestCase c = format_case("bf16", 12);
   c.split_phases = true;
   c.config.layout = Layout::expert_padded;
-  replay_often(c, {}, copy);
+  replay_often(c, {.as = copy});
 }
 
 }  // namespace

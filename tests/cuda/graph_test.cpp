@@ -1,8 +1,6 @@
 // Calls captured in a CUDA graph and replayed, while only device memory changes.
-#include <array>
-
-#include "backends/cuda/dispatch/send_partition.hpp"
 #include "cuda/device_test.hpp"
+#include "cuda/replays.hpp"
 #include "oracle/expected.hpp"
 
 namespace ferry::contract {
@@ -24,8 +22,8 @@ void require_metadata(const StepMetadata* on_device, const StepInputs& step, int
   require_equal(got.maximum, expected.maximum, "maximum");
 }
 
-// Compares every `compared`-th replay; the host does not wait for those in between.
-void replay(const Rank& rank, const TestCase& c, int replays, int compared) {
+// Compares every replay, and what the host has of it.
+void replay(const Rank& rank, const TestCase& c, int replays) {
   ferry::Exchange exchange(rank, c.config);
   DeviceRun device_run(exchange, c);
   add_steps(device_run, c, kGraphSets);
@@ -42,11 +40,9 @@ void replay(const Rank& rank, const TestCase& c, int replays, int compared) {
   rank.barrier();
   for (int number = 0; number < replays; ++number) {
     const int set = number % kGraphSets;
-    const bool checked = number % compared == 0 || number == replays - 1;
     device_run.load(set, stream.get());
-    if (checked) device_run.poison_outputs(stream.get());
+    device_run.poison_outputs(stream.get());
     graph.launch(stream.get());
-    if (!checked) continue;
     try {
       device_run.compare(set, stream.get());
       require_metadata(metadata, steps[static_cast<std::size_t>(set)], rank.index());
@@ -60,7 +56,7 @@ void replay(const Rank& rank, const TestCase& c, int replays, int compared) {
 TEST_F(CudaGraph, ReplaysReadCurrentInputs) {
   for (const int ranks : {1, 2, 4, 8}) {
     const TestCase c = device_case(static_cast<std::uint64_t>(ranks), ranks);
-    run(ranks, c, [&](Rank rank) { replay(rank, c, number_from_environment("FERRY_REPLAYS", 1000), 1); });
+    run(ranks, c, [&](Rank rank) { replay(rank, c, number_from_environment("FERRY_REPLAYS", 1000)); });
   }
 }
 
@@ -71,35 +67,6 @@ void replay_and_compare(DeviceRun& device_run, const Graph& graph, int set, cuda
   device_run.compare(set, stream);
 }
 
-// The layout of messages depends on whether a rank has fewer than kManyTokens tokens, which only the device
-// knows. With each replay ranks cross this limit, and not all ranks are on the same side of it.
-TEST_F(CudaGraph, ReplaysMixSmallAndLargeCalls) {
-  constexpr auto kMany = static_cast<int>(cuda::kManyTokens);
-  constexpr std::array kTokens = {0, kMany, 1, kMany + 1, kMany - 1, 600};
-  TestCase c = device_case(9, 3);
-  c.config.max_tokens = kTokens.back();
-  run(c.ranks, c, [&](Rank rank) {
-    ferry::Exchange exchange(rank, c.config);
-    DeviceRun device_run(exchange, c);
-    for (std::size_t set = 0; set < kTokens.size(); ++set) {
-      TestCase set_case = c;
-      set_case.tokens.clear();
-      for (std::size_t of_rank : {0, 2, 3})
-        set_case.tokens.push_back(kTokens[(set + of_rank) % kTokens.size()]);
-      const StepInputs step = make_inputs(set_case, static_cast<int>(set));
-      device_run.add_inputs(step, make_expert_outputs(set_case, step));
-    }
-    const TestStream stream;
-    const Graph graph = capture_both(rank, device_run, stream.get());
-    rank.barrier();
-    for (int number = 0; number < 60; ++number) {
-      const int set = number % static_cast<int>(kTokens.size());
-      replay_and_compare(device_run, graph, set, stream.get());
-    }
-    exchange.check(c.lane);
-  });
-}
-
 TEST_F(CudaGraph, ReplaysOfOtherLayoutsAndExactSums) {
   for (const Layout layout : {Layout::expert_major, Layout::expert_padded}) {
     for (const Format& format : {Format::bf16(), Format::fp32()}) {
@@ -108,7 +75,7 @@ TEST_F(CudaGraph, ReplaysOfOtherLayoutsAndExactSums) {
       c.config.format = format;
       c.type = natural_type(format);
       c.reduction = c.config.reduction = Reduction::exact;
-      run(c.ranks, c, [&](Rank rank) { replay(rank, c, 200, kGraphSets + 1); });
+      replay_often(c, {.replays = 200});
     }
   }
 }
