@@ -15,14 +15,15 @@ namespace ferry::contract {
 struct ReplayOptions {
   std::function<void(DeviceRun&)> prepare{};  // changes the options of the calls before they are captured
   std::optional<Format> as{};  // the format of the exchange, if its rows are those of the case's format
-  std::vector<int> tokens{};   // N of the sets, each rank two sets ahead of the one before; empty: drawn
+  Setup setup{BackendKind::cuda, RankKind::threads};
+  std::vector<int> tokens{};  // N of the sets, each rank two sets ahead of the one before; empty: drawn
   int replays = number_from_environment("FERRY_REPLAYS", 10000);
 };
 
 // A dispatch and a combine, compared with the oracle.
 inline void replay_often(const TestCase& c, const ReplayOptions& options = {}) {
   const int sets = options.tokens.empty() ? 6 : static_cast<int>(options.tokens.size());
-  run_ranks({BackendKind::cuda, RankKind::threads}, c.ranks, describe(c), [&](Rank rank) {
+  const auto body = [&](const Rank& rank) {
     Config config = exchange_config(c);
     config.format = options.as.value_or(config.format);
     ferry::Exchange exchange(rank, config);
@@ -45,7 +46,8 @@ inline void replay_often(const TestCase& c, const ReplayOptions& options = {}) {
     device_run.require_no_difference(stream.get());
     exchange.synchronize({.lane = c.lane, .stream = stream});
     exchange.check(c.lane);
-  });
+  };
+  run_ranks(options.setup, c.ranks, describe(c), body, c.nodes);
 }
 
 // An array that calls write.

@@ -9,6 +9,7 @@
 
 #include "cuda/device_test.hpp"
 #include "cuda/fault_test.hpp"
+#include "cuda/replays.hpp"
 #include "cuda/test_hooks.hpp"
 #include "oracle/expected.hpp"
 
@@ -43,12 +44,7 @@ TestCase hop_case(std::uint64_t number, const std::vector<int>& nodes, int windo
   return c;
 }
 
-class CudaTwoHops : public DeviceTest {
- protected:
-  static void run(const TestCase& c, const std::function<void(Rank)>& body) {
-    run_ranks(two_hops(c.config.window), c.ranks, describe(c), body, c.nodes);
-  }
-};
+using CudaTwoHops = DeviceTest;
 
 class CudaTwoHopNodes : public testing::TestWithParam<std::tuple<int, int>> {
  protected:
@@ -110,43 +106,9 @@ TEST_F(CudaTwoHops, AnyNumberOfBlocks) {
   }
 }
 
-TEST_F(CudaTwoHops, LanesAreIndependent) {
-  TestCase c = hop_case(4, {0, 0, 1, 1}, 7);
-  c.config.lanes = 2;
-  const StepInputs step = make_inputs(c);
-  const oracle::ExpertOutputs outputs = make_expert_outputs(c, step);
-  run(c, [&](Rank rank) {
-    SyncExchange exchange(rank, c.config);
-    for (int call = 0; call < 4; ++call) {
-      TestCase of_lane = c;
-      of_lane.lane = call % 2;
-      dispatch_and_combine(exchange, of_lane, step, outputs);
-    }
-  });
-}
-
 TEST_F(CudaTwoHops, GraphsReadCurrentInputs) {
-  constexpr int kSets = 4;
   const TestCase c = hop_case(5, {0, 0, 1, 1}, 7);
-  run(c, [&](Rank rank) {
-    ferry::Exchange exchange(rank, c.config);
-    DeviceRun device_run(exchange, c);
-    add_steps(device_run, c, kSets);
-    const TestStream stream;
-    rank.barrier();  // no rank may allocate while another captures
-    const Graph graph(stream.get(), [&] {
-      device_run.dispatch(stream.get());
-      device_run.combine(stream.get());
-    });
-    rank.barrier();
-    for (int number = 0; number < 40; ++number) {
-      device_run.load(number % kSets, stream.get());
-      device_run.poison_outputs(stream.get());
-      graph.launch(stream.get());
-      device_run.compare(number % kSets, stream.get());
-    }
-    exchange.check(c.lane);
-  });
+  replay_often(c, {.setup = two_hops(c.config.window), .replays = 40});
 }
 
 // A rank that never calls ends the call on all others.
@@ -247,7 +209,7 @@ TEST_F(CudaTwoHops, ARoleThatStopsIsNamed) {
 // Operations that two hops lack are refused by name.
 TEST_F(CudaTwoHops, GathersAreRefusedByName) {
   const TestCase c = hop_case(7, {0, 1}, 7);
-  run(c, [&](Rank rank) {
+  const auto body = [&](const Rank& rank) {
     ferry::Exchange exchange(rank, c.config);
     GuardedBuffer rows(64), gathered(256);
     bool refused = false;
@@ -258,7 +220,8 @@ TEST_F(CudaTwoHops, GathersAreRefusedByName) {
       refused = std::string(error.what()).find("hops") != std::string::npos;
     }
     require(refused, "all_gather_v in two hops must name the hops");
-  });
+  };
+  run_ranks(two_hops(c.config.window), c.ranks, describe(c), body, c.nodes);
 }
 
 }  // namespace
