@@ -1,4 +1,4 @@
-"""What the call shapes of other systems have in common: they are calls of a ferry.Exchange with other names."""
+"""What the packages with the calls of other systems share. Each makes calls of a ferry.Exchange under other names."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@
 //     const float* bias;
 //     __device__ float operator()(float y, std::int64_t row, int column) const { return y + bias[column]; }
 //   };
-//   exchange.combine(outputs, plan, result, options, {stream});
+//   exchange.combine(outputs, plan, result, {.call = {.stream = {stream}}, .row_weights = weights});
 //   ferry::cuda::transform_result(result, tokens, hidden, AddBias{bias}, stream);
 #pragma once
 

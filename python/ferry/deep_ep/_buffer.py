@@ -51,7 +51,7 @@ class Buffer(SharedByCopies):
                 raise ferry.UnsupportedError("Buffer: enable_shrink is not supported, because a lost rank ends its group")
             if not allow_nvlink_for_low_latency_mode:
                 raise ferry.UnsupportedError(
-                    "Buffer: low-latency mode without NVLink is not supported, because Ferry does not use RDMA")
+                    "Buffer: low-latency mode without NVLink is not supported: ranks of a node reach one another's memory, and use no RDMA")
             num_rdma_bytes = _integer("num_rdma_bytes", num_rdma_bytes)
             self.nvshmem_qp_depth = _integer("NVSHMEM_QP_DEPTH", os.environ.get("NVSHMEM_QP_DEPTH", "1024"))
         except BaseException as wrong:

@@ -174,8 +174,8 @@ class LowLatencyCalls {
     last_ = pool;
     return exchange;
   }
-  // Runs `read`, which finds out what exchange a call uses. If it throws, the peers' calls end with the same
-  // error, if they are of the shape of the last call, or also the first.
+  // Runs `read`, which finds the exchange of a call. If it throws, the error also ends the peers' call,
+  // provided that this has the shape of the last call or is the first one.
   template <class Read>
   auto read_or_refuse(Operation operation, Read read) {
     try {

@@ -87,7 +87,8 @@ struct LowLatencyPools {
   void refuse_others(const PooledExchange* used);
 
   std::vector<std::shared_ptr<LowLatencyPool>> all_;
-  const LowLatencyPool* last_ = nullptr;  // of this rank's last call; null: the shapes of the ranks' differed
+  // Of this rank's last call. Null: there was none, or its ranks gave different shapes.
+  const LowLatencyPool* last_ = nullptr;
   static void settle(PooledExchange& exchange);
 };
 

@@ -14,11 +14,11 @@
 
 namespace ferry::cuda {
 
-// Rows that an engine carries between the phases of a call. Senders pack them contiguously, first those for
+// Rows that a carrier moves between the phases of a call. Senders pack them contiguously, first those for
 // rank 0. Each row carries a label with its index in staging. After the transfer the source rank records the
 // address of the row for each index, and sets the row's flags.
 struct PackedRows {
-  std::byte* outbox;  // null: no engine, rows are stored where the source rank reads them
+  std::byte* outbox;  // null: no carrier, rows are stored where the source rank reads them
   std::int32_t row_bytes, label_offset;
   const std::int32_t* first_row;  // [R, T] of each message, among the rows for its source rank
   const std::int32_t* rows;       // [R] for each source rank

@@ -94,7 +94,8 @@ template <class Traits>
                        });
   __syncthreads();
   if (together && !exchange_block_counts(call, block, blocks)) return false;
-  // Turns counts into prefix sums. No barrier is needed: each thread reads only values that it has written.
+  // Turns counts into prefix sums. The barrier above is before all reads, and each thread reads what it has
+  // itself written since: no further one is needed.
   for (int i = threadIdx.x; i < counts.stride; i += blockDim.x) {
     std::int32_t before = counts.earlier_blocks()[i], own[kWorkWarps];
 #pragma unroll

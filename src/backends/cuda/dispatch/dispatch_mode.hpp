@@ -13,14 +13,14 @@ enum class DispatchMode {
   few_tokens,       // routes from ids; senders send at once, metadata blocks count meanwhile
   count_on_device,  // N in device memory: the kernel reads it and runs as many_tokens or few_tokens
   by_plan,          // routes from a plan
-  generic,          // receivers weight rows or compute dot products, or the input is replicated; routes from
+  generic,          // receivers compute values (DispatchModeInput), or the input is replicated; routes from
                     // ids or from a plan. Where tokens go to every rank: all but few tokens from ids
 };
 
 // The facts that determine the mode.
 struct DispatchModeInput {
   Phase phase;
-  bool computes_values;  // receivers weight rows or compute dot products
+  bool computes_values;  // receivers weight rows, compute dot products or encode rows (input_scales)
   bool by_plan;
   bool replicated;           // the input
   bool to_every_rank;        // Transfer::gather

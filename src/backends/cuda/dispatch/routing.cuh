@@ -1,4 +1,5 @@
-// Reads expert ids, counts routes and messages, and plans each slot. No other device code reads ids.
+// Reads a dispatch's expert ids, counts routes and messages, and plans each slot. Ids of other calls are read
+// by operations/cluster_counts.cuh, dispatch_layout.cu, by_source/source_rows.cuh and sliced/agree.cuh.
 #pragma once
 
 #include <cstdint>

@@ -1,8 +1,8 @@
-// The device memory of a lane whose messages an engine carries (backends/collective). Other ranks' kernels
-// never write it.
+// The device memory of a lane whose messages a carrier moves, by an engine or in two hops. Other ranks'
+// kernels never write it.
 //
 // A rank stores its messages in an outbox, with a block for each rank: call header, end-of-stream flags,
-// messages. The engine moves the used part of each block to the same place of the receiver's inbox, where
+// messages. The carrier moves the used part of each block to the same place of the receiver's inbox, where
 // kernels read it as if the sender had stored it there. Messages for the own rank are stored in the inbox
 // directly.
 //

@@ -20,7 +20,8 @@ class HopTransport {
  public:
   virtual ~HopTransport() = default;
 
-  // Address of a rank's memory for this rank's kernels. Null if the launch reaches that rank by puts.
+  // Address of a rank's memory for this rank's kernels, by which they store there or the launch puts. Null if
+  // it is not mapped.
   virtual std::byte* at(int rank, std::int64_t offset) const = 0;
   // Collective. Call it once, with the device memory that messages may be put from. It must outlive this
   // object.

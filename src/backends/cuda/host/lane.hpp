@@ -38,8 +38,8 @@ class Lane {
   // A carrier moves the messages of this lane's calls from now on. Null: the lane makes no more calls.
   void carry_by(std::unique_ptr<Carrier> carrier) { carrier_ = std::move(carrier); }
 
-  // As those of Backend. Without a carrier each is one launch. If a send phase throws for a reason that only
-  // this rank knows, it has refused the call.
+  // As those of Backend. Without a carrier each is one launch that waits for peers, and short ones around it.
+  // If a send phase throws for a reason that only this rank knows, it has refused the call.
   DispatchResult dispatch(const DispatchCall& call, bool split);
   DispatchResult dispatch_receive(Stream stream);
   void combine(const CombineCall& call, bool split);

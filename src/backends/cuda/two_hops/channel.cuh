@@ -5,8 +5,8 @@
 // nothing is reset. When a launch begins, all windows are empty: a rank writes to them only after it has the
 // headers of all ranks, and a rank posts its header after the launch before, which has read everything.
 //
-//   message   stored; flag (release, system scope) in signal() | acquire in arrived(); read
-//   slot      read; credit (release) in signal()               | acquire in has_room(); written again
+//   message   stored; flag (release, system scope) in signal() | acquire in look(); read
+//   slot      read; credit (release) in signal()               | acquire in was_read(); written again
 //
 // Signals to a rank of another node may arrive in any order. No two of them are ever on their way to one
 // word: each slot has a flag and a credit of its own, the slot's next flag is set after the credit has come,

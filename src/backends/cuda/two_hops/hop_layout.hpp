@@ -20,7 +20,7 @@
 namespace ferry::cuda {
 
 // An entry of a slot of hop 1: a rank that gets the payload, and the index of this message among the origin's
-// messages to that rank.
+// messages to that rank; of a row that the relay adds, its token.
 struct HopEntry {
   std::int32_t rank, index;
 };

@@ -10,8 +10,8 @@
 
 namespace ferry::nvshmem::inline FERRY_WIDTH {
 
-// The carrier of the puts does not matter: mapped memory, the GPU itself (IBGDA) or a thread on the host
-// (IBRC).
+// The code is the same whether NVSHMEM puts by mapped memory, by the GPU's own requests to the NIC (IBGDA) or
+// by a thread of the host (IBRC).
 struct Puts : cuda::PlainStores {
   Peers peers;
 

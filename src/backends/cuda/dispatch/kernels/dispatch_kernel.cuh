@@ -69,9 +69,9 @@ struct DispatchBlock {
   __device__ static int threads() { return static_cast<int>(blockDim.x); }
 
   // [block] Fills in the block's state. Returns false if the exchange has failed. Each warp first loads
-  // something else from device memory, so that all loads are in flight at once, then its first ids if it can
-  // already know them. `partition`: among the senders; where messages are indexed by number, of the upper
-  // bound of tokens.
+  // something else from device memory, so that all loads are in flight at once, then its first ids if their
+  // places are known before N is. `partition`: the senders' tokens, or, where messages are indexed by number,
+  // as if there were as many tokens as the upper bound.
   __device__ __forceinline__ bool start(const SendPartition& partition, IdPrefetch* counted,
                                         InputSlot* first) const {
     fetch_lines(call);
