@@ -18,8 +18,13 @@ namespace ferry {
 /// Where a call runs.
 struct CallOptions {
   int lane = 0;
-  Stream stream{};   ///< device backends: the call is enqueued on it
-  int sm_limit = 0;  ///< GPU backends: most thread blocks of a dispatch or combine at once; 0: no limit
+  Stream stream{};  ///< device backends: the call is enqueued on it
+  /// On device memory: most thread blocks, each of which takes a multiprocessor, of a kernel that moves rows
+  /// of dispatch, combine, route_values and return_values. 0: as many as the lane may have, the
+  /// multiprocessors of the device divided by its ranks and by the lanes. More than those are a UsageError on
+  /// several lanes, and the same as 0 on one. Below 0 is a UsageError. Receive phases have the limit of their
+  /// send phase, whatever this is; other calls have none.
+  int sm_limit = 0;
 };
 
 /// A count in host memory, or the address of one in device memory, which is read when the call runs.

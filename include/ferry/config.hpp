@@ -24,8 +24,10 @@ struct Config {
   BackendKind backend = BackendKind::automatic;  ///< Exchange::config() says which it is
   EngineKind engine =
       EngineKind::automatic;  ///< collective: `nccl`, or the engine that the group must have brought
-  MemoryKind memory = MemoryKind::automatic;  ///< of all arrays, which are the caller's
-  Hops hops = Hops::automatic;                ///< received rows do not depend on it
+  /// Where all arrays lie. `automatic`: see MemoryKind; with no backend and engine named, host memory.
+  /// Python's `automatic` asks the group first (Group.torch() with NCCL, Group.custom(default_memory=...)).
+  MemoryKind memory = MemoryKind::automatic;
+  Hops hops = Hops::automatic;  ///< received rows do not depend on it
   /// Bounds what one rank has on its way to another. Results do not depend on it.
   /// collective: most messages of a round of a call; every round costs a round trip. 0: a hop is one round.
   /// cpu, cuda and nvshmem in two hops: for how many of the largest messages a pair of ranks has staging, at

@@ -40,6 +40,9 @@ class Backend;
 /// of the same memory are not found. These work in place: a combine's result that is its residual, rows of
 /// all_gather_v at their own place in `gathered`, and sums of reduce_scatter_v at theirs in `rows`.
 ///
+/// Lanes: a call that may use the stream takes CallOptions; check() and last_dispatch_result(), which do not,
+/// take the number of the lane.
+///
 /// Thread safety: different lanes may be used from different threads at once; one lane may not.
 ///
 /// @throws UsageError  bad argument or data; the exchange stays usable
@@ -131,6 +134,7 @@ class Exchange {
   /// @param outputs  the rows v that combine was given, [total, H] of type Config::combine_type, dense; not
   /// in the memory of the received rows, which this call writes
   /// @param d_weights  [N, K]
+  /// @param options  without apply_weights and dot_rows, which the call sets itself
   DispatchResult combine_backward(const Tokens& d_result, const Plan& plan, const float* topk_weights,
                                   const Outputs& outputs, float* d_weights,
                                   const DispatchOptions& options = {});

@@ -141,7 +141,7 @@ class Exchange {
                                    const DispatchOptions& options = {});
 
   /// The result of the lane's last dispatch, also if that has delivered its rows and thrown, as for ids out
-  /// of range.
+  /// of range. In device memory a kernel on the call's stream writes its arrays.
   DispatchResult last_dispatch_result(const CallOptions& call = {}) const;
 
   /// Returns every row to the rank, token and slot it came from. Every rank calls it.

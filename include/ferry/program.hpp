@@ -104,7 +104,7 @@ struct ProgramStep {
   /// Exchanges on GPUs: number of the stream that does the step's work, 0: the caller's. On host memory steps
   /// run one after the other, whatever their streams.
   int stream = 0;
-  /// dispatch, combine, their send phases: most thread blocks of the call on a GPU; 0: its lane's share.
+  /// dispatch, combine, their send phases: CallOptions::sm_limit.
   int sm_limit = 0;
   /// Values made before, of other streams: on GPUs the step's stream waits for the steps that made them, as
   /// if it took them. On host memory every step comes after those before it.

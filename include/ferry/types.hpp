@@ -106,8 +106,9 @@ constexpr bool has_kernels(BackendKind backend) {
 enum class EngineKind : int { automatic = 0, mpi = 1, custom = 2, nccl = 3 };
 
 /// Where an exchange takes and leaves its arrays: in host memory, or in the memory of the rank's CUDA device.
-/// `automatic` is `device` with the backends `cuda` and `nvshmem` and with the engine `nccl`, else `host`.
-/// With the backend `automatic` it decides which one that is. Only `collective` has both.
+/// `automatic` is `device` with the backends `cuda` and `nvshmem` and with the engine `nccl`, else `host`,
+/// also with the backend `automatic`. With that backend it decides which one that is. Only `collective` has
+/// both.
 enum class MemoryKind : int { automatic = 0, host = 1, device = 2 };
 
 /// How messages reach ranks of other nodes.

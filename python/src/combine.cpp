@@ -282,7 +282,7 @@ shared_outputs [shared_experts, N, H] of the result's type, to which the outputs
                of being added; needed with 'unreduced'
 residual       [N, H] of the result's type: the result is rounded, multiplied by `scale` and added to it in fp32, and rounded
 scale          again. Not with 'unreduced'
-sm_limit       'cuda': the most blocks the call uses at once; 0: no limit
+sm_limit       'cuda': the most blocks the call uses at once; 0: the share of its lane
 stream         'cuda': default the current stream of the arrays' framework
 
 Returns the result; with row_values the pair (result, route_values), route_values float32 [N, K], 0 where a slot is masked

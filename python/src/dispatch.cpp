@@ -405,7 +405,7 @@ input_scales   formats 'fp8', 'mxfp8' and 'nvfp4': float32 [E + S] where the tok
                ones last. Tokens travel as they are; each rank encodes the rows it receives with its experts' scales
 dot_rows       [rows, H] of combine_type: result.dots[row] = dot(token, dot_rows[row]), before apply_weights
 count          'cuda': int32 [1] in device memory, N as read when the call runs; the rows of `tokens` bound it
-sm_limit       'cuda': the most blocks the call uses at once; 0: no limit
+sm_limit       'cuda': the most blocks the call uses at once; 0: the share of its lane
 stream         'cuda': default the current stream of the arrays' framework
 
 Host backends block, without the GIL, until the peers have taken part, for `deadline` seconds at most; 'cuda' does not

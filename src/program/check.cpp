@@ -177,7 +177,8 @@ class ProgramChecker {
     const bool has_limit = is_dispatch(step.kind) || is_combine(step.kind);
     if (step.sm_limit < 0 || (step.sm_limit > 0 && !has_limit))
       fail(str("has sm_limit ", step.sm_limit, ": ",
-               has_limit ? "0 is no limit" : "only dispatch, combine and their send phases have one"));
+               has_limit ? "0 is the share of its lane"
+                         : "only dispatch, combine and their send phases have one"));
   }
 
   // A value that exists when the step begins. `what`: what the step does with it.

@@ -211,7 +211,7 @@ TEST(Program, RefusesNamesAndFields) {
   EXPECT_EQ(fault_of("a = dispatch_send(x, ids)\nb = dispatch_receive(a) exchange=e\n"),
             "step b (dispatch_receive): has an exchange, e: it works on that of its input");
   EXPECT_EQ(fault_of("rows = dispatch(x, ids) sm_limit=-1\n"),
-            "step rows (dispatch): has sm_limit -1: 0 is no limit");
+            "step rows (dispatch): has sm_limit -1: 0 is the share of its lane");
   EXPECT_EQ(fault_of("m = metadata(n) sm_limit=1\n"),
             "step m (metadata): has sm_limit 1: only dispatch, combine and their send phases have one");
   EXPECT_EQ(fault_of("a = part(x) index=2 of=2\n"), "step a (part): is part 2 of 2: i is 0 to n - 1");

@@ -13,7 +13,11 @@ extern "C" {
 typedef int ferry_status;
 enum {
   FERRY_OK = 0,
-  FERRY_USAGE = 1,        ///< the caller's arguments or data are wrong; the exchange stays usable
+  /// The caller's arguments or data are wrong; the exchange stays usable. Nothing was delivered, except with
+  /// a finding of ferry_check(): a record of kind FERRY_RECORD_BAD_ID or FERRY_RECORD_BAD_SOURCE, or a scale
+  /// with which a block could not be encoded. Then everything else was. The rows of a ferry_dispatch_result
+  /// whose `call` is not 0 were delivered.
+  FERRY_USAGE = 1,
   FERRY_OVERFLOW = 2,     ///< routes exceeded the capacity and were dropped; the exchange stays usable
   FERRY_TIMEOUT = 3,      ///< a peer missed the deadline; final for the group
   FERRY_PEER_LOST = 4,    ///< a peer died or left with an error; final for the group

@@ -154,7 +154,7 @@ OwnArrays Lane::make_own_arrays() const {
 }
 
 int Lane::blocks_for(int sm_limit) const {
-  if (sm_limit < 0) throw UsageError(str("sm_limit = ", sm_limit, ", must be 0 (no limit) or more"));
+  if (sm_limit < 0) throw UsageError(str("sm_limit = ", sm_limit, ", must be 0 (the lane's share) or more"));
   const int lanes = exchange_.config.lanes, part = exchange_.blocks / lanes;
   if (sm_limit == 0) return part;
   // The kernels of all lanes must be resident at once, so each lane keeps to its part of the device.
