@@ -46,7 +46,7 @@ ROOMS = {
     "backends/cuda/dispatch/kernels": "backends/cuda/device backends/cuda/dispatch",
     "backends/cuda/combine": "layout backends/cuda/runtime backends/cuda/device backends/cuda/protocol"
                              " backends/cuda/operations backends/cuda/dispatch",
-    "backends/cuda/combine/kernels": "backends/cuda/combine",
+    "backends/cuda/combine/kernels": "backends/cuda/device backends/cuda/protocol backends/cuda/combine",
     "backends/cuda/two_hops": "base layout backends/cuda/runtime backends/cuda/device backends/cuda/protocol"
                               " backends/cuda/transport backends/cuda/operations",
     "backends/cuda/by_source": "exchange layout backends/cuda/runtime backends/cuda/device backends/cuda/protocol",

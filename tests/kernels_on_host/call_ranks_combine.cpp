@@ -8,7 +8,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "backends/cuda/combine/combine_block.cuh"
+#include "backends/cuda/combine/kernels/combine_kernel.cuh"
 #include "oracle/combine.hpp"
 #include "oracle/dispatch.hpp"
 #include "oracle/numbers.hpp"

@@ -6,7 +6,7 @@
 
 #include <cstring>
 
-#include "backends/cuda/combine/row_flags.cuh"
+#include "backends/cuda/combine/packed_rows.cuh"
 #include "backends/cuda/protocol/peer_messages.cuh"
 #include "kernels_on_host/call_ranks.hpp"
 

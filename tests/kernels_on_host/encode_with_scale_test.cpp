@@ -9,7 +9,7 @@
 #include <limits>
 #include <vector>
 
-#include "backends/cuda/dispatch/encode_with_scale.cuh"
+#include "backends/cuda/dispatch/store_parts.cuh"
 #include "kernels_on_host/grid.hpp"
 #include "oracle/block_formats.hpp"
 #include "oracle/numbers.hpp"

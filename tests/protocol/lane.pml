@@ -46,7 +46,7 @@
 #ifdef MISTAKE_ONE_BUFFER_OF_ROWS
 #define row_at(reader, n, writer) buffer(reader, 0, writer)
 #else
-/* destination.cuh of: `memory::message(lane, rank, parity, lane.rank, message, bytes)`
+/* send_encoded.cuh of: `memory::message(lane, rank, parity, lane.rank, message, bytes)`
    combine_send.cuh staged_row: `memory::combine_row(call.lane, to.destination, static_cast<int>(number & 1), to.first_row + row)` */
 #define row_at(reader, n, writer) buffer(reader, (n) & 1, writer)
 #endif
@@ -199,7 +199,7 @@ inline send(peer) {
     fi;
     if
     :: facts[me] == 0 || (facts[me] & kFew) || may_finish ->
-      /* combine_block.cuh work: `publish_end_of_stream(lane, number, role.senders);`
+      /* combine_kernel.cuh work: `publish_end_of_stream(lane, number, role.senders);`
          dispatch_kernel.cuh run: `if (!Role::kReceives || (Traits::kFewTokens && role.sends)) return finish(false);` */
       publish_end_of_stream(peer)
     :: else -> sending[pair(me, peer)] = kSent
@@ -270,8 +270,8 @@ inline receive(source) {
     fi;
     if
     :: is_direct_writer(source) ->
-      /* receive_rows.cuh store_rows: `(context.direct_writers >> message.source & 1) != 0`
-         receive_rows.cuh store_rows: `if (direct) from = call.received_parts[0]` */
+      /* dispatch_receive.cuh store_rows: `(context.direct_writers >> message.source & 1) != 0`
+         dispatch_receive.cuh store_rows: `if (direct) from = call.received_parts[0]` */
       assert(received[pair(me, source)] == whole(now)) /* the row of this call */
     :: else ->
       assert(row[row_at(me, now, source)] == whole(now)) /* the row of this call */
@@ -310,7 +310,7 @@ proctype Rank(byte me) {
   :: atomic { now == CALLS -> break }
   :: atomic {
       now < CALLS ->
-      /* combine_block.cuh start_block: `state->number = calls + 1;` */
+      /* combine_kernel.cuh start_block: `state->number = calls + 1;` */
       now++;
       if
       :: terms = kUsual
@@ -337,7 +337,7 @@ proctype Rank(byte me) {
 #ifndef MISTAKE_HEADER_BEFORE_ROWS_ARE_READ
         release_receive_buffer();
 #endif
-        /* combine_block.cuh work: `post_header(lane, number, state->call_header);`
+        /* combine_kernel.cuh work: `post_header(lane, number, state->call_header);`
            dispatch_kernel.cuh run: `post_header(call.lane, state->number,`
            small_operations.cu refusal_kernel: `if (peer != lane.rank) post_refusal(lane, number, peer,` */
         post_header(next(me)); post_header(last(me));
@@ -381,7 +381,7 @@ proctype Rank(byte me) {
         /* call_header.cuh report_mismatch: `if (theirs != operation) {` */
         assert(header[header_at(me, now, different)] == whole(now)) /* a header of this call */
       :: terms != kRefusal && different == me ->
-        /* count_source.cuh for_each_source: `ready = ready && loaded[s].call >= number;` */
+        /* row_offsets.cuh for_each_source: `ready = ready && loaded[s].call >= number;` */
         /* headers of this call */
         assert(header[header_at(me, now, next(me))] == whole(now)); assert(header[header_at(me, now, last(me))] == whole(now))
       fi;

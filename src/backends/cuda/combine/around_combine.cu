@@ -1,5 +1,4 @@
-#include "backends/cuda/combine/around_combine.hpp"
-
+// Launches before and after the kernel of a combine.
 #include <algorithm>
 
 #include "backends/cuda/combine/epilogue.cuh"

@@ -13,11 +13,6 @@
 #pragma once
 
 #include "backends/cuda/combine/combine_send.cuh"
-#include "backends/cuda/combine/ll_sums.cuh"
-#include "backends/cuda/combine/result_rows.cuh"
-#include "backends/cuda/combine/row_sums.cuh"
-#include "backends/cuda/combine/shared_terms.cuh"
-#include "backends/cuda/protocol/lane_memory.cuh"
 
 namespace ferry::cuda::inline FERRY_WIDTH {
 

@@ -2,10 +2,7 @@
 // the tokens' source ranks. Work is divided by messages: a message is a token that this rank received.
 #pragma once
 
-#include "backends/cuda/combine/combine.hpp"
-#include "backends/cuda/combine/combine_traits.cuh"
 #include "backends/cuda/combine/ll_rows.cuh"
-#include "backends/cuda/combine/row_sums.cuh"
 #include "backends/cuda/operations/route_values.cuh"
 #include "backends/cuda/protocol/diagnostics.cuh"
 #include "backends/cuda/protocol/flag_publisher.cuh"

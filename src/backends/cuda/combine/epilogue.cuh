@@ -1,7 +1,7 @@
 // The epilogue of a combine, as one block executes it.
 #pragma once
 
-#include "backends/cuda/combine/around_combine.hpp"
+#include "backends/cuda/combine/combine.hpp"
 #include "backends/cuda/device/values.cuh"
 #include "backends/cuda/protocol/plan_header.cuh"
 

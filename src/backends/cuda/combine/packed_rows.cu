@@ -3,8 +3,7 @@
 
 #include <algorithm>
 
-#include "backends/cuda/combine/merge_rows.cuh"
-#include "backends/cuda/combine/row_flags.cuh"
+#include "backends/cuda/combine/packed_rows.cuh"
 #include "backends/cuda/device/block_sums.cuh"
 #include "backends/cuda/protocol/plan_entries.cuh"
 #include "backends/cuda/protocol/plan_header.cuh"

@@ -1,9 +1,7 @@
-#include "backends/cuda/dispatch/around_dispatch.hpp"
-
+// Launches before and after the kernel of a dispatch.
 #include <algorithm>
 
 #include "backends/cuda/dispatch/block_state.cuh"
-#include "backends/cuda/dispatch/encode_with_scale.cuh"
 #include "backends/cuda/dispatch/scale_tiles.cuh"
 #include "backends/cuda/dispatch/shared_positions.cuh"
 #include "base/integers.hpp"

@@ -6,6 +6,94 @@
 
 namespace ferry::cuda::inline FERRY_WIDTH {
 
+// The id of this thread's slot of token `token`; -1 from token `end` on.
+__device__ __forceinline__ RawId load_id(const DispatchArguments& call, std::int64_t token,
+                                         std::int64_t end) {
+  const int slot = TokenTile::of(call.lane.top_k).slot();
+  return token < end && slot < call.lane.top_k ? RawId::at(call, token * call.lane.top_k + slot) : RawId{};
+}
+
+// The next ids that this thread counts, loaded ahead of their use.
+struct IdPrefetch {
+  static constexpr int kDepth = 4;
+  RawId ids[kDepth];
+
+  // Prefetches ids of tokens in [begin, end): the block's tiles take consecutive tokens.
+  __device__ __forceinline__ static IdPrefetch of(const DispatchArguments& call, std::int64_t begin,
+                                                  std::int64_t end) {
+    const int log2_size = TokenTile::of(call.lane.top_k).log2_size;
+    const std::int64_t first = begin + (static_cast<int>(threadIdx.x) >> log2_size);
+    IdPrefetch prefetch;
+#pragma unroll
+    for (int i = 0; i < kDepth; ++i)
+      prefetch.ids[i] = load_id(call, first + i * (static_cast<int>(blockDim.x) >> log2_size), end);
+    return prefetch;
+  }
+  // Returns the first id and appends `next`.
+  __device__ __forceinline__ RawId shift(RawId next) {
+    const RawId first = ids[0];
+#pragma unroll
+    for (int i = 0; i + 1 < kDepth; ++i) ids[i] = ids[i + 1];
+    ids[kDepth - 1] = next;
+    return first;
+  }
+};
+
+// [block] Adds the routes and messages of tokens [begin, end) to the counts that counts_of(token) returns,
+// and their bad ids to `bad` unless it is null. `ids`: from token `begin` on. Call __syncthreads() before the
+// counts are read.
+template <class Traits, class CountsOf>
+__device__ __forceinline__ void count_tokens(const DispatchArguments& call, const BlockTables& tables,
+                                             std::int32_t begin, std::int32_t end, IdPrefetch ids,
+                                             BadIdCount* bad, CountsOf counts_of) {
+  const LaneView& lane = call.lane;
+  const TokenTile tile = TokenTile::of(lane.top_k);
+  const int slot = tile.slot(), first_messages = lane.signals.first_messages,
+            step = static_cast<int>(blockDim.x) >> tile.log2_size;
+  std::int32_t token = begin + (static_cast<std::int32_t>(threadIdx.x) >> tile.log2_size);
+#pragma unroll 1
+  for (; token - tile.index() < end; token += step) {
+    const RawId raw = ids.shift(load_id(call, token + IdPrefetch::kDepth * step, end));
+    const std::int64_t id = token < end ? raw.value(call) : -1;
+    std::int32_t* counts = counts_of(min(token, end - 1));
+    std::uint32_t rank_bit = 0;
+    int destination = -1;
+    const IdKind kind = classify_id(id, lane.experts);
+    if (kind == IdKind::expert) {
+      const int physical = tables.physical_of[id], rank = tables.rank_of[physical];
+      if (plans_route<Traits>(lane, rank)) {
+        if constexpr (kWide) {
+          destination = rank;
+        } else {
+          rank_bit = 1u << rank;
+        }
+        add_in_block(&counts[physical], 1);
+      }
+    } else if (bad != nullptr && kind == IdKind::bad) {
+      atomicAdd(&bad->count, 1ull);
+      atomicMin(&bad->lowest_route, static_cast<unsigned long long>(std::int64_t{token} * lane.top_k + slot));
+    }
+    if constexpr (kWide) {
+      // The first slot of the token at each rank counts its message.
+      const int me = static_cast<int>(threadIdx.x % 32);
+      const std::uint32_t same =
+          __match_any_sync(~0u, destination >= 0 ? destination : -1 - me) & tile.mask(tile.index());
+      if (destination >= 0 && (same & ((1u << me) - 1)) == 0)
+        add_in_block(&counts[first_messages + destination], 1);
+      continue;
+    }
+    std::uint32_t ranks;
+    if constexpr (Traits::kToEveryRank) {
+      ranks = token < end ? ~0u : 0;
+    } else {
+      ranks = tile.reduce_or(rank_bit);
+    }
+    for (int r = slot; r < lane.ranks; r += tile.size()) {
+      if ((ranks >> r & 1) != 0) add_in_block(&counts[first_messages + r], 1);
+    }
+  }
+}
+
 // From this many tokens on, each counting block counts its own tokens and the blocks exchange sums. With
 // fewer tokens each block counts all the tokens that it needs.
 inline constexpr std::int64_t kSharedCountTokens = 1024;

@@ -7,7 +7,7 @@
 // The parts beside the first always go to staging; slot metadata has memory of its own beside it.
 #pragma once
 
-#include "backends/cuda/dispatch/row_position.cuh"
+#include "backends/cuda/dispatch/row_offsets.cuh"
 #include "backends/cuda/dispatch/send_row.cuh"
 #include "backends/cuda/protocol/lane_memory.cuh"
 

@@ -1,4 +1,5 @@
-// Dispatch's kernel traits: facts about a call that are fixed when its kernel is compiled.
+// Dispatch's kernel traits, facts about a call that are fixed when its kernel is compiled, and the kernels
+// that have them.
 //
 // A call of few tokens takes about as long as its code takes to be fetched for the first time, and a
 // specialised kernel has less code. So the common calls have kernels of their own, beside a generic one for
@@ -19,6 +20,10 @@ constexpr Quantisation quantisation_of(const Encoding& encoding) {
   if (encoding.is_mx()) return Quantisation::mx;
   return encoding.quantises() ? Quantisation::fp8 : Quantisation::none;
 }
+
+// For groups of more than kNarrowRanks ranks, in every mode: dispatch_wide.cu.
+const void* wide_dispatch_kernel(Phase phase);
+std::int64_t lay_out_wide_block(DispatchArguments* call);  // as lay_out_block()
 
 }  // namespace ferry::cuda
 
@@ -75,5 +80,27 @@ template <class Routed>
 struct GatheredDispatch : Routed {
   static constexpr bool kMayReplicate = false, kToEveryRank = true;
 };
+
+template <Quantisation kQuantisation>
+using ManyTokens = SpecialisedDispatch<kQuantisation, DispatchMode::many_tokens>;
+template <Quantisation kQuantisation>
+using FewTokens = SpecialisedDispatch<kQuantisation, DispatchMode::few_tokens>;
+template <Quantisation kQuantisation>
+using ByPlan = SpecialisedDispatch<kQuantisation, DispatchMode::by_plan>;
+template <Quantisation kQuantisation>
+using GatheredFewTokens = GatheredDispatch<FewTokens<kQuantisation>>;
+
+// The compiled kernels: translation units of about equal compile time (kernels/) instantiate these templates,
+// for the table in dispatch_launch.cu.
+template <class Traits>
+const void* fused_kernel();
+
+// Both phases of a split call.
+template <class Traits>
+const void* split_kernel();
+
+// The kernel of fused calls from ids whose token count is known on the device only.
+template <class Few, class Many>
+const void* counting_kernel();
 
 }  // namespace ferry::cuda::inline FERRY_WIDTH

@@ -3,9 +3,7 @@
 // result.
 #pragma once
 
-#include "backends/cuda/device/row_copy.cuh"
 #include "backends/cuda/dispatch/row_offsets.cuh"
-#include "backends/cuda/dispatch/row_position.cuh"
 #include "backends/cuda/dispatch/store_parts.cuh"
 #include "backends/cuda/protocol/lane_memory.cuh"
 

@@ -1,7 +1,7 @@
 // The kernel that copies scales from rows to tiles of 128 rows x 4 blocks, and zeroes the rest of each tile.
 #pragma once
 
-#include "backends/cuda/dispatch/around_dispatch.hpp"
+#include "backends/cuda/dispatch/dispatch.hpp"
 #include "format/parts.hpp"
 
 namespace ferry::cuda::inline FERRY_WIDTH {

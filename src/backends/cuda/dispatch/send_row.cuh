@@ -1,73 +1,12 @@
 // Sends one token's row to all of its destinations at once, unchanged or quantised.
 #pragma once
 
-#include "backends/cuda/device/row_copy.cuh"
-#include "backends/cuda/dispatch/destination.cuh"
 #include "backends/cuda/dispatch/dispatch_traits.cuh"
-#include "backends/cuda/dispatch/encode.cuh"
-#include "backends/cuda/dispatch/row_offsets.cuh"
-#include "backends/cuda/dispatch/send_microscaled.cuh"
+#include "backends/cuda/dispatch/routing.cuh"
 #include "backends/cuda/dispatch/send_nvfp4.cuh"
+#include "backends/cuda/protocol/lane_memory.cuh"
 
 namespace ferry::cuda::inline FERRY_WIDTH {
-
-// [warp] Quantises some columns of a row, which may be in global or in shared memory, and stores the values
-// at the `to_row` of each thread in `rows`. store_scales(stores, offset, word) stores scales for these rows:
-// threads that `store` have the `word` at byte `offset` of the row of scales.
-template <DType kType, int kDeep, class StoreScales>
-__device__ __forceinline__ void send_encoded(const std::byte* row, std::byte* to_row, std::uint32_t rows,
-                                             ByteRange columns, Encoding encoding, StoreScales store_scales) {
-  const int thread = threadIdx.x % 32;
-#pragma unroll 1
-  for (int first = columns.begin; first < columns.end; first += kDeep * 256) {
-    RawEight raw[kDeep] = {};
-#pragma unroll
-    for (int d = 0; d < kDeep; ++d) {
-      const int column = first + 256 * d + 8 * thread;
-      if (column < columns.end) raw[d] = load_eight(kType, row, column);
-    }
-    // Each thread divides for one block; the factor is then shuffled.
-    const float largest = block_max_magnitude<kType, kDeep>(raw);
-    const BlockScale mine = fp8_scale(largest, encoding.rule);
-    uint2 values[kDeep];
-#pragma unroll
-    for (int d = 0; d < kDeep; ++d) {
-      float x[8];
-      unpack(kType, raw[d], x);
-      values[d] = encode_eight(x, __shfl_sync(~0u, mine.factor, 2 * d + thread / 16));
-    }
-    Destination::for_each(rows, to_row, [&](std::byte* at) {
-#pragma unroll
-      for (int d = 0; d < kDeep; ++d) {
-        const int column = first + 256 * d + 8 * thread;
-        if (column < columns.end) *reinterpret_cast<uint2*>(at + column) = values[d];
-      }
-    });
-    const int block = first / kFp8Block + thread;
-    const bool has = thread < 2 * kDeep && block * kFp8Block < columns.end;
-    const std::uint32_t word = scale_word(encoding, has, mine.scale);
-    const bool stores = encoding.packs_scales() ? has && thread % 4 == 0 : has;
-    const std::int64_t offset = encoding.packs_scales() ? block : 4 * block;
-    store_scales(stores, offset, word);
-  }
-}
-
-// [warp] send_encoded() for rows of type `type`.
-template <int kDeep, class StoreScales>
-__device__ __forceinline__ void send_encoded_as(DType type, const std::byte* row, std::byte* to_row,
-                                                std::uint32_t rows, ByteRange columns, Encoding encoding,
-                                                StoreScales store_scales) {
-  switch (type) {
-    case DType::bf16:
-      return send_encoded<DType::bf16, kDeep>(row, to_row, rows, columns, encoding, store_scales);
-    case DType::fp16:
-      return send_encoded<DType::fp16, kDeep>(row, to_row, rows, columns, encoding, store_scales);
-    case DType::fp32:
-      // See uses_stream().
-      if constexpr (kDeep == 8)
-        send_encoded<DType::fp32, kDeep>(row, to_row, rows, columns, encoding, store_scales);
-  }
-}
 
 // Bytes of a row of part 0 in the caller's memory.
 template <class Traits>

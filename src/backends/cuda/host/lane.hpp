@@ -8,9 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "backends/cuda/combine/around_combine.hpp"
 #include "backends/cuda/combine/combine.hpp"
-#include "backends/cuda/dispatch/around_dispatch.hpp"
 #include "backends/cuda/dispatch/dispatch.hpp"
 #include "backends/cuda/host/call_pointers.hpp"
 #include "backends/cuda/host/carrier.hpp"

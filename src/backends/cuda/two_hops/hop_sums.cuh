@@ -72,7 +72,7 @@ __device__ __forceinline__ void add_row_values(std::int32_t hidden, std::uint32_
 }
 
 // [warp] Writes the row that replaces the rows of one token from several ranks, as add_values() and
-// join_tails() make it (combine/merge_rows.cuh). A single row is copied. `row`: in shared memory, by rank.
+// join_tails() make it (combine/packed_rows.cuh). A single row is copied. `row`: in shared memory, by rank.
 __device__ inline void add_rows(const HopArguments& call, std::uint32_t rows, const std::byte* const* row,
                                 std::byte* to) {
   const int first = __ffs(static_cast<int>(rows)) - 1;

@@ -1,6 +1,5 @@
 // Kernels of combine where dispatch has sent every token to every rank (Transfer::gather).
 #include "backends/cuda/combine/kernels/combine_kernel.cuh"
-#include "backends/cuda/combine/kernels/combine_kernels.hpp"
 
 namespace ferry::cuda {
 namespace {

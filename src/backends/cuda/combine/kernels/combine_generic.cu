@@ -1,6 +1,5 @@
 // Kernels of combine for every kind of call.
 #include "backends/cuda/combine/kernels/combine_kernel.cuh"
-#include "backends/cuda/combine/kernels/combine_kernels.hpp"
 
 namespace ferry::cuda {
 

@@ -1,7 +1,5 @@
 // Launches the kernel of a combine call: a generic one, or a specialised one for common calls.
-#include "backends/cuda/combine/combine.hpp"
-#include "backends/cuda/combine/combine_block.cuh"
-#include "backends/cuda/combine/kernels/combine_kernels.hpp"
+#include "backends/cuda/combine/kernels/combine_kernel.cuh"
 
 namespace ferry::cuda {
 namespace {

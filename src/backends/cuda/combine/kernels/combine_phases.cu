@@ -1,6 +1,5 @@
 // Kernels of common split calls in bf16.
 #include "backends/cuda/combine/kernels/combine_kernel.cuh"
-#include "backends/cuda/combine/kernels/combine_kernels.hpp"
 
 namespace ferry::cuda {
 namespace {

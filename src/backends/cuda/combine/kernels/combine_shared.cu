@@ -1,6 +1,5 @@
 // Kernels of common calls that add the rows of shared experts.
 #include "backends/cuda/combine/kernels/combine_kernel.cuh"
-#include "backends/cuda/combine/kernels/combine_kernels.hpp"
 
 namespace ferry::cuda {
 

@@ -1,7 +1,6 @@
 // Kernels for groups of more than kNarrowRanks ranks; generic, for every kind of call.
 #define FERRY_WIDE_KERNELS
 #include "backends/cuda/combine/kernels/combine_kernel.cuh"
-#include "backends/cuda/combine/kernels/combine_kernels.hpp"
 
 namespace ferry::cuda {
 

@@ -6,9 +6,7 @@
 #include "backends/cuda/device/shared_copy.cuh"
 #include "backends/cuda/dispatch/count_routes.cuh"
 #include "backends/cuda/dispatch/dispatch_coordinator.cuh"
-#include "backends/cuda/dispatch/kernels/dispatch_kernels.cuh"
-#include "backends/cuda/dispatch/padding.cuh"
-#include "backends/cuda/dispatch/warp_work.cuh"
+#include "backends/cuda/dispatch/dispatch_traits.cuh"
 
 namespace ferry::cuda::inline FERRY_WIDTH {
 

@@ -3,7 +3,7 @@
 #include <array>
 
 #include "backends/cuda/dispatch/block_state.cuh"
-#include "backends/cuda/dispatch/kernels/dispatch_kernels.cuh"
+#include "backends/cuda/dispatch/dispatch_traits.cuh"
 
 namespace ferry::cuda {
 namespace {

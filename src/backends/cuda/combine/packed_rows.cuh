@@ -1,10 +1,17 @@
-// Adds packed rows of one token that several ranks of a node have summed.
+// Rows that an engine has carried: their flags, which the reducers await, and sums of the rows of one token.
 #pragma once
 
 #include "backends/cuda/device/values.cuh"
+#include "backends/cuda/protocol/lane_memory.cuh"
 #include "layout/exchange_layout.hpp"
 
-namespace ferry::cuda {
+namespace ferry::cuda::inline FERRY_WIDTH {
+
+// [thread] Marks row `index` of staging as arrived in the call `number`.
+__device__ inline void set_row_flags(const LaneView& lane, std::int64_t index, std::uint64_t number) {
+  Flag* flags = memory::combine_flags(lane, lane.rank, 0, static_cast<std::int32_t>(index));
+  for (int quarter = 0; quarter < kQuarters; ++quarter) store_relaxed_sys(flags + quarter, number);
+}
 
 inline constexpr int kMergeThreads = 256;
 
@@ -57,4 +64,4 @@ __device__ inline void join_tails(std::int64_t tail_offset, std::int32_t top_k, 
   *word(to) = joined;
 }
 
-}  // namespace ferry::cuda
+}  // namespace ferry::cuda::inline FERRY_WIDTH
