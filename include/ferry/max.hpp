@@ -40,6 +40,16 @@ struct GroupIndex {
 /// @throws UsageError  a count is negative, or there are 2^31 rows or more
 GroupIndex group_index(std::span<const std::int32_t> counts, int alignment = 1);
 
+/// MAX's skip_a2a: `config` for an Exchange whose ranks all pass the same tokens and ids. Nothing travels,
+/// and a combine gives each rank the sum of its own experts' rows, as Reduction::partial: an all-reduce of
+/// the caller's adds the ranks.
+///
+/// Sets Config::input to replicated and, with shared experts, Config::shared_split.
+///
+/// @param allreduce_world_size  W, 0 to R: ranks r < W take tokens [r*N/W, (r+1)*N/W) as their rows of shared
+/// experts. 0: every rank takes all
+Config skip_a2a(Config config, int allreduce_world_size = 1);
+
 /// Options of a dispatch. All ranks pass the same encoding: see ferry::DispatchOptions.
 struct DispatchOptions {
   CallOptions call{};
@@ -94,10 +104,11 @@ struct CombineInput {
 
 /// Where combine writes, and how it adds.
 struct CombineOutput {
-  /// [N, H]: the rows of a token added in slot order, as Reduction::exact. With Config::reduction =
-  /// unreduced [N, K, H]: every row by itself.
+  /// [N, H]: the rows of a token added in slot order, as Reduction::exact, or with skip_a2a() as
+  /// Reduction::partial. With Config::reduction = unreduced [N, K, H]: every row by itself.
   Result output_tokens;
-  const float* router_weights = nullptr;  ///< [N, K]; null: every weight is 1. Not with unreduced
+  /// [N, K]; null: every weight is 1. Not with unreduced, and with skip_a2a() not in ep_combine_async()
+  const float* router_weights = nullptr;
   /// [S, N, H] of the result's type, dense: takes the outputs of the shared experts, which are then not
   /// added. `unreduced` needs it.
   void* shared_outputs = nullptr;
@@ -123,9 +134,10 @@ struct CombineOutput {
 class Exchange {
  public:
   /// The layout is expert_major, nothing is dropped (`capacity` is 0, `repeats` is set), and the reduction is
-  /// unreduced if `config` says so, else exact. Everything else is as in `config`.
-  /// @throws UnsupportedError  experts in slices, `cuda` in two hops
-  /// @throws UsageError  another layout, a capacity, replicated or gathered input, own_receive_buffers or
+  /// unreduced if `config` says so, else exact, with replicated input partial. Everything else is as in
+  /// `config`.
+  /// @throws UnsupportedError  experts in slices
+  /// @throws UsageError  another layout, a capacity, gathered input, own_receive_buffers or
   /// (in host memory) check_calls switched off, or as ferry::Exchange
   Exchange(const Rank& rank, const Config& config);
   ~Exchange();

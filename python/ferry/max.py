@@ -40,7 +40,8 @@ class DispatchResult(NamedTuple):
     """[rows, H]. Groups are the shared experts, then this rank's experts; their rows are in the order of source rank,
     token, slot."""
     output_scales: Any
-    """Scales of the rows' blocks in formats that have them, as ferry.DispatchResult.scales; else None."""
+    """Scales of the rows' blocks in formats that have them, as ferry.DispatchResult.scales: those of `rows` rows, or of
+    tile_offsets[-1] rows of tiles; else None."""
     row_offsets: Any
     """uint32 [number + 1]: first row of each group that has rows, then the number of rows."""
     expert_ids: Any
@@ -84,22 +85,17 @@ class _Lane:
 
     def describe(self, received: ferry.DispatchResult, lane: int) -> tuple[Any, ...]:
         """The fields of a DispatchResult."""
-        config, total, like = self.exchange.config, received.wait_total(), arrays_of(received.data)
-        of_group = _host(received.counts)
-        offsets, ids = group_index(of_group, config.alignment)
-        routes, counts = _host(received.plan.counts), np.zeros((len(of_group), self.exchange.ranks), np.int32)
-        for group, expert in enumerate(_host(received.group_expert).tolist()):
-            if expert < config.experts:
-                counts[group] = routes[:, expert]
-            else:
-                counts[group, self.exchange.rank] = of_group[group]
-        stats = np.array([of_group.max(initial=0), len(ids)], np.uint32)
-        made = (offsets, ids, stats, np.ascontiguousarray(_host(received.source)[:total, 1:]), counts)
+        total, groups, like = received.wait_total(), len(received.counts), arrays_of(received.data)
+        offsets, ids, stats = np.zeros(groups + 1, np.uint32), np.zeros(groups, np.int32), np.zeros(2, np.uint32)
+        info, counts = np.zeros((total, 2), np.int32), np.zeros((groups, self.exchange.ranks), np.int32)
+        _core._max_describe_rows(self.exchange, lane, received, *(array.ctypes.data for array in (offsets, ids, stats, info, counts)), 0)
+        made: tuple[Any, ...] = offsets[:stats[1] + 1], ids[:stats[1]], stats, info, counts
         if like is not arrays_of(offsets):
             made = tuple(map(like.torch.from_numpy, made))
-        # Tiles are not rows: output_scales and tile_offsets are as the dispatch returned them.
-        parts = tuple(part if index == 1 and received.tile_offsets is not None else part[:total]
-                      for index, part in enumerate(received.parts))
+        lengths = [total] * len(received.parts)
+        if received.tile_offsets is not None:
+            lengths[1] = int(received.tile_offsets[-1])  # rows of tiles
+        parts = tuple(part[:length] for part, length in zip(received.parts, lengths))
         return parts[0], None if received.scales is None else parts[1], *made, parts, received.tile_offsets
 
     def plan(self, src_info: Any, row_offsets: Any, counts: Any, topk_ids: Any, lane: int, like: Any) -> tuple[Any, Any]:
@@ -134,22 +130,36 @@ class Exchange(SharedByCopies):
 
     @refusing_misfits("reduction")
     def __init__(self, group: ferry.Group | ferry.Rank, *, experts: int, top_k: int, hidden: int, max_tokens: int,
-                 reduction: str = "exact", **settings: Any):
+                 reduction: str = "exact", skip_a2a: bool = False, allreduce_world_size: int = 1, **settings: Any):
         """`reduction`: 'exact' (combine returns [N, H]) or 'unreduced' ([N, K, H]). `settings`: as of ferry.Exchange, apart
-        from layout, capacity, repeats, own_receive_buffers and check_calls; input is 'own' and transfer 'routed'."""
+        from layout, capacity, repeats, own_receive_buffers and check_calls; transfer is 'routed'.
+
+        skip_a2a              every rank passes the same tokens and ids, and nothing travels. Combine returns the sum of this
+                              rank's experts' rows: add those of the ranks by an all-reduce
+        allreduce_world_size  with skip_a2a and shared experts W: ranks r < W take tokens [r*N/W, (r+1)*N/W) as their rows of
+                              shared experts. 0: every rank takes all
+        """
         with refusing_construction(group):
-            if reduction not in ("exact", "unreduced"):
-                raise ferry.UsageError(f"max: reduction {reduction!r}, must be 'exact' or 'unreduced'")
+            if reduction not in (("exact",) if skip_a2a else ("exact", "unreduced")):
+                known = "left out with skip_a2a" if skip_a2a else "'exact' or 'unreduced'"
+                raise ferry.UsageError(f"max: reduction {reduction!r}, must be {known}")
             for name in ("layout", "capacity", "repeats", "own_receive_buffers", "check_calls"):
                 if name in settings:
                     raise ferry.UsageError(f"max: {name} = {settings[name]!r}: leave it out, ferry.max sets it")
-            for name, only in (("input", "own"), ("transfer", "routed")):
-                if settings.get(name, only) != only:
-                    raise ferry.UsageError(f"max: {name} = {settings[name]!r}, must be {only!r}: use ferry.Exchange with its plans")
+            for name in ("input", "shared_split"):
+                if name in settings:
+                    raise ferry.UsageError(f"max: {name} = {settings[name]!r}: leave it out, and pass skip_a2a=True, with "
+                                           "allreduce_world_size, where all ranks have the same tokens")
+            if settings.get("transfer", "routed") != "routed":
+                raise ferry.UsageError(f"max: transfer = {settings['transfer']!r}, must be 'routed': use ferry.Exchange with its plans")
             if getattr(settings.get("placement"), "tp", 1) > 1:
                 raise ferry.UnsupportedError("max: experts in slices are not supported: use ferry.Exchange with its plans")
-        self._exchange = ferry.Exchange(group, experts=experts, top_k=top_k, hidden=hidden, max_tokens=max_tokens,
-                                        reduction=reduction, repeats=True, **settings)  # type: ignore[arg-type]
+            if skip_a2a:
+                reduction, split = "partial", allreduce_world_size if settings.get("shared_experts") else 0
+                settings |= {"input": "replicated", "shared_split": split}
+        with in_words(_core._MAX_WORDS):
+            self._exchange = ferry.Exchange(group, experts=experts, top_k=top_k, hidden=hidden, max_tokens=max_tokens,
+                                            reduction=reduction, repeats=True, **settings)  # type: ignore[arg-type]
         lane_type = DeviceLane if self._exchange.config.memory == "device" else _Lane
         self._lanes: list[Any] = [lane_type(self._exchange) for _ in range(self._exchange.config.lanes)]
 

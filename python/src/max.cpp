@@ -68,10 +68,7 @@ auto with_operations(const PyExchange& self, const Use& use) {
   const Exchange& exchange = self.state().exchange;
   max::HostOperations on_host(self.config(), exchange.rank().index());
   const bool on_device = chosen_memory(self.config()) == MemoryKind::device;
-  SourceOperations* const operations = on_device ? source_operations(exchange) : &on_host;
-  if (operations == nullptr)
-    throw UnsupportedError("max: the backend cuda has one hop: pass hops one, or use the backend collective");
-  return use(*operations);
+  return use(on_device ? *source_operations(exchange) : on_host);
 }
 
 Stream stream_at(Address address) {

@@ -6,6 +6,7 @@
 #include "exchange/source_fault.hpp"
 #include "exchange/source_operations.hpp"
 #include "layout/plan_layout.hpp"
+#include "plan/slot.hpp"
 
 namespace ferry {
 
@@ -40,7 +41,7 @@ struct ReturnedRows {
     const std::int32_t count = call.counts[i];
     if (count < 0 || count > most_rows(i)) return SourceFault::counts;
     const bool wrong =
-        i / lane.ranks < lane.shared_experts && count != (i % lane.ranks == lane.rank ? tokens : 0);
+        i / lane.ranks < lane.shared_experts && count != (i % lane.ranks == lane.rank ? shared().count : 0);
     return wrong ? SourceFault::shared_counts : SourceFault::none;
   }
   FERRY_HD std::int64_t rows_of_group(int group) const {
@@ -73,8 +74,8 @@ struct ReturnedRows {
   // The fault of a row by itself. `expert`: of its group.
   FERRY_HD SourceFault fault_of_row(const ReturnedRow& row, std::int32_t expert) const {
     if (row.group < lane.shared_experts) {
-      return row.token == row.position && row.slot == lane.top_k + row.group ? SourceFault::none
-                                                                             : SourceFault::shared_row;
+      const bool in_order = row.token == shared().first + row.position && row.slot == lane.top_k + row.group;
+      return in_order ? SourceFault::none : SourceFault::shared_row;
     }
     const bool own = row.source == lane.rank;
     const std::int64_t most = own ? tokens : lane.max_tokens;
@@ -99,8 +100,8 @@ struct ReturnedRows {
         n.a = entry / lane.ranks;
         n.b = entry % lane.ranks;
         n.c = call.counts[entry];
-        n.limit = tokens;
-        n.d = fault == SourceFault::counts ? most_rows(entry) : n.b == lane.rank ? tokens : 0;
+        n.limit = shared().count;
+        n.d = fault == SourceFault::counts ? most_rows(entry) : n.b == lane.rank ? n.limit : 0;
         break;
       case SourceFault::capacity:
         n.a = group_first[lane.groups];
@@ -122,8 +123,13 @@ struct ReturnedRows {
   }
 
  private:
+  // The tokens that have shared rows on this rank.
+  FERRY_HD SharedTokens shared() const {
+    return SharedTokens::of<std::int64_t>(tokens, lane.rank, lane.shared_split);
+  }
   FERRY_HD std::int64_t most_rows(int count) const {
-    const bool filled = count / lane.ranks < lane.shared_experts + experts;
+    const bool filled = count / lane.ranks < lane.shared_experts + experts &&
+                        keeps_route(lane.input, count % lane.ranks, lane.rank);
     return filled ? std::int64_t{lane.max_tokens} * lane.top_k : 0;
   }
 
@@ -135,7 +141,7 @@ struct ReturnedRows {
     n.c = row.token;
     n.d = row.slot;
     if (fault == SourceFault::shared_row) {
-      n.limit = row.position;
+      n.limit = shared().first + row.position;
       n.b = lane.top_k + row.group;
     } else if (fault == SourceFault::info) {
       n.limit = row.source == lane.rank ? tokens : lane.max_tokens;

@@ -21,8 +21,8 @@ std::string text_of(SourceFault fault, int rank, const SourceFaultNumbers& n) {
       return str("tokens = ", n.a, ", must be 0 to max_tokens = ", n.b);
     case SourceFault::counts:
       if (n.d == 0) {
-        return str(entry("counts", n.a, n.b), " = ", n.c, ", must be 0: no expert of rank ", rank,
-                   " is in the group", kSourceRemedy);
+        return str(entry("counts", n.a, n.b), " = ", n.c, ", must be 0: rank ", rank,
+                   " has no rows of the group from rank ", n.b, kSourceRemedy);
       }
       return str(entry("counts", n.a, n.b), " = ", n.c, ", must be 0 to max_tokens x top_k = ", n.d,
                  kSourceRemedy);

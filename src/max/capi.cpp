@@ -150,6 +150,15 @@ ferry_status ferry_max_group_index(const int32_t* counts, int groups, int alignm
   });
 }
 
+ferry_status ferry_max_skip_a2a(ferry_config* config, int allreduce_world_size) {
+  return guarded([&] {
+    ferry_config& set = required(config, "config");
+    const Config skips = max::skip_a2a({.shared_experts = set.shared_experts}, allreduce_world_size);
+    set.input = static_cast<std::int32_t>(skips.input);
+    set.shared_split = skips.shared_split;
+  });
+}
+
 ferry_status ferry_max_exchange_create(const ferry_rank* rank, const ferry_config* config,
                                        ferry_max_exchange** exchange) {
   return guarded([&] {

@@ -54,6 +54,15 @@ void require_apart(const Config& config, const CombineInput& input, const Combin
   arrays.require_apart("", -1);
 }
 
+// skip_a2a: each rank has its own terms of a token's sum.
+void require_local_sums(const Config& config) {
+  if (config.reduction == Reduction::unreduced || config.reduction_level == ReductionLevel::node) {
+    throw UsageError(str("max: skip_a2a with reduction ", to_string(config.reduction),
+                         " and reduction_level ", to_string(config.reduction_level),
+                         ", must be partial at level rank: the sum of a rank's own experts' rows"));
+  }
+}
+
 Config exchange_config(Config config) {
   if (config.placement.tp() > 1)
     throw UnsupportedError("max: experts in slices are not supported: use ferry::Exchange with its plans");
@@ -63,15 +72,20 @@ Config exchange_config(Config config) {
     throw UsageError(str("max: capacity = ", config.capacity,
                          ", must be 0: combine by src_info needs every row, so none may be dropped"));
   }
-  if (config.input != Input::own || config.transfer != Transfer::routed) {
-    throw UsageError(str("max: input ", to_string(config.input), " and transfer ", to_string(config.transfer),
-                         ", must be own and routed: use ferry::Exchange with its plans"));
+  if (config.transfer != Transfer::routed) {
+    throw UsageError(str("max: transfer ", to_string(config.transfer),
+                         ", must be routed: use ferry::Exchange with its plans"));
   }
   if (!config.own_receive_buffers)
     throw UsageError("max: own_receive_buffers is off, must be on: dispatch takes no memory for its rows");
   if (!config.check_calls && chosen_memory(config) == MemoryKind::host)
     throw UsageError("max: check_calls (in C manual_check) is off, must be on: every call checks its rows");
-  if (config.reduction != Reduction::unreduced) config.reduction = Reduction::exact;
+  if (config.input == Input::replicated) {
+    require_local_sums(config);
+    config.reduction = Reduction::partial;
+  } else if (config.reduction != Reduction::unreduced) {
+    config.reduction = Reduction::exact;
+  }
   config.repeats = true;
   return config;
 }
@@ -109,14 +123,11 @@ struct Exchange::State {
   };
 
   State(const Rank& rank, const Config& given)
-      : exchange(rank, config_or_refuse(rank, given)),
+      : exchange(in_words(kWords, [&] { return ferry::Exchange(rank, config_or_refuse(rank, given)); })),
         config(exchange.config()),
         device(make_device_work(exchange)),
         on_host(config, rank.index()),
         operations(device ? source_operations(exchange) : &on_host) {
-    if (operations == nullptr)
-      throw UnsupportedError(
-          "max: the backend cuda has one hop: pass hops one, or use the backend collective");
     lanes.resize(static_cast<std::size_t>(config.lanes));
     for (LaneState& lane : lanes) allocate(lane);
   }
@@ -378,6 +389,12 @@ void Exchange::refuse(Operation operation, const Error& error, const CallOptions
   if (state.pending != State::Pending::none) return;
   if (operation == Operation::combine) ++state.combines;
   state_->exchange.refuse(operation, error, call);
+}
+
+Config skip_a2a(Config config, int allreduce_world_size) {
+  config.input = Input::replicated;
+  if (config.shared_experts > 0) config.shared_split = allreduce_world_size;
+  return config;
 }
 
 GroupIndex group_index(std::span<const std::int32_t> counts, int alignment) {

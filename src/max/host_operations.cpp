@@ -25,7 +25,8 @@ std::int64_t id_at(const Ids& ids, std::int64_t route) {
 
 // The shape of this rank's arrays, by the names of a device's lane.
 struct HostLane {
-  int rank, ranks, groups, shared_experts;
+  int rank, ranks, groups, shared_experts, shared_split;
+  Input input;
   std::int32_t top_k, max_tokens;
   std::int64_t capacity_rows;
 };
@@ -43,6 +44,8 @@ class ReturnPlanner {
               .ranks = config.placement.ranks(),
               .groups = static_cast<int>(groups_of(config, rank)),
               .shared_experts = config.shared_experts,
+              .shared_split = config.shared_split,
+              .input = config.input,
               .top_k = config.top_k,
               .max_tokens = config.max_tokens,
               .capacity_rows = row_capacity(config, rank)},

@@ -6,6 +6,7 @@
 namespace ferry::max {
 
 inline constexpr Phrase kWords[] = {
+    {"hash of the replicated input's N and ids", "skip_a2a's hash of N and topk_ids"},
     {"dispatch: ", "ep_dispatch: "},
     {"combine: ", "ep_combine: "},
     {"refused dispatch ", "refused ep_dispatch "},
@@ -23,6 +24,9 @@ inline constexpr Phrase kWords[] = {
     {"result is ", "output_tokens is "},
     {"or result for", "or output_tokens for"},
     {"result.type", "output_tokens.type"},
+    {"configuration: shared_split", "max: allreduce_world_size"},
+    {"the split form of partial takes no topk_weights: pass row_weights",
+     "with skip_a2a ep_combine_async takes no router_weights: call ep_fused_combine"},
     {"topk_weights", "router_weights"},
     // Their combines return no values.
     {", or call return_values() for row_values alone", ""},

@@ -202,6 +202,28 @@ TEST(MaxInC, GlobalScalesAndFormatsOfACall) {
   });
 }
 
+// Every rank passes the tokens of rank 0. Experts and the shared expert return their input; rank 1 has the
+// shared rows of token 1 alone.
+TEST(MaxInC, SkipA2aSumsTheRowsOfLocalExperts) {
+  run_threads(2, [](ferry_rank* rank) {
+    ferry_config config = fp32_config();
+    EXPECT_EQ(ferry_max_skip_a2a(nullptr, 2), FERRY_USAGE);
+    ASSERT_EQ(ferry_max_skip_a2a(&config, 2), FERRY_OK) << ferry_last_error();
+    const MaxHandle exchange = make_max(rank, config);
+    const std::size_t me = static_cast<std::size_t>(ferry_rank_index(rank));
+    Step step(0);  // ids {3, 5}, {5, 0}: rank 0 has experts 0 to 2
+    ASSERT_EQ(ferry_max_ep_fused_dispatch(exchange.get(), &step.dispatch), FERRY_OK) << ferry_last_error();
+    auto args = step.combine_args();
+    args.own_ids = 1;
+    args.topk_ids = step.ids.data();
+    args.tokens = 2;
+    ASSERT_EQ(ferry_max_ep_fused_combine(exchange.get(), &args), FERRY_OK) << ferry_last_error();
+    const float factor[2][2] = {{0 + 1, 1 + 0}, {0.5f + 0.25f, 2 + 1}};  // [rank][token]
+    for (std::size_t i = 0; i < 16; ++i)
+      EXPECT_EQ(step.result[i], factor[me][i / 8] * step.values[i]) << "rank " << me << ", " << i;
+  });
+}
+
 TEST(MaxInC, BadArgumentsEndTheCallOfEveryRank) {
   run_threads(2, [](ferry_rank* rank) {
     const MaxHandle exchange = make_max(rank, fp32_config());

@@ -15,9 +15,6 @@ namespace ferry::contract {
 // A case whose arrays and options MAX's calls have.
 TestCase max_case(TestCase c, int ranks, int shared_experts, Reduction reduction);
 
-// Why tests of MAX's calls are skipped with two hops on the backend cuda.
-inline constexpr const char* kMaxTakesOneHop = "MAX's calls take one hop on the backend cuda";
-
 // A copy of a max::DispatchResult in host memory, apart from the rows in host memory. The tests change it.
 struct MaxArrays {
   const void* output_tokens = nullptr;

@@ -126,10 +126,6 @@ TEST_P(Contract, MaxRefusesWrongArraysOnEveryRank) {
   c.config.top_k = 2;
   c.config.hidden = 8;
   const bool on_device = GetParam().on_device();
-  if (!GetParam().has_gathers()) {
-    run(2, describe(c), [&](Rank rank) { require_error("has one hop", [&] { MaxCalls(rank, c.config); }); });
-    return;
-  }
   run(2, describe(c), [&](Rank rank) {
     const bool second = rank.index() == 1;
     const std::vector<std::int32_t> ids =
@@ -178,7 +174,6 @@ TEST_P(Contract, MaxRefusesWrongArraysOnEveryRank) {
 
 // Errors name MAX's arguments and remedies that its calls have, on every rank.
 TEST_P(Contract, MaxErrorsSpeakOfItsArguments) {
-  if (!GetParam().has_gathers()) GTEST_SKIP() << kMaxTakesOneHop;
   TestCase c = max_case(small_case(10), 2, 0, Reduction::exact);
   c.config.experts = 4;
   c.config.top_k = 1;
@@ -233,7 +228,6 @@ TEST_P(Contract, MaxErrorsSpeakOfItsArguments) {
 
 // Rank 1 passes the arrays of another dispatch, which contradict nothing that it knows: rank 0 misses a row.
 TEST_P(Contract, MaxFindsRowsThatDoNotComeBack) {
-  if (!GetParam().has_gathers()) GTEST_SKIP() << kMaxTakesOneHop;
   TestCase c = max_case(small_case(6), 2, 0, Reduction::exact);
   c.config.experts = 4;
   c.config.top_k = 1;
@@ -269,7 +263,6 @@ TEST_P(Contract, MaxFindsRowsThatDoNotComeBack) {
 }
 
 TEST_P(Contract, MaxRefusesUnsuitableConfigurations) {
-  if (!GetParam().has_gathers()) GTEST_SKIP() << kMaxTakesOneHop;
   const TestCase c = max_case(small_case(8), 2, 0, Reduction::exact);
   run(2, describe(c), [&](Rank rank) {
     const auto refused = [&](const char* words, auto change) {
@@ -286,10 +279,15 @@ TEST_P(Contract, MaxRefusesUnsuitableConfigurations) {
     refused("max: layout expert_padded, must be expert_major",
             [](Config& wrong) { wrong.layout = Layout::expert_padded; });
     refused("max: capacity = 64, must be 0", [](Config& wrong) { wrong.capacity = 64; });
-    refused("max: input replicated and transfer routed, must be own and routed",
-            [](Config& wrong) { wrong.input = Input::replicated; });
-    refused("max: input own and transfer gather, must be own and routed",
-            [](Config& wrong) { wrong.transfer = Transfer::gather; });
+    refused("max: skip_a2a with reduction unreduced", [](Config& wrong) {
+      wrong = max::skip_a2a(wrong);
+      wrong.reduction = Reduction::unreduced;
+    });
+    refused_by_one("max: allreduce_world_size = 3, must be 0 to 2", [](Config& wrong) {
+      wrong.shared_experts = 1;
+      wrong = max::skip_a2a(wrong, 3);
+    });
+    refused("max: transfer gather, must be routed", [](Config& wrong) { wrong.transfer = Transfer::gather; });
     refused("max: own_receive_buffers is off, must be on",
             [](Config& wrong) { wrong.own_receive_buffers = false; });
     if (!GetParam().on_device())

@@ -163,7 +163,6 @@ void combine(MaxCalls& exchange, const TestCase& c, const StepInputs& step,
 }
 
 TEST_P(Contract, MaxCombinesFromSrcInfo) {
-  if (!GetParam().has_gathers()) GTEST_SKIP() << kMaxTakesOneHop;
   for (const int ranks : kGroupSizes) {
     for (const int variant : {0, 1, 2, 3, 4, 5, 6}) {
       const Reduction reduction = variant % 2 == 0 ? Reduction::exact : Reduction::unreduced;
@@ -195,9 +194,35 @@ TEST_P(Contract, MaxCombinesFromSrcInfo) {
   }
 }
 
+// skip_a2a: every rank has the same tokens, and sums the rows of its own experts.
+TEST_P(Contract, MaxSkipsTheTransfer) {
+  for (const int ranks : kGroupSizes) {
+    for (const int shared : {0, 1, 2}) {
+      TestCase c = max_case(small_case(static_cast<std::uint64_t>(300 + 10 * ranks + shared)), ranks, shared,
+                            Reduction::partial);
+      c.tokens.assign(static_cast<std::size_t>(ranks), 7);
+      c.duplicates = shared == 1;
+      c.config.alignment = shared == 2 ? 4 : 1;
+      // Shared rows of a token on one rank, where some ranks have none, and on every rank.
+      c.config = max::skip_a2a(c.config, shared == 2 ? 0 : (ranks + 1) / 2);
+      run(ranks, describe(c), [&](Rank rank) {
+        MaxCalls exchange(rank, c.config);
+        for (int index = 0; index < 4; ++index) {
+          TestCase of_call = c;
+          if (index % 2 == 0) of_call.weights_from = WeightsFrom::topk_weights;  // fused calls
+          const StepInputs step = make_inputs(of_call, index);
+          const Form form{.split = index % 2 == 1, .pass_ids = index >= 2, .other_order = index >= 2};
+          MaxArrays received = dispatch(exchange, of_call, step, form);
+          check_received(step, rank.index(), received);
+          combine(exchange, of_call, step, make_expert_outputs(of_call, step), std::move(received), form);
+        }
+      });
+    }
+  }
+}
+
 // Every part of the received rows in every format: also the scales of tokens, raw parts, tiles.
 TEST_P(Contract, MaxReceivesAllPartsOfEveryFormat) {
-  if (!GetParam().has_gathers()) GTEST_SKIP() << kMaxTakesOneHop;
   for (const char* name : {"bf16", "fp16", "fp32", "fp8", "fp8-columns", "fp8-columns-pow2-packed", "mxfp8",
                            "mxfp8-tiles", "mxfp4", "mxfp4-columns", "nvfp4", "nvfp4-token",
                            "nvfp4-token-columns", "nvfp4-token-tiles", "raw:32+16", "raw:48+16+32+16"}) {
@@ -225,7 +250,6 @@ TEST_P(Contract, MaxReceivesAllPartsOfEveryFormat) {
 
 // Groups of 2, 0 and 3 rows on rank 0, and of 1, 1 and 0 on rank 1.
 TEST_P(Contract, MaxListsTheGroupsThatHaveRows) {
-  if (!GetParam().has_gathers()) GTEST_SKIP() << kMaxTakesOneHop;
   TestCase c = max_case(small_case(8), 2, 0, Reduction::exact);
   c.config.experts = 6;
   c.config.top_k = 2;
@@ -254,7 +278,6 @@ TEST_P(Contract, MaxListsTheGroupsThatHaveRows) {
 
 // The arrays of a dispatch serve after later dispatches, with the ids of their own.
 TEST_P(Contract, MaxCombinesAnEarlierDispatch) {
-  if (!GetParam().has_gathers()) GTEST_SKIP() << kMaxTakesOneHop;
   const TestCase c = max_case(small_case(7), 4, 1, Reduction::exact);
   run(c.ranks, describe(c), [&](Rank rank) {
     MaxCalls exchange(rank, c.config);
@@ -267,7 +290,6 @@ TEST_P(Contract, MaxCombinesAnEarlierDispatch) {
 }
 
 TEST_P(Contract, MaxCombineEqualsCombineByPlan) {
-  if (!GetParam().has_gathers()) GTEST_SKIP() << kMaxTakesOneHop;
   for (const Reduction reduction : {Reduction::exact, Reduction::unreduced}) {
     const TestCase c = max_case(small_case(3), 4, 0, reduction);
     run(c.ranks, describe(c), [&](Rank rank) {

@@ -296,7 +296,7 @@ TEST(BySourceKernels, WrongArraysAreRefused) {
       EXPECT_EQ(got.substr(0, got.find(';')), text);
     };
     EXPECT_FALSE(combine());
-    refused("counts[3, 0] = 1, must be 0: no expert of rank 0 is in the group", device.counts[3], 1);
+    refused("counts[3, 0] = 1, must be 0: rank 0 has no rows of the group from rank 0", device.counts[3], 1);
     refused("src_info[3] = {3, 0}, of rank 0, must be below {3, 2} and not negative", device.info[6], 3);
     refused("src_info[3] = {0, -1}, of rank 0, must be below {3, 2} and not negative", device.info[7], -1);
     refused("src_info[3] = {0, 1} is a row of expert 0, topk_ids[0, 1] of rank 0 is another expert",

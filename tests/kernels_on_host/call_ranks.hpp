@@ -45,6 +45,9 @@ class CallRanks {
   // Combines the rows of the last dispatch, whose inputs `step` has.
   void combine(const contract::StepInputs& step, const oracle::ExpertOutputs& outputs, const CallForm& form);
 
+  // Replaces the plans of the last dispatch, whose inputs `step` has, by those that MAX's arrays of it make.
+  void plan_by_source(const contract::StepInputs& step);
+
   // One dispatch and one combine of the case's inputs number `index`.
   void run_step(int index, const CallForm& form);
 

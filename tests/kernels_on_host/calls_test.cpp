@@ -400,6 +400,26 @@ INSTANTIATE_TEST_SUITE_P(Gathered, CarriedCalls, testing::Values(Transfer::gathe
 
 const std::vector<std::vector<int>> kNodes = {{0, 0, 1, 1}, {0, 1, 0, 0}, {0, 1, 1, 2, 2, 2, 2, 2}};
 
+// skip_a2a in one hop: the weights of the slots are this rank's own.
+TEST(KernelCallsBySource, ReplicatedTokensAreWeighted) {
+  for (const int shared : {0, 2}) {
+    contract::TestCase c = case_of(90 + static_cast<std::uint64_t>(shared), 3, Transfer::routed);
+    c.tokens = {9, 9, 9};
+    c.config.input = Input::replicated;
+    c.config.repeats = true;
+    c.config.shared_experts = shared;
+    c.config.shared_split = shared;
+    c.weights_from = contract::WeightsFrom::topk_weights;
+    CallRanks ranks(c);
+    for (int index = 0; index < 2; ++index) {
+      const contract::StepInputs step = contract::make_inputs(c, index);
+      ranks.dispatch(step, {});
+      ranks.plan_by_source(step);
+      ranks.combine(step, contract::make_expert_outputs(c, step), {});
+    }
+  }
+}
+
 class KernelHops : public testing::TestWithParam<std::tuple<int, int>> {
  protected:
   contract::TestCase hop_case(ReductionLevel level) const {
@@ -424,6 +444,28 @@ TEST_P(KernelHops, DispatchAndCombineByRank) {
                              other = contract::with_new_values(c, step, 1);
   ranks.dispatch(other, {.by_plan = true, .split_phases = true});
   ranks.combine(other, contract::make_expert_outputs(c, other), {.split_phases = true});
+}
+
+// MAX's calls: the plan of the combine is made from src_info, row_offsets and counts.
+TEST_P(KernelHops, CombineBySource) {
+  for (const Reduction reduction : {Reduction::exact, Reduction::partial}) {
+    contract::TestCase c = hop_case(ReductionLevel::rank);
+    c.config.reduction = c.reduction = reduction;
+    c.config.repeats = true;
+    c.duplicates = reduction == Reduction::exact;
+    c.weights_from =
+        reduction == Reduction::exact ? contract::WeightsFrom::topk_weights : contract::WeightsFrom::none;
+    c.config.shared_experts = 1;
+    if (reduction == Reduction::partial) c.config.input = Input::replicated;  // skip_a2a
+    CallRanks ranks(c);
+    for (const bool keeps : {false, true}) {
+      const contract::StepInputs step = contract::make_inputs(c, keeps ? 1 : 0);
+      const CallForm form{.split_phases = true, .keeps_inputs = keeps};
+      ranks.dispatch(step, form);
+      ranks.plan_by_source(step);
+      ranks.combine(step, contract::make_expert_outputs(c, step), form);
+    }
+  }
 }
 
 // As Lane::dispatch() and Lane::combine() run them over a HopCarrier.

@@ -29,10 +29,14 @@ typedef struct ferry_max_exchange ferry_max_exchange;
 ferry_status ferry_max_group_index(const int32_t* counts, int groups, int alignment, uint32_t* row_offsets,
                                    int32_t* expert_ids, int* number);
 
+/// Local. As ferry::max::skip_a2a(): sets `input` and, with shared experts, `shared_split` of the
+/// configuration.
+ferry_status ferry_max_skip_a2a(ferry_config* config, int allreduce_world_size);
+
 /// Collective. As ferry_exchange_create(). FERRY_USAGE: another layout than FERRY_EXPERT_MAJOR, a capacity,
-/// replicated or gathered input, external_receive_buffers, in host memory manual_check. FERRY_UNSUPPORTED:
-/// experts in slices, FERRY_CUDA in two hops. The reduction is FERRY_UNREDUCED if the configuration says so,
-/// else FERRY_EXACT.
+/// gathered input, external_receive_buffers, in host memory manual_check. FERRY_UNSUPPORTED: experts in
+/// slices. The reduction is FERRY_UNREDUCED if the configuration says so, else FERRY_EXACT, with replicated
+/// input FERRY_PARTIAL.
 ferry_status ferry_max_exchange_create(const ferry_rank* rank, const ferry_config* config,
                                        ferry_max_exchange** exchange);
 /// Local. NULL is allowed.

@@ -317,12 +317,97 @@ def test_an_id_out_of_range_is_reported_on_its_rank():
     ferry.Group.threads(2).run(body)
 
 
+@pytest.mark.parametrize("shared, world", [(0, 4), (1, 3), (2, 2), (1, 1), (1, 0)])
+def test_skip_a2a_sums_the_rows_of_local_experts(rng, shared, world):
+    ranks, experts, top_k, hidden, most = 3, 7, 3, 24, 9
+    step = random_step(rng, 1, experts=experts, top_k=top_k, hidden=hidden, most=most, dtype=np.float32)
+    x, ids, weights = step.tokens[0], step.ids[0], step.weights[0]
+
+    def body(rank):
+        me = rank.index
+        exchange = exchange_of(rank, experts=experts, top_k=top_k, hidden=hidden, max_tokens=most, shared_experts=shared, skip_a2a=True,
+                               allreduce_world_size=world)
+        first = [0, 3, 5, 7]  # experts of the ranks
+        mine = range(len(x)) if world == 0 else range(me * len(x) // world, (me + 1) * len(x) // world) if me < world else range(0)
+        rows = [(s, token, top_k + s) for s in range(shared) for token in mine]
+        for expert in range(first[me], first[me + 1]):
+            rows += [(shared + expert - first[me], token, slot) for token in range(len(x)) for slot in range(top_k) if ids[token, slot] == expert]
+        groups = np.array([row[0] for row in rows], np.int32)
+        y = np.zeros_like(x)
+        for token in range(len(x)):
+            for slot in range(top_k):
+                if first[me] <= ids[token, slot] < first[me + 1]:
+                    output = x[token] * np.float32(shared + ids[token, slot] - first[me] + 1)
+                    y[token] = (output.astype(np.float64) * weights[token, slot] + y[token]).astype(np.float32)
+            for s in range(shared if token in mine else 0):
+                y[token] += x[token] * np.float32(s + 1)
+        for split in (False, True):
+            if split:
+                exchange.ep_dispatch_async(x, ids)
+                received = exchange.ep_dispatch_wait()
+            else:
+                received = exchange.ep_fused_dispatch(x, ids)
+            assert same(received.src_info, np.array([row[1:] for row in rows], np.int32).reshape(-1, 2))
+            assert same(received.output_tokens, x[received.src_info[:, 0]])
+            assert same(received.expert_ids, np.unique(groups))
+            assert (received.counts[:, me] == np.bincount(groups, minlength=len(received.counts))).all() and received.counts.sum() == len(rows)
+            outputs = outputs_of(received.output_tokens, received.row_offsets, received.expert_ids)
+            got = combined(exchange, received, outputs, router_weights=weights, topk_ids=ids if split else None)
+            assert same(got, y)
+        exchange.ep_combine_async(outputs, received.src_info, received.row_offsets, received.counts)
+        assert same(exchange.ep_combine_wait(), combined(exchange, received, outputs))
+
+    ferry.Group.threads(ranks).run(body)
+
+
+def test_errors_with_skip_a2a_speak_of_its_arguments():
+    def body(rank):
+        exchange = exchange_of(rank, skip_a2a=True, shared_experts=1, allreduce_world_size=2)
+        x, ids, second = np.ones((3, 4), np.float32), CASE_IDS[0][[0, 1, 0]], rank.index == 1
+        received = exchange.ep_fused_dispatch(x, ids)  # shared rows of rank 1: tokens 1 and 2; routed: {0, 0} {2, 0}, {0, 1} {1, 0} {2, 1}
+        arrays = (received.src_info, received.row_offsets, received.counts)
+        y = combined(exchange, received)
+        with pytest.raises(ferry.UsageError, match="ep_combine: with skip_a2a ep_combine_async takes no router_weights: call ep_fused_combine"):
+            exchange.ep_combine_async(received.output_tokens, *arrays, router_weights=np.ones((3, 2), np.float32))
+        for field, index, value, pattern in (
+            ("src_info", (0, 0), 0, r"rank 1: src_info\[0\] = \{0, 2\}, must be \{1, 2\}: rows of a shared expert"),
+            ("src_info", (2, 0), 1, r"rank 1: src_info\[2\] = \{1, 0\} is a row of expert 3, topk_ids\[1, 0\] of rank 1 is another expert"),
+            ("counts", (0, 1), 3, r"rank 1: counts\[0, 1\] = 3, must be 2: a shared expert has the 2 tokens of rank 1 alone"),
+            ("counts", (1, 0), 1, r"rank 1: counts\[1, 0\] = 1, must be 0: rank 1 has no rows of the group from rank 0"),
+        ):
+            wrong = received._replace(**{field: changed(getattr(received, field), index, value)}) if second else received
+            with pytest.raises(ferry.UsageError, match=pattern):
+                combined(exchange, wrong, received.output_tokens)
+            assert same(combined(exchange, received), y)
+        with pytest.raises(ferry.UsageError, match="skip_a2a's hash of N and topk_ids is .*: pass the same on every rank"):
+            exchange.ep_fused_dispatch(x, ids[::-1 if second else 1].copy()[:, ::-1 if second else 1].copy())
+        assert same(combined(exchange, received), y)
+
+    ferry.Group.threads(2).run(body)
+
+
+def test_groups_without_an_expert_have_no_counts(rng):
+    step = random_step(rng, 2, experts=3, top_k=2, hidden=8, most=9, dtype=np.float32)
+
+    def body(rank):
+        exchange = exchange_of(rank, experts=3, hidden=8, max_tokens=9, local_slots=3)
+        received = exchange.ep_fused_dispatch(step.tokens[rank.index], step.ids[rank.index])
+        counts = expected_dispatch(step, rank.index)[5]
+        assert same(received.counts[:len(counts)], counts) and not received.counts[len(counts):].any()
+        combined(exchange, received)
+
+    ferry.Group.threads(2).run(body)
+
+
 def test_unsuitable_settings_are_refused():
     def body(rank):
         for settings, error, pattern in (
             ({"layout": "expert_padded"}, ferry.UsageError, "max: layout = 'expert_padded': leave it out"),
             ({"capacity": 8}, ferry.UsageError, "max: capacity = 8: leave it out"),
-            ({"input": "replicated"}, ferry.UsageError, "max: input = 'replicated', must be 'own'"),
+            ({"input": "replicated"}, ferry.UsageError, "max: input = 'replicated': leave it out, and pass skip_a2a=True"),
+            ({"shared_split": 2}, ferry.UsageError, "max: shared_split = 2: leave it out, and pass skip_a2a=True, with allreduce_world_size"),
+            ({"skip_a2a": True, "reduction": "unreduced"}, ferry.UsageError, "max: reduction 'unreduced', must be left out with skip_a2a"),
+            ({"skip_a2a": True, "allreduce_world_size": 3, "shared_experts": 1}, ferry.UsageError, "max: allreduce_world_size = 3, must be 0 to 2"),
             ({"transfer": "gather"}, ferry.UsageError, "max: transfer = 'gather', must be 'routed'"),
             ({"placement": ferry.Placement.ep_tp(4, 1, 2)}, ferry.UnsupportedError, "max: experts in slices are not supported"),
             ({"reduction": "partial"}, ferry.UsageError, "max: reduction 'partial', must be 'exact' or 'unreduced'"),

@@ -21,7 +21,7 @@ def decoded(received, name, hidden, groups):
         return values
     scales = others[0]
     if "tiles" in name:  # [tiles of rows, tiles, 32, 4, 4] holds row 128 i + 32 b + a and block 4 j + c at [i, j, a, b, c]
-        of_rows = scales.transpose(0, 3, 2, 1, 4).reshape(128 * len(scales), -1)
+        of_rows = scales.transpose(0, 3, 2, 1, 4).reshape(128 * len(scales), 4 * scales.shape[1])
         scales = np.array([of_rows[128 * received.tile_offsets[group] + position] for group, position in groups])
         scales = scales.reshape(len(groups), of_rows.shape[1])
     assert len(scales) == len(values)
@@ -62,6 +62,12 @@ def test_the_parts_of_every_format_decode_to_the_tokens(rng, name, split):
         assert received.output_tokens is received.parts[0]
         assert received.output_scales is (received.parts[1] if len(received.parts) > 1 else None)
         assert (received.tile_offsets is not None) == ("tiles" in name)
+        # Every part has as many rows as there are; a group's tiles hold 128 of its rows each.
+        tiles = np.cumsum([0] + [-(-count // 128) for count in received.counts.sum(1)])
+        if "tiles" in name:
+            assert received.tile_offsets.tolist() == tiles.tolist()
+        for index, part in enumerate(received.parts):
+            assert len(part) == (tiles[-1] if "tiles" in name and index == 1 else len(expected))
 
     ferry.Group.threads(3).run(body)
 

@@ -250,7 +250,7 @@ __device__ inline void clear_return(const PlanReturnArguments& arguments) {
     plan.received_rows_of_message[i] = -1;
   for (std::int64_t i = thread_of_grid(); i < messages; i += threads_of_grid()) {
     plan.received_token[i] = static_cast<std::int32_t>(i % lane.max_tokens);
-    plan.received_position[i] = 0;  // used by sums only
+    plan.received_position[i] = 0;  // used by sums only, which are of replicated tokens
   }
   for (std::int64_t i = thread_of_grid(); i < std::int64_t{lane.ranks} * lane.ranks; i += threads_of_grid())
     plan.tokens_between[i] = 0;
@@ -258,12 +258,19 @@ __device__ inline void clear_return(const PlanReturnArguments& arguments) {
   const std::int64_t routes = returned_tokens(arguments) * lane.top_k;
   for (std::int64_t route = thread_of_grid(); route < routes; route += threads_of_grid()) {
     const std::int64_t id = id_of(arguments.call.ids, route);
-    const bool expert = id >= 0 && id < lane.experts;  // the dispatch has reported other ids
-    const int rank = expert ? tables.rank_of(id) : -1;
-    plan.route_expert[route] = expert ? static_cast<std::int32_t>(id) : -1;
+    int rank = id >= 0 && id < lane.experts ? tables.rank_of(id) : -1;  // the dispatch has reported other ids
+    if (!keeps_route(lane.input, rank, lane.rank)) rank = -1;
+    plan.route_expert[route] = rank >= 0 ? static_cast<std::int32_t>(id) : -1;
     plan.route_rank[route] = rank;
     plan.route_row[route] = rank < 0 || rank == lane.rank ? -1 : kRowOfPeer;
   }
+  if (lane.input != Input::replicated) return;
+  // Weights travel to the rows with the messages, which here are this rank's own.
+  std::int32_t* const sent = plan.sent_tokens + std::int64_t{lane.rank} * lane.max_tokens;
+  for (std::int64_t i = thread_of_grid(); i < lane.max_tokens; i += threads_of_grid())
+    sent[i] = static_cast<std::int32_t>(i);
+  const std::int64_t places = std::int64_t{lane.max_tokens} * lane.most_ranks;
+  for (std::int64_t i = thread_of_grid(); i < places; i += threads_of_grid()) plan.token_ranks[i] = -1;
 }
 
 // [grid] Records every row where the combine looks it up.
@@ -289,6 +296,8 @@ __device__ inline void place_rows(const PlanReturnArguments& arguments) {
     if (other != -1) record_fault(state, SourceFault::twice, ::max(other, mine));
     atomicMax(&plan.tokens_between[std::int64_t{row.source} * lane.ranks + lane.rank], row.token + 1);
     if (row.source == lane.rank) plan.route_row[std::int64_t{row.token} * lane.top_k + row.slot] = mine;
+    if (lane.input == Input::replicated)
+      plan.token_ranks[std::int64_t{row.token} * lane.most_ranks] = lane.rank;
     arguments.call.row_tags[at] = float_of(return_tag(number, expert));
   }
 }

@@ -31,7 +31,7 @@ class CudaBackend final : public Backend, SourceOperations {
   void combine_receive(const CallOptions& call) override;
   SmallResult run(const SmallCall& call) override;
   // Not in two hops.
-  SourceOperations* source_operations() override { return exchange_.hops ? nullptr : this; }
+  SourceOperations* source_operations() override { return this; }
   void refuse(Operation operation, const Error& error, const CallOptions& call) noexcept override;
   void synchronize(const CallOptions& call) override;
   void raise_device_error(int lane) override;
