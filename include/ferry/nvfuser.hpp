@@ -55,8 +55,8 @@ struct CombineInput {
 /// @throws TimeoutError, PeerLostError  final for the group
 class Exchange {
  public:
-  /// Uses experts, top_k, hidden, max_tokens, backend, engine, hops, window, placement, deadline and format
-  /// of `config`. The format is the type of tokens, rows and results. nvFuser's calls decide all else.
+  /// Uses experts, top_k, hidden, max_tokens, backend, engine, memory, hops, window, placement, deadline and
+  /// format of `config`. The format is the type of tokens, rows and results. nvFuser's calls decide all else.
   /// @throws UnsupportedError  device memory (use Python's ferry.nvfuser), experts in slices
   /// @throws UsageError  a format other than bf16, fp16 and fp32, another setting that is not its default, or
   /// as ferry::Exchange

@@ -22,12 +22,13 @@ __all__ = ["DispatchResult", "Exchange"]
 
 _TYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 _MOST_ROWS = 1 << 24  # the largest max_tokens of a ferry.Exchange
+_WHERE = ("backend", "engine", "memory", "hops", "window", "device")  # a call runs; received rows do not depend on it
 _TEXT_BYTES = 512  # of a rank's refusal, as the ranks gather it
 
 # What Ferry's messages call the arguments, and what they are called here. A combine returns its rows in a dispatch.
 _DISPATCH_WORDS = (("tokens: ", "x: "), ("tokens[", "x["), ("tokens is an array of", "x is an array of"), ("ids: ", "topk_idx: "),
                    ("ids is ", "topk_idx is "), (", or choose the format ", ", or construct the exchange with dtype = "),
-                   ("format ", "dtype "))
+                   ("format ", "dtype "), ("memory.parts[0]", "recv_x"))
 _COMBINE_WORDS = (("dispatch: ", "combine: "), ("refused dispatch ", "refused combine "), ("tokens: ", "rows: "),
                   ("tokens is an array of", "rows is an array of"), ("ids: ", "recv_src_rank: "), ("weights: ", "recv_src_idx: "))
 
@@ -67,10 +68,12 @@ class Exchange(SharedByCopies):
         hidden: int,
         max_tokens: int,
         dtype: str = "bf16",
-        backend: str | None = None,
         deadline: float = 30.0,
+        placement: ferry.Placement | None = None,
+        **where: Any,
     ):
-        """`dtype`: type of tokens, rows and results: 'bf16', 'fp16' or 'fp32'. The rest as in ferry.Config."""
+        """`dtype`: type of tokens, rows and results: 'bf16', 'fp16' or 'fp32'. The rest as in ferry.Config: `placement` of the
+        experts, and `where`, any of backend, engine, memory, hops, window and device."""
         self._rank = group if isinstance(group, ferry.Rank) else group.join()
         ranks = self._rank.size
         with refusing_construction(self._rank):
@@ -79,14 +82,18 @@ class Exchange(SharedByCopies):
             if ranks * max_tokens > _MOST_ROWS:
                 raise ferry.UsageError(
                     f"nvfuser: max_tokens = {max_tokens} in a group of size {ranks}, must be at most {_MOST_ROWS // ranks}")
+            for name in where:
+                if name not in _WHERE:
+                    raise ferry.UsageError(f"nvfuser: {name} = {where[name]!r}: leave it out, nvFuser's calls decide it")
+            if getattr(placement, "tp", 1) > 1:
+                raise ferry.UnsupportedError("nvfuser: experts in slices are not supported: use ferry.Exchange")
         self._dtype, self._type = dtype, _TYPES[dtype]
         self._top_k, self._hidden, self._max_tokens = top_k, hidden, max_tokens
-        common: Any = {"hidden": hidden, "format": dtype, "combine_type": dtype, "deadline": deadline}
-        if backend is not None:
-            common["backend"] = backend
+        common: Any = {"hidden": hidden, "format": dtype, "combine_type": dtype, "deadline": deadline} | where
+        placed: Any = {} if placement is None else {"placement": placement}
         self._there = ferry.Exchange(
             self._rank, experts=experts, top_k=top_k, max_tokens=max_tokens,
-            layout="expert_major" if top_k == 1 else "rank_major", **common)
+            layout="expert_major" if top_k == 1 else "rank_major", **placed, **common)
         # Rows return in a dispatch whose experts are the ranks. Their tokens' indices travel as weights, bit for bit.
         self._back = ferry.Exchange(
             self._rank, experts=ranks, top_k=1, max_tokens=ranks * max_tokens,
@@ -94,27 +101,47 @@ class Exchange(SharedByCopies):
         self._tokens = 0
 
     @refusing_misfits("x")
-    def dispatch(self, x: Any, topk_idx: Any) -> DispatchResult:
-        """Sends x [N, H] to the ranks of its experts, topk_idx [N, K]; -1 masks a slot. With top_k = 1 also [N]."""
+    def dispatch(self, x: Any, topk_idx: Any, *, recv_x: Any = None) -> DispatchResult:
+        """Sends x [N, H] to the ranks of its experts, topk_idx [N, K]; -1 masks a slot. With top_k = 1 also [N].
+
+        recv_x  [capacity, H] of the exchange's type: takes the rows, which the result's recv_x is then a view of
+        """
         if self._top_k == 1 and getattr(topk_idx, "ndim", None) == 1:
             topk_idx = topk_idx.reshape(-1, 1)
         before = delivered_call(self._there)
+        memory = self._memory_of(recv_x)
         with in_words(_DISPATCH_WORDS):
             try:
-                rows = self._there.dispatch(x, topk_idx, format=self._dtype)
+                rows = self._there.dispatch(x, topk_idx, format=self._dtype, memory=memory)
                 rows.wait_total()
                 self._there.synchronize()
                 self._there.check()
             finally:  # a dispatch that raises may have delivered its rows
                 if delivered_call(self._there) not in (0, before):
                     self._tokens = len(x)
-        return self._result_of(rows)
+        return self._result_of(rows, recv_x)
+
+    def _memory_of(self, recv_x: Any) -> ferry.ReceiveBuffers | None:
+        if recv_x is None:
+            return None
+        shape = tuple(getattr(recv_x, "shape", ()))
+        if len(shape) != 2 or shape[0] < self.capacity or shape[1] != self._hidden or arrays_of(recv_x).type_name(recv_x) != self._type:
+            text = (f"dispatch: rank {self._rank.index}: recv_x: {getattr(recv_x, 'dtype', type(recv_x).__name__)} {list(shape)}, must be "
+                    f"{self._type} [{self.capacity} or more, {self._hidden}]")
+            self._there.refuse(text, operation="dispatch")
+            raise ferry.UsageError(text)
+        return ferry.ReceiveBuffers(recv_x)
+
+    @property
+    def capacity(self) -> int:
+        """The most rows that a dispatch gives this rank."""
+        return self._there.capacity
 
     def last_dispatch_result(self) -> DispatchResult:
         """The result of the last dispatch, also if that has delivered its rows and raised, as for ids out of range."""
         return self._result_of(self._there.last_dispatch_result())
 
-    def _result_of(self, rows: ferry.DispatchResult) -> DispatchResult:
+    def _result_of(self, rows: ferry.DispatchResult, recv_x: Any = None) -> DispatchResult:
         total, arrays, rank = rows.wait_total(), arrays_of(rows.data), self._rank.index
 
         def int64(array: Any) -> Any:
@@ -128,7 +155,7 @@ class Exchange(SharedByCopies):
         else:
             topk = int64(rows.local_ids[:total])
         return DispatchResult(
-            arrays.copy(rows.data[:total]), topk, int64(source[:, 1]), int64(source[:, 0]),
+            arrays.copy(rows.data[:total]) if recv_x is None else recv_x[:total], topk, int64(source[:, 1]), int64(source[:, 0]),
             int64(between[rank]), int64(between[:, rank]))
 
     @refusing_misfits("rows")
@@ -141,11 +168,13 @@ class Exchange(SharedByCopies):
         n_tokens_from_rank: Any,
         *,
         tokens: int | None = None,
+        out: Any = None,
     ) -> Any:
         """Returns [N, H]: each token's rows added in fp32 from +0 in rank order and rounded once; zeros without rows.
 
         rows        [rows, H]: the outputs in the order of recv_x, for top_k > 1 the sum over this rank's experts
         tokens      N; default: of this rank's last dispatch
+        out         [N, H] of the type of rows: takes the result, which is otherwise a new array
 
         If an argument of one rank is wrong, or what the ranks say differs, every rank raises UsageError and the exchange
         stays usable.
@@ -156,7 +185,7 @@ class Exchange(SharedByCopies):
         numbers = [0] * (1 + 2 * ranks)
         try:
             given = (recv_src_idx, recv_src_rank, n_tokens_to_rank, n_tokens_from_rank)
-            to_rank, from_rank = self._checked(rows, *given, tokens)
+            to_rank, from_rank = self._checked(rows, *given, tokens, out)
             numbers = [operator.index(tokens), *to_rank, *from_rank]
         except BaseException as error:  # a rank that raised alone would leave its peers waiting
             fault = error
@@ -182,9 +211,13 @@ class Exchange(SharedByCopies):
             for count in numbers[1 : 1 + ranks]:  # a rank's rows are of different tokens: the order of additions is fixed
                 sums[index[first : first + count]] += arrays.to(back.data[first : first + count], "float32")
                 first += count
-            return rounded(arrays, sums, self._type)
+            y = rounded(arrays, sums, self._type)
+        if out is None:
+            return y
+        out[:] = y
+        return out
 
-    def _checked(self, rows: Any, src_idx: Any, src_rank: Any, to_rank: Any, from_rank: Any, tokens: int) -> Any:
+    def _checked(self, rows: Any, src_idx: Any, src_rank: Any, to_rank: Any, from_rank: Any, tokens: int, out: Any) -> Any:
         ranks, arrays = self._rank.size, arrays_of(rows)
         if not hasattr(tokens, "__index__"):
             raise ferry.UsageError(f"tokens: a {type(tokens).__name__}, must be an int")
@@ -195,6 +228,7 @@ class Exchange(SharedByCopies):
                     "n_tokens_to_rank": (to_rank, ranks), "n_tokens_from_rank": (from_rank, ranks)}
         for name, array, shape, type_name in (
             ("rows", rows, (count, self._hidden), self._type),
+            *([] if out is None else [("out", out, (tokens, self._hidden), self._type)]),
             *((name, array, (length,), "int64") for name, (array, length) in expected.items()),
         ):
             if not hasattr(array, "dtype") or arrays_of(array) is not arrays:
@@ -202,6 +236,8 @@ class Exchange(SharedByCopies):
             if arrays.type_name(array) != type_name or tuple(array.shape) != shape:
                 raise ferry.UsageError(
                     f"{name}: {arrays.type_name(array)} {list(array.shape)}, must be {type_name} {list(shape)}")
+        if not getattr(getattr(out, "flags", None), "writeable", True):
+            raise ferry.UsageError("out: is read-only")
         lists = {}
         for name, (array, _) in expected.items():
             with naming(name):

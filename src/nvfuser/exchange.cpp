@@ -51,6 +51,7 @@ void check_other_settings(const Config& config) {
   const Config defaults;
   const DType type = config.combine_type == defaults.combine_type ? defaults.combine_type : type_of(config);
   const std::pair<const char*, bool> set[] = {
+      {"local_slots", config.local_slots != defaults.local_slots},
       {"shared_experts", config.shared_experts != defaults.shared_experts},
       {"input", config.input != defaults.input},
       {"shared_split", config.shared_split != defaults.shared_split},
@@ -79,6 +80,7 @@ Config dispatch_config(const Config& config) {
           .max_tokens = config.max_tokens,
           .backend = config.backend,
           .engine = config.engine,
+          .memory = config.memory,
           .hops = config.hops,
           .window = config.window,
           .placement = config.placement,
@@ -100,6 +102,7 @@ Config return_config(const Config& config, int ranks) {
           .max_tokens = ranks * config.max_tokens,
           .backend = config.backend,
           .engine = config.engine,
+          .memory = config.memory,
           .hops = config.hops,
           .window = config.window,
           .capacity = static_cast<std::int64_t>(std::min(config.top_k, ranks)) * config.max_tokens,

@@ -294,6 +294,7 @@ TEST(Nvfuser, UnsuitableConfigurationsAreRefused) {
       {"nvfuser: format fp8, must be bf16, fp16 or fp32", [](Config& c) { c.format = Format::fp8_e4m3(); }},
       {"nvfuser: max_tokens = 8388609 on 2 ranks, must be at most 8388608",
        [](Config& c) { c.max_tokens = (1 << 23) + 1; }},
+      {"nvfuser: local_slots: leave it", [](Config& c) { c.local_slots = 4; }},
       {"nvfuser: shared_experts: leave it", [](Config& c) { c.shared_experts = 1; }},
       {"nvfuser: layout: leave it", [](Config& c) { c.layout = Layout::rank_major; }},
       {"nvfuser: alignment: leave it", [](Config& c) { c.alignment = 4; }},

@@ -137,6 +137,29 @@ def test_combine_of_an_earlier_dispatch(rng):
     ferry.Group.threads(2).run(body)
 
 
+def test_results_go_into_memory_of_the_caller():
+    def body(rank):
+        exchange, x, odd = case_exchange(rank), case_tokens(rank.index), rank.index == 1
+        memory = np.full((exchange.capacity, 4), -7, np.float32)
+        received = exchange.dispatch(x, CASE_IDS, recv_x=memory)
+        assert [array.tolist() for array in received[1:]] == list(CASE[rank.index])
+        assert np.shares_memory(received.recv_x, memory) and (memory[len(received.recv_x):] == -7).all()
+        y = np.full((4, 4), -7, np.float32)
+        assert exchange.combine(received.recv_x, *received[2:], out=y) is y and same(y, x)
+        for wrong, pattern in ((memory[:1], r"rank 1: recv_x: float32 \[1, 4\], must be float32 \[\d+ or more, 4\]"), (memory.astype(np.float64), "recv_x: float64"),
+                               (memory[:, :2], "recv_x: float32"), ("memory", "recv_x: str"),
+                               (np.broadcast_to(np.float32(0), memory.shape), "recv_x: .*read-only")):
+            with pytest.raises(ferry.UsageError, match=pattern):
+                exchange.dispatch(x, CASE_IDS, recv_x=wrong if odd else None)
+        for wrong, pattern in ((y[:3], r"rank 1: out: float32 \[3, 4\], must be float32 \[4, 4\]"), (y.astype(np.float64), "rank 1: out: float64"),
+                               ([1], "rank 1: out: a list, must be an array"), (np.broadcast_to(np.float32(0), (4, 4)), "rank 1: out: is read-only")):
+            with pytest.raises(ferry.UsageError, match=pattern):
+                exchange.combine(received.recv_x, *received[2:], out=wrong if odd else None)
+        assert same(exchange.combine(received.recv_x, *received[2:], out=y), x)
+
+    ferry.Group.threads(2).run(body)
+
+
 def changed(array, index, value):
     array = array.copy()
     array[index] = value
@@ -223,8 +246,53 @@ def test_a_number_of_tokens_that_does_not_fit_is_refused_on_every_rank():
     ferry.Group.threads(2).run(body)
 
 
+@pytest.mark.parametrize("top_k", [1, 3])
+def test_uneven_maps_of_experts_agree_with_loops(rng, top_k):
+    """Rank 1 has no expert, rank 2 four; the ranks of two nodes, in rounds of two messages."""
+    owners = np.array([2, 0, 2, 3, 2, 0, 2])
+    step = random_step(rng, 4, experts=7, top_k=top_k, hidden=8, most=9, dtype=np.float32)
+    placement = ferry.Placement.table([(int(owner), int(sum(owners[:e] == owner))) for e, owner in enumerate(owners)], 4)
+
+    def body(rank):
+        me = rank.index
+        for where in ({}, {"backend": "cpu", "hops": "one", "window": 2}, {"backend": "cpu", "memory": "host"}):
+            exchange = ferry.nvfuser.Exchange(rank, experts=7, top_k=top_k, hidden=8, max_tokens=9, dtype="fp32", placement=placement, **where)
+            received = exchange.dispatch(step.tokens[me], step.ids[me])
+            rows = []  # (sort key, ids, token, source rank)
+            between = np.zeros((4, 4), np.int64)
+            for source in range(4):
+                for token, ids in enumerate(step.ids[source].tolist()):
+                    for target in {int(owners[e]) for e in ids if e >= 0}:
+                        between[source, target] += 1
+                        if target != me:
+                            continue
+                        local = [sum(owners[:e] == me) if e >= 0 and owners[e] == me else -1 for e in ids]
+                        rows.append((ids[0], ids[0], token, source) if top_k == 1 else (0, local, token, source))
+            rows.sort(key=lambda row: (row[0], row[3], row[2]))
+            assert received.recv_topk_idx.tolist() == [row[1] for row in rows]
+            assert received.recv_src_idx.tolist() == [row[2] for row in rows] and received.recv_src_rank.tolist() == [row[3] for row in rows]
+            assert received.n_tokens_to_rank.tolist() == between[me].tolist() and received.n_tokens_from_rank.tolist() == between[:, me].tolist()
+            y = exchange.combine(output_of(received.recv_x, me), *received[2:])
+            expected = np.zeros_like(y)
+            for token, ids in enumerate(step.ids[me].tolist()):
+                for target in sorted({int(owners[e]) for e in ids if e >= 0}):
+                    expected[token] += output_of(step.tokens[me][token], target)
+            assert same(y, expected)
+
+    ferry.Group.threads(4).run(body)
+
+
 def test_bad_arguments_of_the_constructor_and_dispatch():
     def body(rank):
+        for settings, error, pattern in (
+            ({"placement": ferry.Placement.ep_tp(4, 1, 2)}, ferry.UnsupportedError, "nvfuser: experts in slices are not supported: use ferry.Exchange"),
+            ({"layout": "rank_major"}, ferry.UsageError, "nvfuser: layout = 'rank_major': leave it out, nvFuser's calls decide it"),
+            ({"engine": "mpu"}, ferry.UsageError, "engine"),
+            ({"hops": "three"}, ferry.UsageError, "hops"),
+            ({"placement": 7}, ferry.UsageError, "placement"),
+        ):
+            with pytest.raises(error if rank.index else ferry.Error, match=pattern):
+                case_exchange(rank, **(settings if rank.index else {}))
         with pytest.raises(ferry.UsageError, match="dtype: 'fp8' is not one of bf16, fp16, fp32"):
             case_exchange(rank, **({"dtype": "fp8"} if rank.index else {}))
         with pytest.raises(ferry.UsageError, match="max_tokens = 8388609 in a group of size 2, must be at most 8388608"):
