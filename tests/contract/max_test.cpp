@@ -223,9 +223,27 @@ TEST_P(Contract, MaxSkipsTheTransfer) {
 
 // Every part of the received rows in every format: also the scales of tokens, raw parts, tiles.
 TEST_P(Contract, MaxReceivesAllPartsOfEveryFormat) {
-  for (const char* name : {"bf16", "fp16", "fp32", "fp8", "fp8-columns", "fp8-columns-pow2-packed", "mxfp8",
-                           "mxfp8-tiles", "mxfp4", "mxfp4-columns", "nvfp4", "nvfp4-token",
-                           "nvfp4-token-columns", "nvfp4-token-tiles", "raw:32+16", "raw:48+16+32+16"}) {
+  for (const char* name : {"bf16",
+                           "fp16",
+                           "fp32",
+                           "fp8",
+                           "fp8-columns",
+                           "fp8-pow2",
+                           "fp8-columns-pow2-packed",
+                           "mxfp8",
+                           "mxfp8-columns",
+                           "mxfp8-tiles",
+                           "mxfp4",
+                           "mxfp4-columns",
+                           "mxfp4-tiles",
+                           "nvfp4",
+                           "nvfp4-columns",
+                           "nvfp4-tiles",
+                           "nvfp4-token",
+                           "nvfp4-token-columns",
+                           "nvfp4-token-tiles",
+                           "raw:32+16",
+                           "raw:48+16+32+16"}) {
     for (const bool input_scales : {false, true}) {
       TestCase c = max_case(small_case(9), 3, 1, Reduction::exact);
       c.config.hidden = 96;

@@ -34,7 +34,7 @@ def decoded(received, name, hidden, groups):
 
 
 @pytest.mark.parametrize("split", [False, True])
-@pytest.mark.parametrize("name", ["bf16", "fp8", "fp8-columns", "fp8-pow2", "mxfp8", "mxfp8-tiles", "mxfp4", "mxfp4-columns", "nvfp4",
+@pytest.mark.parametrize("name", ["bf16", "fp16", "fp32", "fp8", "fp8-columns", "fp8-pow2", "mxfp8", "mxfp8-tiles", "mxfp4", "mxfp4-columns", "nvfp4",
                                   "nvfp4-columns", "nvfp4-tiles", "nvfp4-token", "nvfp4-token-columns", "nvfp4-token-tiles"])
 def test_the_parts_of_every_format_decode_to_the_tokens(rng, name, split):
     hidden = 96
@@ -44,6 +44,9 @@ def test_the_parts_of_every_format_decode_to_the_tokens(rng, name, split):
     if name.startswith("nvfp4-token"):  # a row in 1,024 times the size of its neighbour
         for tokens in step.tokens:
             tokens[1::2] *= bf16(1024)
+
+    if name in ("fp16", "fp32"):
+        step.tokens = [tokens.astype(np.float16 if name == "fp16" else np.float32) for tokens in step.tokens]
 
     def body(rank):
         exchange = ferry.max.Exchange(rank, experts=7, top_k=2, hidden=hidden, max_tokens=9, format=name)
