@@ -1,5 +1,7 @@
 """ferry.nvfuser with tensors, one process for each rank; on GPUs with the backend cuda."""
 
+import os
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -10,11 +12,12 @@ import ferry
 import ferry.nvfuser
 from nvfuser_steps import CASE, CASE_IDS, case_tokens, expected_combine, expected_dispatch, output_of
 from oracle import bf16, random_step
-from torch_processes import RANKS, bits, run, tensor
+from torch_processes import GPUS, RANKS, bits, run, tensor
 
 
 def exchange_of(device, **settings):
-    return ferry.nvfuser.Exchange(ferry.Group.torch(), backend="cuda" if device.type == "cuda" else "cpu", **settings)
+    where = {"backend": "cuda" if device.type == "cuda" else "cpu"}
+    return ferry.nvfuser.Exchange(ferry.Group.torch(), **(where | settings))
 
 
 def check_nan(rank, device, rng):
@@ -50,9 +53,9 @@ def test_the_case_of_nvfuser(rng):
     run(check_case, rng)
 
 
-def check_random_ids(rank, device, rng):
+def check_random_ids(rank, device, rng, **where):
     for top_k in (1, 2, 3, 4):
-        exchange = exchange_of(device, experts=2 * RANKS + 1, top_k=top_k, hidden=512, max_tokens=40)
+        exchange = exchange_of(device, experts=2 * RANKS + 1, top_k=top_k, hidden=512, max_tokens=40, **where)
         for most in (40, 0):
             step = random_step(rng, RANKS, experts=2 * RANKS + 1, top_k=top_k, hidden=512, most=most, ids=np.int64)
             received = exchange.dispatch(tensor(step.tokens[rank], device), tensor(step.ids[rank], device))
@@ -65,6 +68,22 @@ def check_random_ids(rank, device, rng):
 
 def test_random_ids_agree_with_loops(rng):
     run(check_random_ids, rng)
+
+
+def check_over_nccl(rank, device, rng):
+    check_random_ids(rank, device, rng, backend="collective", engine="nccl", memory="device")
+
+
+def check_over_nccl_on_two_hosts(rank, device, rng):
+    os.environ["FERRY_HOST_ID"] = f"host {2 * rank // RANKS}"
+    for hops in ("one", "two"):
+        check_random_ids(rank, device, rng, backend="collective", engine="nccl", memory="device", hops=hops)
+
+
+@pytest.mark.skipif(GPUS < 2, reason="needs two GPUs")
+@pytest.mark.parametrize("check", [check_over_nccl, check_over_nccl_on_two_hosts])
+def test_gpu_memory_over_nccl(rng, check):
+    run(check, rng)
 
 
 def test_nan_payloads_of_tensors_are_not_kept(rng):
