@@ -63,7 +63,7 @@ ROOMS = {
     "nvfuser": "base exchange format capi",
     "max": "base exchange layout plan capi",
     "program": "base exchange",
-    "trace": "base exchange capi",
+    "trace": "base format exchange capi",
 }  # fmt: skip
 
 

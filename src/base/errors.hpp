@@ -78,14 +78,9 @@ template <class Call>
 decltype(auto) in_words(std::span<const Phrase> phrases, const Call& call) {
   try {
     return call();
-  } catch (const BadIdError& error) {
-    throw BadIdError(reworded(error.what(), phrases), error.bad);
-  } catch (const BadSourceError& error) {
-    throw BadSourceError(reworded(error.what(), phrases), error.bad);
-  } catch (const UsageError& error) {
-    throw UsageError(reworded(error.what(), phrases));
-  } catch (const UnsupportedError& error) {
-    throw UnsupportedError(reworded(error.what(), phrases));
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::usage && error.code() != ErrorCode::unsupported) throw;
+    ErrorRecord::of(error).raise_with(reworded(error.what(), phrases));
   }
 }
 

@@ -2,8 +2,8 @@
 
 #include <cerrno>
 #include <exception>
+#include <iterator>
 #include <new>
-#include <stdexcept>
 #include <system_error>
 
 #include "base/errors.hpp"
@@ -16,46 +16,19 @@ using Kind = ErrorRecord::Kind;
 
 thread_local ErrorRecord last_error;
 
-ferry_status status_of(Kind kind) {
-  switch (kind) {
-    case Kind::none:
-      return FERRY_OK;
-    case Kind::usage:
-    case Kind::bad_id:
-    case Kind::bad_source:
-      return FERRY_USAGE;
-    case Kind::overflow:
-      return FERRY_OVERFLOW;
-    case Kind::timeout:
-      return FERRY_TIMEOUT;
-    case Kind::peer_lost:
-      return FERRY_PEER_LOST;
-    case Kind::system:
-      return FERRY_SYSTEM;
-    case Kind::unsupported:
-      return FERRY_UNSUPPORTED;
-    case Kind::other:
-      break;
-  }
-  return FERRY_OTHER;
-}
+// A row for each kind of error, in their order.
+constexpr struct {
+  ferry_status status;
+  std::int32_t record;
+} kKinds[] = {{FERRY_OK, FERRY_RECORD_NONE},           {FERRY_USAGE, FERRY_RECORD_NONE},
+              {FERRY_USAGE, FERRY_RECORD_BAD_ID},      {FERRY_USAGE, FERRY_RECORD_BAD_SOURCE},
+              {FERRY_OVERFLOW, FERRY_RECORD_OVERFLOW}, {FERRY_TIMEOUT, FERRY_RECORD_WAIT},
+              {FERRY_PEER_LOST, FERRY_RECORD_WAIT},    {FERRY_SYSTEM, FERRY_RECORD_SYSTEM},
+              {FERRY_UNSUPPORTED, FERRY_RECORD_NONE},  {FERRY_OTHER, FERRY_RECORD_NONE}};
+static_assert(std::size(kKinds) == static_cast<std::size_t>(Kind::other) + 1);
 
-int32_t record_kind_of(Kind kind) {
-  switch (kind) {
-    case Kind::timeout:
-    case Kind::peer_lost:
-      return FERRY_RECORD_WAIT;
-    case Kind::bad_id:
-      return FERRY_RECORD_BAD_ID;
-    case Kind::bad_source:
-      return FERRY_RECORD_BAD_SOURCE;
-    case Kind::overflow:
-      return FERRY_RECORD_OVERFLOW;
-    case Kind::system:
-      return FERRY_RECORD_SYSTEM;
-    default:
-      return FERRY_RECORD_NONE;
-  }
+ferry_status status_of(Kind kind) {
+  return kKinds[static_cast<int>(kind)].status;
 }
 
 // Exceptions of the standard library for refused requests (memory, files) become system errors.
@@ -82,7 +55,7 @@ ErrorRecord current_error() noexcept {
 ferry_error_record c_record_of(const ErrorRecord& record) {
   ferry_error_record c{};
   c.status = status_of(record.kind);
-  c.kind = record_kind_of(record.kind);
+  c.kind = kKinds[static_cast<int>(record.kind)].record;
   c.wait = {.operation = static_cast<int32_t>(record.wait.operation),
             .call = record.wait.call,
             .rank = record.wait.rank,
@@ -119,23 +92,10 @@ std::string describe(ferry_status status, const char* function) {
 void raise(ferry_status status, const char* function) {
   if (status == FERRY_OK) return;
   if (status_of(last_error.kind) == status) last_error.raise();
-  const std::string message = describe(status, function);
-  switch (status) {
-    case FERRY_USAGE:
-      throw UsageError(message);
-    case FERRY_OVERFLOW:
-      throw OverflowError(message, {});
-    case FERRY_TIMEOUT:
-      throw TimeoutError(message, {});
-    case FERRY_PEER_LOST:
-      throw PeerLostError(message, {});
-    case FERRY_SYSTEM:
-      throw SystemError(message, 0);
-    case FERRY_UNSUPPORTED:
-      throw UnsupportedError(message);
-    default:
-      throw std::runtime_error(message);
-  }
+  ErrorRecord other;
+  for (int kind = 1; other.kind == Kind::none && kind < static_cast<int>(Kind::other); ++kind)
+    if (status_of(static_cast<Kind>(kind)) == status) other.kind = static_cast<Kind>(kind);
+  other.raise_with(describe(status, function));
 }
 
 extern "C" {

@@ -12,7 +12,6 @@
 #include "exchange/config_fields.hpp"
 #include "exchange/configuration.hpp"
 #include "format/encoding.hpp"
-#include "format/options.hpp"
 
 namespace ferry::capi {
 namespace {

@@ -19,6 +19,15 @@ decltype(auto) convert_or_refuse(Exchange& exchange, Operation operation, const 
                    convert);
 }
 
+// body(exchange, arguments), with the exchange of a handle and its caller's struct `name`.
+template <class Args, class Body>
+ferry_status call_with(ferry_exchange* handle, const Args* given, const char* name, const Body& body) {
+  return guarded([&] {
+    Exchange& exchange = required(handle, "exchange").exchange;
+    body(exchange, read_sized(given, name));
+  });
+}
+
 // The arguments of a dispatch, converted.
 struct DispatchInput {
   Tokens tokens;
@@ -111,9 +120,7 @@ CombineInput to_input(Exchange& exchange, const ferry_combine_args& args) {
 extern "C" {
 
 ferry_status ferry_dispatch(ferry_exchange* handle, const ferry_dispatch_args* given) {
-  return guarded([&] {
-    Exchange& exchange = required(handle, "exchange").exchange;
-    const auto args = read_sized(given, "ferry_dispatch_args");
+  return call_with(handle, given, "ferry_dispatch_args", [](Exchange& exchange, const auto& args) {
     write_result_of(exchange, args.call.lane, args.result, [&] {
       const DispatchInput in = to_input(exchange, args);
       return in.plan.empty() ? exchange.dispatch(in.tokens, in.ids, in.weights, in.options)
@@ -123,9 +130,8 @@ ferry_status ferry_dispatch(ferry_exchange* handle, const ferry_dispatch_args* g
 }
 
 ferry_status ferry_dispatch_send(ferry_exchange* handle, const ferry_dispatch_args* given) {
-  return guarded([&] {
-    Exchange& exchange = required(handle, "exchange").exchange;
-    const DispatchInput in = to_input(exchange, read_sized(given, "ferry_dispatch_args"));
+  return call_with(handle, given, "ferry_dispatch_args", [](Exchange& exchange, const auto& args) {
+    const DispatchInput in = to_input(exchange, args);
     if (in.plan.empty()) return exchange.dispatch_send(in.tokens, in.ids, in.weights, in.options);
     exchange.dispatch_send(in.tokens, in.plan, in.weights, in.options);
   });
@@ -141,17 +147,15 @@ ferry_status ferry_dispatch_receive(ferry_exchange* handle, const ferry_call_opt
 }
 
 ferry_status ferry_combine(ferry_exchange* handle, const ferry_combine_args* given) {
-  return guarded([&] {
-    Exchange& exchange = required(handle, "exchange").exchange;
-    const CombineInput in = to_input(exchange, read_sized(given, "ferry_combine_args"));
+  return call_with(handle, given, "ferry_combine_args", [](Exchange& exchange, const auto& args) {
+    const CombineInput in = to_input(exchange, args);
     exchange.combine(in.outputs, in.plan, in.result, in.options);
   });
 }
 
 ferry_status ferry_combine_send(ferry_exchange* handle, const ferry_combine_args* given) {
-  return guarded([&] {
-    Exchange& exchange = required(handle, "exchange").exchange;
-    const CombineInput in = to_input(exchange, read_sized(given, "ferry_combine_args"));
+  return call_with(handle, given, "ferry_combine_args", [](Exchange& exchange, const auto& args) {
+    const CombineInput in = to_input(exchange, args);
     exchange.combine_send(in.outputs, in.plan, in.result, in.options);
   });
 }
@@ -161,9 +165,7 @@ ferry_status ferry_combine_receive(ferry_exchange* handle, const ferry_call_opti
 }
 
 ferry_status ferry_combine_backward(ferry_exchange* handle, const ferry_combine_backward_args* given) {
-  return guarded([&] {
-    Exchange& exchange = required(handle, "exchange").exchange;
-    const auto args = read_sized(given, "ferry_combine_backward_args");
+  return call_with(handle, given, "ferry_combine_backward_args", [](Exchange& exchange, const auto& args) {
     write_result_of(exchange, args.call.lane, args.result, [&] {
       const DispatchInput in = to_input(exchange, args);
       const Outputs outputs{
@@ -174,26 +176,20 @@ ferry_status ferry_combine_backward(ferry_exchange* handle, const ferry_combine_
 }
 
 ferry_status ferry_route_values(ferry_exchange* handle, const ferry_route_values_args* given) {
-  return guarded([&] {
-    Exchange& exchange = required(handle, "exchange").exchange;
-    const auto args = read_sized(given, "ferry_route_values_args");
+  return call_with(handle, given, "ferry_route_values_args", [](Exchange& exchange, const auto& args) {
     exchange.route_values(args.values, to_plan(args.plan), args.row_values, to_call_options(args.call));
   });
 }
 
 ferry_status ferry_return_values(ferry_exchange* handle, const ferry_return_values_args* given) {
-  return guarded([&] {
-    Exchange& exchange = required(handle, "exchange").exchange;
-    const auto args = read_sized(given, "ferry_return_values_args");
+  return call_with(handle, given, "ferry_return_values_args", [](Exchange& exchange, const auto& args) {
     exchange.return_values(to_plan(args.plan), args.row_values, args.route_values,
                            to_call_options(args.call));
   });
 }
 
 ferry_status ferry_metadata(ferry_exchange* handle, const ferry_metadata_args* given) {
-  return guarded([&] {
-    Exchange& exchange = required(handle, "exchange").exchange;
-    const auto args = read_sized(given, "ferry_metadata_args");
+  return call_with(handle, given, "ferry_metadata_args", [](Exchange& exchange, const auto& args) {
     auto& metadata = convert_or_refuse(exchange, Operation::metadata, args.call,
                                        [&]() -> auto& { return required(args.metadata, "metadata"); });
     const Count count = args.device_count != nullptr ? Count(args.device_count) : Count(args.count);
@@ -204,9 +200,7 @@ ferry_status ferry_metadata(ferry_exchange* handle, const ferry_metadata_args* g
 }
 
 ferry_status ferry_all_gather_v(ferry_exchange* handle, const ferry_all_gather_v_args* given) {
-  return guarded([&] {
-    Exchange& exchange = required(handle, "exchange").exchange;
-    const auto args = read_sized(given, "ferry_all_gather_v_args");
+  return call_with(handle, given, "ferry_all_gather_v_args", [](Exchange& exchange, const auto& args) {
     exchange.all_gather_v({.rows = args.rows,
                            .count = args.count,
                            .row_bytes = args.row_bytes,
@@ -218,9 +212,7 @@ ferry_status ferry_all_gather_v(ferry_exchange* handle, const ferry_all_gather_v
 }
 
 ferry_status ferry_reduce_scatter_v(ferry_exchange* handle, const ferry_reduce_scatter_v_args* given) {
-  return guarded([&] {
-    Exchange& exchange = required(handle, "exchange").exchange;
-    const auto args = read_sized(given, "ferry_reduce_scatter_v_args");
+  return call_with(handle, given, "ferry_reduce_scatter_v_args", [](Exchange& exchange, const auto& args) {
     const DType type = convert_or_refuse(exchange, Operation::reduce_scatter_v, args.call,
                                          [&] { return to_dtype(args.type, "type"); });
     exchange.reduce_scatter_v({.rows = args.rows,
@@ -234,9 +226,7 @@ ferry_status ferry_reduce_scatter_v(ferry_exchange* handle, const ferry_reduce_s
 }
 
 ferry_status ferry_dispatch_counts(ferry_exchange* handle, const ferry_dispatch_counts_args* given) {
-  return guarded([&] {
-    Exchange& exchange = required(handle, "exchange").exchange;
-    const auto args = read_sized(given, "ferry_dispatch_counts_args");
+  return call_with(handle, given, "ferry_dispatch_counts_args", [](Exchange& exchange, const auto& args) {
     const Ids ids = convert_or_refuse(exchange, Operation::dispatch_counts, args.call, [&] {
       checked_size(args.result, "ferry_dispatch_counts_result");
       return to_ids(args.ids, args.id_type);

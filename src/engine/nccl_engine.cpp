@@ -1,4 +1,4 @@
-#include "engine/nccl_engine.hpp"
+#include "engine/engine.hpp"
 
 #include <algorithm>
 #include <cerrno>
@@ -12,7 +12,6 @@
 #include "base/environment.hpp"
 #include "base/errors.hpp"
 #include "base/text.hpp"
-#include "engine/nccl_calls.hpp"
 #include "engine/nccl_library.hpp"
 #include "ferry/error.hpp"
 #include "group/rank_state.hpp"
@@ -39,35 +38,34 @@ struct Ending {
   double seconds;  // how long it waits for the peers to end theirs
 };
 
+// What a connection is made of. `serial`, `registers` and `blocks`: the same on every rank.
+struct NcclParts {
+  Nccl::Comm comm;
+  std::shared_ptr<DeviceStream> stream;
+  std::function<void()> select;             // as DeviceAccess::select
+  std::unique_ptr<Communicator> host_link;  // null: host memory goes through the device
+  DeviceId device;
+  std::int64_t serial;
+  bool registers, blocks;
+  Ending ending;
+};
+
 // A communicator of NCCL, with the stream of its transfers. Transfers run in one thread at a time, and other
 // threads may register memory meanwhile.
 class NcclConnection : public std::enable_shared_from_this<NcclConnection> {
  public:
-  // `serial`, `registers` and `blocks`: the same on every rank.
-  NcclConnection(const Nccl& nccl, Nccl::Comm comm, const DeviceAccess& device,
-                 std::shared_ptr<DeviceStream> stream, std::unique_ptr<Communicator> host_link,
-                 std::int64_t serial, bool registers, bool blocks, Ending ending)
-      : nccl_(nccl),
-        comm_(comm),
-        stream_(std::move(stream)),
-        select_(device.select),
-        host_link_(std::move(host_link)),
-        device_(device.id),
-        serial_(serial),
-        registers_(registers),
-        blocks_(blocks),
-        ending_(std::move(ending)) {}
+  NcclConnection(const Nccl& nccl, NcclParts parts) : nccl_(nccl), parts_(std::move(parts)) {}
   NcclConnection(const NcclConnection&) = delete;
   NcclConnection& operator=(const NcclConnection&) = delete;
   ~NcclConnection() {
     if (failure_) return;
     // A rank that ends by an exception does not wait for its peers.
     const bool finalized = std::uncaught_exceptions() == 0 && finalize();
-    finalized ? nccl_.destroy(comm_) : nccl_.abort(comm_);
+    finalized ? nccl_.destroy(parts_.comm) : nccl_.abort(parts_.comm);
   }
 
-  const DeviceId& device() const { return device_; }
-  std::int64_t serial() const { return serial_; }
+  const DeviceId& device() const { return parts_.device; }
+  std::int64_t serial() const { return parts_.serial; }
 
   // As Communicator::all_to_all_v.
   void all_to_all_v(const AllToAllV& transfer, const std::shared_ptr<void>& keep, const NcclCheck& check) {
@@ -75,15 +73,15 @@ class NcclConnection : public std::enable_shared_from_this<NcclConnection> {
     try {
       if (transfer.device) {
         exchange(transfer, check);
-      } else if (host_link_) {
-        host_link_->all_to_all_v(transfer, keep, check);
+      } else if (parts_.host_link) {
+        parts_.host_link->all_to_all_v(transfer, keep, check);
       } else {
         exchange_host_memory(transfer, check);
       }
     } catch (...) {
       const std::lock_guard lock(mutex_);
       failure_ = std::current_exception();
-      nccl_.abort(comm_);
+      nccl_.abort(parts_.comm);
       keep_forever(keep);
       throw;
     }
@@ -91,12 +89,12 @@ class NcclConnection : public std::enable_shared_from_this<NcclConnection> {
 
   // As Communicator::register_memory.
   std::shared_ptr<void> register_memory(std::byte* data, std::int64_t bytes) {
-    if (!registers_) return nullptr;
+    if (!parts_.registers) return nullptr;
     void* handle = nullptr;
     {
       const std::lock_guard lock(mutex_);
       if (failure_) std::rethrow_exception(failure_);
-      nccl_.require(nccl_.register_memory(comm_, data, static_cast<std::size_t>(bytes), &handle),
+      nccl_.require(nccl_.register_memory(parts_.comm, data, static_cast<std::size_t>(bytes), &handle),
                     "ncclCommRegister");
     }
     return {handle, [connection = shared_from_this()](void* given) { connection->deregister(given); }};
@@ -106,28 +104,28 @@ class NcclConnection : public std::enable_shared_from_this<NcclConnection> {
   // NCCL has ended the registrations of a communicator that it has aborted.
   void deregister(void* handle) {
     const std::lock_guard lock(mutex_);
-    if (!failure_) nccl_.deregister_memory(comm_, handle);
+    if (!failure_) nccl_.deregister_memory(parts_.comm, handle);
   }
 
   // Waits until all ranks have ended their communicators, which they do at about the same time. Returns
   // whether this one is ready to be destroyed. Otherwise it must be aborted: the group has failed, or a peer
   // takes too long.
   bool finalize() {
-    const WaitLimit limit{.seconds = ending_.seconds};
+    const WaitLimit limit{.seconds = parts_.ending.seconds};
     const NcclCheck check = [&] {
-      if (ending_.group_has_failed()) throw SystemError("the group has failed", EIO);
+      if (parts_.ending.group_has_failed()) throw SystemError("the group has failed", EIO);
       if (limit.seconds_left() <= 0) throw SystemError("a peer has not ended its communicator", ETIME);
     };
     try {
-      if (blocks_) {
+      if (parts_.blocks) {
         run_blocking_nccl(
-            [&nccl = nccl_, comm = comm_, select = select_] {
+            [&nccl = nccl_, comm = parts_.comm, select = parts_.select] {
               if (select) select();
               nccl.require(nccl.finalize(comm), "ncclCommFinalize");
             },
             check);
       } else {
-        settle_nccl(nccl_, comm_, nccl_.finalize(comm_), "ncclCommFinalize", check);
+        settle_nccl(nccl_, parts_.comm, nccl_.finalize(parts_.comm), "ncclCommFinalize", check);
       }
     } catch (const Error&) {
       return false;
@@ -141,20 +139,21 @@ class NcclConnection : public std::enable_shared_from_this<NcclConnection> {
       const int rank = static_cast<int>(peer);
       if (const std::int64_t bytes = transfer.send_bytes[peer]; bytes > 0) {
         settle(nccl_.send(transfer.send + transfer.send_offsets[peer], static_cast<std::size_t>(bytes),
-                          Nccl::kBytes, rank, comm_, stream_->handle()),
+                          Nccl::kBytes, rank, parts_.comm, parts_.stream->handle()),
                "ncclSend");
       }
       if (const std::int64_t bytes = transfer.receive_bytes[peer]; bytes > 0) {
-        settle(nccl_.receive(transfer.receive + transfer.receive_offsets[peer],
-                             static_cast<std::size_t>(bytes), Nccl::kBytes, rank, comm_, stream_->handle()),
-               "ncclRecv");
+        settle(
+            nccl_.receive(transfer.receive + transfer.receive_offsets[peer], static_cast<std::size_t>(bytes),
+                          Nccl::kBytes, rank, parts_.comm, parts_.stream->handle()),
+            "ncclRecv");
       }
     }
-    settle_nccl(nccl_, comm_, group.end(), "ncclGroupEnd", check);
-    stream_->wait([&] {
+    settle_nccl(nccl_, parts_.comm, group.end(), "ncclGroupEnd", check);
+    parts_.stream->wait([&] {
       check();
       int status = Nccl::kSuccess;
-      nccl_.require(nccl_.async_error(comm_, &status), "ncclCommGetAsyncError");
+      nccl_.require(nccl_.async_error(parts_.comm, &status), "ncclCommGetAsyncError");
       if (status != Nccl::kInProgress) nccl_.require(status, "a transfer of NCCL");
     });
   }
@@ -168,18 +167,18 @@ class NcclConnection : public std::enable_shared_from_this<NcclConnection> {
   void exchange_host_memory(const AllToAllV& transfer, const NcclCheck& check) {
     const std::int64_t sent = extent(transfer.send_bytes, transfer.send_offsets),
                        received = extent(transfer.receive_bytes, transfer.receive_offsets);
-    std::byte* const memory = stream_->memory(sent + received);
+    std::byte* const memory = parts_.stream->memory(sent + received);
     AllToAllV on_device = transfer;
     on_device.send = memory;
     on_device.receive = memory + sent;
     on_device.device = true;
-    stream_->copy(memory, transfer.send, sent);
+    parts_.stream->copy(memory, transfer.send, sent);
     exchange(on_device, check);
     for (std::size_t peer = 0; peer < transfer.receive_bytes.size(); ++peer) {
       const std::int64_t at = transfer.receive_offsets[peer];
-      stream_->copy(transfer.receive + at, on_device.receive + at, transfer.receive_bytes[peer]);
+      parts_.stream->copy(transfer.receive + at, on_device.receive + at, transfer.receive_bytes[peer]);
     }
-    stream_->wait(check);
+    parts_.stream->wait(check);
   }
 
   // Where the last of the pieces ends.
@@ -192,14 +191,7 @@ class NcclConnection : public std::enable_shared_from_this<NcclConnection> {
   }
 
   const Nccl& nccl_;
-  const Nccl::Comm comm_;
-  const std::shared_ptr<DeviceStream> stream_;
-  const std::function<void()> select_;             // as DeviceAccess::select
-  const std::unique_ptr<Communicator> host_link_;  // null: host memory goes through the device
-  const DeviceId device_;
-  const std::int64_t serial_;
-  const bool registers_, blocks_;
-  const Ending ending_;
+  const NcclParts parts_;
   std::mutex mutex_;            // guards failure_ and the registrations
   std::exception_ptr failure_;  // NCCL has aborted the communicator, and freed it
 };
@@ -296,9 +288,16 @@ class NcclEngine final : public Engine {
     if (make_host_link && rank_.one_host()) host_link = make_host_link();
     const bool blocks = all_ask(&Introduction::blocks);
     const std::shared_ptr<DeviceStream> stream = device_.make_stream();
-    connection = std::make_shared<NcclConnection>(*nccl, connect(*nccl, blocks, stream), device_, stream,
-                                                  std::move(host_link), connections_made_++,
-                                                  all_ask(&Introduction::registers), blocks, ending());
+    connection =
+        std::make_shared<NcclConnection>(*nccl, NcclParts{.comm = connect(*nccl, blocks, stream),
+                                                          .stream = stream,
+                                                          .select = device_.select,
+                                                          .host_link = std::move(host_link),
+                                                          .device = device_.id,
+                                                          .serial = connections_made_++,
+                                                          .registers = all_ask(&Introduction::registers),
+                                                          .blocks = blocks,
+                                                          .ending = ending()});
     connection_ = connection;
     return connection;
   }

@@ -2,7 +2,6 @@
 
 #include "base/text.hpp"
 #include "format/encoding.hpp"
-#include "format/options.hpp"
 #include "layout/plan_layout.hpp"
 
 namespace ferry {

@@ -1,4 +1,3 @@
-#include "exchange/dispatch_layout.hpp"
 
 #include <algorithm>
 #include <memory>

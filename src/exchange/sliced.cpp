@@ -2,7 +2,6 @@
 
 #include "base/text.hpp"
 #include "exchange/lane_counts.hpp"
-#include "exchange/slice_fault.hpp"
 #include "ferry/error.hpp"
 #include "format/encoding.hpp"
 
@@ -13,38 +12,7 @@ namespace {
   throw UnsupportedError(str("experts in slices (Placement::ep_tp) do not have ", what, ": ", remedy));
 }
 
-const char* type_of(std::int64_t types, int shift) {
-  return to_string(static_cast<DType>(types >> shift & 0xff));
-}
-
 }  // namespace
-
-void raise_slice_fault(SliceFault fault, int rank, int other, std::int64_t mine, std::int64_t theirs) {
-  switch (fault) {
-    case SliceFault::tokens:
-      throw UsageError(str("dispatch: ", counted(mine, "token"), " on rank ", rank, ", ", theirs, " on rank ",
-                           other, ": the ranks of a sub-group (Placement::ep_tp) pass the same tokens"));
-    case SliceFault::ids:
-      throw UsageError(str("dispatch: the ids on rank ", rank, " are not those on rank ", other,
-                           ": the ranks of a sub-group (Placement::ep_tp) pass the same tokens and ids"));
-    case SliceFault::outputs:
-      throw UsageError(str("combine: outputs is null for the ", counted(mine, "row"), " of rank ", rank));
-    case SliceFault::result:
-      throw UsageError(str("combine: result is null for the ", counted(mine, "token"), " of rank ", rank));
-    case SliceFault::types:
-      throw UsageError(str("combine: rank ", rank, " passes outputs of ", type_of(mine, 8),
-                           " and a result of ", type_of(mine, 0), ", rank 0 ", type_of(theirs, 8), " and ",
-                           type_of(theirs, 0), ": all ranks of experts in slices pass the same types"));
-    case SliceFault::slice:
-      throw UsageError(str("combine: the plan of rank ", rank, " is for ", counted(mine, "token"), " of the ",
-                           theirs, " of its sub-group, ", other,
-                           " expected: pass the plans of one dispatch"));
-    case SliceFault::plan:
-      break;
-  }
-  throw UsageError(
-      str("combine: the plan of rank ", rank, " is damaged: its counts are not those of its total"));
-}
 
 LoadCounts load_of_slices(const LoadCounts& slices, const Placement& placement) {
   LoadCounts sum = no_load(placement);

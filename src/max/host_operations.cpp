@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "base/text.hpp"
-#include "exchange/returned_rows.hpp"
+#include "exchange/source_operations.hpp"
 #include "ferry/error.hpp"
 #include "ferry/max.hpp"
 #include "plan/planning.hpp"

@@ -13,7 +13,6 @@
 #include "ferry/error.hpp"
 #include "program/compiled.hpp"
 #include "program/steps.hpp"
-#include "program/stream_plan.hpp"
 
 namespace ferry {
 

@@ -1,4 +1,4 @@
-#include "program/stream_plan.hpp"
+#include "program/compiled.hpp"
 
 #include <algorithm>
 #include <map>

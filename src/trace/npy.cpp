@@ -4,7 +4,7 @@
 #include <array>
 #include <bit>
 #include <cerrno>
-#include <cmath>
+#include <charconv>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
@@ -21,6 +21,7 @@
 
 #include "base/text.hpp"
 #include "ferry/error.hpp"
+#include "format/numbers.hpp"
 
 namespace ferry::trace {
 
@@ -34,9 +35,8 @@ struct NpyHeader {
   std::vector<std::uint64_t> shape;  // at most kMaxDimensions
 };
 
-constexpr std::array kTypes = {NpyType::uint8,   NpyType::int8,   NpyType::uint16, NpyType::int16,
-                               NpyType::uint32,  NpyType::int32,  NpyType::uint64, NpyType::int64,
-                               NpyType::float16, NpyType::float32};
+// In the order of NpyType.
+constexpr const char* kDescr[] = {"|u1", "|i1", "<u2", "<i2", "<u4", "<i4", "<u8", "<i8", "<f2", "<f4"};
 
 std::string printable(char c) {
   if (c >= ' ' && c <= '~') return std::string("'") + c + "'";
@@ -90,7 +90,8 @@ class Parser {
     const std::size_t at = position_;
     if (next() == '[') fail(at, "structured arrays are not supported; expected a plain type such as '<i4'");
     const std::string_view found = quoted();
-    for (const NpyType candidate : kTypes) {
+    for (int number = 0; number < static_cast<int>(std::size(kDescr)); ++number) {
+      const auto candidate = static_cast<NpyType>(number);
       if (found == descr(candidate)) return candidate;
       const bool one_byte = bytes_of(candidate) == 1;  // has no byte order; some writers use '<' all the same
       if (one_byte && found.starts_with('<') && found.substr(1) == descr(candidate) + 1) return candidate;
@@ -129,18 +130,15 @@ class Parser {
   }
 
   std::uint64_t number() {
-    skip_spaces();
-    const std::size_t at = position_;
-    if (next() == '-') fail(at, "expected a dimension of 0 or more, found a negative one");
-    constexpr std::uint64_t kMax = std::numeric_limits<std::uint64_t>::max();
+    if (next() == '-') fail(position_, "expected a dimension of 0 or more, found a negative one");
     std::uint64_t value = 0;
-    for (; is_digit(peek()); ++position_) {
-      const auto digit = static_cast<std::uint64_t>(peek() - '0');
-      if (value > (kMax - digit) / 10)
-        fail(at, str("expected a dimension of at most ", kMax, ", found a larger one"));
-      value = value * 10 + digit;
-    }
-    if (position_ == at) fail(at, str("expected a dimension, found ", found_here()));
+    const char* const begin = text_.data() + position_;
+    const auto [end, error] = std::from_chars(begin, text_.data() + text_.size(), value);
+    if (error == std::errc::result_out_of_range)
+      fail(position_, str("expected a dimension of at most ", std::numeric_limits<std::uint64_t>::max(),
+                          ", found a larger one"));
+    if (error != std::errc{}) fail(position_, str("expected a dimension, found ", found_here()));
+    position_ += static_cast<std::size_t>(end - begin);
     return value;
   }
 
@@ -180,8 +178,6 @@ class Parser {
     while (peek() == ' ' || peek() == '\n') ++position_;
   }
 
-  static bool is_digit(char c) { return c >= '0' && c <= '9'; }
-
   std::string found_here() const {
     return position_ < text_.size() ? printable(text_[position_]) : std::string("the end of the header");
   }
@@ -206,11 +202,6 @@ class Parser {
   std::optional<std::vector<std::uint64_t>> shape_;
   bool has_order_ = false;
 };
-
-// Parses `text`, which starts at byte `offset` of the file called `file`. Throws UsageError.
-NpyHeader parse_npy_header(const std::string& file, std::size_t offset, std::string_view text) {
-  return Parser(file, offset, text).parse();
-}
 
 static_assert(std::endian::native == std::endian::little, "elements are used in the byte order of the file");
 
@@ -304,7 +295,7 @@ NpyBeginning parse_beginning(const std::string& file, std::span<const std::byte>
   }
 
   const auto* text = reinterpret_cast<const char*>(begin.data() + header_offset);
-  NpyHeader header = parse_npy_header(file, header_offset, {text, length});
+  NpyHeader header = Parser(file, header_offset, {text, length}).parse();
   const std::uint64_t elements = count_elements(file, header_offset, header);
   const std::size_t data_offset = header_offset + length;
   const std::uint64_t expected = elements * bytes_of(header.type), found = size - data_offset;
@@ -332,9 +323,13 @@ std::string header_text(NpyType type, std::span<const std::uint64_t> shape) {
   return text + '\n';
 }
 
+}  // namespace
+
 template <class T>
-void write(const std::string& path, NpyType type, std::span<const std::uint64_t> shape,
-           std::span<const T> data) {
+void write_npy(const std::string& path, std::span<const std::uint64_t> shape, std::span<const T> data) {
+  const NpyType type = std::is_same_v<T, std::int32_t>   ? NpyType::int32
+                       : std::is_same_v<T, std::int64_t> ? NpyType::int64
+                                                         : NpyType::float32;
   const std::string header = header_text(type, shape);
   errno = 0;
   std::ofstream out(path, std::ios::binary | std::ios::trunc);
@@ -348,26 +343,12 @@ void write(const std::string& path, NpyType type, std::span<const std::uint64_t>
   if (!out) fail_system(path, "write");
 }
 
-}  // namespace
+template void write_npy(const std::string&, std::span<const std::uint64_t>, std::span<const std::int32_t>);
+template void write_npy(const std::string&, std::span<const std::uint64_t>, std::span<const std::int64_t>);
+template void write_npy(const std::string&, std::span<const std::uint64_t>, std::span<const float>);
 
 std::size_t bytes_of(NpyType type) {
-  switch (type) {
-    case NpyType::uint8:
-    case NpyType::int8:
-      return 1;
-    case NpyType::uint16:
-    case NpyType::int16:
-    case NpyType::float16:
-      return 2;
-    case NpyType::uint32:
-    case NpyType::int32:
-    case NpyType::float32:
-      return 4;
-    case NpyType::uint64:
-    case NpyType::int64:
-      return 8;
-  }
-  return 0;
+  return static_cast<std::size_t>(descr(type)[2] - '0');
 }
 
 bool is_integer(NpyType type) {
@@ -375,8 +356,6 @@ bool is_integer(NpyType type) {
 }
 
 const char* descr(NpyType type) {
-  static constexpr const char* kDescr[] = {"|u1", "|i1", "<u2", "<i2", "<u4",
-                                           "<i4", "<u8", "<i8", "<f2", "<f4"};
   return kDescr[static_cast<int>(type)];
 }
 
@@ -439,7 +418,7 @@ std::int64_t NpyArray::integer(std::uint64_t i) const {
 }
 
 float NpyArray::real(std::uint64_t i) const {
-  if (type_ == NpyType::float16) return half_to_float(load<std::uint16_t>(element(i)));
+  if (type_ == NpyType::float16) return fp16_value(load<std::uint16_t>(element(i)));
   return load<float>(element(i));
 }
 
@@ -456,33 +435,6 @@ NpyArray open_npy(const std::string& path) {
   const std::uintmax_t size = std::filesystem::file_size(path, error);
   if (error) throw SystemError(str(path, ": cannot determine the size: ", error.message()), error.value());
   return NpyArray(path, std::move(in), size);
-}
-
-void write_npy(const std::string& path, std::span<const std::uint64_t> shape,
-               std::span<const std::int32_t> data) {
-  write(path, NpyType::int32, shape, data);
-}
-
-void write_npy(const std::string& path, std::span<const std::uint64_t> shape,
-               std::span<const std::int64_t> data) {
-  write(path, NpyType::int64, shape, data);
-}
-
-void write_npy(const std::string& path, std::span<const std::uint64_t> shape, std::span<const float> data) {
-  write(path, NpyType::float32, shape, data);
-}
-
-float half_to_float(std::uint16_t bits) {
-  const std::uint32_t sign = (bits & 0x8000u) << 16;
-  const std::uint32_t exponent = (bits >> 10) & 0x1f;
-  const std::uint32_t fraction = bits & 0x3ffu;
-  if (exponent == 0) {  // zero or denormal: fraction * 2^-24, exact in float
-    const float value = std::ldexp(static_cast<float>(fraction), -24);
-    return sign ? -value : value;
-  }
-  const std::uint32_t wide =
-      exponent == 0x1f ? 0xffu : exponent + 112;  // bias 15 -> 127; infinities and NaN stay so
-  return std::bit_cast<float>(sign | wide << 23 | fraction << 13);
 }
 
 }  // namespace ferry::trace

@@ -61,16 +61,10 @@ NpyArray open_npy(const std::string& path);
 
 // Writes a version 1.0 file and replaces an existing one. shape[0] * shape[1] * ... = data.size(). Throws
 // SystemError.
-void write_npy(const std::string& path, std::span<const std::uint64_t> shape,
-               std::span<const std::int32_t> data);
-void write_npy(const std::string& path, std::span<const std::uint64_t> shape,
-               std::span<const std::int64_t> data);
-void write_npy(const std::string& path, std::span<const std::uint64_t> shape, std::span<const float> data);
+template <class T>  // int32, int64 or float
+void write_npy(const std::string& path, std::span<const std::uint64_t> shape, std::span<const T> data);
 
 // The shape as in "[3, 8222, 6]".
 std::string shape_text(std::span<const std::uint64_t> shape);
-
-// IEEE binary16 bits as the float of the same value.
-float half_to_float(std::uint16_t bits);
 
 }  // namespace ferry::trace

@@ -1,4 +1,4 @@
-#include "trace/synth.hpp"
+#include "trace/trace.hpp"
 
 #include <algorithm>
 #include <array>

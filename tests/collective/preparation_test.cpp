@@ -47,9 +47,14 @@ class Caller {
         rank.topology(), rank.index(), collective::HopOptions{.relays = ranks.relays, .window = 0},
         std::make_unique<collective::HostHopMemory>(std::array<std::int64_t, 4>{1024, 1024, 1024, 1024}));
     messages_ = messages.get();
-    call_ = std::make_unique<EngineCall>(rank, std::move(engine.communicators(1).front()), 0, 8,
-                                         std::move(messages), kDeadline,
-                                         ranks.ordered ? engine.transfer_thread() : nullptr);
+    call_ = std::make_unique<EngineCall>(
+        rank,
+        collective::LaneConnection{.communicator = std::move(engine.communicators(1).front()),
+                                   .lane = 0,
+                                   .summary_bytes = 8,
+                                   .deadline = kDeadline,
+                                   .ordered = ranks.ordered ? engine.transfer_thread() : nullptr},
+        std::move(messages));
   }
 
   // `failure`: throws what keeps this rank from finishing its messages; null: nothing does.

@@ -3,7 +3,6 @@
 #include <cstdint>
 
 #include "format/blocks.hpp"
-#include "format/decode.hpp"
 #include "format/numbers.hpp"
 #include "format/parts.hpp"
 #include "layout/exchange_layout.hpp"

@@ -5,7 +5,7 @@
 #include <cstring>
 #include <string>
 
-#include "backends/collective/engine_link.hpp"
+#include "backends/collective/engine_call.hpp"
 #include "engine/nccl_ranks.hpp"
 #include "ferry/error.hpp"
 #include "group/rank_state.hpp"
@@ -20,9 +20,14 @@ constexpr double kDeadline = 5.0;
 std::unique_ptr<EngineLink> link_of(const Rank& rank, Engine& engine,
                                     std::unique_ptr<Communicator> communicator, int lane) {
   return std::make_unique<EngineLink>(
-      rank, std::move(communicator), lane, 8, collective::HopOptions{.relays = false, .window = 0},
-      std::make_unique<collective::HostHopMemory>(std::array<std::int64_t, 4>{64, 64, 0, 0}), kDeadline,
-      engine.transfer_thread());
+      rank,
+      collective::LaneConnection{.communicator = std::move(communicator),
+                                 .lane = lane,
+                                 .summary_bytes = 8,
+                                 .deadline = kDeadline,
+                                 .ordered = engine.transfer_thread()},
+      collective::HopOptions{.relays = false, .window = 0},
+      std::make_unique<collective::HostHopMemory>(std::array<std::int64_t, 4>{64, 64, 0, 0}));
 }
 
 // The lanes of one exchange.

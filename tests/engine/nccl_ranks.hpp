@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "backends/collective/window_communicator.hpp"
-#include "engine/nccl_engine.hpp"
+#include "engine/engine.hpp"
 #include "ferry/group.hpp"
 
 namespace ferry::test {

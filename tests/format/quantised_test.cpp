@@ -5,7 +5,7 @@
 #include <limits>
 #include <vector>
 
-#include "format/decode.hpp"
+#include "format/parts.hpp"
 #include "format/quantised_rows.hpp"
 
 namespace ferry::test {

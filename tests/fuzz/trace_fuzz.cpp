@@ -5,7 +5,7 @@
 
 #include "ferry/error.hpp"
 #include "fuzz/trace_input.hpp"
-#include "trace/recorded.hpp"
+#include "trace/trace.hpp"
 
 namespace {
 

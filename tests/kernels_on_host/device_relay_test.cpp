@@ -214,8 +214,13 @@ class RelayLane {
         rank.topology(), rank.index(), collective::HopOptions{.relays = true, .window = window},
         std::move(memory));
     messages_ = messages.get();
-    call_ = std::make_unique<collective::EngineCall>(rank, std::move(engine.communicators(1).front()), 0, 8,
-                                                     std::move(messages), 30.0, nullptr);
+    call_ = std::make_unique<collective::EngineCall>(
+        rank,
+        collective::LaneConnection{.communicator = std::move(engine.communicators(1).front()),
+                                   .lane = 0,
+                                   .summary_bytes = 8,
+                                   .deadline = 30.0},
+        std::move(messages));
   }
 
   // Sends `out[p]` to every rank p. `kind`: null, straight.

@@ -11,7 +11,7 @@
 #include "backends/cuda/sliced/agree.cuh"
 #include "backends/cuda/sliced/move_rows.cuh"
 #include "backends/cuda/sliced/segments.cuh"
-#include "backends/sliced/lane.hpp"
+#include "backends/sliced/backend.hpp"
 #include "exchange/configuration.hpp"
 #include "exchange/sliced.hpp"
 #include "ferry/ferry.hpp"

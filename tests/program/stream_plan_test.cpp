@@ -1,5 +1,5 @@
 // Which stream waits for which, on device memory.
-#include "program/stream_plan.hpp"
+#include "program/compiled.hpp"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "trace/recorded.hpp"
+#include "trace/trace.hpp"
 
 #include <gtest/gtest.h>
 

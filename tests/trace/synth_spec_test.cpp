@@ -2,7 +2,7 @@
 
 #include "ferry/error.hpp"
 #include "trace/files.hpp"
-#include "trace/synth.hpp"
+#include "trace/trace.hpp"
 
 namespace {
 

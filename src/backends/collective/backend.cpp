@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <utility>
 
-#include "backends/collective/engine_link.hpp"
+#include "backends/collective/engine_call.hpp"
 #include "backends/collective/window_communicator.hpp"
-#include "backends/cpu/host_backend.hpp"
+#include "backends/cpu/backend.hpp"
 #include "base/text.hpp"
 #include "exchange/backend.hpp"
 #include "exchange/configuration.hpp"
@@ -110,7 +110,7 @@ Sizes packed_sizes(const Config& config, const Topology& topology, int rank) {
 
 class CollectiveBackend final : public cpu::HostBackend {
  public:
-  // `communicators`: one for each lane. `ordered`: see EngineCall.
+  // `communicators`: one for each lane. `ordered`: see LaneConnection.
   CollectiveBackend(const Rank& rank, const Config& config,
                     std::vector<std::unique_ptr<Communicator>> communicators,
                     const std::shared_ptr<TransferThread>& ordered)
@@ -119,11 +119,15 @@ class CollectiveBackend final : public cpu::HostBackend {
     const MessageMemory memory = needs_of(config, rank.topology(), rank.index()).of_lane();
     for (int lane = 0; lane < config.lanes; ++lane) {
       add_lane(std::make_unique<EngineLink>(
-          rank, std::move(communicators[static_cast<std::size_t>(lane)]), lane, call_summary_bytes(config),
+          rank,
+          LaneConnection{.communicator = std::move(communicators[static_cast<std::size_t>(lane)]),
+                         .lane = lane,
+                         .summary_bytes = call_summary_bytes(config),
+                         .deadline = config.deadline,
+                         .ordered = ordered},
           hops,
           std::make_unique<HostHopMemory>(
-              std::array{memory.outbox, memory.inbox, memory.second_outbox, memory.second_inbox}),
-          config.deadline, ordered));
+              std::array{memory.outbox, memory.inbox, memory.second_outbox, memory.second_inbox})));
     }
     fault_point(FaultPoint::construct_mapped, rank.index());
   }

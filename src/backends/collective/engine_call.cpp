@@ -21,23 +21,21 @@ constexpr double kMostExtraSeconds = 0.5, kExtraPart = 0.25;
 
 }  // namespace
 
-EngineCall::EngineCall(Rank rank, std::unique_ptr<Communicator> communicator, int lane,
-                       std::int64_t summary_bytes, std::unique_ptr<MessageHops> messages, double deadline,
-                       std::shared_ptr<TransferThread> ordered)
+EngineCall::EngineCall(Rank rank, LaneConnection connection, std::unique_ptr<MessageHops> messages)
     : rank_(std::move(rank)),
       me_(rank_.index()),
       ranks_(rank_.size()),
-      lane_(lane),
+      lane_(connection.lane),
       lane_number_(rank_.state().number_lane()),
       progress_(rank_.state().control(), me_, lane_number_),
-      first_bytes_(communicator->first_bytes()),
-      deadline_(deadline),
-      communicator_(std::move(communicator)),
-      memory_(std::make_shared<Memory>(
-          Memory{.blocks = CallBlocks(me_, ranks_, summary_bytes, messages->tables(), first_bytes_),
-                 .messages = std::move(messages)})),
-      ordered_(ordered != nullptr),
-      thread_(std::move(ordered)) {}
+      first_bytes_(connection.communicator->first_bytes()),
+      deadline_(connection.deadline),
+      communicator_(std::move(connection.communicator)),
+      memory_(std::make_shared<Memory>(Memory{
+          .blocks = CallBlocks(me_, ranks_, connection.summary_bytes, messages->tables(), first_bytes_),
+          .messages = std::move(messages)})),
+      ordered_(connection.ordered != nullptr),
+      thread_(std::move(connection.ordered)) {}
 
 void EngineCall::end() noexcept {
   try {

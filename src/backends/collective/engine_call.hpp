@@ -16,6 +16,7 @@
 
 #include "backends/collective/call_blocks.hpp"
 #include "backends/collective/message_hops.hpp"
+#include "backends/cpu/link/peer_link.hpp"
 #include "engine/engine.hpp"
 #include "exchange/lane_counts.hpp"
 #include "group/channel.hpp"
@@ -99,6 +100,15 @@ class CallProgress {
   const int rank_, lane_;
 };
 
+// How a lane reaches the ranks.
+struct LaneConnection {
+  std::unique_ptr<Communicator> communicator;
+  int lane;
+  std::int64_t summary_bytes;  // of a block's content that the user of the call fills in
+  double deadline;
+  std::shared_ptr<TransferThread> ordered = nullptr;  // of all lanes; null: lanes need no common order
+};
+
 // In a call all ranks exchange their blocks. If no rank has refused, all have made the same call and it
 // carries messages, the messages follow (message_hops.hpp). All ranks read the same blocks, so all decide
 // alike.
@@ -116,10 +126,7 @@ class EngineCall {
   // Throws to end a wait.
   using Check = std::function<void()>;
 
-  // `ordered`: the thread of all lanes; null: lanes need no common order. `summary_bytes`: bytes of a block's
-  // content that the user of this class fills in.
-  EngineCall(Rank rank, std::unique_ptr<Communicator> communicator, int lane, std::int64_t summary_bytes,
-             std::unique_ptr<MessageHops> messages, double deadline, std::shared_ptr<TransferThread> ordered);
+  EngineCall(Rank rank, LaneConnection connection, std::unique_ptr<MessageHops> messages);
   ~EngineCall() { end(); }
   EngineCall(const EngineCall&) = delete;
   EngineCall& operator=(const EngineCall&) = delete;
@@ -129,6 +136,7 @@ class EngineCall {
   // Begins the further exchange, of blocks with the same options.
   void go_on();
   std::uint64_t call() const { return call_; }
+  MessageHops& messages() const { return *memory_->messages; }
   // Sets an option unknown at begin(); only from `prepare` of post().
   void set_option(int index, std::int64_t value) { options_[static_cast<std::size_t>(index)].value = value; }
   std::byte* summary_to(int peer) { return memory_->blocks.summary_to(peer); }
@@ -219,6 +227,46 @@ class EngineCall {
   const bool ordered_;
   std::shared_ptr<TransferThread> thread_;   // null until needed
   std::future<std::exception_ptr> started_;  // the exchange that runs in the thread
+};
+
+// The link of host ranks that an engine connects: messages are packed into blocks, one for each pair of
+// ranks.
+class EngineLink final : public cpu::PeerLink {
+ public:
+  // Arguments as for EngineCall and MessageHops.
+  EngineLink(const Rank& rank, LaneConnection connection, const HopOptions& hops,
+             std::unique_ptr<HopMemory> memory)
+      : has_relays_(hops.relays),
+        call_(rank, std::move(connection),
+              std::make_unique<MessageHops>(rank.topology(), rank.index(), hops, std::move(memory))) {}
+
+  std::uint64_t begin(Operation operation, std::span<const ComparedOption> options, bool goes_on) override {
+    return call_.begin(operation, options, goes_on);
+  }
+  void go_on() override { call_.go_on(); }
+  std::uint64_t call() const override { return call_.call(); }
+  std::byte* summary_to(int peer) override { return call_.summary_to(peer); }
+  const std::byte* summary_from(int peer) const override { return call_.summary_from(peer); }
+  bool packs() const override { return true; }
+  void reserve(const cpu::Reservation& messages) override { call_.messages().reserve(messages); }
+  bool has_relays() const override { return has_relays_; }
+  std::byte* outgoing(cpu::Staging, int peer) override { return call_.messages().outgoing(peer); }
+  const std::byte* incoming(cpu::Staging, int peer) const override { return call_.messages().incoming(peer); }
+  std::int64_t incoming_bytes(int peer) const override { return call_.messages().incoming_bytes(peer); }
+  Traffic sent_within_node() const override { return call_.messages().within_node(); }
+  Traffic sent_between_nodes() const override { return call_.messages().between_nodes(); }
+  void post(bool split) override { call_.post(split); }
+  void wait() override { call_.wait(); }
+  void post_chunk(std::int64_t) override {}
+  void wait_chunk(int, std::int64_t) override {}
+  void refuse(Operation operation, const Error& error) noexcept override {
+    call_.refuse(operation, ErrorRecord::of(error));
+  }
+  void end() noexcept override { call_.end(); }
+
+ private:
+  const bool has_relays_;
+  EngineCall call_;
 };
 
 }  // namespace ferry::collective

@@ -4,9 +4,9 @@
 #include <vector>
 
 #include "backends/cpu/lane.hpp"
+#include "exchange/backend.hpp"
 #include "exchange/compared_options.hpp"
-#include "exchange/dispatch_layout.hpp"
-#include "exchange/link_calls.hpp"
+#include "exchange/gather.hpp"
 #include "group/fault_points.hpp"
 #include "plan/shapes.hpp"
 

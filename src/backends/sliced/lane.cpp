@@ -1,4 +1,4 @@
-#include "backends/sliced/lane.hpp"
+#include "backends/sliced/backend.hpp"
 
 #include <utility>
 

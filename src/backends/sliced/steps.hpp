@@ -6,7 +6,7 @@
 #include <cstdint>
 
 #include "exchange/backend.hpp"
-#include "exchange/slice_fault.hpp"
+#include "exchange/faults.hpp"
 #include "format/parts.hpp"
 #include "layout/plan_layout.hpp"
 

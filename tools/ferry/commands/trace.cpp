@@ -16,7 +16,7 @@
 #include "tools/ferry/common/files.hpp"
 #include "tools/ferry/common/traces.hpp"
 #include "tools/report/units.hpp"
-#include "trace/synth.hpp"
+#include "trace/trace.hpp"
 
 namespace ferry::app {
 

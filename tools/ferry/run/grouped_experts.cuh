@@ -3,7 +3,7 @@
 #pragma once
 
 #include "backends/cuda/device/values.cuh"
-#include "format/decode.hpp"
+#include "format/parts.hpp"
 #include "tools/ferry/run/gpu_expert_kernels.hpp"
 
 namespace ferry::app {

@@ -9,7 +9,6 @@
 #include "backends/cpu/kernels/kernels.hpp"
 #include "base/mapping.hpp"
 #include "ferry/exchange.hpp"
-#include "format/decode.hpp"
 #include "format/parts.hpp"
 #include "tools/ferry/common/config.hpp"
 #include "tools/ferry/common/scale_row.hpp"

@@ -18,7 +18,7 @@
 #include "tools/ferry/run/expected.hpp"
 #include "tools/ferry/run/swiglu.hpp"
 #include "tools/report/forms.hpp"
-#include "trace/synth.hpp"
+#include "trace/trace.hpp"
 
 namespace ferry::app {
 

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "backends/cpu/kernels/kernels.hpp"
-#include "backends/cpu/kernels/values.hpp"
+#include "backends/cpu/kernels/rows.hpp"
 #include "format/blocks.hpp"
 #include "format/numbers.hpp"
 

@@ -7,8 +7,6 @@
 #include <emmintrin.h>
 #endif
 
-#include "backends/cpu/kernels/tables.hpp"
-
 namespace ferry::cpu {
 namespace {
 

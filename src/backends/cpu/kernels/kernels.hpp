@@ -96,4 +96,9 @@ const Kernels& kernels();
 // Every table that this processor can run, slowest first. The first is always "baseline".
 std::span<const Kernels* const> available_kernels();
 
+// The tables of all instruction sets. Only kernels.cpp decides which of them this processor can run.
+extern const Kernels kBaselineKernels;
+extern const Kernels kAvx2Kernels;    // x86-64 only
+extern const Kernels kAvx512Kernels;  // x86-64 only
+
 }  // namespace ferry::cpu

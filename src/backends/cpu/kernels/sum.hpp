@@ -2,7 +2,6 @@
 #pragma once
 
 #include "backends/cpu/kernels/rows.hpp"
-#include "backends/cpu/kernels/values.hpp"
 
 namespace ferry::cpu {
 namespace {

@@ -2,9 +2,9 @@
 #pragma once
 
 #include "backends/cpu/kernels/encode.hpp"
+#include "backends/cpu/kernels/kernels.hpp"
 #include "backends/cpu/kernels/rows.hpp"
 #include "backends/cpu/kernels/sum.hpp"
-#include "backends/cpu/kernels/tables.hpp"
 
 namespace ferry::cpu {
 namespace {

@@ -8,7 +8,7 @@
 #include "backends/cuda/device/routing_tables.hpp"
 #include "backends/cuda/protocol/lane_view.hpp"
 #include "backends/cuda/runtime/launch.hpp"
-#include "exchange/returned_rows.hpp"
+#include "exchange/source_operations.hpp"
 
 namespace ferry::cuda {
 

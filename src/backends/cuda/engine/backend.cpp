@@ -16,7 +16,6 @@
 #include "backends/cuda/runtime/error.hpp"
 #include "backends/cuda/runtime/stream.hpp"
 #include "engine/engine.hpp"
-#include "engine/nccl_engine.hpp"
 #include "engine/nccl_library.hpp"
 #include "ferry/group.hpp"
 

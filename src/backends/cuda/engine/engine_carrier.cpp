@@ -12,7 +12,7 @@
 #include "base/text.hpp"
 #include "exchange/checks.hpp"
 #include "exchange/configuration.hpp"
-#include "exchange/link_calls.hpp"
+#include "exchange/gather.hpp"
 #include "layout/exchange_layout.hpp"
 #include "plan/shapes.hpp"
 
@@ -48,9 +48,13 @@ EngineCarrier::EngineCarrier(const ExchangeState& exchange, Lane& lane,
       scalars_(sizeof(Scalars)),
       counts_(exchange.config.experts),
       messages_(make_messages(*communicator).release()),
-      call_(exchange.rank, std::move(communicator), lane.index(), exchange.engine->header_bytes,
-            std::unique_ptr<collective::MessageHops>(messages_), exchange.config.deadline,
-            std::move(ordered)) {}
+      call_(exchange.rank,
+            {.communicator = std::move(communicator),
+             .lane = lane.index(),
+             .summary_bytes = exchange.engine->header_bytes,
+             .deadline = exchange.config.deadline,
+             .ordered = std::move(ordered)},
+            std::unique_ptr<collective::MessageHops>(messages_)) {}
 
 std::unique_ptr<collective::MessageHops> EngineCarrier::make_messages(Communicator& communicator) {
   const Topology& topology = exchange_.rank.topology();

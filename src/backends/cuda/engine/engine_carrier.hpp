@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "backends/collective/engine_call.hpp"
-#include "backends/collective/hop_memory.hpp"
+#include "backends/collective/message_hops.hpp"
 #include "backends/cuda/engine/device_relay.hpp"
 #include "backends/cuda/host/carrier.hpp"
 #include "backends/cuda/host/exchange_state.hpp"

@@ -8,7 +8,7 @@
 #include "backends/cuda/engine/engine_carrier.hpp"
 #include "backends/cuda/runtime/stream.hpp"
 #include "base/text.hpp"
-#include "exchange/link_calls.hpp"
+#include "exchange/gather.hpp"
 
 namespace ferry::cuda {
 

@@ -5,9 +5,8 @@
 #include "backends/cuda/protocol/plan_fault.hpp"
 #include "base/text.hpp"
 #include "exchange/compared_options.hpp"
+#include "exchange/faults.hpp"
 #include "exchange/gather.hpp"
-#include "exchange/slice_fault.hpp"
-#include "exchange/source_fault.hpp"
 
 namespace ferry::cuda {
 namespace {

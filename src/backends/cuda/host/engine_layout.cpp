@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "backends/collective/hop_memory.hpp"
+#include "backends/collective/message_hops.hpp"
 #include "backends/cuda/host/memory_layout.hpp"
 #include "exchange/backend.hpp"
 #include "exchange/configuration.hpp"

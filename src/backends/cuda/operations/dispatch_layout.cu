@@ -7,7 +7,7 @@
 #include "backends/cuda/runtime/error.hpp"
 #include "backends/cuda/runtime/launch.hpp"
 #include "base/text.hpp"
-#include "exchange/dispatch_layout.hpp"
+#include "exchange/backend.hpp"
 #include "ferry/error.hpp"
 
 namespace ferry {

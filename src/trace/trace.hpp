@@ -1,10 +1,11 @@
-// Specifications of synthetic traces: checks and text.
+// Where traces come from: specifications of synthetic ones, and NPY arrays of recorded ones.
 #pragma once
 
 #include <cstdint>
 #include <string>
 
 #include "ferry/trace.hpp"
+#include "trace/npy.hpp"
 
 namespace ferry::trace {
 
@@ -19,5 +20,10 @@ void check(const SynthSpec& spec);
 
 // The specification as parse_synth_spec() reads it, with every key.
 std::string to_string(const SynthSpec& spec);
+
+// Checks the arrays and converts them. `weights` and `lengths` may be null. When `experts` is 0, E is
+// `known_experts` (of the folder's model), or if that is 0 too, derived from the largest id.
+Trace trace_from_arrays(const NpyArray& ids, const NpyArray* weights, const NpyArray* lengths, int experts,
+                        int known_experts);
 
 }  // namespace ferry::trace

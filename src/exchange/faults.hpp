@@ -1,4 +1,5 @@
-// Why a combine by source (ferry/max.hpp) cannot go on: the arrays contradict each other, or this rank's ids.
+// Faults that calls report by number, from kernels too, and their errors: of a combine by source and of
+// experts in slices.
 #pragma once
 
 #include <cstdint>
@@ -6,6 +7,7 @@
 
 namespace ferry {
 
+// Why a combine by source (ferry/max.hpp) cannot go on: the arrays contradict each other, or this rank's ids.
 // The numbers of each are those of SourceFaultNumbers, in brackets.
 enum class SourceFault : std::int32_t {
   none,
@@ -34,5 +36,30 @@ std::string text_of(SourceFault fault, int rank, const SourceFaultNumbers& numbe
 
 // For DeviceError::index: the fault and the limit.
 inline constexpr int kSourceFaultBits = 4;
+
+// Why a call of experts in slices fails: its ranks pass arguments that contradict each other.
+enum class SliceFault : std::int32_t {
+  tokens,   // of a dispatch: N differs within a sub-group
+  ids,      // the ids differ
+  plan,     // of a combine: the counts of a plan are not those of its total
+  outputs,  // null, for rows
+  result,   // null, for tokens
+  types,    // of outputs and result differ
+  slice     // the plans of a sub-group are not of one dispatch
+};
+inline constexpr int kSliceFaultBits = 3;
+
+// The types of outputs and result in one number.
+constexpr std::int32_t slice_types(int outputs, int result) {
+  return outputs << 8 | result;
+}
+
+// `rank`: the first that does not fit; `other`: the rank with which it was compared, or for `slice` the
+// tokens that its plan should be for. `mine`, `theirs`: the numbers that do not fit. tokens: of `rank`, of
+// `other`; outputs, result: rows, tokens of `rank`; types: as slice_types(), of `rank`, of rank 0; slice:
+// tokens of the plan, of the sub-group.
+// @throws UsageError  always
+[[noreturn]] void raise_slice_fault(SliceFault fault, int rank, int other, std::int64_t mine,
+                                    std::int64_t theirs);
 
 }  // namespace ferry

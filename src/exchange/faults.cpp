@@ -1,7 +1,8 @@
-#include "exchange/source_fault.hpp"
+#include "exchange/faults.hpp"
 
 #include "base/text.hpp"
 #include "ferry/error.hpp"
+#include "ferry/types.hpp"
 
 namespace ferry {
 namespace {
@@ -10,6 +11,10 @@ constexpr const char* kSourceRemedy = "; pass what dispatch returned";
 
 std::string entry(const char* array, std::int64_t i, std::int64_t j) {
   return str(array, "[", i, ", ", j, "]");
+}
+
+const char* type_of(std::int64_t types, int shift) {
+  return to_string(static_cast<DType>(types >> shift & 0xff));
 }
 
 }  // namespace
@@ -63,6 +68,33 @@ void raise_source_fault(SourceFault fault, int rank, const SourceFaultNumbers& n
   const std::string text = text_of(fault, rank, numbers);
   if (fault == SourceFault::not_returned) throw UsageError(str("ep_combine: ", text));
   throw UsageError(str("ep_combine: rank ", rank, ": ", text));
+}
+
+void raise_slice_fault(SliceFault fault, int rank, int other, std::int64_t mine, std::int64_t theirs) {
+  switch (fault) {
+    case SliceFault::tokens:
+      throw UsageError(str("dispatch: ", counted(mine, "token"), " on rank ", rank, ", ", theirs, " on rank ",
+                           other, ": the ranks of a sub-group (Placement::ep_tp) pass the same tokens"));
+    case SliceFault::ids:
+      throw UsageError(str("dispatch: the ids on rank ", rank, " are not those on rank ", other,
+                           ": the ranks of a sub-group (Placement::ep_tp) pass the same tokens and ids"));
+    case SliceFault::outputs:
+      throw UsageError(str("combine: outputs is null for the ", counted(mine, "row"), " of rank ", rank));
+    case SliceFault::result:
+      throw UsageError(str("combine: result is null for the ", counted(mine, "token"), " of rank ", rank));
+    case SliceFault::types:
+      throw UsageError(str("combine: rank ", rank, " passes outputs of ", type_of(mine, 8),
+                           " and a result of ", type_of(mine, 0), ", rank 0 ", type_of(theirs, 8), " and ",
+                           type_of(theirs, 0), ": all ranks of experts in slices pass the same types"));
+    case SliceFault::slice:
+      throw UsageError(str("combine: the plan of rank ", rank, " is for ", counted(mine, "token"), " of the ",
+                           theirs, " of its sub-group, ", other,
+                           " expected: pass the plans of one dispatch"));
+    case SliceFault::plan:
+      break;
+  }
+  throw UsageError(
+      str("combine: the plan of rank ", rank, " is damaged: its counts are not those of its total"));
 }
 
 }  // namespace ferry
