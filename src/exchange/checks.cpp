@@ -247,11 +247,17 @@ void check_plan(const Config& config, int rank, const Plan& plan, PlanIn plan_in
 
 namespace {
 
-void require_given(Operation operation, const char* name, const void* given, std::int64_t count,
-                   const char* unit, int rank, const char* remedy = "") {
-  if (given != nullptr || count == 0) return;
-  throw UsageError(str(to_string(operation), ": ", name, " is null for the ", counted(count, unit),
-                       " of rank ", rank, remedy));
+// An array of the caller with an entry for each of `count` units.
+struct NeededArray {
+  const char* name;
+  const void* data;
+  std::int64_t count;
+  const char* unit;
+};
+void require_given(Operation operation, int rank, const NeededArray& array, const char* remedy = "") {
+  if (array.data != nullptr || array.count == 0) return;
+  throw UsageError(str(to_string(operation), ": ", array.name, " is null for the ",
+                       counted(array.count, array.unit), " of rank ", rank, remedy));
 }
 
 // unreduced on a rank that has a result needs them, because it adds nothing.
@@ -342,8 +348,8 @@ void check_combine(const Config& config, int rank, const CombineCall& call, bool
   }
   if (config.placement.tp() > 1) return;  // its backend knows the tokens and rows of a rank
   constexpr const char* kRemedy = ": pass it, or call return_values() for row_values alone";
-  require_given(Operation::combine, "outputs", call.outputs.data, call.plan.total(), "row", rank, kRemedy);
-  require_given(Operation::combine, "result", call.result.data, call.plan.tokens(), "token", rank, kRemedy);
+  require_given(Operation::combine, rank, {"outputs", call.outputs.data, call.plan.total(), "row"}, kRemedy);
+  require_given(Operation::combine, rank, {"result", call.result.data, call.plan.tokens(), "token"}, kRemedy);
   const bool gives_row_values = call.row_values != nullptr;
   if (call.plan.total() > 0 && call.plan.tokens() > 0 && gives_row_values != (call.route_values != nullptr)) {
     throw UsageError(str("combine: row_values and route_values must be given together, rank ", rank,
@@ -358,13 +364,11 @@ void check_route_values(const Config& config, int rank, const RouteValuesCall& c
         str(to_string(call.operation), ": rank_major is not supported: its rows stand for several routes"));
   }
   if (plan_in == PlanIn::device) return;
-  const auto require = [&](const char* name, const void* given, std::int64_t count, const char* unit) {
-    require_given(call.operation, name, given, count, unit, rank);
-  };
   const void *of_rows = call.returns() ? call.from : call.to,
              *of_routes = call.returns() ? call.to : call.from;
-  require(call.returns() ? "route_values" : "values", of_routes, call.plan.tokens(), "token");
-  require("row_values", of_rows, call.plan.total(), "row");
+  const char* const name = call.returns() ? "route_values" : "values";
+  require_given(call.operation, rank, {name, of_routes, call.plan.tokens(), "token"});
+  require_given(call.operation, rank, {"row_values", of_rows, call.plan.total(), "row"});
 }
 
 namespace {

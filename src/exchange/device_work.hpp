@@ -37,8 +37,9 @@ class DeviceWork {
   // Enqueued on `stream`; also captured.
   virtual void record(int event, Stream stream) = 0;
   virtual void wait(int event, Stream stream) = 0;  // for the work before the last record() of the event
-  virtual void copy_rows(void* to, std::int64_t to_stride, const void* from, std::int64_t from_stride,
-                         std::int64_t row_bytes, std::int64_t rows, Stream stream) = 0;
+  // To dense rows.
+  virtual void copy_rows(void* to, const void* from, std::int64_t from_stride, std::int64_t row_bytes,
+                         std::int64_t rows, Stream stream) = 0;
   virtual void set_number(std::int32_t* to, std::int32_t number, Stream stream) = 0;
 
   virtual bool is_captured(Stream stream) const = 0;

@@ -61,33 +61,25 @@ std::int64_t Exchange::capacity() const {
 DispatchResult Exchange::dispatch(const Tokens& tokens, const Ids& ids, const float* weights,
                                   const DispatchOptions& options) {
   const ProfilerRange range("dispatch");
-  DispatchCall call = state_->dispatch_call(tokens, weights, options);
-  call.ids = ids;
-  return state_->dispatch(call);
+  return state_->dispatch(state_->dispatch_call(tokens, ids, {}, weights, options));
 }
 
 DispatchResult Exchange::dispatch(const Tokens& tokens, const Plan& plan, const float* weights,
                                   const DispatchOptions& options) {
   const ProfilerRange range("dispatch");
-  DispatchCall call = state_->dispatch_call(tokens, weights, options);
-  call.plan = plan;
-  return state_->dispatch(call);
+  return state_->dispatch(state_->dispatch_call(tokens, {}, plan, weights, options));
 }
 
 void Exchange::dispatch_send(const Tokens& tokens, const Ids& ids, const float* weights,
                              const DispatchOptions& options) {
   const ProfilerRange range("dispatch_send");
-  DispatchCall call = state_->dispatch_call(tokens, weights, options);
-  call.ids = ids;
-  state_->dispatch_send(call);
+  state_->dispatch_send(state_->dispatch_call(tokens, ids, {}, weights, options));
 }
 
 void Exchange::dispatch_send(const Tokens& tokens, const Plan& plan, const float* weights,
                              const DispatchOptions& options) {
   const ProfilerRange range("dispatch_send");
-  DispatchCall call = state_->dispatch_call(tokens, weights, options);
-  call.plan = plan;
-  state_->dispatch_send(call);
+  state_->dispatch_send(state_->dispatch_call(tokens, {}, plan, weights, options));
 }
 
 DispatchResult Exchange::dispatch_receive(const CallOptions& call) {
@@ -165,8 +157,7 @@ DispatchResult Exchange::combine_backward(const Tokens& d_result, const Plan& pl
   DispatchOptions dispatch_options = options;
   dispatch_options.apply_weights = true;
   dispatch_options.dot_rows = outputs.data;
-  DispatchCall call = state_->dispatch_call(d_result, topk_weights, dispatch_options);
-  call.plan = plan;
+  DispatchCall call = state_->dispatch_call(d_result, {}, plan, topk_weights, dispatch_options);
   call.backward = true;
   call.output_rows = outputs.rows;
   call.d_weights = d_weights;

@@ -91,10 +91,12 @@ struct Exchange::State {
     if (config.check_calls && plan_in() == PlanIn::host) raise(backend->take_diagnostics(lane), config);
   }
 
-  DispatchCall dispatch_call(const Tokens& tokens, const float* weights,
+  DispatchCall dispatch_call(const Tokens& tokens, const Ids& ids, const Plan& plan, const float* weights,
                              const DispatchOptions& options) const {
     return {.options = options.call,
             .tokens = tokens,
+            .ids = ids,
+            .plan = plan,
             .weights = weights,
             .weighted = options.weighted || options.apply_weights || weights != nullptr,
             .format = options.format.value_or(config.format),

@@ -146,6 +146,13 @@ struct SignalArray {
   }
 };
 
+struct SignalSizes {
+  std::int32_t ranks, experts, max_tokens, top_k;
+  std::int64_t combine_rows;
+  std::int64_t sum_bytes;       // of a row of combine's staging
+  std::int32_t most_ranks = 0;  // destinations of a token; 0: min(K, R)
+};
+
 // Byte offsets of the signals in a lane's section. The host computes what needs divisions, so that device
 // code only adds and multiplies. Numbers of messages and rows fit 31 bits.
 struct DeviceSignals {
@@ -163,10 +170,8 @@ struct DeviceSignals {
   std::int64_t ll_row_bytes;
   std::int64_t bytes;
 
-  // `sum_bytes`: of a row of combine's staging. `most_ranks`: destinations of a token; 0: min(K, R).
-  static constexpr DeviceSignals of(std::int32_t ranks, std::int32_t experts, std::int32_t max_tokens,
-                                    std::int32_t top_k, std::int64_t combine_rows, std::int64_t sum_bytes,
-                                    std::int32_t most_ranks = 0) {
+  static constexpr DeviceSignals of(const SignalSizes& sizes) {
+    auto [ranks, experts, max_tokens, top_k, combine_rows, sum_bytes, most_ranks] = sizes;
     constexpr auto lines = [](std::int64_t size) { return (size + 127) / 128 * 128; };
     constexpr std::int64_t kPacket = sizeof(LLPacket), kFlags = 8 * kQuarters;
     DeviceSignals s{};

@@ -373,7 +373,7 @@ class Evaluator::State {
     const std::int64_t stride = rows.stride != 0 ? rows.stride : row;
     if (from == to) return;
     if (compiled_.device != nullptr)
-      return compiled_.device->copy_rows(to, row, from, stride, row, rows.rows, stream());
+      return compiled_.device->copy_rows(to, from, stride, row, rows.rows, stream());
     for (std::int64_t i = 0; i < rows.rows; ++i)
       std::memcpy(to + i * row, from + i * stride, static_cast<std::size_t>(row));
   }

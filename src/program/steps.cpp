@@ -4,27 +4,12 @@
 #include <map>
 #include <string>
 
+#include "base/enumerators.hpp"
 #include "base/text.hpp"
 #include "ferry/evaluator.hpp"
 
 namespace ferry {
 namespace {
-
-constexpr std::array<const char*, kValueKinds> kValueNames = {
-    "tokens", "ids", "weights", "received", "outputs", "count", "metadata", "sent_dispatch", "sent_combine"};
-constexpr std::array<const char*, kStepKinds> kStepNames = {"dispatch",
-                                                            "dispatch_send",
-                                                            "dispatch_receive",
-                                                            "combine",
-                                                            "combine_send",
-                                                            "combine_receive",
-                                                            "metadata",
-                                                            "call",
-                                                            "wait",
-                                                            "part",
-                                                            "join",
-                                                            "all_gather_v",
-                                                            "reduce_scatter_v"};
 
 constexpr StepShape kDispatch{
     {kinds(ValueKind::tokens), kinds(ValueKind::ids, ValueKind::received), kinds(ValueKind::weights)},
@@ -65,13 +50,14 @@ bool is_letter(char c) {
 }  // namespace
 
 const char* to_string(ValueKind kind) {
-  const auto index = static_cast<std::size_t>(kind);
-  return index < kValueNames.size() ? kValueNames[index] : "unknown";
+  return name_of(kind, {"tokens", "ids", "weights", "received", "outputs", "count", "metadata",
+                        "sent_dispatch", "sent_combine"});
 }
 
 const char* to_string(StepKind kind) {
-  const auto index = static_cast<std::size_t>(kind);
-  return index < kStepNames.size() ? kStepNames[index] : "unknown";
+  return name_of(
+      kind, {"dispatch", "dispatch_send", "dispatch_receive", "combine", "combine_send", "combine_receive",
+             "metadata", "call", "wait", "part", "join", "all_gather_v", "reduce_scatter_v"});
 }
 
 std::string ProgramStep::name() const {
@@ -157,7 +143,7 @@ std::string list_of(unsigned set) {
   std::vector<std::string> names;
   for (int kind = 0; kind < kValueKinds; ++kind)
     if (contains(set, static_cast<ValueKind>(kind)))
-      names.emplace_back(kValueNames[static_cast<std::size_t>(kind)]);
+      names.emplace_back(to_string(static_cast<ValueKind>(kind)));
   std::string text;
   for (std::size_t i = 0; i < names.size(); ++i)
     text += (i == 0 ? "" : i + 1 == names.size() ? " or " : ", ") + names[i];

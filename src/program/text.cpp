@@ -123,6 +123,16 @@ class LineReader {
   std::size_t& values_;
 };
 
+struct NumberAttribute {
+  std::string_view name;
+  int ProgramStep::* field;
+};
+constexpr NumberAttribute kNumbers[] = {{"lane", &ProgramStep::lane},
+                                        {"index", &ProgramStep::index},
+                                        {"of", &ProgramStep::of},
+                                        {"stream", &ProgramStep::stream},
+                                        {"sm_limit", &ProgramStep::sm_limit}};
+
 // `read`: the attributes of the step so far. Only `after` may stand more than once.
 void read_attribute(LineReader& line, ProgramStep& step, std::set<std::string>* read) {
   const std::string attribute = line.name("an attribute");
@@ -131,18 +141,11 @@ void read_attribute(LineReader& line, ProgramStep& step, std::set<std::string>* 
   line.require('=');
   if (attribute == "exchange") {
     step.exchange = line.name("the name of an exchange");
-  } else if (attribute == "lane") {
-    step.lane = line.number(attribute);
-  } else if (attribute == "index") {
-    step.index = line.number(attribute);
-  } else if (attribute == "of") {
-    step.of = line.number(attribute);
-  } else if (attribute == "stream") {
-    step.stream = line.number(attribute);
-  } else if (attribute == "sm_limit") {
-    step.sm_limit = line.number(attribute);
   } else if (attribute == "after") {
     step.after.push_back(line.value("the name of a value"));
+  } else if (const auto* found = std::ranges::find(kNumbers, attribute, &NumberAttribute::name);
+             found != std::end(kNumbers)) {
+    step.*found->field = line.number(attribute);
   } else {
     line.fail(str("there is no attribute '", attribute,
                   "'; there are: exchange, lane, index, of, stream, sm_limit, after"));

@@ -167,7 +167,7 @@ TEST(CudaSizes, TablesOfMaxExpertsFitSharedMemory) {
     lane.ranks = ranks;
     lane.experts = cuda::kMaxExperts;
     lane.groups = cuda::kMaxExperts / ranks;
-    lane.signals = DeviceSignals::of(ranks, lane.experts, 4096, 8, 4096, 16384);
+    lane.signals = DeviceSignals::of({ranks, lane.experts, 4096, 8, 4096, 16384});
     EXPECT_LE(cuda::dispatch_shared_bytes(lane), 227 * 1024) << ranks << " ranks";
   }
 }

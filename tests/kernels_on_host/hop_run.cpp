@@ -11,7 +11,7 @@ namespace ferry::cuda {
 HopRun::HopRun(std::uint64_t seed, const std::vector<int>& labels, int window, int channels,
                std::uint64_t deadline)
     : random_(seed), topology_(labels), ranks_(topology_.ranks()) {
-  signals_ = DeviceSignals::of(ranks_, kExperts, kTokens, kTopK, kTokens * kTopK, 64);
+  signals_ = DeviceSignals::of({ranks_, kExperts, kTokens, kTopK, kTokens * kTopK, 64});
   header_bytes_ = (signals_.header_bytes + 8 * kPayloads + 127) / 128 * 128;
   flags_ = header_bytes_ + kTokens * kMessage;
   block_bytes_ = (flags_ + kTokens * 8 * kQuarters + 127) / 128 * 128;

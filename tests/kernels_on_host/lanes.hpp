@@ -15,7 +15,7 @@ class HostLanes {
   // Each rank stages `max_tokens` messages of `message_bytes` for a pair.
   HostLanes(int ranks, std::int32_t max_tokens, std::int64_t message_bytes) {
     constexpr std::int32_t kExperts = 4, kTopK = 2;
-    const DeviceSignals signals = DeviceSignals::of(ranks, kExperts, max_tokens, kTopK, max_tokens, 64);
+    const DeviceSignals signals = DeviceSignals::of({ranks, kExperts, max_tokens, kTopK, max_tokens, 64});
     const ExchangeLayout layout = exchange_layout({.ranks = ranks,
                                                    .top_k = kTopK,
                                                    .max_tokens = max_tokens,

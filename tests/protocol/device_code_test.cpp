@@ -35,7 +35,7 @@ struct DeviceLane {
     view.ranks = 1;
     view.deadline = kNoDeadline;
     view.symmetric[0] = exchange.memory.data();
-    view.signals = DeviceSignals::of(1, 2, 4, 2, 8, 64);
+    view.signals = DeviceSignals::of({1, 2, 4, 2, 8, 64});
     view.state = &state;
     view.epoch = &exchange.epoch;
     view.timeout_claimed = &exchange.timeout_claimed;

@@ -105,7 +105,7 @@ TEST(HeaderFacts, KeepEveryFieldAtItsLimits) {
 
 TEST(DeviceSignals, NothingLiesOnAnythingElse) {
   constexpr int kRanks = 3, kTokens = 5, kTopK = 3, kRows = 7, kSumBytes = 528;
-  const DeviceSignals signals = DeviceSignals::of(kRanks, 9, kTokens, kTopK, kRows, kSumBytes);
+  const DeviceSignals signals = DeviceSignals::of({kRanks, 9, kTokens, kTopK, kRows, kSumBytes});
   std::vector<std::pair<std::int64_t, std::int64_t>> pieces;  // begin, end
   for (int parity = 0; parity < 2; ++parity) {
     for (int rank = 0; rank < kRanks; ++rank) {

@@ -133,17 +133,87 @@ class HostSteps final : public SliceSteps {
  public:
   explicit HostSteps(const Rank& rank) : rank_(rank) {}
 
-  void post_dispatch(const PostDispatch& call, Stream stream) override;
+  void post_dispatch(const PostDispatch& call, Stream) override {
+    std::uint64_t hash = 0;
+    for (std::int64_t route = 0; route < call.tokens * call.shape.top_k; ++route)
+      hash += mixed_bits(static_cast<std::uint64_t>(route),
+                         static_cast<std::uint64_t>(caller_id(call.ids, call.wide_ids, route)));
+    *call.terms = SliceTerms{call.tokens, hash, 0, 0, 0};
+  }
+
   // Throw on every rank alike.
-  void take_slice(const TakeSlice& call, Stream stream) override;
-  void take_combine(const TakeCombine& call, Stream stream) override;
+  void take_slice(const TakeSlice& call, Stream) override {
+    check_terms(Operation::dispatch, call.shape, call.terms);
+    require_same(dispatch_difference(call.shape, call.terms));
+    *call.state = slice_of(call.shape, call.terms[call.shape.rank].tokens);
+    for (std::int64_t i = 0; i < std::int64_t{call.state->count} * call.shape.top_k; ++i)
+      take_slot(call, *call.state, i);
+  }
+
+  void take_combine(const TakeCombine& call, Stream) override {
+    const SliceShape& shape = call.shape;
+    check_terms(Operation::combine, shape, call.terms);
+    require_same(combine_difference(shape, call.terms));
+    *call.state = combine_slice(call);
+    const std::int64_t first = std::int64_t{call.state->first} * shape.top_k;
+    if (call.topk_weights != nullptr)
+      std::copy_n(call.topk_weights + first, std::int64_t{call.state->count} * shape.top_k,
+                  call.slice_weights);
+    count_sent(shape, false, call.output_bytes, [&](int i) {
+      std::int64_t rows = 0;
+      for (int local = 0; local < shape.local_experts; ++local)
+        rows += call.tables.pair_rows[i * shape.local_experts + local];
+      return rows;
+    });
+    count_sent(shape, false, call.result_bytes, [&](int) { return std::int64_t{call.state->slots}; });
+  }
+
   // Throws SystemError for a damaged plan of a dispatch.
-  void find_segments(const FindSegments& call, Stream stream) override;
-  void copy_tokens(const CopyTokens& call, const StepSize& size, Stream stream) override;
-  void pack_rows(const PackRows& call, const StepSize& size, Stream stream) override;
-  void unpack_rows(const UnpackRows& call, const StepSize& size, Stream stream) override;
-  void pack_outputs(const PackOutputs& call, const StepSize& size, Stream stream) override;
-  void copy_results(const CopyResults& call, const StepSize& size, Stream stream) override;
+  void find_segments(const FindSegments& call, Stream) override {
+    std::int64_t rows = 0;
+    const bool damaged = !place_segments(call, rows);
+    if (call.terms != nullptr) {
+      if (damaged) call.state->own_rows = call.state->gathered = 0;
+      *call.terms = SliceTerms{damaged ? 0 : call.plan.header->tokens, 0, call.state->gathered, call.types,
+                               call.arguments | (damaged ? kPlanDamaged : 0)};
+      return;
+    }
+    if (damaged) {
+      throw SystemError(
+          str("dispatch: the counts of rows that rank ", call.shape.rank, " has received are damaged"), EIO);
+    }
+    for (int local = 0; local < call.shape.local_experts; ++local) {
+      call.counts[local] = static_cast<std::int32_t>(call.rows_of_expert(local));
+      call.row_offsets[local] = call.tables.group_first[local];
+    }
+    call.row_offsets[call.shape.local_experts] = static_cast<std::int32_t>(rows);
+    call.totals->total = rows;
+    std::atomic_ref(call.totals->call).store(call.call, std::memory_order_release);
+  }
+
+  void copy_tokens(const CopyTokens& call, const StepSize&, Stream) override {
+    for (std::int64_t token = 0; token < call.state->count; ++token) copy_token(OneThread{}, call, token);
+  }
+
+  void pack_rows(const PackRows& call, const StepSize&, Stream) override {
+    for (std::int64_t row = 0; row < call.state->own_rows; ++row) pack_row(OneThread{}, call, row);
+  }
+
+  void unpack_rows(const UnpackRows& call, const StepSize&, Stream) override {
+    for (std::int64_t row = 0; row < call.state->gathered; ++row) unpack_row(OneThread{}, call, row);
+    for (int group = 0; group < call.shape.local_experts; ++group) pad_group(OneThread{}, call, group);
+    count_sent(call.shape, true, call.row_bytes, [&](int) { return std::int64_t{call.state->own_rows}; });
+  }
+
+  void pack_outputs(const PackOutputs& call, const StepSize&, Stream) override {
+    for (std::int64_t row = 0; row < call.state->gathered; ++row) pack_output(OneThread{}, call, row);
+  }
+
+  void copy_results(const CopyResults& call, const StepSize&, Stream) override {
+    for (std::int64_t row = 0; row < std::int64_t{call.state->tokens} * call.slots; ++row)
+      std::memcpy(call.to + row * call.stride, call.from + row * call.row_bytes,
+                  static_cast<std::size_t>(call.row_bytes));
+  }
 
   // Adds what the gathers have sent.
   void add_sent(WireCounts& sum) const { sent_.add_to(sum); }
@@ -151,106 +221,24 @@ class HostSteps final : public SliceSteps {
  private:
   // Counts rows of `bytes` bytes to every other rank of the sub-group, rows(tp rank) each.
   template <class Rows>
-  void count_sent(const SliceShape& shape, bool dispatch, std::int64_t bytes, Rows rows);
+  void count_sent(const SliceShape& shape, bool dispatch, std::int64_t bytes, Rows rows) {
+    const Topology& topology = rank_.topology();
+    for (int i = 0; i < shape.tp; ++i) {
+      const int to = shape.rank - shape.tp_rank() + i;
+      if (to == shape.rank) continue;
+      const Traffic traffic{.messages = rows(i), .bytes = rows(i) * bytes};
+      const bool between_nodes = topology.node_of(to) != topology.node_of(shape.rank);
+      if (dispatch) {
+        sent_.count_dispatch(traffic, between_nodes);
+      } else {
+        sent_.count_combine(traffic, between_nodes);
+      }
+    }
+  }
 
   const Rank& rank_;
   LaneCounts sent_{1};  // of rows sent within the sub-group
 };
-
-template <class Rows>
-void HostSteps::count_sent(const SliceShape& shape, bool dispatch, std::int64_t bytes, Rows rows) {
-  const Topology& topology = rank_.topology();
-  for (int i = 0; i < shape.tp; ++i) {
-    const int to = shape.rank - shape.tp_rank() + i;
-    if (to == shape.rank) continue;
-    const Traffic traffic{.messages = rows(i), .bytes = rows(i) * bytes};
-    const bool between_nodes = topology.node_of(to) != topology.node_of(shape.rank);
-    if (dispatch) {
-      sent_.count_dispatch(traffic, between_nodes);
-    } else {
-      sent_.count_combine(traffic, between_nodes);
-    }
-  }
-}
-
-void HostSteps::post_dispatch(const PostDispatch& call, Stream) {
-  std::uint64_t hash = 0;
-  for (std::int64_t route = 0; route < call.tokens * call.shape.top_k; ++route)
-    hash += mixed_bits(static_cast<std::uint64_t>(route),
-                       static_cast<std::uint64_t>(caller_id(call.ids, call.wide_ids, route)));
-  *call.terms = SliceTerms{call.tokens, hash, 0, 0, 0};
-}
-
-void HostSteps::take_slice(const TakeSlice& call, Stream) {
-  check_terms(Operation::dispatch, call.shape, call.terms);
-  require_same(dispatch_difference(call.shape, call.terms));
-  *call.state = slice_of(call.shape, call.terms[call.shape.rank].tokens);
-  for (std::int64_t i = 0; i < std::int64_t{call.state->count} * call.shape.top_k; ++i)
-    take_slot(call, *call.state, i);
-}
-
-void HostSteps::take_combine(const TakeCombine& call, Stream) {
-  const SliceShape& shape = call.shape;
-  check_terms(Operation::combine, shape, call.terms);
-  require_same(combine_difference(shape, call.terms));
-  *call.state = combine_slice(call);
-  const std::int64_t first = std::int64_t{call.state->first} * shape.top_k;
-  if (call.topk_weights != nullptr)
-    std::copy_n(call.topk_weights + first, std::int64_t{call.state->count} * shape.top_k, call.slice_weights);
-  count_sent(shape, false, call.output_bytes, [&](int i) {
-    std::int64_t rows = 0;
-    for (int local = 0; local < shape.local_experts; ++local)
-      rows += call.tables.pair_rows[i * shape.local_experts + local];
-    return rows;
-  });
-  count_sent(shape, false, call.result_bytes, [&](int) { return std::int64_t{call.state->slots}; });
-}
-
-void HostSteps::find_segments(const FindSegments& call, Stream) {
-  std::int64_t rows = 0;
-  const bool damaged = !place_segments(call, rows);
-  if (call.terms != nullptr) {
-    if (damaged) call.state->own_rows = call.state->gathered = 0;
-    *call.terms = SliceTerms{damaged ? 0 : call.plan.header->tokens, 0, call.state->gathered, call.types,
-                             call.arguments | (damaged ? kPlanDamaged : 0)};
-    return;
-  }
-  if (damaged) {
-    throw SystemError(
-        str("dispatch: the counts of rows that rank ", call.shape.rank, " has received are damaged"), EIO);
-  }
-  for (int local = 0; local < call.shape.local_experts; ++local) {
-    call.counts[local] = static_cast<std::int32_t>(call.rows_of_expert(local));
-    call.row_offsets[local] = call.tables.group_first[local];
-  }
-  call.row_offsets[call.shape.local_experts] = static_cast<std::int32_t>(rows);
-  call.totals->total = rows;
-  std::atomic_ref(call.totals->call).store(call.call, std::memory_order_release);
-}
-
-void HostSteps::copy_tokens(const CopyTokens& call, const StepSize&, Stream) {
-  for (std::int64_t token = 0; token < call.state->count; ++token) copy_token(OneThread{}, call, token);
-}
-
-void HostSteps::pack_rows(const PackRows& call, const StepSize&, Stream) {
-  for (std::int64_t row = 0; row < call.state->own_rows; ++row) pack_row(OneThread{}, call, row);
-}
-
-void HostSteps::unpack_rows(const UnpackRows& call, const StepSize&, Stream) {
-  for (std::int64_t row = 0; row < call.state->gathered; ++row) unpack_row(OneThread{}, call, row);
-  for (int group = 0; group < call.shape.local_experts; ++group) pad_group(OneThread{}, call, group);
-  count_sent(call.shape, true, call.row_bytes, [&](int) { return std::int64_t{call.state->own_rows}; });
-}
-
-void HostSteps::pack_outputs(const PackOutputs& call, const StepSize&, Stream) {
-  for (std::int64_t row = 0; row < call.state->gathered; ++row) pack_output(OneThread{}, call, row);
-}
-
-void HostSteps::copy_results(const CopyResults& call, const StepSize&, Stream) {
-  for (std::int64_t row = 0; row < std::int64_t{call.state->tokens} * call.slots; ++row)
-    std::memcpy(call.to + row * call.stride, call.from + row * call.row_bytes,
-                static_cast<std::size_t>(call.row_bytes));
-}
 
 class HostLane final : public OwnedLane {
  public:

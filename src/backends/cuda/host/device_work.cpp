@@ -56,12 +56,12 @@ class CudaDeviceWork final : public DeviceWork {
     const ScopedDevice device(device_);
     this->event(event).hold_back(handle_of(stream));
   }
-  void copy_rows(void* to, std::int64_t to_stride, const void* from, std::int64_t from_stride,
-                 std::int64_t row_bytes, std::int64_t rows, Stream stream) override {
+  void copy_rows(void* to, const void* from, std::int64_t from_stride, std::int64_t row_bytes,
+                 std::int64_t rows, Stream stream) override {
     if (rows == 0) return;
     const ScopedDevice device(device_);
     const auto size = [](std::int64_t value) { return static_cast<std::size_t>(value); };
-    check(cudaMemcpy2DAsync(to, size(to_stride), from, size(from_stride), size(row_bytes), size(rows),
+    check(cudaMemcpy2DAsync(to, size(row_bytes), from, size(from_stride), size(row_bytes), size(rows),
                             cudaMemcpyDeviceToDevice, handle_of(stream)),
           "copy rows");
   }

@@ -69,10 +69,13 @@ void check_limits(const Config& config) {
 }
 
 DeviceSignals device_signals(const Config& config) {
-  return DeviceSignals::of(config.placement.ranks(), config.experts, config.max_tokens, config.top_k,
-                           exchange_shape(config, 0).combine_rows,
-                           std::int64_t{config.hidden} * bytes_of(config.combine_type),
-                           plan_shape(config).most_ranks());
+  return DeviceSignals::of({.ranks = config.placement.ranks(),
+                            .experts = config.experts,
+                            .max_tokens = config.max_tokens,
+                            .top_k = config.top_k,
+                            .combine_rows = exchange_shape(config, 0).combine_rows,
+                            .sum_bytes = std::int64_t{config.hidden} * bytes_of(config.combine_type),
+                            .most_ranks = plan_shape(config).most_ranks()});
 }
 
 DeviceLayout device_layout(const Config& config) {
