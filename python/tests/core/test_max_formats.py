@@ -90,7 +90,7 @@ def test_raw_parts_are_all_received(rng):
     ferry.Group.threads(3).run(body)
 
 
-@pytest.mark.parametrize("name, parts", [("fp8", 1), ("nvfp4", 2)])
+@pytest.mark.parametrize("name, parts", [("fp8", 1), ("mxfp8", 2), ("nvfp4", 2)])
 def test_input_scales_encode_the_rows_of_each_expert(rng, name, parts):
     hidden = 64
     step = random_step(rng, 3, experts=7, top_k=2, hidden=hidden, most=9)
