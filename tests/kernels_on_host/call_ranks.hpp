@@ -10,7 +10,7 @@
 #include "backends/cuda/combine/combine.hpp"
 #include "backends/cuda/dispatch/dispatch.hpp"
 #include "backends/cuda/host/engine_layout.hpp"
-#include "backends/cuda/host/hop_memory.hpp"
+#include "backends/cuda/host/hop_transport.hpp"
 #include "group/control_block.hpp"
 #include "harness/step_inputs.hpp"
 

@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "backends/cuda/host/hop_memory.hpp"
+#include "backends/cuda/host/hop_transport.hpp"
 
 namespace ferry::cuda {
 namespace {

@@ -62,7 +62,7 @@
 #define between_nodes stream(twin(0), kBetweenNodes)
 
 /* A count with its call.
-   channel.cuh hop_tag: `number << kHopCountBits | static_cast<std::uint64_t>(count)` */
+   hop_state.cuh hop_tag: `number << kHopCountBits | static_cast<std::uint64_t>(count)` */
 #define kMost 8
 #define tag(n, count) (kMost * (n) + (count))
 #define count_of(tagged) ((tagged) % kMost)
@@ -115,35 +115,35 @@ byte done[R]; /* roles that have ended */
 #ifdef MISTAKE_CREDIT_WITHOUT_CALL
 #define was_read(s, k) (count_of(credit[slot(s, k)]) >= (k) + 1)
 #else
-/* channel.cuh was_read: `const std::uint64_t tag = hop_tag(number, k + 1);`
-   channel.cuh was_read: `load_acquire_sys(credit) >= tag` */
+/* hop_state.cuh was_read: `const std::uint64_t tag = hop_tag(number, k + 1);`
+   hop_state.cuh was_read: `load_acquire_sys(credit) >= tag` */
 #define was_read(s, k) (credit[slot(s, k)] >= tag(now, (k) + 1))
 #endif
-/* channel.cuh has_room: `if (k < slots()) return true;`
-   channel.cuh has_room: `room = was_read(hop, origin, reader, channel, k - slots());` */
+/* hop_state.cuh has_room: `if (k < slots()) return true;`
+   hop_state.cuh has_room: `room = was_read(hop, origin, reader, channel, k - slots());` */
 #define has_room(s) (out[s] < SLOTS || was_read(s, out[s] - SLOTS))
 #ifdef MISTAKE_END_WITHOUT_CREDITS
 #define is_closed(s) 1
 #else
-/* channel.cuh is_closed: `read = read && was_read(hop, origin, reader, channel, k);` */
+/* hop_state.cuh is_closed: `read = read && was_read(hop, origin, reader, channel, k);` */
 #define is_closed(s) (out[s] == 0 || was_read(s, out[s] - 1))
 #endif
 #ifdef MISTAKE_FLAG_WITHOUT_CALL
 #define arrived(s) (count_of(flag[slot(s, in[s])]) >= in[s] + 1)
 #else
-/* channel.cuh look: `const std::uint64_t tag = hop_tag(number, k + 1);`
-   channel.cuh look: `load_acquire_sys(flag) >= tag` */
+/* hop_state.cuh look: `const std::uint64_t tag = hop_tag(number, k + 1);`
+   hop_state.cuh look: `load_acquire_sys(flag) >= tag` */
 #define arrived(s) (flag[slot(s, in[s])] >= tag(now, in[s] + 1))
 #endif
 #ifdef MISTAKE_END_WITHOUT_CALL
 #define has_ended(s) (!arrived(s) && end_count[s] > 0 && count_of(end_count[s]) <= in[s])
 #else
-/* channel.cuh look: `end >> kHopCountBits == number && static_cast<std::int64_t>(end & kHopCountMask) <= k` */
+/* hop_state.cuh look: `end >> kHopCountBits == number && static_cast<std::int64_t>(end & kHopCountMask) <= k` */
 #define has_ended(s) (!arrived(s) && end_count[s] / kMost == now && count_of(end_count[s]) <= in[s])
 #endif
 
-/* channel.cuh publish: `const std::uint64_t tag = hop_tag(number, k + 1);`
-   channel.cuh publish: `transport.signal(lane(), reader, flag, tag);` */
+/* hop_state.cuh publish: `const std::uint64_t tag = hop_tag(number, k + 1);`
+   hop_state.cuh publish: `transport.signal(lane(), reader, flag, tag);` */
 inline write(s, content) {
   assert(unread[slot(s, out[s])] == 0); /* the slot's message has been read */
   message[slot(s, out[s])] = tag(now, out[s] + 1);
@@ -158,7 +158,7 @@ inline write(s, content) {
   out[s]++
 }
 
-/* channel.cuh end: `hop_tag(number, total)` */
+/* hop_state.cuh end: `hop_tag(number, total)` */
 inline publish_end(s) { end_count[s] = tag(now, out[s]) }
 
 inline read(s) {
@@ -174,7 +174,7 @@ inline set_credit(s, at, value) {
   :: else -> credit[at] = value
   fi
 }
-/* channel.cuh give_back: `hop_tag(number, k + 1)` */
+/* hop_state.cuh give_back: `hop_tag(number, k + 1)` */
 inline give_back(s) { set_credit(s, slot(s, in[s] - 1), tag(now, in[s])) }
 
 inline finish_reading(s) {
@@ -214,7 +214,7 @@ inline credit_arrives() {
 
 /* hop_send.cuh ends_now: `if (at.ended != 0) return false;`
    hop_send.cuh send_to_relay: `return work.channels.is_closed(0, work.routes.me(), relay, channel, total) || waits_for(at, relay);`
-   hop_sums.cuh relay_sums: `if (!work.channels.is_closed(1, me, reader, channel, sent)) closed = waits_for(at, reader);` */
+   hop_send.cuh relay_sums: `if (!work.channels.is_closed(1, me, reader, channel, sent)) closed = waits_for(at, reader);` */
 inline close(role) {
   d_step {
     me == 0 && works(role) && has_published_end(between_nodes) && is_closed(between_nodes) -> done[me] = done[me] | role
@@ -279,9 +279,9 @@ inline send() {
 }
 
 /* A message stays in its slot until every rank that it is for has it.
-   hop_relay.cuh relay_messages: `if (at.pending != 0) return false;`
-   hop_relay.cuh relay_messages: `work.channels.give_back(0, origin, origin, channel, at.next);`
-   hop_relay.cuh relay_messages: `work.channels.end(1, origin, rank, channel, sent);` */
+   hop_block.cuh relay_messages: `if (at.pending != 0) return false;`
+   hop_block.cuh relay_messages: `work.channels.give_back(0, origin, origin, channel, at.next);`
+   hop_block.cuh relay_messages: `work.channels.end(1, origin, rank, channel, sent);` */
 inline relay() {
   d_step {
     works(kRelay) && may_relay && started[me] == 0 && arrived(as_relay) ->
@@ -316,7 +316,7 @@ inline end_relaying() {
 #else
 
 /* The peer relays for the rank across. Rows are in the order of tokens.
-   hop_sums.cuh send_for_sums: `work.channels.end(0, work.routes.me(), relay, channel, at.sent[0]);` */
+   hop_send.cuh send_for_sums: `work.channels.end(0, work.routes.me(), relay, channel, at.sent[0]);` */
 inline send() {
   d_step {
     works(kSender) && (own_next[me] >= MESSAGES || !has_row(me, cross(me), own_next[me]) || has_room(to_relay)) ->
@@ -333,9 +333,9 @@ inline send() {
 }
 
 /* The relay's own rows are read where they lie.
-   hop_sums.cuh relay_sums: `if (missing != 0) return waits_for(at, static_cast<int>(__shfl_sync(~0u, rank, __ffs(static_cast<int>(missing)) - 1)));`
-   hop_sums.cuh relay_sums: `const std::uint32_t rows = __ballot_sync(~0u, to == next && token == first);`
-   hop_sums.cuh relay_sums: `work.channels.give_back(0, origin, origin, channel, read);` */
+   hop_send.cuh relay_sums: `if (missing != 0) return waits_for(at, static_cast<int>(__shfl_sync(~0u, rank, __ffs(static_cast<int>(missing)) - 1)));`
+   hop_send.cuh relay_sums: `const std::uint32_t rows = __ballot_sync(~0u, to == next && token == first);`
+   hop_send.cuh relay_sums: `work.channels.give_back(0, origin, origin, channel, read);` */
 #define token_of_peer (note[slot(as_relay, in[as_relay])])
 inline relay() {
   d_step {

@@ -5,7 +5,7 @@
 #include <limits>
 #include <utility>
 
-#include "backends/cuda/host/call_headers.hpp"
+#include "backends/cuda/host/carrier.hpp"
 #include "backends/cuda/operations/engine_messages.hpp"
 #include "backends/cuda/runtime/error.hpp"
 #include "backends/cuda/runtime/stream.hpp"

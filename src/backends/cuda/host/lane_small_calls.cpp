@@ -4,7 +4,7 @@
 #include <optional>
 #include <thread>
 
-#include "backends/cuda/host/call_headers.hpp"
+#include "backends/cuda/host/carrier.hpp"
 #include "backends/cuda/host/lane.hpp"
 #include "backends/cuda/operations/engine_messages.hpp"
 #include "backends/cuda/runtime/error.hpp"

@@ -2,16 +2,14 @@
 #include "backends/cuda/two_hops/pretended_hops.cuh"
 
 namespace ferry::cuda {
-namespace {
-
-__global__ void __launch_bounds__(kHopThreads, 1) hop_kernel(const __grid_constant__ HopArguments call) {
-  __shared__ HopState state;
-  const Pretended transport = transport_of(call);
-  HopBlock<Pretended>(call, transport, &state).run();
+namespace wide {
+const void* hop_kernel_handle();  // hops_wide.cu
 }
 
+namespace {
+
 const void* kernel_for(int ranks) {
-  return takes_wide_kernels(ranks) ? wide_hops() : reinterpret_cast<const void*>(&hop_kernel);
+  return takes_wide_kernels(ranks) ? wide::hop_kernel_handle() : hop_kernel_handle();
 }
 
 }  // namespace

@@ -5,9 +5,13 @@
 
 #include "backends/cuda/transport/message_check.cuh"
 #include "backends/nvshmem/module/hop_kernel.cuh"
-#include "backends/nvshmem/module/wide_hops.hpp"
 
 namespace ferry::nvshmem {
+namespace wide {  // wide_hops.cu
+int prepare_hop_kernel();
+int launch_hop_kernel(const cuda::HopArguments& arguments, const Peers& peers, const HopLaunch& launch);
+}  // namespace wide
+
 namespace {
 
 constexpr int kCheckThreads = 256;
@@ -81,12 +85,12 @@ int check_messages(const cuda::MessageCheck& check, const Peers& peers, int bloc
 }
 
 int prepare_hops(bool wide) {
-  return wide ? prepare_wide_hops() : prepare_hop_kernel();
+  return wide ? wide::prepare_hop_kernel() : prepare_hop_kernel();
 }
 
 int launch_hops(const cuda::HopArguments& arguments, const Peers& peers, const HopLaunch& launch) {
-  if (launch.wide) return launch_wide_hops(arguments, peers, launch);
-  return launch_hop_kernel(arguments, peers, launch);
+  return launch.wide ? wide::launch_hop_kernel(arguments, peers, launch)
+                     : launch_hop_kernel(arguments, peers, launch);
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-#include "backends/cuda/host/hop_memory.hpp"
+#include "backends/cuda/host/hop_transport.hpp"
 
 #include <algorithm>
 
