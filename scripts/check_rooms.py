@@ -48,7 +48,7 @@ ROOMS = {
                              " backends/cuda/operations backends/cuda/dispatch",
     "backends/cuda/combine/kernels": "backends/cuda/device backends/cuda/protocol backends/cuda/combine",
     "backends/cuda/two_hops": "base layout backends/cuda/runtime backends/cuda/device backends/cuda/protocol"
-                              " backends/cuda/transport backends/cuda/operations",
+                              " backends/cuda/transport",
     "backends/cuda/by_source": "exchange layout backends/cuda/runtime backends/cuda/device backends/cuda/protocol",
     "backends/cuda/host": "base format group layout plan exchange backends/collective backends/cuda/by_source backends/cuda/runtime backends/cuda/memory backends/cuda/device"
                           " backends/cuda/protocol backends/cuda/operations backends/cuda/dispatch backends/cuda/combine"

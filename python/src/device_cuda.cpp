@@ -3,7 +3,7 @@
 #include <map>
 #include <vector>
 
-#include "backends/cuda/runtime/clear.hpp"
+#include "backends/cuda/operations/memory_kernels.hpp"
 #include "backends/cuda/runtime/error.hpp"
 #include "device.hpp"
 

@@ -21,7 +21,7 @@ struct Environment {
   // FERRY_STALL_RANK: the only rank that stops there. -1: every rank of this process.
   int stall_rank = -1;
   // FERRY_WIDE: 1 for the kernels of large groups in groups of any size
-  // (backends/cuda/protocol/kernel_ranks.hpp).
+  // (backends/cuda/protocol/lane_view.hpp).
   bool wide = false;
 #endif
 

@@ -110,12 +110,9 @@ class SourceRank {
                                          .plan = plan,
                                          .row_tags = row_tags_.data(),
                                          .scratch = reinterpret_cast<std::byte*>(scratch_.data())}};
-    run_source_grid(3, kReturnThreads, [&](unsigned block) {
-      clear_return(arguments);
-      if (block == 0) CountChecker(arguments).run();
-    });
+    run_source_grid(3, kReturnThreads, [&](unsigned) { start_return(arguments); });
     run_source_grid(2, kReturnThreads, [&](unsigned) { place_rows(arguments); });
-    run_source_grid(1, kReturnThreads, [&](unsigned) { ReturnFinisher(arguments).run(); });
+    run_source_grid(1, kReturnThreads, [&](unsigned) { finish_return(arguments); });
     if (const std::optional<DeviceError> error = take_error(error_)) {
       EXPECT_EQ(arguments.plan.header->magic, kWrongArraysMagic);
       ++state_.calls[0];  // the combine ends, refused

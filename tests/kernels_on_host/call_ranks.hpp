@@ -9,8 +9,8 @@
 
 #include "backends/cuda/combine/combine.hpp"
 #include "backends/cuda/dispatch/dispatch.hpp"
-#include "backends/cuda/host/engine_layout.hpp"
 #include "backends/cuda/host/hop_transport.hpp"
+#include "backends/cuda/host/memory_layout.hpp"
 #include "group/control_block.hpp"
 #include "harness/step_inputs.hpp"
 

@@ -8,9 +8,7 @@
 #include <cstring>
 #include <random>
 
-#include "backends/cuda/sliced/agree.cuh"
-#include "backends/cuda/sliced/move_rows.cuh"
-#include "backends/cuda/sliced/segments.cuh"
+#include "backends/cuda/sliced/steps.cuh"
 #include "backends/sliced/backend.hpp"
 #include "exchange/configuration.hpp"
 #include "exchange/sliced.hpp"
@@ -29,20 +27,20 @@ class FiberSteps final : public sliced::SliceSteps {
   explicit FiberSteps(const LaneView& lane) : lane_(lane) {}
 
   void post_dispatch(const PostDispatch& call, Stream) override {
-    run_block<AgreeState>(kAgreeThreads, call,
+    run_block<AgreeState>(kStepThreads, call,
                           [](const auto& step, auto* state) { cuda::post_dispatch(step, state); });
   }
   void take_slice(const TakeSlice& call, Stream) override {
-    run_block<AgreeState>(kAgreeThreads, call,
+    run_block<AgreeState>(kStepThreads, call,
                           [](const auto& step, auto* state) { cuda::take_slice(step, state); });
   }
   void take_combine(const TakeCombine& call, Stream) override {
-    run_block<AgreeState>(kAgreeThreads, call,
+    run_block<AgreeState>(kStepThreads, call,
                           [](const auto& step, auto* state) { cuda::take_combine(step, state); });
   }
   void find_segments(const FindSegments& call, Stream) override {
-    run_block<SegmentState>(kSegmentThreads, call,
-                            [](const auto& step, auto* state) { SegmentFinder(step, state).run(); });
+    run_block<SegmentState>(kStepThreads, call,
+                            [](const auto& step, auto* state) { cuda::find_segments(step, state); });
   }
   void copy_tokens(const CopyTokens& call, const StepSize&, Stream) override {
     run_grid(2, kMoveThreads, [&] { cuda::copy_tokens(call); });

@@ -1,5 +1,5 @@
 // Streams that ranks of one process pass to the same call. Host code: needs no GPU.
-#include "backends/cuda/host/stream_registry.hpp"
+#include "backends/cuda/host/lane_streams.hpp"
 
 #include <gtest/gtest.h>
 

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "backends/cuda/memory/symmetric.hpp"
-#include "backends/cuda/runtime/clear.hpp"
+#include "backends/cuda/operations/memory_kernels.hpp"
 #include "backends/cuda/runtime/driver.hpp"
 #include "backends/cuda/runtime/error.hpp"
 #include "cuda/memory/devices.hpp"

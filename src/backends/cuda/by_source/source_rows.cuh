@@ -346,6 +346,15 @@ class ReturnFinisher {
   ReturnState& state_;
 };
 
+// The kernels of plan_return(), one after the other. In the first, one block checks the counts.
+__device__ inline void start_return(const PlanReturnArguments& arguments) {
+  clear_return(arguments);
+  if (blockIdx.x == 0) CountChecker(arguments).run();
+}
+__device__ inline void finish_return(const PlanReturnArguments& arguments) {
+  ReturnFinisher(arguments).run();
+}
+
 // [block] A single block, after the combine. `first`: in shared memory.
 __device__ inline void check_returned(const CheckReturnedArguments& arguments, unsigned long long* first) {
   const LaneView& lane = arguments.lane;

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "backends/cuda/host/carrier.hpp"
-#include "backends/cuda/operations/engine_messages.hpp"
+#include "backends/cuda/operations/small_operations.hpp"
 #include "backends/cuda/runtime/error.hpp"
 #include "backends/cuda/runtime/stream.hpp"
 #include "base/text.hpp"
@@ -23,20 +23,6 @@ void copy_async(void* to, const void* from, std::int64_t bytes, Stream stream) {
   check(cudaMemcpyAsync(to, from, static_cast<std::size_t>(bytes), cudaMemcpyDefault, handle_of(stream)),
         "copy for an engine");
 }
-
-namespace {
-
-// Copies `rows` rows of `bytes`.
-void copy_rows_async(void* to, std::int64_t to_stride, const void* from, std::int64_t from_stride,
-                     std::int64_t bytes, int rows, Stream stream) {
-  if (rows == 0) return;
-  check(cudaMemcpy2DAsync(to, static_cast<std::size_t>(to_stride), from,
-                          static_cast<std::size_t>(from_stride), static_cast<std::size_t>(bytes),
-                          static_cast<std::size_t>(rows), cudaMemcpyDefault, handle_of(stream)),
-        "copy call headers");
-}
-
-}  // namespace
 
 EngineCarrier::EngineCarrier(const ExchangeState& exchange, Lane& lane,
                              std::unique_ptr<Communicator> communicator,
@@ -150,7 +136,7 @@ void EngineCarrier::fetch(Stream stream) {
     std::int32_t *to_ranks = scalars().messages, *from_ranks = scalars().planned;
     if (stored_.returns) std::swap(to_ranks, from_ranks);
     copy_async(to_ranks, planned + std::int64_t{me()} * ranks(), 4 * std::int64_t{ranks()}, stream);
-    copy_rows_async(from_ranks, 4, planned + me(), 4 * std::int64_t{ranks()}, 4, ranks(), stream);
+    copy_rows({from_ranks, 4, planned + me(), 4 * std::int64_t{ranks()}, 4, ranks()}, stream);
   }
   fetched_.record(handle_of(stream));
 }
@@ -158,8 +144,9 @@ void EngineCarrier::fetch(Stream stream) {
 // Enqueues copies of the headers for all ranks, except for the one for this rank, which is in the inbox.
 void EngineCarrier::fetch_headers(Stream stream) {
   const EngineLayout& to = layout();
-  copy_rows_async(headers_.data(), to.header_bytes, memory() + to.outbox, to.block_bytes, to.header_bytes,
-                  ranks(), stream);
+  copy_rows(
+      {headers_.data(), to.header_bytes, memory() + to.outbox, to.block_bytes, to.header_bytes, ranks()},
+      stream);
   copy_async(sent_header(me()), memory() + to.inbox + me() * to.block_bytes, to.header_bytes, stream);
 }
 
@@ -275,8 +262,9 @@ void EngineCarrier::deliver_headers(Stream stream) {
     std::memcpy(delivered_header(peer), call_.summary_from(peer), static_cast<std::size_t>(to.header_bytes));
   }
   const auto deliver = [&](int first, int end) {
-    copy_rows_async(memory() + to.inbox + first * to.block_bytes, to.block_bytes, delivered_header(first),
-                    to.header_bytes, to.header_bytes, end - first, stream);
+    copy_rows({memory() + to.inbox + first * to.block_bytes, to.block_bytes, delivered_header(first),
+               to.header_bytes, to.header_bytes, end - first},
+              stream);
   };
   deliver(0, me());
   deliver(me() + 1, ranks());

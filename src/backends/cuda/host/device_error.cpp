@@ -2,7 +2,7 @@
 #include <array>
 
 #include "backends/cuda/host/lane.hpp"
-#include "backends/cuda/protocol/plan_fault.hpp"
+#include "backends/cuda/protocol/diagnostics.hpp"
 #include "base/text.hpp"
 #include "exchange/compared_options.hpp"
 #include "exchange/faults.hpp"

@@ -7,7 +7,7 @@
 
 #include "backends/cuda/host/cuda_backend.hpp"
 #include "backends/cuda/memory/device_memory.hpp"
-#include "backends/cuda/operations/row_guards.hpp"
+#include "backends/cuda/operations/memory_kernels.hpp"
 #include "backends/cuda/runtime/driver.hpp"
 #include "backends/cuda/runtime/launch.hpp"
 #include "backends/cuda/runtime/stream.hpp"
@@ -58,12 +58,8 @@ class CudaDeviceWork final : public DeviceWork {
   }
   void copy_rows(void* to, const void* from, std::int64_t from_stride, std::int64_t row_bytes,
                  std::int64_t rows, Stream stream) override {
-    if (rows == 0) return;
     const ScopedDevice device(device_);
-    const auto size = [](std::int64_t value) { return static_cast<std::size_t>(value); };
-    check(cudaMemcpy2DAsync(to, size(row_bytes), from, size(from_stride), size(row_bytes), size(rows),
-                            cudaMemcpyDeviceToDevice, handle_of(stream)),
-          "copy rows");
+    cuda::copy_rows({to, row_bytes, from, from_stride, row_bytes, rows}, stream);
   }
 
   void set_number(std::int32_t* to, std::int32_t number, Stream stream) override {

@@ -4,7 +4,6 @@
 #include <memory>
 #include <optional>
 
-#include "backends/cuda/host/engine_layout.hpp"
 #include "backends/cuda/host/hop_transport.hpp"
 #include "backends/cuda/host/memory_layout.hpp"
 #include "backends/cuda/memory/device_memory.hpp"

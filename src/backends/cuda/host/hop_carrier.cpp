@@ -6,9 +6,9 @@
 #include "backends/cuda/host/hop_transport.hpp"
 #include "backends/cuda/host/memory_layout.hpp"
 #include "backends/cuda/memory/symmetric.hpp"
+#include "backends/cuda/operations/small_operations.hpp"
 #include "backends/cuda/runtime/error.hpp"
 #include "backends/cuda/runtime/stream.hpp"
-#include "backends/cuda/two_hops/header_calls.hpp"
 #include "base/text.hpp"
 #include "exchange/configuration.hpp"
 
@@ -145,10 +145,9 @@ void HopCarrier::carry_messages(Stream stream) const {
   hops.sent_tokens = stored_.returns ? stored_.plan.received_token : stored_.plan.sent_tokens;
   if (stored_.returns) {
     // Those of the messages that have arrived here are a column.
-    const auto ranks = static_cast<std::size_t>(view.ranks);
-    check(cudaMemcpy2DAsync(row_counts(), 4, stored_.plan.tokens_between + view.rank, 4 * ranks, 4, ranks,
-                            cudaMemcpyDefault, handle_of(stream)),
-          "copy counts of messages");
+    copy_rows({row_counts(), 4, stored_.plan.tokens_between + view.rank, 4 * std::int64_t{view.ranks}, 4,
+               view.ranks},
+              stream);
     hops.counts = row_counts();
   } else if (stored_.by_plan) {
     hops.counts = stored_.plan.tokens_between + std::int64_t{view.rank} * view.ranks;

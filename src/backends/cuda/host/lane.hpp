@@ -16,8 +16,6 @@
 #include "backends/cuda/host/exchange_state.hpp"
 #include "backends/cuda/host/lane_streams.hpp"
 #include "backends/cuda/memory/device_memory.hpp"
-#include "backends/cuda/operations/dispatch_counts.hpp"
-#include "backends/cuda/operations/gather.hpp"
 #include "backends/cuda/operations/small_operations.hpp"
 #include "base/errors.hpp"
 #include "exchange/backend.hpp"

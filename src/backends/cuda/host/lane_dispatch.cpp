@@ -3,7 +3,7 @@
 
 #include "backends/cuda/host/block_roles.hpp"
 #include "backends/cuda/host/lane.hpp"
-#include "backends/cuda/operations/engine_messages.hpp"
+#include "backends/cuda/operations/small_operations.hpp"
 #include "backends/cuda/runtime/error.hpp"
 #include "base/text.hpp"
 #include "exchange/checks.hpp"

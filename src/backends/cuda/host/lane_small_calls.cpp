@@ -6,9 +6,8 @@
 
 #include "backends/cuda/host/carrier.hpp"
 #include "backends/cuda/host/lane.hpp"
-#include "backends/cuda/operations/engine_messages.hpp"
+#include "backends/cuda/operations/small_operations.hpp"
 #include "backends/cuda/runtime/error.hpp"
-#include "backends/cuda/two_hops/header_calls.hpp"
 #include "base/process.hpp"
 #include "base/text.hpp"
 #include "exchange/configuration.hpp"

@@ -1,4 +1,4 @@
-#include "backends/cuda/host/role_costs.hpp"
+#include "backends/cuda/host/block_roles.hpp"
 
 #include <algorithm>
 #include <charconv>

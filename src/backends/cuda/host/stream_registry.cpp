@@ -1,4 +1,4 @@
-#include "backends/cuda/host/stream_registry.hpp"
+#include "backends/cuda/host/lane_streams.hpp"
 
 #include <algorithm>
 

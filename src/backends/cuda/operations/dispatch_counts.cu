@@ -1,15 +1,89 @@
-// Counts the routes of ids on all ranks without sending rows: one launch of one cluster. Each block counts
-// its share of the tokens; then the first block exchanges call headers with the other ranks and publishes the
-// sums to the host.
+// dispatch_counts and dispatch_layout: each counts the routes of many tokens in one launch of one cluster. A
+// block counts its share of the tokens in its own shared memory, and reads the other blocks' counts there, so
+// that no device memory has to be cleared.
 #define FERRY_WIDE_KERNELS  // for groups of any size
+#include <optional>
+
 #include "backends/cuda/device/routing_tables.hpp"
-#include "backends/cuda/operations/cluster_counts.cuh"
-#include "backends/cuda/operations/dispatch_counts.hpp"
+#include "backends/cuda/memory/pointer_check.hpp"
+#include "backends/cuda/operations/small_operations.hpp"
 #include "backends/cuda/protocol/call_header.cuh"
 #include "backends/cuda/protocol/plan_header.cuh"
+#include "backends/cuda/runtime/error.hpp"
+#include "base/text.hpp"
+#include "exchange/backend.hpp"
+#include "ferry/error.hpp"
+#include "plan/slot.hpp"
 
-namespace ferry::cuda {
+namespace ferry {
+namespace cuda {
 namespace {
+
+// [block] A barrier of all blocks of the cluster: arrives with release, waits with acquire.
+__device__ void synchronize_cluster() {
+  __cluster_barrier_arrive();
+  __cluster_barrier_wait();
+}
+
+// [block] Calls use(token) for each token that falls to this thread of the cluster. Whole warps call it
+// together; `token` is -1 in threads without one.
+template <class Use>
+__device__ __forceinline__ void for_each_token(std::int32_t tokens, Use use) {
+  const auto step = static_cast<std::int32_t>(gridDim.x) * kClusterThreads;
+  const auto thread = static_cast<std::int32_t>(threadIdx.x);
+  for (std::int32_t first = static_cast<std::int32_t>(blockIdx.x) * kClusterThreads + thread / 32 * 32;
+       first < tokens; first += step) {
+    const std::int32_t token = first + thread % 32;
+    use(token < tokens ? token : -1);
+  }
+}
+
+// Ids of the tokens whose routes are counted.
+struct CountedIds {
+  const void* ids;
+  bool wide;  // int64
+  std::int32_t top_k, experts;
+
+  __device__ __forceinline__ std::int64_t at(std::int64_t route) const {
+    return wide ? static_cast<const std::int64_t*>(ids)[route] : static_cast<const std::int32_t*>(ids)[route];
+  }
+};
+
+// [thread] The destinations of a token among the 32 ranks from `first_rank` on, one bit each. count(id)
+// counts a route and returns the expert's rank, or -1 for a route that this rank does not plan.
+template <class Count>
+__device__ __forceinline__ std::uint32_t destinations_of_token(const CountedIds& ids, std::int32_t token,
+                                                               int first_rank, Count count) {
+  std::uint32_t ranks = 0;
+  const std::int64_t first = std::int64_t{token} * ids.top_k;
+  for (int slot = 0; slot < ids.top_k; ++slot) {
+    const std::int64_t id = ids.at(first + slot);
+    if (classify_id(id, ids.experts) != IdKind::expert) continue;
+    const auto bit = static_cast<unsigned>(count(static_cast<int>(id)) - first_rank);
+    if (bit < 32) ranks |= 1u << bit;
+  }
+  return ranks;
+}
+
+// [warp] Adds the number of threads that `count` to the counter in shared memory.
+__device__ __forceinline__ void count_threads(bool counted, std::int32_t* counter) {
+  const int threads = __popc(static_cast<int>(__ballot_sync(~0u, counted)));
+  if (threadIdx.x % 32 == 0 && threads > 0) atomicAdd(counter, threads);
+}
+
+// The counter at the same place in the shared memory of block `block` of the cluster.
+__device__ __forceinline__ const std::int32_t* counter_of(const std::int32_t* counter, unsigned block) {
+  return static_cast<const std::int32_t*>(__cluster_map_shared_rank(counter, block));
+}
+
+// [block] Adds the other blocks' counts [count] to those of this one, the first.
+__device__ __forceinline__ void add_counts_of_cluster(std::int32_t* counts, int count) {
+  for (int i = static_cast<int>(threadIdx.x); i < count; i += kClusterThreads) {
+    for (unsigned block = 1; block < gridDim.x; ++block) counts[i] += *counter_of(counts + i, block);
+  }
+}
+
+// --- dispatch_counts: the first block exchanges call headers and publishes the sums ------------------------
 
 // In shared memory.
 struct CountState {
@@ -44,12 +118,12 @@ __device__ void count_block(const CountArguments& call, CountState* state) {
     state->header.facts = make_header_facts(Operation::dispatch_counts, call.tokens);
   }
   __syncthreads();
+  const CountedIds ids{call.ids, call.wide_ids, lane.top_k, lane.experts};
   for_each_token(call.tokens, [&](std::int32_t token) {
     for (int first = 0; first < lane.ranks; first += 32) {
       std::uint32_t ranks = token < 0 ? 0
                                       : destinations_of_token(
-                                            call.ids, call.wide_ids, std::int64_t{token} * lane.top_k,
-                                            lane.top_k, lane.experts, first,
+                                            ids, token, first,
                                             [&](int id) {
                                               const int physical = state->physical_of[id],
                                                         rank = state->rank_of[physical];
@@ -143,8 +217,142 @@ __global__ void __launch_bounds__(kClusterThreads)
   if (!call.posts_only) store_call_number(lane, number);
 }
 
+// --- dispatch_layout ---------------------------------------------------------------------------------------
+
+struct LayoutArguments {
+  const void* ids;
+  bool wide_ids;  // int64
+  std::int32_t tokens, top_k, experts, ranks, nodes;
+  DispatchLayout result;
+  std::uint32_t
+      ranks_of[kNarrowRanks];  // up to kNarrowRanks ranks: of each node, a bit for each of its ranks
+  std::uint8_t node_of[kMaxDeviceRanks];  // more: of each rank
+  std::uint8_t rank_of[kMaxExperts];
+};
+
+__global__ void __launch_bounds__(kClusterThreads)
+    dispatch_layout_kernel(const __grid_constant__ LayoutArguments call) {
+  // Counts of this block: routes to each expert, then tokens to each rank, then to each node.
+  __shared__ std::int32_t counts[kMaxExperts + 2 * kMaxDeviceRanks];
+  __shared__ std::uint8_t rank_of[kMaxExperts];
+  const int thread = static_cast<int>(threadIdx.x), of_ranks = call.experts, of_nodes = of_ranks + call.ranks,
+            end = of_nodes + call.nodes;
+  for (int i = thread; i < end; i += kClusterThreads) counts[i] = 0;
+  for (int i = thread; i < call.experts; i += kClusterThreads) rank_of[i] = call.rank_of[i];
+  __syncthreads();
+
+  const CountedIds ids{call.ids, call.wide_ids, call.top_k, call.experts};
+  const bool narrow = call.ranks <= kNarrowRanks;
+  for_each_token(narrow ? 0 : call.tokens, [&](std::int32_t token) {
+    const auto count_bits = [&](int numbers, int begin, auto number_of) {
+      for (int first = 0; first < numbers; first += 32) {
+        const std::uint32_t bits = token < 0 ? 0 : destinations_of_token(ids, token, first, number_of);
+        for (int i = first; i < min(numbers, first + 32); ++i) {
+          const bool is_one = (bits >> (i - first) & 1) != 0;
+          count_threads(is_one, &counts[begin + i]);
+          if (begin == of_ranks && token >= 0 && call.result.token_in_rank != nullptr)
+            call.result.token_in_rank[std::int64_t{token} * call.ranks + i] = is_one;
+        }
+      }
+    };
+    count_bits(call.ranks, of_ranks, [&](int id) { return int{rank_of[id]}; });
+    count_bits(call.nodes, of_nodes, [&](int id) { return int{call.node_of[rank_of[id]]}; });
+    for (int slot = 0; token >= 0 && slot < call.top_k; ++slot) {
+      const std::int64_t id = ids.at(std::int64_t{token} * call.top_k + slot);
+      if (classify_id(id, call.experts) == IdKind::expert) atomicAdd(&counts[id], 1);
+    }
+  });
+  for_each_token(narrow ? call.tokens : 0, [&](std::int32_t token) {
+    std::uint32_t ranks = 0;
+    if (token >= 0) {
+      ranks = destinations_of_token(ids, token, 0, [&](int id) {
+        atomicAdd(&counts[id], 1);
+        return int{rank_of[id]};
+      });
+      bool* const in_rank = call.result.token_in_rank + std::int64_t{token} * call.ranks;
+      for (int rank = 0; rank < call.ranks && call.result.token_in_rank != nullptr; ++rank)
+        in_rank[rank] = (ranks >> rank & 1) != 0;
+    }
+    for (int rank = 0; rank < call.ranks; ++rank)
+      count_threads((ranks >> rank & 1) != 0, &counts[of_ranks + rank]);
+    for (int node = 0; node < call.nodes; ++node)
+      count_threads((ranks & call.ranks_of[node]) != 0, &counts[of_nodes + node]);
+  });
+
+  synchronize_cluster();  // orders all blocks' counts before the reads
+  const int step = static_cast<int>(gridDim.x) * kClusterThreads;
+  for (int i = static_cast<int>(blockIdx.x) * kClusterThreads + thread; i < end; i += step) {
+    std::int32_t sum = 0;
+    for (unsigned block = 0; block < gridDim.x; ++block) sum += *counter_of(counts + i, block);
+    if (i < of_ranks) {
+      call.result.routes_per_expert[i] = sum;
+    } else if (i < of_nodes) {
+      call.result.tokens_per_rank[i - of_ranks] = sum;
+    } else {
+      call.result.tokens_per_node[i - of_nodes] = sum;
+    }
+  }
+  synchronize_cluster();  // no block ends while another reads its counts
+}
+
+const Kernel<LayoutArguments> kDispatchLayoutKernel{&dispatch_layout_kernel, kClusterThreads,
+                                                    "launch dispatch_layout"};
+
+void check_device(const DispatchLayoutCall& call) {
+  if (call.placement.ranks() > kMaxDeviceRanks || call.placement.experts() > kMaxExperts) {
+    throw UnsupportedError(str("the cuda backend supports up to ", kMaxDeviceRanks, " ranks and ",
+                               kMaxExperts, " experts, got ", call.placement.ranks(), " and ",
+                               call.placement.experts()));
+  }
+  int device = 0;
+  check(cudaGetDevice(&device), "find the current device");
+  thread_local std::optional<PointerCheck> check_of_device;
+  thread_local int checked = -1;
+  if (checked != device) {
+    check_of_device.emplace("", device,
+                            [device](const void* address) { return find_memory(address, device); });
+    checked = device;
+  }
+  constexpr std::int64_t kWord = sizeof(std::int32_t);
+  CallPointers pointers;
+  if (call.tokens > 0) {
+    pointers.add("ids", call.ids.data, bytes_of(call.ids.type));
+    pointers.add("token_in_rank", call.result.token_in_rank, 1);
+  }
+  pointers.add("tokens_per_rank", call.result.tokens_per_rank, kWord);
+  pointers.add("routes_per_expert", call.result.routes_per_expert, kWord);
+  pointers.add("tokens_per_node", call.result.tokens_per_node, kWord);
+  check_of_device->require_usable("dispatch_layout", pointers);
+}
+
 }  // namespace
 
 const Kernel<CountArguments> kCountKernel{&dispatch_counts_kernel, kClusterThreads, "launch dispatch_counts"};
 
-}  // namespace ferry::cuda
+}  // namespace cuda
+
+void dispatch_layout_on_device(const DispatchLayoutCall& call, Stream stream) {
+  using namespace cuda;
+  check_device(call);
+  LayoutArguments arguments{.ids = call.ids.data,
+                            .wide_ids = call.ids.type == IdType::int64,
+                            .tokens = static_cast<std::int32_t>(call.tokens),
+                            .top_k = call.top_k,
+                            .experts = call.placement.experts(),
+                            .ranks = call.placement.ranks(),
+                            .nodes = call.nodes(),
+                            .result = call.result,
+                            .ranks_of = {},
+                            .node_of = {},
+                            .rank_of = {}};
+  for (int expert = 0; expert < call.placement.experts(); ++expert)
+    arguments.rank_of[expert] = static_cast<std::uint8_t>(call.placement.location(expert).rank);
+  for (int rank = 0; call.topology != nullptr && rank < call.placement.ranks(); ++rank) {
+    const int node = call.topology->node_of(rank);
+    arguments.node_of[rank] = static_cast<std::uint8_t>(node);
+    if (call.placement.ranks() <= kNarrowRanks) arguments.ranks_of[node] |= 1u << rank;
+  }
+  kDispatchLayoutKernel(arguments, cluster_shape(call.tokens), stream);
+}
+
+}  // namespace ferry

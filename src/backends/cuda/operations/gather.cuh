@@ -13,7 +13,7 @@
 #pragma once
 
 #include "backends/cuda/device/values.cuh"
-#include "backends/cuda/operations/gather.hpp"
+#include "backends/cuda/operations/small_operations.hpp"
 #include "backends/cuda/protocol/call_header.cuh"
 #include "backends/cuda/protocol/lane_memory.cuh"
 #include "backends/cuda/protocol/plan_header.cuh"

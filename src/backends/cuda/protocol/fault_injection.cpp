@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <array>
 
-#include "backends/cuda/protocol/kernel_ranks.hpp"
+#include "backends/cuda/protocol/lane_view.hpp"
 #include "base/environment.hpp"
 #include "base/text.hpp"
 #include "ferry/error.hpp"

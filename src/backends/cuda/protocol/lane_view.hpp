@@ -1,4 +1,14 @@
-// A kernel's view of its lane: plain values and addresses, passed by value.
+// A kernel's view of its lane: plain values and addresses, passed by value. And how many ranks the kernels of
+// a translation unit serve.
+//
+// In the kernels of most calls a rank is a thread of a warp, or a bit of a word. Such narrow kernels serve
+// groups of up to kNarrowRanks ranks. Wide kernels serve groups of any size: they come from the same sources,
+// in translation units that define FERRY_WIDE_KERNELS before they include anything, and loop over ranks where
+// narrow ones have a thread for each. Operations whose time does not matter have wide kernels only.
+//
+// A device header (.cuh) that includes this one, if only by others, has what it defines in the inline
+// namespace FERRY_WIDTH, so types and functions of narrow and wide kernels have different names. Everything
+// outside is the same for both.
 #pragma once
 
 #include <cstddef>
@@ -7,7 +17,6 @@
 #include "backends/cuda/protocol/diagnostics.hpp"
 #include "backends/cuda/protocol/fault_injection.hpp"
 #include "backends/cuda/protocol/host_signals.hpp"
-#include "backends/cuda/protocol/kernel_ranks.hpp"
 #include "base/host_device.hpp"
 #include "base/integers.hpp"
 #include "ferry/exchange.hpp"
@@ -15,7 +24,34 @@
 #include "layout/exchange_layout.hpp"
 #include "layout/plan_layout.hpp"
 
+#ifdef FERRY_WIDE_KERNELS
+#define FERRY_WIDTH wide
+#else
+#define FERRY_WIDTH narrow
+#endif
+
 namespace ferry::cuda {
+
+inline constexpr int kNarrowRanks = 32;
+
+inline namespace FERRY_WIDTH {
+#ifdef FERRY_WIDE_KERNELS
+inline constexpr bool kWide = true;
+inline constexpr int kKernelRanks = kMaxDeviceRanks;
+#else
+inline constexpr bool kWide = false;
+inline constexpr int kKernelRanks = kNarrowRanks;
+#endif
+}  // namespace FERRY_WIDTH
+
+// Whether the calls of a group take wide kernels. Host code.
+#if FERRY_TEST_HOOKS
+bool takes_wide_kernels(int ranks);  // with FERRY_WIDE=1 groups of any size do
+#else
+inline bool takes_wide_kernels(int ranks) {
+  return ranks > kNarrowRanks;
+}
+#endif
 
 inline constexpr int kMaxExperts = 1024;  // a block's shared memory holds tables of all experts
 inline constexpr int kMaxBlocks = 512;    // of any launch

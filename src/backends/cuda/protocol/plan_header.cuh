@@ -2,8 +2,8 @@
 #pragma once
 
 #include "backends/cuda/protocol/call_header.cuh"
+#include "backends/cuda/protocol/diagnostics.hpp"
 #include "backends/cuda/protocol/lane_memory.cuh"
-#include "backends/cuda/protocol/plan_fault.hpp"
 
 namespace ferry::cuda::inline FERRY_WIDTH {
 

@@ -28,8 +28,8 @@ void load_kernel(const void* kernel) {
   check(cudaFuncGetAttributes(&attributes, kernel), "load a kernel");
 }
 
-void launch(const void* kernel, void* arguments, int threads, std::size_t shared_bytes,
-            const LaunchShape& shape, cudaStream_t stream, const char* action) {
+void launch(const LaunchedKernel& kernel, const void* arguments, const LaunchShape& shape,
+            cudaStream_t stream) {
   cudaLaunchAttribute attribute[2]{};
   unsigned attributes = 0;
   if (shape.cooperative) {
@@ -42,12 +42,13 @@ void launch(const void* kernel, void* arguments, int threads, std::size_t shared
   }
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(static_cast<unsigned>(shape.blocks));
-  config.blockDim = dim3(static_cast<unsigned>(threads));
-  config.dynamicSmemBytes = shared_bytes;
+  config.blockDim = dim3(static_cast<unsigned>(kernel.threads));
+  config.dynamicSmemBytes = kernel.shared_bytes;
   config.stream = stream;
   config.attrs = attribute;
   config.numAttrs = attributes;
-  check(cudaLaunchKernelExC(&config, kernel, &arguments), action);
+  void* parameter = const_cast<void*>(arguments);
+  check(cudaLaunchKernelExC(&config, kernel.handle, &parameter), kernel.action);
 }
 
 }  // namespace ferry::cuda

@@ -28,9 +28,14 @@ void allow_shared_bytes(const void* kernel, std::int64_t bytes);
 // is idle. Behind a kernel that waits for peers that holds up this rank, and all ranks of its process.
 void load_kernel(const void* kernel);
 
-// `action`: for the error message, as for check(), which throws.
-void launch(const void* kernel, void* arguments, int threads, std::size_t shared_bytes,
-            const LaunchShape& shape, cudaStream_t stream, const char* action);
+struct LaunchedKernel {
+  const void* handle;
+  int threads;  // of a block
+  std::size_t shared_bytes;
+  const char* action;  // for the error message, as for check(), which throws
+};
+void launch(const LaunchedKernel& kernel, const void* arguments, const LaunchShape& shape,
+            cudaStream_t stream);
 
 // The kernels that the library has as constants. Each enters the list when its constructor runs, before
 // main() or when the library is loaded.
@@ -72,7 +77,7 @@ class Kernel : public ListedKernel {
 
   void operator()(const Arguments& arguments, LaunchShape shape, Stream stream) const {
     if (blocks_ != nullptr) shape.blocks = static_cast<int>(blocks_(arguments, shape.blocks));
-    launch(handle, const_cast<Arguments*>(&arguments), threads_, 0, shape, handle_of(stream), action_);
+    launch({handle, threads_, 0, action_}, &arguments, shape, handle_of(stream));
   }
 
  private:

@@ -52,4 +52,13 @@ void copy_blocking(void* to, const void* from, std::int64_t bytes) {
   check(cudaStreamSynchronize(stream), "wait for a stream");
 }
 
+void copy_rows(const RowsCopy& copy, Stream stream) {
+  if (copy.rows == 0) return;
+  const auto size = [](std::int64_t value) { return static_cast<std::size_t>(value); };
+  check(cudaMemcpy2DAsync(copy.to, size(copy.to_stride), copy.from, size(copy.from_stride),
+                          size(copy.row_bytes), size(copy.rows), cudaMemcpyDefault,
+                          static_cast<cudaStream_t>(stream.handle)),
+        "copy rows");
+}
+
 }  // namespace ferry::cuda

@@ -84,4 +84,14 @@ cudaStream_t copy_stream();
 // SystemError.
 void copy_blocking(void* to, const void* from, std::int64_t bytes);
 
+// Rows of `row_bytes`, which begin every `stride` bytes.
+struct RowsCopy {
+  void* to;
+  std::int64_t to_stride;
+  const void* from;
+  std::int64_t from_stride, row_bytes, rows;
+};
+// Enqueues the copy on `stream`.
+void copy_rows(const RowsCopy& copy, Stream stream);
+
 }  // namespace ferry::cuda

@@ -2,80 +2,32 @@
 
 #include <algorithm>
 
-#include "backends/cuda/device/shared_copy.cuh"
-#include "backends/cuda/runtime/launch.hpp"
-#include "backends/cuda/sliced/agree.cuh"
-#include "backends/cuda/sliced/move_rows.cuh"
-#include "backends/cuda/sliced/segments.cuh"
+#include "backends/cuda/runtime/run_kernel.cuh"
+#include "backends/cuda/sliced/steps.cuh"
 
 namespace ferry::cuda {
 namespace {
 
 constexpr std::int64_t kRowsOfBlock = kMoveThreads / 32;  // one row for each warp
 
-__global__ void __launch_bounds__(kAgreeThreads)
-    post_dispatch_kernel(const __grid_constant__ SliceStep<PostDispatch> step) {
-  __shared__ AgreeState state;
-  post_dispatch(step, &state);
-}
-
-__global__ void __launch_bounds__(kAgreeThreads)
-    take_slice_kernel(const __grid_constant__ SliceStep<TakeSlice> step) {
-  __shared__ AgreeState state;
-  take_slice(step, &state);
-}
-
-__global__ void __launch_bounds__(kAgreeThreads)
-    take_combine_kernel(const __grid_constant__ SliceStep<TakeCombine> step) {
-  __shared__ AgreeState state;
-  take_combine(step, &state);
-}
-
-__global__ void __launch_bounds__(kSegmentThreads)
-    find_segments_kernel(const __grid_constant__ SliceStep<FindSegments> step) {
-  __shared__ SegmentState state;
-  SegmentFinder(step, &state).run();
-}
-
-__global__ void __launch_bounds__(kMoveThreads) copy_tokens_kernel(const __grid_constant__ CopyTokens call) {
-  copy_tokens(call);
-}
-
-__global__ void __launch_bounds__(kMoveThreads) pack_rows_kernel(const __grid_constant__ PackRows call) {
-  pack_rows(call);
-}
-
-__global__ void __launch_bounds__(kMoveThreads) unpack_rows_kernel(const __grid_constant__ UnpackRows call) {
-  unpack_rows(call);
-}
-
-__global__ void __launch_bounds__(kMoveThreads)
-    pack_outputs_kernel(const __grid_constant__ PackOutputs call) {
-  pack_outputs(call);
-}
-
-__global__ void __launch_bounds__(kMoveThreads)
-    copy_results_kernel(const __grid_constant__ CopyResults call) {
-  copy_results(call);
-}
-
-const Kernel<SliceStep<PostDispatch>> kPostDispatchKernel{&post_dispatch_kernel, kAgreeThreads,
-                                                          "launch the hash of a slice's ids"};
-const Kernel<SliceStep<TakeSlice>> kTakeSliceKernel{&take_slice_kernel, kAgreeThreads,
-                                                    "launch the choice of a slice"};
-const Kernel<SliceStep<TakeCombine>> kTakeCombineKernel{&take_combine_kernel, kAgreeThreads,
-                                                        "launch the check of slices' plans"};
-const Kernel<SliceStep<FindSegments>> kFindSegmentsKernel{&find_segments_kernel, kSegmentThreads,
-                                                          "launch the search of slices' rows"};
-const Kernel<CopyTokens> kCopyTokensKernel{&copy_tokens_kernel, kMoveThreads, "launch the copy of a slice"};
-const Kernel<PackRows> kPackRowsKernel{&pack_rows_kernel, kMoveThreads,
-                                       "launch the packing of a slice's rows"};
-const Kernel<UnpackRows> kUnpackRowsKernel{&unpack_rows_kernel, kMoveThreads,
-                                           "launch the unpacking of slices' rows"};
-const Kernel<PackOutputs> kPackOutputsKernel{&pack_outputs_kernel, kMoveThreads,
-                                             "launch the packing of outputs"};
-const Kernel<CopyResults> kCopyResultsKernel{&copy_results_kernel, kMoveThreads,
-                                             "launch the copy of slices' results"};
+const auto kPostDispatchKernel = kernel_of<SliceStep<PostDispatch>, post_dispatch, kStepThreads, AgreeState>(
+    "launch the hash of a slice's ids");
+const auto kTakeSliceKernel =
+    kernel_of<SliceStep<TakeSlice>, take_slice, kStepThreads, AgreeState>("launch the choice of a slice");
+const auto kTakeCombineKernel = kernel_of<SliceStep<TakeCombine>, take_combine, kStepThreads, AgreeState>(
+    "launch the check of slices' plans");
+const auto kFindSegmentsKernel =
+    kernel_of<SliceStep<FindSegments>, find_segments, kStepThreads, SegmentState>(
+        "launch the search of slices' rows");
+const auto kCopyTokensKernel = kernel_of<CopyTokens, copy_tokens, kMoveThreads>("launch the copy of a slice");
+const auto kPackRowsKernel =
+    kernel_of<PackRows, pack_rows, kMoveThreads>("launch the packing of a slice's rows");
+const auto kUnpackRowsKernel =
+    kernel_of<UnpackRows, unpack_rows, kMoveThreads>("launch the unpacking of slices' rows");
+const auto kPackOutputsKernel =
+    kernel_of<PackOutputs, pack_outputs, kMoveThreads>("launch the packing of outputs");
+const auto kCopyResultsKernel =
+    kernel_of<CopyResults, copy_results, kMoveThreads>("launch the copy of slices' results");
 
 class DeviceSteps final : public SliceSteps {
  public:

@@ -2,7 +2,7 @@
 // outbox into the inboxes of other ranks, through windows and by relays.
 //
 // Outbox, inbox and packed rows are those of a lane whose messages an engine carries
-// (host/engine_layout.hpp): the kernels of the phases are the same.
+// (host/memory_layout.hpp): the kernels of the phases are the same.
 #pragma once
 
 #include <cuda_runtime_api.h>

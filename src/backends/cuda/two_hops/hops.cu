@@ -21,8 +21,8 @@ void prepare_hops(int ranks) {
 void launch_hops(const HopArguments& arguments, const LaunchShape& shape, cudaStream_t stream) {
   LaunchShape of = shape;
   of.blocks = hop_blocks(arguments, shape.blocks);
-  launch(kernel_for(arguments.wires.ranks), const_cast<HopArguments*>(&arguments), kHopThreads, 0, of, stream,
-         "launch the hops of a call");
+  launch({kernel_for(arguments.wires.ranks), kHopThreads, 0, "launch the hops of a call"}, &arguments, of,
+         stream);
 }
 
 }  // namespace ferry::cuda

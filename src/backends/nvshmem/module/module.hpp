@@ -33,7 +33,7 @@ struct Peers {
 
 struct HopLaunch {
   int blocks;
-  bool cooperative, wide;  // wide: for a group that takes wide kernels (kernel_ranks.hpp)
+  bool cooperative, wide;  // wide: for a group that takes wide kernels (lane_view.hpp)
   void* stream;            // cudaStream_t
 };
 

@@ -56,8 +56,7 @@ void prepare_combine(int ranks) {
 }
 
 void launch_combine(const CombineArguments& arguments, const LaunchShape& shape, cudaStream_t stream) {
-  launch(kernel_of(arguments), const_cast<CombineArguments*>(&arguments), kCombineThreads, kStreamsBytes,
-         shape, stream, "launch combine");
+  launch({kernel_of(arguments), kCombineThreads, kStreamsBytes, "launch combine"}, &arguments, shape, stream);
 }
 
 }  // namespace ferry::cuda

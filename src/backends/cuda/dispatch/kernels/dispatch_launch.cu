@@ -104,7 +104,7 @@ void launch_dispatch(const DispatchArguments& arguments, DispatchMode mode, cons
       wide ? SendPartition::whole(call.tokens, sending) : SendPartition::of(call.tokens, sending);
   if (!wide && metadata_blocks > 0)
     call.metadata_partition = SendPartition::whole(call.tokens, metadata_blocks - 1);
-  launch(kernel_of(call, mode), &call, kBlockThreads, shared_bytes, shape, stream, "launch dispatch");
+  launch({kernel_of(call, mode), kBlockThreads, shared_bytes, "launch dispatch"}, &call, shape, stream);
 }
 
 }  // namespace ferry::cuda
