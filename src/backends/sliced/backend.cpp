@@ -15,6 +15,7 @@
 #include "exchange/lane_counts.hpp"
 #include "ferry/error.hpp"
 #include "format/numbers.hpp"
+#include "plan/shapes.hpp"
 
 namespace ferry {
 namespace sliced {
