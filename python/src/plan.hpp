@@ -1,12 +1,39 @@
-// The Python class Plan: a plan with the array that holds it.
+// The Python class Plan: a plan with the array that holds it; and the C++ state behind a Python Exchange.
 #pragma once
 
+#include <atomic>
+#include <deque>
+#include <memory>
+
 #include "arrays/array.hpp"
+#include "ferry/exchange.hpp"
 #include "ferry/plan.hpp"
 #include "layout/plan_layout.hpp"
-#include "state.hpp"
 
 namespace ferry::python {
+
+struct LaneStatus {
+  std::atomic<bool> busy = false;              // a thread is inside a call of the lane
+  std::atomic<std::uint64_t> plan_version{0};  // number of plans written to the lane's own memory
+};
+
+// Outlives Exchange.destroy() while arrays still point into it.
+struct ExchangeState {
+  ExchangeState(const Rank& rank, const Config& config, Device where)
+      : exchange(rank, config), device(where), lanes(static_cast<std::size_t>(config.lanes)) {}
+
+  Exchange exchange;
+  Device device;  // where tokens, rows and plans live
+  std::deque<LaneStatus> lanes;
+  // Some call was captured into a CUDA graph. Replays advance the lane's call number without the host, so the
+  // numbers of later eager calls no longer match.
+  std::atomic<bool> captured = false;
+};
+
+using SharedState = std::shared_ptr<ExchangeState>;
+
+// A Python object that keeps the state alive: the owner of arrays that point into it.
+nb::object owner_of(const SharedState& state);
 
 struct PyPlan {
   Plan plan;

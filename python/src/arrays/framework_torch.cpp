@@ -1,8 +1,9 @@
 // Reads and makes PyTorch tensors. PyTorch 2.10 and later offer DLPackExchangeAPI, which reads a tensor in a
 // fraction of a microsecond; without it, attributes are read one by one. PyTorch's __dlpack__ and from_dlpack
 // are written in Python and would take longer than a whole call may, on GPUs above all.
+#include <cstdint>
 
-#include "arrays/dlpack_exchange_api.hpp"
+#include "arrays/array.hpp"
 #include "arrays/framework.hpp"
 #include "base/text.hpp"
 #include "cast.hpp"
@@ -12,6 +13,34 @@
 
 namespace ferry::python {
 namespace {
+
+// The table of C functions of DLPack 1.3. DLPack's own header is not installed everywhere, so its layout is
+// declared here.
+struct DlpackVersion {
+  std::uint32_t major = 0, minor = 0;
+};
+
+using DlpackTensor = nb::dlpack::dltensor;
+
+struct ManagedTensor {
+  DlpackVersion version;
+  void* context;
+  void (*destroy)(ManagedTensor*);
+  std::uint64_t flags;
+  DlpackTensor tensor;
+};
+
+// Functions return 0 on success, else -1 with a Python error set.
+struct DlpackExchangeApi {
+  DlpackVersion version;
+  DlpackExchangeApi* previous;
+  int (*managed_tensor_allocator)(DlpackTensor* prototype, ManagedTensor** out, void* context,
+                                  void (*set_error)(void* context, const char* kind, const char* message));
+  int (*managed_tensor_from_object)(void* object, ManagedTensor** out);
+  int (*managed_tensor_to_object)(ManagedTensor* tensor, void** out);
+  int (*tensor_from_object)(void* object, DlpackTensor* out);  // may be null
+  int (*current_work_stream)(std::int32_t device_type, std::int32_t device_id, void** out);
+};
 
 // An attribute name that every call needs, created once.
 PyObject* interned(PyObject*& cached, const char* name) {
