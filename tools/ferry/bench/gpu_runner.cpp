@@ -40,27 +40,188 @@ struct RankTimes {
 // Checks and times one rank's calls of a case.
 class GpuBenchRunner {
  public:
-  GpuBenchRunner(const Rank& rank, const GpuCase& gpu_case, const BenchInputs& inputs, TokenTables& tables);
+  GpuBenchRunner(const Rank& rank, const GpuCase& gpu_case, const BenchInputs& inputs, TokenTables& tables)
+      : rank_(rank),
+        case_(gpu_case),
+        point_(gpu_case.point),
+        inputs_(inputs),
+        tables_(tables),
+        exchange_(rank, point_.config),
+        stream_(rank),
+        timer_(rank, point_, stream_, [this] { exchange_.synchronize({.stream = stream_}); }),
+        inputs_on_gpu_(rank, point_, inputs),
+        result_(point_.result_bytes()),
+        counts_(kSets * 4),
+        result_copy_(static_cast<std::size_t>(result_.bytes())) {
+    if (point_.global_scale != 1) global_scale_ = GpuBuffer::of(point_.global_scale);
+  }
 
   // One entry per call, in order. Entries of NCCL calls stay empty.
-  std::vector<RankTimes> run();
+  std::vector<RankTimes> run() {
+    prepare();
+    std::vector<RankTimes> times;
+    for (const TimedCall& call : case_.calls)
+      times.push_back(call.uses_nccl() ? RankTimes{} : run_call(call));
+    exchange_.check();
+    rank_.barrier();
+    return times;
+  }
 
  private:
   static constexpr int kSets = BenchInputs::kSets;
 
-  void prepare();
-  bool combines() const;
-  RankTimes run_call(const TimedCall& call);
-  void issue(const TimedCall& call, int set);
-  void dispatch(const TimedCall& call, int set);
-  void combine(const TimedCall& call, int set, const float* row_weights);
+  // The barriers keep allocations apart from kernels of other ranks on the same GPU, which may wait for this
+  // thread.
+  void prepare() {
+    std::vector<std::int32_t> counts;
+    for (int set = 0; set < kSets; ++set) counts.push_back(token_count(set, rank_.index()));
+    counts_.fill_from(counts.data(), counts_.bytes());
+    inputs_on_gpu_.upload(tables_);  // ends with a barrier
+    const TimedCall first_call{.work = Work::dispatch, .weighted = true};
+    std::int64_t rows = 1;  // at least 1, so that the outputs have an address
+    for (int set = 0; set < kSets; ++set) {
+      dispatch(first_call, set);
+      exchange_.synchronize({.stream = stream_});
+      const DispatchResult local = received_on_host_.copy_row_positions(received_, point_.config);
+      check_row_positions(inputs_, set, rank_.index(), local, true);
+      rank_.barrier();
+      inputs_on_gpu_.record_rows(set, local);
+      rows = std::max<std::int64_t>(rows, *local.total);
+      rank_.barrier();
+    }
+    if (combines()) inputs_on_gpu_.make_outputs(tables_, rows, stream_);
+  }
+
+  bool combines() const {
+    return std::any_of(case_.calls.begin(), case_.calls.end(),
+                       [](const auto& call) { return call.combines(); });
+  }
+
+  RankTimes run_call(const TimedCall& call) {
+    RankTimes times;
+    const std::int64_t before = wire_bytes();
+    times.rows_checked = check(call);
+    times.wire_bytes = wire_bytes() - before;
+    const auto issue_set = [&](int set) { issue(call, set); };
+    if (call.eager) {
+      times.seconds = timer_.one_by_one(issue_set);
+      times.host_seconds = timer_.on_host(issue_set);
+    } else {
+      times.seconds = timer_.in_graphs(issue_set);
+    }
+    return times;
+  }
+
+  void issue(const TimedCall& call, int set) {
+    if (call.work == Work::metadata) {
+      metadata_ = exchange_.metadata(counts_.as<std::int32_t>() + set, {.stream = stream_});
+      return;
+    }
+    if (call.work != Work::combine) dispatch(call, set);
+    if (call.work == Work::combine) combine(call, set, inputs_on_gpu_[set].row_weights.as<float>());
+    if (call.work == Work::pair) combine(call, set, received_.weight);
+  }
+
+  void dispatch(const TimedCall& call, int set_index) {
+    const GpuInputSet& set = inputs_on_gpu_[set_index];
+    DispatchOptions options{.call = {.stream = stream_, .sm_limit = call.sm_limit}};
+    options.memory.plan = set.plan.as<void>();
+    options.global_scale = global_scale_.as<float>();
+    const Tokens tokens = Tokens::rows(set.tokens.as(), point_.tokens, point_.type);
+    const float* weights = call.weighted ? set.weights.as<float>() : nullptr;
+    const auto send = [&](const auto& routes) {
+      if (!call.in_phases) {
+        received_ = exchange_.dispatch(tokens, routes, weights, options);
+        return;
+      }
+      exchange_.dispatch_send(tokens, routes, weights, options);
+      received_ = exchange_.dispatch_receive({.stream = stream_});
+    };
+    if (call.work != Work::dispatch_plan) return send(Ids(set.ids.as<std::int32_t>()));
+    options.memory.plan = nullptr;  // this call reads the plan
+    send(plan_of(set));
+  }
+
+  void combine(const TimedCall& call, int set_index, const float* row_weights) {
+    const GpuInputSet& set = inputs_on_gpu_[set_index];
+    CombineOptions options{.call = {.stream = stream_, .sm_limit = call.sm_limit}};
+    options.reduction = call.reduction;
+    if (applies_weights(point_, call)) options.row_weights = row_weights;
+    const Outputs outputs{set.outputs.as(), point_.type};
+    const Result result{.data = result_.as(), .type = point_.type};
+    if (!call.in_phases) return exchange_.combine(outputs, plan_of(set), result, options);
+    exchange_.combine_send(outputs, plan_of(set), result, options);
+    exchange_.combine_receive({.stream = stream_});
+  }
+
   // Issues the call once with every set, after filling its results with poison. Returns the rows compared.
-  std::int64_t check(const TimedCall& call);
-  void poison(const TimedCall& call, int set);
-  std::int64_t check_dispatch(const TimedCall& call, int set);
-  std::int64_t check_combine(const TimedCall& call, int set);
-  std::int64_t check_metadata(int set);
-  std::int64_t wire_bytes() const;
+  std::int64_t check(const TimedCall& call) {
+    std::int64_t rows = 0;
+    for (int set = 0; set < kSets; ++set) {
+      poison(call, set);
+      stream_.synchronize();
+      // A rank that still copies could wait behind the calls of ranks on its GPU, which wait for it.
+      rank_.barrier();
+      issue(call, set);
+      exchange_.synchronize({.stream = stream_});
+      exchange_.check();
+      if (call.dispatches() || call.work == Work::pair) rows += check_dispatch(call, set);
+      if (call.combines()) rows += check_combine(call, set);
+      if (call.work == Work::metadata) rows += check_metadata(set);
+    }
+    return rows;
+  }
+
+  void poison(const TimedCall& call, int set_index) {
+    constexpr int kPoison = 0xFF;
+    const GpuInputSet& set = inputs_on_gpu_[set_index];
+    if (call.work == Work::dispatch || call.work == Work::pair) set.plan.fill(kPoison, stream_);
+    if (call.combines()) result_.fill(kPoison, stream_);
+    if (call.work == Work::combine || call.work == Work::metadata) return;
+    const PartList parts = parts_of(point_.config.format, point_.config.hidden);
+    const RowRoom room = row_room(exchange_.config(), exchange_.rank().index());
+    for (int p = 0; p < parts.count; ++p) {
+      const auto bytes = static_cast<std::size_t>(part_bytes_total(parts.part[p], room));
+      void* data = received_.parts[static_cast<std::size_t>(p)].data;
+      cuda::check(cudaMemsetAsync(data, kPoison, bytes, stream_.get()), "fill device memory");
+    }
+  }
+
+  std::int64_t check_dispatch(const TimedCall& call, int set) {
+    const DispatchResult local = received_on_host_.copy_row_positions(received_, point_.config);
+    const std::int64_t rows = check_row_positions(inputs_, set, rank_.index(), local, call.weighted);
+    inputs_on_gpu_.check_bytes(set, received_, stream_);
+    return rows;
+  }
+
+  std::int64_t check_combine(const TimedCall& call, int set) {
+    copy_to_host(result_copy_.data(), result_.as(), result_.bytes());
+    return check_result(point_, inputs_, set, rank_.index(), result_copy_.data(),
+                        {.reduction = call.reduction, .weighted = applies_weights(point_, call)});
+  }
+
+  std::int64_t check_metadata(int set) {
+    StepMetadata got, expected;
+    copy_to_host(&got, metadata_, sizeof got);
+    for (int rank = 0; rank < point_.ranks; ++rank) {
+      const std::int32_t count = token_count(set, rank);
+      expected.sum += count;
+      if (rank < rank_.index()) expected.prefix += count;
+      expected.maximum = std::max(expected.maximum, count);
+    }
+    if (got.sum == expected.sum && got.prefix == expected.prefix && got.maximum == expected.maximum) return 1;
+    throw CheckFailed(
+        fmt::format("check failed: set {}, rank {}: sum, prefix and maximum of the counts are {}, {}, {}, "
+                    "expected {}, {}, "
+                    "{}",
+                    set, rank_.index(), got.sum, got.prefix, got.maximum, expected.sum, expected.prefix,
+                    expected.maximum));
+  }
+
+  std::int64_t wire_bytes() const {
+    const WireCounts wire = exchange_.wire_counts();
+    return wire.dispatch_bytes + wire.combine_bytes;
+  }
 
   Rank rank_;
   const GpuCase& case_;
@@ -79,182 +240,6 @@ class GpuBenchRunner {
   DispatchResult received_;  // of the last dispatch
   const StepMetadata* metadata_ = nullptr;
 };
-
-GpuBenchRunner::GpuBenchRunner(const Rank& rank, const GpuCase& gpu_case, const BenchInputs& inputs,
-                               TokenTables& tables)
-    : rank_(rank),
-      case_(gpu_case),
-      point_(gpu_case.point),
-      inputs_(inputs),
-      tables_(tables),
-      exchange_(rank, point_.config),
-      stream_(rank),
-      timer_(rank, point_, stream_, [this] { exchange_.synchronize({.stream = stream_}); }),
-      inputs_on_gpu_(rank, point_, inputs),
-      result_(point_.result_bytes()),
-      counts_(kSets * 4),
-      result_copy_(static_cast<std::size_t>(result_.bytes())) {
-  if (point_.global_scale != 1) global_scale_ = GpuBuffer::of(point_.global_scale);
-}
-
-std::vector<RankTimes> GpuBenchRunner::run() {
-  prepare();
-  std::vector<RankTimes> times;
-  for (const TimedCall& call : case_.calls) times.push_back(call.uses_nccl() ? RankTimes{} : run_call(call));
-  exchange_.check();
-  rank_.barrier();
-  return times;
-}
-
-bool GpuBenchRunner::combines() const {
-  return std::any_of(case_.calls.begin(), case_.calls.end(),
-                     [](const auto& call) { return call.combines(); });
-}
-
-// The barriers keep allocations apart from kernels of other ranks on the same GPU, which may wait for this
-// thread.
-void GpuBenchRunner::prepare() {
-  std::vector<std::int32_t> counts;
-  for (int set = 0; set < kSets; ++set) counts.push_back(token_count(set, rank_.index()));
-  counts_.fill_from(counts.data(), counts_.bytes());
-  inputs_on_gpu_.upload(tables_);  // ends with a barrier
-  const TimedCall first_call{.work = Work::dispatch, .weighted = true};
-  std::int64_t rows = 1;  // at least 1, so that the outputs have an address
-  for (int set = 0; set < kSets; ++set) {
-    dispatch(first_call, set);
-    exchange_.synchronize({.stream = stream_});
-    const DispatchResult local = received_on_host_.copy_row_positions(received_, point_.config);
-    check_row_positions(inputs_, set, rank_.index(), local, true);
-    rank_.barrier();
-    inputs_on_gpu_.record_rows(set, local);
-    rows = std::max<std::int64_t>(rows, *local.total);
-    rank_.barrier();
-  }
-  if (combines()) inputs_on_gpu_.make_outputs(tables_, rows, stream_);
-}
-
-RankTimes GpuBenchRunner::run_call(const TimedCall& call) {
-  RankTimes times;
-  const std::int64_t before = wire_bytes();
-  times.rows_checked = check(call);
-  times.wire_bytes = wire_bytes() - before;
-  const auto issue_set = [&](int set) { issue(call, set); };
-  if (call.eager) {
-    times.seconds = timer_.one_by_one(issue_set);
-    times.host_seconds = timer_.on_host(issue_set);
-  } else {
-    times.seconds = timer_.in_graphs(issue_set);
-  }
-  return times;
-}
-
-std::int64_t GpuBenchRunner::wire_bytes() const {
-  const WireCounts wire = exchange_.wire_counts();
-  return wire.dispatch_bytes + wire.combine_bytes;
-}
-
-void GpuBenchRunner::issue(const TimedCall& call, int set) {
-  if (call.work == Work::metadata) {
-    metadata_ = exchange_.metadata(counts_.as<std::int32_t>() + set, {.stream = stream_});
-    return;
-  }
-  if (call.work != Work::combine) dispatch(call, set);
-  if (call.work == Work::combine) combine(call, set, inputs_on_gpu_[set].row_weights.as<float>());
-  if (call.work == Work::pair) combine(call, set, received_.weight);
-}
-
-void GpuBenchRunner::dispatch(const TimedCall& call, int set_index) {
-  const GpuInputSet& set = inputs_on_gpu_[set_index];
-  DispatchOptions options{.call = {.stream = stream_, .sm_limit = call.sm_limit}};
-  options.memory.plan = set.plan.as<void>();
-  options.global_scale = global_scale_.as<float>();
-  const Tokens tokens = Tokens::rows(set.tokens.as(), point_.tokens, point_.type);
-  const float* weights = call.weighted ? set.weights.as<float>() : nullptr;
-  const auto send = [&](const auto& routes) {
-    if (!call.in_phases) {
-      received_ = exchange_.dispatch(tokens, routes, weights, options);
-      return;
-    }
-    exchange_.dispatch_send(tokens, routes, weights, options);
-    received_ = exchange_.dispatch_receive({.stream = stream_});
-  };
-  if (call.work != Work::dispatch_plan) return send(Ids(set.ids.as<std::int32_t>()));
-  options.memory.plan = nullptr;  // this call reads the plan
-  send(plan_of(set));
-}
-
-void GpuBenchRunner::combine(const TimedCall& call, int set_index, const float* row_weights) {
-  const GpuInputSet& set = inputs_on_gpu_[set_index];
-  CombineOptions options{.call = {.stream = stream_, .sm_limit = call.sm_limit}};
-  options.reduction = call.reduction;
-  if (applies_weights(point_, call)) options.row_weights = row_weights;
-  const Outputs outputs{set.outputs.as(), point_.type};
-  const Result result{.data = result_.as(), .type = point_.type};
-  if (!call.in_phases) return exchange_.combine(outputs, plan_of(set), result, options);
-  exchange_.combine_send(outputs, plan_of(set), result, options);
-  exchange_.combine_receive({.stream = stream_});
-}
-
-std::int64_t GpuBenchRunner::check(const TimedCall& call) {
-  std::int64_t rows = 0;
-  for (int set = 0; set < kSets; ++set) {
-    poison(call, set);
-    stream_.synchronize();
-    // A rank that still copies could wait behind the calls of ranks on its GPU, which wait for it.
-    rank_.barrier();
-    issue(call, set);
-    exchange_.synchronize({.stream = stream_});
-    exchange_.check();
-    if (call.dispatches() || call.work == Work::pair) rows += check_dispatch(call, set);
-    if (call.combines()) rows += check_combine(call, set);
-    if (call.work == Work::metadata) rows += check_metadata(set);
-  }
-  return rows;
-}
-
-void GpuBenchRunner::poison(const TimedCall& call, int set_index) {
-  constexpr int kPoison = 0xFF;
-  const GpuInputSet& set = inputs_on_gpu_[set_index];
-  if (call.work == Work::dispatch || call.work == Work::pair) set.plan.fill(kPoison, stream_);
-  if (call.combines()) result_.fill(kPoison, stream_);
-  if (call.work == Work::combine || call.work == Work::metadata) return;
-  const PartList parts = parts_of(point_.config.format, point_.config.hidden);
-  const RowRoom room = row_room(exchange_.config(), exchange_.rank().index());
-  for (int p = 0; p < parts.count; ++p) {
-    const auto bytes = static_cast<std::size_t>(part_bytes_total(parts.part[p], room));
-    void* data = received_.parts[static_cast<std::size_t>(p)].data;
-    cuda::check(cudaMemsetAsync(data, kPoison, bytes, stream_.get()), "fill device memory");
-  }
-}
-
-std::int64_t GpuBenchRunner::check_dispatch(const TimedCall& call, int set) {
-  const DispatchResult local = received_on_host_.copy_row_positions(received_, point_.config);
-  const std::int64_t rows = check_row_positions(inputs_, set, rank_.index(), local, call.weighted);
-  inputs_on_gpu_.check_bytes(set, received_, stream_);
-  return rows;
-}
-
-std::int64_t GpuBenchRunner::check_combine(const TimedCall& call, int set) {
-  copy_to_host(result_copy_.data(), result_.as(), result_.bytes());
-  return check_result(point_, inputs_, set, rank_.index(), result_copy_.data(),
-                      {.reduction = call.reduction, .weighted = applies_weights(point_, call)});
-}
-
-std::int64_t GpuBenchRunner::check_metadata(int set) {
-  StepMetadata got, expected;
-  copy_to_host(&got, metadata_, sizeof got);
-  for (int rank = 0; rank < point_.ranks; ++rank) {
-    const std::int32_t count = token_count(set, rank);
-    expected.sum += count;
-    if (rank < rank_.index()) expected.prefix += count;
-    expected.maximum = std::max(expected.maximum, count);
-  }
-  if (got.sum == expected.sum && got.prefix == expected.prefix && got.maximum == expected.maximum) return 1;
-  throw CheckFailed(fmt::format(
-      "check failed: set {}, rank {}: sum, prefix and maximum of the counts are {}, {}, {}, expected {}, {}, "
-      "{}",
-      set, rank_.index(), got.sum, got.prefix, got.maximum, expected.sum, expected.prefix, expected.maximum));
-}
 
 using TimesOfRanks = std::vector<std::vector<RankTimes>>;  // indexed by rank, then call
 
@@ -281,6 +266,7 @@ GpuTimes times_of_call(const TimesOfRanks& ranks, std::size_t call) {
     times.wire_bytes += static_cast<double>(own.wire_bytes);
     times.rows_checked += own.rows_checked;
   }
+
   times.seconds = times_of(slowest(seconds));
   times.wire_bytes /= static_cast<double>(ranks.size()) * BenchInputs::kSets;
   return times;
@@ -304,6 +290,7 @@ std::vector<GpuBenchRow> run_gpu_case(const GpuCase& gpu_case, const std::string
     row.times.lower_bound_bytes = lower_bound_bytes(row.point, call, busiest);
     rows.push_back(row);
   }
+
   return rows;
 }
 

@@ -45,17 +45,96 @@ class HostBenchRunner {
  public:
   // `spans` [repetitions][kTimed] and `counts` are this rank's, in memory shared with the parent process.
   HostBenchRunner(const Rank& rank, const BenchPoint& point, const BenchInputs& inputs, Span* spans,
-                  RankCounts& counts);
+                  RankCounts& counts)
+      : rank_(rank),
+        point_(point),
+        inputs_(inputs),
+        spans_(spans),
+        counts_(counts),
+        exchange_(rank, point.config),
+        result_(point.result_bytes()) {
+    for (std::size_t set = 0; set < kSets; ++set) {
+      tokens_[set] = LocalMemory(point.tokens * point.token_bytes());
+      for (std::int64_t token = 0; token < point.tokens; ++token) {
+        inputs.write_token(static_cast<int>(set), rank.index(), token, 1.0f,
+                           tokens_[set].data() + token * point.token_bytes());
+      }
+    }
+    if (point.config.format.quantises())
+      decoded_outputs_ = LocalMemory(received_row_capacity(exchange_) * point.token_bytes());
+  }
 
-  void run();
+  void run() {
+    for (int set = 0; set < kSets; ++set) check(set);
+    const WireCounts wire = exchange_.wire_counts();
+    counts_.dispatch_wire_bytes = wire.dispatch_bytes;
+    counts_.combine_wire_bytes = wire.combine_bytes;
+    for (int repetition = 0; repetition < point_.repetitions; ++repetition) time(repetition);
+  }
 
  private:
-  void check(int set);
-  void write_outputs(const DispatchResult& received, int set);
-  DispatchResult dispatch(int set);
-  void combine(int set);
-  void time(int repetition);
-  void time_calls(Span& span, const std::function<void()>& calls);
+  // The experts return the received rows unchanged.
+  void check(int set) {
+    const auto s = static_cast<std::size_t>(set);
+    const DispatchResult received = dispatch(set);
+    counts_.rows_checked += check_received(point_, inputs_, set, rank_.index(), received);
+    counts_.rows += std::accumulate(received.counts, received.counts + received.groups, std::int64_t{0});
+    plans_[s] = received.plan.copy();
+    if (point_.config.layout != Layout::rank_major) {
+      row_weights_[s] = LocalMemory(*received.total * 4);
+      std::memcpy(row_weights_[s].data(), received.weight, static_cast<std::size_t>(*received.total) * 4);
+    }
+    outputs_ = {.data = received.data, .type = point_.type};
+    if (decoded_outputs_.bytes() > 0) write_outputs(received, set);
+    std::memset(result_.data(), 0xFF, static_cast<std::size_t>(result_.bytes()));
+    combine(set);
+    counts_.rows_checked += check_result(point_, inputs_, set, rank_.index(), result_.data(),
+                                         {.reduction = point_.config.reduction});
+  }
+
+  void write_outputs(const DispatchResult& received, int set) {
+    for (int group = 0; group < received.groups; ++group) {
+      for (std::int32_t i = 0; i < received.counts[group]; ++i) {
+        const std::int64_t row = received.row_offsets[group] + i;
+        inputs_.write_token(set, received.source[row].rank, received.source[row].token, 1.0f,
+                            decoded_outputs_.data() + row * point_.token_bytes());
+      }
+    }
+    outputs_.data = decoded_outputs_.data();
+  }
+
+  DispatchResult dispatch(int set) {
+    return exchange_.dispatch(
+        Tokens::rows(tokens_[static_cast<std::size_t>(set)].data(), point_.tokens, point_.type),
+        inputs_.ids(set, rank_.index()), inputs_.weights(set, rank_.index()),
+        {.global_scale = point_.global_scale == 1 ? nullptr : &point_.global_scale});
+  }
+
+  void combine(int set) {
+    const auto s = static_cast<std::size_t>(set);
+    CombineOptions options;
+    if (combine_applies_weights(point_.config.layout, point_.config.reduction))
+      options.row_weights = reinterpret_cast<const float*>(row_weights_[s].data());
+    exchange_.combine(outputs_, plans_[s], {.data = result_.data(), .type = point_.type}, options);
+  }
+
+  void time(int repetition) {
+    Span* const spans = spans_ + std::int64_t{repetition} * kTimed;
+    auto set_of = [&](int launch) { return (repetition * point_.launches + launch) % kSets; };
+    time_calls(spans[kDispatch], [&] {
+      for (int launch = 0; launch < point_.launches; ++launch) dispatch(set_of(launch));
+    });
+    time_calls(spans[kCombine], [&] {
+      for (int launch = 0; launch < point_.launches; ++launch) combine(set_of(launch));
+    });
+  }
+
+  void time_calls(Span& span, const std::function<void()>& calls) {
+    rank_.barrier();
+    span.begin = now();
+    calls();
+    span.end = now();
+  }
 
   Rank rank_;
   const BenchPoint& point_;
@@ -71,97 +150,6 @@ class HostBenchRunner {
       decoded_outputs_;  // fp8 only: the experts' rows, which have another type than the received rows
   Outputs outputs_;
 };
-
-HostBenchRunner::HostBenchRunner(const Rank& rank, const BenchPoint& point, const BenchInputs& inputs,
-                                 Span* spans, RankCounts& counts)
-    : rank_(rank),
-      point_(point),
-      inputs_(inputs),
-      spans_(spans),
-      counts_(counts),
-      exchange_(rank, point.config),
-      result_(point.result_bytes()) {
-  for (std::size_t set = 0; set < kSets; ++set) {
-    tokens_[set] = LocalMemory(point.tokens * point.token_bytes());
-    for (std::int64_t token = 0; token < point.tokens; ++token) {
-      inputs.write_token(static_cast<int>(set), rank.index(), token, 1.0f,
-                         tokens_[set].data() + token * point.token_bytes());
-    }
-  }
-  if (point.config.format.quantises())
-    decoded_outputs_ = LocalMemory(received_row_capacity(exchange_) * point.token_bytes());
-}
-
-void HostBenchRunner::run() {
-  for (int set = 0; set < kSets; ++set) check(set);
-  const WireCounts wire = exchange_.wire_counts();
-  counts_.dispatch_wire_bytes = wire.dispatch_bytes;
-  counts_.combine_wire_bytes = wire.combine_bytes;
-  for (int repetition = 0; repetition < point_.repetitions; ++repetition) time(repetition);
-}
-
-DispatchResult HostBenchRunner::dispatch(int set) {
-  return exchange_.dispatch(
-      Tokens::rows(tokens_[static_cast<std::size_t>(set)].data(), point_.tokens, point_.type),
-      inputs_.ids(set, rank_.index()), inputs_.weights(set, rank_.index()),
-      {.global_scale = point_.global_scale == 1 ? nullptr : &point_.global_scale});
-}
-
-void HostBenchRunner::combine(int set) {
-  const auto s = static_cast<std::size_t>(set);
-  CombineOptions options;
-  if (combine_applies_weights(point_.config.layout, point_.config.reduction))
-    options.row_weights = reinterpret_cast<const float*>(row_weights_[s].data());
-  exchange_.combine(outputs_, plans_[s], {.data = result_.data(), .type = point_.type}, options);
-}
-
-// The experts return the received rows unchanged.
-void HostBenchRunner::check(int set) {
-  const auto s = static_cast<std::size_t>(set);
-  const DispatchResult received = dispatch(set);
-  counts_.rows_checked += check_received(point_, inputs_, set, rank_.index(), received);
-  counts_.rows += std::accumulate(received.counts, received.counts + received.groups, std::int64_t{0});
-  plans_[s] = received.plan.copy();
-  if (point_.config.layout != Layout::rank_major) {
-    row_weights_[s] = LocalMemory(*received.total * 4);
-    std::memcpy(row_weights_[s].data(), received.weight, static_cast<std::size_t>(*received.total) * 4);
-  }
-  outputs_ = {.data = received.data, .type = point_.type};
-  if (decoded_outputs_.bytes() > 0) write_outputs(received, set);
-  std::memset(result_.data(), 0xFF, static_cast<std::size_t>(result_.bytes()));
-  combine(set);
-  counts_.rows_checked += check_result(point_, inputs_, set, rank_.index(), result_.data(),
-                                       {.reduction = point_.config.reduction});
-}
-
-void HostBenchRunner::write_outputs(const DispatchResult& received, int set) {
-  for (int group = 0; group < received.groups; ++group) {
-    for (std::int32_t i = 0; i < received.counts[group]; ++i) {
-      const std::int64_t row = received.row_offsets[group] + i;
-      inputs_.write_token(set, received.source[row].rank, received.source[row].token, 1.0f,
-                          decoded_outputs_.data() + row * point_.token_bytes());
-    }
-  }
-  outputs_.data = decoded_outputs_.data();
-}
-
-void HostBenchRunner::time(int repetition) {
-  Span* const spans = spans_ + std::int64_t{repetition} * kTimed;
-  auto set_of = [&](int launch) { return (repetition * point_.launches + launch) % kSets; };
-  time_calls(spans[kDispatch], [&] {
-    for (int launch = 0; launch < point_.launches; ++launch) dispatch(set_of(launch));
-  });
-  time_calls(spans[kCombine], [&] {
-    for (int launch = 0; launch < point_.launches; ++launch) combine(set_of(launch));
-  });
-}
-
-void HostBenchRunner::time_calls(Span& span, const std::function<void()>& calls) {
-  rank_.barrier();
-  span.begin = now();
-  calls();
-  span.end = now();
-}
 
 // The spans and counts of all ranks, in memory that threads and forked processes share.
 class SharedMeasurements {

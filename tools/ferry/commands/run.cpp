@@ -1,6 +1,7 @@
 // ferry run: runs a routing trace through dispatch, experts and combine, and checks every number.
 #include <fmt/core.h>
 
+#include <chrono>
 #include <limits>
 #include <memory>
 #include <optional>
@@ -180,17 +181,6 @@ struct Membership {
   Topology topology;
 };
 
-void run_rank(const Rank& rank, const RunSpec& spec, RankRunner::Clock::time_point start,
-              const SharedResults& results, const RunProgress& progress) {
-  std::string stage = "while the ranks started";
-  try {
-    RankRunner(rank, spec, start, results, progress, stage).run();
-  } catch (const TimeoutError& error) {
-    throw TimeoutError(fmt::format("{}, {} (--deadline sets how long a rank waits)", error.what(), stage),
-                       error.record);
-  }
-}
-
 // The report of all ranks; empty on the ranks of mpirun other than 0.
 std::optional<report::RunReport> run_ranks(const RunSpec& spec, Group& group) {
   const int ranks = group.size();
@@ -199,7 +189,7 @@ std::optional<report::RunReport> run_ranks(const RunSpec& spec, Group& group) {
   const SharedResults results(ranks, spec.options.steps, spec.config.experts);
   Membership me{.topology = simulated_nodes(spec.options)};
   const std::string started_at = utc_now();
-  RankRunner::Clock::time_point start = RankRunner::Clock::now();
+  auto start = std::chrono::steady_clock::now();
   {
     const RunProgress progress(on_mpi ? 1 : ranks, spec.options.steps);
     group.run([&](const Rank& rank) {
@@ -207,7 +197,7 @@ std::optional<report::RunReport> run_ranks(const RunSpec& spec, Group& group) {
       me = {.rank = rank.index(), .topology = rank.topology()};
       if (me.rank != 0) progress.mute();
       rank.barrier();  // the clocks of hosts differ: times count from here
-      start = RankRunner::Clock::now();
+      start = std::chrono::steady_clock::now();
       run_rank(rank, spec, start, results, progress);
       results.gather(rank);
     });

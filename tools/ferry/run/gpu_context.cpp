@@ -33,22 +33,6 @@ struct MatrixProduct {
   DType out_type;  // `type` or fp32
 };
 
-class Cublas {
- public:
-  // Uses the current GPU; products run on `stream`.
-  // @throws UnsupportedError  cuBLAS was not found
-  explicit Cublas(cudaStream_t stream);
-  ~Cublas();
-  Cublas(const Cublas&) = delete;
-  Cublas& operator=(const Cublas&) = delete;
-
-  // Enqueues a product. Sums are fp32, in an order that cuBLAS chooses.
-  void multiply(const MatrixProduct& product) const;
-
- private:
-  void* handle_ = nullptr;
-};
-
 // cuBLAS's enumerators, unchanged since CUDA 11. Declaring them here avoids its header, so that the program
 // builds with the CUDA compiler alone.
 constexpr int kNoTranspose = 0;        // CUBLAS_OP_N
@@ -104,28 +88,38 @@ cudaDataType data_type(DType type) {
   return type == DType::bf16 ? CUDA_R_16BF : CUDA_R_16F;
 }
 
-Cublas::Cublas(cudaStream_t stream) {
-  require_success(functions().create(&handle_), "cublasCreate");
-  const int status = functions().set_stream(handle_, stream);
-  if (status != 0) functions().destroy(handle_);
-  require_success(status, "cublasSetStream");
-}
+class Cublas {
+ public:
+  // Uses the current GPU; products run on `stream`.
+  // @throws UnsupportedError  cuBLAS was not found
+  explicit Cublas(cudaStream_t stream) {
+    require_success(functions().create(&handle_), "cublasCreate");
+    const int status = functions().set_stream(handle_, stream);
+    if (status != 0) functions().destroy(handle_);
+    require_success(status, "cublasSetStream");
+  }
 
-Cublas::~Cublas() {
-  functions().destroy(handle_);
-}
+  ~Cublas() { functions().destroy(handle_); }
 
-// cuBLAS is column-major, so it sees the transposed matrices: out^T = b^T a^T.
-void Cublas::multiply(const MatrixProduct& product) const {
-  const float one = 1.0F, zero = 0.0F;
-  const cudaDataType type = data_type(product.type);
-  require_success(
-      functions().gemm(handle_, kNoTranspose, kNoTranspose, product.columns, static_cast<int>(product.rows),
-                       product.inner, &one, product.b, type, product.columns, product.a, type, product.inner,
-                       &zero, product.out, data_type(product.out_type), product.columns, kComputeFp32,
-                       kDefaultAlgorithm),
-      "cublasGemmEx");
-}
+  Cublas(const Cublas&) = delete;
+  Cublas& operator=(const Cublas&) = delete;
+
+  // Enqueues a product. Sums are fp32, in an order that cuBLAS chooses.
+  // cuBLAS is column-major, so it sees the transposed matrices: out^T = b^T a^T.
+  void multiply(const MatrixProduct& product) const {
+    const float one = 1.0F, zero = 0.0F;
+    const cudaDataType type = data_type(product.type);
+    require_success(
+        functions().gemm(handle_, kNoTranspose, kNoTranspose, product.columns, static_cast<int>(product.rows),
+                         product.inner, &one, product.b, type, product.columns, product.a, type,
+                         product.inner, &zero, product.out, data_type(product.out_type), product.columns,
+                         kComputeFp32, kDefaultAlgorithm),
+        "cublasGemmEx");
+  }
+
+ private:
+  void* handle_ = nullptr;
+};
 
 // The experts of one rank on a GPU. SwiGLU's matrix products take operands of RunSpec::type and accumulate in
 // fp32. They read received rows in place, with two exceptions: fp8 rows are decoded first, and rank_major
@@ -134,11 +128,54 @@ class GpuExperts {
  public:
   // `rows`: the most rows that can be received. Allocates everything on the current GPU now, because an
   // allocation later could wait for kernels of other ranks, which wait for this one.
-  GpuExperts(const RunSpec& spec, int rank, std::int64_t rows, const cuda::CudaStream& stream);
+  GpuExperts(const RunSpec& spec, int rank, std::int64_t rows, const cuda::CudaStream& stream)
+      : spec_(spec),
+        experts_(experts_on(spec, rank)),
+        rank_major_(spec.config.layout == Layout::rank_major),
+        stream_(stream),
+        cublas_(stream.get()),
+        weights_(spec, experts_),
+        outputs_(rows * spec.row_bytes()) {
+    const std::int64_t slots = rank_major_ ? rows * spec.config.top_k : 0;
+    const std::int64_t routes = rank_major_ ? slots : rows;
+    const bool in_place = !rank_major_ && !spec.config.format.quantises();
+    inputs_ = GpuBuffer(in_place ? 0 : routes * spec.row_bytes());
+    gate_ = GpuBuffer(routes * spec.options.inner * 4);
+    up_ = GpuBuffer(gate_.bytes());
+    activated_ = GpuBuffer(routes * spec.options.inner * bytes_of(spec.type));
+    expert_rows_ = GpuBuffer(slots * spec.row_bytes());
+    row_of_route_ = GpuBuffer(slots * 4);
+    route_of_slot_ = GpuBuffer(slots * 4);
+  }
 
   // Enqueue on the stream and return. The dispatch has completed.
-  void scale(const DispatchResult& received);
-  void swiglu(const DispatchResult& received);
+  void scale(const DispatchResult& received) {
+    const GpuRows rows = gpu_rows_of(spec_, received);
+    if (rank_major_) {
+      return scale_and_sum_slots(rows, slots_of(received), weights_.factors.as<float>(), received.host->total,
+                                 outputs_.as(), stream_.get());
+    }
+    scale_groups(rows, {received.counts, received.row_offsets, received.groups}, weights_.factors.as<float>(),
+                 outputs_.as(), stream_.get());
+  }
+
+  void swiglu(const DispatchResult& received) {
+    const GpuRows rows = gpu_rows_of(spec_, received);
+    const std::vector<RowRange> ranges = rank_major_ ? gather_by_expert(received) : row_ranges(received);
+    if (!rank_major_ && rows.encoding.quantises())
+      gather_values(rows, nullptr, received.host->total, inputs_.as(), stream_.get());
+    const bool in_place = inputs_.bytes() == 0;
+    const auto* x = in_place ? static_cast<const std::byte*>(received.data) : inputs_.as();
+    const GpuBuffer& out = rank_major_ ? expert_rows_ : outputs_;
+    for (std::size_t local = 0; local < ranges.size(); ++local) {
+      const auto [first, count] = ranges[local];
+      if (count > 0)
+        apply_swiglu(static_cast<int>(local), x + first * spec_.row_bytes(), count, row(out, first));
+    }
+    if (!rank_major_) return;
+    sum_slots(rows, slots_of(received), expert_rows_.as(), route_of_slot_.as<std::int32_t>(),
+              received.host->total, outputs_.as(), stream_.get());
+  }
 
   Outputs outputs() const { return {.data = outputs_.as(), .type = spec_.type}; }
 
@@ -148,10 +185,75 @@ class GpuExperts {
     std::int64_t first, count;
   };
 
-  GpuSlots slots_of(const DispatchResult& received) const;
-  std::vector<RowRange> row_ranges(const DispatchResult& received) const;
-  std::vector<RowRange> gather_by_expert(const DispatchResult& received);
-  void apply_swiglu(int local, const void* x, std::int64_t rows, void* out) const;
+  GpuSlots slots_of(const DispatchResult& received) const {
+    return {.local_ids = received.local_ids, .weights = received.weight, .top_k = spec_.config.top_k};
+  }
+
+  std::vector<RowRange> row_ranges(const DispatchResult& received) const {
+    std::vector<std::int32_t> counts(experts_.size()), offsets(experts_.size());
+    const auto bytes = static_cast<std::int64_t>(experts_.size()) * 4;
+    copy_to_host(counts.data(), received.counts, bytes);
+    copy_to_host(offsets.data(), received.row_offsets, bytes);
+    std::vector<RowRange> ranges;
+    for (std::size_t local = 0; local < counts.size(); ++local)
+      ranges.push_back({offsets[local], counts[local]});
+    return ranges;
+  }
+
+  // Copies the rows of each local expert side by side into inputs_, and records each slot's position there in
+  // route_of_slot_.
+  std::vector<RowRange> gather_by_expert(const DispatchResult& received) {
+    const std::int64_t top_k = spec_.config.top_k, slots = received.host->total * top_k;
+    std::vector<std::int32_t> locals(static_cast<std::size_t>(slots)), row_of_route,
+        route_of_slot(locals.size(), -1);
+    copy_to_host(locals.data(), received.local_ids, slots * 4);
+    std::vector<RowRange> ranges;
+    for (std::int32_t local = 0; local < static_cast<std::int32_t>(experts_.size()); ++local) {
+      const auto first = static_cast<std::int64_t>(row_of_route.size());
+      for (std::int64_t slot = 0; slot < slots; ++slot) {
+        if (locals[static_cast<std::size_t>(slot)] != local) continue;
+        route_of_slot[static_cast<std::size_t>(slot)] = static_cast<std::int32_t>(row_of_route.size());
+        row_of_route.push_back(static_cast<std::int32_t>(slot / top_k));
+      }
+      ranges.push_back({first, static_cast<std::int64_t>(row_of_route.size()) - first});
+    }
+    const auto routes = static_cast<std::int64_t>(row_of_route.size());
+    row_of_route_.fill_from(row_of_route.data(), routes * 4);
+    route_of_slot_.fill_from(route_of_slot.data(), slots * 4);
+    gather_values(gpu_rows_of(spec_, received), row_of_route_.as<std::int32_t>(), routes, inputs_.as(),
+                  stream_.get());
+    return ranges;
+  }
+
+  // out = down(silu(x gate) * (x up))
+  void apply_swiglu(int local, const void* x, std::int64_t rows, void* out) const {
+    const int hidden = spec_.config.hidden, inner = spec_.options.inner;
+    const std::int64_t matrix = std::int64_t{hidden} * inner * bytes_of(spec_.type);
+    const std::byte* gate = weights_.matrices.as() + 3 * local * matrix;
+    const MatrixProduct gate_product{.a = x,
+                                     .b = gate,
+                                     .out = gate_.as(),
+                                     .rows = rows,
+                                     .inner = hidden,
+                                     .columns = inner,
+                                     .type = spec_.type,
+                                     .out_type = DType::fp32};
+    MatrixProduct up_product = gate_product;
+    up_product.b = gate + matrix;
+    up_product.out = up_.as();
+    cublas_.multiply(gate_product);
+    cublas_.multiply(up_product);
+    silu_times(gate_.as<float>(), up_.as<float>(), rows * inner, spec_.type, activated_.as(), stream_.get());
+    cublas_.multiply({.a = activated_.as(),
+                      .b = gate + 2 * matrix,
+                      .out = out,
+                      .rows = rows,
+                      .inner = inner,
+                      .columns = hidden,
+                      .type = spec_.type,
+                      .out_type = spec_.type});
+  }
+
   std::byte* row(const GpuBuffer& rows, std::int64_t index) const {
     return rows.as() + index * spec_.row_bytes();
   }
@@ -170,123 +272,6 @@ class GpuExperts {
   GpuBuffer row_of_route_;   // [routes]
   GpuBuffer route_of_slot_;  // [rows, top_k], -1 for a slot without a local expert
 };
-
-GpuExperts::GpuExperts(const RunSpec& spec, int rank, std::int64_t rows, const cuda::CudaStream& stream)
-    : spec_(spec),
-      experts_(experts_on(spec, rank)),
-      rank_major_(spec.config.layout == Layout::rank_major),
-      stream_(stream),
-      cublas_(stream.get()),
-      weights_(spec, experts_),
-      outputs_(rows * spec.row_bytes()) {
-  const std::int64_t slots = rank_major_ ? rows * spec.config.top_k : 0;
-  const std::int64_t routes = rank_major_ ? slots : rows;
-  const bool in_place = !rank_major_ && !spec.config.format.quantises();
-  inputs_ = GpuBuffer(in_place ? 0 : routes * spec.row_bytes());
-  gate_ = GpuBuffer(routes * spec.options.inner * 4);
-  up_ = GpuBuffer(gate_.bytes());
-  activated_ = GpuBuffer(routes * spec.options.inner * bytes_of(spec.type));
-  expert_rows_ = GpuBuffer(slots * spec.row_bytes());
-  row_of_route_ = GpuBuffer(slots * 4);
-  route_of_slot_ = GpuBuffer(slots * 4);
-}
-
-void GpuExperts::scale(const DispatchResult& received) {
-  const GpuRows rows = gpu_rows_of(spec_, received);
-  if (rank_major_) {
-    return scale_and_sum_slots(rows, slots_of(received), weights_.factors.as<float>(), received.host->total,
-                               outputs_.as(), stream_.get());
-  }
-  scale_groups(rows, {received.counts, received.row_offsets, received.groups}, weights_.factors.as<float>(),
-               outputs_.as(), stream_.get());
-}
-
-void GpuExperts::swiglu(const DispatchResult& received) {
-  const GpuRows rows = gpu_rows_of(spec_, received);
-  const std::vector<RowRange> ranges = rank_major_ ? gather_by_expert(received) : row_ranges(received);
-  if (!rank_major_ && rows.encoding.quantises())
-    gather_values(rows, nullptr, received.host->total, inputs_.as(), stream_.get());
-  const bool in_place = inputs_.bytes() == 0;
-  const auto* x = in_place ? static_cast<const std::byte*>(received.data) : inputs_.as();
-  const GpuBuffer& out = rank_major_ ? expert_rows_ : outputs_;
-  for (std::size_t local = 0; local < ranges.size(); ++local) {
-    const auto [first, count] = ranges[local];
-    if (count > 0)
-      apply_swiglu(static_cast<int>(local), x + first * spec_.row_bytes(), count, row(out, first));
-  }
-  if (!rank_major_) return;
-  sum_slots(rows, slots_of(received), expert_rows_.as(), route_of_slot_.as<std::int32_t>(),
-            received.host->total, outputs_.as(), stream_.get());
-}
-
-// out = down(silu(x gate) * (x up))
-void GpuExperts::apply_swiglu(int local, const void* x, std::int64_t rows, void* out) const {
-  const int hidden = spec_.config.hidden, inner = spec_.options.inner;
-  const std::int64_t matrix = std::int64_t{hidden} * inner * bytes_of(spec_.type);
-  const std::byte* gate = weights_.matrices.as() + 3 * local * matrix;
-  const MatrixProduct gate_product{.a = x,
-                                   .b = gate,
-                                   .out = gate_.as(),
-                                   .rows = rows,
-                                   .inner = hidden,
-                                   .columns = inner,
-                                   .type = spec_.type,
-                                   .out_type = DType::fp32};
-  MatrixProduct up_product = gate_product;
-  up_product.b = gate + matrix;
-  up_product.out = up_.as();
-  cublas_.multiply(gate_product);
-  cublas_.multiply(up_product);
-  silu_times(gate_.as<float>(), up_.as<float>(), rows * inner, spec_.type, activated_.as(), stream_.get());
-  cublas_.multiply({.a = activated_.as(),
-                    .b = gate + 2 * matrix,
-                    .out = out,
-                    .rows = rows,
-                    .inner = inner,
-                    .columns = hidden,
-                    .type = spec_.type,
-                    .out_type = spec_.type});
-}
-
-GpuSlots GpuExperts::slots_of(const DispatchResult& received) const {
-  return {.local_ids = received.local_ids, .weights = received.weight, .top_k = spec_.config.top_k};
-}
-
-std::vector<GpuExperts::RowRange> GpuExperts::row_ranges(const DispatchResult& received) const {
-  std::vector<std::int32_t> counts(experts_.size()), offsets(experts_.size());
-  const auto bytes = static_cast<std::int64_t>(experts_.size()) * 4;
-  copy_to_host(counts.data(), received.counts, bytes);
-  copy_to_host(offsets.data(), received.row_offsets, bytes);
-  std::vector<RowRange> ranges;
-  for (std::size_t local = 0; local < counts.size(); ++local)
-    ranges.push_back({offsets[local], counts[local]});
-  return ranges;
-}
-
-// Copies the rows of each local expert side by side into inputs_, and records each slot's position there in
-// route_of_slot_.
-std::vector<GpuExperts::RowRange> GpuExperts::gather_by_expert(const DispatchResult& received) {
-  const std::int64_t top_k = spec_.config.top_k, slots = received.host->total * top_k;
-  std::vector<std::int32_t> locals(static_cast<std::size_t>(slots)), row_of_route,
-      route_of_slot(locals.size(), -1);
-  copy_to_host(locals.data(), received.local_ids, slots * 4);
-  std::vector<RowRange> ranges;
-  for (std::int32_t local = 0; local < static_cast<std::int32_t>(experts_.size()); ++local) {
-    const auto first = static_cast<std::int64_t>(row_of_route.size());
-    for (std::int64_t slot = 0; slot < slots; ++slot) {
-      if (locals[static_cast<std::size_t>(slot)] != local) continue;
-      route_of_slot[static_cast<std::size_t>(slot)] = static_cast<std::int32_t>(row_of_route.size());
-      row_of_route.push_back(static_cast<std::int32_t>(slot / top_k));
-    }
-    ranges.push_back({first, static_cast<std::int64_t>(row_of_route.size()) - first});
-  }
-  const auto routes = static_cast<std::int64_t>(row_of_route.size());
-  row_of_route_.fill_from(row_of_route.data(), routes * 4);
-  route_of_slot_.fill_from(route_of_slot.data(), slots * 4);
-  gather_values(gpu_rows_of(spec_, received), row_of_route_.as<std::int32_t>(), routes, inputs_.as(),
-                stream_.get());
-  return ranges;
-}
 
 class GpuContext final : public DeviceContext {
  public:
@@ -309,20 +294,24 @@ class GpuContext final : public DeviceContext {
     result_.fill(0xFF, stream_);
     stream_.synchronize();
   }
+
   void dispatch() override {
     received_ = exchange_.dispatch(Tokens::rows(tokens_.as(), spec_.tokens(), spec_.type),
                                    ids_.as<std::int32_t>(), weights_.as<float>(),
                                    {.call = {.stream = stream_}, .global_scale = global_scale_.as<float>()});
     exchange_.synchronize({.stream = stream_});
   }
+
   void run_scaling_experts() override {
     experts_.scale(received_);
     stream_.synchronize();
   }
+
   void run_swiglu_experts() override {
     experts_.swiglu(received_);
     stream_.synchronize();
   }
+
   void combine() override {
     CombineOptions options = combine_options(received_);
     options.call.stream = stream_;
@@ -330,11 +319,13 @@ class GpuContext final : public DeviceContext {
                       options);
     exchange_.synchronize({.stream = stream_});
   }
+
   const DispatchResult& received() override {
     exchange_.check();
     received_copy_ = result_on_host_.copy(received_, spec_.config);
     return received_copy_;
   }
+
   std::span<const std::byte> result() override {
     exchange_.check();
     copy_to_host(result_copy_.data(), result_.as(), result_.bytes());
