@@ -118,7 +118,7 @@ class Exchange {
   /// The reverse: returns one fp32 of each row, `row_values` [total], to the row's source rank:
   /// `route_values` [N, K], 0 where the slot is masked or was dropped. Not with rank_major. A combine returns
   /// them beside its rows (CombineOptions::row_values).
-  void return_values(const Plan& plan, const float* row_values, float* route_values,
+  void return_values(const float* row_values, const Plan& plan, float* route_values,
                      const CallOptions& call = {});
 
   /// The gradients of combine, given the gradient dy of its result.

@@ -221,7 +221,7 @@ nb::object return_values(PyExchange& self, const GivenBesides& besides, const Va
   });
   {
     const GilRelease unlocked;
-    call.exchange().return_values(in.plan->plan, from, to, call.options());
+    call.exchange().return_values(from, in.plan->plan, to, call.options());
   }
   return in.route_values_array;
 }

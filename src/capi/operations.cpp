@@ -183,7 +183,7 @@ ferry_status ferry_route_values(ferry_exchange* handle, const ferry_route_values
 
 ferry_status ferry_return_values(ferry_exchange* handle, const ferry_return_values_args* given) {
   return call_with(handle, given, "ferry_return_values_args", [](Exchange& exchange, const auto& args) {
-    exchange.return_values(to_plan(args.plan), args.row_values, args.route_values,
+    exchange.return_values(args.row_values, to_plan(args.plan), args.route_values,
                            to_call_options(args.call));
   });
 }

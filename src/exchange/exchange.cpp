@@ -126,7 +126,7 @@ void Exchange::route_values(const float* values, const Plan& plan, float* row_va
   state_->send_values({.options = call, .from = values, .plan = plan, .to = row_values});
 }
 
-void Exchange::return_values(const Plan& plan, const float* row_values, float* route_values,
+void Exchange::return_values(const float* row_values, const Plan& plan, float* route_values,
                              const CallOptions& call) {
   const ProfilerRange range("return_values");
   state_->send_values({.operation = Operation::return_values,
@@ -164,7 +164,7 @@ DispatchResult Exchange::combine_backward(const Tokens& d_result, const Plan& pl
   // The dispatch's diagnostics are raised by return_values: the peers carry out both steps, so this rank must
   // too.
   DispatchResult rows = refusing_both([&] { return state_->dispatch_without_check_after(call, false); });
-  return_values(rows.plan, rows.dots, d_weights, options.call);
+  return_values(rows.dots, rows.plan, d_weights, options.call);
   return rows;
 }
 

@@ -84,7 +84,7 @@ TEST_P(TwoHops, RouteValuesKeepEveryBit) {
         EXPECT_EQ(std::memcmp(&back[i], &expected, 4), 0) << "route " << i << " of rank " << rank.index();
       }
       const std::vector<float> beside_rows = std::exchange(back, std::vector<float>(back.size(), -1.0f));
-      exchange.return_values(received.plan, rows.data(), back.data());
+      exchange.return_values(rows.data(), received.plan, back.data());
       EXPECT_EQ(std::memcmp(back.data(), beside_rows.data(), 4 * back.size()), 0);
     });
   }

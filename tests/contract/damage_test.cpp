@@ -83,7 +83,7 @@ void require_contained(SyncExchange& exchange, const TestCase& c, const StepInpu
                      [&] { exchange.route_values(values.as<float>(), bad, rows.as<float>()); });
   rows.require_guards("route_values, " + what);
   damage_is_reported(exchange, "return_values, " + what,
-                     [&] { exchange.return_values(bad, rows.as<float>(), values.as<float>()); });
+                     [&] { exchange.return_values(rows.as<float>(), bad, values.as<float>()); });
   values.require_guards("return_values, " + what);
 }
 

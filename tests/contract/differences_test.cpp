@@ -152,7 +152,7 @@ TEST_P(Contract, DifferentPlansAreRefused) {
       });
       require_named("return_values", [&] {
         GuardedBuffer values(std::int64_t{mine.tokens()} * c.config.top_k * 4), rows(mine.total() * 4);
-        exchange.return_values(mine, rows.as<float>(), values.as<float>());
+        exchange.return_values(rows.as<float>(), mine, values.as<float>());
       });
     });
   }

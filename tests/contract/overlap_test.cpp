@@ -346,7 +346,7 @@ TEST_P(Contract, OtherCallsRefuseArraysThatOverlap) {
       Pairs(exchange,
             {array("row_values", total * 4, false, row_values),
              array("route_values", known * slots, true, route_values), plan_of(plan)},
-            [&] { exchange.return_values(plan, row_values, route_values); })
+            [&] { exchange.return_values(row_values, plan, route_values); })
           .require_refused();
     }
     {

@@ -254,7 +254,7 @@ TEST_P(Contract, EmptyInputsMayBeNull) {
       exchange.route_values(no_tokens ? nullptr : mine.as<float>(), rows.plan,
                             no_rows ? nullptr : row_values.as<float>());
       row_values.require_guards("row values");
-      exchange.return_values(rows.plan, no_rows ? nullptr : row_values.as<float>(),
+      exchange.return_values(no_rows ? nullptr : row_values.as<float>(), rows.plan,
                              no_tokens ? nullptr : mine.as<float>());
       mine.require_guards("route values");
       exchange.check();
@@ -288,16 +288,16 @@ TEST_P(Contract, ValuesAloneReturnByTheirOwnCall) {
       });
     }
     require_refused("return_values", [&] {
-      exchange.return_values(plan, wrong ? nullptr : rows.as<float>(), routes.as<float>());
+      exchange.return_values(wrong ? nullptr : rows.as<float>(), plan, routes.as<float>());
     });
     require_refused("return_values", [&] {
-      exchange.return_values(plan, rows.as<float>(), wrong ? nullptr : routes.as<float>());
+      exchange.return_values(rows.as<float>(), plan, wrong ? nullptr : routes.as<float>());
     });
     // A rank that combines while the others return values.
     const std::string text = usage_error([&] {
       CombineRun combine(exchange, c, step, expert_outputs, plan, nullptr);
       if (wrong) return combine.call();
-      exchange.return_values(plan, rows.as<float>(), routes.as<float>());
+      exchange.return_values(rows.as<float>(), plan, routes.as<float>());
     });
     require(text.find("return_values") != std::string::npos, "the message is '", text, "'");
     check_route_values(exchange, c, step, plan);

@@ -321,7 +321,7 @@ TEST_P(Contract, SlicedExpertsRefuseWhatTheyDoNotHave) {
     for (const bool returns : {false, true}) {
       require_error(returns ? "return_values" : "route_values", [&] {
         float* const values = result.as<float>();
-        if (returns) exchange.return_values(received.plan, rows.as<float>(), values);
+        if (returns) exchange.return_values(rows.as<float>(), received.plan, values);
         if (!returns) exchange.route_values(values, received.plan, rows.as<float>());
       });
     }

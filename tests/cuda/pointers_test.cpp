@@ -146,10 +146,10 @@ TEST_F(CudaPointers, OtherOperationsRefusePageableMemory) {
       exchange.route_values(values.as<float>(), bad_plan, more_values.as<float>(), {.stream = test.stream});
     });
     test.require_refused("row_values", [&] {
-      exchange.return_values(plan, memory.as<float>(), values.as<float>(), {.stream = test.stream});
+      exchange.return_values(memory.as<float>(), plan, values.as<float>(), {.stream = test.stream});
     });
     test.require_refused("route_values", [&] {
-      exchange.return_values(plan, values.as<float>(), memory.as<float>(), {.stream = test.stream});
+      exchange.return_values(values.as<float>(), plan, memory.as<float>(), {.stream = test.stream});
     });
     test.require_refused("device_count",
                          [&] { exchange.metadata(memory.as<std::int32_t>(), {.stream = test.stream}); });
@@ -174,7 +174,7 @@ TEST_F(CudaPointers, RouteValuesRefusesNullPointers) {
       test.device_run.run_and_compare(0, test.stream.get());
     }
     for (const bool null_values : {true, false}) {
-      test.exchange.return_values(plan, null_values ? nullptr : values.as<float>(),
+      test.exchange.return_values(null_values ? nullptr : values.as<float>(), plan,
                                   null_values ? values.as<float>() : nullptr, {.stream = test.stream});
       const std::string text =
           usage_error([&] { test.exchange.synchronize({.lane = c.lane, .stream = test.stream}); });

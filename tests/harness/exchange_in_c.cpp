@@ -115,7 +115,7 @@ class ExchangeInC : public ForeignExchange {
   void combine_receive(const CallOptions& call) override;
   void route_values(const float* values, const Plan& plan, float* row_values,
                     const CallOptions& call) override;
-  void return_values(const Plan& plan, const float* row_values, float* route_values,
+  void return_values(const float* row_values, const Plan& plan, float* route_values,
                      const CallOptions& call) override;
   DispatchResult combine_backward(const Tokens& d_result, const Plan& plan, const float* topk_weights,
                                   const Outputs& outputs, float* d_weights,
@@ -271,7 +271,7 @@ void ExchangeInC::route_values(const float* values, const Plan& plan, float* row
   require(ferry_route_values, args);
 }
 
-void ExchangeInC::return_values(const Plan& plan, const float* row_values, float* route_values,
+void ExchangeInC::return_values(const float* row_values, const Plan& plan, float* route_values,
                                 const CallOptions& call) {
   auto args = sized<ferry_return_values_args>();
   args.plan = to_c(plan);

@@ -209,7 +209,7 @@ class ExchangeInPython : public ForeignExchange {
     });
   }
 
-  void return_values(const Plan& plan, const float* row_values, float* route_values,
+  void return_values(const float* row_values, const Plan& plan, float* route_values,
                      const CallOptions& call) override {
     in_python([&] {
       const UsedPlan used = plan_of(plan);

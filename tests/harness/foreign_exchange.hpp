@@ -33,7 +33,7 @@ class ForeignExchange {
   virtual void combine_receive(const CallOptions& call) = 0;
   virtual void route_values(const float* values, const Plan& plan, float* row_values,
                             const CallOptions& call) = 0;
-  virtual void return_values(const Plan& plan, const float* row_values, float* route_values,
+  virtual void return_values(const float* row_values, const Plan& plan, float* route_values,
                              const CallOptions& call) = 0;
   virtual DispatchResult combine_backward(const Tokens& d_result, const Plan& plan, const float* topk_weights,
                                           const Outputs& outputs, float* d_weights,

@@ -222,7 +222,7 @@ void check_route_values(SyncExchange& exchange, const TestCase& c, const StepInp
   }
   // Back again: each kept route has its value, the others 0.
   GuardedBuffer back(static_cast<std::int64_t>(values[rank].size()) * 4);
-  exchange.return_values(plan, got.as<float>(), back.as<float>(), c.lane);
+  exchange.return_values(got.as<float>(), plan, back.as<float>(), c.lane);
   back.require_guards("route values");
   for (std::size_t route = 0; route < values[rank].size(); ++route) {
     const bool kept = step.positions.routes[rank][route].row >= 0;

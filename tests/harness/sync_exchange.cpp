@@ -170,10 +170,10 @@ void SyncExchange::route_values(const float* values, const Plan& plan, float* ro
   finish(index);
 }
 
-void SyncExchange::return_values(const Plan& plan, const float* row_values, float* route_values, int index) {
+void SyncExchange::return_values(const float* row_values, const Plan& plan, float* route_values, int index) {
   DeviceMirror& memory = begin(index);
   called([&](auto& exchange) {
-    exchange.return_values(memory.translate(plan), memory.translate(row_values),
+    exchange.return_values(memory.translate(row_values), memory.translate(plan),
                            memory.translate(route_values), call_of(index));
   });
   finish(index);

@@ -43,7 +43,7 @@ class SyncExchange : public ferry::Exchange {
   void combine_receive(int lane = 0);
 
   void route_values(const float* values, const Plan& plan, float* row_values, int lane = 0);
-  void return_values(const Plan& plan, const float* row_values, float* route_values, int lane = 0);
+  void return_values(const float* row_values, const Plan& plan, float* route_values, int lane = 0);
   DispatchResult combine_backward(const Tokens& d_result, const Plan& plan, const float* topk_weights,
                                   const Outputs& outputs, float* d_weights,
                                   const DispatchOptions& options = {});
