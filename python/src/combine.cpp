@@ -232,11 +232,10 @@ struct BackwardArguments {
 
 std::pair<PyDispatchResult, nb::object> combine_backward(PyExchange& self, const GivenBesides& besides,
                                                          const BackwardArguments& given) {
-  // On devices it is a dispatch and a return_values, and the peers have enqueued both.
-  static constexpr std::initializer_list<Operation> kOnHost = {Operation::dispatch},
-                                                    kOnDevice = {Operation::dispatch,
-                                                                 Operation::return_values};
-  const auto operations = is_host(self.state().device) ? kOnHost : kOnDevice;
+  // It is a dispatch and a return_values. Peers whose calls end after they have returned have enqueued both.
+  static constexpr std::initializer_list<Operation> kFirst = {Operation::dispatch},
+                                                    kBoth = {Operation::dispatch, Operation::return_values};
+  const auto operations = has_kernels(self.config().backend) ? kBoth : kFirst;
   LaneCall call(self, operations, besides);
   const PyDispatchArguments dispatched{.tokens = given.d_result,
                                        .ids = given.plan,

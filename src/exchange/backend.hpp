@@ -126,7 +126,7 @@ struct DispatchCall {
   // For combine_backward, whose `outputs` are dot_rows:
   bool backward = false;
   std::int64_t output_rows = 0;      // Outputs::rows
-  const float* d_weights = nullptr;  // [N, K], which the combine after the dispatch writes
+  const float* d_weights = nullptr;  // [N, K], which return_values() after the dispatch writes
 
   // Rows of this rank past which the dispatch overflows on all ranks, below `capacity`; -1: the capacity.
   std::int32_t row_limit(std::int64_t capacity) const {

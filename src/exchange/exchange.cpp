@@ -145,6 +145,12 @@ DispatchResult Exchange::combine_backward(const Tokens& d_result, const Plan& pl
   const auto refusing_both = [&](auto step) { return state_->refusing_return_too(options.call, step); };
   refusing_both([&] {
     state_->check_or_refuse(Operation::dispatch, options.call, [&] {
+      if (options.apply_weights || options.dot_rows != nullptr) {
+        throw UsageError(str("combine_backward: ", options.apply_weights ? "apply_weights" : "dot_rows",
+                             " on rank ", state_->rank.index(),
+                             ": the call multiplies the rows by topk_weights and takes the dots with outputs "
+                             "itself: leave both options unset"));
+      }
       const std::int64_t dense = config.hidden * bytes_of(config.combine_type);
       if (outputs.type != config.combine_type || (outputs.stride != 0 && outputs.stride != dense)) {
         throw UsageError(str("combine_backward: outputs must be dense rows of ",

@@ -361,6 +361,7 @@ TEST_P(Contract, OtherCallsRefuseArraysThatOverlap) {
       wrong.options().memory.plan = nullptr;
       add_memory(c, parts_of(c.config.format, c.config.hidden), total, dispatch.received().groups,
                  wrong.options(), arguments);
+      wrong.options().apply_weights = false;
       wrong.options().dot_rows = nullptr;
       Pairs(exchange, arguments, [&] {
         exchange.combine_backward(wrong.tokens(), plan, topk_weights, rows, d_weights, wrong.options());

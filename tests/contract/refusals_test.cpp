@@ -98,12 +98,19 @@ TEST_P(Contract, BackwardRefusesOtherOutputTypesAndStrides) {
     const std::int64_t dense = c.config.hidden * bytes_of(c.config.combine_type);
     GuardedBuffer rows(2 * dense * plan.total()), d_weights(std::int64_t{plan.tokens()} * c.config.top_k * 4);
     const Outputs right{rows.data(), c.config.combine_type};
-    const auto backward = [&](const Outputs& wrong) {
+    const bool odd = rank.index() == kWrongRank;
+    const auto backward = [&](const Outputs& wrong, bool apply_weights = false,
+                              const void* dot_rows = nullptr) {
       DispatchRun dispatch(exchange, c, step);
-      exchange.combine_backward(dispatch.tokens(), plan, dispatch.weights(),
-                                rank.index() == kWrongRank ? wrong : right, d_weights.as<float>(),
-                                dispatch.options());
+      dispatch.options().apply_weights = odd && apply_weights;
+      dispatch.options().dot_rows = odd ? dot_rows : nullptr;
+      exchange.combine_backward(dispatch.tokens(), plan, dispatch.weights(), odd ? wrong : right,
+                                d_weights.as<float>(), dispatch.options());
     };
+    if (GetParam().language == nullptr) {  // C and Python have no such arguments
+      require_refused("combine_backward: apply_weights on rank 1", [&] { backward(right, true); });
+      require_refused("combine_backward: dot_rows on rank 1", [&] { backward(right, false, rows.data()); });
+    }
     require_refused("rank 1 gives fp32", [&] { backward({rows.data(), DType::fp32}); });
     require_refused(str("stride = ", 2 * dense),
                     [&] { backward({rows.data(), c.config.combine_type, 2 * dense}); });
