@@ -180,11 +180,14 @@ struct Outputs {
 };
 
 /// Where combine writes: [N, H]. unreduced: [N, K, H]. Zero for a token without delivered routes. The address
-/// and the stride are multiples of 16 bytes. Its length is not known to Ferry and not checked.
+/// and the stride are multiples of 16 bytes.
 struct Result {
   void* data = nullptr;
   DType type = DType::bf16;
   std::int64_t stride = 0;  ///< bytes from one row to the next (unreduced: from slot to slot); 0: dense
+  /// Rows that `data` holds: N or more are needed (unreduced: N * K). 0: not said. Checked where the host
+  /// knows N: not on device memory, and not with experts in slices.
+  std::int64_t rows = 0;
 };
 
 /// A last step of combine: each value y of the result, after it has been rounded to the result's type,

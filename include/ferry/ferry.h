@@ -31,8 +31,10 @@
 // and all other fields to zero, which selects the defaults, then set the fields you need. A shorter struct,
 // from a program built with an earlier header, has defaults for the missing fields. A longer one is refused
 // (FERRY_UNSUPPORTED) if a byte unknown to this library is not zero. In a struct that the library fills,
-// `size` is the room available. Structs without `size` never change. Structs of arguments are only read and
-// may be used again.
+// `size` is the room available. Structs without it that stand in others, or are passed by value of their
+// fields, have `reserved` in its place: zero, until a later version gives it a meaning whose default is zero.
+// What is not zero there is refused (FERRY_USAGE): the library is older than the program, or the struct was
+// not zeroed. All other structs never change. Structs of arguments are only read and may be used again.
 //
 // Refusals. When a rank refuses its own call, the peers' call of that number ends with the same error, and
 // the exchange stays usable. Exceptions: a NULL exchange, NULL arguments or a wrong `size` are not reported

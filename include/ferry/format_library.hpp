@@ -9,7 +9,9 @@
 
 #include <algorithm>
 #include <array>
+#include <cstddef>
 #include <cstdio>
+#include <cstring>
 #include <exception>
 #include <utility>
 
@@ -47,7 +49,16 @@ ferry_status status_of_call(Call call) noexcept {
   return FERRY_OK;
 }
 
-inline EncoderCall encoder_call_of(const ferry_encoder_call& c) {
+// Of an earlier or a later Ferry: fields that it does not have are zero.
+inline EncoderCall encoder_call_of(const ferry_encoder_call& given) {
+  const auto* const bytes = reinterpret_cast<const unsigned char*>(&given);
+  for (std::size_t i = sizeof given; i < given.size; ++i) {
+    if (bytes[i] == 0) continue;
+    throw UnsupportedError(
+        "the library of formats is older than the Ferry that calls it: compile it with that one's headers");
+  }
+  ferry_encoder_call c{};
+  std::memcpy(&c, &given, std::min(given.size, sizeof c));
   EncoderCall call;
   call.tokens = c.tokens;
   call.stride = c.stride;

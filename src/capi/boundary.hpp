@@ -15,6 +15,7 @@
 #include "ferry/exchange.hpp"
 #include "ferry/ferry.h"
 #include "ferry/group.hpp"
+#include "ferry/version.hpp"
 
 namespace ferry::capi {
 
@@ -72,6 +73,17 @@ T read_sized(const T* given, const char* name) {
   T value{};
   std::memcpy(&value, given, std::min(size, sizeof(T)));
   return value;
+}
+
+// Throws UsageError if a field is set that is reserved in this header, in a struct without `size`.
+template <class T>
+void check_reserved(const T& given, const char* name) {
+  for (const std::int64_t& field : given.reserved) {
+    if (field == 0) continue;
+    throw UsageError(str(name, ".reserved[", &field - given.reserved, "] = ", field,
+                         ", must be 0: this library, version ", version(),
+                         ", is older than the program's headers, or the struct was not zeroed"));
+  }
 }
 
 // Writes as much of `value` as the caller's struct has room for, and zeros to the rest of the struct.

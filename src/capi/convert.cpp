@@ -77,6 +77,7 @@ std::span<const float> to_input_scales(const float* scales, std::int64_t count) 
 }
 
 std::optional<Format> to_format(const ferry_format& given) {
+  check_reserved(given, "ferry_format");
   const auto kind = to_choice(given.kind, FormatKind::registered, "ferry_format.kind");
   const char* name = kConstants<FormatKind>[given.kind].name;
   Format format = kind ? format_with(*kind, given.flags) : Format{};
@@ -179,8 +180,13 @@ Config config_or_refuse(const Rank& rank, const ferry_config* given) {
                    [&] { return to_config(read_sized(given, "ferry_config"), rank.size()); });
 }
 
-CallOptions to_call_options(const ferry_call_options& given) {
+CallOptions known_call_options(const ferry_call_options& given) {
   return {.lane = given.lane, .stream = {given.stream}, .sm_limit = given.sm_limit};
+}
+
+CallOptions to_call_options(const ferry_call_options& given) {
+  check_reserved(given, "ferry_call_options");
+  return known_call_options(given);
 }
 
 CallOptions to_call_options(const ferry_call_options* given) {
@@ -188,6 +194,7 @@ CallOptions to_call_options(const ferry_call_options* given) {
 }
 
 Tokens to_tokens(const ferry_tokens& given) {
+  check_reserved(given, "ferry_tokens");
   Tokens tokens;
   std::copy(given.parts, given.parts + kMaxParts, tokens.parts.begin());
   std::copy(given.strides, given.strides + kMaxParts, tokens.strides.begin());
@@ -205,10 +212,12 @@ Ids to_ids(const void* data, std::int32_t type) {
 }
 
 Plan to_plan(const ferry_plan& plan) {
+  check_reserved(plan, "ferry_plan");
   return plan.storage == nullptr ? Plan() : Plan::over(plan.storage, plan.bytes, plan.call);
 }
 
 ReceiveBuffers to_receive_buffers(const ferry_receive_buffers& given) {
+  check_reserved(given, "ferry_receive_buffers");
   ReceiveBuffers buffers;
   std::copy(given.parts, given.parts + kMaxParts, buffers.parts.begin());
   buffers.weight = given.weight;
@@ -225,6 +234,7 @@ ReceiveBuffers to_receive_buffers(const ferry_receive_buffers& given) {
 }
 
 Outputs to_outputs(const ferry_rows& rows) {
+  check_reserved(rows, "ferry_rows");
   return {.data = rows.data,
           .type = to_dtype(rows.type, "outputs.type"),
           .stride = rows.stride,
@@ -232,14 +242,19 @@ Outputs to_outputs(const ferry_rows& rows) {
 }
 
 Result to_result(const ferry_rows& rows) {
-  return {.data = rows.data, .type = to_dtype(rows.type, "result.type"), .stride = rows.stride};
+  check_reserved(rows, "ferry_rows");
+  return {.data = rows.data,
+          .type = to_dtype(rows.type, "result.type"),
+          .stride = rows.stride,
+          .rows = rows.rows};
 }
 
-Epilogue to_epilogue(const ferry_epilogue* epilogue) {
-  if (epilogue == nullptr) return {};
-  return {.residual = epilogue->residual,
-          .stride = epilogue->stride,
-          .scale = static_cast<float>(epilogue->scale)};
+Epilogue to_epilogue(const ferry_epilogue* given) {
+  if (given == nullptr) return {};
+  const auto epilogue = read_sized(given, "ferry_epilogue");
+  return {.residual = epilogue.residual,
+          .stride = epilogue.stride,
+          .scale = epilogue.scale == 0 ? 1 : static_cast<float>(epilogue.scale)};
 }
 
 ferry_format to_c(const Format& format) {
@@ -261,7 +276,7 @@ ferry_config to_c(const Config& config) {
 }
 
 void copy_parts(const std::array<ReceivedPart, kMaxParts>& parts, ferry_received_part* to) {
-  for (const ReceivedPart& part : parts) *to++ = {part.data, part.row_bytes, part.leading_dimension};
+  for (const ReceivedPart& part : parts) *to++ = {part.data, part.row_bytes, part.leading_dimension, {}};
 }
 
 ferry_dispatch_result to_c(const DispatchResult& received) {
@@ -281,7 +296,7 @@ ferry_dispatch_result to_c(const DispatchResult& received) {
   c.dots = received.dots;
   c.host = reinterpret_cast<const ferry_host_totals*>(received.host);
   c.call = received.call;
-  c.plan = {received.plan.storage(), received.plan.bytes(), received.plan.call()};
+  c.plan = {received.plan.storage(), received.plan.bytes(), received.plan.call(), {}};
   c.tile_offsets = received.tile_offsets;
   return c;
 }

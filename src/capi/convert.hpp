@@ -1,5 +1,5 @@
-// Converts values of the C interface to the C++ interface, and back. Numbers that are not enumerators throw
-// UsageError; all other checks are those of the C++ interface.
+// Converts values of the C interface to the C++ interface, and back. Numbers that are not enumerators and
+// reserved fields that are set throw UsageError; all other checks are those of the C++ interface.
 #pragma once
 
 #include <optional>
@@ -133,6 +133,8 @@ Topology to_topology(const std::int32_t* node_of_rank, int ranks);
 CallOptions to_call_options(const ferry_call_options& options);
 // NULL: the defaults.
 CallOptions to_call_options(const ferry_call_options* options);
+// To refuse a call whose options to_call_options() may refuse.
+CallOptions known_call_options(const ferry_call_options& options);
 Tokens to_tokens(const ferry_tokens& tokens);
 Ids to_ids(const void* ids, std::int32_t type);
 Plan to_plan(const ferry_plan& plan);

@@ -207,7 +207,7 @@ ferry_status ferry_plan_copy(const ferry_plan* plan, void* storage, size_t bytes
     }
     check_plan_address(storage);
     std::memcpy(storage, plan->storage, needed);
-    *copy = {storage, needed, plan->call};
+    *copy = {storage, needed, plan->call, {}};
   });
 }
 

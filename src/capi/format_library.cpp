@@ -26,6 +26,7 @@ namespace {
 
 ferry_encoder_call encoder_call_of(const EncoderCall& call) {
   ferry_encoder_call c{};
+  c.size = sizeof c;
   c.tokens = call.tokens;
   c.stride = call.stride;
   c.type = static_cast<std::int32_t>(call.type);

@@ -338,6 +338,9 @@ void check_combine(const Config& config, int rank, const CombineCall& call, bool
   if (call.result.data != nullptr) {
     check_rows("result", rank, call.result.data, call.result.stride,
                config.hidden * bytes_of(call.result.type));
+    if (call.result.rows < 0)
+      throw UsageError(
+          str("combine: result.rows = ", call.result.rows, " on rank ", rank, ", must be 0 or more"));
   }
   check_shared_outputs(config, rank, call);
   if (plan_in == PlanIn::device) return;
@@ -350,6 +353,12 @@ void check_combine(const Config& config, int rank, const CombineCall& call, bool
   constexpr const char* kRemedy = ": pass it, or call return_values() for row_values alone";
   require_given(Operation::combine, rank, {"outputs", call.outputs.data, call.plan.total(), "row"}, kRemedy);
   require_given(Operation::combine, rank, {"result", call.result.data, call.plan.tokens(), "token"}, kRemedy);
+  const std::int64_t written =
+      call.plan.tokens() * (call.reduction == Reduction::unreduced ? config.top_k : 1);
+  if (call.result.data != nullptr && call.result.rows > 0 && call.result.rows < written) {
+    throw UsageError(str("combine: result.rows = ", call.result.rows, " on rank ", rank,
+                         ", whose result has ", counted(written, "row"), ": pass memory for them"));
+  }
   const bool gives_row_values = call.row_values != nullptr;
   if (call.plan.total() > 0 && call.plan.tokens() > 0 && gives_row_values != (call.route_values != nullptr)) {
     throw UsageError(str("combine: row_values and route_values must be given together, rank ", rank,

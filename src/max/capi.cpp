@@ -33,9 +33,9 @@ template <class Convert>
 auto convert_or_refuse(max::Exchange& exchange, Operation operation, const ferry_call_options& call,
                        const Convert& convert) {
   try {
-    return in_words(max::kWords, convert);
+    return in_words(max::kWords, [&] { return convert(to_call_options(call)); });
   } catch (const Error& error) {
-    exchange.refuse(operation, error, to_call_options(call));
+    exchange.refuse(operation, error, known_call_options(call));
     throw;
   }
 }
@@ -84,11 +84,11 @@ struct DispatchArguments {
 };
 
 DispatchArguments to_input(max::Exchange& exchange, const ferry_max_dispatch_args& args) {
-  return convert_or_refuse(exchange, Operation::dispatch, args.call, [&] {
+  return convert_or_refuse(exchange, Operation::dispatch, args.call, [&](const CallOptions& call) {
     return DispatchArguments{
         .tokens = to_tokens(args.input_tokens),
         .ids = to_ids(args.topk_ids, args.id_type),
-        .options = {.call = to_call_options(args.call),
+        .options = {.call = call,
                     .format = to_format(args.format),
                     .global_scale = args.global_scale,
                     .input_scales = to_input_scales(args.input_scales, args.input_scale_count)}};
@@ -96,6 +96,7 @@ DispatchArguments to_input(max::Exchange& exchange, const ferry_max_dispatch_arg
 }
 
 struct CombineArguments {
+  CallOptions call;
   max::CombineInput input;
   max::CombineOutput output;
 };
@@ -117,8 +118,9 @@ void read_arrays(const ferry_max_exchange& handle, const ferry_max_combine_args&
 }
 
 CombineArguments to_input(ferry_max_exchange& handle, const ferry_max_combine_args& args) {
-  return convert_or_refuse(handle.exchange, Operation::combine, args.call, [&] {
+  return convert_or_refuse(handle.exchange, Operation::combine, args.call, [&](const CallOptions& call) {
     CombineArguments in;
+    in.call = call;
     in.input.input_tokens = to_outputs(args.input_tokens);
     read_arrays(handle, args, in.input);
     if (args.own_ids != 0) {  // in place of those of the last dispatch
@@ -206,7 +208,7 @@ ferry_status ferry_max_ep_combine_async(ferry_max_exchange* handle, const ferry_
     max::Exchange& exchange = required(handle, "exchange").exchange;
     const auto args = read_sized(given, "ferry_max_combine_args");
     const CombineArguments in = to_input(*handle, args);
-    exchange.ep_combine_async(in.input, in.output, to_call_options(args.call));
+    exchange.ep_combine_async(in.input, in.output, in.call);
   });
 }
 
@@ -219,7 +221,7 @@ ferry_status ferry_max_ep_fused_combine(ferry_max_exchange* handle, const ferry_
     max::Exchange& exchange = required(handle, "exchange").exchange;
     const auto args = read_sized(given, "ferry_max_combine_args");
     const CombineArguments in = to_input(*handle, args);
-    exchange.ep_fused_combine(in.input, in.output, to_call_options(args.call));
+    exchange.ep_fused_combine(in.input, in.output, in.call);
   });
 }
 

@@ -64,7 +64,7 @@ TEST(Configuration, RoundTripsAndMakesTheSameExchange) {
   given.repeats = 1;
   given.zero_padding = 1;
   given.combine_type = FERRY_FP32;
-  given.format = {FERRY_FORMAT_RAW, 0, {32, 48, 0, 0}};
+  given.format = {FERRY_FORMAT_RAW, 0, {32, 48, 0, 0}, {}};
   given.reduction = FERRY_UNREDUCED;
   given.lanes = 3;
   given.deadline = 4.5;
@@ -114,7 +114,7 @@ TEST(Configuration, RoundTripsAndMakesTheSameExchange) {
 TEST(Configuration, SizeQueriesAgreeWithTheCppInterface) {
   ferry_config config = small_config();
   config.alignment = 8;
-  config.format = {FERRY_FORMAT_FP8_E4M3, FERRY_FP8_POWER_OF_TWO, {}};
+  config.format = {FERRY_FORMAT_FP8_E4M3, FERRY_FP8_POWER_OF_TWO, {}, {}};
   for (int rank = 0; rank < 3; ++rank) {
     auto sizes = sized<ferry_sizes>();
     ASSERT_EQ(ferry_sizes_of(&config, nullptr, 3, rank, &sizes), FERRY_OK) << ferry_last_error();
@@ -181,7 +181,7 @@ TEST(Configuration, MistakesAreRefusedByTheQueries) {
   refused(with([](auto& c) { c.reduction = 4; }), "reduction = 4");
   refused(with([](auto& c) { c.format.kind = 10; }), "ferry_format.kind = 10");
   refused(with([](auto& c) { c.format.flags = 1; }), "flags = 1 with kind FERRY_FORMAT_DEFAULT");
-  refused(with([](auto& c) { c.format = {FERRY_FORMAT_FP8_E4M3, 8, {}}; }),
+  refused(with([](auto& c) { c.format = {FERRY_FORMAT_FP8_E4M3, 8, {}, {}}; }),
           "flags = 8 with kind FERRY_FORMAT_FP8_E4M3");
   refused(with([](auto& c) { c.format.part_bytes[2] = 16; }), "part_bytes");
   refused(with([](auto& c) { c.deadline = -1; }), "deadline = -1");

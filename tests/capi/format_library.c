@@ -20,7 +20,7 @@ static ferry_status on_host(const ferry_encoder_call* call, void* user) {
     unsigned char* to = (unsigned char*)call->parts[0] + row * call->part_strides[0];
     for (int c = 0; c < call->hidden; ++c) to[c] = from[2 * c + which];
   }
-  return call->type == FERRY_BF16 ? FERRY_OK : FERRY_USAGE;
+  return call->size == sizeof *call && call->type == FERRY_BF16 ? FERRY_OK : FERRY_USAGE;
 }
 
 #ifdef KEEPS

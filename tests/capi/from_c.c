@@ -45,6 +45,7 @@ const from_c_size from_c_sizes[] = {
     SIZE_OF(ferry_nvfuser_combine_args),
     SIZE_OF(ferry_dispatch_counts_args),
     SIZE_OF(ferry_dispatch_counts_result),
+    SIZE_OF(ferry_encoder_call),
     SIZE_OF(ferry_call_options),
     SIZE_OF(ferry_counts),
     SIZE_OF(ferry_topology),

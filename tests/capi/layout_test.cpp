@@ -1,6 +1,6 @@
 // The layout of every struct of the C interface, on which existing programs depend. A struct with a `size`
-// field may grow at its end: then its size here may be raised. Any other failure here means that existing
-// programs break.
+// field may grow at its end: then its size here may be raised. Structs with `reserved` fields keep their size
+// and give these a meaning. Any other failure here means that existing programs break.
 #include <gtest/gtest.h>
 
 #include <cstddef>
@@ -39,18 +39,18 @@ EXPECT_AT(ferry_config, placement_version, 48);
 EXPECT_AT(ferry_config, capacity, 56);
 EXPECT_AT(ferry_config, combine_type, 76);
 EXPECT_AT(ferry_config, format, 80);
-EXPECT_AT(ferry_config, reduction, 120);
-EXPECT_AT(ferry_config, deadline, 128);
-EXPECT_AT(ferry_config, manual_check, 140);
-EXPECT_AT(ferry_config, engine, 144);
-EXPECT_AT(ferry_config, reduction_level, 148);
-EXPECT_AT(ferry_config, hops, 152);
-EXPECT_AT(ferry_config, window, 156);
-EXPECT_AT(ferry_config, memory, 160);
-EXPECT_AT(ferry_config, shared_experts, 164);
-EXPECT_AT(ferry_config, input, 168);
-EXPECT_AT(ferry_config, transfer, 176);
-EXPECT_AT(ferry_config, expert_slices, 180);
+EXPECT_AT(ferry_config, reduction, 136);
+EXPECT_AT(ferry_config, deadline, 144);
+EXPECT_AT(ferry_config, manual_check, 156);
+EXPECT_AT(ferry_config, engine, 160);
+EXPECT_AT(ferry_config, reduction_level, 164);
+EXPECT_AT(ferry_config, hops, 168);
+EXPECT_AT(ferry_config, window, 172);
+EXPECT_AT(ferry_config, memory, 176);
+EXPECT_AT(ferry_config, shared_experts, 180);
+EXPECT_AT(ferry_config, input, 184);
+EXPECT_AT(ferry_config, transfer, 192);
+EXPECT_AT(ferry_config, expert_slices, 196);
 
 EXPECT_AT(ferry_sizes, dispatch_staging, 8);
 EXPECT_AT(ferry_sizes, total, 48);
@@ -65,75 +65,81 @@ EXPECT_AT(ferry_plan_info, sources, 72);
 
 EXPECT_AT(ferry_dispatch_result, data, 8);
 EXPECT_AT(ferry_dispatch_result, parts, 16);
-EXPECT_AT(ferry_dispatch_result, groups, 112);
-EXPECT_AT(ferry_dispatch_result, counts, 128);
-EXPECT_AT(ferry_dispatch_result, source, 160);
-EXPECT_AT(ferry_dispatch_result, host, 200);
-EXPECT_AT(ferry_dispatch_result, plan, 216);
+EXPECT_AT(ferry_dispatch_result, groups, 176);
+EXPECT_AT(ferry_dispatch_result, counts, 192);
+EXPECT_AT(ferry_dispatch_result, source, 224);
+EXPECT_AT(ferry_dispatch_result, host, 264);
+EXPECT_AT(ferry_dispatch_result, plan, 280);
 
 EXPECT_AT(ferry_call_options, sm_limit, 4);
 EXPECT_AT(ferry_call_options, stream, 8);
 
+EXPECT_AT(ferry_epilogue, residual, 8);
+EXPECT_AT(ferry_epilogue, scale, 24);
+EXPECT_AT(ferry_encoder_call, tokens, 8);
+EXPECT_AT(ferry_encoder_call, device_rows, 40);
+EXPECT_AT(ferry_encoder_call, stream, 144);
+
 EXPECT_AT(ferry_dispatch_args, call, 8);
-EXPECT_AT(ferry_dispatch_args, tokens, 24);
-EXPECT_AT(ferry_dispatch_args, ids, 112);
-EXPECT_AT(ferry_dispatch_args, plan, 120);
-EXPECT_AT(ferry_dispatch_args, weights, 144);
-EXPECT_AT(ferry_dispatch_args, id_type, 152);
-EXPECT_AT(ferry_dispatch_args, format, 168);
-EXPECT_AT(ferry_dispatch_args, memory, 208);
-EXPECT_AT(ferry_dispatch_args, dot_rows, 320);
-EXPECT_AT(ferry_dispatch_args, result, 352);
-EXPECT_AT(ferry_dispatch_args, global_scale, 328);
+EXPECT_AT(ferry_dispatch_args, tokens, 40);
+EXPECT_AT(ferry_dispatch_args, ids, 144);
+EXPECT_AT(ferry_dispatch_args, plan, 152);
+EXPECT_AT(ferry_dispatch_args, weights, 192);
+EXPECT_AT(ferry_dispatch_args, id_type, 200);
+EXPECT_AT(ferry_dispatch_args, format, 216);
+EXPECT_AT(ferry_dispatch_args, memory, 272);
+EXPECT_AT(ferry_dispatch_args, dot_rows, 400);
+EXPECT_AT(ferry_dispatch_args, result, 432);
+EXPECT_AT(ferry_dispatch_args, global_scale, 408);
 
 EXPECT_AT(ferry_combine_args, call, 8);
-EXPECT_AT(ferry_combine_args, outputs, 24);
-EXPECT_AT(ferry_combine_args, result, 56);
-EXPECT_AT(ferry_combine_args, plan, 88);
-EXPECT_AT(ferry_combine_args, row_weights, 112);
-EXPECT_AT(ferry_combine_args, topk_weighted, 128);
-EXPECT_AT(ferry_combine_args, row_values, 136);
-EXPECT_AT(ferry_combine_args, epilogue, 160);
+EXPECT_AT(ferry_combine_args, outputs, 40);
+EXPECT_AT(ferry_combine_args, result, 88);
+EXPECT_AT(ferry_combine_args, plan, 136);
+EXPECT_AT(ferry_combine_args, row_weights, 176);
+EXPECT_AT(ferry_combine_args, topk_weighted, 192);
+EXPECT_AT(ferry_combine_args, row_values, 200);
+EXPECT_AT(ferry_combine_args, epilogue, 224);
 
-EXPECT_AT(ferry_combine_backward_args, d_result, 24);
-EXPECT_AT(ferry_combine_backward_args, plan, 112);
-EXPECT_AT(ferry_combine_backward_args, format, 168);
-EXPECT_AT(ferry_combine_backward_args, result, 320);
-EXPECT_AT(ferry_combine_backward_args, output_rows, 152);
+EXPECT_AT(ferry_combine_backward_args, d_result, 40);
+EXPECT_AT(ferry_combine_backward_args, plan, 144);
+EXPECT_AT(ferry_combine_backward_args, format, 216);
+EXPECT_AT(ferry_combine_backward_args, result, 400);
+EXPECT_AT(ferry_combine_backward_args, output_rows, 200);
 
-EXPECT_AT(ferry_route_values_args, plan, 32);
-EXPECT_AT(ferry_return_values_args, row_values, 48);
+EXPECT_AT(ferry_route_values_args, plan, 48);
+EXPECT_AT(ferry_return_values_args, row_values, 40);
 EXPECT_AT(ferry_dispatch_layout_args, tokens, 16);
 EXPECT_AT(ferry_dispatch_layout_args, expert_rank, 40);
 EXPECT_AT(ferry_dispatch_layout_args, tokens_per_node, 80);
 EXPECT_AT(ferry_dispatch_layout_args, stream, 96);
-EXPECT_AT(ferry_metadata_args, count, 24);
-EXPECT_AT(ferry_metadata_args, metadata, 32);
-EXPECT_AT(ferry_metadata_args, device_count, 40);
-EXPECT_AT(ferry_metadata_args, into, 48);
-EXPECT_AT(ferry_all_gather_v_args, count, 32);
-EXPECT_AT(ferry_all_gather_v_args, gathered, 48);
-EXPECT_AT(ferry_reduce_scatter_v_args, total, 32);
-EXPECT_AT(ferry_reduce_scatter_v_args, count, 48);
-EXPECT_AT(ferry_reduce_scatter_v_args, type, 56);
+EXPECT_AT(ferry_metadata_args, count, 40);
+EXPECT_AT(ferry_metadata_args, metadata, 48);
+EXPECT_AT(ferry_metadata_args, device_count, 56);
+EXPECT_AT(ferry_metadata_args, into, 64);
+EXPECT_AT(ferry_all_gather_v_args, count, 48);
+EXPECT_AT(ferry_all_gather_v_args, gathered, 64);
+EXPECT_AT(ferry_reduce_scatter_v_args, total, 48);
+EXPECT_AT(ferry_reduce_scatter_v_args, count, 64);
+EXPECT_AT(ferry_reduce_scatter_v_args, type, 72);
 EXPECT_AT(ferry_max_dispatch_result, output_tokens, 8);
-EXPECT_AT(ferry_max_dispatch_result, row_offsets, 112);
-EXPECT_AT(ferry_max_dispatch_result, counts, 136);
-EXPECT_AT(ferry_max_dispatch_result, ranks, 160);
-EXPECT_AT(ferry_max_dispatch_result, tile_offsets, 168);
-EXPECT_AT(ferry_max_dispatch_result, capacity, 176);
-EXPECT_AT(ferry_max_dispatch_args, topk_ids, 112);
-EXPECT_AT(ferry_max_dispatch_args, result, 128);
-EXPECT_AT(ferry_max_dispatch_args, format, 136);
-EXPECT_AT(ferry_max_combine_args, src_info, 56);
-EXPECT_AT(ferry_max_combine_args, number, 80);
-EXPECT_AT(ferry_max_combine_args, topk_ids, 96);
-EXPECT_AT(ferry_max_combine_args, output_tokens, 112);
-EXPECT_AT(ferry_max_combine_args, shared_outputs, 152);
+EXPECT_AT(ferry_max_dispatch_result, row_offsets, 176);
+EXPECT_AT(ferry_max_dispatch_result, counts, 200);
+EXPECT_AT(ferry_max_dispatch_result, ranks, 224);
+EXPECT_AT(ferry_max_dispatch_result, tile_offsets, 232);
+EXPECT_AT(ferry_max_dispatch_result, capacity, 240);
+EXPECT_AT(ferry_max_dispatch_args, topk_ids, 144);
+EXPECT_AT(ferry_max_dispatch_args, result, 160);
+EXPECT_AT(ferry_max_dispatch_args, format, 168);
+EXPECT_AT(ferry_max_combine_args, src_info, 88);
+EXPECT_AT(ferry_max_combine_args, number, 112);
+EXPECT_AT(ferry_max_combine_args, topk_ids, 128);
+EXPECT_AT(ferry_max_combine_args, output_tokens, 144);
+EXPECT_AT(ferry_max_combine_args, shared_outputs, 200);
 EXPECT_AT(ferry_nvfuser_dispatch_result, recv_topk_idx, 16);
 EXPECT_AT(ferry_nvfuser_dispatch_result, rows, 56);
-EXPECT_AT(ferry_nvfuser_dispatch_args, ids, 96);
-EXPECT_AT(ferry_nvfuser_dispatch_args, result, 112);
+EXPECT_AT(ferry_nvfuser_dispatch_args, ids, 112);
+EXPECT_AT(ferry_nvfuser_dispatch_args, result, 128);
 EXPECT_AT(ferry_nvfuser_combine_args, row_count, 16);
 EXPECT_AT(ferry_nvfuser_combine_args, tokens, 56);
 
@@ -147,9 +153,12 @@ static_assert(sizeof(ferry_load_statistics) == offsetof(ferry_load_statistics, i
 static_assert(sizeof(ferry_sizes) == offsetof(ferry_sizes, plan_bytes) + 8);
 static_assert(sizeof(ferry_dispatch_layout_args) == offsetof(ferry_dispatch_layout_args, node_of_rank) + 8);
 static_assert(sizeof(ferry_plan_info) == offsetof(ferry_plan_info, sources) + 8);
-static_assert(offsetof(ferry_dispatch_result, tile_offsets) == offsetof(ferry_dispatch_result, plan) + 24);
+static_assert(offsetof(ferry_dispatch_result, tile_offsets) ==
+              offsetof(ferry_dispatch_result, plan) + sizeof(ferry_plan));
 static_assert(sizeof(ferry_dispatch_result) == offsetof(ferry_dispatch_result, tile_offsets) + 8);
 static_assert(sizeof(ferry_dispatch_args) == offsetof(ferry_dispatch_args, result) + 8);
+static_assert(sizeof(ferry_epilogue) == offsetof(ferry_epilogue, scale) + 8);
+static_assert(sizeof(ferry_encoder_call) == offsetof(ferry_encoder_call, stream) + 8);
 static_assert(sizeof(ferry_combine_args) == offsetof(ferry_combine_args, epilogue) + 8);
 static_assert(sizeof(ferry_route_values_args) == offsetof(ferry_route_values_args, row_values) + 8);
 static_assert(sizeof(ferry_return_values_args) == offsetof(ferry_return_values_args, route_values) + 8);
@@ -177,38 +186,39 @@ TEST(Layout, OfStructsHasNotChanged) {
       {"ferry_overflow", 32},
       {"ferry_error_record", 176},
       {"ferry_bootstrap", 48},
-      {"ferry_format", 40},
-      {"ferry_config", 192},
+      {"ferry_format", 56},
+      {"ferry_config", 208},
       {"ferry_sizes", 80},
-      {"ferry_plan", 24},
+      {"ferry_plan", 40},
       {"ferry_source", 12},
       {"ferry_plan_info", 80},
-      {"ferry_tokens", 88},
-      {"ferry_rows", 32},
-      {"ferry_receive_buffers", 112},
-      {"ferry_received_part", 24},
+      {"ferry_tokens", 104},
+      {"ferry_rows", 48},
+      {"ferry_receive_buffers", 128},
+      {"ferry_received_part", 40},
       {"ferry_host_totals", 16},
-      {"ferry_dispatch_result", 248},
-      {"ferry_dispatch_args", 360},
-      {"ferry_epilogue", 24},
-      {"ferry_combine_args", 168},
-      {"ferry_combine_backward_args", 328},
-      {"ferry_route_values_args", 64},
-      {"ferry_return_values_args", 64},
+      {"ferry_dispatch_result", 328},
+      {"ferry_dispatch_args", 440},
+      {"ferry_epilogue", 32},
+      {"ferry_combine_args", 232},
+      {"ferry_combine_backward_args", 408},
+      {"ferry_route_values_args", 96},
+      {"ferry_return_values_args", 96},
       {"ferry_step_metadata", 12},
       {"ferry_dispatch_layout_args", 112},
-      {"ferry_metadata_args", 56},
-      {"ferry_all_gather_v_args", 72},
-      {"ferry_reduce_scatter_v_args", 72},
-      {"ferry_max_dispatch_result", 184},
-      {"ferry_max_dispatch_args", 200},
-      {"ferry_max_combine_args", 168},
+      {"ferry_metadata_args", 72},
+      {"ferry_all_gather_v_args", 88},
+      {"ferry_reduce_scatter_v_args", 88},
+      {"ferry_max_dispatch_result", 248},
+      {"ferry_max_dispatch_args", 248},
+      {"ferry_max_combine_args", 216},
       {"ferry_nvfuser_dispatch_result", 64},
-      {"ferry_nvfuser_dispatch_args", 120},
+      {"ferry_nvfuser_dispatch_args", 136},
       {"ferry_nvfuser_combine_args", 72},
-      {"ferry_dispatch_counts_args", 56},
+      {"ferry_dispatch_counts_args", 72},
       {"ferry_dispatch_counts_result", 48},
-      {"ferry_call_options", 16},
+      {"ferry_encoder_call", 152},
+      {"ferry_call_options", 32},
       {"ferry_counts", 96},
       {"ferry_topology", 16},
       {"ferry_trace_info", 80},

@@ -57,13 +57,16 @@ struct Step {
   }
   ferry_max_combine_args combine_args() {
     auto args = sized<ferry_max_combine_args>();
-    args.input_tokens = {
-        .data = const_cast<void*>(received.output_tokens), .stride = 0, .type = FERRY_FP32, .rows = 0};
+    args.input_tokens = {.data = const_cast<void*>(received.output_tokens),
+                         .stride = 0,
+                         .type = FERRY_FP32,
+                         .rows = 0,
+                         .reserved = {}};
     args.src_info = received.src_info;
     args.row_offsets = received.row_offsets;
     args.counts = received.counts;
     args.number = static_cast<std::int32_t>(received.expert_usage_stats[1]);
-    args.output_tokens = {.data = result.data(), .stride = 0, .type = FERRY_FP32, .rows = 0};
+    args.output_tokens = {.data = result.data(), .stride = 0, .type = FERRY_FP32, .rows = 0, .reserved = {}};
     args.router_weights = weights.data();
     return args;
   }
@@ -107,12 +110,23 @@ TEST(MaxInC, DispatchAndCombineInBothForms) {
     auto args = step.combine_args();
     ASSERT_EQ(ferry_max_ep_fused_combine(exchange.get(), &args), FERRY_OK) << ferry_last_error();
     EXPECT_EQ(step.result, expected_result(step, me));
-    const ferry_epilogue epilogue{.residual = step.values.data(), .stride = 0, .scale = 2};
+    const ferry_epilogue epilogue{
+        .size = sizeof(ferry_epilogue), .residual = step.values.data(), .stride = 0, .scale = 2};
     args.epilogue = &epilogue;
     ASSERT_EQ(ferry_max_ep_fused_combine(exchange.get(), &args), FERRY_OK) << ferry_last_error();
     std::vector<float> scaled = expected_result(step, me);
     for (std::size_t i = 0; i < scaled.size(); ++i) scaled[i] = 2 * scaled[i] + step.values[i];
     EXPECT_EQ(step.result, scaled);
+    auto added = sized<ferry_epilogue>();  // with the scale of a zeroed struct, which is 1
+    added.residual = step.values.data();
+    args.epilogue = &added;
+    ASSERT_EQ(ferry_max_ep_fused_combine(exchange.get(), &args), FERRY_OK) << ferry_last_error();
+    scaled = expected_result(step, me);
+    for (std::size_t i = 0; i < scaled.size(); ++i) scaled[i] += step.values[i];
+    EXPECT_EQ(step.result, scaled);
+    added.size = 3;
+    EXPECT_EQ(ferry_max_ep_fused_combine(exchange.get(), &args), FERRY_USAGE);
+    EXPECT_TRUE(last_error_contains("ferry_epilogue: size = 3"));
 
     Step again(me);
     ASSERT_EQ(ferry_max_ep_dispatch_async(exchange.get(), &again.dispatch), FERRY_OK);

@@ -83,8 +83,8 @@ TEST(PlanQueries, RefuseInvalidPlansAndArguments) {
     ASSERT_EQ(ferry_dispatch(exchange.get(), &args), FERRY_OK) << ferry_last_error();
     const ferry_plan plan = rows.plan;
     auto info = sized<ferry_plan_info>();
-    ferry_plan empty{nullptr, 0, 0}, cut{plan.storage, plan.bytes - 16, 0};
-    ferry_plan shifted{static_cast<char*>(plan.storage) + 4, plan.bytes, 0};
+    ferry_plan empty{nullptr, 0, 0, {}}, cut{plan.storage, plan.bytes - 16, 0, {}};
+    ferry_plan shifted{static_cast<char*>(plan.storage) + 4, plan.bytes, 0, {}};
     EXPECT_EQ(ferry_plan_query(nullptr, &info), FERRY_USAGE);
     EXPECT_TRUE(last_error_contains("ferry_plan is NULL"));
     EXPECT_EQ(ferry_plan_query(&empty, &info), FERRY_USAGE);
@@ -133,7 +133,7 @@ TEST(Counts, InDeviceMemoryNeedADevice) {
     EXPECT_EQ(ferry_metadata(exchange.get(), &metadata), FERRY_UNSUPPORTED);
     EXPECT_EQ(ferry_synchronize(exchange.get(), nullptr), FERRY_OK)
         << "host backends have nothing to wait for";
-    const ferry_call_options second{.lane = 1, .sm_limit = 0, .stream = nullptr};
+    const ferry_call_options second{.lane = 1, .sm_limit = 0, .stream = nullptr, .reserved = {}};
     EXPECT_EQ(ferry_synchronize(exchange.get(), &second), FERRY_USAGE);
   });
 }

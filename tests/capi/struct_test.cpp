@@ -100,6 +100,83 @@ TEST(Structs, OfArgumentsMayBeShort) {
   });
 }
 
+// Structs without `size`: in each call one of their reserved fields is set, on one rank.
+TEST(Structs, WithoutSizeHaveReservedFieldsThatMustBeZero) {
+  run_threads(2, [](ferry_rank* rank) {
+    const ExchangeHandle exchange = make_exchange(rank, small_config());
+    const bool odd = ferry_rank_index(rank) == 1;
+    int which = 0;
+    const auto refused = [&](const char* name, auto args, auto& part, auto function) {
+      const std::string field = std::string(name) + ".reserved[" + std::to_string(++which % 2) + "]";
+      if (odd) part(args).reserved[which % 2] = 77;
+      EXPECT_EQ(function(exchange.get(), &args), FERRY_USAGE) << field;
+      EXPECT_TRUE(last_error_contains(field + " = 77, must be 0: this library, version " + ferry_version() +
+                                      ", is older than the program's headers"));
+      EXPECT_TRUE(odd || last_error_contains("rank 1 refused"));
+    };
+    const auto call = [](auto& args) -> auto& { return args.call; };
+    const auto plan = [](auto& args) -> auto& { return args.plan; };
+    const auto format = [](auto& args) -> auto& { return args.format; };
+    const auto memory = [](auto& args) -> auto& { return args.memory; };
+    auto rows = sized<ferry_dispatch_result>();
+    std::memset(&rows, 0x7F, sizeof rows);
+    rows.size = sizeof rows;
+    auto dispatch = sized<ferry_dispatch_args>();
+    dispatch.result = &rows;
+    ASSERT_EQ(ferry_dispatch(exchange.get(), &dispatch), FERRY_OK) << ferry_last_error();
+    EXPECT_EQ(rows.plan.reserved[0] | rows.plan.reserved[1] | rows.parts[0].reserved[0], 0);
+    dispatch.result = nullptr;
+    std::vector<std::int64_t> storage(rows.plan.bytes / sizeof(std::int64_t));
+    ferry_plan kept{};  // of a dispatch that was not refused
+    ASSERT_EQ(ferry_plan_copy(&rows.plan, storage.data(), rows.plan.bytes, &kept), FERRY_OK);
+    refused("ferry_call_options", dispatch, call, ferry_dispatch);
+    refused("ferry_plan", dispatch, plan, ferry_dispatch);
+    refused("ferry_format", dispatch, format, ferry_dispatch);
+    refused("ferry_receive_buffers", dispatch, memory, ferry_dispatch);
+    const auto tokens = [](auto& args) -> auto& { return args.tokens; };
+    refused("ferry_tokens", dispatch, tokens, ferry_dispatch);
+    auto combine = sized<ferry_combine_args>();
+    auto backward = sized<ferry_combine_backward_args>();
+    auto values = sized<ferry_route_values_args>();
+    auto returned = sized<ferry_return_values_args>();
+    combine.plan = backward.plan = values.plan = returned.plan = kept;
+    const auto outputs = [](auto& args) -> auto& { return args.outputs; };
+    const auto result = [](auto& args) -> auto& { return args.result; };
+    refused("ferry_call_options", combine, call, ferry_combine);
+    refused("ferry_rows", combine, outputs, ferry_combine);
+    refused("ferry_rows", combine, result, ferry_combine);
+    refused("ferry_plan", combine, plan, ferry_combine);
+    refused("ferry_format", backward, format, ferry_combine_backward);
+    refused("ferry_call_options", values, call, ferry_route_values);
+    refused("ferry_plan", values, plan, ferry_route_values);
+    refused("ferry_plan", returned, plan, ferry_return_values);
+    const ferry_step_metadata* metadata = nullptr;
+    auto step = sized<ferry_metadata_args>();
+    step.metadata = &metadata;
+    refused("ferry_call_options", step, call, ferry_metadata);
+    auto gather = sized<ferry_all_gather_v_args>();
+    gather.row_bytes = 16;
+    refused("ferry_call_options", gather, call, ferry_all_gather_v);
+    refused("ferry_call_options", sized<ferry_reduce_scatter_v_args>(), call, ferry_reduce_scatter_v);
+    auto counted = sized<ferry_dispatch_counts_result>();
+    auto counts = sized<ferry_dispatch_counts_args>();
+    counts.result = &counted;
+    refused("ferry_call_options", counts, call, ferry_dispatch_counts);
+
+    ferry_call_options receive{};
+    receive.reserved[1] = 5;
+    EXPECT_EQ(ferry_dispatch_receive(exchange.get(), &receive, nullptr), FERRY_USAGE);
+    EXPECT_TRUE(last_error_contains("ferry_call_options.reserved[1] = 5"));
+    EXPECT_EQ(ferry_synchronize(exchange.get(), &receive), FERRY_USAGE);
+    ASSERT_EQ(ferry_dispatch(exchange.get(), &dispatch), FERRY_OK) << ferry_last_error();
+  });
+  ferry_config config = small_config();
+  config.format.reserved[1] = 1;
+  std::int64_t bytes = 0;
+  EXPECT_EQ(plan_bytes_of(&config, 2, &bytes), FERRY_USAGE);
+  EXPECT_TRUE(last_error_contains("ferry_format.reserved[1] = 1"));
+}
+
 TEST(Pointers, ThatAreNullAreRefused) {
   const auto refused = [](ferry_status status, const char* name) {
     EXPECT_EQ(status, FERRY_USAGE) << name;

@@ -119,6 +119,39 @@ TEST_P(Contract, BackwardRefusesOtherOutputTypesAndStrides) {
   });
 }
 
+// Result::rows, which only hosts that know N can compare with it. Python's arrays have a shape.
+TEST_P(Contract, ResultsWithTooFewRowsAreRefused) {
+  TestCase c = three_ranks(small_case(5));
+  c.weights_from = WeightsFrom::none;
+  if (GetParam().language != nullptr && GetParam().language != &kC) return;
+  for (const Reduction reduction : {Reduction::exact, Reduction::unreduced}) {
+    c.reduction = c.config.reduction = reduction;
+    const StepInputs step = make_inputs(c);
+    const oracle::ExpertOutputs outputs = make_expert_outputs(c, step);
+    run(c.ranks, describe(c), [&](Rank rank) {
+      SyncExchange exchange(rank, c.config);
+      const Plan plan = dispatch_and_combine(exchange, c, step, outputs);
+      const std::int64_t rows =
+          step.positions.tokens(rank.index()) * (reduction == Reduction::unreduced ? c.config.top_k : 1);
+      const bool odd = rank.index() == kWrongRank;
+      const auto with_rows = [&](std::int64_t given) {
+        CombineRun combine(exchange, c, step, outputs, plan, nullptr);
+        combine.result().rows = odd ? given : rows;
+        combine.call();
+      };
+      require_refused("result.rows = -1 on rank 1, must be 0 or more", [&] { with_rows(-1); });
+      if (!GetParam().on_device()) {
+        require_refused(odd ? str("result.rows = ", rows - 1, " on rank 1, whose result has ", rows, " row")
+                            : "on rank 1, whose result has",
+                        [&] { with_rows(rows - 1); });
+      }
+      with_rows(rows);
+      with_rows(rows + 1);
+      dispatch_and_combine(exchange, c, step, outputs);
+    });
+  }
+}
+
 // Experts that write their outputs over the rows that they received: combine_backward reads the outputs while
 // its dispatch writes to that memory.
 TEST_P(Contract, BackwardRefusesOutputsInTheReceiveBuffers) {

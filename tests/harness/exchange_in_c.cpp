@@ -30,8 +30,18 @@ ferry_tokens to_c(const Tokens& tokens) {
   return c;
 }
 
+template <class Rows>
+ferry_rows rows_of(void* data, const Rows& rows) {
+  ferry_rows c{};
+  c.data = data;
+  c.stride = rows.stride;
+  c.type = static_cast<std::int32_t>(rows.type);
+  c.rows = rows.rows;
+  return c;
+}
+
 ferry_plan to_c(const Plan& plan) {
-  return {plan.storage(), plan.bytes(), plan.call()};
+  return {.storage = plan.storage(), .bytes = plan.bytes(), .call = plan.call(), .reserved = {}};
 }
 
 ferry_receive_buffers to_c(const ReceiveBuffers& memory) {
@@ -51,7 +61,7 @@ ferry_receive_buffers to_c(const ReceiveBuffers& memory) {
 }
 
 ferry_call_options to_c(const CallOptions& call) {
-  return {.lane = call.lane, .sm_limit = call.sm_limit, .stream = call.stream.handle};
+  return {.lane = call.lane, .sm_limit = call.sm_limit, .stream = call.stream.handle, .reserved = {}};
 }
 
 // By its name, as a user would choose it.
@@ -77,9 +87,8 @@ WaitRecord wait_of(const ferry_error_record& c) {
 ferry_combine_args arguments(const Outputs& outputs, const Plan& plan, const Result& result,
                              const CombineOptions& options, ferry_epilogue& epilogue) {
   auto args = sized<ferry_combine_args>();
-  args.outputs = {const_cast<void*>(outputs.data), outputs.stride, static_cast<std::int32_t>(outputs.type),
-                  outputs.rows};
-  args.result = {result.data, result.stride, static_cast<std::int32_t>(result.type), 0};
+  args.outputs = rows_of(const_cast<void*>(outputs.data), outputs);
+  args.result = rows_of(result.data, result);
   args.plan = to_c(plan);
   args.row_weights = options.row_weights;
   args.topk_weights = options.topk_weights;
@@ -90,7 +99,10 @@ ferry_combine_args arguments(const Outputs& outputs, const Plan& plan, const Res
   args.reduction = options.reduction ? static_cast<std::int32_t>(*options.reduction) + 1 : 0;
   args.shared_outputs = options.shared_outputs;
   if (options.epilogue.empty()) return args;
-  epilogue = {options.epilogue.residual, options.epilogue.stride, options.epilogue.scale};
+  epilogue = {.size = sizeof epilogue,
+              .residual = options.epilogue.residual,
+              .stride = options.epilogue.stride,
+              .scale = options.epilogue.scale};
   args.epilogue = &epilogue;
   return args;
 }

@@ -87,6 +87,7 @@ typedef struct ferry_format {
   int32_t kind;    ///< FERRY_FORMAT_...
   uint32_t flags;  ///< of the scales; registered: the format's number in this process; otherwise 0
   int64_t part_bytes[FERRY_MAX_PARTS];  ///< raw only: bytes a row of each part, multiples of 16; 0: no part
+  int64_t reserved[2];                  ///< 0, see ferry/ferry.h
 } ferry_format;
 
 /// Reads the name of a format, such as "bf16", "fp8-pow2" or "raw:1024+64": see ferry::parse_format().

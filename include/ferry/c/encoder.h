@@ -3,6 +3,9 @@
 #ifndef FERRY_C_ENCODER_H
 #define FERRY_C_ENCODER_H
 
+#include <stddef.h>
+#include <stdint.h>
+
 #include "ferry/c/config.h"
 #include "ferry/c/error.h"
 
@@ -12,6 +15,7 @@ extern "C" {
 
 /// The tokens of one dispatch, and where their encoded rows go: see ferry::EncoderCall.
 typedef struct ferry_encoder_call {
+  size_t size;         ///< of the calling Ferry's struct
   const void* tokens;  ///< row r is at tokens + r * stride: `hidden` values of `type`
   int64_t stride;      ///< bytes
   int32_t type;        ///< FERRY_BF16, FERRY_FP16 or FERRY_FP32

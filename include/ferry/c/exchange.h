@@ -30,11 +30,12 @@ void ferry_exchange_destroy(ferry_exchange* exchange);
 ferry_status ferry_exchange_config(const ferry_exchange* exchange, ferry_config* config);
 /// The bytes that the exchange takes on this rank, and its capacity.
 ferry_status ferry_exchange_sizes(const ferry_exchange* exchange, ferry_sizes* sizes);
-/// Where a call runs. All zero: lane 0, no stream, no limit.
+/// Where a call runs. All zero: lane 0, the default stream, as many blocks as the lane may have.
 typedef struct ferry_call_options {
   int32_t lane;
-  int32_t sm_limit;  ///< see ferry::CallOptions
-  void* stream;      ///< of a device backend: the call is enqueued on it; host backends use none
+  int32_t sm_limit;     ///< see ferry::CallOptions
+  void* stream;         ///< of a device backend: the call is enqueued on it; host backends use none
+  int64_t reserved[2];  ///< 0, see ferry/ferry.h
 } ferry_call_options;
 
 /// Rows of this rank's tokens, [N, H]. Row addresses and strides are multiples of 16 bytes.
@@ -46,17 +47,19 @@ typedef struct ferry_tokens {
   /// Device backends: address of N in device memory, read when the call runs; `count` is then an upper bound.
   /// An N that is negative or above the bound sends nothing, and ferry_check() reports it.
   const int32_t* device_count;
+  int64_t reserved[2];  ///< 0, see ferry/ferry.h
 } ferry_tokens;
 
 /// The experts' outputs, [total, H], which are only read, or the result of combine, [N, H] (unreduced: [N, K,
-/// H]). Ferry does not know how long the result is, and does not check it.
+/// H]).
 typedef struct ferry_rows {
   void* data;
   int64_t stride;  ///< bytes from one row to the next (unreduced result: from slot to slot); 0: dense
   int32_t type;    ///< value type
-  /// Outputs: rows that `data` holds, of which none may overlap what the call writes; 0: not said, see
-  /// ferry::Outputs.
+  /// Rows that `data` holds; 0: not said. Outputs: none of them may overlap what the call writes, see
+  /// ferry::Outputs. Result: fewer than the call writes are FERRY_USAGE, see ferry::Result.
   int64_t rows;
+  int64_t reserved[2];  ///< 0, see ferry/ferry.h
 } ferry_rows;
 
 /// Caller's memory for the arrays of a ferry_dispatch_result. Each NULL selects the lane's own memory, which
@@ -77,6 +80,7 @@ typedef struct ferry_receive_buffers {
   /// them.
   int64_t rows;
   int32_t allow_truncation;  ///< 1: more than `rows` rows on this rank are no error
+  int64_t reserved[2];       ///< 0, see ferry/ferry.h
 } ferry_receive_buffers;
 
 /// One part of the received rows.
@@ -87,6 +91,7 @@ typedef struct ferry_received_part {
   /// Scales in columns: elements from one column to the next; else 0. FERRY_EXPERT_PADDED: each group has
   /// columns of its own, those of group g after those of group g - 1.
   int64_t leading_dimension;
+  int64_t reserved[2];  ///< 0, see ferry/ferry.h
 } ferry_received_part;
 
 /// The total of a dispatch in host memory: see ferry::HostTotals. Load `call` with acquire; once it is the

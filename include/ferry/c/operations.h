@@ -65,10 +65,11 @@ ferry_status ferry_dispatch_receive(ferry_exchange* exchange, const ferry_call_o
 
 /// What combine does with each value of the result: see ferry::Epilogue.
 typedef struct ferry_epilogue {
+  size_t size;
   /// [N, H] of the result's type, or NULL: nothing is added. It may be the result itself.
   const void* residual;
   int64_t stride;  ///< bytes from one residual row to the next; 0: dense
-  double scale;    ///< rounded to fp32
+  double scale;    ///< rounded to fp32; 0: 1
 } ferry_epilogue;
 
 /// Arguments of a combine. Without row_weights and topk_weights, every weight is 1.
@@ -136,9 +137,9 @@ ferry_status ferry_route_values(ferry_exchange* exchange, const ferry_route_valu
 typedef struct ferry_return_values_args {
   size_t size;
   ferry_call_options call;
-  ferry_plan plan;
   const float* row_values;  ///< [total]
-  float* route_values;      ///< [N, K]; 0 where the slot is masked or was dropped
+  ferry_plan plan;
+  float* route_values;  ///< [N, K]; 0 where the slot is masked or was dropped
 } ferry_return_values_args;
 
 /// Returns one fp32 of each row to the row's source rank.

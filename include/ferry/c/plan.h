@@ -23,6 +23,7 @@ typedef struct ferry_plan {
   /// Call number of the dispatch that the plan is of. Host backends refuse the handle once another dispatch
   /// has filled the block. 0: not checked, as with device backends.
   uint64_t call;
+  int64_t reserved[2];  ///< 0, see ferry/ferry.h
 } ferry_plan;
 
 /// Where a received row comes from. Padding: -1, -1, -1. rank_major rows, which stand for a whole token: slot

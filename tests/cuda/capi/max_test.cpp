@@ -91,18 +91,21 @@ class MaxRank {
   }
   ferry_max_combine_args combine_args() const {
     auto args = sized<ferry_max_combine_args>();
-    args.input_tokens = {
-        .data = const_cast<void*>(received_.output_tokens), .stride = 0, .type = FERRY_FP32, .rows = 0};
+    args.input_tokens = {.data = const_cast<void*>(received_.output_tokens),
+                         .stride = 0,
+                         .type = FERRY_FP32,
+                         .rows = 0,
+                         .reserved = {}};
     args.src_info = received_.src_info;
     args.row_offsets = received_.row_offsets;
     args.counts = received_.counts;
-    args.output_tokens = {.data = result_.data(), .stride = 0, .type = FERRY_FP32, .rows = 0};
+    args.output_tokens = {.data = result_.data(), .stride = 0, .type = FERRY_FP32, .rows = 0, .reserved = {}};
     args.router_weights = weights_.as<float>();
     args.call = call();
     return args;
   }
   void poison() const { result_.poison(stream()); }
-  ferry_call_options call() const { return {.lane = 0, .sm_limit = 0, .stream = stream()}; }
+  ferry_call_options call() const { return {.lane = 0, .sm_limit = 0, .stream = stream(), .reserved = {}}; }
   void synchronize() const {
     const ferry_call_options on_stream = call();
     require_ok(ferry_max_synchronize(exchange(), &on_stream), "synchronize");
@@ -182,7 +185,8 @@ TEST_F(CudaMaxInC, FusedInPhasesAndWithAnEpilogue) {
     require_ok(ferry_max_ep_dispatch_wait(max.exchange(), &dispatch.call, max.received()), "dispatch wait");
     max.compare_received();
     combine = max.combine_args();
-    const ferry_epilogue epilogue{.residual = max.values(), .stride = 0, .scale = 2};
+    const ferry_epilogue epilogue{
+        .size = sizeof(ferry_epilogue), .residual = max.values(), .stride = 0, .scale = 2};
     combine.epilogue = &epilogue;
     combine.own_ids = 1;
     combine.topk_ids = dispatch.topk_ids;
