@@ -37,8 +37,9 @@ std::vector<std::byte> narrow_ids(const std::vector<std::int64_t>& ids) {
 
 }  // namespace
 
-DeviceRun::DeviceRun(ferry::Exchange& exchange, const TestCase& c)
+DeviceRun::DeviceRun(ferry::Exchange& exchange, const TestCase& c, ForeignExchange* calls)
     : exchange_(exchange),
+      calls_(calls),
       case_(c),
       rank_(exchange.rank().index()),
       capacity_rows_(rows_of_all_groups(exchange)),
@@ -144,19 +145,22 @@ Options on_stream(Options options, cudaStream_t stream) {
 void DeviceRun::dispatch(cudaStream_t stream) {
   if (case_.split_phases) {
     dispatch_send(stream);
-    dispatch_receive(stream);
-  } else {
-    received_ =
-        exchange_.dispatch(tokens_, ids(), weights_.as<float>(), on_stream(dispatch_options_, stream));
+    return dispatch_receive(stream);
   }
+  received_ = called([&](auto& exchange) {
+    return exchange.dispatch(tokens_, Ids(ids()), weights_.as<float>(), on_stream(dispatch_options_, stream));
+  });
 }
 
 void DeviceRun::dispatch_send(cudaStream_t stream) {
-  exchange_.dispatch_send(tokens_, ids(), weights_.as<float>(), on_stream(dispatch_options_, stream));
+  called([&](auto& exchange) {
+    exchange.dispatch_send(tokens_, Ids(ids()), weights_.as<float>(), on_stream(dispatch_options_, stream));
+  });
 }
 
 void DeviceRun::dispatch_receive(cudaStream_t stream) {
-  received_ = exchange_.dispatch_receive({.lane = case_.lane, .stream = {stream}});
+  received_ = called(
+      [&](auto& exchange) { return exchange.dispatch_receive({.lane = case_.lane, .stream = {stream}}); });
 }
 
 CombineOptions DeviceRun::current_combine_options() const {
@@ -168,20 +172,23 @@ CombineOptions DeviceRun::current_combine_options() const {
 void DeviceRun::combine(cudaStream_t stream) {
   if (case_.split_phases) {
     combine_send(stream);
-    combine_receive(stream);
-  } else {
-    exchange_.combine(outputs_, received_.plan, {result_.data(), case_.result},
-                      on_stream(current_combine_options(), stream));
+    return combine_receive(stream);
   }
+  called([&](auto& exchange) {
+    exchange.combine(outputs_, received_.plan, {result_.data(), case_.result},
+                     on_stream(current_combine_options(), stream));
+  });
 }
 
 void DeviceRun::combine_send(cudaStream_t stream) {
-  exchange_.combine_send(outputs_, received_.plan, {result_.data(), case_.result},
-                         on_stream(current_combine_options(), stream));
+  called([&](auto& exchange) {
+    exchange.combine_send(outputs_, received_.plan, {result_.data(), case_.result},
+                          on_stream(current_combine_options(), stream));
+  });
 }
 
 void DeviceRun::combine_receive(cudaStream_t stream) {
-  exchange_.combine_receive({.lane = case_.lane, .stream = {stream}});
+  called([&](auto& exchange) { exchange.combine_receive({.lane = case_.lane, .stream = {stream}}); });
 }
 
 void DeviceRun::run_and_compare(int set, cudaStream_t stream) {

@@ -11,6 +11,7 @@
 #include "cuda/device_resources.hpp"
 #include "ferry/exchange.hpp"
 #include "harness/device_mirror.hpp"
+#include "harness/foreign_exchange.hpp"
 #include "harness/step_inputs.hpp"
 #include "harness/test_case.hpp"
 #include "oracle/encode.hpp"
@@ -21,7 +22,8 @@ class DeviceRun {
  public:
   // Ids are int32, weights are dispatched with the rows, and N and nvfp4's g are read from device memory:
   // `tokens` has max_tokens rows, of which those past N hold what an earlier input set left there.
-  DeviceRun(ferry::Exchange& exchange, const TestCase& c);
+  // `calls`: makes the calls in place of the exchange, of the same configuration.
+  DeviceRun(ferry::Exchange& exchange, const TestCase& c, ForeignExchange* calls = nullptr);
 
   // Copies the inputs of a step and the experts' outputs to the device. Returns the number of this input set.
   int add_inputs(const StepInputs& step, const oracle::ExpertOutputs& expert_outputs);
@@ -60,10 +62,7 @@ class DeviceRun {
   Outputs& outputs() { return outputs_; }
   std::int32_t* count() const { return count_.as<std::int32_t>(); }
   std::int32_t* ids() const { return ids_.as<std::int32_t>(); }
-  const float* weights() const { return weights_.as<float>(); }
   const DispatchResult& received() const { return received_; }
-  // The result of a dispatch of these inputs that the test has called by itself.
-  void set_received(const DispatchResult& received) { received_ = received; }
   const DeviceBytes& result_memory() const { return result_; }
   const DeviceBytes& row_memory() const { return rows_[0]; }  // of part 0
 
@@ -81,6 +80,10 @@ class DeviceRun {
     std::unique_ptr<Expected> expected;  // by prepare_comparisons()
   };
 
+  template <class Call>
+  decltype(auto) called(const Call& call) {
+    return calls_ != nullptr ? call(*calls_) : call(exchange_);
+  }
   std::vector<std::byte> rows_image(const StepInputs& step, int part) const;
   std::vector<std::byte> weight_image(const StepInputs& step) const;
   std::vector<std::byte> result_image(const InputSet& set) const;
@@ -90,6 +93,7 @@ class DeviceRun {
   void compare_result(const InputSet& set) const;
 
   ferry::Exchange& exchange_;
+  ForeignExchange* const calls_;
   const TestCase case_;
   const int rank_;
   const std::int64_t capacity_rows_;

@@ -54,39 +54,6 @@ TEST(Max, WrongCountsAreRefused) {
             "counts[0] to counts[1] add up to 2147483648 rows, must be at most 2147483647");
 }
 
-// Rank 1 gets 2 rows for its first expert, none for its second and 3 for its third.
-TEST(Max, DispatchAndCombineOfTwoRanks) {
-  Group::threads(2).run([](const Rank& rank) {
-    max::Exchange exchange(rank, {.experts = 6,
-                                  .top_k = 2,
-                                  .hidden = 4,
-                                  .max_tokens = 4,
-                                  .format = Format::fp32(),
-                                  .combine_type = DType::fp32});
-    const bool first = rank.index() == 0;
-    const Numbers ids = first ? Numbers{3, 5, 5, 0} : Numbers{5, 3, -1, 1};
-    const std::vector<float> tokens =
-        first ? std::vector<float>{1, 1, 1, 1, 2, 2, 2, 2} : std::vector<float>{4, 4, 4, 4, 8, 8, 8, 8};
-    const max::DispatchResult received =
-        exchange.ep_fused_dispatch(Tokens::rows(tokens.data(), 2, DType::fp32), ids.data());
-    EXPECT_EQ(copied(received.row_offsets), first ? Offsets({0, 1, 2}) : Offsets({0, 2, 5}));
-    EXPECT_EQ(copied(received.expert_ids), first ? Numbers({0, 1}) : Numbers({0, 2}));
-    EXPECT_EQ(received.expert_usage_stats[0], first ? 1u : 3u);
-    EXPECT_EQ(received.expert_usage_stats[1], 2u);
-    EXPECT_EQ(copied(received.src_info),
-              first ? Numbers({1, 1, 1, 1}) : Numbers({0, 0, 0, 1, 0, 1, 1, 0, 0, 0}));
-    EXPECT_EQ(copied(received.counts), first ? Numbers({1, 0, 0, 1, 0, 0}) : Numbers({1, 1, 0, 0, 2, 1}));
-
-    const std::vector<float> weights = {0.5f, 0.25f, 2, 1};
-    std::vector<float> result(8, -1);
-    exchange.ep_fused_combine(
-        {{.data = received.output_tokens, .type = DType::fp32}, received},
-        {.output_tokens = {.data = result.data(), .type = DType::fp32}, .router_weights = weights.data()});
-    EXPECT_EQ(result, first ? std::vector<float>({0.75, 0.75, 0.75, 0.75, 6, 6, 6, 6})
-                            : std::vector<float>({3, 3, 3, 3, 8, 8, 8, 8}));
-  });
-}
-
 TEST(Max, AnIdOutOfRangeIsReportedAndItsResultIsThere) {
   Group::threads(2).run([](const Rank& rank) {
     max::Exchange exchange(rank, {.experts = 2, .top_k = 1, .hidden = 8, .max_tokens = 2});
