@@ -221,22 +221,6 @@ TEST_P(Contract, CountsMayBeReadWhileCallsRun) {
   });
 }
 
-TEST_P(Contract, StepMetadataOfEveryRank) {
-  TestCase c = small_case(1);
-  c.ranks = 4;
-  run(4, describe(c), [&](Rank rank) {
-    SyncExchange exchange(rank, c.config);
-    constexpr std::int32_t kCounts[] = {3, 0, 5, 1}, kPrefixes[] = {0, 3, 3, 8};
-    GuardedBuffer mine(sizeof(StepMetadata));
-    const StepMetadata* got = exchange.metadata(kCounts[rank.index()], 0, mine.as<StepMetadata>());
-    require_equal(got->sum, 9, "sum");
-    require_equal(got->prefix, kPrefixes[rank.index()], "prefix");
-    require_equal(got->maximum, 5, "maximum");
-    const std::vector<std::int32_t> expected{9, kPrefixes[rank.index()], 5};
-    mine.require_contents(bytes_of_values(expected), sizeof(std::int32_t), "the caller's int32[3]");
-  });
-}
-
 TEST_P(Contract, StepMetadata) {
   for (const int ranks : {1, 2, 3, 4, 5, 6, 7, 8}) {
     TestCase c = small_case(ranks);

@@ -141,16 +141,15 @@ TEST_P(Contract, GatherIsRefusedByNameWhereItIsNotAvailable) {
       if (rank.index() == 1) differs.transfer = Transfer::routed;
       differs.reduction_level = ReductionLevel::rank;
       differs.hops = Hops::one;
-      const std::string text = usage_error([&] { SyncExchange exchange(rank, differs); });
-      require(text.find("transfer is gather on rank 0 and routed on rank 1") != std::string::npos, text);
+      require_refused("transfer is gather on rank 0 and routed on rank 1",
+                      [&] { SyncExchange exchange(rank, differs); });
       SyncExchange exchange(rank, config);
       const StepInputs step = make_inputs(c);
       const oracle::ExpertOutputs outputs = make_expert_outputs(c, step);
       const Plan plan = dispatch_and_combine(exchange, c, step, outputs);
       CombineRun combine(exchange, c, step, outputs, plan, nullptr);
       if (rank.index() == 1) combine.options().reduction = Reduction::exact;
-      const std::string refused = usage_error([&] { combine.call(); });
-      require(refused.find("transfer = gather has the reduction partial only") != std::string::npos, refused);
+      require_refused("transfer = gather has the reduction partial only", [&] { combine.call(); });
       dispatch_and_combine(exchange, c, step, outputs);
       return;
     }

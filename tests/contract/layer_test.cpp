@@ -19,13 +19,8 @@
 namespace ferry::contract {
 namespace {
 
+// Those of the oracle, poison where a call must not write included.
 TEST_P(Contract, BackendsProduceTheSameBytes) {
-  const auto& setup = GetParam();
-  if (setup.backend == BackendKind::cpu && setup.hops != Hops::two)
-    GTEST_SKIP() << "the other backends are compared with this one";
-  if (setup.rank_kind == RankKind::engine_hosts || has_simulated_hosts(setup) ||
-      (setup.rank_kind == RankKind::engine_threads && setup.hops == Hops::two))
-    GTEST_SKIP() << "the backend cpu needs one host";
   const Format formats[] = {Format::bf16(),
                             Format::fp16(),
                             Format::fp32(),
@@ -44,34 +39,10 @@ TEST_P(Contract, BackendsProduceTheSameBytes) {
       c.type = natural_type(format);
       c.any_bits = number % 2 == 0;
       c.weights_from = layout == Layout::rank_major ? WeightsFrom::none : WeightsFrom::row_weights;
-      const StepInputs step = make_inputs(c);
-      const oracle::ExpertOutputs expert_outputs = make_expert_outputs(c, step);
-      run(c.ranks, describe(c), [&](Rank rank) {
-        // Both backends start from the same poison, so whole buffers must agree, not only the defined bytes.
-        std::vector<std::vector<std::byte>> results[2];
-        Config on_cpu = c.config;
-        on_cpu.backend = BackendKind::cpu;
-        on_cpu.engine = EngineKind::automatic;
-        on_cpu.memory = MemoryKind::automatic;
-        on_cpu.hops = Hops::automatic;
-        for (const bool other : {false, true}) {
-          const Config& config = other ? c.config : on_cpu;
-          SyncExchange exchange(rank, config);
-          DispatchRun dispatch(exchange, c, step);
-          dispatch.run();
-          const DispatchResult& rows = dispatch.received();
-          CombineRun combine(exchange, c, step, expert_outputs, rows.plan, rows.weight);
-          combine.run();
-          auto& bytes = results[other];
-          for (const GuardedBuffer& part : dispatch.part_memory())
-            bytes.emplace_back(part.span().begin(), part.span().end());
-          bytes.emplace_back(combine.result_memory().span().begin(), combine.result_memory().span().end());
-        }
-        for (std::size_t i = 0; i < results[0].size(); ++i)
-          require_equal_bytes(results[1][i], results[0][i], 1, str("buffer ", i));
-      });
+      add(c);
     }
   }
+  run_added();
 }
 
 TEST_P(Contract, ExactSumsDoNotDependOnRankCount) {

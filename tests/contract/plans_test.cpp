@@ -85,8 +85,7 @@ TEST_P(Contract, PlansThatALaterDispatchHasOverwrittenAreRefused) {
     second.run();
     const Plan stale = rank.index() == 1 ? plan : second.received().plan;
     CombineRun combine(exchange, c, later, later_outputs, stale, nullptr);
-    const std::string error = usage_error([&] { combine.call(); });
-    require(error.find("plan: it is of call 1, and call 2 has overwritten") != std::string::npos, error);
+    require_refused("plan: it is of call 1, and call 2 has overwritten", [&] { combine.call(); });
     if (rank.index() == 1)
       require(!usage_error([&] { static_cast<void>(stale.total()); }).empty(), "total()");
     CombineRun(exchange, c, step, expert_outputs, copy, nullptr).run();

@@ -39,6 +39,11 @@ void require_error(const std::string& words, const std::function<void()>& call) 
   throw Mismatch(str("no error that names '", words, "'"));
 }
 
+void require_refused(const std::string& words, const std::function<void()>& call) {
+  const std::string text = usage_error(call);
+  require(text.find(words) != std::string::npos, "'", text, "' does not name '", words, "'");
+}
+
 void require_equal_bytes(std::span<const std::byte> actual, std::span<const std::byte> expected,
                          std::size_t element_bytes, const std::string& what) {
   require(actual.size() == expected.size(), what, ": ", actual.size(), " bytes, expected ", expected.size());

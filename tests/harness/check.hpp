@@ -39,8 +39,9 @@ void require_equal_lists(const T* actual, std::span<const T> expected, const std
 
 // The message of the UsageError that `call` throws; empty if it throws none.
 std::string usage_error(const std::function<void()>& call);
-// Requires that `call` throws an Error whose message contains `words`.
+// Requires that `call` throws an Error, or a UsageError, whose message contains `words`.
 void require_error(const std::string& words, const std::function<void()>& call);
+void require_refused(const std::string& words, const std::function<void()>& call);
 
 // The message counts in elements of `element_bytes`.
 void require_equal_bytes(std::span<const std::byte> actual, std::span<const std::byte> expected,
