@@ -86,4 +86,10 @@ inline testing::AssertionResult last_error_contains(const std::string& part) {
   return testing::AssertionFailure() << "'" << text << "' does not contain '" << part << "'";
 }
 
+// Whether a call has ended with FERRY_USAGE and such a message.
+inline testing::AssertionResult is_refused(ferry_status status, const std::string& part) {
+  if (status == FERRY_USAGE) return last_error_contains(part);
+  return testing::AssertionFailure() << ferry_status_name(status) << ", expected '" << part << "'";
+}
+
 }  // namespace ferry::capi_test

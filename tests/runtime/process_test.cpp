@@ -184,6 +184,27 @@ TEST(Processes, OfHostsThatLookAlikeAreRefusedAtOnce) {
   EXPECT_EQ(status, 0);
 }
 
+// A rank of two stops itself while it joins, in a process of its own; the other one times out in these words.
+void expect_timeout_of_other(const TestBootstrap& meeting, const Bootstrap& stopping, const char* words) {
+  const pid_t stopped = fork();
+  if (stopped == 0) {
+    Group::custom(stopping).run([](const Rank&) {});
+    _exit(0);
+  }
+  constexpr double kDeadline = 1;
+  const int other = 1 - stopping.rank;
+  Group group = Group::custom(meeting.bootstrap(other));
+  group.set_deadline(kDeadline);
+  const Stopwatch watch;
+  const auto error = run_throws<TimeoutError>(group, [](const Rank&) {});
+  EXPECT_LT(watch.seconds(), kDeadline + 1);
+  require_text(error, words);
+  EXPECT_EQ(error.record.rank, other);
+  EXPECT_EQ(error.record.peer, stopping.rank);
+  kill(stopped, SIGKILL);
+  EXPECT_EQ(waitpid(stopped, nullptr, 0), stopped);
+}
+
 // Rank 0 has told the others that it has made the control block, then stops before it sends them the file.
 TEST(Processes, ThatWaitForTheFileOfAStoppedRankTimeOut) {
   const TestBootstrap meeting(2);
@@ -193,22 +214,7 @@ TEST(Processes, ThatWaitForTheFileOfAStoppedRankTimeOut) {
     gather(mine, all, bytes);
     if (++calls == 2) raise(SIGSTOP);
   };
-  const pid_t stopped = fork();
-  if (stopped == 0) {
-    Group::custom(first).run([](const Rank&) {});
-    _exit(0);
-  }
-  constexpr double kDeadline = 1;
-  Group group = Group::custom(meeting.bootstrap(1));
-  group.set_deadline(kDeadline);
-  const Stopwatch watch;
-  const auto error = run_throws<TimeoutError>(group, [](const Rank&) {});
-  EXPECT_LT(watch.seconds(), kDeadline + 1);
-  require_text(error, "until rank 0 sends the file of the group's shared memory");
-  EXPECT_EQ(error.record.rank, 1);
-  EXPECT_EQ(error.record.peer, 0);
-  kill(stopped, SIGKILL);
-  EXPECT_EQ(waitpid(stopped, nullptr, 0), stopped);
+  expect_timeout_of_other(meeting, first, "until rank 0 sends the file of the group's shared memory");
 }
 
 // Sends files to the local socket that a rank's introduction names, until it takes no more.
@@ -233,22 +239,7 @@ TEST(Processes, ThatSendTheFileToAStoppedRankTimeOut) {
     gather(mine, all, bytes);
     if (++calls == 2) raise(SIGSTOP);
   };
-  const pid_t stopped = fork();
-  if (stopped == 0) {
-    Group::custom(second).run([](const Rank&) {});
-    _exit(0);
-  }
-  constexpr double kDeadline = 1;
-  Group group = Group::custom(meeting.bootstrap(0));
-  group.set_deadline(kDeadline);
-  const Stopwatch watch;
-  const auto error = run_throws<TimeoutError>(group, [](const Rank&) {});
-  EXPECT_LT(watch.seconds(), kDeadline + 1);
-  require_text(error, "until rank 1 takes the file of the group's shared memory");
-  EXPECT_EQ(error.record.rank, 0);
-  EXPECT_EQ(error.record.peer, 1);
-  kill(stopped, SIGKILL);
-  EXPECT_EQ(waitpid(stopped, nullptr, 0), stopped);
+  expect_timeout_of_other(meeting, second, "until rank 1 takes the file of the group's shared memory");
 }
 
 TEST(Processes, ThatExitInTheirBodyCountAsLost) {
