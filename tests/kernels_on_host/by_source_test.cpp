@@ -9,6 +9,7 @@
 #include <random>
 
 #include "backends/cuda/by_source/source_rows.cuh"
+#include "backends/cuda/host/memory_layout.hpp"
 #include "exchange/configuration.hpp"
 #include "ferry/max.hpp"
 #include "group/control_block.hpp"
@@ -33,20 +34,9 @@ class SourceRank {
       : exchange_(rank, given),
         config_(exchange_.config()),
         epoch_{kFirstEpoch, row_order_hash(config_), config_.placement.version()},
-        tables_memory_(static_cast<std::size_t>(RoutingTables::bytes(config_.experts, rank.size()))),
+        tables_(routing_tables(config_)),
         plan_(static_cast<std::size_t>(view_plan(nullptr, plan_shape(config_)).bytes / 16 + 1)) {
     const int me = rank.index();
-    const RoutingTables tables = RoutingTables::at(tables_memory_.data(), config_.experts, rank.size());
-    int physical = 0;
-    for (int peer = 0; peer < rank.size(); ++peer) {
-      tables.first_physical[peer] = physical;
-      for (const int expert : config_.placement.experts_of(peer)) {
-        tables.physical_of[expert] = static_cast<std::uint16_t>(physical);
-        tables.expert_of[physical] = static_cast<std::uint16_t>(expert);
-        tables.rank_of[physical++] = static_cast<std::uint8_t>(peer);
-      }
-    }
-    tables.first_physical[rank.size()] = physical;
     view_.rank = me;
     view_.ranks = rank.size();
     view_.experts = config_.experts;
@@ -58,7 +48,7 @@ class SourceRank {
     view_.by_alignment = Divisor::of(config_.alignment);
     view_.plan_shape = plan_shape(config_);
     view_.epoch = &epoch_;
-    view_.tables = tables_memory_.data();
+    view_.tables = tables_.data();
     view_.state = &state_;
     view_.device_error = &error_;
     const auto rows = static_cast<std::size_t>(view_.capacity_rows),
@@ -141,7 +131,7 @@ class SourceRank {
   Exchange exchange_;
   const Config& config_;
   const Epoch epoch_;
-  std::vector<std::byte> tables_memory_;
+  const std::vector<std::byte> tables_;
   std::vector<Line> plan_, scratch_;
   std::vector<float> row_tags_, came_;
   std::vector<std::int64_t> kept_ids_;
