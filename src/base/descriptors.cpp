@@ -12,7 +12,6 @@
 #include <cstddef>
 #include <cstdio>
 #include <cstring>
-#include <utility>
 
 #include "base/errors.hpp"
 

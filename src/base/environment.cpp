@@ -9,16 +9,6 @@ std::string environment_variable(const char* name) {
   return text != nullptr ? text : "";
 }
 
-namespace {
-
-// Sets `value` to the variable, unless that is not set or empty.
-void read_variable(std::string& value, const char* name) {
-  const std::string text = environment_variable(name);
-  if (!text.empty()) value = text;
-}
-
-}  // namespace
-
 std::span<const EnvironmentVariable> environment_variables() {
   static constexpr EnvironmentVariable kVariables[] = {
       {"FERRY_HOST_ID", &Environment::host_id,
@@ -51,18 +41,16 @@ std::span<const EnvironmentVariable> environment_variables() {
 Environment Environment::read() {
   Environment environment;
   for (const EnvironmentVariable& variable : environment_variables())
-    read_variable(environment.*variable.value, variable.name);
+    environment.*variable.value = environment_variable(variable.name);
 #ifdef FERRY_TEST_HOOKS
-  std::string jitter = "0";
-  read_variable(jitter, "FERRY_JITTER");
-  environment.jitter = std::atoi(jitter.c_str());
-  read_variable(environment.stall, "FERRY_STALL");
-  std::string stall_rank = "-1";
-  read_variable(stall_rank, "FERRY_STALL_RANK");
-  environment.stall_rank = std::atoi(stall_rank.c_str());
-  std::string wide = "0";
-  read_variable(wide, "FERRY_WIDE");
-  environment.wide = wide != "0";
+  const auto number = [](const char* name, int otherwise) {
+    const std::string text = environment_variable(name);
+    return text.empty() ? otherwise : std::atoi(text.c_str());
+  };
+  environment.jitter = number("FERRY_JITTER", 0);
+  environment.stall = environment_variable("FERRY_STALL");
+  environment.stall_rank = number("FERRY_STALL_RANK", -1);
+  environment.wide = number("FERRY_WIDE", 0) != 0;
 #endif
   return environment;
 }

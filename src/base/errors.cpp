@@ -1,12 +1,8 @@
 #include "base/errors.hpp"
 
 #include <algorithm>
-#include <cstring>
 #include <stdexcept>
 #include <string_view>
-
-#include "base/text.hpp"
-#include "ferry/error.hpp"
 
 namespace ferry {
 

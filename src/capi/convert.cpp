@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <string>
 #include <type_traits>
 #include <utility>
 #include <vector>

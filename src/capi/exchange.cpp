@@ -3,7 +3,6 @@
 
 #include <cstring>
 #include <optional>
-#include <vector>
 
 #include "base/text.hpp"
 #include "capi/boundary.hpp"

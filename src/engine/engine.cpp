@@ -4,7 +4,6 @@
 
 #include <atomic>
 #include <exception>
-#include <memory>
 #include <utility>
 
 #include "base/callback_thread.hpp"

@@ -10,7 +10,6 @@
 #include "exchange/sliced.hpp"
 #include "ferry/error.hpp"
 #include "format/encoding.hpp"
-#include "format/parts.hpp"
 #include "layout/exchange_layout.hpp"
 #include "plan/plan_checks.hpp"
 

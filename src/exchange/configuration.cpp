@@ -14,7 +14,6 @@
 #include "exchange/backend.hpp"
 #include "exchange/config_fields.hpp"
 #include "exchange/sliced.hpp"
-#include "ferry/error.hpp"
 #include "format/encoding.hpp"
 #include "format/parts.hpp"
 #include "format/registry.hpp"

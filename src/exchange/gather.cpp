@@ -1,9 +1,7 @@
 // Exchange::all_gather_v and reduce_scatter_v: the checks of their arguments.
 #include "exchange/gather.hpp"
 
-#include <algorithm>
 #include <cerrno>
-#include <limits>
 
 #include "base/log.hpp"
 #include "exchange/configuration.hpp"

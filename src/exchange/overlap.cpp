@@ -1,7 +1,6 @@
 #include "exchange/overlap.hpp"
 
 #include <algorithm>
-#include <array>
 #include <string>
 
 #include "base/text.hpp"

@@ -2,7 +2,6 @@
 
 #include "base/text.hpp"
 #include "ferry/error.hpp"
-#include "format/encoding.hpp"
 #include "format/registry.hpp"
 
 namespace ferry {

@@ -7,8 +7,6 @@
 #include <mutex>
 #include <utility>
 
-#include "base/text.hpp"
-#include "ferry/error.hpp"
 #include "format/parts.hpp"
 
 namespace ferry {

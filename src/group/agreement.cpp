@@ -3,9 +3,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "base/errors.hpp"
 #include "base/text.hpp"
-#include "ferry/error.hpp"
 
 namespace ferry {
 

@@ -4,12 +4,10 @@
 #include <sys/socket.h>
 
 #include <cerrno>
-#include <cstddef>
 #include <cstdio>
 #include <utility>
 
 #include "base/callback_thread.hpp"
-#include "base/descriptors.hpp"
 #include "base/environment.hpp"
 #include "base/errors.hpp"
 #include "base/text.hpp"

@@ -13,12 +13,9 @@
 #include <cstring>
 #include <exception>
 #include <iostream>
-#include <optional>
 #include <stdexcept>
-#include <string>
 #include <system_error>
 #include <thread>
-#include <utility>
 #include <vector>
 
 #include "base/callback_thread.hpp"

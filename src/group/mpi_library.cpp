@@ -8,10 +8,8 @@
 #include <chrono>
 #include <cstdlib>
 #include <mutex>
-#include <string>
 #include <thread>
 #include <utility>
-#include <vector>
 
 #include "base/environment.hpp"
 #include "base/process.hpp"

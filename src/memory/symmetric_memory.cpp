@@ -15,7 +15,6 @@
 #include <string>
 #include <utility>
 
-#include "base/descriptors.hpp"
 #include "base/environment.hpp"
 #include "base/errors.hpp"
 #include "base/published_handle.hpp"

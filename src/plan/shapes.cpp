@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "format/parts.hpp"
-
 namespace ferry {
 namespace {
 

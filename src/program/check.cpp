@@ -1,6 +1,5 @@
 // check(): walks through the steps once, and records which step made each value and which calls each lane
 // has.
-#include <algorithm>
 #include <map>
 #include <optional>
 #include <set>

@@ -1,12 +1,9 @@
 #include "trace/npy.hpp"
 
 #include <algorithm>
-#include <array>
 #include <bit>
 #include <cerrno>
 #include <charconv>
-#include <cstddef>
-#include <cstdint>
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
@@ -14,10 +11,8 @@
 #include <limits>
 #include <optional>
 #include <sstream>
-#include <string>
 #include <string_view>
 #include <utility>
-#include <vector>
 
 #include "base/text.hpp"
 #include "ferry/error.hpp"

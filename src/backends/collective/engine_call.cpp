@@ -1,7 +1,5 @@
 #include "backends/collective/engine_call.hpp"
 
-#include <algorithm>
-#include <chrono>
 #include <cstring>
 #include <utility>
 

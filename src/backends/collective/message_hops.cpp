@@ -1,9 +1,7 @@
 #include "backends/collective/message_hops.hpp"
 
 #include <algorithm>
-#include <cstring>
 #include <limits>
-#include <numeric>
 #include <utility>
 
 #include "base/text.hpp"

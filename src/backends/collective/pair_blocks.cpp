@@ -1,8 +1,5 @@
 #include "backends/collective/pair_blocks.hpp"
 
-#include <array>
-#include <cstring>
-
 #include "base/text.hpp"
 
 namespace ferry::collective {

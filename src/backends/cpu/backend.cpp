@@ -6,7 +6,6 @@
 #include "backends/cpu/chunk_schedule.hpp"
 #include "backends/cpu/lane.hpp"
 #include "backends/cpu/link/peer_link.hpp"
-#include "exchange/backend.hpp"
 #include "group/channel.hpp"
 #include "group/fault_points.hpp"
 #include "group/rank_state.hpp"

@@ -49,14 +49,14 @@ class Combine {
   void write_sum_head(std::byte* tail, std::int32_t token, const std::int32_t* rows) const;
   void write_route_values_of_sum(std::byte* tail, const std::int32_t* rows) const;
 
-  // combine_sum.cpp: used by both phases
+  // Used by both phases.
   const void* output_row(std::int64_t row) const;
   int gather_rows(const std::int32_t* rows, std::int64_t entry, const void** outputs, float* weights);
   int rows_to_prefetch(const std::int32_t* rows, const void** outputs) const;
   void sum_on_rank(void* out, const std::int32_t* rows, std::int64_t entry, Store store,
                    const std::int32_t* next_rows);
 
-  // combine_shared.cpp: on the token's own rank
+  // Shared experts: on the token's own rank.
   const void* shared_output(int expert, std::int64_t token);
   std::byte* kept_shared_row(int expert, std::int64_t token) const;
   void save_shared_rows();

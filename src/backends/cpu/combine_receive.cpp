@@ -163,18 +163,16 @@ void Combine::receive_token(std::int64_t token, std::int64_t end) {
 }
 
 void* Combine::result_row(std::int64_t row) const {
-  const std::int64_t dense = context_.config.hidden * bytes_of(call_.result.type);
-  const std::int64_t stride = call_.result.stride != 0 ? call_.result.stride : dense;
-  return static_cast<std::byte*>(call_.result.data) + row * stride;
+  return row_at(call_.result.data, call_.result.stride, context_.config.hidden * bytes_of(call_.result.type),
+                row);
 }
 
 // Null: nothing is added.
 const void* Combine::residual_row(std::int64_t token) const {
   const Epilogue& epilogue = call_.epilogue;
   if (epilogue.residual == nullptr) return nullptr;
-  const std::int64_t dense = context_.config.hidden * bytes_of(call_.result.type);
-  return static_cast<const std::byte*>(epilogue.residual) +
-         token * (epilogue.stride != 0 ? epilogue.stride : dense);
+  return row_at(epilogue.residual, epilogue.stride, context_.config.hidden * bytes_of(call_.result.type),
+                token);
 }
 
 // Whether the route's row is read directly from this rank's outputs: its expert is on this rank, and the call
@@ -242,7 +240,6 @@ void Combine::add_partial_sums(std::int64_t token, std::int64_t end) {
                                  .rows = addends_.data(),
                                  .row_type = context_.config.combine_type,
                                  .combine_type = context_.config.combine_type,
-                                 .weights = nullptr,
                                  .count = count,
                                  .columns = context_.config.hidden,
                                  .store = row_store_,

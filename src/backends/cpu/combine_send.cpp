@@ -208,9 +208,8 @@ void Combine::count_row(int source, std::int64_t bytes) {
 }
 
 const void* Combine::output_row(std::int64_t row) const {
-  const std::int64_t dense = context_.config.hidden * bytes_of(call_.outputs.type);
-  const std::int64_t stride = call_.outputs.stride != 0 ? call_.outputs.stride : dense;
-  return static_cast<const std::byte*>(call_.outputs.data) + row * stride;
+  return row_at(call_.outputs.data, call_.outputs.stride,
+                context_.config.hidden * bytes_of(call_.outputs.type), row);
 }
 
 // Collects the token's rows on this rank in slot order, with their weights (1 if the call has none). `entry`

@@ -179,8 +179,7 @@ const std::byte* Dispatch::caller_part(int part, std::int64_t token) const {
   const bool quantised = encoding_.quantises();
   const std::int64_t row_bytes =
       quantised ? context_.config.hidden * bytes_of(call_.tokens.type) : parts_.part[part].row_bytes;
-  const std::int64_t stride = call_.tokens.strides[p] != 0 ? call_.tokens.strides[p] : row_bytes;
-  return static_cast<const std::byte*>(call_.tokens.parts[p]) + token * stride;
+  return row_at(call_.tokens.parts[p], call_.tokens.strides[p], row_bytes, token);
 }
 
 void Dispatch::encode(std::int64_t token, std::byte* message) const {

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <type_traits>
 #include <vector>
 
 #include "backends/cpu/kernels/kernels.hpp"
@@ -87,6 +88,13 @@ class Lane {
  private:
   LocalMemory local_;
 };
+
+// Row `row` of rows that lie `stride` bytes apart; 0: dense, `row_bytes` each.
+template <class Data>
+auto* row_at(Data* data, std::int64_t stride, std::int64_t row_bytes, std::int64_t row) {
+  using Byte = std::conditional_t<std::is_const_v<Data>, const std::byte, std::byte>;
+  return static_cast<Byte*>(data) + row * (stride != 0 ? stride : row_bytes);
+}
 
 // Streaming stores for a call that moves more bytes than a core's cache holds, cached stores otherwise.
 Store store_for(std::int64_t bytes);

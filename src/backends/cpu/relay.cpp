@@ -5,7 +5,6 @@
 #include <limits>
 #include <utility>
 
-#include "backends/cpu/lane.hpp"
 #include "plan/slot.hpp"
 
 namespace ferry::cpu {
@@ -17,12 +16,9 @@ void sum_on_node(const CpuContext& context, void* out, const void* const* rows, 
                                 .rows = rows,
                                 .row_type = type,
                                 .combine_type = type,
-                                .weights = nullptr,
                                 .count = count,
                                 .columns = context.config.hidden,
-                                .store = store,
-                                .next = nullptr,
-                                .next_count = 0});
+                                .store = store});
 }
 
 void add_within_nodes(const CpuContext& context, PartialSums& sums, std::byte* scratch, std::int64_t stride) {

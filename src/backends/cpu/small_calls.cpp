@@ -1,6 +1,5 @@
 #include <algorithm>
 #include <cstring>
-#include <limits>
 #include <vector>
 
 #include "backends/cpu/lane.hpp"

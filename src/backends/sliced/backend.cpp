@@ -7,13 +7,10 @@
 #include <cstring>
 
 #include "backends/sliced/positions.hpp"
-#include "backends/sliced/steps.hpp"
 #include "base/integers.hpp"
 #include "base/mapping.hpp"
-#include "base/text.hpp"
 #include "exchange/gather.hpp"
 #include "exchange/lane_counts.hpp"
-#include "ferry/error.hpp"
 #include "format/numbers.hpp"
 #include "plan/shapes.hpp"
 

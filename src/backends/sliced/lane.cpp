@@ -1,7 +1,5 @@
 #include "backends/sliced/backend.hpp"
 
-#include <utility>
-
 #include "base/errors.hpp"
 #include "exchange/sliced.hpp"
 #include "ferry/error.hpp"
