@@ -8,18 +8,13 @@
 #include <filesystem>
 #include <fstream>
 
-#include "ferry/error.hpp"
+#include "refusal.hpp"
 
 namespace ferry {
 namespace {
 
 std::string message_of(const std::string& path) {
-  try {
-    load_nccl(path);
-  } catch (const UnsupportedError& error) {
-    return error.what();
-  }
-  return "";
+  return test::refusal<UnsupportedError>([&] { load_nccl(path); });
 }
 
 TEST(NcclLibrary, AMissingFileIsNamed) {

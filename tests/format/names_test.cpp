@@ -1,8 +1,8 @@
 // The names of formats and enumerators.
 #include <gtest/gtest.h>
 
-#include "ferry/error.hpp"
 #include "ferry/format.hpp"
+#include "refusal.hpp"
 
 namespace ferry {
 namespace {
@@ -64,12 +64,7 @@ TEST(FormatProperties, SayWhatRowsHold) {
 }
 
 std::string refusal(const std::string& name) {
-  try {
-    parse_format(name);
-  } catch (const UsageError& error) {
-    return error.what();
-  }
-  return "";
+  return test::refusal([&] { parse_format(name); });
 }
 
 TEST(FormatNames, RefuseAllOtherText) {
@@ -101,7 +96,7 @@ TEST(FormatNames, RefuseAllOtherText) {
                            "bf16-tiles",
                            "mxfp8-columns-tiles",
                            "nvfp4-tiles-columns"}) {
-    EXPECT_NE(refusal(name), "") << "'" << name << "' was accepted";
+    EXPECT_NE(refusal(name), "accepted") << "'" << name << "'";
   }
   EXPECT_TRUE(
       refusal("fp8-pow3").starts_with("format 'fp8-pow3': '-pow3' is not an option of fp8; known: bf16,"));

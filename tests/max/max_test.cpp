@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "ferry/error.hpp"
+#include "refusal.hpp"
 
 namespace ferry::test {
 namespace {
@@ -38,19 +38,14 @@ TEST(Max, GroupsWithoutRowsAreLeftOut) {
   expect_index({3, 0, 4, 1}, 4, {0, 4, 8, 12}, {0, 2, 3});
 }
 
-std::string error_of(const Numbers& counts, int alignment) {
-  try {
-    max::group_index(counts, alignment);
-  } catch (const UsageError& error) {
-    return error.what();
-  }
-  return "none";
+std::string refusal(const Numbers& counts, int alignment) {
+  return test::refusal([&] { max::group_index(counts, alignment); });
 }
 
 TEST(Max, WrongCountsAreRefused) {
-  EXPECT_EQ(error_of({1, -2}, 1), "counts[1] = -2, must be 0 or more");
-  EXPECT_EQ(error_of({1}, 0), "alignment = 0, must be 1 or more");
-  EXPECT_EQ(error_of({2147483647, 1}, 1),
+  EXPECT_EQ(refusal({1, -2}, 1), "counts[1] = -2, must be 0 or more");
+  EXPECT_EQ(refusal({1}, 0), "alignment = 0, must be 1 or more");
+  EXPECT_EQ(refusal({2147483647, 1}, 1),
             "counts[0] to counts[1] add up to 2147483648 rows, must be at most 2147483647");
 }
 

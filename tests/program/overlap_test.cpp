@@ -4,7 +4,7 @@
 #include <string>
 
 #include "ferry/program.hpp"
-#include "program/refusal.hpp"
+#include "refusal.hpp"
 
 namespace ferry::test {
 namespace {

@@ -10,7 +10,7 @@
 
 #include "base/text.hpp"
 #include "ferry/error.hpp"
-#include "program/refusal.hpp"
+#include "refusal.hpp"
 #include "repeats.hpp"
 #include "seed.hpp"
 

@@ -2,21 +2,13 @@
 
 #include <gtest/gtest.h>
 
-#include <string>
-
-#include "ferry/error.hpp"
+#include "refusal.hpp"
 
 namespace ferry {
 namespace {
 
-// The message with which the table is refused; "" if it is not.
-std::string refusal(std::vector<ExpertLocation> locations, int ranks) {
-  try {
-    Placement::table(std::move(locations), ranks);
-  } catch (const UsageError& error) {
-    return error.what();
-  }
-  return "";
+std::string refusal(const std::vector<ExpertLocation>& locations, int ranks) {
+  return test::refusal([&] { Placement::table(locations, ranks); });
 }
 
 TEST(Placement, BlocksGiveTheFirstRanksOneExpertMore) {
@@ -60,7 +52,7 @@ TEST(Placement, RefusesRanksOutOfRange) {
 }
 
 TEST(Placement, RefusesNoExpertsAndNoRanks) {
-  EXPECT_NE(refusal({}, 2), "");
+  EXPECT_NE(refusal({}, 2), "accepted");
   EXPECT_THROW(Placement::blocks(0, 2), UsageError);
   EXPECT_THROW(Placement::blocks(2, 0), UsageError);
 }

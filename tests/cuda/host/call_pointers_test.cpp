@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "base/text.hpp"
-#include "ferry/error.hpp"
+#include "refusal.hpp"
 
 namespace ferry::cuda {
 namespace {
@@ -130,17 +130,12 @@ TEST(CallPointers, NullPointersAreNotListed) {
 }
 
 std::string refusal(std::span<const CallPointer> pointers, const PointerCheck::Query& query) {
-  try {
-    PointerCheck(" on rank 3", 0, query).require_usable("dispatch", pointers);
-  } catch (const UsageError& error) {
-    return error.what();
-  }
-  return "";
+  return test::refusal([&] { PointerCheck(" on rank 3", 0, query).require_usable("dispatch", pointers); });
 }
 
 void expect_refusals_of_each(std::span<const CallPointer> pointers) {
-  EXPECT_EQ(refusal(pointers, [](const void*) { return kUsable; }), "");
-  EXPECT_EQ(refusal(pointers, [](const void*) { return MemoryFound{Kind::pinned, -1, true}; }), "");
+  EXPECT_EQ(refusal(pointers, [](const void*) { return kUsable; }), "accepted");
+  EXPECT_EQ(refusal(pointers, [](const void*) { return MemoryFound{Kind::pinned, -1, true}; }), "accepted");
   for (const CallPointer& bad : pointers) {
     const auto only_bad = [&](const MemoryFound& found) {
       return [&, found](const void* at) { return at == bad.address ? found : kUsable; };
@@ -155,7 +150,7 @@ void expect_refusals_of_each(std::span<const CallPointer> pointers) {
         str("dispatch: ", bad.name, ": ", bad.address,
             " on rank 3 is memory of device 1, which device 0 of this call cannot access: pass memory of "
             "device 0"));
-    EXPECT_EQ(refusal(pointers, only_bad({Kind::device, 1, true})), "");
+    EXPECT_EQ(refusal(pointers, only_bad({Kind::device, 1, true})), "accepted");
     const auto* off_by_half =
         reinterpret_cast<const void*>(reinterpret_cast<std::uintptr_t>(bad.address) + bad.alignment / 2);
     const CallPointer misaligned{bad.name, off_by_half, bad.alignment};

@@ -1,4 +1,4 @@
-// The message with which a call is refused.
+// The message with which a call is refused; "accepted" if it is not.
 #pragma once
 
 #include <functional>
@@ -8,10 +8,11 @@
 
 namespace ferry::test {
 
-inline std::string refusal(const std::function<void()>& call) {
+template <class Expected = UsageError>
+std::string refusal(const std::function<void()>& call) {
   try {
     call();
-  } catch (const UsageError& error) {
+  } catch (const Expected& error) {
     return error.what();
   }
   return "accepted";
