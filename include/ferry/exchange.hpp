@@ -138,7 +138,6 @@ class Exchange {
   DispatchResult combine_backward(const Tokens& d_result, const Plan& plan, const float* topk_weights,
                                   const Outputs& outputs, float* d_weights,
                                   const DispatchOptions& options = {});
-  /// @param options  without apply_weights and dot_rows, which the call sets itself
 
   /// Counts what a dispatch of these ids would deliver, without sending rows: for receive buffers of exactly
   /// as many rows as the dispatch that follows needs (ReceiveBuffers::rows).

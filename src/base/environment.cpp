@@ -43,14 +43,14 @@ Environment Environment::read() {
   for (const EnvironmentVariable& variable : environment_variables())
     environment.*variable.value = environment_variable(variable.name);
 #ifdef FERRY_TEST_HOOKS
-  const auto number = [](const char* name, int otherwise) {
+  const auto read_variable = [](const char* name, int otherwise) {
     const std::string text = environment_variable(name);
     return text.empty() ? otherwise : std::atoi(text.c_str());
   };
-  environment.jitter = number("FERRY_JITTER", 0);
+  environment.jitter = read_variable("FERRY_JITTER", 0);
   environment.stall = environment_variable("FERRY_STALL");
-  environment.stall_rank = number("FERRY_STALL_RANK", -1);
-  environment.wide = number("FERRY_WIDE", 0) != 0;
+  environment.stall_rank = read_variable("FERRY_STALL_RANK", -1);
+  environment.wide = read_variable("FERRY_WIDE", 0) != 0;
 #endif
   return environment;
 }

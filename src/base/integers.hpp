@@ -67,9 +67,10 @@ struct RankBits {
   }
 };
 
-// Division by a number that the host knows in advance, as a multiplication and a shift: Granlund and Montgomery, "Division by Invariant Integers using Multiplication", 1994, section 4: with shift
-// = ceil(log2 d) and magic = floor(2^32 (2^shift - d) / d) + 1, floor(n / d) is (floor(n magic / 2^32) + n)
-// >> shift for every n below 2^31.
+// Division by a number that the host knows in advance, as a multiplication and a shift: Granlund and
+// Montgomery, "Division by Invariant Integers using Multiplication", 1994, section 4.
+// With shift = ceil(log2 d) and magic = floor(2^32 (2^shift - d) / d) + 1, floor(n / d) is
+// (floor(n magic / 2^32) + n) >> shift for every n below 2^31.
 struct Divisor {
   std::int32_t divisor = 1;
   std::uint32_t magic = 1;
@@ -95,7 +96,8 @@ struct Divisor {
   }
 };
 
-// For hashes that are sums, whose threads may add in any order. Mixes two numbers so that every bit of either changes the result (the finaliser of SplitMix64).
+// For hashes that are sums, whose threads may add in any order. Mixes two numbers so that every bit of either
+// changes the result (the finaliser of SplitMix64).
 FERRY_HD std::uint64_t mixed_bits(std::uint64_t a, std::uint64_t b) {
   std::uint64_t x = (a + 1) * 0x9e3779b97f4a7c15 + b;
   x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9;

@@ -2,9 +2,9 @@
 // adds by node: it merges what the ranks of its node send to ranks of other nodes by token, and passes on one
 // row for each.
 //
-// A channel of such a combine carries the tokens whose number, modulo the number of channels, is the channel's.
-// Its rows are sorted by destination rank, then by token, so the relay only looks at the next row of each
-// rank.
+// A channel of such a combine carries the tokens whose number, modulo the number of channels, is the
+// channel's. Its rows are sorted by destination rank, then by token, so the relay only looks at the next row
+// of each rank.
 #pragma once
 
 #include "backends/cuda/device/values.cuh"
