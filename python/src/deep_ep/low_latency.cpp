@@ -22,15 +22,11 @@ using namespace nb::literals;
 
 namespace {
 
-// How rows of a dispatch are quantised, as given. use_nvfp4 goes before use_fp8; x_global_scale is 1 / g.
-struct LowLatencyFormat {
-  const nb::object &use_fp8, &round_scale, &use_ue8m0, &use_nvfp4, &x_global_scale, &use_ue8m0_for_sf;
-};
-
-// The arguments of a dispatch and of a combine, unread.
+// The arguments of a dispatch and of a combine, unread. use_nvfp4 goes before use_fp8; x_global_scale is
+// 1 / g.
 struct LowLatencyDispatch {
   const nb::object &x, &topk_idx, &max_tokens, &experts, &stats;
-  LowLatencyFormat format;
+  const nb::object &use_fp8, &round_scale, &use_ue8m0, &use_nvfp4, &x_global_scale, &use_ue8m0_for_sf;
   const nb::object &async_finish, &hooked;
 };
 struct LowLatencyCombine {
@@ -239,14 +235,14 @@ class LowLatencyCalls::OneCall {
   // of the current stream. `handle`: a dispatch's; None for a combine, which has a `result`.
   std::pair<nb::object, nb::object> end(std::vector<nb::object> used, const nb::object& handle,
                                         nb::object result = {}) {
-    nb::object hook = nb::none();
     if (hooked_) {
       used_.exchange->pending(0) = {.owners = std::move(used), .result = std::move(result)};
-      hook = nb::cast(ReceiveHook(calls_.streams_, calls_.pools_, pool_, used_, stream_, handle));
+      return {event_overlap(nb::none()),
+              nb::cast(ReceiveHook(calls_.streams_, calls_.pools_, pool_, used_, stream_, handle))};
     }
-    if (!async_finish_) return {event_overlap(nb::none()), hook};
+    if (!async_finish_) return {event_overlap(nb::none()), nb::none()};
     const PartTimer timer(HostPart::streams);
-    return {calls_.streams().end(lane_.device(), stream_, current_, std::move(used)), hook};
+    return {calls_.streams().end(lane_.device(), stream_, current_, std::move(used)), nb::none()};
   }
 
  private:
@@ -337,7 +333,7 @@ void check_values(const Array& x, const Format& format, int max_tokens) {
 }
 
 // Throws UsageError for options that exclude each other.
-Format format_of(const LowLatencyFormat& given) {
+Format format_of(const LowLatencyDispatch& given) {
   // Callers pass the options of fp8 with use_nvfp4 too, where they mean nothing.
   if (is_true(given.use_nvfp4)) {
     if (is_true(given.use_ue8m0_for_sf))
@@ -355,14 +351,14 @@ Format format_of(const LowLatencyFormat& given) {
 // Reads the arguments of a dispatch, apart from those that choose the pool. `tokens`, `ids`: x and topk_idx.
 void read_dispatch(const LowLatencyDispatch& given, const Array& tokens, const Array& ids,
                    const LowLatencyPool& pool, DispatchInput& in) {
-  in.options.format = format_of(given.format);
+  in.options.format = format_of(given);
   const Array& rows =
       in.arguments.rows(dense_array(given.x, tokens), "x", pool.shape.hidden, {kBf16, kFp16, kFp32});
   in.tokens = Tokens::rows(rows.data, rows.shape[0], *value_type_of(rows.element), 0);
   check_values(rows, *in.options.format, pool.shape.max_tokens);
   in.ids = ids_of(in.arguments.add(dense_array(given.topk_idx, ids), "topk_idx"), rows.shape[0],
                   pool.shape.top_k, "topk_idx");
-  const nb::object& factor = given.format.x_global_scale;
+  const nb::object& factor = given.x_global_scale;
   if (!encoding_of(*in.options.format).is_two_level() || factor.is_none()) return;
   if (pool.shape.on_device) {
     const Array& scale = in.arguments.dense(scale_on_device(given.x, factor), kFactor, kFp32, {1});
