@@ -56,9 +56,13 @@ template <class Class, class Given>
 void define_unread(nanobind::class_<Class>& type, const char* name,
                    nanobind::tuple (Class::*method)(const Given&)) {
   const auto define = [&]<std::size_t... I>(std::index_sequence<I...>) {
+// Members of `Given` may be such structs themselves.
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wmissing-braces"
     type.def(
         name, [method](Class& self, UnreadArgument<I>... given) { return (self.*method)(Given{given...}); },
         unnamed<UnreadArgument<I>>()...);
+#pragma GCC diagnostic pop
   };
   define(std::make_index_sequence<sizeof(Given) / sizeof(void*)>());
 }
