@@ -1,5 +1,4 @@
-// Reads a dispatch's expert ids and plans each slot; count_routes.cuh counts them. Ids of other calls are
-// read by operations/cluster_counts.cuh, dispatch_layout.cu, by_source/source_rows.cuh and sliced/agree.cuh.
+// Reads a dispatch's expert ids and plans each slot; count_routes.cuh counts them.
 #pragma once
 
 #include <cstdint>
