@@ -26,7 +26,7 @@ enum class RoleCost : int {
   encoded_copy,          // receiver: copy a quantised row
   encoded_receive,       // receiver: handle a message with a quantised row
   few_sender_share,      // few tokens: share of the blocks that send
-  few_sender_share_fp8,  // the same where senders quantise
+  few_sender_share_fp8,  // few tokens: share of the blocks that send, if they quantise
   metadata_block_share,  // few tokens: most blocks that send metadata, as a share of all
   combine_staged,        // reducer: add a partial sum from staging
   combine_store,         // reducer: store a token's result
@@ -37,7 +37,7 @@ enum class RoleCost : int {
   combine_push_row,      // sender: least time for a row, from the same rate
   combine_link,          // least time for a row on the link, by all senders together
   combine_max_share,     // most senders, as a share of the blocks of a large launch
-  combine_max_share_few,  // the same where tokens are few
+  combine_max_share_few,  // most senders, as a share of the blocks, where tokens are few
   count_
 };
 inline constexpr auto kRoleCosts = static_cast<std::size_t>(RoleCost::count_);
