@@ -11,7 +11,7 @@ def route(tokens, router):
     scores = tokens @ router
     ids = np.argsort(-scores, axis=1, kind="stable")[:, :TOP_K]
     weights = np.exp(np.take_along_axis(scores, ids, 1))
-    return np.ascontiguousarray(ids), (weights / weights.sum(1, keepdims=True)).astype(np.float32)
+    return ids, (weights / weights.sum(1, keepdims=True)).astype(np.float32)
 
 
 def body(rank):

@@ -72,7 +72,7 @@ void read_epilogue(const PyCombineArguments& given, const Config& config, Combin
 
 const float* read_row_values(const nb::object& given, const char* name, CombineInput& in) {
   if (given.is_none()) return nullptr;
-  const Array& array = in.arguments.dense(
+  const Array& array = in.arguments.numbers(
       given, name, kFp32, {-1}, ": one number a row is expected; for router weights [N, K] use topk_weights");
   require_rows(in.plan, array.shape[0], name, in.capacity);
   return static_cast<const float*>(array.data);
@@ -81,7 +81,7 @@ const float* read_row_values(const nb::object& given, const char* name, CombineI
 const float* read_route_values(const PyExchange& self, const nb::object& given, const char* name,
                                std::int64_t tokens, Arguments& arguments) {
   if (given.is_none()) return nullptr;
-  return static_cast<const float*>(arguments.dense(given, name, kFp32, {tokens, self.config().top_k}).data);
+  return static_cast<const float*>(arguments.numbers(given, name, kFp32, {tokens, self.config().top_k}).data);
 }
 
 float* new_route_values(const PyExchange& self, std::int64_t tokens, Framework framework, nb::object& array) {
@@ -106,6 +106,7 @@ void read_combine(PyExchange& self, LaneCall& call, const PyCombineArguments& gi
   const Config& config = self.config();
   in.capacity = self.receive_sizes().rows;
   in.plan = &plan;
+  in.arguments.set_stream(given.stream);
   const std::optional<std::string> named = text_in(given.reduction, "reduction");
   const Reduction reduction = named ? enumerator_named<Reduction>("reduction", *named) : config.reduction;
   in.options.reduction = reduction;
@@ -189,6 +190,7 @@ struct ValuesArguments {
 nb::object route_values(PyExchange& self, const GivenBesides& besides, const ValuesArguments& given) {
   LaneCall call(self, {Operation::route_values}, besides);
   Arguments arguments(call.device());
+  arguments.set_stream(given.stream);
   const float* from = nullptr;
   float* to = nullptr;
   nb::object row_values;
@@ -210,6 +212,7 @@ nb::object route_values(PyExchange& self, const GivenBesides& besides, const Val
 nb::object return_values(PyExchange& self, const GivenBesides& besides, const ValuesArguments& given) {
   LaneCall call(self, {Operation::return_values}, besides);
   CombineInput in(call.device());
+  in.arguments.set_stream(given.stream);
   const float* from = nullptr;
   float* to = nullptr;
   call.read_or_refuse({Operation::return_values}, [&] {

@@ -101,7 +101,7 @@ void read_ids(const nb::object& ids, const Config& config, DispatchInput& in) {
     in.context.plan = ids;
     return;
   }
-  in.ids = ids_of(in.arguments.add(ids, "ids"), in.tokens.count, config.top_k);
+  in.ids = ids_of(in.arguments.add_numbers(ids, "ids"), in.tokens.count, config.top_k);
 }
 
 // An array to write to, of at least `least` elements along its first dimension. Null for None.
@@ -227,7 +227,7 @@ void read_global_scale(const nb::object& given, DispatchInput& in) {
 void read_input_scales(const Config& config, const nb::object& given, DispatchInput& in) {
   if (given.is_none()) return;
   const std::int64_t experts = std::int64_t{config.experts} + config.shared_experts;
-  const Array& array = in.arguments.dense(given, "input_scales", kFp32, {experts});
+  const Array& array = in.arguments.numbers(given, "input_scales", kFp32, {experts});
   in.options.input_scales = {static_cast<const float*>(array.data), static_cast<std::size_t>(experts)};
   if (encoding_of(in.format).quantises()) in.parts = parts_by_expert(in.format, config.hidden);
 }
@@ -272,6 +272,7 @@ void read_dispatch(PyExchange& self, LaneCall& call, const PyDispatchArguments& 
                    const DispatchNames& names) {
   const Config& config = self.config();
   in.capacity = self.receive_sizes().rows;
+  in.arguments.set_stream(given.stream);
   const std::optional<std::string> format = text_in(given.format, "format");
   in.format = format ? parse_format(*format) : config.format;
   if (!given.memory.is_none())
@@ -295,7 +296,7 @@ void read_dispatch(PyExchange& self, LaneCall& call, const PyDispatchArguments& 
   read_ids(given.ids, config, in);
   if (!given.weights.is_none()) {
     const Array& weights =
-        in.arguments.dense(given.weights, names.weights, kFp32, {in.tokens.count, config.top_k});
+        in.arguments.numbers(given.weights, names.weights, kFp32, {in.tokens.count, config.top_k});
     in.weights = static_cast<const float*>(weights.data);
     in.options.weighted = true;  // an empty array may have a null pointer
   }
@@ -394,8 +395,9 @@ constexpr const char* kDispatchDoc =
 
 tokens         [N, H] of bfloat16, float16 or float32. The step from row to row may be larger than H, in multiples of
                16 bytes. For raw formats a tuple of up to four arrays [N, ...], whose bytes are moved unchanged
-ids            int32 or int64 [N, K], C-contiguous; -1 masks a slot. Or a Plan: its routes are used again
-weights        float32 [N, K], C-contiguous: router weights, sent with the rows; on every rank or on none, also with N = 0
+ids            int32 or int64 [N, K]; -1 masks a slot. Or a Plan: its routes are used again. Ids and weights that are not
+               C-contiguous are copied; on GPUs that takes PyTorch's tensors, on its current stream
+weights        float32 [N, K]: router weights, sent with the rows; on every rank or on none, also with N = 0
 format         of this call, see Config; default: the exchange's
 memory         ReceiveBuffers for the result; default: the lane's own memory
 apply_weights  multiply the received values by their weight

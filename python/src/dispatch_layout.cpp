@@ -20,7 +20,9 @@ namespace {
 
 nb::tuple dispatch_layout_of(const nb::object& ids, const Placement& placement, const Topology* topology,
                              const nb::object& stream) {
-  const Array given = inspect(ids, "ids");
+  Arguments arguments(inspect(ids, "ids").device);
+  arguments.set_stream(stream);
+  const Array& given = arguments.add_numbers(ids, "ids");
   if (given.element != kInt32 && given.element != kInt64)
     throw UsageError(str("ids: expected int32 or int64, got ", name_of(given.element)));
   if (given.shape.size() != 2)

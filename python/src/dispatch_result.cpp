@@ -106,7 +106,8 @@ Shape weights_shape(const PyDispatchResult& self) {
 }
 
 // The total is the last element of row_offsets.
-nb::object total_array(const PyDispatchResult& self) {
+nb::object total_of(const PyDispatchResult& self) {
+  if (is_host(self.context.device)) return nb::int_(*self.received.total);
   return view(self, self.context.memory.row_offsets, self.received.total, kInt32, {});
 }
 
@@ -137,7 +138,7 @@ std::int64_t wait_total(PyDispatchResult& self) {
   // the number of this call is unknown. Then read the array, which waits for the stream.
   const bool number_known = is_host(self.context.device) || !self.state->captured;
   const std::int64_t total =
-      number_known ? total_from_host_memory(self) : nb::cast<std::int64_t>(nb::int_(total_array(self)));
+      number_known ? total_from_host_memory(self) : nb::cast<std::int64_t>(nb::int_(total_of(self)));
   // Plans of experts in slices are those of the routes before the gather.
   (exchange_config(self).placement.tp() > 1 ? plan.gathered_total : plan.known_total) = total;
   return total;
@@ -237,8 +238,8 @@ overwrites, unless ReceiveBuffers were given.)")
                                            kInt32, {self.received.groups + 1});
           },
           "int32 [G + 1]: first row of each group; the last element is the total.")
-      .def_prop_ro("total", &total_array,
-                   "int32 []: row_offsets[G]. With 'cuda', int(total) waits for the device.")
+      .def_prop_ro("total", &total_of,
+                   "row_offsets[G]: an int on host memory; on devices int32 [], for which int(total) waits.")
       .def_prop_ro(
           "group_expert",
           [](const PyDispatchResult& self) {

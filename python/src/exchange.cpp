@@ -319,7 +319,8 @@ nb::tuple dispatch_counts(PyExchange& self, const GivenBesides& besides, const C
   Ids read;
   std::int64_t tokens = 0;
   call.read_or_refuse({Operation::dispatch_counts}, [&] {
-    const Array& array = arguments.add(given.ids, "ids");
+    arguments.set_stream(given.stream);
+    const Array& array = arguments.add_numbers(given.ids, "ids");
     call.set_stream(stream_of(given.stream, arguments.framework(), call.device()));
     tokens = array.shape.empty() ? 0 : array.shape[0];
     read = ids_of(array, tokens, self.config().top_k);

@@ -39,6 +39,36 @@ std::string shape_and_strides(const Array& array) {
              " (in elements)");
 }
 
+template <class Number>
+Number* copy_numbers(const Array& array, std::size_t dimension, const Number* from, Number* to) {
+  if (dimension == array.shape.size()) {
+    *to = *from;
+    return to + 1;
+  }
+  for (std::int64_t i = 0; i < array.shape[dimension]; ++i)
+    to = copy_numbers(array, dimension + 1, from + i * array.strides[dimension], to);
+  return to;
+}
+
+// A C-contiguous copy of an array in host memory, in memory of its own.
+template <class Number>
+Array host_copy(const Array& array) {
+  Array copy = array;
+  std::int64_t count = 1;
+  for (std::size_t i = array.shape.size(); i-- > 0;) {
+    copy.strides[i] = count;
+    count *= array.shape[i];
+  }
+  auto memory = std::make_unique<Number[]>(static_cast<std::size_t>(count));
+  copy_numbers(array, 0, static_cast<const Number*>(array.data), memory.get());
+  copy.data = memory.get();
+  copy.owner =
+      nb::capsule(memory.get(), [](void* numbers) noexcept { delete[] static_cast<Number*>(numbers); });
+  static_cast<void>(memory.release());
+  copy.read_only = true;  // the caller's array would not see what is written
+  return copy;
+}
+
 // Returns true if the dimensions from `first` on are C-contiguous.
 bool is_dense_from(const Array& array, std::size_t first) {
   if (is_empty(array)) return true;
@@ -48,6 +78,14 @@ bool is_dense_from(const Array& array, std::size_t first) {
     step *= array.shape[i];
   }
   return true;
+}
+
+const Array& require_dense_of(const Array& array, const char* name, Element element, const Shape& shape,
+                              const char* hint) {
+  require_element(array, name, {element});
+  require_shape(array, name, shape, hint);
+  require_dense(array, name);
+  return array;
 }
 
 }  // namespace
@@ -66,7 +104,7 @@ Array Arguments::resolve_lazy_bits(nb::handle tensor, const char* name) const {
   return resolved;
 }
 
-const Array& Arguments::add(nb::handle object, const char* name) {
+Array Arguments::checked(nb::handle object, const char* name) {
   Array array = inspect(object, name);
   if (array.framework == Framework::torch) {
     if (gradients_ == Gradients::refused) refuse_gradients(object, name);
@@ -89,17 +127,43 @@ const Array& Arguments::add(nb::handle object, const char* name) {
                          " is an array of ", to_string(framework_),
                          ": the arrays of a call must be of one framework"));
   }
+  return array;
+}
+
+const Array& Arguments::keep(Array array) {
   arrays_.push_back(std::make_unique<const Array>(std::move(array)));
   return *arrays_.back();
 }
 
+const Array& Arguments::add(nb::handle object, const char* name) {
+  return keep(checked(object, name));
+}
+
+bool Arguments::is_on_current_stream() const {
+  return stream_.is_none() ||
+         stream_of(stream_, framework_, device_).handle == stream_of(nb::none(), framework_, device_).handle;
+}
+
+const Array& Arguments::add_numbers(nb::handle object, const char* name) {
+  Array array = checked(object, name);
+  if (is_dense(array)) return keep(std::move(array));
+  if (is_host(device_)) {
+    if (array.element.bits == 32) return keep(host_copy<std::uint32_t>(array));
+    if (array.element.bits == 64) return keep(host_copy<std::uint64_t>(array));
+  } else if (array.framework == Framework::torch && is_on_current_stream()) {
+    return keep(inspect(array.owner.attr("contiguous")(), name));
+  }
+  return keep(std::move(array));
+}
+
 const Array& Arguments::dense(nb::handle object, const char* name, Element element, const Shape& shape,
                               const char* hint) {
-  const Array& array = add(object, name);
-  require_element(array, name, {element});
-  require_shape(array, name, shape, hint);
-  require_dense(array, name);
-  return array;
+  return require_dense_of(add(object, name), name, element, shape, hint);
+}
+
+const Array& Arguments::numbers(nb::handle object, const char* name, Element element, const Shape& shape,
+                                const char* hint) {
+  return require_dense_of(add_numbers(object, name), name, element, shape, hint);
 }
 
 const Array& Arguments::one(nb::handle object, const char* name, Element element) {

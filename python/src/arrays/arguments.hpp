@@ -19,13 +19,24 @@ class Arguments {
   explicit Arguments(Device device, Gradients gradients = Gradients::refused)
       : device_(device), gradients_(gradients) {}
 
+  // The call's argument `stream`, which copies are made on. Until it is given: the current stream.
+  void set_stream(nb::object given) { stream_ = std::move(given); }
+
   // Any array of the call.
   const Array& add(nb::handle object, const char* name);
+
+  // As add(), for ids, weights and other numbers, few beside the rows: if they are not C-contiguous they are
+  // copied. On a device only PyTorch can, and only if the call is on its current stream.
+  const Array& add_numbers(nb::handle object, const char* name);
 
   // A C-contiguous array of this type and shape; a negative length matches any. `hint` ends the
   // message about a wrong shape.
   const Array& dense(nb::handle object, const char* name, Element element, const Shape& shape,
                      const char* hint = "");
+
+  // As dense(), but copies as add_numbers() does.
+  const Array& numbers(nb::handle object, const char* name, Element element, const Shape& shape,
+                       const char* hint = "");
 
   // An array of one element, without dimensions or with one.
   const Array& one(nb::handle object, const char* name, Element element);
@@ -41,9 +52,13 @@ class Arguments {
 
  private:
   Array resolve_lazy_bits(nb::handle tensor, const char* name) const;
+  Array checked(nb::handle object, const char* name);
+  const Array& keep(Array array);
+  bool is_on_current_stream() const;
 
   Device device_;
   Gradients gradients_;
+  nb::object stream_ = nb::none();
   Framework framework_ = Framework::numpy;
   std::string first_name_;  // the argument that determined the framework
   std::vector<std::unique_ptr<const Array>> arrays_;

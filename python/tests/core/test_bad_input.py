@@ -95,7 +95,6 @@ DISPATCH = {
     "two frameworks": ((X, memoryview(IDS)), "ids: expected an array of NumPy"),
     "ids: type": ((X, IDS.astype(np.float32)), "ids: expected int32 or int64, got float32: convert it to one of these$"),
     "ids: shape": ((X, IDS[:2]), r"ids: expected an array of shape \[N, K\] = \[3, 2\], got \[2, 2\]"),
-    "ids: strides": ((X, np.zeros((3, 4), np.int32)[:, :2]), r"ids: expected a C-contiguous array, got shape .* with strides .*; numpy\.ascontiguousarray\(\)"),
     "weights: type": ((X, IDS, W.astype(np.float64)), "weights: expected float32, got float64: convert it to float32$"),
     "weights: shape": ((X, IDS, W[:, :1]), r"weights: expected an array of shape \[3, 2\]"),
     "too many": ((np.ones((5, HIDDEN), bf16), np.zeros((5, TOP_K), np.int32)), "max_tokens is 4"),

@@ -38,7 +38,7 @@ def test_tensors_in_and_out(rng, dtype):
         total = int(rows.total)
         for tensor in (rows.data, rows.source, rows.weight, rows.counts, rows.plan.counts, rows.plan.storage):
             assert isinstance(tensor, torch.Tensor)
-        assert rows.data.dtype == dtype and rows.total.shape == ()
+        assert rows.data.dtype == dtype and rows.total == int(rows.row_offsets[-1])
         for row in range(total):
             source, token, slot = rows.source[row].tolist()
             assert torch.equal(rows.data[row], given[source][0][token].to(dtype))
@@ -49,6 +49,34 @@ def test_tensors_in_and_out(rng, dtype):
         assert torch.allclose(y.float(), x.float() * scale, rtol=2e-2, atol=2e-2)
 
     ferry.Group.threads(4).run(body)
+
+
+def test_ids_and_weights_of_any_strides(rng):
+    given = [inputs_of(rng) for _ in range(2)]
+
+    def in_columns(tensor):
+        wide = torch.full((len(tensor), TOP_K + 3), 10**6, dtype=tensor.dtype)
+        wide[:, :TOP_K] = tensor.detach()
+        return wide[:, :TOP_K]
+
+    def body(rank):
+        exchange = exchange_for(rank, backend="cpu")
+        x, ids, weights = given[rank.index]
+        results = []
+        for used_ids, used in [(ids, weights.clone()), (in_columns(ids), in_columns(weights)), (ids.T.contiguous().T, weights.T.contiguous().T)]:
+            used.requires_grad_()
+            rows = ferry.torch.dispatch(exchange, x, used_ids, used)
+            y = ferry.torch.combine(exchange, rows.data * 3, rows, row_weights=rows.weight)
+            (gradient,) = torch.autograd.grad((y * x).sum(), used)
+            with torch.no_grad():
+                assert torch.equal(ferry.torch.dispatch(exchange, x, used_ids, used).data, rows.data)
+            plain = exchange.dispatch(x, used_ids, used.detach())
+            assert torch.equal(exchange.combine(plain.data * 3, plain.plan, topk_weights=used.detach()), y)
+            results.append((rows.data, rows.weight, y, gradient))
+        for others in results[1:]:
+            assert all(torch.equal(one, other) for one, other in zip(results[0], others))
+
+    ferry.Group.threads(2).run(body)
 
 
 def test_empty_tensors_are_arguments(rng):
