@@ -1,4 +1,4 @@
-"""The exchanges behind a Buffer. All ranks together make them when the first call of a shape needs them."""
+"""The exchanges behind an interface. All ranks together make them when the first call of a shape needs them."""
 
 from __future__ import annotations
 
@@ -16,18 +16,26 @@ REFUSED = -1  # gathered in place of a rank's first number if its arguments are 
 MESSAGE_BYTES = 256  # of the error message gathered then
 
 # Ranks gather which call they are in together with its numbers. Different calls are an error on every rank.
-DISPATCH, FIRST_LOW_LATENCY, FIRST_WEIGHTS, CONSTRUCTION = range(4)
 CALLS = (
     "a dispatch without a handle",
     "the first low-latency call of a shape",
     "the first combine with topk_weights of a shape",
     "the constructor of Buffer",
-    # In these the compiled code learns from a refusal that a peer gathers.
+    # In these a rank learns from a refusal that a peer gathers.
     "a dispatch with a handle",
     "a combine",
     "a dispatch with num_worst_tokens of the last one's shape and size",
+    "the constructor of ElasticBuffer",
+    "the first dispatch of a shape of ElasticBuffer",
+    "a dispatch of ElasticBuffer",
+    "an all_gather of ElasticBuffer",
+    "a barrier of ElasticBuffer",
 )
-METHODS = {DISPATCH: "dispatch", FIRST_LOW_LATENCY: "low_latency_dispatch", CONSTRUCTION: "the constructor"}
+DISPATCH, FIRST_LOW_LATENCY, FIRST_WEIGHTS, CONSTRUCTION = range(4)
+ELASTIC_CONSTRUCTION, FIRST_ELASTIC_DISPATCH, ELASTIC_DISPATCH, ELASTIC_GATHER, ELASTIC_BARRIER = range(7, 12)
+METHODS = {DISPATCH: "dispatch", FIRST_LOW_LATENCY: "low_latency_dispatch", CONSTRUCTION: "the constructor",
+           ELASTIC_CONSTRUCTION: "the constructor", FIRST_ELASTIC_DISPATCH: "dispatch"}
+MOST_NUMBERS = 9  # that a rank gathers with its call
 
 # What low-latency calls of one exchange have in common, in the words of their arguments.
 LOW_LATENCY_SHAPE = (
@@ -88,25 +96,19 @@ def _transport_of(comm):
     return all_to_all_v
 
 
-class Exchanges:
-    def __init__(self, group, num_rdma_bytes=0, device_engine="automatic", error=None):
-        """Collective. `num_rdma_bytes`: of the Buffer, needed between nodes. `device_engine`: as device_engine_of() returns.
+class GroupExchanges:
+    """The exchanges that one interface has made over a group, and how its ranks agree on a new one."""
 
-        `error`: what was wrong with this rank's arguments. If one rank has an error, every rank raises.
-        """
+    deadline = None  # seconds; None: DEADLINE
+
+    def __init__(self, group, device_engine="automatic"):
+        """Collective. `device_engine`: as device_engine_of() returns."""
         self.group = group
         self.device_engine = device_engine
         self.rank = group if isinstance(group, ferry.Rank) else group.join()
         self.topology = self.rank.topology
         self.nodes = self.topology.nodes
-        self.num_rdma_bytes = num_rdma_bytes
         self._made = {}
-        mine = REFUSED if error is not None else max(0, num_rdma_bytes)
-        for rank, (theirs,) in enumerate(self._gather(CONSTRUCTION, (mine,), error)):
-            if theirs == 0 and self.nodes > 1:
-                raise ferry.UsageError(
-                    f"Buffer: rank {rank} has num_rdma_bytes = {theirs}, must be above 0 in a group of {self.nodes} nodes: "
-                    "pass what Config.get_rdma_buffer_size_hint or Buffer.get_low_latency_rdma_size_hint returns")
 
     def close(self):
         for exchanges in self._made.values():
@@ -115,6 +117,98 @@ class Exchanges:
         self._made = {}
         if not isinstance(self.group, ferry.Rank):
             self.group.leave()
+
+    def meet(self, call):
+        """Collective: this rank is in `call` of CALLS, and a peer gathers in another one. Raises."""
+        self._gather(CALLS.index(call))
+
+    def _gather(self, call, numbers=(0,), error=None):
+        """Collective: the numbers of every rank, at most MOST_NUMBERS. UsageError on all ranks if they are not in the same call.
+
+        If one rank has an error and says REFUSED, all raise.
+        """
+        form = f"{1 + MOST_NUMBERS}q"
+        mine = struct.pack(form, call, *numbers, *[0] * (MOST_NUMBERS - len(numbers)))
+        gathered = [struct.unpack(form, theirs) for theirs in self.rank.all_gather(mine)]
+        for rank, (theirs, *_) in enumerate(gathered):
+            if theirs != gathered[0][0]:
+                different = f"rank 0 is in {CALLS[gathered[0][0]]}, rank {rank} in {CALLS[theirs]}"
+                raise ferry.UsageError(different) from error
+        first_numbers = [first for _, first, *_ in gathered]
+        if REFUSED in first_numbers:
+            self._raise_error(METHODS[call], error, first_numbers.index(REFUSED))
+        return [theirs[: len(numbers)] for _, *theirs in gathered]
+
+    def _raise_error(self, method, error, first):
+        """Collective: raises this rank's own error, or that of rank `first`."""
+        text = "" if error is None else str(error) if isinstance(error, ferry.Error) else repr(error)
+        gathered = self.rank.all_gather(text.encode()[:MESSAGE_BYTES].ljust(MESSAGE_BYTES, b"\0"))
+        if error is not None:
+            raise error
+        message = gathered[first].rstrip(b"\0").decode(errors="ignore")
+        raise ferry.UsageError(f"rank {first} refused {method}: {message}")
+
+    def combined_weights(self, handle, topk_weights):
+        """The topk_weights of a token's received rows, added by slot."""
+        arrays = arrays_of(topk_weights)
+        exchange = self.for_weights(handle.exchange)
+        columns, slots = exchange.config.hidden, topk_weights.shape[1]
+
+        def make():
+            padded = topk_weights if columns == slots else _normal.padded_columns(topk_weights, columns)
+            return arrays.contiguous(padded), arrays.empty((handle.plan.tokens, columns), "float32", topk_weights)
+
+        rows, result = _made_or_refused(exchange, "combine", make)
+        return exchange.combine(rows, handle.plan, result=result)[:, :slots]
+
+    def for_weights(self, exchange):
+        """An exchange for the same plans that sends one float32 a slot. Collective the first time."""
+        config = exchange.config
+        key = ("weights", config.experts, config.top_k, config.max_tokens)
+        if key not in self._made:
+            columns = -(-config.top_k // 4) * 4
+            settings = normal_settings(config.max_tokens, columns, config.experts, config.top_k)
+            self._leave_calls([exchange])
+            self._gather(FIRST_WEIGHTS)
+            self._made[key] = [self._make_on(config.memory == "device", settings | {"format": "fp32", "combine_type": "fp32"})]
+        return self._made[key][0]
+
+    def _leave_calls(self, exchanges):
+        """Before ranks gather: a rank that is in a call of these exchanges gathers too, and all learn that their calls differ."""
+        for exchange in exchanges:
+            exchange.refuse(_MUST_AGREE)
+
+    def _make_on(self, on_device, settings):
+        return ferry.Exchange(self.group, deadline=self.deadline or DEADLINE, **self._transport(on_device), **settings)
+
+    def _transport(self, on_device):
+        """The settings of an exchange that moves rows between this group's ranks."""
+        if not self.rank.shares_memory:
+            if on_device:
+                return {"backend": "collective", "memory": "device", "engine": self.device_engine}
+            return {"backend": "collective", "memory": "host"}
+        if self.nodes == 1:
+            return {"backend": "cuda" if on_device else "cpu"}
+        # Simulated nodes: messages take the way that they take between hosts.
+        return {"backend": "cuda" if on_device else "cpu", "hops": "two"}
+
+
+class Exchanges(GroupExchanges):
+    """The exchanges behind a Buffer."""
+
+    def __init__(self, group, num_rdma_bytes=0, device_engine="automatic", error=None):
+        """Collective. `num_rdma_bytes`: of the Buffer, needed between nodes.
+
+        `error`: what was wrong with this rank's arguments. If one rank has an error, every rank raises.
+        """
+        super().__init__(group, device_engine)
+        self.num_rdma_bytes = num_rdma_bytes
+        mine = REFUSED if error is not None else max(0, num_rdma_bytes)
+        for rank, (theirs,) in enumerate(self._gather(CONSTRUCTION, (mine,), error)):
+            if theirs == 0 and self.nodes > 1:
+                raise ferry.UsageError(
+                    f"Buffer: rank {rank} has num_rdma_bytes = {theirs}, must be above 0 in a group of {self.nodes} nodes: "
+                    "pass what Config.get_rdma_buffer_size_hint or Buffer.get_low_latency_rdma_size_hint returns")
 
     def rdma_bytes(self, config, num_sms, row_bytes, scales, slots):
         """The least num_rdma_bytes for a call between nodes with this config; without one, with the default."""
@@ -136,35 +230,6 @@ class Exchanges:
                     f"dispatch: rank {rank} has [hidden, experts, top_k] = {theirs}, "
                     f"rank {self.rank.index} has {list(mine[1:])}")
         return self._normal(on_device, max(1, *tokens_of_ranks), *settings)
-
-    def meet(self, call):
-        """Collective: this rank is in `call` of CALLS, and a peer gathers in another one. Raises."""
-        self._gather(CALLS.index(call))
-
-    def _gather(self, call, numbers=(0,), error=None):
-        """Collective: the numbers of every rank, at most five. UsageError on all ranks if they are not in the same call.
-
-        If one rank has an error and says REFUSED, all raise.
-        """
-        mine = struct.pack("6q", call, *numbers, *[0] * (5 - len(numbers)))
-        gathered = [struct.unpack("6q", theirs) for theirs in self.rank.all_gather(mine)]
-        for rank, (theirs, *_) in enumerate(gathered):
-            if theirs != gathered[0][0]:
-                different = f"rank 0 is in {CALLS[gathered[0][0]]}, rank {rank} in {CALLS[theirs]}"
-                raise ferry.UsageError(different) from error
-        first_numbers = [first for _, first, *_ in gathered]
-        if REFUSED in first_numbers:
-            self._raise_error(METHODS[call], error, first_numbers.index(REFUSED))
-        return [theirs[: len(numbers)] for _, *theirs in gathered]
-
-    def _raise_error(self, method, error, first):
-        """Collective: raises this rank's own error, or that of rank `first`."""
-        text = "" if error is None else str(error) if isinstance(error, ferry.Error) else repr(error)
-        gathered = self.rank.all_gather(text.encode()[:MESSAGE_BYTES].ljust(MESSAGE_BYTES, b"\0"))
-        if error is not None:
-            raise error
-        message = gathered[first].rstrip(b"\0").decode(errors="ignore")
-        raise ferry.UsageError(f"rank {first} refused {method}: {message}")
 
     def _normal(self, on_device, most, hidden, experts, top_k):
         """Collective: an exchange with room for `most` tokens of each rank. Without ids each rank is one expert."""
@@ -236,31 +301,6 @@ class Exchanges:
             self._made[key] = [self._make_on(arrays.on_device, settings)]
         return self._made[key][0]
 
-    def combined_weights(self, handle, topk_weights):
-        """The topk_weights of a token's received rows, added by slot."""
-        arrays = arrays_of(topk_weights)
-        exchange = self.for_weights(handle.exchange)
-        columns, slots = exchange.config.hidden, topk_weights.shape[1]
-
-        def make():
-            padded = topk_weights if columns == slots else _normal.padded_columns(topk_weights, columns)
-            return arrays.contiguous(padded), arrays.empty((handle.plan.tokens, columns), "float32", topk_weights)
-
-        rows, result = _made_or_refused(exchange, "combine", make)
-        return exchange.combine(rows, handle.plan, result=result)[:, :slots]
-
-    def for_weights(self, exchange):
-        """An exchange for the same plans that sends one float32 a slot. Collective the first time."""
-        config = exchange.config
-        key = ("weights", config.experts, config.top_k, config.max_tokens)
-        if key not in self._made:
-            columns = -(-config.top_k // 4) * 4
-            settings = normal_settings(config.max_tokens, columns, config.experts, config.top_k)
-            exchange.refuse(_MUST_AGREE)  # a rank that is in a dispatch agrees too, and all learn that their calls differ
-            self._gather(FIRST_WEIGHTS)
-            self._made[key] = [self._make_on(config.memory == "device", settings | {"format": "fp32", "combine_type": "fp32"})]
-        return self._made[key][0]
-
     def first_low_latency(self, on_device, *shape):
         """Collective: one more exchange for low-latency calls of `shape`: M, H, E and K."""
         gathered = self._gather(FIRST_LOW_LATENCY, (*shape, self.num_rdma_bytes))
@@ -283,17 +323,3 @@ class Exchanges:
     def refuse_first_low_latency(self, error):
         """Collective: takes part in the first low-latency call without having read its shape; raises `error`."""
         self._gather(FIRST_LOW_LATENCY, (REFUSED,), error)
-
-    def _make_on(self, on_device, settings):
-        return ferry.Exchange(self.group, deadline=DEADLINE, **self._transport(on_device), **settings)
-
-    def _transport(self, on_device):
-        """The settings of an exchange that moves rows between this group's ranks."""
-        if not self.rank.shares_memory:
-            if on_device:
-                return {"backend": "collective", "memory": "device", "engine": self.device_engine}
-            return {"backend": "collective", "memory": "host"}
-        if self.nodes == 1:
-            return {"backend": "cuda" if on_device else "cpu"}
-        # Simulated nodes: messages take the way that they take between hosts.
-        return {"backend": "cuda" if on_device else "cpu", "hops": "two"}
