@@ -1,8 +1,10 @@
 """Help texts, the version, and the documentation of exit codes."""
 
+import os
+import subprocess
 import unittest
 
-from program import ProgramTest, ferry
+from program import PROGRAM, SMALL, ProgramTest, ferry
 
 COMMANDS = [["run"], ["bench"], ["launch"], ["limits"], ["model"], ["doctor"], ["trace"], ["trace", "info"], ["trace", "synth"], ["trace", "list"]]
 
@@ -39,8 +41,35 @@ class HelpTest(ProgramTest):
         self.refuse(2, ["--htm=", "did you mean --html?"], "run", "--htm=page.html")
         self.refuse(2, ["--tokns", "did you mean --tokens?"], "run", "--tokns", "4")
         self.refuse(2, ["--rank", "did you mean --ranks?"], "trace", "info", "synth:decode", "--rank", "3")
+        self.refuse(2, ["--expert 3 --tokns 4 ", "did you mean --experts, --tokens?"], "run", "--expert", "3", "--tokns", "4")
         done = ferry("run", "--nothing-like-it")
         self.assertNotIn("did you mean", done.stderr)
+
+    def test_a_misspelt_command_is_answered_with_the_nearest_or_with_all(self):
+        for words, meant in [(["rnu"], "did you mean run?"), (["benchmark", "--tokens", "4"], "did you mean bench?"),
+                             (["walk"], "the subcommands are run, bench,"), (["trace", "inof"], "did you mean info?"),
+                             (["trace", "inspect", "x"], "the subcommands are info, synth, list;")]:
+            self.refuse(2, [meant, "not expected: " + " ".join(words[words[0] == "trace":])], *words)
+        self.refuse(2, ["not expected: 4 --rank ", "did you mean --ranks?"], "bench", "4", "--rank")
+
+    def test_help_is_a_command_too(self):
+        for command in [[], *COMMANDS]:
+            self.assertEqual(self.succeed("help", *command), self.succeed(*command, "--help"))
+
+    def test_ranks_have_a_short_option(self):
+        for command in ["run"], ["bench"], ["launch"], ["limits"], ["model"], ["trace", "info"]:
+            self.assertIn("-n,--ranks", self.succeed(*command, "--help"), command)
+        self.assertIn("2 ranks", self.succeed("run", *SMALL, "-n", "2"))
+
+    def test_colours_on_a_terminal(self):
+        for variables, red in [({}, True), ({"NO_COLOR": ""}, True), ({"NO_COLOR": "1"}, False)]:
+            with self.subTest(variables):
+                terminal, other = os.openpty()
+                environment = {name: value for name, value in os.environ.items() if name != "NO_COLOR"} | variables
+                subprocess.run([PROGRAM, "rnu"], stderr=other, env=environment, check=False)
+                os.close(other)
+                self.assertEqual(b"\x1b[31mferry:\x1b[0m not" in os.read(terminal, 1000), red)
+                os.close(terminal)
 
     def test_version(self):
         self.assertRegex(self.succeed("--version"), r"\Aferry \d+\.\d+\.\d+\n\Z")

@@ -137,7 +137,7 @@ class ModelTest(ProgramTest):
         self.refuse(2, ["number.json", "--calibrate"], "model", "--constants", self.path("number.json"))
         self.refuse(2, ["number.json", "ferry bench"], "model", "--check", self.path("number.json"))
         bench, limits = "ferry bench --backend cuda --json", "ferry limits --backend cuda --json"
-        self.refuse(3, ["none.json", "No such file"], "model", "--check", self.path("none.json"))
+        self.refuse(2, ["none.json", "No such file"], "model", "--check", self.path("none.json"))
         self.refuse(2, ["not JSON", bench], "model", "--check", not_json)
         self.refuse(2, ["schema ferry.bench, not ferry.bench.cuda", bench], "model", "--check", cpu)
         self.refuse(2, ["pairs", bench], "model", "--check", self.path("broken.json"))

@@ -129,8 +129,8 @@ class RefusalsTest(ProgramTest):
         with open(run, encoding="utf-8") as file:
             report = file.read()
         for code, words, arguments in [
-            (3, [self.path("none"), "No such file"], ["--compare", self.path("none")]),
-            (3, [self.folder, "Is a directory"], ["--compare", self.folder]),
+            (2, [self.path("none"), "No such file"], ["--compare", self.path("none")]),
+            (2, [self.folder, "Is a directory"], ["--compare", self.folder]),
             (2, [text, "not JSON", "--json FILE"], ["--compare", text]),
             (2, [bench, "schema ferry.bench", "expected ferry.run"], ["--compare", bench]),
             (2, ["--compare " + run, "--json " + run, "same file"], ["--compare", run, "--json", run]),
@@ -175,7 +175,7 @@ class RefusalsTest(ProgramTest):
                 for options in [], ["--overlap", "2"]:
                     self.refuse(2, words, "run", *SMALL, "--program", path, *options)
 
-    def test_system(self):
+    def test_files_that_cannot_be_opened(self):
         beyond = os.path.join(self.folder, "none", "x.json")
         for words, arguments in [
             (["--program absent.txt: No such file"], ["run", *SMALL, "--program", "absent.txt"]),
@@ -186,6 +186,14 @@ class RefusalsTest(ProgramTest):
             ([beyond], ["limits", "--json", beyond]),
             ([beyond], ["trace", "info", "synth:decode", "--json", beyond]),
             (["none"], ["trace", "synth", "synth:decode:tokens=16", "--out", os.path.join(self.folder, "none", "x")]),
+            ([beyond], ["bench", "--json", beyond]),
+            ([self.folder, "Is a directory"], ["limits", "--json", self.folder]),
+        ]:
+            with self.subTest(arguments=arguments):
+                self.refuse(2, words, *arguments, timeout=10)  # before anything is measured
+
+    def test_system(self):
+        for words, arguments in [
             (["cuda"], ["run", *SMALL, "--backend", "cuda"]),
             (["1,024 ranks", "GB", "free"], ["run", "--ranks", "1024"]),
             (["2,000,000,000", "GB"], ["run", *SMALL, "--inner", "2000000000"]),

@@ -1,5 +1,6 @@
 // The program `ferry`: parses the command line and maps errors to exit codes.
-#include <fmt/core.h>
+#include <fmt/color.h>
+#include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -30,10 +31,11 @@ constexpr const char* kFooter = R"(Examples:
   ferry model                                  state times for other ranks, nodes and routing
   ferry doctor                                 list what is missing on this machine
   ferry trace list                             list the traces that can be run
+  ferry help bench                             explain a command, as ferry bench --help does
 
-Exit codes: 0 success, 1 a check failed, 2 bad command line or input file, 3 any other error (a system call
-failed, a rank was lost, not supported here). `ferry launch` passes on the status of a rank that failed. An
-error is one line on stderr.
+Exit codes: 0 success, 1 a check failed, 2 bad command line, or a file named there that cannot be read or
+written, 3 any other error (a system call failed, a rank was lost, not supported here). `ferry launch` passes
+on the status of a rank that failed. An error is one line on stderr.
 )";
 
 // Messages may span several lines, which are then parted by semicolons.
@@ -55,7 +57,8 @@ std::string footer() {
 }
 
 int fail(int code, const std::string& message) {
-  fmt::print(stderr, "ferry: {}\n", one_line(message));
+  const fmt::text_style style = colours(stderr) ? fg(fmt::terminal_color::red) : fmt::text_style();
+  fmt::print(stderr, "{} {}\n", fmt::styled("ferry:", style), one_line(message));
   return code;
 }
 
@@ -89,37 +92,38 @@ std::size_t edit_distance(std::string_view a, std::string_view b) {
   return row.back();
 }
 
-// The options of `command` that are meant by misspelt ones among the arguments it did not expect, each after
-// a comma.
-std::string near_options(const CLI::App& command) {
-  std::string found;
-  for (const std::string& argument : command.remaining(true)) {
-    if (!argument.starts_with("--")) continue;
-    const std::string_view given = std::string_view(argument).substr(2, argument.find('=') - 2);
-    std::pair<std::size_t, std::string> nearest{3, ""};
-    for (const CLI::Option* option : command.get_options()) {
-      for (const std::string& name : option->get_lnames())
-        nearest = std::min(nearest, {edit_distance(given, name), name});
-    }
-    if (nearest.first < 3 && nearest.first < given.size()) found += ", --" + nearest.second;
+// The name that a misspelt one stands for: a few letters differ, or one begins with the other. Empty: none.
+std::string nearest(std::string_view given, const std::vector<std::string>& names) {
+  std::pair<std::size_t, std::string> best{3, ""};
+  for (const std::string& name : names) {
+    const bool begins = given.size() > 2 && (given.starts_with(name) || name.starts_with(given));
+    best = std::min(best, {std::min<std::size_t>(edit_distance(given, name), begins ? 2 : 3), name});
   }
-  return found;
+  return best.first < std::min<std::size_t>(given.size(), 3) ? best.second : "";
 }
 
-// Advice after a usage error: names the subcommands if none was given, and options like a misspelt one.
-std::string hint(const CLI::App& program) {
-  if (!program.get_subcommands().empty()) {
-    const CLI::App* command = &program;
-    while (!command->get_subcommands().empty())
-      command = command->get_subcommands().front();  // such as trace info
-    const std::string near = near_options(*command);
-    if (!near.empty()) return fmt::format(" (did you mean {}? see --help)", near.substr(2));
-    return " (see --help)";
+// What is wrong with the command line: arguments that nothing takes, in their order, and what may have been
+// meant; otherwise what the parser says.
+std::string usage_error(const CLI::App& program, const CLI::Error& error) {
+  const CLI::App* command = &program;
+  while (!command->get_subcommands().empty()) command = command->get_subcommands().front();
+  std::vector<std::string> names, options, meant;
+  for (const CLI::App* one : command->get_subcommands({})) names.push_back(one->get_name());
+  for (const CLI::Option* one : command->get_options())
+    for (const std::string& name : one->get_lnames()) options.push_back("--" + name);
+  std::string text = error.what();
+  const std::vector<std::string> unexpected = command->remaining(true);
+  if (!unexpected.empty() &&
+      (!names.empty() || error.get_exit_code() == static_cast<int>(CLI::ExitCodes::ExtrasError))) {
+    text = fmt::format("not expected: {}", fmt::join(unexpected, " "));
+    meant.push_back(nearest(unexpected.front(), names));
+    for (const std::string& one : unexpected)
+      if (one.starts_with("--")) meant.push_back(nearest(one.substr(0, one.find('=')), options));
+    std::erase(meant, "");
   }
-  std::string names;
-  for (const CLI::App* command : program.get_subcommands({}))
-    names += (names.empty() ? "" : ", ") + command->get_name();
-  return fmt::format(" (the subcommands are {}; see --help)", names);
+  if (!meant.empty()) return fmt::format("{} (did you mean {}? see --help)", text, fmt::join(meant, ", "));
+  if (names.empty()) return text + " (see --help)";
+  return fmt::format("{} (the subcommands are {}; see --help)", text, fmt::join(names, ", "));
 }
 
 int run(int argc, char** argv) {
@@ -127,13 +131,13 @@ int run(int argc, char** argv) {
   build(program);
   try {
     program.parse(argc, argv);
-    if (program.get_subcommands().empty()) return fail(kUsage, "a subcommand is required" + hint(program));
+    if (program.get_subcommands().empty()) throw CLI::RequiredError("a subcommand");
     return kOk;
   } catch (const CLI::Success& request) {  // --help, --version
     program.exit(request);
     return kOk;
   } catch (const CLI::ParseError& error) {
-    return fail(kUsage, error.what() + hint(program));
+    return fail(kUsage, usage_error(program, error));
   } catch (const CheckFailed& error) {
     return fail(kCheckFailed, error.what());
   } catch (const ProgramFailed& error) {
@@ -152,6 +156,11 @@ int run(int argc, char** argv) {
 
 // NOLINTNEXTLINE(bugprone-exception-escape): an error that cannot be printed ends the program
 int main(int argc, char** argv) {
+  char help[] = "--help";
+  if (argc > 1 && std::string_view(argv[1]) == "help") {  // ferry help run: ferry run --help
+    std::rotate(argv + 1, argv + 2, argv + argc);
+    argv[argc - 1] = help;
+  }
   const int status = ferry::app::run(argc, argv);
   // Output that could not be written, for example to a full disk, is a failure.
   if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return status;

@@ -89,7 +89,7 @@ void add_shape_options(CLI::App& command, BenchOptions& options) {
   add_text(command, "--tokens", options.tokens,
            "tokens per rank and call: 1:8192 doubles from 1 to 8192,\n1,5,64 is a list; default 1:2048",
            "LIST");
-  add_list(command, "--ranks", options.ranks, "numbers of ranks, all on this machine; default 4")
+  add_list(command, "-n,--ranks", options.ranks, "numbers of ranks, all on this machine; default 4")
       ->check(CLI::Range(1, 1024).description(""));
   add_choice(command, "--backend", options.backend,
              "cpu (default); collective: the ranks that mpirun has\nstarted on this machine; cuda: ranks are "

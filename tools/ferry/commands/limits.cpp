@@ -265,7 +265,7 @@ void add_limits(CLI::App& program) {
   const auto options = std::make_shared<Options>();
   add_choice(*command, "--backend", options->backend, "cpu (default), or cuda to measure the GPUs",
              {"cpu", "cuda"});
-  command->add_option("--ranks", options->ranks, "ranks in the barrier and in the push; default 8")
+  command->add_option("-n,--ranks", options->ranks, "ranks in the barrier and in the push; default 8")
       ->check(CLI::Range(2, 1024).description(""))
       ->type_name("N");
   add_output(*command, "--json", options->json,

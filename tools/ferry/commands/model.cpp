@@ -325,7 +325,7 @@ void run_model(const CLI::App& command, const ModelOptions& options) {
 }
 
 void add_call_options(CLI::App& command, ModelOptions& options) {
-  add_number(command, "--ranks", options.ranks, "ranks, one GPU each, at most 1048576; default 8", 1,
+  add_number(command, "-n,--ranks", options.ranks, "ranks, one GPU each, at most 1048576; default 8", 1,
              kMostExperts);
   add_count(command, "--nodes", options.nodes, "nodes that the ranks are divided among equally; default 1");
   add_text(command, "--tokens", options.tokens,

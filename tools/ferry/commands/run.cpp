@@ -60,7 +60,7 @@ void add_group_options(CLI::App& command, RunOptions& options) {
       "device, else cpu",
       {"automatic", "cpu", "cuda", "collective", "nvshmem"});
   add_engine_options(command, options.choice);
-  add_number(command, "--ranks", options.ranks,
+  add_number(command, "-n,--ranks", options.ranks,
              "number of ranks, all on this machine; default 8;\ncollective: as many as mpirun has started", 1,
              1024);
   add_number(command, "--hosts", options.hosts,

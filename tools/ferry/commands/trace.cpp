@@ -1,7 +1,6 @@
 // ferry trace: lists recorded routing traces, shows their statistics, and synthesises new ones.
 #include <fmt/core.h>
 
-#include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -121,16 +120,17 @@ void info(const std::string& name, int ranks, const std::string& path) {
   write_report(json, json_of(trace, ranks, layers), info_table(trace, ranks, layers));
 }
 
-void refuse_to_overwrite(const std::string& prefix) {
+// Refuses files that cannot be written, or that exist.
+void check_files(const std::string& prefix, bool force) {
   for (const char* ending : {".ids.npy", ".weights.npy", ".seqlens.npy"}) {
-    if (!std::filesystem::exists(prefix + ending)) continue;
-    throw UsageError(fmt::format("'{}{}' exists; use --force to replace it", prefix, ending));
+    if (Output(prefix + ending).replaces() && !force)
+      throw UsageError(fmt::format("'{}{}' exists; use --force to replace it", prefix, ending));
   }
 }
 
 void synth(const std::string& text, const std::string& prefix, bool force) {
   const SynthSpec spec = parse_synth_spec(text);
-  if (!force) refuse_to_overwrite(prefix);
+  check_files(prefix, force);
   const Trace trace = synthesise(spec);
   save_trace(trace, prefix);
   fmt::print("{}: {}\n", trace::to_string(spec), shape_of(trace));
@@ -164,7 +164,7 @@ void add_info(CLI::App& command) {
   at->add_option("name", options->name, "the trace: folder/name, path.npy or synth:...")
       ->required()
       ->type_name("NAME");
-  at->add_option("--ranks", options->ranks, "number of ranks that hold the experts; default 8")
+  at->add_option("-n,--ranks", options->ranks, "number of ranks that hold the experts; default 8")
       ->check(CLI::Range(1, 1 << 20).description(""))
       ->type_name("N");
   add_output(*at, "--json", options->json, "write the report as JSON; - is stdout and replaces\nthe table");
@@ -194,7 +194,8 @@ void add_synth(CLI::App& command) {
 }  // namespace
 
 void add_trace(CLI::App& program) {
-  CLI::App* command = program.add_subcommand("trace", "List, inspect and synthesise routing traces");
+  CLI::App* command =
+      program.add_subcommand("trace", "List and synthesise routing traces, and show their statistics (info)");
   command->footer(kTraceFooter);
   command->require_subcommand(1);
   add_info(*command);

@@ -19,6 +19,7 @@
 #include <system_error>
 #include <utility>
 
+#include "base/environment.hpp"
 #include "ferry/error.hpp"
 #include "tools/report/json_field.hpp"
 
@@ -33,13 +34,17 @@ struct Close {
 };
 using File = std::unique_ptr<std::FILE, Close>;
 
-SystemError cannot_write(const std::string& path, int error) {
-  return SystemError(fmt::format("cannot write '{}': {}", path, std::strerror(error)), error);
+std::string cannot_write(const std::string& path, int error) {
+  return fmt::format("cannot write '{}': {}", path, std::strerror(error));
+}
+
+[[noreturn]] void fail_to_write(const std::string& path, int error) {
+  throw SystemError(cannot_write(path, error), error);
 }
 
 void put(const std::string& path, const std::string& text, std::FILE* file) {
   const bool all = std::fwrite(text.data(), 1, text.size(), file) == text.size();
-  if (!all || std::fflush(file) != 0) throw cannot_write(path, errno);
+  if (!all || std::fflush(file) != 0) fail_to_write(path, errno);
 }
 
 // A temporary file in the folder of `target`. It replaces the target in replace_target(); until then the
@@ -53,7 +58,7 @@ class TemporaryFile {
     constexpr mode_t kReadWriteAll = 0666;  // reduced by the umask
     // Exclusive and at random: in a folder for all, somebody could have put a link of that name there.
     const int descriptor = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, kReadWriteAll);
-    if (descriptor < 0) throw cannot_write(path_, errno);
+    if (descriptor < 0) fail_to_write(path_, errno);
     file_.reset(fdopen(descriptor, "w"));
     struct stat old{};
     if (stat(target_.c_str(), &old) == 0) fchmod(descriptor, old.st_mode);
@@ -66,7 +71,7 @@ class TemporaryFile {
 
   void write(const std::string& text) { put(path_, text, file_.get()); }
   void replace_target() {
-    if (std::rename(temporary_.c_str(), target_.c_str()) != 0) throw cannot_write(path_, errno);
+    if (std::rename(temporary_.c_str(), target_.c_str()) != 0) fail_to_write(path_, errno);
     temporary_.clear();
   }
 
@@ -81,7 +86,7 @@ class TemporaryFile {
 std::string regular_target(const std::string& path) {
   std::error_code failed;
   const fs::file_status status = fs::status(path, failed);
-  if (status.type() == fs::file_type::directory) throw cannot_write(path, EISDIR);
+  if (status.type() == fs::file_type::directory) throw UsageError(cannot_write(path, EISDIR));
   if (status.type() != fs::file_type::regular && status.type() != fs::file_type::not_found) return "";
   const fs::path target = fs::weakly_canonical(path, failed);
   return failed ? path : target.string();
@@ -94,9 +99,14 @@ Output::Output(std::string path) : path_(std::move(path)) {
   target_ = regular_target(path_);
   replaces_ = !target_.empty() && fs::exists(target_);
   if (target_.empty() || replaces_) {
-    if (access(path_.c_str(), W_OK) != 0) throw cannot_write(path_, errno);
+    if (access(path_.c_str(), W_OK) != 0) throw UsageError(cannot_write(path_, errno));
   }
-  if (!target_.empty()) const TemporaryFile attempt(path_, target_);
+  if (target_.empty()) return;
+  try {
+    const TemporaryFile attempt(path_, target_);
+  } catch (const SystemError& error) {
+    throw UsageError(error.what());
+  }
 }
 
 void Output::write(const std::string& text) const {
@@ -104,7 +114,7 @@ void Output::write(const std::string& text) const {
   if (to_stdout()) return put("standard output", text, stdout);
   if (target_.empty()) {
     const File file(std::fopen(path_.c_str(), "w"));
-    if (!file) throw cannot_write(path_, errno);
+    if (!file) fail_to_write(path_, errno);
     return put(path_, text, file.get());
   }
   TemporaryFile temporary(path_, target_);
@@ -204,7 +214,7 @@ namespace {
 constexpr std::int64_t kMostBytes = 256 << 20;  // of a text
 
 [[noreturn]] void fail(const std::string& name, int error) {
-  throw SystemError(fmt::format("{}: {}", name, std::strerror(error)), error);
+  throw UsageError(fmt::format("{}: {}", name, std::strerror(error)));
 }
 
 class InputFile {
@@ -262,7 +272,9 @@ nlohmann::ordered_json read_json_file(const std::string& path, const std::string
   }
 }
 
-namespace fs = std::filesystem;
+bool colours(std::FILE* stream) {
+  return isatty(fileno(stream)) == 1 && environment_variable("NO_COLOR").empty();
+}
 
 fs::path documents_folder() {
   std::error_code ignored;

@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include <cstdint>
+#include <cstdio>
 #include <filesystem>
 #include <initializer_list>
 #include <string>
@@ -20,7 +21,7 @@ namespace ferry::app {
 // files (a pipe, /dev/null) are written in place.
 class Output {
  public:
-  explicit Output(std::string path);  // @throws SystemError that names the path
+  explicit Output(std::string path);  // @throws UsageError that names the path
 
   bool wanted() const { return !path_.empty(); }
   bool to_stdout() const { return path_ == "-"; }
@@ -73,13 +74,15 @@ class Progress {
 
 // A whole file. Devices, pipes and sockets are refused: they may have no end, or not begin. The message of an
 // error begins with `name`.
-// @throws UsageError   it is no regular file
-// @throws SystemError  it cannot be read
+// @throws UsageError  it cannot be read, or is no regular file
 std::string read_file(const std::string& path, const std::string& name);
 
 // The JSON in a file (report::parse_json). `remedy`: ends the message if it is none.
 nlohmann::ordered_json read_json_file(const std::string& path, const std::string& name,
                                       const std::string& remedy);
+
+// Whether text on this stream may have colours: it is a terminal, and NO_COLOR is not set.
+bool colours(std::FILE* stream);
 
 // ---- the documents that were installed with the program, for messages that refer to them
 

@@ -79,7 +79,7 @@ Model built_in_model();
 
 nlohmann::ordered_json json_of(const Model& model);
 
-// @throws UsageError, SystemError  not a file that json_of() has made
+// @throws UsageError  not a file that json_of() has made
 Model read_model(const std::string& path);
 
 }  // namespace ferry::app

@@ -26,8 +26,7 @@ struct BenchRecord {
   int left_out = 0;                                      // lines that the model has no times of
 };
 
-// Both throw SystemError for a file that cannot be read, and UsageError, with the remedy, for one that is no
-// such record.
+// Both throw UsageError for a file that cannot be read, and, with the remedy, for one that is no such record.
 GpuLimits read_limits(const std::string& path);
 BenchRecord read_bench(const std::string& path);
 

@@ -23,8 +23,7 @@ report::Check check_of(const char* name, const CheckCounter& counter, const std:
 
 // The report of an earlier run, which ferry run --compare sets beside the present one, from the file that
 // `ferry run --json` wrote. null for an empty path.
-// @throws SystemError  the file cannot be read
-// @throws UsageError   it holds no report of a run
+// @throws UsageError  the file cannot be read, or holds no report of a run
 std::shared_ptr<const report::RunReport> read_earlier_run(const std::string& path);
 
 }  // namespace ferry::app
