@@ -64,7 +64,13 @@ function drawLatency() {
     .flatMap((decade) => (high / low > 300 ? [decade] : [decade, 2 * decade, 5 * decade]))
     .filter((us) => us >= low && us <= high);
   const grid = marks.map((us) => `<s style="left:${place(us)}"></s>`).join("");
-  const scale = marks.map((us) => `<span data-label style="left:${place(us)}">${tickTime(us)}</span>`).join("");
+  let apart = -1;  // where the last label stands that phones show, as a share of the scale
+  const scale = marks.map((us) => {
+    const at = Math.log(us / low) / Math.log(high / low);
+    const rare = at < apart + 0.2;
+    if (!rare) apart = at;
+    return `<span data-label${rare ? ' class="rare"' : ""} style="left:${place(us)}">${tickTime(us)}</span>`;
+  }).join("");
   const figures = ["p50", "p90", ...(run.latency.step.p99_us === null ? [] : ["p99"]), "max", "mean"];
 
   const line = (row) => {
@@ -83,6 +89,10 @@ function drawLatency() {
   byId("latency").innerHTML =
     `<div class="row head" role="row"><span></span><div class="range">${scale}</div>` +
     figures.map((f) => `<span class="number" data-label>${f}</span>`).join("") + "</div>" + rows.map(line).join("");
+  const sample = (names, words) => `<span><span class="range">${names}</span>${words}</span>`;
+  byId("marks").innerHTML = sample('<i class="p50"></i>', label("p50, the median")) +
+    sample('<i class="p90"></i>', label(figures.includes("p99") ? "p90, p99" : "p90")) +
+    sample('<u></u><i class="max"></i>', "end of the line: max");
   const share = (name) => `${name} ${number(`mean_step.${name}_us`, "time")}`;
   byId("step-shares").innerHTML =
     `A rank's mean step: ${[...stages, "waiting"].map(share).join(" + ")} = ${share("step")}.`;
@@ -108,6 +118,12 @@ const shadeIn = (values) => {
 const rankWords = (rank) =>
   `rank ${rank}${run.configuration.nodes > 1 ? ` (node ${run.configuration.node_of_rank[rank]})` : ""}`;
 
+// A matrix that is wider than the page scrolls, and says so.
+const heatFrame = '<div class="heat-frame" tabindex="0" role="group" aria-label="Matrix, scrolls sideways if it is wide">';
+const scrollHint = '<p class="hint">→ Scroll the matrix sideways for the other columns.</p>';
+const showHints = () => document.querySelectorAll(".heat-frame")
+  .forEach((frame) => frame.classList.toggle("cut", frame.scrollWidth > frame.clientWidth + 1));
+
 function nodeMap(direction) {
   const { nodes } = run.configuration;
   if (nodes === 1) return "";
@@ -118,18 +134,18 @@ function nodeMap(direction) {
   const cell = (from, to) => {
     const bytes = matrix[from][to];
     const share = shade(bytes);
-    const classes = from === to ? "local" : share > 0.55 ? "cell deep" : "cell";
+    const classes = from === to ? "local" : "cell";
     const words = from === to ? `node ${from} keeps` : `node ${from} to node ${to}`;
     return `<span role="cell" class="${classes}" style="--v:${share.toFixed(4)}" data-unit="${unit}"
       data-path="${direction}.node_traffic_bytes.${from}.${to}" aria-label="${words}: ${as.bytes(bytes)}">` +
       `${unit === "B" ? fixed[0].format(bytes) : threeDigits(bytes / size)}</span>`;
   };
   const header = (node) => `<span class="name" role="columnheader" data-label>node ${node}</span>`;
-  return `<div class="heat-frame"><div class="heat" role="table" aria-label="Bytes from node to node, ${direction}"
+  return `${heatFrame}<div class="heat" role="table" aria-label="Bytes from node to node, ${direction}"
       style="grid-template-columns:auto repeat(${nodes}, minmax(50px, 1fr));--cell:34px">
     <div role="row"><span class="name">from ↓ to →</span>${indices(nodes).map(header).join("")}</div>
     ${indices(nodes).map((from) => `<div role="row">${header(from)}${indices(nodes).map((to) => cell(from, to)).join("")}</div>`).join("")}
-    </div></div>
+    </div></div>${scrollHint}
     <p class="notes"><span>In ${unit}, from node to node, over all steps.</span></p>`;
 }
 
@@ -146,7 +162,7 @@ function heatMap(direction) {
   const cell = (path, bytes, shadeOf, classes, words) => {
     const share = shadeOf(bytes);
     const shade = classes === "cell" || (dense && classes === "sum") ? ` style="--v:${share.toFixed(4)}"` : "";
-    const all = classes + (classes === "cell" && share > 0.55 ? " deep" : "") + (dense && classes === "sum" ? " shaded" : "");
+    const all = classes + (dense && classes === "sum" ? " shaded" : "");
     return `<span role="cell" class="${all}"${shade} data-path="${direction}.${path}" data-unit="${unit}" ` +
       `aria-label="${words}: ${as.bytes(bytes)}">${dense ? "" : inUnit(bytes)}</span>`;
   };
@@ -157,13 +173,13 @@ function heatMap(direction) {
     cell(`sent_bytes.${from}`, flow.sent_bytes[from], sumShade, "sum", `rank ${from} sends`) + "</div>";
 
   const columns = dense ? `auto repeat(${R + 1}, minmax(0, 1fr))` : `auto repeat(${R}, minmax(38px, 1fr)) minmax(50px, 1fr)`;
-  return `<div class="heat-frame"><div class="heat${dense ? " dense" : ""}" role="table" aria-label="Bytes from rank to rank, ${direction}"
+  return `${heatFrame}<div class="heat${dense ? " dense" : ""}" role="table" aria-label="Bytes from rank to rank, ${direction}"
       style="grid-template-columns:${columns};--cell:${dense ? Math.max(8, Math.floor(640 / R)) : 34}px">
     <div role="row"><span class="name">${dense ? "" : "from ↓ to →"}</span>${indices(R).map(header).join("")}<span class="name">${dense ? "" : "sends"}</span></div>
     ${indices(R).map(line).join("")}
     <div role="row"><span class="name">${dense ? "" : "receives"}</span>` +
     indices(R).map((to) => cell(`received_bytes.${to}`, flow.received_bytes[to], sumShade, "sum", `rank ${to} receives`)).join("") +
-    `<span></span></div></div></div>
+    `<span></span></div></div></div>${scrollHint}
     <div class="scale"><span data-label>${as.bytes(smallest(between))}</span><i></i><span data-label>${as.bytes(remote)}</span>
       <span><i class="local-mark"></i>stays on its rank: ${number(`${direction}.local_bytes`, "bytes")} in total</span></div>
     <p class="notes"><span>${dense ? "Over all steps. Rows send, columns receive; the last column and row are the totals that a rank sends and receives."
@@ -176,8 +192,11 @@ function heatMap(direction) {
 function drawTraffic() {
   const directions = ["dispatch", "combine"];
   byId("traffic").innerHTML = directions.map((d) => `<div id="traffic-${d}">${heatMap(d)}${nodeMap(d)}</div>`).join("");
-  press("direction", "dispatch", (chosen) =>
-    directions.forEach((d) => (byId(`traffic-${d}`).hidden = d !== chosen)));
+  press("direction", "dispatch", (chosen) => {
+    directions.forEach((d) => (byId(`traffic-${d}`).hidden = d !== chosen));
+    showHints();
+  });
+  addEventListener("resize", showHints);
 }
 
 // ---- Load: bars whose height is the count; the SVG is one unit wide per bar
@@ -186,11 +205,12 @@ function drawTraffic() {
 const balancedBelow = 1.1;
 const hot = (busiest) => (busiest.over_mean < balancedBelow ? "" : "hot");
 
-function bars({ path, values, busiest, words, odd }) {
-  const top = Math.max(1, largest(values)) * 1.04;
+function bars({ path, values, busiest, words, odd, names }) {
+  const step = ticks(Math.max(1, largest(values)), 4)[0];
+  const top = Math.ceil(Math.max(1, largest(values)) / step - 1e-9) * step;  // a tick above the highest bar
   const wide = values.length > 128 ? 1 : 0.8;
-  const marks = ticks(top, 4);
-  return `<div class="bars"><div class="ticks"><span data-label style="bottom:0">0</span>${marks.map((t) =>
+  const marks = ticks(top, Math.round(top / step));
+  return `<div class="bars"><div class="values">${names[0]}</div><div class="ticks"><span data-label style="bottom:0">0</span>${marks.map((t) =>
       `<span data-label style="bottom:${percent(t, top)}">${as.count(t)}</span>`).join("")}</div>
     <svg viewBox="0 0 ${values.length} ${top}" preserveAspectRatio="none" role="group" data-order="number"
       aria-label="${words}">
@@ -201,7 +221,7 @@ function bars({ path, values, busiest, words, odd }) {
           aria-label="${barWords(path, i, value)}"/>`).join("")}
         <path class="mean" d="M0 ${busiest.mean}H${values.length}"/>
       </g></svg>
-    <div></div><div class="axis below"></div></div>`;
+    <div></div><div class="axis below"></div><div class="places">${names[1]}</div></div>`;
 }
 
 function barWords(path, i, value) {
@@ -215,7 +235,7 @@ function drawExperts() {
   const { routes_per_expert, rank_of_expert, busiest_expert } = run.load;
   byId("experts").innerHTML = bars({
     path: "load.routes_per_expert", values: routes_per_expert, busiest: busiest_expert,
-    words: "Routes to each expert", odd: (i) => rank_of_expert[i] % 2 === 1,
+    words: "Routes to each expert", names: ["routes", "expert"], odd: (i) => rank_of_expert[i] % 2 === 1,
   }) + `<p class="notes"><span class="${hot(busiest_expert)}">busiest: expert ${number("load.busiest_expert.index")} on rank
       ${number(`load.rank_of_expert.${busiest_expert.index}`)}, ${number("load.busiest_expert.over_mean", "times")} the mean</span>
     ${meanNote("load.busiest_expert.mean", "routes")}
@@ -225,6 +245,7 @@ function drawExperts() {
 
   const svg = byId("experts").querySelector("svg");
   const axis = byId("experts").querySelector(".axis");
+  const places = byId("experts").querySelector(".places");
   const rects = [...svg.querySelectorAll("rect")];
   const byLoad = indices(E).sort((a, b) => routes_per_expert[b] - routes_per_expert[a] || a - b);
   const wide = +rects[0].getAttribute("width");
@@ -233,15 +254,16 @@ function drawExperts() {
     const chosen = order === "load" ? byLoad : indices(E);
     chosen.forEach((expert, place) => rects[expert].setAttribute("x", place + (1 - wide) / 2));
     const marks = order === "load" ? [] : [0, ...ticks(E - 1, 8)];
-    axis.innerHTML = order === "load" ? `<span style="left:50%">experts, busiest first</span>`
-      : marks.map((i) => tickBelow(i, E)).join("");
+    axis.innerHTML = marks.map((i) => tickBelow(i, E)).join("");
+    places.textContent = order === "load" ? "experts, busiest first" : "expert";
   });
 }
 
-// The first tick would stick out of the picture if it were centred.
+// The first tick and one close to the end would stick out of the picture if they were centred.
 const tickBelow = (i, n) => {
-  const edge = i === 0 && n > 16 ? ";transform:none" : "";
-  return `<span data-label style="left:${percent(edge ? 0 : i + 0.5, n)}${edge}">${i}</span>`;
+  const [first, last] = [i === 0 && n > 16, i > 0.96 * n && n > 16];
+  const place = first ? "left:0;transform:none" : last ? "right:0;transform:none" : `left:${percent(i + 0.5, n)}`;
+  return `<span data-label style="${place}">${i}</span>`;
 };
 
 function drawRanks() {
@@ -250,7 +272,7 @@ function drawRanks() {
     : `<span>besides ${number("load.shared_rows_per_rank", "count")} rows of its own for the shared experts on each rank</span>`;
   byId("ranks").innerHTML = bars({
     path: "load.rows_per_rank", values: rows_per_rank, busiest: busiest_rank,
-    words: "Rows received by each rank", odd: () => false,
+    words: "Rows received by each rank", names: ["rows", "rank"], odd: () => false,
   }) + `<p class="notes"><span class="${hot(busiest_rank)}">busiest: rank ${number("load.busiest_rank.index")},
       ${number("load.busiest_rank.over_mean", "times")} the mean</span>${meanNote("load.busiest_rank.mean", "rows")}${shared}</p>`;
   byId("ranks").querySelector(".axis").innerHTML =

@@ -22,9 +22,15 @@ function drawTimeline() {
     <svg class="lanes" tabindex="0" role="img" preserveAspectRatio="none" style="height:${R * laneHeight + 2}px"
       aria-label="Stages of every rank over time; arrow keys move, plus and minus zoom">${edges}${bars}</svg>
     <div class="axis below"></div></div>`;
-  byId("timeline-note").innerHTML = run.timeline.steps === run.workload.steps
-    ? `${counted("timeline.steps", "step")}, all of the run, from its start. Drag to move.`
-    : `The first ${number("timeline.steps")} of ${counted("workload.steps", "step")}, from the start of the run. All other figures come from all steps. Drag to move.`;
+  const held = run.timeline.steps === run.workload.steps ? ""
+    : ` The first ${number("timeline.steps")} of ${counted("workload.steps", "step")} are here; all other figures come from all steps.`;
+  const caption = (shown) => {
+    const words = shown.length === 0 ? "Between steps" : shown.length === 1 ? `Step ${shown[0]}`
+      : `Steps ${shown[0]} to ${shown[shown.length - 1]}`;
+    const all = shown.length === steps.length ? "" : ", “All” shows the others";
+    byId("timeline-note").innerHTML =
+      `${label(words)} of ${number("timeline.steps")}, counted from ${label("0")}${all}. Drag to move.${held}`;
+  };
   byId("stages").innerHTML = stages.map((p) => `<li class="${p}"><span class="swatch"></span>${p}</li>`).join("");
 
   const svg = document.querySelector(".lanes");
@@ -33,18 +39,22 @@ function drawTimeline() {
     const inside = (us) => us >= view.from && us <= view.to;
     svg.setAttribute("viewBox", `${view.from} -1 ${width} ${R * laneHeight + 2}`);
     const pixels = svg.clientWidth || 600;
+    const narrow = pixels < 500;
+    caption(indices(steps.length).filter((step) => begins[step] < view.to && ends[step] > view.from));
     let free = -Infinity;
     document.querySelector(".axis.above").innerHTML = begins.map((us, step) => {
       const x = ((us - view.from) / width) * pixels;
-      if (!inside(us) || x < free || x > pixels - 50) return "";
-      free = x + 60;
-      return `<span data-label style="left:${percent(us - view.from, width)}">step ${step}</span>`;
+      const word = narrow && free > 0 ? "" : "step ";  // where there is little room only the first label says what it is
+      const room = word ? 50 : 24;
+      if (!inside(us) || x < free || x > pixels - room) return "";
+      free = x + room + 8;
+      return `<span data-label style="left:${percent(us - view.from, width)}">${word}${step}</span>`;
     }).join("");
-    const gap = ticks(width, pixels < 500 ? 3 : 7)[0];
+    const gap = ticks(width, Math.max(3, Math.min(7, Math.floor(pixels / 70))))[0];
     const firstTick = Math.ceil(view.from / gap);
     document.querySelector(".axis.below").innerHTML = indices(Math.floor(view.to / gap) - firstTick + 1)
       .map((i) => (firstTick + i) * gap)
-      .filter((us) => us > view.from + width * 0.03 && us < view.to - width * 0.03)
+      .filter((us) => us > view.from + width * (24 / pixels) && us < view.to - width * (24 / pixels))
       .map((us) => `<span data-label style="left:${percent(us - view.from, width)}">${tickTime(us)}</span>`).join("");
   };
 
