@@ -319,6 +319,7 @@ class ExchangeInPython : public ForeignExchange {
     Values values;          // of the combine whose receive phase has not been called
     DispatchResult last;
     HostTotals totals;
+    std::int32_t total = 0;
     std::vector<std::int32_t> routes, tokens;
   };
 
@@ -442,7 +443,8 @@ class ExchangeInPython : public ForeignExchange {
     found.capacity = field<std::int64_t>(result, "capacity");
     found.counts = address_of(result.attr("counts"), mine.memory.counts);
     found.row_offsets = address_of(result.attr("row_offsets"), mine.memory.row_offsets);
-    found.total = address_of<std::int32_t>(result.attr("total"));
+    mine.total = field<std::int32_t>(result, "total");
+    found.total = &mine.total;
     found.group_expert = address_of<std::int32_t>(result.attr("group_expert"));
     found.source = address_of<Source>(result.attr("source"));
     found.weight = address_of(result.attr("weight"), mine.memory.weight);
