@@ -153,6 +153,7 @@ void lose_in_processes(const std::function<void()>& end_of_rank_1, int expected_
       Group::custom(meeting.bootstrap(rank), engine.functions(rank)).run([&](const Rank& member) {
         Exchange exchange(member, config_of(kRanks));
         for (int call = 0; call < 2; ++call) dispatch(exchange);
+        member.barrier();  // no rank is still in its second call, which a death would end too
         if (rank == 1) return end_of_rank_1();
         expect_loss_of_rank_1(member, [&] { dispatch(exchange); });
       });

@@ -81,12 +81,14 @@ void run_rank(const Rank& rank, const std::string& how) {
                            .combine_type = DType::fp32,
                            .lanes = 2,
                            .deadline = how == "stall" ? kDeadline : kLongDeadline});
-  for (int i = 0; i < 3; ++i) step(exchange);
   const bool in_program = how == "kill_in_program", faulty = rank.index() == kFaultyRank;
-  if (in_program) run_program(exchange, false);
-  if (faulty && !in_program) return fail(how);
-  const Stopwatch watch;
+  Stopwatch watch;
   try {
+    // The faulty rank may fail while another is still in its third step, which may then end early too.
+    for (int i = 0; i < 3; ++i) step(exchange);
+    if (in_program) run_program(exchange, false);
+    if (faulty && !in_program) return fail(how);
+    watch = {};
     in_program ? run_program(exchange, faulty) : step(exchange);
     FERRY_CHECK(false, "a step without all ranks ended");
   } catch (const Error& error) {

@@ -164,6 +164,7 @@ void expect_usable_after_loss(const std::vector<int>& nodes, bool killed) {
       {
         SyncExchange exchange(rank, c.config);
         DispatchRun(exchange, c, step).run();
+        rank.barrier();  // no rank is still in this call, which a death would end too
         if (rank.index() == 1) {
           if (killed) raise(SIGKILL);
           std::this_thread::sleep_for(std::chrono::milliseconds(2500));
