@@ -3,7 +3,7 @@
 
 - No emphasis begins or ends within a word or beside a bracket. There Markdown has taken the asterisks of a formula for emphasis and does
   not show them: write the formula as code.
-- The search finds no page of a log, which a user does not need.
+- The search finds no page of a log, which a user does not need, and a call by its name in Python, C++ and C.
 
 usage: check_site.py FOLDER
 """
@@ -31,10 +31,19 @@ def searchable_logs(index):
     return [name for name, title in zip(index["docnames"], index["titles"], strict=True) if name.startswith("log/") and title]
 
 
+def missing_names(index, wanted=("ferry.Exchange.dispatch_send", "ferry::Exchange::dispatch_send", "ferry_dispatch_send")):
+    """Those of the names that the search does not find as declarations."""
+    objects = json.loads(index[index.index("{") : index.rindex("}") + 1])["objects"]
+    found = {f"{folder}.{entry[-1]}".lstrip(".") for folder, entries in objects.items() for entry in entries}
+    return [name for name in wanted if name not in found]
+
+
 def main():
     found = [f"{path}: emphasis within a formula: {text}" for path in sorted(pathlib.Path(sys.argv[1]).rglob("*.html"))
              for text in lost_asterisks(path.read_text())]
-    found += [f"the search finds {name}" for name in searchable_logs((pathlib.Path(sys.argv[1]) / "searchindex.js").read_text())]
+    index = (pathlib.Path(sys.argv[1]) / "searchindex.js").read_text()
+    found += [f"the search finds {name}" for name in searchable_logs(index)]
+    found += [f"the search does not find {name}" for name in missing_names(index)]
     print(*found, sep="\n", end="\n" if found else "")
     sys.exit(bool(found))
 

@@ -2,7 +2,7 @@
 """Draws the plot of README.md from recorded results, and writes its ratios, for `ferry bench --readme` too.
 
 docs/speed.svg shows the time of a dispatch and a combine from 1 to 8,192 tokens a rank, beside the lower bound: the
-time the busiest rank's bytes take on the links at the best rate measured in the same run. README.md has the ratios
+time the busiest rank's bytes take on the links at the best rate measured in the same run. It can be read in dark pages and on phones. README.md has the ratios
 between <!-- plot:ratios --> and <!-- /plot -->, and tools/ferry/bench/readme_figures.inc has the same ones for the
 program, which measures them again. Each point is of the newest record in bench/results that has it, as in
 scripts/render_results.py. With --check nothing is written, and a file that would change is an error; with --print the
@@ -134,14 +134,13 @@ def include(records):
 
 
 class Panel:
-    """One set of axes, both logarithmic."""
+    """Axes, both logarithmic, in a picture that a phone shows as wide as it is."""
 
-    WIDTH, HEIGHT, TOP = 350, 300, 64
+    LEFT, TOP, WIDTH, HEIGHT = 52, 48, 372, 300
     TOKENS, TIME = (1, 8192), (1, 2000)
 
-    def __init__(self, left, title):
-        self.left = left
-        self.shapes = [f'<text x="{left}" y="{self.TOP - 14}" class="title">{escape(title)}</text>']
+    def __init__(self):
+        self.shapes = []
         for power in range(0, 14):
             x = self.x(2**power)
             self.line(x, self.TOP, x, self.TOP + self.HEIGHT, "grid")
@@ -149,9 +148,9 @@ class Panel:
                 self.text(x, self.TOP + self.HEIGHT + 18, f"{2**power:,}", "tick", "middle")
         for time in (1, 10, 100, 1000):
             y = self.y(time)
-            self.line(left, y, left + self.WIDTH, y, "grid")
-            self.text(left - 6, y + 4, f"{time:,}", "tick", "end")
-        self.text(left + self.WIDTH / 2, self.TOP + self.HEIGHT + 38, "tokens a rank", "tick", "middle")
+            self.line(self.LEFT, y, self.LEFT + self.WIDTH, y, "grid")
+            self.text(self.LEFT - 6, y + 4, f"{time:,}", "tick", "end")
+        self.text(self.LEFT + self.WIDTH / 2, self.TOP + self.HEIGHT + 38, "tokens a rank", "tick", "middle")
 
     @staticmethod
     def share(value, bounds):
@@ -159,7 +158,7 @@ class Panel:
         return (math.log(value) - low) / (high - low)
 
     def x(self, tokens):
-        return self.left + self.WIDTH * self.share(tokens, self.TOKENS)
+        return self.LEFT + self.WIDTH * self.share(tokens, self.TOKENS)
 
     def y(self, time):
         return self.TOP + self.HEIGHT * (1 - self.share(time, self.TIME))
@@ -178,52 +177,55 @@ class Panel:
             self.shapes += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.6" class="{kind} dot"/>' for x, y in at]
 
     def legend(self, number, kind, text):
-        y = self.TOP + 18 + 18 * number
-        self.line(self.left + 12, y - 4, self.left + 40, y - 4, kind)
-        self.text(self.left + 46, y, text, "label")
+        y = self.TOP + 20 + 19 * number
+        self.line(self.LEFT + 10, y - 4, self.LEFT + 36, y - 4, kind)
+        self.text(self.LEFT + 42, y, text, "label")
 
 
-STYLE = """text { font-family: system-ui, sans-serif; fill: #222; }
-.head { font-size: 15px; font-weight: 600; } .title { font-size: 13px; font-weight: 600; }
-.tick { font-size: 11px; fill: #555; } .label { font-size: 12px; }
-.grid { stroke: #e3e6ea; } polyline { fill: none; } .bf16 { stroke: #1f5fa8; stroke-width: 2; } .fp8 { stroke: #2f8a4c; stroke-width: 2; }
-.bound { stroke: #1f5fa8; stroke-width: 1.5; stroke-dasharray: 5 4; } .bound8 { stroke: #2f8a4c; stroke-width: 1.5; stroke-dasharray: 5 4; }
-.nccl { stroke: #b4541a; stroke-width: 2; } .bf16.dot { fill: #1f5fa8; } .fp8.dot { fill: #2f8a4c; } .nccl.dot { fill: #b4541a; }"""
+# One panel for pages in light and in dark: it has a background of its own, because a page may have another theme than the system.
+STYLE = """svg { --paper: #fff; --ink: #222; --soft: #555; --grid: #e3e6ea; --bf16: #1f5fa8; --fp8: #2f8a4c; --sums: #7a3fa0; --nccl: #b4541a; }
+@media (prefers-color-scheme: dark) {
+svg { --paper: #16191d; --ink: #e4e6e9; --soft: #a9b0ba; --grid: #2d333b; --bf16: #6aaee6; --fp8: #66c194; --sums: #c39ae6; --nccl: #f0935f; } }
+rect { fill: var(--paper); } text { font-family: system-ui, sans-serif; fill: var(--ink); }
+.head { font-size: 14px; font-weight: 600; } .tick { font-size: 12px; fill: var(--soft); } .label { font-size: 13px; }
+.grid { stroke: var(--grid); } polyline { fill: none; } .bf16 { stroke: var(--bf16); stroke-width: 2; } .fp8 { stroke: var(--fp8); stroke-width: 2; }
+.sums { stroke: var(--sums); stroke-width: 2; } .nccl { stroke: var(--nccl); stroke-width: 2; }
+.bound { stroke: var(--bf16); stroke-width: 1.5; stroke-dasharray: 5 4; } .bound8 { stroke: var(--fp8); stroke-width: 1.5; stroke-dasharray: 5 4; }
+.bf16.dot { fill: var(--bf16); } .fp8.dot { fill: var(--fp8); } .sums.dot { fill: var(--sums); } .nccl.dot { fill: var(--nccl); }"""
 
 
 def drawn(records):
     def times(rows, key="p50_us"):
         return {tokens: row[key] for tokens, row in rows.items()}
 
-    dispatch, combine = Panel(60, "dispatch, microseconds"), Panel(480, "combine, microseconds")
+    panel = Panel()
     bf16, fp8, sums = (records.points(where) for where in (DISPATCH_BF16, DISPATCH_FP8, COMBINE))
-    dispatch.curve(times(bf16, "lower_bound_us"), "bound", marked=False)
-    dispatch.curve(times(fp8, "lower_bound_us"), "bound8", marked=False)
-    dispatch.curve(times(records.points(NCCL)), "nccl")
-    dispatch.curve(times(bf16), "bf16")
-    dispatch.curve(times(fp8), "fp8")
-    for number, (kind, text) in enumerate({"nccl": "NCCL all-to-all-v, sorted", "bf16": "Ferry bf16", "fp8": "Ferry fp8",
-                                           "bound": "lower bound bf16", "bound8": "lower bound fp8"}.items()):
-        dispatch.legend(number, kind, text)
-    combine.curve(times(sums, "lower_bound_us"), "bound", marked=False)
-    combine.curve(times(sums), "bf16")
-    for number, (kind, text) in enumerate({"bf16": "Ferry, weighted sums in bf16", "bound": "lower bound"}.items()):
-        combine.legend(number, kind, text)
+    panel.curve(times(bf16, "lower_bound_us"), "bound", marked=False)
+    panel.curve(times(fp8, "lower_bound_us"), "bound8", marked=False)
+    panel.curve(times(records.points(NCCL)), "nccl")
+    panel.curve(times(sums), "sums")
+    panel.curve(times(bf16), "bf16")
+    panel.curve(times(fp8), "fp8")
+    for number, (kind, text) in enumerate({"nccl": "NCCL all-to-all-v, sorted, bf16", "bf16": "Ferry dispatch bf16", "fp8": "Ferry dispatch fp8",
+                                           "sums": "Ferry combine bf16", "bound": "lower bound bf16", "bound8": "lower bound fp8"}.items()):
+        panel.legend(number, kind, text)
 
     gpus = records.used[0]["machine"]["gpus"]
     dates, commits, drivers = (", ".join(records.values(key)) for key in (
         lambda record: record["date"][:10], lambda record: record["commit"][:7], lambda record: record["machine"]["driver"]))
     row = bf16[max(bf16)]
-    caption = [f"{len(gpus)} x {gpus[0]}, one rank each; hidden {row['hidden']:,}, top {row['top_k']} of {row['experts']} experts, "
-               "uniform routing; CUDA graphs (NCCL: eager), all SMs, median of the slowest rank.",
-               f"Recorded {dates}, commit {commits}, driver {drivers}. Lower bound: the "
-               "busiest rank's bytes at the best rate its links reached in the same run."]
-    shapes = dispatch.shapes + combine.shapes
-    shapes += [f'<text x="30" y="{432 + 17 * number}" class="tick">{escape(text)}</text>' for number, text in enumerate(caption)]
-    head = '<text x="30" y="24" class="head">Time of a call beside the NVLink lower bound</text>'
-    return ('<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 880 462" role="img" aria-label="Time of dispatch and combine beside '
-            f'the lower bound, by tokens a rank">\n<style>\n{STYLE}\n</style>\n<rect width="880" height="462" fill="#fff"/>\n{head}\n'
-            + "\n".join(shapes) + "\n</svg>\n")
+    caption = [f"{len(gpus)} x {gpus[0]}, one rank each; hidden {row['hidden']:,}, top {row['top_k']} of {row['experts']} experts,",
+               "uniform routing; CUDA graphs (NCCL: eager), all SMs, median of the",
+               "slowest rank. Lower bound: the busiest rank's bytes at the best rate",
+               "that its links reached in the same run.",
+               f"{dates}, commit {commits}, driver {drivers}."]
+    top = panel.TOP + panel.HEIGHT + 62
+    shapes = panel.shapes + [f'<text x="14" y="{top + 16 * number}" class="tick">{escape(text)}</text>' for number, text in enumerate(caption)]
+    head = '<text x="14" y="26" class="head">Time of a call beside its lower bound, microseconds</text>'
+    height = top + 16 * len(caption)
+    return (f'<svg xmlns="http://www.w3.org/2000/svg" width="440" height="{height}" viewBox="0 0 440 {height}" role="img" '
+            f'aria-label="Time of dispatch and combine beside the lower bound, by tokens a rank">\n<style>\n{STYLE}\n</style>\n'
+            f'<rect width="440" height="{height}"/>\n{head}\n' + "\n".join(shapes) + "\n</svg>\n")
 
 
 def main():

@@ -5,6 +5,9 @@ import pathlib
 import re
 
 import ferry
+from sphinx import addnodes
+from sphinx.domains.c import CDomain
+from sphinx.domains.cpp import CPPDomain
 
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 
@@ -12,23 +15,31 @@ project = "Ferry"
 author = copyright = "the Ferry developers"
 release = re.search(r"project\(ferry VERSION ([\d.]+)", (REPOSITORY / "CMakeLists.txt").read_text())[1]
 
-extensions = ["myst_parser", "sphinx.ext.autodoc"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "breathe"]
+breathe_projects = {"ferry": os.environ["FERRY_SITE_XML"]}  # the public headers, read by Doxygen
+breathe_default_project = "ferry"
+breathe_domain_by_extension = {"h": "c"}
+breathe_show_include = False
+suppress_warnings = ["duplicate_declaration.cpp"]  # every header opens the namespace
 myst_heading_anchors = 4  # links to headings, as in the repository
 html_theme = "furo"
 html_title = f"Ferry {release}"
 html_show_sphinx = False
-html_extra_path = [os.environ["FERRY_SITE_EXTRA"]]  # the C++ reference, made by Doxygen
+html_favicon = "favicon.svg"
 autodoc_member_order = "bysource"
 
 # Modules have pages of their own, and some need PyTorch.
 ferry.__all__ = [name for name in ferry.__all__ if name not in ("deep_ep", "max", "megatron", "nvfuser", "torch")]
 
-# Pages that begin with a document of the repository's root.
-FROM_ROOT = {"index": "README.md", "site/changes": "CHANGELOG.md", "site/contributing": "CONTRIBUTING.md"}
+# Pages that are a document of the repository's root.
+FROM_ROOT = {"site/overview": "README.md", "site/changes": "CHANGELOG.md", "site/contributing": "CONTRIBUTING.md"}
 PAGE_OF = {document: f"docs/{page}.md" for page, document in FROM_ROOT.items()}
 
 
 def put_document_first(app, docname, source):
+    if docname == "index":  # links to these documents, which on the site lie elsewhere
+        for page, document in FROM_ROOT.items():
+            source[0] = source[0].replace(f"](../{document}", f"]({page}.md")
     if docname not in FROM_ROOT:
         return
     folder = (REPOSITORY / "docs" / docname).parent
@@ -48,6 +59,41 @@ def keep_logs_apart(app, docname, source):
         source[0] = "---\norphan: true\nnosearch: true\n---\n" + source[0]
 
 
+# What is shown of a header: no private members and no operators.
+SECTIONS = ("briefdescription detaileddescription innernamespace innerclass define enum func public-attrib public-func public-static-func "
+            "typedef var")
+# Pages whose list of contents is the comment of a header that includes all others.
+UMBRELLAS = {"site/cpp": "ferry.hpp", "site/c": "ferry.h"}
+
+
+def add_headers(app, docname, source):
+    """A section for each header that the comment of an umbrella lists: its words there, and what Doxygen has read."""
+    if docname not in UMBRELLAS:
+        return
+    text = (REPOSITORY / "include/ferry" / UMBRELLAS[docname]).read_text()
+    for name, words in re.findall(r"^//   (\S+\.h(?:pp)?)  +(.+)$", text, re.MULTILINE):
+        file = pathlib.PurePath(name).name
+        source[0] += (f"\n## {file}\n\n{words[0].upper()}{words[1:]}.\n\n"
+                      f"```{{doxygenfile}} {file}\n:sections: {SECTIONS}\n```\n")
+
+
+def show_declarations(app, doctree):
+    """Declarations stand without their namespace around them, and enumerators and fields not in the list of contents."""
+    for node in list(doctree.findall(addnodes.desc)):
+        if node.astext().startswith("namespace "):
+            node.replace_self(node[-1].children)
+        elif node["objtype"] in ("enumerator", "member", "var"):
+            node[0]["_toc_name"] = ""
+
+
+def without_parameters(domain):
+    """The domain, without the parameters of functions in its index: the search would list them beside each function."""
+    def get_objects(self):
+        return (each for each in domain.get_objects(self) if not each[2].endswith("Param"))
+
+    return type(domain.__name__, (domain,), {"get_objects": get_objects})
+
+
 def as_rst(paragraph):
     """A paragraph of a docstring, which is plain text. Tables and code are shown as they are written."""
     lines = paragraph.split("\n")
@@ -65,6 +111,10 @@ def keep_plain_text(app, what, name, object_, options, lines):
 
 
 def setup(app):
+    for domain in (CDomain, CPPDomain):
+        app.add_domain(without_parameters(domain), override=True)
     app.connect("source-read", put_document_first)
     app.connect("source-read", keep_logs_apart)
+    app.connect("source-read", add_headers)
+    app.connect("doctree-read", show_declarations, priority=400)  # before Sphinx makes the list of contents
     app.connect("autodoc-process-docstring", keep_plain_text)

@@ -5,6 +5,7 @@
 //   engine.hpp           the caller's own transport between ranks
 //   config.hpp           the configuration of an exchange, and the memory it takes
 //   exchange.hpp         dispatch, combine and their gradients: start here
+//   calls.hpp            arguments, options and results of the operations
 //   dispatch_layout.hpp  which tokens go to which rank, from a rank's own ids
 //   plan.hpp             the routes of a dispatch as a value that can be kept and reused
 //   format.hpp           the encoding in which rows are transferred, such as bf16 or fp8
@@ -19,7 +20,11 @@
 //   types.hpp            enumerations, and the symbols N, K, T, E, R, L, H, G in which shapes are written
 //   version.hpp          the version of the library
 //
-// Not included: format_library.hpp, for shared libraries of formats, and cuda/*.cuh, for .cu files.
+// Not included:
+//
+//   format_library.hpp   lets a shared library register its encoders with the program that loads it
+//
+// and cuda/*.cuh, for .cu files.
 #pragma once
 
 #if __cplusplus < 202002L

@@ -1,10 +1,10 @@
-"""scripts/check_site.py: it finds the formulas of a page that have lost their asterisks, and logs in the search."""
+"""scripts/check_site.py: it finds the formulas of a page that have lost their asterisks, logs in the search, and calls that it lacks."""
 
 import unittest
 
 import small_repository  # noqa: F401  (it finds the scripts)
 
-from check_site import lost_asterisks, searchable_logs
+from check_site import lost_asterisks, missing_names, searchable_logs
 
 
 class SiteTest(unittest.TestCase):
@@ -22,6 +22,11 @@ class SiteTest(unittest.TestCase):
         index = 'Search.setIndex({"docnames":["contract","log/a"],"terms":{},"titles":["The contract","%s"]})'
         self.assertEqual(searchable_logs(index % ""), [])
         self.assertEqual(searchable_logs(index % "A log"), ["log/a"])
+
+    def test_calls_are_searched_in_every_language(self):
+        index = 'Search.setIndex({"objects":{"":[[1,2,1,"x","ferry::send"],[1,2,1,"c.ferry_send","ferry_send"]],"ferry.A":[[1,2,1,"","send"]]}})'
+        self.assertEqual(missing_names(index, ("ferry.A.send", "ferry::send", "ferry_send")), [])
+        self.assertEqual(missing_names(index, ("ferry.A", "ferry::A::send", "send", "ferry_send")), ["ferry.A", "ferry::A::send", "send"])
 
 
 if __name__ == "__main__":
