@@ -17,17 +17,18 @@ from ferry import __version__
 from ferry.deep_ep import buffer, utils
 from ferry.deep_ep._buffer import Buffer
 from ferry.deep_ep._config import Config
+from ferry.deep_ep._elastic import ElasticBuffer
+from ferry.deep_ep._elastic_handle import EPHandle
 from ferry.deep_ep.utils import EventHandle, EventOverlap
 from ferry.error import UnsupportedError
 
-__all__ = ["Buffer", "Config", "EventHandle", "EventOverlap", "__version__", "buffer", "install", "utils"]
+__all__ = ["Buffer", "Config", "EPHandle", "ElasticBuffer", "EventHandle", "EventOverlap", "__version__", "buffer", "install", "utils"]
 if importlib.util.find_spec("torch") is not None:
     __all__ += ["topk_idx_t"]
 
 
 # Names that later versions of DeepEP have and this package lacks.
 _OTHER_INTERFACES = {
-    "ElasticBuffer": "the interface of DeepEP V2",
     "HybridEPBuffer": "the interface of DeepEP's branch Hybrid-EP",
 }
 
@@ -39,8 +40,8 @@ class MissingInterfaceError(UnsupportedError, AttributeError):
 def __getattr__(name: str):
     if name in _OTHER_INTERFACES:
         raise MissingInterfaceError(
-            f"{__name__}.{name}: Ferry has the interface of DeepEP V1, deep_ep.Buffer, and not {name}, "
-            f"{_OTHER_INTERFACES[name]}: choose the backend of V1 where the caller lets you, or call ferry.Exchange")
+            f"{__name__}.{name}: Ferry has the interfaces of DeepEP V1 and V2, deep_ep.Buffer and deep_ep.ElasticBuffer, and not "
+            f"{name}, {_OTHER_INTERFACES[name]}: choose a backend of these where the caller lets you, or call ferry.Exchange")
     if name == "topk_idx_t":
         try:
             import torch

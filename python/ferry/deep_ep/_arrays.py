@@ -77,6 +77,10 @@ class NumpyArrays(_Arrays):
     def where(self, condition, array, value):
         return self.module.where(condition, array, array.dtype.type(value))
 
+    def clear(self, array, rows):
+        """Sets the rows of a matrix for which `rows`, bool, is true to zero."""
+        array[rows] = 0
+
     def count(self, values, length):
         """int32 [length]: how often each of 0 to length - 1 occurs in `values`; negative values are not counted."""
         values = values.ravel()
@@ -127,6 +131,9 @@ class TorchArrays(_Arrays):
 
     def where(self, condition, array, value):
         return self.module.where(condition, array, value)
+
+    def clear(self, array, rows):
+        self.bytes_of(array).masked_fill_(rows[:, None], 0)
 
     def count(self, values, length):
         values = values.to(self.module.int64)

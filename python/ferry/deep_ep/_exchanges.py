@@ -34,7 +34,7 @@ CALLS = (
 DISPATCH, FIRST_LOW_LATENCY, FIRST_WEIGHTS, CONSTRUCTION = range(4)
 ELASTIC_CONSTRUCTION, FIRST_ELASTIC_DISPATCH, ELASTIC_DISPATCH, ELASTIC_GATHER, ELASTIC_BARRIER = range(7, 12)
 METHODS = {DISPATCH: "dispatch", FIRST_LOW_LATENCY: "low_latency_dispatch", CONSTRUCTION: "the constructor",
-           ELASTIC_CONSTRUCTION: "the constructor", FIRST_ELASTIC_DISPATCH: "dispatch"}
+           ELASTIC_CONSTRUCTION: "the constructor", FIRST_ELASTIC_DISPATCH: "dispatch", ELASTIC_GATHER: "all_gather"}
 MOST_NUMBERS = 9  # that a rank gathers with its call
 
 # What low-latency calls of one exchange have in common, in the words of their arguments.
@@ -46,8 +46,8 @@ LOW_LATENCY_SHAPE = (
 )
 
 
-def group_of(group, comm) -> ferry.Group | ferry.Rank:
-    """The ferry.Group or ferry.Rank for the arguments of Buffer. One that the caller passes keeps its deadline."""
+def group_of(group, comm, interface="Buffer") -> ferry.Group | ferry.Rank:
+    """The ferry.Group or ferry.Rank for the arguments of a constructor. One that the caller passes keeps its deadline."""
     if isinstance(group, (ferry.Group, ferry.Rank)):
         return group
     if comm is not None:
@@ -58,19 +58,24 @@ def group_of(group, comm) -> ferry.Group | ferry.Rank:
             made = ferry.Group.torch(group)
         except ferry.UnsupportedError as missing:
             raise ferry.UsageError(
-                "Buffer: expected a ferry.Group, a ferry.Rank, a communicator as comm or, with PyTorch, "
+                f"{interface}: expected a ferry.Group, a ferry.Rank, a communicator as comm or, with PyTorch, "
                 f"a process group, got {type(group).__name__}; {missing}") from missing
     made.set_deadline(DEADLINE)  # before join(), because a rank keeps the deadline it joins with
     return made
 
 
-def _made_or_refused(exchange, operation, make):
+def made_or_refused(exchange, operation, make):
     """make(), arrays for the call of `exchange` that follows. If it raises, the peers' calls end with the same error."""
     try:
         return make()
     except BaseException as error:
-        exchange.refuse(f"{type(error).__name__}: {error}", operation=operation)
+        exchange.refuse(text_of(error), operation=operation)
         raise
+
+
+def text_of(error):
+    """What the peers' error says."""
+    return str(error) if isinstance(error, ferry.Error) else repr(error)
 
 
 def device_engine_of(group) -> str:
@@ -141,7 +146,7 @@ class GroupExchanges:
 
     def _raise_error(self, method, error, first):
         """Collective: raises this rank's own error, or that of rank `first`."""
-        text = "" if error is None else str(error) if isinstance(error, ferry.Error) else repr(error)
+        text = "" if error is None else text_of(error)
         gathered = self.rank.all_gather(text.encode()[:MESSAGE_BYTES].ljust(MESSAGE_BYTES, b"\0"))
         if error is not None:
             raise error
@@ -158,7 +163,7 @@ class GroupExchanges:
             padded = topk_weights if columns == slots else _normal.padded_columns(topk_weights, columns)
             return arrays.contiguous(padded), arrays.empty((handle.plan.tokens, columns), "float32", topk_weights)
 
-        rows, result = _made_or_refused(exchange, "combine", make)
+        rows, result = made_or_refused(exchange, "combine", make)
         return exchange.combine(rows, handle.plan, result=result)[:, :slots]
 
     def for_weights(self, exchange):
@@ -264,7 +269,7 @@ class Exchanges(GroupExchanges):
             rows = _nodes.rows_to_send(arrays, is_token_in_rank, self.topology, columns)
             return rows, _nodes.ids_of_nodes(arrays, self.topology, rows), arrays.empty((self.rank.size, columns), "int32", rows)
 
-        rows, ids, received = _made_or_refused(exchange, "dispatch", make)
+        rows, ids, received = made_or_refused(exchange, "dispatch", make)
         exchange.dispatch((rows,), ids, memory=ferry.ReceiveBuffers(received))
         return received
 
@@ -285,7 +290,7 @@ class Exchanges(GroupExchanges):
             ids = arrays.from_list(all_ranks, "int32", row).reshape(rows, slots)
             return arrays.concatenate([row] * rows), ids, arrays.empty((ranks, columns), "int32", row)
 
-        sent, ids, received = _made_or_refused(exchange, "dispatch", make)
+        sent, ids, received = made_or_refused(exchange, "dispatch", make)
         exchange.dispatch((sent,), ids, memory=ferry.ReceiveBuffers(received))
         local = ferry.Placement.blocks(experts, ranks).experts_of(self.rank.index)
         sums = arrays.on_host(received).sum(0).tolist()

@@ -181,7 +181,51 @@ const EventHandle* event_of(const nb::object& overlap) {
   return event.is_none() ? nullptr : &nb::cast<EventHandle&>(event);
 }
 
+namespace {
+
+// A StreamedCall as a context of Python: the body of `with` is the call.
+class CallScope {
+ public:
+  CallScope(nb::object streams, const nb::object& like, const nb::object& previous_event, bool async_finish)
+      : streams_(std::move(streams)) {
+    const Array found = inspect(like, "x");
+    call_.emplace(nb::cast<CallStreams&>(streams_), found.framework, found.device, event_of(previous_event),
+                  async_finish);
+  }
+
+  nb::object finish(const std::vector<nb::object>& inputs, const std::vector<nb::object>& outputs) {
+    if (!call_) throw UsageError("the call has ended");
+    return call_->finish(inputs, outputs);
+  }
+  void leave() { call_.reset(); }
+
+ private:
+  nb::object streams_;
+  std::optional<StreamedCall> call_;
+};
+
+void bind_call_scope(nb::module_& module) {
+  nb::class_<CallScope>(
+      module, "_CallScope",
+      "For ferry.deep_ep: the stream that _CallStreams chooses for a call on arrays as `like` is the "
+      "current one within `with`.")
+      .def(nb::init<nb::object, const nb::object&, const nb::object&, bool>(), "streams"_a, "like"_a,
+           "previous_event"_a.none(), "async_finish"_a)
+      .def("__enter__", [](const nb::object& self) { return self; })
+      .def(
+          "__exit__",
+          [](CallScope& self, const nb::object&, const nb::object&, const nb::object&) { self.leave(); },
+          nb::arg().none(), nb::arg().none(), nb::arg().none())
+      .def("finish", &CallScope::finish, "inputs"_a, "outputs"_a,
+           "Ends the call: returns its EventOverlap. `inputs`: tensors that it reads; `outputs`: that it has "
+           "made.",
+           nb::sig("def finish(self, inputs: list[typing.Any], outputs: list[typing.Any]) -> typing.Any"));
+}
+
+}  // namespace
+
 void bind_deep_ep_streams(nb::module_& module) {
+  bind_call_scope(module);
   nb::class_<EventHandle>(module, "EventHandle",
                           "An event recorded on the current stream. Without PyTorch or a GPU calls are "
                           "synchronous, and it is empty.")

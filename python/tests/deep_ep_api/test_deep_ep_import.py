@@ -43,7 +43,7 @@ def test_install():
         import deep_ep.buffer
         import deep_ep.utils
         import deep_ep_cpp
-        from deep_ep import Buffer, Config, EventHandle, EventOverlap
+        from deep_ep import Buffer, Config, ElasticBuffer, EPHandle, EventHandle, EventOverlap
         from deep_ep.buffer import Buffer as of_buffer
         from deep_ep.utils import EventHandle as handle_of_utils, EventOverlap as overlap_of_utils
         from deep_ep_cpp import Config as config_of_cpp, EventHandle as handle_of_cpp
@@ -105,17 +105,19 @@ def test_the_type_of_ids():
 
 
 def test_everything_public_is_documented():
-    for public in (deep_ep.Buffer, deep_ep.Config, deep_ep.EventHandle, deep_ep.EventOverlap, deep_ep.install):
+    for public in (deep_ep.Buffer, deep_ep.Config, deep_ep.ElasticBuffer, deep_ep.EPHandle, deep_ep.EventHandle, deep_ep.EventOverlap,
+                   deep_ep.install):
         assert public.__doc__, public
-    missing = [name for name, member in inspect.getmembers(deep_ep.Buffer, inspect.isfunction)
+    missing = [name for owner in (deep_ep.Buffer, deep_ep.ElasticBuffer, deep_ep.EPHandle)
+               for name, member in inspect.getmembers(owner, inspect.isfunction)
                if not name.startswith("_") and not member.__doc__]
     assert missing == []
 
 
-@pytest.mark.parametrize("name", ["ElasticBuffer", "HybridEPBuffer"])
+@pytest.mark.parametrize("name", ["HybridEPBuffer"])
 def test_interfaces_of_other_versions_are_refused_by_name(name):
     assert not hasattr(deep_ep, name)
-    with pytest.raises(ferry.UnsupportedError, match=f"V1, deep_ep.Buffer, and not {name}, the interface of DeepEP"):
+    with pytest.raises(ferry.UnsupportedError, match=f"V2, deep_ep.Buffer and deep_ep.ElasticBuffer, and not {name}, the interface of DeepEP"):
         getattr(deep_ep, name)
     with pytest.raises(ImportError, match=name):
         exec(f"from ferry.deep_ep import {name}")

@@ -1,0 +1,397 @@
+"""dispatch and combine of ElasticBuffer: how their arguments are read, and the calls of an exchange that they make."""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+from dataclasses import dataclass
+from typing import Any
+
+import ferry
+from ferry._call_shapes import in_words
+from ferry._core import _CallScope
+from ferry.deep_ep import _normal
+from ferry.deep_ep._arrays import arrays_of
+from ferry.deep_ep._elastic_exchanges import Shape
+from ferry.deep_ep._elastic_handle import EPHandle
+from ferry.deep_ep._exchanges import made_or_refused
+from ferry.deep_ep.utils import EventHandle, EventOverlap
+
+MOST_SLOTS = 32
+# What Ferry says of arguments that differ between ranks, and what this interface calls them.
+WORDS = ((": format is ", ": x is "), ("raw on rank", "a tuple of values and scales on rank"),
+         ("row_values and route_values", "topk_weights"), (": weights", ": topk_weights"))
+
+
+@dataclass
+class Settings:
+    """Arguments that dispatch and combine have in common, as given."""
+
+    num_sms: Any
+    previous_event: Any
+    previous_event_before_epilogue: Any
+    async_with_compute_stream: Any
+
+    def scope(self, streams, x):
+        """The stream of the call, as a context. `x`: tokens as given."""
+        like = x[0] if isinstance(x, (tuple, list)) and x else x
+        return _CallScope(streams, like, overlap_of(self.previous_event, "previous_event"), bool(self.async_with_compute_stream))
+
+    def wait_for_epilogue(self):
+        """Ferry's calls have no epilogue of their own: they wait before they begin."""
+        late = overlap_of(self.previous_event_before_epilogue, "previous_event_before_epilogue")
+        if late is not None and late.event is not None:
+            late.current_stream_wait()
+
+
+@dataclass
+class Dispatch:
+    """The other arguments of a dispatch, as given."""
+
+    x: Any
+    topk_idx: Any
+    topk_weights: Any
+    stats: Any
+    num_experts: Any
+    num_max_tokens_per_rank: Any
+    expert_alignment: Any
+    handle: Any
+    do_handle_copy: Any
+    do_cpu_sync: Any
+    do_expand: Any
+    do_zero_padding: Any
+    column_major: Any
+
+
+def overlap_of(event, name):
+    if event is None or isinstance(event, EventOverlap):
+        return event
+    if isinstance(event, EventHandle):
+        return EventOverlap(event)
+    raise ferry.UsageError(f"{name}: expected an EventHandle or an EventOverlap, got {type(event).__name__}")
+
+
+def integer(name, value, least=0):
+    if not isinstance(value, bool):
+        with contextlib.suppress(TypeError):
+            number = operator.index(value)
+            if least <= number < 2**31:
+                return number
+    raise ferry.UsageError(f"{name}: expected an integer from {least} to 2147483647, got {value!r}")
+
+
+def read_array(name, array, arrays, types, shape):
+    """The array, after checks. `shape`: with None where any length will do; `types`: names."""
+    if arrays_of(array) is not arrays or not hasattr(array, "dtype") or not hasattr(array, "shape"):
+        raise ferry.UsageError(f"{name}: expected an array of the framework and device of x, got {type(array).__name__}")
+    kind, found = arrays.type_name(array), tuple(array.shape)
+    fits = len(found) == len(shape) and all(length in (None, there) for length, there in zip(shape, found))
+    if kind not in types or not fits:
+        wanted = f"[{', '.join('any' if length is None else str(length) for length in shape)}]"
+        raise ferry.UsageError(f"{name}: expected {' or '.join(types)} of shape {wanted}, got {kind} of shape {list(found)}")
+    return arrays.contiguous(array)
+
+
+class Rows:
+    """Tokens as an exchange takes them: bfloat16, or values and scales, padded to multiples of 16 bytes a row."""
+
+    def __init__(self, x):
+        several = isinstance(x, (tuple, list))
+        if several and len(x) != 2:
+            raise ferry.UsageError(f"x: expected (float8_e4m3fn, scales), got {len(x)} arrays")
+        values = x[0] if several else x
+        self.arrays = arrays_of(values)
+        name, kind, unit = ("x[0]", "float8_e4m3fn", 16) if several else ("x", "bfloat16", 8)
+        values = read_array(name, values, self.arrays, (kind,), (None, None))
+        self.tokens, self.hidden = values.shape
+        if self.hidden == 0 or self.hidden % unit != 0:
+            raise ferry.UsageError(f"{name}: expected a multiple of {unit} columns, because rows of {kind} are multiples of 16 bytes, "
+                                   f"got {self.hidden}")
+        self.parts, self.format, self.scales = (values,), "bf16", 0
+        if several:
+            scales = read_array("x[1]", x[1], self.arrays, ("float32", "int32"), (self.tokens, None))
+            self.scales = scales.shape[1]
+            padded = -(-self.scales // 4) * 4
+            if self.scales == 0 or 4 * padded > self.hidden:
+                raise ferry.UsageError(f"x[1]: expected 1 to {self.hidden // 16 * 4} scales for {self.hidden} values, got {self.scales}")
+            if padded != self.scales:
+                scales = _normal.padded_columns(scales, padded)
+            self.parts, self.format = (values, scales), f"raw:{self.hidden}+{4 * padded}"
+
+    def sent(self):
+        return self.parts if self.scales else self.parts[0]
+
+    def room(self, rows):
+        """New arrays for as many received rows."""
+        return tuple(self.arrays.empty((rows, part.shape[1]), self.arrays.type_name(part), part) for part in self.parts)
+
+    def received(self, parts, rows, column_major):
+        """recv_x from arrays of room()."""
+        values = parts[0][:rows]
+        if not self.scales:
+            return values
+        scales = parts[1][:rows, : self.scales]
+        if column_major:
+            columns = self.arrays.empty((self.scales, -(-rows // 4) * 4), self.arrays.type_name(scales), scales)
+            columns[:, :rows] = scales.T
+            return values, columns[:, :rows].T
+        return values, self.arrays.contiguous(scales)
+
+
+class Routes:
+    """The arguments of a dispatch with new routes, read. `shape` stays None until it is read."""
+
+    def __init__(self, ranks, default_tokens):
+        self.ranks, self.default_tokens = ranks, default_tokens
+        self.shape = None
+
+    def read(self, given: Dispatch):
+        if given.topk_idx is None:
+            raise ferry.UsageError("dispatch: topk_idx is needed without a handle")
+        self.rows = rows = Rows(given.x)
+        arrays, ids = rows.arrays, read_array("topk_idx", given.topk_idx, rows.arrays, ("int64", "int32"), (rows.tokens, None))
+        if not 1 <= ids.shape[1] <= MOST_SLOTS:
+            raise ferry.UsageError(f"topk_idx: expected 1 to {MOST_SLOTS} columns, got {ids.shape[1]}")
+        experts = integer("num_experts", given.num_experts, 1)
+        self.expert_alignment = 1 if given.expert_alignment is None else integer("expert_alignment", given.expert_alignment, 1)
+        expand = bool(given.do_expand)
+        self.shape = Shape(expand, self.expert_alignment if expand else 1, rows.hidden, experts, ids.shape[1])
+        most = self.default_tokens if given.num_max_tokens_per_rank is None else given.num_max_tokens_per_rank
+        self.max_tokens = integer("num_max_tokens_per_rank", most, 1)
+        if rows.tokens > self.max_tokens:
+            raise ferry.UsageError(f"x: has {rows.tokens} tokens, more than num_max_tokens_per_rank = {self.max_tokens}")
+        if given.do_zero_padding and not expand:
+            raise ferry.UsageError("do_zero_padding: needs do_expand, because only that layout has padding")
+        self.cpu_sync = given.do_cpu_sync is None or bool(given.do_cpu_sync)
+        self.ids = ids
+        self.topk_idx = arrays.copy(arrays.detached(given.topk_idx)) if given.do_handle_copy else given.topk_idx
+        self.weights = None if given.topk_weights is None else read_array(
+            "topk_weights", given.topk_weights, arrays, ("float32",), tuple(ids.shape))
+        return self
+
+    def read_stats(self, stats, local_experts):
+        if stats is not None:
+            read_array("cumulative_local_expert_recv_stats", stats, self.rows.arrays, ("int32",), (local_experts,))
+
+    def count_most(self, local_experts):
+        """Sets most_expanded: the rows of the expanded layout that there may be, as callers size them."""
+        routes = self.ranks * self.max_tokens * min(self.shape.top_k, local_experts)
+        most = routes + (self.expert_alignment - 1) * local_experts
+        self.most_expanded = -(-most // self.expert_alignment) * self.expert_alignment
+
+
+class Received:
+    """New memory for the rows of a dispatch: recv_x, weights and in the plain layout ids."""
+
+    def __init__(self, exchange, rows: Rows, count, weighted):
+        self.rows = count
+        self._capacity = exchange.capacity
+        room, plain, slots = max(1, count), exchange.config.layout == "rank_major", exchange.config.top_k
+        arrays, like = rows.arrays, rows.parts[0]
+        self.parts = rows.room(room)
+        self.plan = arrays.empty((exchange.plan_bytes,), "uint8", like)
+        # In the plain layout ids come with weights.
+        self.weights = arrays.empty((room, slots) if plain else (room,), "float32", like) if plain or weighted else None
+        self.ids = arrays.full((room, slots), -1, "int32", like) if plain else None
+
+    def memory(self):
+        return ferry.ReceiveBuffers(self.parts, weight=self.weights, local_ids=self.ids, plan=self.plan,
+                                    rows=min(max(1, self.rows), self._capacity))
+
+    def arrays(self):
+        return [array for array in (*self.parts, self.plan, self.weights, self.ids) if array is not None]
+
+
+class ElasticCalls:
+    def __init__(self, streams, exchanges):
+        self._streams, self._exchanges = streams, exchanges
+
+    def dispatch(self, given: Dispatch, settings: Settings, theoretical_sms):
+        """`theoretical_sms`: of (num_experts, num_topk), for num_sms=0."""
+        routes = Routes(self._exchanges.rank.size, self._exchanges.max_tokens)
+        with contextlib.ExitStack() as stack:
+            try:
+                scope = stack.enter_context(settings.scope(self._streams, given.x))
+                settings.wait_for_epilogue()
+                routes.read(given)
+                placement = ferry.Placement.blocks(routes.shape.num_experts, routes.ranks)
+                local_experts = len(placement.experts_of(self._exchanges.rank.index))
+                routes.read_stats(given.stats, local_experts)
+                routes.count_most(local_experts)
+                routes.num_sms = integer("num_sms", settings.num_sms) or theoretical_sms(*routes.shape[-2:])
+            except BaseException as error:
+                self._exchanges.refuse_dispatch(routes.shape, error)
+            exchange = self._exchanges.for_dispatch(routes.rows.arrays.on_device, routes.shape, routes.max_tokens)
+            return self._deliver(given, routes, exchange, scope)
+
+    def _deliver(self, given, routes, exchange, scope):
+        rows, expand = routes.rows, routes.shape.do_expand
+        lists, most = None, routes.most_expanded if expand else routes.ranks * routes.max_tokens
+        if routes.cpu_sync:
+            with self._exchanges.call(exchange):
+                most, counts, _ = exchange.dispatch_counts(routes.ids)
+            lists = [-(-count // routes.expert_alignment) * routes.expert_alignment for count in counts]
+        arrays, weights = rows.arrays, routes.weights
+
+        def make():
+            sent = weights
+            if sent is None and not expand:
+                sent = arrays.full(tuple(routes.ids.shape), 0, "float32", routes.ids)
+            return sent, Received(exchange, rows, most, weights is not None)
+
+        sent, received = made_or_refused(exchange, "dispatch", make)
+        with self._exchanges.call(exchange), in_words(WORDS), _overflows_named(routes.max_tokens):
+            plan = exchange.dispatch(rows.sent(), routes.ids, sent, format=rows.format, memory=received.memory(),
+                                     sm_limit=routes.num_sms if arrays.on_device else 0).plan
+        plan.set_row_bound(min(max(1, most), exchange.capacity))
+        outputs = received.arrays()
+        if received.ids is not None:
+            received.ids = arrays.to(received.ids, arrays.type_name(routes.ids))[:most]
+            outputs.append(received.ids)
+        handle = EPHandle(self._exchanges, exchange, routes, plan, received, lists)
+        if given.stats is not None:
+            counts = handle.num_unaligned_recv_tokens_per_expert
+            outputs.append(counts)
+            given.stats[...] += counts
+        if given.do_zero_padding:
+            _clear(received.parts, handle, arrays)
+        recv_x = rows.received(received.parts, most, given.column_major)
+        recv_weights = None if weights is None else received.weights[:most]
+        overlap = scope.finish([*rows.parts, routes.ids, *_given(sent, given.stats)],
+                               [*outputs, *(recv_x if rows.scales else ())])
+        handle.event = overlap.event
+        return recv_x, received.ids, recv_weights, handle, overlap
+
+    def dispatch_again(self, given: Dispatch, settings: Settings, theoretical_sms):
+        """A dispatch by a handle."""
+        handle = self._handle(given.handle, "dispatch")
+        exchange, expand = handle.exchange, handle.do_expand
+
+        def read(stack):
+            _require_fit(given, handle)
+            scope = stack.enter_context(settings.scope(self._streams, given.x))
+            settings.wait_for_epilogue()
+            num_sms = integer("num_sms", settings.num_sms) or theoretical_sms(handle.num_experts, handle.topk_idx.shape[1])
+            rows, hidden = Rows(given.x), exchange.config.hidden
+            if (rows.tokens, rows.hidden) != (handle.plan.tokens, hidden):
+                raise ferry.UsageError(f"x: expected shape [{handle.plan.tokens}, {hidden}] as in the dispatch that returned the "
+                                       f"handle, got [{rows.tokens}, {rows.hidden}]")
+            weights, room = None, None
+            if given.topk_weights is not None:
+                slots, like = tuple(handle.topk_idx.shape), rows.parts[0]
+                weights = read_array("topk_weights", given.topk_weights, rows.arrays, ("float32",), slots)
+                # A dispatch by a plan takes memory for weights of the whole capacity.
+                room = rows.arrays.empty((exchange.capacity,) if expand else (exchange.capacity, slots[1]), "float32", like)
+            return scope, num_sms, rows, rows.room(max(1, handle.rows)), weights, room
+
+        with contextlib.ExitStack() as stack:
+            scope, num_sms, rows, parts, weights, room = made_or_refused(exchange, "dispatch", lambda: read(stack))
+            arrays = rows.arrays
+            with self._exchanges.call(exchange), in_words(WORDS):
+                exchange.dispatch(rows.sent(), handle.plan, weights, format=rows.format, sm_limit=num_sms if arrays.on_device else 0,
+                                  memory=ferry.ReceiveBuffers(parts, weight=room))
+            if given.do_zero_padding:
+                _clear(parts, handle, arrays)
+            recv_x = rows.received(parts, handle.rows, given.column_major)
+            ids = None if expand else arrays.copy(handle.recv_topk_idx)
+            recv_weights = None if weights is None else room[: handle.rows]
+            overlap = scope.finish([*rows.parts, handle.memory, *_given(weights, handle.recv_topk_idx)],
+                                   [*parts, *_given(room, ids), *(recv_x if rows.scales else ())])
+        return recv_x, ids, recv_weights, handle, overlap
+
+    def combine(self, x, given_handle, topk_weights, bias, settings: Settings):
+        handle = self._handle(given_handle, "combine")
+        exchange, expand = handle.exchange, handle.do_expand
+
+        def read(stack):
+            scope = stack.enter_context(settings.scope(self._streams, x))
+            settings.wait_for_epilogue()
+            num_sms = integer("num_sms", settings.num_sms) or handle.num_sms
+            arrays, hidden = arrays_of(handle.topk_idx), exchange.config.hidden
+            rows = read_array("x", x, arrays, ("bfloat16",), (None, hidden))
+            if len(rows) > handle.rows:
+                raise ferry.UsageError(f"x: expected at most the {handle.rows} rows that the dispatch of the handle returned, "
+                                       f"got {len(rows)}")
+            weights = None if topk_weights is None else read_array(
+                "topk_weights", topk_weights, arrays, ("float32",), (len(rows),) if expand else (len(rows), handle.topk_idx.shape[1]))
+            shape = (handle.plan.tokens, hidden)
+            biases = [read_array("bias", term, arrays, ("bfloat16",), shape) for term in _biases(bias)]
+            result = arrays.empty(shape, "float32" if biases else "bfloat16", rows)
+            return scope, num_sms if arrays.on_device else 0, rows, weights, biases, result
+
+        with contextlib.ExitStack() as stack:
+            scope, sm_limit, rows, weights, biases, result = made_or_refused(exchange, "combine", lambda: read(stack))
+            values = weights if expand else None
+            summed = None
+            try:
+                with self._exchanges.call(exchange), in_words((*WORDS, ("outputs: ", "x: "))):
+                    made = exchange.combine(rows, handle.plan, row_values=values, result=result, sm_limit=sm_limit)
+            except ferry.BadSourceError:
+                if weights is not None and not expand:
+                    self._exchanges.combined_weights(handle, weights)  # the peers' calls go on
+                raise
+            if values is not None:
+                summed = made[1]
+            elif weights is not None:
+                summed = self._exchanges.combined_weights(handle, weights)
+            outputs = [result, *_given(summed)]
+            if biases:
+                result = _normal.with_biases(result, biases)
+                outputs.append(result)
+            return result, summed, scope.finish([rows, handle.memory, *_given(weights), *biases], outputs)
+
+    def _handle(self, handle, operation):
+        if not isinstance(handle, EPHandle):
+            wrong = f"handle: expected an EPHandle that dispatch returned, got {type(handle).__name__}"
+        elif handle.exchanges is not self._exchanges:
+            wrong = "handle: of another ElasticBuffer: pass one that a dispatch of this ElasticBuffer returned"
+        else:
+            return handle
+        self._exchanges.refuse_last(operation, ferry.UsageError(wrong))
+
+
+def _given(*arrays):
+    return [array for array in arrays if array is not None]
+
+
+def _biases(bias):
+    terms = _given(*bias) if isinstance(bias, (tuple, list)) else _given(bias)
+    if len(terms) > 2:
+        raise ferry.UsageError(f"bias: expected at most two arrays, got {len(terms)}")
+    return terms
+
+
+def _clear(parts, handle, arrays):
+    """Sets the padding between experts to zero."""
+    if handle.expert_alignment > 1:
+        padding = handle.padding()
+        for part in parts:
+            arrays.clear(part[: handle.rows], padding)
+
+
+def _require_fit(given: Dispatch, handle: EPHandle):
+    """Raises UsageError if arguments beside a handle do not fit it."""
+    if given.topk_idx is not None:
+        raise ferry.UsageError("dispatch: a handle excludes topk_idx: the routes are the handle's")
+    if given.do_cpu_sync:
+        raise ferry.UsageError("dispatch: a handle excludes do_cpu_sync: the host knows what the handle says")
+    if bool(given.do_expand) != handle.do_expand:
+        raise ferry.UsageError(f"do_expand = {bool(given.do_expand)}, but the handle is of a dispatch with do_expand={handle.do_expand}")
+    if given.do_zero_padding and not handle.do_expand:
+        raise ferry.UsageError("do_zero_padding: needs do_expand, because only that layout has padding")
+    for name in ("num_experts", "expert_alignment", "num_max_tokens_per_rank"):
+        value = getattr(given, name)
+        if value is not None and value != getattr(handle, name):
+            raise ferry.UsageError(f"{name} = {value!r}, but the handle is of a dispatch with {getattr(handle, name)}")
+
+
+@contextlib.contextmanager
+def _overflows_named(max_tokens):
+    try:
+        yield
+    except ferry.OverflowError as error:
+        record = error.record
+        raise ferry.OverflowError(
+            f"dispatch: rank {record.rank} is sent {record.needed} rows, but num_max_tokens_per_rank = {max_tokens} has room for "
+            f"{record.capacity}: a token lists an expert more than once, or ranks differ in num_max_tokens_per_rank",
+            record) from error

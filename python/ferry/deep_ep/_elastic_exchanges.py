@@ -1,0 +1,136 @@
+"""The exchanges behind an ElasticBuffer: one for each shape of dispatch, made by all ranks together at its first call."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import NamedTuple
+
+import ferry
+from ferry._core import _MUST_AGREE
+from ferry.deep_ep._config import normal_settings
+from ferry.deep_ep._exchanges import (
+    CALLS,
+    ELASTIC_BARRIER,
+    ELASTIC_CONSTRUCTION,
+    ELASTIC_DISPATCH,
+    ELASTIC_GATHER,
+    FIRST_ELASTIC_DISPATCH,
+    REFUSED,
+    GroupExchanges,
+    text_of,
+)
+
+GATHER_TOKENS, GATHER_HIDDEN = 256, 4096  # of the exchange behind all_gather: it moves 2 MiB between two ranks at once
+
+
+class Shape(NamedTuple):
+    """What dispatches of one exchange have in common on all ranks."""
+
+    do_expand: bool
+    expert_alignment: int  # 1 without do_expand, because it then only rounds counts
+    hidden: int
+    num_experts: int
+    top_k: int
+
+
+NAMES = ("num_max_tokens_per_rank", "do_expand", "expert_alignment", "the number of columns of x", "num_experts",
+         "the number of columns of topk_idx")
+
+
+def settings_of(shape: Shape, max_tokens: int, multiple_reduction: bool) -> dict:
+    settings = normal_settings(max_tokens, shape.hidden, shape.num_experts, shape.top_k)
+    if shape.do_expand:
+        settings |= {"layout": "expert_major", "alignment": shape.expert_alignment}
+    if not multiple_reduction:
+        settings |= {"reduction": "exact"} if shape.do_expand else {"reduction_level": "rank"}
+    return settings
+
+
+class ElasticExchanges(GroupExchanges):
+    def __init__(self, group, device_engine, deadline, settings, error):
+        """Collective. `settings`: (num_max_tokens_per_rank, allow_multiple_reduction), the same on every rank.
+
+        `error`: what was wrong with this rank's arguments, or None. If one rank has an error, every rank raises.
+        """
+        super().__init__(group, device_engine)
+        self.deadline = deadline
+        mine = (REFUSED, 0) if error is not None else settings
+        for rank, theirs in enumerate(self._gather(ELASTIC_CONSTRUCTION, mine, error)):
+            for name, own, other in zip(("num_max_tokens_per_rank", "allow_multiple_reduction"), settings, theirs):
+                if other != own:
+                    raise ferry.UsageError(
+                        f"ElasticBuffer: {name} is {own} on rank {self.rank.index} and {other} on rank {rank}: "
+                        "pass the same on every rank")
+        self.max_tokens, self.multiple_reduction = settings
+        self._last = None  # the exchange of the last dispatch with new routes
+
+    def for_dispatch(self, on_device, shape: Shape, max_tokens: int):
+        """The exchange for a dispatch of `shape`. Collective the first time, and with more tokens than it has room for."""
+        exchange = self._known(shape)
+        if exchange is None or exchange.config.max_tokens < max_tokens:
+            self._leave_calls()
+            gathered = self._gather(FIRST_ELASTIC_DISPATCH, (max_tokens, *shape))
+            for rank, theirs in enumerate(gathered):
+                for name, first, other in zip(NAMES, gathered[0], theirs):
+                    if other != first:
+                        raise ferry.UsageError(
+                            f"dispatch: {name} is {first} on rank 0 and {other} on rank {rank}: pass the same on every rank")
+            settings = settings_of(shape, max(max_tokens, self.max_tokens), bool(self.multiple_reduction))
+            # Handles keep the smaller exchange alive as long as they need it.
+            exchange = self._make_on(on_device, settings)
+            self._made[("dispatch", *shape)] = [exchange]
+        self._last = exchange
+        return exchange
+
+    def refuse_dispatch(self, shape: Shape | None, error: BaseException):
+        """Raises `error`, and ends the dispatch of the peers: one of `shape`, or if that cannot be read of the last one's."""
+        exchange = self._last if shape is None else self._known(shape)
+        if exchange is None:
+            self._leave_calls()
+            self._gather(FIRST_ELASTIC_DISPATCH, (REFUSED,), error)
+        else:
+            exchange.refuse(text_of(error))
+        raise error
+
+    def refuse_last(self, operation: str, error: BaseException):
+        """Raises `error`, and ends the peers' call that a wrong handle would have named."""
+        if self._last is not None:
+            self._last.refuse(text_of(error), operation=operation)
+        raise error
+
+    def for_gathers(self, on_device):
+        """The exchange behind all_gather. Collective the first time."""
+        if "gather" not in self._made:
+            self._leave_calls()
+            self._gather(ELASTIC_GATHER)
+            self._made["gather"] = [self._make_on(on_device, normal_settings(GATHER_TOKENS, GATHER_HIDDEN, self.rank.size, 1))]
+        return self._made["gather"][0]
+
+    def refuse_gather(self, error: BaseException):
+        """Raises `error`, and ends the all_gather of the peers."""
+        if "gather" not in self._made:
+            self._leave_calls()
+            self._gather(ELASTIC_GATHER, (REFUSED,), error)
+        self._made["gather"][0].refuse(text_of(error), operation="all_gather_v")
+        raise error
+
+    def barrier(self):
+        self._gather(ELASTIC_BARRIER)
+
+    @contextlib.contextmanager
+    def call(self, exchange, name=CALLS[ELASTIC_DISPATCH]):
+        """Around a call of `exchange`. Where a peer gathers, their calls differ, and all ranks get an error."""
+        try:
+            yield
+        except ferry.UsageError as refusal:
+            if _MUST_AGREE in str(refusal):
+                self._leave_calls(but=exchange)
+                self.meet(name)
+            raise
+
+    def _known(self, shape: Shape):
+        return self._made.get(("dispatch", *shape), [None])[0]
+
+    def _leave_calls(self, exchanges=(), but=None):
+        # Every rank leaves every exchange, so that their numbers of calls stay equal.
+        super()._leave_calls(exchange for made in self._made.values() for exchange in made if exchange is not but)
