@@ -101,6 +101,11 @@ def targets_table(results, targets):
     return f"{targets['setting']}. {summary}\n\n" + table(HEAD, rows)
 
 
+def readme_table(results, targets):
+    """The targets that README.md has, reached or not: those that say so."""
+    return table(HEAD, target_rows(results, targets, [target for target in targets["targets"] if target.get("readme")]))
+
+
 def two_ranks_table(results, targets):
     """The calls of the targets, measured with two ranks. The targets themselves are for four ranks."""
     rows = []
@@ -157,7 +162,7 @@ def sources_table(results, _targets):
 
 
 # By the names of the markers. "sources" comes last, because it lists the records that the other tables use.
-TABLES = {"bars": targets_table, "two_ranks": two_ranks_table, "sweep": sweep_table,
+TABLES = {"bars": targets_table, "readme": readme_table, "two_ranks": two_ranks_table, "sweep": sweep_table,
           "baseline": baseline_table, "sources": sources_table}
 
 

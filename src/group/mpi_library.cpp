@@ -66,9 +66,11 @@ ferry_mpi_open_function find_module() {
     if (const ferry_mpi_open_function open = load_module(path, fault)) return open;
     tried += "\n  " + fault.text;
   }
-  throw UnsupportedError(
-      str("Group::mpi() needs MPI (Debian: openmpi-bin) and the MPI module ", kModule,
-          ", which is built where CMake finds MPI. Set FERRY_MPI_MODULE to its path. Tried:", tried));
+  throw UnsupportedError(str("Group::mpi() needs MPI and the MPI module ", kModule,
+                             ", which is built where CMake finds MPI (Debian: libopenmpi-dev openmpi-bin): "
+                             "install it and build Ferry again with "
+                             "-D FERRY_MPI=ON, or set FERRY_MPI_MODULE to the module's path. Tried:",
+                             tried));
 }
 
 void check_result(int result, const char* message) {
