@@ -95,6 +95,8 @@ def refusing_misfits(first: str) -> Callable[[_Function], _Function]:
                 signature.bind(*args, **kwargs)
             except TypeError as error:
                 reason = str(error)
+            for name in [] if len(names) < len(parameters) else [name for name in kwargs if name not in names][:1]:
+                reason = f"there is no argument {name!r}{_core._did_you_mean(name, names)}"
             text = f"{of}: {reason}; the arguments are: {', '.join(name for name in names if name != 'self')}"
             given = dict.fromkeys(required) | dict(zip(positional, args))
             given |= {name: value for name, value in kwargs.items() if name in names or len(names) < len(parameters)}

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/enumerators.hpp"
+#include "base/nearest.hpp"
 #include "base/text.hpp"
 #include "bindings.hpp"
 #include "exchange/config_fields.hpp"
@@ -21,11 +22,11 @@ using namespace nb::literals;
 namespace ferry::python {
 namespace {
 
-const std::vector<const char*>& setting_names() {
-  static const std::vector<const char*> names = [] {
-    std::vector<const char*> all;
+const std::vector<std::string>& setting_names() {
+  static const std::vector<std::string> names = [] {
+    std::vector<std::string> all;
     const Config config;
-    visit_fields([&](const char* name, const auto&) { all.push_back(name); }, config);
+    visit_fields([&](const char* name, const auto&) { all.emplace_back(name); }, config);
     return all;
   }();
   return names;
@@ -58,8 +59,9 @@ void set_field(Config& config, const std::string& key, nb::handle value) {
   visit_fields(try_field, config);
   if (found) return;
   std::string names;
-  for (const char* name : setting_names()) names += str(names.empty() ? "" : ", ", name);
-  throw UsageError(str("configuration: there is no setting '", key, "'; the settings are: ", names));
+  for (const std::string& name : setting_names()) names += str(names.empty() ? "" : ", ", name);
+  throw UsageError(str("configuration: there is no setting '", key, "'", did_you_mean(key, setting_names()),
+                       "; the settings are: ", names));
 }
 
 void require_sizes(const nb::kwargs& settings) {
@@ -73,7 +75,7 @@ void require_sizes(const nb::kwargs& settings) {
 // The pickled state of a Config: its settings by name, as Config() takes them.
 nb::dict settings_of(const nb::handle& config) {
   nb::dict settings;
-  for (const char* name : setting_names()) settings[name] = config.attr(name);
+  for (const std::string& name : setting_names()) settings[name.c_str()] = config.attr(name.c_str());
   return settings;
 }
 
@@ -81,9 +83,9 @@ nb::dict settings_of(const nb::handle& config) {
 std::string describe(const nb::handle& config) {
   const nb::dict defaults = settings_of(nb::cast(Config()));
   std::string settings;
-  for (const char* name : setting_names()) {
-    const nb::object value = config.attr(name);
-    if (value.equal(defaults[name])) continue;
+  for (const std::string& name : setting_names()) {
+    const nb::object value = config.attr(name.c_str());
+    if (value.equal(defaults[name.c_str()])) continue;
     settings += str(settings.empty() ? "" : ", ", name, "=", nb::cast<std::string>(nb::repr(value)));
   }
   return str("Config(", settings, ")");

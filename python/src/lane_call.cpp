@@ -1,5 +1,6 @@
 #include "lane_call.hpp"
 
+#include "base/nearest.hpp"
 #include "base/text.hpp"
 #include "interpreter.hpp"
 #include "setting_values.hpp"
@@ -14,14 +15,18 @@ void require_fit(const GivenBesides& given) {
   if (surplus == 0 && unknown == 0) return;
   const nb::object signature =
       nb::module_::import_("inspect").attr("signature")(nb::type<PyExchange>().attr(given.method));
-  std::string known;
+  std::vector<std::string> names;
   for (const nb::handle name : nb::object(signature.attr("parameters"))) {
-    const auto text = nb::cast<std::string>(name);
-    if (text != "self") known += known.empty() ? text : ", " + text;
+    names.push_back(nb::cast<std::string>(name));
   }
+  std::erase(names, "self");
+  std::string known;
+  for (const std::string& name : names) known += str(known.empty() ? "" : ", ", name);
   std::string wrong = str("there is no place for ", counted(surplus, "more positional argument"));
-  if (unknown != 0)
-    wrong = str("there is no argument '", nb::cast<std::string>((*given.unknown.begin()).first), "'");
+  if (unknown != 0) {
+    const auto misspelt = nb::cast<std::string>((*given.unknown.begin()).first);
+    wrong = str("there is no argument '", misspelt, "'", did_you_mean(misspelt, names));
+  }
   throw UsageError(str(given.method, ": ", wrong, "; the arguments are: ", known));
 }
 

@@ -4,7 +4,9 @@
 
 #include <cstddef>
 
+#include "base/nearest.hpp"
 #include "bindings.hpp"
+#include "casters.hpp"
 
 namespace nb = nanobind;
 
@@ -81,6 +83,12 @@ nb::object make_fitted(const nb::object& function, const nb::object& misfit) {
 void bind_misfits(nb::module_& module) {
   module.def("_fitted_function", &make_fitted, nb::arg("function"), nb::arg("misfit"),
              "A callable like `function`, which calls `misfit` instead if the arguments do not fit.");
+  module.def(
+      "_did_you_mean",
+      [](const std::string& given, const std::vector<std::string>& names) {
+        return did_you_mean(given, names);
+      },
+      nb::arg("given"), nb::arg("names"), "For messages: ' (did you mean NAME?)', or nothing.");
 }
 
 }  // namespace ferry::python

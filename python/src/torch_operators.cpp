@@ -250,6 +250,16 @@ nb::object direct_combine(const nb::object& exchange, const nb::object& outputs,
   return operator_combine(nb::cast<PyExchange&>(used), outputs, row_weights, plan, tokens, lane, nb::none());
 }
 
+// The experts of the groups of a lane's dispatches, in the lane's memory, which keeps them for good.
+nb::object group_expert(const PyExchange& self, int lane) {
+  const ExchangeState& state = self.state();
+  const DispatchResult& last = state.exchange.last_dispatch_result(lane);
+  static constexpr std::int32_t kNone = 0;
+  const std::int32_t* const experts = last.groups == 0 ? &kNone : last.group_expert;
+  return view_of(Framework::torch, const_cast<std::int32_t*>(experts), kInt32, {last.groups}, {},
+                 state.device, owner_of(self.shared()));
+}
+
 }  // namespace
 
 void bind_operators(nb::module_& module) {
@@ -261,6 +271,8 @@ void bind_operators(nb::module_& module) {
                  "For ferry.torch: dispatch, if nothing observes it and no gradient is recorded; else None.");
   define_unnamed(module, "_direct_combine", &direct_combine,
                  "For ferry.torch: combine, under the same conditions.");
+  define_unnamed(module, "_group_expert", &group_expert,
+                 "For ferry.torch: int32 [G], the expert of each group of the lane's dispatches.");
   define_unnamed(module, "_operator_dispatch", &operator_dispatch,
                  "For ferry.torch: dispatch into new tensors (data, weight, counts, row_offsets, plan).");
   define_unnamed(

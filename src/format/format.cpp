@@ -4,7 +4,10 @@
 #include <charconv>
 #include <iterator>
 #include <string_view>
+#include <utility>
+#include <vector>
 
+#include "base/nearest.hpp"
 #include "base/text.hpp"
 #include "ferry/error.hpp"
 #include "format/blocks.hpp"
@@ -117,6 +120,20 @@ namespace {
 
 constexpr std::string_view kRawPrefix = "raw:";
 
+// Names that NumPy and PyTorch have for what formats are made of.
+constexpr std::pair<std::string_view, FormatKind> kTypeNames[] = {
+    {"bfloat16", FormatKind::bf16}, {"float16", FormatKind::fp16}, {"half", FormatKind::fp16},
+    {"float32", FormatKind::fp32},  {"float", FormatKind::fp32},   {"float8_e4m3fn", FormatKind::fp8_e4m3}};
+
+// The format that an unknown name may stand for.
+std::string meant_by(std::string_view name) {
+  std::vector<std::string> known;
+  for (const auto& [type, kind] : kTypeNames)
+    if (name == type) return str(" (did you mean ", to_string(kind), "?)");
+  for (const KindRow& row : kKinds) known.emplace_back(row.name);
+  return did_you_mean(name, known);
+}
+
 [[noreturn]] void refuse(std::string_view name, std::string_view reason) {
   throw UsageError(str("format '", name, "': ", reason,
                        "; known: bf16, fp16, fp32, fp8[-columns][-pow2[-packed]], mxfp8 and mxfp4[-up|-ocp]"
@@ -217,7 +234,7 @@ Format parse_format(const std::string& name) {
   }
   if (name.starts_with(kRawPrefix)) return parse_raw(name);
   if (const std::optional<Format> registered = find_registered(name)) return *registered;
-  refuse(name, "unknown");
+  refuse(name, str("unknown", meant_by(name)));
 }
 
 namespace {

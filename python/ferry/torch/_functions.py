@@ -55,12 +55,17 @@ def _refuse(exchange, operation, lane, text) -> NoReturn:
 
 
 def _refuse_misfits(exchange, operation, lane, surplus, unknown, names) -> NoReturn:
-    wrong = f"there is no argument {next(iter(unknown))!r}" if unknown else f"{len(surplus)} positional arguments are too many"
+    wrong = f"{len(surplus)} positional arguments are too many"
+    for name in list(unknown)[:1]:
+        wrong = f"there is no argument {name!r}{_core._did_you_mean(name, names.split(', '))}"
     _refuse(exchange, operation, lane, f"{operation}: {wrong}; the arguments are: {names}")
 
 
 class DispatchResult(NamedTuple):
-    """The received rows, in tensors of their own: capacity for C rows in G groups. Rows past the last one are zero."""
+    """The received rows, in tensors of their own: capacity for C rows in G groups. Rows past the last one are zero.
+
+    It has what ferry.DispatchResult has, except `call`, and `plan` is a tensor.
+    """
 
     data: torch.Tensor
     """[C, H]; expert_padded [G, capacity, H]."""
@@ -74,6 +79,54 @@ class DispatchResult(NamedTuple):
     """uint8: the plan's storage."""
     tokens: int
     """N of this rank."""
+    exchange: ferry.Exchange | int
+    """What dispatch was given."""
+    lane: int
+    """Of the dispatch."""
+
+    scales = tile_offsets = local_ids = group_of_row = dots = None
+    """Of formats, layouts and options that ferry.torch does not have."""
+
+    @property
+    def parts(self) -> tuple[torch.Tensor]:
+        """(data,)."""
+        return (self.data,)
+
+    @property
+    def groups(self) -> int:
+        """G, the number of groups."""
+        return self.counts.shape[0]
+
+    @property
+    def capacity(self) -> int:
+        """Rows there is room for; expert_padded: rows of one expert."""
+        return self.data.shape[-2]
+
+    @property
+    def group_expert(self) -> torch.Tensor:
+        """int32 [G]: global expert id of each group, E + s for shared expert s, -1 for an empty slot. Memory of the exchange: do
+        not change it."""
+        handle = self.exchange if isinstance(self.exchange, int) else handle_of(self.exchange)
+        if not torch.compiler.is_compiling() and _core._is_unobserved() and not self.counts.is_meta:
+            return _core._group_expert(exchange_of(handle), self.lane)
+        return torch.ops.ferry.group_expert.default(self.counts, handle, self.lane)
+
+    @property
+    def total(self) -> int | torch.Tensor:
+        """row_offsets[G]: an int on host memory; on devices and in compiled code a tensor int32 []."""
+        last = self.row_offsets[-1]
+        return last if torch.compiler.is_compiling() or last.device.type != "cpu" else int(last)
+
+    def wait_total(self) -> int:
+        """The total as an int. On devices it waits for the stream."""
+        return int(self.row_offsets[-1])
+
+    def received_rows(self) -> torch.Tensor:
+        """[total, H]: the rows of `data` that the call has received. Waits as wait_total() does. Not with expert_padded."""
+        if self.data.dim() == 3:
+            raise ferry.UsageError("received_rows: with expert_padded the rows of each expert start at a row of their own; use "
+                                   "data[group][:counts[group]]")
+        return self.data[: self.wait_total()]
 
     @property
     def source(self) -> torch.Tensor:
@@ -104,10 +157,10 @@ def dispatch(
     else:
         received = _core._direct_dispatch(exchange, x, ids, weights, lane)
         if received is not None:
-            return tuple.__new__(DispatchResult, received)
+            return tuple.__new__(DispatchResult, (*received, exchange, lane))
         operator, call_token = _operators_for(x, ids, weights)[0], None
     handle = exchange if isinstance(exchange, int) else handle_of(exchange)
-    return DispatchResult(*operator(x, ids, weights, handle, lane, call_token), x.shape[0])
+    return DispatchResult(*operator(x, ids, weights, handle, lane, call_token), x.shape[0], exchange, lane)
 
 
 def combine(

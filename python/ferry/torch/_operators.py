@@ -22,6 +22,7 @@ _library.define("combine(Tensor outputs, Tensor? row_weights, Tensor plan, SymIn
                 "Tensor? call_token=None) -> (Tensor result, Tensor done)")
 _library.define("combine_backward(Tensor d_result, Tensor outputs, Tensor? row_weights, Tensor plan, int exchange, int lane, "
                 "Tensor? call_token=None) -> (Tensor d_outputs, Tensor d_row_weights)")
+_library.define("group_expert(Tensor counts, int exchange, int lane) -> Tensor")
 
 
 def _may_call_kernel(gradient):
@@ -136,6 +137,15 @@ for _name, _kernel, _fake in (
     library.register_fake(f"ferry::{_name}", _fake, lib=_library)
     # Without this, compilers drop calls whose results are unused or empty, perhaps on this rank only: its peers would wait.
     torch.fx.node.has_side_effect(getattr(torch.ops.ferry, _name).default)
+
+
+def _group_expert(counts, exchange, lane):
+    return _core._group_expert(exchange_of(exchange), lane).clone()  # compilers may reuse the memory of what an operator returns
+
+
+for _key in ("CPU", "CUDA"):
+    _library.impl("group_expert", _group_expert, _key)
+library.register_fake("ferry::group_expert", lambda counts, *_: torch.empty_like(counts), lib=_library)
 
 
 def _setup_dispatch(ctx, inputs, output):

@@ -141,6 +141,7 @@ def test_dispatch(name):
         ({"dot_rows": np.ones((3, HIDDEN), np.float32)}, "dot_rows: expected bfloat16, got float32"),
         ({"dot_rows": np.ones((1, HIDDEN), bf16)}, "dot_rows: expected .* rows or more, got 1"),
         ({"topk": 2}, "dispatch: there is no argument 'topk'; the arguments are: tokens, ids, weights, format"),
+        ({"wieghts": W}, r"dispatch: there is no argument 'wieghts' \(did you mean weights\?\); the arguments are: tokens, ids"),
         ({"format": 7}, "format: expected a string, got int"),
         ({"sm_limit": "all"}, "sm_limit: expected an integer, got 'all'"),
         ({"apply_weights": W}, "apply_weights: expected True or False, got array"),
@@ -353,7 +354,12 @@ def test_lanes_and_plans_over_storage():
 @pytest.mark.parametrize(
     ("settings", "pattern"),
     [
-        ({"exprts": 4}, "there is no setting 'exprts'; the settings are: experts"),
+        ({"exprts": 4}, r"there is no setting 'exprts' \(did you mean experts\?\); the settings are: experts"),
+        ({"topk": 4}, r"there is no setting 'topk' \(did you mean top_k\?\); the settings are: experts"),
+        ({"nonsense": 4}, "there is no setting 'nonsense'; the settings are: experts"),
+        ({"format": "float32"}, r"format 'float32': unknown \(did you mean fp32\?\); known: bf16"),
+        ({"format": "mxpf8"}, r"format 'mxpf8': unknown \(did you mean mxfp8\?\); known: bf16"),
+        ({"format": "nonsense"}, "format 'nonsense': unknown; known: bf16"),
         ({"experts": "4"}, "experts: expected an integer, got '4'"),
         ({"experts": 4.0}, "experts: expected an integer, got 4.0"),
         ({"experts": 1 << 40}, "experts: expected an integer"),
@@ -479,6 +485,10 @@ def test_ferry_torch_refuses_other_arrays():
             ferry.torch.combine(exchange, np.ones((exchange.capacity, HIDDEN), bf16), rows)
         with pytest.raises(ferry.UsageError, match="expected an Exchange or its handle, got Rank"):
             ferry.torch.dispatch(rank, rows.data, rows.counts)
+        with pytest.raises(ferry.UsageError, match=r"there is no argument 'weight' \(did you mean weights\?\); the arguments are: exchange"):
+            ferry.torch.dispatch(exchange, rows.data, torch.tensor(IDS), weight=W)
+        with pytest.raises(ferry.UsageError, match=r"MoE: there is no argument 'topk' \(did you mean top_k\?\); the arguments are: group, experts, top_k"):
+            ferry.torch.MoE(rank, experts=4, topk=2, hidden=16, ffn=8, max_tokens=4)
         with pytest.raises(ferry.UsageError, match="dtype: torch.float64 is not one of torch.bfloat16"):
             ferry.torch.MoE(rank, experts=4, top_k=2, hidden=16, ffn=8, max_tokens=4, dtype=torch.float64)
 

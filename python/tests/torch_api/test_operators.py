@@ -40,6 +40,51 @@ def test_opcheck(rng, layout, shared_experts):
     body(alone.join())
 
 
+@pytest.mark.parametrize("settings", [{}, {"layout": "expert_padded"}, {"shared_experts": 2, "local_slots": 5},
+                                      {"placement": ferry.Placement.table([(1, 2), (0, 1), (1, 0), (1, 1), (0, 0), (1, 4), (1, 3), (0, 2)], 2)}], ids=str)
+def test_results_have_the_fields_of_the_core(rng, settings):
+    given = [inputs_of(rng) for _ in range(2)]
+
+    def body(rank):
+        x, ids, weights = given[rank.index]
+        exchange = exchange_for(rank, **settings)
+        for used in (exchange, ferry.torch.handle_of(exchange)):
+            for recorded in (False, True):
+                rows = ferry.torch.dispatch(used, x.detach().requires_grad_(recorded), ids, weights)
+                expected = exchange.dispatch(x, ids, weights)
+                names = {name for name in dir(expected) if not name.startswith("_")} - {"call"}
+                assert names <= set(dir(rows))
+                for name in ("scales", "tile_offsets", "local_ids", "group_of_row", "dots", "groups", "capacity"):
+                    assert getattr(rows, name) == getattr(expected, name), name
+                for name in ("counts", "row_offsets", "group_expert"):
+                    assert torch.equal(getattr(rows, name), getattr(expected, name)), name
+                assert type(rows.total) is type(expected.total) is int and rows.total == expected.total == rows.wait_total()
+                assert rows.parts[0] is rows.data and isinstance(rows.plan, torch.Tensor)
+                if rows.data.dim() == 2:
+                    assert torch.equal(rows.received_rows(), expected.received_rows())
+                else:
+                    with pytest.raises(ferry.UsageError, match=r"use data\[group\]\[:counts\[group\]\]"):
+                        rows.received_rows()
+
+    ferry.Group.threads(2).run(body)
+
+
+def test_group_expert_in_compiled_code(rng):
+    x, ids, weights = inputs_of(rng)
+    exchange = exchange_for(ferry.Group.custom(0, 1, lambda mine: [mine], lambda: None).join())
+    handle = ferry.torch.handle_of(exchange)
+    plain = ferry.torch.dispatch(handle, x, ids, weights)
+    torch.library.opcheck(torch.ops.ferry.group_expert.default, (plain.counts, handle, 0))
+
+    @torch.compile(fullgraph=True, backend="aot_eager")
+    def experts_of_rows(x, ids, weights):
+        rows = ferry.torch.dispatch(handle, x, ids, weights)
+        return rows.group_expert * 2, rows.total, rows.groups
+
+    doubled, total, groups = experts_of_rows(x, ids, weights)
+    assert torch.equal(doubled, 2 * plain.group_expert) and int(total) == plain.total and groups == plain.groups
+
+
 def test_operators_without_gradients_run_in_compiled_code(rng):
     x, ids, weights = inputs_of(rng)
 
