@@ -53,7 +53,7 @@ def refusing_construction(group: ferry.Group | ferry.Rank) -> Iterator[None]:
         raise
 
 
-class _Unreadable:
+class Unreadable:
     """Raises `error` wherever it is read as an array, a number, a flag or a name."""
 
     def __init__(self, error: ferry.Error):
@@ -68,7 +68,7 @@ class _Unreadable:
 def raise_from_call(function: Callable[..., Any], error: ferry.Error, first: str, given: dict[str, Any]) -> NoReturn:
     """Raises `error` and ends the peers' calls with it: calls the function with an argument `first` that cannot be read."""
     with contextlib.suppress(Exception):
-        function(**given | {first: _Unreadable(error)})
+        function(**given | {first: Unreadable(error)})
     raise error
 
 

@@ -37,6 +37,17 @@ class _Arrays:
     def concatenate(self, arrays):
         return self.module.concatenate(arrays)
 
+    def scattered(self, ids, values, columns):
+        """[rows, columns]: zeros, but values[row, i] in column ids[row, i]. Negative ids are skipped."""
+        wide = self.full((len(ids), columns + 1), 0, self.type_name(values), values)
+        self._put(wide, self.to(self.where(ids >= 0, ids, columns), "int64"), values)
+        return self.contiguous(wide[:, :columns])
+
+    def gathered(self, ids, matrix):
+        """[rows, K]: matrix[row, ids[row, i]], or 0 where the id is negative."""
+        taken = self._take(matrix, self.to(self.where(ids >= 0, ids, 0), "int64"))
+        return self.contiguous(self.where(ids >= 0, taken, 0))
+
     def bytes_of(self, array):
         """uint8 [rows, bytes]: the bytes of each row of a matrix."""
         return self.contiguous(array).view(self.module.uint8)
@@ -57,6 +68,7 @@ class NumpyArrays(_Arrays):
         return array.dtype.name
 
     def from_list(self, values, name, like=None):
+        """An array of the numbers. PyTorch: on the host without `like`."""
         return self.module.array(values, self.type(name))
 
     def to(self, array, name):
@@ -73,6 +85,12 @@ class NumpyArrays(_Arrays):
 
     def sorted_rows(self, array):
         return self.module.sort(array, 1)
+
+    def _put(self, wide, columns, values):
+        self.module.put_along_axis(wide, columns, values, 1)
+
+    def _take(self, matrix, columns):
+        return self.module.take_along_axis(matrix, columns, 1)
 
     def where(self, condition, array, value):
         return self.module.where(condition, array, array.dtype.type(value))
@@ -110,8 +128,8 @@ class TorchArrays(_Arrays):
     def type_name(self, array):
         return str(array.dtype).removeprefix("torch.")
 
-    def from_list(self, values, name, like):
-        return self.module.tensor(values, **self._made_like(name, like))
+    def from_list(self, values, name, like=None):
+        return self.module.tensor(values, dtype=self.type(name), device="cpu" if like is None else like.device)
 
     def to(self, array, name):
         return array.to(self.type(name))
@@ -128,6 +146,12 @@ class TorchArrays(_Arrays):
 
     def sorted_rows(self, array):
         return self.module.sort(array, 1).values
+
+    def _put(self, wide, columns, values):
+        wide.scatter_(1, columns, values)
+
+    def _take(self, matrix, columns):
+        return matrix.gather(1, columns)
 
     def where(self, condition, array, value):
         return self.module.where(condition, array, value)

@@ -30,11 +30,15 @@ CALLS = (
     "a dispatch of ElasticBuffer",
     "an all_gather of ElasticBuffer",
     "a barrier of ElasticBuffer",
+    "the constructor of HybridEPBuffer",
+    "a dispatch of HybridEPBuffer with new routes",
 )
 DISPATCH, FIRST_LOW_LATENCY, FIRST_WEIGHTS, CONSTRUCTION = range(4)
 ELASTIC_CONSTRUCTION, FIRST_ELASTIC_DISPATCH, ELASTIC_DISPATCH, ELASTIC_GATHER, ELASTIC_BARRIER = range(7, 12)
+HYBRID_CONSTRUCTION, HYBRID_DISPATCH = range(12, 14)
 METHODS = {DISPATCH: "dispatch", FIRST_LOW_LATENCY: "low_latency_dispatch", CONSTRUCTION: "the constructor",
-           ELASTIC_CONSTRUCTION: "the constructor", FIRST_ELASTIC_DISPATCH: "dispatch", ELASTIC_GATHER: "all_gather"}
+           ELASTIC_CONSTRUCTION: "the constructor", FIRST_ELASTIC_DISPATCH: "dispatch", ELASTIC_GATHER: "all_gather",
+           HYBRID_CONSTRUCTION: "the constructor", HYBRID_DISPATCH: "dispatch"}
 MOST_NUMBERS = 9  # that a rank gathers with its call
 
 # What low-latency calls of one exchange have in common, in the words of their arguments.

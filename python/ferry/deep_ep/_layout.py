@@ -7,17 +7,26 @@ from ferry._core import _MOST_SLOTS as MOST_SLOTS
 from ferry.deep_ep._arrays import arrays_of
 
 
+def ids_from_map(arrays, goes, slots=MOST_SLOTS):
+    """(ids, left_out) of bool [T, C]: where each token goes, and int32 [T], not negative where a token has more than `slots`.
+
+    ids: int32 [T, min(C, slots)], the columns of a row that are True, ascending, and -1. left_out is None if C <= slots.
+    """
+    columns = goes.shape[1]
+    numbers = arrays.arange(columns, "int32", goes)
+    ids = arrays.where(goes, numbers[None, :] + arrays.to(goes, "int32") * 0, -1)
+    if columns <= slots:
+        return arrays.contiguous(ids), None
+    ids = arrays.sorted_rows(ids)
+    return arrays.contiguous(ids[:, columns - slots :]), ids[:, columns - slots - 1]
+
+
 def ids_from_ranks(arrays, is_token_in_rank):
     """Ids for a dispatch without expert ids: one expert a rank, int32 [T, min(R, MOST_SLOTS)], -1 where a token does not go."""
-    ranks = is_token_in_rank.shape[1]
-    numbers = arrays.arange(ranks, "int32", is_token_in_rank)
-    ids = arrays.where(is_token_in_rank, numbers[None, :] + arrays.to(is_token_in_rank, "int32") * 0, -1)
-    if ranks > MOST_SLOTS:
-        ids = arrays.sorted_rows(ids)
-        if len(ids) and int(ids[:, ranks - MOST_SLOTS - 1].max()) >= 0:
-            raise ferry.UsageError(f"dispatch: without topk_idx a token may go to {MOST_SLOTS} ranks, and one goes to more")
-        ids = ids[:, ranks - MOST_SLOTS :]
-    return arrays.contiguous(ids)
+    ids, left_out = ids_from_map(arrays, is_token_in_rank)
+    if left_out is not None and len(left_out) and int(left_out.max()) >= 0:
+        raise ferry.UsageError(f"dispatch: without topk_idx a token may go to {MOST_SLOTS} ranks, and one goes to more")
+    return ids
 
 
 def rank_prefix_matrix(arrays, tokens_between):

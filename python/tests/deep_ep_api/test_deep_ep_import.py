@@ -28,6 +28,7 @@ def test_the_alias_has_what_the_package_has():
 
         assert deep_ep.buffer.Buffer is deep_ep.Buffer and deep_ep.buffer.Config is deep_ep.Config
         assert deep_ep.utils.EventOverlap is deep_ep.EventOverlap and deep_ep.utils.EventHandle is deep_ep.EventHandle
+        assert deep_ep.hybrid_ep_buffer.HybridEPBuffer is deep_ep.HybridEPBuffer
         import ferry
         assert deep_ep.__version__ == ferry.__version__
         """)
@@ -45,11 +46,13 @@ def test_install():
         import deep_ep_cpp
         from deep_ep import Buffer, Config, ElasticBuffer, EPHandle, EventHandle, EventOverlap
         from deep_ep.buffer import Buffer as of_buffer
+        from deep_ep.hybrid_ep_buffer import HybridEPBuffer, HybridEpConfigInstance, indices_to_map
         from deep_ep.utils import EventHandle as handle_of_utils, EventOverlap as overlap_of_utils
         from deep_ep_cpp import Config as config_of_cpp, EventHandle as handle_of_cpp
 
         assert deep_ep is ferry.deep_ep
         assert Buffer is of_buffer is deep_ep._buffer.Buffer is deep_ep.buffer.Buffer is ferry.deep_ep.Buffer
+        assert HybridEPBuffer is deep_ep.HybridEPBuffer and HybridEpConfigInstance is deep_ep.HybridEpConfigInstance
         assert EventHandle is handle_of_utils is handle_of_cpp is ferry.deep_ep.EventHandle
         assert EventOverlap is overlap_of_utils is deep_ep.utils.EventOverlap is ferry.deep_ep.EventOverlap
         assert Config is config_of_cpp is ferry.deep_ep.Config
@@ -105,19 +108,9 @@ def test_the_type_of_ids():
 
 
 def test_everything_public_is_documented():
-    for public in (deep_ep.Buffer, deep_ep.Config, deep_ep.ElasticBuffer, deep_ep.EPHandle, deep_ep.EventHandle, deep_ep.EventOverlap,
-                   deep_ep.install):
+    classes = deep_ep.Buffer, deep_ep.ElasticBuffer, deep_ep.EPHandle, deep_ep.HybridEPBuffer
+    for public in (*classes, deep_ep.Config, deep_ep.HybridEpConfigInstance, deep_ep.EventHandle, deep_ep.EventOverlap, deep_ep.install):
         assert public.__doc__, public
-    missing = [name for owner in (deep_ep.Buffer, deep_ep.ElasticBuffer, deep_ep.EPHandle)
-               for name, member in inspect.getmembers(owner, inspect.isfunction)
+    missing = [name for each in classes for name, member in inspect.getmembers(each, inspect.isfunction)
                if not name.startswith("_") and not member.__doc__]
     assert missing == []
-
-
-@pytest.mark.parametrize("name", ["HybridEPBuffer"])
-def test_interfaces_of_other_versions_are_refused_by_name(name):
-    assert not hasattr(deep_ep, name)
-    with pytest.raises(ferry.UnsupportedError, match=f"V2, deep_ep.Buffer and deep_ep.ElasticBuffer, and not {name}, the interface of DeepEP"):
-        getattr(deep_ep, name)
-    with pytest.raises(ImportError, match=name):
-        exec(f"from ferry.deep_ep import {name}")
