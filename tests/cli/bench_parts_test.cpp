@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "tools/ferry/bench/engine_bench.hpp"
+#include "tools/ferry/bench/report.hpp"
 #include "tools/ferry/bench/traffic.hpp"
 
 namespace ferry::app {
@@ -17,12 +17,12 @@ namespace {
 // ---- From measured times to the figures of a benchmark.
 
 TEST(BenchTimes, PercentilesAreMeasuredValues) {
-  EXPECT_EQ(percentile({3, 1, 2}, 0.5), 2);
-  EXPECT_EQ(percentile({4, 1, 3, 2}, 0.5), 3);  // index 1.5, rounded up
-  EXPECT_EQ(percentile({7}, 0.99), 7);
+  EXPECT_EQ(times_of({3, 1, 2}).p50, 2);
+  EXPECT_EQ(times_of({4, 1, 3, 2}).p50, 3);  // index 1.5, rounded up
+  EXPECT_FALSE(times_of({7}).p99.has_value());
   std::vector<double> hundred(101);
   for (std::size_t i = 0; i < hundred.size(); ++i) hundred[i] = static_cast<double>(100 - i);
-  EXPECT_EQ(percentile(hundred, 0.99), 99);
+  EXPECT_EQ(times_of(hundred).p99, 99);
   EXPECT_EQ(times_of(hundred).p50, 50);
 }
 
@@ -253,7 +253,7 @@ TEST_F(EngineReport, APointSaysHowItWasMeasured) {
 }
 
 TEST_F(EngineReport, TheTableFits100Columns) {
-  const std::string text = engine_bench_table({row_});
+  const std::string text = lines_of(row_).heading + lines_of(row_).lines;
   std::istringstream lines(text);
   for (std::string line; std::getline(lines, line);) EXPECT_LE(line.size(), 100U) << line;
   EXPECT_NE(text.find("2 ranks on 2 hosts (NCCL 2.28.9, registered), NVIDIA H200, two hops"),

@@ -5,9 +5,12 @@ import json
 import os
 import pathlib
 import re
+import signal
+import subprocess
+import time
 import unittest
 
-from program import ProgramTest
+from program import PROGRAM, ProgramTest
 
 SMALL = ["--tokens", "1,6", "--ranks", "3", "--hidden", "128", "--experts", "12", "--top-k", "3", "--repetitions", "2",
          "--trace", "synth:uniform", "--json", "-"]
@@ -69,12 +72,44 @@ class BenchTest(ProgramTest):
                                  (2, f"{'processes' if group else 'threads'} on 2 simulated hosts"))
                 self.check(point)
 
-    def test_the_table_fits_100_columns(self):
+    def test_the_table(self):
         small = [word for word in SMALL if word not in ("--json", "-")]
-        text = self.succeed("bench", *small, "--trace", "synth:decode", "--processes", "--json", self.path("bench.json"))
-        self.assertLessEqual(max(len(line) for line in text.splitlines() if "Wrote" not in line), 100, text)
-        self.assertEqual([line.split()[0] for line in text.splitlines() if " dispatch " in line], ["1", "6", "1", "6"])
-        self.assertTrue(text.endswith(f"\nWrote     {self.path('bench.json')}\n"), text)
+        for repetitions in "2", "100":
+            arguments = [*small, "--trace", "synth:decode", "--tokens", "1,1024", "--hidden", "1024",
+                         "--repetitions", repetitions, "--json", self.path(repetitions)]
+            text = self.succeed("bench", *arguments)
+            self.assertLessEqual(max(len(line) for line in text.splitlines() if "Wrote" not in line), 100, text)
+            self.assertEqual([line.split()[:2] for line in text.splitlines() if " dispatch " in line], 2 * [["1", "9"], ["1,024", "9,216"]])
+            self.assertEqual("p99" in text, repetitions == "100")
+            with open(self.path(repetitions), encoding="utf-8") as file:
+                points = json.load(file)["points"]
+            rates = [(point["memcpy_bytes_per_second_before"], point["memcpy_bytes_per_second_after"]) for point in points]
+            unsteady = sum(max(both) > 1.25 * min(both) for both in rates)
+            self.assertEqual(len(re.findall(r"(?m)^ memcpy \S+ [GM]B/s before, \S+ [GM]B/s after ", text)), unsteady, text)
+            self.assertEqual(len(re.findall(r"(?m)^ {7}memcpy \S+ [GM]B/s ", text)), 4 - unsteady, text)
+            self.assertEqual("Warning: beside" in text, unsteady > 0)
+            for point, both in zip(points, rates):
+                self.assertAlmostEqual(point["memcpy_bytes_per_second"] / sum(both), 0.5, places=6)
+            self.assertTrue(text.endswith(f"\nWrote     {self.path(repetitions)}\n"), text)
+
+    def test_an_interrupted_sweep_keeps_what_is_measured(self):
+        report = self.path("bench.json")
+        with subprocess.Popen([PROGRAM, "bench", "--trace", "synth:uniform", "--hidden", "1024", "--tokens", "1,4096", "--ranks", "2",
+                               "--repetitions", "200", "--json", report], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+            printed = ""
+            while " combine " not in printed:
+                printed += process.stdout.readline()
+            for _ in range(100):
+                if os.path.exists(report):
+                    break
+                time.sleep(0.1)
+            process.send_signal(signal.SIGINT)
+            self.assertEqual(process.wait(), -signal.SIGINT)
+        self.assertEqual(os.listdir(self.folder), ["bench.json"])
+        with open(report, encoding="utf-8") as file:
+            points = json.load(file)["points"]
+        self.assertEqual([point["tokens"] for point in points], [1])
+        self.assertRegex(printed, r"(?m)^ +1 +16 ")
 
     def test_readme_measures_what_this_machine_can(self):
         text = self.succeed("bench", "--readme", "--repetitions", "1", "--json", self.path("readme.json"))

@@ -120,25 +120,36 @@ TEST_F(GpuReport, SkippedCallsHaveAReasonAndNoTimes) {
   const nlohmann::ordered_json json = json_of(skipped);
   EXPECT_EQ(json["skipped"], "no such library");
   EXPECT_FALSE(json.contains("p50_us"));
-  EXPECT_NE(gpu_bench_table(report_).find("skipped: no such library"), std::string::npos);
+  EXPECT_NE(lines_of(report_.rows.back()).lines.find("skipped: no such library"), std::string::npos);
 }
 
-TEST_F(GpuReport, TheTableHasALinePerRow) {
-  report_.add({row({.work = Work::dispatch}), row({.work = Work::combine, .sm_limit = 8})});
-  const std::string table = gpu_bench_table(report_);
-  EXPECT_NE(table.find("\ndispatch "), std::string::npos) << table;
-  EXPECT_NE(table.find("\ncombine "), std::string::npos) << table;
-  EXPECT_NE(table.find("170 GB/s"), std::string::npos) << table;
+TEST_F(GpuReport, RowsOfAPointStandBelowOneHeading) {
+  const BenchLines dispatch = lines_of(row({.work = Work::dispatch, .weighted = true})),
+                   combine = lines_of(row({.work = Work::combine, .sm_limit = 8}));
+  EXPECT_EQ(dispatch.heading, combine.heading);
+  EXPECT_NE(dispatch.heading.find("4 ranks, synth:uniform, E 16, K 4; bf16, expert_major\n"),
+            std::string::npos);
+  EXPECT_TRUE(dispatch.lines.starts_with("dispatch  ")) << dispatch.lines;
+  EXPECT_TRUE(combine.lines.starts_with("combine, no weights  ")) << combine.lines;
+  EXPECT_NE(dispatch.lines.find("170 GB/s"), std::string::npos) << dispatch.lines;
+}
+
+TEST_F(GpuReport, ThePercentileHasAColumnWhereItWasMeasured) {
+  GpuBenchRow few = row({.work = Work::dispatch});
+  EXPECT_NE(lines_of(few).heading.find(" p99 "), std::string::npos);
+  few.times.seconds.p99.reset();
+  EXPECT_EQ(lines_of(few).heading.find(" p99 "), std::string::npos);
+  EXPECT_EQ(lines_of(few).lines.find("25.0 us"), std::string::npos);
 }
 
 TEST_F(GpuReport, TheTableFits100Columns) {
-  GpuBenchRow longest = row({.work = Work::dispatch_plan, .eager = true, .in_phases = true, .sm_limit = 132});
+  GpuBenchRow longest = row({.work = Work::dispatch_plan, .weighted = true, .eager = true, .sm_limit = 132});
   longest.point.tokens = 131'072;
   longest.times.seconds = {.p50 = 99.9e-3, .p99 = 99.9e-3};
   longest.times.lower_bound_bytes = 340e9 * 12.3e-3;
   longest.times.host_seconds = 12.3e-3;
-  report_.add({longest});
-  std::istringstream lines(gpu_bench_table(report_));
+  const GpuBenchRow& added = report_.add({longest}).front();
+  std::istringstream lines(lines_of(added).heading + lines_of(added).lines);
   for (std::string line; std::getline(lines, line);) EXPECT_LE(line.size(), 100U) << line;
 }
 

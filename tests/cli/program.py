@@ -14,7 +14,7 @@ LAYOUTS = ["expert_major", "expert_padded", "rank_major"]
 FORMATS = ["bf16", "fp16", "fp32", "fp8", "fp8-columns", "fp8-pow2", "fp8-columns-pow2-packed", "mxfp8-columns", "mxfp4"]
 TILED = ["mxfp8-tiles", "mxfp4-up-tiles", "nvfp4-tiles", "nvfp4-token-tiles"]  # not in rank_major
 BLOCK_FORMATS = ["mxfp8", "mxfp8-ocp", "mxfp4-up", "mxfp4-columns", "nvfp4", "nvfp4-columns", "nvfp4-token", "nvfp4-token-columns"]
-PROGRESS = re.compile(r"ferry: [a-z, ]+: \d+ of \d+\n")  # in a log, of commands that take over 2 s
+PROGRESS = re.compile(r"ferry: [a-z, ]+: \d+ of \d+(, about \d\d:\d\d:\d\d left)?\n")  # in a log, of commands that take over 2 s
 
 
 def ferry(*arguments, environment=None, stdout=subprocess.PIPE, timeout=200):

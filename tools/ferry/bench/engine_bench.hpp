@@ -6,8 +6,6 @@
 #include <string>
 #include <vector>
 
-#include <nlohmann/json.hpp>
-
 #include "tools/ferry/bench/point.hpp"
 
 namespace ferry::app {
@@ -50,8 +48,5 @@ struct EngineBenchRow {
 // @throws CheckFailed       a check has failed
 // @throws UnsupportedError  this build or machine has no GPU
 EngineBenchRow run_engine_point(const BenchPoint& point);
-
-std::string engine_bench_table(const std::vector<EngineBenchRow>& rows);
-nlohmann::ordered_json engine_bench_json(const std::vector<EngineBenchRow>& rows);
 
 }  // namespace ferry::app

@@ -61,7 +61,7 @@ double GpuTimer::on_host(const Call& call) const {
     seconds.push_back(std::chrono::duration<double>(Clock::now() - start).count());
     wait_();
   }
-  return percentile(std::move(seconds), 0.5);
+  return times_of(std::move(seconds)).p50;
 }
 
 }  // namespace ferry::app

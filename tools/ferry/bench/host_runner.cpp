@@ -215,6 +215,7 @@ HostBenchRow run_host_point(const BenchPoint& point) {
   Group group = on_mpi ? mpi_group(point.ranks) : local_group(local);
   group.set_deadline(point.config.deadline);
   HostBenchRow row;
+  if (!on_mpi) row.memcpy_before = memcpy_bytes_per_second(point.ranks).median;
   group.run([&](const Rank& rank) {
     HostBenchRunner(rank, point, inputs, measured.spans(rank.index()), measured.counts(rank.index())).run();
     if (!on_mpi) return;
@@ -237,7 +238,8 @@ HostBenchRow run_host_point(const BenchPoint& point) {
   row.combine.wire_bytes = measured.sum(&RankCounts::combine_wire_bytes) / kSets;
   row.combine.moved_bytes =
       row.rows * static_cast<double>(point.token_bytes()) + 2 * row.combine.wire_bytes + results;
-  if (row.rank == 0) row.memcpy_bytes_per_second = memcpy_bytes_per_second(point.ranks).median;
+  if (row.rank == 0) row.memcpy_after = memcpy_bytes_per_second(point.ranks).median;
+  if (on_mpi) row.memcpy_before = row.memcpy_after;  // one rank measures, and which was not known before
   return row;
 }
 

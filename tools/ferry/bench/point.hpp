@@ -10,6 +10,7 @@
 
 #include "ferry/config.hpp"
 #include "ferry/trace.hpp"
+#include "tools/report/summary.hpp"
 
 namespace ferry::app {
 
@@ -40,16 +41,10 @@ struct BenchTimes {
   std::optional<double> p99{};  // of a hundred calls or more
 };
 
-// The value at index round(p * (n - 1)) of the sorted values, with .5 rounded up. There must be at least one.
-inline double percentile(std::vector<double> values, double p) {
-  const auto index = static_cast<std::size_t>(p * static_cast<double>(values.size() - 1) + 0.5);
-  std::nth_element(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(index), values.end());
-  return values[index];
-}
-
-inline BenchTimes times_of(const std::vector<double>& seconds) {
-  BenchTimes times{.p50 = percentile(seconds, 0.5)};
-  if (seconds.size() >= 100) times.p99 = percentile(seconds, 0.99);
+inline BenchTimes times_of(std::vector<double> seconds) {
+  std::sort(seconds.begin(), seconds.end());
+  BenchTimes times{.p50 = report::percentile(seconds, 50)};
+  if (seconds.size() >= 100) times.p99 = report::percentile(seconds, 99);
   return times;
 }
 
@@ -88,8 +83,14 @@ struct HostBenchRow {
   BenchRouting routing;
   double rows = 0;  // received by all ranks in a dispatch, without padding
   HostCall dispatch, combine;
-  double memcpy_bytes_per_second = 0;  // by as many threads as ranks
-  std::int64_t rows_checked = 0;       // compared before timing
+  double memcpy_before = 0, memcpy_after = 0;  // bytes per second by as many threads as ranks
+  std::int64_t rows_checked = 0;               // compared before timing
+
+  double memcpy_bytes_per_second() const { return (memcpy_before + memcpy_after) / 2; }
+  // Whether other work shared the cores meanwhile: the rates differ by more than a quarter.
+  bool unsteady() const {
+    return std::max(memcpy_before, memcpy_after) > 1.25 * std::min(memcpy_before, memcpy_after);
+  }
 };
 
 // ---- measured on GPUs

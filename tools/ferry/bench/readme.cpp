@@ -71,7 +71,7 @@ class ReadmeRunner {
     const HostBenchRow row = run_host_point(points.front());
     for (ReadmeResult* result : results) {
       const HostCall& call = result->figure.work == Work::dispatch ? row.dispatch : row.combine;
-      result->measured = call.bytes_per_second() / row.memcpy_bytes_per_second;
+      result->measured = call.bytes_per_second() / row.memcpy_bytes_per_second();
     }
   }
 

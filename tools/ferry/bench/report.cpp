@@ -21,33 +21,6 @@ namespace ferry::app {
 
 namespace {
 
-// Lines by their heading. Sections follow in the order of their first lines, so that a sweep's lines are
-// together.
-class Sections {
- public:
-  explicit Sections(const char* columns) : columns_(columns) {}
-
-  void add(const std::string& heading, const std::string& lines) {
-    const auto same = [&](const Section& one) { return one.heading == heading; };
-    const auto found = std::find_if(sections_.begin(), sections_.end(), same);
-    (found == sections_.end() ? sections_.emplace_back(heading) : *found).lines += lines;
-  }
-  std::string text() const {
-    std::string text;
-    for (const Section& one : sections_) text += "\n" + one.heading + columns_ + one.lines;
-    return text;
-  }
-
- private:
-  struct Section {
-    explicit Section(std::string text) : heading(std::move(text)) {}
-    std::string heading;
-    std::string lines{};
-  };
-  const char* columns_;
-  std::vector<Section> sections_{};
-};
-
 // The fields of a point.
 nlohmann::ordered_json point_json(const BenchPoint& point, const BenchRouting& routing) {
   return {{"ranks", point.ranks},
@@ -75,40 +48,35 @@ std::string kind_of(const BenchPoint& point) {
   return point.hosts > 1 ? fmt::format("{} on {} simulated hosts", ranks, point.hosts) : ranks;
 }
 
-// Heading of a group of lines: the properties that they share.
-std::string host_heading(const HostBenchRow& row) {
-  const Config& config = row.point.config;
-  return fmt::format("{} ({}), {}, {}, {}\n{}, E {}, K {}, hidden {}; memcpy {}\n",
-                     report::counted(row.point.ranks, "rank"), kind_of(row.point), to_string(config.format),
-                     to_string(config.layout), to_string(config.reduction), short_name(row.point.trace->name),
-                     config.experts, config.top_k, config.hidden,
-                     report::in_bytes_per_second(row.memcpy_bytes_per_second));
-}
-
-std::string in_time_or_none(const std::optional<double>& seconds) {
-  return seconds ? report::in_time(*seconds * 1e6) : "-";
-}
 nlohmann::ordered_json microseconds_or_null(const std::optional<double>& seconds) {
   if (!seconds) return nullptr;
   return *seconds * 1e6;
 }
 
-constexpr const char* kHostColumns =
-    "tokens    routes    pairs   remote busiest  call         time      p99     wire  bandwidth of memcpy\n";
+std::string in_time_or_dash(double seconds) {
+  return seconds > 0 ? report::in_time(seconds * 1e6) : "-";
+}
+
+// Median and, where the point has repetitions enough for it, the 99th percentile.
+std::string times_text(const BenchTimes& times) {
+  return fmt::format("{:>8}{}", report::in_time(times.p50 * 1e6),
+                     times.p99 ? fmt::format(" {:>8}", report::in_time(*times.p99 * 1e6)) : "");
+}
+const char* p99_column(const BenchTimes& times) {
+  return times.p99 ? "      p99" : "";
+}
 
 std::string call_line(const char* name, const HostCall& call, double memcpy) {
-  return fmt::format("  {:<8} {:>8} {:>8} {:>8} {:>10} {:>9}\n", name,
-                     report::in_time(call.seconds.p50 * 1e6), in_time_or_none(call.seconds.p99),
+  return fmt::format("  {:<8} {} {:>8} {:>10} {:>9}\n", name, times_text(call.seconds),
                      report::in_bytes(call.wire_bytes), report::in_bytes_per_second(call.bytes_per_second()),
                      report::in_percent(call.bytes_per_second() / memcpy));
 }
 
-std::string host_lines(const HostBenchRow& row) {
-  const BenchRouting& routing = row.routing;
-  return fmt::format("{:>6} {:>9} {:>8} {:>8} {:>7}{}{:42}{}", row.point.tokens, routing.routes,
-                     routing.pairs, routing.remote_pairs, report::in_percent(routing.busiest_share),
-                     call_line("dispatch", row.dispatch, row.memcpy_bytes_per_second), "",
-                     call_line("combine", row.combine, row.memcpy_bytes_per_second));
+std::string memcpy_text(const HostBenchRow& row) {
+  if (!row.unsteady())
+    return fmt::format("       memcpy {}", report::in_bytes_per_second(row.memcpy_bytes_per_second()));
+  return fmt::format(" memcpy {} before, {} after", report::in_bytes_per_second(row.memcpy_before),
+                     report::in_bytes_per_second(row.memcpy_after));
 }
 
 nlohmann::ordered_json call_json(const HostCall& call, double memcpy) {
@@ -133,46 +101,34 @@ nlohmann::ordered_json host_row_json(const HostBenchRow& row) {
   json["rows"] = row.rows;
   json["rows_checked"] = row.rows_checked;
   json["repetitions"] = point.repetitions;
-  json["memcpy_bytes_per_second"] = row.memcpy_bytes_per_second;
-  json["dispatch"] = call_json(row.dispatch, row.memcpy_bytes_per_second);
-  json["combine"] = call_json(row.combine, row.memcpy_bytes_per_second);
+  json["memcpy_bytes_per_second"] = row.memcpy_bytes_per_second();
+  json["memcpy_bytes_per_second_before"] = row.memcpy_before;
+  json["memcpy_bytes_per_second_after"] = row.memcpy_after;
+  json["dispatch"] = call_json(row.dispatch, row.memcpy_bytes_per_second());
+  json["combine"] = call_json(row.combine, row.memcpy_bytes_per_second());
   return json;
 }
 
 // ---- GPUs
 
-constexpr const char* kGpuColumns =
-    "work                  tokens SMs call       time      p99    wire bandwidth    bound  ratio     host\n";
-
 std::string gpu_figures(const GpuTimes& times) {
   if (!times.skipped.empty()) return "skipped: " + times.skipped;
   const double bound = times.lower_bound_seconds();
-  return fmt::format("{:>8} {:>8} {:>7} {:>9} {:>8} {:>6} {:>8}", report::in_time(times.seconds.p50 * 1e6),
-                     in_time_or_none(times.seconds.p99), report::in_bytes(times.wire_bytes),
-                     report::in_bytes_per_second(times.wire_bytes_per_second()),
-                     bound > 0 ? report::in_time(bound * 1e6) : "-",
+  return fmt::format("{} {:>7} {:>9} {:>8} {:>6} {:>8}", times_text(times.seconds),
+                     report::in_bytes(times.wire_bytes),
+                     report::in_bytes_per_second(times.wire_bytes_per_second()), in_time_or_dash(bound),
                      bound > 0 ? fmt::format("{:.2f}", times.seconds.p50 / bound) : "-",
-                     times.host_seconds > 0 ? report::in_time(times.host_seconds * 1e6) : "-");
+                     in_time_or_dash(times.host_seconds));
 }
 
-// Heading of a group of lines: the properties that they share.
-std::string gpu_heading(const GpuBenchRow& row) {
-  const Config& config = row.point.config;
-  std::string text =
-      fmt::format("{}, E {}, K {}", short_name(row.point.trace->name), config.experts, config.top_k);
-  if (row.call.work == Work::metadata) return text + "\n";
-  text += fmt::format("; {}, {}", to_string(config.format), to_string(config.layout));
-  if (row.call.combines()) text += fmt::format(", {}", to_string(row.call.reduction));
-  if (row.point.hosts > 1) text += fmt::format(", two hops between {} simulated hosts", row.point.hosts);
-  return text + (row.call.weighted ? ", with weights\n" : ", without weights\n");
-}
-
-std::string gpu_line(const GpuBenchRow& row) {
-  const TimedCall& call = row.call;
-  return fmt::format("{:<21} {:>6} {:>3} {:<5} {}\n",
-                     fmt::format("{}{}", to_string(call.work), call.in_phases ? ", phases" : ""),
-                     row.point.tokens, call.sm_limit > 0 ? std::to_string(call.sm_limit) : "all",
-                     call.eager ? "eager" : "graph", gpu_figures(row.times));
+// The call, and what is not the default of it.
+std::string name_of(const TimedCall& call) {
+  std::string name = to_string(call.work);
+  if (call.combines() && call.reduction != Reduction::partial)
+    name += std::string(" ") + to_string(call.reduction);
+  if (call.in_phases) name += ", phases";
+  if ((call.dispatches() || call.combines()) && !call.weighted) name += ", no weights";
+  return call.eager ? name + ", eager" : name;
 }
 
 nlohmann::ordered_json gpu_row_json(const GpuBenchRow& row) {
@@ -224,10 +180,37 @@ std::string machine_line() {
                      report::in_bytes(static_cast<double>(memory_bytes())));
 }
 
-std::string host_bench_table(const std::vector<HostBenchRow>& rows) {
-  Sections sections(kHostColumns);
-  for (const HostBenchRow& row : rows) sections.add(host_heading(row), host_lines(row));
-  return machine_line() + " Figures are totals over all ranks.\n" + sections.text();
+BenchLines lines_of(const HostBenchRow& row) {
+  const Config& config = row.point.config;
+  const BenchRouting& routing = row.routing;
+  const double memcpy = row.memcpy_bytes_per_second();
+  return {
+      fmt::format("{} ({}), {}, {}, {}\n{}, E {}, K {}, hidden {}\n"
+                  "tokens    routes    pairs   remote busiest  call         time{}     wire  bandwidth of "
+                  "memcpy\n",
+                  report::counted(row.point.ranks, "rank"), kind_of(row.point), to_string(config.format),
+                  to_string(config.layout), to_string(config.reduction), short_name(row.point.trace->name),
+                  config.experts, config.top_k, config.hidden, p99_column(row.dispatch.seconds)),
+      fmt::format("{:>6} {:>9} {:>8} {:>8} {:>7}{}{:<42}{}", report::with_thousands(row.point.tokens),
+                  report::with_thousands(routing.routes), report::with_thousands(routing.pairs),
+                  report::with_thousands(routing.remote_pairs), report::in_percent(routing.busiest_share),
+                  call_line("dispatch", row.dispatch, memcpy), memcpy_text(row),
+                  call_line("combine", row.combine, memcpy))};
+}
+
+BenchLines lines_of(const GpuBenchRow& row) {
+  const Config& config = row.point.config;
+  const std::string hosts =
+      row.point.hosts > 1 ? fmt::format(", two hops between {} simulated hosts", row.point.hosts) : "";
+  return {
+      fmt::format("{}, {}, E {}, K {}; {}, {}{}\n"
+                  "call                         tokens SMs     time{}    wire bandwidth    bound  ratio"
+                  "     host\n",
+                  report::counted(row.point.ranks, "rank"), short_name(row.point.trace->name), config.experts,
+                  config.top_k, to_string(config.format), to_string(config.layout), hosts,
+                  p99_column(row.times.seconds)),
+      fmt::format("{:<27} {:>7} {:>3} {}\n", name_of(row.call), report::with_thousands(row.point.tokens),
+                  row.call.sm_limit > 0 ? std::to_string(row.call.sm_limit) : "all", gpu_figures(row.times))};
 }
 
 nlohmann::ordered_json host_bench_json(const std::vector<HostBenchRow>& rows) {
@@ -237,24 +220,15 @@ nlohmann::ordered_json host_bench_json(const std::vector<HostBenchRow>& rows) {
   return json;
 }
 
-void GpuBenchReport::add(std::vector<GpuBenchRow> more) {
+std::span<const GpuBenchRow> GpuBenchReport::add(std::vector<GpuBenchRow> more) {
+  const std::size_t before = rows.size();
   for (GpuBenchRow& row : more) {
     for (const GpuLimits& one : limits) {
       if (one.ranks == row.point.ranks) row.times.push_bytes_per_second = best_push(one, row.call.sm_limit);
     }
     rows.push_back(std::move(row));
   }
-}
-
-std::string gpu_bench_table(const GpuBenchReport& report) {
-  std::string text;
-  for (const GpuLimits& limits : report.limits) {
-    Sections sections(kGpuColumns);
-    for (const GpuBenchRow& row : report.rows)
-      if (row.point.ranks == limits.ranks) sections.add(gpu_heading(row), gpu_line(row));
-    text += table_of(limits) + sections.text() + "\n";
-  }
-  return text;
+  return std::span(rows).subspan(before);
 }
 
 nlohmann::ordered_json gpu_bench_json(const GpuBenchReport& report) {
@@ -268,25 +242,12 @@ nlohmann::ordered_json gpu_bench_json(const GpuBenchReport& report) {
 
 namespace {
 
-std::string engine_heading(const EngineBenchRow& row) {
-  const Config& config = row.point.config;
-  return fmt::format("{} on {} ({}{}), {}, {} hop{}, {}, {}, {}\n{}, E {}, K {}, hidden {}\n",
-                     report::counted(row.point.ranks, "rank"), report::counted(row.nodes, "host"), row.engine,
-                     row.registers ? ", registered" : "", row.gpu, config.hops == Hops::two ? "two" : "one",
-                     config.hops == Hops::two ? "s" : "", to_string(config.format), to_string(config.layout),
-                     to_string(config.reduction), short_name(row.point.trace->name), config.experts,
-                     config.top_k, config.hidden);
-}
-
-constexpr const char* kEngineColumns =
-    "tokens  call         time     least      most     wire all-to-all     copy    bound ratio\n";
-
 std::string engine_line(const EngineBenchRow& row, const char* name, const EngineCall& call) {
-  const auto time = [](double seconds) { return seconds > 0 ? report::in_time(seconds * 1e6) : "-"; };
-  return fmt::format("{:>6}  {:<8} {:>8} {:>9} {:>9} {:>8} {:>10} {:>8} {:>8} {:>5}\n", row.point.tokens,
-                     name, time(call.call.p50), time(call.call.least), time(call.call.most),
-                     report::in_bytes(call.wire_bytes), time(call.all_to_all.p50), time(call.copy.p50),
-                     time(call.bound_seconds()),
+  return fmt::format("{:>7}  {:<8} {:>8} {:>9} {:>9} {:>8} {:>10} {:>8} {:>8} {:>5}\n",
+                     report::with_thousands(row.point.tokens), name, in_time_or_dash(call.call.p50),
+                     in_time_or_dash(call.call.least), in_time_or_dash(call.call.most),
+                     report::in_bytes(call.wire_bytes), in_time_or_dash(call.all_to_all.p50),
+                     in_time_or_dash(call.copy.p50), in_time_or_dash(call.bound_seconds()),
                      call.ratio() > 0 ? fmt::format("{:.2f}", call.ratio()) : "-");
 }
 
@@ -312,15 +273,20 @@ nlohmann::ordered_json engine_json(const EngineCall& call) {
 
 RoundTimes round_times(const std::vector<double>& seconds) {
   const auto [least, most] = std::minmax_element(seconds.begin(), seconds.end());
-  return {.p50 = percentile(seconds, 0.5), .least = *least, .most = *most};
+  return {.p50 = times_of(seconds).p50, .least = *least, .most = *most};
 }
 
-std::string engine_bench_table(const std::vector<EngineBenchRow>& rows) {
-  Sections sections(kEngineColumns);
-  for (const EngineBenchRow& row : rows)
-    sections.add(engine_heading(row),
-                 engine_line(row, "dispatch", row.dispatch) + engine_line(row, "combine", row.combine));
-  return machine_line() + "\nTimes are of the slowest rank, wire bytes of a rank.\n" + sections.text();
+BenchLines lines_of(const EngineBenchRow& row) {
+  const Config& config = row.point.config;
+  return {fmt::format("{} on {} ({}{}), {}, {}, {}, {}, {}\n{}, E {}, K {}, hidden {}\n"
+                      " tokens  call         time     least      most     wire all-to-all     copy    bound "
+                      "ratio\n",
+                      report::counted(row.point.ranks, "rank"), report::counted(row.nodes, "host"),
+                      row.engine, row.registers ? ", registered" : "", row.gpu,
+                      config.hops == Hops::two ? "two hops" : "one hop", to_string(config.format),
+                      to_string(config.layout), to_string(config.reduction),
+                      short_name(row.point.trace->name), config.experts, config.top_k, config.hidden),
+          engine_line(row, "dispatch", row.dispatch) + engine_line(row, "combine", row.combine)};
 }
 
 nlohmann::ordered_json engine_bench_json(const std::vector<EngineBenchRow>& rows) {

@@ -153,8 +153,8 @@ void add_cases(const BenchOptions& options, const std::vector<Trace>& traces, in
   for (const std::string& format : options.formats) {
     const bool new_type = types.insert(token_type(format_of(format))).second;
     for (const std::string& layout : options.layouts) {
-      for (const int tokens : parse_sweep(options.tokens)) {
-        for (const Trace& trace : traces) {
+      for (const Trace& trace : traces) {
+        for (const int tokens : parse_sweep(options.tokens)) {
           std::vector<TimedCall> calls =
               calls_of_layout(options, enumerator_named<Layout>("--layout", layout));
           std::erase_if(calls, [&](const TimedCall& call) {
@@ -238,8 +238,8 @@ std::vector<BenchPoint> bench_points(const BenchOptions& options, const std::vec
         for (const std::string& reduction : options.reductions) {
           check_reduction(enumerator_named<Layout>("--layout", layout),
                           enumerator_named<Reduction>("--reduction", reduction));
-          for (const int tokens : parse_sweep(options.tokens)) {
-            for (const Trace& trace : traces) {
+          for (const Trace& trace : traces) {
+            for (const int tokens : parse_sweep(options.tokens)) {
               points.push_back(make_point(options, trace, ranks, tokens, format, layout,
                                           enumerator_named<Reduction>("--reduction", reduction)));
               if (!on_device(points.back().config)) check_memory(points.back());
@@ -250,6 +250,14 @@ std::vector<BenchPoint> bench_points(const BenchOptions& options, const std::vec
     }
   }
   return points;
+}
+
+double work_of(const BenchPoint& point) {
+  constexpr double kStartBytes = 500e3, kChecks = 50;  // measured on a CPU; checks: calls that take as long
+  const double received = static_cast<double>(point.ranks) * point.tokens * point.config.top_k *
+                          static_cast<double>(point.token_bytes());
+  const double calls = static_cast<double>(point.repetitions) * point.launches;
+  return calls * (received + kStartBytes) + kChecks * received;
 }
 
 std::vector<GpuCase> gpu_cases(const BenchOptions& options, const std::vector<Trace>& traces) {

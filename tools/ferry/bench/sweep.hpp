@@ -44,11 +44,18 @@ std::vector<int> parse_sweep(const std::string& text);
 // Throws UsageError or SystemError for a trace that cannot be opened.
 std::vector<Trace> open_bench_traces(const BenchOptions& options);
 
-// All points for the CPU and for collective; those that differ only in their trace are adjacent.
+// All points for the CPU and for collective, in the order of the table.
 // @throws UsageError        an option of another backend, or what constructing an exchange would refuse
 // @throws UnsupportedError  collective on GPUs where there are none
 // @throws SystemError  a point that does not fit into memory
 std::vector<BenchPoint> bench_points(const BenchOptions& options, const std::vector<Trace>& traces);
+
+// How long a point takes, in no particular unit: the bytes received in all of its calls, and for each call
+// those that take as long as its start.
+double work_of(const BenchPoint& point);
+inline double work_of(const GpuCase& one) {
+  return work_of(one.point) * static_cast<double>(one.calls.size());
+}
 
 // All points for GPUs; points that differ only in the calls to time become one case. Leaves out combinations
 // that no call has (reductions other than partial for rank_major), and times only once what depends neither

@@ -1,12 +1,15 @@
 // ferry bench: times dispatch and combine over a sweep, each point checked first.
+#include <fmt/color.h>
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <memory>
+#include <numeric>
 #include <string>
+#include <vector>
 
 #include "ferry/error.hpp"
-#include "tools/ferry/bench/engine_bench.hpp"
 #include "tools/ferry/bench/readme.hpp"
 #include "tools/ferry/bench/report.hpp"
 #include "tools/ferry/bench/runners.hpp"
@@ -15,6 +18,8 @@
 #include "tools/ferry/common/arguments.hpp"
 #include "tools/ferry/common/config.hpp"
 #include "tools/ferry/common/files.hpp"
+#include "tools/ferry/common/machine.hpp"
+#include "tools/report/units.hpp"
 
 namespace ferry::app {
 
@@ -22,22 +27,35 @@ namespace {
 
 constexpr const char* kBenchFooter = R"(
 Every point is checked before it is timed: all counts, sources, weights and bytes that ranks receive are compared
-with those sent, and all bytes that combine writes with the exact sum. A JSON file is rewritten after every GPU
-configuration, so that an interrupted run keeps its measurements.
+with those sent, and all bytes that combine writes with the exact sum. Rows are printed as they are measured, and a
+JSON file is rewritten after every point, so that an interrupted run keeps its measurements. `ferry bench
+--help-columns` says what the columns mean.
 
-Columns on the CPU (totals over all ranks):
+Examples:
+  ferry bench
+  ferry bench --readme
+  ferry bench --tokens 1:8192 --trace synth:uniform --trace synth:prefill
+  ferry bench --tokens 128,2048 --ranks 2,4,8 --format bf16,fp8 --processes --json bench.json
+  mpirun -n 4 ferry bench --backend collective --ranks 4 --tokens 2048
+  mpirun -n 2 ferry bench --backend collective --engine nccl --ranks 2 --tokens 4096
+  ferry bench --backend cuda --tokens 1:8192 --format bf16,fp8 --sms 0,32
+  ferry bench --backend cuda --tokens 128 --format fp8 --work pair,plan,metadata,nccl --launch graph,eager)";
+
+constexpr const char* kColumns = R"(Columns on the CPU (totals over all ranks):
 E, K      experts and experts per token
 routes    (token, expert) choices; pairs: distinct (token, rank); remote: pairs whose rank is not the token's own
 busiest   the busiest rank's share of the routes
 time      of a call from the first rank's start to the last rank's end, median (p99: 99th percentile, from
           100 on) of the repetitions; 20 short calls are timed together; four sets of inputs alternate
 wire      bytes written to other ranks' memory per call
-bandwidth dispatch: tokens read, wire bytes written and read, rows written; combine: rows read, wire bytes
-          written and read, results written
-memcpy    bytes read and written per second by as many threads as ranks, measured once per number of ranks,
-          in buffers larger than the caches; messages may fit in them, so a share can be above 100 %
+bandwidth bytes that count as moved, over the time. Dispatch: tokens read, wire bytes written and read, rows
+          written; combine: rows read, wire bytes written and read, results written
+memcpy    bytes read and written per second by as many threads as ranks, in buffers larger than the caches, mean
+          of a measurement before and one after the point; both are shown where they differ by more than a
+          quarter. Messages may fit in the caches, so a share can be above 100 %
 
 Columns with --backend cuda (one line per call that is timed):
+call      combine adds partial sums, calls have weights, are fused and in graphs unless the line says otherwise
 time      of a call on the slowest rank, in graphs of 20 consecutive calls; eager: without graphs
 wire      bytes that a rank writes to other ranks' memory per call; bandwidth: these bytes over the time
 bound     lower bound of the time: the bytes that the busiest rank must send or receive, over the best push rate
@@ -57,16 +75,7 @@ bound     all-to-all plus copy, measured in turn with the calls; ratio: the time
 With --readme:
 README    the figure of README.md, of the machine and date above it; measured: the same ratio on this machine.
           GPU figures need a GPU for each rank.
-
-Examples:
-  ferry bench
-  ferry bench --readme
-  ferry bench --tokens 1:8192 --trace synth:uniform --trace synth:prefill
-  ferry bench --tokens 128,2048 --ranks 2,4,8 --format bf16,fp8 --processes --json bench.json
-  mpirun -n 4 ferry bench --backend collective --ranks 4 --tokens 2048
-  mpirun -n 2 ferry bench --backend collective --engine nccl --ranks 2 --tokens 4096
-  ferry bench --backend cuda --tokens 1:8192 --format bf16,fp8 --sms 0,32
-  ferry bench --backend cuda --tokens 128 --format fp8 --work pair,plan,metadata,nccl --launch graph,eager)";
+)";
 
 template <class Value>
 CLI::Option* add_list(CLI::App& command, const char* name, std::vector<Value>& values, const char* help) {
@@ -136,33 +145,94 @@ void add_gpu_options(CLI::App& command, BenchOptions& options) {
            "PATH");
 }
 
-// Runs every point. Ranks of mpirun other than 0 print nothing.
-template <class Row>
-std::vector<Row> run_points(const std::vector<BenchPoint>& points, Row run(const BenchPoint&)) {
-  std::vector<Row> rows;
-  const Progress progress("measuring, point", static_cast<std::int64_t>(points.size()));
-  progress.show();
-  for (const BenchPoint& point : points) {
-    rows.push_back(run(point));
-    if (rows.back().rank != 0) progress.mute();
-    progress.advance();
+// Prints each row once it is measured, and rewrites the JSON file.
+class Sweep {
+ public:
+  template <class Points>
+  Sweep(const Output& json, const Points& points)
+      : json_(json),
+        progress_("measuring, point", static_cast<std::int64_t>(points.size()), 1,
+                  std::accumulate(points.begin(), points.end(), 0.0,
+                                  [](double sum, const auto& point) { return sum + work_of(point); })) {
+    progress_.show();
   }
-  return rows;
+
+  void print(const std::string& text) const {
+    if (json_.to_stdout()) return;
+    progress_.hide();
+    fmt::print("{}", text);
+    std::fflush(stdout);
+  }
+  void print(const BenchLines& row) {
+    if (row.heading != heading_) print("\n" + row.heading);
+    heading_ = row.heading;
+    print(row.lines);
+  }
+  void end_point(double work, const nlohmann::ordered_json& report) const {
+    if (!json_.to_stdout()) json_.write(report.dump(2) + "\n");
+    progress_.advance(work);
+    progress_.show();
+  }
+  // On the ranks of mpirun other than 0.
+  void mute() const { progress_.mute(); }
+  void end(const nlohmann::ordered_json& report, const std::string& remark = "") const {
+    print(remark);
+    json_.to_stdout() ? json_.write(report.dump(2) + "\n") : print(written_files({&json_}));
+  }
+
+ private:
+  const Output& json_;
+  Progress progress_;
+  std::string heading_;
+};
+
+// A remark on machines that were busy.
+std::string remark_on(const std::vector<HostBenchRow>& rows) {
+  const auto unsteady = std::ranges::count_if(rows, &HostBenchRow::unsteady);
+  if (unsteady == 0) return "";
+  const fmt::text_style style = colours(stdout) ? fg(fmt::terminal_color::yellow) : fmt::text_style();
+  return fmt::format(
+      "\n{} beside {} of {} memcpy changed by more than a quarter: other work shared the cores.\n"
+      "Their figures are uncertain. Measure again on an idle machine.\n",
+      fmt::styled("Warning:", style), unsteady,
+      report::counted(static_cast<std::int64_t>(rows.size()), "point"));
+}
+std::string remark_on(const std::vector<EngineBenchRow>&) {
+  return "";
 }
 
 template <class Row>
-void print_points(const std::vector<Row>& rows, const Output& json,
-                  std::string table(const std::vector<Row>&),
-                  nlohmann::ordered_json report(const std::vector<Row>&)) {
-  if (rows.front().rank == 0) write_report(json, report(rows), table(rows));
+void run_points(const std::vector<BenchPoint>& points, const Output& json, const char* figures,
+                Row run(const BenchPoint&), nlohmann::ordered_json report(const std::vector<Row>&)) {
+  std::vector<Row> rows;
+  Sweep sweep(json, points);
+  for (const BenchPoint& point : points) {
+    rows.push_back(run(point));
+    if (rows.back().rank != 0) {
+      sweep.mute();
+      continue;
+    }
+    if (rows.size() == 1) sweep.print(machine_line() + figures);
+    sweep.print(lines_of(rows.back()));
+    sweep.end_point(work_of(point), report(rows));
+  }
+  if (rows.front().rank == 0) sweep.end(report(rows), remark_on(rows));
 }
 
 void run_on_host(const BenchOptions& options, const Output& json) {
   const std::vector<Trace> traces = open_bench_traces(options);
   const std::vector<BenchPoint> points = bench_points(options, traces);
-  if (on_device(points.front().config))
-    return print_points(run_points(points, run_engine_point), json, engine_bench_table, engine_bench_json);
-  print_points(run_points(points, run_host_point), json, host_bench_table, host_bench_json);
+  if (on_device(points.front().config)) {
+    return run_points(points, json, "\nTimes are of the slowest rank, wire bytes of a rank.\n",
+                      run_engine_point, engine_bench_json);
+  }
+  const int most = std::ranges::max(options.ranks);
+  const std::string waiting =
+      most > cores() ? fmt::format("With {} on {}, times include waiting for a core.\n",
+                                   report::counted(most, "rank"), report::counted(cores(), "core"))
+                     : "";
+  run_points(points, json, (" Figures are totals over all ranks.\n" + waiting).c_str(), run_host_point,
+             host_bench_json);
 }
 
 void run_on_gpus(const BenchOptions& options, const Output& json) {
@@ -170,16 +240,17 @@ void run_on_gpus(const BenchOptions& options, const Output& json) {
   const std::vector<GpuCase> cases = gpu_cases(options, traces);
   GpuBenchReport report;
   for (const int ranks : options.ranks) report.limits.push_back(measure_gpu_limits(ranks, options.sms));
-  {
-    const Progress progress("measuring, configuration", static_cast<std::int64_t>(cases.size()));
-    progress.show();
-    for (const GpuCase& one : cases) {
-      report.add(run_gpu_case(one, options.nccl));
-      if (json.wanted() && !json.to_stdout()) json.write(gpu_bench_json(report).dump(2) + "\n");
-      progress.advance();
+  Sweep sweep(json, cases);
+  int ranks = 0;
+  for (const GpuCase& one : cases) {
+    for (const GpuLimits& limits : report.limits) {
+      if (ranks != one.point.ranks && limits.ranks == one.point.ranks) sweep.print(table_of(limits));
     }
+    ranks = one.point.ranks;
+    for (const GpuBenchRow& row : report.add(run_gpu_case(one, options.nccl))) sweep.print(lines_of(row));
+    sweep.end_point(work_of(one), gpu_bench_json(report));
   }
-  write_report(json, gpu_bench_json(report), gpu_bench_table(report));
+  sweep.end(gpu_bench_json(report));
 }
 
 // README's figures have settings of their own, so only these go with --readme.
@@ -235,6 +306,13 @@ void add_bench(CLI::App& program) {
   CLI::App* command =
       program.add_subcommand("bench", "Time dispatch and combine over a sweep, each point checked first");
   command->footer(kBenchFooter);
+  command->add_flag_callback(
+      "--help-columns",
+      [] {
+        fmt::print("{}", kColumns);
+        throw CLI::Success();
+      },
+      "Print what the columns mean and exit");
   const auto options = std::make_shared<BenchOptions>();
   add_bench_options(*command, *options);
   command->callback([options, command] { run_bench(*options, *command); });

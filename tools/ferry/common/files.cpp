@@ -1,5 +1,6 @@
 #include "tools/ferry/common/files.hpp"
 
+#include <fmt/chrono.h>
 #include <fmt/core.h>
 
 #include <fcntl.h>
@@ -9,6 +10,7 @@
 #include <atomic>
 #include <cerrno>
 #include <chrono>
+#include <cmath>
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
@@ -155,24 +157,27 @@ std::int64_t now_ms() {
 
 struct Progress::SharedState {
   std::atomic<std::int64_t> parts_done;
+  std::atomic<std::int64_t> started_ms;  // when the first part was done, with which the estimate begins
+  std::atomic<double> first_work, work_done;
   std::atomic<std::int64_t> last_print_ms;
   std::atomic<std::int64_t> wait_ms;  // from the last line to the next
   std::atomic<bool> printed;
   std::atomic<bool> muted;
 };
 
-Progress::Progress(std::string task, std::int64_t total, std::int64_t parts)
+Progress::Progress(std::string task, std::int64_t total, std::int64_t parts, double work)
     : task_(std::move(task)),
       total_(total),
       parts_(parts),
+      work_(work > 0 ? work : static_cast<double>(total * parts)),
       terminal_(isatty(STDERR_FILENO) == 1),
       memory_(Mapping::anonymous_shared(sizeof(SharedState))) {
   state().last_print_ms = now_ms();
   state().wait_ms = terminal_ ? kRefreshMs : kFirstLogLineMs;
 }
 
-Progress::~Progress() {
-  if (state().printed) fmt::print(stderr, "\r\033[K");
+void Progress::hide() const {
+  if (state().printed.exchange(false)) fmt::print(stderr, "\r\033[K");
 }
 
 Progress::SharedState& Progress::state() const {
@@ -188,7 +193,11 @@ void Progress::show() const {
 
 std::string Progress::line() const {
   if (total_ == 0) return task_;
-  return fmt::format("{}: {} of {}", task_, state().parts_done / parts_, total_);
+  std::string text = fmt::format("{}: {} of {}", task_, state().parts_done / parts_, total_);
+  const double done = state().work_done, counted = done - state().first_work;
+  if (counted <= 0) return text;
+  const double left = (work_ - done) / counted * static_cast<double>(now_ms() - state().started_ms) * 1e-3;
+  return text + fmt::format(", about {:%T} left", std::chrono::seconds(std::llround(left)));
 }
 
 void Progress::refresh() const {
@@ -204,8 +213,12 @@ void Progress::mute() const {
   state().muted = true;
 }
 
-void Progress::advance() const {
-  ++state().parts_done;
+void Progress::advance(double work) const {
+  state().work_done += work;
+  if (state().parts_done++ == 0) {
+    state().started_ms = now_ms();
+    state().first_work = work;
+  }
   refresh();
 }
 

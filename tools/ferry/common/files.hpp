@@ -42,24 +42,26 @@ std::string written_files(std::initializer_list<const Output*> outputs);
 // Writes a command's report to `json`, and its table to standard output, unless the JSON goes there.
 void write_report(const Output& json, const nlohmann::ordered_json& report, const std::string& table);
 
-// Shows on stderr how much of a long task is done: on a terminal one line that is rewritten, elsewhere a line
-// after 2 s, then after twice the time each, at most a minute apart. A shorter task leaves no line in a log.
+// Shows on stderr how much of a long task is done and how long the rest may take: on a terminal one line that
+// is rewritten, elsewhere a line after 2 s, then after twice the time each, at most a minute apart. A shorter
+// task leaves no line in a log.
 //
 // Construct it before the ranks start: threads and forked processes share its counter, and any of them may
 // print the line.
 class Progress {
  public:
   // advance() must be called `parts` times for each of the `total` items. With `total` 0 only `task` is
-  // shown.
-  explicit Progress(std::string task, std::int64_t total = 0, std::int64_t parts = 1);
-  ~Progress();  // erases the line
+  // shown. `work`: of all parts, in the unit of advance(); 0: all parts take as long.
+  explicit Progress(std::string task, std::int64_t total = 0, std::int64_t parts = 1, double work = 0);
+  ~Progress() { hide(); }
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
-  void show() const;     // on a terminal: prints the line now
-  void refresh() const;  // prints the line if its time has come
-  void advance() const;  // counts one part, then refreshes
-  void mute() const;     // prints nothing from now on: for the ranks of mpirun other than 0
+  void show() const;                    // on a terminal: prints the line now
+  void hide() const;                    // on a terminal: erases the line
+  void refresh() const;                 // prints the line if its time has come
+  void advance(double work = 1) const;  // counts one part, then refreshes
+  void mute() const;                    // prints nothing from now on: for the ranks of mpirun other than 0
 
  private:
   struct SharedState;
@@ -68,6 +70,7 @@ class Progress {
 
   std::string task_;
   std::int64_t total_, parts_;
+  double work_;
   bool terminal_;
   Mapping memory_;  // SharedState, shared with forked ranks
 };

@@ -14,7 +14,6 @@
 #include <ctime>
 #include <fstream>
 #include <iterator>
-#include <map>
 #include <sstream>
 #include <thread>
 
@@ -185,14 +184,18 @@ Spread spread_of(std::vector<double> values) {
 }
 
 Spread memcpy_bytes_per_second(int threads) {
-  static std::map<int, Spread> measured;
-  const auto known = measured.find(threads);
-  if (known != measured.end()) return known->second;
+  static int last_threads = 0;
+  static Clock::time_point last_time;
+  static Spread last{};
+  if (threads == last_threads && Clock::now() - last_time < std::chrono::seconds(1)) return last;
   const std::int64_t bytes = memcpy_buffer_bytes() / 2 / threads;
   std::vector<double> rates;
   for (const double seconds : copy_rounds_seconds(threads, bytes))
     rates.push_back(2.0 * static_cast<double>(bytes) * threads / seconds);
-  return measured[threads] = spread_of(std::move(rates));
+  last_threads = threads;
+  last = spread_of(std::move(rates));
+  last_time = Clock::now();
+  return last;
 }
 
 }  // namespace ferry::app

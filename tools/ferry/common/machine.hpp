@@ -28,8 +28,8 @@ Spread spread_of(std::vector<double> values);  // at least one
 
 // Bytes read plus bytes written per second by `threads` threads that copy at once with memcpy, each between
 // two buffers of its own, in several rounds, each as long as its slowest thread. With fewer cores than
-// threads the threads share the cores, as ranks do. The first call for a number of threads takes about 0.2 s;
-// later calls return the same value.
+// threads the threads share the cores, as ranks do. Takes about 0.2 s; a call within a second of the last one
+// for as many threads returns its value.
 Spread memcpy_bytes_per_second(int threads);
 
 }  // namespace ferry::app
