@@ -7,8 +7,8 @@
 
 Arrays may be of NumPy (with ml_dtypes), PyTorch or CuPy; results are of the same framework. `ferry.torch` has operators
 with gradients, `ferry.deep_ep` the interface of DeepEP, `ferry.nvfuser` the arguments and results of nvFuser,
-`ferry.max` those of MAX, `ferry.megatron` a call of Megatron-LM's inference dispatcher. `python -m ferry` prints the folder
-of the documents, such as docs/contract.md.
+`ferry.max` those of MAX, `ferry.megatron` a call of Megatron-LM's inference dispatcher, `ferry.integrations` plug-ins for other
+systems. `python -m ferry` prints the folder of the documents, such as docs/contract.md.
 """
 
 from ferry._core import (

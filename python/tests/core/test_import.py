@@ -14,6 +14,11 @@ def test_no_heavy_imports():
     assert run(f"import sys, ferry; print({heavy} & set(sys.modules))").strip() == "set()"
 
 
+def test_plug_ins_import_no_host():
+    heavy = "{'numpy', 'torch', 'transformers'}"
+    assert run(f"import sys, ferry.integrations.transformers; print({heavy} & set(sys.modules))").strip() == "set()"
+
+
 def test_import_takes_less_than_150_ms():
     # CPU time of the import alone, the least of five: other work on the machine must not count.
     code = "import time; t = time.process_time(); import ferry; print(time.process_time() - t)"

@@ -66,6 +66,16 @@ def test_the_example_of_deep_ep():
                                                    for mode in ("normal", "low-latency"))
 
 
+def test_the_example_of_transformers():
+    pytest.importorskip("transformers")
+    lines = output_of("transformers_ep", 4).splitlines()
+    assert lines[0] == "rank 0 of 4: 107840 of 329024 parameters"
+    steps = [re.fullmatch(r"step (\d): loss ([\d.]+), in one process ([\d.]+), gradients agree", line).groups() for line in lines[1:3]]
+    assert [step for step, *_ in steps] == ["0", "9"]
+    assert all(abs(float(loss) - float(whole)) < 0.002 for _, loss, whole in steps) and float(steps[1][1]) < float(steps[0][1])
+    assert lines[3:] == ["32 tokens generated: 4 of 4 ranks have those of one process"]
+
+
 def check(compiler, rank, device, rng):
     exchange = ferry.Exchange(ferry.Group.torch(), **settings_of(RANKS, device))
     check_dense_sum(exchange, rank, RANKS, device, int(rng.integers(1 << 30)), compiler)
