@@ -37,7 +37,8 @@ class Wheel(unittest.TestCase):
         return done.stdout if status == 0 else done.stderr
 
     def test_the_tag_says_what_it_needs(self):
-        glibc = re.fullmatch(r"ferry_ep-[\d.]+-(cp\d+)-\1-manylinux_2_(\d+)_\w+\.whl", OPTIONS.wheel.name)
+        cuda = r"\+cu\d+" if OPTIONS.cuda else ""
+        glibc = re.fullmatch(rf"ferry_ep-[\d.]+{cuda}-(cp\d+)-\1-manylinux_2_(\d+)_\w+\.whl", OPTIONS.wheel.name)
         self.assertIsNotNone(glibc, OPTIONS.wheel.name)
         self.assertLessEqual(int(glibc[2]), 36)  # Debian 12's
 
