@@ -105,6 +105,59 @@ class ModelTest(ProgramTest):
         scale = self.succeed("model", "--scale", "--format", "fp8", "--tokens", "128,4096", "--network", "ib400")
         self.assertEqual(page.split("<!-- scale -->\n```text\n")[1].split("```\n<!-- /scale -->")[0], scale)
 
+    def exchanges(self, *arguments):
+        done = ferry("model", "--memory", *arguments, "--json", "-")
+        if "no cuda backend" in done.stderr:
+            self.skipTest("needs a build with the backend cuda")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        report = json.loads(done.stdout)
+        self.assertEqual((report["schema"], report["schema_version"]), ("ferry.model.memory", 1))
+        return report["exchanges"]
+
+    def test_memory(self):
+        few, many, *levers = self.exchanges("--ranks", "8", "--tokens", "128,4096")
+        self.assertEqual([few["lever"], many["lever"], many["backend"]], [None, None, "cuda"])
+        message = 2 * 7168  # bytes, a multiple of a line
+        for exchange in few, many:
+            tokens, sizes = exchange["tokens"], exchange["bytes"]
+            self.assertEqual(sizes["dispatch_staging"], 2 * 8 * tokens * message)
+            self.assertGreaterEqual(sizes["combine_staging"], 2 * 8 * tokens * message)
+            rows = 8 * 8 * tokens
+            self.assertTrue(rows * message <= sizes["results"] < 1.01 * rows * message, sizes)
+            self.assertEqual(sizes["total"], sum(value for name, value in sizes.items() if name != "total"))
+        self.assertEqual([lever["lever"].split(" ")[0] for lever in levers], ["capacity", "own_receive_buffers", "format", "max_tokens"])
+        for lever in levers:
+            self.assertLess(lever["bytes"]["total"], many["bytes"]["total"])
+        between = self.exchanges("--ranks", "64", "--nodes", "8", "--tokens", "128")
+        self.assertEqual([(each["backend"], each["hops"]) for each in between[:2]], [("nvshmem", "one"), ("nvshmem", "two")])
+        text = self.succeed("model", "--memory", "--ranks", "64", "--tokens", "4096")
+        self.assertIn("own_receive_buffers = false", text)
+        self.check_width(text)
+        for layout in "expert_padded", "rank_major":
+            self.assertLess(self.exchanges("--layout", layout, "--tokens", "64")[1]["bytes"]["results"],
+                            self.exchanges("--layout", layout, "--tokens", "64")[0]["bytes"]["results"])
+        self.refuse(2, ["--sms 4: --memory takes no times"], "model", "--memory", "--sms", "4")
+        self.refuse(2, ["--nodes 3", "--ranks 8"], "model", "--memory", "--nodes", "3")
+        self.refuse(2, ["give one of them"], "model", "--memory", "--scale")
+        self.refuse(3, ["groups of up to 256 ranks, got 512"], "model", "--memory", "--ranks", "512")
+
+    def test_the_page_about_memory_says_what_the_program_says(self):
+        page = (RESULTS.parents[1] / "docs/memory.md").read_text(encoding="utf-8")
+
+        def gigabytes(value):
+            return f"{value / 1e9:.2f}" if value < 9.995e9 else f"{value / 1e9:.1f}"
+
+        rows = []
+        for ranks, nodes in (8, 1), (64, 1), (256, 1), (64, 8), (256, 32):
+            for tokens in 128, 4096:
+                hops = ["--hops", "two"] if nodes > 1 else []
+                plain, *levers = self.exchanges("--ranks", ranks, "--nodes", nodes, "--tokens", tokens, *hops)
+                total, results = plain["bytes"]["total"], plain["bytes"]["results"]
+                figures = [total, results, total - results, *(lever["bytes"]["total"] for lever in levers[:3])]
+                rows.append(f"| {ranks} on {nodes} node{'s' if nodes > 1 else ''} | {tokens:,} | {' | '.join(map(gigabytes, figures))} |\n")
+        table = page.split("<!-- memory -->\n")[1].split("<!-- /memory -->")[0]
+        self.assertEqual(table.split("|---|\n")[1], "".join(rows))
+
     def test_a_check_beyond_the_targets_fails(self):
         constants = self.path("constants.json")
         self.succeed("model", "--calibrate", LIMITS, *CALIBRATION, "-o", constants)

@@ -14,6 +14,7 @@
 #include "tools/ferry/common/arguments.hpp"
 #include "tools/ferry/common/config.hpp"
 #include "tools/ferry/common/files.hpp"
+#include "tools/ferry/model/memory.hpp"
 #include "tools/ferry/model/report.hpp"
 #include "tools/report/units.hpp"
 
@@ -36,6 +37,7 @@ Examples:
   ferry model --ranks 4 --tokens 1:8192 --format fp8
   ferry model --ranks 64 --nodes 8 --network ib400 --tokens 128,4096
   ferry model --scale                                    EP16 to EP1024, one hop and two hops
+  ferry model --memory --ranks 64 --tokens 128,4096      bytes of a rank, and what lowers them
   ferry limits --backend cuda --ranks 4 --json limits.json
   ferry bench --backend cuda --ranks 4 --tokens 1,128,512,4096 --trace synth:uniform --experts 256 --top-k 8 \
       --format bf16,fp8 --layout expert_major,rank_major --sms 0,16 --json bench.json
@@ -56,7 +58,7 @@ struct ModelOptions {
   int hidden = 7168, experts = 256, top_k = 8, sms = 0;
   std::string network;
   double nic_rate = 0, nic_latency = 0, nic_messages = 0, link_rate = 0;
-  bool scale = false;
+  bool scale = false, memory = false;
   std::vector<std::string> calibrate, check;
   std::string constants, output, json;
 };
@@ -104,6 +106,14 @@ std::optional<Trace> trace_of(const ModelOptions& options, int most_tokens) {
   return open_trace(options.trace, trace);
 }
 
+// Throws what an exchange refuses, such as a hidden size that the format cannot quantise.
+Config config_of(const ConfigOptions& options, int experts, int top_k) {
+  Trace outline;
+  outline.experts = experts;
+  outline.top_k = top_k;
+  return make_config(options, outline);
+}
+
 ModelCall call_of(const ModelOptions& options, const RoutingShape& shape, Work work, Hops hops) {
   ModelCall call{.call = {.work = work,
                           .reduction = enumerator_named<Reduction>("--reduction", options.reduction),
@@ -117,18 +127,14 @@ ModelCall call_of(const ModelOptions& options, const RoutingShape& shape, Work w
                  .shape = shape,
                  .hops = hops};
   check_reduction(call.layout, call.call.reduction);
-  // Refuses the sizes that an exchange refuses, such as a hidden size that the format cannot quantise.
-  Trace experts;
-  experts.experts = shape.experts;
-  experts.top_k = shape.top_k;
-  make_config({.ranks = shape.ranks,
-               .tokens = 1,
-               .hidden = call.hidden,
-               .layout = call.layout,
-               .format = call.format,
-               .reduction = call.call.reduction,
-               .deadline_seconds = kHostDeadlineSeconds},
-              experts);
+  config_of({.ranks = shape.ranks,
+             .tokens = 1,
+             .hidden = call.hidden,
+             .layout = call.layout,
+             .format = call.format,
+             .reduction = call.call.reduction,
+             .deadline_seconds = kHostDeadlineSeconds},
+            shape.experts, shape.top_k);
   return call;
 }
 
@@ -230,6 +236,37 @@ void state_scale(const ModelOptions& options) {
   write_report(json, scale_json(model, tables), scale_text(model, tables));
 }
 
+void state_memory(const ModelOptions& options) {
+  const std::vector<int> tokens = parse_sweep(options.tokens);
+  if (options.ranks % options.nodes != 0)
+    throw UsageError(fmt::format("--nodes {}: must divide --ranks {}", options.nodes, options.ranks));
+  std::vector<int> node_of_rank(static_cast<std::size_t>(options.ranks));
+  for (std::size_t rank = 0; rank < node_of_rank.size(); ++rank)
+    node_of_rank[rank] = static_cast<int>(rank) / (options.ranks / options.nodes);
+  const Topology topology(node_of_rank);
+  const Output json(options.json);
+  std::vector<MemoryPoint> points;
+  for (const int each : tokens) {
+    for (const Hops hops : hops_in(options)) {
+      ConfigOptions asked{.backend = options.nodes > 1 ? BackendKind::nvshmem : BackendKind::cuda,
+                          .ranks = options.ranks,
+                          .tokens = each,
+                          .hidden = options.hidden,
+                          .layout = enumerator_named<Layout>("--layout", options.layout),
+                          .format = format_of(options.format),
+                          .reduction = enumerator_named<Reduction>("--reduction", options.reduction),
+                          .hops = options.nodes > 1 ? hops : Hops::automatic,
+                          .deadline_seconds = kHostDeadlineSeconds};
+      check_reduction(asked.layout, asked.reduction);
+      const bool last = each == tokens.back() && hops == hops_in(options).back();
+      for (MemoryPoint& point :
+           memory_points(config_of(asked, options.experts, options.top_k), topology, last))
+        points.push_back(std::move(point));
+    }
+  }
+  write_report(json, memory_json(topology, points), memory_table(topology, points));
+}
+
 void calibrate_model(const ModelOptions& options) {
   if (options.calibrate.size() < 2)
     throw UsageError("--calibrate: must be a file of ferry limits, then one or more of ferry bench");
@@ -290,9 +327,9 @@ void refuse_calls(const CLI::App& command, const char* reason) {
 }
 
 void check_modes(const CLI::App& command, const ModelOptions& options) {
-  const int modes =
-      (options.scale ? 1 : 0) + (options.calibrate.empty() ? 0 : 1) + (options.check.empty() ? 0 : 1);
-  if (modes > 1) throw UsageError("--scale, --calibrate and --check: give one of them");
+  const int modes = (options.scale ? 1 : 0) + (options.memory ? 1 : 0) + (options.calibrate.empty() ? 0 : 1) +
+                    (options.check.empty() ? 0 : 1);
+  if (modes > 1) throw UsageError("--scale, --memory, --calibrate and --check: give one of them");
   if (!options.output.empty() && options.calibrate.empty())
     throw UsageError("-o: is for --calibrate; --json writes times and errors");
   if (!options.json.empty() && !options.calibrate.empty())
@@ -309,6 +346,11 @@ void check_modes(const CLI::App& command, const ModelOptions& options) {
     refuse_given(command, {"--hops", "--work"},
                  "--scale tabulates dispatch and combine, in one hop and in two; leave it out");
   } else {
+    if (options.memory)
+      refuse_given(command,
+                   {"--trace", "--work", "--form", "--launch", "--sms", "--network", "--nic-rate",
+                    "--nic-latency", "--nic-messages", "--link-rate", "--constants"},
+                   "--memory takes no times; leave it out");
     refuse_given(command, {"--node-ranks"}, "is for --scale; give --ranks and --nodes instead");
     if (options.nodes > 1) return;
     refuse_given(command, {"--hops", "--network", "--nic-rate", "--nic-latency", "--nic-messages"},
@@ -321,6 +363,7 @@ void run_model(const CLI::App& command, const ModelOptions& options) {
   if (!options.calibrate.empty()) return calibrate_model(options);
   if (!options.check.empty()) return check_model(options);
   if (options.scale) return state_scale(options);
+  if (options.memory) return state_memory(options);
   state_times(options);
 }
 
@@ -382,6 +425,8 @@ void add_model(CLI::App& program) {
   add_call_options(*command, *options);
   add_network_options(*command, *options);
   command->add_flag("--scale", options->scale, "tabulate 16 to 1,024 ranks, in one hop and in two hops");
+  command->add_flag("--memory", options->memory,
+                    "bytes that an exchange maps on a rank, and what lowers them");
   add_count(*command, "--node-ranks", options->node_ranks,
             "--scale: ranks of a node, a power of two; default 8");
   command
