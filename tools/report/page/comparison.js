@@ -33,9 +33,14 @@ const spreadOf = (what) => {
   return Math.max(leastNoise, p50_us > 0 ? p90_us / p50_us - 1 : 0);
 };
 
+// Whether a difference makes the runs do other work, so that neither is better: anything but the seed, the machine and how the work is done.
+const withoutSeed = (recipe) => String(recipe).replace(/seed=\d+/, "");
+const isOtherWork = ({ field, now, earlier }) => (field === "workload.recipe" ? withoutSeed(now) !== withoutSeed(earlier)
+  : /^workload\.(?!seed$)|^configuration\.(ranks|experts|shared_experts|top_k|hidden)$/.test(field));
+
 function verdict(path, better, what) {
   const ratio = at(`compared.ratios.${path}`);
-  if (ratio === null) return "";
+  if (ratio === null || run.compared.differences.some(isOtherWork)) return "";
   const change = Math.max(ratio, 1 / ratio) - 1;
   if (ratio > 0 && change <= (what === null ? 0.005 : spreadOf(what)))
     return `<span class="same">${what === null ? "equal" : "noise"}</span>`;
@@ -51,9 +56,9 @@ function drawComparison() {
     `Earlier: ferry ${text("compared.ferry_version")}, ${text("compared.started_at")}: ${text("compared.command")}` +
     (same ? ". Settings and machine are the same." : "");
   const spreads = [...stages, "step"].map((what) => label(`${what} ${as.share(spreadOf(what))}`)).join(", ");
-  byId("compared-noise").innerHTML =
-    `Ratio: this run / earlier. ↓ lower is better, ↑ higher is better. Noise: a change of a time no larger than the spread of
-    this run’s steps, from the median to ${label("p90")}: ${spreads}.`;
+  byId("compared-noise").innerHTML = "Ratio: this run / earlier. ↓ lower is better, ↑ higher is better. " +
+    (differences.some(isOtherWork) ? "The runs do different work, so no change is called better or worse."
+      : `Noise: a change of a time no larger than the spread of this run’s steps, from the median to ${label("p90")}: ${spreads}.`);
   byId("compared-figures").innerHTML = tableHead(["Figure", "earlier", "this run", "ratio", ""]) +
     comparedFigures.map(([name, path, kind, better, what]) => tableRow([
       `${name} <small aria-label="${better} is better">${better === "lower" ? "↓" : "↑"}</small>`,
