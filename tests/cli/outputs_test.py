@@ -52,6 +52,7 @@ class ReportTest(ProgramTest):
             self.assertRegex(table, rf"(?m)^rank {rank} +{count:,} ")
         busiest = max(range(len(rows)), key=lambda rank: (rows[rank], -rank))
         self.assertIn(f"Busiest   rank {busiest}:", table)
+        self.assertIn("\n          6 of 6 checks passed\n", table)
         self.assertIn("synthesised, seed 1", table)
         self.assertIn(run["workload"]["recipe"], table)
         self.assertNotIn("docs/traces.md", table)  # a trace was named
@@ -180,9 +181,10 @@ class OutputsTest(ProgramTest):
         with open(path, encoding="ascii") as file:
             self.assertEqual(file.read(), "before")
 
-    def test_a_run_without_a_trace_says_how_to_get_one(self):
+    def test_doctor_says_how_to_get_traces_and_a_run_does_not(self):
         fallback = [word for word in SMALL if not word.startswith("synth:") and word != "--trace"]
-        self.assertIn("docs/traces.md", self.succeed("run", *fallback))
+        self.assertNotIn("docs/traces.md", self.succeed("run", *fallback))
+        self.assertIn("docs/traces.md", self.succeed("doctor"))
 
     def test_a_folder_without_traces_is_reported(self):
         fallback = [word for word in SMALL if not word.startswith("synth:") and word != "--trace"]
@@ -246,11 +248,18 @@ class OtherCommandsTest(ProgramTest):
         for word in ["processor", "memory", "shared memory", "huge pages", "OpenBLAS", "MPI module", "NCCL", "engines", "GPUs",
                      "traces", "ok  cpu backend, threads", "ok  cpu backend, processes"]:
             self.assertIn(word, text)
-        self.assertLess(text.index("Environment variables"), text.index("ok  processor"))
+        self.assertRegex(text, r"\Aferry \d+\.\d+\.\d+ can run here: on threads, on processes[^\n]*\n\nok  processor ")
+        self.assertRegex(text, r"(?m)^    variables +none is set; ferry doctor --all lists all \d+$")
+        self.assertRegex(self.succeed("doctor", environment={"FERRY_HOST_ID": "7", "FERRY_LOG": "0"}),
+                         r"(?m)^    variables +FERRY_HOST_ID=7, FERRY_LOG=0; ")
+        if not os.path.exists("/dev/nvidia0"):
+            self.assertIn("; not: ", text.splitlines()[0])
+            self.assertNotIn("ok  NCCL", text)
+            self.assertNotRegex(text, r"(?m)^ok  engines .*nccl")
 
     def test_doctor_lists_the_variables_of_the_documentation(self):
         page = (pathlib.Path(__file__).parents[2] / "docs/environment.md").read_text(encoding="utf-8")
-        text = self.succeed("doctor", environment={"FERRY_HOST_ID": "rack 7"}).split("Environment variables\n")[1]
+        text = self.succeed("doctor", "--all", environment={"FERRY_HOST_ID": "rack 7"})
         listed = re.findall(r"^    (FERRY_\w+) +(.+)\n +(.+)$", text, re.MULTILINE)
         documented = re.findall(r"^\| `(\w+)` \| (.+) \|$", page, re.MULTILINE)
         self.assertEqual([(name, meaning) for name, _, meaning in listed], documented)
@@ -304,6 +313,7 @@ class OtherCommandsTest(ProgramTest):
         text = self.succeed("doctor", environment={"FERRY_SHM_DIR": self.path("none")})
         self.assertRegex(text, r"(?m)^--  shared memory .* does not exist$")
         self.assertRegex(text, r"(?m)^!!  cpu backend, processes .*none")
+        self.assertRegex(text, r"\Aferry \S+ can run here: on threads[^\n]*; not: on processes")
 
     def test_doctor_tells_why_there_is_no_mpi_module(self):
         text = self.succeed("doctor", environment={"FERRY_MPI_MODULE": self.path("none")})

@@ -1,6 +1,7 @@
 // The texts of reports: summary, comparison, tables and timeline.
 #include "tools/report/summary.hpp"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -175,6 +176,14 @@ Json compared(RunReport run, const RunReport& earlier) {
   return to_json(run).at("compared");
 }
 
+std::string line_with(const std::string& table, const std::string& beginning) {
+  std::istringstream lines(table);
+  for (std::string line; std::getline(lines, line);) {
+    if (line.starts_with(beginning)) return line;
+  }
+  return "no line begins with " + beginning;
+}
+
 TEST(Comparison, OfARunWithItselfHasNoDifferencesAndRatiosOfOne) {
   const RunReport run = synthetic_run(test::seed());
   const Json json = compared(run, run);
@@ -244,12 +253,32 @@ TEST(Comparison, StandsInTheTable) {
   EXPECT_NE(table.find("now / earlier\ndispatch p50 "), std::string::npos) << table;
 }
 
-std::string line_with(const std::string& table, const std::string& beginning) {
-  std::istringstream lines(table);
-  for (std::string line; std::getline(lines, line);) {
-    if (line.starts_with(beginning)) return line;
-  }
-  return "no line begins with " + beginning;
+TEST(Comparison, TellsBetterWorseAndNoise) {
+  RunReport run = synthetic_run(test::seed());
+  // All of a stage's times are equal, so a change of more than 2 % is none of noise.
+  const auto scaled = [&](double dispatch, double experts) {
+    RunReport all = run;
+    all.times.assign(
+        run.times.size(),
+        StepTimes{.stages = {Span{0, 1000 * dispatch}, Span{2000, 2000 + 1000 * experts}, Span{9000, 9500}}});
+    return all;
+  };
+  const RunReport earlier = scaled(1, 1);
+  run = scaled(0.5, 1.019);
+  run.dispatch.wire_bytes += run.dispatch.wire_bytes / 10;
+  run.compared_with = std::make_shared<const RunReport>(earlier);
+  const std::string table = to_table(run);
+  for (const auto& [name, word] : {std::pair{"dispatch p50", "better"},
+                                   {"experts mean", "noise"},
+                                   {"combine p50", "noise"},
+                                   {"dispatch bandwidth", "better"},
+                                   {"dispatch wire bytes", "worse"},
+                                   {"combine wire bytes", "equal"}})
+    EXPECT_TRUE(line_with(table, name).ends_with(std::string("  ") + word)) << table;
+  run = scaled(1.03, 1);
+  run.compared_with = std::make_shared<const RunReport>(earlier);
+  EXPECT_TRUE(line_with(to_table(run), "dispatch p50").ends_with("  worse"));
+  EXPECT_TRUE(line_with(to_table(run, true), "dispatch p50").ends_with("  \x1b[1m\x1b[31mworse\x1b[0m"));
 }
 
 TEST(Units, ThreeDigitsInTheLargestUnitReached) {
@@ -284,9 +313,8 @@ TEST(Table, ShowsTheFiguresOfTheRun) {
   run.times.assign(run.times.size(),
                    StepTimes{.stages = {Span{0, 1500}, Span{1500, 3500}, Span{3500, 4000}}});
   const std::string table = to_table(run);
-  EXPECT_EQ(line_with(table, "dispatch"),
-            "dispatch      1.50 ms    1.50 ms          -    1.50 ms    1.50 ms");
-  EXPECT_EQ(line_with(table, "step"), "step          4.00 ms    4.00 ms          -    4.00 ms    4.00 ms");
+  EXPECT_EQ(line_with(table, "dispatch"), "dispatch      1.50 ms    1.50 ms    1.50 ms    1.50 ms");
+  EXPECT_EQ(line_with(table, "step"), "step          4.00 ms    4.00 ms    4.00 ms    4.00 ms");
   EXPECT_EQ(
       line_with(table, "          mean of a rank"),
       "          mean of a rank: dispatch 1.50 ms + experts 2.00 ms + combine 500 us + waiting 0.00 us = "
@@ -294,6 +322,37 @@ TEST(Table, ShowsTheFiguresOfTheRun) {
   EXPECT_EQ(line_with(table, "rank 3").substr(0, 32), "rank 3          2,000     2.00 x");
   EXPECT_EQ(line_with(table, "Busiest"), "Busiest   rank 3: 2.00 x the mean of 1,000 rows");
   EXPECT_EQ(line_with(table, "Checks").substr(0, 40), "Checks    passed  dispatch, bit for bit:");
+}
+
+TEST(Table, ThePercentileHasAColumnFromAHundredStepsOn) {
+  EXPECT_EQ(to_table(synthetic_run(test::seed(), {2, 8, 99})).find("p99"), std::string::npos);
+  const std::string table = to_table(synthetic_run(test::seed(), {2, 8, 100}));
+  EXPECT_EQ(line_with(table, "Time"), "Time              p50        p90        p99        max       mean");
+}
+
+TEST(Table, CountsChecksAndColoursThem) {
+  RunReport run = synthetic_run(test::seed());
+  for (Check& check : run.checks) check.passed = true;
+  const std::string all = fmt::format("          {0} of {0} checks passed\n", run.checks.size());
+  EXPECT_NE(to_table(run).find(all), std::string::npos) << to_table(run);
+  EXPECT_NE(to_table(run, true).find("\x1b[32mpassed\x1b[0m  "), std::string::npos);
+  run.checks.front().passed = false;
+  EXPECT_NE(to_table(run).find(
+                fmt::format("          {} of {} checks passed\n", run.checks.size() - 1, run.checks.size())),
+            std::string::npos);
+  EXPECT_EQ(to_table(run).find('\x1b'), std::string::npos);
+  EXPECT_NE(to_table(run, true).find("\x1b[1m\x1b[31mFAILED\x1b[0m  "), std::string::npos);
+}
+
+TEST(Table, SaysWhereRanksShareCores) {
+  RunReport run = synthetic_run(test::seed());
+  run.configuration.backend = "cpu";
+  run.configuration.nodes = 1;
+  run.configuration.node_of_rank.assign(run.configuration.node_of_rank.size(), 0);
+  run.machine.cores = run.configuration.ranks;
+  EXPECT_EQ(to_table(run).find("waiting for a core"), std::string::npos);
+  --run.machine.cores;
+  EXPECT_NE(to_table(run).find(" cores: times include waiting for a core\n"), std::string::npos);
 }
 
 TEST(Table, AFailedCheckShowsWhereItFailed) {

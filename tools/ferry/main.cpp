@@ -1,5 +1,4 @@
 // The program `ferry`: parses the command line and maps errors to exit codes.
-#include <fmt/color.h>
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -17,6 +16,7 @@
 #include "ferry/version.hpp"
 #include "tools/ferry/commands/commands.hpp"
 #include "tools/ferry/common/files.hpp"
+#include "tools/report/units.hpp"
 
 namespace ferry::app {
 namespace {
@@ -58,8 +58,8 @@ std::string footer() {
 }
 
 int fail(int code, const std::string& message) {
-  const fmt::text_style style = colours(stderr) ? fg(fmt::terminal_color::red) : fmt::text_style();
-  fmt::print(stderr, "{} {}\n", fmt::styled("ferry:", style), one_line(message));
+  fmt::print(stderr, "{} {}\n", report::toned("ferry:", report::Tone::bad, colours(stderr)),
+             one_line(message));
   return code;
 }
 

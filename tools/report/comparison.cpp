@@ -2,6 +2,7 @@
 
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <cmath>
 #include <string>
 
@@ -18,6 +19,8 @@ struct ComparedFigure {
   const char* path;  // in the report, and below `figures` and `ratios`
   const char* name;
   std::string (*shown)(double);
+  const char* stage = nullptr;  // whose times it comes from; null: it does not depend on times
+  bool higher_is_better = false;
 };
 
 std::string in_count(double value) {
@@ -25,20 +28,20 @@ std::string in_count(double value) {
 }
 
 constexpr ComparedFigure kFigures[] = {
-    {"/latency/dispatch/p50_us", "dispatch p50", in_time},
-    {"/latency/dispatch/mean_us", "dispatch mean", in_time},
-    {"/latency/experts/p50_us", "experts p50", in_time},
-    {"/latency/experts/mean_us", "experts mean", in_time},
-    {"/latency/combine/p50_us", "combine p50", in_time},
-    {"/latency/combine/mean_us", "combine mean", in_time},
-    {"/latency/step/p50_us", "step p50", in_time},
-    {"/latency/step/mean_us", "step mean", in_time},
-    {"/tokens_per_second", "tokens per second", in_count},
-    {"/dispatch/bytes_per_second", "dispatch bandwidth", in_bytes_per_second},
-    {"/dispatch/share_of_memcpy", "dispatch / memcpy", in_percent},
+    {"/latency/dispatch/p50_us", "dispatch p50", in_time, "dispatch"},
+    {"/latency/dispatch/mean_us", "dispatch mean", in_time, "dispatch"},
+    {"/latency/experts/p50_us", "experts p50", in_time, "experts"},
+    {"/latency/experts/mean_us", "experts mean", in_time, "experts"},
+    {"/latency/combine/p50_us", "combine p50", in_time, "combine"},
+    {"/latency/combine/mean_us", "combine mean", in_time, "combine"},
+    {"/latency/step/p50_us", "step p50", in_time, "step"},
+    {"/latency/step/mean_us", "step mean", in_time, "step"},
+    {"/tokens_per_second", "tokens per second", in_count, "step", true},
+    {"/dispatch/bytes_per_second", "dispatch bandwidth", in_bytes_per_second, "dispatch", true},
+    {"/dispatch/share_of_memcpy", "dispatch / memcpy", in_percent, "dispatch", true},
     {"/dispatch/wire_bytes", "dispatch wire bytes", in_bytes},
-    {"/combine/bytes_per_second", "combine bandwidth", in_bytes_per_second},
-    {"/combine/share_of_memcpy", "combine / memcpy", in_percent},
+    {"/combine/bytes_per_second", "combine bandwidth", in_bytes_per_second, "combine", true},
+    {"/combine/share_of_memcpy", "combine / memcpy", in_percent, "combine", true},
     {"/combine/wire_bytes", "combine wire bytes", in_bytes},
     {"/load/busiest_rank/over_mean", "busiest rank / mean", in_times},
 };
@@ -60,6 +63,23 @@ void add_differences(const char* group, const Json& run, const Json& earlier, Js
 Json ratio_of(const Json& value, const Json& earlier) {
   if (value.is_null() || earlier.is_null() || earlier.get<double>() == 0) return nullptr;
   return value.get<double>() / earlier.get<double>();
+}
+
+// Whether the figure is better or worse, as the page says it: a change of a time no larger than the spread of
+// the run's steps, from the median to the 90th percentile, is noise.
+std::string verdict(const Json& run, const ComparedFigure& figure, bool coloured) {
+  const Json& ratio = run.at("compared").at("ratios").at(Pointer(figure.path));
+  if (ratio.is_null()) return "";
+  double noise = 0.005;
+  if (figure.stage != nullptr) {
+    const Json& latency = run.at("latency").at(figure.stage);
+    const double p50 = latency.at("p50_us"), p90 = latency.at("p90_us");
+    noise = std::max(0.02, p50 > 0 ? p90 / p50 - 1 : 0);
+  }
+  const double now = ratio;
+  if (now > 0 && std::max(now, 1 / now) - 1 <= noise) return figure.stage != nullptr ? "noise" : "equal";
+  const bool better = (now > 1) == figure.higher_is_better;
+  return toned(better ? "better" : "worse", better ? Tone::good : Tone::bad, coloured);
 }
 
 std::string shown_or_dash(const Json& value, std::string (*shown)(double)) {
@@ -90,16 +110,18 @@ Json compare(const Json& run, const Json& earlier) {
           {"ratios", ratios}};
 }
 
-std::string comparison_table(const Json& run) {
+std::string comparison_table(const Json& run, bool coloured) {
   const Json& compared = run.at("compared");
   std::string text = fmt::format("{:<22}{:>12}{:>12}{:>14}\n", "Compared", "earlier", "now", "now / earlier");
   for (const ComparedFigure& figure : kFigures) {
     const Pointer path(figure.path);
-    text += fmt::format("{:<22}{:>12}{:>12}{:>14}\n", figure.name,
-                        shown_or_dash(compared.at("figures").at(path), figure.shown),
-                        shown_or_dash(run.at(path), figure.shown),
-                        shown_or_dash(compared.at("ratios").at(path), in_times));
+    text +=
+        fmt::format("{:<22}{:>12}{:>12}{:>14}  {}\n", figure.name,
+                    shown_or_dash(compared.at("figures").at(path), figure.shown),
+                    shown_or_dash(run.at(path), figure.shown),
+                    shown_or_dash(compared.at("ratios").at(path), in_times), verdict(run, figure, coloured));
   }
+  text += fmt::format("{:10}noise: a change no larger than the spread of this run's steps, p50 to p90\n", "");
   text += fmt::format("{:<10}ferry {}, started {}\n", "Earlier", in_words(compared.at("ferry_version")),
                       in_words(compared.at("started_at")));
   for (const Json& difference : compared.at("differences"))

@@ -24,9 +24,9 @@ nlohmann::ordered_json to_json(const RunReport& run, int most_steps = std::numer
 // @throws UsageError  another schema or version, a missing field or array, or a shortened timeline
 RunReport from_json(const nlohmann::ordered_json& json);
 
-// A table for the terminal: ASCII text without escape sequences. Lines have at most 80 columns unless a name
-// is longer.
-std::string to_table(const RunReport& run);
+// A table for the terminal: ASCII text, with escape sequences only if it is `coloured`. Lines have at most 80
+// columns unless a name is longer.
+std::string to_table(const RunReport& run, bool coloured = false);
 
 // The timeline in the Chrome trace event format, which Perfetto and chrome://tracing open. Every rank is a
 // process (pid: rank), every stage a thread of it (tid: 0 dispatch, 1 experts, 2 combine), and every span a

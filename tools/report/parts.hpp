@@ -30,6 +30,6 @@ extern const std::string_view kPageJs;
 nlohmann::ordered_json compare(const nlohmann::ordered_json& run, const nlohmann::ordered_json& earlier);
 
 // The comparison as a table for the terminal: `compared` is in `run`.
-std::string comparison_table(const nlohmann::ordered_json& run);
+std::string comparison_table(const nlohmann::ordered_json& run, bool coloured);
 
 }  // namespace ferry::report

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <iterator>
 
@@ -50,7 +51,7 @@ void add_configuration(Buffer& out, const Configuration& at) {
   line(out, "{:<10}{}{}", "Experts", at.expert_function, shared);
 }
 
-void add_machine(Buffer& out, const Machine& machine) {
+void add_machine(Buffer& out, const Machine& machine, const Configuration& at) {
   line(out, "{:<10}{}, {}, {}", "Machine", machine.cpu, counted(machine.cores, "core"),
        in_bytes(static_cast<double>(machine.memory_bytes)));
   if (machine.memcpy_bytes_per_second > 0) {
@@ -59,6 +60,9 @@ void add_machine(Buffer& out, const Machine& machine) {
   } else {
     line(out, "{:10}memcpy: not measured", "");
   }
+  if (at.backend != "cuda" && (at.nodes == 1 || at.simulated_nodes) && at.ranks > machine.cores)
+    line(out, "{:10}{} on {}: times include waiting for a core", "", counted(at.ranks, "rank"),
+         counted(machine.cores, "core"));
 }
 
 std::string outcome_of(const Check& check) {
@@ -68,23 +72,29 @@ std::string outcome_of(const Check& check) {
   return text;
 }
 
-void add_checks(Buffer& out, const std::vector<Check>& checks) {
+void add_checks(Buffer& out, const std::vector<Check>& checks, bool coloured) {
   const char* heading = "Checks";
   for (const Check& check : checks) {
-    line(out, "{:<10}{:<6}  {}: {}", heading, check.passed ? "passed" : "FAILED", check.name,
-         outcome_of(check));
+    line(out, "{:<10}{}  {}: {}", heading,
+         check.passed ? toned("passed", Tone::good, coloured) : toned("FAILED", Tone::bad, coloured),
+         check.name, outcome_of(check));
     if (!check.passed && !check.detail.empty()) line(out, "{:18}{}", "", check.detail);
     heading = "";
   }
+  const auto passed = static_cast<std::size_t>(std::ranges::count(checks, true, &Check::passed));
+  const std::string sum = fmt::format("{} of {} checks passed", passed, checks.size());
+  line(out, "{:10}{}", "", toned(sum, passed == checks.size() ? Tone::good : Tone::bad, coloured));
 }
 
 void add_latency(Buffer& out, const char* name, const Latency& latency) {
-  line(out, "{:<10}{:>11}{:>11}{:>11}{:>11}{:>11}", name, in_time(latency.p50_us), in_time(latency.p90_us),
-       latency.p99_us ? in_time(*latency.p99_us) : "-", in_time(latency.max_us), in_time(latency.mean_us));
+  line(out, "{:<10}{:>11}{:>11}{}{:>11}{:>11}", name, in_time(latency.p50_us), in_time(latency.p90_us),
+       latency.p99_us ? fmt::format("{:>11}", in_time(*latency.p99_us)) : "", in_time(latency.max_us),
+       in_time(latency.mean_us));
 }
 
 void add_latencies(Buffer& out, const Summary& summary) {
-  line(out, "{:<10}{:>11}{:>11}{:>11}{:>11}{:>11}", "Time", "p50", "p90", "p99", "max", "mean");
+  line(out, "{:<10}{:>11}{:>11}{}{:>11}{:>11}", "Time", "p50", "p90",
+       summary.step.p99_us ? fmt::format("{:>11}", "p99") : "", "max", "mean");
   for (const StepStage stage : kStages) add_latency(out, to_string(stage), summary[stage]);
   add_latency(out, "step", summary.step);
   const StepShares& shares = summary.shares;
@@ -143,13 +153,13 @@ void add_busiest(Buffer& out, const RunReport& run, const Summary& summary) {
 
 }  // namespace
 
-std::string to_table(const RunReport& run) {
+std::string to_table(const RunReport& run, bool coloured) {
   const Summary summary = summarise(run);
   Buffer out;
   add_workload(out, run.workload);
   add_configuration(out, run.configuration);
-  add_machine(out, run.machine);
-  add_checks(out, run.checks);
+  add_machine(out, run.machine, run.configuration);
+  add_checks(out, run.checks, coloured);
   out.push_back('\n');
   add_latencies(out, summary);
   out.push_back('\n');
@@ -157,7 +167,8 @@ std::string to_table(const RunReport& run) {
   out.push_back('\n');
   add_ranks(out, run, summary);
   add_busiest(out, run, summary);
-  if (run.compared_with) fmt::format_to(std::back_inserter(out), "\n{}", comparison_table(to_json(run, 1)));
+  if (run.compared_with)
+    fmt::format_to(std::back_inserter(out), "\n{}", comparison_table(to_json(run, 1), coloured));
   return fmt::to_string(out);
 }
 

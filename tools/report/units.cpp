@@ -1,5 +1,6 @@
 #include "tools/report/units.hpp"
 
+#include <fmt/color.h>
 #include <fmt/format.h>
 
 #include <array>
@@ -74,6 +75,13 @@ std::string in_percent(double share) {
 
 std::string in_times(double ratio) {
   return fmt::format("{:.2f} x", ratio);
+}
+
+std::string toned(const std::string& text, Tone tone, bool coloured) {
+  if (!coloured) return text;
+  using Colour = fmt::terminal_color;
+  if (tone == Tone::bad) return fmt::format(fg(Colour::red) | fmt::emphasis::bold, "{}", text);
+  return fmt::format(fg(tone == Tone::good ? Colour::green : Colour::yellow), "{}", text);
 }
 
 }  // namespace ferry::report

@@ -1,4 +1,4 @@
-// Formats numbers for people: three or four digits and a unit with a decimal prefix.
+// Formats numbers for people, with three or four digits and a unit with a decimal prefix, and colours words.
 #pragma once
 
 #include <cstdint>
@@ -14,5 +14,9 @@ std::string in_bytes(double bytes);                         // 512 B, 1.23 kB, 4
 std::string in_bytes_per_second(double per_second);         // 12.3 GB/s
 std::string in_percent(double share);                       // 71.3 %
 std::string in_times(double ratio);                         // 1.42 x
+
+enum class Tone { good, bad, doubtful };
+// The text in a colour of the terminal: green, bold red, yellow. As it is without `coloured`.
+std::string toned(const std::string& text, Tone tone, bool coloured);
 
 }  // namespace ferry::report

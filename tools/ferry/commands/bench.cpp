@@ -1,5 +1,4 @@
 // ferry bench: times dispatch and combine over a sweep, each point checked first.
-#include <fmt/color.h>
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -190,11 +189,10 @@ class Sweep {
 std::string remark_on(const std::vector<HostBenchRow>& rows) {
   const auto unsteady = std::ranges::count_if(rows, &HostBenchRow::unsteady);
   if (unsteady == 0) return "";
-  const fmt::text_style style = colours(stdout) ? fg(fmt::terminal_color::yellow) : fmt::text_style();
   return fmt::format(
       "\n{} beside {} of {} memcpy changed by more than a quarter: other work shared the cores.\n"
       "Their figures are uncertain. Measure again on an idle machine.\n",
-      fmt::styled("Warning:", style), unsteady,
+      report::toned("Warning:", report::Tone::doubtful, colours(stdout)), unsteady,
       report::counted(static_cast<std::int64_t>(rows.size()), "point"));
 }
 std::string remark_on(const std::vector<EngineBenchRow>&) {

@@ -5,8 +5,11 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <initializer_list>
+#include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "backends/cpu/kernels/kernels.hpp"
@@ -132,12 +135,15 @@ Diagnosis check_mpi() {
                       remedy)};
 }
 
-Diagnosis check_nccl() {
+Diagnosis check_nccl(bool gpus) {
+  const char* const use = "Needed only for the engine nccl, which connects GPUs.";
   try {
     const Nccl& nccl = load_nccl();
-    return {State::present, "NCCL", fmt::format("{}, {}", nccl.version_text(), nccl.path)};
+    const std::string found = fmt::format("{}, {}", nccl.version_text(), nccl.path);
+    if (!gpus) return {State::missing, "NCCL", found + ": cannot be used, because there are no GPUs", use};
+    return {State::present, "NCCL", found};
   } catch (const Error& error) {
-    return {State::missing, "NCCL", error.what(), "Needed only for the engine nccl, which connects GPUs."};
+    return {State::missing, "NCCL", error.what(), use};
   }
 }
 
@@ -201,37 +207,56 @@ Diagnosis check_backend(const char* kind, Group group) {
 }
 
 void print(const Diagnosis& diagnosis) {
-  const char* mark =
-      diagnosis.state == State::present ? "ok" : (diagnosis.state == State::missing ? "--" : "!!");
-  fmt::print("{}  {:<24}{}\n", mark, diagnosis.subject, diagnosis.found);
+  using report::Tone;
+  const auto [mark, tone] = diagnosis.state == State::present   ? std::pair("ok", Tone::good)
+                            : diagnosis.state == State::missing ? std::pair("--", Tone::doubtful)
+                                                                : std::pair("!!", Tone::bad);
+  fmt::print("{}  {:<24}{}\n", report::toned(mark, tone, colours(stdout)), diagnosis.subject,
+             diagnosis.found);
   if (!diagnosis.advice.empty()) fmt::print("    {:<24}{}\n", "", diagnosis.advice);
 }
 
-void print_environment() {
-  const Environment environment = Environment::read();
-  fmt::print("Environment variables\n");
-  for (const EnvironmentVariable& variable : environment_variables()) {
-    const std::string& value = environment.*variable.value;
-    fmt::print("    {:<24}{}\n", variable.name, value.empty() ? "not set" : value);
-    fmt::print("    {:<24}{}\n", "", variable.meaning);
-  }
+// Names the kinds of ranks that can run here, and those that cannot.
+void print_verdict(std::initializer_list<std::pair<const char*, Diagnosis>> kinds) {
+  std::vector<std::string> can, cannot;
+  for (const auto& [kind, diagnosis] : kinds)
+    (diagnosis.state == State::present ? can : cannot).emplace_back(kind);
+  const std::string text = (can.empty() ? "cannot run here" : "can run here: " + joined(can, ", ")) +
+                           (can.empty() || cannot.empty() ? "" : "; not: " + joined(cannot, ", "));
+  fmt::print("ferry {} {}\n\n", version(),
+             report::toned(text, can.empty() ? report::Tone::bad : report::Tone::good, colours(stdout)));
 }
 
-void run_doctor() {
-  fmt::print("ferry {}\n\n", version());
-  print_environment();  // first, so that the diagnoses are what a terminal still shows
-  fmt::print("\n");
+void print_environment(bool all) {
+  const Environment environment = Environment::read();
+  std::vector<std::string> set;
+  for (const EnvironmentVariable& variable : environment_variables()) {
+    const std::string& value = environment.*variable.value;
+    if (all) fmt::print("    {:<24}{}\n", variable.name, value.empty() ? "not set" : value);
+    if (all) fmt::print("    {:<24}{}\n", "", variable.meaning);
+    if (!value.empty()) set.push_back(fmt::format("{}={}", variable.name, value));
+  }
+  if (all) return;
+  fmt::print("    {:<24}{}; ferry doctor --all lists all {}\n", "variables",
+             set.empty() ? "none is set" : joined(set, ", "), environment_variables().size());
+}
+
+void run_doctor(bool all) {
   // Processes first, because a process with threads cannot fork ranks.
   const Diagnosis processes = check_backend("processes", Group::processes(2));
   const Diagnosis threads = check_backend("threads", Group::threads(2));
-  const Diagnosis mpi = check_mpi(), nccl = check_nccl();
+  const Diagnosis mpi = check_mpi(), gpus = check_gpus();
+  const Diagnosis nccl = check_nccl(gpus.state == State::present);
+  print_verdict(
+      {{"on threads", threads}, {"on processes", processes}, {"under mpirun", mpi}, {"on GPUs", gpus}});
   for (const Diagnosis& diagnosis :
        {check_processor(), check_memory(), check_shared_memory(), check_huge_pages(), check_openblas(), mpi,
-        nccl, check_nvshmem(), check_engines(mpi, nccl), check_gpus(), check_traces(), threads, processes}) {
+        nccl, check_nvshmem(), check_engines(mpi, nccl), gpus, check_traces(), threads, processes}) {
     print(diagnosis);
   }
   if (const std::string folder = documents_folder().string(); !folder.empty())
     print({State::present, "documents", folder});
+  print_environment(all);
   if (threads.state == State::broken)
     throw SystemError("the cpu backend cannot run here: " + threads.found, 0);
 }
@@ -244,7 +269,9 @@ void add_doctor(CLI::App& program) {
   command->footer(
       "ok  present\n--  missing, and not required\n!!  broken\n\nExit code 0 if the cpu backend can run.\n\n"
       "Example:\n  ferry doctor\n");
-  command->callback(run_doctor);
+  const auto all = std::make_shared<bool>(false);
+  command->add_flag("--all", *all, "list all environment variables, with their meaning");
+  command->callback([all] { run_doctor(*all); });
 }
 
 }  // namespace ferry::app

@@ -15,7 +15,6 @@
 #include "tools/ferry/common/config.hpp"
 #include "tools/ferry/common/files.hpp"
 #include "tools/ferry/common/machine.hpp"
-#include "tools/ferry/common/traces.hpp"
 #include "tools/ferry/run/program_run.hpp"
 #include "tools/ferry/run/report.hpp"
 #include "tools/ferry/run/run_spec.hpp"
@@ -286,8 +285,7 @@ void run_trace(RunOptions options) {
   std::optional<report::RunReport> report = run_ranks(spec, group);
   if (!report) return;
   report->compared_with = earlier;
-  const std::string advice = spec.fell_back ? fmt::format("\n{}\n", how_to_get_traces()) : "";
-  write_outputs(*report, report::to_table(*report) + advice, files);
+  write_outputs(*report, report::to_table(*report, colours(stdout)), files);
   throw_if_failed(*report);
 }
 

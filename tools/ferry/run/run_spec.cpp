@@ -165,8 +165,7 @@ RunSpec make_run_spec(const RunOptions& options) {
   if (name.empty()) {
     warn_of_missing_traces();
     name = default_recorded_trace();
-    spec.fell_back = name.empty();
-    if (spec.fell_back) name = "synth:decode";
+    if (name.empty()) name = "synth:decode";
   }
   const TraceOptions how = trace_options(options);
   if (name.starts_with("synth:")) {

@@ -64,7 +64,6 @@ struct RunSpec {
   RunOptions options;
   Trace trace;
   std::optional<SynthSpec> synth;  // the recipe of a synthesised trace
-  bool fell_back = false;          // no trace was requested, and no recorded one was found
   Config config;
   DType type = DType::bf16;  // of tokens, expert rows and results
   ExpertWeights weights;
