@@ -7,11 +7,20 @@
 distribute_experts() keeps this rank's experts of every layer and sets the model's experts implementation to "ferry", an entry
 that it adds to transformers' table ALL_EXPERTS_FUNCTIONS. Such a layer sends each token to the ranks that hold its experts,
 runs the experts there with the implementation that the model had before, and returns the weighted sums. Needs transformers
-5.0 or newer with PyTorch. docs/guides/transformers.md has the whole picture.
+5.0 or newer with PyTorch.
+
+    ferry.integrations.transformers.register(max_tokens=4096)        # loads this rank's weights only
+    model = AutoModelForCausalLM.from_pretrained(
+        name, distributed_config=DistributedConfig(fsdp_size=4, ep_size=4, ep_implementation="ferry"))
+
+register() adds "ferry" to the ways in which transformers' own expert parallelism brings tokens to experts, its table
+EPImplementationInterface. Needs transformers 5.24 or newer and accelerate. docs/guides/transformers.md has the whole picture.
 """
 
 from __future__ import annotations
 
+import functools
+import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -21,11 +30,12 @@ from ferry._call_shapes import SharedByCopies, in_words
 if TYPE_CHECKING:
     import torch
     from torch import nn
+    from torch.distributed.device_mesh import DeviceMesh
 
-__all__ = ["distribute_experts", "expert_parameters"]
+__all__ = ["distribute_experts", "expert_parameters", "register"]
 
 NAME = "ferry"
-"""The experts implementation, as `model.config._experts_implementation` has it."""
+"""The entry's name in both tables: `config._experts_implementation`, and `DistributedConfig.ep_implementation`."""
 
 _WEIGHTS = ("gate_up_proj", "gate_up_proj_bias", "up_proj", "up_proj_bias", "down_proj", "down_proj_bias")
 _STATE = "_ferry"
@@ -33,7 +43,8 @@ _ERROR_BYTES = 1024  # of a rank's refusal, as the ranks gather it
 
 # What Ferry's messages call the arguments, and what they are called here.
 _WORDS = (("dispatch: ", "experts: "), ("refused dispatch ", "refused experts "), ("x: ", "hidden_states: "), ("ids: ", "top_k_index: "),
-          ("weights: ", "top_k_weights: "), ("construct the exchange with a larger max_tokens", "call distribute_experts with a larger max_tokens"))
+          ("weights: ", "top_k_weights: "),
+          ("construct the exchange with a larger max_tokens", "pass a larger max_tokens to distribute_experts or register"))
 
 
 def distribute_experts(
@@ -90,6 +101,69 @@ def expert_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
             for each, weight in layer.named_parameters(recurse=False)}
 
 
+def register(*, max_tokens: int, capacity: int = 0, deadline: float = 30.0) -> None:
+    """Adds "ferry" to the values of `ep_implementation` in transformers' DistributedConfig, or replaces it. Not collective.
+
+    max_tokens, capacity and deadline are those of distribute_experts(), for models that are loaded from then on; the ranks are
+    those of the model's expert-parallel group, and max_tokens counts what one of them dispatches: of a batch that the ranks of a
+    tensor-parallel group share, each dispatches its part. Forward and backward are collective in that group.
+
+    Raises UnsupportedError if transformers has no such table, UsageError for values out of range.
+    """
+    try:
+        from transformers.distributed.expert_parallel import EPImplementation, EPImplementationInterface
+    except ImportError as missing:
+        raise ferry.UnsupportedError(f"register: needs transformers 5.24 or newer: {missing}") from missing
+    given: dict[str, Any] = {"max_tokens": max_tokens, "capacity": capacity, "deadline": deadline}
+    ferry.Config(experts=1, top_k=1, hidden=8, **given)  # raises for values out of range
+    made: weakref.WeakKeyDictionary[Any, _Exchanges] = weakref.WeakKeyDictionary()  # by expert-parallel process group
+
+    class FerryEP(EPImplementation):
+        """One for each layer of experts. experts_forward and tp_mesh are attributes of its base class."""
+
+        def __init__(self, experts: Any, ep_mesh: DeviceMesh, tp_mesh: DeviceMesh):
+            super().__init__(experts, ep_mesh, tp_mesh)
+            self._held = _Held(experts.num_experts, self.experts_forward)
+            self._experts = experts.num_experts * ep_mesh.size()
+            ranks = ep_mesh.get_group()
+            if ranks not in made:
+                made[ranks] = _Exchanges(ferry.Group.torch(ranks).join(), given)
+            self._exchanges = made[ranks]
+
+        def __call__(
+            self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
+        ) -> torch.Tensor:
+            tokens = _SharedTokens(self.tp_mesh, hidden_states.shape)
+            hidden_states, top_k_index, top_k_weights = (tokens.part_of(each) for each in (hidden_states, top_k_index, top_k_weights))
+            exchange = self._exchanges.get(self._experts, hidden_states, top_k_index.shape[-1])
+            return tokens.whole_of(_exchange_rows(self._held, exchange, hidden_states, top_k_index, top_k_weights))
+
+    EPImplementationInterface.register(NAME, FerryEP)
+
+
+class _SharedTokens:
+    """Tokens that all ranks of a tensor-parallel group pass: each takes a part, so that none is computed twice."""
+
+    def __init__(self, tp_mesh: DeviceMesh, shape: torch.Size):
+        self._mesh = tp_mesh
+        self._shape = shape
+
+    def part_of(self, tensor: torch.Tensor) -> torch.Tensor:
+        from torch.distributed.tensor import DTensor, Replicate, Shard
+
+        if self._mesh.size() == 1:
+            return tensor
+        replicated = DTensor.from_local(tensor, self._mesh, [Replicate()], run_check=False)
+        return replicated.redistribute(self._mesh, [Shard(0)]).to_local()
+
+    def whole_of(self, part: torch.Tensor) -> torch.Tensor:
+        from torch.distributed.tensor import DTensor, Shard
+
+        if self._mesh.size() == 1:
+            return part
+        return DTensor.from_local(part, self._mesh, [Shard(0)], shape=self._shape, stride=(self._shape[1], 1)).full_tensor()
+
+
 class _Exchanges(SharedByCopies):
     """The exchanges of one model. Layers of one shape share one, because plans of ferry.torch outlive the next call."""
 
@@ -111,6 +185,14 @@ class _Exchanges(SharedByCopies):
         return self._made[key]
 
 
+class _Held(NamedTuple):
+    """The experts of this rank in a layer."""
+
+    number: int
+    run: Callable[..., torch.Tensor]
+    """run(rows [N, H], local ids [N, 1], ones [N, 1]): their outputs [N, H]."""
+
+
 class _Spread(NamedTuple):
     """What a layer of experts needs besides its weights."""
 
@@ -118,7 +200,7 @@ class _Spread(NamedTuple):
     experts: int
     """E, of all ranks."""
     function: Callable[..., torch.Tensor]
-    """Runs the experts of this rank: function(layer, rows, local ids [N, 1], ones [N, 1])."""
+    """Runs the experts of this rank, as an entry in transformers' table does."""
 
 
 def _run_experts(
@@ -130,12 +212,12 @@ def _run_experts(
         raise ferry.UsageError(f"experts_implementation {NAME!r}: the experts of this {type(self).__name__} are not spread over ranks: "
                                "call ferry.integrations.transformers.distribute_experts(model, group, max_tokens=...)")
     exchange = spread.exchanges.get(spread.experts, hidden_states, top_k_index.shape[-1])
-    return _exchange_rows(self, exchange, spread.function, hidden_states, top_k_index, top_k_weights)
+    held = _Held(self.num_experts, functools.partial(spread.function, self))
+    return _exchange_rows(held, exchange, hidden_states, top_k_index, top_k_weights)
 
 
 def _exchange_rows(
-    layer: Any, exchange: ferry.Exchange, function: Callable[..., torch.Tensor], hidden_states: torch.Tensor,
-    top_k_index: torch.Tensor, top_k_weights: torch.Tensor,
+    held: _Held, exchange: ferry.Exchange, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
 ) -> torch.Tensor:
     import torch
 
@@ -148,8 +230,8 @@ def _exchange_rows(
     outputs = rows.data
     if count > 0:
         row = torch.arange(count, dtype=torch.int32, device=outputs.device)
-        local = torch.searchsorted(rows.row_offsets[1:], row, right=True).clamp_(max=layer.num_experts - 1)
-        outputs = function(layer, rows.data[:count], local[:, None], outputs.new_ones((count, 1)))
+        local = torch.searchsorted(rows.row_offsets[1:], row, right=True).clamp_(max=held.number - 1)
+        outputs = held.run(rows.data[:count], local[:, None], outputs.new_ones((count, 1)))
     return ferry.torch.combine(exchange, outputs, rows, row_weights=rows.weight)
 
 
@@ -203,8 +285,8 @@ def _check_layer(name: str, layer: Any) -> None:
         raise ferry.UsageError(f"model: the experts of {name} are already spread over ranks: call distribute_experts once for a model")
     weights = dict(layer.named_parameters(recurse=False))
     if getattr(layer, "_is_expert_parallel", False) or any(isinstance(each, DTensor) for each in weights.values()):
-        raise ferry.UsageError(f"model: transformers has already sharded the experts of {name}: load the model without ep_size, tp_size "
-                               "and fsdp_size in its DistributedConfig")
+        raise ferry.UsageError(f"model: transformers has already sharded the experts of {name}: for such a model call register() before "
+                               f"it is loaded, with ep_implementation={NAME!r} in its DistributedConfig")
     unknown = sorted(set(weights) - set(_WEIGHTS)) + sorted(key for key, _ in layer.named_buffers(recurse=False))
     if unknown or "down_proj" not in weights or not all(each.is_floating_point() for each in weights.values()):
         raise ferry.UnsupportedError(f"model: {name}, a {type(layer).__name__}, has the weights {', '.join(weights) or 'none'}"
@@ -241,4 +323,5 @@ def _agree(rank: ferry.Rank, description: list[str], error: Exception | None) ->
     for other, theirs in enumerate(gathered):
         for one, another in zip(gathered[0][1:].split("\n"), theirs[1:].split("\n")):
             if one != another:
-                raise ferry.UsageError(f"distribute_experts: ranks differ: {one} on rank 0 and {another} on rank {other}: pass the same on every rank")
+                raise ferry.UsageError(f"distribute_experts: ranks differ: {one} on rank 0 and {another} on rank {other}: "
+                                       "pass the same on every rank")

@@ -1,5 +1,6 @@
 """Models of Hugging Face transformers with their experts spread over ranks, compared with the same model in one process."""
 
+import functools
 import pickle
 import sys
 
@@ -12,7 +13,7 @@ transformers = pytest.importorskip("transformers")
 import torch.distributed as dist
 
 import ferry
-from ferry.integrations.transformers import distribute_experts, expert_parameters
+from ferry.integrations.transformers import distribute_experts, expert_parameters, register
 from tiny_transformers import CONFIGURATIONS, EXPERTS, VOCABULARY, copy_of, gradients_in_one_process, loss_of, make_model, sequences
 from torch_processes import GPUS, run
 
@@ -239,6 +240,54 @@ def test_weights_that_are_loaded_after_the_call(rng):
     ferry.Group.threads(2).run(body)
 
 
+def full(tensor):
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
+def check_native(folder, names, layouts, rank, device, rng):
+    """Layouts of transformers' own expert parallelism, with its all-to-all beside Ferry's."""
+    from transformers.distributed import DistributedConfig
+
+    seed = int(rng.integers(1 << 30))
+    register(max_tokens=MOST)
+    for name in names:
+        whole = make_model(name, seed).to(device)
+        saved = f"{folder}/{name}"
+        if rank == 0:
+            whole.save_pretrained(saved)
+        dist.barrier()
+        for layout in layouts:
+            batches = dist.get_world_size() // layout.get("tp_size", 1)  # the ranks of a tensor-parallel group share one
+            mine = sequences(rng, batches)[rank * batches // dist.get_world_size()].to(device)
+            gradients = []
+            for implementation in ("ferry", "all_to_all"):
+                config = DistributedConfig(ep_implementation=implementation, **layout)
+                model = transformers.AutoModelForCausalLM.from_pretrained(saved, distributed_config=config)
+                held = [weight.to_local() for key, weight in model.named_parameters() if key.endswith("down_proj")]
+                assert all(len(weight) == EXPERTS // dist.get_world_size() for weight in held if weight.ndim == 3)
+                close(full(model(mine).logits.detach()), whole(mine).logits.detach(), f"logits of {name}, {layout}")
+                loss_of(model, mine, 10).backward()
+                gradients.append({key: full(weight.grad) for key, weight in model.named_parameters()})
+                if implementation == "ferry":
+                    settings = {"do_sample": False, "pad_token_id": 0, "max_new_tokens": NEW_TOKENS}
+                    assert torch.equal(model.generate(mine, synced_gpus=True, **settings), whole.generate(mine, **settings))
+                    model.save_pretrained(f"{saved} again")
+                    again = transformers.AutoModelForCausalLM.from_pretrained(f"{saved} again").state_dict()
+                    assert all(torch.equal(again[key], value.cpu()) for key, value in whole.state_dict().items())
+            assert any(gradient.any() for key, gradient in gradients[0].items() if key.endswith("experts.gate_up_proj"))
+            for key, gradient in gradients[1].items():
+                close(gradients[0][key], gradient, f"gradient of {key} of {name}, {layout}")
+
+
+@pytest.mark.parametrize("ranks, names, layouts", [
+    (2, ["Mixtral", "DeepSeek-V3"], [{"tp_size": 2, "ep_size": 2}, {"fsdp_size": 2, "ep_size": 2}]),
+    (4, ["OLMoE"], [{"fsdp_size": 2, "tp_size": 2, "ep_size": 4}, {"fsdp_size": 4, "ep_size": 2}]),
+])
+def test_models_that_transformers_shards(rng, tmp_path, ranks, names, layouts):
+    pytest.importorskip("accelerate")
+    run(functools.partial(check_native, str(tmp_path), names, layouts), rng, ranks, "nccl" if GPUS >= ranks else "gloo")
+
+
 def small(name="Mixtral"):
     return make_model(name, 1)
 
@@ -263,13 +312,15 @@ def test_bad_arguments_of_one_rank_end_the_call_on_all_ranks(rng):
         for make, settings, match in cases:
             given = {"max_tokens": 8} | settings if rank.index else {"max_tokens": 8}
             model = make() if rank.index else small()
-            refused(lambda: distribute_experts(model, rank, **given), match if rank.index else f"rank 1 refused distribute_experts: .*{match}")
+            refused(lambda: distribute_experts(model, rank, **given),
+                    match if rank.index else f"rank 1 refused distribute_experts: .*{match}")
             if rank.index == 0:  # nothing has changed
                 assert not expert_parameters(model) and model.config._experts_implementation == "grouped_mm"
         mixed = small("OLMoE" if rank.index else "Mixtral")
         refused(lambda: distribute_experts(mixed, rank, max_tokens=8),
                 "ranks differ: MixtralForCausalLM with 2 layers .* on rank 0 and OlmoeForCausalLM with .* on rank 1: pass the same")
-        refused(lambda: distribute_experts(small(), rank, max_tokens=8 + rank.index), "max_tokens = 8 on rank 0 and max_tokens = 9 on rank 1")
+        refused(lambda: distribute_experts(small(), rank, max_tokens=8 + rank.index),
+                "max_tokens = 8 on rank 0 and max_tokens = 9 on rank 1")
 
     ferry.Group.threads(2).run(body)
 
@@ -302,7 +353,8 @@ def test_calls_that_a_spread_model_refuses(rng):
         model = copy_of(whole)
         distribute_experts(model, rank, max_tokens=8)
         mine = ids if rank.index else ids[:, :5]
-        refused(lambda: model(mine), "experts: 9 tokens on rank 1, max_tokens is 8: .* call distribute_experts with a larger max_tokens"
+        refused(lambda: model(mine),
+                "experts: 9 tokens on rank 1, max_tokens is 8: .* pass a larger max_tokens to distribute_experts or register"
                 if rank.index else "rank 1 refused experts 1: .*9 tokens")
         close(model(ids[:, :8]).logits.detach(), whole(ids[:, :8]).logits.detach(), "logits")  # the exchange stays usable
 
@@ -315,7 +367,14 @@ def test_calls_that_a_spread_model_refuses(rng):
     refused(lambda: other(ids), "experts_implementation 'ferry': the experts of this MixtralExperts are not spread over ranks")
 
 
-def test_the_host_is_imported_late(monkeypatch):
-    """A module of the host that cannot be imported, as in transformers 4."""
+def test_settings_of_register():
+    refused(lambda: register(max_tokens=0), "max_tokens = 0, must be 1 to")
+    refused(lambda: register(max_tokens=8, capacity=-1), "capacity = -1, must be 0 to")
+
+
+def test_a_host_without_the_tables(monkeypatch):
+    """Modules of the host that cannot be imported, as in transformers 4."""
+    monkeypatch.setitem(sys.modules, "transformers.distributed.expert_parallel", None)
+    refused(lambda: register(max_tokens=8), "register: needs transformers 5.24 or newer", ferry.UnsupportedError)
     monkeypatch.setitem(sys.modules, "transformers.integrations.moe", None)
     refused(lambda: distribute_experts(None, None, max_tokens=8), "needs transformers 5.0 or newer", ferry.UnsupportedError)
