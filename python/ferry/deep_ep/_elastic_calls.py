@@ -14,7 +14,7 @@ from ferry.deep_ep import _normal
 from ferry.deep_ep._arrays import arrays_of
 from ferry.deep_ep._elastic_exchanges import Shape
 from ferry.deep_ep._elastic_handle import EPHandle
-from ferry.deep_ep._exchanges import made_or_refused
+from ferry.deep_ep._exchanges import ELASTIC_COMBINE, ELASTIC_DISPATCH, METHODS, made_or_refused
 from ferry.deep_ep.utils import EventHandle, EventOverlap
 
 MOST_SLOTS = 32
@@ -264,7 +264,7 @@ class ElasticCalls:
 
     def dispatch_again(self, given: Dispatch, settings: Settings, theoretical_sms):
         """A dispatch by a handle."""
-        handle = self._handle(given.handle, "dispatch")
+        handle = self._handle(given.handle, ELASTIC_DISPATCH)
         exchange, expand = handle.exchange, handle.do_expand
 
         def read(stack):
@@ -300,7 +300,7 @@ class ElasticCalls:
         return recv_x, ids, recv_weights, handle, overlap
 
     def combine(self, x, given_handle, topk_weights, bias, settings: Settings):
-        handle = self._handle(given_handle, "combine")
+        handle = self._handle(given_handle, ELASTIC_COMBINE)
         exchange, expand = handle.exchange, handle.do_expand
 
         def read(stack):
@@ -324,7 +324,7 @@ class ElasticCalls:
             values = weights if expand else None
             summed = None
             try:
-                with self._exchanges.call(exchange), in_words((*WORDS, ("outputs: ", "x: "))):
+                with self._exchanges.call(exchange, ELASTIC_COMBINE), in_words((*WORDS, ("outputs: ", "x: "))):
                     made = exchange.combine(rows, handle.plan, row_values=values, result=result, sm_limit=sm_limit)
             except ferry.BadSourceError:
                 if weights is not None and not expand:
@@ -340,14 +340,14 @@ class ElasticCalls:
                 outputs.append(result)
             return result, summed, scope.finish([rows, handle.memory, *_given(weights), *biases], outputs)
 
-    def _handle(self, handle, operation):
+    def _handle(self, handle, call):
         if not isinstance(handle, EPHandle):
             wrong = f"handle: expected an EPHandle that dispatch returned, got {type(handle).__name__}"
         elif handle.exchanges is not self._exchanges:
             wrong = "handle: of another ElasticBuffer: pass one that a dispatch of this ElasticBuffer returned"
         else:
             return handle
-        self._exchanges.refuse_last(operation, ferry.UsageError(wrong))
+        self._exchanges.refuse(call, ferry.UsageError(wrong), operation=METHODS[call])
 
 
 def _given(*arrays):

@@ -16,6 +16,7 @@ from ferry.deep_ep._exchanges import (
     ELASTIC_GATHER,
     FIRST_ELASTIC_DISPATCH,
     REFUSED,
+    REFUSED_FIRST,
     GroupExchanges,
     text_of,
 )
@@ -82,21 +83,34 @@ class ElasticExchanges(GroupExchanges):
         self._last = exchange
         return exchange
 
-    def refuse_dispatch(self, shape: Shape | None, error: BaseException):
-        """Raises `error`, and ends the dispatch of the peers: one of `shape`, or if that cannot be read of the last one's."""
-        exchange = self._last if shape is None else self._known(shape)
-        if exchange is None:
+    def refuse(self, call: int, error: BaseException, exchange=None, operation="dispatch"):
+        """Raises `error`, and ends the peers' calls with it. `call`: this rank's, in CALLS.
+
+        On host memory whatever call the peers are in. On a GPU they would learn too late that this rank gathers, so that only a
+        call of `exchange` ends, by default the last dispatch's: `operation` is what the peers call.
+        """
+        exchange = exchange or self._last
+        if exchange is None or exchange.config.memory != "device":
             self._leave_calls()
-            self._gather(FIRST_ELASTIC_DISPATCH, (REFUSED,), error)
-        else:
-            exchange.refuse(text_of(error))
+            self._gather(call, (REFUSED_FIRST,), error)
+        exchange.refuse(text_of(error), operation=operation)
         raise error
 
-    def refuse_last(self, operation: str, error: BaseException):
-        """Raises `error`, and ends the peers' call that a wrong handle would have named."""
-        if self._last is not None:
-            self._last.refuse(text_of(error), operation=operation)
-        raise error
+    def refuse_dispatch(self, shape: Shape | None, error: BaseException):
+        """The same for a dispatch with new routes, of `shape` if that could be read."""
+        self.refuse(FIRST_ELASTIC_DISPATCH, error, None if shape is None else self._known(shape))
+
+    def refuse_gather(self, error: BaseException):
+        """The same for an all_gather."""
+        self.refuse(ELASTIC_GATHER, error, self._made.get("gather", [None])[0], "all_gather_v")
+
+    def barrier(self):
+        """Collective: waits for the hosts of all ranks."""
+        try:
+            self._gather(ELASTIC_BARRIER)
+        except ferry.UsageError:
+            self._leave_calls()  # as the peers have, which are in another call
+            raise
 
     def for_gathers(self, on_device):
         """The exchange behind all_gather. Collective the first time."""
@@ -106,26 +120,15 @@ class ElasticExchanges(GroupExchanges):
             self._made["gather"] = [self._make_on(on_device, normal_settings(GATHER_TOKENS, GATHER_HIDDEN, self.rank.size, 1))]
         return self._made["gather"][0]
 
-    def refuse_gather(self, error: BaseException):
-        """Raises `error`, and ends the all_gather of the peers."""
-        if "gather" not in self._made:
-            self._leave_calls()
-            self._gather(ELASTIC_GATHER, (REFUSED,), error)
-        self._made["gather"][0].refuse(text_of(error), operation="all_gather_v")
-        raise error
-
-    def barrier(self):
-        self._gather(ELASTIC_BARRIER)
-
     @contextlib.contextmanager
-    def call(self, exchange, name=CALLS[ELASTIC_DISPATCH]):
+    def call(self, exchange, name=ELASTIC_DISPATCH):
         """Around a call of `exchange`. Where a peer gathers, their calls differ, and all ranks get an error."""
         try:
             yield
         except ferry.UsageError as refusal:
             if _MUST_AGREE in str(refusal):
                 self._leave_calls(but=exchange)
-                self.meet(name)
+                self.meet(CALLS[name])
             raise
 
     def _known(self, shape: Shape):

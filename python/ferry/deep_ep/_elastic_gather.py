@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ferry
+from ferry._core import _CallScope
 from ferry.deep_ep._arrays import arrays_of
 from ferry.deep_ep._elastic_sizes import GATHER_UNIT, rounded_up, shapes_of
-from ferry._core import _CallScope
+from ferry.deep_ep._exchanges import ELASTIC_GATHER
 
 
 class Sessions:
@@ -68,7 +69,7 @@ class Sessions:
         if gathered is None:
             gathered = arrays.empty((ranks, *array.shape), arrays.type_name(array), array)
         if _bytes(array):
-            with self._exchanges.call(exchange, "an all_gather of ElasticBuffer"):
+            with self._exchanges.call(exchange, ELASTIC_GATHER):
                 exchange.all_gather_v(arrays.bytes_of(array.reshape(1, -1)), arrays.bytes_of(gathered.reshape(ranks, -1)))
         return gathered
 

@@ -12,7 +12,9 @@ from ferry.deep_ep._config import dispatch_config, low_latency_settings, low_lat
 
 DEADLINE = 100.0  # seconds; callers of deep_ep expect about this
 ROUNDING = 256  # the most tokens of a rank are rounded up to this, so that a slightly larger step needs no new exchange
-REFUSED = -1  # gathered in place of a rank's first number if its arguments are wrong
+# Gathered in place of a rank's first number if its arguments are wrong. If calls differ, peers get an error that says so, or with the
+# second one still this rank's.
+REFUSED, REFUSED_FIRST = -1, -2
 MESSAGE_BYTES = 256  # of the error message gathered then
 
 # Ranks gather which call they are in together with its numbers. Different calls are an error on every rank.
@@ -28,16 +30,18 @@ CALLS = (
     "the constructor of ElasticBuffer",
     "the first dispatch of a shape of ElasticBuffer",
     "a dispatch of ElasticBuffer",
+    "a combine of ElasticBuffer",
     "an all_gather of ElasticBuffer",
     "a barrier of ElasticBuffer",
     "the constructor of HybridEPBuffer",
     "a dispatch of HybridEPBuffer with new routes",
 )
 DISPATCH, FIRST_LOW_LATENCY, FIRST_WEIGHTS, CONSTRUCTION = range(4)
-ELASTIC_CONSTRUCTION, FIRST_ELASTIC_DISPATCH, ELASTIC_DISPATCH, ELASTIC_GATHER, ELASTIC_BARRIER = range(7, 12)
-HYBRID_CONSTRUCTION, HYBRID_DISPATCH = range(12, 14)
+ELASTIC_CONSTRUCTION, FIRST_ELASTIC_DISPATCH, ELASTIC_DISPATCH, ELASTIC_COMBINE, ELASTIC_GATHER, ELASTIC_BARRIER = range(7, 13)
+HYBRID_CONSTRUCTION, HYBRID_DISPATCH = range(13, 15)
 METHODS = {DISPATCH: "dispatch", FIRST_LOW_LATENCY: "low_latency_dispatch", CONSTRUCTION: "the constructor",
-           ELASTIC_CONSTRUCTION: "the constructor", FIRST_ELASTIC_DISPATCH: "dispatch", ELASTIC_GATHER: "all_gather",
+           ELASTIC_CONSTRUCTION: "the constructor", FIRST_ELASTIC_DISPATCH: "dispatch", ELASTIC_DISPATCH: "dispatch",
+           ELASTIC_COMBINE: "combine", ELASTIC_GATHER: "all_gather",
            HYBRID_CONSTRUCTION: "the constructor", HYBRID_DISPATCH: "dispatch"}
 MOST_NUMBERS = 9  # that a rank gathers with its call
 
@@ -134,18 +138,21 @@ class GroupExchanges:
     def _gather(self, call, numbers=(0,), error=None):
         """Collective: the numbers of every rank, at most MOST_NUMBERS. UsageError on all ranks if they are not in the same call.
 
-        If one rank has an error and says REFUSED, all raise.
+        If one rank has an error and says REFUSED or REFUSED_FIRST, all raise.
         """
         form = f"{1 + MOST_NUMBERS}q"
         mine = struct.pack(form, call, *numbers, *[0] * (MOST_NUMBERS - len(numbers)))
         gathered = [struct.unpack(form, theirs) for theirs in self.rank.all_gather(mine)]
-        for rank, (theirs, *_) in enumerate(gathered):
-            if theirs != gathered[0][0]:
-                different = f"rank 0 is in {CALLS[gathered[0][0]]}, rank {rank} in {CALLS[theirs]}"
-                raise ferry.UsageError(different) from error
         first_numbers = [first for _, first, *_ in gathered]
-        if REFUSED in first_numbers:
-            self._raise_error(METHODS[call], error, first_numbers.index(REFUSED))
+        if REFUSED_FIRST not in first_numbers:
+            for rank, (theirs, *_) in enumerate(gathered):
+                if theirs != gathered[0][0]:
+                    different = f"rank 0 is in {CALLS[gathered[0][0]]}, rank {rank} in {CALLS[theirs]}"
+                    raise ferry.UsageError(different) from error
+        for refused in (REFUSED_FIRST, REFUSED):
+            if refused in first_numbers:
+                rank = first_numbers.index(refused)
+                self._raise_error(METHODS[gathered[rank][0]], error, rank)
         return [theirs[: len(numbers)] for _, *theirs in gathered]
 
     def _raise_error(self, method, error, first):

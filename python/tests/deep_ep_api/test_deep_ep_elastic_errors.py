@@ -184,6 +184,21 @@ def test_weights_and_scales_that_differ_between_ranks(rng):
     on_ranks(2, body)
 
 
+def test_a_bad_dispatch_while_peers_are_in_another_call(rng):
+    step = full_step(rng)
+
+    def body(me, buffer):
+        rows, _, weights, handle, _ = dispatch(buffer, step, me)
+        for call in (lambda: dispatch(buffer, step, 0, num_experts=32), lambda: buffer.combine(rows, handle, weights), buffer.barrier,
+                     lambda: buffer.dispatch(step.tokens[0], handle=handle)):
+            with pytest.raises(ferry.UsageError, match="x: expected bfloat16" if me else "rank 1 refused dispatch: x: expected bfloat16"):
+                dispatch(buffer, step, me, x=step.weights[1]) if me else call()
+        assert same_bits(buffer.combine(rows, handle, weights)[1], step.weights[me])
+        dispatch(buffer, step, me, num_experts=32)
+
+    on_ranks(2, body)
+
+
 @pytest.mark.parametrize("first", ["combine", "first dispatch", "first combine with weights", "all_gather"])
 def test_ranks_in_different_calls(rng, first):
     step = full_step(rng)
@@ -326,4 +341,4 @@ def test_use_after_destroy(rng):
 
 
 def test_every_call_has_a_name():
-    assert len(set(CALLS)) == len(CALLS) and sum("ElasticBuffer" in call for call in CALLS) == 5
+    assert len(set(CALLS)) == len(CALLS) and sum("ElasticBuffer" in call for call in CALLS) == 6
