@@ -28,8 +28,12 @@ html_show_sphinx = False
 html_favicon = "favicon.svg"
 autodoc_member_order = "bysource"
 
-# Modules have pages of their own, and some need PyTorch.
-ferry.__all__ = [name for name in ferry.__all__ if name not in ("deep_ep", "max", "megatron", "nvfuser", "torch")]
+# The order of the Python reference: a program meets these names first, errors last. Modules have pages of their own, and some need PyTorch.
+FIRST = ["Group", "Rank", "Exchange", "Config", "DispatchResult", "ReceiveBuffers", "Plan"]
+LAST = ["Error", *sorted(name for name in ferry.__all__ if name.endswith("Error") and name != "Error")]
+MODULES = ["deep_ep", "max", "megatron", "nvfuser", "torch"]
+ferry.__all__ = FIRST + [name for name in ferry.__all__ if name not in FIRST + LAST + MODULES] + LAST
+maximum_signature_line_length = 100
 
 # Pages that are a document of the repository's root.
 FROM_ROOT = {"site/overview": "README.md", "site/changes": "CHANGELOG.md", "site/contributing": "CONTRIBUTING.md"}
@@ -37,10 +41,10 @@ PAGE_OF = {document: f"docs/{page}.md" for page, document in FROM_ROOT.items()}
 
 
 def put_document_first(app, docname, source):
-    if docname == "index":  # links to these documents, which on the site lie elsewhere
+    if docname not in FROM_ROOT:  # links to these documents, which on the site lie elsewhere
+        folder = pathlib.PurePath(docname).parent
         for page, document in FROM_ROOT.items():
-            source[0] = source[0].replace(f"](../{document}", f"]({page}.md")
-    if docname not in FROM_ROOT:
+            source[0] = source[0].replace(f"]({os.path.relpath('..', folder)}/{document}", f"]({os.path.relpath(page, folder)}.md")
         return
     folder = (REPOSITORY / "docs" / docname).parent
 
