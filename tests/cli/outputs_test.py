@@ -347,14 +347,20 @@ class OtherCommandsTest(ProgramTest):
 
     def test_limits(self):
         table = self.succeed("limits", "--ranks", "3", "--json", self.path("limits.json"))
-        for word in ["memcpy", "read and written", "flag", "spinning", "sleeping", "barrier"]:
+        for word in ["memcpy", "read and written", "flag", "spinning", "sleeping", "barrier", "; load average "]:
             self.assertIn(word, table)
+        self.assertIn("it sleeps until the writer wakes it", self.succeed("limits", "--help"))
         with open(self.path("limits.json"), encoding="utf-8") as file:
             limits = json.load(file)
         self.assertEqual((limits["schema"], limits["schema_version"]), ("ferry.limits", 1))
         self.assertRegex(limits["ferry_version"], VERSION)
         self.assertIn(3, [one["threads"] for one in limits["memcpy"]])
         self.assertTrue(all(one["bytes_per_second"] > 1e8 for one in limits["memcpy"]))
+        rates = [one["bytes_per_second"] for one in limits["memcpy"]]  # of more and more threads
+        slower = any(max(rates[:i]) > 1.25 * rates[i] for i in range(1, len(rates)))
+        times = {(one["group"], one["waiting"]): one["seconds"] for one in limits["flag_one_way"]}
+        sleepy = any(times[group, "spinning"] > times[group, "sleeping"] for group in ("threads", "processes"))
+        self.assertEqual("Warning: figures disagree" in table, slower or sleepy and limits["machine"]["cores"] > 1, table)
         ways = {(one["group"], one["waiting"]) for one in limits["flag_one_way"]}
         self.assertEqual(len(ways), 4)
         self.assertEqual({(one["group"], one["ranks"]) for one in limits["barrier"]}, {("threads", 3), ("processes", 3)})

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <cstdlib>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -30,12 +31,15 @@ namespace {
 
 constexpr const char* kLimitsFooter =
     R"(memcpy   bytes read plus bytes written per second, in buffers larger than the caches
-flag     time from one rank's write of a flag in shared memory to another rank's read of it
+flag     time from one rank's write of a flag in shared memory to another rank's read of it. spinning: the reader
+         polls the flag, which needs a core for each rank; sleeping: it sleeps until the writer wakes it, as
+         Ferry's ranks do after a while
 barrier  time of a barrier of all ranks
 push     cuda: bytes per second out of each rank while all ranks write to all others, by SMs per rank
 launch   cuda: time of an empty kernel in a graph
 
 Each figure is a median. In brackets (JSON: low, high): between these values lie eight of ten measurements.
+Other work on the cores makes figures disagree, such as sleeping faster than spinning: measure on an idle machine.
 
 Examples:
   ferry limits
@@ -150,7 +154,7 @@ struct BarrierTime {
 
 struct HostLimits {
   std::vector<MemcpyRate> memcpy;
-  std::vector<FlagTime> flags;
+  std::vector<FlagTime> flags;  // of each group spinning, then sleeping
   std::vector<BarrierTime> barriers;
 };
 
@@ -197,9 +201,26 @@ std::string in_time(double seconds) {
   return report::in_time(seconds * 1e6);
 }
 
+// Whether other work shared the cores meanwhile: spinning was slower than sleeping although every rank has a
+// core, or memcpy slower by a quarter with more threads.
+bool disagree(const HostLimits& limits) {
+  bool found = false;
+  for (std::size_t i = 0; cores() > 1 && i < limits.flags.size(); i += 2)
+    found |= limits.flags[i].seconds.median > limits.flags[i + 1].seconds.median;
+  double most = 0;
+  for (const MemcpyRate& one : limits.memcpy) {
+    found |= most > 1.25 * one.bytes_per_second.median;
+    most = std::max(most, one.bytes_per_second.median);
+  }
+  return found;
+}
+
 std::string table_of(const HostLimits& limits) {
-  std::string text = fmt::format("Machine   {}, {}, {}\n", cpu_name(), report::counted(cores(), "core"),
-                                 report::in_bytes(static_cast<double>(memory_bytes())));
+  double load = 0;
+  getloadavg(&load, 1);
+  std::string text =
+      fmt::format("Machine   {}, {}, {}; load average {:.1f}\n", cpu_name(), report::counted(cores(), "core"),
+                  report::in_bytes(static_cast<double>(memory_bytes())), load);
   for (const MemcpyRate& one : limits.memcpy) {
     text += fmt::format("memcpy    {:<23} {} read and written\n", report::counted(one.threads, "thread"),
                         shown(one.bytes_per_second, report::in_bytes_per_second));
@@ -211,6 +232,12 @@ std::string table_of(const HostLimits& limits) {
   for (const BarrierTime& one : limits.barriers) {
     text += fmt::format("barrier   {:<10} {:<12} {}\n", one.group, report::counted(one.ranks, "rank"),
                         shown(one.seconds, in_time));
+  }
+  if (disagree(limits)) {
+    text += fmt::format(
+        "\n{} figures disagree: sleeping beats spinning, or more threads copy less. Other work "
+        "shares the\ncores. Measure again on an idle machine.\n",
+        report::toned("Warning:", report::Tone::doubtful, colours(stdout)));
   }
   return text;
 }
