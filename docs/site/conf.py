@@ -35,6 +35,21 @@ MODULES = ["deep_ep", "max", "megatron", "nvfuser", "torch"]
 ferry.__all__ = FIRST + [name for name in ferry.__all__ if name not in FIRST + LAST + MODULES] + LAST
 maximum_signature_line_length = 100
 
+
+def static_method(function):
+    """A Python function with the documentation of a compiled one, which Sphinx takes for a value."""
+    def documented():
+        pass
+
+    documented.__name__, documented.__doc__ = function.__name__, function.__doc__
+    return staticmethod(documented)
+
+
+for class_ in (value for value in map(vars(ferry).get, ferry.__all__) if isinstance(value, type)):
+    for name, value in list(vars(class_).items()):
+        if type(value).__name__ == "nb_func" and not name.startswith("_"):
+            setattr(class_, name, static_method(value))
+
 # Pages that are a document of the repository's root.
 FROM_ROOT = {"site/overview": "README.md", "site/changes": "CHANGELOG.md", "site/contributing": "CONTRIBUTING.md"}
 PAGE_OF = {document: f"docs/{page}.md" for page, document in FROM_ROOT.items()}

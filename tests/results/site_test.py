@@ -4,7 +4,7 @@ import unittest
 
 import small_repository  # noqa: F401  (it finds the scripts)
 
-from check_site import lost_asterisks, missing_names, searchable_logs
+from check_site import functions_as_values, lost_asterisks, missing_names, searchable_logs
 
 
 class SiteTest(unittest.TestCase):
@@ -17,6 +17,11 @@ class SiteTest(unittest.TestCase):
         for page in ("<p>a <em>row of tiles</em> is</p>", "<p>(<em>a</em>), <strong>b</strong>: c</p>", "<p><code>R * T * K</code></p>",
                      "<p>a <em>b</em>, <em>c</em>.</p>"):
             self.assertEqual(list(lost_asterisks(page)), [], page)
+
+    def test_functions_are_not_shown_as_values(self):
+        page = '<dt><span class="pre">mpi</span><em><span> = </span><span>&lt;nanobind.nb_func</span> <span>object&gt;</span></em></dt>'
+        self.assertEqual(functions_as_values(page), ["mpi"])
+        self.assertEqual(functions_as_values("<dt><span>mpi</span>() = 1, nanobind</dt>"), [])
 
     def test_logs_are_not_searched(self):
         index = 'Search.setIndex({"docnames":["contract","log/a"],"terms":{},"titles":["The contract","%s"]})'
