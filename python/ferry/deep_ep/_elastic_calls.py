@@ -243,21 +243,21 @@ class ElasticCalls:
         with self._exchanges.call(exchange), in_words(WORDS), _overflows_named(routes.max_tokens):
             plan = exchange.dispatch(rows.sent(), routes.ids, sent, format=rows.format, memory=received.memory(),
                                      sm_limit=routes.num_sms if arrays.on_device else 0).plan
-        plan.set_row_bound(min(max(1, most), exchange.capacity))
-        outputs = received.arrays()
+        plan.set_row_bound(min(most, exchange.capacity))
+        outputs = [*received.arrays(), *([routes.topk_idx] if given.do_handle_copy else ())]
         if received.ids is not None:
             received.ids = arrays.to(received.ids, arrays.type_name(routes.ids))[:most]
             outputs.append(received.ids)
         handle = EPHandle(self._exchanges, exchange, routes, plan, received, lists)
         if given.stats is not None:
-            counts = handle.num_unaligned_recv_tokens_per_expert
+            counts, stats = handle.num_unaligned_recv_tokens_per_expert, given.stats
             outputs.append(counts)
-            given.stats[...] += counts
+            stats += counts
         if given.do_zero_padding:
             _clear(received.parts, handle, arrays)
         recv_x = rows.received(received.parts, most, given.column_major)
         recv_weights = None if weights is None else received.weights[:most]
-        overlap = scope.finish([*rows.parts, routes.ids, *_given(sent, given.stats)],
+        overlap = scope.finish(_given(*_parts(given.x), given.topk_idx, given.topk_weights, given.stats),
                                [*outputs, *(recv_x if rows.scales else ())])
         handle.event = overlap.event
         return recv_x, received.ids, recv_weights, handle, overlap
@@ -295,7 +295,7 @@ class ElasticCalls:
             recv_x = rows.received(parts, handle.rows, given.column_major)
             ids = None if expand else arrays.copy(handle.recv_topk_idx)
             recv_weights = None if weights is None else room[: handle.rows]
-            overlap = scope.finish([*rows.parts, handle.memory, *_given(weights, handle.recv_topk_idx)],
+            overlap = scope.finish(_given(*_parts(given.x), given.topk_weights, handle.memory, handle.recv_topk_idx),
                                    [*parts, *_given(room, ids), *(recv_x if rows.scales else ())])
         return recv_x, ids, recv_weights, handle, overlap
 
@@ -338,7 +338,7 @@ class ElasticCalls:
             if biases:
                 result = _normal.with_biases(result, biases)
                 outputs.append(result)
-            return result, summed, scope.finish([rows, handle.memory, *_given(weights), *biases], outputs)
+            return result, summed, scope.finish(_given(x, topk_weights, *_parts(bias), handle.memory), outputs)
 
     def _handle(self, handle, call):
         if not isinstance(handle, EPHandle):
@@ -354,8 +354,12 @@ def _given(*arrays):
     return [array for array in arrays if array is not None]
 
 
+def _parts(arrays):
+    return arrays if isinstance(arrays, (tuple, list)) else (arrays,)
+
+
 def _biases(bias):
-    terms = _given(*bias) if isinstance(bias, (tuple, list)) else _given(bias)
+    terms = _given(*_parts(bias))
     if len(terms) > 2:
         raise ferry.UsageError(f"bias: expected at most two arrays, got {len(terms)}")
     return terms
