@@ -10,8 +10,9 @@ Collective, in forward and backward: all ranks run the same operators in the sam
 
 from __future__ import annotations
 
+from ferry.torch._dropping import drop_routes, get_capacity
 from ferry.torch._functions import DispatchResult, combine, dispatch
 from ferry.torch._moe import MoE
 from ferry.torch._registry import handle_of
 
-__all__ = ["DispatchResult", "MoE", "combine", "dispatch", "handle_of"]
+__all__ = ["DispatchResult", "MoE", "combine", "dispatch", "drop_routes", "get_capacity", "handle_of"]

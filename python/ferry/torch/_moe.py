@@ -7,6 +7,7 @@ from torch import nn
 
 import ferry
 from ferry._call_shapes import refusing_construction, refusing_misfits
+from ferry.torch._dropping import POLICIES, drop_routes, get_capacity
 from ferry.torch._functions import combine, dispatch
 from ferry.torch._registry import exchange_with, handle_of, key_of
 
@@ -33,12 +34,22 @@ class MoE(nn.Module):
         ffn: int,
         max_tokens: int,
         capacity: int = 0,
+        capacity_factor: float | None = None,
+        drop_policy: str = "probs",
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
     ):
-        """`capacity`: rows an expert has room for, beyond which OverflowError is raised; 0: R * max_tokens, any routing."""
+        """`capacity`: rows an expert has room for, beyond which OverflowError is raised; 0: R * max_tokens, any routing.
+
+        `capacity_factor` instead: an expert keeps get_capacity(max_tokens * top_k, experts, capacity_factor) routes of each rank,
+        those that drop_routes() keeps by `drop_policy`, and its block has R times as many rows.
+        """
         super().__init__()
         with refusing_construction(group):
+            if drop_policy not in POLICIES:
+                raise ferry.UsageError(f"drop_policy: {drop_policy!r} is not one of {', '.join(POLICIES)}")
+            if capacity_factor is not None and (capacity or capacity_factor <= 0):
+                raise ferry.UsageError(f"capacity_factor: {capacity_factor} with capacity {capacity}: must be positive, and the only one given")
             if dtype not in _FORMATS:
                 raise ferry.UsageError(f"dtype: {dtype} is not one of {', '.join(map(str, _FORMATS))}")
             memory = "device" if torch.device(device).type == "cuda" else "host"
@@ -46,7 +57,10 @@ class MoE(nn.Module):
             "experts": experts, "top_k": top_k, "hidden": hidden, "max_tokens": max_tokens, "capacity": capacity,
             "layout": "expert_padded", "format": _FORMATS[dtype], "combine_type": _FORMATS[dtype], "own_receive_buffers": False,
             "memory": memory}
-        self.top_k = top_k
+        self.top_k, self.drop_policy = top_k, drop_policy
+        self.kept = None if capacity_factor is None else get_capacity(max_tokens * top_k, experts, capacity_factor)
+        if self.kept is not None:
+            self._settings["capacity"] = group.size * self.kept
         self.connect(group)
         local = len(self.exchange.config.placement.experts_of(self.exchange.rank))
         made = {"dtype": dtype, "device": device}
@@ -75,6 +89,8 @@ class MoE(nn.Module):
         scores = self.router(tokens).float().softmax(-1)
         weights, ids = scores.topk(self.top_k)
         weights = weights / weights.sum(-1, keepdim=True)
+        if self.kept is not None:
+            ids = drop_routes(ids, weights, drop_policy=self.drop_policy, capacity=self.kept)
         rows = dispatch(self._handle, tokens, ids, weights)
         outputs = torch.bmm(nn.functional.silu(torch.bmm(rows.data, self.w_in)), self.w_out)
         return combine(self._handle, outputs, rows, row_weights=rows.weight).reshape(x.shape)
