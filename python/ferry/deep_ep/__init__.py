@@ -14,7 +14,7 @@ from __future__ import annotations
 import importlib.util
 
 from ferry import __version__
-from ferry.deep_ep import buffer, hybrid_ep_buffer, utils
+from ferry.deep_ep import buffer, buffers, hybrid_ep_buffer, utils
 from ferry.deep_ep._buffer import Buffer
 from ferry.deep_ep._config import Config
 from ferry.deep_ep._elastic import ElasticBuffer
@@ -24,7 +24,7 @@ from ferry.deep_ep._hybrid_config import HybridEpConfigInstance
 from ferry.deep_ep.utils import EventHandle, EventOverlap
 
 __all__ = ["Buffer", "Config", "EPHandle", "ElasticBuffer", "EventHandle", "EventOverlap", "HybridEPBuffer",
-           "HybridEpConfigInstance", "__version__", "buffer", "hybrid_ep_buffer", "install", "utils"]
+           "HybridEpConfigInstance", "__version__", "buffer", "buffers", "hybrid_ep_buffer", "install", "utils"]
 if importlib.util.find_spec("torch") is not None:
     __all__ += ["topk_idx_t"]
 
@@ -40,7 +40,7 @@ def __getattr__(name: str):
 
 
 def install() -> None:
-    """Makes `import deep_ep`, `deep_ep.buffer`, `deep_ep.utils` and `deep_ep_cpp` import this package, each class once."""
+    """Makes `import deep_ep`, its modules and `deep_ep_cpp` import this package, each class once."""
     import sys
 
     import ferry.deep_ep._cpp

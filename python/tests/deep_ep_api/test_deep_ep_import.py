@@ -42,16 +42,20 @@ def test_install():
         import deep_ep
         import deep_ep._buffer
         import deep_ep.buffer
-        import deep_ep.utils
+        import deep_ep.utils.event
         import deep_ep_cpp
         from deep_ep import Buffer, Config, ElasticBuffer, EPHandle, EventHandle, EventOverlap
         from deep_ep.buffer import Buffer as of_buffer
+        from deep_ep.buffers.elastic import ElasticBuffer as of_elastic, EPHandle as handle_of_elastic
+        from deep_ep.buffers.legacy import Buffer as of_legacy
         from deep_ep.hybrid_ep_buffer import HybridEPBuffer, HybridEpConfigInstance, indices_to_map
         from deep_ep.utils import EventHandle as handle_of_utils, EventOverlap as overlap_of_utils
         from deep_ep_cpp import Config as config_of_cpp, EventHandle as handle_of_cpp
 
         assert deep_ep is ferry.deep_ep
         assert Buffer is of_buffer is deep_ep._buffer.Buffer is deep_ep.buffer.Buffer is ferry.deep_ep.Buffer
+        assert ElasticBuffer is of_elastic and EPHandle is handle_of_elastic and Buffer is of_legacy
+        assert EventOverlap is deep_ep.utils.event.EventOverlap and EventHandle is deep_ep.utils.event.EventHandle
         assert HybridEPBuffer is deep_ep.HybridEPBuffer and HybridEpConfigInstance is deep_ep.HybridEpConfigInstance
         assert EventHandle is handle_of_utils is handle_of_cpp is ferry.deep_ep.EventHandle
         assert EventOverlap is overlap_of_utils is deep_ep.utils.EventOverlap is ferry.deep_ep.EventOverlap
@@ -62,7 +66,7 @@ def test_install():
         """)
 
 
-@pytest.mark.parametrize("first", ["deep_ep", "deep_ep.buffer", "deep_ep_cpp"])
+@pytest.mark.parametrize("first", ["deep_ep", "deep_ep.buffer", "deep_ep.buffers.elastic", "deep_ep.utils.event", "deep_ep_cpp"])
 def test_the_package_deep_ep(first):
     run(f"""if True:
         import {first}

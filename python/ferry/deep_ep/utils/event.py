@@ -1,4 +1,4 @@
-"""deep_ep.utils: events."""
+"""Events, as calls take and return them."""
 
 from __future__ import annotations
 
