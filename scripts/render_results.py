@@ -41,6 +41,9 @@ class Results:
         self.records = sorted(bench, key=lambda record: record["date"], reverse=True)
         self.rows = [[present(row) for row in record["measured"]["rows"]] for record in self.records]
         self.used = []
+        self.calls = sorted((record for record in records if is_calls(record)), key=lambda record: record["date"], reverse=True)
+        self.beside = sorted((record for record in records if record.get("measured", {}).get("schema") == "ferry.beside_deep_ep"),
+                             key=lambda record: record["date"], reverse=True)
 
     def find(self, where):
         """The newest measured row with the wanted values, or None."""
@@ -56,6 +59,12 @@ class Results:
 def is_bench(record):
     measured = record.get("measured", {})
     return measured.get("schema") == SCHEMA and measured.get("schema_version") in (2, VERSION)
+
+
+def is_calls(record):
+    """Whether it is of bench/deep_ep_calls.py."""
+    measured = record.get("measured", {})
+    return (measured.get("schema"), measured.get("schema_version"), measured.get("backend")) == ("ferry.bench.deep_ep", 2, "cuda")
 
 
 def matches(row, key, value):
@@ -134,6 +143,65 @@ def sweep_table(results, targets):
     return table(["tokens per rank", *columns], rows) if rows else "Not measured.\n"
 
 
+FORMATS = ("fp8", "mxfp8", "mxfp4", "nvfp4", "nvfp4-token", "mxfp8-tiles", "mxfp4-tiles", "nvfp4-tiles")
+
+
+def formats_table(results, targets):
+    points = [{"tokens": tokens, "ranks": ranks} for tokens in (4096, 128) for ranks in (2, 4)]
+    head = ["dispatch", *(f"{point['tokens']:,} tokens, {point['ranks']} GPUs" for point in points)]
+    rows = []
+    for name in FORMATS:
+        found = [results.find(targets["where"] | {"work": "dispatch", "format": name} | point) for point in points]
+        rows.append([name, *(in_time(row["p50_us"]) if row else "" for row in found)])
+    return table(head, rows)
+
+
+def beside_table(results, _targets, readme=False):
+    """The same calls over DeepEP and over Ferry, in one run."""
+    if not results.beside:
+        return "Not measured.\n"
+    rows = [[f"{row['tokens']:,}, {row['mode']}" + (f", {row['sm_limit']} SMs" if row["sm_limit"] else ""), row["call"],
+             in_time(row["deep_ep_us"]), in_time(row["ferry_us"]), f"{row['deep_ep_us'] / row['ferry_us']:.2f}"]
+            for row in results.beside[0]["measured"]["rows"] if not readme or row.get("readme")]
+    return table(["tokens a rank, mode", "call", "DeepEP V1", "Ferry", "DeepEP / Ferry"], rows)
+
+
+def beside_readme_table(results, targets):
+    return beside_table(results, targets, readme=True)
+
+
+def newest_calls(results):
+    """The newest records of calls from Python, on four GPUs and on two; None where there is none."""
+    return [next((record for record in results.calls if record["measured"]["ranks"] == ranks), None) for ranks in (4, 2)]
+
+
+def calls_table(results, _targets):
+    """Calls of ferry.deep_ep on four GPUs, and their time in a graph on two."""
+    four, two = newest_calls(results)
+    if not four or not two:
+        return "Not measured.\n"
+    graphs = {row["call"]: row["graph_us"] for row in two["measured"]["rows"]}
+    rows = [[f"{row['tokens']:,}, {row['mode']}", row["call"],
+             *(in_time(us) if us else "" for us in (row["host_filled_us"], row["whole_filled_us"], row["graph_us"], graphs.get(row["call"])))]
+            for row in four["measured"]["rows"]]
+    sources = [f"{record['commit'][:7]}, {record['date'][:10]}" for record in (four, two)]
+    head = ["tokens, mode", "call", "host", "whole", "graph", "graph, 2 GPUs"]
+    return table(head, rows) + f"\nFour GPUs: {sources[0]}; two GPUs: {sources[1]}.\n"
+
+
+def threads_table(results, _targets):
+    """Time of the calling thread in calls of ferry.Exchange and ferry.torch; the records of calls_table have it too."""
+    records = newest_calls(results)
+    if None in records:
+        return "Not measured.\n"
+    times = [[record["python_calls_us"][call] for record in records for call in (f"dispatch{kind}", f"combine{kind}")]
+             for kind in ("", ", operator", ", recorded")]
+    names = ("`ferry.Exchange`", "`ferry.torch`", "`ferry.torch`, gradients recorded")
+    rows = [["the same calls from C++", *(in_time(time["cpp"]) for time in times[0])],
+            *([name, *(in_time(time["python"]) for time in line)] for name, line in zip(names, times, strict=True))]
+    return table(["from Python", "dispatch, 4 GPUs", "combine, 4 GPUs", "dispatch, 2 GPUs", "combine, 2 GPUs"], rows)
+
+
 def baseline_table(results, targets):
     calls = {"dispatch bf16": {"work": "dispatch"},
              "NCCL: sort, counts, rows": {"work": "nccl", "weights": False, "launch": "eager"},
@@ -163,7 +231,8 @@ def sources_table(results, _targets):
 
 # By the names of the markers. "sources" comes last, because it lists the records that the other tables use.
 TABLES = {"bars": targets_table, "readme": readme_table, "two_ranks": two_ranks_table, "sweep": sweep_table,
-          "baseline": baseline_table, "sources": sources_table}
+          "baseline": baseline_table, "formats": formats_table, "calls": calls_table,
+          "threads": threads_table, "beside": beside_table, "beside_readme": beside_readme_table, "sources": sources_table}
 
 
 def tables_of(records, targets):

@@ -115,6 +115,40 @@ class TablesTest(unittest.TestCase):
         self.assertEqual(line_of(tables["sources"], "bench-large")[1:],
                          ["0123456", "2026-11-22", "4 x GPU", "340 GB/s with 8 SMs"])
 
+    def test_readme_has_the_targets_that_say_so(self):
+        names = [target["name"] for target in TARGETS["targets"] if target.get("readme")]
+        lines = self.tables(record_of([row_of({"tokens": 1, "work": "dispatch"}, 9.0)]))["readme"].splitlines()[2:]
+        self.assertEqual([line.split("|")[1].strip() for line in lines], names)
+        self.assertEqual(line_of("\n".join(lines), "1 token, dispatch")[-1], "missed")
+
+    def test_formats_on_two_and_four_gpus(self):
+        rows = [row_of({"tokens": 4096, "work": "dispatch", "format": "mxfp4", "ranks": 2}, 123.4),
+                row_of({"tokens": 128, "work": "dispatch", "format": "mxfp4"}, 16.55)]
+        self.assertEqual(line_of(self.tables(record_of(rows))["formats"], "mxfp4")[1:], ["123 us", "", "", "16.6 us"])
+
+    def test_calls_from_python(self):
+        def record(ranks, graph, date="2026-11-22T10:00:00Z"):
+            row = {"mode": "normal", "call": "a call", "tokens": 4096, "host_filled_us": 10.0, "whole_filled_us": 500.0, "graph_us": graph}
+            times = {f"{call}{kind}": {"python": ranks + 1.0, "cpp": ranks} for call in ("dispatch", "combine") for kind in ("", ", operator", ", recorded")}
+            return {"commit": f"{ranks}" * 12, "date": date, "python_calls_us": times,
+                    "measured": {"schema": "ferry.bench.deep_ep", "schema_version": 2, "backend": "cuda", "ranks": ranks, "rows": [row]}}
+
+        tables = self.tables(record(4, None), record(4, 400.0, "2026-11-23T10:00:00Z"), record(2, 200.0))
+        self.assertEqual(line_of(tables["calls"], "4,096, normal")[1:], ["a call", "10.0 us", "500 us", "400 us", "200 us"])
+        self.assertIn("Four GPUs: 4444444, 2026-11-23; two GPUs: 2222222, 2026-11-22.\n", tables["calls"])
+        self.assertEqual(line_of(tables["threads"], "`ferry.torch`")[1:], ["5.0 us", "5.0 us", "3.0 us", "3.0 us"])
+        self.assertEqual(line_of(tables["threads"], "the same calls from C++")[1:], ["4.0 us", "4.0 us", "2.0 us", "2.0 us"])
+        self.assertEqual(self.tables(record(4, 1.0))["calls"], "Not measured.\n")
+
+    def test_calls_beside_deep_ep(self):
+        rows = [{"mode": "low latency", "tokens": 128, "sm_limit": 0, "call": "combine", "deep_ep_us": 30.0, "ferry_us": 20.0, "readme": True},
+                {"mode": "normal", "tokens": 4096, "sm_limit": 24, "call": "layout", "deep_ep_us": 150.0, "ferry_us": 100.0}]
+        record = {"commit": "0", "date": "2026-11-28", "measured": {"schema": "ferry.beside_deep_ep", "schema_version": 1, "rows": rows}}
+        tables = self.tables(record)
+        self.assertEqual(line_of(tables["beside"], "4,096, normal, 24 SMs")[1:], ["layout", "150 us", "100 us", "1.50"])
+        self.assertEqual(line_of(tables["beside_readme"], "128, low latency")[1:], ["combine", "30.0 us", "20.0 us", "1.50"])
+        self.assertNotIn("layout", tables["beside_readme"])
+
     def test_every_target_matches_its_own_rows_only(self):
         for number, target in enumerate(TARGETS["targets"]):
             row = row_of(target["where"] | ({"host_us": 1.0} if "host_us" in target else {}), 1.0, 100.0)
