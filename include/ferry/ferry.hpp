@@ -11,6 +11,7 @@
 //   format.hpp           the encoding in which rows are transferred, such as bf16 or fp8
 //   encoder.hpp          formats of the caller's own
 //   placement.hpp        which rank holds which expert
+//   balance.hpp          placements with replicas, for the same load on every rank
 //   error.hpp            the exceptions and the numbers they carry
 //   program.hpp          a layer as a value: steps over named values
 //   evaluator.hpp        runs programs
@@ -31,6 +32,7 @@
 #error "Ferry's C++ headers need C++20: compile with -std=c++20"
 #endif
 
+#include "ferry/balance.hpp"
 #include "ferry/calls.hpp"
 #include "ferry/config.hpp"
 #include "ferry/dispatch_layout.hpp"

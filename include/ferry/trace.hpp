@@ -137,7 +137,14 @@ struct LoadStatistics {
 std::vector<std::int64_t> expert_counts(const Trace& trace, int layer);
 
 /// Routes to each rank, [R], from `counts` [E].
+/// @throws UsageError  a placement with replicas: which one a route takes, `counts` do not say
 std::vector<std::int64_t> rank_counts(std::span<const std::int64_t> counts, const Placement& placement);
+
+/// Routes to each rank in one layer, [R], if the ranks dispatch the whole trace as partition() cuts it.
+/// Routes to an expert with replicas take the one that an exchange sends them to.
+/// @param tokens_per_rank  of a step; 0: the trace is one step
+std::vector<std::int64_t> rank_counts(const Trace& trace, int layer, const Placement& placement,
+                                      std::int64_t tokens_per_rank = 0);
 
 /// Statistics of `counts` [E].
 /// @throws UsageError  no counts, a negative count, or a sum of 0
@@ -152,7 +159,7 @@ double busiest(std::span<const std::int64_t> counts);
 /// Mean number of experts that two adjacent tokens of a sequence share; 0 if there are no such pairs.
 double adjacent_overlap(const Trace& trace, int layer);
 
-/// Mean number of ranks that hold a token's experts.
+/// Mean number of ranks to which a token is sent, if the trace is dispatched in one step.
 double distinct_ranks(const Trace& trace, int layer, const Placement& placement);
 
 }  // namespace ferry

@@ -67,7 +67,8 @@ void bind_statistics(nb::module_& module) {
         return copied(ranks, kInt64, {static_cast<std::int64_t>(ranks.size())});
       },
       "counts"_a, "placement"_a,
-      "int64 [R]: routes to each rank, for routes to each expert, `counts` int64 [E].");
+      "int64 [R]: routes to each rank, for routes to each expert, `counts` int64 [E]. With "
+      "replicas: Trace.rank_counts.");
 }
 
 }  // namespace
@@ -103,6 +104,14 @@ void bind_trace(nb::module_& module) {
           "expert_counts",
           [](const Trace& t, int layer) { return copied(expert_counts(t, layer), kInt64, {t.experts}); },
           "layer"_a, "int64 [E]: routes to each expert in a layer.")
+      .def(
+          "rank_counts",
+          [](const Trace& t, int layer, const Placement& placement, std::int64_t tokens) {
+            return copied(rank_counts(t, layer, placement, tokens), kInt64, {placement.ranks()});
+          },
+          "layer"_a, "placement"_a, "tokens_per_rank"_a = 0,
+          "int64 [R]: routes to each rank in a layer, as an exchange sends them, also with replicas. 0: the "
+          "whole trace is one step.")
       .def("save", &save_trace, "prefix"_a,
            "Writes PREFIX.ids.npy and PREFIX.weights.npy, which open_trace reads back.")
       .def("__repr__", [](const Trace& t) {

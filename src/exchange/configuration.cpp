@@ -237,6 +237,10 @@ Config complete_config(const Config& given, int ranks) {
         str("configuration: the placement is for ", counted(config.placement.experts(), "expert"), " on ",
             counted(config.placement.ranks(), "rank"), ", the exchange has ", config.experts, " on ", ranks));
   }
+  if (config.placement.has_replicas()) {
+    throw UnsupportedError(
+        "configuration: exchanges do not take a placement with replicas yet: use blocks() or table()");
+  }
   config.memory = chosen_memory(config);
   if (config.placement.tp() > 1) {
     check_sliced(config);

@@ -17,6 +17,8 @@ void check_layout(const DispatchLayoutCall& call) {
     if (pointer == nullptr) throw UsageError(str("dispatch_layout: ", name, " is null"));
   };
   if (call.placement.empty()) throw UsageError("dispatch_layout: the placement has no experts");
+  if (call.placement.has_replicas())
+    throw UnsupportedError("dispatch_layout: does not take a placement with replicas yet");
   if (call.tokens < 0 || call.tokens > 1 << 24) {
     throw UsageError(str("dispatch_layout: tokens = ", call.tokens, ", must be 0 to ", 1 << 24));
   }

@@ -74,6 +74,26 @@ int shared_experts(TokenIds a, TokenIds b) {
   return shared;
 }
 
+// How a trace is dispatched: see partition().
+class Blocks {
+ public:
+  // `tokens_per_rank` 0: all tokens in one step.
+  Blocks(const Trace& trace, const Placement& placement, std::int64_t tokens_per_rank)
+      : ranks_(placement.ranks()),
+        tokens_(tokens_per_rank > 0 ? tokens_per_rank
+                                    : std::max<std::int64_t>(1, (trace.tokens + ranks_ - 1) / ranks_)) {}
+
+  RouteOrigin origin(std::int64_t token, std::size_t slot) const {
+    return {.token = static_cast<int>(token % tokens_),
+            .source = static_cast<int>(token / tokens_ % ranks_),
+            .slot = static_cast<int>(slot)};
+  }
+
+ private:
+  int ranks_;
+  std::int64_t tokens_;
+};
+
 void require_experts(const Placement& placement, std::size_t experts) {
   if (static_cast<std::size_t>(placement.experts()) == experts) return;
   throw UsageError(str("statistics: expected a placement of ", counted(experts, "expert"), ", found one of ",
@@ -92,9 +112,33 @@ std::vector<std::int64_t> expert_counts(const Trace& trace, int layer) {
 
 std::vector<std::int64_t> rank_counts(std::span<const std::int64_t> counts, const Placement& placement) {
   require_experts(placement, counts.size());
+  if (placement.has_replicas()) {
+    throw UsageError(
+        "rank_counts: the placement has replicas, and counts do not say which one a route takes: pass the "
+        "trace");
+  }
   std::vector<std::int64_t> ranks(static_cast<std::size_t>(placement.ranks()));
   for (std::size_t e = 0; e < counts.size(); ++e) {
     ranks[static_cast<std::size_t>(placement.location(static_cast<int>(e)).rank)] += counts[e];
+  }
+  return ranks;
+}
+
+std::vector<std::int64_t> rank_counts(const Trace& trace, int layer, const Placement& placement,
+                                      std::int64_t tokens_per_rank) {
+  require_experts(placement, static_cast<std::size_t>(trace.experts));
+  if (tokens_per_rank < 0)
+    throw UsageError(str("rank_counts: tokens_per_rank = ", tokens_per_rank, ", must be 0 or more"));
+  const Blocks blocks(trace, placement, tokens_per_rank);
+  const TokenIds ids = trace.layer_ids(layer);
+  std::vector<std::int64_t> ranks(static_cast<std::size_t>(placement.ranks()));
+  for (std::int64_t token = 0; token < trace.tokens; ++token) {
+    const TokenIds of_token = token_ids(ids, token, trace.top_k);
+    for (std::size_t slot = 0; slot < of_token.size(); ++slot) {
+      if (of_token[slot] < 0) continue;
+      const int rank = placement.location(of_token[slot], blocks.origin(token, slot)).rank;
+      ++ranks[static_cast<std::size_t>(rank)];
+    }
   }
   return ranks;
 }
@@ -158,14 +202,17 @@ double adjacent_overlap(const Trace& trace, int layer) {
 
 double distinct_ranks(const Trace& trace, int layer, const Placement& placement) {
   require_experts(placement, static_cast<std::size_t>(trace.experts));
+  const Blocks blocks(trace, placement, 0);
   const TokenIds ids = trace.layer_ids(layer);
   // The last token counted for each rank. Unlike a set of ranks, it need not be cleared between tokens.
   std::vector<std::int64_t> last_token(static_cast<std::size_t>(placement.ranks()), -1);
   std::int64_t distinct = 0;
   for (std::int64_t token = 0; token < trace.tokens; ++token) {
-    for (const std::int32_t id : token_ids(ids, token, trace.top_k)) {
-      if (id < 0) continue;
-      std::int64_t& last = last_token[static_cast<std::size_t>(placement.location(id).rank)];
+    const TokenIds of_token = token_ids(ids, token, trace.top_k);
+    for (std::size_t slot = 0; slot < of_token.size(); ++slot) {
+      if (of_token[slot] < 0) continue;
+      const int rank = placement.location(of_token[slot], blocks.origin(token, slot)).rank;
+      std::int64_t& last = last_token[static_cast<std::size_t>(rank)];
       distinct += last != token;
       last = token;
     }

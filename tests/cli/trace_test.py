@@ -57,6 +57,18 @@ class TraceTest(ProgramTest):
         self.assertEqual(reached[0], 1)
         self.assertGreater(reached[1], 1)
 
+    def test_balance(self):
+        data = json.loads(self.succeed("trace", "balance", self.spec, "--ranks", "4", "--nodes", "2", "--json", "-"))
+        self.assertEqual((data["slots"], len(data["per_layer"])), (9, 2))
+        table = self.succeed("trace", "balance", self.spec, "--ranks", "4", "--nodes", "2")
+        for number, layer in enumerate(data["per_layer"]):
+            self.assertLess(layer["busiest_rank"], layer["busiest_rank_before"])
+            ranks = layer["experts_of_rank"]
+            self.assertEqual({expert for rank in ranks for expert in rank}, set(range(32)))
+            self.assertLessEqual(max(map(len, ranks)), 9)
+            self.assertRegex(table, rf"(?m)^{number} +{layer['busiest_rank_before']:.3f} -> +{layer['busiest_rank']:.3f} ")
+        self.refuse(2, ["slots = 8 or more"], "trace", "balance", self.spec, "--ranks", "4", "--slots", "7")
+
     def test_list_without_recorded(self):
         text = self.succeed("trace", "list")
         for word in ["synth:decode", "FERRY_TRACES is not set", "docs/traces.md"]:

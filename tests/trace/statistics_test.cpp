@@ -92,6 +92,40 @@ TEST(TraceStatistics, CountsRoutesToExpertsAndRanks) {
                 "found one of 8");
 }
 
+TEST(TraceStatistics, RoutesTakeTheReplicasOfAnExchange) {
+  const std::uint64_t s = seed();
+  SCOPED_TRACE("FERRY_SEED=" + std::to_string(s));
+  std::mt19937_64 random(s);
+  std::vector<std::int32_t> ids(101 * 4);
+  for (std::int32_t& id : ids) id = static_cast<std::int32_t>(random() % 5) - 1;
+  const Trace trace = tokens_of(4, 4, ids);
+  const auto placement = ferry::Placement::replicas({{0, 3, 1}, {1, 3}, {2, 3}}, 4);
+  for (const std::int64_t tokens_per_rank : {0, 7}) {
+    std::vector<std::int64_t> expected(3, 0);
+    const std::int64_t block = tokens_per_rank == 0 ? 34 : tokens_per_rank;
+    for (std::int64_t step = 0; step * 3 * block < 101; ++step) {
+      for (int rank = 0; rank < 3; ++rank) {
+        const std::int64_t first = (step * 3 + rank) * block;
+        for (std::int64_t t = 0; t < std::min(block, 101 - first); ++t) {
+          for (int slot = 0; slot < 4; ++slot) {
+            const int id = ids[static_cast<std::size_t>((first + t) * 4 + slot)];
+            if (id < 0) continue;
+            const ferry::RouteOrigin origin{static_cast<int>(t), rank, slot};
+            const auto replicas = placement.replicas_of(id);
+            ++expected[static_cast<std::size_t>(replicas[ferry::hash32(origin) % replicas.size()].rank)];
+          }
+        }
+      }
+    }
+    EXPECT_EQ(ferry::rank_counts(trace, 0, placement, tokens_per_rank), expected);
+  }
+  EXPECT_EQ(ferry::rank_counts(trace, 0, ferry::Placement::blocks(4, 2)),
+            ferry::rank_counts(ferry::expert_counts(trace, 0), ferry::Placement::blocks(4, 2)));
+  EXPECT_THROWS(ferry::rank_counts(ferry::expert_counts(trace, 0), placement), ferry::UsageError,
+                "pass the trace");
+  EXPECT_THROWS(ferry::rank_counts(trace, 0, placement, -1), ferry::UsageError, "tokens_per_rank = -1");
+}
+
 TEST(TraceStatistics, AdjacentOverlapStaysInsideSequences) {
   Trace trace = tokens_of(8, 2, {0, 1, 1, 0, 0, 2, 5, 6, 6, -1, -1, 7});
   // Experts shared by adjacent tokens: 2, 1, 0, 1, 0. Masked slots do not count.

@@ -1,11 +1,14 @@
-// ferry trace: lists recorded routing traces, shows their statistics, and synthesises new ones.
+// ferry trace: lists recorded routing traces, shows their statistics, balances them, and synthesises new
+// ones.
 #include <fmt/core.h>
 
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "ferry/balance.hpp"
 #include "ferry/error.hpp"
 #include "ferry/placement.hpp"
 #include "ferry/trace.hpp"
@@ -25,6 +28,7 @@ constexpr const char* kTraceFooter = R"(Examples:
   ferry trace list
   ferry trace info synth:prefill:experts=128,seed=7
   ferry trace info deepseek_v2_lite/intent --ranks 4 --json -
+  ferry trace balance synth:prefill --ranks 32 --nodes 4
   ferry trace synth synth:decode:tokens=8192 --out /tmp/decode
   ferry run --trace /tmp/decode.ids.npy
 )";
@@ -120,6 +124,77 @@ void info(const std::string& name, int ranks, const std::string& path) {
   write_report(json, json_of(trace, ranks, layers), info_table(trace, ranks, layers));
 }
 
+// A layer before and after balance(): with blocks of neighbouring experts, and with its placement.
+struct BalancedLayer {
+  Placement placement;
+  double before = 0, after = 0;            // load of the busiest rank over the mean
+  double reached_before = 0, reached = 0;  // mean number of ranks that a token is sent to
+};
+
+std::vector<BalancedLayer> balance_layers(const Trace& trace, const BalanceOptions& options) {
+  std::vector<double> loads;
+  for (int layer = 0; layer < trace.layers; ++layer) {
+    const std::vector<std::int64_t> counts = expert_counts(trace, layer);
+    loads.insert(loads.end(), counts.begin(), counts.end());
+  }
+  const Placement blocks = Placement::blocks(trace.experts, options.ranks);
+  std::vector<BalancedLayer> layers;
+  for (Placement& placement : balance(loads, trace.layers, trace.experts, options)) {
+    const int layer = static_cast<int>(layers.size());
+    BalancedLayer at{.placement = std::move(placement)};
+    at.before = busiest(rank_counts(trace, layer, blocks));
+    at.after = busiest(rank_counts(trace, layer, at.placement));
+    at.reached_before = distinct_ranks(trace, layer, blocks);
+    at.reached = distinct_ranks(trace, layer, at.placement);
+    layers.push_back(std::move(at));
+  }
+  return layers;
+}
+
+std::string balance_table(const Trace& trace, const BalanceOptions& options,
+                          const std::vector<BalancedLayer>& layers) {
+  std::string text =
+      fmt::format("Trace    {}\n         {}\n         {}\n\n", trace.name, trace.source, shape_of(trace));
+  text += fmt::format("With {} of {} on {}: blocks of neighbouring experts, and balanced\n",
+                      report::counted(options.ranks, "rank"), report::counted(options.slots, "slot"),
+                      report::counted(options.nodes, "node"));
+  text += fmt::format("{:<7}{:>26}{:>26}{:>17}\n", "layer", "busiest rank over mean", "ranks per token",
+                      "further replicas");
+  for (std::size_t layer = 0; layer < layers.size(); ++layer) {
+    const BalancedLayer& at = layers[layer];
+    text += fmt::format("{:<7}{:>14.3f} -> {:>8.3f}{:>14.2f} -> {:>8.2f}{:>17}\n", layer, at.before, at.after,
+                        at.reached_before, at.reached, at.placement.total_replicas() - trace.experts);
+  }
+  return text;
+}
+
+nlohmann::ordered_json balance_json(const Trace& trace, const BalanceOptions& options,
+                                    const std::vector<BalancedLayer>& layers) {
+  nlohmann::ordered_json json{
+      {"schema", "ferry.balance"}, {"schema_version", 1},    {"ferry_version", std::string(version())},
+      {"name", trace.name},        {"source", trace.source}, {"experts", trace.experts},
+      {"ranks", options.ranks},    {"slots", options.slots}, {"nodes", options.nodes},
+      {"groups", options.groups}};
+  for (const BalancedLayer& at : layers) {
+    std::vector<std::vector<int>> experts_of_rank;
+    for (int rank = 0; rank < options.ranks; ++rank) experts_of_rank.push_back(at.placement.experts_of(rank));
+    json["per_layer"].push_back({{"busiest_rank_before", at.before},
+                                 {"busiest_rank", at.after},
+                                 {"ranks_reached_before", at.reached_before},
+                                 {"ranks_reached", at.reached},
+                                 {"experts_of_rank", experts_of_rank}});
+  }
+  return json;
+}
+
+void show_balance(const std::string& name, BalanceOptions options, const std::string& path) {
+  const Output json(path);
+  const Trace trace = open_trace(name);
+  if (options.slots == 0) options.slots = (trace.experts * 9 + options.ranks * 8 - 1) / (options.ranks * 8);
+  const std::vector<BalancedLayer> layers = balance_layers(trace, options);
+  write_report(json, balance_json(trace, options, layers), balance_table(trace, options, layers));
+}
+
 // Refuses files that cannot be written, or that exist.
 void check_files(const std::string& prefix, bool force) {
   for (const char* ending : {".ids.npy", ".weights.npy", ".seqlens.npy"}) {
@@ -172,6 +247,33 @@ void add_info(CLI::App& command) {
   at->callback([options] { info(options->name, options->ranks, options->json); });
 }
 
+void add_balance(CLI::App& command) {
+  CLI::App* at = command.add_subcommand("balance", "Place experts so that all ranks have the same load");
+  struct Options {
+    std::string name, json;
+    BalanceOptions balance{.ranks = 8, .slots = 0};
+  };
+  const auto options = std::make_shared<Options>();
+  constexpr int kMost = 1 << 20;
+  at->add_option("name", options->name, "the trace: folder/name, path.npy or synth:...")
+      ->required()
+      ->type_name("NAME");
+  add_number(*at, "--ranks", options->balance.ranks, "number of ranks that hold the experts; default 8", 1,
+             kMost);
+  add_number(*at, "--slots", options->balance.slots,
+             "most experts on a rank, replicas included; default:\nroom for an eighth more than there are", 1,
+             kMost);
+  add_number(*at, "--nodes", options->balance.nodes,
+             "nodes of the ranks; the replicas of an expert are on\none node; default 1", 1, kMost);
+  add_number(*at, "--groups", options->balance.groups,
+             "groups of neighbouring experts that stay on one node;\ndefault: every expert is a group", 1,
+             kMost);
+  add_output(*at, "--json", options->json,
+             "write report and placements as JSON; - is stdout and\nreplaces the table");
+  at->footer(kTraceFooter);
+  at->callback([options] { show_balance(options->name, options->balance, options->json); });
+}
+
 void add_synth(CLI::App& command) {
   CLI::App* at = command.add_subcommand("synth", "Synthesise a trace and write it as .npy files");
   struct Options {
@@ -194,11 +296,12 @@ void add_synth(CLI::App& command) {
 }  // namespace
 
 void add_trace(CLI::App& program) {
-  CLI::App* command =
-      program.add_subcommand("trace", "List and synthesise routing traces, and show their statistics (info)");
+  CLI::App* command = program.add_subcommand(
+      "trace", "List, balance and synthesise routing traces, and show their statistics (info)");
   command->footer(kTraceFooter);
   command->require_subcommand(1);
   add_info(*command);
+  add_balance(*command);
   add_synth(*command);
   command->add_subcommand("list", "List the traces that can be run")->callback(list);
 }
