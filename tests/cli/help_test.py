@@ -51,7 +51,7 @@ class HelpTest(ProgramTest):
     def test_a_misspelt_command_is_answered_with_the_nearest_or_with_all(self):
         for words, meant in [(["rnu"], "did you mean run?"), (["benchmark", "--tokens", "4"], "did you mean bench?"),
                              (["walk"], "the subcommands are run, bench,"), (["trace", "inof"], "did you mean info?"),
-                             (["trace", "inspect", "x"], "the subcommands are info, synth, list;")]:
+                             (["trace", "inspect", "x"], "the subcommands are info, balance, synth, list;")]:
             self.refuse(2, [meant, "not expected: " + " ".join(words[words[0] == "trace":])], *words)
         self.refuse(2, ["not expected: 4 --rank ", "did you mean --ranks?"], "bench", "4", "--rank")
 
