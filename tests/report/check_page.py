@@ -26,7 +26,7 @@ import tempfile
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 NOT_SHOWN = re.compile(r"schema|schema_version|load\.rank_of_expert\..*|configuration\.node_of_rank\..*|"
-                       r"timeline\.spans_us\..*\.[01]")
+                       r"timeline\.spans_us\..*\.[01]|compared\.same_work")
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 VOID = {"meta", "link", "br", "img", "input", "hr", "source", "wbr", "base"}
 

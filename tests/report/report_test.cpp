@@ -253,6 +253,45 @@ TEST(Comparison, StandsInTheTable) {
   EXPECT_NE(table.find("now / earlier\ndispatch p50 "), std::string::npos) << table;
 }
 
+TEST(Comparison, TakesReportsThatLeaveFieldsOut) {
+  RunReport plain = synthetic_run(test::seed());
+  plain.configuration.shared_experts = 0;
+  RunReport other = plain;
+  other.configuration.input = "replicated";
+  other.configuration.shared_experts = 2;
+  const Json expected = {{{"field", "configuration.input"}, {"earlier", "own"}, {"now", "replicated"}},
+                         {{"field", "configuration.shared_experts"}, {"earlier", 0}, {"now", 2}}};
+  EXPECT_EQ(compared(other, plain)["differences"], expected);
+  EXPECT_EQ(compared(plain, other)["differences"].size(), 2u);
+  EXPECT_EQ(compared(plain, other)["differences"][0]["now"], "own");
+}
+
+TEST(Comparison, JudgesRunsOfTheSameWorkOnly) {
+  RunReport earlier = synthetic_run(test::seed());
+  const std::string recipe = earlier.workload.recipe;
+  earlier.workload.recipe = recipe + ",seed=1,block_sigma=0.3";
+  const auto same = [&](auto change) {
+    RunReport run = earlier;
+    change(run);
+    const Json json = compared(run, earlier);
+    const Json verdicts = json["verdicts"].flatten();
+    EXPECT_EQ(verdicts.size(), 16u);
+    for (const auto& [path, verdict] : verdicts.items())
+      EXPECT_EQ(verdict.is_string(), json["same_work"].get<bool>()) << path;
+    return json["same_work"].get<bool>();
+  };
+  EXPECT_TRUE(same([&](RunReport&) {}));
+  EXPECT_TRUE(same([&](RunReport& run) {
+    run.workload.seed = 1234;
+    run.workload.recipe = recipe + ",seed=1234,block_sigma=0.3";
+    run.machine.cores = 77;
+    run.configuration.format = "fp8";
+  }));
+  EXPECT_FALSE(same([&](RunReport& run) { run.workload.tokens_per_rank = 1; }));
+  EXPECT_FALSE(same([&](RunReport& run) { ++run.configuration.hidden; }));
+  EXPECT_FALSE(same([&](RunReport& run) { run.workload.recipe = recipe + ",seed=1,block_sigma=0.4"; }));
+}
+
 TEST(Comparison, TellsBetterWorseAndNoise) {
   RunReport run = synthetic_run(test::seed());
   // All of a stage's times are equal, so a change of more than 2 % is none of noise.

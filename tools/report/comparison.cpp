@@ -51,12 +51,38 @@ bool says_nothing_new(const std::string& field) {
   return field == "description" || field == "node_of_rank" || field == "memcpy_bytes_per_second";
 }
 
-void add_differences(const char* group, const Json& run, const Json& earlier, Json& differences) {
-  for (const auto& [field, value] : run.at(group).items()) {
-    const Json& before = earlier.at(group).at(field);
-    if (before == value || says_nothing_new(field)) continue;
-    differences.push_back({{"field", std::string(group) + "." + field}, {"earlier", before}, {"now", value}});
+// A field of `group`; where reports leave it out, what that means.
+Json setting(const Json& group, const std::string& field) {
+  if (group.contains(field)) return group.at(field);
+  return field == "input" ? Json("own") : field == "shared_experts" ? Json(0) : Json();
+}
+
+void add_differences(const std::string& group, const Json& run, const Json& earlier, Json& differences) {
+  Json all = run.at(group);
+  all.update(earlier.at(group));
+  for (const auto& [field, unused] : all.items()) {
+    const Json now = setting(run.at(group), field), before = setting(earlier.at(group), field);
+    if (before == now || says_nothing_new(field)) continue;
+    differences.push_back({{"field", group + "." + field}, {"earlier", before}, {"now", now}});
   }
+}
+
+// Whether a difference makes the runs do other work, so that neither is better: anything but the seed, the
+// machine and how the work is done.
+bool is_other_work(const Json& difference) {
+  const auto without_seed = [](const Json& recipe) {
+    const std::string text = recipe;
+    const std::size_t seed = text.find(",seed="), end = text.find(',', seed + 1);
+    return seed == std::string::npos ? text
+                                     : text.substr(0, seed) + (end < text.size() ? text.substr(end) : "");
+  };
+  const std::string field = difference.at("field");
+  if (field == "workload.recipe")
+    return without_seed(difference.at("now")) != without_seed(difference.at("earlier"));
+  constexpr const char* kWork[] = {"ranks", "input", "experts", "shared_experts", "top_k", "hidden"};
+  return (field.starts_with("workload.") && field != "workload.seed") ||
+         std::ranges::any_of(kWork,
+                             [&](const char* name) { return field == std::string("configuration.") + name; });
 }
 
 // null if either was not measured, or the earlier one is 0.
@@ -65,11 +91,10 @@ Json ratio_of(const Json& value, const Json& earlier) {
   return value.get<double>() / earlier.get<double>();
 }
 
-// Whether the figure is better or worse, as the page says it: a change of a time no larger than the spread of
-// the run's steps, from the median to the 90th percentile, is noise.
-std::string verdict(const Json& run, const ComparedFigure& figure, bool coloured) {
-  const Json& ratio = run.at("compared").at("ratios").at(Pointer(figure.path));
-  if (ratio.is_null()) return "";
+// Whether a figure is better or worse. A change of a time no larger than the spread of the run's steps, from
+// the median to the 90th percentile, is noise.
+Json verdict_of(const Json& run, const Json& ratio, const ComparedFigure& figure) {
+  if (ratio.is_null()) return nullptr;
   double noise = 0.005;
   if (figure.stage != nullptr) {
     const Json& latency = run.at("latency").at(figure.stage);
@@ -78,8 +103,7 @@ std::string verdict(const Json& run, const ComparedFigure& figure, bool coloured
   }
   const double now = ratio;
   if (now > 0 && std::max(now, 1 / now) - 1 <= noise) return figure.stage != nullptr ? "noise" : "equal";
-  const bool better = (now > 1) == figure.higher_is_better;
-  return toned(better ? "better" : "worse", better ? Tone::good : Tone::bad, coloured);
+  return (now > 1) == figure.higher_is_better ? "better" : "worse";
 }
 
 std::string shown_or_dash(const Json& value, std::string (*shown)(double)) {
@@ -94,20 +118,24 @@ std::string in_words(const Json& value) {
 }  // namespace
 
 Json compare(const Json& run, const Json& earlier) {
-  Json differences = Json::array(), figures, ratios;
+  Json differences = Json::array(), figures, ratios, verdicts;
   for (const char* group : {"workload", "configuration", "machine"})
     add_differences(group, run, earlier, differences);
+  const bool same_work = std::ranges::none_of(differences, is_other_work);
   for (const ComparedFigure& figure : kFigures) {
     const Pointer path(figure.path);
     figures[path] = earlier.at(path);
     ratios[path] = ratio_of(run.at(path), earlier.at(path));
+    verdicts[path] = same_work ? verdict_of(run, ratios[path], figure) : Json();
   }
   return {{"ferry_version", earlier.at("ferry_version")},
           {"command", earlier.at("command")},
           {"started_at", earlier.at("started_at")},
           {"differences", differences},
           {"figures", figures},
-          {"ratios", ratios}};
+          {"ratios", ratios},
+          {"same_work", same_work},
+          {"verdicts", verdicts}};
 }
 
 std::string comparison_table(const Json& run, bool coloured) {
@@ -115,13 +143,18 @@ std::string comparison_table(const Json& run, bool coloured) {
   std::string text = fmt::format("{:<22}{:>12}{:>12}{:>14}\n", "Compared", "earlier", "now", "now / earlier");
   for (const ComparedFigure& figure : kFigures) {
     const Pointer path(figure.path);
-    text +=
-        fmt::format("{:<22}{:>12}{:>12}{:>14}  {}\n", figure.name,
-                    shown_or_dash(compared.at("figures").at(path), figure.shown),
-                    shown_or_dash(run.at(path), figure.shown),
-                    shown_or_dash(compared.at("ratios").at(path), in_times), verdict(run, figure, coloured));
+    const Json& verdict = compared.at("verdicts").at(path);
+    text += fmt::format(
+        "{:<22}{:>12}{:>12}{:>14}", figure.name, shown_or_dash(compared.at("figures").at(path), figure.shown),
+        shown_or_dash(run.at(path), figure.shown), shown_or_dash(compared.at("ratios").at(path), in_times));
+    if (verdict.is_string())
+      text += "  " + toned(verdict, verdict == "worse" ? Tone::bad : Tone::good,
+                           coloured && (verdict == "worse" || verdict == "better"));
+    text += '\n';
   }
-  text += fmt::format("{:10}noise: a change no larger than the spread of this run's steps, p50 to p90\n", "");
+  text += compared.at("same_work")
+              ? "          noise: a change no larger than the spread of this run's steps, p50 to p90\n"
+              : "          The runs do different work, so no change is called better or worse.\n";
   text += fmt::format("{:<10}ferry {}, started {}\n", "Earlier", in_words(compared.at("ferry_version")),
                       in_words(compared.at("started_at")));
   for (const Json& difference : compared.at("differences"))

@@ -1,16 +1,15 @@
 // Draws the section that compares the run with an earlier one, if the run has `compared`.
 
-// Each figure: its name, path and kind, which direction is better, and the stage whose times it comes from (null: it does not
-// depend on times).
+// Each figure: its name, path and kind, and which direction is better.
 const comparedFigures = [
-  ...[...stages, "step"].flatMap((what) => [[`${what}, median`, `latency.${what}.p50_us`, "time", "lower", what],
-    [`${what}, mean`, `latency.${what}.mean_us`, "time", "lower", what]]),
-  ["tokens per second", "tokens_per_second", "count", "higher", "step"],
+  ...[...stages, "step"].flatMap((what) => [[`${what}, median`, `latency.${what}.p50_us`, "time", "lower"],
+    [`${what}, mean`, `latency.${what}.mean_us`, "time", "lower"]]),
+  ["tokens per second", "tokens_per_second", "count", "higher"],
   ...["dispatch", "combine"].flatMap((direction) => [
-    [`${direction} bandwidth`, `${direction}.bytes_per_second`, "rate", "higher", direction],
-    [`${direction} / memcpy`, `${direction}.share_of_memcpy`, "share", "higher", direction],
-    [`${direction} wire bytes`, `${direction}.wire_bytes`, "bytes", "lower", null]]),
-  ["busiest rank / mean", "load.busiest_rank.over_mean", "times", "lower", null],
+    [`${direction} bandwidth`, `${direction}.bytes_per_second`, "rate", "higher"],
+    [`${direction} / memcpy`, `${direction}.share_of_memcpy`, "share", "higher"],
+    [`${direction} wire bytes`, `${direction}.wire_bytes`, "bytes", "lower"]]),
+  ["busiest rank / mean", "load.busiest_rank.over_mean", "times", "lower"],
 ];
 
 // How a setting is shown elsewhere on the page.
@@ -26,25 +25,17 @@ const tableRow = (cells) =>
   `<tr><th scope="row">${cells[0]}</th>${cells.slice(1).map((cell) => `<td>${cell}</td>`).join("")}</tr>`;
 const tableHead = (names) => `<thead><tr>${names.map((name) => `<th scope="col">${name}</th>`).join("")}</tr></thead>`;
 
-// By how much the times of one run's steps differ, as a share: a change below it says nothing.
-const leastNoise = 0.02;
+// By how much the times of one run's steps differ, as a share: a change below it is called noise.
 const spreadOf = (what) => {
   const { p50_us, p90_us } = run.latency[what];
-  return Math.max(leastNoise, p50_us > 0 ? p90_us / p50_us - 1 : 0);
+  return Math.max(0.02, p50_us > 0 ? p90_us / p50_us - 1 : 0);
 };
 
-// Whether a difference makes the runs do other work, so that neither is better: anything but the seed, the machine and how the work is done.
-const withoutSeed = (recipe) => String(recipe).replace(/seed=\d+/, "");
-const isOtherWork = ({ field, now, earlier }) => (field === "workload.recipe" ? withoutSeed(now) !== withoutSeed(earlier)
-  : /^workload\.(?!seed$)|^configuration\.(ranks|experts|shared_experts|top_k|hidden)$/.test(field));
-
-function verdict(path, better, what) {
-  const ratio = at(`compared.ratios.${path}`);
-  if (ratio === null || run.compared.differences.some(isOtherWork)) return "";
-  const change = Math.max(ratio, 1 / ratio) - 1;
-  if (ratio > 0 && change <= (what === null ? 0.005 : spreadOf(what)))
-    return `<span class="same">${what === null ? "equal" : "noise"}</span>`;
-  return (ratio > 1) === (better === "higher") ? '<span class="better">✓ better</span>' : '<span class="worse">✕ worse</span>';
+function verdict(path) {
+  const word = at(`compared.verdicts.${path}`);
+  if (word === null) return "";
+  const mark = { better: "✓ ", worse: "✕ " }[word] ?? "";
+  return `<span class="${mark ? word : "same"}">${mark}${text(`compared.verdicts.${path}`)}</span>`;
 }
 
 function drawComparison() {
@@ -57,13 +48,14 @@ function drawComparison() {
     (same ? ". Settings and machine are the same." : "");
   const spreads = [...stages, "step"].map((what) => label(`${what} ${as.share(spreadOf(what))}`)).join(", ");
   byId("compared-noise").innerHTML = "Ratio: this run / earlier. ↓ lower is better, ↑ higher is better. " +
-    (differences.some(isOtherWork) ? "The runs do different work, so no change is called better or worse."
-      : `Noise: a change of a time no larger than the spread of this run’s steps, from the median to ${label("p90")}: ${spreads}.`);
+    (run.compared.same_work
+      ? `Noise: a change of a time no larger than the spread of this run’s steps, from the median to ${label("p90")}: ${spreads}.`
+      : "The runs do different work, so no change is called better or worse.");
   byId("compared-figures").innerHTML = tableHead(["Figure", "earlier", "this run", "ratio", ""]) +
-    comparedFigures.map(([name, path, kind, better, what]) => tableRow([
+    comparedFigures.map(([name, path, kind, better]) => tableRow([
       `${name} <small aria-label="${better} is better">${better === "lower" ? "↓" : "↑"}</small>`,
       noneOr(`compared.figures.${path}`, kind), noneOr(path, kind), noneOr(`compared.ratios.${path}`, "times"),
-      verdict(path, better, what)])).join("");
+      verdict(path)])).join("");
   byId("compared-settings").hidden = same;
   byId("compared-settings").innerHTML =
     tableHead(["Setting that differs", "earlier", "this run"]) + differences.map(({ field, now, earlier }, i) => {
