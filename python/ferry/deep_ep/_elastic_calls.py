@@ -228,7 +228,7 @@ class ElasticCalls:
         rows, expand = routes.rows, routes.shape.do_expand
         lists, most = None, routes.most_expanded if expand else routes.ranks * routes.max_tokens
         if routes.cpu_sync:
-            with self._exchanges.call(exchange):
+            with self._exchanges.call(exchange, ELASTIC_DISPATCH):
                 most, counts, _ = exchange.dispatch_counts(routes.ids)
             lists = [-(-count // routes.expert_alignment) * routes.expert_alignment for count in counts]
         arrays, weights = rows.arrays, routes.weights
@@ -240,7 +240,7 @@ class ElasticCalls:
             return sent, Received(exchange, rows, most, weights is not None)
 
         sent, received = made_or_refused(exchange, "dispatch", make)
-        with self._exchanges.call(exchange), in_words(WORDS), _overflows_named(routes.max_tokens):
+        with self._exchanges.call(exchange, ELASTIC_DISPATCH), in_words(WORDS), _overflows_named(routes.max_tokens):
             plan = exchange.dispatch(rows.sent(), routes.ids, sent, format=rows.format, memory=received.memory(),
                                      sm_limit=routes.num_sms if arrays.on_device else 0).plan
         plan.set_row_bound(min(most, exchange.capacity))
@@ -287,7 +287,7 @@ class ElasticCalls:
         with contextlib.ExitStack() as stack:
             scope, num_sms, rows, parts, weights, room = made_or_refused(exchange, "dispatch", lambda: read(stack))
             arrays = rows.arrays
-            with self._exchanges.call(exchange), in_words(WORDS):
+            with self._exchanges.call(exchange, ELASTIC_DISPATCH), in_words(WORDS):
                 exchange.dispatch(rows.sent(), handle.plan, weights, format=rows.format, sm_limit=num_sms if arrays.on_device else 0,
                                   memory=ferry.ReceiveBuffers(parts, weight=room))
             if given.do_zero_padding:

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import NamedTuple
 
 import ferry
-from ferry._core import _MUST_AGREE
+from ferry.deep_ep._agreement import AgreeingExchanges
 from ferry.deep_ep._config import normal_settings
 from ferry.deep_ep._exchanges import (
-    CALLS,
     ELASTIC_BARRIER,
     ELASTIC_CONSTRUCTION,
-    ELASTIC_DISPATCH,
     ELASTIC_GATHER,
     FIRST_ELASTIC_DISPATCH,
     REFUSED,
-    REFUSED_FIRST,
-    GroupExchanges,
-    text_of,
+    require_same,
 )
 
 GATHER_TOKENS, GATHER_HIDDEN = 256, 4096  # of the exchange behind all_gather: it moves 2 MiB between two ranks at once
@@ -47,7 +42,7 @@ def settings_of(shape: Shape, max_tokens: int, multiple_reduction: bool) -> dict
     return settings
 
 
-class ElasticExchanges(GroupExchanges):
+class ElasticExchanges(AgreeingExchanges):
     def __init__(self, group, device_engine, deadline, settings, error):
         """Collective. `settings`: (num_max_tokens_per_rank, allow_multiple_reduction), the same on every rank.
 
@@ -63,7 +58,6 @@ class ElasticExchanges(GroupExchanges):
                         f"ElasticBuffer: {name} is {own} on rank {self.rank.index} and {other} on rank {rank}: "
                         "pass the same on every rank")
         self.max_tokens, self.multiple_reduction = settings
-        self._last = None  # the exchange of the last dispatch with new routes
 
     def for_dispatch(self, on_device, shape: Shape, max_tokens: int):
         """The exchange for a dispatch of `shape`. Collective the first time, and with more tokens than it has room for."""
@@ -71,30 +65,13 @@ class ElasticExchanges(GroupExchanges):
         if exchange is None or exchange.config.max_tokens < max_tokens:
             self._leave_calls()
             gathered = self._gather(FIRST_ELASTIC_DISPATCH, (max_tokens, *shape))
-            for rank, theirs in enumerate(gathered):
-                for name, first, other in zip(NAMES, gathered[0], theirs):
-                    if other != first:
-                        raise ferry.UsageError(
-                            f"dispatch: {name} is {first} on rank 0 and {other} on rank {rank}: pass the same on every rank")
+            require_same("dispatch", NAMES, gathered)
             settings = settings_of(shape, max(max_tokens, self.max_tokens), bool(self.multiple_reduction))
             # Handles keep the smaller exchange alive as long as they need it.
             exchange = self._make_on(on_device, settings)
             self._made[("dispatch", *shape)] = [exchange]
         self._last = exchange
         return exchange
-
-    def refuse(self, call: int, error: BaseException, exchange=None, operation="dispatch"):
-        """Raises `error`, and ends the peers' calls with it. `call`: this rank's, in CALLS.
-
-        On host memory whatever call the peers are in. On a GPU they would learn too late that this rank gathers, so that only a
-        call of `exchange` ends, by default the last dispatch's: `operation` is what the peers call.
-        """
-        exchange = exchange or self._last
-        if exchange is None or exchange.config.memory != "device":
-            self._leave_calls()
-            self._gather(call, (REFUSED_FIRST,), error)
-        exchange.refuse(text_of(error), operation=operation)
-        raise error
 
     def refuse_dispatch(self, shape: Shape | None, error: BaseException):
         """The same for a dispatch with new routes, of `shape` if that could be read."""
@@ -120,20 +97,5 @@ class ElasticExchanges(GroupExchanges):
             self._made["gather"] = [self._make_on(on_device, normal_settings(GATHER_TOKENS, GATHER_HIDDEN, self.rank.size, 1))]
         return self._made["gather"][0]
 
-    @contextlib.contextmanager
-    def call(self, exchange, name=ELASTIC_DISPATCH):
-        """Around a call of `exchange`. Where a peer gathers, their calls differ, and all ranks get an error."""
-        try:
-            yield
-        except ferry.UsageError as refusal:
-            if _MUST_AGREE in str(refusal):
-                self._leave_calls(but=exchange)
-                self.meet(CALLS[name])
-            raise
-
     def _known(self, shape: Shape):
         return self._made.get(("dispatch", *shape), [None])[0]
-
-    def _leave_calls(self, exchanges=(), but=None):
-        # Every rank leaves every exchange, so that their numbers of calls stay equal.
-        super()._leave_calls(exchange for made in self._made.values() for exchange in made if exchange is not but)

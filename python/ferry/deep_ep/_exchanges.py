@@ -35,14 +35,17 @@ CALLS = (
     "a barrier of ElasticBuffer",
     "the constructor of HybridEPBuffer",
     "a dispatch of HybridEPBuffer with new routes",
+    "a dispatch of HybridEPBuffer with a handle",
+    "a combine of HybridEPBuffer",
 )
 DISPATCH, FIRST_LOW_LATENCY, FIRST_WEIGHTS, CONSTRUCTION = range(4)
 ELASTIC_CONSTRUCTION, FIRST_ELASTIC_DISPATCH, ELASTIC_DISPATCH, ELASTIC_COMBINE, ELASTIC_GATHER, ELASTIC_BARRIER = range(7, 13)
-HYBRID_CONSTRUCTION, HYBRID_DISPATCH = range(13, 15)
+HYBRID_CONSTRUCTION, HYBRID_DISPATCH, HYBRID_DISPATCH_AGAIN, HYBRID_COMBINE = range(13, 17)
 METHODS = {DISPATCH: "dispatch", FIRST_LOW_LATENCY: "low_latency_dispatch", CONSTRUCTION: "the constructor",
            ELASTIC_CONSTRUCTION: "the constructor", FIRST_ELASTIC_DISPATCH: "dispatch", ELASTIC_DISPATCH: "dispatch",
            ELASTIC_COMBINE: "combine", ELASTIC_GATHER: "all_gather",
-           HYBRID_CONSTRUCTION: "the constructor", HYBRID_DISPATCH: "dispatch"}
+           HYBRID_CONSTRUCTION: "the constructor", HYBRID_DISPATCH: "dispatch",
+           HYBRID_DISPATCH_AGAIN: "dispatch", HYBRID_COMBINE: "combine"}
 MOST_NUMBERS = 9  # that a rank gathers with its call
 
 # What low-latency calls of one exchange have in common, in the words of their arguments.
@@ -107,6 +110,14 @@ def _transport_of(comm):
         own.Alltoallv([send, send_bytes, send_offsets, MPI.BYTE], [receive, receive_bytes, receive_offsets, MPI.BYTE])
 
     return all_to_all_v
+
+
+def require_same(call, names, gathered):
+    """UsageError if the ranks' numbers differ. `names`: of the first numbers; `gathered`: the numbers of each rank."""
+    for rank, theirs in enumerate(gathered):
+        for name, first, other in zip(names, gathered[0], theirs):
+            if other != first:
+                raise ferry.UsageError(f"{call}: {name} is {first} on rank 0 and {other} on rank {rank}: pass the same on every rank")
 
 
 class GroupExchanges:
@@ -320,11 +331,7 @@ class Exchanges(GroupExchanges):
     def first_low_latency(self, on_device, *shape):
         """Collective: one more exchange for low-latency calls of `shape`: M, H, E and K."""
         gathered = self._gather(FIRST_LOW_LATENCY, (*shape, self.num_rdma_bytes))
-        for rank, (*theirs, _) in enumerate(gathered):
-            for name, first, other in zip(LOW_LATENCY_SHAPE, gathered[0], theirs):
-                if other != first:
-                    raise ferry.UsageError(
-                        f"low-latency mode: {name} is {first} on rank 0 and {other} on rank {rank}: pass the same on every rank")
+        require_same("low-latency mode", LOW_LATENCY_SHAPE, gathered)
         if self.nodes > 1:
             for rank, (most, hidden, experts, _, theirs) in enumerate(gathered):
                 needed = low_latency_size_hint(most, hidden, self.rank.size, experts)

@@ -11,7 +11,7 @@ import ferry
 from ferry._call_shapes import SharedByCopies, refusing_misfits
 from ferry.deep_ep import _layout
 from ferry.deep_ep._arrays import arrays_of
-from ferry.deep_ep._exchanges import device_engine_of, group_of, text_of
+from ferry.deep_ep._exchanges import HYBRID_COMBINE, HYBRID_DISPATCH_AGAIN, METHODS, device_engine_of, group_of
 from ferry.deep_ep._hybrid_calls import Calls, Dispatch, Handle, HybridExchanges
 from ferry.deep_ep._hybrid_config import BufferConfig, Configurer, HybridEpConfigInstance, integer
 from ferry.deep_ep._hybrid_routes import Routes, Rows, checked, indices_to_map
@@ -241,12 +241,12 @@ class HybridEPBuffer(SharedByCopies):
                     f"routing_map: expected {config.num_of_experts_per_rank} experts on each of {self.group_size} ranks, got {routes.experts}")
             call = Dispatch(rows, routes, _by_slot(rows.arrays, hidden, routes, probs), alignment, blocking, limit, config)
         except BaseException as error:
-            self.exchanges.refuse(error, blocking)
+            self.exchanges.refuse_dispatch(error, blocking)
         return self._calls.dispatch(call)
 
     def _dispatch_again(self, handle, permuted, hidden, scaling_factor, routing, **given):
         self._require_open()
-        with self._refusing(handle, permuted, "dispatch"):
+        with self._refusing(handle, permuted, HYBRID_DISPATCH_AGAIN):
             plan, config = handle.plan, handle.config
             rows = Rows.of(hidden, scaling_factor, plan.tokens, config.hidden_dim)
             for name, expected in (("num_permuted_tokens", handle.rows), ("pad_multiple", config.pad_multiple)):
@@ -258,7 +258,7 @@ class HybridEPBuffer(SharedByCopies):
 
     def _combine(self, handle, permuted, hidden, probs):
         self._require_open()
-        with self._refusing(handle, permuted, "combine"):
+        with self._refusing(handle, permuted, HYBRID_COMBINE):
             arrays = handle.arrays
             hidden = checked(arrays, hidden, "hidden", ("bfloat16",), (handle.rows, handle.config.hidden_dim))
             if probs is not None:
@@ -291,9 +291,9 @@ class HybridEPBuffer(SharedByCopies):
             raise ferry.UsageError("HybridEPBuffer: destroy() was called")
 
     @contextlib.contextmanager
-    def _refusing(self, handle, permuted, operation):
-        """What is wrong with this rank's arguments ends the peers' calls with the same handle."""
-        exchange = self.exchanges.last.get(permuted)
+    def _refusing(self, handle, permuted, call):
+        """What is wrong with this rank's arguments of a call with a handle ends the peers' calls."""
+        exchange = None
         try:
             if not isinstance(handle, Handle) or handle.owner is not self.exchanges:
                 raise ferry.UsageError(f"handle: expected what a dispatch of this buffer returned, got {type(handle).__name__}")
@@ -304,9 +304,7 @@ class HybridEPBuffer(SharedByCopies):
             exchange = handle.exchange
             yield
         except BaseException as error:
-            if exchange is not None:
-                exchange.refuse(text_of(error), operation=operation)
-            raise
+            self.exchanges.refuse(call, error, exchange, METHODS[call])
 
 
 def _limit(num_permuted_tokens, pad_multiple, non_blocking):

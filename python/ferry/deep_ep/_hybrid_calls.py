@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import collections.abc
-import contextlib
 import dataclasses
 from typing import Any
 
 import ferry
 from ferry._call_shapes import Unreadable, in_words
-from ferry._core import _MUST_AGREE
+from ferry.deep_ep._agreement import AgreeingExchanges, must_agree
 from ferry.deep_ep._config import normal_settings
 from ferry.deep_ep._exchanges import (
-    HYBRID_CONSTRUCTION, HYBRID_DISPATCH, REFUSED, ROUNDING, GroupExchanges, made_or_refused)
+    HYBRID_COMBINE,
+    HYBRID_CONSTRUCTION,
+    HYBRID_DISPATCH,
+    HYBRID_DISPATCH_AGAIN,
+    REFUSED,
+    REFUSED_FIRST,
+    ROUNDING,
+    made_or_refused,
+    require_same,
+)
 from ferry.deep_ep._hybrid_routes import Routes, Rows
 
 # Ferry's words, and those of the interface.
@@ -20,74 +28,54 @@ WORDS = ((": format is ", ": hidden is "), ("tokens:", "hidden:"), ("outputs:", 
 SHAPE = ("pad_multiple", "the columns of hidden", "the number of experts", "the most experts of a token")
 
 
-class HybridExchanges(GroupExchanges):
-    """The exchanges behind a HybridEPBuffer. `current`: that of the last dispatch with new routes, the same on every rank."""
+class HybridExchanges(AgreeingExchanges):
+    """The exchanges behind a HybridEPBuffer, one for each shape of dispatch."""
 
     def __init__(self, group, device_engine, error):
         """Collective. `error`: what was wrong with this rank's arguments. If one rank has an error, every rank raises."""
         super().__init__(group, device_engine)
-        self.current = None
-        self.last = {}  # by whether rows are permuted, the exchange of the last dispatch with new routes
-        self._shape = None
+        self._shape = None  # of the last dispatch with new routes
         self._gather(HYBRID_CONSTRUCTION, (0 if error is None else REFUSED,), error)
-
-    def close(self):
-        super().close()
-        self.current, self.last = None, {}
 
     def run(self, shape, room, on_device, operate):
         """Collective: operate(exchange) for new routes of `shape`, with an exchange for at least `room` tokens of every rank.
 
-        Ranks whose current exchange serves the call go ahead. If a peer's does not, it refuses, and all agree on a new one.
+        Ranks that the last exchange serves go ahead. Where it does not serve a peer, that rank gathers, and all agree on one.
         """
-        if self.current is not None and self._shape == shape and room <= self.current.config.max_tokens:
+        if self._shape == shape and room <= self._last.config.max_tokens:
             try:
-                return operate(self.current)
+                return operate(self._last)
             except ferry.UsageError as refusal:
-                if _MUST_AGREE not in str(refusal):
+                if not must_agree(refusal):
                     raise
-        elif self.current is not None:
-            self.current.refuse(_MUST_AGREE)
+            self._leave_calls(but=self._last)
+        else:
+            self._leave_calls()
         self._agree(on_device, room, shape)
-        return operate(self.current)
+        return operate(self._last)
 
-    def refuse(self, error, blocking):
-        """Takes part in a dispatch with new routes by ending it everywhere; raises `error`."""
-        if self.current is not None:
-            if not blocking and self.current.config.memory == "device":  # peers would learn of the gathering too late
-                self.current.refuse(f"{error}")
-                raise error
-            self.current.refuse(_MUST_AGREE)
-        self._gather(HYBRID_DISPATCH, (REFUSED,), error)
+    def refuse_dispatch(self, error, blocking):
+        """Raises `error`, what was wrong in a dispatch with new routes, and ends the peers' calls with it."""
+        if blocking:  # on GPUs, too, the peers' hosts wait
+            self._leave_calls()
+            self._gather(HYBRID_DISPATCH, (REFUSED_FIRST,), error)
+        self.refuse(HYBRID_DISPATCH, error)
 
     def _agree(self, on_device, room, shape):
         gathered = self._gather(HYBRID_DISPATCH, (room, *shape))
-        for rank, (_, *theirs) in enumerate(gathered):
-            for name, first, other in zip(SHAPE, gathered[0][1:], theirs):
-                if other != first:
-                    raise ferry.UsageError(f"dispatch: {name} is {first} on rank 0 and {other} on rank {rank}: pass the same on every rank")
+        require_same("dispatch", SHAPE, [theirs for _, *theirs in gathered])
         most = max(theirs for theirs, *_ in gathered)
         made = self._made.get(shape, [])
         if not made or made[0].config.max_tokens < most:
-            made = self._made[shape] = [self._make_on(on_device, _settings(shape, -(-most // ROUNDING) * ROUNDING if made else most))]
-        self.current, self._shape = made[0], shape
-        self.last[shape[0] > 0] = self.current
-
-    @contextlib.contextmanager
-    def meeting(self, call):
-        """A call that needs no agreement: where a peer's does, their calls differ, and every rank raises."""
-        try:
-            with in_words(WORDS):
-                yield
-        except ferry.UsageError as refusal:
-            if _MUST_AGREE in str(refusal):
-                self.meet(call)
-            raise
+            # Handles keep the smaller exchange alive as long as they need it.
+            rounded = -(-most // ROUNDING) * ROUNDING if made else max(1, most)
+            made = self._made[shape] = [self._make_on(on_device, _settings(shape, rounded))]
+        self._last, self._shape = made[0], shape
 
 
 def _settings(shape, most):
     alignment, hidden, experts, slots = shape
-    settings = normal_settings(max(1, most), hidden, experts, slots)
+    settings = normal_settings(most, hidden, experts, slots)
     if alignment == 0:
         return settings
     return settings | {"layout": "expert_major", "alignment": alignment, "zero_padding": True}
@@ -243,8 +231,7 @@ class Calls:
             return memory, memory.for_routes(call.limit is not None)
 
         memory, buffers = made_or_refused(exchange, "dispatch", make)
-        with in_words(WORDS):
-            plan = self._send(exchange, call.rows, call.routes.ids, call.weights, buffers).plan
+        plan = self._send(exchange, call.rows, call.routes.ids, call.weights, buffers).plan
         plan.set_row_bound(rows)
         handle = Handle(self.exchanges, exchange, call, memory, plan)
         return *memory.results(), handle.padded_tokens_per_expert if call.alignment else None, handle
@@ -260,13 +247,14 @@ class Calls:
             return memory, memory.for_plan() if by_plan else memory.for_routes(handle.limit is not None)
 
         memory, buffers = made_or_refused(exchange, "dispatch", make)
-        with self.exchanges.meeting("a dispatch with a handle"):
+        with self.exchanges.call(exchange, HYBRID_DISPATCH_AGAIN):
             self._send(exchange, rows, handle.plan if by_plan else handle.routes.ids, weights, buffers)
         return memory.results()
 
     def _send(self, exchange, rows, routes, weights, buffers):
         sms = self._sms[0] if rows.arrays.on_device else 0
-        return exchange.dispatch(rows.tokens, routes, weights, format=rows.format, memory=buffers, sm_limit=sms)
+        with in_words(WORDS):
+            return exchange.dispatch(rows.tokens, routes, weights, format=rows.format, memory=buffers, sm_limit=sms)
 
     def combine(self, handle: Handle, hidden, values):
         """(bfloat16 [T, H], float32 [T, K] or None): the sums of the rows, and `values` of the rows by slot. Collective.
@@ -282,12 +270,16 @@ class Calls:
 
         result, rows, row_values = made_or_refused(exchange, "combine", make)
         given = {"row_values": row_values} if values is not None and handle.permuted else {}
-        with self.exchanges.meeting("a combine"):
-            sms = self._sms[1] if arrays.on_device else 0
-            combined = exchange.combine(rows, handle.plan, result=result, sm_limit=sms, **given)
-        if given:
-            return combined
-        return combined, None if values is None else self.exchanges.combined_weights(handle, values)
+        sms = self._sms[1] if arrays.on_device else 0
+        by_slot = None if values is None or given else lambda: self.exchanges.combined_weights(handle, values)
+        try:
+            with self.exchanges.call(exchange, HYBRID_COMBINE), in_words(WORDS):
+                combined = exchange.combine(rows, handle.plan, result=result, sm_limit=sms, **given)
+        except ferry.BadSourceError:
+            if by_slot:
+                by_slot()  # the peers' calls go on
+            raise
+        return combined if given else (combined, by_slot and by_slot())
 
 
 def with_dropped_rows(handle, array):

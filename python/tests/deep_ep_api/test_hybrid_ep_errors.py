@@ -194,6 +194,31 @@ def test_ranks_disagree(case):
     run(case, body)
 
 
+@pytest.mark.parametrize("ours, theirs", [(1, 2), (2, 1), (0, 3), (1, 3), (2, 3), (3, 0), (3, 1), (3, 2), (0, 4), (1, 4), (2, 4), (3, 4)])
+def test_ranks_in_different_calls(case, ours, theirs):
+    """Every rank gets an error at once, also where one of them must gather or its argument is wrong."""
+
+    def body(steps):
+        buffer, me = steps.buffer, steps.me
+        rows, probs, *_, handle = dispatch(steps, True)
+        plain_rows, plain_probs, _, plain = dispatch(steps, False)
+        calls = [
+            lambda: buffer.combine_with_unpermute(hidden=rows, probs=probs, handle=handle),
+            lambda: buffer.combine(plain_rows, handle=plain),
+            lambda: buffer.dispatch(steps.x, handle=plain),
+            lambda: dispatch(steps, True, pad_multiple=64),  # a new shape
+            lambda: buffer.combine_with_unpermute(hidden=rows, handle=None),
+        ]
+        started = time.monotonic()
+        with pytest.raises(ferry.UsageError):
+            calls[theirs if me else ours]()
+        assert time.monotonic() - started < 20
+        steps.check_permuted(4)
+        steps.check_plain()
+
+    run(case, body)
+
+
 def test_growth_of_one_rank_in_a_call_that_does_not_block(rng):
     """The ranks with room for their tokens learn from the refusal that all agree on more, and the call goes on."""
     few, many = random_case(rng, 2, most=4), random_case(rng, 2, most=4)
