@@ -8,9 +8,12 @@ import ferry.deep_ep as deep_ep
 from deep_ep_steps import fp8
 from elastic_steps import POISON, expected_metadata, expected_of, expected_sum, outputs_of, poisoned, skewed_step
 from ferry.deep_ep import _arrays
+from node_ranks import TRANSPORTS, name_of
 from oracle import bf16, experts_of, messages_to, same_bits
 
 CASES = 12
+ONE_NODE = [("shared memory", [0] * ranks) for ranks in (1, 2, 4)]
+NODES = [("shared memory", [0, 0, 1, 1]), ("functions", [0, 1, 0, 1]), ("functions", [0, 0, 0, 1, 1]), ("functions", [0, 1])]
 
 
 @pytest.fixture(autouse=True)
@@ -18,10 +21,15 @@ def poison_new_arrays(monkeypatch):
     monkeypatch.setattr(_arrays.NumpyArrays, "empty", lambda self, shape, name, like=None: poisoned(shape, self.type(name)))
 
 
-def on_ranks(ranks, body, nodes=1, **settings):
-    """Calls body(rank's number, an ElasticBuffer, a generator of random numbers that all ranks share)."""
+def on_nodes(case, body, **settings):
+    """Calls body(rank's number, an ElasticBuffer) as every rank. `case`: a transport of node_ranks, and the node of each rank."""
+    transport, node_of_rank = case
     settings = {"num_max_tokens_per_rank": 16, "explicitly_destroy": True, "num_gpu_timeout_secs": 20} | settings
-    ferry.Group.threads(ranks, nodes).run(lambda rank: body(rank.index, deep_ep.ElasticBuffer(rank, **settings)))
+    TRANSPORTS[transport](node_of_rank, lambda rank: body(rank.index, deep_ep.ElasticBuffer(rank, **settings)))
+
+
+def on_ranks(ranks, body, **settings):
+    on_nodes(("shared memory", [0] * ranks), body, **settings)
 
 
 def random_case(rng, ranks):
@@ -59,9 +67,9 @@ def check_rows(received, sent, rows, columns_of_scales=False):
             assert same_bits(received[row], sent[source[0]][source[1]])
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_random_steps(rng, ranks):
-    cases = [random_case(rng, ranks) for _ in range(CASES)]
+@pytest.mark.parametrize("case", ONE_NODE + NODES, ids=name_of)
+def test_random_steps(rng, case):
+    cases = [random_case(rng, len(case[1])) for _ in range(CASES)]
     inputs = [quantised(step, rng) if in_fp8 else step.tokens for step, _, in_fp8, _ in cases]
 
     def body(me, buffer):
@@ -69,7 +77,7 @@ def test_random_steps(rng, ranks):
             check_step(me, buffer, step, settings, sent, weighted)
         buffer.destroy()
 
-    on_ranks(ranks, body)
+    on_nodes(case, body)
 
 
 def check_step(me, buffer, step, settings, sent, weighted):
@@ -140,10 +148,11 @@ def check_routes(me, step, expand, rows, ids, weights, weighted):
                 assert same_bits(weights[row], np.where(here, step.weights[source[0]][source[1]], np.float32(0)))
 
 
-@pytest.mark.parametrize("ranks, nodes", [(1, 1), (2, 1), (4, 1), (4, 2)])
+@pytest.mark.parametrize("case", ONE_NODE + NODES, ids=name_of)
 @pytest.mark.parametrize("multiple", [True, False])
-def test_sums_of_random_steps(rng, ranks, nodes, multiple):
-    cases = [random_case(rng, ranks) for _ in range(CASES)]
+def test_sums_of_random_steps(rng, case, multiple):
+    cases = [random_case(rng, len(case[1])) for _ in range(CASES)]
+    node_of_rank = case[1] if multiple and len(set(case[1])) > 1 else ()
     outputs = [outputs_of(step, rng, settings["do_expand"]) for step, settings, *_ in cases]
     biases = [[[rng.standard_normal(x.shape).astype(bf16) for _ in range(index % 3)] for x in case[0].tokens]
               for index, case in enumerate(cases)]
@@ -161,14 +170,14 @@ def test_sums_of_random_steps(rng, ranks, nodes, multiple):
             term = None if not bias[me] else bias[me][0] if len(bias[me]) == 1 else tuple(bias[me])
             for _ in range(2):  # a handle serves any number of calls
                 combined, back, event = buffer.combine(y, handle, topk_weights=weights, bias=term)
-                expected = expected_sum(step, me, values, expand, not multiple, bias[me], nodes)
+                expected = expected_sum(step, me, values, expand, not multiple, bias[me], node_of_rank)
                 assert combined.dtype == bf16 and same_bits(combined, expected)
                 assert (back is None) == (not weighted) and isinstance(event, deep_ep.EventOverlap)
                 if weighted:
                     assert same_bits(back, np.where(step.ids[me] >= 0, step.weights[me], np.float32(0)))
         buffer.destroy()
 
-    on_ranks(ranks, body, nodes, allow_multiple_reduction=multiple)
+    on_nodes(case, body, allow_multiple_reduction=multiple)
 
 
 def test_the_given_ids_may_stay_the_handle_s(rng):
@@ -259,7 +268,7 @@ def test_attributes_and_queries():
         with pytest.raises(ferry.UnsupportedError, match="get_pp_buffer_size_hint"):
             deep_ep.ElasticBuffer.get_pp_buffer_size_hint(1, 2)
 
-    on_ranks(4, body, nodes=2, prefer_overlap_with_compute=False)
+    on_nodes(NODES[0], body, prefer_overlap_with_compute=False)
 
 
 def test_poison_reaches_what_is_not_written():

@@ -71,8 +71,12 @@ def outputs_of(step, rng, expand):
             for key in range(step.top_k if expand else step.ranks)}
 
 
-def expected_sum(step, me, outputs, expand, exact, biases, nodes=1):
-    """combined_x: fp32 sums on each rank, rounded to bfloat16, then over the ranks of a node, then over nodes; or at once."""
+def expected_sum(step, me, outputs, expand, exact, biases, node_of_rank=()):
+    """combined_x: fp32 sums on each rank, rounded to bfloat16, then over the ranks of a node, then over nodes; or at once.
+
+    node_of_rank: empty to leave out the sums of nodes.
+    """
+    nodes = list(dict.fromkeys(node_of_rank))  # by their lowest ranks
     result = []
     for token, ids in enumerate(step.ids[me].tolist()):
         used = [(rank_of(i, step), slot) for slot, i in enumerate(ids) if i >= 0]
@@ -86,10 +90,9 @@ def expected_sum(step, me, outputs, expand, exact, biases, nodes=1):
             total = sum((outputs[me, token, slot].astype(np.float32) for _, slot in used), zero)
         else:
             parts = {rank: part.astype(bf16).astype(np.float32) for rank, part in of_rank.items()}
-            if nodes > 1 and not exact:
-                size = step.ranks // nodes
-                parts = {node: sum((part for rank, part in parts.items() if rank // size == node), zero).astype(bf16).astype(np.float32)
-                         for node in sorted({rank // size for rank in parts})}
+            if node_of_rank:
+                of_node = [[part for rank, part in parts.items() if node_of_rank[rank] == node] for node in nodes]
+                parts = dict(enumerate(sum(mine, zero).astype(bf16).astype(np.float32) for mine in of_node if mine))
             total = sum(parts.values(), zero)
         for bias in biases:
             total = total + bias[token].astype(np.float32)
