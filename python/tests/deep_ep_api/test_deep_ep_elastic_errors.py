@@ -215,6 +215,8 @@ def test_ranks_in_different_calls(rng, first):
         }[first]
         with buffer.agrs_new_session(), pytest.raises(ferry.UsageError, match="is in .*, rank 1 in |of the lane is"):
             calls[me]()
+        for expand in (False, True):  # the other exchanges of all ranks are at the same call, too
+            assert same_bits(dispatch(buffer, step, me, do_expand=expand)[0], expanded[0] if expand else rows)
         with buffer.agrs_new_session():
             for call in calls:
                 call()
