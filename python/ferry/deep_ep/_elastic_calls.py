@@ -245,10 +245,8 @@ class ElasticCalls:
                                      sm_limit=routes.num_sms if arrays.on_device else 0).plan
         plan.set_row_bound(min(most, exchange.capacity))
         outputs = [*received.arrays(), *([routes.topk_idx] if given.do_handle_copy else ())]
-        if received.ids is not None:
-            received.ids = arrays.to(received.ids, arrays.type_name(routes.ids))[:most]
-            outputs.append(received.ids)
         handle = EPHandle(self._exchanges, exchange, routes, plan, received, lists)
+        recv_ids = None if expand else _ids_of(handle, arrays)
         if given.stats is not None:
             counts, stats = handle.num_unaligned_recv_tokens_per_expert, given.stats
             outputs.append(counts)
@@ -258,9 +256,9 @@ class ElasticCalls:
         recv_x = rows.received(received.parts, most, given.column_major)
         recv_weights = None if weights is None else received.weights[:most]
         overlap = scope.finish(_given(*_parts(given.x), given.topk_idx, given.topk_weights, given.stats),
-                               [*outputs, *(recv_x if rows.scales else ())])
+                               [*outputs, *_given(recv_ids), *(recv_x if rows.scales else ())])
         handle.event = overlap.event
-        return recv_x, received.ids, recv_weights, handle, overlap
+        return recv_x, recv_ids, recv_weights, handle, overlap
 
     def dispatch_again(self, given: Dispatch, settings: Settings, theoretical_sms):
         """A dispatch by a handle."""
@@ -293,9 +291,9 @@ class ElasticCalls:
             if given.do_zero_padding:
                 _clear(parts, handle, arrays)
             recv_x = rows.received(parts, handle.rows, given.column_major)
-            ids = None if expand else arrays.copy(handle.recv_topk_idx)
+            ids = None if expand else _ids_of(handle, arrays)
             recv_weights = None if weights is None else room[: handle.rows]
-            overlap = scope.finish(_given(*_parts(given.x), given.topk_weights, handle.memory, handle.recv_topk_idx),
+            overlap = scope.finish(_given(*_parts(given.x), given.topk_weights, handle.memory, handle.local_ids),
                                    [*parts, *_given(room, ids), *(recv_x if rows.scales else ())])
         return recv_x, ids, recv_weights, handle, overlap
 
@@ -363,6 +361,12 @@ def _biases(bias):
     if len(terms) > 2:
         raise ferry.UsageError(f"bias: expected at most two arrays, got {len(terms)}")
     return terms
+
+
+def _ids_of(handle, arrays):
+    """recv_topk_idx, an array of the caller's own, which it may change."""
+    ids, kind = handle.local_ids[: handle.rows], arrays.type_name(handle.topk_idx)
+    return arrays.copy(ids) if kind == "int32" else arrays.to(ids, kind)
 
 
 def _clear(parts, handle, arrays):

@@ -41,7 +41,7 @@ class EPHandle:
         self.plan = plan
         self.memory = received.plan  # of the plan
         self.rows = received.rows
-        self.recv_topk_idx = received.ids
+        self.local_ids = received.ids  # plain layout: int32 [rows, K]
         self.event = None  # of an asynchronous dispatch
         self._counted = lists is not None
 
@@ -87,7 +87,8 @@ class EPHandle:
     @cached_property
     def dst_buffer_slot_idx(self):
         """int32 [N, K]: the row of each slot on the rank of its expert; -1 where it has none."""
-        return self._plan().rows
+        rows = self._plan().rows
+        return arrays_of(rows).copy(rows)
 
     def padding(self):
         """bool [rows]: the rows that align experts. Rows past the last expert may count as such."""
@@ -116,7 +117,7 @@ class EPHandle:
         table = arrays.full((rows, ROUTES + slots), -1, "int32", sources)
         received = arrays.arange(rows, "int32", sources) < self.psum_num_recv_tokens_per_scaleup_rank[-1]
         rank, token = sources[:, 0], sources[:, 1]
-        first = _first_slot(arrays, self.recv_topk_idx >= 0)
+        first = _first_slot(arrays, self.local_ids[:rows] >= 0)
         table[:, 0] = arrays.where(received, rank * self.num_max_tokens_per_rank + token, -1)
         table[:, 1] = arrays.where(received, rank * slots + first, -1)
         return table

@@ -122,6 +122,8 @@ def check_step(me, buffer, step, settings, sent, weighted):
     assert handle.dst_buffer_slot_idx.shape == step.ids[me].shape
     assert handle.token_metadata_at_forward is None and handle.channel_linked_list is None
 
+    if ids is not None:
+        ids[...] = 77  # the caller's own
     again_x, again_ids, again_weights, same, _ = buffer.dispatch(
         sent[me], handle=handle, do_expand=expand, do_zero_padding=expand, **given)
     assert same is handle
