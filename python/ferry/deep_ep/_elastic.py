@@ -9,7 +9,8 @@ import ferry
 from ferry._call_shapes import SharedByCopies, refusing_misfits
 from ferry._core import _CallStreams
 from ferry.deep_ep import _elastic_sizes as sizes
-from ferry.deep_ep._elastic_calls import Dispatch, ElasticCalls, Settings, integer
+from ferry.deep_ep._arguments import integer
+from ferry.deep_ep._elastic_calls import Dispatch, ElasticCalls, Settings
 from ferry.deep_ep._elastic_exchanges import ElasticExchanges
 from ferry.deep_ep._elastic_gather import Sessions
 from ferry.deep_ep._elastic_handle import EPHandle

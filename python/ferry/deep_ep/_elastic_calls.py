@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import operator
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,10 +10,12 @@ import ferry
 from ferry._call_shapes import in_words
 from ferry._core import _CallScope
 from ferry.deep_ep import _normal
+from ferry.deep_ep._arguments import integer, read_array
 from ferry.deep_ep._arrays import arrays_of
 from ferry.deep_ep._elastic_exchanges import Shape
 from ferry.deep_ep._elastic_handle import EPHandle
 from ferry.deep_ep._exchanges import ELASTIC_COMBINE, ELASTIC_DISPATCH, METHODS, made_or_refused
+from ferry.deep_ep._rows import Received, Rows
 from ferry.deep_ep.utils import EventHandle, EventOverlap
 
 MOST_SLOTS = 32
@@ -71,71 +72,26 @@ def overlap_of(event, name):
     raise ferry.UsageError(f"{name}: expected an EventHandle or an EventOverlap, got {type(event).__name__}")
 
 
-def integer(name, value, least=0):
-    if not isinstance(value, bool):
-        with contextlib.suppress(TypeError):
-            number = operator.index(value)
-            if least <= number < 2**31:
-                return number
-    raise ferry.UsageError(f"{name}: expected an integer from {least} to 2147483647, got {value!r}")
-
-
-def read_array(name, array, arrays, types, shape):
-    """The array, after checks. `shape`: with None where any length will do; `types`: names."""
-    if arrays_of(array) is not arrays or not hasattr(array, "dtype") or not hasattr(array, "shape"):
-        raise ferry.UsageError(f"{name}: expected an array of the framework and device of x, got {type(array).__name__}")
-    kind, found = arrays.type_name(array), tuple(array.shape)
-    fits = len(found) == len(shape) and all(length in (None, there) for length, there in zip(shape, found))
-    if kind not in types or not fits:
-        wanted = f"[{', '.join('any' if length is None else str(length) for length in shape)}]"
-        raise ferry.UsageError(f"{name}: expected {' or '.join(types)} of shape {wanted}, got {kind} of shape {list(found)}")
-    return arrays.contiguous(array)
-
-
-class Rows:
-    """Tokens as an exchange takes them: bfloat16, or values and scales, padded to multiples of 16 bytes a row."""
-
-    def __init__(self, x):
-        several = isinstance(x, (tuple, list))
-        if several and len(x) != 2:
-            raise ferry.UsageError(f"x: expected (float8_e4m3fn, scales), got {len(x)} arrays")
-        values = x[0] if several else x
-        self.arrays = arrays_of(values)
-        name, kind, unit = ("x[0]", "float8_e4m3fn", 16) if several else ("x", "bfloat16", 8)
-        values = read_array(name, values, self.arrays, (kind,), (None, None))
-        self.tokens, self.hidden = values.shape
-        if self.hidden == 0 or self.hidden % unit != 0:
-            raise ferry.UsageError(f"{name}: expected a multiple of {unit} columns, because rows of {kind} are multiples of 16 bytes, "
-                                   f"got {self.hidden}")
-        self.parts, self.format, self.scales = (values,), "bf16", 0
-        if several:
-            scales = read_array("x[1]", x[1], self.arrays, ("float32", "int32"), (self.tokens, None))
-            self.scales = scales.shape[1]
-            padded = -(-self.scales // 4) * 4
-            if self.scales == 0 or 4 * padded > self.hidden:
-                raise ferry.UsageError(f"x[1]: expected 1 to {self.hidden // 16 * 4} scales for {self.hidden} values, got {self.scales}")
-            if padded != self.scales:
-                scales = _normal.padded_columns(scales, padded)
-            self.parts, self.format = (values, scales), f"raw:{self.hidden}+{4 * padded}"
-
-    def sent(self):
-        return self.parts if self.scales else self.parts[0]
-
-    def room(self, rows):
-        """New arrays for as many received rows."""
-        return tuple(self.arrays.empty((rows, part.shape[1]), self.arrays.type_name(part), part) for part in self.parts)
-
-    def received(self, parts, rows, column_major):
-        """recv_x from arrays of room()."""
-        values = parts[0][:rows]
-        if not self.scales:
-            return values
-        scales = parts[1][:rows, : self.scales]
-        if column_major:
-            columns = self.arrays.empty((self.scales, -(-rows // 4) * 4), self.arrays.type_name(scales), scales)
-            columns[:, :rows] = scales.T
-            return values, columns[:, :rows].T
-        return values, self.arrays.contiguous(scales)
+def rows_of(x):
+    """The Rows of bfloat16 [N, H], or of (float8_e4m3fn [N, H], scales [N, n])."""
+    several = isinstance(x, (tuple, list))
+    if several and len(x) != 2:
+        raise ferry.UsageError(f"x: expected (float8_e4m3fn, scales), got {len(x)} arrays")
+    values = x[0] if several else x
+    arrays = arrays_of(values)
+    name, kind, unit = ("x[0]", "float8_e4m3fn", 16) if several else ("x", "bfloat16", 8)
+    values = read_array(name, values, arrays, (kind,), (None, None))
+    tokens, hidden = values.shape
+    if hidden == 0 or hidden % unit != 0:
+        raise ferry.UsageError(f"{name}: expected a multiple of {unit} columns, because rows of {kind} are multiples of 16 bytes, "
+                               f"got {hidden}")
+    if not several:
+        return Rows(arrays, values)
+    scales = read_array("x[1]", x[1], arrays, ("float32", "int32"), (tokens, None))
+    most = hidden // 16 * 4
+    if not 0 < scales.shape[1] <= most:
+        raise ferry.UsageError(f"x[1]: expected 1 to {most} scales for {hidden} values, got {scales.shape[1]}")
+    return Rows(arrays, values, scales)
 
 
 class Routes:
@@ -148,7 +104,7 @@ class Routes:
     def read(self, given: Dispatch):
         if given.topk_idx is None:
             raise ferry.UsageError("dispatch: topk_idx is needed without a handle")
-        self.rows = rows = Rows(given.x)
+        self.rows = rows = rows_of(given.x)
         arrays, ids = rows.arrays, read_array("topk_idx", given.topk_idx, rows.arrays, ("int64", "int32"), (rows.tokens, None))
         if not 1 <= ids.shape[1] <= MOST_SLOTS:
             raise ferry.UsageError(f"topk_idx: expected 1 to {MOST_SLOTS} columns, got {ids.shape[1]}")
@@ -178,28 +134,6 @@ class Routes:
         routes = self.ranks * self.max_tokens * min(self.shape.top_k, local_experts)
         most = routes + (self.expert_alignment - 1) * local_experts
         self.most_expanded = -(-most // self.expert_alignment) * self.expert_alignment
-
-
-class Received:
-    """New memory for the rows of a dispatch: recv_x, weights and in the plain layout ids."""
-
-    def __init__(self, exchange, rows: Rows, count, weighted):
-        self.rows = count
-        self._capacity = exchange.capacity
-        room, plain, slots = max(1, count), exchange.config.layout == "rank_major", exchange.config.top_k
-        arrays, like = rows.arrays, rows.parts[0]
-        self.parts = rows.room(room)
-        self.plan = arrays.empty((exchange.plan_bytes,), "uint8", like)
-        # In the plain layout ids come with weights.
-        self.weights = arrays.empty((room, slots) if plain else (room,), "float32", like) if plain or weighted else None
-        self.ids = arrays.full((room, slots), -1, "int32", like) if plain else None
-
-    def memory(self):
-        return ferry.ReceiveBuffers(self.parts, weight=self.weights, local_ids=self.ids, plan=self.plan,
-                                    rows=min(max(1, self.rows), self._capacity))
-
-    def arrays(self):
-        return [array for array in (*self.parts, self.plan, self.weights, self.ids) if array is not None]
 
 
 class ElasticCalls:
@@ -237,7 +171,7 @@ class ElasticCalls:
             sent = weights
             if sent is None and not expand:
                 sent = arrays.full(tuple(routes.ids.shape), 0, "float32", routes.ids)
-            return sent, Received(exchange, rows, most, weights is not None)
+            return sent, Received(exchange, rows, most, sent is not None)
 
         sent, received = made_or_refused(exchange, "dispatch", make)
         with self._exchanges.call(exchange, ELASTIC_DISPATCH), in_words(WORDS), _overflows_named(routes.max_tokens):
@@ -270,7 +204,7 @@ class ElasticCalls:
             scope = stack.enter_context(settings.scope(self._streams, given.x))
             settings.wait_for_epilogue()
             num_sms = integer("num_sms", settings.num_sms) or theoretical_sms(handle.num_experts, handle.topk_idx.shape[1])
-            rows, hidden = Rows(given.x), exchange.config.hidden
+            rows, hidden = rows_of(given.x), exchange.config.hidden
             if (rows.tokens, rows.hidden) != (handle.plan.tokens, hidden):
                 raise ferry.UsageError(f"x: expected shape [{handle.plan.tokens}, {hidden}] as in the dispatch that returned the "
                                        f"handle, got [{rows.tokens}, {rows.hidden}]")

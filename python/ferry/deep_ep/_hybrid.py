@@ -10,11 +10,11 @@ from typing import Any
 import ferry
 from ferry._call_shapes import SharedByCopies, refusing_misfits
 from ferry.deep_ep import _layout
-from ferry.deep_ep._arrays import arrays_of
+from ferry.deep_ep._arguments import integer
 from ferry.deep_ep._exchanges import HYBRID_COMBINE, HYBRID_DISPATCH_AGAIN, METHODS, device_engine_of, group_of
 from ferry.deep_ep._hybrid_calls import Calls, Dispatch, Handle, HybridExchanges
-from ferry.deep_ep._hybrid_config import BufferConfig, Configurer, HybridEpConfigInstance, integer
-from ferry.deep_ep._hybrid_routes import Routes, Rows, checked, indices_to_map
+from ferry.deep_ep._hybrid_config import BufferConfig, Configurer, HybridEpConfigInstance
+from ferry.deep_ep._hybrid_routes import Routes, indices_to_map, read_array, rows_of
 
 
 @dataclasses.dataclass
@@ -225,21 +225,20 @@ class HybridEPBuffer(SharedByCopies):
         """`settings(T, H)`: (alignment, num_permuted_tokens or None, configuration)."""
         self._require_open()
         try:
-            rows = Rows.of(hidden, scaling_factor)
-            tokens, columns = hidden.shape
+            rows = rows_of(hidden, scaling_factor)
             if use_fp8 is not None and bool(use_fp8) != (rows.scales > 0):
-                raise ferry.UsageError(f"use_fp8 is {bool(use_fp8)}, but hidden is {rows.arrays.type_name(hidden)}")
-            routing_map, probs, slots = routing.dense(tokens)
+                raise ferry.UsageError(f"use_fp8 is {bool(use_fp8)}, but hidden is {rows.arrays.type_name(rows.parts[0])}")
+            routing_map, probs, slots = routing.dense(rows.tokens)
             if routing_map is None:
                 raise ferry.UsageError("dispatch: without a handle pass routing_map or topk_idx")
-            routes = Routes.of(routing_map, hidden, slots)
+            routes = Routes.of(rows.arrays, routing_map, rows.tokens, slots)
             if blocking or not rows.arrays.on_device:
                 routes.require_slots()
-            alignment, limit, config = settings(tokens, columns)
+            alignment, limit, config = settings(rows.tokens, rows.hidden)
             if routes.experts != config.num_of_experts_per_rank * self.group_size:
                 raise ferry.UsageError(
                     f"routing_map: expected {config.num_of_experts_per_rank} experts on each of {self.group_size} ranks, got {routes.experts}")
-            call = Dispatch(rows, routes, _by_slot(rows.arrays, hidden, routes, probs), alignment, blocking, limit, config)
+            call = Dispatch(rows, routes, routes.by_slot(rows.arrays, probs), alignment, blocking, limit, config)
         except BaseException as error:
             self.exchanges.refuse_dispatch(error, blocking)
         return self._calls.dispatch(call)
@@ -248,22 +247,22 @@ class HybridEPBuffer(SharedByCopies):
         self._require_open()
         with self._refusing(handle, permuted, HYBRID_DISPATCH_AGAIN):
             plan, config = handle.plan, handle.config
-            rows = Rows.of(hidden, scaling_factor, plan.tokens, config.hidden_dim)
+            rows = rows_of(hidden, scaling_factor, plan.tokens, config.hidden_dim)
             for name, expected in (("num_permuted_tokens", handle.rows), ("pad_multiple", config.pad_multiple)):
                 number = expected if given.get(name) is None else integer(name, given[name])
                 if number != expected and not (name == "pad_multiple" and max(number, 1) == expected):
                     raise ferry.UsageError(f"{name} = {number}, but the dispatch of the handle has {expected}")
-            weights = _by_slot(rows.arrays, hidden, handle.routes, routing.dense(plan.tokens)[1])
+            weights = handle.routes.by_slot(rows.arrays, routing.dense(plan.tokens)[1])
         return self._calls.dispatch_again(handle, rows, weights)
 
     def _combine(self, handle, permuted, hidden, probs):
         self._require_open()
         with self._refusing(handle, permuted, HYBRID_COMBINE):
             arrays = handle.arrays
-            hidden = checked(arrays, hidden, "hidden", ("bfloat16",), (handle.rows, handle.config.hidden_dim))
+            hidden = read_array("hidden", hidden, arrays, ("bfloat16",), (handle.rows, handle.config.hidden_dim))
             if probs is not None:
                 shape = (handle.rows,) if permuted else (handle.rows, self._experts_of_node(handle))
-                probs = checked(arrays, probs, "probs", ("float32",), shape, hidden)
+                probs = read_array("probs", probs, arrays, ("float32",), shape)
                 if not permuted:
                     first, mine = self._columns_in_node(handle)
                     probs = arrays.gathered(handle.local_ids[: handle.rows], probs[:, first : first + mine])
@@ -316,10 +315,3 @@ def _limit(num_permuted_tokens, pad_multiple, non_blocking):
     if limit % pad_multiple != 0:
         raise ferry.UsageError(f"num_permuted_tokens = {limit}, must be a multiple of pad_multiple = {pad_multiple}")
     return limit
-
-
-def _by_slot(arrays, hidden, routes, probs):
-    """float32 [T, K] of probs float32 [T, E], or None."""
-    if probs is None:
-        return None
-    return arrays.gathered(routes.ids, checked(arrays, probs, "probs", ("float32",), (len(hidden), routes.experts), hidden))

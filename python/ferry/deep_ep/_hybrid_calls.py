@@ -21,7 +21,8 @@ from ferry.deep_ep._exchanges import (
     made_or_refused,
     require_same,
 )
-from ferry.deep_ep._hybrid_routes import Routes, Rows
+from ferry.deep_ep._hybrid_routes import Routes
+from ferry.deep_ep._rows import Received, Rows
 
 # Ferry's words, and those of the interface.
 WORDS = ((": format is ", ": hidden is "), ("tokens:", "hidden:"), ("outputs:", "hidden:"), ("row_values:", "probs:"))
@@ -110,12 +111,12 @@ class Handle(collections.abc.Sequence):
     They are computed on access. Those that only Hybrid-EP's kernels read raise UnsupportedError when they are used.
     """
 
-    def __init__(self, owner: HybridExchanges, exchange, call: Dispatch, memory: Memory, plan):
+    def __init__(self, owner: HybridExchanges, exchange, call: Dispatch, received: Received, plan, counts, offsets):
         self.owner, self.exchange, self.plan, self.arrays = owner, exchange, plan, call.rows.arrays
         self.routes, self.config = call.routes, call.config
         self.permuted, self.limit = call.alignment > 0, call.limit
-        self.rows, self.local_ids = memory.rows, memory.local_ids
-        self._counts, self._offsets = memory.counts, memory.offsets
+        self.rows, self.local_ids = received.rows, received.ids
+        self._counts, self._offsets = counts, offsets
         self._names = _PERMUTED_ELEMENTS if self.permuted else _ELEMENTS
 
     def __len__(self):
@@ -173,39 +174,6 @@ def local_experts(exchange):
     return len(exchange.config.placement.experts_of(exchange.rank))
 
 
-class Memory:
-    """Memory of its own for what a dispatch receives: `rows` rows, with room for at least one."""
-
-    def __init__(self, exchange, sent: Rows, weighted: bool, rows: int):
-        def empty(shape, name):
-            return sent.arrays.empty(shape, name, sent.hidden)
-
-        self.rows, self._sent = rows, sent
-        self._room = room = max(1, rows)
-        permuted = exchange.config.layout != "rank_major"
-        by_slot = () if permuted else (exchange.config.top_k,)
-        self.parts = tuple(empty((room, part.shape[1]), sent.arrays.type_name(part)) for part in sent.parts)
-        self.weight = empty((room, *by_slot), "float32") if weighted else None
-        self.local_ids = None if permuted else empty((room, *by_slot), "int32")
-        groups = local_experts(exchange) if permuted else exchange.ranks
-        self.plan = empty((exchange.plan_bytes,), "uint8")
-        self.counts, self.offsets = empty((groups,), "int32"), empty((groups + 1,), "int32")
-
-    def for_routes(self, may_drop: bool):
-        return ferry.ReceiveBuffers(
-            self.parts, weight=self.weight, local_ids=self.local_ids, plan=self.plan, counts=self.counts,
-            row_offsets=self.offsets, rows=self._room, allow_truncation=may_drop)
-
-    def for_plan(self):
-        return ferry.ReceiveBuffers(self.parts)
-
-    def results(self):
-        """(hidden, weight, scaling_factor), each of `rows` rows."""
-        scales, weight = self._sent.scales, self.weight
-        factors = self._sent.arrays.contiguous(self.parts[1][: self.rows, :scales]) if scales else None
-        return self.parts[0][: self.rows], None if weight is None else weight[: self.rows], factors
-
-
 class Calls:
     """The calls of one HybridEPBuffer. `sms`: the most SMs of a dispatch and of a combine; 0: no limit."""
 
@@ -215,26 +183,31 @@ class Calls:
 
     def dispatch(self, call: Dispatch):
         """(hidden, weight, scaling_factor, tokens_per_expert, handle). Collective."""
-        room = max(len(call.rows.hidden), call.config.max_num_of_tokens_per_rank)
+        room = max(call.rows.tokens, call.config.max_num_of_tokens_per_rank)
         on_device = call.rows.arrays.on_device
         if not call.blocking:
             return self.exchanges.run(call.shape, room, on_device, lambda exchange: self._deliver(exchange, call, call.limit))
         exchange, (total, routes, _) = self.exchanges.run(
             call.shape, room, on_device, lambda exchange: (exchange, exchange.dispatch_counts(call.routes.ids)))
         rows = total if call.limit is None else call.limit
-        hidden, weight, factors, _, handle = self._deliver(exchange, call, rows)
-        return hidden, weight, factors, call.rows.arrays.from_list(rows_of_experts(routes, call.alignment, rows), "int64"), handle
+        *results, _, handle = self._deliver(exchange, call, rows)
+        return *results, call.rows.arrays.from_list(rows_of_experts(routes, call.alignment, rows), "int64"), handle
 
     def _deliver(self, exchange, call, rows):
-        def make():
-            memory = Memory(exchange, call.rows, call.weights is not None, rows)
-            return memory, memory.for_routes(call.limit is not None)
+        arrays, like = call.rows.arrays, call.routes.ids
+        groups = local_experts(exchange) if call.alignment else exchange.ranks
 
-        memory, buffers = made_or_refused(exchange, "dispatch", make)
-        plan = self._send(exchange, call.rows, call.routes.ids, call.weights, buffers).plan
+        def make():
+            counts, offsets = arrays.empty((groups,), "int32", like), arrays.empty((groups + 1,), "int32", like)
+            received = Received(exchange, call.rows, rows, call.weights is not None)
+            return received, counts, offsets, received.memory(
+                counts=counts, row_offsets=offsets, allow_truncation=call.limit is not None)
+
+        received, counts, offsets, memory = made_or_refused(exchange, "dispatch", make)
+        plan = self._send(exchange, call.rows, call.routes.ids, call.weights, memory).plan
         plan.set_row_bound(rows)
-        handle = Handle(self.exchanges, exchange, call, memory, plan)
-        return *memory.results(), handle.padded_tokens_per_expert if call.alignment else None, handle
+        handle = Handle(self.exchanges, exchange, call, received, plan, counts, offsets)
+        return *results_of(call.rows, received), handle.padded_tokens_per_expert if call.alignment else None, handle
 
     def dispatch_again(self, handle: Handle, rows: Rows, weights):
         """(hidden, weight, scaling_factor) of new tokens on the routes of a handle. Collective."""
@@ -243,18 +216,19 @@ class Calls:
         by_plan = handle.limit is None and weights is None
 
         def make():
-            memory = Memory(exchange, rows, weights is not None, handle.rows)
-            return memory, memory.for_plan() if by_plan else memory.for_routes(handle.limit is not None)
+            received = Received(exchange, rows, handle.rows, weights is not None)
+            memory = ferry.ReceiveBuffers(received.parts) if by_plan else received.memory(allow_truncation=handle.limit is not None)
+            return received, memory
 
-        memory, buffers = made_or_refused(exchange, "dispatch", make)
+        received, memory = made_or_refused(exchange, "dispatch", make)
         with self.exchanges.call(exchange, HYBRID_DISPATCH_AGAIN):
-            self._send(exchange, rows, handle.plan if by_plan else handle.routes.ids, weights, buffers)
-        return memory.results()
+            self._send(exchange, rows, handle.plan if by_plan else handle.routes.ids, weights, memory)
+        return results_of(rows, received)
 
-    def _send(self, exchange, rows, routes, weights, buffers):
+    def _send(self, exchange, rows, routes, weights, memory):
         sms = self._sms[0] if rows.arrays.on_device else 0
         with in_words(WORDS):
-            return exchange.dispatch(rows.tokens, routes, weights, format=rows.format, memory=buffers, sm_limit=sms)
+            return exchange.dispatch(rows.sent(), routes, weights, format=rows.format, memory=memory, sm_limit=sms)
 
     def combine(self, handle: Handle, hidden, values):
         """(bfloat16 [T, H], float32 [T, K] or None): the sums of the rows, and `values` of the rows by slot. Collective.
@@ -280,6 +254,13 @@ class Calls:
                 by_slot()  # the peers' calls go on
             raise
         return combined if given else (combined, by_slot and by_slot())
+
+
+def results_of(rows, received):
+    """(hidden, weight, scaling_factor)"""
+    made = rows.received(received.parts, received.rows)
+    hidden, factors = made if rows.scales else (made, None)
+    return hidden, None if received.weights is None else received.weights[: received.rows], factors
 
 
 def with_dropped_rows(handle, array):

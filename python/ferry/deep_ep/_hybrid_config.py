@@ -3,20 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import operator
 from typing import Any
 
 import ferry
-
-
-def integer(name: str, value: Any, least: int = 0) -> int:
-    try:
-        number = operator.index(value)
-    except TypeError:
-        raise ferry.UsageError(f"{name}: expected an integer, got {value!r}") from None
-    if number < least:
-        raise ferry.UsageError(f"{name} = {number}, must be {least} or more")
-    return number
+from ferry.deep_ep._arguments import integer
 
 
 @dataclasses.dataclass

@@ -3,73 +3,33 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 import ferry
-from ferry.deep_ep import _layout
+from ferry.deep_ep import _arguments, _layout
+from ferry.deep_ep._arguments import integer
 from ferry.deep_ep._arrays import arrays_of
-from ferry.deep_ep._hybrid_config import integer
+from ferry.deep_ep._rows import Rows
 
-ROWS = ("bfloat16", "float8_e4m3fn", "uint8")
 BLOCK = 128  # columns of a scaling factor
 
-
-def checked(arrays: Any, array: Any, name: str, types: tuple[str, ...], shape: tuple[int | str, ...], like: Any = None) -> Any:
-    """The array, C-contiguous and without gradients. In `shape` letters stand for any number.
-
-    `like`: an array whose framework and device it must have.
-    """
-    if not hasattr(array, "shape") or not hasattr(array, "dtype") or arrays_of(array) is not arrays:
-        raise ferry.UsageError(f"{name}: expected an array of PyTorch or NumPy, where hidden lies, got {type(array).__name__}")
-    if like is not None and getattr(array, "device", None) != getattr(like, "device", None):
-        raise ferry.UsageError(f"{name}: expected it on {like.device}, where hidden lies, got {array.device}")
-    found, given = arrays.type_name(array), tuple(array.shape)
-    fits = len(given) == len(shape) and all(isinstance(want, str) or want == size for want, size in zip(shape, given))
-    if found not in types or not fits:
-        wanted = f"{' or '.join(types)} [{', '.join(map(str, shape))}]"
-        raise ferry.UsageError(f"{name}: expected {wanted}, got {found} {list(given)}")
-    return arrays.contiguous(array)
+read_array = functools.partial(_arguments.read_array, first="hidden")
 
 
-@dataclasses.dataclass
-class Rows:
-    """The tokens of a call, and the format in which ferry.Exchange sends them."""
-
-    arrays: Any
-    parts: tuple[Any, ...]
-    format: str
-    scales: int = 0  # scaling factors of a token
-
-    @staticmethod
-    def of(hidden: Any, scaling_factor: Any, tokens: int | str = "T", columns: int | str = "H") -> Rows:
-        """`hidden`: bfloat16 [T, H], or fp8 or bytes with `scaling_factor`, float32 [T, H / 128]."""
-        arrays = arrays_of(hidden)
-        hidden = checked(arrays, hidden, "hidden", ROWS, (tokens, columns))
-        count, width = hidden.shape
-        unit = 8 if arrays.type_name(hidden) == "bfloat16" else BLOCK
-        if width == 0 or width % unit != 0:
-            raise ferry.UsageError(f"hidden: expected a multiple of {unit} columns, got {width}")
-        if unit == 8:
-            return Rows(arrays, (hidden,), "bf16")
-        if scaling_factor is None:
-            raise ferry.UsageError(f"scaling_factor: fp8 rows need it, float32 [{count}, {width // BLOCK}]")
-        scales = width // BLOCK
-        factors = checked(arrays, scaling_factor, "scaling_factor", ("float32",), (count, scales), hidden)
-        padded = -(-scales // 4) * 4  # rows of a part are multiples of 16 bytes
-        if padded != scales:
-            wide = arrays.full((count, padded), 0, "float32", factors)
-            wide[:, :scales] = factors
-            factors = wide
-        return Rows(arrays, (hidden, factors), f"raw:{width}+{4 * padded}", scales)
-
-    @property
-    def hidden(self) -> Any:
-        return self.parts[0]
-
-    @property
-    def tokens(self) -> Any:
-        """As Exchange.dispatch takes them."""
-        return self.parts if self.scales else self.hidden
+def rows_of(hidden: Any, scaling_factor: Any, tokens: int | None = None, columns: int | None = None) -> Rows:
+    """The Rows of bfloat16 [T, H], or of fp8 or bytes with `scaling_factor`, float32 [T, H / 128]."""
+    arrays = arrays_of(hidden)
+    hidden = read_array("hidden", hidden, arrays, ("bfloat16", "float8_e4m3fn", "uint8"), (tokens, columns))
+    count, width = hidden.shape
+    unit = 8 if arrays.type_name(hidden) == "bfloat16" else BLOCK
+    if width == 0 or width % unit != 0:
+        raise ferry.UsageError(f"hidden: expected a multiple of {unit} columns, got {width}")
+    if unit == 8:
+        return Rows(arrays, hidden)
+    if scaling_factor is None:
+        raise ferry.UsageError(f"scaling_factor: fp8 rows need it, float32 [{count}, {width // BLOCK}]")
+    return Rows(arrays, hidden, read_array("scaling_factor", scaling_factor, arrays, ("float32",), (count, width // BLOCK)))
 
 
 @dataclasses.dataclass
@@ -81,10 +41,9 @@ class Routes:
     left_out: Any  # int32 [T], not negative where a token has more than K; None where none can
 
     @staticmethod
-    def of(routing_map: Any, hidden: Any, slots: int) -> Routes:
+    def of(arrays: Any, routing_map: Any, tokens: int, slots: int) -> Routes:
         """`routing_map`: bool [T, E]. `slots`: the most experts of a token, if the caller knows it."""
-        arrays = arrays_of(hidden)
-        routing_map = checked(arrays, routing_map, "routing_map", ("bool",), (len(hidden), "E"), hidden)
+        routing_map = read_array("routing_map", routing_map, arrays, ("bool",), (tokens, None))
         ids, left_out = _layout.ids_from_map(arrays, routing_map, min(slots, _layout.MOST_SLOTS))
         return Routes(ids, routing_map.shape[1], left_out)
 
@@ -93,6 +52,12 @@ class Routes:
         if self.left_out is not None and len(self.left_out) and int(self.left_out.max()) >= 0:
             raise ferry.UnsupportedError(f"routing_map: a token goes to more than {self.ids.shape[1]} experts")
 
+    def by_slot(self, arrays: Any, probs: Any) -> Any:
+        """float32 [T, K] of probs float32 [T, E], or None."""
+        if probs is None:
+            return None
+        return arrays.gathered(self.ids, read_array("probs", probs, arrays, ("float32",), (len(self.ids), self.experts)))
+
 
 def indices_to_map(topk_idx: Any, topk_weights: Any, num_of_tokens: int, num_of_experts: int) -> tuple[Any, Any]:
     """(routing_map bool [T, E], probs float32 [T, E] or None) of topk_idx [T, K], -1 for a masked slot.
@@ -100,7 +65,7 @@ def indices_to_map(topk_idx: Any, topk_weights: Any, num_of_tokens: int, num_of_
     Without topk_weights probs is None. An id out of range raises UsageError; on GPUs it is skipped.
     """
     arrays = arrays_of(topk_idx)
-    topk_idx = checked(arrays, topk_idx, "topk_idx", ("int32", "int64"), (num_of_tokens, "K"))
+    topk_idx = read_array("topk_idx", topk_idx, arrays, ("int32", "int64"), (num_of_tokens, None))
     experts = integer("num_of_experts", num_of_experts, 1)
     outside = (topk_idx < -1) | (topk_idx >= experts)
     if not arrays.on_device and bool(outside.any()):
@@ -111,6 +76,5 @@ def indices_to_map(topk_idx: Any, topk_weights: Any, num_of_tokens: int, num_of_
     routing_map = arrays.scattered(ids, ids == ids, experts)
     if topk_weights is None:
         return routing_map, None
-    shape = (num_of_tokens, topk_idx.shape[1])
-    weights = checked(arrays, topk_weights, "topk_weights", ("float32",), shape, topk_idx)
+    weights = read_array("topk_weights", topk_weights, arrays, ("float32",), tuple(topk_idx.shape))
     return routing_map, arrays.scattered(ids, weights, experts)

@@ -31,35 +31,35 @@ def run(case, body):
 
 
 DISPATCHES = [
-    (lambda s: {"hidden": s.x.astype(np.float32)}, r"hidden: expected bfloat16 or float8_e4m3fn or uint8 \[T, H\], got float32 \[5, 256\]"),
-    (lambda s: {"hidden": s.x[0]}, r"hidden: expected .* got bfloat16 \[256\]"),
+    (lambda s: {"hidden": s.x.astype(np.float32)}, r"hidden: expected bfloat16 or float8_e4m3fn or uint8 of shape \[any, any\], got float32 of shape \[5, 256\]"),
+    (lambda s: {"hidden": s.x[0]}, r"hidden: expected .* got bfloat16 of shape \[256\]"),
     (lambda s: {"hidden": s.x[:, :100]}, "hidden: expected a multiple of 8 columns, got 100"),
-    (lambda s: {"hidden": None}, "hidden: expected an array of PyTorch or NumPy, where hidden lies, got NoneType"),
+    (lambda s: {"hidden": None}, "hidden: expected an array of the framework and device of hidden, got NoneType"),
     (lambda s: {"hidden": s.x.astype(fp8)}, r"scaling_factor: fp8 rows need it, float32 \[5, 2\]"),
     (lambda s: {"hidden": s.x.astype(fp8), "scaling_factor": np.ones((5, 3), np.float32)},
-     r"scaling_factor: expected float32 \[5, 2\], got float32 \[5, 3\]"),
+     r"scaling_factor: expected float32 of shape \[5, 2\], got float32 of shape \[5, 3\]"),
     (lambda s: {"routing_map": None}, "without a handle pass routing_map or topk_idx"),
-    (lambda s: {"routing_map": s.map.astype(np.int32)}, r"routing_map: expected bool \[5, E\], got int32 \[5, 8\]"),
-    (lambda s: {"routing_map": s.map[:4]}, r"routing_map: expected bool \[5, E\], got bool \[4, 8\]"),
+    (lambda s: {"routing_map": s.map.astype(np.int32)}, r"routing_map: expected bool of shape \[5, any\], got int32 of shape \[5, 8\]"),
+    (lambda s: {"routing_map": s.map[:4]}, r"routing_map: expected bool of shape \[5, any\], got bool of shape \[4, 8\]"),
     (lambda s: {"routing_map": s.map[:, :6], "probs": None}, "routing_map: expected 4 experts on each of 2 ranks, got 6"),
     (lambda s: {"routing_map": s.map.tolist()}, "routing_map: expected an array"),
-    (lambda s: {"probs": s.probs.astype(np.float64)}, r"probs: expected float32 \[5, 8\], got float64 \[5, 8\]"),
-    (lambda s: {"probs": s.probs[:, :3]}, r"probs: expected float32 \[5, 8\], got float32 \[5, 3\]"),
+    (lambda s: {"probs": s.probs.astype(np.float64)}, r"probs: expected float32 of shape \[5, 8\], got float64 of shape \[5, 8\]"),
+    (lambda s: {"probs": s.probs[:, :3]}, r"probs: expected float32 of shape \[5, 8\], got float32 of shape \[5, 3\]"),
     (lambda s: {"routing_map": None, "topk_idx": np.zeros((5, 2), np.int64)}, "num_of_experts: expected with topk_idx"),
     (lambda s: {"routing_map": None, "topk_idx": np.full((5, 2), 8), "num_of_experts": 8},
      "topk_idx: token 0 has 8 in slot 0, must be from -1 to 7"),
     (lambda s: {"routing_map": None, "topk_idx": np.zeros((5, 2), np.int64), "topk_weights": np.zeros((5, 1), np.float32),
-                "num_of_experts": 8}, r"topk_weights: expected float32 \[5, 2\], got float32 \[5, 1\]"),
+                "num_of_experts": 8}, r"topk_weights: expected float32 of shape \[5, 2\], got float32 of shape \[5, 1\]"),
     (lambda s: {"nonsense": 1}, "dispatch.*: there is no argument 'nonsense'"),
 ]
 PERMUTED = [
     (lambda s: {"use_fp8": True}, "use_fp8 is True, but hidden is bfloat16"),
     (lambda s: {"non_blocking": True}, "num_permuted_tokens: expected with non_blocking"),
-    (lambda s: {"non_blocking": True, "num_permuted_tokens": -1}, "num_permuted_tokens = -1, must be 0 or more"),
+    (lambda s: {"non_blocking": True, "num_permuted_tokens": -1}, "num_permuted_tokens: expected an integer from 0 to 2147483647, got -1"),
     (lambda s: {"non_blocking": True, "num_permuted_tokens": 10, "pad_multiple": 4},
      "num_permuted_tokens = 10, must be a multiple of pad_multiple = 4"),
-    (lambda s: {"num_permuted_tokens": "x"}, "num_permuted_tokens: expected an integer, got 'x'"),
-    (lambda s: {"pad_multiple": 1.5}, "pad_multiple: expected an integer, got 1.5"),
+    (lambda s: {"num_permuted_tokens": "x"}, "num_permuted_tokens: expected an integer from 0 .* got 'x'"),
+    (lambda s: {"pad_multiple": 1.5}, "pad_multiple: expected an integer from 0 .* got 1.5"),
     (lambda s: {"num_of_experts_per_rank": 3}, "routing_map: expected 3 experts on each of 2 ranks, got 8"),
 ]
 
@@ -104,15 +104,15 @@ def test_one_ranks_arguments_by_a_handle(case):
             combine = buffer.combine_with_unpermute if permuted else buffer.combine
             again = buffer.dispatch_with_permute if permuted else buffer.dispatch
             ours = {"hidden": rows, "probs": probs, "handle": handle}
-            yield combine, ours, {"hidden": rows[:-1]}, rf"hidden: expected bfloat16 \[{len(rows)}, 256\], got bfloat16 \[{len(rows) - 1}, 256\]"
+            yield combine, ours, {"hidden": rows[:-1]}, rf"hidden: expected bfloat16 of shape \[{len(rows)}, 256\], got bfloat16 of shape \[{len(rows) - 1}, 256\]"
             yield combine, ours, {"hidden": rows.astype(np.float32)}, "hidden: expected bfloat16"
             yield combine, ours, {"probs": probs[:-1]}, "probs: expected float32"
             yield combine, ours, {"handle": None}, "handle: expected what a dispatch of this buffer returned, got NoneType"
             yield combine, ours, {"handle": tuple(handle)}, "got tuple"
             yield combine, ours, {"handle": plain if permuted else the_permuted}, f"handle: it has {7 if permuted else 11} elements"
             theirs = {"hidden": steps.x, "handle": handle}
-            yield again, theirs, {"hidden": steps.x[:3]}, r"hidden: expected .* \[5, 256\], got bfloat16 \[3, 256\]"
-            yield again, theirs, {"hidden": steps.x[:, :128]}, r"hidden: expected .* \[5, 256\], got bfloat16 \[5, 128\]"
+            yield again, theirs, {"hidden": steps.x[:3]}, r"hidden: expected .* \[5, 256\], got bfloat16 of shape \[3, 256\]"
+            yield again, theirs, {"hidden": steps.x[:, :128]}, r"hidden: expected .* \[5, 256\], got bfloat16 of shape \[5, 128\]"
             yield again, theirs, {"handle": 5}, "handle: expected what a dispatch of this buffer returned, got int"
             if permuted:
                 yield again, theirs, {"num_permuted_tokens": len(rows) + 4}, f"num_permuted_tokens = {len(rows) + 4}, but the dispatch of the handle has"
@@ -159,9 +159,9 @@ def test_after_destroy(case):
 
 
 @pytest.mark.parametrize("changes, text", [
-    ({"hidden_dim": "wide"}, "hidden_dim: expected an integer, got 'wide'"),
-    ({"num_local_experts": 0}, "num_local_experts = 0, must be 1 or more"),
-    ({"num_sms_combine_api": 1.5}, "num_sms_combine_api: expected an integer, got 1.5"),
+    ({"hidden_dim": "wide"}, "hidden_dim: expected an integer from 1 .* got 'wide'"),
+    ({"num_local_experts": 0}, "num_local_experts: expected an integer from 1 to 2147483647, got 0"),
+    ({"num_sms_combine_api": 1.5}, "num_sms_combine_api: expected an integer from 0 .* got 1.5"),
     ({"nonsense": 1}, "HybridEPBuffer: there is no argument 'nonsense'"),
 ])
 def test_constructor(changes, text):
