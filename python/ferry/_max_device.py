@@ -28,7 +28,6 @@ class DeviceLane:
     def __init__(self, exchange: ferry.Exchange):
         self.exchange = exchange
         self.pending = ""
-        self.combines = 0
         self.tokens = 0  # N of the last dispatch
         self.memory: dict[str, Any] = {}  # by the first call, which shows where tensors are
 
@@ -72,13 +71,13 @@ class DeviceLane:
             tokens, device_tokens = len(ids), 0
         _core._max_plan_return(
             self.exchange, lane, *(array.data_ptr() for array in arrays), tuple(array.numel() for array in arrays), ids.data_ptr(), ids.element_size() == 8, tokens,
-            device_tokens, self._address("plan"), self._address("tags"), self._address("scratch"), self.combines, self._stream())
+            device_tokens, self._address("plan"), self._address("tags"), self._address("scratch"), 0, self._stream())
         plan = self.exchange.plan_over(self.memory["plan"], tokens=self.tokens if topk_ids is None else tokens)
         return plan, self.memory["tags"]
 
     def check(self, returned: Any, lane: int) -> None:
         """An error is raised by Exchange.synchronize()."""
-        _core._max_check_returned(self.exchange, lane, self._address("plan"), returned.data_ptr(), self.combines, self._stream())
+        _core._max_check_returned(self.exchange, lane, self._address("plan"), returned.data_ptr(), 0, self._stream())
 
     def _on_device(self, name: str, array: Any) -> Any:
         device = self.memory["plan"].device

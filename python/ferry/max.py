@@ -74,7 +74,7 @@ class _Lane:
     def __init__(self, exchange: ferry.Exchange):
         self.pending = ""
         self.topk_ids = np.zeros((0, exchange.config.top_k), np.int64)
-        self.combines = 0  # the same number on every rank
+        self.combine = 0  # call number of the last one
         self.plan_memory = np.zeros(exchange.plan_bytes, np.uint8)
         self.row_tags = np.zeros(exchange.capacity, np.float32)
         self.exchange = exchange
@@ -105,9 +105,10 @@ class _Lane:
             ids = _dense("topk_ids", topk_ids, ("int32", "int64"), (None, config.top_k)).astype(np.int64)
         arrays = (_dense("src_info", src_info, ("int32",), (None, 2)), _dense("row_offsets", row_offsets, ("uint32",), (None,)),
                   _dense("counts", counts, ("int32",), (None, self.exchange.ranks)))
+        self.combine = _core._max_next_call(self.exchange, lane)
         _core._max_plan_return(
             self.exchange, lane, *(array.ctypes.data for array in arrays), tuple(array.size for array in arrays), ids.ctypes.data, True,
-            len(ids), 0, self.plan_memory.ctypes.data, self.row_tags.ctypes.data, 0, self.combines, 0)
+            len(ids), 0, self.plan_memory.ctypes.data, self.row_tags.ctypes.data, 0, self.combine, 0)
         tags = self.row_tags[:arrays[1][-1]]
         framework = arrays_of(like)
         return self.exchange.plan_over(self.plan_memory), tags if framework is arrays_of(tags) else framework.torch.from_numpy(tags)
@@ -115,7 +116,7 @@ class _Lane:
     def check(self, returned: Any, lane: int) -> None:
         """Raises UsageError if a row has not come back."""
         dense = np.ascontiguousarray(_host(returned))
-        _core._max_check_returned(self.exchange, lane, self.plan_memory.ctypes.data, dense.ctypes.data, self.combines, 0)
+        _core._max_check_returned(self.exchange, lane, self.plan_memory.ctypes.data, dense.ctypes.data, self.combine, 0)
 
 
 class Exchange(SharedByCopies):
@@ -154,6 +155,8 @@ class Exchange(SharedByCopies):
                 raise ferry.UsageError(f"max: transfer = {settings['transfer']!r}, must be 'routed': use ferry.Exchange with its plans")
             if getattr(settings.get("placement"), "tp", 1) > 1:
                 raise ferry.UnsupportedError("max: experts in slices are not supported: use ferry.Exchange with its plans")
+            if not hasattr(allreduce_world_size, "__index__"):
+                raise ferry.UsageError(f"max: allreduce_world_size = {allreduce_world_size!r}, must be an integer")
             if skip_a2a:
                 reduction, split = "partial", allreduce_world_size if settings.get("shared_experts") else 0
                 settings |= {"input": "replicated", "shared_split": split}
@@ -264,10 +267,8 @@ class Exchange(SharedByCopies):
             if 0 <= operator.index(lane) < len(self._lanes):
                 return self._lanes[lane]
         only = self._lanes[0]
-        if len(self._lanes) == 1:  # this call of its is refused, or the receive phase carried out
-            only.combines += call == "combine"
-            if call == f"{only.pending}_receive":
-                only.pending = ""
+        if len(self._lanes) == 1 and call == f"{only.pending}_receive":  # the receive phase is carried out
+            only.pending = ""
         return getattr(self._exchange, call)(lane=lane)
 
     def _idle(self, lane: int, call: str) -> Any:
@@ -288,7 +289,6 @@ class Exchange(SharedByCopies):
                    lane: int) -> tuple[Any, dict[str, Any]]:
         """The arguments of the combine by the plan that the arrays make. If they are wrong, the peers' combine ends too."""
         kept = self._idle(lane, "combine")
-        kept.combines += 1
         try:
             if input_tokens is None:
                 raise ferry.UsageError("input_tokens: None, must be an array of rows")

@@ -15,6 +15,7 @@ import operator
 from typing import Any, NamedTuple
 
 import ferry
+from ferry import _core
 from ferry._call_shapes import SharedByCopies, delivered_call, in_words, naming, raise_refusal, refusing_construction, refusing_misfits
 from ferry.deep_ep._arrays import arrays_of, rounded
 
@@ -23,6 +24,7 @@ __all__ = ["DispatchResult", "Exchange"]
 _TYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 _MOST_ROWS = 1 << 24  # the largest max_tokens of a ferry.Exchange
 _WHERE = ("backend", "engine", "memory", "hops", "window", "device")  # a call runs; received rows do not depend on it
+_SETTINGS = ("experts", "top_k", "hidden", "max_tokens", "dtype", "deadline", "placement", *_WHERE)
 _TEXT_BYTES = 512  # of a rank's refusal, as the ranks gather it
 
 # What Ferry's messages call the arguments, and what they are called here. A combine returns its rows in a dispatch.
@@ -77,12 +79,15 @@ class Exchange(SharedByCopies):
         self._rank = group if isinstance(group, ferry.Rank) else group.join()
         ranks = self._rank.size
         with refusing_construction(self._rank):
-            if dtype not in _TYPES:
+            if dtype not in tuple(_TYPES):
                 raise ferry.UsageError(f"dtype: {dtype!r} is not one of {', '.join(_TYPES)}")
-            if ranks * max_tokens > _MOST_ROWS:
+            if hasattr(max_tokens, "__index__") and ranks * operator.index(max_tokens) > _MOST_ROWS:  # else ferry.Exchange refuses it
                 raise ferry.UsageError(
                     f"nvfuser: max_tokens = {max_tokens} in a group of size {ranks}, must be at most {_MOST_ROWS // ranks}")
             for name in where:
+                if not hasattr(ferry.Config, name) and name not in _WHERE:
+                    raise ferry.UsageError(f"nvfuser: there is no setting {name!r}{_core._did_you_mean(name, _SETTINGS)}; the settings "
+                                           f"are: {', '.join(_SETTINGS)}")
                 if name not in _WHERE:
                     raise ferry.UsageError(f"nvfuser: {name} = {where[name]!r}: leave it out, nvFuser's calls decide it")
             if getattr(placement, "tp", 1) > 1:

@@ -153,6 +153,8 @@ void bind_max(nb::module_& module) {
   });
   module.def("_max_keep_ids", &keep_ids);
   module.def("_max_describe_rows", &describe_rows);
+  module.def("_max_next_call",
+             [](const PyExchange& self, int lane) { return next_call(self.state().exchange, lane); });
   module.def("_max_plan_return", &plan_return);
   module.def("_max_check_returned", &check_returned);
 }

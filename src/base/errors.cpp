@@ -114,9 +114,11 @@ std::string reworded(std::string text, std::span<const Phrase> phrases) {
   for (const auto& [from, to] : phrases) {
     const std::string_view phrase = from, other = to;
     for (std::size_t at = text.find(phrase); at != std::string::npos; at = text.find(phrase, at)) {
-      const bool within_name = at > 0 && is_of_name(text[at - 1]) && is_of_name(phrase.front());
-      if (!within_name) text.replace(at, phrase.size(), other);
-      at += within_name ? 1 : other.size();
+      // A quoted word is the caller's own.
+      const bool other_word =
+          at > 0 && is_of_name(phrase.front()) && (is_of_name(text[at - 1]) || text[at - 1] == '\'');
+      if (!other_word) text.replace(at, phrase.size(), other);
+      at += other_word ? 1 : other.size();
     }
   }
   return text;

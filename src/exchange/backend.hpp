@@ -200,6 +200,9 @@ class Backend {
 
   virtual OwnArrays own_arrays(int lane) const = 0;
 
+  // Host backends: number of the lane's last call on this rank, refused ones included.
+  virtual std::uint64_t last_call(int) const { return 0; }
+
   // Null: host memory.
   virtual SourceOperations* source_operations() { return nullptr; }
   virtual std::unique_ptr<DeviceWork> make_device_work() const;

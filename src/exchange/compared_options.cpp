@@ -74,7 +74,7 @@ ComparedOptions options_of(const Config& config, const DispatchCall& call) {
   options.add(kInputHashOption, hash_of_replicated(config, call), name_of_hash);
   // Rows are encoded where they arrive, so their type must be known there.
   const bool by_expert = !call.input_scales.empty();
-  options.add("input_scales, with tokens of type",
+  options.add("the type of tokens with input_scales",
               by_expert ? 1 + static_cast<std::int64_t>(call.tokens.type) : 0, name_of_input_scales);
   return options;
 }

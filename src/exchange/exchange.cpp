@@ -254,6 +254,10 @@ SourceOperations* source_operations(const Exchange& exchange) {
   return ExchangeAccess::source_operations(exchange);
 }
 
+std::uint64_t next_call(const Exchange& exchange, int lane) {
+  return ExchangeAccess::backend_of(exchange).last_call(lane) + 1;
+}
+
 std::unique_ptr<DeviceWork> make_device_work(const Exchange& exchange) {
   return ExchangeAccess::backend_of(exchange).make_device_work();
 }

@@ -45,8 +45,8 @@ struct PlanReturnCall {
   Plan plan{};
   float* row_tags = nullptr;     // [rows]: travel as row_values
   std::byte* scratch = nullptr;  // zeroed once
-  // For the host; a device counts its combines itself, and its arrays have the lengths that they can need.
-  std::uint64_t combine = 0;  // number of the lane's combine, the same on every rank
+  // For the host; a device knows its calls itself, and its arrays have the lengths that they can need.
+  std::uint64_t combine = 0;  // call number of the combine
   struct {
     std::int64_t src_info = 0, row_offsets = 0, counts = 0;  // entries
   } lengths{};
@@ -77,6 +77,8 @@ class SourceOperations {
 
 // Null: a backend of host memory.
 SourceOperations* source_operations(const Exchange& exchange);
+// Call number of the lane's next call, in host memory.
+std::uint64_t next_call(const Exchange& exchange, int lane);
 
 // The rows of a combine by source: what each of MAX's arrays must say, for the host and for kernels.
 

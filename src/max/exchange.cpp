@@ -118,7 +118,7 @@ struct Exchange::State {
     float* row_tags = nullptr;            // [capacity]
     float* returned = nullptr;            // [T, K]
     std::byte* scratch = nullptr;
-    std::uint64_t combines = 0;  // the same number on every rank
+    std::uint64_t combine = 0;  // call number of the last one, in host memory
     Pending pending = Pending::none;
   };
 
@@ -302,7 +302,7 @@ void Exchange::State::check_arguments(const CombineInput& input) const {
 CombineOptions Exchange::State::plan_combine(LaneState& lane, const CombineInput& input,
                                              const CombineOutput& output, const CallOptions& options) {
   const bool kept = input.tokens == -1;
-  ++lane.combines;
+  if (!device) lane.combine = next_call(exchange, options.lane);
   try {
     check_arguments(input);
     const PlanReturnCall call{.options = options,
@@ -315,7 +315,7 @@ CombineOptions Exchange::State::plan_combine(LaneState& lane, const CombineInput
                               .plan = lane.plan,
                               .row_tags = lane.row_tags,
                               .scratch = lane.scratch,
-                              .combine = lane.combines,
+                              .combine = lane.combine,
                               .lengths = {.src_info = std::ssize(input.src_info),
                                           .row_offsets = std::ssize(input.row_offsets),
                                           .counts = std::ssize(input.counts)}};
@@ -341,7 +341,7 @@ CombineOptions Exchange::State::plan_combine(LaneState& lane, const CombineInput
 template <class Combine>
 void Exchange::State::finish_combine(const LaneState& lane, const CallOptions& options, Combine combine) {
   const CheckReturnedCall check{
-      .options = options, .plan = lane.plan, .returned = lane.returned, .combine = lane.combines};
+      .options = options, .plan = lane.plan, .returned = lane.returned, .combine = lane.combine};
   try {
     in_words(kWords, combine);
   } catch (const BadSourceError&) {
@@ -385,9 +385,8 @@ void Exchange::check(int lane) {
 
 void Exchange::refuse(Operation operation, const Error& error, const CallOptions& call) noexcept {
   if (call.lane < 0 || call.lane >= state_->config.lanes) return;
-  State::LaneState& state = state_->lanes[static_cast<std::size_t>(call.lane)];
+  const State::LaneState& state = state_->lanes[static_cast<std::size_t>(call.lane)];
   if (state.pending != State::Pending::none) return;
-  if (operation == Operation::combine) ++state.combines;
   state_->exchange.refuse(operation, error, call);
 }
 

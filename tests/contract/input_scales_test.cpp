@@ -124,7 +124,8 @@ TEST_P(Contract, BadInputScalesAreRefused) {
     on_one("the address is null on rank 1: pass 9 values", [&](DispatchOptions& options) {
       options.input_scales = {static_cast<const float*>(nullptr), scales.size()};
     });
-    on_one("input_scales, with tokens of type", [](DispatchOptions& options) { options.input_scales = {}; });
+    on_one("the type of tokens with input_scales",
+           [](DispatchOptions& options) { options.input_scales = {}; });
     const float g = 1;
     on_one("exclude each other", [&](DispatchOptions& options) { options.global_scale = &g; });
     for (const char* name : {"bf16", "mxfp4", "nvfp4-token", "fp8-pow2", "fp8-columns"})

@@ -49,6 +49,29 @@ TEST(Max, WrongCountsAreRefused) {
             "counts[0] to counts[1] add up to 2147483648 rows, must be at most 2147483647");
 }
 
+// A combine is named by its call number, so ranks that have made different calls go on together.
+TEST(Max, RanksThatMadeDifferentCallsGoOn) {
+  Group::threads(2).run([](const Rank& rank) {
+    max::Exchange exchange(rank, {.experts = 2, .top_k = 1, .hidden = 8, .max_tokens = 2});
+    const Numbers ids = {0, 1};
+    const std::vector<std::uint16_t> tokens(16, 0x3F80);
+    std::vector<std::uint16_t> result(16);
+    const auto combine = [&](const max::DispatchResult& received) {
+      exchange.ep_fused_combine({{.data = tokens.data()}, received},
+                                {.output_tokens = {.data = result.data()}});
+    };
+    const max::DispatchResult received =
+        exchange.ep_fused_dispatch(Tokens::rows(tokens.data(), 2), ids.data());
+    if (rank.index() == 0) {
+      EXPECT_THROW(combine(received), UsageError);
+    } else {
+      EXPECT_THROW(exchange.ep_fused_dispatch(Tokens::rows(tokens.data(), 2), ids.data()), UsageError);
+    }
+    combine(received);
+    EXPECT_EQ(result, tokens);
+  });
+}
+
 TEST(Max, AnIdOutOfRangeIsReportedAndItsResultIsThere) {
   Group::threads(2).run([](const Rank& rank) {
     max::Exchange exchange(rank, {.experts = 2, .top_k = 1, .hidden = 8, .max_tokens = 2});

@@ -250,6 +250,7 @@ SPOKEN = {
     "weights of another shape": ("combine", {"router_weights": np.ones((2, 3), np.float32)}, "router_weights: expected an array of shape"),
     "a result of another shape": ("combine", {"output_tokens": np.ones((3, 4), np.float32)}, "output_tokens: expected shape"),
     "a read-only result": ("combine", {"output_tokens": np.broadcast_to(np.float32(0), (2, 4))}, "output_tokens: is read-only"),
+    "an argument of another name": ("combine", {"topk_weights": np.ones((2, 2), np.float32)}, "there is no argument 'topk_weights'"),
     "shared outputs without experts": ("combine", {"shared_outputs": np.ones((0, 2, 4), np.float32)}, "ep_combine: shared_outputs"),
 }
 
@@ -298,6 +299,30 @@ def test_rows_that_do_not_come_back_are_found():
             with pytest.raises(ferry.UsageError, match=r"topk_ids\[1, 0\] of rank 0 is expert 2: rank 1 has returned no row for it"):
                 combined(exchange, last, x)
         assert same(combined(exchange, last, x), x)
+
+    ferry.Group.threads(2).run(body)
+
+
+def test_ranks_in_different_calls_can_go_on():
+    def body(rank):
+        exchange, x, received = case(rank)
+        with pytest.raises(ferry.UsageError, match="call 2 of the lane is (dispatch|combine) on rank"):
+            if rank.index:
+                combined(exchange, received)
+            else:
+                exchange.ep_fused_dispatch(x, CASE_IDS[0])
+        with pytest.raises(ferry.UsageError, match="call 3 of the lane is (dispatch|combine) on rank"):
+            if rank.index:
+                exchange.ep_fused_dispatch(x, CASE_IDS[1])
+            else:
+                combined(exchange, received)
+        if rank.index == 0:
+            with pytest.raises(ferry.UsageError, match="rank 1 refused ep_combine 4"):
+                combined(exchange, received)
+        else:
+            with pytest.raises(ferry.UsageError, match="src_info"):
+                combined(exchange, received._replace(src_info=None))
+        combined(exchange, received)
 
     ferry.Group.threads(2).run(body)
 
@@ -408,6 +433,7 @@ def test_unsuitable_settings_are_refused():
             ({"shared_split": 2}, ferry.UsageError, "max: shared_split = 2: leave it out, and pass skip_a2a=True, with allreduce_world_size"),
             ({"skip_a2a": True, "reduction": "unreduced"}, ferry.UsageError, "max: reduction 'unreduced', must be left out with skip_a2a"),
             ({"skip_a2a": True, "allreduce_world_size": 3, "shared_experts": 1}, ferry.UsageError, "max: allreduce_world_size = 3, must be 0 to 2"),
+            ({"skip_a2a": True, "allreduce_world_size": "2"}, ferry.UsageError, "max: allreduce_world_size = '2', must be an integer"),
             ({"transfer": "gather"}, ferry.UsageError, "max: transfer = 'gather', must be 'routed'"),
             ({"placement": ferry.Placement.ep_tp(4, 1, 2)}, ferry.UnsupportedError, "max: experts in slices are not supported"),
             ({"reduction": "partial"}, ferry.UsageError, "max: reduction 'partial', must be 'exact' or 'unreduced'"),

@@ -21,6 +21,9 @@ class HostBackend : public Backend {
   void combine_receive(const CallOptions& call) override;
   SmallResult run(const SmallCall& call) override;
   OwnArrays own_arrays(int lane) const override;
+  std::uint64_t last_call(int lane) const override {
+    return lanes_[static_cast<std::size_t>(lane)].lane.link->call();
+  }
   void refuse(Operation operation, const Error& error, const CallOptions& call) noexcept override;
   CallDiagnostics take_diagnostics(int lane) override;
   LoadCounts load_counts() const override;
