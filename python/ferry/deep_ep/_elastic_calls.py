@@ -148,8 +148,8 @@ class ElasticCalls:
                 scope = stack.enter_context(settings.scope(self._streams, given.x))
                 settings.wait_for_epilogue()
                 routes.read(given)
-                placement = ferry.Placement.blocks(routes.shape.num_experts, routes.ranks)
-                local_experts = len(placement.experts_of(self._exchanges.rank.index))
+                least, more = divmod(routes.shape.num_experts, routes.ranks)
+                local_experts = least + (self._exchanges.rank.index < more)  # as Placement.blocks() places them
                 routes.read_stats(given.stats, local_experts)
                 routes.count_most(local_experts)
                 routes.num_sms = integer("num_sms", settings.num_sms) or theoretical_sms(*routes.shape[-2:])

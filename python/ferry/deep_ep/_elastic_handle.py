@@ -21,6 +21,7 @@ class EPHandle:
     num_recv_tokens_per_expert_list: L numbers of rows, rounded up to multiples of A; [] without do_cpu_sync.
     num_expanded_tokens: rows of the expanded layout, padding included; without do_cpu_sync those there was room for.
     token_metadata_at_forward, channel_linked_list: None, because ranks are one domain.
+    exchange, plan: Ferry's, which calls by the handle use.
     """
 
     token_metadata_at_forward = None

@@ -157,11 +157,38 @@ def check_graphs(rank, device, rng):
             assert [bits(part) for part in captured[1:]] == expected
 
 
+def check_streams(rank, device, rng):
+    """Asynchronous calls wait for what they read and keep it; arrays of a handle wait for its dispatch."""
+    buffer = buffer_of()
+    step, _ = random_case(rng)
+    x, ids, weights = (tensor(array[rank], device) for array in (step.tokens, step.ids, step.weights))
+    for expand in (False, True):
+        settings = {"num_experts": 4 * RANKS, "do_expand": expand}
+        recv, _, recv_weights, handle, _ = buffer.dispatch(x, ids, weights, **settings)
+        ends, expected = handle.psum_num_recv_tokens_per_expert.tolist(), bits(recv)
+        summed, back, _ = buffer.combine(recv, handle, recv_weights)
+        expected_sum, expected_back = bits(summed), bits(back)
+        torch.cuda.synchronize()
+        for given in ({}, {"previous_event": True, "allocate_on_comm_stream": True}):
+            torch.cuda._sleep(100_000_000)  # tens of milliseconds
+            late = [tensor.clone() for tensor in (x, ids, weights)]
+            given |= {"previous_event": buffer.capture()} if given else {}
+            recv, _, recv_weights, handle, event = buffer.dispatch(*late, **settings, **given, async_with_compute_stream=True)
+            del late
+            torch.full((1 << 20,), float("nan"), device=device)  # takes the memory of `late` if that is free
+            assert handle.psum_num_recv_tokens_per_expert.tolist() == ends
+            event.current_stream_wait()
+            summed, back, event = buffer.combine(recv, handle, recv_weights, async_with_compute_stream=True)
+            event.current_stream_wait()
+            assert (bits(recv), bits(summed), bits(back)) == (expected, expected_sum, expected_back)
+
+
 @pytest.mark.parametrize("body", [check_rows_and_sums, check_quantised_rows, check_the_rest])
 def test_tensors(rng, body):
     run(body, rng)
 
 
 @on_gpus
-def test_calls_are_captured(rng):
-    run(check_graphs, rng)
+@pytest.mark.parametrize("body", [check_graphs, check_streams])
+def test_on_gpus(rng, body):
+    run(body, rng)
