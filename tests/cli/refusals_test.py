@@ -90,9 +90,10 @@ class RefusalsTest(ProgramTest):
             (["tokens=0", "found 0"], ["trace", "info", "synth:decode:tokens=0"]),
             (["name"], ["trace", "info"]),
             (["--out"], ["trace", "synth", "synth:decode"]),
-            (["--tokens with --readme", "--repetitions"], ["bench", "--readme", "--tokens", "4"]),
-            (["--backend with --readme"], ["bench", "--backend", "cpu", "--readme"]),
-            (["--processes with --readme"], ["bench", "--processes", "--readme", "--json", "-"]),
+            (["--readme", "excludes", "--tokens"], ["bench", "--readme", "--tokens", "4"]),
+            (["--readme", "excludes", "--backend"], ["bench", "--backend", "cpu", "--readme"]),
+            (["--readme", "excludes", "--processes"], ["bench", "--processes", "--readme", "--json", "-"]),
+            (["--sms 4: is only for --backend cuda"], ["bench", "--sms", "4"]),
             (["1", "--ranks"], ["limits", "--ranks", "1"]),
         ]:
             with self.subTest(arguments=arguments):

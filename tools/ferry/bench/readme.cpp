@@ -224,7 +224,7 @@ std::vector<ReadmeResult> measure_readme(const std::vector<ReadmeFigure>& figure
 }
 
 std::string readme_table(const std::vector<ReadmeResult>& results) {
-  std::string text = machine_line() + "\n";
+  std::string text = fmt::format("Machine: {}.\n", machine_line());
   std::string source;
   Footnotes reasons;
   for (const ReadmeResult& result : results) {
@@ -240,7 +240,7 @@ std::string readme_table(const std::vector<ReadmeResult>& results) {
 }
 
 nlohmann::ordered_json readme_json(const std::vector<ReadmeResult>& results) {
-  nlohmann::ordered_json json = report_json("ferry.bench.readme", 1);
+  nlohmann::ordered_json json = bench_json("ferry.bench.readme", 1);
   json["figures"] = nlohmann::ordered_json::array();
   for (const ReadmeResult& result : results) {
     const ReadmeFigure& figure = result.figure;

@@ -9,10 +9,10 @@
 #include <utility>
 #include <vector>
 
-#include "ferry/version.hpp"
 #include "tools/ferry/bench/engine_bench.hpp"
 #include "tools/ferry/bench/inputs.hpp"
 #include "tools/ferry/bench/point.hpp"
+#include "tools/ferry/common/files.hpp"
 #include "tools/ferry/common/machine.hpp"
 #include "tools/ferry/common/traces.hpp"
 #include "tools/report/units.hpp"
@@ -166,18 +166,10 @@ nlohmann::ordered_json gpu_row_json(const GpuBenchRow& row) {
 
 }  // namespace
 
-nlohmann::ordered_json report_json(const char* schema, int version_number) {
-  return {{"schema", schema},
-          {"schema_version", version_number},
-          {"ferry_version", std::string(version())},
-          {"command", command_line()},
-          {"started_at", utc_now()},
-          {"machine", {{"cpu", cpu_name()}, {"cores", cores()}, {"memory_bytes", memory_bytes()}}}};
-}
-
-std::string machine_line() {
-  return fmt::format("Machine: {}, {}, {}.", cpu_name(), report::counted(cores(), "core"),
-                     report::in_bytes(static_cast<double>(memory_bytes())));
+nlohmann::ordered_json bench_json(const char* schema, int schema_version) {
+  nlohmann::ordered_json json = report_json(schema, schema_version);
+  json.update({{"command", command_line()}, {"started_at", utc_now()}, {"machine", machine_json()}});
+  return json;
 }
 
 BenchLines lines_of(const HostBenchRow& row) {
@@ -214,7 +206,7 @@ BenchLines lines_of(const GpuBenchRow& row) {
 }
 
 nlohmann::ordered_json host_bench_json(const std::vector<HostBenchRow>& rows) {
-  nlohmann::ordered_json json = report_json("ferry.bench", 2);
+  nlohmann::ordered_json json = bench_json("ferry.bench", 2);
   json["points"] = nlohmann::ordered_json::array();
   for (const HostBenchRow& row : rows) json["points"].push_back(host_row_json(row));
   return json;
@@ -232,7 +224,7 @@ std::span<const GpuBenchRow> GpuBenchReport::add(std::vector<GpuBenchRow> more) 
 }
 
 nlohmann::ordered_json gpu_bench_json(const GpuBenchReport& report) {
-  nlohmann::ordered_json json = report_json("ferry.bench.cuda", 3);
+  nlohmann::ordered_json json = bench_json("ferry.bench.cuda", 3);
   json["limits"] = nlohmann::ordered_json::array();
   for (const GpuLimits& limits : report.limits) json["limits"].push_back(json_of(limits));
   json["rows"] = nlohmann::ordered_json::array();
@@ -290,7 +282,7 @@ BenchLines lines_of(const EngineBenchRow& row) {
 }
 
 nlohmann::ordered_json engine_bench_json(const std::vector<EngineBenchRow>& rows) {
-  nlohmann::ordered_json json = report_json("ferry.bench.engine", 1);
+  nlohmann::ordered_json json = bench_json("ferry.bench.engine", 1);
   json["points"] = nlohmann::ordered_json::array();
   for (const EngineBenchRow& row : rows) {
     nlohmann::ordered_json point = point_json(row.point, row.routing);

@@ -14,10 +14,7 @@
 namespace ferry::app {
 
 // The fields with which every report of `ferry bench` begins.
-nlohmann::ordered_json report_json(const char* schema, int version_number);
-
-// "Machine: ", and what the CPU figures depend on.
-std::string machine_line();
+nlohmann::ordered_json bench_json(const char* schema, int schema_version);
 
 // A row in the table. Rows of one heading stand below it.
 struct BenchLines {

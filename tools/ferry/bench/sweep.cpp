@@ -31,19 +31,6 @@ int parse_number(const std::string& text, const std::string& whole) {
   return value;
 }
 
-void refuse_gpu_options(const BenchOptions& options) {
-  const BenchOptions defaults;
-  const auto refuse = [](const char* name) {
-    throw UsageError(fmt::format("{} is only for --backend cuda", name));
-  };
-  if (options.works != defaults.works) refuse("--work");
-  if (options.weights != defaults.weights) refuse("--weights");
-  if (options.launches != defaults.launches) refuse("--launch");
-  if (options.forms != defaults.forms) refuse("--form");
-  if (options.sms != defaults.sms) refuse("--sms");
-  if (!options.nccl.empty()) refuse("--nccl");
-}
-
 double bytes_needed(const BenchPoint& point) {
   double bytes = 0;
   for (int rank = 0; rank < point.ranks; ++rank) {
@@ -227,7 +214,6 @@ std::vector<Trace> open_bench_traces(const BenchOptions& options) {
 }
 
 std::vector<BenchPoint> bench_points(const BenchOptions& options, const std::vector<Trace>& traces) {
-  refuse_gpu_options(options);
   check_engine(options.backend, options.choice);
   check_global_scale(options.global_scale, options.formats);
   check_gpus(options.backend, options.choice);

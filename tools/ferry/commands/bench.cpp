@@ -210,7 +210,7 @@ void run_points(const std::vector<BenchPoint>& points, const Output& json, const
       sweep.mute();
       continue;
     }
-    if (rows.size() == 1) sweep.print(machine_line() + figures);
+    if (rows.size() == 1) sweep.print(fmt::format("Machine: {}.{}", machine_line(), figures));
     sweep.print(lines_of(rows.back()));
     sweep.end_point(work_of(point), report(rows));
   }
@@ -251,21 +251,6 @@ void run_on_gpus(const BenchOptions& options, const Output& json) {
   sweep.end(gpu_bench_json(report));
 }
 
-// README's figures have settings of their own, so only these go with --readme.
-void refuse_with_readme(const CLI::App& command) {
-  constexpr const char* kAllowed[] = {"--readme", "--repetitions", "--nccl", "--json"};
-  for (const CLI::Option* option : command.get_options()) {
-    const std::string name = option->get_name();
-    if (option->count() == 0 ||
-        std::find(std::begin(kAllowed), std::end(kAllowed), name) != std::end(kAllowed))
-      continue;
-    throw UsageError(
-        fmt::format("{} with --readme: README's figures have settings of their own, and --readme goes only "
-                    "with --repetitions, --nccl and --json",
-                    name));
-  }
-}
-
 void run_readme(const BenchOptions& options, const Output& json) {
   const std::vector<ReadmeResult> results =
       measure_readme(readme_figures(), options.repetitions, options.nccl);
@@ -274,7 +259,9 @@ void run_readme(const BenchOptions& options, const Output& json) {
 
 void run_bench(const BenchOptions& options, const CLI::App& command) {
   prepare_for_hops(options.hops);
-  if (options.readme) refuse_with_readme(command);
+  if (options.backend != "cuda" && !options.readme)
+    refuse_given(command, {"--work", "--weights", "--launch", "--form", "--sms", "--nccl"},
+                 "is only for --backend cuda");
   const Output json(options.json);
   if (options.readme) return run_readme(options, json);
   options.backend == "cuda" ? run_on_gpus(options, json) : run_on_host(options, json);
@@ -294,10 +281,18 @@ void add_bench_options(CLI::App& command, BenchOptions& options) {
       kMaxTopK);
   add_count(command, "--repetitions", options.repetitions, "measurements of every point; default 50");
   add_seed(command, options.seed, "seed of synthesised traces; default 1");
-  command.add_flag("--readme", options.readme,
-                   "measure the figures of README.md that this machine can\nrun, beside README's own");
   add_output(command, "--json", options.json,
              "write the report as JSON; - is stdout and replaces\nthe table");
+  const std::vector<CLI::Option*> settings = command.get_options();
+  CLI::Option* readme =
+      command.add_flag("--readme", options.readme,
+                       "measure the figures of README.md that this machine can\nrun, beside README's own; "
+                       "goes only with --repetitions,\n--nccl and --json");
+  for (CLI::Option* option : settings) {
+    const std::string name = option->get_name();
+    if (name != "--help" && name != "--repetitions" && name != "--nccl" && name != "--json")
+      readme->excludes(option);
+  }
 }
 
 void add_bench(CLI::App& program) {

@@ -16,7 +16,6 @@
 
 #include "base/mapping.hpp"
 #include "ferry/group.hpp"
-#include "ferry/version.hpp"
 #include "group/control_block.hpp"
 #include "tools/ferry/commands/commands.hpp"
 #include "tools/ferry/common/arguments.hpp"
@@ -218,9 +217,7 @@ bool disagree(const HostLimits& limits) {
 std::string table_of(const HostLimits& limits) {
   double load = 0;
   getloadavg(&load, 1);
-  std::string text =
-      fmt::format("Machine   {}, {}, {}; load average {:.1f}\n", cpu_name(), report::counted(cores(), "core"),
-                  report::in_bytes(static_cast<double>(memory_bytes())), load);
+  std::string text = fmt::format("Machine   {}; load average {:.1f}\n", machine_line(), load);
   for (const MemcpyRate& one : limits.memcpy) {
     text += fmt::format("memcpy    {:<23} {} read and written\n", report::counted(one.threads, "thread"),
                         shown(one.bytes_per_second, report::in_bytes_per_second));
@@ -248,11 +245,8 @@ void add_spread(nlohmann::ordered_json& json, const char* name, const Spread& sp
 }
 
 nlohmann::ordered_json json_of(const HostLimits& limits) {
-  nlohmann::ordered_json json{
-      {"schema", "ferry.limits"},
-      {"schema_version", 1},
-      {"ferry_version", std::string(version())},
-      {"machine", {{"cpu", cpu_name()}, {"cores", cores()}, {"memory_bytes", memory_bytes()}}}};
+  nlohmann::ordered_json json = report_json("ferry.limits", 1);
+  json["machine"] = machine_json();
   for (const MemcpyRate& one : limits.memcpy) {
     json["memcpy"].push_back({{"threads", one.threads}});
     add_spread(json["memcpy"].back(), "bytes_per_second", one.bytes_per_second);

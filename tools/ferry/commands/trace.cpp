@@ -12,7 +12,6 @@
 #include "ferry/error.hpp"
 #include "ferry/placement.hpp"
 #include "ferry/trace.hpp"
-#include "ferry/version.hpp"
 #include "tools/ferry/commands/commands.hpp"
 #include "tools/ferry/common/arguments.hpp"
 #include "tools/ferry/common/files.hpp"
@@ -102,11 +101,14 @@ nlohmann::ordered_json json_of(const LoadStatistics& load) {
 }
 
 nlohmann::ordered_json json_of(const Trace& trace, int ranks, const std::vector<LayerStatistics>& layers) {
-  nlohmann::ordered_json json{
-      {"schema", "ferry.trace"}, {"schema_version", 1},      {"ferry_version", std::string(version())},
-      {"name", trace.name},      {"source", trace.source},   {"layers", trace.layers},
-      {"tokens", trace.tokens},  {"experts", trace.experts}, {"top_k", trace.top_k},
-      {"ranks", ranks}};
+  nlohmann::ordered_json json = report_json("ferry.trace", 1);
+  json.update({{"name", trace.name},
+               {"source", trace.source},
+               {"layers", trace.layers},
+               {"tokens", trace.tokens},
+               {"experts", trace.experts},
+               {"top_k", trace.top_k},
+               {"ranks", ranks}});
   for (const LayerStatistics& at : layers) {
     json["per_layer"].push_back({{"load", json_of(at.load)},
                                  {"busiest_rank", at.busiest_rank},
@@ -170,11 +172,14 @@ std::string balance_table(const Trace& trace, const BalanceOptions& options,
 
 nlohmann::ordered_json balance_json(const Trace& trace, const BalanceOptions& options,
                                     const std::vector<BalancedLayer>& layers) {
-  nlohmann::ordered_json json{
-      {"schema", "ferry.balance"}, {"schema_version", 1},    {"ferry_version", std::string(version())},
-      {"name", trace.name},        {"source", trace.source}, {"experts", trace.experts},
-      {"ranks", options.ranks},    {"slots", options.slots}, {"nodes", options.nodes},
-      {"groups", options.groups}};
+  nlohmann::ordered_json json = report_json("ferry.balance", 1);
+  json.update({{"name", trace.name},
+               {"source", trace.source},
+               {"experts", trace.experts},
+               {"ranks", options.ranks},
+               {"slots", options.slots},
+               {"nodes", options.nodes},
+               {"groups", options.groups}});
   for (const BalancedLayer& at : layers) {
     std::vector<std::vector<int>> experts_of_rank;
     for (int rank = 0; rank < options.ranks; ++rank) experts_of_rank.push_back(at.placement.experts_of(rank));

@@ -22,8 +22,7 @@
 #include <utility>
 
 #include "base/environment.hpp"
-#include "ferry/error.hpp"
-#include "tools/report/json_field.hpp"
+#include "ferry/version.hpp"
 
 namespace ferry::app {
 
@@ -132,6 +131,10 @@ std::string written_files(std::initializer_list<const Output*> outputs) {
                         output->replaces() ? ", replacing an older file" : "");
   }
   return text;
+}
+
+nlohmann::ordered_json report_json(const char* schema, int schema_version) {
+  return {{"schema", schema}, {"schema_version", schema_version}, {"ferry_version", std::string(version())}};
 }
 
 void write_report(const Output& json, const nlohmann::ordered_json& report, const std::string& table) {
@@ -275,14 +278,10 @@ std::string read_file(const std::string& path, const std::string& name) {
   return text;
 }
 
-nlohmann::ordered_json read_json_file(const std::string& path, const std::string& name,
-                                      const std::string& remedy) {
-  try {
-    return report::parse_json(read_file(path, name));
-  } catch (const UsageError& error) {
-    const std::string text = error.what();
-    throw UsageError(text.starts_with(name) ? text : fmt::format("{}: {}; {}", name, text, remedy));
-  }
+void require_schema(const report::JsonField& report, const std::string& schema) {
+  const std::string found = report.value("schema", std::string());
+  if (found == schema) return;
+  throw UsageError(fmt::format("{}, not {}", found.empty() ? "no schema" : "schema " + found, schema));
 }
 
 bool colours(std::FILE* stream) {

@@ -1,6 +1,7 @@
 // The program's files, written and read, and how far it is: a line on a terminal, lines in a log.
 #pragma once
 
+#include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
 #include <cstdint>
@@ -11,6 +12,8 @@
 #include <string_view>
 
 #include "base/mapping.hpp"
+#include "ferry/error.hpp"
+#include "tools/report/json_field.hpp"
 
 namespace ferry::app {
 
@@ -38,6 +41,9 @@ class Output {
 
 // A line for each file among `outputs` that says it was written, and whether it replaced an older file.
 std::string written_files(std::initializer_list<const Output*> outputs);
+
+// The fields with which every command's report begins.
+nlohmann::ordered_json report_json(const char* schema, int schema_version);
 
 // Writes a command's report to `json`, and its table to standard output, unless the JSON goes there.
 void write_report(const Output& json, const nlohmann::ordered_json& report, const std::string& table);
@@ -80,9 +86,22 @@ class Progress {
 // @throws UsageError  it cannot be read, or is no regular file
 std::string read_file(const std::string& path, const std::string& name);
 
-// The JSON in a file (report::parse_json). `remedy`: ends the message if it is none.
-nlohmann::ordered_json read_json_file(const std::string& path, const std::string& name,
-                                      const std::string& remedy);
+// What `read` makes of the JSON in a file. The message of a UsageError begins with `name` and ends with
+// `remedy`.
+template <class Read>
+auto read_json_file(const std::string& path, const std::string& name, const std::string& remedy,
+                    const Read& read) {
+  const std::string text = read_file(path, name);
+  try {
+    const nlohmann::ordered_json json = report::parse_json(text);
+    return read(json);
+  } catch (const UsageError& error) {
+    throw UsageError(fmt::format("{}: {}; {}", name, error.what(), remedy));
+  }
+}
+
+// @throws UsageError  the report is of another schema
+void require_schema(const report::JsonField& report, const std::string& schema);
 
 // Whether text on this stream may have colours: it is a terminal, and NO_COLOR is not set.
 bool colours(std::FILE* stream);

@@ -20,6 +20,7 @@
 #include "base/mapping.hpp"
 #include "ferry/error.hpp"
 #include "tools/report/summary.hpp"
+#include "tools/report/units.hpp"
 
 namespace ferry::app {
 
@@ -77,6 +78,15 @@ int cores() {
 
 std::int64_t memory_bytes() {
   return kibibytes("MemTotal");
+}
+
+std::string machine_line() {
+  return fmt::format("{}, {}, {}", cpu_name(), report::counted(cores(), "core"),
+                     report::in_bytes(static_cast<double>(memory_bytes())));
+}
+
+nlohmann::ordered_json machine_json() {
+  return {{"cpu", cpu_name()}, {"cores", cores()}, {"memory_bytes", memory_bytes()}};
 }
 
 std::int64_t available_memory_bytes() {

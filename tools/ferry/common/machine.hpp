@@ -1,6 +1,8 @@
 // Describes this machine: processor, cores, memory; and measures how fast its threads copy memory.
 #pragma once
 
+#include <nlohmann/json.hpp>
+
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -11,6 +13,8 @@ std::string cpu_name();                   // as the system calls it; "unknown" i
 std::vector<std::string> cpu_features();  // the instruction sets present, of those that Ferry has kernels for
 int cores();                              // that this process may use
 std::int64_t memory_bytes();              // installed
+std::string machine_line();               // processor, cores and memory
+nlohmann::ordered_json machine_json();    // the same
 std::int64_t available_memory_bytes();    // that can be allocated without swapping; 0: unknown
 
 std::string command_line();  // of this process, with the program named `ferry`

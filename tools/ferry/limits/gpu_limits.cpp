@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <set>
 
-#include "ferry/version.hpp"
 #include "tools/ferry/common/files.hpp"
 #include "tools/report/units.hpp"
 
@@ -63,11 +62,9 @@ std::string table_of(const GpuLimits& limits) {
 }
 
 nlohmann::ordered_json json_of(const GpuLimits& limits) {
-  nlohmann::ordered_json json{{"schema", "ferry.limits.cuda"},
-                              {"schema_version", 1},
-                              {"ferry_version", std::string(version())},
-                              {"gpus", limits.gpus},
-                              {"ranks", limits.ranks}};
+  nlohmann::ordered_json json = report_json("ferry.limits.cuda", 1);
+  json["gpus"] = limits.gpus;
+  json["ranks"] = limits.ranks;
   for (const auto& [sms, bytes] : limits.push)
     json["push"].push_back({{"sms", sms}, {"bytes_per_second", bytes}});
   json["flag_one_way_seconds"] = limits.flag_seconds;

@@ -5,7 +5,6 @@
 #include <algorithm>
 
 #include "ferry/error.hpp"
-#include "ferry/version.hpp"
 #include "tools/ferry/common/files.hpp"
 #include "tools/ferry/model/records.hpp"
 
@@ -85,10 +84,8 @@ Model built_in_model() {
 }
 
 nlohmann::ordered_json json_of(const Model& model) {
-  nlohmann::ordered_json json{{"schema", kSchema},
-                              {"schema_version", kSchemaVersion},
-                              {"ferry_version", std::string(version())},
-                              {"source", model.source}};
+  nlohmann::ordered_json json = report_json(kSchema, kSchemaVersion);
+  json["source"] = model.source;
   for (const ConstantEntry& entry : constant_table())
     json["constants"][entry.name] = {
         {"value", model.constants[entry.constant]}, {"unit", entry.unit}, {"meaning", entry.meaning}};
@@ -102,13 +99,10 @@ nlohmann::ordered_json json_of(const Model& model) {
 }
 
 Model read_model(const std::string& path) {
-  const nlohmann::ordered_json document = read_json_file(path, path, kRemedy);
-  const report::JsonField json(document);
-  Model model;
-  try {
-    const std::string schema = json.value("schema", std::string());
-    if (schema != kSchema)
-      throw UsageError(fmt::format("{}, not {}", schema.empty() ? "no schema" : "schema " + schema, kSchema));
+  return read_json_file(path, path, kRemedy, [](const nlohmann::ordered_json& document) {
+    const report::JsonField json(document);
+    require_schema(json, kSchema);
+    Model model;
     model.source = json.at("source").as<std::string>();
     for (const ConstantEntry& entry : constant_table()) {
       const report::JsonField value = json.at("constants").at(entry.name).at("value");
@@ -121,10 +115,8 @@ Model read_model(const std::string& path) {
       model.calibrated.push_back({points[i].at("work").as<std::string>(), points[i].at("ranks").as<int>(),
                                   points[i].at("tokens").as<int>(), points[i].at("us").as<double>()});
     model.limits = limits_from(json.at("limits"));
-  } catch (const UsageError& error) {
-    throw UsageError(fmt::format("{}: {}; {}", path, error.what(), kRemedy));
-  }
-  return model;
+    return model;
+  });
 }
 
 }  // namespace ferry::app

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <iterator>
 
-#include "ferry/version.hpp"
+#include "tools/ferry/common/files.hpp"
 #include "tools/report/units.hpp"
 
 namespace ferry::app {
@@ -101,10 +101,8 @@ std::string memory_table(const Topology& topology, const std::vector<MemoryPoint
 }
 
 Json memory_json(const Topology& topology, const std::vector<MemoryPoint>& points) {
-  Json json{{"schema", "ferry.model.memory"},
-            {"schema_version", 1},
-            {"ferry_version", std::string(version())},
-            {"exchanges", Json::array()}};
+  Json json = report_json("ferry.model.memory", 1);
+  json["exchanges"] = Json::array();
   for (const MemoryPoint& point : points) {
     const Config& config = point.config;
     json["exchanges"].push_back({{"lever", point.lever.empty() ? Json(nullptr) : Json(point.lever)},

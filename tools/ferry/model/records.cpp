@@ -21,20 +21,8 @@ constexpr const char* kBenchRemedy = "write one with ferry bench --backend cuda 
 // The record's object of the given schema.
 JsonField of_schema(const JsonField& whole, const char* schema) {
   const JsonField json = whole.has("measured") ? whole.at("measured") : whole;
-  const std::string found = json.value("schema", std::string());
-  if (found == schema) return json;
-  throw UsageError(fmt::format("{}, not {}", found.empty() ? "no schema" : "schema " + found, schema));
-}
-
-// Runs `read`, and names the file and the remedy in its errors.
-template <class Read>
-auto reading(const std::string& path, const char* remedy, const Read& read) {
-  const nlohmann::ordered_json json = read_json_file(path, path, remedy);
-  try {
-    return read(JsonField(json));
-  } catch (const UsageError& error) {
-    throw UsageError(fmt::format("{}: {}; {}", path, error.what(), remedy));
-  }
+  require_schema(json, schema);
+  return json;
 }
 
 std::optional<Work> work_named(const std::string& name) {
@@ -121,13 +109,14 @@ GpuLimits limits_from(const JsonField& json) {
 }
 
 GpuLimits read_limits(const std::string& path) {
-  return reading(path, kLimitsRemedy,
-                 [&](const JsonField& whole) { return limits_from(of_schema(whole, "ferry.limits.cuda")); });
+  return read_json_file(path, path, kLimitsRemedy, [&](const nlohmann::ordered_json& whole) {
+    return limits_from(of_schema(JsonField(whole), "ferry.limits.cuda"));
+  });
 }
 
 BenchRecord read_bench(const std::string& path) {
-  return reading(path, kBenchRemedy, [&](const JsonField& whole) {
-    const JsonField json = of_schema(whole, "ferry.bench.cuda"), limits = json.at("limits"),
+  return read_json_file(path, path, kBenchRemedy, [&](const nlohmann::ordered_json& whole) {
+    const JsonField json = of_schema(JsonField(whole), "ferry.bench.cuda"), limits = json.at("limits"),
                     rows = json.at("rows");
     BenchRecord record{.path = path, .points = {}, .limits = {}};
     for (std::size_t i = 0; i < limits.size(); ++i)

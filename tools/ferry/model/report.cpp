@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "ferry/version.hpp"
+#include "tools/ferry/common/files.hpp"
 #include "tools/ferry/common/traces.hpp"
 #include "tools/report/units.hpp"
 
@@ -15,17 +15,34 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 Json head(const char* schema, const Model& model) {
-  return {{"schema", schema},
-          {"schema_version", 1},
-          {"ferry_version", std::string(version())},
-          {"constants", model.source},
-          {"push_bytes_per_second", best_push(model.limits, 0)},
-          {"flag_one_way_seconds", model.limits.flag_seconds}};
+  Json json = report_json(schema, 1);
+  json["constants"] = model.source;
+  json["push_bytes_per_second"] = best_push(model.limits, 0);
+  json["flag_one_way_seconds"] = model.limits.flag_seconds;
+  return json;
 }
 
 Json cost_json(const Cost& cost) {
   return {{"us", cost.total},           {"start_us", cost.start}, {"link_us", cost.link},
           {"network_us", cost.network}, {"sms_us", cost.sms},     {"memory_us", cost.memory}};
+}
+
+Json call_json(const ModelCall& call, const std::string& router) {
+  return {{"work", to_string(call.call.work)},
+          {"ranks", call.shape.ranks},
+          {"nodes", call.shape.nodes},
+          {"hops", to_string(call.hops)},
+          {"tokens", call.shape.tokens},
+          {"hidden", call.hidden},
+          {"experts", call.shape.experts},
+          {"top_k", call.shape.top_k},
+          {"format", to_string(call.format)},
+          {"layout", to_string(call.layout)},
+          {"reduction", call.call.combines() ? Json(to_string(call.call.reduction)) : Json(nullptr)},
+          {"router", router},
+          {"sm_limit", call.call.sm_limit},
+          {"form", call.call.in_phases ? "phases" : "fused"},
+          {"launch", call.call.eager ? "eager" : "graph"}};
 }
 
 Json bytes_json(const LinkBytes& bytes) {
@@ -95,22 +112,7 @@ Json times_json(const Model& model, const Network* network, const std::vector<Pr
   json["network"] = network != nullptr ? network_json(*network) : Json(nullptr);
   json["calls"] = Json::array();
   for (const PredictedCall& one : calls) {
-    const ModelCall& call = one.call;
-    Json row{{"work", to_string(call.call.work)},
-             {"ranks", call.shape.ranks},
-             {"nodes", call.shape.nodes},
-             {"hops", to_string(call.hops)},
-             {"tokens", call.shape.tokens},
-             {"hidden", call.hidden},
-             {"experts", call.shape.experts},
-             {"top_k", call.shape.top_k},
-             {"format", to_string(call.format)},
-             {"layout", to_string(call.layout)},
-             {"reduction", call.call.combines() ? Json(to_string(call.call.reduction)) : Json(nullptr)},
-             {"router", one.router},
-             {"sm_limit", call.call.sm_limit},
-             {"form", call.call.in_phases ? "phases" : "fused"},
-             {"launch", call.call.eager ? "eager" : "graph"}};
+    Json row = call_json(one.call, one.router);
     row.update(cost_json(one.cost));
     row["largest"] = one.cost.largest();
     row["bytes"] = bytes_json(one.bytes);
@@ -227,21 +229,9 @@ Json check_json(const Model& model, const std::vector<CheckedRecord>& records) {
              {"not_modelled", record.left_out},
              {"points", Json::array()}};
     for (const PointError& error : record.errors) {
-      const ModelCall& call = error.point->call;
-      one["points"].push_back({{"work", to_string(call.call.work)},
-                               {"ranks", call.shape.ranks},
-                               {"tokens", call.shape.tokens},
-                               {"hidden", call.hidden},
-                               {"format", to_string(call.format)},
-                               {"layout", to_string(call.layout)},
-                               {"reduction", to_string(call.call.reduction)},
-                               {"router", error.point->router},
-                               {"sm_limit", call.call.sm_limit},
-                               {"form", call.call.in_phases ? "phases" : "fused"},
-                               {"launch", call.call.eager ? "eager" : "graph"},
-                               {"measured_us", error.point->us},
-                               {"us", error.us},
-                               {"error", error.error}});
+      Json point = call_json(error.point->call, error.point->router);
+      point.update({{"measured_us", error.point->us}, {"us", error.us}, {"error", error.error}});
+      one["points"].push_back(point);
     }
     json["records"].push_back(one);
     all.insert(all.end(), record.errors.begin(), record.errors.end());

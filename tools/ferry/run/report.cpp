@@ -272,12 +272,9 @@ report::RunReport make_report(const RunSpec& spec, const Topology& topology, con
 std::shared_ptr<const report::RunReport> read_earlier_run(const std::string& path) {
   if (path.empty()) return nullptr;
   const std::string name = "--compare " + path, remedy = "it takes what ferry run --json FILE has written";
-  const auto json = read_json_file(path, name, remedy);
-  try {
+  return read_json_file(path, name, remedy, [](const nlohmann::ordered_json& json) {
     return std::make_shared<const report::RunReport>(report::from_json(json));
-  } catch (const UsageError& error) {
-    throw UsageError(fmt::format("{}: {}; {}", name, error.what(), remedy));
-  }
+  });
 }
 
 }  // namespace ferry::app
