@@ -186,7 +186,7 @@ const Array& Arguments::rows(nb::handle object, const char* name, std::int64_t c
 }
 
 std::vector<nb::object> Arguments::owners() const {
-  std::vector<nb::object> owners;
+  std::vector<nb::object> owners = originals_;
   for (const auto& array : arrays_) owners.push_back(array->owner);
   return owners;
 }

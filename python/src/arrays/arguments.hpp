@@ -48,6 +48,10 @@ class Arguments {
   Framework framework() const { return framework_; }
   Device device() const { return device_; }
   bool any() const { return !arrays_.empty(); }
+  // Also keeps what a copy was made of, which the call's stream may read later.
+  void keep_original(nb::object original) { originals_.push_back(std::move(original)); }
+
+  // The call's arrays, and the originals of those that were copied.
   std::vector<nb::object> owners() const;
 
  private:
@@ -62,6 +66,7 @@ class Arguments {
   Framework framework_ = Framework::numpy;
   std::string first_name_;  // the argument that determined the framework
   std::vector<std::unique_ptr<const Array>> arrays_;
+  std::vector<nb::object> originals_;
 };
 
 void require_element(const Array& array, const char* name, std::initializer_list<Element> elements);

@@ -37,6 +37,11 @@ nb::object dense_array(const nb::object& array, const Array& found) {
   return contiguous.get("numpy", "ascontiguousarray")(array);
 }
 
+nb::object dense_array(const nb::object& array, const Array& found, Arguments& arguments) {
+  if (!is_dense(found)) arguments.keep_original(array);
+  return dense_array(array, found);
+}
+
 int integer_from(int least, const nb::object& number, const char* name, int most) {
   if (!PyBool_Check(number.ptr()) && PyIndex_Check(number.ptr()) != 0) {
     const nb::object index = nb::steal(PyNumber_Index(number.ptr()));

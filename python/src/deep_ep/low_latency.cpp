@@ -352,11 +352,11 @@ Format format_of(const LowLatencyDispatch& given) {
 void read_dispatch(const LowLatencyDispatch& given, const Array& tokens, const Array& ids,
                    const LowLatencyPool& pool, DispatchInput& in) {
   in.options.format = format_of(given);
-  const Array& rows =
-      in.arguments.rows(dense_array(given.x, tokens), "x", pool.shape.hidden, {kBf16, kFp16, kFp32});
+  const Array& rows = in.arguments.rows(dense_array(given.x, tokens, in.arguments), "x", pool.shape.hidden,
+                                        {kBf16, kFp16, kFp32});
   in.tokens = Tokens::rows(rows.data, rows.shape[0], *value_type_of(rows.element), 0);
   check_values(rows, *in.options.format, pool.shape.max_tokens);
-  in.ids = ids_of(in.arguments.add(dense_array(given.topk_idx, ids), "topk_idx"), rows.shape[0],
+  in.ids = ids_of(in.arguments.add(dense_array(given.topk_idx, ids, in.arguments), "topk_idx"), rows.shape[0],
                   pool.shape.top_k, "topk_idx");
   const nb::object& factor = given.x_global_scale;
   if (!encoding_of(*in.options.format).is_two_level() || factor.is_none()) return;
@@ -472,6 +472,8 @@ void read_combine(const LowLatencyCombine& given, const nb::object& x, const Low
   read_rows(x, pool, in);
   const Framework framework = in.arguments.framework();
   require_torch_or_numpy(framework, "x");
+  in.arguments.keep_original(given.topk_idx);  // weights_of_slots() may copy them
+  in.arguments.keep_original(given.topk_weights);
   const Array& weights = in.arguments.dense(weights_of_slots(given.topk_idx, given.topk_weights, handle.ids),
                                             "topk_weights", kFp32, {in.plan->tokens, pool.shape.top_k});
   in.options.topk_weights = static_cast<const float*>(weights.data);

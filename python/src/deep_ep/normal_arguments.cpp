@@ -52,7 +52,7 @@ InputRows read_bf16(const nb::object& x, DispatchInput& in) {
     throw UsageError(str("x: expected bfloat16, or (float8_e4m3fn, scales), got ", name_of(found.element)));
   }
   require_whole_rows(found, "x");
-  const Array& rows = in.arguments.add(dense_array(x, found), "x");
+  const Array& rows = in.arguments.add(dense_array(x, found, in.arguments), "x");
   in.tokens = Tokens::rows(rows.data, rows.shape[0]);
   return {.elements = {kBf16}, .columns = {rows.shape[1]}};
 }
@@ -77,11 +77,12 @@ InputRows read_quantised(const nb::object& x, DispatchInput& in) {
   }
   if (padded != columns) {
     static CachedAttribute padded_columns;
+    in.arguments.keep_original(scales);
     scales = python_function(padded_columns, "padded_columns")(scales, padded);
     of_rows = inspect_matrix(scales, "x[1]");
   }
-  const Array& first = in.arguments.add(dense_array(values, rows), "x[0]");
-  const Array& second = in.arguments.add(dense_array(scales, of_rows), "x[1]");
+  const Array& first = in.arguments.add(dense_array(values, rows, in.arguments), "x[0]");
+  const Array& second = in.arguments.add(dense_array(scales, of_rows, in.arguments), "x[1]");
   in.tokens = {.parts = {first.data, second.data}, .count = first.shape[0]};
   in.options.format = {.kind = FormatKind::raw, .part_bytes = {first.shape[1], padded * 4}};
   return {.parts = 2,
@@ -191,12 +192,14 @@ Routes::Routes(const NewRoutes& given, const Place& place, const Topology& topol
     shape.top_k = found.shape[1];
     slots = static_cast<int>(shape.top_k);
   }
-  in.ids = ids_of(in.arguments.add(dense_array(ids, found), "topk_idx"), tokens, slots, "topk_idx");
+  in.ids =
+      ids_of(in.arguments.add(dense_array(ids, found, in.arguments), "topk_idx"), tokens, slots, "topk_idx");
   if (!with_ids) return;
   const Array weights = inspect_like(given.topk_weights, "topk_weights", 2, of_x);
-  in.weights = static_cast<const float*>(
-      in.arguments.dense(dense_array(given.topk_weights, weights), "topk_weights", kFp32, {tokens, slots})
-          .data);
+  in.weights = static_cast<const float*>(in.arguments
+                                             .dense(dense_array(given.topk_weights, weights, in.arguments),
+                                                    "topk_weights", kFp32, {tokens, slots})
+                                             .data);
 }
 
 }  // namespace ferry::python
