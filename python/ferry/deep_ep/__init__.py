@@ -40,12 +40,14 @@ def __getattr__(name: str):
 
 
 def install() -> None:
-    """Makes `import deep_ep`, its modules and `deep_ep_cpp` import this package, each class once."""
+    """Makes `import deep_ep`, its modules, `deep_ep_cpp` and `hybrid_ep_cpp` import this package, each class once."""
     import sys
 
     import ferry.deep_ep._cpp
+    import ferry.deep_ep._hybrid_cpp
 
     sys.modules["deep_ep_cpp"] = ferry.deep_ep._cpp
+    sys.modules["hybrid_ep_cpp"] = ferry.deep_ep._hybrid_cpp
     for name, module in list(sys.modules.items()):
         if name == __name__ or name.startswith(__name__ + "."):
             sys.modules[name.removeprefix("ferry.")] = module

@@ -103,6 +103,7 @@ _ELEMENTS = ("sparse_to_dense_map", "rdma_to_attn_map", "attn_to_rdma_map", "num
              "local_expert_routing_map", "num_of_tokens_per_rank", "config")
 _PERMUTED_ELEMENTS = (*_ELEMENTS[:5], "dense_chunk_layout", "dense_to_expert_map", "tokens_per_expert", *_ELEMENTS[5:],
                       "overflow_flag")
+_OF_KERNELS = {"sparse_to_dense_map", "rdma_to_attn_map", "attn_to_rdma_map", "dense_chunk_layout", "dense_to_expert_map"}
 
 
 class Handle(collections.abc.Sequence):
@@ -128,7 +129,7 @@ class Handle(collections.abc.Sequence):
         return self._element(self._names[index])
 
     def _element(self, name):
-        if not hasattr(type(self), name) and name != "config" or self.permuted and name == "local_expert_routing_map":
+        if name in _OF_KERNELS or self.permuted and name == "local_expert_routing_map":
             return Unreadable(ferry.UnsupportedError(f"handle: Ferry has no {name}, which only Hybrid-EP's kernels read"))
         return getattr(self, name)
 
@@ -264,10 +265,14 @@ def results_of(rows, received):
 
 
 def with_dropped_rows(handle, array):
-    """The array as long as the plan of the handle, which on the host counts rows that were dropped. They are not read."""
-    if array is None or handle.limit is None or handle.arrays.on_device or len(array) >= handle.plan.total:
+    """The array with as many rows as a combine may read: on the host those of the plan, dropped ones too; on GPUs at least one,
+    which has memory even if num_permuted_tokens is 0."""
+    if array is None or handle.limit is None:
         return array
-    longer = handle.arrays.full((handle.plan.total, *array.shape[1:]), 0, handle.arrays.type_name(array), array)
+    needed = max(1, handle.limit) if handle.arrays.on_device else handle.plan.total
+    if len(array) >= needed:
+        return array
+    longer = handle.arrays.full((needed, *array.shape[1:]), 0, handle.arrays.type_name(array), array)
     longer[: len(array)] = array
     return longer
 

@@ -66,7 +66,7 @@ def test_install():
         """)
 
 
-@pytest.mark.parametrize("first", ["deep_ep", "deep_ep.buffer", "deep_ep.buffers.elastic", "deep_ep.utils.event", "deep_ep_cpp"])
+@pytest.mark.parametrize("first", ["deep_ep", "deep_ep.buffer", "deep_ep.buffers.elastic", "deep_ep.utils.event", "deep_ep_cpp", "hybrid_ep_cpp"])
 def test_the_package_deep_ep(first):
     run(f"""if True:
         import {first}
@@ -74,8 +74,10 @@ def test_the_package_deep_ep(first):
         from deep_ep import Buffer
         from deep_ep.buffer import Buffer as of_buffer
         from deep_ep_cpp import Config
+        from hybrid_ep_cpp import HybridEpConfigInstance
         import ferry.deep_ep
 
+        assert HybridEpConfigInstance is ferry.deep_ep.HybridEpConfigInstance
         assert Buffer is of_buffer is ferry.deep_ep.Buffer and Config is ferry.deep_ep.Config
         assert deep_ep is ferry.deep_ep
         """, REPOSITORY / "python/deep_ep")
