@@ -1,5 +1,7 @@
 """Group.torch, ferry.deep_ep with tensors, and GPU features, with one process for each rank."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -226,6 +228,74 @@ def check_graphs(rank, device, rng):
 @on_gpus
 def test_graphs_capture_and_replay(rng):
     run(check_graphs, rng)
+
+
+def check_strided_numbers(rank, device, rng):
+    step = step_of(rng)
+    x, ids, weights = inputs(step, rank, device)
+    exchange = exchange_of(device)
+
+    def in_columns(dense):
+        wide = torch.full((len(dense), TOP_K + 3), 10**6, dtype=dense.dtype, device=device)
+        wide[:, :TOP_K] = dense
+        return wide[:, :TOP_K]
+
+    results = []
+    for used, by in [(ids, weights), (in_columns(ids), in_columns(weights)), (ids.T.contiguous().T, weights.T.contiguous().T)]:
+        rows = exchange.dispatch(x, used, by)
+        y = exchange.combine(rows.data, rows.plan, topk_weights=by)
+        results.append((rows.wait_total(), bits(rows.weight[: rows.wait_total()]), bits(y)))
+    assert results[0] == results[1] == results[2]
+    if device.type == "cuda":  # a copy on the current stream would race with the call
+        x, ids = (torch.nn.functional.pad(t, (0, 0, 0, MOST - len(t)), value=-1) for t in (x, ids))
+        with pytest.raises(ferry.UsageError, match="weights: expected a C-contiguous array"):
+            exchange.dispatch(x, ids, torch.ones(TOP_K, MOST, device=device).T, stream=torch.cuda.Stream())
+
+
+def test_numbers_of_any_strides(rng):
+    run(check_strided_numbers, rng)
+
+
+def kept_by(policy, capacity, step):
+    """The ids of each rank that the policy keeps, by loops over all ranks' routes."""
+    after = [np.full_like(ids, -1) for ids in step.ids]
+    for expert in range(EXPERTS):
+        routes = [(r, t, k) for r, ids in enumerate(step.ids) for t, k in np.argwhere(ids == expert)]
+        if policy == "probs":
+            routes.sort(key=lambda route: -step.weights[route[0]][route[1], route[2]])
+        for r, t, k in routes[:capacity]:
+            after[r][t, k] = expert
+    return after
+
+
+def check_dropping(rank, device, rng):
+    step = step_of(rng)
+    x, ids, weights = inputs(step, rank, device)
+    exchange = exchange_of(device, layout="expert_padded", capacity=3)
+    for policy in ("probs", "position"):
+
+        def layer():
+            kept = ferry.torch.drop_routes(ids, weights, drop_policy=policy, exchange=exchange)
+            rows = ferry.torch.dispatch(exchange, x, kept, weights)
+            return kept, rows.data, ferry.torch.combine(exchange, rows.data, rows, row_weights=rows.weight)
+
+        expected = kept_by(policy, 3, step)
+        found = layer()
+        exchange.synchronize()
+        assert found[0].tolist() == expected[rank].tolist() and found[1].shape == (EXPERTS // RANKS, 3, HIDDEN)
+        assert bits(found[2]) == expected_result(dataclasses.replace(step, ids=expected), rank)
+        if device.type == "cuda":  # a call that waited for the host could not be captured
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                captured = layer()
+            graph.replay()
+            torch.cuda.synchronize()
+            assert [bits(one) for one in captured] == [bits(one) for one in found]
+    exchange.check()
+
+
+def test_dropping(rng):
+    run(check_dropping, rng)
 
 
 def check_device_arguments(rank, device, rng):
