@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import sys
 
@@ -46,11 +45,10 @@ def shapes_of(shapes) -> list:
     return [shapes] if all(isinstance(length, int) for length in shapes) else [tuple(shape) for shape in shapes]
 
 
-@functools.cache
 def device_sms() -> int | None:
-    """SMs of the current GPU; None without one."""
+    """SMs of the current GPU; None before PyTorch uses one."""
     torch = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_available():
+    if torch is None or not torch.cuda.is_initialized():
         return None
     return torch.cuda.get_device_properties("cuda").multi_processor_count
 
