@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn
 
 import ferry
 from ferry._call_shapes import SharedByCopies, refusing_misfits
@@ -20,10 +22,10 @@ from ferry.deep_ep.utils import EventHandle, EventOverlap
 DEFAULT_QPS = 17
 
 
-def _refused(name: str, what: str):
+def _refused(name: str, what: str) -> Callable[..., Any]:
     """A method that the interface has and Ferry does not offer."""
 
-    def method(*_, **__):
+    def method(*_: Any, **__: Any) -> NoReturn:
         raise ferry.UnsupportedError(f"ElasticBuffer.{name}: {what}")
 
     method.__name__ = name
@@ -44,7 +46,7 @@ class ElasticBuffer(SharedByCopies):
     @refusing_misfits("num_max_tokens_per_rank")
     def __init__(
         self,
-        group,
+        group: Any,
         num_bytes: int | None = None,
         num_cpu_bytes: int = 0,
         num_max_tokens_per_rank: int = 0,
@@ -60,7 +62,7 @@ class ElasticBuffer(SharedByCopies):
         num_cpu_timeout_secs: float = 300,
         num_gpu_timeout_secs: float = 100,
         explicitly_destroy: bool = False,
-    ):
+    ) -> None:
         """`group`: a process group, or a ferry.Group or ferry.Rank. Collective.
 
         num_max_tokens_per_rank: M of dispatches that do not pass it; their exchange has room for at least that.
@@ -111,7 +113,7 @@ class ElasticBuffer(SharedByCopies):
             self._exchanges.close()
             self.runtime = None
 
-    def _require_open(self):
+    def _require_open(self) -> None:
         if self.runtime is None:
             raise ferry.UsageError("ElasticBuffer: used after destroy()")
 
@@ -119,7 +121,7 @@ class ElasticBuffer(SharedByCopies):
 
     @staticmethod
     def get_buffer_size_hint(
-        group,
+        group: Any,
         num_max_tokens_per_rank: int,
         hidden: int,
         num_topk: int = 0,
@@ -131,12 +133,12 @@ class ElasticBuffer(SharedByCopies):
         return sizes.buffer_bytes(sizes.ranks_of(group), num_max_tokens_per_rank, hidden, num_topk)
 
     @staticmethod
-    def get_agrs_num_max_session_bytes(group, shapes, dtype) -> int:
+    def get_agrs_num_max_session_bytes(group: Any, shapes: Any, dtype: Any) -> int:
         """Bytes of a session that gathers tensors of these shapes, or of one; each takes a multiple of 32 bytes."""
         return sizes.session_bytes(sizes.ranks_of(group), shapes, dtype)
 
     @staticmethod
-    def get_agrs_buffer_size_hint(group, num_max_session_bytes: int) -> int:
+    def get_agrs_buffer_size_hint(group: Any, num_max_session_bytes: int) -> int:
         """num_max_session_bytes rounded up to a multiple of 2 MiB. Ferry makes the memory of each call."""
         return sizes.rounded_up(num_max_session_bytes, sizes.BUFFER_UNIT)
 
@@ -145,7 +147,7 @@ class ElasticBuffer(SharedByCopies):
         """Records an event on the current stream, for `previous_event`."""
         return EventHandle()
 
-    def get_comm_stream(self):
+    def get_comm_stream(self) -> Any:
         """The private stream of asynchronous calls; None without a GPU."""
         return self._streams.private_stream()
 
@@ -193,10 +195,10 @@ class ElasticBuffer(SharedByCopies):
     @refusing_misfits("x")
     def dispatch(
         self,
-        x,
-        topk_idx=None,
-        topk_weights=None,
-        cumulative_local_expert_recv_stats=None,
+        x: Any,
+        topk_idx: Any = None,
+        topk_weights: Any = None,
+        cumulative_local_expert_recv_stats: Any = None,
         num_experts: int | None = None,
         num_max_tokens_per_rank: int | None = None,
         expert_alignment: int | None = None,
@@ -212,7 +214,7 @@ class ElasticBuffer(SharedByCopies):
         do_expand: bool = False,
         do_zero_padding: bool = False,
         use_tma_aligned_col_major_sf: bool = False,
-    ):
+    ) -> tuple[Any, Any, Any, EPHandle, EventOverlap]:
         """(recv_x, recv_topk_idx, recv_topk_weights, handle, event). Collective.
 
         x: bfloat16 [N, H], or (float8_e4m3fn [N, H], scales float32 or int32 [N, n], any strides).
@@ -241,17 +243,17 @@ class ElasticBuffer(SharedByCopies):
     @refusing_misfits("x")
     def combine(
         self,
-        x,
+        x: Any,
         handle: EPHandle,
-        topk_weights=None,
-        bias=None,
+        topk_weights: Any = None,
+        bias: Any = None,
         num_sms: int = 0,
         num_qps: int = 0,
         previous_event: EventHandle | EventOverlap | None = None,
         previous_event_before_epilogue: EventHandle | EventOverlap | None = None,
         async_with_compute_stream: bool = False,
         allocate_on_comm_stream: bool = False,
-    ):
+    ) -> tuple[Any, Any, EventOverlap]:
         """(combined_x bfloat16 [N, H], combined_topk_weights float32 [N, K] or None, event). Collective.
 
         x: bfloat16 [rows, H], rows as the dispatch of the handle returned. The unweighted sum of a token's rows, plus up to two
@@ -279,7 +281,7 @@ class ElasticBuffer(SharedByCopies):
         self._sessions.end()
 
     @contextlib.contextmanager
-    def agrs_new_session(self, enabled: bool = True):
+    def agrs_new_session(self, enabled: bool = True) -> Iterator[None]:
         """A session as a context; with enabled=False none."""
         if not enabled:
             yield
@@ -290,13 +292,13 @@ class ElasticBuffer(SharedByCopies):
         finally:
             self.destroy_agrs_session()
 
-    def agrs_get_inplace_tensor(self, shapes, dtype):
+    def agrs_get_inplace_tensor(self, shapes: Any, dtype: Any) -> Any:
         """Tensors for this rank's part, which all_gather does not copy: one for a shape, a tuple for several."""
         self._require_open()
         made = self._sessions.in_place(shapes, dtype)
         return made[0] if all(isinstance(length, int) for length in shapes) else tuple(made)
 
-    def all_gather(self, t):
+    def all_gather(self, t: Any) -> tuple[Any, ...]:
         """(gathered [R, ...], wait) of a tensor, (*gathered, wait) of several: the tensors of all ranks. Collective.
 
         `wait()` makes the current stream wait for them. Every rank passes the same shapes, within a session.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,13 +13,14 @@ from ferry._core import _CallScope
 from ferry.deep_ep import _normal
 from ferry.deep_ep._arguments import integer, read_array
 from ferry.deep_ep._arrays import arrays_of
-from ferry.deep_ep._elastic_exchanges import Shape
+from ferry.deep_ep._elastic_exchanges import ElasticExchanges, Shape
 from ferry.deep_ep._elastic_handle import EPHandle
 from ferry.deep_ep._exchanges import ELASTIC_COMBINE, ELASTIC_DISPATCH, METHODS, made_or_refused
 from ferry.deep_ep._rows import Received, Rows
 from ferry.deep_ep.utils import EventHandle, EventOverlap
 
 MOST_SLOTS = 32
+Delivered = tuple[Any, Any, Any, EPHandle, EventOverlap]  # what a dispatch returns
 # What Ferry says of arguments that differ between ranks, and what this interface calls them.
 WORDS = ((": format is ", ": x is "), ("raw on rank", "a tuple of values and scales on rank"),
          ("row_values and route_values", "topk_weights"), (": weights", ": topk_weights"))
@@ -33,12 +35,12 @@ class Settings:
     previous_event_before_epilogue: Any
     async_with_compute_stream: Any
 
-    def scope(self, streams, x):
+    def scope(self, streams: Any, x: Any) -> Any:
         """The stream of the call, as a context. `x`: tokens as given."""
         like = x[0] if isinstance(x, (tuple, list)) and x else x
         return _CallScope(streams, like, overlap_of(self.previous_event, "previous_event"), bool(self.async_with_compute_stream))
 
-    def wait_for_epilogue(self):
+    def wait_for_epilogue(self) -> None:
         """Ferry's calls have no epilogue of their own: they wait before they begin."""
         late = overlap_of(self.previous_event_before_epilogue, "previous_event_before_epilogue")
         if late is not None and late.event is not None:
@@ -64,7 +66,7 @@ class Dispatch:
     column_major: Any
 
 
-def overlap_of(event, name):
+def overlap_of(event: Any, name: str) -> EventOverlap | None:
     if event is None or isinstance(event, EventOverlap):
         return event
     if isinstance(event, EventHandle):
@@ -72,7 +74,7 @@ def overlap_of(event, name):
     raise ferry.UsageError(f"{name}: expected an EventHandle or an EventOverlap, got {type(event).__name__}")
 
 
-def rows_of(x):
+def rows_of(x: Any) -> Rows:
     """The Rows of bfloat16 [N, H], or of (float8_e4m3fn [N, H], scales [N, n])."""
     several = isinstance(x, (tuple, list))
     if several and len(x) != 2:
@@ -97,11 +99,12 @@ def rows_of(x):
 class Routes:
     """The arguments of a dispatch with new routes, read. `shape` stays None until it is read."""
 
-    def __init__(self, ranks, default_tokens):
+    def __init__(self, ranks: int, default_tokens: int):
         self.ranks, self.default_tokens = ranks, default_tokens
-        self.shape = None
+        self.shape: Shape | None = None
+        self.num_sms = 0
 
-    def read(self, given: Dispatch):
+    def read(self, given: Dispatch) -> Shape:
         if given.topk_idx is None:
             raise ferry.UsageError("dispatch: topk_idx is needed without a handle")
         self.rows = rows = rows_of(given.x)
@@ -123,43 +126,43 @@ class Routes:
         self.topk_idx = arrays.copy(arrays.detached(given.topk_idx)) if given.do_handle_copy else given.topk_idx
         self.weights = None if given.topk_weights is None else read_array(
             "topk_weights", given.topk_weights, arrays, ("float32",), tuple(ids.shape))
-        return self
+        return self.shape
 
-    def read_stats(self, stats, local_experts):
+    def read_stats(self, stats: Any, local_experts: int) -> None:
         if stats is not None:
             read_array("cumulative_local_expert_recv_stats", stats, self.rows.arrays, ("int32",), (local_experts,))
 
-    def count_most(self, local_experts):
+    def count_most(self, top_k: int, local_experts: int) -> None:
         """Sets most_expanded: the rows of the expanded layout that there may be, as callers size them."""
-        routes = self.ranks * self.max_tokens * min(self.shape.top_k, local_experts)
+        routes = self.ranks * self.max_tokens * min(top_k, local_experts)
         most = routes + (self.expert_alignment - 1) * local_experts
         self.most_expanded = -(-most // self.expert_alignment) * self.expert_alignment
 
 
 class ElasticCalls:
-    def __init__(self, streams, exchanges):
+    def __init__(self, streams: Any, exchanges: ElasticExchanges):
         self._streams, self._exchanges = streams, exchanges
 
-    def dispatch(self, given: Dispatch, settings: Settings, theoretical_sms):
+    def dispatch(self, given: Dispatch, settings: Settings, theoretical_sms: Callable[[int, int], int]) -> Delivered:
         """`theoretical_sms`: of (num_experts, num_topk), for num_sms=0."""
         routes = Routes(self._exchanges.rank.size, self._exchanges.max_tokens)
         with contextlib.ExitStack() as stack:
             try:
                 scope = stack.enter_context(settings.scope(self._streams, given.x))
                 settings.wait_for_epilogue()
-                routes.read(given)
-                least, more = divmod(routes.shape.num_experts, routes.ranks)
+                shape = routes.read(given)
+                least, more = divmod(shape.num_experts, routes.ranks)
                 local_experts = least + (self._exchanges.rank.index < more)  # as Placement.blocks() places them
                 routes.read_stats(given.stats, local_experts)
-                routes.count_most(local_experts)
-                routes.num_sms = integer("num_sms", settings.num_sms) or theoretical_sms(*routes.shape[-2:])
+                routes.count_most(shape.top_k, local_experts)
+                routes.num_sms = integer("num_sms", settings.num_sms) or theoretical_sms(shape.num_experts, shape.top_k)
             except BaseException as error:
                 self._exchanges.refuse_dispatch(routes.shape, error)
-            exchange = self._exchanges.for_dispatch(routes.rows.arrays.on_device, routes.shape, routes.max_tokens)
+            exchange = self._exchanges.for_dispatch(routes.rows.arrays.on_device, shape, routes.max_tokens)
             return self._deliver(given, routes, exchange, scope)
 
-    def _deliver(self, given, routes, exchange, scope):
-        rows, expand = routes.rows, routes.shape.do_expand
+    def _deliver(self, given: Dispatch, routes: Routes, exchange: ferry.Exchange, scope: Any) -> Delivered:
+        rows, expand = routes.rows, exchange.config.layout == "expert_major"
         lists, most = None, routes.most_expanded if expand else routes.ranks * routes.max_tokens
         if routes.cpu_sync:
             with self._exchanges.call(exchange, ELASTIC_DISPATCH):
@@ -167,7 +170,7 @@ class ElasticCalls:
             lists = [-(-count // routes.expert_alignment) * routes.expert_alignment for count in counts]
         arrays, weights = rows.arrays, routes.weights
 
-        def make():
+        def make() -> tuple[Any, Received]:
             sent = weights
             if sent is None and not expand:
                 sent = arrays.full(tuple(routes.ids.shape), 0, "float32", routes.ids)
@@ -194,12 +197,12 @@ class ElasticCalls:
         handle.event = overlap.event
         return recv_x, recv_ids, recv_weights, handle, overlap
 
-    def dispatch_again(self, given: Dispatch, settings: Settings, theoretical_sms):
+    def dispatch_again(self, given: Dispatch, settings: Settings, theoretical_sms: Callable[[int, int], int]) -> Delivered:
         """A dispatch by a handle."""
         handle = self._handle(given.handle, ELASTIC_DISPATCH)
         exchange, expand = handle.exchange, handle.do_expand
 
-        def read(stack):
+        def read(stack: contextlib.ExitStack) -> tuple[Any, ...]:
             _require_fit(given, handle)
             scope = stack.enter_context(settings.scope(self._streams, given.x))
             settings.wait_for_epilogue()
@@ -231,11 +234,11 @@ class ElasticCalls:
                                    [*parts, *_given(room, ids), *(recv_x if rows.scales else ())])
         return recv_x, ids, recv_weights, handle, overlap
 
-    def combine(self, x, given_handle, topk_weights, bias, settings: Settings):
+    def combine(self, x: Any, given_handle: Any, topk_weights: Any, bias: Any, settings: Settings) -> tuple[Any, Any, EventOverlap]:
         handle = self._handle(given_handle, ELASTIC_COMBINE)
         exchange, expand = handle.exchange, handle.do_expand
 
-        def read(stack):
+        def read(stack: contextlib.ExitStack) -> tuple[Any, ...]:
             scope = stack.enter_context(settings.scope(self._streams, x))
             settings.wait_for_epilogue()
             num_sms = integer("num_sms", settings.num_sms) or handle.num_sms
@@ -272,38 +275,38 @@ class ElasticCalls:
                 outputs.append(result)
             return result, summed, scope.finish(_given(x, topk_weights, *_parts(bias), handle.memory), outputs)
 
-    def _handle(self, handle, call):
+    def _handle(self, handle: Any, call: int) -> EPHandle:
         if not isinstance(handle, EPHandle):
             wrong = f"handle: expected an EPHandle that dispatch returned, got {type(handle).__name__}"
         elif handle.exchanges is not self._exchanges:
             wrong = "handle: of another ElasticBuffer: pass one that a dispatch of this ElasticBuffer returned"
         else:
             return handle
-        self._exchanges.refuse(call, ferry.UsageError(wrong), operation=METHODS[call])
+        return self._exchanges.refuse(call, ferry.UsageError(wrong), operation=METHODS[call])
 
 
-def _given(*arrays):
+def _given(*arrays: Any) -> list[Any]:
     return [array for array in arrays if array is not None]
 
 
-def _parts(arrays):
+def _parts(arrays: Any) -> Any:
     return arrays if isinstance(arrays, (tuple, list)) else (arrays,)
 
 
-def _biases(bias):
+def _biases(bias: Any) -> list[Any]:
     terms = _given(*_parts(bias))
     if len(terms) > 2:
         raise ferry.UsageError(f"bias: expected at most two arrays, got {len(terms)}")
     return terms
 
 
-def _ids_of(handle, arrays):
+def _ids_of(handle: EPHandle, arrays: Any) -> Any:
     """recv_topk_idx, an array of the caller's own, which it may change."""
     ids, kind = handle.local_ids[: handle.rows], arrays.type_name(handle.topk_idx)
     return arrays.copy(ids) if kind == "int32" else arrays.to(ids, kind)
 
 
-def _clear(parts, handle, arrays):
+def _clear(parts: tuple[Any, ...], handle: EPHandle, arrays: Any) -> None:
     """Sets the padding between experts to zero."""
     if handle.expert_alignment > 1:
         padding = handle.padding()
@@ -311,7 +314,7 @@ def _clear(parts, handle, arrays):
             arrays.clear(part[: handle.rows], padding)
 
 
-def _require_fit(given: Dispatch, handle: EPHandle):
+def _require_fit(given: Dispatch, handle: EPHandle) -> None:
     """Raises UsageError if arguments beside a handle do not fit it."""
     if given.topk_idx is not None:
         raise ferry.UsageError("dispatch: a handle excludes topk_idx: the routes are the handle's")
@@ -328,7 +331,7 @@ def _require_fit(given: Dispatch, handle: EPHandle):
 
 
 @contextlib.contextmanager
-def _overflows_named(max_tokens):
+def _overflows_named(max_tokens: int) -> Iterator[None]:
     try:
         yield
     except ferry.OverflowError as error:

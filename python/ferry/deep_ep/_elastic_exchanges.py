@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import ferry
 from ferry.deep_ep._agreement import AgreeingExchanges
@@ -33,7 +33,7 @@ NAMES = ("num_max_tokens_per_rank", "do_expand", "expert_alignment", "the number
          "the number of columns of topk_idx")
 
 
-def settings_of(shape: Shape, max_tokens: int, multiple_reduction: bool) -> dict:
+def settings_of(shape: Shape, max_tokens: int, multiple_reduction: bool) -> dict[str, Any]:
     settings = normal_settings(max_tokens, shape.hidden, shape.num_experts, shape.top_k)
     if shape.do_expand:
         settings |= {"layout": "expert_major", "alignment": shape.expert_alignment}
@@ -43,7 +43,8 @@ def settings_of(shape: Shape, max_tokens: int, multiple_reduction: bool) -> dict
 
 
 class ElasticExchanges(AgreeingExchanges):
-    def __init__(self, group, device_engine, deadline, settings, error):
+    def __init__(self, group: Any, device_engine: str, deadline: float | None, settings: tuple[int, int],
+                 error: BaseException | None):
         """Collective. `settings`: (num_max_tokens_per_rank, allow_multiple_reduction), the same on every rank.
 
         `error`: what was wrong with this rank's arguments, or None. If one rank has an error, every rank raises.
@@ -59,7 +60,7 @@ class ElasticExchanges(AgreeingExchanges):
                         "pass the same on every rank")
         self.max_tokens, self.multiple_reduction = settings
 
-    def for_dispatch(self, on_device, shape: Shape, max_tokens: int):
+    def for_dispatch(self, on_device: bool, shape: Shape, max_tokens: int) -> ferry.Exchange:
         """The exchange for a dispatch of `shape`. Collective the first time, and with more tokens than it has room for."""
         exchange = self._known(shape)
         if exchange is None or exchange.config.max_tokens < max_tokens:
@@ -73,15 +74,15 @@ class ElasticExchanges(AgreeingExchanges):
         self._last = exchange
         return exchange
 
-    def refuse_dispatch(self, shape: Shape | None, error: BaseException):
+    def refuse_dispatch(self, shape: Shape | None, error: BaseException) -> NoReturn:
         """The same for a dispatch with new routes, of `shape` if that could be read."""
         self.refuse(FIRST_ELASTIC_DISPATCH, error, None if shape is None else self._known(shape))
 
-    def refuse_gather(self, error: BaseException):
+    def refuse_gather(self, error: BaseException) -> NoReturn:
         """The same for an all_gather."""
         self.refuse(ELASTIC_GATHER, error, self._made.get("gather", [None])[0], "all_gather_v")
 
-    def barrier(self):
+    def barrier(self) -> None:
         """Collective: waits for the hosts of all ranks."""
         try:
             self._gather(ELASTIC_BARRIER)
@@ -89,7 +90,7 @@ class ElasticExchanges(AgreeingExchanges):
             self._leave_calls()  # as the peers have, which are in another call
             raise
 
-    def for_gathers(self, on_device):
+    def for_gathers(self, on_device: bool) -> ferry.Exchange:
         """The exchange behind all_gather. Collective the first time."""
         if "gather" not in self._made:
             self._leave_calls()
@@ -97,5 +98,5 @@ class ElasticExchanges(AgreeingExchanges):
             self._made["gather"] = [self._make_on(on_device, normal_settings(GATHER_TOKENS, GATHER_HIDDEN, self.rank.size, 1))]
         return self._made["gather"][0]
 
-    def _known(self, shape: Shape):
+    def _known(self, shape: Shape) -> ferry.Exchange | None:
         return self._made.get(("dispatch", *shape), [None])[0]

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import ferry
 from ferry._core import _CallScope
 from ferry.deep_ep._arrays import arrays_of
+from ferry.deep_ep._elastic_exchanges import ElasticExchanges
 from ferry.deep_ep._elastic_sizes import GATHER_UNIT, rounded_up, shapes_of
 from ferry.deep_ep._exchanges import ELASTIC_GATHER
 
@@ -12,10 +16,11 @@ from ferry.deep_ep._exchanges import ELASTIC_GATHER
 class Sessions:
     """all_gather within sessions, which bound its bytes and its calls."""
 
-    def __init__(self, streams, exchanges):
+    def __init__(self, streams: Any, exchanges: ElasticExchanges):
         self._streams, self._exchanges = streams, exchanges
         self._most_bytes = self._most_calls = 0
         self._open = False
+        self._in_place: dict[tuple[int, int], Any] = {}  # (address, bytes) of this rank's part: the array of all ranks
 
     def set_config(self, most_bytes: int, most_calls: int) -> None:
         self._most_bytes, self._most_calls = rounded_up(most_bytes, GATHER_UNIT), most_calls
@@ -24,14 +29,14 @@ class Sessions:
         if self._open:
             raise ferry.UsageError("create_agrs_session: a session is open: call destroy_agrs_session first")
         self._open, self._bytes, self._calls = True, 0, 0
-        self._in_place = {}  # (address, bytes) of this rank's part: the array of all ranks
+        self._in_place = {}
 
     def end(self) -> None:
         if not self._open:
             raise ferry.UsageError("destroy_agrs_session: no session is open")
         self._open, self._in_place = False, {}
 
-    def in_place(self, shapes, dtype):
+    def in_place(self, shapes: Any, dtype: Any) -> list[Any]:
         """This rank's parts of new arrays, which all_gather then fills in place."""
         self._require_open("agrs_get_inplace_tensor")
         made = []
@@ -42,7 +47,7 @@ class Sessions:
             made.append(own)
         return made
 
-    def all_gather(self, arrays_given):
+    def all_gather(self, arrays_given: tuple[Any, ...]) -> tuple[list[Any], Callable[[], None]]:
         """(arrays [R, ...], a function that makes the current stream wait for them)."""
         try:
             self._require_open("all_gather")
@@ -63,7 +68,7 @@ class Sessions:
         self._calls, self._bytes = self._calls + 1, self._bytes + needed
         return gathered, event.current_stream_wait
 
-    def _gather(self, exchange, array):
+    def _gather(self, exchange: ferry.Exchange, array: Any) -> Any:
         arrays, ranks = arrays_of(array), self._exchanges.rank.size
         gathered = self._in_place.get(_address(array))
         if gathered is None:
@@ -73,12 +78,12 @@ class Sessions:
                 exchange.all_gather_v(arrays.bytes_of(array.reshape(1, -1)), arrays.bytes_of(gathered.reshape(ranks, -1)))
         return gathered
 
-    def _require_open(self, name):
+    def _require_open(self, name: str) -> None:
         if not self._open or not self._most_bytes:
             raise ferry.UsageError(f"{name}: needs an open session: call agrs_set_config, then create_agrs_session or "
                                    "`with agrs_new_session():`")
 
-    def _empty(self, shape, dtype):
+    def _empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
         if type(dtype).__module__.startswith("torch"):
             import torch
 
@@ -90,9 +95,9 @@ class Sessions:
         return numpy.empty(shape, dtype)
 
 
-def _bytes(array) -> int:
+def _bytes(array: Any) -> int:
     return int(array.nbytes)
 
 
-def _address(array):
+def _address(array: Any) -> tuple[int, int]:
     return array.data_ptr() if hasattr(array, "data_ptr") else array.ctypes.data, _bytes(array)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from functools import cached_property
+from typing import Any
 
+import ferry
 from ferry.deep_ep._arrays import arrays_of
 
 ROUTES = 2  # the first columns of recv_src_metadata are the token and its source; the others are its routes here
@@ -27,7 +29,7 @@ class EPHandle:
     token_metadata_at_forward = None
     channel_linked_list = None
 
-    def __init__(self, exchanges, exchange, call, plan, received, lists):
+    def __init__(self, exchanges: Any, exchange: ferry.Exchange, call: Any, plan: ferry.Plan, received: Any, lists: list[int] | None):
         """`call`: the Routes of the dispatch; `lists`: num_recv_tokens_per_expert_list, None without do_cpu_sync."""
         self.exchanges = exchanges  # of the ElasticBuffer
         self.do_expand = call.shape.do_expand
@@ -41,7 +43,7 @@ class EPHandle:
         self.exchange = exchange
         self.plan = plan
         self.memory = received.plan  # of the plan
-        self.rows = received.rows
+        self.rows: int = received.rows
         self.local_ids = received.ids  # plain layout: int32 [rows, K]
         self.event = None  # of an asynchronous dispatch
         self._counted = lists is not None
@@ -54,13 +56,13 @@ class EPHandle:
         return int(self.psum_num_recv_tokens_per_scaleup_rank[-1]) if self.do_expand else self.rows
 
     @cached_property
-    def psum_num_recv_tokens_per_scaleup_rank(self):
+    def psum_num_recv_tokens_per_scaleup_rank(self) -> Any:
         """int32 [R]: at [r] the tokens with an expert here from ranks 0 to r."""
         between = self._plan().tokens_between[:, self.exchange.rank]
         return arrays_of(between).to(between.cumsum(0), "int32")
 
     @cached_property
-    def num_unaligned_recv_tokens_per_expert(self):
+    def num_unaligned_recv_tokens_per_expert(self) -> Any:
         """int32 [L]: rows of each expert."""
         counts = self._plan().counts
         mine = self.exchange.config.placement.experts_of(self.exchange.rank)
@@ -68,7 +70,7 @@ class EPHandle:
         return arrays_of(counts).to(own.sum(0), "int32")
 
     @cached_property
-    def psum_num_recv_tokens_per_expert(self):
+    def psum_num_recv_tokens_per_expert(self) -> Any:
         """int32 [L]: at [e] the rows of experts 0 to e, each rounded up to a multiple of A; with do_expand that of e is not."""
         self._plan()
         counts, rounded = self.num_unaligned_recv_tokens_per_expert, self._rounded_counts()
@@ -76,7 +78,7 @@ class EPHandle:
         return arrays_of(counts).to(sums - rounded + counts if self.do_expand else sums, "int32")
 
     @cached_property
-    def recv_src_metadata(self):
+    def recv_src_metadata(self) -> Any:
         """int32 [num_recv_tokens, 2 + K], a row for each token with an expert here, by source rank and token; then -1.
 
         [:, 0]: source rank * M + token. [:, 1]: source rank * K + its first slot with an expert here. [:, 2:]: with do_expand
@@ -86,33 +88,33 @@ class EPHandle:
         return table[: self.num_recv_tokens]
 
     @cached_property
-    def dst_buffer_slot_idx(self):
+    def dst_buffer_slot_idx(self) -> Any:
         """int32 [N, K]: the row of each slot on the rank of its expert; -1 where it has none."""
         rows = self._plan().rows
         return arrays_of(rows).copy(rows)
 
-    def padding(self):
+    def padding(self) -> Any:
         """bool [rows]: the rows that align experts. Rows past the last expert may count as such."""
         arrays, rows, sources = self._sources()
         padding = arrays.full((rows,), True, "bool", sources)
         padding[: len(sources)] = sources[:, 0] < 0
         return padding
 
-    def _plan(self):
+    def _plan(self) -> ferry.Plan:
         if self.event is not None:
             self.event.current_stream_wait()
         return self.plan
 
-    def _rounded_counts(self):
+    def _rounded_counts(self) -> Any:
         counts, alignment = self.num_unaligned_recv_tokens_per_expert, self.expert_alignment
         return (counts + (alignment - 1)) // alignment * alignment
 
-    def _sources(self):
+    def _sources(self) -> tuple[Any, int, Any]:
         """The framework of the arrays, the number of rows, and int32 [at most rows, 3]: source rank, token and slot of rows."""
         sources = self._plan().sources[: self.rows]
         return arrays_of(sources), self.rows, sources
 
-    def _plain_table(self):
+    def _plain_table(self) -> Any:
         arrays, rows, sources = self._sources()
         slots = self.topk_idx.shape[1]
         table = arrays.full((rows, ROUTES + slots), -1, "int32", sources)
@@ -123,7 +125,7 @@ class EPHandle:
         table[:, 1] = arrays.where(received, rank * slots + first, -1)
         return table
 
-    def _expanded_table(self):
+    def _expanded_table(self) -> Any:
         arrays, rows, sources = self._sources()
         slots, tokens = self.topk_idx.shape[1], self.exchange.ranks * self.num_max_tokens_per_rank
         index = arrays.arange(len(sources), "int64", sources)
@@ -144,6 +146,6 @@ class EPHandle:
         return table[:tokens]
 
 
-def _first_slot(arrays, here):
+def _first_slot(arrays: Any, here: Any) -> Any:
     """int32 [rows]: the first true column of each row of a matrix of bool."""
     return arrays.to(arrays.to(here, "int32").argmax(1), "int32")

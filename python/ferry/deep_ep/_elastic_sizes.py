@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from typing import Any
 
 import ferry
 from ferry.deep_ep._config import normal_settings
@@ -19,9 +20,9 @@ def rounded_up(number: int, unit: int) -> int:
     return -(-number // unit) * unit
 
 
-def ranks_of(group) -> int:
+def ranks_of(group: Any) -> int:
     """The ranks of a process group, a ferry.Group or a ferry.Rank."""
-    return group.size if isinstance(group, (ferry.Group, ferry.Rank)) else group.size()
+    return int(group.size if isinstance(group, (ferry.Group, ferry.Rank)) else group.size())
 
 
 def buffer_bytes(ranks: int, max_tokens: int, hidden: int, top_k: int) -> int:
@@ -33,13 +34,13 @@ def buffer_bytes(ranks: int, max_tokens: int, hidden: int, top_k: int) -> int:
     return rounded_up(ferry.size_of(ferry.Config(**normal_settings(max_tokens, hidden, experts, slots)), ranks).total, BUFFER_UNIT)
 
 
-def session_bytes(ranks: int, shapes, dtype) -> int:
+def session_bytes(ranks: int, shapes: Any, dtype: Any) -> int:
     """Bytes that the gathered tensors of a session take. `shapes`: of this rank's tensors, or of one."""
     element = dtype.itemsize if isinstance(dtype.itemsize, int) else dtype().itemsize  # a class of NumPy, as numpy.float32
     return sum(rounded_up(ranks * math.prod(shape) * element, GATHER_UNIT) for shape in shapes_of(shapes))
 
 
-def shapes_of(shapes) -> list:
+def shapes_of(shapes: Any) -> list[tuple[int, ...]]:
     """A list of shapes, where callers may pass one shape."""
     shapes = tuple(shapes)
     return [shapes] if all(isinstance(length, int) for length in shapes) else [tuple(shape) for shape in shapes]
@@ -50,10 +51,10 @@ def device_sms() -> int | None:
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return None
-    return torch.cuda.get_device_properties("cuda").multi_processor_count
+    return int(torch.cuda.get_device_properties("cuda").multi_processor_count)
 
 
-def theoretical_sms(topology, rdma_gbs: float, nvlink_gbs: float, sm_gbs: float, overlap: bool) -> int:
+def theoretical_sms(topology: ferry.Topology, rdma_gbs: float, nvlink_gbs: float, sm_gbs: float, overlap: bool) -> int:
     """SMs that write rows as fast as the link to the other ranks takes them, where tokens go to all ranks alike.
 
     A rank writes a row for each rank that a token goes to. `sm_gbs`: GB/s that an SM writes. With `overlap` no more than that,
