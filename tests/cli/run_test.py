@@ -69,7 +69,7 @@ class RunTest(ProgramTest):
             with self.subTest(options=options):
                 table = self.succeed("run", *SMALL, "--overlap", batches, "--timeline", timeline, "--json", report, "--html", page, *options)
                 values = 3 * 2 * 5 * 128  # ranks, steps, tokens, columns
-                self.assertRegex(table, rf"\n{batches} micro-batches against the plain program +{values} values, all equal\n")
+                self.assertRegex(table, rf"\n{batches} micro-batches against the plain program +{values:,} values, all equal\n")
                 with open(timeline, encoding="utf-8") as file:
                     events = [event for event in json.load(file)["traceEvents"] if event["ph"] == "X"]
                 self.assertEqual({event["pid"] for event in events}, {0, 1, 2})

@@ -392,6 +392,8 @@ TEST(Table, SaysWhereRanksShareCores) {
   EXPECT_EQ(to_table(run).find("waiting for a core"), std::string::npos);
   --run.machine.cores;
   EXPECT_NE(to_table(run).find(" cores: times include waiting for a core\n"), std::string::npos);
+  run.configuration.group = "mpi";  // mpirun gives each rank its cores
+  EXPECT_EQ(to_table(run).find("waiting for a core"), std::string::npos);
 }
 
 TEST(Table, AFailedCheckShowsWhereItFailed) {

@@ -60,7 +60,7 @@ void add_machine(Buffer& out, const Machine& machine, const Configuration& at) {
   } else {
     line(out, "{:10}memcpy: not measured", "");
   }
-  if (at.backend != "cuda" && (at.nodes == 1 || at.simulated_nodes) && at.ranks > machine.cores)
+  if (at.backend != "cuda" && at.group != "mpi" && at.ranks > machine.cores)
     line(out, "{:10}{} on {}: times include waiting for a core", "", counted(at.ranks, "rank"),
          counted(machine.cores, "core"));
 }

@@ -226,9 +226,10 @@ void run_on_host(const BenchOptions& options, const Output& json) {
   }
   const int most = std::ranges::max(options.ranks);
   const std::string waiting =
-      most > cores() ? fmt::format("With {} on {}, times include waiting for a core.\n",
-                                   report::counted(most, "rank"), report::counted(cores(), "core"))
-                     : "";
+      options.backend == "cpu" && most > cores()
+          ? fmt::format("With {} on {}, times include waiting for a core.\n", report::counted(most, "rank"),
+                        report::counted(cores(), "core"))
+          : "";
   run_points(points, json, (" Figures are totals over all ranks.\n" + waiting).c_str(), run_host_point,
              host_bench_json);
 }

@@ -262,7 +262,7 @@ void run_program_trace(const RunSpec& spec, Group& group, const OutputFiles& fil
   if (me.rank != 0) return;
   report::ProgramReport run = make_program_report(spec, me.topology, plain, batched, results);
   run.started_at = started_at;
-  write_outputs(run, program_table(run), files);
+  write_outputs(run, program_table(run, colours(stdout)), files);
   if (results.summary().sums.wrong + results.summary().batches.wrong > 0)
     throw CheckFailed("check failed: results of the program differ");
 }

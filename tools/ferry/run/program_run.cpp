@@ -14,6 +14,7 @@
 #include "tools/ferry/run/expected.hpp"
 #include "tools/ferry/run/program_context.hpp"
 #include "tools/ferry/run/report.hpp"
+#include "tools/report/units.hpp"
 
 namespace ferry::app {
 
@@ -284,15 +285,19 @@ report::ProgramReport make_program_report(const RunSpec& spec, const Topology& t
   return run;
 }
 
-std::string program_table(const report::ProgramReport& run) {
+std::string program_table(const report::ProgramReport& run, bool coloured) {
+  using report::Tone;
   std::string table = fmt::format("program {}, {} steps; {} ranks, {} tokens a rank, {} runs\n\n",
                                   run.plain.program.name, run.plain.program.steps.size(),
                                   run.configuration.ranks, run.workload.tokens_per_rank, run.workload.steps);
   for (const report::Check& check : run.checks)
-    table += fmt::format("{:<44} {}\n", check.name,
-                         check.passed
-                             ? fmt::format("{} values, all equal", check.compared)
-                             : fmt::format("{} of {} wrong, {}", check.wrong, check.compared, check.detail));
+    table += fmt::format(
+        "{:<44} {}\n", check.name,
+        check.passed ? fmt::format("{} values, {}", report::with_thousands(check.compared),
+                                   report::toned("all equal", Tone::good, coloured))
+                     : report::toned(fmt::format("{} of {} wrong, {}", report::with_thousands(check.wrong),
+                                                 report::with_thousands(check.compared), check.detail),
+                                     Tone::bad, coloured));
   const double whole = spread_of(run.plain.times_us).median, split = spread_of(run.batched.times_us).median;
   table +=
       fmt::format("\n{:<44} {:.1f} us\n{:<44} {:.1f} us, {:.2f} of it\n",

@@ -55,7 +55,7 @@ void run_programs(const Rank& rank, const RunSpec& spec, const Program& plain, c
                   const ProgramResults& results);
 
 // The table that `ferry run` prints.
-std::string program_table(const report::ProgramReport& run);
+std::string program_table(const report::ProgramReport& run, bool coloured);
 // Call it after all ranks have ended. The caller fills in started_at.
 report::ProgramReport make_program_report(const RunSpec& spec, const Topology& topology, const Program& plain,
                                           const Program& batched, const ProgramResults& results);

@@ -16,11 +16,11 @@ function drawHeader() {
     : `${passed === total ? "✓" : "✕"} ${number("checks.passed")} of ${number("checks.total")} checks passed`;
 }
 
-// Where ranks of one host have to take turns, their times say little about a rank with a core of its own.
+// Where ranks of one host have to take turns, their times say little about a rank with a core of its own. mpirun gives each
+// its cores.
 function crowdedCores() {
-  const { backend, nodes, simulated_nodes } = run.configuration;
-  const ranksPerCore = R / run.machine.cores;
-  if (backend === "cuda" || (nodes > 1 && !simulated_nodes) || !(ranksPerCore > 1)) return "";
+  const { backend, group } = run.configuration;
+  if (backend === "cuda" || group === "mpi" || !(R > run.machine.cores)) return "";
   return `. ${counted("configuration.ranks", "rank")} on ${counted("machine.cores", "core")}: times include waiting for a core`;
 }
 
