@@ -265,7 +265,7 @@ def _layers_to_spread(model: Any, ranks: int, given: dict[str, Any]) -> list[tup
     if not isinstance(model, PreTrainedModel):
         raise ferry.UsageError(f"model: a {type(model).__name__}, must be a PreTrainedModel of transformers")
     # Attributes that transformers gives to each class of experts that runs the functions in its table.
-    layers = [(name, layer) for name, layer in model.named_modules() if hasattr(layer, "has_gate") and hasattr(layer, "is_transposed")]
+    layers = [(name, layer) for name, layer in model.named_modules() if hasattr(layer, "has_bias") and hasattr(layer, "is_transposed")]
     if not layers:
         raise ferry.UsageError(f"model: {type(model).__name__} has no experts that run the functions in transformers' table "
                                "ALL_EXPERTS_FUNCTIONS: pass a Mixture-of-Experts model")
@@ -300,7 +300,8 @@ def _check_layer(name: str, layer: Any) -> None:
 
 def _function_of(layer: Any, table: Any) -> Callable[..., torch.Tensor]:
     """What runs the layer's experts today. `eager` is the forward of its class before transformers wrapped it."""
-    function: Callable[..., torch.Tensor] = table.get_interface(layer.config._experts_implementation, type(layer).forward.__wrapped__)
+    name = layer.config._experts_implementation
+    function: Callable[..., torch.Tensor] = table[name] if name in table else type(layer).forward.__wrapped__
     return function
 
 
