@@ -88,7 +88,6 @@ def distribute_experts(
             weight.data = weight.data[mine[0] : mine[-1] + 1].clone() if mine else weight.data[:0].clone()
         experts.num_experts = len(mine)
         experts.config._experts_implementation = NAME
-    model.set_experts_implementation(NAME)  # type: ignore[operator]
 
 
 def expert_parameters(model: nn.Module) -> dict[str, nn.Parameter]:

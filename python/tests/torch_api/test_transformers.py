@@ -371,7 +371,7 @@ def test_calls_that_a_spread_model_refuses(rng):
     given = torch.zeros(5, 32), torch.zeros((5, 2), dtype=torch.int64), torch.zeros(5, 2)
     refused(lambda: experts(*(each.to("meta") for each in given)), "hidden_states: a tensor on meta, must be on cpu or cuda")
     other = small()
-    other.set_experts_implementation("ferry")
+    other.config._experts_implementation = "ferry"
     refused(lambda: other(ids), "experts_implementation 'ferry': the experts of this MixtralExperts are not spread over ranks")
 
 
