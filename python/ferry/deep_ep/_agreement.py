@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterable, Iterator
+from typing import Any, NoReturn
 
 import ferry
 from ferry._core import _MUST_AGREE
@@ -12,9 +14,9 @@ from ferry.deep_ep._exchanges import CALLS, REFUSED_FIRST, GroupExchanges, text_
 class AgreeingExchanges(GroupExchanges):
     """A rank that must gather leaves a call of every exchange: its peers, whatever call they are in, then gather too."""
 
-    _last = None  # the exchange of the last dispatch with new routes
+    _last: Any = None  # the ferry.Exchange of the last dispatch with new routes
 
-    def refuse(self, call: int, error: BaseException, exchange=None, operation="dispatch"):
+    def refuse(self, call: int, error: BaseException, exchange: ferry.Exchange | None = None, operation: Any = "dispatch") -> NoReturn:
         """Raises `error`, and ends the peers' calls with it. `call`: this rank's, in CALLS.
 
         On host memory whatever call the peers are in. On a GPU they would learn too late that this rank gathers, so that only a
@@ -28,7 +30,7 @@ class AgreeingExchanges(GroupExchanges):
         raise error
 
     @contextlib.contextmanager
-    def call(self, exchange, name: int):
+    def call(self, exchange: ferry.Exchange, name: int) -> Iterator[None]:
         """Around a call of `exchange`. Where a peer gathers, their calls differ, and all ranks get an error."""
         try:
             yield
@@ -38,7 +40,7 @@ class AgreeingExchanges(GroupExchanges):
                 self.meet(CALLS[name])
             raise
 
-    def _leave_calls(self, exchanges=(), but=None):
+    def _leave_calls(self, exchanges: Iterable[ferry.Exchange] = (), but: ferry.Exchange | None = None) -> None:
         # Every rank leaves every exchange, so that their numbers of calls stay equal.
         super()._leave_calls(exchange for made in self._made.values() for exchange in made if exchange is not but)
 

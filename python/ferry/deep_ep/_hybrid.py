@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import warnings
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import ferry
@@ -15,6 +16,8 @@ from ferry.deep_ep._exchanges import HYBRID_COMBINE, HYBRID_DISPATCH_AGAIN, METH
 from ferry.deep_ep._hybrid_calls import Calls, Dispatch, Handle, HybridExchanges
 from ferry.deep_ep._hybrid_config import BufferConfig, Configurer, HybridEpConfigInstance
 from ferry.deep_ep._hybrid_routes import Routes, indices_to_map, read_array, rows_of
+
+_Settings = Callable[[int, int], "tuple[int, int | None, HybridEpConfigInstance]"]
 
 
 @dataclasses.dataclass
@@ -43,7 +46,7 @@ class HybridEPBuffer(SharedByCopies):
     @refusing_misfits("hidden_dim")
     def __init__(
         self,
-        group,
+        group: Any,
         hidden_dim: int,
         max_num_of_tokens_per_rank: int,
         num_local_experts: int,
@@ -70,8 +73,7 @@ class HybridEPBuffer(SharedByCopies):
             config = BufferConfig(
                 integer("hidden_dim", hidden_dim, 1), integer("max_num_of_tokens_per_rank", max_num_of_tokens_per_rank),
                 integer("num_local_experts", num_local_experts, 1), use_fp8=bool(use_fp8))
-            sms = tuple(integer(name, number or 0) for name, number in
-                        (("num_sms_dispatch_api", num_sms_dispatch_api), ("num_sms_combine_api", num_sms_combine_api)))
+            sms = integer("num_sms_dispatch_api", num_sms_dispatch_api or 0), integer("num_sms_combine_api", num_sms_combine_api or 0)
         except BaseException as wrong:
             error = wrong
         self.exchanges = HybridExchanges(made, device_engine_of(group), error)
@@ -105,7 +107,7 @@ class HybridEPBuffer(SharedByCopies):
         pad_multiple: int | None = None,
         use_fp8: bool | None = None,
         fuse_permute_dispatch: bool = False,
-        **kwargs,
+        **kwargs: Any,
     ) -> HybridEpConfigInstance:
         """The configuration of a call with these settings; more tokens than so far raise max_num_of_tokens_per_rank.
 
@@ -118,17 +120,17 @@ class HybridEPBuffer(SharedByCopies):
     @refusing_misfits("hidden")
     def dispatch(
         self,
-        hidden,
-        scaling_factor=None,
-        topk_idx=None,
-        topk_weights=None,
+        hidden: Any,
+        scaling_factor: Any = None,
+        topk_idx: Any = None,
+        topk_weights: Any = None,
         num_of_experts: int | None = None,
-        probs=None,
-        routing_map=None,
-        num_dispatched_tokens_tensor=None,
+        probs: Any = None,
+        routing_map: Any = None,
+        num_dispatched_tokens_tensor: Any = None,
         num_dispatched_tokens: int | None = None,
-        handle=None,
-    ):
+        handle: Any = None,
+    ) -> tuple[Any, Any, Any, Any]:
         """(dispatched_hidden [rows, H], dispatched_probs float32 [rows, E_node] or None, scaling factors or None, handle).
 
         `hidden`: bfloat16 [T, H], or fp8 or uint8 with scaling_factor float32 [T, H/128]. Routes are routing_map,
@@ -146,7 +148,7 @@ class HybridEPBuffer(SharedByCopies):
         return rows, None if weight is None else self._by_expert_of_node(handle, weight), factors, handle
 
     @refusing_misfits("hidden")
-    def combine(self, hidden, probs=None, handle=None):
+    def combine(self, hidden: Any, probs: Any = None, handle: Any = None) -> tuple[Any, Any]:
         """(bfloat16 [T, H], float32 [T, E] or None): the sums of each token's rows and, by expert, of its probs.
 
         `hidden`: bfloat16 [rows, H], `probs`: float32 [rows, E_node], of which the columns of this rank's experts are read.
@@ -157,23 +159,23 @@ class HybridEPBuffer(SharedByCopies):
     def dispatch_with_permute(
         self,
         *,
-        hidden,
-        topk_idx=None,
-        topk_weights=None,
+        hidden: Any,
+        topk_idx: Any = None,
+        topk_weights: Any = None,
         num_of_experts_per_rank: int | None = None,
         num_of_experts: int | None = None,
         use_fp8: bool | None = None,
-        routing_map=None,
-        probs=None,
-        scaling_factor=None,
+        routing_map: Any = None,
+        probs: Any = None,
+        scaling_factor: Any = None,
         num_permuted_tokens: int | None = None,
         pad_multiple: int | None = None,
-        handle=None,
+        handle: Any = None,
         non_blocking: bool = False,
         fuse_permute_dispatch: bool = False,
         num_dispatched_tokens: int | None = None,
         use_host_meta: bool | None = None,
-    ):
+    ) -> tuple[Any, Any, Any, Any, Any]:
         """(dispatched_hidden [rows, H], dispatched_probs float32 [rows] or None, scaling factors or None,
         tokens_per_expert int64 [L], handle).
 
@@ -194,7 +196,7 @@ class HybridEPBuffer(SharedByCopies):
                 handle, True, hidden, scaling_factor, routing, num_permuted_tokens=num_permuted_tokens, pad_multiple=pad_multiple)
             return rows, weight, factors, None, handle
 
-        def settings(tokens, columns):
+        def settings(tokens: int, columns: int) -> tuple[int, int | None, HybridEpConfigInstance]:
             config = self.update_template_config(columns, tokens, num_of_experts_per_rank, pad_multiple or None, use_fp8)
             return config.pad_multiple, _limit(num_permuted_tokens, config.pad_multiple, non_blocking), config
 
@@ -204,13 +206,13 @@ class HybridEPBuffer(SharedByCopies):
     def combine_with_unpermute(
         self,
         *,
-        hidden,
-        probs=None,
-        handle=None,
+        hidden: Any,
+        probs: Any = None,
+        handle: Any = None,
         pad_multiple: int | None = None,
         fuse_unpermute_combine: bool = False,
         num_dispatched_tokens: int | None = None,
-    ):
+    ) -> tuple[Any, Any]:
         """(bfloat16 [T, H], float32 [T, E] or None): the sums of each token's rows, and its rows' probs by expert.
 
         `hidden`: bfloat16 [rows, H], `probs`: float32 [rows], in the rows of dispatch_with_permute.
@@ -221,7 +223,8 @@ class HybridEPBuffer(SharedByCopies):
 
     # What the four calls share.
 
-    def _dispatch(self, hidden, scaling_factor, routing, blocking, settings, use_fp8=None):
+    def _dispatch(self, hidden: Any, scaling_factor: Any, routing: _Routing, blocking: bool, settings: _Settings,
+                  use_fp8: Any = None) -> tuple[Any, ...]:
         """`settings(T, H)`: (alignment, num_permuted_tokens or None, configuration)."""
         self._require_open()
         try:
@@ -243,7 +246,7 @@ class HybridEPBuffer(SharedByCopies):
             self.exchanges.refuse_dispatch(error, blocking)
         return self._calls.dispatch(call)
 
-    def _dispatch_again(self, handle, permuted, hidden, scaling_factor, routing, **given):
+    def _dispatch_again(self, handle: Any, permuted: bool, hidden: Any, scaling_factor: Any, routing: _Routing, **given: Any) -> tuple[Any, ...]:
         self._require_open()
         with self._refusing(handle, permuted, HYBRID_DISPATCH_AGAIN):
             plan, config = handle.plan, handle.config
@@ -255,7 +258,7 @@ class HybridEPBuffer(SharedByCopies):
             weights = handle.routes.by_slot(rows.arrays, routing.dense(plan.tokens)[1])
         return self._calls.dispatch_again(handle, rows, weights)
 
-    def _combine(self, handle, permuted, hidden, probs):
+    def _combine(self, handle: Any, permuted: bool, hidden: Any, probs: Any) -> tuple[Any, Any]:
         self._require_open()
         with self._refusing(handle, permuted, HYBRID_COMBINE):
             arrays = handle.arrays
@@ -271,26 +274,26 @@ class HybridEPBuffer(SharedByCopies):
             return combined, None
         return combined, arrays.scattered(handle.routes.ids, by_slot, handle.routes.experts)
 
-    def _experts_of_node(self, handle):
+    def _experts_of_node(self, handle: Handle) -> int:
         return handle.config.num_of_experts_per_rank * self.num_of_hybrid_ep_ranks_per_nvlink_domain
 
-    def _columns_in_node(self, handle):
+    def _columns_in_node(self, handle: Handle) -> tuple[int, int]:
         """(first, L): the columns of this rank's experts among those of its node."""
         mine = handle.config.num_of_experts_per_rank
         return self.local_rank * mine, mine
 
-    def _by_expert_of_node(self, handle, weight):
+    def _by_expert_of_node(self, handle: Handle, weight: Any) -> Any:
         """float32 [rows, E_node] of weights by slot, [rows, K]."""
         arrays, ids = handle.arrays, handle.local_ids[: handle.rows]
         first, _ = self._columns_in_node(handle)
         return arrays.scattered(arrays.where(ids >= 0, ids + first, -1), weight, self._experts_of_node(handle))
 
-    def _require_open(self):
+    def _require_open(self) -> None:
         if not self._open:
             raise ferry.UsageError("HybridEPBuffer: destroy() was called")
 
     @contextlib.contextmanager
-    def _refusing(self, handle, permuted, call):
+    def _refusing(self, handle: Any, permuted: bool, call: int) -> Iterator[None]:
         """What is wrong with this rank's arguments of a call with a handle ends the peers' calls."""
         exchange = None
         try:
@@ -306,7 +309,7 @@ class HybridEPBuffer(SharedByCopies):
             self.exchanges.refuse(call, error, exchange, METHODS[call])
 
 
-def _limit(num_permuted_tokens, pad_multiple, non_blocking):
+def _limit(num_permuted_tokens: Any, pad_multiple: int, non_blocking: bool) -> int | None:
     if num_permuted_tokens is None:
         if non_blocking:
             raise ferry.UsageError("num_permuted_tokens: expected with non_blocking")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import collections.abc
 import dataclasses
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
 
 import ferry
 from ferry._call_shapes import Unreadable, in_words
@@ -21,24 +22,37 @@ from ferry.deep_ep._exchanges import (
     made_or_refused,
     require_same,
 )
+from ferry.deep_ep._hybrid_config import HybridEpConfigInstance
 from ferry.deep_ep._hybrid_routes import Routes
 from ferry.deep_ep._rows import Received, Rows
 
 # Ferry's words, and those of the interface.
 WORDS = ((": format is ", ": hidden is "), ("tokens:", "hidden:"), ("outputs:", "hidden:"), ("row_values:", "probs:"))
-SHAPE = ("pad_multiple", "the columns of hidden", "the number of experts", "the most experts of a token")
+
+
+class Shape(NamedTuple):
+    """What dispatches of one exchange have in common on all ranks."""
+
+    alignment: int  # of the rows of each expert; 0: rows are not permuted
+    hidden: int
+    experts: int
+    slots: int
+
+
+NAMES = ("pad_multiple", "the columns of hidden", "the number of experts", "the most experts of a token")
+_Result = TypeVar("_Result")
 
 
 class HybridExchanges(AgreeingExchanges):
     """The exchanges behind a HybridEPBuffer, one for each shape of dispatch."""
 
-    def __init__(self, group, device_engine, error):
+    def __init__(self, group: ferry.Group | ferry.Rank, device_engine: str, error: BaseException | None):
         """Collective. `error`: what was wrong with this rank's arguments. If one rank has an error, every rank raises."""
         super().__init__(group, device_engine)
-        self._shape = None  # of the last dispatch with new routes
+        self._shape: Shape | None = None  # of the last dispatch with new routes
         self._gather(HYBRID_CONSTRUCTION, (0 if error is None else REFUSED,), error)
 
-    def run(self, shape, room, on_device, operate):
+    def run(self, shape: Shape, room: int, on_device: bool, operate: Callable[[ferry.Exchange], _Result]) -> _Result:
         """Collective: operate(exchange) for new routes of `shape`, with an exchange for at least `room` tokens of every rank.
 
         Ranks that the last exchange serves go ahead. Where it does not serve a peer, that rank gathers, and all agree on one.
@@ -55,16 +69,16 @@ class HybridExchanges(AgreeingExchanges):
         self._agree(on_device, room, shape)
         return operate(self._last)
 
-    def refuse_dispatch(self, error, blocking):
+    def refuse_dispatch(self, error: BaseException, blocking: bool) -> None:
         """Raises `error`, what was wrong in a dispatch with new routes, and ends the peers' calls with it."""
         if blocking:  # on GPUs, too, the peers' hosts wait
             self._leave_calls()
             self._gather(HYBRID_DISPATCH, (REFUSED_FIRST,), error)
         self.refuse(HYBRID_DISPATCH, error)
 
-    def _agree(self, on_device, room, shape):
+    def _agree(self, on_device: bool, room: int, shape: Shape) -> None:
         gathered = self._gather(HYBRID_DISPATCH, (room, *shape))
-        require_same("dispatch", SHAPE, [theirs for _, *theirs in gathered])
+        require_same("dispatch", NAMES, [theirs for _, *theirs in gathered])
         most = max(theirs for theirs, *_ in gathered)
         made = self._made.get(shape, [])
         if not made or made[0].config.max_tokens < most:
@@ -74,12 +88,11 @@ class HybridExchanges(AgreeingExchanges):
         self._last, self._shape = made[0], shape
 
 
-def _settings(shape, most):
-    alignment, hidden, experts, slots = shape
-    settings = normal_settings(most, hidden, experts, slots)
-    if alignment == 0:
+def _settings(shape: Shape, most: int) -> dict[str, Any]:
+    settings = normal_settings(most, *shape[1:])
+    if shape.alignment == 0:
         return settings
-    return settings | {"layout": "expert_major", "alignment": alignment, "zero_padding": True}
+    return settings | {"layout": "expert_major", "alignment": shape.alignment, "zero_padding": True}
 
 
 @dataclasses.dataclass
@@ -89,14 +102,14 @@ class Dispatch:
     rows: Rows
     routes: Routes
     weights: Any  # float32 [T, K] or None
-    alignment: int  # of the rows of each expert; 0: rows are not permuted
+    alignment: int  # as of Shape
     blocking: bool
     limit: int | None  # num_permuted_tokens
-    config: Any  # HybridEpConfigInstance
+    config: HybridEpConfigInstance
 
     @property
-    def shape(self):
-        return self.alignment, self.config.hidden_dim, self.routes.experts, self.routes.ids.shape[1]
+    def shape(self) -> Shape:
+        return Shape(self.alignment, self.rows.hidden, self.routes.experts, self.routes.ids.shape[1])
 
 
 _ELEMENTS = ("sparse_to_dense_map", "rdma_to_attn_map", "attn_to_rdma_map", "num_dispatched_tokens_tensor",
@@ -106,63 +119,65 @@ _PERMUTED_ELEMENTS = (*_ELEMENTS[:5], "dense_chunk_layout", "dense_to_expert_map
 _OF_KERNELS = {"sparse_to_dense_map", "rdma_to_attn_map", "attn_to_rdma_map", "dense_chunk_layout", "dense_to_expert_map"}
 
 
-class Handle(collections.abc.Sequence):
+class Handle(collections.abc.Sequence[Any]):
     """What a dispatch returns for later calls, with the elements of Hybrid-EP's tuples: 7, or permuted 11.
 
     They are computed on access. Those that only Hybrid-EP's kernels read raise UnsupportedError when they are used.
     """
 
-    def __init__(self, owner: HybridExchanges, exchange, call: Dispatch, received: Received, plan, counts, offsets):
+    def __init__(self, owner: HybridExchanges, call: Dispatch, exchange: ferry.Exchange, received: Received, plan: ferry.Plan,
+                 groups: tuple[Any, Any]):
+        """`groups`: counts and row_offsets of the dispatch."""
         self.owner, self.exchange, self.plan, self.arrays = owner, exchange, plan, call.rows.arrays
         self.routes, self.config = call.routes, call.config
         self.permuted, self.limit = call.alignment > 0, call.limit
         self.rows, self.local_ids = received.rows, received.ids
-        self._counts, self._offsets = counts, offsets
+        self._counts, self._offsets = groups
         self._names = _PERMUTED_ELEMENTS if self.permuted else _ELEMENTS
 
-    def __len__(self):
+    def __len__(self) -> int:
         return len(self._names)
 
-    def __getitem__(self, index):
+    def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return tuple(self._element(name) for name in self._names[index])
         return self._element(self._names[index])
 
-    def _element(self, name):
+    def _element(self, name: str) -> Any:
         if name in _OF_KERNELS or self.permuted and name == "local_expert_routing_map":
             return Unreadable(ferry.UnsupportedError(f"handle: Ferry has no {name}, which only Hybrid-EP's kernels read"))
         return getattr(self, name)
 
     @property
-    def num_of_tokens_per_rank(self):
+    def num_of_tokens_per_rank(self) -> int:
         return self.plan.tokens
 
     @property
-    def num_dispatched_tokens_tensor(self):
+    def num_dispatched_tokens_tensor(self) -> Any:
         """int32 [1]: tokens received. On the host if rows are not permuted."""
         if not self.permuted:
             return self.arrays.from_list([self.rows], "int32")
         return self.arrays.to(self.plan.tokens_between[:, self.exchange.rank].sum().reshape(1), "int32")
 
     @property
-    def local_expert_routing_map(self):
+    def local_expert_routing_map(self) -> Any:
         """bool [rows, L]: the experts of this rank that each received token goes to."""
         ids = self.local_ids[: self.rows]
         return self.arrays.scattered(ids, ids == ids, local_experts(self.exchange))
 
     @property
-    def padded_tokens_per_expert(self):
+    def padded_tokens_per_expert(self) -> Any:
         """int64 [L], where the rows lie: rows of each expert with its padding; dropped rows do not count."""
         ends = self._offsets if self.limit is None else self._offsets.clip(max=self.limit)
         return self.arrays.to(ends[1:] - ends[:-1], "int64")
 
     @property
-    def tokens_per_expert(self):
+    def tokens_per_expert(self) -> Any:
         """int32 [L], where the rows lie: rows of each expert without padding; dropped rows do not count."""
         return self.arrays.module.minimum(self._counts, self.arrays.to(self.padded_tokens_per_expert, "int32"))
 
     @property
-    def overflow_flag(self):
+    def overflow_flag(self) -> Any:
         """int32 [1], where the rows lie: 1 if rows were dropped."""
         total = self._offsets[-1:]
         dropped = total > (total if self.limit is None else self.limit)
@@ -171,7 +186,7 @@ class Handle(collections.abc.Sequence):
         return self.arrays.to(dropped, "int32")
 
 
-def local_experts(exchange):
+def local_experts(exchange: ferry.Exchange) -> int:
     return len(exchange.config.placement.experts_of(exchange.rank))
 
 
@@ -182,41 +197,42 @@ class Calls:
         self.exchanges = exchanges
         self._sms = sms
 
-    def dispatch(self, call: Dispatch):
+    def dispatch(self, call: Dispatch) -> tuple[Any, ...]:
         """(hidden, weight, scaling_factor, tokens_per_expert, handle). Collective."""
         room = max(call.rows.tokens, call.config.max_num_of_tokens_per_rank)
         on_device = call.rows.arrays.on_device
-        if not call.blocking:
-            return self.exchanges.run(call.shape, room, on_device, lambda exchange: self._deliver(exchange, call, call.limit))
+        limit = call.limit
+        if limit is not None and not call.blocking:
+            return self.exchanges.run(call.shape, room, on_device, lambda exchange: self._deliver(exchange, call, limit))
         exchange, (total, routes, _) = self.exchanges.run(
             call.shape, room, on_device, lambda exchange: (exchange, exchange.dispatch_counts(call.routes.ids)))
-        rows = total if call.limit is None else call.limit
+        rows = total if limit is None else limit
         *results, _, handle = self._deliver(exchange, call, rows)
         return *results, call.rows.arrays.from_list(rows_of_experts(routes, call.alignment, rows), "int64"), handle
 
-    def _deliver(self, exchange, call, rows):
+    def _deliver(self, exchange: ferry.Exchange, call: Dispatch, rows: int) -> tuple[Any, ...]:
         arrays, like = call.rows.arrays, call.routes.ids
         groups = local_experts(exchange) if call.alignment else exchange.ranks
 
-        def make():
+        def make() -> tuple[Any, ...]:
             counts, offsets = arrays.empty((groups,), "int32", like), arrays.empty((groups + 1,), "int32", like)
             received = Received(exchange, call.rows, rows, call.weights is not None)
-            return received, counts, offsets, received.memory(
-                counts=counts, row_offsets=offsets, allow_truncation=call.limit is not None)
+            memory = received.memory(counts=counts, row_offsets=offsets, allow_truncation=call.limit is not None)
+            return received, memory, (counts, offsets)
 
-        received, counts, offsets, memory = made_or_refused(exchange, "dispatch", make)
+        received, memory, of_groups = made_or_refused(exchange, "dispatch", make)
         plan = self._send(exchange, call.rows, call.routes.ids, call.weights, memory).plan
         plan.set_row_bound(rows)
-        handle = Handle(self.exchanges, exchange, call, received, plan, counts, offsets)
+        handle = Handle(self.exchanges, call, exchange, received, plan, of_groups)
         return *results_of(call.rows, received), handle.padded_tokens_per_expert if call.alignment else None, handle
 
-    def dispatch_again(self, handle: Handle, rows: Rows, weights):
+    def dispatch_again(self, handle: Handle, rows: Rows, weights: Any) -> tuple[Any, ...]:
         """(hidden, weight, scaling_factor) of new tokens on the routes of a handle. Collective."""
         exchange = handle.exchange
         # A dispatch by a plan may write padding past the limit, and takes weights for the capacity only.
         by_plan = handle.limit is None and weights is None
 
-        def make():
+        def make() -> tuple[Any, ...]:
             received = Received(exchange, rows, handle.rows, weights is not None)
             memory = ferry.ReceiveBuffers(received.parts) if by_plan else received.memory(allow_truncation=handle.limit is not None)
             return received, memory
@@ -226,12 +242,12 @@ class Calls:
             self._send(exchange, rows, handle.plan if by_plan else handle.routes.ids, weights, memory)
         return results_of(rows, received)
 
-    def _send(self, exchange, rows, routes, weights, memory):
+    def _send(self, exchange: ferry.Exchange, rows: Rows, routes: Any, weights: Any, memory: ferry.ReceiveBuffers) -> ferry.DispatchResult:
         sms = self._sms[0] if rows.arrays.on_device else 0
         with in_words(WORDS):
             return exchange.dispatch(rows.sent(), routes, weights, format=rows.format, memory=memory, sm_limit=sms)
 
-    def combine(self, handle: Handle, hidden, values):
+    def combine(self, handle: Handle, hidden: Any, values: Any) -> tuple[Any, Any]:
         """(bfloat16 [T, H], float32 [T, K] or None): the sums of the rows, and `values` of the rows by slot. Collective.
 
         `values`: float32 [rows], or [rows, K] if the handle's rows are not permuted.
@@ -239,7 +255,7 @@ class Calls:
         exchange, arrays = handle.exchange, handle.arrays
         columns = exchange.config.hidden
 
-        def make():
+        def make() -> tuple[Any, ...]:
             result = arrays.empty((handle.plan.tokens, columns), "bfloat16", hidden)
             return result, with_dropped_rows(handle, hidden), with_dropped_rows(handle, values)
 
@@ -257,14 +273,14 @@ class Calls:
         return combined if given else (combined, by_slot and by_slot())
 
 
-def results_of(rows, received):
+def results_of(rows: Rows, received: Received) -> tuple[Any, Any, Any]:
     """(hidden, weight, scaling_factor)"""
     made = rows.received(received.parts, received.rows)
     hidden, factors = made if rows.scales else (made, None)
     return hidden, None if received.weights is None else received.weights[: received.rows], factors
 
 
-def with_dropped_rows(handle, array):
+def with_dropped_rows(handle: Handle, array: Any) -> Any:
     """The array with as many rows as a combine may read: on the host those of the plan, dropped ones too; on GPUs at least one,
     which has memory even if num_permuted_tokens is 0."""
     if array is None or handle.limit is None:
@@ -277,7 +293,7 @@ def with_dropped_rows(handle, array):
     return longer
 
 
-def rows_of_experts(routes, alignment, limit):
+def rows_of_experts(routes: list[int], alignment: int, limit: int) -> list[int]:
     """Rows of each expert, padding included, of which the first `limit` have memory."""
     ends = [0]
     for count in routes:

@@ -15,7 +15,8 @@ class Rows:
         """`values`: [T, H]; `scales`: [T, n] of four bytes each."""
         self.arrays = arrays
         self.tokens, self.hidden = values.shape
-        self.parts, self.format, self.scales = (values,), "bf16", 0
+        self.parts: tuple[Any, ...] = (values,)
+        self.format, self.scales = "bf16", 0
         if scales is not None:
             self.scales = scales.shape[1]
             padded = -(-self.scales // 4) * 4
@@ -54,7 +55,7 @@ class Received:
         self.parts = rows.room(room)
         self.plan = arrays.empty((exchange.plan_bytes,), "uint8", like)
         self.weights = arrays.empty((room, slots) if plain else (room,), "float32", like) if weighted else None
-        self.ids = arrays.full((room, slots), -1, "int32", like) if plain else None
+        self.ids: Any = arrays.full((room, slots), -1, "int32", like) if plain else None
 
     def memory(self, **more: Any) -> ferry.ReceiveBuffers:
         return ferry.ReceiveBuffers(self.parts, weight=self.weights, local_ids=self.ids, plan=self.plan,

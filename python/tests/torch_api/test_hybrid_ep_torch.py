@@ -1,5 +1,7 @@
 """HybridEPBuffer with PyTorch: the checks of NumPy, in threads and in processes of a process group; autograd functions."""
 
+import os
+
 import numpy as np
 import pytest
 
@@ -52,6 +54,23 @@ def all_calls_in_a_process(rank, device, rng):
 
 def test_all_calls_in_processes(rng):
     run(all_calls_in_a_process, rng)
+
+
+def all_calls_between_nodes(rank, device, rng):
+    ranks = torch.distributed.get_world_size()
+    nodes = [2 * each // ranks for each in range(ranks)]
+    os.environ["FERRY_HOST_ID"] = f"host {nodes[rank]}"
+    case = random_case(rng, ranks, nodes)
+    steps = steps_of(case, rank, buffer_of(torch.distributed.group.WORLD, case))
+    assert steps.buffer.num_of_nodes == 2
+    steps.check_permuted(8)
+    steps.check_permuted(8, 32, non_blocking=True)
+    steps.check_plain()
+    steps.buffer.destroy()
+
+
+def test_all_calls_between_nodes(rng):
+    run(all_calls_between_nodes, rng, 4, "gloo")
 
 
 def test_where_the_counts_lie(rng):
