@@ -72,7 +72,7 @@ def distribute_experts(
     layers: list[tuple[str, Any]] = []
     try:
         layers = _layers_to_spread(model, rank.size, given)
-    except (ferry.UsageError, ferry.UnsupportedError) as wrong:
+    except Exception as wrong:  # a rank that raised alone would leave its peers waiting
         error = wrong
     _agree(rank, [] if error else _description(model, layers, given), error)
 

@@ -311,6 +311,7 @@ def test_bad_arguments_of_one_rank_end_the_call_on_all_ranks(rng):
         (lambda: torch.nn.Linear(2, 2), {}, "model: a Linear, must be a PreTrainedModel of transformers"),
         (lambda: small().double(), {}, "hidden_states: torch.float64 is not one of torch.bfloat16, torch.float16, torch.float32"),
         (small, {"max_tokens": 0}, "max_tokens = 0, must be 1 to"),
+        (small, {"max_tokens": None}, "max_tokens"),
         (small, {"max_tokens": 8, "capacity": -1}, "capacity = -1, must be 0 to"),
     ]
 
