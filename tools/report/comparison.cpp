@@ -63,7 +63,7 @@ void add_differences(const std::string& group, const Json& run, const Json& earl
   for (const auto& [field, unused] : all.items()) {
     const Json now = setting(run.at(group), field), before = setting(earlier.at(group), field);
     if (before == now || says_nothing_new(field)) continue;
-    differences.push_back({{"field", group + "." + field}, {"earlier", before}, {"now", now}});
+    differences.push_back({{"field", fmt::format("{}.{}", group, field)}, {"earlier", before}, {"now", now}});
   }
 }
 

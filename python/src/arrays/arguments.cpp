@@ -80,12 +80,11 @@ bool is_dense_from(const Array& array, std::size_t first) {
   return true;
 }
 
-const Array& require_dense_of(const Array& array, const char* name, Element element, const Shape& shape,
-                              const char* hint) {
+void require_dense_of(const Array& array, const char* name, Element element, const Shape& shape,
+                      const char* hint) {
   require_element(array, name, {element});
   require_shape(array, name, shape, hint);
   require_dense(array, name);
-  return array;
 }
 
 }  // namespace
@@ -158,12 +157,16 @@ const Array& Arguments::add_numbers(nb::handle object, const char* name) {
 
 const Array& Arguments::dense(nb::handle object, const char* name, Element element, const Shape& shape,
                               const char* hint) {
-  return require_dense_of(add(object, name), name, element, shape, hint);
+  const Array& array = add(object, name);
+  require_dense_of(array, name, element, shape, hint);
+  return array;
 }
 
 const Array& Arguments::numbers(nb::handle object, const char* name, Element element, const Shape& shape,
                                 const char* hint) {
-  return require_dense_of(add_numbers(object, name), name, element, shape, hint);
+  const Array& array = add_numbers(object, name);
+  require_dense_of(array, name, element, shape, hint);
+  return array;
 }
 
 const Array& Arguments::one(nb::handle object, const char* name, Element element) {

@@ -4,6 +4,7 @@
 
 #include "arrays/framework.hpp"
 #include "bindings.hpp"
+#include "ferry/error.hpp"
 
 namespace ferry::python {
 
