@@ -53,7 +53,9 @@ std::uint32_t with_fp16x2(std::uint32_t a, std::uint32_t b, Each each) {
 }
 // With the sign that the instruction gives: the product of both.
 inline float max_magnitude_with_sign(float x, float y) {
-  const float larger = std::fmax(std::fabs(x), std::fabs(y));
+  // As the instruction, and unlike std::fmax, ignores a signalling NaN too.
+  const float a = std::fabs(x), b = std::fabs(y);
+  const float larger = std::isnan(a) || a < b ? b : a;
   return std::signbit(x) != std::signbit(y) ? -larger : larger;
 }
 inline std::uint32_t max_magnitude_bf16x2(std::uint32_t a, std::uint32_t b) {
