@@ -160,7 +160,7 @@ def beside_table(results, _targets, readme=False):
     """The same calls over DeepEP and over Ferry, in one run."""
     if not results.beside:
         return "Not measured.\n"
-    rows = [[f"{row['tokens']:,}, {row['mode']}" + (f", {row['sm_limit']} SMs" if row["sm_limit"] else ""), row["call"],
+    rows = [[(f"{row['tokens']:,}, " if row["tokens"] else "") + row["mode"] + (f", {row['sm_limit']} SMs" if row["sm_limit"] else ""), row["call"],
              in_time(row["deep_ep_us"]), in_time(row["ferry_us"]), f"{row['deep_ep_us'] / row['ferry_us']:.2f}"]
             for row in results.beside[0]["measured"]["rows"] if not readme or row.get("readme")]
     return table(["tokens a rank, mode", "call", "DeepEP V1", "Ferry", "DeepEP / Ferry"], rows)
