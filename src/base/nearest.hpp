@@ -12,7 +12,7 @@
 
 namespace ferry {
 
-// Letters to insert, remove or replace to make one text of the other.
+// Levenshtein distance: the fewest letters to insert, remove or replace that turn `a` into `b`.
 inline std::size_t edit_distance(std::string_view a, std::string_view b) {
   std::vector<std::size_t> row(b.size() + 1);
   for (std::size_t j = 0; j <= b.size(); ++j) row[j] = j;
@@ -27,7 +27,8 @@ inline std::size_t edit_distance(std::string_view a, std::string_view b) {
   return row.back();
 }
 
-// The name that a misspelt one stands for: a few letters differ, or one begins with the other. Empty: none.
+// The name that the user most likely meant by `given`: at most two letters differ, or one text begins with
+// the other. Empty if there is none.
 inline std::string nearest(std::string_view given, const std::vector<std::string>& names) {
   std::pair<std::size_t, std::string> best{3, ""};
   for (const std::string& name : names) {

@@ -202,8 +202,8 @@ class Packing {
     remove(least, from);
   }
 
-  // Takes a step into account if every bin that it touches ends below the busiest. Gains are for each item
-  // that changes bins, so that few do.
+  // Takes a step into account if every bin that it touches ends below the busiest. A gain is counted per item
+  // that changes bins, because each one costs a copy of weights.
   static void offer(std::optional<Step>& best, Step step, double busiest, double after, int moved) {
     if (after >= busiest * (1 - kGain)) return;
     step.gain = (busiest - after) / moved;

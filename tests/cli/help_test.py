@@ -55,6 +55,11 @@ class HelpTest(ProgramTest):
             self.refuse(2, [meant, "not expected: " + " ".join(words[words[0] == "trace":])], *words)
         self.refuse(2, ["not expected: 4 --rank ", "did you mean --ranks?"], "bench", "4", "--rank")
 
+    def test_help_of_a_misspelt_command_is_no_other_help(self):
+        self.refuse(2, ["not expected: limit (did you mean limits?"], "limit", "--help")
+        self.refuse(2, ["not expected: bnech (did you mean bench?"], "help", "bnech")
+        self.refuse(2, ["not expected: inspect (the subcommands are info,"], "trace", "inspect", "--help")
+
     def test_help_is_a_command_too(self):
         for command in [[], *COMMANDS]:
             self.assertEqual(self.succeed("help", *command), self.succeed(*command, "--help"))

@@ -173,7 +173,7 @@ TEST(Balance, MovesFewExpertsFromAnEarlierPlacement) {
         EXPECT_EQ(after[local], before[local]) << "local expert " << local << " of rank " << rank;
       }
     }
-    // The same loads: nothing moves.
+    // With unchanged loads no expert moves.
     from_earlier.earlier = {&placement, 1};
     EXPECT_EQ(moved_experts(placement, balance(loads, 1, 256, from_earlier)[0]), 0);
   }

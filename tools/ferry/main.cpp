@@ -78,11 +78,17 @@ void build(CLI::App& program) {
   add_trace(program);
 }
 
+// The command that was given, such as trace info.
+const CLI::App& innermost(const CLI::App& program) {
+  const CLI::App* command = &program;
+  while (!command->get_subcommands().empty()) command = command->get_subcommands().front();
+  return *command;
+}
+
 // What is wrong with the command line: arguments that nothing takes, in their order, and what may have been
 // meant; otherwise what the parser says.
 std::string usage_error(const CLI::App& program, const CLI::Error& error) {
-  const CLI::App* command = &program;
-  while (!command->get_subcommands().empty()) command = command->get_subcommands().front();
+  const CLI::App* command = &innermost(program);
   std::vector<std::string> names, options, meant;
   for (const CLI::App* one : command->get_subcommands({})) names.push_back(one->get_name());
   for (const CLI::Option* one : command->get_options())
@@ -110,6 +116,10 @@ int run(int argc, char** argv) {
     if (program.get_subcommands().empty()) throw CLI::RequiredError("a subcommand");
     return kOk;
   } catch (const CLI::Success& request) {  // --help, --version
+    // The parser answers --help even beside a command that it does not know.
+    const CLI::App& command = innermost(program);
+    if (!command.get_subcommands({}).empty() && command.remaining_size() > 0)
+      return fail(kUsage, usage_error(program, request));
     program.exit(request);
     return kOk;
   } catch (const CLI::ParseError& error) {

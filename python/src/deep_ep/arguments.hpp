@@ -33,7 +33,7 @@ void require_slots(const Array& ids);
 
 // The array itself if it is C-contiguous, otherwise a copy that is. `found`: its properties.
 nb::object dense_array(const nb::object& array, const Array& found);
-// The same for an array of a call, which keeps the original too.
+// As above; `arguments` keep the original alive until the call has ended.
 nb::object dense_array(const nb::object& array, const Array& found, Arguments& arguments);
 
 // An integer from `least` to `most`; throws UsageError for anything else.

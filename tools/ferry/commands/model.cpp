@@ -14,7 +14,6 @@
 #include "tools/ferry/common/arguments.hpp"
 #include "tools/ferry/common/config.hpp"
 #include "tools/ferry/common/files.hpp"
-#include "tools/ferry/model/memory.hpp"
 #include "tools/ferry/model/report.hpp"
 #include "tools/report/units.hpp"
 

@@ -100,11 +100,16 @@ nlohmann::ordered_json json_of(const LoadStatistics& load) {
           {"gini", load.gini},     {"idle", load.idle}};
 }
 
+// What a report of `schema` on a trace begins with.
+nlohmann::ordered_json trace_json(const char* schema, const Trace& trace) {
+  nlohmann::ordered_json json = report_json(schema, 1);
+  json.update({{"name", trace.name}, {"source", trace.source}});
+  return json;
+}
+
 nlohmann::ordered_json json_of(const Trace& trace, int ranks, const std::vector<LayerStatistics>& layers) {
-  nlohmann::ordered_json json = report_json("ferry.trace", 1);
-  json.update({{"name", trace.name},
-               {"source", trace.source},
-               {"layers", trace.layers},
+  nlohmann::ordered_json json = trace_json("ferry.trace", trace);
+  json.update({{"layers", trace.layers},
                {"tokens", trace.tokens},
                {"experts", trace.experts},
                {"top_k", trace.top_k},
@@ -172,10 +177,8 @@ std::string balance_table(const Trace& trace, const BalanceOptions& options,
 
 nlohmann::ordered_json balance_json(const Trace& trace, const BalanceOptions& options,
                                     const std::vector<BalancedLayer>& layers) {
-  nlohmann::ordered_json json = report_json("ferry.balance", 1);
-  json.update({{"name", trace.name},
-               {"source", trace.source},
-               {"experts", trace.experts},
+  nlohmann::ordered_json json = trace_json("ferry.balance", trace);
+  json.update({{"experts", trace.experts},
                {"ranks", options.ranks},
                {"slots", options.slots},
                {"nodes", options.nodes},

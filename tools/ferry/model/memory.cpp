@@ -1,11 +1,10 @@
-#include "tools/ferry/model/memory.hpp"
-
 #include <fmt/core.h>
 
 #include <algorithm>
 #include <iterator>
 
 #include "tools/ferry/common/files.hpp"
+#include "tools/ferry/model/report.hpp"
 #include "tools/report/units.hpp"
 
 namespace ferry::app {
