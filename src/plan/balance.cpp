@@ -7,6 +7,8 @@
 #include <numeric>
 #include <optional>
 #include <set>
+#include <tuple>
+#include <utility>
 
 #include "base/text.hpp"
 #include "ferry/error.hpp"
@@ -173,8 +175,9 @@ class Packing {
   std::vector<int> by_share() const {
     std::vector<int> items(at(task_->items()));
     std::iota(items.begin(), items.end(), 0);
-    std::stable_sort(items.begin(), items.end(),
-                     [&](int a, int b) { return task_->weight[at(a)] > task_->weight[at(b)]; });
+    std::sort(items.begin(), items.end(), [&](int a, int b) {
+      return std::pair(-task_->weight[at(a)], a) < std::pair(-task_->weight[at(b)], b);
+    });
     return items;
   }
 
@@ -323,8 +326,9 @@ Bins in_earlier_order(const Bins& packed, const Bins& earlier) {
       pairs.push_back({static_cast<int>(common), from, to});
     }
   }
-  std::stable_sort(pairs.begin(), pairs.end(),
-                   [](const Pair& a, const Pair& b) { return a.common > b.common; });
+  std::sort(pairs.begin(), pairs.end(), [](const Pair& a, const Pair& b) {
+    return std::tuple(-a.common, a.from, a.to) < std::tuple(-b.common, b.from, b.to);
+  });
   Bins ordered(packed.size());
   std::vector<char> used(packed.size(), 0), filled(packed.size(), 0);
   for (const Pair& pair : pairs) {

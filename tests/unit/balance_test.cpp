@@ -189,6 +189,8 @@ TEST(Balance, TreatsLayersApartAndLoadsOfZeroAlike) {
   EXPECT_TRUE(balance({}, 0, 16, {.ranks = 4, .slots = 5}).empty());
 }
 
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // which slow it down
+
 TEST(Balance, TakesLessThanASecondForALargeModel) {
   std::mt19937_64 random(test::seed());
   Loads loads;
@@ -199,6 +201,8 @@ TEST(Balance, TakesLessThanASecondForALargeModel) {
   balance(loads, 58, 256, {.ranks = 64, .slots = 5});
   EXPECT_LT(static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC, 1.0);
 }
+
+#endif
 
 std::string refusal(const Loads& loads, int layers, int experts, const BalanceOptions& options) {
   return test::refusal([&] { balance(loads, layers, experts, options); });
