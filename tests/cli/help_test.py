@@ -65,7 +65,7 @@ class HelpTest(ProgramTest):
             self.assertEqual(self.succeed("help", *command), self.succeed(*command, "--help"))
 
     def test_ranks_have_a_short_option(self):
-        for command in ["run"], ["bench"], ["launch"], ["limits"], ["model"], ["trace", "info"]:
+        for command in ["run"], ["bench"], ["launch"], ["limits"], ["model"], ["trace", "info"], ["trace", "balance"]:
             self.assertIn("-n,--ranks", self.succeed(*command, "--help"), command)
         self.assertIn("2 ranks", self.succeed("run", *SMALL, "-n", "2"))
 

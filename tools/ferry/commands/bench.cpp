@@ -76,16 +76,6 @@ README    the figure of README.md, of the machine and date above it; measured: t
           GPU figures need a GPU for each rank.
 )";
 
-template <class Value>
-CLI::Option* add_list(CLI::App& command, const char* name, std::vector<Value>& values, const char* help) {
-  return command.add_option(name, values, help)->delimiter(',')->type_name("LIST");
-}
-
-void add_names(CLI::App& command, const char* name, std::vector<std::string>& values,
-               const std::vector<std::string>& choices, const char* help) {
-  add_list(command, name, values, help)->check(CLI::IsMember(choices).description(""));
-}
-
 void add_shape_options(CLI::App& command, BenchOptions& options) {
   command
       .add_option(
@@ -98,7 +88,7 @@ void add_shape_options(CLI::App& command, BenchOptions& options) {
            "tokens per rank and call: 1:8192 doubles from 1 to 8192,\n1,5,64 is a list; default 1:2048",
            "LIST");
   add_list(command, "-n,--ranks", options.ranks, "numbers of ranks, all on this machine; default 4")
-      ->check(CLI::Range(1, 1024).description(""));
+      ->check(in_range(1, 1024));
   add_choice(command, "--backend", options.backend,
              "cpu (default); collective: the ranks that mpirun has\nstarted on this machine; cuda: ranks are "
              "threads,\nassigned to the GPUs round robin",
@@ -138,7 +128,7 @@ void add_gpu_options(CLI::App& command, BenchOptions& options) {
   add_names(command, "--form", options.forms, {"fused", "phases"},
             "cuda: any of fused (default), phases (send phase, then\nreceive phase)");
   add_list(command, "--sms", options.sms, "cuda: SMs of a call at most; default 0: no limit")
-      ->check(CLI::Range(0, 1024).description(""));
+      ->check(in_range(0, 1024));
   add_text(command, "--nccl", options.nccl,
            "cuda: path of libnccl.so.2; default: searched by the\nloader, then in Python installations",
            "PATH");
@@ -282,8 +272,7 @@ void add_bench_options(CLI::App& command, BenchOptions& options) {
       kMaxTopK);
   add_count(command, "--repetitions", options.repetitions, "measurements of every point; default 50");
   add_seed(command, options.seed, "seed of synthesised traces; default 1");
-  add_output(command, "--json", options.json,
-             "write the report as JSON; - is stdout and replaces\nthe table");
+  add_json(command, options.json);
   const std::vector<CLI::Option*> settings = command.get_options();
   CLI::Option* readme =
       command.add_flag("--readme", options.readme,

@@ -286,11 +286,9 @@ void add_limits(CLI::App& program) {
   const auto options = std::make_shared<Options>();
   add_choice(*command, "--backend", options->backend, "cpu (default), or cuda to measure the GPUs",
              {"cpu", "cuda"});
-  command->add_option("-n,--ranks", options->ranks, "ranks in the barrier and in the push; default 8")
-      ->check(CLI::Range(2, 1024).description(""))
-      ->type_name("N");
-  add_output(*command, "--json", options->json,
-             "write the report as JSON; - is stdout and replaces\nthe table");
+  add_number(*command, "-n,--ranks", options->ranks, "ranks in the barrier and in the push; default 8", 2,
+             1024);
+  add_json(*command, options->json);
   command->callback([options] { measure_limits(options->backend, options->ranks, options->json); });
 }
 

@@ -1,5 +1,5 @@
 // ferry model: times of dispatch and combine from measured constants, on one node and on many.
-#include <fmt/core.h>
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <memory>
@@ -74,9 +74,9 @@ Network network_of(const ModelOptions& options, const std::string& name) {
   const auto found = std::find_if(networks().begin(), networks().end(),
                                   [&](const Network& network) { return network.name == name; });
   if (found == networks().end()) {
-    std::string names;
-    for (const Network& network : networks()) names += (names.empty() ? "" : ", ") + network.name;
-    throw UsageError(fmt::format("--network {}: must be one of {}", name, names));
+    std::vector<std::string> names;
+    for (const Network& network : networks()) names.push_back(network.name);
+    throw UsageError(fmt::format("--network {}: must be one of {}", name, fmt::join(names, ", ")));
   }
   Network network = *found;
   if (options.nic_rate > 0) network.bytes_per_second = options.nic_rate * 1e9;
@@ -386,11 +386,8 @@ void add_call_options(CLI::App& command, ModelOptions& options) {
              {"expert_major", "expert_padded", "rank_major"});
   add_choice(command, "--reduction", options.reduction, "of combine: partial (default), exact or unreduced",
              {"partial", "exact", "unreduced"});
-  command
-      .add_option("--work", options.works, "calls, any of dispatch (default), plan, combine\n(default), pair")
-      ->delimiter(',')
-      ->check(CLI::IsMember({"dispatch", "plan", "combine", "pair"}).description(""))
-      ->type_name("LIST");
+  add_names(command, "--work", options.works, {"dispatch", "plan", "combine", "pair"},
+            "calls, any of dispatch (default), plan, combine\n(default), pair");
   add_choice(command, "--form", options.form, "fused (default) or phases", {"fused", "phases"});
   add_choice(command, "--launch", options.launch, "graph (default) or eager", {"graph", "eager"});
   add_number(command, "--sms", options.sms, "SMs of a call at most; default 0: no limit", 0, 1024);
@@ -441,8 +438,7 @@ void add_model(CLI::App& program) {
            "constants that --calibrate has written; default: built in", "FILE");
   add_output(*command, "-o,--output", options->output,
              "--calibrate: write the constants as JSON; - is stdout");
-  add_output(*command, "--json", options->json,
-             "write the report as JSON; - is stdout and replaces\nthe table");
+  add_json(*command, options->json);
   command->callback([command, options] { run_model(*command, *options); });
 }
 

@@ -130,8 +130,7 @@ void add_program_options(CLI::App& command, RunOptions& options) {
 }
 
 void add_output_options(CLI::App& command, RunOptions& options) {
-  add_output(command, "--json", options.json,
-             "write the report as JSON; - is stdout and replaces\nthe table");
+  add_json(command, options.json);
   add_output(command, "--html", options.html, "write the report as an HTML page; - is stdout");
   add_output(command, "--timeline", options.timeline,
              "write the timeline in Chrome trace format, for\nPerfetto; - is stdout");

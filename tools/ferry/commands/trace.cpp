@@ -247,10 +247,9 @@ void add_info(CLI::App& command) {
   at->add_option("name", options->name, "the trace: folder/name, path.npy or synth:...")
       ->required()
       ->type_name("NAME");
-  at->add_option("-n,--ranks", options->ranks, "number of ranks that hold the experts; default 8")
-      ->check(CLI::Range(1, 1 << 20).description(""))
-      ->type_name("N");
-  add_output(*at, "--json", options->json, "write the report as JSON; - is stdout and replaces\nthe table");
+  add_number(*at, "-n,--ranks", options->ranks, "number of ranks that hold the experts; default 8", 1,
+             1 << 20);
+  add_json(*at, options->json);
   at->footer(kTraceFooter);
   at->callback([options] { info(options->name, options->ranks, options->json); });
 }
@@ -266,7 +265,7 @@ void add_balance(CLI::App& command) {
   at->add_option("name", options->name, "the trace: folder/name, path.npy or synth:...")
       ->required()
       ->type_name("NAME");
-  add_number(*at, "--ranks", options->balance.ranks, "number of ranks that hold the experts; default 8", 1,
+  add_number(*at, "-n,--ranks", options->balance.ranks, "number of ranks that hold the experts; default 8", 1,
              kMost);
   add_number(*at, "--slots", options->balance.slots,
              "most experts on a rank, replicas included; default:\nroom for an eighth more than there are", 1,

@@ -71,6 +71,11 @@ CLI::Option* add_text(CLI::App& command, const char* name, std::string& value, c
       ->type_name(type_name);
 }
 
+void add_names(CLI::App& command, const char* name, std::vector<std::string>& values,
+               const std::vector<std::string>& choices, const char* help) {
+  add_list(command, name, values, help)->check(CLI::IsMember(choices).description(""));
+}
+
 void add_choice(CLI::App& command, const char* name, std::string& value, const char* help,
                 const std::vector<std::string>& choices) {
   command.add_option(name, value, help)->check(CLI::IsMember(choices).description(""))->type_name("NAME");
@@ -78,6 +83,10 @@ void add_choice(CLI::App& command, const char* name, std::string& value, const c
 
 CLI::Option* add_output(CLI::App& command, const char* name, std::string& path, const std::string& help) {
   return add_text(command, name, path, help, "FILE");
+}
+
+void add_json(CLI::App& command, std::string& path) {
+  add_output(command, "--json", path, "write the report as JSON; - is stdout and replaces\nthe table");
 }
 
 void refuse_given(const CLI::App& command, std::initializer_list<const char*> names, const char* reason) {

@@ -33,6 +33,16 @@ void add_number(CLI::App& command, const char* name, Number& value, const std::s
   command.add_option(name, value, help)->check(in_range(least, most))->type_name("N");
 }
 
+// A list, with commas between.
+template <class Value>
+CLI::Option* add_list(CLI::App& command, const char* name, std::vector<Value>& values, const char* help) {
+  return command.add_option(name, values, help)->delimiter(',')->type_name("LIST");
+}
+
+// Any of `choices`.
+void add_names(CLI::App& command, const char* name, std::vector<std::string>& values,
+               const std::vector<std::string>& choices, const char* help);
+
 // A number that is 1 or more.
 void add_count(CLI::App& command, const char* name, int& value, const std::string& help);
 
@@ -49,6 +59,9 @@ void add_choice(CLI::App& command, const char* name, std::string& value, const c
 
 // A file to write: any path, or - for standard output.
 CLI::Option* add_output(CLI::App& command, const char* name, std::string& path, const std::string& help);
+
+// --json: where the report goes.
+void add_json(CLI::App& command, std::string& path);
 
 // A file and the option that names it.
 struct NamedFile {
