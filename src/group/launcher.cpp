@@ -49,7 +49,9 @@ std::string Group::Launcher::prefix_of(int rank, ErrorRecord::Kind kind) {
 }
 
 Rank Group::Launcher::join() {
-  throw UsageError("join: this group starts its ranks itself; use run(), which passes each rank to the body");
+  throw UsageError(
+      "a group of threads or processes has no rank outside run(): call run(body), and use the rank that the "
+      "body gets");
 }
 
 std::shared_ptr<RankState> Group::Launcher::join_as(Membership membership) const {

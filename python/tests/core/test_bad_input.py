@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import ferry
+import ferry.deep_ep
 from oracle import bf16
 
 HIDDEN, TOP_K, TOKENS = 16, 2, 4
@@ -409,8 +410,9 @@ def test_a_configuration_that_raises_is_refused_on_every_rank(error):
 def test_an_object_that_is_not_a_group():
     with pytest.raises(ferry.UsageError, match="expected a Group or a Rank, got int"):
         ferry.Exchange(3, experts=4, top_k=2, hidden=8, max_tokens=2)
-    with pytest.raises(ferry.UsageError, match="join: this group starts its ranks itself"):
-        ferry.Exchange(ferry.Group.threads(2), experts=4, top_k=2, hidden=8, max_tokens=2)
+    for use in (lambda group: ferry.Exchange(group, experts=4, top_k=2, hidden=8, max_tokens=2), ferry.deep_ep.Buffer, ferry.Group.join):
+        with pytest.raises(ferry.UsageError, match="^a group of threads or processes has no rank outside run"):
+            use(ferry.Group.threads(2))
     with pytest.raises(ferry.UsageError, match="at least one rank"):
         ferry.Group.threads(0)
     with pytest.raises(ferry.UsageError, match="rank 2 does not exist in a group of 2 ranks"):
