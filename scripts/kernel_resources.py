@@ -6,6 +6,8 @@ it without optimising, which takes a second, and of the .cu and .cuh files, whos
   check BUILD [--all]   compiles the files whose code is not that of the table, or all; fails if a kernel differs from the table
   record BUILD [--all]  does the same, and writes what it finds into the table, whose changes a reviewer then sees
 
+Both also compile two files for sm_100, with --all all files: without optimising, to see that it can be done.
+
 BUILD has a compile_commands.json with the CUDA backend. Its --Ofast-compile is left out. Sources of another toolkit than the table's
 are not compared. A kernel of the NVSHMEM module gets its registers when the module is linked, so it is not in the table.
 """
@@ -26,6 +28,8 @@ from kernel_sources import REPOSITORY, code_of, with_included
 
 TABLE = "bench/results/kernels/sm_90.json"
 FOLDER = "src/backends/cuda"
+# The sources have no code of one architecture alone, so these two stand for the others: one sums rows, one converts formats.
+ALSO_FOR_SM_100 = ("combine/kernels/combine_plain.cu", "dispatch/kernels/dispatch_mx.cu")
 # What `ptxas -v` says of a kernel, and of a function that it calls.
 ENTRY = re.compile(r"Compiling entry function '(\w+)'")
 STACK = re.compile(r"Function properties for (\w+)\n\s*(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
@@ -49,12 +53,12 @@ class KernelFile:
         self.text = "\n".join(code_of(re.sub(r"^\s*#include.*", "", text, flags=re.MULTILINE)) for of, text in texts.items()
                               if of.suffix in (".cu", ".cuh") or "#pragma unroll" in text)
 
-    def compiled(self, *options):
+    def compiled(self, *options, architecture="sm_90"):
         """What the compiler says, and what it makes."""
         launcher = shlex.split(os.environ.get("CMAKE_CUDA_COMPILER_LAUNCHER", ""))
         with tempfile.TemporaryDirectory() as folder:
             made = pathlib.Path(folder, f"{self.path.name}.o")
-            command = [*launcher, self.compiler, *self.options, *self.places, "-arch=sm_90", *options, str(self.path), "-o", str(made)]
+            command = [*launcher, self.compiler, *self.options, *self.places, f"-arch={architecture}", *options, str(self.path), "-o", str(made)]
             done = subprocess.run(command, text=True, capture_output=True)
             if done.returncode != 0:
                 raise SystemExit(f"{shlex.join(command)}\n{done.stderr}")
@@ -69,6 +73,9 @@ class KernelFile:
         while part.search(ptx):
             ptx = part.sub(lambda match: match[2][int(match[1]) :], ptx)
         return hashlib.sha256(f"{self.text}\n{ptx}".encode()).hexdigest()[:16]
+
+    def compile_for_sm_100(self):
+        self.compiled("--Ofast-compile=max", "-c", architecture="sm_100")
 
     def resources(self):
         return resources_in(self.compiled("-O3", "-Xptxas=-v", "-c")[0])
@@ -135,6 +142,7 @@ def main(arguments, root=REPOSITORY):
         code = dict(zip([file.name for file in files], pool.map(KernelFile.code, files)))
         stale = [file for file in files if everything or old.get(file.name, {}).get("code") != code[file.name]]
         found = dict(zip([file.name for file in stale], pool.map(KernelFile.resources, stale)))
+        list(pool.map(KernelFile.compile_for_sm_100, [file for file in files if given.all or file.name in ALSO_FOR_SM_100]))
     changes = [f"{name} is not compiled any more" for name in sorted(old.keys() - {file.name for file in files})]
     for name, kernels in found.items():
         changes += differences(name, old.get(name, {}).get("kernels", {}), kernels)

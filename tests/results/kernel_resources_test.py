@@ -1,6 +1,7 @@
 """scripts/kernel_resources.py: a kernel that differs from the table is found, and files that are as in the table are not compiled."""
 
 import contextlib
+import functools
 import io
 import json
 import os
@@ -17,7 +18,7 @@ COMPILER = f"""#!/bin/sh
 if [ "$1" = --version ]; then echo 'release 13.0, V13.0.88'; exit; fi
 for output; do :; done
 sed 's, *//.*,,' ROOT/src/layout/row.hpp >"$output"
-case "$*" in *-ptx*) exit ;; esac
+case "$*" in *-ptx*) exit ;; *-arch=sm_100*) exit BLACKWELL ;; esac
 echo "$@" >>ROOT/compiled
 cat >&2 <<'TEXT'
 ptxas info    : 504 bytes gmem
@@ -44,8 +45,9 @@ class KernelResourcesTest(SmallRepository):
         (self.root / "compile_commands.json").write_text(json.dumps([{"directory": str(self.root), "file": str(source), "command": command}]))
         self.run_script("record")
 
-    def let_registers_be(self, number):
-        self.compiler.write_text(COMPILER.replace("REGISTERS", str(number)).replace("ROOT", str(self.root)))
+    def let_registers_be(self, number, blackwell=0):
+        words = {"REGISTERS": str(number), "ROOT": str(self.root), "BLACKWELL": str(blackwell)}
+        self.compiler.write_text(functools.reduce(lambda text, word: text.replace(*word), words.items(), COMPILER))
         self.compiler.chmod(0o755)
 
     def run_script(self, *arguments):
@@ -83,6 +85,12 @@ class KernelResourcesTest(SmallRepository):
         self.assertIn("0 of 1 files compiled", self.run_script("check"))
         self.let_registers_be(42)
         with self.assertRaises(SystemExit):
+            self.run_script("check", "--all")
+
+    def test_a_file_that_does_not_compile_for_sm_100_is_found(self):
+        self.let_registers_be(40, blackwell=1)
+        self.run_script("check")  # the file is none of those that stand for all
+        with self.assertRaisesRegex(SystemExit, "-arch=sm_100"):
             self.run_script("check", "--all")
 
     def test_another_toolkit_is_not_compared(self):
