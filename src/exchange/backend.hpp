@@ -1,11 +1,14 @@
 // The interface between Exchange, which checks arguments, and a backend, which carries out the calls.
 #pragma once
 
+#include <concepts>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
 #include <variant>
 
+#include "base/host_device.hpp"
 #include "ferry/dispatch_layout.hpp"
 #include "ferry/error.hpp"
 #include "ferry/exchange.hpp"
@@ -17,13 +20,37 @@ struct CombineCall;
 // Calls that carry numbers, or rows without routing. Layers that only pass them on do so once for all.
 
 // The arguments of a call, checked.
-struct MetadataCall {
-  static constexpr Operation operation = Operation::metadata;
+
+// Every rank gives a number, and gets what the numbers of all ranks make together. That is all such a call
+// defines: `of`, the part of one rank's number in the result of rank `me`, and `join`, which is associative
+// and commutative.
+struct NumberCall {
+  static constexpr std::size_t kMostResultBytes = 64;
+
   CallOptions options{};
-  std::int32_t count = 0;
-  // Device backends only:
-  const std::int32_t* device_count = nullptr;  // given: the count is read from there when the call runs
-  StepMetadata* into = nullptr;                // null: memory of the lane
+  Count number = 0;
+  void* into = nullptr;  // takes the result; null: memory of the lane
+};
+
+template <class Call>
+concept JoinsNumbers = std::derived_from<Call, NumberCall> && requires(typename Call::Result* all) {
+  Call::join(Call::of(0, 0, 0), all);
+  { Call::most(1) } -> std::same_as<std::int32_t>;  // a rank gives a number from 0 to most(ranks)
+} && sizeof(typename Call::Result) <= NumberCall::kMostResultBytes && sizeof(typename Call::Result) % 4 == 0;
+
+struct MetadataCall : NumberCall {
+  static constexpr Operation operation = Operation::metadata;
+  using Result = StepMetadata;
+
+  FERRY_HD static std::int32_t most(int ranks) { return INT32_MAX / ranks; }
+  FERRY_HD static Result of(std::int32_t count, int rank, int me) {
+    return {.sum = count, .prefix = rank < me ? count : 0, .maximum = count};
+  }
+  FERRY_HD static void join(const Result& part, Result* all) {
+    all->sum += part.sum;
+    all->prefix += part.prefix;
+    all->maximum = part.maximum > all->maximum ? part.maximum : all->maximum;
+  }
 };
 
 // route_values: from the routes [N, K] to the rows [total]; return_values: from the rows to the routes.
@@ -74,7 +101,7 @@ inline const CallOptions& call_options_of(const SmallCall& call) {
 
 // What a call returns, if it is of the kind.
 struct SmallResult {
-  const StepMetadata* metadata = nullptr;
+  const void* joined = nullptr;  // a Call::Result of a NumberCall
   DispatchCounts counts{};
   std::int64_t gathered = -1;  // rows; -1 on device backends
 };

@@ -206,6 +206,12 @@ std::string difference(const PlanShape& of_plan, const PlanShape& of_exchange) {
 
 }  // namespace
 
+void check_number(Operation operation, int rank, std::int32_t number, std::int32_t most) {
+  if (number >= 0 && number <= most) return;
+  throw UsageError(
+      str(to_string(operation), ": a count of ", number, " on rank ", rank, ", must be 0 to ", most));
+}
+
 void check_plan(const Config& config, int rank, const Plan& plan, PlanIn plan_in) {
   if (config.placement.tp() > 1) return check_plan(routed_config(config), rank, plan, plan_in);
   const PlanShape shape = plan_shape(config);

@@ -18,6 +18,9 @@ void check_dispatch(const Config& config, int rank, const DispatchCall& call, Pl
 void check_combine(const Config& config, int rank, const CombineCall& call, bool split, PlanIn plan_in);
 void check_route_values(const Config& config, int rank, const RouteValuesCall& call, PlanIn plan_in);
 
+// `most`: NumberCall's.
+void check_number(Operation operation, int rank, std::int32_t number, std::int32_t most);
+
 // Throws unless this rank can use the plan: right shape, right rank, undamaged header. `config` is complete.
 void check_plan(const Config& config, int rank, const Plan& plan, PlanIn plan_in);
 

@@ -1,7 +1,6 @@
 #include "ferry/exchange.hpp"
 
 #include <iterator>
-#include <limits>
 #include <vector>
 
 #include "base/log.hpp"
@@ -194,38 +193,7 @@ DispatchCounts Exchange::dispatch_counts(const Ids& ids, std::int64_t tokens, co
 }
 
 const StepMetadata* Exchange::metadata(const Count& count, const CallOptions& call, StepMetadata* into) {
-  const ProfilerRange range("metadata");
-  const StepMetadata*& own = state_->idle_lane(call.lane).last_metadata;
-  const bool on_host = state_->plan_in() == PlanIn::host;
-  state_->check_or_refuse(Operation::metadata, call, [&] {
-    const int ranks = state_->rank.size(), me = state_->rank.index();
-    if (!count.on_device && count.value > std::numeric_limits<std::int32_t>::max() / ranks) {
-      throw UsageError(str("metadata: a count of ", count.value, " on rank ", me,
-                           " is too large: ", "the sum of ", ranks, " such counts would not fit in 32 bits"));
-    }
-    if (!count.on_device && count.value < 0)
-      throw UsageError(str("metadata: a count of ", count.value, " on rank ", me, ", must be 0 or more"));
-    if (!count.on_device) return;
-    if (count.device == nullptr) throw UsageError("metadata: the address of the count is null");
-    if (on_host) {
-      throw UnsupportedError(
-          "metadata: this backend cannot read a count from device memory: pass the count itself");
-    }
-    CallArrays arrays;
-    arrays.read("device_count", count.device, 1, sizeof *count.device);
-    arrays.write("into", into, 1, sizeof *into);
-    if (into == nullptr) arrays.write_own("the lane's metadata", own, sizeof *own);
-    arrays.require_apart("metadata: ", me);
-  });
-  const StepMetadata* computed =
-      state_->backend
-          ->run(
-              MetadataCall{.options = call, .count = count.value, .device_count = count.device, .into = into})
-          .metadata;
-  if (into == nullptr) own = computed;
-  if (into == nullptr || !on_host) return computed;
-  *into = *computed;
-  return into;
+  return state_->join_numbers(MetadataCall{{.options = call, .number = count, .into = into}});
 }
 
 void Exchange::refuse(Operation operation, const Error& error, const CallOptions& call) noexcept {

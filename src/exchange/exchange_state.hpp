@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/errors.hpp"
+#include "base/log.hpp"
 #include "base/text.hpp"
 #include "exchange/backend.hpp"
 #include "exchange/checks.hpp"
@@ -24,7 +25,7 @@ struct ExchangeLane {
   DispatchResult last_result;
   // In memory of the lane, which the next such call overwrites.
   DispatchCounts last_counts;
-  const StepMetadata* last_metadata = nullptr;
+  const void* last_joined = nullptr;
 };
 
 // A call's path: dispatch_call() collects the arguments, check_dispatch_call() checks them on this rank or
@@ -185,6 +186,32 @@ struct Exchange::State {
     });
     dropping_diagnostics_on_error(call.options.lane, [&] { backend->run(call); });
     check_after_call(call.options.lane);
+  }
+
+  template <JoinsNumbers Call>
+  const typename Call::Result* join_numbers(const Call& call) {
+    const char* const name = to_string(Call::operation);
+    const ProfilerRange range(name);
+    const void*& own = idle_lane(call.options.lane).last_joined;
+    const bool on_host = plan_in() == PlanIn::host;
+    check_or_refuse(Call::operation, call.options, [&] {
+      const Count& count = call.number;
+      if (!count.on_device)
+        return check_number(Call::operation, rank.index(), count.value, Call::most(rank.size()));
+      if (count.device == nullptr) throw UsageError(str(name, ": the address of the count is null"));
+      if (on_host) {
+        throw UnsupportedError(
+            str(name, ": this backend cannot read a count from device memory: pass the count itself"));
+      }
+      CallArrays arrays;
+      arrays.read("device_count", count.device, 1, sizeof *count.device);
+      arrays.write("into", call.into, 1, sizeof(typename Call::Result));
+      if (call.into == nullptr) arrays.write_own("the lane's result", own, sizeof(typename Call::Result));
+      arrays.require_apart(str(name, ": ").c_str(), rank.index());
+    });
+    const void* const joined = backend->run(call).joined;
+    if (call.into == nullptr) own = joined;
+    return static_cast<const typename Call::Result*>(joined);
   }
 
   // all_gather_v or reduce_scatter_v: gather.cpp.

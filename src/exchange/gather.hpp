@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
-#include <limits>
 #include <span>
 #include <utility>
 #include <vector>
@@ -130,17 +129,14 @@ std::vector<Value> exchange_values(Link& link, Operation operation, std::span<co
   return all;
 }
 
-template <class Link>
-StepMetadata exchange_metadata(Link& link, std::int32_t count, const Rank& rank) {
-  const std::vector<std::int32_t> counts = exchange_values(link, Operation::metadata, {}, count, rank);
-  StepMetadata all{};
-  for (int peer = 0; peer < rank.size(); ++peer) {
-    const std::int32_t theirs = counts[static_cast<std::size_t>(peer)];
-    check_told(Operation::metadata, "count", theirs, std::numeric_limits<std::int32_t>::max() / rank.size(),
-               peer);
-    all.sum += theirs;
-    if (peer < rank.index()) all.prefix += theirs;
-    all.maximum = std::max(all.maximum, theirs);
+template <JoinsNumbers Call, class Link>
+typename Call::Result join_numbers(Link& link, std::int32_t number, const Rank& rank) {
+  typename Call::Result all{};
+  int peer = 0;
+  for (const std::int32_t theirs : exchange_values(link, Call::operation, {}, number, rank)) {
+    check_told(Call::operation, "count", theirs, Call::most(rank.size()), peer);
+    Call::join(Call::of(theirs, peer, rank.index()), &all);
+    ++peer;
   }
   return all;
 }

@@ -59,7 +59,7 @@ class Lane {
 
   CallDiagnostics diagnostics;  // since the last check()
   LaneCounts counts;
-  StepMetadata metadata;
+  alignas(8) std::byte joined[NumberCall::kMostResultBytes];
   std::vector<std::int32_t> routes, tokens;  // of the last dispatch_counts: [L], [R]
   HostTotals totals;
 
@@ -144,7 +144,12 @@ class OptionalArgument {
 };
 
 // The small calls of a lane (small_calls.cpp). The arrays of a result are memory of the lane.
-SmallResult run(Lane& lane, const MetadataCall& call);
+template <JoinsNumbers Call>
+SmallResult run(Lane& lane, const Call& call) {
+  void* const into = call.into != nullptr ? call.into : lane.joined;
+  return {.joined = new (into)
+              typename Call::Result(join_numbers<Call>(*lane.link, call.number.value, lane.context.rank))};
+}
 // route_values: sends each route's value to its row; padding rows get 0. return_values: the reverse; masked
 // and dropped slots get 0.
 SmallResult run(Lane& lane, const RouteValuesCall& call);

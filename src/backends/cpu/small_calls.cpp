@@ -93,11 +93,6 @@ void read_values(Lane& lane, const PlanView& plan, const RouteValuesCall& call, 
 
 }  // namespace
 
-SmallResult run(Lane& lane, const MetadataCall& call) {
-  lane.metadata = exchange_metadata(*lane.link, call.count, lane.context.rank);
-  return {.metadata = &lane.metadata};
-}
-
 SmallResult run(Lane& lane, const RouteValuesCall& call) {
   const int me = lane.context.me(), ranks = lane.context.ranks();
   ComparedOptions options;

@@ -112,7 +112,7 @@ TEST(CallPointers, EveryPointerOfTheOtherOperationsIsListed) {
                                                  .plan = plan,
                                                  .to = address<float>(3)})),
             (std::vector<std::string>{"row_values", "plan", "route_values"}));
-  const MetadataCall metadata{.device_count = address<std::int32_t>(1), .into = address<StepMetadata>(2)};
+  const MetadataCall metadata{{.number = address<std::int32_t>(1), .into = address<StepMetadata>(2)}};
   EXPECT_EQ(names_of(pointers_of(metadata)), (std::vector<std::string>{"device_count", "into"}));
 }
 
@@ -182,7 +182,7 @@ TEST(PointerCheck, RepeatedCallsCostNoQuery) {
 TEST(PointerCheck, RefusedPointersAreQueriedAgain) {
   MemoryFound found{Kind::pageable, -1, false};
   PointerCheck check(" on rank 0", 0, [&](const void*) { return found; });
-  const CallPointers pointers = pointers_of(MetadataCall{.device_count = address<std::int32_t>(1)});
+  const CallPointers pointers = pointers_of(MetadataCall{{.number = address<std::int32_t>(1)}});
   EXPECT_THROW(check.require_usable("metadata", pointers), UsageError);
   EXPECT_THROW(check.require_usable("metadata", pointers), UsageError);
   found = kUsable;

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <limits>
 #include <utility>
 
 #include "backends/cuda/host/carrier.hpp"
@@ -323,35 +322,39 @@ void EngineCarrier::find_rows(Stream stream) const {
 
 // --- small calls -------------------------------------------------------------------------------------------
 
-std::optional<SmallResult> EngineCarrier::run_on_host(const SmallCall& call) {
-  const Stream stream = call_options_of(call).stream;
-  const auto run = [&](const auto& each) {
-    lane_.refusing(each.operation, stream, [&] { require_no_capture(each.operation, stream); });
-    return this->run(each);
-  };
-  if (const auto* metadata = std::get_if<MetadataCall>(&call)) return run(*metadata);
-  if (const auto* gather = std::get_if<GatherCall>(&call)) return run(*gather);
-  return std::nullopt;
-}
-
-SmallResult EngineCarrier::run(const MetadataCall& call) {
+template <JoinsNumbers Call>
+SmallResult EngineCarrier::run(const Call& call) {
   const Stream stream = call.options.stream;
-  std::int32_t count = call.count;
+  std::int32_t number = call.number.value;
   const ScopedDevice device(exchange_.device);
   lane_.refusing(call.operation, stream, [&] {
-    if (call.device_count != nullptr) copy_async(&scalars().count, call.device_count, sizeof count, stream);
+    lane_.require_usable(to_string(call.operation), pointers_of(call));
+    if (call.number.on_device) copy_async(&scalars().count, call.number.device, sizeof number, stream);
     // Also needed by the copy from scalars() of the call before.
     check(cudaStreamSynchronize(handle_of(stream)), "wait for a stream");
-    if (call.device_count != nullptr) count = scalars().count;
-    const std::int32_t most = std::numeric_limits<std::int32_t>::max() / ranks();
-    if (count < 0 || count > most)
-      throw UsageError(str("metadata: count = ", count, " on rank ", me(), ", must be 0 to ", most));
+    if (!call.number.on_device) return;
+    number = scalars().count;
+    check_number(call.operation, me(), number, Call::most(ranks()));
   });
-  StepMetadata& all = scalars().metadata;
-  all = exchange_metadata(call_, count, exchange_.rank);
-  StepMetadata* const to = call.into != nullptr ? call.into : lane_.step_metadata();
-  copy_async(to, &all, sizeof all, stream);
-  return {.metadata = to};
+  auto* const all =
+      new (scalars().joined) typename Call::Result(join_numbers<Call>(call_, number, exchange_.rank));
+  void* const into = call.into != nullptr ? call.into : lane_.joined();
+  copy_async(into, all, sizeof *all, stream);
+  return {.joined = into};
+}
+
+std::optional<SmallResult> EngineCarrier::run_on_host(const SmallCall& call) {
+  return std::visit(
+      [&](const auto& each) -> std::optional<SmallResult> {
+        if constexpr (!requires { run(each); }) {
+          return std::nullopt;
+        } else {
+          const Stream stream = each.options.stream;
+          lane_.refusing(each.operation, stream, [&] { require_no_capture(each.operation, stream); });
+          return run(each);
+        }
+      },
+      call);
 }
 
 }  // namespace ferry::cuda

@@ -109,7 +109,7 @@ class EngineCarrier final : public Carrier {
     std::int32_t planned[kMaxDeviceRanks];   // messages from each rank, as the plan has it
     std::int32_t relayed[kMaxDeviceRanks];   // DeviceRelay::Setup::counts
     std::int32_t count;
-    StepMetadata metadata;
+    alignas(8) std::byte joined[NumberCall::kMostResultBytes];
   };
 
   int me() const { return exchange_.me(); }
@@ -139,7 +139,8 @@ class EngineCarrier final : public Carrier {
   void clear_missing(Stream stream) const;
   void mark_arrived(Stream stream) const;
   void find_rows(Stream stream) const;
-  SmallResult run(const MetadataCall& call);
+  template <JoinsNumbers Call>
+  SmallResult run(const Call& call);
   // engine_gather.cpp
   SmallResult run(const GatherCall& call);
   std::int64_t count_of(const GatherCall& call);

@@ -49,9 +49,9 @@ CallPointers pointers_of(const CombineCall& call) {
   return pointers;
 }
 
-CallPointers pointers_of(const MetadataCall& call) {
+CallPointers pointers_of(const NumberCall& call) {
   CallPointers pointers;
-  pointers.add("device_count", call.device_count, kWords);
+  pointers.add("device_count", call.number.device, kWords);
   pointers.add("into", call.into, kWords);
   return pointers;
 }

@@ -11,7 +11,7 @@ namespace ferry::cuda {
 // Nothing is read at the input pointers of a rank without tokens, so they are left out.
 CallPointers pointers_of(const DispatchCall& call);
 CallPointers pointers_of(const CombineCall& call);
-CallPointers pointers_of(const MetadataCall& call);
+CallPointers pointers_of(const NumberCall& call);
 CallPointers pointers_of(const RouteValuesCall& call);
 CallPointers pointers_of(const DispatchCountsCall& call);
 CallPointers pointers_of(const GatherCall& call);

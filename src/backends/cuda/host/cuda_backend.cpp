@@ -17,8 +17,9 @@ FaultPoint begin_of(Operation operation) {
   switch (operation) {
     case Operation::combine:
       return FaultPoint::combine_begin;
-    case Operation::metadata:
-      return FaultPoint::metadata_begin;
+    case Operation::dispatch:
+    case Operation::dispatch_counts:
+      return FaultPoint::dispatch_begin;
     case Operation::route_values:
     case Operation::return_values:
       return FaultPoint::route_values_begin;
@@ -26,7 +27,7 @@ FaultPoint begin_of(Operation operation) {
     case Operation::reduce_scatter_v:
       return FaultPoint::gather_begin;
     default:
-      return FaultPoint::dispatch_begin;
+      return FaultPoint::metadata_begin;
   }
 }
 

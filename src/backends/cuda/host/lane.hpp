@@ -74,7 +74,7 @@ class Lane {
   void add_wire(WireCounts& counts) const;
 
   // The memory of the step metadata, on the device.
-  StepMetadata* step_metadata() const { return array<StepMetadata>(arrays_.metadata); }
+  void* joined() const { return array<std::byte>(arrays_.joined); }
   const LaneView& view() const { return view_; }
   int index() const { return index_; }
   const OwnArrays& own_arrays() const { return own_; }
@@ -121,14 +121,16 @@ class Lane {
   // receive phase has run, which then reads this rank's own ones there, as a fused call does.
   void enqueue(const DispatchCall& call, Phase phase, bool keeps_inputs);
   void enqueue(const CombineCall& call, Phase phase, bool keeps_inputs);
-  SmallResult enqueue(const MetadataCall& call, Phase phase);
+  template <JoinsNumbers Call>
+  SmallResult enqueue(const Call& call, Phase phase);
   SmallResult enqueue(const RouteValuesCall& call, Phase phase);
   SmallResult enqueue(const DispatchCountsCall& call, Phase phase);
   SmallResult enqueue(const GatherCall& call, Phase phase);
   // Small calls by phases.
   template <class Call>
   void exchange_headers(const Call& call);
-  SmallResult carry(const MetadataCall& call);
+  template <JoinsNumbers Call>
+  SmallResult carry(const Call& call);
   SmallResult carry(const RouteValuesCall& call);
   SmallResult carry(const DispatchCountsCall& call);
   SmallResult carry(const GatherCall& call);

@@ -36,7 +36,8 @@ void Lane::exchange_headers(const Call& call) {
   carrier_->deliver(stream);
 }
 
-SmallResult Lane::carry(const MetadataCall& call) {
+template <JoinsNumbers Call>
+SmallResult Lane::carry(const Call& call) {
   exchange_headers(call);
   return enqueue(call, Phase::receive);
 }
@@ -81,18 +82,19 @@ void Lane::begin(Operation operation, const CallPointers& pointers, Phase phase,
   require_usable(to_string(operation), pointers);
 }
 
-SmallResult Lane::enqueue(const MetadataCall& call, Phase phase) {
+template <JoinsNumbers Call>
+SmallResult Lane::enqueue(const Call& call, Phase phase) {
   const Stream stream = call.options.stream;
   begin(call.operation, pointers_of(call), phase, stream);
-  StepMetadata* const metadata = call.into != nullptr ? call.into : step_metadata();
-  kMetadataKernels[static_cast<int>(phase)]({.lane = view_,
-                                             .terms = AgreedOptions::of(call.operation),
-                                             .count = call.count,
-                                             .device_count = call.device_count,
-                                             .metadata = metadata},
-                                            {}, stream);
+  void* const into = call.into != nullptr ? call.into : joined();
+  number_kernel(call.operation, phase)({.lane = view_,
+                                        .terms = AgreedOptions::of(call.operation),
+                                        .number = call.number.value,
+                                        .device_number = call.number.device,
+                                        .into = into},
+                                       {}, stream);
   end(phase);
-  return {.metadata = metadata};
+  return {.joined = into};
 }
 
 SmallResult Lane::enqueue(const RouteValuesCall& call, Phase phase) {

@@ -180,7 +180,7 @@ LaneArrays lane_arrays(const Config& config, int rank) {
       offsets.take(config.placement.ranks() > kNarrowRanks
                        ? static_cast<std::int64_t>(sizeof(std::byte*)) * config.placement.ranks()
                        : 0);
-  arrays.metadata = offsets.take(sizeof(StepMetadata));
+  arrays.joined = offsets.take(NumberCall::kMostResultBytes);
   arrays.plan = offsets.take(view_plan(nullptr, plan_shape(config)).bytes);
   arrays.weight = offsets.take(4 * rows * (rank_major ? config.top_k : 1));
   arrays.local_ids = offsets.take(rank_major ? 4 * rows * config.top_k : 0);

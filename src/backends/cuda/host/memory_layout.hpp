@@ -44,7 +44,7 @@ std::vector<std::byte> routing_tables(const Config& config);
 
 // Offsets of the arrays in a lane's private device memory.
 struct LaneArrays {
-  std::int64_t state = 0, block_counts = 0, block_counted = 0, load = 0, metadata = 0;
+  std::int64_t state = 0, block_counts = 0, block_counted = 0, load = 0, joined = 0;
   std::int64_t symmetric = 0;  // the table of LaneView::symmetric
   std::int64_t plan = 0;
   std::int64_t weight = 0, local_ids = 0, dots = 0;

@@ -8,69 +8,94 @@
 #include "backends/cuda/protocol/diagnostics.cuh"
 #include "backends/cuda/protocol/lane_memory.cuh"
 #include "backends/cuda/protocol/plan_header.cuh"
+#include "backends/cuda/runtime/run_kernel.cuh"
+#include "exchange/backend.hpp"
 
 namespace ferry::cuda {
 namespace {
 
-// --- metadata --------------------------------------------------------------------------------------------
+// --- numbers of all ranks --------------------------------------------------------------------------------
 
-// [thread] This rank's count. One that is known on the device only is checked here: the sum over all ranks
-// must fit into 31 bits.
-__device__ std::int32_t metadata_count(const MetadataArguments& call, std::uint64_t number) {
-  if (call.device_count == nullptr) return call.count;
-  const std::int32_t count = *call.device_count;
-  const std::int32_t most = INT32_MAX / call.lane.ranks;
-  if (count >= 0 && count <= most) return count;
-  abort_call(call.lane, number, Operation::metadata, DeviceError::Reason::too_many, call.lane.rank, 0, count,
-             most);
+// [thread] This rank's number. One that is known on the device only is checked here.
+template <class Call>
+__device__ std::int32_t number_of(const NumberArguments& call, std::uint64_t call_number) {
+  if (call.device_number == nullptr) return call.number;
+  const std::int32_t number = *call.device_number, most = Call::most(call.lane.ranks);
+  if (number >= 0 && number <= most) return number;
+  abort_call(call.lane, call_number, Call::operation, DeviceError::Reason::too_many, call.lane.rank, 0,
+             number, most);
   return 0;
 }
 
-// Sums over this thread's ranks.
-struct MetadataSums {
-  std::int32_t rank;  // this rank
-  StepMetadata of;
-
-  __device__ void operator()(int peer, const HeaderFacts& theirs) {
-    of.sum += theirs.count;
-    of.prefix += peer < rank ? theirs.count : 0;
-    of.maximum = max(of.maximum, theirs.count);
+// [warp] Joins the parts of all threads.
+template <class Call>
+__device__ void join_threads(typename Call::Result* all) {
+  constexpr int kWords = sizeof *all / 4;
+  for (int other = 16; other > 0; other /= 2) {
+    typename Call::Result part;
+    const auto* from = reinterpret_cast<const std::uint32_t*>(all);
+    auto* to = reinterpret_cast<std::uint32_t*>(&part);
+#pragma unroll
+    for (int word = 0; word < kWords; ++word) to[word] = __shfl_xor_sync(~0u, from[word], other);
+    Call::join(part, all);
   }
+}
+
+struct NumberState {
+  NumberArguments call;
+  CallHeader header;
 };
 
-template <Phase kPhase>
-__global__ void __launch_bounds__(32, 1)
-    metadata_kernel(const __grid_constant__ MetadataArguments arguments) {
-  __shared__ MetadataArguments shared_arguments;
-  copy_to_shared(arguments, &shared_arguments, threadIdx.x, blockDim.x);
+// [block] Of one warp.
+template <class Call, Phase kPhase>
+__device__ void run_number_call(const NumberArguments& arguments, NumberState* state) {
+  auto& [call, header] = *state;
+  copy_to_shared(arguments, &call, threadIdx.x, blockDim.x);
   __syncthreads();
-  const MetadataArguments& call = shared_arguments;
-  __shared__ CallHeader header;
   const LaneView& lane = call.lane;
   if (is_aborted(lane, kExchangeFailed)) return;
   const std::uint64_t number = lane.state->calls[0] + 1;
-  const int rank = static_cast<int>(threadIdx.x);
-  if (rank == 0) {
+  const bool first = threadIdx.x == 0;
+  if (first) {
     header.terms = call.terms;
     set_epoch(*lane.epoch, &header);
     if constexpr (kPhase != Phase::receive)
-      header.facts = make_header_facts(Operation::metadata, metadata_count(call, number));
+      header.facts = make_header_facts(Call::operation, number_of<Call>(call, number));
   }
   __syncwarp();
   if constexpr (kPhase != Phase::receive) post_header(lane, number, header);
   if constexpr (kPhase != Phase::send) {
-    StepMetadata all;
-    MetadataSums mine{lane.rank, {}};
-    const bool agree = await_all_headers_wide(lane, number, header, true, mine);
-    if (agree) {
-      all.sum = __reduce_add_sync(~0u, mine.of.sum);
-      all.prefix = __reduce_add_sync(~0u, mine.of.prefix);
-      all.maximum = __reduce_max_sync(~0u, mine.of.maximum);
-    }
-    if (rank == 0) *call.metadata = all;
+    typename Call::Result all{};
+    const bool agree =
+        await_all_headers_wide(lane, number, header, true, [&](int peer, const HeaderFacts& theirs) {
+          Call::join(Call::of(theirs.count, peer, lane.rank), &all);
+        });
+    if (agree) join_threads<Call>(&all);
+    if (first) *static_cast<typename Call::Result*>(call.into) = agree ? all : typename Call::Result{};
     store_call_number(lane, number);
   }
 }
+
+// In the order of Phase.
+template <class Call>
+const Kernel<NumberArguments> kNumberKernels[3] = {
+    kernel_of<NumberArguments, &run_number_call<Call, Phase::fused>, 32, NumberState>("join numbers"),
+    kernel_of<NumberArguments, &run_number_call<Call, Phase::send>, 32, NumberState>("post a number"),
+    kernel_of<NumberArguments, &run_number_call<Call, Phase::receive>, 32, NumberState>("join numbers")};
+
+// The kernels of the alternative of SmallCall that is `operation`.
+template <class... Calls>
+const Kernel<NumberArguments>* number_kernels(Operation operation, const std::variant<Calls...>*) {
+  const Kernel<NumberArguments>* found = nullptr;
+  (..., [&] {
+    if constexpr (JoinsNumbers<Calls>) {
+      if (Calls::operation == operation) found = kNumberKernels<Calls>;
+    }
+  }());
+  return found;
+}
+
+// --- route values ------------------------------------------------------------------------------------------
 
 __global__ void __launch_bounds__(32 * kValueWarps, 1)
     route_values_kernel(const __grid_constant__ RouteValuesArguments arguments) {
@@ -171,10 +196,9 @@ std::int64_t blocks_for(const LaneView& lane, int) {
 
 }  // namespace
 
-const Kernel<MetadataArguments> kMetadataKernels[3] = {
-    {&metadata_kernel<Phase::fused>, 32, "launch metadata"},
-    {&metadata_kernel<Phase::send>, 32, "post a count"},
-    {&metadata_kernel<Phase::receive>, 32, "launch metadata"}};
+const Kernel<NumberArguments>& number_kernel(Operation operation, Phase phase) {
+  return number_kernels(operation, static_cast<const SmallCall*>(nullptr))[static_cast<int>(phase)];
+}
 const Kernel<RouteValuesArguments> kRouteValuesKernel{&route_values_kernel, 32 * kValueWarps,
                                                       "launch route_values"};
 const Kernel<RefusalArguments> kRefusalKernel{&refusal_kernel<true>, 32, "launch a refusal"};

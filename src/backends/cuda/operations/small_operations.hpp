@@ -10,15 +10,16 @@
 
 namespace ferry::cuda {
 
-struct MetadataArguments {
+struct NumberArguments {
   LaneView lane;
   AgreedOptions terms;
-  std::int32_t count;
-  const std::int32_t* device_count;  // or null
-  StepMetadata* metadata;            // device memory
+  std::int32_t number;
+  const std::int32_t* device_number;  // or null
+  void* into;                         // device memory
 };
 
-extern const Kernel<MetadataArguments> kMetadataKernels[3];  // by Phase
+// The kernel of a NumberCall.
+const Kernel<NumberArguments>& number_kernel(Operation operation, Phase phase);
 
 // Values of routes [N, K] go to rows [total], or with return_values those of rows to routes.
 struct RouteValuesArguments {
