@@ -5,17 +5,36 @@ from __future__ import annotations
 import dataclasses
 
 import ferry
+from ferry.deep_ep._arguments import integer
 
 
 @dataclasses.dataclass
 class Config:
-    """Tuning of a call. Ferry uses only `num_sms`, as its sm_limit; it sizes buffers by the calls' shapes."""
+    """Tuning of a call. Ferry uses only `num_sms`, as its sm_limit; it sizes buffers by the calls' shapes.
+
+    As in DeepEP chunks must fit their buffers twice (NVLink: once), and num_max_rdma_chunked_recv_tokens is rounded up to a
+    multiple of num_max_rdma_chunked_send_tokens. Calls need an even num_sms.
+    """
 
     num_sms: int = 20
     num_max_nvl_chunked_send_tokens: int = 6
     num_max_nvl_chunked_recv_tokens: int = 256
     num_max_rdma_chunked_send_tokens: int = 6
     num_max_rdma_chunked_recv_tokens: int = 256
+
+    def __post_init__(self):
+        for field in dataclasses.fields(self):
+            least = 0 if field.name == "num_sms" else 1
+            setattr(self, field.name, integer(f"Config: {field.name}", getattr(self, field.name), least))
+        send, recv = self.num_max_nvl_chunked_send_tokens, self.num_max_nvl_chunked_recv_tokens
+        if send >= recv:
+            raise ferry.UsageError(
+                f"Config: num_max_nvl_chunked_send_tokens = {send}, must be below num_max_nvl_chunked_recv_tokens = {recv}")
+        send, recv = self.num_max_rdma_chunked_send_tokens, self.num_max_rdma_chunked_recv_tokens
+        self.num_max_rdma_chunked_recv_tokens = recv = -(-recv // send) * send
+        if 2 * send > recv:
+            raise ferry.UsageError(
+                f"Config: num_max_rdma_chunked_send_tokens = {send}, must be at most half of num_max_rdma_chunked_recv_tokens = {recv}")
 
     def get_nvl_buffer_size_hint(self, hidden_bytes: int, num_ranks: int) -> int:
         """Bytes of DeepEP's receive queues: a valid num_nvl_bytes, which Ferry does not use."""

@@ -12,7 +12,7 @@ from ferry.deep_ep._exchanges import (
     ELASTIC_CONSTRUCTION,
     ELASTIC_GATHER,
     FIRST_ELASTIC_DISPATCH,
-    REFUSED,
+    ONE_HOP,
     require_same,
 )
 
@@ -51,8 +51,7 @@ class ElasticExchanges(AgreeingExchanges):
         """
         super().__init__(group, device_engine)
         self.deadline = deadline
-        mine = (REFUSED, 0) if error is not None else settings
-        for rank, theirs in enumerate(self._gather(ELASTIC_CONSTRUCTION, mine, error)):
+        for rank, theirs in enumerate(self._construct(ELASTIC_CONSTRUCTION, settings, error)):
             for name, own, other in zip(("num_max_tokens_per_rank", "allow_multiple_reduction"), settings, theirs):
                 if other != own:
                     raise ferry.UsageError(
@@ -95,7 +94,10 @@ class ElasticExchanges(AgreeingExchanges):
         if "gather" not in self._made:
             self._leave_calls()
             self._gather(ELASTIC_GATHER)
-            self._made["gather"] = [self._make_on(on_device, normal_settings(GATHER_TOKENS, GATHER_HIDDEN, self.rank.size, 1))]
+            settings = normal_settings(GATHER_TOKENS, GATHER_HIDDEN, self.rank.size, 1) | ONE_HOP
+            if on_device and not self.rank.shares_memory:
+                settings |= self._engine_transport()  # nvshmem has no all_gather_v between nodes
+            self._made["gather"] = [self._make_on(on_device, settings)]
         return self._made["gather"][0]
 
     def _known(self, shape: Shape) -> ferry.Exchange | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import struct
 
 import ferry
@@ -16,6 +17,9 @@ ROUNDING = 256  # the most tokens of a rank are rounded up to this, so that a sl
 # second one still this rank's.
 REFUSED, REFUSED_FIRST = -1, -2
 MESSAGE_BYTES = 256  # of the error message gathered then
+BACKENDS = ("automatic", "nvshmem", "collective")  # of tensors on GPUs of several hosts, as FERRY_DEEP_EP_BACKEND says
+# Small calls of one row or part a rank: one hop is faster, and cuda has no level node in one hop. No such exchange combines.
+ONE_HOP = {"hops": "one", "reduction_level": "rank"}
 
 # Ranks gather which call they are in together with its numbers. Different calls are an error on every rank.
 CALLS = (
@@ -90,7 +94,7 @@ def text_of(error):
 
 
 def device_engine_of(group) -> str:
-    """Config.engine for tensors on GPUs, between nodes: NCCL for a process group that uses it, else what the group brought."""
+    """Config.engine of `collective` for tensors on GPUs: NCCL for a process group that uses it, else what the group brought."""
     if group is None or isinstance(group, (ferry.Group, ferry.Rank)):
         return "automatic"
     import torch.distributed as dist
@@ -126,13 +130,29 @@ class GroupExchanges:
     deadline = None  # seconds; None: DEADLINE
 
     def __init__(self, group, device_engine="automatic"):
-        """Collective. `device_engine`: as device_engine_of() returns."""
+        """Collective. `device_engine`: as device_engine_of() returns. Each class then calls _construct()."""
         self.group = group
         self.device_engine = device_engine
         self.rank = group if isinstance(group, ferry.Rank) else group.join()
         self.topology = self.rank.topology
         self.nodes = self.topology.nodes
         self._made = {}
+
+    def _construct(self, call, numbers, error):
+        """Collective: the numbers of every rank's constructor, all of which must have the same backend.
+
+        `error`: what was wrong with this rank's arguments, or None. If one rank has an error, every rank raises.
+        """
+        self._backend = os.environ.get("FERRY_DEEP_EP_BACKEND") or BACKENDS[0]
+        if error is None and self._backend not in BACKENDS:
+            error = ferry.UsageError(f"FERRY_DEEP_EP_BACKEND: expected {', '.join(BACKENDS[:-1])} or {BACKENDS[-1]}, got {self._backend!r}")
+        mine = (REFUSED,) if error is not None else (*numbers, BACKENDS.index(self._backend))
+        gathered = self._gather(call, mine, error)
+        backends = [BACKENDS[theirs.pop()] for theirs in gathered]
+        for rank, theirs in enumerate(backends):
+            if theirs != backends[0]:
+                raise ferry.UsageError(f"FERRY_DEEP_EP_BACKEND is {backends[0]} on rank 0 and {theirs} on rank {rank}: set the same on every rank")
+        return gathered
 
     def close(self):
         for exchanges in self._made.values():
@@ -206,18 +226,21 @@ class GroupExchanges:
             exchange.refuse(_MUST_AGREE)
 
     def _make_on(self, on_device, settings):
-        return ferry.Exchange(self.group, deadline=self.deadline or DEADLINE, **self._transport(on_device), **settings)
+        return ferry.Exchange(self.group, **{"deadline": self.deadline or DEADLINE} | self._transport(on_device) | settings)
 
     def _transport(self, on_device):
-        """The settings of an exchange that moves rows between this group's ranks."""
-        if not self.rank.shares_memory:
-            if on_device:
-                return {"backend": "collective", "memory": "device", "engine": self.device_engine}
+        """The settings of an exchange that moves rows between this group's ranks. A token crosses once to each other node."""
+        if self.rank.shares_memory:  # the nodes, if there are several, are simulated
+            return {"backend": "cuda" if on_device else "cpu"} | ({} if self.nodes == 1 else {"hops": "two"})
+        if not on_device:
             return {"backend": "collective", "memory": "host"}
-        if self.nodes == 1:
-            return {"backend": "cuda" if on_device else "cpu"}
-        # Simulated nodes: messages take the way that they take between hosts.
-        return {"backend": "cuda" if on_device else "cpu", "hops": "two"}
+        if self._backend == "collective":
+            return self._engine_transport() | {"hops": "two"}
+        return {"backend": self._backend, "memory": "device", "hops": "two"}
+
+    def _engine_transport(self):
+        """The settings of an exchange on device memory over an engine."""
+        return {"backend": "collective", "memory": "device", "engine": self.device_engine}
 
 
 class Exchanges(GroupExchanges):
@@ -230,8 +253,8 @@ class Exchanges(GroupExchanges):
         """
         super().__init__(group, device_engine)
         self.num_rdma_bytes = num_rdma_bytes
-        mine = REFUSED if error is not None else max(0, num_rdma_bytes)
-        for rank, (theirs,) in enumerate(self._gather(CONSTRUCTION, (mine,), error)):
+        self._route_columns = {}  # by framework: _nodes.RouteColumns
+        for rank, (theirs,) in enumerate(self._construct(CONSTRUCTION, (max(0, num_rdma_bytes),), error)):
             if theirs == 0 and self.nodes > 1:
                 raise ferry.UsageError(
                     f"Buffer: rank {rank} has num_rdma_bytes = {theirs}, must be above 0 in a group of {self.nodes} nodes: "
@@ -282,17 +305,19 @@ class Exchanges(GroupExchanges):
         columns = -(-(1 + exchange.config.max_tokens) // 8) * 8  # rows are multiples of 16 bytes in every type
         key = ("node routes", columns)
         if key not in self._made:
-            settings = normal_settings(self.nodes, columns, self.rank.size, most) | {
+            settings = normal_settings(self.nodes, columns, self.rank.size, most) | ONE_HOP | {
                 "format": f"raw:{4 * columns}", "capacity": self.rank.size}  # one row from every rank
             self._made[key] = [self._make_on(arrays.on_device, settings)]
         exchange = self._made[key][0]
 
         def make():
-            rows = _nodes.rows_to_send(arrays, is_token_in_rank, self.topology, columns)
-            return rows, _nodes.ids_of_nodes(arrays, self.topology, rows), arrays.empty((self.rank.size, columns), "int32", rows)
+            if arrays not in self._route_columns:
+                self._route_columns[arrays] = _nodes.RouteColumns(arrays, self.topology, is_token_in_rank)
+            rows = self._route_columns[arrays].rows_to_send(is_token_in_rank, columns)
+            return rows, arrays.empty((self.rank.size, columns), "int32", rows)
 
-        rows, ids, received = made_or_refused(exchange, "dispatch", make)
-        exchange.dispatch((rows,), ids, memory=ferry.ReceiveBuffers(received))
+        rows, received = made_or_refused(exchange, "dispatch", make)
+        exchange.dispatch((rows,), self._route_columns[arrays].ids, memory=ferry.ReceiveBuffers(received))
         return received
 
     def expert_counts(self, num_tokens_per_expert):
@@ -323,7 +348,7 @@ class Exchanges(GroupExchanges):
         key = ("counts", columns)
         if key not in self._made:
             ranks, slots = self.rank.size, min(self.rank.size, _layout.MOST_SLOTS)
-            settings = normal_settings(-(-ranks // slots), columns, ranks, slots) | {
+            settings = normal_settings(-(-ranks // slots), columns, ranks, slots) | ONE_HOP | {
                 "format": f"raw:{4 * columns}", "capacity": ranks}  # one row from every rank
             self._made[key] = [self._make_on(arrays.on_device, settings)]
         return self._made[key][0]

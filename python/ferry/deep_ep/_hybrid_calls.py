@@ -16,7 +16,6 @@ from ferry.deep_ep._exchanges import (
     HYBRID_CONSTRUCTION,
     HYBRID_DISPATCH,
     HYBRID_DISPATCH_AGAIN,
-    REFUSED,
     REFUSED_FIRST,
     ROUNDING,
     made_or_refused,
@@ -50,7 +49,7 @@ class HybridExchanges(AgreeingExchanges):
         """Collective. `error`: what was wrong with this rank's arguments. If one rank has an error, every rank raises."""
         super().__init__(group, device_engine)
         self._shape: Shape | None = None  # of the last dispatch with new routes
-        self._gather(HYBRID_CONSTRUCTION, (0 if error is None else REFUSED,), error)
+        self._construct(HYBRID_CONSTRUCTION, (0,), error)
 
     def run(self, shape: Shape, room: int, on_device: bool, operate: Callable[[ferry.Exchange], _Result]) -> _Result:
         """Collective: operate(exchange) for new routes of `shape`, with an exchange for at least `room` tokens of every rank.

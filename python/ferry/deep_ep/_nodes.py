@@ -15,23 +15,27 @@ from ferry.deep_ep._arrays import arrays_of
 MOST_RANKS_OF_A_NODE = 31  # bits of an int32
 
 
-def rows_to_send(arrays, is_token_in_rank, topology, columns):
-    """int32 [nodes, columns]: what every node learns of this rank's routes, a row of node_routes each."""
-    tokens = len(is_token_in_rank)
-    rows = arrays.full((topology.nodes, columns), 0, "int32", is_token_in_rank)
-    rows[:, 0] = tokens
-    for node in range(topology.nodes):
-        ranks = topology.ranks_of(node)
-        bits = arrays.from_list([1 << local for local in range(len(ranks))], "int64", is_token_in_rank)
-        rows[node, 1 : 1 + tokens] = arrays.to((arrays.to(is_token_in_rank[:, ranks], "int64") * bits).sum(1), "int32")
-    return rows
+class RouteColumns:
+    """What this node's routes are made with. Made once: copies from the host make it wait, and cannot be captured."""
 
+    def __init__(self, arrays, topology, like):
+        """`like`: an array of the device."""
+        nodes = [topology.ranks_of(node) for node in range(topology.nodes)]
+        most = max(map(len, nodes))
+        ranks = [of_node + [-1] * (most - len(of_node)) for of_node in nodes]
+        self._arrays = arrays
+        self.ids = arrays.from_list(ranks, "int32", like)  # [nodes, most]: the ranks of each node, then -1
+        self._columns = arrays.from_list([max(0, rank) for of_node in ranks for rank in of_node], "int64", like)
+        self._bits = arrays.from_list([[(rank >= 0) << local for local, rank in enumerate(of_node)] for of_node in ranks], "int32", like)
 
-def ids_of_nodes(arrays, topology, like):
-    """int32 [nodes, most ranks of a node]: the ranks of each node, then -1."""
-    nodes = [topology.ranks_of(node) for node in range(topology.nodes)]
-    most = max(map(len, nodes))
-    return arrays.from_list([ranks + [-1] * (most - len(ranks)) for ranks in nodes], "int32", like)
+    def rows_to_send(self, is_token_in_rank, columns):
+        """int32 [nodes, columns]: what every node learns of this rank's routes, a row of node_routes each."""
+        arrays, tokens = self._arrays, len(is_token_in_rank)
+        rows = arrays.full((len(self.ids), columns), 0, "int32", is_token_in_rank)
+        rows[:, 0] = tokens
+        goes = is_token_in_rank[:, self._columns].reshape(tokens, *self._bits.shape)
+        rows[:, 1 : 1 + tokens] = (goes * self._bits).sum(2, dtype=arrays.type("int32")).T
+        return rows
 
 
 def element(handle, index):

@@ -104,6 +104,9 @@ int CallSettings::checked() const {
       throw UsageError(str("config: expected a Config, got ", type_of(config)));
     sms = integer_from(0, config.attr("num_sms"), "config.num_sms");
   }
+  if (sms % 2 != 0)
+    throw UsageError(
+        str(config.is_none() ? "Buffer.num_sms" : "config.num_sms", " = ", sms, ", must be even"));
   if (!previous_event.is_none() && !is_event_overlap(previous_event))
     throw UsageError(str("previous_event: expected an EventOverlap, got ", type_of(previous_event)));
   if (is_true(allocate_on_comm_stream) && (previous_event.is_none() || !is_async()))

@@ -259,6 +259,21 @@ def test_attributes_and_queries(monkeypatch):
     assert deep_ep.Buffer.get_low_latency_rdma_size_hint(128, 7168, 8, 288) > 2 * 8 * 128 * 7168 * 2
 
 
+def test_assertions_of_config():
+    assert deep_ep.Config(0, 1, 2, 6, 128).num_max_rdma_chunked_recv_tokens == 132  # a multiple of 6
+    for numbers, text in [
+            ((-2,), "num_sms: expected an integer from 0 .* got -2"),
+            (("a",), "num_sms: expected an integer"),
+            ((20, 0), "num_max_nvl_chunked_send_tokens: expected an integer from 1 .* got 0"),
+            ((20, 6, 0), "num_max_nvl_chunked_recv_tokens: expected an integer from 1"),
+            ((20, 256, 256), "num_max_nvl_chunked_send_tokens = 256, must be below num_max_nvl_chunked_recv_tokens = 256"),
+            ((20, 6, 256, 0), "num_max_rdma_chunked_send_tokens: expected an integer from 1"),
+            ((20, 6, 256, 6, "many"), "num_max_rdma_chunked_recv_tokens: expected an integer from 1 .* got 'many'"),
+            ((20, 6, 256, 9, 9), "num_max_rdma_chunked_send_tokens = 9, must be at most half of num_max_rdma_chunked_recv_tokens = 9")]:
+        with pytest.raises(ferry.UsageError, match=f"Config: {text}"):
+            deep_ep.Config(*numbers)
+
+
 def test_events(rng):
     step = step_of(rng)
 

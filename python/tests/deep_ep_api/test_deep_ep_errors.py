@@ -102,7 +102,7 @@ def bad_calls():
         "a fraction of alignment": lambda b, s, me: layout_and_dispatch(b, s, me, expert_alignment=1.5),
         "a fraction of a row": lambda b, s, me: layout_and_dispatch(b, s, me, num_worst_tokens=3.5),
         "config": lambda b, s, me: layout_and_dispatch(b, s, me, config=7),
-        "config of words": lambda b, s, me: layout_and_dispatch(b, s, me, config=deep_ep.Config("a")),
+        "odd SMs": lambda b, s, me: layout_and_dispatch(b, s, me, config=deep_ep.Config(21)),
         "event": lambda b, s, me: layout_and_dispatch(b, s, me, previous_event=7),
         "async_finish": lambda b, s, me: layout_and_dispatch(b, s, me, async_finish=np.ones(2)),
         "x that raises": lambda b, s, me: layout_and_dispatch(b, s, me, x=Interrupted()),
@@ -131,7 +131,7 @@ def test_a_bad_dispatch_ends_on_all_ranks(rng, name, later):
         assert [t for _, t in messages_to(step, me)] == layout_and_dispatch(buffer, step, me)[4][3].tolist()
 
 
-@pytest.mark.parametrize("name", ["x", "overlap", "config", "config of words", "bias", "three biases", "bias of float32",
+@pytest.mark.parametrize("name", ["x", "overlap", "config", "odd SMs", "bias", "three biases", "bias of float32",
                                   "bias of objects", "weights", "again", "again with ids", "again with config"])
 def test_bad_calls_by_a_handle_end_on_all_ranks(rng, name):
     step = full_step(rng)
@@ -144,7 +144,7 @@ def test_bad_calls_by_a_handle_end_on_all_ranks(rng, name):
             "x": {"x": rows.astype(np.float32)},
             "overlap": {"allocate_on_comm_stream": True},
             "config": {"config": 7},
-            "config of words": {"config": deep_ep.Config("a")},
+            "odd SMs": {"config": deep_ep.Config(21)},
             "bias": {"bias": np.ones((1, HIDDEN), bf16)},
             "three biases": {"bias": (step.tokens[me],) * 3},
             "bias of float32": {"bias": step.tokens[me].astype(np.float32)},
@@ -152,7 +152,7 @@ def test_bad_calls_by_a_handle_end_on_all_ranks(rng, name):
             "weights": {"topk_weights": weights.astype(np.float64)},
             "again": {"x": step.tokens[me].astype(np.float32)},
             "again with ids": {"topk_idx": step.ids[me]},
-            "again with config": {"config": deep_ep.Config(-2)},
+            "again with config": {"config": deep_ep.Config(7)},
         }[name]
         call = buffer.combine
         if name.startswith("again"):

@@ -1,11 +1,15 @@
 """Normal mode of deep_ep between simulated nodes: rows, sums and every element of the handle against plain loops."""
 
+import collections
+import threading
+
 import numpy as np
 import pytest
 
 import ferry
 import ferry.deep_ep as deep_ep
 from deep_ep_steps import HIDDEN, fp8, layout_and_dispatch, step_of
+from ferry.deep_ep import _arrays
 from node_ranks import EVEN, OF_DEEP_EP, OTHERS, TRANSPORTS, name_of
 from oracle import bf16, messages_to, rank_of, routes_to, same_bits
 
@@ -330,6 +334,34 @@ def test_a_token_crosses_once_for_each_node(rng, case):
     # Combine returns one sum for each of them.
     sent, returned = zip(*on_nodes(case, body))
     assert sum(returned) == sum(sent)
+
+
+@even
+def test_later_calls_copy_nothing_from_the_host(rng, case, monkeypatch):
+    """On GPUs such a copy would make the host wait, and could not be captured in a graph."""
+    step, copies, lock = step_for(rng, case), collections.Counter(), threading.Lock()
+    from_list = _arrays.NumpyArrays.from_list
+
+    def counted(self, *arguments):
+        with lock:
+            copies[threading.get_ident()] += 1
+        return from_list(self, *arguments)
+
+    monkeypatch.setattr(_arrays.NumpyArrays, "from_list", counted)
+    worst = len(case[1]) * max(map(len, step.tokens))
+
+    def calls(me, buffer):
+        rows, _, weights, _, handle, _ = layout_and_dispatch(buffer, step, me, num_worst_tokens=worst)
+        buffer.dispatch(step.tokens[me], handle)
+        buffer.combine(rows, handle, topk_weights=weights, bias=step.tokens[me])
+        return copies[threading.get_ident()]
+
+    def body(me, buffer):
+        first = calls(me, buffer)
+        assert first > 0
+        return calls(me, buffer) - first
+
+    assert on_nodes(case, body) == [0] * len(case[1])
 
 
 def test_more_ranks_than_slots(rng):

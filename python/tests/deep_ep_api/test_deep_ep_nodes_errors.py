@@ -93,6 +93,43 @@ def test_too_little_memory_of_low_latency_mode(rng, case, hook):
     assert sum(on_nodes(case, body, lambda rank: room, low_latency_mode=True)) == 4 * 5 * 3
 
 
+INTERFACES = {
+    "Buffer": lambda rank: deep_ep.Buffer(rank, 0, ENOUGH),
+    "ElasticBuffer": lambda rank: deep_ep.ElasticBuffer(rank, num_max_tokens_per_rank=5),
+    "HybridEPBuffer": lambda rank: deep_ep.HybridEPBuffer(rank, HIDDEN, 5, 2),
+}
+
+
+@pytest.mark.parametrize("interface", INTERFACES)
+def test_backends_that_are_unknown_or_differ(interface, monkeypatch):
+    """Each rank has an environment of its own: ranks are processes."""
+    def body(rank):
+        for value, text in (("nccl", "FERRY_DEEP_EP_BACKEND: expected automatic, nvshmem or collective, got 'nccl'"),
+                            ("collective", "FERRY_DEEP_EP_BACKEND is automatic on rank 0 and collective on rank 1: set the same")):
+            monkeypatch.setenv("FERRY_DEEP_EP_BACKEND", value if rank.index else "")
+            with pytest.raises(ferry.UsageError, match=text):
+                INTERFACES[interface](rank)
+        monkeypatch.setenv("FERRY_DEEP_EP_BACKEND", "nvshmem")
+        INTERFACES[interface](rank)
+        return True
+
+    assert ferry.Group.processes(ferry.Topology([0, 1])).run(body) == [True, True]
+
+
+@pytest.mark.parametrize("asked", ["", "automatic", "nvshmem", "collective"])
+def test_backends_between_gpus_of_several_hosts(asked, monkeypatch):
+    monkeypatch.setenv("FERRY_DEEP_EP_BACKEND", asked)
+    expected = {"backend": asked or "automatic", "memory": "device", "hops": "two"}
+    if asked == "collective":
+        expected["engine"] = "automatic"
+
+    def transport(me, buffer):
+        return buffer.exchanges._transport(on_device=True)
+
+    assert on_nodes(("functions", [0, 1]), transport) == [expected] * 2
+    assert on_nodes(("shared memory", [0, 1]), transport) == [{"backend": "cuda", "hops": "two"}] * 2
+
+
 def bad_dispatches():
     """name -> a call of one rank that the other ranks make as it should be, and what its error says."""
     zeros = np.zeros
@@ -107,7 +144,7 @@ def bad_dispatches():
         "weights": (lambda b, s, me: layout_and_dispatch(b, s, me, topk_weights=s.weights[me][:1]), "topk_weights"),
         "weights alone": (lambda b, s, me: layout_and_dispatch(b, s, me, topk_idx=None), "go together"),
         "config": (lambda b, s, me: layout_and_dispatch(b, s, me, config=7), "expected a Config"),
-        "config of words": (lambda b, s, me: layout_and_dispatch(b, s, me, config=deep_ep.Config(20, 6, 256, 6, "many")), "str"),
+        "odd SMs": (lambda b, s, me: layout_and_dispatch(b, s, me, config=deep_ep.Config(21)), "config.num_sms = 21, must be even"),
         "worst": (lambda b, s, me: layout_and_dispatch(b, s, me, num_worst_tokens=-5), "num_worst_tokens"),
     }
 
