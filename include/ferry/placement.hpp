@@ -22,7 +22,7 @@ struct RouteOrigin {
   int slot = 0;
 };
 
-/// The hash by which routes choose between the replicas of an expert.
+/// The hash by which routes choose between the replicas of an expert: see docs/contract.md.
 constexpr std::uint32_t hash32(const RouteOrigin& route) {
   std::uint32_t x = static_cast<std::uint32_t>(route.token) * 0x9e3779b1u +
                     static_cast<std::uint32_t>(route.source) * 0x85ebca77u +
@@ -58,7 +58,8 @@ class Placement {
   static Placement ep_tp(int experts, int ep, int tp);
 
   /// Experts with replicas. `experts_of_rank` [R][L]: entry r lists the experts of rank r in local order. E
-  /// is `experts`. Exchanges do not take such a placement yet.
+  /// is `experts`. docs/contract.md says which replica a route takes, and what a call then returns. On host
+  /// memory only.
   /// @throws UsageError  no rank or expert, an expert outside [0, experts), one that no rank holds, or one
   /// twice on a rank
   static Placement replicas(std::vector<std::vector<int>> experts_of_rank, int experts,

@@ -63,7 +63,7 @@ class Plan {
   std::int64_t total() const;    ///< rows on this rank, padding between groups included
   std::int64_t dropped() const;  ///< routes and shared rows dropped on all ranks together (rank_major: rows)
 
-  /// Routes of every rank to every expert, [R, E]. Shared experts have no routes.
+  /// Routes of every rank to every expert, [R, E]; to every replica, [R, P]. Shared experts have no routes.
   std::span<const std::int32_t> counts() const;
   /// Tokens that rank s sends to rank d, at [s, d] of [R, R].
   std::span<const std::int32_t> tokens_between() const;

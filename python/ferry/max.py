@@ -153,6 +153,8 @@ class Exchange(SharedByCopies):
                                            "allreduce_world_size, where all ranks have the same tokens")
             if settings.get("transfer", "routed") != "routed":
                 raise ferry.UsageError(f"max: transfer = {settings['transfer']!r}, must be 'routed': use ferry.Exchange with its plans")
+            if getattr(settings.get("placement"), "has_replicas", False):
+                raise ferry.UnsupportedError("max: a placement with replicas is not supported: use ferry.Exchange with its plans")
             if getattr(settings.get("placement"), "tp", 1) > 1:
                 raise ferry.UnsupportedError("max: experts in slices are not supported: use ferry.Exchange with its plans")
             if not hasattr(allreduce_world_size, "__index__"):

@@ -90,6 +90,8 @@ class Exchange(SharedByCopies):
                                            f"are: {', '.join(_SETTINGS)}")
                 if name not in _WHERE:
                     raise ferry.UsageError(f"nvfuser: {name} = {where[name]!r}: leave it out, nvFuser's calls decide it")
+            if getattr(placement, "has_replicas", False):
+                raise ferry.UnsupportedError("nvfuser: a placement with replicas is not supported: use ferry.Exchange")
             if getattr(placement, "tp", 1) > 1:
                 raise ferry.UnsupportedError("nvfuser: experts in slices are not supported: use ferry.Exchange")
         self._dtype, self._type = dtype, _TYPES[dtype]

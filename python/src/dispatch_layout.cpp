@@ -19,7 +19,7 @@ using namespace nb::literals;
 namespace {
 
 nb::tuple dispatch_layout_of(const nb::object& ids, const Placement& placement, const Topology* topology,
-                             const nb::object& stream) {
+                             int source, const nb::object& stream) {
   Arguments arguments(inspect(ids, "ids").device);
   arguments.set_stream(stream);
   const Array& given = arguments.add_numbers(ids, "ids");
@@ -30,7 +30,7 @@ nb::tuple dispatch_layout_of(const nb::object& ids, const Placement& placement, 
   require_dense(given, "ids");
   const Stream on = stream_of(stream, given.framework, given.device);
   PyDispatchLayout layout =
-      layout_of(given, placement, LayoutShapes(placement, given.shape[0]), topology, on);
+      layout_of(given, placement, LayoutShapes(placement, given.shape[0]), topology, on, source);
   return nb::make_tuple(layout.tokens_per_rank, layout.routes_per_expert, layout.token_in_rank,
                         layout.tokens_per_node);
 }
@@ -38,7 +38,7 @@ nb::tuple dispatch_layout_of(const nb::object& ids, const Placement& placement, 
 }  // namespace
 
 PyDispatchLayout layout_of(const Array& ids, const Placement& placement, const LayoutShapes& shapes,
-                           const Topology* topology, Stream stream) {
+                           const Topology* topology, Stream stream, int source) {
   DispatchLayout result;
   PyDispatchLayout layout;
   {
@@ -59,7 +59,8 @@ PyDispatchLayout layout_of(const Array& ids, const Placement& placement, const L
                    .tokens = ids.shape[0],
                    .top_k = static_cast<int>(ids.shape[1]),
                    .placement = placement,
-                   .topology = topology},
+                   .topology = topology,
+                   .source = source},
                   result, is_host(ids.device) ? MemoryKind::host : MemoryKind::device, stream);
   return layout;
 }
@@ -67,14 +68,14 @@ PyDispatchLayout layout_of(const Array& ids, const Placement& placement, const L
 void bind_dispatch_layout(nb::module_& module) {
   module.def(
       "dispatch_layout", &dispatch_layout_of, "ids"_a, "placement"_a, nb::kw_only(),
-      "topology"_a = nb::none(), "stream"_a = nb::none(),
+      "topology"_a = nb::none(), "source"_a = 0, "stream"_a = nb::none(),
       R"((tokens_per_rank, routes_per_expert, token_in_rank, tokens_per_node) of ids [N, K]. Not collective.
 
-int32 [R]: tokens with an expert on the rank; int32 [E]; bool [N, R]: whether the token has an expert on the rank; int32
+int32 [R]: tokens with an expert on the rank; int32 [E], or with replicas [P], where `source` is the ids' rank; bool [N, R]: whether the token has an expert on the rank; int32
 [nodes]: tokens with an expert on the node, or None without `topology`. Slots of -1 and ids out of range are not counted. For ids on a GPU
 the counts are made on `stream`, by default the current one of the ids' framework, without waiting for it.)",
       nb::sig("def dispatch_layout(ids: ferry._typing.Array, placement: Placement, *, topology: Topology | "
-              "None = None, "
+              "None = None, source: int = 0, "
               "stream: typing.Any | None = None) -> tuple[typing.Any, typing.Any, typing.Any, "
               "typing.Any | None]"));
 }

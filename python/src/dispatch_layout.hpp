@@ -11,7 +11,7 @@ namespace ferry::python {
 struct LayoutShapes {
   LayoutShapes(const Placement& placement, std::int64_t tokens)
       : tokens_per_rank(kInt32, {placement.ranks()}),
-        routes_per_expert(kInt32, {placement.experts()}),
+        routes_per_expert(kInt32, {placement.total_replicas()}),
         token_in_rank(kBool, {tokens, placement.ranks()}) {}
 
   TensorShape tokens_per_rank, routes_per_expert, token_in_rank;
@@ -22,8 +22,8 @@ struct PyDispatchLayout {
   nb::object tokens_per_node = nb::none();
 };
 
-// `ids`: a dense matrix of integers. `topology` null: without tokens_per_node.
+// `ids`: a dense matrix of integers. `topology` null: without tokens_per_node. `source`: as in RankIds.
 PyDispatchLayout layout_of(const Array& ids, const Placement& placement, const LayoutShapes& shapes,
-                           const Topology* topology, Stream stream);
+                           const Topology* topology, Stream stream, int source = 0);
 
 }  // namespace ferry::python

@@ -14,7 +14,6 @@
 #include "config.hpp"
 #include "dispatch.hpp"
 #include "exchange/configuration.hpp"
-#include "exchange/sliced.hpp"
 #include "group.hpp"
 #include "interpreter.hpp"
 #include "lane_call.hpp"
@@ -43,7 +42,7 @@ ReceiveSizes receive_sizes_of(const Exchange& exchange) {
           .groups = groups,
           .plan_bytes = bytes,
           .group_rows = padded ? exchange.capacity() : 0,
-          .plan_shape = plan_shape(config.placement.tp() > 1 ? routed_config(config) : config),
+          .plan_shape = plan_shape(inner_config(config)),
           .weight = {kFp32, {rows}},
           .counts = {kInt32, {groups}},
           .row_offsets = {kInt32, {groups + 1}},

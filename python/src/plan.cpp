@@ -105,7 +105,8 @@ arrays of the call's framework, on the exchange's device.)")
           [](const PyPlan& self) {
             return table(self, &PlanView::counts, {self.shape.ranks, self.shape.experts});
           },
-          "int32 [R, E]: routes from each rank to each expert, drops included.")
+          "int32 [R, E]: routes from each rank to each expert, drops included; with replicas [R, P], to "
+          "each.")
       .def_prop_ro(
           "tokens_between",
           [](const PyPlan& self) {

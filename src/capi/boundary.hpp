@@ -107,12 +107,20 @@ struct ferry_rank {
 
 struct ferry_exchange {
   ferry_exchange(ferry::Rank rank, const ferry::Config& config) : exchange(std::move(rank), config) {
-    for (const ferry::ExpertLocation& location : exchange.config().placement.locations()) {
+    const ferry::Placement& placement = exchange.config().placement;
+    for (int held = 0; placement.has_replicas() && held < placement.ranks(); ++held) {
+      const std::vector<int>& experts = placement.experts_of(held);
+      held_experts.insert(held_experts.end(), experts.begin(), experts.end());
+      held_counts.push_back(static_cast<std::int32_t>(experts.size()));
+    }
+    if (placement.has_replicas()) return;
+    for (const ferry::ExpertLocation& location : placement.locations()) {
       expert_rank.push_back(location.rank);
       expert_local.push_back(location.local);
     }
   }
 
   ferry::Exchange exchange;
-  std::vector<std::int32_t> expert_rank, expert_local;  // [E] the placement, for ferry_exchange_config
+  // The placement, for ferry_exchange_config: [E], or with replicas [P] and [R].
+  std::vector<std::int32_t> expert_rank, expert_local, held_experts, held_counts;
 };

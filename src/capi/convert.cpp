@@ -49,15 +49,37 @@ static_assert(FERRY_MAX_PARTS == kMaxParts && FERRY_MAX_TOP_K == kMaxTopK);
 
 }  // namespace
 
-Placement to_placement(const std::int32_t* expert_rank, const std::int32_t* expert_local, int experts,
-                       int ranks, std::uint64_t version) {
-  if (expert_rank == nullptr && expert_local == nullptr) return {};
-  if (expert_rank == nullptr || expert_local == nullptr)
+template <class Given>
+Placement to_placement(const Given& given, int ranks, std::uint64_t version) {
+  const std::int32_t* const next = given.held_experts;
+  if ((next == nullptr) != (given.held_counts == nullptr))
+    throw UsageError("held_experts and held_counts go together: set both or neither");
+  if ((given.expert_rank == nullptr) != (given.expert_local == nullptr))
     throw UsageError("expert_rank and expert_local go together: set both or neither");
-  std::vector<ExpertLocation> locations;
-  for (int e = 0; e < experts; ++e) locations.push_back({expert_rank[e], expert_local[e]});
-  return Placement::table(std::move(locations), ranks, version);
+  if (next == nullptr && given.expert_rank == nullptr) return {};
+  if (next != nullptr && given.expert_rank != nullptr)
+    throw UsageError("expert_rank and held_experts are two placements: set one of them to NULL");
+  if (next == nullptr) {
+    std::vector<ExpertLocation> locations;
+    for (int e = 0; e < given.experts; ++e)
+      locations.push_back({given.expert_rank[e], given.expert_local[e]});
+    return Placement::table(std::move(locations), ranks, version);
+  }
+  std::vector<std::vector<int>> held;
+  for (std::ptrdiff_t rank = 0, begin = 0; rank < ranks; ++rank) {
+    const std::int32_t count = given.held_counts[rank];
+    if (count < 0 || count > given.experts) {
+      throw UsageError(
+          str("held_counts[", rank, "] = ", count, ", must be 0 to the ", counted(given.experts, "expert")));
+    }
+    held.emplace_back(next + begin, next + begin + count);
+    begin += count;
+  }
+  return Placement::replicas(std::move(held), given.experts, version);
 }
+
+template Placement to_placement(const ferry_config& given, int ranks, std::uint64_t version);
+template Placement to_placement(const ferry_dispatch_layout_args& given, int ranks, std::uint64_t version);
 
 Topology to_topology(const std::int32_t* node_of_rank, int ranks) {
   required(node_of_rank, "node_of_rank");
@@ -109,8 +131,7 @@ namespace {
 
 // The placement that ferry_config describes: a table, or experts in slices, whose table may be repeated.
 Placement placement_of(const ferry_config& given, int ranks) {
-  Placement table =
-      to_placement(given.expert_rank, given.expert_local, given.experts, ranks, given.placement_version);
+  Placement table = to_placement(given, ranks, given.placement_version);
   const std::int64_t slices = given.expert_slices;
   if (slices == 0 || slices == 1) return table;
   if (slices < 0 || ranks % slices != 0) {
@@ -120,8 +141,8 @@ Placement placement_of(const ferry_config& given, int ranks) {
   const int tp = static_cast<int>(slices);
   Placement sliced = Placement::ep_tp(given.experts, ranks / tp, tp);
   if (!table.empty() && table.locations() != sliced.locations()) {
-    throw UsageError(str("ferry_config.expert_slices = ", slices,
-                         " with another placement: set expert_rank and expert_local to NULL"));
+    throw UsageError(
+        str("ferry_config.expert_slices = ", slices, " with another placement: set its arrays to NULL"));
   }
   if (given.placement_version != 0)
     throw UsageError("ferry_config.placement_version with expert_slices: must be 0");

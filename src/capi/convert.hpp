@@ -124,9 +124,9 @@ Config to_config(const ferry_config& config, int ranks);
 // Construction is collective: if this rank's configuration cannot be converted, the peers' construction ends
 // too.
 Config config_or_refuse(const Rank& rank, const ferry_config* config);
-// Empty if both arrays are NULL.
-Placement to_placement(const std::int32_t* expert_rank, const std::int32_t* expert_local, int experts,
-                       int ranks, std::uint64_t version = 0);
+// The placement of ferry_config or ferry_dispatch_layout_args; empty if all its arrays are NULL.
+template <class Given>
+Placement to_placement(const Given& given, int ranks, std::uint64_t version = 0);
 // `node_of_rank`: [ranks], not NULL.
 Topology to_topology(const std::int32_t* node_of_rank, int ranks);
 

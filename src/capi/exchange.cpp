@@ -90,8 +90,11 @@ void ferry_exchange_destroy(ferry_exchange* exchange) {
 ferry_status ferry_exchange_config(const ferry_exchange* exchange, ferry_config* config) {
   return guarded([&] {
     ferry_config c = to_c(required(exchange, "exchange").exchange.config());
-    c.expert_rank = exchange->expert_rank.data();
-    c.expert_local = exchange->expert_local.data();
+    const bool replicas = !exchange->held_counts.empty();
+    c.expert_rank = replicas ? nullptr : exchange->expert_rank.data();
+    c.expert_local = replicas ? nullptr : exchange->expert_local.data();
+    c.held_experts = replicas ? exchange->held_experts.data() : nullptr;
+    c.held_counts = replicas ? exchange->held_counts.data() : nullptr;
     write_sized(config, c, "ferry_config");
   });
 }
@@ -148,7 +151,7 @@ ferry_status ferry_dispatch_layout(const ferry_dispatch_layout_args* given) {
   return guarded([&] {
     const auto args = read_sized(given, "ferry_dispatch_layout_args");
     const auto memory = to_enum(args.memory, MemoryKind::device, "ferry_dispatch_layout_args.memory");
-    Placement placement = to_placement(args.expert_rank, args.expert_local, args.experts, args.ranks);
+    Placement placement = to_placement(args, args.ranks);
     if (placement.empty()) placement = Placement::blocks(args.experts, args.ranks);
     std::optional<Topology> topology;
     if (args.tokens_per_node != nullptr) topology = to_topology(args.node_of_rank, args.ranks);
@@ -156,7 +159,8 @@ ferry_status ferry_dispatch_layout(const ferry_dispatch_layout_args* given) {
                      .tokens = args.tokens,
                      .top_k = args.top_k,
                      .placement = placement,
-                     .topology = topology ? &*topology : nullptr},
+                     .topology = topology ? &*topology : nullptr,
+                     .source = static_cast<int>(args.source)},
                     {.tokens_per_rank = args.tokens_per_rank,
                      .routes_per_expert = args.routes_per_expert,
                      .token_in_rank = reinterpret_cast<bool*>(args.token_in_rank),

@@ -213,7 +213,8 @@ void check_number(Operation operation, int rank, std::int32_t number, std::int32
 }
 
 void check_plan(const Config& config, int rank, const Plan& plan, PlanIn plan_in) {
-  if (config.placement.tp() > 1) return check_plan(routed_config(config), rank, plan, plan_in);
+  if (config.placement.tp() > 1 || config.placement.has_replicas())
+    return check_plan(inner_config(config), rank, plan, plan_in);
   const PlanShape shape = plan_shape(config);
   const auto bytes = static_cast<std::size_t>(view_plan(nullptr, shape).bytes);
   if (plan.empty()) throw UsageError(str("plan: empty on rank ", rank, ": pass the plan of a dispatch"));
@@ -467,7 +468,7 @@ void check_scales(const Config& config, int rank, const DispatchCall& call) {
 namespace {
 
 std::string describe(const Overflow& overflow, const Config& config) {
-  const Config of_rows = config.placement.tp() > 1 ? routed_config(config) : config;
+  const Config of_rows = inner_config(config);
   if (overflow.capacity < group_capacity(of_rows, overflow.rank)) {
     return str("dispatch: memory.rows = ", overflow.capacity, " on rank ", overflow.rank, ", which is sent ",
                counted(overflow.needed, "row"), "; not stored on all ranks together: ", overflow.dropped,

@@ -8,11 +8,13 @@
 #include <limits>
 #include <string_view>
 #include <type_traits>
+#include <utility>
 
 #include "base/enumerators.hpp"
 #include "base/text.hpp"
 #include "exchange/backend.hpp"
 #include "exchange/config_fields.hpp"
+#include "exchange/replicas.hpp"
 #include "exchange/sliced.hpp"
 #include "format/encoding.hpp"
 #include "format/parts.hpp"
@@ -237,11 +239,9 @@ Config complete_config(const Config& given, int ranks) {
         str("configuration: the placement is for ", counted(config.placement.experts(), "expert"), " on ",
             counted(config.placement.ranks(), "rank"), ", the exchange has ", config.experts, " on ", ranks));
   }
-  if (config.placement.has_replicas()) {
-    throw UnsupportedError(
-        "configuration: exchanges do not take a placement with replicas yet: use blocks() or table()");
-  }
   config.memory = chosen_memory(config);
+  if (config.memory == MemoryKind::device) refuse_replicas_on_device(config.placement, "configuration");
+  check_range("placement: replicas", config.placement.total_replicas(), 1, kMostExperts);
   if (config.placement.tp() > 1) {
     check_sliced(config);
     config.repeats = true;  // the rows of a rank never overflow
@@ -251,6 +251,11 @@ Config complete_config(const Config& given, int ranks) {
   check_capacity(config);
   check_memory(config);
   return config;
+}
+
+Config inner_config(const Config& config) {
+  if (config.placement.tp() > 1) return routed_config(config);
+  return config.placement.has_replicas() ? replica_config(config) : config;
 }
 
 void check_tiles(const Config& config, const Format& format) {
@@ -364,7 +369,7 @@ std::int64_t capacity_of(const Config& config, int ranks, int rank) {
 
 std::int64_t plan_bytes(const Config& config, int ranks) {
   const Config full = complete_config(config, ranks);
-  return view_plan(nullptr, plan_shape(full.placement.tp() > 1 ? routed_config(full) : full)).bytes;
+  return view_plan(nullptr, plan_shape(inner_config(full))).bytes;
 }
 
 // Compares the configurations of all ranks field by field, so that an error can name the field.
@@ -375,8 +380,10 @@ constexpr std::string_view kRefused = "refused\t";
 
 std::string describe_placement(const Placement& placement) {
   std::string text = str("version ", placement.version(), "/tp", placement.tp(), ":");
-  for (const ExpertLocation& location : placement.locations()) {
-    text += str(" ", location.rank, ".", location.local);
+  for (int expert = 0; expert < placement.experts(); ++expert) {
+    const char* before = " ";
+    for (const ExpertLocation& location : placement.replicas_of(expert))
+      text += str(std::exchange(before, "+"), location.rank, ".", location.local);
   }
   return text;
 }

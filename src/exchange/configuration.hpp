@@ -22,6 +22,10 @@ void check_alone(const Config& config);
 // Throws UsageError or UnsupportedError.
 Config complete_config(const Config& config, int ranks);
 
+// The configuration of the backend inside, where experts are in slices or have replicas; else `config`, which
+// is complete.
+Config inner_config(const Config& config);
+
 // Throws UsageError or UnsupportedError if `format` has its scales in tiles and the configuration, which need
 // not be complete, has no place for them.
 void check_tiles(const Config& config, const Format& format);

@@ -6,6 +6,7 @@
 #include "base/text.hpp"
 #include "exchange/backend.hpp"
 #include "exchange/overlap.hpp"
+#include "exchange/replicas.hpp"
 #include "ferry/error.hpp"
 #include "plan/slot.hpp"
 
@@ -17,8 +18,9 @@ void check_layout(const DispatchLayoutCall& call) {
     if (pointer == nullptr) throw UsageError(str("dispatch_layout: ", name, " is null"));
   };
   if (call.placement.empty()) throw UsageError("dispatch_layout: the placement has no experts");
-  if (call.placement.has_replicas())
-    throw UnsupportedError("dispatch_layout: does not take a placement with replicas yet");
+  if (call.source < 0 || call.source >= call.placement.ranks())
+    throw UsageError(
+        str("dispatch_layout: source = ", call.source, ", must be 0 to ", call.placement.ranks() - 1));
   if (call.tokens < 0 || call.tokens > 1 << 24) {
     throw UsageError(str("dispatch_layout: tokens = ", call.tokens, ", must be 0 to ", 1 << 24));
   }
@@ -40,7 +42,7 @@ void check_overlap(const DispatchLayoutCall& call) {
   CallArrays arrays;
   arrays.read("ids", call.ids.data, call.tokens, call.top_k * bytes_of(call.ids.type));
   arrays.write("tokens_per_rank", call.result.tokens_per_rank, ranks, 4);
-  arrays.write("routes_per_expert", call.result.routes_per_expert, call.placement.experts(), 4);
+  arrays.write("routes_per_expert", call.result.routes_per_expert, call.placement.total_replicas(), 4);
   arrays.write("token_in_rank", call.result.token_in_rank, call.tokens, ranks);
   arrays.write("tokens_per_node", call.result.tokens_per_node, call.nodes(), 4);
   arrays.require_apart("dispatch_layout: ", -1);
@@ -59,8 +61,10 @@ void count(const DispatchLayoutCall& call, const Id* ids) {
     for (int slot = 0; slot < call.top_k; ++slot) {
       const Id id = ids[token * call.top_k + slot];
       if (classify_id(id, placement.experts()) != IdKind::expert) continue;
-      ++result.routes_per_expert[id];
-      in_rank[placement.location(static_cast<int>(id)).rank] = true;
+      const int replica = placement.replica(
+          static_cast<int>(id), {.token = static_cast<int>(token), .source = call.source, .slot = slot});
+      ++result.routes_per_expert[replica];
+      in_rank[placement.locations()[static_cast<std::size_t>(replica)].rank] = true;
     }
     for (std::size_t rank = 0; rank < ranks; ++rank) result.tokens_per_rank[rank] += in_rank[rank];
     for (int node = 0; node < call.nodes(); ++node) {
@@ -75,7 +79,7 @@ void count(const DispatchLayoutCall& call, const Id* ids) {
 
 void dispatch_layout_on_host(const DispatchLayoutCall& call) {
   std::fill_n(call.result.tokens_per_rank, call.placement.ranks(), 0);
-  std::fill_n(call.result.routes_per_expert, call.placement.experts(), 0);
+  std::fill_n(call.result.routes_per_expert, call.placement.total_replicas(), 0);
   if (call.topology != nullptr) std::fill_n(call.result.tokens_per_node, call.nodes(), 0);
   if (call.ids.type == IdType::int64) {
     count(call, static_cast<const std::int64_t*>(call.ids.data));
@@ -99,7 +103,10 @@ void dispatch_layout(const RankIds& ids, const DispatchLayout& result, MemoryKin
                          " does not exist, expected automatic, host or device"));
   }
   check_overlap(call);
-  if (memory == MemoryKind::device) return dispatch_layout_on_device(call, stream);
+  if (memory == MemoryKind::device) {
+    refuse_replicas_on_device(call.placement, "dispatch_layout");
+    return dispatch_layout_on_device(call, stream);
+  }
   dispatch_layout_on_host(call);
 }
 

@@ -6,7 +6,7 @@
 #include "exchange/backend.hpp"
 #include "exchange/configuration.hpp"
 #include "exchange/encoder_staging.hpp"
-#include "exchange/sliced.hpp"
+#include "exchange/replicas.hpp"
 #include "ferry/error.hpp"
 #include "format/registry.hpp"
 #include "group/rank_state.hpp"
@@ -94,13 +94,9 @@ Sizes sizes_of(const Config& given, const Topology& topology, int rank) {
     resolve_by_hosts(config, topology, one_host);
   }
   const BackendEntry& entry = entry_of(config.backend);
-  Sizes sizes;
-  if (config.placement.tp() == 1) {
-    sizes = entry.sizes(config, topology, rank);
-  } else {
-    const Sizes inner = entry.sizes(routed_config(config), topology, rank);
-    sizes = sliced_backend_sizes(config, rank, inner);
-  }
+  Sizes sizes = entry.sizes(inner_config(config), topology, rank);
+  if (config.placement.tp() > 1) sizes = sliced_backend_sizes(config, rank, sizes);
+  if (config.placement.has_replicas()) sizes = replica_backend_sizes(config, rank, sizes);
   sizes.plans += EncoderStaging::bytes(given);
   return sizes;
 }
@@ -128,6 +124,8 @@ std::unique_ptr<Backend> make_backend(const Rank& rank, const Config& given) {
                                rank.topology().nodes(),
                                "), in one hop: pass reduction_level rank, or hops two"));
   }
+  if (config.placement.has_replicas())
+    return make_replica_backend(rank, config, entry.make(rank, inner_config(config)));
   if (config.placement.tp() == 1) return entry.make(rank, config);
   const bool over_windows = config.backend == BackendKind::nvshmem && rank.topology().nodes() > 1;
   if (over_windows || (has_kernels(config.backend) && has_relays(config, rank.topology()))) {
@@ -135,7 +133,7 @@ std::unique_ptr<Backend> make_backend(const Rank& rank, const Config& given) {
         "experts in slices take one hop of the backend cuda on device memory: use cuda with hops one, or the "
         "backend cpu");
   }
-  std::unique_ptr<Backend> inner = entry.make(rank, routed_config(config));
+  std::unique_ptr<Backend> inner = entry.make(rank, inner_config(config));
   return config.memory == MemoryKind::device ? make_device_sliced_backend(rank, config, std::move(inner))
                                              : make_sliced_backend(rank, config, std::move(inner));
 }

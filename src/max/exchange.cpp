@@ -66,6 +66,9 @@ void require_local_sums(const Config& config) {
 Config exchange_config(Config config) {
   if (config.placement.tp() > 1)
     throw UnsupportedError("max: experts in slices are not supported: use ferry::Exchange with its plans");
+  if (config.placement.has_replicas())
+    throw UnsupportedError(
+        "max: a placement with replicas is not supported: use ferry::Exchange with its plans");
   if (config.layout != Layout::expert_major)
     throw UsageError(str("max: layout ", to_string(config.layout), ", must be expert_major"));
   if (config.capacity != 0) {

@@ -48,6 +48,8 @@ DType type_of(const Config& config) {
 void check_other_settings(const Config& config) {
   if (config.placement.tp() > 1)
     throw UnsupportedError("nvfuser: experts in slices are not supported: use ferry::Exchange");
+  if (config.placement.has_replicas())
+    throw UnsupportedError("nvfuser: a placement with replicas is not supported: use ferry::Exchange");
   const Config defaults;
   const DType type = config.combine_type == defaults.combine_type ? defaults.combine_type : type_of(config);
   const std::pair<const char*, bool> set[] = {

@@ -1,6 +1,7 @@
 // ferry_dispatch_layout() gives the counts of the C++ function.
 #include <gtest/gtest.h>
 
+#include <string>
 #include <vector>
 
 #include "capi/run.hpp"
@@ -20,6 +21,39 @@ struct Counts {
 
   friend bool operator==(const Counts&, const Counts&) = default;
 };
+
+TEST(DispatchLayout, TakesReplicasInBothInterfaces) {
+  const std::vector<std::int32_t> ids = {0, 5, 3, 3, -1, 1, 9, 2, 4, 3};
+  const std::vector<std::int32_t> held = {3, 0, 1, 3, 2, 3, 4, 5}, counts = {2, 2, 1, 3};
+  const Placement placement = Placement::replicas({{3, 0}, {1, 3}, {2}, {3, 4, 5}}, kExperts);
+  Counts c, cpp;
+  c.per_expert.resize(8), cpp.per_expert.resize(8);
+  auto args = sized<ferry_dispatch_layout_args>();
+  args.ids = ids.data();
+  args.id_type = FERRY_INT32;
+  args.tokens = kTokens;
+  args.top_k = kTopK;
+  args.experts = kExperts;
+  args.ranks = kRanks;
+  args.held_experts = held.data();
+  args.held_counts = counts.data();
+  args.source = 2;
+  args.tokens_per_rank = c.per_rank.data();
+  args.routes_per_expert = c.per_expert.data();
+  args.token_in_rank = c.in_rank.data();
+  ASSERT_EQ(ferry_dispatch_layout(&args), FERRY_OK) << ferry_last_error();
+  dispatch_layout({.ids = ids.data(), .tokens = kTokens, .top_k = kTopK, .placement = placement, .source = 2},
+                  {.tokens_per_rank = cpp.per_rank.data(),
+                   .routes_per_expert = cpp.per_expert.data(),
+                   .token_in_rank = reinterpret_cast<bool*>(cpp.in_rank.data())});
+  EXPECT_EQ(c, cpp);
+  args.source = 4;
+  EXPECT_TRUE(is_refused(ferry_dispatch_layout(&args), "source = 4, must be 0 to 3"));
+  args.source = 2;
+  args.memory = FERRY_DEVICE_MEMORY;
+  EXPECT_EQ(ferry_dispatch_layout(&args), FERRY_UNSUPPORTED);
+  EXPECT_NE(std::string(ferry_last_error()).find("the placement has replicas"), std::string::npos);
+}
 
 TEST(DispatchLayout, IsTheSameInBothInterfaces) {
   const std::vector<std::int64_t> ids = {0, 5, 3, 3, -1, 1, 9, 2, 4, -1};

@@ -194,6 +194,18 @@ TEST(Configuration, MistakesAreRefusedByTheQueries) {
           "expert_slices = 3, must be 0 or a divisor of the 2 ranks");
   refused(with([](auto& c) { c.expert_slices = -1; }), "expert_slices = -1");
   refused(with([](auto& c) { c.expert_slices = 2, c.placement_version = 1; }), "placement_version");
+  const std::vector<std::int32_t> held(40, 0), counts = {1, 41};
+  refused(with([&](auto& c) { c.held_counts = counts.data(); }), "held_experts and held_counts go together");
+  const auto with_held = [&](auto change) {
+    return with([&](auto& c) {
+      c.held_experts = held.data();
+      c.held_counts = counts.data();
+      change(c);
+    });
+  };
+  refused(with_held([](auto&) {}), "held_counts[1] = 41, must be 0 to");
+  refused(with_held([&](auto& c) { c.expert_rank = ranks.data(), c.expert_local = locals.data(); }),
+          "two placements");
   const std::vector<std::int32_t> second(10, 1);
   refused(with([&](auto& c) {
             c.expert_slices = 2;

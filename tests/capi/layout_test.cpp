@@ -148,10 +148,12 @@ EXPECT_AT(ferry_nvfuser_combine_args, tokens, 56);
 static_assert(sizeof(ferry_error_record) == offsetof(ferry_error_record, wait_node) + 8);
 static_assert(sizeof(ferry_bootstrap) == offsetof(ferry_bootstrap, host_id) + 8);
 static_assert(offsetof(ferry_config, local_slots) == offsetof(ferry_config, expert_slices) + 4);
-static_assert(sizeof(ferry_config) == offsetof(ferry_config, local_slots) + 8);
+EXPECT_AT(ferry_config, local_slots, 200);
+static_assert(sizeof(ferry_config) == offsetof(ferry_config, held_counts) + 8);
 static_assert(sizeof(ferry_load_statistics) == offsetof(ferry_load_statistics, idle) + 8);
 static_assert(sizeof(ferry_sizes) == offsetof(ferry_sizes, plan_bytes) + 8);
-static_assert(sizeof(ferry_dispatch_layout_args) == offsetof(ferry_dispatch_layout_args, node_of_rank) + 8);
+EXPECT_AT(ferry_dispatch_layout_args, node_of_rank, 104);
+static_assert(sizeof(ferry_dispatch_layout_args) == offsetof(ferry_dispatch_layout_args, source) + 8);
 static_assert(sizeof(ferry_plan_info) == offsetof(ferry_plan_info, sources) + 8);
 static_assert(offsetof(ferry_dispatch_result, tile_offsets) ==
               offsetof(ferry_dispatch_result, plan) + sizeof(ferry_plan));
@@ -187,7 +189,7 @@ TEST(Layout, OfStructsHasNotChanged) {
       {"ferry_error_record", 176},
       {"ferry_bootstrap", 48},
       {"ferry_format", 56},
-      {"ferry_config", 208},
+      {"ferry_config", 224},
       {"ferry_sizes", 80},
       {"ferry_plan", 40},
       {"ferry_source", 12},
@@ -205,7 +207,7 @@ TEST(Layout, OfStructsHasNotChanged) {
       {"ferry_route_values_args", 96},
       {"ferry_return_values_args", 96},
       {"ferry_step_metadata", 12},
-      {"ferry_dispatch_layout_args", 112},
+      {"ferry_dispatch_layout_args", 136},
       {"ferry_metadata_args", 72},
       {"ferry_all_gather_v_args", 88},
       {"ferry_reduce_scatter_v_args", 88},

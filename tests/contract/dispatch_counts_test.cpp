@@ -15,6 +15,14 @@
 namespace ferry::contract {
 namespace {
 
+// Number, among the replicas of all experts, of the one on a rank.
+int replica_at(const Placement& placement, int rank, int expert) {
+  int replica = 0;
+  for (int e = 0; e < expert; ++e) replica += static_cast<int>(placement.replicas_of(e).size());
+  while (placement.locations()[replica].rank != rank) ++replica;
+  return replica;
+}
+
 void compare_counts(const DispatchCounts& counts, const TestCase& c, const StepInputs& step, int rank) {
   require_equal(counts.total, std::int64_t{step.positions.ranks[rank].row_offsets.back()}, "total");
   const Placement placement = oracle::placement_of(c.config, c.ranks);
@@ -24,7 +32,8 @@ void compare_counts(const DispatchCounts& counts, const TestCase& c, const StepI
   for (std::size_t e = 0; e < counts.routes.size(); ++e) {
     std::int32_t routes = 0;
     for (int source = 0; source < c.ranks && e < experts.size(); ++source)
-      routes += step.positions.counts[source * c.config.experts + experts[e]];
+      routes += step.positions
+                    .counts[source * placement.total_replicas() + replica_at(placement, rank, experts[e])];
     require_equal(counts.routes[e], routes, "routes of local expert ", e);
   }
   require_equal(static_cast<int>(counts.tokens.size()), c.ranks, "ranks");

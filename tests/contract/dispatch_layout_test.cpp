@@ -23,8 +23,9 @@ struct ExpectedLayout {
     const int ranks = step.positions.size();
     for (int to = 0; to < ranks; ++to)
       tokens_per_rank.push_back(step.positions.tokens_between[rank * ranks + to]);
-    for (int expert = 0; expert < config.experts; ++expert)
-      routes_per_expert.push_back(step.positions.counts[rank * config.experts + expert]);
+    const int replicas = static_cast<int>(step.positions.counts.size()) / ranks;
+    for (int replica = 0; replica < replicas; ++replica)
+      routes_per_expert.push_back(step.positions.counts[rank * replicas + replica]);
     for (std::int64_t token = 0; token < step.positions.tokens(rank); ++token) {
       std::vector<std::uint8_t> on_rank(static_cast<std::size_t>(ranks)), on_node(tokens_per_node.size());
       for (int slot = 0; slot < config.top_k; ++slot) {
@@ -53,7 +54,8 @@ void compare_layout(const TestCase& c, const StepInputs& step, int rank, const s
   std::optional<Topology> topology;
   if (!node_of.empty()) topology.emplace(node_of);
   GuardedBuffer ids = ids_of(c, step.inputs.ranks[rank].ids);
-  GuardedBuffer per_rank(4 * ranks), per_expert(4 * c.config.experts), in_rank(tokens * ranks),
+  GuardedBuffer per_rank(4 * ranks),
+      per_expert(4 * static_cast<std::int64_t>(expected.routes_per_expert.size())), in_rank(tokens * ranks),
       per_node(4 * static_cast<std::int64_t>(expected.tokens_per_node.size()));
   DeviceMirror memory(device_memory);
   memory.begin();
@@ -63,7 +65,8 @@ void compare_layout(const TestCase& c, const StepInputs& step, int rank, const s
                    .tokens = tokens,
                    .top_k = c.config.top_k,
                    .placement = oracle::placement_of(c.config, c.ranks),
-                   .topology = topology ? &*topology : nullptr},
+                   .topology = topology ? &*topology : nullptr,
+                   .source = rank},
                   {.tokens_per_rank = memory.translate(per_rank.as<std::int32_t>()),
                    .routes_per_expert = memory.translate(per_expert.as<std::int32_t>()),
                    .token_in_rank = memory.translate(in_rank.as<bool>()),
@@ -108,6 +111,9 @@ TEST_P(Contract, DispatchLayoutCountsTokensAndRoutes) {
       if (number % 4 == 0) {
         Random random(number);
         c.config.placement = draw_placement(random, c.config.experts, ranks);
+      } else if (number % 4 == 2 && !on_device(c.config)) {
+        Random random(number);
+        c.config.placement = draw_replicas(random, c.config.experts, ranks);
       }
       const StepInputs step = make_inputs(c);
       run(1, describe(c), [&](Rank) { compare_layout(c, step, ranks - 1, nodes_of(ranks)); });

@@ -294,6 +294,8 @@ TEST_P(Contract, MaxRefusesUnsuitableConfigurations) {
       refused("max: check_calls (in C manual_check) is off, must be on",
               [](Config& wrong) { wrong.check_calls = false; });
     refused("max: experts in slices", [](Config& wrong) { wrong.placement = Placement::ep_tp(8, 1, 2); });
+    refused("max: a placement with replicas",
+            [](Config& wrong) { wrong.placement = Placement::replicas({{0, 1, 2, 3, 4, 5, 6, 7}, {7}}, 8); });
   });
 }
 

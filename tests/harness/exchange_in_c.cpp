@@ -194,13 +194,23 @@ void ExchangeInC::throw_unless_ok(ferry_status status) {
 ExchangeInC::ExchangeInC(const Rank& rank, const Config& config) : handle_(nullptr, ferry_exchange_destroy) {
   ferry_config c = capi::to_c(config);
   c.size = sizeof c;
-  std::vector<std::int32_t> ranks, locals;
+  std::vector<std::int32_t> ranks, locals, held, counts;
   for (const ExpertLocation& location : config.placement.locations()) {
     ranks.push_back(location.rank);
     locals.push_back(location.local);
   }
-  if (!ranks.empty()) c.expert_rank = ranks.data();
-  if (!locals.empty()) c.expert_local = locals.data();
+  for (int r = 0; r < config.placement.ranks(); ++r) {
+    const std::vector<int>& experts = config.placement.experts_of(r);
+    held.insert(held.end(), experts.begin(), experts.end());
+    counts.push_back(static_cast<std::int32_t>(experts.size()));
+  }
+  if (config.placement.has_replicas()) {
+    c.held_experts = held.data();
+    c.held_counts = counts.data();
+  } else if (!ranks.empty()) {
+    c.expert_rank = ranks.data();
+    c.expert_local = locals.data();
+  }
   const ferry_rank of_c{rank};
   ferry_exchange* made = nullptr;
   throw_unless_ok(ferry_exchange_create(&of_c, &c, &made));

@@ -295,9 +295,12 @@ void require_load(const SyncExchange& exchange, const TestCase& c,
   std::vector<std::int64_t> experts(c.config.experts), ranks(c.ranks);
   for (const StepInputs* step : steps) {
     for (std::size_t i = 0; i < step->positions.counts.size(); ++i) {
-      const int expert = static_cast<int>(i) % c.config.experts;
+      const Placement& placement = step->inputs.config.placement;
+      const int replica = static_cast<int>(i) % placement.total_replicas();
+      int expert = 0;
+      for (int end = 0; (end += static_cast<int>(placement.replicas_of(expert).size())) <= replica;) ++expert;
       experts[expert] += step->positions.counts[i];
-      ranks[step->inputs.config.placement.location(expert).rank] += step->positions.counts[i];
+      ranks[placement.locations()[replica].rank] += step->positions.counts[i];
     }
   }
   const LoadCounts load = exchange.load_counts();

@@ -150,6 +150,19 @@ Placement draw_placement(Random& random, int experts, int ranks) {
   return Placement::table(positions, ranks, random.next());
 }
 
+Placement draw_replicas(Random& random, int experts, int ranks) {
+  std::vector<std::vector<int>> held(ranks);
+  std::vector<int> order(ranks);
+  for (int r = 0; r < ranks; ++r) order[r] = r;
+  for (int e = 0; e < experts; ++e) {
+    random.shuffle(order);
+    const int replicas = random.chance(0.5) ? 1 : random.between(1, std::min(ranks, 5));
+    for (int i = 0; i < replicas; ++i) held[order[i]].push_back(e);
+  }
+  for (std::vector<int>& experts_of_rank : held) random.shuffle(experts_of_rank);
+  return Placement::replicas(held, experts, random.next());
+}
+
 TestCase draw_case(std::uint64_t seed, CaseSize size) {
   Random random(seed);
   TestCase c;
@@ -234,6 +247,13 @@ TestCase draw_case(std::uint64_t seed, CaseSize size) {
   return c;
 }
 
+void give_replicas(Random& random, TestCase& c) {
+  c.config.placement = draw_replicas(random, c.config.experts, c.ranks);
+  if (c.config.local_slots > 0)
+    c.config.local_slots = std::max(c.config.local_slots, c.config.placement.most_local_experts());
+  bound_memory(c);
+}
+
 Config exchange_config(const TestCase& c) {
   Config config = c.config;
   if (c.own_format) config.format = own_format();
@@ -266,6 +286,7 @@ std::string describe(const TestCase& c) {
   flag(c.row_values, "values");
   if (g.shared_experts > 0) text += str(" S=", g.shared_experts);
   flag(c.shared_outputs, "shared_outputs");
+  if (g.placement.has_replicas()) text += str(" P=", g.placement.total_replicas());
   flag(g.input == Input::replicated, "replicated");
   flag(g.transfer == Transfer::gather, "gather");
   if (g.shared_split > 0) text += str(" split=", g.shared_split);

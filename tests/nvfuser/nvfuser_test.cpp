@@ -316,6 +316,8 @@ TEST(Nvfuser, UnsuitableConfigurationsAreRefused) {
       expect_refusal([&] { const nvfuser::Exchange exchange(rank, config); }, error);
     }
     Config config = case_config();
+    config.placement = Placement::replicas({{0, 1, 2, 3}, {3}}, 4);
+    EXPECT_THROW(nvfuser::Exchange(rank, config), UnsupportedError);
     config.placement = Placement::ep_tp(4, 1, 2);
     EXPECT_THROW(nvfuser::Exchange(rank, config), UnsupportedError);
     config = case_config();

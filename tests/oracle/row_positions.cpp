@@ -25,6 +25,19 @@ void record_bad_id(RowPositions& positions, int rank, std::int32_t token, int sl
   if (bad.count++ == 0) bad = {.rank = rank, .token = token, .slot = slot, .id = id, .count = 1};
 }
 
+// Number of the replica, among those of all experts, that a route takes. Written from the contract.
+int replica_of(const GlobalInputs& inputs, const Placement& placement, const Source& route, int expert) {
+  int first = 0;
+  for (int e = 0; e < expert; ++e) first += static_cast<int>(placement.replicas_of(e).size());
+  const std::uint64_t source = inputs.config.input == Input::replicated ? 0 : route.rank;
+  std::uint64_t x =
+      (route.token * 2654435761ull + source * 2246822519ull + route.slot * 3266489917ull) % (1ull << 32);
+  x = (x ^ x / 65536) * 2246822507ull % (1ull << 32);
+  x = (x ^ x / 8192) * 3266489909ull % (1ull << 32);
+  x = x ^ x / 65536;
+  return first + static_cast<int>(x % placement.replicas_of(expert).size());
+}
+
 // Fills the destinations, the counts and the bad ids of one rank's routes.
 void read_ids(const GlobalInputs& inputs, const Placement& placement, int rank, RowPositions& positions) {
   const RankInputs& rank_inputs = inputs.ranks[rank];
@@ -35,10 +48,11 @@ void read_ids(const GlobalInputs& inputs, const Placement& placement, int rank, 
       const std::int64_t id = rank_inputs.ids[std::int64_t{token} * positions.top_k + slot];
       if (id < -1 || id >= experts) record_bad_id(positions, rank, token, slot, id);
       if (id < 0 || id >= experts) continue;
-      const ExpertLocation expert = placement.location(static_cast<int>(id));
+      const int replica = replica_of(inputs, placement, {rank, token, slot}, static_cast<int>(id));
+      const ExpertLocation expert = placement.locations()[replica];
       if (inputs.config.input == Input::replicated && expert.rank != rank) continue;  // another rank keeps it
       positions.routes[rank][std::int64_t{token} * positions.top_k + slot] = {expert.rank, expert.local, -1};
-      positions.counts[rank * experts + id] += 1;
+      positions.counts[rank * placement.total_replicas() + replica] += 1;
       is_destination[expert.rank] = true;
     }
     for (int to = 0; to < positions.size(); ++to)
@@ -175,7 +189,7 @@ RowPositions find_row_positions(const GlobalInputs& inputs) {
   positions.routes.resize(ranks);
   positions.shared_rows.resize(ranks);
   positions.bad_ids.resize(ranks);
-  positions.counts.resize(std::size_t(ranks) * config.experts);
+  positions.counts.resize(std::size_t(ranks) * placement.total_replicas());
   positions.tokens_between.resize(std::size_t(ranks) * ranks);
   for (int rank = 0; rank < ranks; ++rank) {
     positions.routes[rank].resize(inputs.ranks[rank].tokens * config.top_k);

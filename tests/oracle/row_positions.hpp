@@ -48,7 +48,7 @@ struct RowPositions {
   std::vector<std::vector<RouteTarget>> routes;  // [source rank][tokens, top_k]
   // [rank][shared expert][tokens] the row on the token's own rank; -1: dropped
   std::vector<std::vector<std::vector<std::int64_t>>> shared_rows;
-  std::vector<std::int32_t> counts;          // [ranks, experts], drops included
+  std::vector<std::int32_t> counts;          // [ranks, replicas of all experts], drops included
   std::vector<std::int32_t> tokens_between;  // [ranks, ranks], drops included
   std::vector<BadId> bad_ids;                // [ranks]; count 0: none
   Overflow overflow;                         // rank -1: none

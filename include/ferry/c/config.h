@@ -109,7 +109,7 @@ typedef struct ferry_config {
   int32_t layout;   ///< default: FERRY_EXPERT_MAJOR
   /// Placement: expert e is local expert expert_local[e] of rank expert_rank[e]. Both [E], read during the
   /// call. The local numbers of a rank are 0, 1, 2, ... without gaps. Both NULL: see
-  /// ferry_placement_blocks().
+  /// ferry_placement_blocks(), or held_experts.
   const int32_t* expert_rank;
   const int32_t* expert_local;
   uint64_t placement_version;  ///< the caller's own number; plans report it
@@ -144,6 +144,11 @@ typedef struct ferry_config {
   /// both arrays of the placement are NULL, or hold what that function gives. 0: 1.
   int32_t expert_slices;
   int64_t local_slots;  ///< see ferry::Config::local_slots; default 0
+  /// A placement with replicas, in place of expert_rank and expert_local: held_counts [R] says how many
+  /// experts each rank holds, and held_experts [their sum] has those of rank 0 in local order, then those of
+  /// rank 1, and so on. Both read during the call. Both NULL: no replicas.
+  const int32_t* held_experts;
+  const int32_t* held_counts;
 } ferry_config;
 
 /// Bytes that an exchange takes on one rank, by purpose, and its sizes that callers need.

@@ -34,6 +34,10 @@ typedef struct ferry_dispatch_layout_args {
   /// [R] with tokens_per_node: ranks with equal numbers, which may be any, are on one node; nodes are counted
   /// in the order of their lowest ranks.
   const int32_t* node_of_rank;
+  /// As in ferry_config. With replicas routes_per_expert is [P], of each replica.
+  const int32_t* held_experts;
+  const int32_t* held_counts;
+  int64_t source;  ///< the rank whose ids these are, with replicas; default 0
 } ferry_dispatch_layout_args;
 
 /// Counts the routes of ids without sending anything. Local. See ferry::dispatch_layout.

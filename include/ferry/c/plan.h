@@ -35,13 +35,13 @@ typedef struct ferry_source {
 /// The contents of a plan. The arrays are in the plan's storage.
 typedef struct ferry_plan_info {
   size_t size;
-  int32_t rank, ranks;  ///< the rank whose plan it is, and R
-  int32_t experts, top_k;
-  int64_t tokens;  ///< N of this rank
+  int32_t rank, ranks;     ///< the rank whose plan it is, and R
+  int32_t experts, top_k;  ///< E, with replicas P; K
+  int64_t tokens;          ///< N of this rank
   uint64_t placement_version;
   int64_t total;                  ///< rows on this rank, padding between groups included
   int64_t dropped;                ///< routes and shared rows dropped on all ranks together (rank_major: rows)
-  const int32_t* counts;          ///< [R, E] routes of every rank to every expert
+  const int32_t* counts;          ///< [R, E] routes of every rank to every expert; to every replica [R, P]
   const int32_t* tokens_between;  ///< [R, R] tokens that rank s sends to rank d, at [s, d]
   const ferry_source* sources;    ///< [total]
 } ferry_plan_info;

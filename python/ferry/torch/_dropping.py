@@ -50,6 +50,8 @@ def _fault_in_group(ids, weights, exchange):
     if config.layout != "expert_padded" or config.input != "own" or config.placement.tp > 1:
         return (f"needs an exchange with layout 'expert_padded', input 'own' and whole experts; it has {config.layout!r}, {config.input!r} "
                 f"and {config.placement.tp} slices of an expert")
+    if config.placement.has_replicas:
+        return "does not take a placement with replicas: an expert's room depends on the replica that each route takes"
     if ids.dtype not in (torch.int32, torch.int64) or ids.dim() != 2 or ids.shape[0] > config.max_tokens or ids.shape[1] != config.top_k:
         return (f"ids: expected int32 or int64 of at most {config.max_tokens} tokens and {config.top_k} slots, got {ids.dtype} "
                 f"{list(ids.shape)}")

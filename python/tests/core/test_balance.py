@@ -81,6 +81,47 @@ def test_refused_balance(loads, settings, pattern):
         ferry.balance(loads, **({"ranks": 4, "slots": 3} | settings))
 
 
+def test_an_exchange_sends_routes_to_their_replicas():
+    trace = ferry.open_trace(f"synth:prefill:experts=16,top_k=4,tokens=96,layers=1,seed={SEED}")
+    placement = ferry.balance([trace.expert_counts(0)], 4, 6)[0]
+    held = [list(placement.experts_of(rank)) for rank in range(4)]
+    for expert in (3, 5):  # replicas in any case
+        for ranks in held:
+            if expert not in ranks:
+                ranks.append(expert)
+    placement = ferry.Placement.replicas(held, 16)
+
+    def body(rank):
+        ids, weights = trace.partition(0, rank=rank.index, ranks=4, tokens_per_rank=24)
+        exchange = ferry.Exchange(rank, experts=16, top_k=4, hidden=8, max_tokens=24, format="fp32", combine_type="fp32", reduction="exact",
+                                  placement=placement)
+        assert exchange.config.placement == placement
+        tokens = np.random.default_rng(SEED + rank.index).standard_normal((24, 8), np.float32)
+        rows = exchange.dispatch(tokens, ids, weights)
+        assert rows.group_expert.tolist() == placement.experts_of(rank.index)
+        layout = ferry.dispatch_layout(ids, placement, source=rank.index)
+        assert rows.plan.counts.shape == (4, placement.total_replicas)
+        assert np.array_equal(layout[1], rows.plan.counts[rank.index]) and np.array_equal(layout[0], rows.plan.tokens_between[rank.index])
+        for token in range(24):
+            for slot in range(4):
+                expected = placement.replica_of_route(int(ids[token, slot]), token=token, source=rank.index, slot=slot)[0]
+                assert rows.plan.destinations[token, slot] == expected
+        combined = exchange.combine(rows.data, rows.plan, row_weights=rows.weight)
+        return combined, tokens, weights, exchange.load_counts()
+
+    results = ferry.Group.threads(4).run(body)
+    for combined, tokens, weights, load in results:
+        assert np.allclose(combined, tokens * weights.sum(1, keepdims=True), atol=1e-5)
+        assert load.experts.tolist() == trace.expert_counts(0).tolist()
+        assert load.ranks.tolist() == trace.rank_counts(0, placement, 24).tolist()
+
+
+def test_replicas_are_refused_on_device_memory():
+    placement = ferry.Placement.replicas([[0, 1], [1]], 2)
+    with pytest.raises(ferry.UnsupportedError, match="the placement has replicas, between which kernels do not choose"):
+        ferry.size_of(ferry.Config(experts=2, top_k=1, hidden=8, max_tokens=2, placement=placement, memory="device"), 2)
+
+
 def test_the_example_balances():
     done = subprocess.run([sys.executable, EXAMPLES / "balance.py"], capture_output=True, text=True, timeout=60)
     assert (done.stdout, done.returncode) == ((EXAMPLES / "balance.txt").read_text(), 0), done.stderr

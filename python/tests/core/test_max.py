@@ -435,6 +435,7 @@ def test_unsuitable_settings_are_refused():
             ({"skip_a2a": True, "allreduce_world_size": 3, "shared_experts": 1}, ferry.UsageError, "max: allreduce_world_size = 3, must be 0 to 2"),
             ({"skip_a2a": True, "allreduce_world_size": "2"}, ferry.UsageError, "max: allreduce_world_size = '2', must be an integer"),
             ({"transfer": "gather"}, ferry.UsageError, "max: transfer = 'gather', must be 'routed'"),
+            ({"placement": ferry.Placement.replicas([[0, 1, 2, 3], [3]], 4)}, ferry.UnsupportedError, "max: a placement with replicas is not supported"),
             ({"placement": ferry.Placement.ep_tp(4, 1, 2)}, ferry.UnsupportedError, "max: experts in slices are not supported"),
             ({"reduction": "partial"}, ferry.UsageError, "max: reduction 'partial', must be 'exact' or 'unreduced'"),
             ({"reduction": np.zeros(2)}, ValueError, "ambiguous"),

@@ -285,6 +285,7 @@ def test_uneven_maps_of_experts_agree_with_loops(rng, top_k):
 def test_bad_arguments_of_the_constructor_and_dispatch():
     def body(rank):
         for settings, error, pattern in (
+            ({"placement": ferry.Placement.replicas([[0, 1, 2, 3], [3]], 4)}, ferry.UnsupportedError, "nvfuser: a placement with replicas is not supported"),
             ({"placement": ferry.Placement.ep_tp(4, 1, 2)}, ferry.UnsupportedError, "nvfuser: experts in slices are not supported: use ferry.Exchange"),
             ({"layout": "rank_major"}, ferry.UsageError, "nvfuser: layout = 'rank_major': leave it out, nvFuser's calls decide it"),
             ({"max_token": 8}, ferry.UsageError, r"nvfuser: there is no setting 'max_token' \(did you mean max_tokens\?\); the settings are: "),
