@@ -128,7 +128,7 @@ TEST(WideKernel, MemoryFor256RanksAndARefusalOfMore) {
             8 * kQuarters * (std::int64_t{256} * config.max_tokens - 1));
   EXPECT_LE(signals.header(1, 255) + signals.header_bytes, signals.end_of_stream_flag(0, 0, 0));
   EXPECT_LE(signals.bytes, device_layout(config).exchange.signals);
-  EXPECT_EQ(lane_arrays(config, 255).metadata - lane_arrays(config, 255).symmetric, 8 * 256);
+  EXPECT_EQ(lane_arrays(config, 255).joined - lane_arrays(config, 255).symmetric, 8 * 256);
   const RoutingTables tables = RoutingTables::at(nullptr, config.experts, 256);
   EXPECT_LE(reinterpret_cast<std::intptr_t>(tables.rank_of + config.experts),
             RoutingTables::bytes(config.experts, 256));
