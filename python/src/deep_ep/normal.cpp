@@ -297,7 +297,12 @@ nb::tuple NormalCalls::deliver(LaneCall& call, Routes& routes, Received& receive
   }
   nb::object recv_x = recv_x_of(routes.rows, received.parts, rows);
   timer.emplace(HostPart::streams);
-  nb::object event = streamed.finish(in.arguments.owners(), outputs);
+  std::vector<nb::object> inputs = in.arguments.owners();
+  if (!node_routes.is_none()) {
+    inputs.push_back(given.is_token_in_rank);
+    outputs.push_back(node_routes);
+  }
+  nb::object event = streamed.finish(std::move(inputs), outputs);
   return nb::make_tuple(std::move(recv_x), std::move(ids), std::move(weights), std::move(list),
                         nb::cast(std::move(handle)), std::move(event));
 }

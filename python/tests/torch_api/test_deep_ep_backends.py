@@ -117,10 +117,13 @@ class Calls:
         rows = self.buffer.dispatch(self.x, handle=self.handle)[0]
         return rows, self.buffer.combine(rows, self.handle, bias=self.bias)[0]
 
+    def dispatch(self, layout, **settings):
+        return self.buffer.dispatch(
+            self.x, topk_idx=self.ids, topk_weights=self.weights, num_worst_tokens=RANKS * MOST, **(layout | settings))
+
     def with_new_routes(self):
         buffer, ids = self.buffer, self.ids
-        rows, idx, weights, counts, handle, _ = buffer.dispatch(
-            self.x, topk_idx=ids, topk_weights=self.weights, num_worst_tokens=RANKS * MOST, **layout_of(buffer, ids, EXPERTS))
+        rows, idx, weights, counts, handle, _ = self.dispatch(layout_of(buffer, ids, EXPERTS))
         assert counts == [] and len(rows) == RANKS * MOST
         again = buffer.dispatch(self.x, handle=handle)[0]
         y, of_slots, _ = buffer.combine(again, handle, topk_weights=weights, bias=self.bias)
@@ -154,6 +157,29 @@ def check_no_call_waits(rank, device, rng):
 @ranks
 def test_no_call_waits_where_those_of_deep_ep_do_not(rng, ranks):
     on_hosts(check_no_call_waits, rng, ranks)
+
+
+def check_memory(rank, device, rng):
+    """The routes are freed, and their memory filled, before the dispatch has begun."""
+    calls = Calls(rank, device, rng)
+    expected = [calls.with_new_routes()[2] for _ in range(2)][0].clone()
+    layout = layout_of(calls.buffer, calls.ids, EXPERTS)
+    shape = layout["is_token_in_rank"].shape
+    torch.cuda.synchronize()
+    with torch.cuda.stream(calls.buffer.get_comm_stream()):
+        torch.cuda._sleep(BUSY_CYCLES)
+    *_, handle, event = calls.dispatch(layout, async_finish=True)
+    routes = handle.node_routes
+    del layout, handle
+    noise = [torch.ones(shape, dtype=torch.bool, device=device) for _ in range(8)]
+    event.current_stream_wait()
+    assert bits(routes) == bits(expected) and all(bool(array.all()) for array in noise)
+    calls.buffer.destroy()
+
+
+@ranks
+def test_routes_of_an_asynchronous_call_stay_in_memory(rng, ranks):
+    on_hosts(check_memory, rng, ranks)
 
 
 def check_graphs(rank, device, rng):
