@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import struct
 
@@ -226,7 +227,16 @@ class GroupExchanges:
             exchange.refuse(_MUST_AGREE)
 
     def _make_on(self, on_device, settings):
-        return ferry.Exchange(self.group, **{"deadline": self.deadline or DEADLINE} | self._transport(on_device) | settings)
+        settings = {"deadline": self.deadline or DEADLINE} | self._transport(on_device) | settings
+        try:
+            return ferry.Exchange(self.group, **settings)
+        except ferry.UnsupportedError:
+            # Every rank gets this error where neither nvshmem nor NCCL serves all. The group may have brought another engine.
+            if settings["backend"] != "automatic" or self.device_engine != "automatic":
+                raise
+            with contextlib.suppress(ferry.UnsupportedError):
+                return ferry.Exchange(self.group, **settings | self._engine_transport())
+            raise
 
     def _transport(self, on_device):
         """The settings of an exchange that moves rows between this group's ranks. A token crosses once to each other node."""

@@ -130,6 +130,31 @@ def test_backends_between_gpus_of_several_hosts(asked, monkeypatch):
     assert on_nodes(("shared memory", [0, 1]), transport) == [{"backend": "cuda", "hops": "two"}] * 2
 
 
+@pytest.mark.parametrize("has_engine", [False, True])
+def test_the_groups_engine_serves_gpus_without_nvshmem_and_nccl(has_engine, monkeypatch):
+    monkeypatch.delenv("FERRY_DEEP_EP_BACKEND", raising=False)
+
+    tried = [[], []]
+
+    def exchange(rank, **settings):
+        of_rank = tried[rank.index]
+        of_rank.append((settings["backend"], settings.get("engine"), settings["memory"], settings["hops"]))
+        if not has_engine or len(of_rank) == 1:
+            raise ferry.UnsupportedError(f"attempt {len(of_rank)}")
+        return "made"
+
+    def body(me, buffer):
+        if has_engine:
+            return buffer.exchanges._make_on(True, {}) == "made"
+        with pytest.raises(ferry.UnsupportedError, match="attempt 1"):
+            buffer.exchanges._make_on(True, {})
+        return True
+
+    monkeypatch.setattr(ferry, "Exchange", exchange)
+    assert on_nodes(("functions", [0, 1]), body) == [True] * 2
+    assert tried == [[("automatic", None, "device", "two"), ("collective", "automatic", "device", "two")]] * 2
+
+
 def bad_dispatches():
     """name -> a call of one rank that the other ranks make as it should be, and what its error says."""
     zeros = np.zeros
