@@ -26,6 +26,8 @@ html_theme = "furo"
 html_title = f"Ferry {release}"
 html_show_sphinx = False
 html_favicon = "favicon.svg"
+html_static_path = ["site.css"]
+html_css_files = ["site.css"]
 autodoc_member_order = "bysource"
 
 # The order of the Python reference: a program meets these names first, errors last. Modules have pages of their own, and some need PyTorch.
