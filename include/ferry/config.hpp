@@ -106,7 +106,7 @@ struct Sizes {
 };
 
 /// The exact bytes that an exchange of this configuration maps on rank `rank` of `ranks`, which are on one
-/// node. Local; needs no group and allocates nothing.
+/// node. Local; needs no group and allocates nothing. Builds without CUDA know the sizes of GPU backends too.
 /// @throws UsageError, UnsupportedError  whatever construction would refuse; a rank outside [0, ranks)
 Sizes size_of(const Config& config, int ranks, int rank = 0);
 

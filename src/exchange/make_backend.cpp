@@ -30,19 +30,7 @@ std::unique_ptr<Backend> make_nvshmem_backend(const Rank&, const Config&) {
   throw UnsupportedError(kNoCudaBackend);
 }
 
-Sizes cuda_backend_sizes(const Config&, const Topology&, int) {
-  throw UnsupportedError(kNoCudaBackend);
-}
-
-Sizes nvshmem_backend_sizes(const Config&, const Topology&, int) {
-  throw UnsupportedError(kNoCudaBackend);
-}
-
 std::unique_ptr<Backend> make_device_collective_backend(const Rank&, const Config&, Engine*) {
-  throw UnsupportedError(kNoCudaBackend);
-}
-
-Sizes device_collective_sizes(const Config&, const Topology&, int) {
   throw UnsupportedError(kNoCudaBackend);
 }
 

@@ -250,6 +250,39 @@ TEST(Configuration, SizeQueriesRefuseRanksOutOfRange) {
   EXPECT_THROW(size_of(valid_config(), 0), UsageError);
 }
 
+// Also in builds without CUDA, of which nothing is asked but arithmetic.
+TEST(Configuration, SizesOfGpuBackendsNeedNoGpu) {
+  Config config;
+  config.experts = 256;
+  config.top_k = 8;
+  config.hidden = 7168;
+  config.max_tokens = 128;
+  config.backend = BackendKind::cuda;
+  constexpr std::int64_t kRow = 2 * 7168;  // a multiple of a line
+  const Sizes one_node = size_of(config, 16);
+  EXPECT_EQ(one_node.dispatch_staging, 2 * 16 * 128 * kRow);
+  EXPECT_EQ(one_node.results, std::int64_t{16} * 128 * 8 * kRow + 4096);  // padding of the parts
+  EXPECT_GE(one_node.combine_staging, 2 * 128 * 8 * kRow);
+  EXPECT_EQ(one_node.messages, 0);
+  const Topology nodes({0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1});
+  for (const Hops hops : {Hops::one, Hops::two}) {
+    config.backend = BackendKind::nvshmem;
+    config.hops = hops;
+    const Sizes sizes = size_of(config, nodes);
+    EXPECT_EQ(sizes.results, one_node.results);
+    EXPECT_GE(sizes.messages, 2 * 16 * 128 * kRow);  // inbox and outbox
+    EXPECT_GT(sizes.dispatch_staging, 0);            // windows
+  }
+  config.hops = Hops::automatic;
+  config.backend = BackendKind::collective;
+  config.memory = MemoryKind::device;
+  EXPECT_GE(size_of(config, nodes).messages, 2 * 16 * 128 * kRow);
+  config.memory = MemoryKind::automatic;
+  config.backend = BackendKind::cuda;
+  config.experts = 512;
+  EXPECT_THROW(size_of(config, 512), UnsupportedError);  // more ranks than kernels serve
+}
+
 TEST(Configuration, RowOrderHashCoversWhatDecidesRowPositions) {
   const Config config = complete_config(valid_config(), kRanks);
   Config other = config;

@@ -98,6 +98,15 @@ def test_sizes_know_the_nodes():
     assert ferry.size_of(config, ranks=4).total == ferry.size_of(config, ferry.Topology([0] * 4)).total
 
 
+def test_sizes_of_gpu_backends_need_no_gpu():
+    def sizes(backend, ranks=8, **settings):
+        return ferry.size_of(ferry.Config(experts=256, top_k=8, hidden=7168, max_tokens=128, backend=backend, **settings), ranks)
+
+    assert sizes("cuda").dispatch_staging == 2 * 8 * 128 * 2 * 7168
+    assert sizes("cuda").total == sizes("nvshmem").total > sizes("cuda", own_receive_buffers=False).total
+    assert sizes("nvshmem", ferry.Topology([0, 0, 1, 1])).messages > 0 and sizes("collective", memory="device").messages > 0
+
+
 def text_of(config):
     return repr(config), ferry.size_of(config, 4).total
 

@@ -121,9 +121,4 @@ std::unique_ptr<Backend> make_nvshmem_backend(const Rank& rank, const Config& co
       });
 }
 
-Sizes nvshmem_backend_sizes(const Config& config, const Topology& topology, int rank) {
-  return topology.nodes() == 1 ? cuda_backend_sizes(config, topology, rank)
-                               : relayed_cuda_backend_sizes(config, topology, rank);
-}
-
 }  // namespace ferry

@@ -163,17 +163,6 @@ void set_engine_carriers(Engine* given, const ExchangeState& exchange, std::dequ
 }  // namespace
 }  // namespace cuda
 
-Sizes device_collective_sizes(const Config& config, const Topology& topology, int rank) {
-  cuda::check_limits(config);
-  const cuda::EngineLayout layout = cuda::engine_layout(config, topology, rank);
-  const std::int64_t lanes = config.lanes, received = layout.bytes - layout.received,
-                     working = layout.received - layout.signals_end;
-  return {.results = lanes * received,
-          .plans =
-              lanes * (cuda::lane_arrays(config, rank).bytes + working) + cuda::exchange_arrays(config).bytes,
-          .messages = lanes * layout.signals_end};
-}
-
 void require_nccl() {
   load_nccl();
 }

@@ -205,18 +205,6 @@ std::int64_t CudaBackend::scratch_bytes() const {
 
 }  // namespace cuda
 
-Sizes cuda_backend_sizes(const Config& config, const Topology& topology, int rank) {
-  if (has_relays(config, topology)) return relayed_cuda_backend_sizes(config, topology, rank);
-  cuda::check_limits(config);
-  const cuda::DeviceLayout layout = cuda::device_layout(config);
-  const std::int64_t lanes = config.lanes;
-  return {.dispatch_staging = 2 * lanes * layout.exchange.dispatch,
-          .combine_staging = 2 * lanes * layout.exchange.combine,
-          .signals = lanes * layout.exchange.signals,
-          .results = lanes * layout.received,
-          .plans = lanes * cuda::lane_arrays(config, rank).bytes + cuda::exchange_arrays(config).bytes};
-}
-
 std::unique_ptr<Backend> make_cuda_backend(const Rank& rank, const Config& config) {
   cuda::check_limits(config);
   if (has_relays(config, rank.topology())) return make_relayed_cuda_backend(rank, config);

@@ -234,17 +234,6 @@ std::unique_ptr<Backend> make_relayed_backend(const Rank& rank, const Config& co
 
 }  // namespace cuda
 
-Sizes relayed_cuda_backend_sizes(const Config& config, const Topology& topology, int rank) {
-  cuda::check_limits(config);
-  const cuda::EngineLayout engine = cuda::engine_layout(config, topology, rank);
-  const cuda::HopLayout hops = cuda::hop_layout(config, topology, engine.header_bytes, engine.row_bytes);
-  Sizes sizes = device_collective_sizes(config, topology, rank);
-  sizes.dispatch_staging = config.lanes * (hops.bytes - hops.signals_end);
-  sizes.signals = config.lanes * hops.signals_end;
-  sizes.plans += config.lanes * cuda::HopWorkingMemory::of(hops.shape).bytes;
-  return sizes;
-}
-
 std::unique_ptr<Backend> make_relayed_cuda_backend(const Rank& rank, const Config& config) {
   return cuda::make_relayed_backend(rank, config, [](const Rank& of, std::int64_t bytes) {
     return std::make_unique<cuda::MappedHopTransport>(of, bytes);

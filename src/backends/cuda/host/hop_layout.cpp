@@ -1,8 +1,9 @@
-#include "backends/cuda/host/hop_transport.hpp"
+#include "backends/cuda/two_hops/hop_layout.hpp"
 
 #include <algorithm>
 
 #include "backends/cuda/host/memory_layout.hpp"
+#include "backends/cuda/protocol/lane_view.hpp"
 #include "exchange/backend.hpp"
 #include "exchange/configuration.hpp"
 
