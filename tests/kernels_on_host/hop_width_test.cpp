@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "backends/cuda/host/hop_transport.hpp"
+#include "backends/cuda/two_hops/hop_layout.hpp"
 
 namespace ferry::cuda {
 namespace {
