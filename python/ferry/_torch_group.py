@@ -18,7 +18,8 @@ def make_group(process_group=None) -> Group:
         raise UnsupportedError(f"Group.torch: needs PyTorch, which cannot be imported: {missing}") from missing
 
     if not (dist.is_available() and dist.is_initialized()):
-        raise UsageError("Group.torch: torch.distributed is not initialised: call init_process_group first")
+        raise UsageError("Group.torch: torch.distributed is not initialised: call init_process_group first, in processes that "
+                         "torchrun has started (srun: docs/hosts.md, Slurm)")
     ranks = dist.get_world_size(process_group)
     rank = dist.get_rank(process_group)
     if rank < 0:
