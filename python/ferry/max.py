@@ -295,7 +295,7 @@ class Exchange(SharedByCopies):
             if input_tokens is None:
                 raise ferry.UsageError("input_tokens: None, must be an array of rows")
             plan, tags = kept.plan(src_info, row_offsets, counts, topk_ids, lane, input_tokens)
-            _core._max_require_apart({"output_tokens": output_tokens, "shared_outputs": shared_outputs},
+            _core._require_apart({"output_tokens": output_tokens, "shared_outputs": shared_outputs},
                                      {"src_info": src_info, "row_offsets": row_offsets, "counts": counts, "topk_ids": topk_ids})
         except BaseException as error:  # a rank that raised alone would leave its peers waiting
             text = f"ep_combine: rank {self._exchange.rank}: {str(error) or repr(error)}"

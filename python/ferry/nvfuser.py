@@ -28,9 +28,9 @@ _SETTINGS = ("experts", "top_k", "hidden", "max_tokens", "dtype", "deadline", "p
 _TEXT_BYTES = 512  # of a rank's refusal, as the ranks gather it
 
 # What Ferry's messages call the arguments, and what they are called here. A combine returns its rows in a dispatch.
-_DISPATCH_WORDS = (("tokens: ", "x: "), ("tokens[", "x["), ("tokens is an array of", "x is an array of"), ("ids: ", "topk_idx: "),
+_DISPATCH_WORDS = (("tokens: ", "x: "), ("tokens[", "x["), ("tokens (", "x ("), ("ids (", "topk_idx ("), ("tokens is an array of", "x is an array of"), ("ids: ", "topk_idx: "),
                    ("ids is ", "topk_idx is "), (", or choose the format ", ", or construct the exchange with dtype = "),
-                   ("format ", "dtype "), ("memory.parts[0]", "recv_x"))
+                   ("format ", "dtype "), ("memory.parts[0]", "recv_x"), ("memory of part 0: ", "recv_x: "))
 _COMBINE_WORDS = (("dispatch: ", "combine: "), ("refused dispatch ", "refused combine "), ("tokens: ", "rows: "),
                   ("tokens is an array of", "rows is an array of"), ("ids: ", "recv_src_rank: "), ("weights: ", "recv_src_idx: "))
 
@@ -230,7 +230,8 @@ class Exchange(SharedByCopies):
             raise ferry.UsageError(f"tokens: a {type(tokens).__name__}, must be an int")
         if not 0 <= tokens <= self._max_tokens:
             raise ferry.UsageError(f"tokens = {tokens}, must be 0 to max_tokens = {self._max_tokens}")
-        count = len(rows) if getattr(rows, "ndim", 0) else 0
+        lengths = {len(array) if getattr(array, "ndim", 0) else 0 for array in (src_idx, src_rank)}
+        count = lengths.pop() if len(lengths) == 1 else len(rows) if getattr(rows, "ndim", 0) else 0
         expected = {"recv_src_idx": (src_idx, count), "recv_src_rank": (src_rank, count),
                     "n_tokens_to_rank": (to_rank, ranks), "n_tokens_from_rank": (from_rank, ranks)}
         for name, array, shape, type_name in (
@@ -245,6 +246,7 @@ class Exchange(SharedByCopies):
                     f"{name}: {arrays.type_name(array)} {list(array.shape)}, must be {type_name} {list(shape)}")
         if not getattr(getattr(out, "flags", None), "writeable", True):
             raise ferry.UsageError("out: is read-only")
+        _core._require_apart({"out": out}, {"rows": rows} | {name: array for name, (array, _) in expected.items()})
         lists = {}
         for name, (array, _) in expected.items():
             with naming(name):

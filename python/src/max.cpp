@@ -1,8 +1,6 @@
 // The compiled part of ferry.max: the index of groups, and the operations of a combine by source.
-#include <algorithm>
+#include <cstdlib>
 #include <deque>
-#include <functional>
-#include <numeric>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -32,25 +30,48 @@ nb::tuple group_index(const std::vector<std::int32_t>& counts, int alignment) {
   return nb::make_tuple(std::move(index.row_offsets), std::move(index.expert_ids));
 }
 
+// Where the elements of an array lie: rows of one stride, or all bytes from the first to the last.
+struct Extent {
+  explicit Extent(const Array& array) {
+    const std::int64_t size = array.element_bytes();
+    std::int64_t low = 0, high = size;
+    for (std::size_t d = 0; d < array.shape.size(); ++d) {
+      if (array.shape[d] == 0) return;
+      const std::int64_t last = (array.shape[d] - 1) * array.strides[d] * size;
+      (last < 0 ? low : high) += last;
+    }
+    first = static_cast<const std::byte*>(array.data) + low;
+    rows = 1;
+    row_bytes = high - low;
+    if (array.shape.size() != 2 || array.strides[1] != 1 || array.strides[0] == 0) return;
+    rows = array.shape[0];
+    row_bytes = array.shape[1] * size;
+    stride = std::abs(array.strides[0]) * size;
+  }
+
+  const std::byte* first = nullptr;
+  std::int64_t rows = 0, row_bytes = 0, stride = 0;
+};
+
 // Raises UsageError if one of the arrays that a combine writes overlaps one that it reads; each is a dict of
-// names and dense arrays. Those of every combine are compared by the exchange.
+// names and arrays. An exchange compares those of its own combines.
 void require_apart(const nb::dict& written, const nb::dict& read) {
   std::deque<std::string> names;
   CallArrays arrays;
-  const auto add = [&](const nb::dict& given, auto take) {
+  const auto add = [&](const nb::dict& given, bool write) {
     for (const auto& [name, object] : given) {
       if (object.is_none()) continue;
       const char* const kept = names.emplace_back(nb::cast<std::string>(name)).c_str();
-      const Array array = inspect(object, kept);
-      take(kept, array.data,
-           std::accumulate(array.shape.begin(), array.shape.end(), array.element_bytes(),
-                           std::multiplies<>()));
+      const Extent extent(inspect(object, kept));
+      if (write) {
+        arrays.write(kept, extent.first, extent.rows, extent.row_bytes, extent.stride);
+      } else {
+        arrays.read(kept, extent.first, extent.rows, extent.row_bytes, extent.stride);
+      }
     }
   };
-  add(read,
-      [&](const char* name, const void* data, std::int64_t bytes) { arrays.read(name, data, 1, bytes); });
-  add(written,
-      [&](const char* name, const void* data, std::int64_t bytes) { arrays.write(name, data, 1, bytes); });
+  add(read, false);
+  add(written, true);
   arrays.require_apart("", -1);
 }
 
@@ -147,7 +168,7 @@ void bind_max(nb::module_& module) {
   for (const auto& [from, to] : max::kWords) words.append(nb::make_tuple(from, to));
   module.attr("_MAX_WORDS") = words;
   module.def("_max_group_index", &group_index, "counts"_a, "alignment"_a);
-  module.def("_max_require_apart", &require_apart, "written"_a, "read"_a);
+  module.def("_require_apart", &require_apart, "written"_a, "read"_a);
   module.def("_max_scratch_bytes", [](const PyExchange& self) {
     return with_operations(self, [](SourceOperations& operations) { return operations.scratch_bytes(); });
   });

@@ -424,6 +424,22 @@ def test_groups_without_an_expert_have_no_counts(rng):
     ferry.Group.threads(2).run(body)
 
 
+def test_what_unreduced_rows_do_not_have_is_refused():
+    def body(rank):
+        exchange, odd, x = exchange_of(rank, reduction="unreduced", shared_experts=1), rank.index == 1, np.ones((2, 4), np.float32)
+        received = exchange.ep_fused_dispatch(x, np.array([[0, 1], [1, 2]]))
+        arrays = (received.output_tokens, received.src_info, received.row_offsets, received.counts)
+        apart = {"shared_outputs": np.empty((1, 2, 4), np.float32)}
+        for given, pattern in ((apart | {"router_weights": np.ones((2, 2), np.float32)}, "unreduced returns rows as they are: pass no weights"),
+                               (apart | {"residual": x}, "unreduced has no epilogue"), (apart | {"scale": 2}, "unreduced has no epilogue"),
+                               ({}, "unreduced adds nothing: pass shared_outputs for the 1 shared experts of rank 1")):
+            with pytest.raises(ferry.UsageError, match=f"ep_combine: {pattern}"):
+                exchange.ep_fused_combine(*arrays, **(given if odd else apart))
+        assert exchange.ep_fused_combine(*arrays, **apart).tolist() == np.ones((2, 2, 4)).tolist()
+
+    ferry.Group.threads(2).run(body)
+
+
 def test_unsuitable_settings_are_refused():
     def body(rank):
         for settings, error, pattern in (

@@ -148,10 +148,26 @@ def test_results_go_into_memory_of_the_caller():
         assert exchange.combine(received.recv_x, *received[2:], out=y) is y and same(y, x)
         for wrong, pattern in ((memory[:1], r"rank 1: recv_x: float32 \[1, 4\], must be float32 \[\d+ or more, 4\]"), (memory.astype(np.float64), "recv_x: float64"),
                                (memory[:, :2], "recv_x: float32"), ("memory", "recv_x: str"),
-                               (np.broadcast_to(np.float32(0), memory.shape), "recv_x: .*read-only")):
+                               (np.broadcast_to(np.float32(0), memory.shape), "recv_x: .*read-only"),
+                               (np.zeros(memory.size + 1, np.float32)[1:].reshape(memory.shape), "recv_x: address .* is not a multiple of 16")):
             with pytest.raises(ferry.UsageError, match=pattern):
                 exchange.dispatch(x, CASE_IDS, recv_x=wrong if odd else None)
-        for wrong, pattern in ((y[:3], r"rank 1: out: float32 \[3, 4\], must be float32 \[4, 4\]"), (y.astype(np.float64), "rank 1: out: float64"),
+        ids = memory.reshape(-1)[:8].view(np.int64)
+        ids[:] = CASE_IDS
+        for read, pattern in (({"x": memory[:4], "topk_idx": CASE_IDS}, "x"), ({"x": x, "topk_idx": ids}, "topk_idx")):
+            with pytest.raises(ferry.UsageError, match=rf"recv_x \(.*\), which the call writes, overlaps {pattern} \("):
+                exchange.dispatch(**read, recv_x=memory if odd else None)
+        received = exchange.dispatch(x, CASE_IDS, recv_x=memory)
+        between = np.zeros((6, 2, 4), np.float32)
+        rows = between[:len(received.recv_x), 0]
+        rows[:] = received.recv_x
+        assert same(exchange.combine(rows, *received[2:], out=between[:4, 1]), x)
+        around = np.zeros((9, 4), np.float32)
+        received = received._replace(recv_x=around[:len(rows)])
+        received.recv_x[:] = rows
+        overlaps = r"rank 1: out \(.*\), which the call writes, overlaps rows \("
+        for wrong, pattern in ((around[1:5], overlaps), (around[8:4:-1], overlaps),
+                               (y[:3], r"rank 1: out: float32 \[3, 4\], must be float32 \[4, 4\]"), (y.astype(np.float64), "rank 1: out: float64"),
                                ([1], "rank 1: out: a list, must be an array"), (np.broadcast_to(np.float32(0), (4, 4)), "rank 1: out: is read-only")):
             with pytest.raises(ferry.UsageError, match=pattern):
                 exchange.combine(received.recv_x, *received[2:], out=wrong if odd else None)
@@ -177,7 +193,8 @@ BAD = {
     "a count out of range": (3, lambda a: changed(a, 1, 9), r"rank 1: n_tokens_to_rank\[1\] = 9, must be 0 to 4"),
     "rows of another type": (0, lambda a: a.astype(np.float64), r"rank 1: rows: float64 \[6, 4\], must be float32 \[6, 4\]"),
     "rows of another width": (0, lambda a: a[:, :2], r"rank 1: rows: float32 \[6, 2\], must be float32 \[6, 4\]"),
-    "fewer rows": (0, lambda a: a[:5], r"rank 1: recv_src_idx: int64 \[6\], must be int64 \[5\]"),
+    "fewer rows": (0, lambda a: a[:5], r"rank 1: rows: float32 \[5, 4\], must be float32 \[6, 4\]"),
+    "fewer indices": (1, lambda a: a[:5], r"rank 1: recv_src_idx: int64 \[5\], must be int64 \[6\]"),
     "indices of another type": (1, lambda a: a.astype(np.int32), r"rank 1: recv_src_idx: int32 \[6\], must be int64 \[6\]"),
     "counts of another length": (4, lambda a: a[:1], r"rank 1: n_tokens_from_rank: int64 \[1\], must be int64 \[2\]"),
     "no array": (1, lambda a: a.tolist(), r"rank 1: recv_src_idx: a list, must be an array of the kind and device of rows"),
