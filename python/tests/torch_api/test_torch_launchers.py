@@ -42,10 +42,11 @@ def test_ranks_of_mpirun(rng):
     run_job(rng, "mpirun", ["mpirun", "-n", str(RANKS), sys.executable], os.environ | settings)
 
 
-def output_of(example, ranks):
+def output_of(example, ranks, nodes=1):
     path = pathlib.Path(__file__).parents[3] / "examples" / f"{example}.py"
-    done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", str(path)],
-                          capture_output=True, text=True, timeout=250)
+    on_its_node = f'FERRY_HOST_ID="host $((RANK * {nodes} / WORLD_SIZE))" exec "$0" "$1"'
+    done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "--no-python",
+                           "bash", "-c", on_its_node, sys.executable, str(path)], capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -61,9 +62,10 @@ def test_the_example_of_decode():
     assert re.fullmatch(rf"20 steps on 2 ranks, \d+ tokens, {how}: as a dense layer\n", output_of("serve_decode", 2))
 
 
-def test_the_example_of_deep_ep():
-    assert output_of("deep_ep_swap", 2) == "".join(f"{mode} mode over ferry.deep_ep on 2 ranks: as a dense layer\n"
-                                                   for mode in ("normal", "low-latency"))
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_the_example_of_deep_ep(nodes):
+    assert output_of("deep_ep_swap", 2, nodes) == "".join(f"{mode} mode over ferry.deep_ep on 2 ranks: as a dense layer\n"
+                                                          for mode in ("normal", "low-latency"))
 
 
 def test_the_example_of_transformers():
