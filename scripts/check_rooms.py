@@ -60,7 +60,7 @@ ROOMS = {
     "backends/nvshmem/module": "base backends/cuda/transport backends/cuda/two_hops",
     "backends/nvshmem": "base exchange group backends/cuda/runtime backends/cuda/memory backends/cuda/host backends/nvshmem/module",
     "capi": "base format plan exchange",
-    "nvfuser": "base exchange format capi",
+    "nvfuser": "base format layout plan exchange capi",
     "max": "base exchange layout plan capi",
     "program": "base exchange",
     "trace": "base format exchange capi",

@@ -1,4 +1,4 @@
-// Dispatch and combine in the call shapes of nvFuser, in host memory: combine needs no plan and no ids.
+// Dispatch and combine in the call shapes of nvFuser: combine needs no plan and no ids.
 //
 //   nvfuser::Exchange exchange(rank, config);
 //   nvfuser::DispatchResult received = exchange.dispatch(tokens, ids);
@@ -20,10 +20,18 @@
 
 namespace ferry::nvfuser {
 
+/// Options of a dispatch.
+struct DispatchOptions {
+  void* recv_x =
+      nullptr;      ///< [capacity(), H], aligned to 16 bytes: takes the rows; null: the exchange's memory
+  Stream stream{};  ///< device memory: the work waits for what is on it
+};
+
 /// What a rank has received. With K = 1 rows are sorted by local expert, source rank, token. With K > 1 there
 /// is one row for each (token, rank), sorted by source rank, token.
 struct DispatchResult {
-  const void* recv_x = nullptr;  ///< [rows, H], dense; memory of the exchange, until its next dispatch
+  /// [rows, H], dense: DispatchOptions::recv_x, or memory of the exchange until its next dispatch.
+  const void* recv_x = nullptr;
   std::vector<std::int64_t> recv_topk_idx;  ///< K = 1: [rows] global expert ids; else [rows, K] local or -1
   std::vector<std::int64_t> recv_src_idx;   ///< [rows] index of the row's token on its source rank
   std::vector<std::int64_t> recv_src_rank;  ///< [rows]
@@ -47,24 +55,27 @@ struct CombineInput {
   std::span<const std::int64_t> recv_src_idx, recv_src_rank, n_tokens_to_rank, n_tokens_from_rank;
 };
 
-/// Dispatch and combine for one configuration, in host memory.
+/// Dispatch and combine for one configuration. In device memory x, ids, rows and results are addresses there;
+/// the arrays of integers are the host's.
 ///
 /// Collective: every rank constructs it and makes the same calls in the same order, one at a time. Blocking:
-/// calls return when this rank's result is complete.
+/// calls return when this rank's result is complete, in device memory too, so they cannot be captured.
 /// @throws UsageError  an argument of one rank is wrong: on every rank; the exchange stays usable
 /// @throws TimeoutError, PeerLostError  final for the group
 class Exchange {
  public:
   /// Uses experts, top_k, hidden, max_tokens, backend, engine, memory, hops, window, placement, deadline and
   /// format of `config`. The format is the type of tokens, rows and results. nvFuser's calls decide all else.
-  /// @throws UnsupportedError  device memory (use Python's ferry.nvfuser), experts in slices
+  /// @throws UnsupportedError  experts in slices
   /// @throws UsageError  a format other than bf16, fp16 and fp32, another setting that is not its default, or
   /// as ferry::Exchange
   Exchange(const Rank& rank, const Config& config);
   ~Exchange();
 
   /// Sends every token to the ranks of its experts, `ids` [N, K]; -1 masks a slot.
-  DispatchResult dispatch(const Tokens& tokens, const Ids& ids);
+  DispatchResult dispatch(const Tokens& tokens, const Ids& ids, const DispatchOptions& options = {});
+
+  std::int64_t capacity() const;  ///< the most rows that a dispatch gives this rank
 
   /// Local. The result of the last dispatch, also if that has delivered its rows and thrown, as for ids out
   /// of range.
@@ -73,10 +84,10 @@ class Exchange {
   /// Local. In place of dispatch(): ends the peers' dispatch with this error. For bindings.
   void refuse_dispatch(const Error& error) noexcept;
 
-  /// Writes `result` [N, H], dense, of the exchange's type: each token's rows added in fp32 from +0 in rank
-  /// order and rounded once, NaN as docs/formats.md says; zeros for a token without rows. `tokens` is N of
-  /// the dispatch.
-  void combine(const CombineInput& input, std::int64_t tokens, void* result);
+  /// Writes `result` [N, H], dense, of the exchange's type, in device memory aligned to 16 bytes: each
+  /// token's rows added in fp32 from +0 in rank order and rounded once, NaN as docs/formats.md says; zeros
+  /// for a token without rows. `tokens` is N of the dispatch.
+  void combine(const CombineInput& input, std::int64_t tokens, void* result, Stream stream = {});
 
  private:
   struct State;

@@ -23,6 +23,17 @@ struct BrokenGuard {
   std::int64_t row;
 };
 
+// Sums of rows, dense, of one type: row t of `result` is the sum in fp32, from +0 and in the order of
+// `terms`, of the rows that terms[t, ...] names, rounded once.
+struct ListedSums {
+  const void* rows;           // [.., hidden]
+  const std::int32_t* terms;  // [count, most] numbers of rows; -1: none
+  int most;
+  void* result;  // [count, hidden], aligned to 16 bytes
+  std::int64_t count, hidden;
+  DType type;
+};
+
 // On the device of one exchange. Owns the streams, events and memory that it makes; the destructor waits for
 // the work on them.
 class DeviceWork {
@@ -41,6 +52,12 @@ class DeviceWork {
   virtual void copy_rows(void* to, const void* from, std::int64_t from_stride, std::int64_t row_bytes,
                          std::int64_t rows, Stream stream) = 0;
   virtual void set_number(std::int32_t* to, std::int32_t number, Stream stream) = 0;
+  virtual void add_rows(const ListedSums& sums, Stream stream) = 0;
+
+  // Copies between memory of the host and of the device, and returns when it is done.
+  virtual void copy(void* to, const void* from, std::int64_t bytes) = 0;
+  // Throws UsageError if kernels cannot use the memory at `address`, or it is not a multiple of 16 bytes.
+  virtual void require_usable(const char* operation, const char* name, const void* address) = 0;
 
   virtual bool is_captured(Stream stream) const = 0;
 

@@ -58,6 +58,10 @@ void ferry_nvfuser_exchange_destroy(ferry_nvfuser_exchange* exchange) {
   delete exchange;
 }
 
+int64_t ferry_nvfuser_capacity(const ferry_nvfuser_exchange* exchange) {
+  return exchange == nullptr ? 0 : exchange->exchange.capacity();
+}
+
 ferry_status ferry_nvfuser_dispatch(ferry_nvfuser_exchange* handle,
                                     const ferry_nvfuser_dispatch_args* given) {
   return guarded([&] {
@@ -76,7 +80,7 @@ ferry_status ferry_nvfuser_dispatch(ferry_nvfuser_exchange* handle,
       throw;
     }
     try {
-      write_result(*handle, exchange.dispatch(tokens, ids), args.result);
+      write_result(*handle, exchange.dispatch(tokens, ids, {args.recv_x, {args.stream}}), args.result);
     } catch (const Error&) {  // such as ids out of range, of a dispatch that has delivered its rows
       nvfuser::DispatchResult last = exchange.last_dispatch_result();
       if (last.call != 0 && last.call != handle->received.call)
@@ -95,7 +99,7 @@ ferry_status ferry_nvfuser_combine(ferry_nvfuser_exchange* handle, const ferry_n
     input.recv_src_rank = values_of(args.recv_src_rank, args.row_count);
     input.n_tokens_to_rank = values_of(args.n_tokens_to_rank, handle->ranks);
     input.n_tokens_from_rank = values_of(args.n_tokens_from_rank, handle->ranks);
-    exchange.combine(input, args.tokens, args.result);
+    exchange.combine(input, args.tokens, args.result, {args.stream});
   });
 }
 

@@ -8,10 +8,13 @@
 #include "base/errors.hpp"
 #include "base/text.hpp"
 #include "exchange/configuration.hpp"
+#include "exchange/device_work.hpp"
 #include "exchange/overlap.hpp"
 #include "ferry/error.hpp"
 #include "ferry/nvfuser.hpp"
 #include "format/numbers.hpp"
+#include "layout/plan_layout.hpp"
+#include "plan/shapes.hpp"
 
 namespace ferry::nvfuser {
 
@@ -20,7 +23,8 @@ namespace {
 // nvFuser's words for the arguments of the calls that carry its own out.
 constexpr Phrase kDispatchWords[] = {
     {", or choose the format ", ", or construct the exchange with format = "},
-    {", or receive in memory of your own", ""},  // a dispatch takes no memory
+    {"memory.parts[0]", "recv_x"},
+    {"memory of part 0: ", "recv_x: "},
 };
 
 // A combine returns its rows in a dispatch.
@@ -36,8 +40,6 @@ constexpr std::int64_t kMostRows = 1 << 24;  // the largest max_tokens of a ferr
 constexpr std::size_t kTextBytes = 512;      // of a rank's refusal, as the ranks gather it
 
 DType type_of(const Config& config) {
-  if (chosen_memory(config) == MemoryKind::device)
-    throw UnsupportedError("nvfuser: arrays are in host memory; for GPUs use Python's ferry.nvfuser");
   const std::optional<DType> type = config.format.value_type();
   if (!type)
     throw UsageError(str("nvfuser: format ", to_string(config.format), ", must be bf16, fp16 or fp32"));
@@ -170,9 +172,35 @@ struct Exchange::State {
         ranks(static_cast<std::size_t>(own.size())),
         type(configs.there.combine_type),
         there(own, configs.there),
-        back(own, configs.back) {}
+        back(own, configs.back),
+        device(make_device_work(there)) {
+    if (device == nullptr) return;
+    const std::int64_t most = back.config().max_tokens;
+    targets = reinterpret_cast<std::int64_t*>(device->allocate(most * 8));
+    indices = reinterpret_cast<float*>(device->allocate(most * 4));
+    terms = reinterpret_cast<std::int32_t*>(
+        device->allocate(std::int64_t{there.config().max_tokens} * most_terms() * 4));
+  }
+
+  // The most rows of a token that come back.
+  int most_terms() const { return std::min(there.config().top_k, rank.size()); }
+  // `bytes` bytes from one memory of the exchange or of the host to the other.
+  void copy(void* to, const void* from, std::int64_t bytes) const {
+    if (device != nullptr) {
+      device->copy(to, from, bytes);
+    } else if (bytes > 0) {
+      std::memcpy(to, from, static_cast<std::size_t>(bytes));
+    }
+  }
+  template <class T>
+  std::vector<T> on_host(const T* values, std::int64_t count) const {
+    std::vector<T> copied(static_cast<std::size_t>(count));
+    copy(copied.data(), values, count * static_cast<std::int64_t>(sizeof(T)));
+    return copied;
+  }
 
   DispatchResult result_of(const ferry::DispatchResult& rows) const;
+  ferry::DispatchResult return_rows(const CombineInput& input, Stream stream);
   void check_input(const CombineInput& input, std::int64_t tokens, const void* result) const;
   std::vector<Numbers> agree(const std::string& fault, const Numbers& numbers) const;
   void check_counts(const std::vector<Numbers>& gathered) const;
@@ -180,19 +208,38 @@ struct Exchange::State {
                        std::int64_t tokens) const;
   void add_rows(const std::byte* rows, std::span<const std::int32_t> index, std::int64_t tokens,
                 std::byte* result) const;
+  void add_rows_on_device(const void* rows, std::span<const std::int32_t> index, std::int64_t tokens,
+                          void* result, Stream stream);
 
   Rank rank;
   std::size_t ranks;
   DType type;
   ferry::Exchange there, back;
+  std::unique_ptr<DeviceWork> device;  // null: host memory
+  // In device memory, of a combine.
+  std::int64_t* targets = nullptr;  // [R * max_tokens] recv_src_rank
+  float* indices = nullptr;         // [R * max_tokens] recv_src_idx, which travel as weights
+  std::int32_t* terms = nullptr;    // [max_tokens, most_terms()] the returned rows of each token
 };
 
 Exchange::Exchange(const Rank& rank, const Config& config)
     : state_(std::make_unique<State>(rank, configs_or_refuse(rank, config))) {}
 Exchange::~Exchange() = default;
 
-DispatchResult Exchange::dispatch(const Tokens& tokens, const Ids& ids) {
-  return state_->result_of(in_words(kDispatchWords, [&] { return state_->there.dispatch(tokens, ids); }));
+DispatchResult Exchange::dispatch(const Tokens& tokens, const Ids& ids, const DispatchOptions& options) {
+  ferry::Exchange& there = state_->there;
+  const CallOptions call{.stream = options.stream};
+  return in_words(kDispatchWords, [&] {
+    const ferry::DispatchResult rows =
+        there.dispatch(tokens, ids, nullptr, {.call = call, .memory = {.parts = {options.recv_x}}});
+    there.synchronize(call);
+    there.check();
+    return state_->result_of(rows);
+  });
+}
+
+std::int64_t Exchange::capacity() const {
+  return state_->there.capacity();
 }
 
 DispatchResult Exchange::last_dispatch_result() const {
@@ -200,23 +247,29 @@ DispatchResult Exchange::last_dispatch_result() const {
 }
 
 DispatchResult Exchange::State::result_of(const ferry::DispatchResult& rows) const {
-  const int top_k = there.config().top_k, me = rank.index();
+  const Config& config = there.config();
+  const std::size_t me = static_cast<std::size_t>(rank.index());
   DispatchResult received;
   if (rows.total == nullptr) return received;
   received.recv_x = rows.data;
   received.call = rows.call;
-  for (std::int64_t row = 0; row < *rows.total; ++row) {
-    received.recv_src_idx.push_back(rows.source[row].token);
-    received.recv_src_rank.push_back(rows.source[row].rank);
+  const std::int64_t total = on_host(rows.total, 1).front();
+  for (const Source& source : on_host(rows.source, total)) {
+    received.recv_src_idx.push_back(source.token);
+    received.recv_src_rank.push_back(source.rank);
   }
-  if (top_k == 1) {
-    for (int group = 0; group < rows.groups; ++group)
-      received.recv_topk_idx.insert(received.recv_topk_idx.end(), rows.counts[group],
-                                    rows.group_expert[group]);
+  if (config.top_k == 1) {
+    const std::vector<std::int32_t> counts = on_host(rows.counts, rows.groups),
+                                    experts = on_host(rows.group_expert, rows.groups);
+    for (std::size_t group = 0; group < counts.size(); ++group)
+      received.recv_topk_idx.insert(received.recv_topk_idx.end(), counts[group], experts[group]);
   } else {
-    received.recv_topk_idx.assign(rows.local_ids, rows.local_ids + *rows.total * top_k);
+    const std::vector<std::int32_t> ids = on_host(rows.local_ids, total * config.top_k);
+    received.recv_topk_idx.assign(ids.begin(), ids.end());
   }
-  const std::span<const std::int32_t> between = rows.plan.tokens_between();
+  const std::vector<std::int32_t> between =
+      on_host(view_plan(rows.plan.storage(), plan_shape(config)).tokens_between,
+              static_cast<std::int64_t>(ranks * ranks));
   for (std::size_t peer = 0; peer < ranks; ++peer) {
     received.n_tokens_to_rank.push_back(between[me * ranks + peer]);
     received.n_tokens_from_rank.push_back(between[peer * ranks + me]);
@@ -228,8 +281,8 @@ void Exchange::refuse_dispatch(const Error& error) noexcept {
   state_->there.refuse(Operation::dispatch, error);
 }
 
-void Exchange::combine(const CombineInput& input, std::int64_t tokens, void* result) {
-  const State& state = *state_;
+void Exchange::combine(const CombineInput& input, std::int64_t tokens, void* result, Stream stream) {
+  State& state = *state_;
   std::string fault;
   Numbers numbers(1 + 2 * state.ranks);
   try {
@@ -243,20 +296,40 @@ void Exchange::combine(const CombineInput& input, std::int64_t tokens, void* res
   }
   state.check_counts(state.agree(fault, numbers));
 
-  // The index of a row's token travels as its weight, which dispatch delivers bit for bit.
+  const ferry::DispatchResult rows =
+      in_words(kCombineWords, [&] { return state.return_rows(input, stream); });
+  std::vector<std::int32_t> returned;
+  for (const float index : state.on_host(rows.weight, state.on_host(rows.total, 1).front()))
+    returned.push_back(std::bit_cast<std::int32_t>(index));
+  state.agree(state.fault_of(returned, input.n_tokens_to_rank, tokens), {});
+  if (state.device != nullptr) {
+    state.add_rows_on_device(rows.data, returned, tokens, result, stream);
+  } else {
+    state.add_rows(static_cast<const std::byte*>(rows.data), returned, tokens,
+                   static_cast<std::byte*>(result));
+  }
+}
+
+// Sends every row to its source rank. The index of a row's token travels as its weight, which dispatch
+// delivers bit for bit.
+ferry::DispatchResult Exchange::State::return_rows(const CombineInput& input, Stream stream) {
   std::vector<float> index;
   for (const std::int64_t token : input.recv_src_idx)
     index.push_back(std::bit_cast<float>(static_cast<std::int32_t>(token)));
-  const auto count = static_cast<std::int64_t>(input.recv_src_idx.size());
-  const ferry::DispatchResult rows = in_words(kCombineWords, [&] {
-    return state_->back.dispatch(Tokens::rows(input.rows, count, state.type), input.recv_src_rank.data(),
-                                 index.data(), {.weighted = true});
-  });
-  std::vector<std::int32_t> returned(static_cast<std::size_t>(*rows.total));
-  for (std::size_t row = 0; row < returned.size(); ++row)
-    returned[row] = std::bit_cast<std::int32_t>(rows.weight[row]);
-  state.agree(state.fault_of(returned, input.n_tokens_to_rank, tokens), {});
-  state.add_rows(static_cast<const std::byte*>(rows.data), returned, tokens, static_cast<std::byte*>(result));
+  const std::int64_t count = std::ssize(index);
+  const std::int64_t* ids = input.recv_src_rank.data();
+  const float* weights = index.data();
+  if (device != nullptr) {
+    copy(targets, ids, count * 8);
+    copy(indices, weights, count * 4);
+    ids = targets;
+    weights = indices;
+  }
+  const CallOptions call{.stream = stream};
+  const ferry::DispatchResult rows =
+      back.dispatch(Tokens::rows(input.rows, count, type), ids, weights, {.call = call, .weighted = true});
+  back.synchronize(call);
+  return rows;
 }
 
 void Exchange::State::check_input(const CombineInput& input, std::int64_t tokens, const void* result) const {
@@ -267,6 +340,7 @@ void Exchange::State::check_input(const CombineInput& input, std::int64_t tokens
     throw UsageError(str("result is null; it needs memory for ", counted(tokens, "token")));
   if (input.rows == nullptr && !input.recv_src_idx.empty())
     throw UsageError(str("rows is null; recv_src_idx has ", input.recv_src_idx.size(), " entries"));
+  if (device != nullptr) device->require_usable("combine", "result", result);
   check_length("recv_src_rank", input.recv_src_rank, input.recv_src_idx.size());
   check_length("n_tokens_to_rank", input.n_tokens_to_rank, ranks);
   check_length("n_tokens_from_rank", input.n_tokens_from_rank, ranks);
@@ -369,6 +443,27 @@ void Exchange::State::add_rows(const std::byte* rows, std::span<const std::int32
     rows += row_bytes;
   }
   for (std::int64_t i = 0; i < tokens * hidden; ++i) store(sums[i], result, i, type);
+}
+
+void Exchange::State::add_rows_on_device(const void* rows, std::span<const std::int32_t> index,
+                                         std::int64_t tokens, void* result, Stream stream) {
+  const auto most = static_cast<std::size_t>(most_terms());
+  std::vector<std::int32_t> listed(static_cast<std::size_t>(tokens) * most, -1);
+  std::vector<std::size_t> found(static_cast<std::size_t>(tokens));
+  for (std::size_t row = 0; row < index.size(); ++row) {  // in rank order
+    const auto token = static_cast<std::size_t>(index[row]);
+    listed[token * most + found[token]++] = static_cast<std::int32_t>(row);
+  }
+  copy(terms, listed.data(), std::ssize(listed) * 4);
+  device->add_rows({.rows = rows,
+                    .terms = terms,
+                    .most = most_terms(),
+                    .result = result,
+                    .count = tokens,
+                    .hidden = there.config().hidden,
+                    .type = type},
+                   stream);
+  back.synchronize({.stream = stream});
 }
 
 }  // namespace ferry::nvfuser

@@ -175,10 +175,10 @@ static_assert(sizeof(ferry_max_dispatch_result) == offsetof(ferry_max_dispatch_r
 static_assert(sizeof(ferry_max_dispatch_args) == offsetof(ferry_max_dispatch_args, input_scale_count) + 8);
 static_assert(sizeof(ferry_max_combine_args) == offsetof(ferry_max_combine_args, epilogue) + 8);
 static_assert(sizeof(ferry_nvfuser_dispatch_result) == offsetof(ferry_nvfuser_dispatch_result, rows) + 8);
-static_assert(sizeof(ferry_nvfuser_dispatch_args) == offsetof(ferry_nvfuser_dispatch_args, result) + 8);
+static_assert(sizeof(ferry_nvfuser_dispatch_args) == offsetof(ferry_nvfuser_dispatch_args, stream) + 8);
 static_assert(sizeof(ferry_counts) == offsetof(ferry_counts, combine_messages_between_nodes) + 8);
 static_assert(sizeof(ferry_topology) == offsetof(ferry_topology, nodes) + 4);
-static_assert(sizeof(ferry_nvfuser_combine_args) == offsetof(ferry_nvfuser_combine_args, result) + 8);
+static_assert(sizeof(ferry_nvfuser_combine_args) == offsetof(ferry_nvfuser_combine_args, stream) + 8);
 
 TEST(Layout, OfStructsHasNotChanged) {
   const std::map<std::string, std::size_t> recorded = {
@@ -215,8 +215,8 @@ TEST(Layout, OfStructsHasNotChanged) {
       {"ferry_max_dispatch_args", 248},
       {"ferry_max_combine_args", 216},
       {"ferry_nvfuser_dispatch_result", 64},
-      {"ferry_nvfuser_dispatch_args", 136},
-      {"ferry_nvfuser_combine_args", 72},
+      {"ferry_nvfuser_dispatch_args", 152},
+      {"ferry_nvfuser_combine_args", 80},
       {"ferry_dispatch_counts_args", 72},
       {"ferry_dispatch_counts_result", 48},
       {"ferry_encoder_call", 152},

@@ -75,6 +75,11 @@ TEST(NvfuserInC, ItsOwnCase) {
     const auto args = step.combine_args();
     ASSERT_EQ(ferry_nvfuser_combine(exchange.get(), &args), FERRY_OK) << ferry_last_error();
     EXPECT_EQ(step.result, step.x);
+    std::vector<float> memory(static_cast<std::size_t>(4 * ferry_nvfuser_capacity(exchange.get())));
+    step.dispatch.recv_x = memory.data();
+    ASSERT_EQ(ferry_nvfuser_dispatch(exchange.get(), &step.dispatch), FERRY_OK) << ferry_last_error();
+    EXPECT_EQ(step.received.recv_x, memory.data());
+    EXPECT_EQ(memory[0], first ? 0.0f : 4.0f);
   });
 }
 

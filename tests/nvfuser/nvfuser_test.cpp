@@ -8,20 +8,17 @@
 #include <functional>
 #include <numeric>
 #include <random>
-#include <set>
 #include <string>
 #include <vector>
 
 #include "ferry/error.hpp"
 #include "format/numbers.hpp"
+#include "nvfuser/random_step.hpp"
 #include "seed.hpp"
 
 namespace ferry::test {
 namespace {
 
-using Integers = std::vector<std::int64_t>;
-
-constexpr int kHidden = 4;
 const std::vector<std::int32_t> kCaseIds = {0, 2, 3, 2};
 
 Config case_config() {
@@ -55,75 +52,6 @@ TEST(Nvfuser, ItsOwnCase) {
   });
 }
 
-// Tokens and ids of every rank; the last rank has no tokens.
-struct Step {
-  int ranks, top_k, experts;
-  std::vector<std::vector<float>> tokens;
-  std::vector<std::vector<std::int64_t>> ids;
-
-  Step(std::mt19937_64& random, int rank_count, int k)
-      : ranks(rank_count), top_k(k), experts(4 * rank_count) {
-    for (int rank = 0; rank < ranks; ++rank) {
-      const auto count = rank + 1 == ranks ? 0 : random() % 8;
-      auto& values = tokens.emplace_back(count * kHidden);
-      for (float& value : values) value = static_cast<float>(random() % 4096) / 7;
-      auto& list = ids.emplace_back();
-      for (std::size_t token = 0; token < count; ++token) {
-        std::vector<std::int64_t> order(experts);
-        std::iota(order.begin(), order.end(), 0);
-        std::ranges::shuffle(order, random);
-        for (int slot = 0; slot < top_k; ++slot) list.push_back(random() % 5 == 0 ? -1 : order[slot]);
-      }
-    }
-  }
-  std::int64_t count(int rank) const { return static_cast<std::int64_t>(tokens[rank].size()) / kHidden; }
-  std::set<std::int64_t> targets(int rank, std::int64_t token) const {
-    std::set<std::int64_t> found;
-    for (int slot = 0; slot < top_k; ++slot)
-      if (const auto id = ids[rank][token * top_k + slot]; id >= 0) found.insert(id / 4);
-    return found;
-  }
-};
-
-float expert(float value, std::int64_t rank) {
-  return value * (static_cast<float>(rank) + 0.3f);
-}
-
-void check_dispatch(const Step& step, int rank, const nvfuser::DispatchResult& received) {
-  struct Row {
-    std::int64_t expert, source, token;
-  };
-  std::vector<Row> rows;
-  Integers to(step.ranks), from(step.ranks);
-  for (int source = 0; source < step.ranks; ++source) {
-    for (std::int64_t token = 0; token < step.count(source); ++token) {
-      const auto targets = step.targets(source, token);
-      if (source == rank)
-        for (const auto target : targets) ++to[target];
-      if (!targets.contains(rank)) continue;
-      ++from[source];
-      rows.push_back({step.top_k == 1 ? step.ids[source][token] : 0, source, token});
-    }
-  }
-  std::ranges::stable_sort(rows, {}, &Row::expert);
-  EXPECT_EQ(received.n_tokens_to_rank, to);
-  EXPECT_EQ(received.n_tokens_from_rank, from);
-  ASSERT_EQ(received.recv_src_idx.size(), rows.size());
-  ASSERT_EQ(received.recv_topk_idx.size(), rows.size() * step.top_k);
-  const auto* values = static_cast<const float*>(received.recv_x);
-  for (std::size_t row = 0; row < rows.size(); ++row) {
-    EXPECT_EQ(received.recv_src_idx[row], rows[row].token);
-    EXPECT_EQ(received.recv_src_rank[row], rows[row].source);
-    EXPECT_TRUE(std::equal(values + row * kHidden, values + (row + 1) * kHidden,
-                           step.tokens[rows[row].source].data() + rows[row].token * kHidden));
-    for (int slot = 0; slot < step.top_k; ++slot) {
-      const auto id = step.ids[rows[row].source][rows[row].token * step.top_k + slot];
-      const auto local = id >= 0 && id / 4 == rank ? id % 4 : -1;
-      EXPECT_EQ(received.recv_topk_idx[row * step.top_k + slot], step.top_k == 1 ? id : local);
-    }
-  }
-}
-
 TEST(Nvfuser, RandomIdsAgreeWithALoop) {
   std::mt19937_64 random(seed());
   for (const int ranks : {2, 3, 4, 8}) {
@@ -138,7 +66,7 @@ TEST(Nvfuser, RandomIdsAgreeWithALoop) {
         const int me = rank.index();
         const auto received = exchange.dispatch(
             Tokens::rows(step.tokens[me].data(), step.count(me), DType::fp32), step.ids[me].data());
-        check_dispatch(step, me, received);
+        check_dispatch(step, me, received, static_cast<const float*>(received.recv_x));
         std::vector<float> rows(received.recv_src_idx.size() * kHidden), result(step.tokens[me].size(), -1);
         for (std::size_t i = 0; i < rows.size(); ++i)
           rows[i] = expert(static_cast<const float*>(received.recv_x)[i], me);
@@ -320,12 +248,26 @@ TEST(Nvfuser, UnsuitableConfigurationsAreRefused) {
     EXPECT_THROW(nvfuser::Exchange(rank, config), UnsupportedError);
     config.placement = Placement::ep_tp(4, 1, 2);
     EXPECT_THROW(nvfuser::Exchange(rank, config), UnsupportedError);
-    config = case_config();
-    config.backend = BackendKind::cuda;
-    EXPECT_THROW(nvfuser::Exchange(rank, config), UnsupportedError);
-    config.backend = BackendKind::collective;
-    config.memory = MemoryKind::device;
-    EXPECT_THROW(nvfuser::Exchange(rank, config), UnsupportedError);
+  });
+}
+
+TEST(Nvfuser, ReceivesInMemoryOfTheCaller) {
+  Group::threads(2).run([](const Rank& rank) {
+    nvfuser::Exchange exchange(rank, case_config());
+    const std::vector<float> tokens = case_tokens(rank.index());
+    std::vector<float> memory(static_cast<std::size_t>(exchange.capacity() * kHidden), -7), result(16);
+    const auto dispatch = [&](const float* x, void* recv_x) {
+      return exchange.dispatch(Tokens::rows(x, 4, DType::fp32), kCaseIds.data(), {.recv_x = recv_x});
+    };
+    const nvfuser::DispatchResult received = dispatch(tokens.data(), memory.data());
+    EXPECT_EQ(received.recv_x, memory.data());
+    EXPECT_EQ(memory[received.recv_src_idx.size() * kHidden], -7);
+    exchange.combine({received.recv_x, received}, 4, result.data());
+    EXPECT_EQ(result, tokens);
+    const bool odd = rank.index() == 1;
+    expect_refusal([&] { dispatch(tokens.data(), odd ? memory.data() + 1 : memory.data()); },
+                   "recv_x: address ");
+    expect_refusal([&] { dispatch(odd ? memory.data() : tokens.data(), memory.data()); }, "recv_x (");
   });
 }
 

@@ -7,6 +7,8 @@
 
 #include "backends/cuda/host/cuda_backend.hpp"
 #include "backends/cuda/memory/device_memory.hpp"
+#include "backends/cuda/memory/pointer_check.hpp"
+#include "backends/cuda/operations/listed_sums.hpp"
 #include "backends/cuda/operations/memory_kernels.hpp"
 #include "backends/cuda/runtime/driver.hpp"
 #include "backends/cuda/runtime/launch.hpp"
@@ -67,6 +69,23 @@ class CudaDeviceWork final : public DeviceWork {
     check(driver().memset_d32_async(reinterpret_cast<CUdeviceptr>(to), static_cast<unsigned>(number), 1,
                                     handle_of(stream)),
           "set a number in device memory");
+  }
+  void add_rows(const ListedSums& sums, Stream stream) override {
+    if (sums.count == 0) return;
+    const ScopedDevice device(device_);
+    kListedSumsKernel(sums, {}, stream);
+  }
+
+  void copy(void* to, const void* from, std::int64_t bytes) override {
+    const ScopedDevice device(device_);
+    copy_blocking(to, from, bytes);
+  }
+  void require_usable(const char* operation, const char* name, const void* address) override {
+    CallPointers pointers;
+    pointers.add(name, address, 16);
+    PointerCheck("", device_, [this](const void* at) {
+      return find_memory(at, device_);
+    }).require_usable(operation, pointers);
   }
 
   bool is_captured(Stream stream) const override {
