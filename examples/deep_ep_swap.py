@@ -44,8 +44,8 @@ def main():
     if on_gpu:
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
         torch.cuda.set_device(device)
-    # gloo is enough for Ferry, which has its own kernels, and it takes ranks that share a GPU.
-    dist.init_process_group("nccl" if "--before" in sys.argv[1:] else "gloo")
+    # On one node gloo is enough for Ferry, which has its own kernels, and it takes ranks that share a GPU.
+    dist.init_process_group("nccl" if "--before" in sys.argv[1:] or torch.cuda.device_count() >= ranks else "gloo")
     configs = deep_ep.Buffer.get_dispatch_config(ranks), deep_ep.Buffer.get_combine_config(ranks)
     rdma_bytes = max(deep_ep.Buffer.get_low_latency_rdma_size_hint(TOKENS, HIDDEN, ranks, EXPERTS),
                      *(config.get_rdma_buffer_size_hint(2 * HIDDEN, ranks) for config in configs))
