@@ -41,8 +41,8 @@ def numbers(draw, shape, dtype):
 class Ranks:
     """R ranks on one or two nodes, E experts on random ranks, and the tokens of a step."""
 
-    def __init__(self, draw, *, repeats, same=False):
-        self.ranks = int(draw.integers(1, 5))
+    def __init__(self, draw, *, repeats, same=False, ranks=None):
+        self.ranks = ranks or int(draw.integers(1, 5))
         self.nodes = one_of(draw, 1, 1, 2) if self.ranks % 2 == 0 else 1
         self.experts, self.top_k = int(draw.integers(1, 12)), int(draw.integers(1, 5))
         if not repeats:

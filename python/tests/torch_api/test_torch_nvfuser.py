@@ -10,9 +10,11 @@ import numpy as np
 
 import ferry
 import ferry.nvfuser
+from format_loops import TYPES
+from nvfuser_case import NvfuserCase
 from nvfuser_steps import CASE, CASE_IDS, case_tokens, expected_combine, expected_dispatch, output_of
 from oracle import bf16, random_step
-from torch_processes import GPUS, RANKS, bits, run, tensor
+from torch_processes import GPUS, RANKS, bits, run, tensor, to_numpy
 
 
 def exchange_of(device, **settings):
@@ -70,14 +72,28 @@ def test_random_ids_agree_with_loops(rng):
     run(check_random_ids, rng)
 
 
+def check_uneven_maps(rank, device, rng, **where):
+    """Experts on any ranks; memory of the caller and of the exchange."""
+    where = where or {"backend": "cuda" if device.type == "cuda" else "cpu"}
+    for number in range(12):
+        case = NvfuserCase(rng, list(TYPES)[number % 3], RANKS)
+        case.check(ferry.Group.torch(), rank, lambda array: tensor(array, device), to_numpy, **where)
+
+
+def test_uneven_maps_agree_with_loops(rng):
+    run(check_uneven_maps, rng)
+
+
 def check_over_nccl(rank, device, rng):
     check_random_ids(rank, device, rng, backend="collective", engine="nccl", memory="device")
+    check_uneven_maps(rank, device, rng, backend="collective", engine="nccl", memory="device")
 
 
 def check_over_nccl_on_two_hosts(rank, device, rng):
     os.environ["FERRY_HOST_ID"] = f"host {2 * rank // RANKS}"
     for hops in ("one", "two"):
-        check_random_ids(rank, device, rng, backend="collective", engine="nccl", memory="device", hops=hops)
+        for check in (check_random_ids, check_uneven_maps):
+            check(rank, device, rng, backend="collective", engine="nccl", memory="device", hops=hops)
 
 
 @pytest.mark.skipif(GPUS < 2, reason="needs two GPUs")
