@@ -303,7 +303,7 @@ class Exchanges(GroupExchanges):
             made = self._made[key] = [self._make_on(on_device, settings)]
         return made[0]
 
-    def node_routes(self, exchange, is_token_in_rank):
+    def node_routes(self, exchange, is_token_in_rank, sm_limit):
         """Collective: the routes of every rank to this node, for the handle of a dispatch by `exchange`; see _nodes.
 
         None if a node has too many ranks. Every rank sends a row to each node, which goes to all its ranks.
@@ -327,7 +327,7 @@ class Exchanges(GroupExchanges):
             return rows, arrays.empty((self.rank.size, columns), "int32", rows)
 
         rows, received = made_or_refused(exchange, "dispatch", make)
-        exchange.dispatch((rows,), self._route_columns[arrays].ids, memory=ferry.ReceiveBuffers(received))
+        exchange.dispatch((rows,), self._route_columns[arrays].ids, memory=ferry.ReceiveBuffers(received), sm_limit=sm_limit)
         return received
 
     def expert_counts(self, num_tokens_per_expert):

@@ -246,7 +246,8 @@ nb::tuple NormalCalls::deliver(LaneCall& call, Routes& routes, Received& receive
   nb::object node_routes = nb::none();
   const auto exchange_node_routes = [&] {
     if (topology_.nodes() > 1)
-      node_routes = python_.attr("node_routes")(current.owner, given.is_token_in_rank);
+      node_routes =
+          python_.attr("node_routes")(current.owner, given.is_token_in_rank, sm_limit_of(call, num_sms));
   };
   try {
     run("a dispatch with num_worst_tokens of the last one's shape and size",
