@@ -70,13 +70,14 @@ struct LatePuts : Pretended {
 
   __device__ void put(const LaneView& lane, int peer, std::byte* place, const std::byte* from,
                       int bytes) const {
-    put_with_signal(lane, peer, place, from, bytes, nullptr, 0);
+    put_with_signal(lane, peer, place, from, bytes, {nullptr, 0});
   }
   __device__ void put_with_signal(const LaneView& lane, int peer, std::byte* place, const std::byte* from,
-                                  int bytes, Flag* flag, std::uint64_t value) const {
+                                  int bytes, const FlagValue& announced) const {
+    const auto [flag, value] = announced;
     if (!is_staged(peer)) {
       if (flag == nullptr) return PlainStores::put(lane, peer, place, from, bytes);
-      return PlainStores::put_with_signal(lane, peer, place, from, bytes, flag, value);
+      return PlainStores::put_with_signal(lane, peer, place, from, bytes, announced);
     }
     __syncwarp();
     if (threadIdx.x % 32 != 0) return;

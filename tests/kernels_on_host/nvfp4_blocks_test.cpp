@@ -138,7 +138,7 @@ EncodedRow encode(const std::vector<uint4>& row, int begin, int end, float g) {
     const auto thread = static_cast<std::size_t>(threadIdx.x);
     auto* const to = thread < 3 ? reinterpret_cast<std::byte*>(values[thread].data()) : nullptr;
     const bool valid = send_nvfp4<kType, kAtOnce>(
-        reinterpret_cast<const std::byte*>(row.data()), to, 7u, {begin, end}, g,
+        reinterpret_cast<const std::byte*>(row.data()), {to, 7u}, {begin, end}, g,
         [&](bool stores, std::int64_t offset, std::uint32_t word) {
           if (stores) std::memcpy(reinterpret_cast<std::byte*>(scales.data()) + offset, &word, sizeof word);
         });

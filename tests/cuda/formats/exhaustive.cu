@@ -39,7 +39,7 @@ struct Fp8 {
     return Fp8Formula::of(amax, encoding.rule == ScaleRule::power_of_two, encoding.packs_scales());
   }
   __device__ void encode(const std::byte* row, std::byte* values, std::uint8_t* scales) const {
-    cuda::send_encoded<kType, kDeep>(row, values, 1u, {0, kColumns}, encoding, ScaleWriter{scales});
+    cuda::send_encoded<kType, kDeep>(row, {values, 1u}, {0, kColumns}, encoding, ScaleWriter{scales});
   }
   __device__ std::uint32_t scale(const std::uint8_t* scales, int block) const {
     return encoding.packs_scales() ? scales[block] : reinterpret_cast<const std::uint32_t*>(scales)[block];
@@ -62,7 +62,7 @@ struct Mx : ByteScales {
     return MxFormula::of(amax, kNarrow, encoding.rule == ScaleRule::mx_up);
   }
   __device__ void encode(const std::byte* row, std::byte* values, std::uint8_t* scales) const {
-    cuda::send_mx<kType, kDeep, kElement>(row, values, 1u, {0, kColumns}, encoding, ScaleWriter{scales});
+    cuda::send_mx<kType, kDeep, kElement>(row, {values, 1u}, {0, kColumns}, encoding, ScaleWriter{scales});
   }
 };
 
@@ -74,7 +74,7 @@ struct Nvfp4 : ByteScales {
 
   __device__ Nvfp4Formula formula(float amax) const { return Nvfp4Formula::of(amax, g); }
   __device__ void encode(const std::byte* row, std::byte* values, std::uint8_t* scales) const {
-    cuda::send_nvfp4<kType, kAtOnce>(row, values, 1u, {0, kColumns}, g, ScaleWriter{scales});
+    cuda::send_nvfp4<kType, kAtOnce>(row, {values, 1u}, {0, kColumns}, g, ScaleWriter{scales});
   }
 };
 

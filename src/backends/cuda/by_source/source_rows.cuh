@@ -324,7 +324,7 @@ class ReturnFinisher {
       const unsigned long long key = ~state_.fault;
       report(static_cast<SourceFault>(key & 0xff), static_cast<std::int64_t>(key >> 8 & 0xffff'ffff'ffff));
     }
-    write_plan_header(plan.header, lane_, *lane_.epoch, 0, state_.tokens, state_.rows, 0);
+    write_plan_header(plan.header, lane_, *lane_.epoch, 0, {state_.tokens, state_.rows, 0});
     if (state_.fault != 0) plan.header->magic = kWrongArraysMagic;
     state_.fault = 0;
   }

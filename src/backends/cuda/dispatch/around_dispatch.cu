@@ -90,16 +90,16 @@ __device__ __forceinline__ void write_encoded(const DispatchArguments& call, con
     });
   };
   const std::byte* const from = token_row(call, 0, of.token);
+  const EncodedRows to{mine, of.threads};
   if (call.encoding.is_two_level())
-    return send_nvfp4_quarters(call, from, mine, of.threads, quarters, store_scales, [&](float g) {
+    return send_nvfp4_quarters(call, from, to, quarters, store_scales, [&](float g) {
       for_each_row(of, [&](std::int64_t row) {
         if (threadIdx.x % 32 == 0) reinterpret_cast<float*>(call.received_parts[2])[row] = g;
       });
     });
   const ByteRange columns = encoded_columns(call.lane, quarters);
-  if (call.encoding.is_mx())
-    return send_mx_as<8>(call.type, from, mine, of.threads, columns, call.encoding, store_scales);
-  send_encoded_as<8>(call.type, from, mine, of.threads, columns, call.encoding, store_scales);
+  if (call.encoding.is_mx()) return send_mx_as<8>(call.type, from, to, columns, call.encoding, store_scales);
+  send_encoded_as<8>(call.type, from, to, columns, call.encoding, store_scales);
 }
 
 // [warp] Copies a slice of the token's row.

@@ -39,18 +39,24 @@ struct IdPrefetch {
   }
 };
 
-// [block] Adds the routes and messages of tokens [begin, end) to the counts that counts_of(token) returns,
-// and their bad ids to `bad` unless it is null. `ids`: from token `begin` on. Call __syncthreads() before the
-// counts are read.
+// Tokens [begin, end).
+struct TokenRange {
+  std::int32_t begin, end;
+};
+
+// [block] Adds the routes and messages of `tokens` to the counts that counts_of(token) returns, and their bad
+// ids to `bad` unless it is null. `ids`: from the first token on. Call __syncthreads() before the counts are
+// read.
 template <class Traits, class CountsOf>
 __device__ __forceinline__ void count_tokens(const DispatchArguments& call, const BlockTables& tables,
-                                             std::int32_t begin, std::int32_t end, IdPrefetch ids,
-                                             BadIdCount* bad, CountsOf counts_of) {
+                                             const TokenRange& tokens, IdPrefetch ids, BadIdCount* bad,
+                                             CountsOf counts_of) {
   const LaneView& lane = call.lane;
   const TokenTile tile = TokenTile::of(lane.top_k);
   const int slot = tile.slot(), first_messages = lane.signals.first_messages,
             step = static_cast<int>(blockDim.x) >> tile.log2_size;
-  std::int32_t token = begin + (static_cast<std::int32_t>(threadIdx.x) >> tile.log2_size);
+  const std::int32_t end = tokens.end;
+  std::int32_t token = tokens.begin + (static_cast<std::int32_t>(threadIdx.x) >> tile.log2_size);
 #pragma unroll 1
   for (; token - tile.index() < end; token += step) {
     const RawId raw = ids.shift(load_id(call, token + IdPrefetch::kDepth * step, end));
@@ -174,7 +180,7 @@ template <class Traits>
   const std::int32_t begin = partition.token_begin(first_worker),
                      end = partition.token_begin(first_worker + kWorkWarps);
   const std::int32_t from = together ? begin : 0, until = counts_all ? partition.tokens : end;
-  count_tokens<Traits>(call, BlockTables::of(call), from, until,
+  count_tokens<Traits>(call, BlockTables::of(call), {from, until},
                        from == 0 ? first : IdPrefetch::of(call, from, until),
                        together || counts_all ? &state->bad : nullptr, [&](std::int32_t token) {
                          return token < begin ? counts.earlier_blocks()
@@ -204,7 +210,7 @@ template <class Traits>
 static __device__ __forceinline__ void count_all_routes(const DispatchArguments& call,
                                                         const IdPrefetch& first) {
   DispatchBlockState* const state = block_state();
-  count_tokens<Traits>(call, BlockTables::of(call), 0, state->partition.tokens, first, &state->bad,
+  count_tokens<Traits>(call, BlockTables::of(call), {0, state->partition.tokens}, first, &state->bad,
                        [&](std::int32_t) { return route_counts_of(call).total(); });
   __syncthreads();
 }

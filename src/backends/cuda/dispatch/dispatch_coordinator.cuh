@@ -179,8 +179,9 @@ static __device__ __noinline__ void publish_row_offsets(const DispatchArguments&
     plan.rank_tokens[threadIdx.x] = state.rank_tokens[threadIdx.x];
   const bool overflows = state.limits_rows ? exceeds_room(call) : state.scratch.dropped > 0;
   if (threadIdx.x != 0) return;
-  write_plan_header(plan.header, lane, state.epoch, state.number, state.tokens,
-                    offsets.group_begin[lane.groups], static_cast<std::int64_t>(state.scratch.dropped));
+  write_plan_header(
+      plan.header, lane, state.epoch, state.number,
+      {state.tokens, offsets.group_begin[lane.groups], static_cast<std::int64_t>(state.scratch.dropped)});
   if (overflows) {
     DeviceDiagnostics& found = lane.state->diagnostics;
     record_findings(&found.overflows, 1, [&] { found.overflow = worst_overflow(call); });

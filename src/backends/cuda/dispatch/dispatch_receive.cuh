@@ -99,13 +99,22 @@ __device__ __forceinline__ void store_small_part(const ReceiveContext& context, 
   }
 }
 
-// [warp] Stores parts [first, last) of each tile's message, one message after the other. `from`: part 0;
-// `with_row`: the tile's threads whose row gets them.
+// Messages of the tiles in `tiles` (one bit each). A thread has the message of its tile.
+struct ArrivedMessages {
+  const TokenTile& tile;
+  std::uint32_t tiles;
+  const TileMessage& message;
+  const ReceivedSlot& received;
+};
+
+// [warp] Stores parts [first, last) of the messages, one message after the other. `from`: part 0; `with_row`:
+// the tile's threads whose row gets them.
 template <class Traits>
-__device__ void store_parts(const ReceiveContext& context, const TokenTile& tile, std::uint32_t tiles,
-                            int first, int last, const std::byte* from, std::uint32_t with_row,
-                            const TileMessage& message, const ReceivedSlot& received) {
+__device__ void store_parts(const ReceiveContext& context, const ArrivedMessages& arrived, int first,
+                            int last, const std::byte* from, std::uint32_t with_row) {
   const DispatchArguments& call = context.call;
+  const auto& [tile, all, message, received] = arrived;
+  std::uint32_t tiles = all;
 #pragma unroll 1
   for (; tiles != 0; tiles &= tiles - 1) {
     const int thread = (__ffs(static_cast<int>(tiles)) - 1) * tile.size();
@@ -193,15 +202,15 @@ __device__ __forceinline__ void store_rows(const ReceiveContext& context, const 
     if (call.apply_weights || call.input_scales != nullptr) return;
   }
   const SmallPart small = load_small_part<Traits>(context, tile, message, received);
+  const ArrivedMessages arrived{tile, tiles, message, received};
   // A segment of a row is one batch of loads, so a stream would gain nothing.
   if (moves_whole(call.parts.part[0]) && message.quarters.count() == kQuarters) {
     copy_rows(context, tile, tiles, from, copies, received.row);
   } else {
-    store_parts<Traits>(context, tile, tiles, 0, 1, from, copies, message, received);
+    store_parts<Traits>(context, arrived, 0, 1, from, copies);
   }
   if (small.is) return store_small_part(context, tile, tiles, small, with_row, received.row);
-  if (call.parts.count > 1)
-    store_parts<Traits>(context, tile, tiles, 1, call.parts.count, from, with_row, message, received);
+  if (call.parts.count > 1) store_parts<Traits>(context, arrived, 1, call.parts.count, from, with_row);
 }
 
 // One receiving warp. It watches up to 32 row segments at once, one a thread, and stores those that are

@@ -271,7 +271,7 @@ struct TokenSender {
 #pragma unroll 1
       for (int t = 0; t < tokens; ++t) {
         inject_fault(call.lane, KernelPoint::row);
-        send_row<Traits>(call, first + t, to, travel & tile.mask(t), quarters, streams, stream);
+        send_row<Traits>(call, first + t, {to, travel & tile.mask(t)}, quarters, streams, stream);
         Flag* flag = tile.index() == t && slot.leads ? to.flags + quarters.first : nullptr;
         context.publish_flag(flag, first + t + 1 == end);
       }

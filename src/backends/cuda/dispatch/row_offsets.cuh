@@ -214,14 +214,21 @@ __device__ __forceinline__ void end_groups(const LaneView& lane, const RowOffset
   }
 }
 
-// [thread] The row offsets of one expert. `offset`: aligned rows of its rank's experts before it; `aligned`:
-// its own. The counts of a damaged plan may make sums wrap around; every stored offset stays within the
-// capacity all the same.
-__device__ __forceinline__ void compute_expert_offsets(const LaneView& lane, const BlockTables& tables,
+// An expert's physical index, the aligned rows of its rank's experts before it, and its own.
+struct AlignedRows {
+  int physical;
+  std::uint32_t before, own;
+};
+
+// [thread] The row offsets of one expert. The counts of a damaged plan may make sums wrap around; every
+// stored offset stays within the capacity all the same.
+template <class Traits>
+__device__ __forceinline__ void compute_expert_offsets(const CountSource<Traits>& counts,
                                                        const RowOffsets& offsets, const ExpertRoutes& routes,
-                                                       int physical, std::uint32_t offset,
-                                                       std::uint32_t aligned, ScanScratch* scratch,
-                                                       bool records) {
+                                                       AlignedRows rows, ScanScratch* scratch, bool records) {
+  const LaneView& lane = counts.call.lane;
+  const BlockTables& tables = counts.tables;
+  auto [physical, offset, aligned] = rows;
   const bool padded = lane.layout == Layout::expert_padded;
   const int end = tables.first_physical[routes.rank + 1],
             group = group_of(lane, tables, physical, routes.rank);
@@ -415,8 +422,8 @@ __device__ __forceinline__ bool compute_row_offsets(const CountSource<Traits>& c
       if (expert[i].expert >= 0) {
         const std::uint32_t base =
             all_ranks ? offsets.aligned_before[tables.first_physical[expert[i].rank]] : 0;
-        compute_expert_offsets(lane, tables, offsets, expert[i], first + i, offset - base, aligned[i],
-                               scratch, records);
+        compute_expert_offsets(counts, offsets, expert[i], {first + i, offset - base, aligned[i]}, scratch,
+                               records);
       }
       offset += aligned[i];
     }

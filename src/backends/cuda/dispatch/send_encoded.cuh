@@ -40,6 +40,12 @@ struct Destination {
   }
 };
 
+// The rows that a warp encodes to: the `row` of each thread in `threads` (one bit each).
+struct EncodedRows {
+  std::byte* row;
+  std::uint32_t threads;
+};
+
 // The columns of some quarters of a quantised row. Quarters begin at multiples of four scale blocks, so that
 // the packed scales of a quarter are whole words.
 __device__ __forceinline__ ByteRange encoded_columns(const LaneView& lane, const Quarters& quarters) {
@@ -124,12 +130,12 @@ __device__ __forceinline__ std::uint32_t scale_word(const Encoding& encoding, bo
   return word;
 }
 
-// [warp] Quantises some columns of a row, which may be in global or in shared memory, and stores the values
-// at the `to_row` of each thread in `rows`. store_scales(stores, offset, word) stores scales for these rows:
-// threads that `store` have the `word` at byte `offset` of the row of scales.
+// [warp] Quantises some columns of a row, which may be in global or in shared memory.
+// store_scales(stores, offset, word) stores scales for the rows of `to`: threads that `store` have the `word`
+// at byte `offset` of the row of scales.
 template <DType kType, int kDeep, class StoreScales>
-__device__ __forceinline__ void send_encoded(const std::byte* row, std::byte* to_row, std::uint32_t rows,
-                                             ByteRange columns, Encoding encoding, StoreScales store_scales) {
+__device__ __forceinline__ void send_encoded(const std::byte* row, const EncodedRows& to, ByteRange columns,
+                                             Encoding encoding, StoreScales store_scales) {
   const int thread = threadIdx.x % 32;
 #pragma unroll 1
   for (int first = columns.begin; first < columns.end; first += kDeep * 256) {
@@ -149,7 +155,7 @@ __device__ __forceinline__ void send_encoded(const std::byte* row, std::byte* to
       unpack(kType, raw[d], x);
       values[d] = encode_eight(x, __shfl_sync(~0u, mine.factor, 2 * d + thread / 16));
     }
-    Destination::for_each(rows, to_row, [&](std::byte* at) {
+    Destination::for_each(to.threads, to.row, [&](std::byte* at) {
 #pragma unroll
       for (int d = 0; d < kDeep; ++d) {
         const int column = first + 256 * d + 8 * thread;
@@ -167,18 +173,17 @@ __device__ __forceinline__ void send_encoded(const std::byte* row, std::byte* to
 
 // [warp] send_encoded() for rows of type `type`.
 template <int kDeep, class StoreScales>
-__device__ __forceinline__ void send_encoded_as(DType type, const std::byte* row, std::byte* to_row,
-                                                std::uint32_t rows, ByteRange columns, Encoding encoding,
+__device__ __forceinline__ void send_encoded_as(DType type, const std::byte* row, const EncodedRows& to,
+                                                ByteRange columns, Encoding encoding,
                                                 StoreScales store_scales) {
   switch (type) {
     case DType::bf16:
-      return send_encoded<DType::bf16, kDeep>(row, to_row, rows, columns, encoding, store_scales);
+      return send_encoded<DType::bf16, kDeep>(row, to, columns, encoding, store_scales);
     case DType::fp16:
-      return send_encoded<DType::fp16, kDeep>(row, to_row, rows, columns, encoding, store_scales);
+      return send_encoded<DType::fp16, kDeep>(row, to, columns, encoding, store_scales);
     case DType::fp32:
       // See uses_stream().
-      if constexpr (kDeep == 8)
-        send_encoded<DType::fp32, kDeep>(row, to_row, rows, columns, encoding, store_scales);
+      if constexpr (kDeep == 8) send_encoded<DType::fp32, kDeep>(row, to, columns, encoding, store_scales);
   }
 }
 
@@ -260,8 +265,8 @@ __device__ __forceinline__ std::uint32_t mx_scale_word(std::uint32_t bytes) {
 
 // [warp] As send_encoded(), for an MX format with elements of kElement.
 template <DType kType, int kDeep, ElementType kElement, class StoreScales>
-__device__ __forceinline__ void send_mx(const std::byte* row, std::byte* to_row, std::uint32_t rows,
-                                        ByteRange columns, Encoding encoding, StoreScales store_scales) {
+__device__ __forceinline__ void send_mx(const std::byte* row, const EncodedRows& to, ByteRange columns,
+                                        Encoding encoding, StoreScales store_scales) {
   static_assert(2 * kDeep <= 32);
   const int thread = threadIdx.x % 32;
   constexpr bool kNarrow = kElement == ElementType::e2m1;
@@ -296,7 +301,7 @@ __device__ __forceinline__ void send_mx(const std::byte* row, std::byte* to_row,
       const std::uint32_t of_group = mx_scale_word(bytes);
       if (thread / 8 == group / 4) word = of_group;
     }
-    Destination::for_each(rows, to_row, [&](std::byte* at) {
+    Destination::for_each(to.threads, to.row, [&](std::byte* at) {
 #pragma unroll
       for (int d = 0; d < kDeep; ++d) {
         const int column = first + 256 * d + 8 * thread;
@@ -311,14 +316,13 @@ __device__ __forceinline__ void send_mx(const std::byte* row, std::byte* to_row,
 
 // [warp] send_mx() for the element of `encoding` and rows of type `type`.
 template <int kDeep, class StoreScales>
-__device__ __forceinline__ void send_mx_as(DType type, const std::byte* row, std::byte* to_row,
-                                           std::uint32_t rows, ByteRange columns, Encoding encoding,
-                                           StoreScales store_scales) {
+__device__ __forceinline__ void send_mx_as(DType type, const std::byte* row, const EncodedRows& to,
+                                           ByteRange columns, Encoding encoding, StoreScales store_scales) {
   const auto send = [&]<DType kType>() {
     if (encoding.element == ElementType::e4m3) {
-      send_mx<kType, kDeep, ElementType::e4m3>(row, to_row, rows, columns, encoding, store_scales);
+      send_mx<kType, kDeep, ElementType::e4m3>(row, to, columns, encoding, store_scales);
     } else {
-      send_mx<kType, kDeep, ElementType::e2m1>(row, to_row, rows, columns, encoding, store_scales);
+      send_mx<kType, kDeep, ElementType::e2m1>(row, to, columns, encoding, store_scales);
     }
   };
   switch (type) {

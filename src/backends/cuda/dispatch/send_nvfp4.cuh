@@ -325,7 +325,7 @@ struct DestinationRows {
 // a time; a thread has the 16 columns of a block in each. Returns whether this thread could form the scales
 // of its blocks.
 template <DType kType, int kAtOnce, class StoreScales>
-__device__ __forceinline__ bool send_nvfp4(const std::byte* row, std::byte* to_row, std::uint32_t rows,
+__device__ __forceinline__ bool send_nvfp4(const std::byte* row, const EncodedRows& to_rows,
                                            ByteRange columns, float g, StoreScales store_scales) {
   constexpr int kAccess = 32 * kNvfp4Block, kBatch = 4;  // columns; accesses whose scales are words
   static_assert(kBatch % kAtOnce == 0);
@@ -333,7 +333,7 @@ __device__ __forceinline__ bool send_nvfp4(const std::byte* row, std::byte* to_r
   // Half of the threads load the last columns first, so that they read all banks of shared memory together.
   const int swapped = kType != DType::fp32 && thread / 4 % 2 != 0 ? 8 : 0;
   const Nvfp4Global global = Nvfp4Global::of(g);
-  const DestinationRows to = DestinationRows::of(rows, to_row);
+  const DestinationRows to = DestinationRows::of(to_rows.threads, to_rows.row);
   bool valid = true;
 #pragma unroll 1
   for (int batch = columns.begin; batch < columns.end; batch += kBatch * kAccess) {
@@ -377,10 +377,9 @@ __device__ __forceinline__ bool send_nvfp4(const std::byte* row, std::byte* to_r
 // [warp] Sends `columns` of a row with `g` as the scale of the call or the row.
 template <DType kType, int kAtOnce, class StoreScales>
 __device__ __forceinline__ void send_nvfp4_columns(const DispatchArguments& call, const std::byte* row,
-                                                   std::byte* to_row, std::uint32_t rows,
-                                                   const ByteRange& columns, float g,
+                                                   const EncodedRows& to, const ByteRange& columns, float g,
                                                    StoreScales store_scales) {
-  if (!send_nvfp4<kType, kAtOnce>(row, to_row, rows, columns, g, store_scales))
+  if (!send_nvfp4<kType, kAtOnce>(row, to, columns, g, store_scales))
     atomicAdd(&call.lane.state->diagnostics.bad_scales, 1ull);
 }
 
@@ -388,10 +387,9 @@ __device__ __forceinline__ void send_nvfp4_columns(const DispatchArguments& call
 // that has one. Rows without a destination are not looked at.
 template <class StoreScales, class StoreRowScale>
 __device__ __forceinline__ void send_nvfp4_quarters(const DispatchArguments& call, const std::byte* row,
-                                                    std::byte* to_row, std::uint32_t rows,
-                                                    const Quarters& quarters, StoreScales store_scales,
-                                                    StoreRowScale store_row_scale) {
-  if (rows == 0) return;
+                                                    const EncodedRows& to, const Quarters& quarters,
+                                                    StoreScales store_scales, StoreRowScale store_row_scale) {
+  if (to.threads == 0) return;
   const auto send = [&]<DType kType>() {
     float g = call.global_scale != nullptr ? *call.global_scale : 1.0f;
     if (call.encoding.row_scale) {
@@ -400,8 +398,7 @@ __device__ __forceinline__ void send_nvfp4_quarters(const DispatchArguments& cal
     }
     // All loads of a batch are in flight at once.
     constexpr int kAtOnce = kType == DType::fp32 ? 1 : 4;
-    send_nvfp4_columns<kType, kAtOnce>(call, row, to_row, rows, encoded_columns(call.lane, quarters), g,
-                                       store_scales);
+    send_nvfp4_columns<kType, kAtOnce>(call, row, to, encoded_columns(call.lane, quarters), g, store_scales);
   };
   switch (call.type) {
     case DType::bf16:

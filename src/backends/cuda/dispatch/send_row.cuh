@@ -91,7 +91,7 @@ __device__ __forceinline__ void send_nvfp4_row(const DispatchArguments& call, co
                                                const Quarters& quarters) {
   const Nvfp4Scales scales{call, to, rows};
   send_nvfp4_quarters(
-      call, row, to.row, rows, quarters,
+      call, row, {to.row, rows}, quarters,
       [&](bool stores, std::int64_t offset, std::uint32_t word) { scales.store(stores, offset, word); },
       [&](float g) { scales.store_of_row(g); });
 }
@@ -118,7 +118,7 @@ __device__ __forceinline__ void send_streamed_nvfp4_row(const DispatchArguments&
         scales.store_of_row(g);
       }
       send_nvfp4_columns<kType, 2>(
-          call, piece - at, to.row, rows, {at / 2, min(at + kPiece, bytes) / 2}, g,
+          call, piece - at, {to.row, rows}, {at / 2, min(at + kPiece, bytes) / 2}, g,
           [&](bool stores, std::int64_t offset, std::uint32_t word) { scales.store(stores, offset, word); });
     }
   };
@@ -139,9 +139,10 @@ __device__ __forceinline__ void send_encoded_columns(const DispatchArguments& ca
   const auto store_scales = [&](bool stores, std::int64_t offset, std::uint32_t word) {
     store_words(rows, scales, stores, offset, word);
   };
+  const EncodedRows to_rows{to.row, rows};
   if (Traits::microscaled(call))
-    return send_mx_as<kDeep>(call.type, row, to.row, rows, columns, call.encoding, store_scales);
-  send_encoded_as<kDeep>(call.type, row, to.row, rows, columns, call.encoding, store_scales);
+    return send_mx_as<kDeep>(call.type, row, to_rows, columns, call.encoding, store_scales);
+  send_encoded_as<kDeep>(call.type, row, to_rows, columns, call.encoding, store_scales);
 }
 
 // [warp] Sends some quarters of the parts from `first` on, unchanged, to the destination of each thread in
@@ -161,12 +162,18 @@ __device__ __forceinline__ void send_parts(const DispatchArguments& call, std::i
   }
 }
 
-// [warp] Sends some quarters of a token's row to the destination of each thread in `rows`. `streams`: part 0
-// comes from `stream`.
+// The destination `to` of each thread in `rows` (one bit each).
+struct Destinations {
+  const Destination& to;
+  std::uint32_t rows;
+};
+
+// [warp] Sends some quarters of a token's row. `streams`: part 0 comes from `stream`.
 template <class Traits, class Rows>
 __device__ __forceinline__ void send_row(const DispatchArguments& call, std::int64_t token,
-                                         const Destination& to, std::uint32_t rows, const Quarters& quarters,
+                                         const Destinations& destinations, const Quarters& quarters,
                                          bool streams, RowStream<Rows>& stream) {
+  const auto& [to, rows] = destinations;
   constexpr int kPiece = RowStream<Rows>::kPiece;
   const int bytes = input_row_bytes<Traits>(call);
   if (Traits::quantises(call) && !streams) {

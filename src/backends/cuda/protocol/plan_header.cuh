@@ -16,9 +16,13 @@ __device__ inline void start_plan_header(PlanHeader* header, std::int64_t tokens
   header->tokens = static_cast<std::int32_t>(tokens);
 }
 
+// The sums that a plan's header records: see PlanHeader.
+struct PlanTotals {
+  std::int64_t tokens, rows, dropped;
+};
+
 __device__ inline void write_plan_header(PlanHeader* to, const LaneView& lane, const Epoch& epoch,
-                                         std::uint64_t number, std::int64_t tokens, std::int64_t total,
-                                         std::int64_t dropped) {
+                                         std::uint64_t number, const PlanTotals& totals) {
   PlanHeader header{};
   header.magic = kPlanMagic;
   header.config_hash = epoch.row_order_hash;
@@ -26,9 +30,9 @@ __device__ inline void write_plan_header(PlanHeader* to, const LaneView& lane, c
   header.call = number;
   header.shape = lane.plan_shape;
   header.rank = lane.rank;
-  header.tokens = static_cast<std::int32_t>(tokens);
-  header.total = total;
-  header.dropped = dropped;
+  header.tokens = static_cast<std::int32_t>(totals.tokens);
+  header.total = totals.rows;
+  header.dropped = totals.dropped;
   header.check = header_check(header);
   *to = header;
 }

@@ -72,7 +72,7 @@ __device__ bool send_checked(const MessageCheck& check, const Transport& transpo
     }
     Flag* flag = memory.arrived(lane.rank, channel, slot);
     if (staged) {
-      transport.put_with_signal(lane, peer, there, composed, check.layout.bytes, flag, number);
+      transport.put_with_signal(lane, peer, there, composed, check.layout.bytes, {flag, number});
     } else {
       transport.signal(lane, peer, flag, number);
     }

@@ -14,7 +14,7 @@
 //   put(lane, peer, place, from, bytes)                    [warp]
 //       Copies what any thread of the warp has stored at `from`; addresses and bytes are multiples of 16.
 //       Returns before the bytes have arrived.
-//   put_with_signal(lane, peer, place, from, bytes, flag, value)    [warp]
+//   put_with_signal(lane, peer, place, from, bytes, {flag, value})   [warp]
 //       As put(), and sets the peer's flag after these bytes. Orders nothing else, so such a flag belongs to
 //       one message.
 //   signal(lane, peer, flag, value)                        [warp]
@@ -71,6 +71,12 @@ __device__ __forceinline__ T* mapped_at(const LaneView& lane, int peer, T* place
                               (reinterpret_cast<const std::byte*>(place) - memory::section(lane, lane.rank)));
 }
 
+// A flag of a peer, and the value that it is set to.
+struct FlagValue {
+  Flag* flag;
+  std::uint64_t value;
+};
+
 // Peers whose memory is mapped, as on one host.
 struct PlainStores {
   __device__ static bool is_staged(int) { return false; }
@@ -90,9 +96,9 @@ struct PlainStores {
   }
 
   __device__ static void put_with_signal(const LaneView& lane, int peer, std::byte* place,
-                                         const std::byte* from, int bytes, Flag* flag, std::uint64_t value) {
+                                         const std::byte* from, int bytes, const FlagValue& announced) {
     put(lane, peer, place, from, bytes);
-    signal(lane, peer, flag, value);
+    signal(lane, peer, announced.flag, announced.value);
   }
 
   __device__ static void signal(const LaneView& lane, int peer, Flag* flag, std::uint64_t value) {

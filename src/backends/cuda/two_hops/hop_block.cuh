@@ -57,7 +57,7 @@ __device__ bool relay_messages(const HopWork<Transport>& work, HopTaskState& at,
           at.peer = rank;
           continue;
         }
-        write_final(work, origin, rank, channel, k, index, payload, metadata);
+        write_final(work, {1, origin, rank, channel, k}, index, payload, metadata);
         work.count_sent(&at, rank);
       }
       at.pending &= ~(1u << nth);
@@ -177,7 +177,7 @@ class HopBlock {
       if (transport_.is_staged(peer)) {
         std::byte* const staged = mine(call_.layout.staged_header(parity(), peer));
         copy_warp(staged, header, bytes);
-        transport_.put_with_signal(lane_, peer, place, staged, bytes, flag, state_.launch);
+        transport_.put_with_signal(lane_, peer, place, staged, bytes, {flag, state_.launch});
       } else {
         copy_warp(transport_.at(lane_, peer, place), header, bytes);
         transport_.signal(lane_, peer, flag, state_.launch);

@@ -26,13 +26,14 @@ __device__ __forceinline__ bool ends_now(HopTaskState& at) {
   return true;
 }
 
-// [warp] Writes message `k` of a channel of hop 2, for this rank or for another one as its relay. `payload`
-// and `metadata`: as in deliver().
+// [warp] Writes a message of hop 2, for this rank or for another one as its relay. `payload` and `metadata`:
+// as in deliver().
 template <class Transport>
-__device__ __forceinline__ void write_final(const HopWork<Transport>& work, int origin, int reader,
-                                            int channel, std::int32_t k, std::int32_t index,
-                                            const std::byte* payload, const std::byte* metadata) {
+__device__ __forceinline__ void write_final(const HopWork<Transport>& work, HopMessage sent,
+                                            std::int32_t index, const std::byte* payload,
+                                            const std::byte* metadata) {
   const HopArguments& call = work.call;
+  const auto& [_, origin, reader, channel, k] = sent;
   std::byte* const to = work.channels.compose_at(1, origin, reader, channel, k);
   if (work.thread() == 0) *reinterpret_cast<std::int32_t*>(to) = index;
   if (work.routes.rows()) {
@@ -57,9 +58,9 @@ __device__ bool send_directly(const HopWork<Transport>& work, HopTaskState& at, 
     const std::byte* const message = work.stored(rank, static_cast<std::int32_t>(i));
     // Only rows go to another node here, and their reader needs no index.
     if (work.channels.transport.is_staged(rank)) {
-      work.channels.put_content(1, me, rank, channel, at.next, kHopPrefix, message, work.content_bytes());
+      work.channels.put_content({1, me, rank, channel, at.next}, kHopPrefix, message, work.content_bytes());
     } else {
-      write_final(work, me, rank, channel, at.next, static_cast<std::int32_t>(i), message,
+      write_final(work, {1, me, rank, channel, at.next}, static_cast<std::int32_t>(i), message,
                   message + work.call.payload_bytes);
     }
     ++at.next;
@@ -72,14 +73,21 @@ __device__ bool send_directly(const HopWork<Transport>& work, HopTaskState& at, 
   return work.channels.is_closed(1, me, rank, channel, at.next) || waits_for(at, rank);
 }
 
-// [warp] Writes message `k` of a channel of hop 1. `entries`: a bit for each thread whose `rank` gets the
-// payload. `index`, of a thread: the message among this rank's messages to its `rank`. `noted`: what the
-// thread's entry says of it. The payload is copied from the message of the thread `leader`.
+// The entries of a message of hop 1: one for each thread in `threads` (one bit each), for its `rank`.
+struct HopEntries {
+  std::uint32_t threads;
+  int leader;  // the thread from whose message the payload is copied
+  int rank;
+  std::int32_t index;  // the message among this rank's messages to `rank`
+  std::int32_t noted;  // HopEntry::index
+};
+
+// [warp] Writes message `k` of a channel of hop 1.
 template <class Transport>
 __device__ __forceinline__ void write_bundle(const HopWork<Transport>& work, int relay, int channel,
-                                             std::int32_t k, std::uint32_t entries, int leader, int rank,
-                                             std::int32_t index, std::int32_t noted) {
+                                             std::int32_t k, HopEntries of_threads) {
   const HopArguments& call = work.call;
+  const auto& [entries, leader, rank, index, noted] = of_threads;
   const int thread = work.thread(), me = work.routes.me();
   const int metadata = work.routes.rows() ? 0 : call.metadata_bytes;
   const auto payload = static_cast<int>(work.routes.rows() ? call.row_bytes : call.payload_bytes);
@@ -123,11 +131,12 @@ __device__ bool send_to_only_rank(const HopWork<Transport>& work, HopTaskState& 
     inject_fault(work.call.wires, KernelPoint::hop_send);
     const auto index = static_cast<std::int32_t>(i);
     if (bare) {
-      work.channels.put_content(0, work.routes.me(), relay, channel, at.next, work.call.layout.entries_bytes,
-                                work.stored(rank, index), work.content_bytes());
+      work.channels.put_content({0, work.routes.me(), relay, channel, at.next},
+                                work.call.layout.entries_bytes, work.stored(rank, index),
+                                work.content_bytes());
       work.count(relay, 1, work.content_bytes());
     } else {
-      write_bundle(work, relay, channel, at.next, 1u, 0, rank, index, index);
+      write_bundle(work, relay, channel, at.next, {1u, 0, rank, index, index});
     }
     ++at.next;
     at.moved = 1;
@@ -188,7 +197,7 @@ __device__ bool send_to_relay(const HopWork<Transport>& work, HopTaskState& at, 
       }
       const std::uint32_t usable = __ballot_sync(~0u, stored);
       const int leader = __ffs(static_cast<int>(usable != 0 ? usable : entries)) - 1;
-      write_bundle(work, relay, channel, k, entries, leader, rank, index, index);
+      write_bundle(work, relay, channel, k, {entries, leader, rank, index, index});
       at.moved = 1;
     }
     if (key == first) ++at.cursor[nth];
@@ -265,7 +274,7 @@ __device__ bool send_for_sums(const HopWork<Transport>& work, HopTaskState& at, 
       if (!work.channels.has_room(0, work.routes.me(), relay, channel, k)) return waits_for(at, relay);
       inject_fault(work.call.wires, KernelPoint::hop_send);
       // One entry, of thread 0: destination rank and token.
-      write_bundle(work, relay, channel, k, 1u, 0, at.place, at.next, token);
+      write_bundle(work, relay, channel, k, {1u, 0, at.place, at.next, token});
       ++at.next;
       ++at.sent[0];
       at.moved = 1;

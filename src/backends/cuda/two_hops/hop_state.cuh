@@ -46,6 +46,12 @@ static __device__ __noinline__ void copy_warp(std::byte* to, const std::byte* fr
   copy_granules<8>(from, {0, end}, [&](const Granules<8>& granules, int at) { granules.store(to, at, end); });
 }
 
+// Message `k` of the channel `channel` that carries the rows of `origin` to `reader`.
+struct HopMessage {
+  int hop, origin, reader, channel;
+  std::int32_t k;
+};
+
 // One rank's view of the channels of a launch.
 template <class Transport>
 struct HopChannels {
@@ -93,21 +99,21 @@ struct HopChannels {
   }
   // [warp] Puts `content`, in the outbox or in send staging, to `offset` in the slot of message `k`, and
   // announces the message. Nothing else of the slot is written. For a staged reader.
-  __device__ __forceinline__ void put_content(int hop, int origin, int reader, int channel, std::int32_t k,
-                                              std::int64_t offset, const std::byte* content,
+  __device__ __forceinline__ void put_content(HopMessage sent, std::int64_t offset, const std::byte* content,
                                               std::int64_t bytes) const {
+    const auto& [hop, origin, reader, channel, k] = sent;
     const int slot = k % slots();
-    transport.put_with_signal(lane(), reader, mine(call.layout.slot(hop, origin, channel, slot)) + offset,
-                              content, static_cast<int>(bytes),
-                              mine<Flag>(call.layout.flag(hop, origin, channel, slot)),
-                              hop_tag(number, k + 1));
+    transport.put_with_signal(
+        lane(), reader, mine(call.layout.slot(hop, origin, channel, slot)) + offset, content,
+        static_cast<int>(bytes),
+        {mine<Flag>(call.layout.flag(hop, origin, channel, slot)), hop_tag(number, k + 1)});
   }
   // [warp] Announces message `k`, which has been composed, to its reader. `bytes`: size of the whole message.
   __device__ __forceinline__ void publish(int hop, int origin, int reader, int channel, std::int32_t k,
                                           std::int64_t bytes) const {
     const int slot = k % slots();
     if (transport.is_staged(reader)) {
-      put_content(hop, origin, reader, channel, k, 0,
+      put_content({hop, origin, reader, channel, k}, 0,
                   mine(call.layout.staged(call.topology.local[origin], reader, channel, slot)), bytes);
     } else {
       Flag* const flag = mine<Flag>(call.layout.flag(hop, origin, channel, slot));

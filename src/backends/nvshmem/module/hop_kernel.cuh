@@ -30,11 +30,11 @@ struct Puts : cuda::PlainStores {
   }
 
   __device__ void put_with_signal(const cuda::LaneView& lane, int peer, std::byte* place,
-                                  const std::byte* from, int bytes, Flag* flag, std::uint64_t value) const {
-    if (!is_staged(peer)) return PlainStores::put_with_signal(lane, peer, place, from, bytes, flag, value);
+                                  const std::byte* from, int bytes, const cuda::FlagValue& announced) const {
+    if (!is_staged(peer)) return PlainStores::put_with_signal(lane, peer, place, from, bytes, announced);
     cuda::inject_fault(lane, cuda::KernelPoint::row);
-    nvshmemx_putmem_signal_nbi_warp(place, from, static_cast<std::size_t>(bytes), word_of(flag), value,
-                                    NVSHMEM_SIGNAL_SET, peers.pes[peer]);
+    nvshmemx_putmem_signal_nbi_warp(place, from, static_cast<std::size_t>(bytes), word_of(announced.flag),
+                                    announced.value, NVSHMEM_SIGNAL_SET, peers.pes[peer]);
   }
 
   __device__ void signal(const cuda::LaneView& lane, int peer, Flag* flag, std::uint64_t value) const {
