@@ -275,6 +275,44 @@ TEST_P(Contract, RowsPastTheCallersMemoryAreNotStored) {
   }
 }
 
+// The plan's total includes the rows that were not stored: by it, the padding among them is written too.
+TEST_P(Contract, ADispatchByThePlanOfFewerRowsTakesMemoryForItsTotal) {
+  TestCase c = small_case(9);
+  c.ranks = 3;
+  c.config.hidden = 64;
+  c.config.max_tokens = 300;
+  c.config.own_receive_buffers = false;
+  c.config.alignment = 8;
+  c.config.zero_padding = true;
+  c.full = true;
+  c.weights_from = WeightsFrom::none;
+  const PreparedStep prepared = prepare(c);
+  run(c.ranks, describe(c), [&](Rank rank) {
+    SyncExchange exchange(rank, c.config);
+    const oracle::RankRows& of = prepared.step.positions.ranks[rank.index()];
+    const std::int64_t total = of.row_offsets.back(), rows = total - 17, bytes = c.config.hidden * 2;
+    DispatchRun whole(exchange, c, prepared.step);
+    whole.run();
+    Memory fewer(c, rows, 1), by_plan(c, total, 1);
+    DispatchRun inputs(exchange, c, prepared.step);
+    inputs.options().memory = {
+        .parts = {fewer.values.data()}, .plan = fewer.plan.data(), .rows = rows, .allow_truncation = true};
+    const Plan plan = inputs.call().plan;
+    fewer.values.require_guards("values");
+    inputs.options().memory = {.parts = {by_plan.values.data()}};
+    inputs.call(plan);
+    exchange.check();
+    by_plan.values.require_guards("values by the plan");
+    const std::vector<std::byte> untouched(static_cast<std::size_t>(bytes), kPoison);
+    for (std::int64_t row = 0; row < total; ++row) {
+      const bool is_stored = row < rows || whole.received().source[row].rank < 0;
+      require(std::equal(by_plan.values.data() + row * bytes, by_plan.values.data() + (row + 1) * bytes,
+                         is_stored ? whole.row(0, row) : untouched.data()),
+              "row ", row, " of ", rows, " and ", total, " differs");
+    }
+  });
+}
+
 // Every rank stores 20 rows fewer than it is sent. Behind them lies the result, NaN, which a combine must not
 // read, also that of an exchange which has not received the rows.
 TEST_P(Contract, CombineLeavesOutRowsThatWereNotStored) {
