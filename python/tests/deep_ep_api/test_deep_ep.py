@@ -177,6 +177,34 @@ def test_combine_adds_ranks_without_weights(rng, biases):
         assert isinstance(event, deep_ep.EventOverlap)
 
 
+@pytest.mark.parametrize("mode", ["normal", "low_latency"])
+def test_physical_experts(rng, mode):
+    """Engines with redundant experts choose replicas themselves and number them rank by rank."""
+    held = [[0, 1, 2, 3], [0, 4, 5, 6], [7, 0, 8, 9], [1, 10, 11, 2]]
+    placement = ferry.Placement.replicas(held, 12)
+    logical = step_of(rng, experts=12)
+    tokens = [rng.integers(-2, 3, x.shape).astype(bf16) for x in logical.tokens]
+    physical = [ids.copy() for ids in logical.ids]
+    for source, token, slot in [(s, *at) for s in range(4) for at in np.argwhere(logical.ids[s] >= 0).tolist()]:
+        rank, local = placement.replica_of_route(int(logical.ids[source][token, slot]), token=token, source=source, slot=slot)
+        physical[source][token, slot] = 4 * rank + local
+    step = type(logical)(16, 3, tokens, physical, [np.ones_like(w) for w in logical.weights])
+    factors = np.array(held, np.float32) + 1  # of the experts of each rank
+
+    @on_ranks(4)
+    def _(me, buffer):
+        if mode == "normal":
+            x, ids, _, _, handle, _ = layout_and_dispatch(buffer, step, me)
+            factor = np.where(ids >= 0, factors[me][np.maximum(ids, 0)], 0).sum(1, keepdims=True)
+            y, *_ = buffer.combine((x.astype(np.float32) * factor).astype(bf16), handle)
+        else:
+            x, counts, handle, *_ = low_latency(buffer, step, me, use_fp8=False)
+            outputs = np.where(np.arange(36)[:, None] < counts[:, None, None], x, bf16(0)).astype(np.float32) * factors[me][:, None, None]
+            y, *_ = buffer.low_latency_combine(outputs.astype(bf16), step.ids[me], step.weights[me], handle)
+        factor = np.where(logical.ids[me] >= 0, logical.ids[me] + 1, 0).sum(1, keepdims=True)
+        assert np.array_equal(y.astype(np.float32), tokens[me].astype(np.float32) * factor)
+
+
 @pytest.mark.filterwarnings("error")
 def test_biases_that_are_no_numbers_or_infinite(rng):
     step = step_of(rng)
