@@ -11,6 +11,7 @@
 #include "base/mapping.hpp"
 #include "exchange/backend.hpp"
 #include "exchange/configuration.hpp"
+#include "exchange/gather.hpp"
 #include "exchange/lane_counts.hpp"
 #include "format/parts.hpp"
 #include "group/agreement.hpp"
