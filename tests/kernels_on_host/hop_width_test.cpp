@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "backends/cuda/two_hops/hop_layout.hpp"
+#include "backends/cuda/two_hops/hop_call.hpp"
 
 namespace ferry::cuda {
 namespace {
