@@ -100,7 +100,7 @@ __device__ __forceinline__ void store_small_part(const ReceiveContext& context, 
 }
 
 // Messages of the tiles in `tiles` (one bit each). A thread has the message of its tile.
-struct ArrivedMessages {
+struct MessagesOfTiles {
   const TokenTile& tile;
   std::uint32_t tiles;
   const TileMessage& message;
@@ -110,7 +110,7 @@ struct ArrivedMessages {
 // [warp] Stores parts [first, last) of the messages, one message after the other. `from`: part 0; `with_row`:
 // the tile's threads whose row gets them.
 template <class Traits>
-__device__ void store_parts(const ReceiveContext& context, const ArrivedMessages& arrived, int first,
+__device__ void store_parts(const ReceiveContext& context, const MessagesOfTiles& arrived, int first,
                             int last, const std::byte* from, std::uint32_t with_row) {
   const DispatchArguments& call = context.call;
   const auto& [tile, all, message, received] = arrived;
@@ -202,7 +202,7 @@ __device__ __forceinline__ void store_rows(const ReceiveContext& context, const 
     if (call.apply_weights || call.input_scales != nullptr) return;
   }
   const SmallPart small = load_small_part<Traits>(context, tile, message, received);
-  const ArrivedMessages arrived{tile, tiles, message, received};
+  const MessagesOfTiles arrived{tile, tiles, message, received};
   // A segment of a row is one batch of loads, so a stream would gain nothing.
   if (moves_whole(call.parts.part[0]) && message.quarters.count() == kQuarters) {
     copy_rows(context, tile, tiles, from, copies, received.row);
