@@ -26,6 +26,10 @@ class MaxCase:
         self.result_type = one_of(draw, None, *TYPES)
         self.type_of_tokens = name if name in TYPES else one_of(draw, *TYPES)
         self.tokens = [numbers(draw, (count, self.hidden), TYPES[self.type_of_tokens]) for count in step.counts]
+        if self.type_of_tokens != "fp16" and draw.random() < 0.4:  # rows of any size, with blocks of zeros
+            for rows in self.tokens:
+                rows *= (2.0 ** draw.integers(-120, 120, (len(rows), 1))).astype(rows.dtype)
+                rows[draw.random(len(rows)) < 0.5, :32] = 0
         if name.startswith("raw"):
             self.tokens = [(draw.integers(0, 256, (count, 48)).astype(np.uint8), draw.random((count, 4), F)) for count in step.counts]
         if self.skip:
