@@ -264,7 +264,7 @@ class Exchanges(GroupExchanges):
         super().__init__(group, device_engine)
         self.num_rdma_bytes = num_rdma_bytes
         self._route_columns = {}  # by framework: _nodes.RouteColumns
-        for rank, (theirs,) in enumerate(self._construct(CONSTRUCTION, (max(0, num_rdma_bytes),), error)):
+        for rank, (theirs,) in enumerate(self._construct(CONSTRUCTION, (0 if error else max(0, num_rdma_bytes),), error)):
             if theirs == 0 and self.nodes > 1:
                 raise ferry.UsageError(
                     f"Buffer: rank {rank} has num_rdma_bytes = {theirs}, must be above 0 in a group of {self.nodes} nodes: "
