@@ -55,6 +55,7 @@ ROOMS = {
                           " backends/cuda/two_hops",
     "backends/cuda/sliced": "base backends/sliced backends/cuda/runtime backends/cuda/memory backends/cuda/device"
                             " backends/cuda/protocol backends/cuda/operations backends/cuda/host",
+    "backends/cuda/replicas": "exchange plan backends/cuda/runtime backends/cuda/memory backends/cuda/host",
     "backends/cuda/engine": "base engine exchange layout plan backends/cpu/link backends/collective backends/cuda/runtime"
                             " backends/cuda/memory backends/cuda/operations backends/cuda/combine backends/cuda/host",
     "backends/nvshmem/module": "base backends/cuda/transport backends/cuda/two_hops",

@@ -43,8 +43,7 @@ struct DispatchLayout {
 /// kernel on `stream`, of the current device, which can access the memory, and returns; the inputs must stay
 /// unchanged until the stream has executed it.
 /// @throws UsageError  an argument is null, out of range, or memory that the device cannot access
-/// @throws UnsupportedError  a build without the cuda backend, or more ranks or experts than it supports, or
-/// replicas with `memory` device
+/// @throws UnsupportedError  a build without the cuda backend, or more ranks or experts than it supports
 void dispatch_layout(const RankIds& ids, const DispatchLayout& result,
                      MemoryKind memory = MemoryKind::automatic, Stream stream = {});
 

@@ -22,8 +22,13 @@ struct RouteOrigin {
   int slot = 0;
 };
 
-/// The hash by which routes choose between the replicas of an expert: see docs/contract.md.
-constexpr std::uint32_t hash32(const RouteOrigin& route) {
+/// The hash by which routes choose between the replicas of an expert: see docs/contract.md. For the host and
+/// for kernels.
+#if defined(__CUDACC__)
+__host__ __device__
+#endif
+    constexpr std::uint32_t
+    hash32(const RouteOrigin& route) {
   std::uint32_t x = static_cast<std::uint32_t>(route.token) * 0x9e3779b1u +
                     static_cast<std::uint32_t>(route.source) * 0x85ebca77u +
                     static_cast<std::uint32_t>(route.slot) * 0xc2b2ae3du;
@@ -58,8 +63,7 @@ class Placement {
   static Placement ep_tp(int experts, int ep, int tp);
 
   /// Experts with replicas. `experts_of_rank` [R][L]: entry r lists the experts of rank r in local order. E
-  /// is `experts`. docs/contract.md says which replica a route takes, and what a call then returns. On host
-  /// memory only.
+  /// is `experts`. docs/contract.md says which replica a route takes, and what a call then returns.
   /// @throws UsageError  no rank or expert, an expert outside [0, experts), one that no rank holds, or one
   /// twice on a rank
   static Placement replicas(std::vector<std::vector<int>> experts_of_rank, int experts,

@@ -240,7 +240,6 @@ Config complete_config(const Config& given, int ranks) {
             counted(config.placement.ranks(), "rank"), ", the exchange has ", config.experts, " on ", ranks));
   }
   config.memory = chosen_memory(config);
-  if (config.memory == MemoryKind::device) refuse_replicas_on_device(config.placement, "configuration");
   check_range("placement: replicas", config.placement.total_replicas(), 1, kMostExperts);
   if (config.placement.tp() > 1) {
     check_sliced(config);

@@ -6,7 +6,6 @@
 #include "base/text.hpp"
 #include "exchange/backend.hpp"
 #include "exchange/overlap.hpp"
-#include "exchange/replicas.hpp"
 #include "ferry/error.hpp"
 #include "plan/slot.hpp"
 
@@ -103,10 +102,7 @@ void dispatch_layout(const RankIds& ids, const DispatchLayout& result, MemoryKin
                          " does not exist, expected automatic, host or device"));
   }
   check_overlap(call);
-  if (memory == MemoryKind::device) {
-    refuse_replicas_on_device(call.placement, "dispatch_layout");
-    return dispatch_layout_on_device(call, stream);
-  }
+  if (memory == MemoryKind::device) return dispatch_layout_on_device(call, stream);
   dispatch_layout_on_host(call);
 }
 

@@ -37,6 +37,10 @@ std::unique_ptr<Backend> make_device_collective_backend(const Rank&, const Confi
 std::unique_ptr<Backend> make_device_sliced_backend(const Rank&, const Config&, std::unique_ptr<Backend>) {
   throw UnsupportedError(kNoCudaBackend);
 }
+
+std::unique_ptr<Backend> make_device_replica_backend(const Rank&, const Config&, std::unique_ptr<Backend>) {
+  throw UnsupportedError(kNoCudaBackend);
+}
 #endif
 
 namespace {
@@ -112,8 +116,11 @@ std::unique_ptr<Backend> make_backend(const Rank& rank, const Config& given) {
                                rank.topology().nodes(),
                                "), in one hop: pass reduction_level rank, or hops two"));
   }
-  if (config.placement.has_replicas())
-    return make_replica_backend(rank, config, entry.make(rank, inner_config(config)));
+  const bool on_device = config.memory == MemoryKind::device;
+  if (config.placement.has_replicas()) {
+    const auto make = on_device ? make_device_replica_backend : make_replica_backend;
+    return make(rank, config, entry.make(rank, inner_config(config)));
+  }
   if (config.placement.tp() == 1) return entry.make(rank, config);
   const bool over_windows = config.backend == BackendKind::nvshmem && rank.topology().nodes() > 1;
   if (over_windows || (has_kernels(config.backend) && has_relays(config, rank.topology()))) {
@@ -122,8 +129,8 @@ std::unique_ptr<Backend> make_backend(const Rank& rank, const Config& given) {
         "backend cpu");
   }
   std::unique_ptr<Backend> inner = entry.make(rank, inner_config(config));
-  return config.memory == MemoryKind::device ? make_device_sliced_backend(rank, config, std::move(inner))
-                                             : make_sliced_backend(rank, config, std::move(inner));
+  const auto make = on_device ? make_device_sliced_backend : make_sliced_backend;
+  return make(rank, config, std::move(inner));
 }
 
 Sizes size_of(const Config& given, int ranks, int rank) {

@@ -1,67 +1,69 @@
 #include "exchange/replicas.hpp"
 
-#include <algorithm>
 #include <cstdint>
-#include <limits>
+#include <cstring>
 #include <utility>
-#include <vector>
 
-#include "base/text.hpp"
+#include "base/errors.hpp"
+#include "base/integers.hpp"
+#include "base/mapping.hpp"
+#include "exchange/device_work.hpp"
 #include "exchange/lane_counts.hpp"
-#include "ferry/error.hpp"
 #include "plan/shapes.hpp"
-#include "plan/slot.hpp"
 
 namespace ferry {
 namespace {
 
-// Between the ids of a caller and those inside. An id that is no expert's must be none inside either.
-struct ReplicaIds {
-  const Placement& placement;
-  int source;  // 0 with replicated input
-
-  std::int64_t inside(std::int64_t id, int token, int slot) const {
-    const std::int64_t more = further();
-    if (classify_id(id, placement.experts()) == IdKind::expert)
-      return placement.replica(static_cast<int>(id), {.token = token, .source = source, .slot = slot});
-    return id < 0 ? id : std::min(id, std::numeric_limits<std::int64_t>::max() - more) + more;
-  }
-  // The id that was passed for a bad one inside; one near 2^63 has become smaller.
-  std::int64_t bad_outside(std::int64_t id) const { return id < 0 ? id : id - further(); }
-  std::int64_t further() const { return placement.total_replicas() - placement.experts(); }
+// Offsets of a lane's arrays in its memory.
+struct ReplicaArrays {
+  std::int64_t group_expert = 0;  // int32 [G]
+  std::int64_t result_bytes = 0;  // bytes of the array above
+  std::int64_t ids = 0;           // int64 [T, K]; the next dispatch overwrites it
+  std::int64_t scales = 0;        // fp32 [P + S]; the same
+  std::int64_t first = 0;         // int32 [E + 1]
+  std::int64_t expert_of = 0;     // int32 [P + S]
+  std::int64_t bytes = 0;
 };
 
-// A lane's arrays, which the next dispatch overwrites.
-struct ReplicaLane {
-  std::vector<std::int64_t> ids;           // [T, K]
-  std::vector<float> input_scales;         // [P + S]
-  std::vector<std::int32_t> group_expert;  // [G]
-};
-
-std::int64_t id_bytes(const Config& config) {
-  return std::int64_t{config.max_tokens} * config.top_k * static_cast<std::int64_t>(sizeof(std::int64_t));
+std::int32_t scale_count(const Config& config) {
+  return config.placement.total_replicas() + config.shared_experts;
 }
 
-std::int64_t scale_count(const Config& config) {
-  return std::int64_t{config.placement.total_replicas()} + config.shared_experts;
+ReplicaArrays replica_arrays(const Config& config, int rank) {
+  ReplicaArrays arrays;
+  std::int64_t end = 0;
+  const auto take = [&](std::int64_t bytes) { return std::exchange(end, align_up(end + bytes, 256)); };
+  arrays.group_expert = take(4 * groups_of(config, rank));
+  arrays.result_bytes = end;
+  arrays.ids = take(8 * std::int64_t{config.max_tokens} * config.top_k);
+  arrays.scales = take(4 * scale_count(config));
+  arrays.first = take(4 * (config.experts + 1));
+  arrays.expert_of = take(4 * scale_count(config));
+  arrays.bytes = end;
+  return arrays;
 }
 
 class ReplicaBackend final : public Backend {
  public:
-  ReplicaBackend(const Rank& rank, const Config& config, std::unique_ptr<Backend> inner)
+  ReplicaBackend(const Rank& rank, const Config& config, std::unique_ptr<Backend> inner,
+                 std::vector<std::unique_ptr<ReplicaLane>> lanes)
       : config_(config),
         me_(rank.index()),
+        arrays_(replica_arrays(config, me_)),
         inner_(std::move(inner)),
-        expert_of_(static_cast<std::size_t>(config.placement.total_replicas())),
-        lanes_(static_cast<std::size_t>(config.lanes)) {
-    std::size_t replica = 0;
-    for (int expert = 0; expert < config.experts; ++expert)
-      for (std::size_t i = 0; i < config.placement.replicas_of(expert).size(); ++i)
-        expert_of_[replica++] = expert;
-    for (ReplicaLane& lane : lanes_) {
-      lane.ids.resize(static_cast<std::size_t>(config.max_tokens) * static_cast<std::size_t>(config.top_k));
-      lane.input_scales.resize(static_cast<std::size_t>(scale_count(config)));
-      lane.group_expert = group_experts(config, me_);
+        lanes_(std::move(lanes)) {
+    std::vector<std::int32_t> first = {0};
+    for (int expert = 0; expert < config.experts; ++expert) {
+      const auto replicas = static_cast<std::int32_t>(config.placement.replicas_of(expert).size());
+      first.push_back(first.back() + replicas);
+      expert_of_.resize(static_cast<std::size_t>(first.back()), expert);
+    }
+    for (int shared = 0; shared < config.shared_experts; ++shared)
+      expert_of_.push_back(config.experts + shared);
+    for (int lane = 0; lane < config.lanes; ++lane) {
+      write(lane, arrays_.group_expert, group_experts(config, me_));
+      write(lane, arrays_.first, first);
+      write(lane, arrays_.expert_of, expert_of_);
     }
   }
 
@@ -69,10 +71,20 @@ class ReplicaBackend final : public Backend {
   Sizes sizes() const override { return replica_backend_sizes(config_, me_, inner_->sizes()); }
 
   DispatchResult dispatch(const DispatchCall& given, bool split) override {
-    ReplicaLane& lane = lane_of(given.options);
     DispatchCall call = given;
-    if (given.plan.empty()) call.ids = inside(lane, given.ids, given.tokens.count);
-    if (!given.input_scales.empty()) call.input_scales = inside(lane, given.input_scales);
+    const bool by_ids = given.plan.empty();
+    ReplicaChoice choice = choice_of(given.options.lane);
+    if (by_ids) {
+      choice = choosing(choice, given.ids, given.tokens.count);
+      choice.device_tokens = given.tokens.device_count;
+      call.ids = Ids(choice.chosen);
+    }
+    if (!given.input_scales.empty()) {
+      choice.scales = given.input_scales.data();
+      choice.scale_count = scale_count(config_);
+      call.input_scales = {choice.chosen_scales, expert_of_.size()};
+    }
+    choose(Operation::dispatch, choice, given);
     return outside(inner_->dispatch(call, split), given.options);
   }
   DispatchResult dispatch_receive(const CallOptions& call) override {
@@ -85,24 +97,25 @@ class ReplicaBackend final : public Backend {
     const auto* const counts = std::get_if<DispatchCountsCall>(&given);
     if (counts == nullptr) return inner_->run(given);
     DispatchCountsCall call = *counts;
-    call.ids = inside(lane_of(call.options), call.ids, call.tokens);
+    const ReplicaChoice choice = choosing(choice_of(call.options.lane), call.ids, call.tokens);
+    choose(Operation::dispatch_counts, choice, *counts);
+    call.ids = Ids(choice.chosen);
     return inner_->run(call);
   }
 
   OwnArrays own_arrays(int lane) const override { return inner_->own_arrays(lane); }
+  std::unique_ptr<DeviceWork> make_device_work() const override { return inner_->make_device_work(); }
   void refuse(Operation operation, const Error& error, const CallOptions& call) noexcept override {
     inner_->refuse(operation, error, call);
   }
+  void synchronize(const CallOptions& call) override { inner_->synchronize(call); }
+  void raise_device_error(int lane) override { inner_->raise_device_error(lane); }
 
   CallDiagnostics take_diagnostics(int lane) override {
     CallDiagnostics found = inner_->take_diagnostics(lane);
-    if (found.bad_id.count > 0) found.bad_id.id = ids().bad_outside(found.bad_id.id);
+    if (found.bad_id.count > 0) found.bad_id.id = id_outside(found.bad_id.id, replicas() - config_.experts);
     int& expert = found.bad_scale.expert;
-    if (expert >= 0) {
-      const int replicas = config_.placement.total_replicas();
-      expert = expert < replicas ? expert_of_[static_cast<std::size_t>(expert)]
-                                 : config_.experts + expert - replicas;
-    }
+    if (expert >= 0) expert = expert_of_[static_cast<std::size_t>(expert)];
     return found;
   }
 
@@ -118,45 +131,76 @@ class ReplicaBackend final : public Backend {
   WireCounts wire_counts() const override { return inner_->wire_counts(); }
 
  private:
-  ReplicaIds ids() const { return {config_.placement, config_.input == Input::replicated ? 0 : me_}; }
-  ReplicaLane& lane_of(const CallOptions& call) { return lanes_[static_cast<std::size_t>(call.lane)]; }
+  ReplicaLane& lane(int index) { return *lanes_[static_cast<std::size_t>(index)]; }
+  std::int32_t replicas() const { return config_.placement.total_replicas(); }
 
-  // The replicas that the routes of `tokens` tokens take.
-  Ids inside(ReplicaLane& lane, const Ids& given, std::int64_t tokens) const {
-    const auto fill = [&](const auto* from) {
-      std::int64_t* to = lane.ids.data();
-      for (std::int64_t token = 0; token < tokens; ++token) {
-        for (int slot = 0; slot < config_.top_k; ++slot)
-          *to++ = ids().inside(*from++, static_cast<int>(token), slot);
-      }
-    };
-    if (given.type == IdType::int64) {
-      fill(static_cast<const std::int64_t*>(given.data));
-    } else {
-      fill(static_cast<const std::int32_t*>(given.data));
-    }
-    return Ids(lane.ids.data());
+  template <class T>
+  T* array(int index, std::int64_t offset) {
+    return reinterpret_cast<T*>(lane(index).memory() + offset);
+  }
+  void write(int index, std::int64_t offset, const std::vector<std::int32_t>& values) {
+    lane(index).write(array<std::int32_t>(index, offset), values.data(),
+                      static_cast<std::int64_t>(values.size() * sizeof(std::int32_t)));
   }
 
-  // Every replica has the scale of its expert.
-  std::span<const float> inside(ReplicaLane& lane, std::span<const float> scales) const {
-    for (std::size_t replica = 0; replica < expert_of_.size(); ++replica)
-      lane.input_scales[replica] = scales[static_cast<std::size_t>(expert_of_[replica])];
-    std::copy(scales.begin() + config_.experts, scales.end(),
-              lane.input_scales.begin() + static_cast<std::ptrdiff_t>(expert_of_.size()));
-    return lane.input_scales;
+  // A choice of no route and no scale.
+  ReplicaChoice choice_of(int index) {
+    ReplicaChoice choice{};
+    choice.source = config_.input == Input::replicated ? 0 : me_;
+    choice.top_k = config_.top_k;
+    choice.experts = config_.experts;
+    choice.replicas = replicas();
+    choice.first = array<std::int32_t>(index, arrays_.first);
+    choice.chosen = array<std::int64_t>(index, arrays_.ids);
+    choice.expert_of = array<std::int32_t>(index, arrays_.expert_of);
+    choice.chosen_scales = array<float>(index, arrays_.scales);
+    return choice;
+  }
+  static ReplicaChoice choosing(ReplicaChoice choice, const Ids& ids, std::int64_t tokens) {
+    choice.ids = ids.data;
+    choice.wide_ids = ids.type == IdType::int64;
+    choice.tokens = static_cast<std::int32_t>(tokens);
+    return choice;
+  }
+  template <class Call>
+  void choose(Operation operation, const ReplicaChoice& choice, const Call& call) {
+    if (choice.tokens == 0 && choice.scale_count == 0) return;
+    or_refuse([&](const Error& error) { refuse(operation, error, call.options); },
+              [&] {
+                lane(call.options.lane).check_pointers(call);
+                lane(call.options.lane).choose(choice, call.options);
+              });
   }
 
   DispatchResult outside(DispatchResult result, const CallOptions& call) {
-    result.group_expert = lane_of(call).group_expert.data();
+    result.group_expert = array<std::int32_t>(call.lane, arrays_.group_expert);
     return result;
   }
 
   const Config config_;
   const int me_;
+  const ReplicaArrays arrays_;
   const std::unique_ptr<Backend> inner_;
-  std::vector<std::int32_t> expert_of_;  // [P]
-  std::vector<ReplicaLane> lanes_;
+  const std::vector<std::unique_ptr<ReplicaLane>> lanes_;
+  std::vector<std::int32_t> expert_of_;  // [P + S]
+};
+
+class HostLane final : public ReplicaLane {
+ public:
+  explicit HostLane(std::int64_t bytes) : memory_(bytes) {}
+
+  std::byte* memory() override { return memory_.data(); }
+  void write(void* to, const void* from, std::int64_t bytes) override {
+    std::memcpy(to, from, static_cast<std::size_t>(bytes));
+  }
+  void choose(const ReplicaChoice& choice, const CallOptions&) override {
+    const std::int32_t routes = choice.routes();
+    for (std::int32_t route = 0; route < routes; ++route) choice.choose(route);
+    for (std::int32_t i = 0; i < choice.scale_count; ++i) choice.choose_scale(i);
+  }
+
+ private:
+  LocalMemory memory_;
 };
 
 }  // namespace
@@ -169,23 +213,29 @@ Config replica_config(const Config& config) {
   return inside;
 }
 
-void refuse_replicas_on_device(const Placement& placement, const char* what) {
-  if (!placement.has_replicas()) return;
-  throw UnsupportedError(
-      str(what,
-          ": the placement has replicas, between which kernels do not choose: use host memory, or "
-          "a placement without replicas"));
+std::int64_t replica_lane_bytes(const Config& config, int rank) {
+  return replica_arrays(config, rank).bytes;
+}
+
+std::unique_ptr<Backend> wrap_in_replicas(const Rank& rank, const Config& config,
+                                          std::unique_ptr<Backend> inner,
+                                          std::vector<std::unique_ptr<ReplicaLane>> lanes) {
+  return std::make_unique<ReplicaBackend>(rank, config, std::move(inner), std::move(lanes));
 }
 
 std::unique_ptr<Backend> make_replica_backend(const Rank& rank, const Config& config,
                                               std::unique_ptr<Backend> inner) {
-  return std::make_unique<ReplicaBackend>(rank, config, std::move(inner));
+  std::vector<std::unique_ptr<ReplicaLane>> lanes;
+  for (int lane = 0; lane < config.lanes; ++lane)
+    lanes.push_back(std::make_unique<HostLane>(replica_lane_bytes(config, rank.index())));
+  return wrap_in_replicas(rank, config, std::move(inner), std::move(lanes));
 }
 
 Sizes replica_backend_sizes(const Config& config, int rank, const Sizes& inner) {
+  const ReplicaArrays arrays = replica_arrays(config, rank);
   Sizes sizes = inner;
-  sizes.results += std::int64_t{config.lanes} * 4 * groups_of(config, rank);
-  sizes.plans += config.lanes * (id_bytes(config) + 4 * scale_count(config));
+  sizes.results += config.lanes * arrays.result_bytes;
+  sizes.plans += config.lanes * (arrays.bytes - arrays.result_bytes);
   return sizes;
 }
 

@@ -1,7 +1,6 @@
 // ferry_dispatch_layout() gives the counts of the C++ function.
 #include <gtest/gtest.h>
 
-#include <string>
 #include <vector>
 
 #include "capi/run.hpp"
@@ -49,10 +48,6 @@ TEST(DispatchLayout, TakesReplicasInBothInterfaces) {
   EXPECT_EQ(c, cpp);
   args.source = 4;
   EXPECT_TRUE(is_refused(ferry_dispatch_layout(&args), "source = 4, must be 0 to 3"));
-  args.source = 2;
-  args.memory = FERRY_DEVICE_MEMORY;
-  EXPECT_EQ(ferry_dispatch_layout(&args), FERRY_UNSUPPORTED);
-  EXPECT_NE(std::string(ferry_last_error()).find("the placement has replicas"), std::string::npos);
 }
 
 TEST(DispatchLayout, IsTheSameInBothInterfaces) {

@@ -111,7 +111,7 @@ TEST_P(Contract, DispatchLayoutCountsTokensAndRoutes) {
       if (number % 4 == 0) {
         Random random(number);
         c.config.placement = draw_placement(random, c.config.experts, ranks);
-      } else if (number % 4 == 2 && !on_device(c.config)) {
+      } else if (number % 4 == 2) {
         Random random(number);
         c.config.placement = draw_replicas(random, c.config.experts, ranks);
       }

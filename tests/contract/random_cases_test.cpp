@@ -84,6 +84,7 @@ void run_cases(Run run) {
   for (int number = std::max(only, 0); only >= 0 ? number == only : coverage.total() < cases; ++number) {
     TestCase c = draw_case(seed_of(static_cast<std::uint64_t>(number)), size_of_case(number));
     if (most_ranks > 0 && c.ranks > most_ranks && only < 0) continue;
+    if (Random random(c.seed); number % 5 == 2) give_replicas(random, c);
     ASSERT_TRUE(run(number, c)) << "case " << number;
     coverage.add(c);
   }
@@ -92,11 +93,7 @@ void run_cases(Run run) {
 }
 
 TEST(RandomCases, MatchTheOracle) {
-  run_cases([](int number, TestCase c) {
-    Random random(c.seed);
-    if (number % 5 == 2) give_replicas(random, c);
-    return run_sequences(setup_of_case(number), {c});
-  });
+  run_cases([](int number, const TestCase& c) { return run_sequences(setup_of_case(number), {c}); });
 }
 
 // Processes first: once this process has started the driver, it can no longer fork ranks.

@@ -34,7 +34,6 @@ TestCase replica_case(TestCase c, std::uint64_t number, int ranks, Layout layout
 }
 
 TEST_P(Contract, RoutesTakeTheReplicasOfTheirHashes) {
-  if (GetParam().on_device()) GTEST_SKIP() << "replicas are refused on device memory";
   std::uint64_t number = 0;
   for (const int ranks : kGroupSizes) {
     for (const Layout layout : kEachLayout) {
@@ -62,7 +61,6 @@ TEST_P(Contract, RoutesTakeTheReplicasOfTheirHashes) {
 }
 
 TEST_P(Contract, ReplicatedInputCountsARouteToAReplicaOnce) {
-  if (GetParam().on_device()) GTEST_SKIP() << "replicas are refused on device memory";
   for (const int ranks : {1, 2, 3, 8}) {
     for (const Layout layout : kEachLayout) {
       TestCase c = replica_case(small_case(ranks), static_cast<std::uint64_t>(ranks), ranks, layout);
@@ -109,7 +107,6 @@ std::vector<std::byte> exact_result(SyncExchange& exchange, const TestCase& c,
 }
 
 TEST_P(Contract, ExactSumsDoNotDependOnReplicas) {
-  if (GetParam().on_device()) GTEST_SKIP() << "replicas are refused on device memory";
   TestCase c = replica_case(small_case(61), 4, 4, Layout::expert_major);
   c.config.format = Format::bf16();
   c.type = DType::bf16;
@@ -141,11 +138,6 @@ TEST_P(Contract, ReplicasAreRefusedByName) {
   };
   place({{0, 1, 2}, {1}});
   run(2, "replicas", [&](Rank rank) {
-    if (GetParam().on_device()) {
-      const std::string message = test::refusal<UnsupportedError>([&] { SyncExchange(rank, config); });
-      require(message.starts_with("configuration: the placement has replicas"), message);
-      return;
-    }
     Config few = config;
     few.local_slots = 2;
     require_refused("local_slots = 2, must be 3 or more", [&] { SyncExchange(rank, few); });

@@ -1,6 +1,7 @@
 // Calls captured in a CUDA graph and replayed, while only device memory changes.
 #include "cuda/device_test.hpp"
 #include "cuda/replays.hpp"
+#include "harness/random.hpp"
 #include "oracle/expected.hpp"
 
 namespace ferry::contract {
@@ -77,6 +78,15 @@ TEST_F(CudaGraph, ReplaysOfOtherLayoutsAndExactSums) {
       c.reduction = c.config.reduction = Reduction::exact;
       replay_often(c, {.replays = 200});
     }
+  }
+}
+
+TEST_F(CudaGraph, ReplaysChooseReplicas) {
+  for (const int ranks : {2, 4}) {
+    TestCase c = device_case(static_cast<std::uint64_t>(20 + ranks), ranks);
+    Random random(c.seed);
+    give_replicas(random, c);
+    run(ranks, c, [&](Rank rank) { replay(rank, c, number_from_environment("FERRY_REPLAYS", 200)); });
   }
 }
 

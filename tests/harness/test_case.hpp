@@ -97,7 +97,7 @@ TestCase draw_case(std::uint64_t seed, CaseSize size);
 Placement draw_placement(Random& random, int experts, int ranks);
 // A placement of which about half of the experts have replicas; some ranks may hold none.
 Placement draw_replicas(Random& random, int experts, int ranks);
-// Replaces the case's placement by one of draw_replicas(). For host memory only.
+// Replaces the case's placement by one of draw_replicas().
 void give_replicas(Random& random, TestCase& c);
 
 }  // namespace ferry::contract

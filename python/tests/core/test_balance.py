@@ -116,10 +116,12 @@ def test_an_exchange_sends_routes_to_their_replicas():
         assert load.ranks.tolist() == trace.rank_counts(0, placement, 24).tolist()
 
 
-def test_replicas_are_refused_on_device_memory():
+def test_sizes_on_device_memory_have_room_for_the_choice():
+    settings = {"top_k": 3, "hidden": 8, "max_tokens": 50, "memory": "device", "lanes": 2}
     placement = ferry.Placement.replicas([[0, 1], [1]], 2)
-    with pytest.raises(ferry.UnsupportedError, match="the placement has replicas, between which kernels do not choose"):
-        ferry.size_of(ferry.Config(experts=2, top_k=1, hidden=8, max_tokens=2, placement=placement, memory="device"), 2)
+    sizes = ferry.size_of(ferry.Config(experts=2, placement=placement, **settings), 2)
+    inside = ferry.size_of(ferry.Config(experts=3, placement=ferry.Placement.table([(0, 0), (0, 1), (1, 0)], 2), **settings), 2)
+    assert sizes.plans - inside.plans >= 2 * 8 * 3 * 50 and sizes.dispatch_staging == inside.dispatch_staging
 
 
 def test_the_example_balances():

@@ -13,7 +13,7 @@
 #include "base/text.hpp"
 #include "exchange/backend.hpp"
 #include "ferry/error.hpp"
-#include "plan/slot.hpp"
+#include "plan/replica_choice.hpp"
 
 namespace ferry {
 namespace cuda {
@@ -49,10 +49,26 @@ struct CountedIds {
   }
 };
 
+// The same with replicas, which are counted in place of experts.
+struct CountedReplicas {
+  CountedIds ids;              // of experts
+  const std::uint16_t* first;  // [E + 1] number of an expert's first replica
+  std::int32_t source, top_k, experts;
+
+  __device__ __forceinline__ std::int64_t at(std::int64_t route) const {
+    const std::int64_t id = ids.at(route);
+    if (classify_id(id, ids.experts) != IdKind::expert) return -1;
+    const auto at = static_cast<std::int32_t>(route);
+    const int token = at / top_k;
+    return chosen_replica(first, static_cast<std::int32_t>(id),
+                          {.token = token, .source = source, .slot = at - token * top_k});
+  }
+};
+
 // [thread] The destinations of a token among the 32 ranks from `first_rank` on, one bit each. count(id)
 // counts a route and returns the expert's rank, or -1 for a route that this rank does not plan.
-template <class Count>
-__device__ __forceinline__ std::uint32_t destinations_of_token(const CountedIds& ids, std::int32_t token,
+template <class Ids, class Count>
+__device__ __forceinline__ std::uint32_t destinations_of_token(const Ids& ids, std::int32_t token,
                                                                int first_rank, Count count) {
   std::uint32_t ranks = 0;
   const std::int64_t first = std::int64_t{token} * ids.top_k;
@@ -221,8 +237,8 @@ __global__ void __launch_bounds__(kClusterThreads)
 
 struct LayoutArguments {
   const void* ids;
-  bool wide_ids;  // int64
-  std::int32_t tokens, top_k, experts, ranks, nodes;
+  bool wide_ids;                                      // int64
+  std::int32_t tokens, top_k, experts, ranks, nodes;  // with replicas `experts` is P
   DispatchLayout result;
   std::uint32_t
       ranks_of[kNarrowRanks];  // up to kNarrowRanks ranks: of each node, a bit for each of its ranks
@@ -230,8 +246,23 @@ struct LayoutArguments {
   std::uint8_t rank_of[kMaxExperts];
 };
 
+struct ReplicaLayoutArguments : LayoutArguments {
+  std::int32_t ids_of;  // E
+  std::int32_t source;
+  std::uint16_t first[kMaxExperts + 1];  // number of an expert's first replica
+};
+
+__device__ __forceinline__ CountedIds counted_ids(const LayoutArguments& call) {
+  return {call.ids, call.wide_ids, call.top_k, call.experts};
+}
+__device__ __forceinline__ CountedReplicas counted_ids(const ReplicaLayoutArguments& call) {
+  return {
+      {call.ids, call.wide_ids, call.top_k, call.ids_of}, call.first, call.source, call.top_k, call.experts};
+}
+
+template <class Arguments>
 __global__ void __launch_bounds__(kClusterThreads)
-    dispatch_layout_kernel(const __grid_constant__ LayoutArguments call) {
+    dispatch_layout_kernel(const __grid_constant__ Arguments call) {
   // Counts of this block: routes to each expert, then tokens to each rank, then to each node.
   __shared__ std::int32_t counts[kMaxExperts + 2 * kMaxDeviceRanks];
   __shared__ std::uint8_t rank_of[kMaxExperts];
@@ -241,7 +272,7 @@ __global__ void __launch_bounds__(kClusterThreads)
   for (int i = thread; i < call.experts; i += kClusterThreads) rank_of[i] = call.rank_of[i];
   __syncthreads();
 
-  const CountedIds ids{call.ids, call.wide_ids, call.top_k, call.experts};
+  const auto ids = counted_ids(call);
   const bool narrow = call.ranks <= kNarrowRanks;
   for_each_token(narrow ? 0 : call.tokens, [&](std::int32_t token) {
     const auto count_bits = [&](int numbers, int begin, auto number_of) {
@@ -295,14 +326,16 @@ __global__ void __launch_bounds__(kClusterThreads)
   synchronize_cluster();  // no block ends while another reads its counts
 }
 
-const Kernel<LayoutArguments> kDispatchLayoutKernel{&dispatch_layout_kernel, kClusterThreads,
+const Kernel<LayoutArguments> kDispatchLayoutKernel{&dispatch_layout_kernel<LayoutArguments>, kClusterThreads,
                                                     "launch dispatch_layout"};
+const Kernel<ReplicaLayoutArguments> kReplicaLayoutKernel{&dispatch_layout_kernel<ReplicaLayoutArguments>,
+                                                          kClusterThreads, "launch dispatch_layout"};
 
 void check_device(const DispatchLayoutCall& call) {
-  if (call.placement.ranks() > kMaxDeviceRanks || call.placement.experts() > kMaxExperts) {
+  if (call.placement.ranks() > kMaxDeviceRanks || call.placement.total_replicas() > kMaxExperts) {
     throw UnsupportedError(str("the cuda backend supports up to ", kMaxDeviceRanks, " ranks and ",
                                kMaxExperts, " experts, got ", call.placement.ranks(), " and ",
-                               call.placement.experts()));
+                               call.placement.total_replicas()));
   }
   int device = 0;
   check(cudaGetDevice(&device), "find the current device");
@@ -334,25 +367,33 @@ const Kernel<CountArguments> kCountKernel{&dispatch_counts_kernel, kClusterThrea
 void dispatch_layout_on_device(const DispatchLayoutCall& call, Stream stream) {
   using namespace cuda;
   check_device(call);
-  LayoutArguments arguments{.ids = call.ids.data,
-                            .wide_ids = call.ids.type == IdType::int64,
-                            .tokens = static_cast<std::int32_t>(call.tokens),
-                            .top_k = call.top_k,
-                            .experts = call.placement.experts(),
-                            .ranks = call.placement.ranks(),
-                            .nodes = call.nodes(),
-                            .result = call.result,
-                            .ranks_of = {},
-                            .node_of = {},
-                            .rank_of = {}};
-  for (int expert = 0; expert < call.placement.experts(); ++expert)
-    arguments.rank_of[expert] = static_cast<std::uint8_t>(call.placement.location(expert).rank);
-  for (int rank = 0; call.topology != nullptr && rank < call.placement.ranks(); ++rank) {
+  const Placement& placement = call.placement;
+  ReplicaLayoutArguments arguments{};
+  arguments.ids = call.ids.data;
+  arguments.wide_ids = call.ids.type == IdType::int64;
+  arguments.tokens = static_cast<std::int32_t>(call.tokens);
+  arguments.top_k = call.top_k;
+  arguments.experts = placement.total_replicas();
+  arguments.ranks = placement.ranks();
+  arguments.nodes = call.nodes();
+  arguments.result = call.result;
+  for (int replica = 0; replica < placement.total_replicas(); ++replica) {
+    const ExpertLocation& location = placement.locations()[static_cast<std::size_t>(replica)];
+    arguments.rank_of[replica] = static_cast<std::uint8_t>(location.rank);
+  }
+  for (int rank = 0; call.topology != nullptr && rank < placement.ranks(); ++rank) {
     const int node = call.topology->node_of(rank);
     arguments.node_of[rank] = static_cast<std::uint8_t>(node);
-    if (call.placement.ranks() <= kNarrowRanks) arguments.ranks_of[node] |= 1u << rank;
+    if (placement.ranks() <= kNarrowRanks) arguments.ranks_of[node] |= 1u << rank;
   }
-  kDispatchLayoutKernel(arguments, cluster_shape(call.tokens), stream);
+  const LaunchShape shape = cluster_shape(call.tokens);
+  if (!placement.has_replicas()) return kDispatchLayoutKernel(arguments, shape, stream);
+  arguments.ids_of = placement.experts();
+  arguments.source = call.source;
+  for (int expert = 0; expert < placement.experts(); ++expert)
+    arguments.first[expert + 1] =
+        static_cast<std::uint16_t>(arguments.first[expert] + placement.replicas_of(expert).size());
+  kReplicaLayoutKernel(arguments, shape, stream);
 }
 
 }  // namespace ferry
