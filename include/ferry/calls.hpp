@@ -166,6 +166,9 @@ struct DispatchOptions {
   /// Expert layouts only. A scale of one of the rank's experts that is not positive and finite is refused; on
   /// device memory check() raises UsageError where a row is encoded with it.
   std::span<const float> input_scales{};
+  /// Where load_counts() counts the routes: a layer in [0, Config::layers). The ranks pass the same, which is
+  /// not compared.
+  int layer = 0;
 };
 
 /// The experts' outputs, [total, H]: one row for each received row. Rows past the total are not read. The
@@ -272,7 +275,8 @@ struct DispatchCounts {
 /// a plan are not counted.
 struct LoadCounts {
   std::vector<std::int64_t> experts;  ///< [E] routes to each expert
-  std::vector<std::int64_t> ranks;    ///< [R] routes to each rank
+  std::vector<std::int64_t> layers;  ///< [Config::layers, E] routes to each expert, by DispatchOptions::layer
+  std::vector<std::int64_t> ranks;   ///< [R] routes to each rank
   std::int64_t dispatches = 0;
 };
 

@@ -78,6 +78,8 @@ struct Config {
   /// hop: `rank`.
   ReductionLevel reduction_level = ReductionLevel::automatic;
 
+  /// Layers of a model that share the exchange, 1 to 4096: load_counts() counts the dispatches of each apart.
+  int layers = 1;
   int lanes = 1;           ///< independent sequences of calls, each with its own staging memory: 1 to 64
   double deadline = 30.0;  ///< longest wait for a peer, in seconds; positive and finite
   /// true: the exchange owns memory for the rows it receives. false: every dispatch passes ReceiveBuffers.

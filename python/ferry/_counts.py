@@ -13,6 +13,8 @@ class LoadCounts(NamedTuple):
 
     experts: numpy.ndarray
     """int64 [E]: routes to each expert."""
+    layers: numpy.ndarray
+    """int64 [Config.layers, E]: the same, by the `layer` of the dispatches."""
     ranks: numpy.ndarray
     """int64 [R]: routes to each rank."""
     dispatches: int

@@ -144,7 +144,8 @@ const char* const kOptionalSettings =
     "alignment: int = 1, capacity: int = 0, repeats: bool = False, zero_padding: bool = False, "
     "format: str = 'bf16', combine_type: typing.Literal['bf16', 'fp16', 'fp32'] = 'bf16', "
     "reduction: typing.Literal['partial', 'exact', 'unreduced'] = 'partial', "
-    "reduction_level: typing.Literal['automatic', 'rank', 'node'] = 'automatic', lanes: int = 1, "
+    "reduction_level: typing.Literal['automatic', 'rank', 'node'] = 'automatic', layers: int = 1, lanes: int "
+    "= 1, "
     "deadline: float = 30.0, own_receive_buffers: bool = True, check_calls: bool = True";
 
 Config config_of(const nb::kwargs& settings) {
@@ -225,6 +226,7 @@ reduction            'partial', 'exact' or 'unreduced'; a combine may use anothe
                      'partial'
 reduction_level      'rank' or 'node': 'partial' adds the sums of single ranks, or first those of each node; default
                      'automatic', 'node' in a group of several nodes. 'cuda' in one hop has only 'rank'
+layers               layers of a model that share the exchange, whose dispatches load_counts() counts apart; default 1
 lanes                independent sequences of calls, which may overlap; default 1
 deadline             seconds a wait may last; default 30
 own_receive_buffers  the lanes have receive buffers; with False every dispatch needs ReceiveBuffers; default True
@@ -255,6 +257,7 @@ checked by Exchange, size_of and capacity_of.)")
               "Rows as configured; 0: the default, which capacity_of() returns.")
       .def_ro("repeats", &Config::repeats, "Whether the default capacity has room for repeated experts.")
       .def_ro("zero_padding", &Config::zero_padding, "Whether padding rows are set to zero.")
+      .def_ro("layers", &Config::layers, "Layers whose dispatches load_counts() counts apart.")
       .def_ro("lanes", &Config::lanes, "Independent sequences of calls, which may overlap.")
       .def_ro("deadline", &Config::deadline, "Seconds a wait may last.")
       .def_ro("own_receive_buffers", &Config::own_receive_buffers, "Whether the lanes have receive buffers.")

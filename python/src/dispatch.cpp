@@ -318,6 +318,7 @@ void read_dispatch(PyExchange& self, LaneCall& call, const PyDispatchArguments& 
   in.parts = parts_of(in.format, config.hidden);
   read_input_scales(config, given.input_scales, in);
   in.options.apply_weights = bool_of("apply_weights", given.apply_weights);
+  in.options.layer = int_of("layer", given.layer);
   in.options.call = call.options(int_of("sm_limit", given.sm_limit));
   in.options.format = in.format;
   if (!given.memory.is_none()) read_receive_buffers(config, self.receive_sizes(), in);
@@ -405,6 +406,7 @@ global_scale   format 'nvfp4': g, a number or float32 [1], the same on all ranks
                1. Values are element * scale * g
 input_scales   formats 'fp8', 'mxfp8' and 'nvfp4': float32 [E + S] where the tokens lie, a scale of each expert, shared
                ones last. Tokens travel as they are; each rank encodes the rows it receives with its experts' scales
+layer          where load_counts() counts the routes: 0 to Config.layers - 1, the same on all ranks
 dot_rows       [rows, H] of combine_type: result.dots[row] = dot(token, dot_rows[row]), before apply_weights
 count          'cuda': int32 [1] in device memory, N as read when the call runs; the rows of `tokens` bound it
 sm_limit       'cuda': the most blocks the call uses at once; 0: the share of its lane
@@ -423,7 +425,7 @@ constexpr const char* kDispatchParameters =
     "format: str | None = None, lane: int = 0, sm_limit: int = 0, memory: ReceiveBuffers | None = None, "
     "apply_weights: bool = False, dot_rows: ferry._typing.Array | None = None, count: ferry._typing.Array | "
     "None = None, global_scale: float | ferry._typing.Array | None = None, "
-    "input_scales: ferry._typing.Array | None = None, "
+    "input_scales: ferry._typing.Array | None = None, layer: int = 0, "
     "stream: typing.Any | None = None) -> ";
 
 }  // namespace

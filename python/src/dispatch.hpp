@@ -15,7 +15,7 @@ struct PyDispatchArguments {
   nb::object tokens, ids{}, weights = nb::none(), format = nb::none(), sm_limit = nb::int_(0),
                             memory = nb::none(), apply_weights = nb::bool_(false), dot_rows = nb::none(),
                             count = nb::none(), global_scale = nb::none(), input_scales = nb::none(),
-                            stream = nb::none();
+                            layer = nb::int_(0), stream = nb::none();
 };
 
 // What the caller calls some of them.

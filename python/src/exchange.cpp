@@ -229,8 +229,9 @@ void construct(PyExchange* self, const nb::object& group, const nb::object& conf
   new (self) PyExchange(std::move(state));
 }
 
-nb::object counts_array(const std::vector<std::int64_t>& counts) {
-  const Shape shape = {static_cast<std::int64_t>(counts.size())};
+nb::object counts_array(const std::vector<std::int64_t>& counts, std::int64_t layers = 0) {
+  const auto size = static_cast<std::int64_t>(counts.size());
+  const Shape shape = layers > 0 ? Shape{layers, size / layers} : Shape{size};
   nb::object array = new_array(Framework::numpy, kInt64, shape, kHost);
   std::copy(counts.begin(), counts.end(), static_cast<std::int64_t*>(inspect(array, "counts").data));
   return array;
@@ -245,7 +246,9 @@ nb::object load_counts(const PyExchange& self) {
     counts = state.exchange.load_counts();
   }
   return nb::module_::import_("ferry._counts")
-      .attr("LoadCounts")(counts_array(counts.experts), counts_array(counts.ranks), counts.dispatches);
+      .attr("LoadCounts")(counts_array(counts.experts),
+                          counts_array(counts.layers, state.exchange.config().layers),
+                          counts_array(counts.ranks), counts.dispatches);
 }
 
 nb::object wire_counts(const PyExchange& self) {

@@ -143,6 +143,7 @@ ferry_status ferry_exchange_counts(const ferry_exchange* given, ferry_counts* co
     c.dispatch_messages_between_nodes = wire.between_nodes.dispatch_messages;
     c.combine_bytes_between_nodes = wire.between_nodes.combine_bytes;
     c.combine_messages_between_nodes = wire.between_nodes.combine_messages;
+    c.layers = load.layers.data();
     write_sized(counts, c, "ferry_counts");
   });
 }

@@ -56,7 +56,8 @@ DispatchInput to_input(Exchange& exchange, const ferry_dispatch_args& args) {
                             .weighted = args.weighted != 0,
                             .dot_rows = args.dot_rows,
                             .global_scale = args.global_scale,
-                            .input_scales = to_input_scales(args.input_scales, args.input_scale_count)}};
+                            .input_scales = to_input_scales(args.input_scales, args.input_scale_count),
+                            .layer = static_cast<int>(std::clamp<std::int64_t>(args.layer, -1, INT32_MAX))}};
       });
 }
 

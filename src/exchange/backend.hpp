@@ -150,6 +150,7 @@ struct DispatchCall {
   const void* dot_rows = nullptr;
   const float* global_scale = nullptr;
   std::span<const float> input_scales{};  // [E + S] or empty
+  int layer = 0;
   // For combine_backward, whose `outputs` are dot_rows:
   bool backward = false;
   std::int64_t output_rows = 0;      // Outputs::rows

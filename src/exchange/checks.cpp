@@ -157,6 +157,10 @@ void check_dispatch(const Config& config, int rank, const DispatchCall& call, Pl
                          ": construct the exchange with format = ", to_string(call.format)));
   }
   check_scales(config, rank, call);
+  if (call.layer < 0 || call.layer >= config.layers) {
+    throw UsageError(str("dispatch: layer = ", call.layer, " on rank ", rank, ", must be 0 to ",
+                         config.layers - 1, ": Config::layers is ", config.layers));
+  }
   check_message_fits(config, call);
   if (config.placement.tp() > 1) check_sliced_dispatch(call);
   check_row_arithmetic(config, rank, call);

@@ -32,6 +32,7 @@ void visit_common_fields(const Visit& visit, Configs&... configs) {
   visit("combine_type", configs.combine_type...);
   visit("reduction", configs.reduction...);
   visit("reduction_level", configs.reduction_level...);
+  visit("layers", configs.layers...);
   visit("lanes", configs.lanes...);
   visit("deadline", configs.deadline...);
 }

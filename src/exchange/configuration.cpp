@@ -193,6 +193,7 @@ void check_alone(const Config& config) {
   check_range("alignment", config.alignment, 1, 1 << 20);
   check_range("capacity", config.capacity, 0, std::numeric_limits<std::int32_t>::max());
   check_range("local_slots", config.local_slots, 0, kMostExperts);
+  check_range("layers", config.layers, 1, kMostLayers);
   check_range("lanes", config.lanes, 1, kMaxLanes);
   if (!(config.deadline > 0) || !std::isfinite(config.deadline)) {
     throw UsageError(str("configuration: deadline = ", config.deadline, " s, must be positive and finite"));

@@ -70,6 +70,7 @@ Config agree_on_config(const Rank& rank, const Config& config);
 // the other ranks throw `error` instead of waiting.
 void refuse_configuration(const Rank& rank, const Error& error);
 
+inline constexpr int kMostLayers = 4096;
 // Most lanes of an exchange: bounds Config::lanes and the lanes that the steps of a program name.
 inline constexpr int kMaxLanes = 64;
 

@@ -105,7 +105,8 @@ struct Exchange::State {
             .apply_weights = options.apply_weights,
             .dot_rows = options.dot_rows,
             .global_scale = options.global_scale,
-            .input_scales = options.input_scales};
+            .input_scales = options.input_scales,
+            .layer = options.layer};
   }
 
   // `plan` has been checked.

@@ -19,12 +19,15 @@ struct Traffic {
 // The lane's calls write it, one at a time; any thread may read it meanwhile.
 class LaneCounts {
  public:
-  explicit LaneCounts(int experts) : routes_(static_cast<std::size_t>(experts), 0) {}
+  explicit LaneCounts(int experts, int layers = 1)
+      : experts_(static_cast<std::size_t>(experts)),
+        routes_(experts_ * static_cast<std::size_t>(layers), 0) {}
 
-  // `counts` [R, E]: routes of every rank to every expert.
-  void count_routes(std::span<const std::int32_t> counts) {
+  // `counts` [R, E]: routes of every rank to every expert, in a dispatch of `layer`.
+  void count_routes(int layer, std::span<const std::int32_t> counts) {
     const std::lock_guard lock(mutex_);
-    for (std::size_t i = 0; i < counts.size(); ++i) routes_[i % routes_.size()] += counts[i];
+    const std::size_t first = static_cast<std::size_t>(layer) * experts_;
+    for (std::size_t i = 0; i < counts.size(); ++i) routes_[first + i % experts_] += counts[i];
     ++dispatches_;
   }
   // `between_nodes`: to ranks of other nodes.
@@ -37,14 +40,10 @@ class LaneCounts {
     if (between_nodes) combine_between_nodes_.add(sent);
   }
 
-  // `sum` has room for every expert and rank.
-  void add_to(const Placement& placement, LoadCounts& sum) const {
+  // Adds routes by layer.
+  void add_to(LoadCounts& sum) const {
     const std::lock_guard lock(mutex_);
-    for (std::size_t expert = 0; expert < routes_.size(); ++expert) {
-      const int rank = placement.location(static_cast<int>(expert)).rank;
-      sum.experts[expert] += routes_[expert];
-      sum.ranks[static_cast<std::size_t>(rank)] += routes_[expert];
-    }
+    for (std::size_t i = 0; i < routes_.size(); ++i) sum.layers[i] += routes_[i];
     sum.dispatches += dispatches_;
   }
   void add_to(WireCounts& sum) const {
@@ -78,15 +77,27 @@ class LaneCounts {
   };
 
   mutable std::mutex mutex_;          // so that the routes of a dispatch are counted whole
-  std::vector<std::int64_t> routes_;  // [E] from all ranks
+  const std::size_t experts_;         // E
+  std::vector<std::int64_t> routes_;  // [layers, E] from all ranks
   std::int64_t dispatches_ = 0;
   Counters dispatch_, combine_, dispatch_between_nodes_, combine_between_nodes_;
 };
 
-// Counts of nothing yet, with room for every expert and rank.
-inline LoadCounts no_load(const Placement& placement) {
-  return {.experts = std::vector<std::int64_t>(static_cast<std::size_t>(placement.experts()), 0),
-          .ranks = std::vector<std::int64_t>(static_cast<std::size_t>(placement.ranks()), 0)};
+// Counts of nothing yet, with room for every layer, expert and rank.
+inline LoadCounts no_load(const Config& config) {
+  const auto experts = static_cast<std::size_t>(config.experts);
+  return {.experts = std::vector<std::int64_t>(experts, 0),
+          .layers = std::vector<std::int64_t>(experts * static_cast<std::size_t>(config.layers), 0),
+          .ranks = std::vector<std::int64_t>(static_cast<std::size_t>(config.placement.ranks()), 0)};
+}
+
+// Sums up the routes by layer to those of experts and, without replicas and slices, of ranks.
+inline void add_up_layers(const Placement& placement, LoadCounts& load) {
+  for (std::size_t i = 0; i < load.layers.size(); ++i) {
+    const std::size_t expert = i % load.experts.size();
+    load.experts[expert] += load.layers[i];
+    load.ranks[static_cast<std::size_t>(placement.location(static_cast<int>(expert)).rank)] += load.layers[i];
+  }
 }
 
 }  // namespace ferry

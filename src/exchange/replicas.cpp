@@ -121,11 +121,15 @@ class ReplicaBackend final : public Backend {
 
   LoadCounts load_counts() const override {
     const LoadCounts inside = inner_->load_counts();
-    LoadCounts sum = no_load(config_.placement);
+    LoadCounts sum = no_load(config_);
     sum.dispatches = inside.dispatches;
     sum.ranks = inside.ranks;
-    for (std::size_t replica = 0; replica < inside.experts.size(); ++replica)
-      sum.experts[static_cast<std::size_t>(expert_of_[replica])] += inside.experts[replica];
+    const auto replicas = static_cast<std::size_t>(this->replicas());
+    for (std::size_t i = 0; i < inside.layers.size(); ++i) {
+      const auto expert = static_cast<std::size_t>(expert_of_[i % replicas]);
+      sum.experts[expert] += inside.layers[i];
+      sum.layers[i / replicas * sum.experts.size() + expert] += inside.layers[i];
+    }
     return sum;
   }
   WireCounts wire_counts() const override { return inner_->wire_counts(); }

@@ -14,11 +14,15 @@ namespace {
 
 }  // namespace
 
-LoadCounts load_of_slices(const LoadCounts& slices, const Placement& placement) {
-  LoadCounts sum = no_load(placement);
+LoadCounts load_of_slices(const LoadCounts& slices, const Config& config) {
+  const Placement& placement = config.placement;
+  const auto tp = static_cast<std::size_t>(placement.tp());
+  LoadCounts sum = no_load(config);
   sum.dispatches = slices.dispatches;
+  for (std::size_t slice = 0; slice < slices.layers.size(); ++slice)
+    sum.layers[slice / tp] += slices.layers[slice];
   for (std::size_t slice = 0; slice < slices.experts.size(); ++slice)
-    sum.experts[slice / static_cast<std::size_t>(placement.tp())] += slices.experts[slice];
+    sum.experts[slice / tp] += slices.experts[slice];
   for (int rank = 0; rank < placement.ranks(); ++rank) {
     for (const int expert : placement.experts_of(rank))
       sum.ranks[static_cast<std::size_t>(rank)] += sum.experts[static_cast<std::size_t>(expert)];

@@ -14,7 +14,7 @@ namespace ferry {
 Config routed_config(const Config& config);
 
 // The load of an exchange whose lanes inside have counted `slices`.
-LoadCounts load_of_slices(const LoadCounts& slices, const Placement& placement);
+LoadCounts load_of_slices(const LoadCounts& slices, const Config& config);
 // Corrects a bad id that a lane inside has found: its token becomes that among all N, its id the one that was
 // passed.
 void unsliced_id(const Config& config, std::int64_t first_token, BadId& bad);

@@ -202,19 +202,22 @@ TEST_P(Contract, LoadCountsMatchTheRouting) {
   c.ranks = 3;
   c.config.experts = 7;
   c.config.lanes = 2;
+  c.config.layers = 3;
   c.masked = 0.2;
   run(c.ranks, describe(c), [&](Rank rank) {
     SyncExchange exchange(rank, c.config);
-    std::vector<std::int64_t> experts(7), ranks(3);
+    std::vector<std::int64_t> experts(7), layers(21), ranks(3);
     for (int index = 0; index < 6; ++index) {
       TestCase call = c;
       call.lane = index % 2;
+      call.layer = index / 2;
       const StepInputs step = make_inputs(call, index);
       DispatchRun(exchange, call, step).run();
       for (const oracle::RankInputs& inputs : step.inputs.ranks) {
         for (const std::int64_t id : inputs.ids) {
           if (id < 0) continue;
           ++experts[id];
+          ++layers[7 * call.layer + id];
           ++ranks[exchange.config().placement.location(static_cast<int>(id)).rank];
         }
       }
@@ -227,7 +230,23 @@ TEST_P(Contract, LoadCountsMatchTheRouting) {
     for (const LoadCounts& load : counts) {
       require_equal(load.dispatches, std::int64_t{6}, "dispatches");
       require_equal_lists<std::int64_t>(load.experts.data(), experts, "routes to expert");
+      require_equal_lists<std::int64_t>(load.layers.data(), layers, "routes by layer");
       require_equal_lists<std::int64_t>(load.ranks.data(), ranks, "routes to rank");
+    }
+  });
+}
+
+TEST_P(Contract, LayersOutOfRangeAreRefused) {
+  TestCase c = small_case(1);
+  c.ranks = 2;
+  c.config.layers = 2;
+  run(c.ranks, describe(c), [&](Rank rank) {
+    SyncExchange exchange(rank, c.config);
+    for (const int wrong : {-1, 2}) {
+      TestCase call = c;
+      call.layer = wrong;
+      const StepInputs step = make_inputs(call);
+      require_refused(str("layer = ", wrong, " on rank "), [&] { DispatchRun(exchange, call, step).run(); });
     }
   });
 }

@@ -21,6 +21,7 @@ DispatchRun::DispatchRun(SyncExchange& exchange, const TestCase& c, const StepIn
   allocate_inputs();
   if (!c.own_format) options_.format = step.inputs.format;
   options_.call = {.lane = c.lane, .sm_limit = c.sm_limit};
+  options_.layer = c.layer;
   options_.apply_weights = step.inputs.apply_weights;
   const Format& format = step.inputs.format;
   const std::vector<float>& scales = step.inputs.input_scales;

@@ -226,6 +226,7 @@ ferry_dispatch_args ExchangeInC::arguments(const Tokens& tokens, const Routes& r
   args.plan = to_c(routes.plan);
   args.weights = weights;
   args.apply_weights = options.apply_weights;
+  args.layer = options.layer;
   args.format = to_c(options.format);
   args.memory = to_c(options.memory);
   args.dot_rows = options.dot_rows;
@@ -385,7 +386,9 @@ ferry_counts ExchangeInC::counts() const {
 LoadCounts ExchangeInC::load_counts() {
   const ferry_counts c = counts();
   const Exchange& exchange = handle_->exchange;
-  return {{c.experts, c.experts + exchange.config().experts},
+  const Config& config = exchange.config();
+  return {{c.experts, c.experts + config.experts},
+          {c.layers, c.layers + std::int64_t{config.layers} * config.experts},
           {c.ranks, c.ranks + exchange.rank().size()},
           c.dispatches};
 }

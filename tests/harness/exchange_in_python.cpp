@@ -285,7 +285,9 @@ class ExchangeInPython : public ForeignExchange {
       const auto list = [&](const char* name) {
         return nb::cast<std::vector<std::int64_t>>(counts.attr(name).attr("tolist")());
       };
-      return {list("experts"), list("ranks"), field<std::int64_t>(counts, "dispatches")};
+      const auto layers =
+          nb::cast<std::vector<std::int64_t>>(counts.attr("layers").attr("ravel")().attr("tolist")());
+      return {list("experts"), layers, list("ranks"), field<std::int64_t>(counts, "dispatches")};
     });
   }
 
@@ -423,7 +425,7 @@ class ExchangeInPython : public ForeignExchange {
         routes.plan.empty() ? ids_of(routes.ids, tokens.count) : plan_of(routes.plan).plan,
         weighted ? array_of(weights, python::kFp32, slots) : nb::none(), "lane"_a = options.call.lane,
         "sm_limit"_a = options.call.sm_limit, "format"_a = format_of(options),
-        "memory"_a = memory_of(options), "apply_weights"_a = options.apply_weights,
+        "memory"_a = memory_of(options), "apply_weights"_a = options.apply_weights, "layer"_a = options.layer,
         "dot_rows"_a = options.dot_rows == nullptr
                            ? nb::none()
                            : rows_of(options.dot_rows, python::element_of(config_.combine_type), rows_,

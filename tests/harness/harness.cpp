@@ -306,6 +306,7 @@ void require_load(const SyncExchange& exchange, const TestCase& c,
   const LoadCounts load = exchange.load_counts();
   require_equal(load.dispatches, static_cast<std::int64_t>(steps.size()), "dispatches counted");
   require_equal_lists<std::int64_t>(load.experts.data(), experts, "routes to expert");
+  require_equal_lists<std::int64_t>(load.layers.data(), experts, "routes to expert in the only layer");
   require_equal_lists<std::int64_t>(load.ranks.data(), ranks, "routes to rank");
 }
 

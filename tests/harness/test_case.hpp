@@ -55,6 +55,7 @@ struct TestCase {
   bool apply_weights = false;
   bool dots = false;  // DispatchOptions::dot_rows is given
   int lane = 0;
+  int layer = 0;
   int sm_limit = 0;  // of device backends; for combine too
 
   // Combine.

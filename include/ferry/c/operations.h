@@ -49,6 +49,7 @@ typedef struct ferry_dispatch_args {
   int64_t input_scale_count;  ///< length of input_scales: E + S
   /// May be NULL. Filled also when the call returns what ferry_check() found; zeroed on other errors.
   ferry_dispatch_result* result;
+  int64_t layer;  ///< see ferry::DispatchOptions::layer; default 0
 } ferry_dispatch_args;
 
 /// Sends every token to the ranks that hold its experts, and returns the rows that this rank receives,
@@ -254,6 +255,7 @@ typedef struct ferry_counts {
   // The part of these that went to ranks of other nodes. 0 with FERRY_CUDA in one hop.
   int64_t dispatch_bytes_between_nodes, dispatch_messages_between_nodes;
   int64_t combine_bytes_between_nodes, combine_messages_between_nodes;
+  const int64_t* layers;  ///< [layers, E] routes to each expert, by layer; valid as `experts`
 } ferry_counts;
 
 /// Local.

@@ -362,6 +362,23 @@ def test_metadata_load_and_wire_counts(rng):
     ferry.Group.threads(4).run(body)
 
 
+def test_loads_of_layers_that_share_an_exchange(rng):
+    steps = [random_step(rng) for _ in range(3)]
+
+    def body(rank):
+        exchange = exchange_for(rank, steps[0], layers=3)
+        for layer, step in enumerate(steps):
+            exchange.dispatch(*inputs(step, rank), layer=layer)
+        load = exchange.load_counts()
+        ids = [np.concatenate([of.ravel() for of in step.ids]) for step in steps]
+        assert load.layers.tolist() == [np.bincount(of[of >= 0], minlength=16).tolist() for of in ids]
+        assert load.experts.tolist() == load.layers.sum(0).tolist() and load.dispatches == 3
+        with pytest.raises(ferry.UsageError, match="layer = 3 on rank ., must be 0 to 2"):
+            exchange.dispatch(*inputs(steps[0], rank), layer=3)
+
+    ferry.Group.threads(4).run(body)
+
+
 def test_a_rank_without_experts_has_empty_groups():
     def body(rank):
         exchange = ferry.Exchange(rank, experts=1, top_k=1, hidden=HIDDEN, max_tokens=2)

@@ -64,9 +64,9 @@ CallDiagnostics HostBackend::take_diagnostics(int lane) {
 }
 
 LoadCounts HostBackend::load_counts() const {
-  const Placement& placement = context_.config.placement;
-  LoadCounts sum = no_load(placement);
-  for (const LaneOperations& operations : lanes_) operations.lane.counts.add_to(placement, sum);
+  LoadCounts sum = no_load(context_.config);
+  for (const LaneOperations& operations : lanes_) operations.lane.counts.add_to(sum);
+  add_up_layers(context_.config.placement, sum);
   return sum;
 }
 

@@ -27,7 +27,7 @@ DispatchResult Dispatch::receive() {
   if (!by_plan_) {
     const auto counts =
         static_cast<std::size_t>(context_.ranks()) * static_cast<std::size_t>(context_.config.experts);
-    lane_.counts.count_routes({plan_.counts, counts});
+    lane_.counts.count_routes(call_.layer, {plan_.counts, counts});
   }
   lane_.totals.total = plan_.header->total;
   lane_.totals.call = lane_.link->call();

@@ -47,7 +47,7 @@ Lane::Lane(const CpuContext& exchange_context, std::unique_ptr<PeerLink> link_to
     : context(exchange_context),
       link(std::move(link_to_peers)),
       arrays(local_arrays(context.config, context.me())),
-      counts(context.config.experts),
+      counts(context.config.experts, context.config.layers),
       local_(arrays.bytes) {
   std::ranges::copy(group_experts(context.config, context.me()), array<std::int32_t>(arrays.group_expert));
 }

@@ -177,9 +177,7 @@ class SlicedBackend final : public Backend {
       unsliced_id(context_.config, lanes_[static_cast<std::size_t>(index)]->first_token(), found.bad_id);
     return found;
   }
-  LoadCounts load_counts() const override {
-    return load_of_slices(inner_->load_counts(), context_.config.placement);
-  }
+  LoadCounts load_counts() const override { return load_of_slices(inner_->load_counts(), context_.config); }
   WireCounts wire_counts() const override {
     WireCounts sum = inner_->wire_counts();
     for (const auto& lane : lanes_) lane->add_sent(sum);

@@ -5,6 +5,7 @@
 #include "backends/cuda/runtime/stream.hpp"
 #include "base/text.hpp"
 #include "exchange/configuration.hpp"
+#include "exchange/lane_counts.hpp"
 #include "group/fault_points.hpp"
 #include "group/rank_state.hpp"
 
@@ -136,14 +137,9 @@ void CudaBackend::raise_device_error(int lane) {
 }
 
 LoadCounts CudaBackend::load_counts() const {
-  LoadCounts counts;
-  counts.experts.resize(static_cast<std::size_t>(exchange_.config.experts));
-  counts.ranks.resize(static_cast<std::size_t>(exchange_.rank.size()));
-  for (const Lane& lane : lanes_) lane.add_load(counts.experts, counts.dispatches);
-  for (std::size_t e = 0; e < counts.experts.size(); ++e) {
-    const int rank = exchange_.config.placement.location(static_cast<int>(e)).rank;
-    counts.ranks[static_cast<std::size_t>(rank)] += counts.experts[e];
-  }
+  LoadCounts counts = no_load(exchange_.config);
+  for (const Lane& lane : lanes_) lane.add_load(counts);
+  add_up_layers(exchange_.config.placement, counts);
   return counts;
 }
 

@@ -224,14 +224,14 @@ CallDiagnostics Lane::take_diagnostics() {
       });
 }
 
-void Lane::add_load(std::vector<std::int64_t>& experts, std::int64_t& dispatches) const {
+void Lane::add_load(LoadCounts& sum) const {
   const ScopedDevice device(exchange_.device);
-  std::vector<std::int64_t> load(static_cast<std::size_t>(view_.experts));
+  std::vector<std::int64_t> load(sum.layers.size());
   copy_blocking(load.data(), view_.load, static_cast<std::int64_t>(load.size() * sizeof(load[0])));
-  for (std::size_t e = 0; e < load.size(); ++e) experts[e] += load[e];
+  for (std::size_t i = 0; i < load.size(); ++i) sum.layers[i] += load[i];
   std::int64_t calls = 0;
   copy_blocking(&calls, &view_.state->dispatches, sizeof calls);
-  dispatches += calls;
+  sum.dispatches += calls;
 }
 
 void Lane::add_wire(WireCounts& counts) const {

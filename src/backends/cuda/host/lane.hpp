@@ -69,8 +69,8 @@ class Lane {
   // Throws the error of an aborted call of this lane, once.
   void raise_device_error();
   CallDiagnostics take_diagnostics();
-  // Add this lane's counts to the arguments. `experts`: [experts].
-  void add_load(std::vector<std::int64_t>& experts, std::int64_t& dispatches) const;
+  // Add this lane's counts to the argument; of loads those by layer.
+  void add_load(LoadCounts& sum) const;
   void add_wire(WireCounts& counts) const;
 
   // The memory of the step metadata, on the device.

@@ -36,6 +36,7 @@ DispatchArguments Lane::dispatch_arguments(const DispatchCall& call, bool keeps_
   const Config& config = exchange_.config;
   DispatchArguments arguments{};
   arguments.lane = view_;
+  arguments.lane.load += std::int64_t{call.layer} * config.experts;
   const ComparedOptions options = options_of(config, call);
   arguments.terms = agreed_options_of(Operation::dispatch, options);
   arguments.hash_option = input_hash_option(options);

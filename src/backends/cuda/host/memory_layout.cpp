@@ -175,7 +175,7 @@ LaneArrays lane_arrays(const Config& config, int rank) {
   arrays.state = offsets.take(sizeof(LaneState));
   arrays.block_counts = offsets.take(8 * std::int64_t{kMaxSenders} * device_signals(config).count_words);
   arrays.block_counted = offsets.take(8 * std::int64_t{kMaxSenders});
-  arrays.load = offsets.take(8 * experts);
+  arrays.load = offsets.take(8 * experts * config.layers);
   arrays.symmetric =
       offsets.take(config.placement.ranks() > kNarrowRanks
                        ? static_cast<std::int64_t>(sizeof(std::byte*)) * config.placement.ranks()
