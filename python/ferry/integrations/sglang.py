@@ -28,7 +28,7 @@ def register() -> None:
     are replaced by SGLang's hooks. Raises UnsupportedError if SGLang has no plug-ins, and if a dispatcher found no deep_ep at
     all when it was imported, since it leaves out more than the classes then.
     """
-    if "ferry" not in os.environ.get("SGLANG_PLUGINS", "").split(","):
+    if "ferry" not in (name.strip() for name in os.environ.get("SGLANG_PLUGINS", "").split(",")):
         return
     import ferry.deep_ep
 

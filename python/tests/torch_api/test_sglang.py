@@ -1,6 +1,6 @@
-"""SGLang finds Ferry's plug-in, and its own dispatcher for DeepEP runs over Ferry. Needs the released sglang; tried with 0.5.23.
+"""SGLang finds Ferry's plug-in, and its own dispatchers for DeepEP run over Ferry. Needs the released sglang; tried with 0.5.23.
 
-Stand-ins on a machine without GPUs, none of them for the dispatcher or the plug-ins:
+Stand-ins on a machine without GPUs, none of them for the dispatchers or the plug-ins:
   torch.cuda.get_device_properties   says how many SMs a GPU has, for a warning
   ENABLE_JIT_DEEPGEMM                says that sgl-deep-gemm is there, without which the dispatcher refuses to combine
   deep_ep                            a module of empty classes, where a test wants one that was imported before Ferry's
@@ -50,7 +50,7 @@ def scaled(rows, experts, weights):
 
 
 def check_dispatcher(mode, other_deep_ep, rank, device, rng):
-    load_plugins("ferry", other_deep_ep)
+    load_plugins("another, ferry", other_deep_ep)
     from sglang.srt.layers import deep_gemm_wrapper
     from sglang.srt.layers.moe.token_dispatcher import deepep
     from sglang.srt.layers.moe.topk import StandardTopKOutput
@@ -87,6 +87,36 @@ def check_dispatcher(mode, other_deep_ep, rank, device, rng):
 @pytest.mark.parametrize("mode", ["normal", "low_latency"])
 def test_the_dispatcher_of_sglang(rng, mode, other_deep_ep):
     run(functools.partial(check_dispatcher, mode, other_deep_ep), rng, 2, "gloo")
+
+
+def check_dispatcher_v2(rank, device, rng):
+    load_plugins("ferry", True)
+    from sglang.srt.layers.moe.token_dispatcher import deepep_v2
+    from sglang.srt.layers.moe.topk import StandardTopKOutput
+    from sglang.srt.runtime_context import get_forward
+    from sglang.srt.server_args import ServerArgs, set_global_server_args_for_scheduler
+
+    set_global_server_args_for_scheduler(ServerArgs(model_path="dummy", device=device.type))
+    assert deepep_v2.ElasticBuffer is ferry.deep_ep.ElasticBuffer
+    here = EXPERTS // dist.get_world_size()
+    dispatcher = deepep_v2.DeepEPv2Dispatcher(
+        group=dist.group.WORLD, router_topk=TOP_K, num_experts=EXPERTS, num_local_experts=here, hidden_size=HIDDEN,
+        params_dtype=torch.bfloat16, use_fp8_dispatch=False)
+    rng = np.random.default_rng([rank, int(rng.integers(1 << 31))])  # each rank its own inputs
+    for prefill in (True, False):
+        get_forward().set("is_extend_in_batch", prefill)
+        x, ids, weights = engine_plugins.inputs(rng, (TOKENS, EXPERTS, TOP_K, HIDDEN), device)
+        received = dispatcher.dispatch(x, StandardTopKOutput(weights, ids, None))
+        assert received.is_expanded and received.use_masked_gemm != prefill
+        row = torch.arange(len(received.hidden_states), device=device)
+        expert = rank * here + torch.searchsorted(received.psum_num_recv_tokens_per_expert.long(), row, right=True)
+        output = scaled(received.hidden_states, expert[:, None], received.topk_weights[:, None])
+        y = dispatcher.combine(deepep_v2.DeepEPv2CombineInput(output, None))
+        torch.testing.assert_close(y, scaled(x, ids, weights), rtol=3e-2, atol=3e-2)
+
+
+def test_the_dispatcher_of_sglang_for_deep_ep_v2(rng):
+    run(check_dispatcher_v2, rng, 2, "gloo")
 
 
 def check_not_named(rank, device, rng):
