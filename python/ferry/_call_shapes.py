@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn, TypeVar
 
@@ -51,6 +52,12 @@ def refusing_construction(group: ferry.Group | ferry.Rank) -> Iterator[None]:
     except BaseException as error:  # a rank that raised alone would leave its peers waiting
         _core._refuse_construction(group, str(error) if isinstance(error, ferry.Error) else repr(error))
         raise
+
+
+def integer(name: str, value: Any) -> int:
+    with contextlib.suppress(Exception):  # classes and arrays have __index__ too
+        return operator.index(value)
+    raise ferry.UsageError(f"{name}: expected an integer, got {value!r}")
 
 
 class Unreadable:

@@ -20,7 +20,8 @@ import numpy as np
 
 import ferry
 from ferry import _core
-from ferry._call_shapes import SharedByCopies, delivered_call, in_words, naming, raise_refusal, refusing_construction, refusing_misfits
+from ferry._call_shapes import (SharedByCopies, delivered_call, in_words, integer, naming, raise_refusal, refusing_construction,
+                                refusing_misfits)
 from ferry._max_device import DeviceLane, typed
 from ferry.deep_ep._arrays import arrays_of
 
@@ -141,7 +142,9 @@ class Exchange(SharedByCopies):
                               shared experts. 0: every rank takes all
         """
         with refusing_construction(group):
-            if reduction not in (("exact",) if skip_a2a else ("exact", "unreduced")):
+            with naming("skip_a2a"):
+                skip_a2a = bool(skip_a2a)
+            if not isinstance(reduction, str) or reduction not in (("exact",) if skip_a2a else ("exact", "unreduced")):
                 known = "left out with skip_a2a" if skip_a2a else "'exact' or 'unreduced'"
                 raise ferry.UsageError(f"max: reduction {reduction!r}, must be {known}")
             for name in ("layout", "capacity", "repeats", "own_receive_buffers", "check_calls"):
@@ -151,17 +154,17 @@ class Exchange(SharedByCopies):
                 if name in settings:
                     raise ferry.UsageError(f"max: {name} = {settings[name]!r}: leave it out, and pass skip_a2a=True, with "
                                            "allreduce_world_size, where all ranks have the same tokens")
-            if settings.get("transfer", "routed") != "routed":
+            if str(settings.get("transfer", "routed")) != "routed":
                 raise ferry.UsageError(f"max: transfer = {settings['transfer']!r}, must be 'routed': use ferry.Exchange with its plans")
             if getattr(settings.get("placement"), "has_replicas", False):
                 raise ferry.UnsupportedError("max: a placement with replicas is not supported: use ferry.Exchange with its plans")
             if getattr(settings.get("placement"), "tp", 1) > 1:
                 raise ferry.UnsupportedError("max: experts in slices are not supported: use ferry.Exchange with its plans")
-            if not hasattr(allreduce_world_size, "__index__"):
-                raise ferry.UsageError(f"max: allreduce_world_size = {allreduce_world_size!r}, must be an integer")
+            split = integer("max: allreduce_world_size", allreduce_world_size)
             if skip_a2a:
-                reduction, split = "partial", allreduce_world_size if settings.get("shared_experts") else 0
-                settings |= {"input": "replicated", "shared_split": split}
+                with naming("shared_experts"):
+                    settings |= {"input": "replicated", "shared_split": split if settings.get("shared_experts") else 0}
+                reduction = "partial"
         with in_words(_core._MAX_WORDS):
             self._exchange = ferry.Exchange(group, experts=experts, top_k=top_k, hidden=hidden, max_tokens=max_tokens,
                                             reduction=reduction, repeats=True, **settings)  # type: ignore[arg-type]
@@ -294,7 +297,8 @@ class Exchange(SharedByCopies):
         try:
             if input_tokens is None:
                 raise ferry.UsageError("input_tokens: None, must be an array of rows")
-            plan, tags = kept.plan(src_info, row_offsets, counts, topk_ids, lane, input_tokens)
+            with in_words((("tokens = ", "rows of topk_ids = "),)):
+                plan, tags = kept.plan(src_info, row_offsets, counts, topk_ids, lane, input_tokens)
             _core._require_apart({"output_tokens": output_tokens, "shared_outputs": shared_outputs},
                                      {"src_info": src_info, "row_offsets": row_offsets, "counts": counts, "topk_ids": topk_ids})
         except BaseException as error:  # a rank that raised alone would leave its peers waiting

@@ -11,12 +11,12 @@ Arrays are of NumPy or PyTorch, on the backend's memory. Results are new arrays.
 
 from __future__ import annotations
 
-import operator
 from typing import Any, NamedTuple
 
 import ferry
 from ferry import _core
-from ferry._call_shapes import SharedByCopies, delivered_call, in_words, naming, raise_refusal, refusing_construction, refusing_misfits
+from ferry._call_shapes import (SharedByCopies, delivered_call, in_words, integer, naming, raise_refusal, refusing_construction,
+                                refusing_misfits)
 from ferry.deep_ep._arrays import arrays_of, rounded
 
 __all__ = ["DispatchResult", "Exchange"]
@@ -28,7 +28,7 @@ _SETTINGS = ("experts", "top_k", "hidden", "max_tokens", "dtype", "deadline", "p
 _TEXT_BYTES = 512  # of a rank's refusal, as the ranks gather it
 
 # What Ferry's messages call the arguments, and what they are called here. A combine returns its rows in a dispatch.
-_DISPATCH_WORDS = (("tokens: ", "x: "), ("tokens[", "x["), ("tokens (", "x ("), ("ids (", "topk_idx ("), ("tokens is an array of", "x is an array of"), ("ids: ", "topk_idx: "),
+_DISPATCH_WORDS = (("tokens, but the tokens are ", "tokens, but x is "), ("tokens: ", "x: "), ("tokens[", "x["), ("tokens (", "x ("), ("ids (", "topk_idx ("), ("tokens is an array of", "x is an array of"), ("ids: ", "topk_idx: "),
                    ("ids is ", "topk_idx is "), (", or choose the format ", ", or construct the exchange with dtype = "),
                    ("format ", "dtype "), ("memory.parts[0]", "recv_x"), ("memory of part 0: ", "recv_x: "))
 _COMBINE_WORDS = (("dispatch: ", "combine: "), ("refused dispatch ", "refused combine "), ("tokens: ", "rows: "),
@@ -79,9 +79,10 @@ class Exchange(SharedByCopies):
         self._rank = group if isinstance(group, ferry.Rank) else group.join()
         ranks = self._rank.size
         with refusing_construction(self._rank):
-            if dtype not in tuple(_TYPES):
+            if not isinstance(dtype, str) or dtype not in _TYPES:
                 raise ferry.UsageError(f"dtype: {dtype!r} is not one of {', '.join(_TYPES)}")
-            if hasattr(max_tokens, "__index__") and ranks * operator.index(max_tokens) > _MOST_ROWS:  # else ferry.Exchange refuses it
+            top_k, max_tokens = integer("top_k", top_k), integer("max_tokens", max_tokens)
+            if ranks * max_tokens > _MOST_ROWS:
                 raise ferry.UsageError(
                     f"nvfuser: max_tokens = {max_tokens} in a group of size {ranks}, must be at most {_MOST_ROWS // ranks}")
             for name in where:
@@ -98,9 +99,10 @@ class Exchange(SharedByCopies):
         self._top_k, self._hidden, self._max_tokens = top_k, hidden, max_tokens
         common: Any = {"hidden": hidden, "format": dtype, "combine_type": dtype, "deadline": deadline} | where
         placed: Any = {} if placement is None else {"placement": placement}
-        self._there = ferry.Exchange(
-            self._rank, experts=experts, top_k=top_k, max_tokens=max_tokens,
-            layout="expert_major" if top_k == 1 else "rank_major", **placed, **common)
+        with in_words((("configurations differ: format is ", "configurations differ: dtype is "),)):
+            self._there = ferry.Exchange(
+                self._rank, experts=experts, top_k=top_k, max_tokens=max_tokens,
+                layout="expert_major" if top_k == 1 else "rank_major", **placed, **common)
         # Rows return in a dispatch whose experts are the ranks. Their tokens' indices travel as weights, bit for bit.
         self._back = ferry.Exchange(
             self._rank, experts=ranks, top_k=1, max_tokens=ranks * max_tokens,
@@ -113,10 +115,16 @@ class Exchange(SharedByCopies):
 
         recv_x  [capacity, H] of the exchange's type: takes the rows, which the result's recv_x is then a view of
         """
-        if self._top_k == 1 and getattr(topk_idx, "ndim", None) == 1:
-            topk_idx = topk_idx.reshape(-1, 1)
+        try:
+            with naming("topk_idx"):
+                if self._top_k == 1 and getattr(topk_idx, "ndim", None) == 1:
+                    topk_idx = topk_idx.reshape(-1, 1)
+            memory = self._memory_of(recv_x)
+        except BaseException as error:  # a rank that raised alone would leave its peers waiting
+            text = f"dispatch: rank {self._rank.index}: {str(error) or repr(error)}"
+            self._there.refuse(text, operation="dispatch")
+            raise_refusal(text, error)
         before = delivered_call(self._there)
-        memory = self._memory_of(recv_x)
         with in_words(_DISPATCH_WORDS):
             try:
                 rows = self._there.dispatch(x, topk_idx, format=self._dtype, memory=memory)
@@ -131,12 +139,11 @@ class Exchange(SharedByCopies):
     def _memory_of(self, recv_x: Any) -> ferry.ReceiveBuffers | None:
         if recv_x is None:
             return None
-        shape = tuple(getattr(recv_x, "shape", ()))
-        if len(shape) != 2 or shape[0] < self.capacity or shape[1] != self._hidden or arrays_of(recv_x).type_name(recv_x) != self._type:
-            text = (f"dispatch: rank {self._rank.index}: recv_x: {getattr(recv_x, 'dtype', type(recv_x).__name__)} {list(shape)}, must be "
-                    f"{self._type} [{self.capacity} or more, {self._hidden}]")
-            self._there.refuse(text, operation="dispatch")
-            raise ferry.UsageError(text)
+        with naming("recv_x"):
+            shape = tuple(getattr(recv_x, "shape", ()))
+            if len(shape) != 2 or shape[0] < self.capacity or shape[1] != self._hidden or arrays_of(recv_x).type_name(recv_x) != self._type:
+                raise ferry.UsageError(f"recv_x: {getattr(recv_x, 'dtype', type(recv_x).__name__)} {list(shape)}, must be "
+                                       f"{self._type} [{self.capacity} or more, {self._hidden}]")
         return ferry.ReceiveBuffers(recv_x)
 
     @property
@@ -192,8 +199,9 @@ class Exchange(SharedByCopies):
         numbers = [0] * (1 + 2 * ranks)
         try:
             given = (recv_src_idx, recv_src_rank, n_tokens_to_rank, n_tokens_from_rank)
+            tokens = integer("tokens", tokens)
             to_rank, from_rank = self._checked(rows, *given, tokens, out)
-            numbers = [operator.index(tokens), *to_rank, *from_rank]
+            numbers = [tokens, *to_rank, *from_rank]
         except BaseException as error:  # a rank that raised alone would leave its peers waiting
             fault = error
         try:
@@ -226,12 +234,13 @@ class Exchange(SharedByCopies):
 
     def _checked(self, rows: Any, src_idx: Any, src_rank: Any, to_rank: Any, from_rank: Any, tokens: int, out: Any) -> Any:
         ranks, arrays = self._rank.size, arrays_of(rows)
-        if not hasattr(tokens, "__index__"):
-            raise ferry.UsageError(f"tokens: a {type(tokens).__name__}, must be an int")
         if not 0 <= tokens <= self._max_tokens:
             raise ferry.UsageError(f"tokens = {tokens}, must be 0 to max_tokens = {self._max_tokens}")
-        lengths = {len(array) if getattr(array, "ndim", 0) else 0 for array in (src_idx, src_rank)}
-        count = lengths.pop() if len(lengths) == 1 else len(rows) if getattr(rows, "ndim", 0) else 0
+        lengths = [0, 0, 0]
+        for i, (name, array) in enumerate((("recv_src_idx", src_idx), ("recv_src_rank", src_rank), ("rows", rows))):
+            with naming(name):
+                lengths[i] = len(array) if getattr(array, "ndim", 0) else 0
+        count = lengths[0 if lengths[0] == lengths[1] else 2]
         expected = {"recv_src_idx": (src_idx, count), "recv_src_rank": (src_rank, count),
                     "n_tokens_to_rank": (to_rank, ranks), "n_tokens_from_rank": (from_rank, ranks)}
         for name, array, shape, type_name in (
@@ -239,11 +248,12 @@ class Exchange(SharedByCopies):
             *([] if out is None else [("out", out, (tokens, self._hidden), self._type)]),
             *((name, array, (length,), "int64") for name, (array, length) in expected.items()),
         ):
-            if not hasattr(array, "dtype") or arrays_of(array) is not arrays:
-                raise ferry.UsageError(f"{name}: a {type(array).__name__}, must be an array of the kind and device of rows")
-            if arrays.type_name(array) != type_name or tuple(array.shape) != shape:
-                raise ferry.UsageError(
-                    f"{name}: {arrays.type_name(array)} {list(array.shape)}, must be {type_name} {list(shape)}")
+            with naming(name):
+                if not hasattr(array, "dtype") or arrays_of(array) is not arrays:
+                    raise ferry.UsageError(f"{name}: a {type(array).__name__}, must be an array of the kind and device of rows")
+                if arrays.type_name(array) != type_name or tuple(array.shape) != shape:
+                    raise ferry.UsageError(
+                        f"{name}: {arrays.type_name(array)} {list(array.shape)}, must be {type_name} {list(shape)}")
         if not getattr(getattr(out, "flags", None), "writeable", True):
             raise ferry.UsageError("out: is read-only")
         _core._require_apart({"out": out}, {"rows": rows} | {name: array for name, (array, _) in expected.items()})

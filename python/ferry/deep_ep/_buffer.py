@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 
 import ferry
-from ferry._call_shapes import SharedByCopies, raise_from_call, refusing_misfits
+from ferry._call_shapes import SharedByCopies, naming, raise_from_call, refusing_misfits
 from ferry._core import _CallStreams, _LowLatencyCalls, _NormalCalls
+from ferry.deep_ep._arguments import integer
+from ferry.deep_ep._arrays import arrays_of
 from ferry.deep_ep._config import Config, combine_config, dispatch_config, low_latency_size_hint
 from ferry.deep_ep.utils import EventHandle, EventOverlap
 from ferry.deep_ep._exchanges import Exchanges, device_engine_of, group_of
 
 
 def _integer(name: str, value) -> int:
-    try:
-        return int(value)
-    except (TypeError, ValueError):
-        raise ferry.UsageError(f"Buffer: {name}: expected an integer, got {value!r}") from None
+    with contextlib.suppress(Exception):
+        number = int(value)
+        if -(2**63) <= number < 2**63:
+            return number
+    raise ferry.UsageError(f"Buffer: {name}: expected an integer, got {value!r}")
 
 
 class Buffer(SharedByCopies):
@@ -45,23 +49,23 @@ class Buffer(SharedByCopies):
         shape makes the buffers it needs. In a group of several nodes num_rdma_bytes must be as large as DeepEP needs it.
         """
         made = group_of(group, comm)
-        error = None
+        error, rdma_bytes = None, 0
         try:
             if enable_shrink:
                 raise ferry.UnsupportedError("Buffer: enable_shrink is not supported, because a lost rank ends its group")
             if not allow_nvlink_for_low_latency_mode:
                 raise ferry.UnsupportedError(
-                    "Buffer: low-latency mode without NVLink is not supported: ranks of a node reach one another's memory, and use no RDMA")
-            num_rdma_bytes = _integer("num_rdma_bytes", num_rdma_bytes)
+                    "Buffer: allow_nvlink_for_low_latency_mode=False is not supported: ranks of a node reach one another's memory, and use no RDMA")
+            rdma_bytes = _integer("num_rdma_bytes", num_rdma_bytes)
             self.nvshmem_qp_depth = _integer("NVSHMEM_QP_DEPTH", os.environ.get("NVSHMEM_QP_DEPTH", "1024"))
         except BaseException as wrong:
             error = wrong
-        self.exchanges = Exchanges(made, num_rdma_bytes, device_engine_of(None if comm is not None else group), error)
+        self.exchanges = Exchanges(made, rdma_bytes, device_engine_of(None if comm is not None else group), error)
         self.rank = self.exchanges.rank.index
         self.group_size = self.exchanges.rank.size
         self.group = group
         self.num_nvl_bytes = num_nvl_bytes
-        self.num_rdma_bytes = num_rdma_bytes
+        self.num_rdma_bytes = rdma_bytes
         self.low_latency_mode = low_latency_mode
         self.explicitly_destroy = explicitly_destroy
         self.enable_shrink = enable_shrink
@@ -78,6 +82,10 @@ class Buffer(SharedByCopies):
         self._low_latency.close()
         self.runtime = None
 
+    def _require_open(self) -> None:
+        if self.runtime is None:
+            raise ferry.UsageError("Buffer: used after destroy()")
+
     # Queries that need no buffer.
 
     @staticmethod
@@ -88,6 +96,7 @@ class Buffer(SharedByCopies):
     @staticmethod
     def set_num_sms(new_num_sms: int) -> None:
         """Sets the most SMs, an even number, for calls of every Buffer without a `config`."""
+        new_num_sms = integer("set_num_sms: new_num_sms", new_num_sms)
         assert new_num_sms % 2 == 0, "The SM count must be even"
         Buffer.num_sms = new_num_sms
 
@@ -115,6 +124,7 @@ class Buffer(SharedByCopies):
 
     def get_comm_stream(self):
         """The private stream of asynchronous calls; None without a GPU."""
+        self._require_open()
         return self._streams.private_stream()
 
     def get_local_buffer_tensor(self, dtype, size=None, offset: int = 0, use_rdma_buffer: bool = False):
@@ -241,6 +251,7 @@ class Buffer(SharedByCopies):
 
     def clean_low_latency_buffer(self, num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int) -> None:
         """Does nothing: calls need no cleaned buffer."""
+        self._require_open()
 
     @refusing_misfits("x")
     def low_latency_dispatch(
@@ -307,7 +318,13 @@ class Buffer(SharedByCopies):
 
     def low_latency_query_mask_buffer(self, mask_status) -> None:
         """Writes zeros to int32 [R]: no rank is masked."""
-        mask_status[...] = 0
+        self._require_open()
+        with naming("mask_status"):
+            kind, shape = arrays_of(mask_status).type_name(mask_status), list(mask_status.shape)
+            if kind != "int32" or shape != [self.group_size]:
+                raise ferry.UsageError(f"mask_status: expected int32 of shape [{self.group_size}], got {kind} of shape {shape}")
+            mask_status[...] = 0
 
     def low_latency_clean_mask_buffer(self) -> None:
         """Does nothing: no rank is masked."""
+        self._require_open()

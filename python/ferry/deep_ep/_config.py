@@ -38,6 +38,7 @@ class Config:
 
     def get_nvl_buffer_size_hint(self, hidden_bytes: int, num_ranks: int) -> int:
         """Bytes of DeepEP's receive queues: a valid num_nvl_bytes, which Ferry does not use."""
+        hidden_bytes, num_ranks = integer("hidden_bytes", hidden_bytes), integer("num_ranks", num_ranks, 1)
         return self.num_sms // 2 * num_ranks * self.num_max_nvl_chunked_recv_tokens * hidden_bytes
 
     def get_rdma_buffer_size_hint(self, hidden_bytes: int, num_ranks: int) -> int:
@@ -45,6 +46,7 @@ class Config:
 
         As in DeepEP, nodes have 8 ranks. Up to 8 ranks, which Ferry takes on several nodes too, count as two nodes.
         """
+        hidden_bytes, num_ranks = integer("hidden_bytes", hidden_bytes), integer("num_ranks", num_ranks, 1)
         return rdma_bytes(self, hidden_bytes, HINT_SCALES, HINT_SLOTS, num_ranks)
 
 
@@ -75,6 +77,9 @@ HINT_TOP_K = 8  # the interface does not pass top-k
 
 
 def low_latency_size_hint(num_max_dispatch_tokens_per_rank: int, hidden: int, num_ranks: int, num_experts: int) -> int:
+    for name, value in (("num_max_dispatch_tokens_per_rank", num_max_dispatch_tokens_per_rank), ("hidden", hidden),
+                        ("num_ranks", num_ranks), ("num_experts", num_experts)):
+        integer(name, value, 1)
     config = ferry.Config(**low_latency_settings(num_max_dispatch_tokens_per_rank, hidden, num_experts,
                                                  min(HINT_TOP_K, num_experts)))
     return ferry.size_of(config, num_ranks).total

@@ -232,7 +232,7 @@ def test_what_an_argument_raises_reaches_the_peers_and_is_kept(error):
 SPOKEN = {
     "rows of another type": ("dispatch", {"input_tokens": np.ones((2, 4), np.float64)}, "input_tokens: expected .* got float64"),
     "a type that the format does not take": ("dispatch", {"input_tokens": np.ones((2, 4), np.float16)},
-                                             "or construct the exchange with format = fp16"),
+                                             "but input_tokens are fp16: .* or construct the exchange with format = fp16"),
     "rows of another width": ("dispatch", {"input_tokens": np.ones((2, 3), np.float32)}, "input_tokens: expected rows of 4 columns"),
     "too many tokens": ("dispatch", {"input_tokens": np.ones((5, 4), np.float32), "topk_ids": np.zeros((5, 2), np.int32)},
                         "ep_dispatch: 5 tokens on rank 1, max_tokens is 4"),
@@ -247,6 +247,7 @@ SPOKEN = {
     "outputs of another width": ("combine", {"input_tokens": np.ones((5, 3), np.float32)}, "input_tokens: expected rows of 4 columns"),
     "too few outputs": ("combine", {"input_tokens": np.ones((1, 4), np.float32)}, "input_tokens: expected . rows or more, got 1"),
     "no outputs": ("combine", {"input_tokens": None}, "rank 1: input_tokens: None, must be an array of rows"),
+    "too many ids": ("combine", {"topk_ids": np.zeros((5, 2), np.int32)}, "rank 1: rows of topk_ids = 5, must be 0 to max_tokens = 4"),
     "weights of another shape": ("combine", {"router_weights": np.ones((2, 3), np.float32)}, "router_weights: expected an array of shape"),
     "a result of another shape": ("combine", {"output_tokens": np.ones((3, 4), np.float32)}, "output_tokens: expected shape"),
     "a read-only result": ("combine", {"output_tokens": np.broadcast_to(np.float32(0), (2, 4))}, "output_tokens: is read-only"),
@@ -449,14 +450,22 @@ def test_unsuitable_settings_are_refused():
             ({"shared_split": 2}, ferry.UsageError, "max: shared_split = 2: leave it out, and pass skip_a2a=True, with allreduce_world_size"),
             ({"skip_a2a": True, "reduction": "unreduced"}, ferry.UsageError, "max: reduction 'unreduced', must be left out with skip_a2a"),
             ({"skip_a2a": True, "allreduce_world_size": 3, "shared_experts": 1}, ferry.UsageError, "max: allreduce_world_size = 3, must be 0 to 2"),
-            ({"skip_a2a": True, "allreduce_world_size": "2"}, ferry.UsageError, "max: allreduce_world_size = '2', must be an integer"),
+            ({"skip_a2a": True, "allreduce_world_size": "2"}, ferry.UsageError, "max: allreduce_world_size: expected an integer, got '2'"),
+            ({"skip_a2a": True, "allreduce_world_size": np.zeros(2)}, ferry.UsageError, "max: allreduce_world_size: expected an integer, got array"),
+            ({"skip_a2a": True, "allreduce_world_size": 2**40, "shared_experts": 1}, ferry.UsageError, "allreduce_world_size: expected an integer from"),
+            ({"skip_a2a": True}, ferry.UsageError, "configurations differ: skip_a2a is not set on rank 0 and set on rank 1: pass the same"),
+            ({"skip_a2a": np.zeros(2)}, ferry.UsageError, "skip_a2a: cannot be read: .*ambiguous"),
+            ({"skip_a2a": True, "shared_experts": np.zeros(2)}, ferry.UsageError, "shared_experts: cannot be read: .*ambiguous"),
+            ({"transfer": np.zeros(2)}, ferry.UsageError, "max: transfer = array"),
             ({"transfer": "gather"}, ferry.UsageError, "max: transfer = 'gather', must be 'routed'"),
             ({"placement": ferry.Placement.replicas([[0, 1, 2, 3], [3]], 4)}, ferry.UnsupportedError, "max: a placement with replicas is not supported"),
             ({"placement": ferry.Placement.ep_tp(4, 1, 2)}, ferry.UnsupportedError, "max: experts in slices are not supported"),
             ({"reduction": "partial"}, ferry.UsageError, "max: reduction 'partial', must be 'exact' or 'unreduced'"),
-            ({"reduction": np.zeros(2)}, ValueError, "ambiguous"),
+            ({"reduction": np.zeros(2)}, ferry.UsageError, "max: reduction array.*, must be 'exact' or 'unreduced'"),
         ):
             with pytest.raises(error if rank.index else ferry.UsageError, match=pattern):
                 exchange_of(rank, **(settings if rank.index else {}))
+        with pytest.raises(ferry.UsageError, match="configurations differ: allreduce_world_size is 2 on rank 0 and 1 on rank 1"):
+            exchange_of(rank, skip_a2a=True, shared_experts=1, allreduce_world_size=2 - rank.index)
 
     ferry.Group.threads(2).run(body)

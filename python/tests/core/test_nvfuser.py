@@ -98,7 +98,7 @@ def test_an_id_out_of_range_is_reported_and_its_result_is_there():
 # A wrong argument of rank 1's dispatch, and what every rank must be told.
 SPOKEN = {
     "another type": ({"x": np.ones((4, 4), np.float64)}, "x: expected .* got float64"),
-    "a type that is not the exchange's": ({"x": np.ones((4, 4), np.float16)}, "or construct the exchange with dtype = fp16"),
+    "a type that is not the exchange's": ({"x": np.ones((4, 4), np.float16)}, "but x is fp16: .* or construct the exchange with dtype = fp16"),
     "another width": ({"x": np.ones((4, 3), np.float32)}, "x: expected rows of 4 columns"),
     "several arrays": ({"x": (np.ones((4, 4), np.float32),)}, "x: expected one array for dtype fp32"),
     "no array": ({"x": None}, "x: "),
@@ -147,7 +147,7 @@ def test_results_go_into_memory_of_the_caller():
         y = np.full((4, 4), -7, np.float32)
         assert exchange.combine(received.recv_x, *received[2:], out=y) is y and same(y, x)
         for wrong, pattern in ((memory[:1], r"rank 1: recv_x: float32 \[1, 4\], must be float32 \[\d+ or more, 4\]"), (memory.astype(np.float64), "recv_x: float64"),
-                               (memory[:, :2], "recv_x: float32"), ("memory", "recv_x: str"),
+                               (memory[:, :2], "recv_x: float32"), ("memory", "recv_x: str"), (np.ndarray, "rank 1: recv_x: cannot be read: .*not iterable"),
                                (np.broadcast_to(np.float32(0), memory.shape), "recv_x: .*read-only"),
                                (np.zeros(memory.size + 1, np.float32)[1:].reshape(memory.shape), "recv_x: address .* is not a multiple of 16")):
             with pytest.raises(ferry.UsageError, match=pattern):
@@ -247,12 +247,44 @@ def test_what_an_argument_raises_reaches_the_peers_and_is_kept(error):
     ferry.Group.threads(2).run(body)
 
 
+def test_classes_in_the_place_of_arrays_are_refused_by_name():
+    """What a class gives as its shape or length raises when it is read."""
+    def body(rank):
+        exchange, x = case_exchange(rank, deadline=5), case_tokens(rank.index)
+        received = exchange.dispatch(x, CASE_IDS)
+        for name in ("x", "topk_idx", "recv_x"):
+            given = {"x": x, "topk_idx": CASE_IDS} | ({name: np.ndarray} if rank.index else {})
+            with pytest.raises(ferry.UsageError, match=rf"\b{name}: "):
+                exchange.dispatch(**given)
+        for name in ("recv_src_idx", "recv_src_rank", "n_tokens_to_rank", "n_tokens_from_rank", "rows", "out"):
+            given = {"rows": received.recv_x} | received._asdict() | ({name: np.ndarray} if rank.index else {})
+            with pytest.raises(ferry.UsageError, match=rf"combine: rank 1: {name}: cannot be read: "):
+                exchange.combine(**{key: value for key, value in given.items() if key not in ("recv_x", "recv_topk_idx")})
+        assert same(exchange.combine(received.recv_x, *received[2:]), x)
+
+    ferry.Group.threads(2).run(body)
+
+
+def test_ranks_in_different_calls_wait_until_the_deadline():
+    def body(rank):
+        exchange, x = case_exchange(rank, deadline=2), case_tokens(rank.index)
+        received = exchange.dispatch(x, CASE_IDS)
+        with pytest.raises(ferry.TimeoutError, match="rank 1 waited for rank 0 in dispatch 2"):
+            if rank.index:
+                exchange.dispatch(x, CASE_IDS)
+            else:
+                exchange.combine(received.recv_x, *received[2:])
+
+    ferry.Group.threads(2).run(body)
+
+
 def test_a_number_of_tokens_that_does_not_fit_is_refused_on_every_rank():
     def body(rank):
         exchange, x = case_exchange(rank), case_tokens(rank.index)
         received = exchange.dispatch(x, np.array([0, -1, -1, 2]))
         for tokens, pattern in ((5, "rank 1: tokens = 5, must be 0 to max_tokens = 4"),
-                                (3.5, "rank 1: tokens: a float, must be an int"),
+                                (3.5, "rank 1: tokens: expected an integer, got 3.5"),
+                                (np.zeros(3), "rank 1: tokens: expected an integer, got array"),
                                 (1, "rank 1 adds up to 2 rows, its tokens, N = 1, have at most 1; pass tokens"),
                                 (3, "rank 1: rank 1 returned a row of token 3, tokens = 3; check recv_src_idx there or pass tokens")):
             with pytest.raises(ferry.UsageError, match=pattern):
@@ -307,6 +339,9 @@ def test_bad_arguments_of_the_constructor_and_dispatch():
             ({"layout": "rank_major"}, ferry.UsageError, "nvfuser: layout = 'rank_major': leave it out, nvFuser's calls decide it"),
             ({"max_token": 8}, ferry.UsageError, r"nvfuser: there is no setting 'max_token' \(did you mean max_tokens\?\); the settings are: "),
             ({"max_tokens": None}, ferry.UsageError, "max_tokens: expected an integer, got None"),
+            ({"max_tokens": np.zeros(3)}, ferry.UsageError, "max_tokens: expected an integer, got array"),
+            ({"top_k": np.zeros(3)}, ferry.UsageError, "top_k: expected an integer, got array"),
+            ({"dtype": np.zeros(3)}, ferry.UsageError, "dtype: array.* is not one of bf16, fp16, fp32"),
             ({"dtype": []}, ferry.UsageError, r"dtype: \[\] is not one of bf16, fp16, fp32"),
             ({"engine": "mpu"}, ferry.UsageError, "engine"),
             ({"hops": "three"}, ferry.UsageError, "hops"),
@@ -316,6 +351,8 @@ def test_bad_arguments_of_the_constructor_and_dispatch():
                 case_exchange(rank, **(settings if rank.index else {}))
         with pytest.raises(ferry.UsageError, match="dtype: 'fp8' is not one of bf16, fp16, fp32"):
             case_exchange(rank, **({"dtype": "fp8"} if rank.index else {}))
+        with pytest.raises(ferry.UsageError, match="configurations differ: dtype is fp32 on rank 0 and bf16 on rank 1"):
+            case_exchange(rank, hidden=8, dtype="bf16" if rank.index else "fp32")
         with pytest.raises(ferry.UsageError, match="max_tokens = 8388609 in a group of size 2, must be at most 8388608"):
             case_exchange(rank, max_tokens=(1 << 23) + 1)
         exchange, x = case_exchange(rank), case_tokens(rank.index)

@@ -261,10 +261,47 @@ def test_use_after_destroy(rng):
             lambda: low_latency(buffer, step, me),
             lambda: buffer.low_latency_combine(recv, step.ids[0], step.weights[0], low_latency_handle),
             lambda: buffer.get_next_low_latency_combine_buffer(low_latency_handle),
+            lambda: buffer.clean_low_latency_buffer(1, HIDDEN, 16),
+            lambda: buffer.low_latency_query_mask_buffer(np.zeros(1, np.int32)),
+            buffer.low_latency_clean_mask_buffer,
+            buffer.get_comm_stream,
         ):
             with pytest.raises(ferry.UsageError, match="destroy"):
                 call()
         buffer.destroy()
+
+
+@pytest.mark.parametrize("wrong", [None, "many", [1], np.zeros(3), 2**63, float("inf")], ids=str)
+def test_a_size_that_is_no_integer_is_refused_on_every_rank(wrong):
+    def body(rank):
+        with pytest.raises(ferry.UsageError, match="Buffer: num_rdma_bytes: expected an integer, got "):
+            deep_ep.Buffer(rank, 0, wrong if rank.index else int(1e9))
+        return deep_ep.Buffer(rank, 0, int(1e9)).num_rdma_bytes
+
+    assert ferry.Group.threads(2, 2).run(body) == [int(1e9)] * 2
+
+
+def test_bad_arguments_of_hints_and_queries():
+    config, hint = deep_ep.Config(), deep_ep.Buffer.get_low_latency_rdma_size_hint
+    sizes = (config.get_nvl_buffer_size_hint, config.get_rdma_buffer_size_hint)
+    for call, arguments, text in (
+        *((size, ("a", 8), "hidden_bytes: expected an integer from 0 to 2147483647, got 'a'") for size in sizes),
+        *((size, (-1, 8), "hidden_bytes: .* got -1") for size in sizes),
+        *((size, (256, None), "num_ranks: expected an integer from 1 to 2147483647, got None") for size in sizes),
+        (hint, ("a", 256, 2, 4), "num_max_dispatch_tokens_per_rank: expected an integer from 1 to 2147483647, got 'a'"),
+        (hint, (8, 256, 0, 4), "num_ranks: .* got 0"),
+        (hint, (8, 256, 2, -1), "num_experts: .* got -1"),
+        (deep_ep.Buffer.set_num_sms, ("x",), "set_num_sms: new_num_sms: .* got 'x'"),
+    ):
+        with pytest.raises(ferry.UsageError, match=text):
+            call(*arguments)
+
+    @on_ranks(2)
+    def _(me, buffer):
+        for mask, text in ((None, "mask_status: cannot be read: "), (np.zeros(3, np.int32), r"mask_status: expected int32 of shape \[2\], got int32 of shape \[3\]"),
+                           (np.zeros(2, np.int64), "mask_status: .* got int64"), (np.broadcast_to(np.int32(0), 2), "mask_status: .*read-only")):
+            with pytest.raises(ferry.UsageError, match=text):
+                buffer.low_latency_query_mask_buffer(mask)
 
 
 class Threads:
