@@ -180,7 +180,7 @@ class LookTest(unittest.TestCase):
                 steps = min(SHAPES[name][2], 2048 // SHAPES[name][0])
                 self.assertRegex(look["noteOfAll"], f"^Steps 0 to {steps - 1} of {steps}, counted from 0\\. Drag")
                 if steps > 9:
-                    self.assertRegex(look["note"], f"^Steps 0 to [0-9] of {steps}, counted from 0, “All” shows the others")
+                    self.assertRegex(look["note"], f"^Steps 0 to [0-9] of {steps}, counted from 0\\. “All” shows the others")
 
     def test_words_say_what_marks_and_axes_are(self):
         words = [text for text, _ in looks()["compared", 390, "dark"]["texts"]]

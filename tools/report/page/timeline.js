@@ -27,7 +27,7 @@ function drawTimeline() {
   const caption = (shown) => {
     const words = shown.length === 0 ? "Between steps" : shown.length === 1 ? `Step ${shown[0]}`
       : `Steps ${shown[0]} to ${shown[shown.length - 1]}`;
-    const all = shown.length === steps.length ? "" : ", “All” shows the others";
+    const all = shown.length === steps.length ? "" : ". “All” shows the others";
     byId("timeline-note").innerHTML =
       `${label(words)} of ${number("timeline.steps")}, counted from ${label("0")}${all}. Drag to move.${held}`;
   };
