@@ -66,6 +66,7 @@ TEST(Configuration, RoundTripsAndMakesTheSameExchange) {
   given.combine_type = FERRY_FP32;
   given.format = {FERRY_FORMAT_RAW, 0, {32, 48, 0, 0}, {}};
   given.reduction = FERRY_UNREDUCED;
+  given.layers = 5;
   given.lanes = 3;
   given.deadline = 4.5;
   given.external_receive_buffers = 1;
@@ -97,6 +98,7 @@ TEST(Configuration, RoundTripsAndMakesTheSameExchange) {
     EXPECT_EQ(config.format, Format::raw({32, 48}));
     EXPECT_EQ(config.combine_type, DType::fp32);
     EXPECT_EQ(config.reduction, Reduction::unreduced);
+    EXPECT_EQ(config.layers, 5);
     EXPECT_EQ(config.lanes, 3);
     EXPECT_EQ(config.deadline, 4.5);
     EXPECT_EQ(config.engine, EngineKind::mpi);
