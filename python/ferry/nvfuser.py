@@ -256,6 +256,11 @@ class Exchange(SharedByCopies):
                         f"{name}: {arrays.type_name(array)} {list(array.shape)}, must be {type_name} {list(shape)}")
         if not getattr(getattr(out, "flags", None), "writeable", True):
             raise ferry.UsageError("out: is read-only")
+        if getattr(out, "requires_grad", False):
+            raise ferry.UsageError("out: requires gradients, which results never have: pass out.detach()")
+        strides = () if out is None else out.stride() if callable(getattr(out, "stride", None)) else out.strides
+        if any(stride == 0 and length > 1 for stride, length in zip(strides, getattr(out, "shape", ()))):
+            raise ferry.UsageError("out: several elements are one in memory: pass an array with memory for each")
         _core._require_apart({"out": out}, {"rows": rows} | {name: array for name, (array, _) in expected.items()})
         lists = {}
         for name, (array, _) in expected.items():

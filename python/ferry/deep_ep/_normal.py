@@ -52,5 +52,5 @@ def with_biases(result, biases):
     arrays = arrays_of(result)
     with arrays.quietly():
         for bias in biases:
-            result = result + arrays.to(arrays.detached(bias), "float32")
+            result = result + arrays.to(arrays.contiguous(arrays.detached(bias)), "float32")  # of NumPy's subclasses only the values
         return rounded(arrays, result, "bfloat16")

@@ -456,10 +456,13 @@ nb::object weights_of_slots(const nb::object& topk_idx, const nb::object& topk_w
   const Array ids = inspect_matrix(topk_idx, "topk_idx");
   if (ids.data == sent_ids.data && ids.shape == sent_ids.shape && ids.strides == sent_ids.strides)
     return dense_array(topk_weights, weights);
+  require_element(ids, "topk_idx", {kInt32, kInt64});
   if (ids.shape != weights.shape) {
     throw UsageError(
         str("topk_idx: expected shape ", shape_text(weights.shape), ", got ", shape_text(ids.shape)));
   }
+  if (ids.framework != weights.framework)
+    throw UsageError("topk_idx: expected an array of the framework of topk_weights");
   static CachedAttribute masked;
   return masked.get("ferry.deep_ep._layout", "masked_weights")(topk_idx, topk_weights);
 }

@@ -451,14 +451,14 @@ nb::tuple NormalCalls::combine(const NormalCombine& given) {
   nb::object result = in.result_array, weights = nb::none();
   std::vector<nb::object> inputs = in.arguments.owners(), outputs = {in.result_array};
   inputs.push_back(handle.plan.owner);
+  if (!topk_weights.is_none()) {  // before what may raise on this rank alone: the peers make this call too
+    weights = python_.attr("combined_weights")(object, topk_weights);
+    outputs.push_back(weights);
+  }
   if (!biases.empty()) {
     static CachedAttribute with_biases;
     result = with_biases.get("ferry.deep_ep._normal", "with_biases")(result, biases);
     outputs.push_back(result);
-  }
-  if (!topk_weights.is_none()) {
-    weights = python_.attr("combined_weights")(object, topk_weights);
-    outputs.push_back(weights);
   }
   timer.emplace(HostPart::streams);
   nb::object event = streamed->finish(std::move(inputs), outputs);

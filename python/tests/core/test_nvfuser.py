@@ -168,7 +168,8 @@ def test_results_go_into_memory_of_the_caller():
         overlaps = r"rank 1: out \(.*\), which the call writes, overlaps rows \("
         for wrong, pattern in ((around[1:5], overlaps), (around[8:4:-1], overlaps),
                                (y[:3], r"rank 1: out: float32 \[3, 4\], must be float32 \[4, 4\]"), (y.astype(np.float64), "rank 1: out: float64"),
-                               ([1], "rank 1: out: a list, must be an array"), (np.broadcast_to(np.float32(0), (4, 4)), "rank 1: out: is read-only")):
+                               ([1], "rank 1: out: a list, must be an array"),
+                               (np.lib.stride_tricks.as_strided(y, (4, 4), (0, 4)), "rank 1: out: several elements are one in memory"), (np.broadcast_to(np.float32(0), (4, 4)), "rank 1: out: is read-only")):
             with pytest.raises(ferry.UsageError, match=pattern):
                 exchange.combine(received.recv_x, *received[2:], out=wrong if odd else None)
         assert same(exchange.combine(received.recv_x, *received[2:], out=y), x)

@@ -281,6 +281,19 @@ def test_a_size_that_is_no_integer_is_refused_on_every_rank(wrong):
     assert ferry.Group.threads(2, 2).run(body) == [int(1e9)] * 2
 
 
+def test_a_bias_that_is_no_plain_array_counts_by_its_values(rng):
+    """What NumPy's masked arrays raise must not end the call of one rank, while the peers add their weights."""
+    step = full_step(rng, 2)
+
+    @on_ranks(2)
+    def _(me, buffer):
+        rows, _, weights, _, handle, _ = layout_and_dispatch(buffer, step, me, topk_idx=step.ids[me], topk_weights=step.weights[me])
+        bias = np.ma.masked_array(step.tokens[me], np.zeros(step.tokens[me].shape, bool))
+        bias.tobytes()  # gives it a fill value, which has no float32
+        results = [buffer.combine(rows, handle, topk_weights=weights, bias=term)[:2] for term in (step.tokens[me], bias if me else step.tokens[me])]
+        assert all(same_bits(plain, masked) for plain, masked in zip(*results))
+
+
 def test_bad_arguments_of_hints_and_queries():
     config, hint = deep_ep.Config(), deep_ep.Buffer.get_low_latency_rdma_size_hint
     sizes = (config.get_nvl_buffer_size_hint, config.get_rdma_buffer_size_hint)

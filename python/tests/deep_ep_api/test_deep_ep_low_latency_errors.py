@@ -40,7 +40,8 @@ def test_bad_low_latency_calls_end_on_all_ranks(rng, hook):
         right = {"x": recv, "topk_idx": step.ids[me], "topk_weights": step.weights[me], "handle": handle,
                  "return_recv_hook": hook}
         for wrong in ({"x": recv[0]}, {"topk_weights": None}, {"topk_weights": step.weights[me][:1]},
-                      {"topk_idx": step.ids[me][:1]}, {"zero_copy": True}, {"zero_copy": True, "use_logfmt": True},
+                      {"topk_idx": step.ids[me][:1]}, {"topk_idx": step.ids[me].astype(np.float64)}, {"zero_copy": True},
+                      {"zero_copy": True, "use_logfmt": True},
                       {"out": np.zeros((1, HIDDEN), bf16)}):
             with pytest.raises(ferry.UsageError, match=None if me else "rank 1 refused"):
                 finished(buffer.low_latency_combine(**(right | (wrong if me else {}))))

@@ -104,3 +104,17 @@ def test_gpu_memory_over_nccl(rng, check):
 
 def test_nan_payloads_of_tensors_are_not_kept(rng):
     run(check_nan, rng)
+
+
+def test_a_result_that_no_call_can_write_is_refused_on_every_rank():
+    def body(rank):
+        exchange = ferry.nvfuser.Exchange(rank, experts=4, top_k=1, hidden=4, max_tokens=4, dtype="fp32")
+        x = torch.ones(4, 4)
+        received = exchange.dispatch(x, torch.tensor([0, 2, 3, 2]))
+        for wrong, text in ((torch.zeros(4, 4, requires_grad=True), "rank 1: out: requires gradients"),
+                            (torch.zeros(1, 4).expand(4, 4), "rank 1: out: several elements are one in memory")):
+            with pytest.raises(ferry.UsageError, match=text):
+                exchange.combine(received.recv_x, *received[2:], out=wrong if rank.index else None)
+        assert torch.equal(exchange.combine(received.recv_x, *received[2:]), x)
+
+    ferry.Group.threads(2).run(body)
