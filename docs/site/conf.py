@@ -80,6 +80,11 @@ def keep_logs_apart(app, docname, source):
         source[0] = "---\norphan: true\nnosearch: true\n---\n" + source[0]
 
 
+def keep_units_beside_numbers(app, docname, source):
+    """In tables, whose cells are narrow on a phone, a number and its unit stay on one line."""
+    source[0] = re.sub(r"^\|.*$", lambda row: re.sub(r"(?<=\d) (?=(us|ms|s|kB|MB|GB|TB|SMs)\b)", "\u00a0", row[0]), source[0], flags=re.MULTILINE)
+
+
 # What is shown of a header: no private members and no operators.
 SECTIONS = ("briefdescription detaileddescription innernamespace innerclass define enum func public-attrib public-func public-static-func "
             "typedef var")
@@ -135,6 +140,7 @@ def setup(app):
     for domain in (CDomain, CPPDomain):
         app.add_domain(without_parameters(domain), override=True)
     app.connect("source-read", put_document_first)
+    app.connect("source-read", keep_units_beside_numbers)
     app.connect("source-read", keep_logs_apart)
     app.connect("source-read", add_headers)
     app.connect("doctree-read", show_declarations, priority=400)  # before Sphinx makes the list of contents
