@@ -7,9 +7,19 @@
 
 #include "arrays/arguments.hpp"
 #include "arrays/framework.hpp"
+#include "base/errors.hpp"
 #include "ferry/error.hpp"
 
 namespace ferry::python {
+
+// The names of Buffer's calls of normal mode in place of those of ferry::Exchange.
+inline constexpr Phrase kNormalWords[] = {
+    {": format is ", ": x is "},
+    {"raw on rank", "a tuple of values and scales on rank"},
+    {"tokens: ", "x: "},
+    {"outputs: ", "x: "},
+    {"dispatch_counts on rank", "dispatch of new routes without num_worst_tokens on rank"},
+};
 
 // Why a rank refuses a call: the ranks' hosts must agree on an exchange. The others then do so, too.
 inline constexpr const char* kMustAgree = "the ranks' hosts must gather their arguments";

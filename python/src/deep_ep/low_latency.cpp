@@ -56,7 +56,8 @@ struct LowLatencyHandle {
 template <class Dispatch>
 void dispatch_in_own_words(Dispatch dispatch) {
   static constexpr Phrase kWords[] = {
-      {": format is ", ": the format that use_fp8, round_scale, use_ue8m0 and use_nvfp4 choose is "}};
+      {": format is ", ": the format that use_fp8, round_scale, use_ue8m0 and use_nvfp4 choose is "},
+      {"tokens: ", "x: "}};
   try {
     in_words(kWords, dispatch);
   } catch (const OverflowError& error) {
@@ -79,6 +80,8 @@ template <class Combine>
 void combine_in_own_words(Combine combine) {
   static constexpr Phrase kWords[] = {{"result (", "out ("},
                                       {"outputs (", "x ("},
+                                      {"result: ", "out: "},
+                                      {"outputs: ", "x: "},
                                       {"reduction is partial on rank ", "return_recv_hook is False on rank "},
                                       {"reduction is exact on rank ", "return_recv_hook is True on rank "},
                                       {" and partial on rank ", " and False on rank "},

@@ -77,7 +77,9 @@ nb::list rounded_up(const std::vector<std::int32_t>& counts, std::int64_t alignm
 DispatchCounts counts_of(LaneCall& call, const Routes& routes) {
   const PartTimer timer(HostPart::waiting);
   const GilRelease unlocked;
-  return call.exchange().dispatch_counts(routes.in.ids, routes.in.tokens.count, call.options());
+  return in_words(kNormalWords, [&] {
+    return call.exchange().dispatch_counts(routes.in.ids, routes.in.tokens.count, call.options());
+  });
 }
 
 }  // namespace

@@ -114,10 +114,8 @@ class NormalCalls {
   template <class Call>
   void run(const char* name, Call call) {
     try {
-      static constexpr Phrase kWords[] = {{": format is ", ": x is "},
-                                          {"raw on rank", "a tuple of values and scales on rank"}};
       const GilRelease unlocked;
-      in_words(kWords, call);
+      in_words(kNormalWords, call);
     } catch (const UsageError& refusal) {
       if (must_agree(refusal)) python_.attr("meet")(name);
       throw;

@@ -141,7 +141,7 @@ def test_a_rank_without_a_handle(rng, call, shape):
     @on_ranks(2)
     def _(me, buffer):
         rows, *_, handle, _ = layout_and_dispatch(buffer, step, me)
-        expected = "dispatch_counts on rank 1" if shape == "the same" else f"rank 0 is in {call}, rank 1 in a dispatch without a handle"
+        expected = "dispatch of new routes without num_worst_tokens on rank 1" if shape == "the same" else f"rank 0 is in {call}, rank 1 in a dispatch without a handle"
         with pytest.raises(ferry.UsageError, match=expected):
             if me == 0:
                 buffer.combine(rows, handle) if call == "a combine" else buffer.dispatch(step.tokens[me], handle)
@@ -291,7 +291,7 @@ def test_ranks_in_different_calls_of_normal_mode(rng, call):
             "combine": lambda: buffer.combine(recv_x, handle),
             "worst case": lambda: layout_and_dispatch(buffer, step, me, num_worst_tokens=20),
         }
-        with pytest.raises(ferry.UsageError, match="dispatch_counts"):
+        with pytest.raises(ferry.UsageError, match="dispatch of new routes without num_worst_tokens"):
             calls[call]() if me else layout_and_dispatch(buffer, step, me)
         assert same_bits(layout_and_dispatch(buffer, step, me)[0], recv_x)
 

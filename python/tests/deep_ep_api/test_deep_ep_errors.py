@@ -281,6 +281,50 @@ def test_a_size_that_is_no_integer_is_refused_on_every_rank(wrong):
     assert ferry.Group.threads(2, 2).run(body) == [int(1e9)] * 2
 
 
+def displaced(array):
+    """A copy whose address is 8 bytes behind a multiple of 16."""
+    memory = np.zeros(array.nbytes + 32, np.uint8)
+    begin = 8 - memory.ctypes.data % 16 + 16
+    copy = memory[begin:begin + array.nbytes].view(array.dtype).reshape(array.shape)
+    copy[...] = array
+    return copy
+
+
+def test_addresses_are_refused_by_the_name_of_the_argument(rng):
+    step = full_step(rng, 2)
+
+    @on_ranks(2)
+    def _(me, buffer):
+        rows, *_, handle, _ = layout_and_dispatch(buffer, step, me)
+        recv, _, low_latency_handle, *_ = low_latency(buffer, step, me, use_fp8=False)
+        x, y = step.tokens[me], np.zeros_like(step.tokens[me])
+
+        def placed(array):
+            return displaced(array) if me else array
+
+        def low_latency_combine(x, out):
+            return buffer.low_latency_combine(x, step.ids[me], step.weights[me], low_latency_handle, out=out)
+
+        for call, name in ((lambda: layout_and_dispatch(buffer, step, me, placed(x)), "x"), (lambda: buffer.dispatch(placed(x), handle), "x"),
+                           (lambda: buffer.combine(placed(rows), handle), "x"), (lambda: low_latency_combine(placed(recv), y), "x"),
+                           (lambda: low_latency_combine(recv, placed(y)), "out"),
+                           (lambda: buffer.low_latency_dispatch(placed(x), step.ids[me], 9, 16, use_fp8=False), "x")):
+            with pytest.raises(ferry.UsageError, match=rf"\b{name}: address .* on rank 1 is not a multiple of 16"):
+                call()
+        assert same_bits(buffer.dispatch(x, handle)[0], rows)
+
+
+def test_num_worst_tokens_on_one_rank(rng):
+    step = full_step(rng, 2)
+
+    @on_ranks(2)
+    def _(me, buffer):
+        rows, *_ = layout_and_dispatch(buffer, step, me, num_worst_tokens=10)
+        with pytest.raises(ferry.UsageError, match="dispatch of new routes without num_worst_tokens on rank 1"):
+            layout_and_dispatch(buffer, step, me, num_worst_tokens=0 if me else 10)
+        assert same_bits(layout_and_dispatch(buffer, step, me, num_worst_tokens=10)[0], rows)
+
+
 def test_a_bias_that_is_no_plain_array_counts_by_its_values(rng):
     """What NumPy's masked arrays raise must not end the call of one rank, while the peers add their weights."""
     step = full_step(rng, 2)
