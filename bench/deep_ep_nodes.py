@@ -54,7 +54,7 @@ def pairs_of_calls(buffer, exchange):
 
     rows, *_, handle, _ = dispatch()
     assert (handle.exchange.config.backend, handle.exchange.config.hops) == ("nvshmem", "two")
-    room = receive_buffers(exchange, worst)
+    room, worst_room = receive_buffers(exchange, worst), receive_buffers(exchange, worst)
     received = exchange.dispatch(x, ids, weights, memory=room, sm_limit=SMS)
     result = torch.empty_like(x)
 
@@ -66,7 +66,7 @@ def pairs_of_calls(buffer, exchange):
     return {
         "dispatch": (dispatch, dispatch_counted, True),
         "dispatch, num_worst_tokens": (lambda: dispatch(num_worst_tokens=worst),
-                                       lambda: exchange.dispatch(x, ids, weights, memory=room, sm_limit=SMS), False),
+                                       lambda: exchange.dispatch(x, ids, weights, memory=worst_room, sm_limit=SMS), False),
         "dispatch, handle": (lambda: buffer.dispatch(x, handle=handle, config=config),
                              lambda: exchange.dispatch(x, received.plan, memory=room, sm_limit=SMS), False),
         "combine": (lambda: buffer.combine(rows, handle, config=config),

@@ -60,7 +60,9 @@ class CudaNvfuser : public DeviceTest {
     const Stream stream = device::stream(me % device::count());
     const std::int64_t count = step.count(me), row_bytes = 4 * test::kHidden;
     const DeviceBytes x = on_gpu(step.tokens[me]), ids = on_gpu(step.ids[me]),
-                      memory(exchange.capacity() * row_bytes), result(count * row_bytes);
+                      memory(exchange.capacity() * row_bytes), outputs(exchange.capacity() * row_bytes),
+                      result(count * row_bytes);
+    rank.barrier();  // no memory is allocated while the kernels of a peer on the same device wait
     for (const bool own : {false, true}) {
       const auto received =
           exchange.dispatch(Tokens::rows(x.as<const float>(), count, DType::fp32),
@@ -70,7 +72,9 @@ class CudaNvfuser : public DeviceTest {
           from_gpu<float>(received.recv_x, std::ssize(received.recv_src_idx) * test::kHidden);
       test::check_dispatch(step, me, received, rows.data());
       for (float& value : rows) value = test::expert(value, me);
-      const DeviceBytes outputs = on_gpu(rows);
+      require_success(cudaMemcpyAsync(outputs.data(), rows.data(), rows.size() * sizeof(float),
+                                      cudaMemcpyHostToDevice, cudaStreamPerThread),
+                      "cudaMemcpyAsync");
       result.poison(cudaStreamPerThread);
       from_gpu<std::byte>(result.data(), 0);  // waits
       exchange.combine({outputs.data(), received}, count, result.data(), stream);

@@ -89,6 +89,12 @@ class ElasticExchanges(AgreeingExchanges):
             self._leave_calls()  # as the peers have, which are in another call
             raise
 
+    @property
+    def gathers_on_device(self) -> bool:
+        """Whether all_gather takes tensors of GPUs: as its exchange does; before it is made, where the group uses NCCL."""
+        made = self._made.get("gather")
+        return made[0].config.memory == "device" if made else self.device_engine == "nccl"
+
     def for_gathers(self, on_device: bool) -> ferry.Exchange:
         """The exchange behind all_gather. Collective the first time."""
         if "gather" not in self._made:

@@ -87,9 +87,7 @@ class Sessions:
         if type(dtype).__module__.startswith("torch"):
             import torch
 
-            # A process group that uses NCCL gathers tensors of GPUs.
-            on_gpu = self._exchanges.device_engine == "nccl"
-            return torch.empty(shape, dtype=dtype, device="cuda" if on_gpu else None)
+            return torch.empty(shape, dtype=dtype, device="cuda" if self._exchanges.gathers_on_device else None)
         import numpy
 
         return numpy.empty(shape, dtype)
