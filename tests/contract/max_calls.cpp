@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "harness/device.hpp"
+#include "harness/sync_exchange.hpp"
 #include "oracle/encode.hpp"
 
 namespace ferry::contract {
@@ -88,7 +89,7 @@ MaxCalls::MaxCalls(const Rank& rank, const Config& config) : exchange_(rank, con
 MaxCalls::~MaxCalls() = default;
 
 Stream MaxCalls::stream() const {
-  return device::stream(rank().topology().local_rank_of(rank().index()));
+  return device::stream(device_number(rank(), config().backend));
 }
 
 void MaxCalls::upload_dispatch(const Tokens& tokens, const Ids& topk_ids, const max::DispatchOptions& options,

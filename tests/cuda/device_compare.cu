@@ -91,6 +91,13 @@ void copy_arrays(const ArrayPairs& pairs, cudaStream_t stream) {
 }
 
 DeviceComparison::DeviceComparison() {
+  // CUDA would load the kernels at their first launch, and wait until the device is idle: behind the kernel
+  // of a peer on the same device that waits for this rank's next call, until the deadline.
+  for (const void* kernel :
+       {reinterpret_cast<const void*>(&copy), reinterpret_cast<const void*>(&compare_pairs)}) {
+    cudaFuncAttributes attributes{};
+    require_success(cudaFuncGetAttributes(&attributes, kernel), "loading a kernel");
+  }
   require_success(cudaMalloc(&record_, sizeof(DifferenceRecord)), "cudaMalloc");
   require_success(cudaMemsetAsync(record_, 0, sizeof(DifferenceRecord), cudaStreamPerThread),
                   "cudaMemsetAsync");
