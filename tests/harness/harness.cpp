@@ -85,7 +85,9 @@ std::string skip_reason(const Setup& setup) {
   if (setup.backend == BackendKind::nvshmem && setup.rank_kind == RankKind::mpi &&
       !has_simulated_hosts(setup))
     return "needs ranks on several nodes: give each process a FERRY_HOST_ID (scripts/gpu contract-nvshmem)";
-  if (setup.engine == EngineKind::nccl && device::count() < 2) return "NCCL needs a GPU for each rank";
+  // Each simulated host shows its ranks only GPUs of its own.
+  if (setup.engine == EngineKind::nccl && device::count() < 2 && !has_simulated_hosts(setup))
+    return "NCCL needs a GPU for each rank";
   const bool forks = setup.rank_kind == RankKind::processes ||
                      (setup.rank_kind == RankKind::persistent_processes && !program_ranks().is_rank());
   if (forks && device::driver_started()) return "this process has started the driver and cannot fork ranks";
