@@ -295,4 +295,13 @@ struct WireCounts {
   } between_nodes{};
 };
 
+/// How long this rank's calls have waited for each peer so far, in nanoseconds, on all lanes. All 0 without
+/// Config::count_waits. A wait counts for the peer whose message the rank lacked; while several are missing,
+/// for one of them. Where messages pass an engine or take two hops, whole transfers count, and a rank looks
+/// about every 10 ms who is missing; the own entry has the waits in which nobody could tell.
+struct WaitTimes {
+  std::vector<std::int64_t> dispatch;  ///< [R] in dispatches, and in all other calls that `combine` lacks
+  std::vector<std::int64_t> combine;   ///< [R] in combine, return_values and reduce_scatter_v
+};
+
 }  // namespace ferry

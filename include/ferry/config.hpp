@@ -84,7 +84,8 @@ struct Config {
   double deadline = 30.0;  ///< longest wait for a peer, in seconds; positive and finite
   /// true: the exchange owns memory for the rows it receives. false: every dispatch passes ReceiveBuffers.
   bool own_receive_buffers = true;
-  bool check_calls = true;  ///< host backends: every call ends with Exchange::check()
+  bool check_calls = true;   ///< host backends: every call ends with Exchange::check()
+  bool count_waits = false;  ///< host memory: Exchange::wait_times() adds up the waits for every peer
 
   friend bool operator==(const Config&, const Config&) = default;
 };

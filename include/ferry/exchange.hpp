@@ -207,6 +207,7 @@ class Exchange {
   /// dispatches that have run.
   LoadCounts load_counts() const;
   WireCounts wire_counts() const;  ///< Local. As load_counts().
+  WaitTimes wait_times() const;    ///< Local. As load_counts().
 
  private:
   friend class ExchangeAccess;

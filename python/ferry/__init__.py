@@ -41,8 +41,9 @@ from ferry._core import (
     rank_counts,
     size_of,
 )
-from ferry._counts import LoadCounts, WireCounts
+from ferry._counts import LoadCounts, WaitTimes, WireCounts
 from ferry._evaluator import Evaluator
+from ferry._metrics import MetricsCollector, metrics
 from ferry.error import (
     BadIdError,
     BadSourceError,
@@ -68,6 +69,7 @@ __all__ = [
     "Group",
     "LoadCounts",
     "LoadStatistics",
+    "MetricsCollector",
     "OverflowError",
     "PeerLostError",
     "Placement",
@@ -83,6 +85,7 @@ __all__ = [
     "Trace",
     "UnsupportedError",
     "UsageError",
+    "WaitTimes",
     "WireCounts",
     "__version__",
     "balance",
@@ -91,6 +94,7 @@ __all__ = [
     "has_cuda",
     "load_formats",
     "load_statistics",
+    "metrics",
     "moved_experts",
     "open_trace",
     "plan_bytes",

@@ -33,3 +33,13 @@ class WireCounts(NamedTuple):
     dispatch_messages_between_nodes: int
     combine_bytes_between_nodes: int
     combine_messages_between_nodes: int
+
+
+class WaitTimes(NamedTuple):
+    """Nanoseconds that a rank has waited for each peer so far, over all lanes; all 0 without `count_waits`. The own entry
+    has the waits in which nobody could tell who was missing."""
+
+    dispatch: numpy.ndarray
+    """int64 [R]: in dispatches, and in all other calls that `combine` lacks."""
+    combine: numpy.ndarray
+    """int64 [R]: in combine, return_values and reduce_scatter_v."""

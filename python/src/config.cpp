@@ -146,7 +146,8 @@ const char* const kOptionalSettings =
     "reduction: typing.Literal['partial', 'exact', 'unreduced'] = 'partial', "
     "reduction_level: typing.Literal['automatic', 'rank', 'node'] = 'automatic', layers: int = 1, lanes: int "
     "= 1, "
-    "deadline: float = 30.0, own_receive_buffers: bool = True, check_calls: bool = True";
+    "deadline: float = 30.0, own_receive_buffers: bool = True, check_calls: bool = True, count_waits: bool = "
+    "False";
 
 Config config_of(const nb::kwargs& settings) {
   Config config;
@@ -231,6 +232,7 @@ lanes                independent sequences of calls, which may overlap; default 
 deadline             seconds a wait may last; default 30
 own_receive_buffers  the lanes have receive buffers; with False every dispatch needs ReceiveBuffers; default True
 check_calls          host backends call check() at the end of every call; default True
+count_waits          wait_times() adds up the waits for every peer; on host memory; default False
 
 Raises UsageError for a setting that is missing, unknown or invalid. Constraints that depend on the number of ranks are
 checked by Exchange, size_of and capacity_of.)")
@@ -262,6 +264,7 @@ checked by Exchange, size_of and capacity_of.)")
       .def_ro("deadline", &Config::deadline, "Seconds a wait may last.")
       .def_ro("own_receive_buffers", &Config::own_receive_buffers, "Whether the lanes have receive buffers.")
       .def_ro("check_calls", &Config::check_calls, "Whether host backends check every call.")
+      .def_ro("count_waits", &Config::count_waits, "Whether wait_times() adds up waits.")
       .def_prop_ro("backend", &name_in<&Config::backend>,
                    "'cpu', 'cuda', 'collective' or 'nvshmem'; of a configuration that no exchange has taken "
                    "also 'automatic'.")

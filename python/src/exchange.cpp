@@ -266,6 +266,12 @@ nb::object wire_counts(const PyExchange& self) {
                           between.combine_bytes, between.combine_messages);
 }
 
+nb::object wait_times(const PyExchange& self) {
+  const WaitTimes times = self.state().exchange.wait_times();
+  return nb::module_::import_("ferry._counts")
+      .attr("WaitTimes")(counts_array(times.dispatch), counts_array(times.combine));
+}
+
 struct MetadataArguments {
   nb::object count, stream, out;
 };
@@ -498,6 +504,9 @@ Raises UsageError if that dispatch delivered none.)")
       .def("wire_counts", &wire_counts,
            "WireCounts: bytes and messages that this rank has written to other ranks.",
            nb::sig("def wire_counts(self) -> ferry._counts.WireCounts"))
+      .def("wait_times", &wait_times,
+           "WaitTimes: nanoseconds that this rank has waited for each peer. Needs count_waits.",
+           nb::sig("def wait_times(self) -> ferry._counts.WaitTimes"))
       .def("destroy", &PyExchange::destroy,
            R"(Frees the buffers, as soon as no array points into them. Not collective.
 

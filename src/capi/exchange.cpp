@@ -127,10 +127,12 @@ ferry_status ferry_last_dispatch_result(const ferry_exchange* exchange, int lane
 ferry_status ferry_exchange_counts(const ferry_exchange* given, ferry_counts* counts) {
   return guarded([&] {
     const Exchange& exchange = required(given, "exchange").exchange;
-    // One for each thread: the arrays stay valid after the call.
+    // One of each for each thread: the arrays stay valid after the call.
     thread_local LoadCounts load;
     load = exchange.load_counts();
     const WireCounts wire = exchange.wire_counts();
+    thread_local WaitTimes waits;
+    waits = exchange.wait_times();
     ferry_counts c{};
     c.experts = load.experts.data();
     c.ranks = load.ranks.data();
@@ -144,6 +146,8 @@ ferry_status ferry_exchange_counts(const ferry_exchange* given, ferry_counts* co
     c.combine_bytes_between_nodes = wire.between_nodes.combine_bytes;
     c.combine_messages_between_nodes = wire.between_nodes.combine_messages;
     c.layers = load.layers.data();
+    c.dispatch_waits = waits.dispatch.data();
+    c.combine_waits = waits.combine.data();
     write_sized(counts, c, "ferry_counts");
   });
 }

@@ -249,6 +249,7 @@ class Backend {
 
   virtual LoadCounts load_counts() const = 0;
   virtual WireCounts wire_counts() const = 0;
+  virtual void add_waits(WaitTimes&) const {}  // host backends
 };
 
 // Message of the UnsupportedError in a build without the cuda backend.

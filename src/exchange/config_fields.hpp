@@ -35,6 +35,7 @@ void visit_common_fields(const Visit& visit, Configs&... configs) {
   visit("layers", configs.layers...);
   visit("lanes", configs.lanes...);
   visit("deadline", configs.deadline...);
+  visit("count_waits", configs.count_waits...);
 }
 
 // Calls visit(name, field) for every field of a Config.

@@ -213,6 +213,10 @@ void check_alone(const Config& config) {
             has_both ? ": pass memory automatic or device, or another engine"
                      : ": pass the backend collective, or another engine"));
   }
+  if (config.count_waits && chosen_memory(config) == MemoryKind::device) {
+    throw UnsupportedError(str("configuration: count_waits is for host memory, and the backend ",
+                               to_string(config.backend), " works on device memory: leave it off"));
+  }
   check_range("window", config.window, 0, 1 << 24);
   const std::int64_t row_bytes = config.hidden * bytes_of(config.combine_type);
   if (row_bytes % 16 != 0) {

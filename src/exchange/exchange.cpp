@@ -243,5 +243,11 @@ LoadCounts Exchange::load_counts() const {
 WireCounts Exchange::wire_counts() const {
   return state_->backend->wire_counts();
 }
+WaitTimes Exchange::wait_times() const {
+  const std::vector<std::int64_t> none(static_cast<std::size_t>(state_->rank.size()), 0);
+  WaitTimes sum{.dispatch = none, .combine = none};
+  state_->backend->add_waits(sum);
+  return sum;
+}
 
 }  // namespace ferry

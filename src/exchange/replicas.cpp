@@ -133,6 +133,7 @@ class ReplicaBackend final : public Backend {
     return sum;
   }
   WireCounts wire_counts() const override { return inner_->wire_counts(); }
+  void add_waits(WaitTimes& sum) const override { inner_->add_waits(sum); }
 
  private:
   ReplicaLane& lane(int index) { return *lanes_[static_cast<std::size_t>(index)]; }

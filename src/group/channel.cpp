@@ -44,14 +44,16 @@ std::int64_t Channel::bytes(int ranks, std::int64_t summary_bytes) {
          2 * ranks * (static_cast<std::int64_t>(sizeof(CallHeader)) + round_up(summary_bytes));
 }
 
-Channel::Channel(Rank rank, std::vector<std::byte*> sections, std::int64_t summary_bytes, double deadline)
+Channel::Channel(Rank rank, std::vector<std::byte*> sections, std::int64_t summary_bytes, double deadline,
+                 bool counts_waits)
     : rank_(std::move(rank)),
       sections_(std::move(sections)),
       summary_bytes_(round_up(summary_bytes)),
       deadline_(deadline),
       index_(rank_.index()),
       ranks_(rank_.size()),
-      posted_(ranks_, 0) {}
+      posted_(ranks_, 0),
+      waits_(counts_waits ? ranks_ : 0) {}
 
 Channel::LaneRecord& Channel::lane_record(int at) const {
   return *reinterpret_cast<LaneRecord*>(sections_[at]);
@@ -132,6 +134,7 @@ void Channel::wait_within_limit(const WaitCondition& condition, const WaitRecord
                                 std::uint64_t chunk) {
   if (!limit_ || limited_chunk_ != chunk) limit_ = WaitLimit{.seconds = deadline_};
   limited_chunk_ = chunk;
+  const CountedWait counted(waits_, operation_, record.peer);
   try {
     rank_.state().wait(condition, record, *limit_);
   } catch (const PeerLostError&) {

@@ -14,6 +14,7 @@
 #include "ferry/error.hpp"
 #include "ferry/group.hpp"
 #include "group/agreement.hpp"
+#include "group/lane_waits.hpp"
 #include "group/waiter.hpp"
 
 namespace ferry {
@@ -57,8 +58,9 @@ class Channel {
 
   // Local. `sections` [ranks]: the channel's bytes() of memory on every rank, aligned to 64 and zero at
   // first; they must outlive the channel. The waits for all headers of a call, or for all chunks of one
-  // number, fail after `deadline` seconds together.
-  Channel(Rank rank, std::vector<std::byte*> sections, std::int64_t summary_bytes, double deadline);
+  // number, fail after `deadline` seconds together. `counts_waits`: waits() counts them.
+  Channel(Rank rank, std::vector<std::byte*> sections, std::int64_t summary_bytes, double deadline,
+          bool counts_waits = false);
 
   // Starts the lane's next call and returns its number (the first is 1). Waits for peers only if this rank's
   // previous call was aborted. If the group has failed, throws the refusal of this call by the rank that was
@@ -98,6 +100,8 @@ class Channel {
   // does nothing: the next begin() throws that failure.
   void refuse(Operation operation, const Error& error) noexcept;
 
+  const LaneWaits& waits() const { return waits_; }
+
  private:
   struct CallHeader;  // written by one rank for one peer: a call, or its refusal
   struct LaneRecord;  // one on each rank: the last call number, and marks that any peer may set
@@ -135,6 +139,8 @@ class Channel {
   // Shared by the waits for one chunk of all peers (chunk 0: the headers); starts with the first that blocks.
   std::optional<WaitLimit> limit_;
   std::uint64_t limited_chunk_ = 0;
+
+  LaneWaits waits_;
 };
 
 }  // namespace ferry

@@ -70,7 +70,8 @@ void check_other_settings(const Config& config) {
       {"reduction_level", config.reduction_level != defaults.reduction_level},
       {"lanes", config.lanes != defaults.lanes},
       {"own_receive_buffers", config.own_receive_buffers != defaults.own_receive_buffers},
-      {"check_calls (in C manual_check)", config.check_calls != defaults.check_calls}};
+      {"check_calls (in C manual_check)", config.check_calls != defaults.check_calls},
+      {"count_waits", config.count_waits != defaults.count_waits}};
   for (const auto& [name, is_set] : set) {
     if (is_set)
       throw UsageError(str("nvfuser: ", name, ": leave it at its default, which nvFuser's calls need"));

@@ -76,6 +76,7 @@ TEST(Configuration, RoundTripsAndMakesTheSameExchange) {
   given.hops = FERRY_ONE_HOP;
   given.window = 7;
   given.memory = FERRY_HOST_MEMORY;
+  given.count_waits = 1;
   run_threads(2, [&](ferry_rank* rank) {
     const ExchangeHandle exchange = make_exchange(rank, given);
     auto got = sized<ferry_config>();
@@ -106,6 +107,10 @@ TEST(Configuration, RoundTripsAndMakesTheSameExchange) {
     EXPECT_EQ(config.hops, Hops::one);
     EXPECT_EQ(config.window, 7);
     EXPECT_EQ(config.memory, MemoryKind::host);
+    EXPECT_TRUE(config.count_waits);
+    auto counts = sized<ferry_counts>();
+    ASSERT_EQ(ferry_exchange_counts(exchange.get(), &counts), FERRY_OK);
+    EXPECT_EQ(counts.dispatch_waits[1] + counts.combine_waits[1], 0);  // of no call
     auto sizes = sized<ferry_sizes>();
     ASSERT_EQ(ferry_exchange_sizes(exchange.get(), &sizes), FERRY_OK);
     expect_same_sizes(sizes, exchange->exchange.sizes());

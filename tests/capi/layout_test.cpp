@@ -150,7 +150,7 @@ static_assert(sizeof(ferry_bootstrap) == offsetof(ferry_bootstrap, host_id) + 8)
 static_assert(offsetof(ferry_config, local_slots) == offsetof(ferry_config, expert_slices) + 4);
 EXPECT_AT(ferry_config, local_slots, 200);
 EXPECT_AT(ferry_config, held_counts, 216);
-static_assert(sizeof(ferry_config) == offsetof(ferry_config, layers) + 8);
+static_assert(sizeof(ferry_config) == offsetof(ferry_config, count_waits) + 8);
 static_assert(sizeof(ferry_load_statistics) == offsetof(ferry_load_statistics, idle) + 8);
 static_assert(sizeof(ferry_sizes) == offsetof(ferry_sizes, plan_bytes) + 8);
 EXPECT_AT(ferry_dispatch_layout_args, node_of_rank, 104);
@@ -177,7 +177,7 @@ static_assert(sizeof(ferry_max_dispatch_args) == offsetof(ferry_max_dispatch_arg
 static_assert(sizeof(ferry_max_combine_args) == offsetof(ferry_max_combine_args, epilogue) + 8);
 static_assert(sizeof(ferry_nvfuser_dispatch_result) == offsetof(ferry_nvfuser_dispatch_result, rows) + 8);
 static_assert(sizeof(ferry_nvfuser_dispatch_args) == offsetof(ferry_nvfuser_dispatch_args, stream) + 8);
-static_assert(sizeof(ferry_counts) == offsetof(ferry_counts, layers) + 8);
+static_assert(sizeof(ferry_counts) == offsetof(ferry_counts, combine_waits) + 8);
 static_assert(sizeof(ferry_topology) == offsetof(ferry_topology, nodes) + 4);
 static_assert(sizeof(ferry_nvfuser_combine_args) == offsetof(ferry_nvfuser_combine_args, stream) + 8);
 
@@ -190,7 +190,7 @@ TEST(Layout, OfStructsHasNotChanged) {
       {"ferry_error_record", 176},
       {"ferry_bootstrap", 48},
       {"ferry_format", 56},
-      {"ferry_config", 232},
+      {"ferry_config", 240},
       {"ferry_sizes", 80},
       {"ferry_plan", 40},
       {"ferry_source", 12},
@@ -222,7 +222,7 @@ TEST(Layout, OfStructsHasNotChanged) {
       {"ferry_dispatch_counts_result", 48},
       {"ferry_encoder_call", 152},
       {"ferry_call_options", 32},
-      {"ferry_counts", 104},
+      {"ferry_counts", 120},
       {"ferry_topology", 16},
       {"ferry_trace_info", 80},
       {"ferry_trace_partition_args", 64},

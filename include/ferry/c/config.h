@@ -149,7 +149,8 @@ typedef struct ferry_config {
   /// rank 1, and so on. Both read during the call. Both NULL: no replicas.
   const int32_t* held_experts;
   const int32_t* held_counts;
-  int64_t layers;  ///< see ferry::Config::layers; 0: 1
+  int64_t layers;       ///< see ferry::Config::layers; 0: 1
+  int64_t count_waits;  ///< 1: ferry_exchange_counts() has the waits for every peer; host memory. Default 0
 } ferry_config;
 
 /// Bytes that an exchange takes on one rank, by purpose, and its sizes that callers need.

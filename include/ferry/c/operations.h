@@ -241,7 +241,7 @@ ferry_status ferry_check(ferry_exchange* exchange, int lane);
 ferry_status ferry_last_dispatch_result(const ferry_exchange* exchange, int lane,
                                         ferry_dispatch_result* result);
 
-/// What an exchange has counted so far: see ferry::LoadCounts and ferry::WireCounts.
+/// What an exchange has counted so far: see ferry::LoadCounts, ferry::WireCounts and ferry::WaitTimes.
 typedef struct ferry_counts {
   size_t size;
   // Routes of dispatches from ids, on all lanes: the same on every rank. The arrays are valid until this
@@ -256,6 +256,9 @@ typedef struct ferry_counts {
   int64_t dispatch_bytes_between_nodes, dispatch_messages_between_nodes;
   int64_t combine_bytes_between_nodes, combine_messages_between_nodes;
   const int64_t* layers;  ///< [layers, E] routes to each expert, by layer; valid as `experts`
+  // Nanoseconds [R] that this rank has waited for each peer; valid as `experts`. 0 without count_waits.
+  const int64_t* dispatch_waits;  ///< in dispatches, and in all other calls that combine_waits lacks
+  const int64_t* combine_waits;   ///< in combine, return_values and reduce_scatter_v
 } ferry_counts;
 
 /// Local.

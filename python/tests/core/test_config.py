@@ -46,7 +46,7 @@ def test_attributes_and_repr_of_a_configuration():
 OTHERS = {"placement": ferry.Placement.table([(e % 2, e // 2) for e in range(8)], 2, version=7), "backend": "collective",
           "engine": "mpi", "hops": "one", "window": 7, "local_slots": 5, "shared_experts": 2, "input": "replicated", "transfer": "gather", "layout": "expert_padded", "alignment": 8, "capacity": 64, "repeats": True, "zero_padding": True,
           "format": "fp8-pow2", "combine_type": "fp32", "reduction": "exact", "reduction_level": "node", "layers": 5, "lanes": 3, "deadline": 2.5,
-          "own_receive_buffers": False, "check_calls": False}
+          "own_receive_buffers": False, "check_calls": False, "count_waits": True}
 
 
 @pytest.mark.parametrize("setting", OTHERS)

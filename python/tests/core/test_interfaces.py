@@ -88,6 +88,7 @@ FIELDS = [
     ("StepMetadata", ["ferry_step_metadata"], {}),
     ("LoadCounts", ["ferry_counts"], {}),
     ("WireCounts", ["ferry_counts"], {"between_nodes": "dispatch_bytes_between_nodes"}),
+    ("WaitTimes", ["ferry_counts"], {"dispatch": "dispatch_waits", "combine": "combine_waits"}),
     ("Bootstrap", ["ferry_bootstrap"], {}),
     ("EngineFunctions", ["ferry_engine_functions"], {"ordered_lanes": "unordered_lanes"}),
     # ferry_error_record.wait_via, wait_role and wait_node

@@ -124,7 +124,8 @@ class CollectiveBackend final : public cpu::HostBackend {
                          .lane = lane,
                          .summary_bytes = call_summary_bytes(config),
                          .deadline = config.deadline,
-                         .ordered = ordered},
+                         .ordered = ordered,
+                         .counts_waits = config.count_waits},
           hops,
           std::make_unique<HostHopMemory>(
               std::array{memory.outbox, memory.inbox, memory.second_outbox, memory.second_inbox})));

@@ -32,6 +32,7 @@ EngineCall::EngineCall(Rank rank, LaneConnection connection, std::unique_ptr<Mes
       memory_(std::make_shared<Memory>(Memory{
           .blocks = CallBlocks(me_, ranks_, connection.summary_bytes, messages->tables(), first_bytes_),
           .messages = std::move(messages)})),
+      waits_(connection.counts_waits ? ranks_ : 0),
       ordered_(connection.ordered != nullptr),
       thread_(std::move(connection.ordered)) {}
 
@@ -69,6 +70,7 @@ void EngineCall::begin_exchange() {
   prepare_ = {};
   exchanging_ = overdue_ = exchanging_blocks_ = in_second_hop_ = false;
   step_begin_ = Clock::time_point();
+  waiting_since_ = Clock::time_point::max();
   end_seen_.reset();
   overdue_since_.reset();
   begun_ = true;
@@ -114,6 +116,7 @@ void EngineCall::finish_exchange() {
 void EngineCall::exchange_here() {
   const Clock::time_point begin = Clock::now();
   Clock::time_point last_interrupt_check = begin;
+  waiting_since_ = begin;
   exchange([&] {
     check_group();
     if (is_overdue(begin)) give_up();
@@ -152,6 +155,7 @@ void EngineCall::start_in_thread() {
 void EngineCall::wait_for_started() {
   const Clock::time_point begin = Clock::now();
   Clock::time_point last_interrupt_check = begin;
+  waiting_since_ = begin;
   while (started_.wait_for(kCheckPeriod) != std::future_status::ready) {
     const bool failed = rank_.state().control().failed();
     if (is_overdue(begin)) {
@@ -268,10 +272,36 @@ void EngineCall::transfer(const AllToAllV& transfer, const Check& check) {
   progress_.reach(call_, 2 * ++transfers_);
   if (memory_->messages->in_second_hop() && !in_second_hop_) begin_step();
   try {
-    communicator_->all_to_all_v(transfer, memory_, check);
+    if (waits_.on()) {
+      transfer_counted(transfer, check);
+    } else {
+      communicator_->all_to_all_v(transfer, memory_, check);
+    }
   } catch (...) {
     fail_group(std::current_exception());
   }
+}
+
+// Counts the time of the transfer in which a thread waits for it, for whom every check finds missing.
+void EngineCall::transfer_counted(const AllToAllV& transfer, const Check& check) {
+  const auto look = [&] {
+    const WaitRecord waited = missing();
+    const int peer = waited.peer >= 0 ? waited.peer : waited.via;
+    return peer >= 0 ? peer : me_;  // this rank: nobody can tell
+  };
+  int awaited = look();
+  Clock::time_point counted_until = Clock::now();
+  const auto count = [&] {
+    const Clock::time_point now = Clock::now(), begin = std::max(counted_until, waiting_since_.load());
+    if (begin < now) waits_.add(operation_, awaited, now - begin);
+    counted_until = now;
+  };
+  communicator_->all_to_all_v(transfer, memory_, [&] {
+    count();
+    check();
+    awaited = look();
+  });
+  count();
 }
 
 // What ends the waits of an EngineCall early: the loss of a peer, a deadline, a transfer that has failed.

@@ -107,6 +107,7 @@ struct LaneConnection {
   std::int64_t summary_bytes;  // of a block's content that the user of the call fills in
   double deadline;
   std::shared_ptr<TransferThread> ordered = nullptr;  // of all lanes; null: lanes need no common order
+  bool counts_waits = false;
 };
 
 // In a call all ranks exchange their blocks. If no rank has refused, all have made the same call and it
@@ -152,6 +153,7 @@ class EngineCall {
   void refuse(Operation operation, const ErrorRecord& error) noexcept;
   // Waits for an exchange that has been started. No call follows.
   void end() noexcept;
+  const LaneWaits& waits() const { return waits_; }
 
  private:
   // Owned together, because a transfer that was given up may still use it.
@@ -177,6 +179,7 @@ class EngineCall {
   void exchange_blocks(const Check& check);
   void exchange_messages(const Check& check);
   void transfer(const AllToAllV& transfer, const Check& check);
+  void transfer_counted(const AllToAllV& transfer, const Check& check);
 
   // What ends its waits: engine_call_waits.cpp.
   void check_group();
@@ -224,6 +227,10 @@ class EngineCall {
   std::atomic<bool> in_second_hop_ = false;
   std::atomic<bool> overdue_ = false;  // the deadline of a wait for the thread's exchange has passed
 
+  LaneWaits waits_;
+  // Since when a thread waits for the exchange; max: none does.
+  std::atomic<Clock::time_point> waiting_since_ = Clock::time_point::max();
+
   const bool ordered_;
   std::shared_ptr<TransferThread> thread_;   // null until needed
   std::future<std::exception_ptr> started_;  // the exchange that runs in the thread
@@ -262,6 +269,7 @@ class EngineLink final : public cpu::PeerLink {
   void refuse(Operation operation, const Error& error) noexcept override {
     call_.refuse(operation, ErrorRecord::of(error));
   }
+  const LaneWaits& waits() const override { return call_.waits(); }
   void end() noexcept override { call_.end(); }
 
  private:

@@ -76,6 +76,10 @@ WireCounts HostBackend::wire_counts() const {
   return sum;
 }
 
+void HostBackend::add_waits(WaitTimes& sum) const {
+  for (const LaneOperations& operations : lanes_) operations.lane.link->waits().add_to(sum);
+}
+
 ExchangeLayout symmetric_layout(const Config& config) {
   return exchange_layout(
       exchange_shape(config, Channel::bytes(config.placement.ranks(), call_summary_bytes(config))));
@@ -102,13 +106,14 @@ class SharedLink final : public PeerLink {
  public:
   // Local. `memory` is laid out by `layout` and outlives the link.
   SharedLink(const Rank& rank, const SymmetricMemory& memory, const ExchangeLayout& layout, int lane,
-             std::int64_t summary_bytes, double deadline)
+             const Config& config)
       : memory_(memory),
         layout_(layout),
         lane_(lane),
         rank_(rank.index()),
         ranks_(rank.size()),
-        channel_(rank, memory.sections(layout.signals_of(lane)), summary_bytes, deadline) {}
+        channel_(rank, memory.sections(layout.signals_of(lane)), call_summary_bytes(config), config.deadline,
+                 config.count_waits) {}
 
   std::uint64_t begin(Operation operation, std::span<const ComparedOption> options, bool) override {
     first_chunk_ = 0;
@@ -143,6 +148,7 @@ class SharedLink final : public PeerLink {
   void refuse(Operation operation, const Error& error) noexcept override {
     channel_.refuse(operation, error);
   }
+  const LaneWaits& waits() const override { return channel_.waits(); }
 
  private:
   // The staging of rank `at` in the buffer of the current call. Combine's rows are placed by token, whichever
@@ -180,8 +186,7 @@ class CpuBackend final : public HostBackend {
         layout_(symmetric_layout(config)),
         memory_(rank, layout_.bytes()) {
     for (int lane = 0; lane < config.lanes; ++lane) {
-      add_lane(std::make_unique<SharedLink>(rank, memory_, layout_, lane, call_summary_bytes(config),
-                                            config.deadline));
+      add_lane(std::make_unique<SharedLink>(rank, memory_, layout_, lane, config));
     }
     fault_point(FaultPoint::construct_mapped, rank.index());
   }

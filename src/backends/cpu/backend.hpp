@@ -28,6 +28,7 @@ class HostBackend : public Backend {
   CallDiagnostics take_diagnostics(int lane) override;
   LoadCounts load_counts() const override;
   WireCounts wire_counts() const override;
+  void add_waits(WaitTimes& sum) const override;
 
  protected:
   explicit HostBackend(CpuContext context) : context_(std::move(context)) {}

@@ -183,6 +183,7 @@ class SlicedBackend final : public Backend {
     for (const auto& lane : lanes_) lane->add_sent(sum);
     return sum;
   }
+  void add_waits(WaitTimes& sum) const override { inner_->add_waits(sum); }
 
  private:
   Lane& lane(int index) { return lanes_[static_cast<std::size_t>(index)]->lane(); }

@@ -121,6 +121,8 @@ class PeerLink {
   // As Channel::refuse.
   virtual void refuse(Operation operation, const Error& error) noexcept = 0;
 
+  virtual const LaneWaits& waits() const = 0;
+
   // Waits until no thread of the link uses the forwarder or the memory of a call any more. No call follows.
   virtual void end() noexcept {}
 };
