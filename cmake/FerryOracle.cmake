@@ -9,6 +9,7 @@ add_library(
   ${oracle}/expected.cpp
   ${oracle}/gather.cpp
   ${oracle}/numbers.cpp
+  ${oracle}/indexed_rows.cpp
   ${oracle}/row_positions.cpp)
 target_include_directories(ferry_oracle PUBLIC ${PROJECT_SOURCE_DIR}/tests)
 target_link_libraries(ferry_oracle PUBLIC ferry::ferry)

@@ -15,8 +15,9 @@ def route(tokens, router):
 
 
 def body(rank):
-    exchange = ferry.Exchange(rank, experts=EXPERTS, top_k=TOP_K, hidden=HIDDEN, max_tokens=TOKENS,
-                              alignment=ALIGNMENT, format="fp32", combine_type="fp32")
+    shape = dict(experts=EXPERTS, top_k=TOP_K, hidden=HIDDEN, max_tokens=TOKENS,
+                 alignment=ALIGNMENT, format="fp32", combine_type="fp32")
+    exchange = ferry.Exchange(rank, **shape)
     # Whole numbers, so that sums have no rounding; each rank has its own tokens, and as many as it likes.
     random = np.random.default_rng(rank.index)
     tokens = random.integers(-4, 5, (TOKENS - rank.index, HIDDEN)).astype(np.float32)
@@ -36,12 +37,23 @@ def body(rank):
 
     result = exchange.combine(outputs, rows.plan, row_weights=rows.weight)
 
+    # The same with each token stored once: the grouped GEMM reads its rows by index and writes by position.
+    indexed = ferry.Exchange(rank, layout="expert_indexed", **shape)
+    stored = indexed.dispatch(tokens, ids, weights)
+    by_position = np.empty((stored.total, HIDDEN), np.float32)
+    for group, expert in enumerate(stored.group_expert):
+        begin = stored.row_offsets[group]
+        end = begin + stored.counts[group]
+        by_position[begin:end] = stored.data[stored.index[begin:end]] @ matrices[expert]
+    again = indexed.combine(by_position, stored.plan, row_weights=stored.weight)
+
     expected = np.zeros_like(result)
     for slot in range(TOP_K):
         expected += weights[:, slot, None] * np.einsum("nh,nhj->nj", tokens, matrices[ids[:, slot]])
     worst = np.abs(result - expected).max()
     return (f"rank {rank.index}: {len(tokens)} tokens sent, groups {rows.counts.tolist()} at rows "
-            f"{rows.row_offsets.tolist()}, as a dense layer: {bool(worst < 1e-4)}")
+            f"{rows.row_offsets.tolist()}, as a dense layer: {bool(worst < 1e-4)}; "
+            f"{stored.source_offsets[-1]} tokens stored once, the same result: {np.array_equal(again, result)}")
 
 
 for line in ferry.Group.threads(4).run(body):

@@ -69,7 +69,8 @@ struct Ids {
 /// Caller's memory for the arrays of a DispatchResult. Each null pointer selects the lane's own memory, which
 /// the lane's next dispatch overwrites. "capacity" is in rows (expert_padded: G * capacity).
 struct ReceiveBuffers {
-  /// `capacity` rows as in ReceivedPart, aligned to 16 bytes; or ceil(capacity / 128) + G rows of tiles.
+  /// `capacity` rows (expert_indexed: R*T) as in ReceivedPart, aligned to 16 bytes; or ceil(capacity / 128) +
+  /// G rows of tiles.
   std::array<void*, kMaxParts> parts{};
   float* weight = nullptr;               ///< [capacity]; rank_major: [capacity, K]
   std::int32_t* local_ids = nullptr;     ///< rank_major: [capacity, K]
@@ -82,7 +83,7 @@ struct ReceiveBuffers {
   /// Rows that the arrays of [capacity] have room for, in a dispatch from ids; 0: the capacity. Take it from
   /// dispatch_counts(). If more arrive, every rank gets an OverflowError; those past it are not stored and
   /// have no row in the plan of this rank, while counts and row_offsets include them. Not with expert_padded,
-  /// scales in columns or tiles, or dot_rows.
+  /// expert_indexed, scales in columns or tiles, or dot_rows.
   std::int64_t rows = 0;
   /// More than `rows` rows on this rank are no error: compare `total` with it.
   bool allow_truncation = false;
@@ -111,7 +112,9 @@ struct HostTotals {
 /// The rows that this rank has received, and their sources. docs/contract.md defines the order of rows.
 ///
 /// Groups are the shared experts, then this rank's experts in local order; with rank_major they are the
-/// source ranks. Rows past the total are neither written nor read.
+/// source ranks. Rows past the total are neither written nor read. With expert_indexed the arrays of rows are
+/// by position, but for `data`, `parts` and `source`, which have a row for each token that has an expert
+/// here.
 ///
 /// Ownership: the memory belongs to the lane, whose next dispatch overwrites it, or to the caller
 /// (ReceiveBuffers). Device backends return addresses of device memory, apart from `host`.
@@ -125,7 +128,7 @@ struct DispatchResult {
   const std::int32_t* total = nullptr;          ///< [1] row_offsets[G]
   const std::int32_t* group_expert =
       nullptr;  ///< [G] global expert id of each group; shared expert s: E + s; rank_major: -1
-  const Source* source = nullptr;  ///< [total]
+  const Source* source = nullptr;  ///< [total]; expert_indexed: [row_total], slot -1
   const float* weight = nullptr;   ///< [total]; rank_major: [total, K]; null unless the call is `weighted`
   const std::int32_t* local_ids = nullptr;     ///< rank_major: [total, K] local expert of each slot, or -1
   const std::int32_t* group_of_row = nullptr;  ///< [total], -1 on padding; null unless memory was passed
@@ -133,7 +136,16 @@ struct DispatchResult {
   /// [G + 1] first row of tiles of each group, with scales as tiles; null otherwise. The tiles of group g
   /// are parts[1].row_bytes * tile_offsets[g] bytes from parts[1].data. They are the lane's memory.
   const std::int32_t* tile_offsets = nullptr;
-  const HostTotals* host = nullptr;  ///< in host memory
+  // expert_indexed; null or 0 with other layouts. They are the lane's memory.
+  const std::int32_t* index = nullptr;  ///< [total] the row of each position; `row_capacity` on padding
+  /// [total] the slot of each position at its source, K + s of shared expert s; -1 on padding
+  const std::int32_t* slot = nullptr;
+  /// [capacity / alignment] the group of each block of `alignment` positions; -1 from the total on
+  const std::int32_t* block_group = nullptr;
+  const std::int32_t* source_offsets = nullptr;  ///< [R + 1] first row of each source rank
+  const std::int32_t* row_total = nullptr;       ///< [1] source_offsets[R]
+  std::int64_t row_capacity = 0;                 ///< R*T: rows there is room for
+  const HostTotals* host = nullptr;              ///< in host memory
   /// Call number on the lane. A captured call gets a new number in each replay: see HostTotals::call.
   std::uint64_t call = 0;
   Plan plan;  ///< pass it to combine()

@@ -57,11 +57,12 @@ struct Config {
   Transfer transfer = Transfer::routed;
 
   Layout layout = Layout::expert_major;
-  /// expert_major: each expert's rows start at a multiple of it. expert_padded: each expert's rows are padded
-  /// to a multiple of it. rank_major: must be 1.
+  /// expert_major, expert_indexed: each expert's rows start at a multiple of it. expert_padded: each expert's
+  /// rows are padded to a multiple of it. rank_major: must be 1.
   int alignment = 1;
   /// Rows that a rank can receive in a call, a multiple of `alignment`: with expert_major all rows of its
-  /// experts, shared ones and the padding between them included; with expert_padded the rows of each expert;
+  /// experts, shared ones and the padding between them included; with expert_indexed the same of positions,
+  /// while no row is ever dropped; with expert_padded the rows of each expert;
   /// with rank_major one row for each token that has an expert here. Rows beyond it are dropped and reported
   /// by an OverflowError. 0: enough for any routing in which no token lists an expert more than once; with
   /// `repeats`, enough for any routing. docs/contract.md has the formulas.

@@ -140,7 +140,8 @@ const char* const kOptionalSettings =
     "shared_experts: int = 0, input: typing.Literal['own', 'replicated'] = 'own', shared_split: int = 0, "
     "transfer: typing.Literal['routed', 'gather'] = 'routed', "
     "placement: Placement = ..., local_slots: int = 0, "
-    "layout: typing.Literal['expert_major', 'expert_padded', 'rank_major'] = 'expert_major', "
+    "layout: typing.Literal['expert_major', 'expert_padded', 'rank_major', 'expert_indexed'] = "
+    "'expert_major', "
     "alignment: int = 1, capacity: int = 0, repeats: bool = False, zero_padding: bool = False, "
     "format: str = 'bf16', combine_type: typing.Literal['bf16', 'fp16', 'fp32'] = 'bf16', "
     "reduction: typing.Literal['partial', 'exact', 'unreduced'] = 'partial', "
@@ -211,7 +212,8 @@ placement            a Placement; default: Placement.blocks(experts, ranks)
 local_slots          places for experts on every rank, at least the most that a rank has: they fix groups, capacities and sizes
                      whatever the placement. Groups without an expert come last and are empty, their group_expert is -1;
                      default 0, as many as the rank has experts
-layout               'expert_major', 'expert_padded' or 'rank_major'; default 'expert_major'
+layout               'expert_major', 'expert_padded', 'rank_major' or, on host memory, 'expert_indexed'; default
+                     'expert_major'
 alignment            each expert's first row is a multiple of it; default 1
 capacity             rows a rank can receive (expert_padded: each expert), padding included, a multiple of alignment;
                      default 0: room for any routing in which no token lists an expert more than once
@@ -276,7 +278,8 @@ checked by Exchange, size_of and capacity_of.)")
                    "'one' or 'two'; of a configuration that no exchange has taken also 'automatic'.")
       .def_ro("window", &Config::window,
               "Most messages on their way from a rank to another; 0: the backend's default.")
-      .def_prop_ro("layout", &name_in<&Config::layout>, "'expert_major', 'expert_padded' or 'rank_major'.")
+      .def_prop_ro("layout", &name_in<&Config::layout>,
+                   "'expert_major', 'expert_padded', 'rank_major' or 'expert_indexed'.")
       .def_prop_ro("format", &name_in<&Config::format>,
                    "Format of a dispatch that names none; others must have rows no larger.")
       .def_prop_ro("combine_type", &name_in<&Config::combine_type>, "Type of the rows that combine sends.")

@@ -119,10 +119,12 @@ T* output(Arguments& arguments, const nb::object& object, const char* name, Elem
 }
 
 // Rows of the part that the dispatch may write. Scales in columns take the whole capacity, since
-// columns are that far apart.
-std::int64_t rows_written(const PartLayout& part, const DispatchInput& in) {
+// columns are that far apart; expert_indexed takes `part_rows`, because a plan does not tell how many there
+// are.
+std::int64_t rows_written(const PartLayout& part, bool indexed, std::int64_t part_rows,
+                          const DispatchInput& in) {
   const std::int64_t rows = in.options.memory.rows;
-  if (part.columns) return in.capacity;
+  if (part.columns || indexed) return part_rows;
   if (in.context.plan.is_none()) return rows > 0 ? std::min(rows, in.capacity) : in.capacity;
   return std::min(in.capacity, max_rows_touched(nb::cast<PyPlan&>(in.context.plan)));
 }
@@ -143,7 +145,8 @@ bool is_in_columns(const Array& array, const PartLayout& part, const RowRoom& ro
   return true;
 }
 
-void read_part_buffers(RowRoom room, DispatchInput& in, const nb::object& given) {
+void read_part_buffers(RowRoom room, bool indexed, DispatchInput& in, const nb::object& given) {
+  const std::int64_t part_rows = room.rows;
   if (given.is_none()) return;
   const std::vector<nb::object> items = list_of(given);
   const PartList& parts = in.parts;
@@ -156,7 +159,7 @@ void read_part_buffers(RowRoom room, DispatchInput& in, const nb::object& given)
     const Array& array = in.arguments.add(items[p], name.c_str());
     require_writable(array, name.c_str());
     const PartLayout& part = parts.part[p];
-    room.rows = rows_written(part, in);
+    room.rows = rows_written(part, indexed, part_rows, in);
     in.options.memory.parts[p] = array.data;
     if (part.columns && is_in_columns(array, part, room)) continue;
     require_dense(array, name.c_str());
@@ -183,7 +186,8 @@ void read_receive_buffers(const Config& config, const ReceiveSizes& sizes, Dispa
   const bool rank_major = config.layout == Layout::rank_major;
   const Shape slots = rank_major ? Shape{rows, config.top_k} : Shape{rows};
   ReceiveBuffers& memory = in.options.memory;
-  read_part_buffers({sizes.rows, groups, sizes.group_rows}, in, given.parts);
+  read_part_buffers({sizes.part_rows, groups, sizes.group_rows}, config.layout == Layout::expert_indexed, in,
+                    given.parts);
   memory.weight = output<float>(in.arguments, given.weight, "memory.weight", kFp32, slots);
   memory.local_ids = output<std::int32_t>(in.arguments, given.local_ids, "memory.local_ids", kInt32, slots);
   memory.group_of_row =

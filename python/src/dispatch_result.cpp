@@ -28,6 +28,11 @@ std::int64_t row_count(const PyDispatchResult& self) {
   return rows > 0 && self.context.plan.is_none() ? std::min(rows, capacity) : capacity;
 }
 
+// Rows of the parts: of expert_indexed one for each token of every rank.
+std::int64_t part_rows(const PyDispatchResult& self) {
+  return self.received.row_total != nullptr ? self.received.row_capacity : row_count(self);
+}
+
 // A view of the lane's own memory.
 nb::object lane_view(const PyDispatchResult& self, const void* data, Element element, const Shape& shape) {
   if (data == nullptr) return nb::none();
@@ -49,9 +54,14 @@ nb::object groups_view(const PyDispatchResult& self, const nb::object& given, co
   return view(self, given, self.received.groups == 0 ? &kNone : data, kInt32, {self.received.groups});
 }
 
+// expert_indexed: a number for each position.
+nb::object positions_view(const PyDispatchResult& self, const std::int32_t* data) {
+  return lane_view(self, data, kInt32, {row_count(self)});
+}
+
 // [rows, columns]; expert_padded [experts, capacity, columns].
 Shape rows_shape(const PyDispatchResult& self, std::int64_t columns) {
-  if (exchange_config(self).layout != Layout::expert_padded) return {row_count(self), columns};
+  if (exchange_config(self).layout != Layout::expert_padded) return {part_rows(self), columns};
   return {self.received.groups, self.received.capacity, columns};
 }
 
@@ -152,14 +162,16 @@ nb::object received_rows(PyDispatchResult& self) {
         "[:counts[group]]");
   }
   const std::int64_t total = wait_total(self);
-  return part(self, 0)[nb::slice(nb::int_(0), nb::int_(std::min(total, row_count(self))), nb::none())];
+  const std::int64_t rows =
+      self.received.row_total != nullptr ? *self.received.row_total : std::min(total, row_count(self));
+  return part(self, 0)[nb::slice(nb::int_(0), nb::int_(rows), nb::none())];
 }
 
 void bind_receive_buffers(nb::module_& module) {
   nb::class_<PyReceiveBuffers>(module, "ReceiveBuffers", R"(The caller's memory for the result of a dispatch.
 
 parts          an array, or a tuple with one for each part of the format: capacity rows, or for a dispatch by a plan as
-               many as the plan's total; scales in columns: rows rounded up to a multiple of 4, expert_padded those of
+               many as the plan's total; expert_indexed: R*T rows; scales in columns: rows rounded up to a multiple of 4, expert_padded those of
                each group; as tiles: ceil(rows / 128) + G rows of tiles. C-contiguous, or scales in columns with the shape
                and strides of a result's own. DispatchResult.parts then returns these arrays
 weight         float32 [capacity]; rank_major [capacity, K]
@@ -173,7 +185,7 @@ count_sums     int32 [G]: the call adds its counts to it
 
 rows           rows that these arrays have room for, instead of the capacity, in a dispatch from ids: such as
                Exchange.dispatch_counts() tells. If more arrive, those past it are not stored, and every rank gets an
-               OverflowError. Not with expert_padded, scales in columns or tiles, or dot_rows
+               OverflowError. Not with expert_padded, expert_indexed, scales in columns or tiles, or dot_rows
 allow_truncation  more than `rows` rows on this rank are no error
 
 Arrays may be longer along their first dimension. Whatever is None is written to the lane's own memory, which the lane's
@@ -206,7 +218,7 @@ exchange's capacity; rows past the total are undefined. The arrays are the lane'
 overwrites, unless ReceiveBuffers were given.)")
       .def_prop_ro(
           "data", [](PyDispatchResult& self) { return part(self, 0); },
-          "[capacity, H]; expert_padded [G, capacity, H]: the rows' values.")
+          "[capacity, H]; expert_padded [G, capacity, H]; expert_indexed [R*T, H]: the rows' values.")
       .def_prop_ro(
           "scales", &scales,
           "fp8, mxfp8, mxfp4, nvfp4: the scales of each row's blocks, [capacity, n]; expert_padded [G, "
@@ -249,10 +261,42 @@ overwrites, unless ReceiveBuffers were given.)")
       .def_prop_ro(
           "source",
           [](const PyDispatchResult& self) {
+            if (self.received.row_total != nullptr)
+              return lane_view(self, self.received.source, kInt32, {self.received.row_capacity, 3});
             return view(self, nb::cast<PyPlan&>(self.plan).owner, self.received.source, kInt32,
                         {row_count(self), 3});
           },
-          "int32 [capacity, 3]: source rank, token and slot of each row; -1 on padding.")
+          "int32 [capacity, 3]: source rank, token and slot of each row; -1 on padding. expert_indexed: "
+          "[R*T, 3], slot "
+          "-1.")
+      .def_prop_ro(
+          "index", [](const PyDispatchResult& self) { return positions_view(self, self.received.index); },
+          "expert_indexed: int32 [capacity], the row of `data` that each position holds; len(data) on "
+          "padding. Else "
+          "None.")
+      .def_prop_ro(
+          "slot", [](const PyDispatchResult& self) { return positions_view(self, self.received.slot); },
+          "expert_indexed: int32 [capacity], the slot of each position at its source, K + s of shared expert "
+          "s; -1 on "
+          "padding. Else None.")
+      .def_prop_ro(
+          "block_group",
+          [](const PyDispatchResult& self) {
+            return lane_view(self, self.received.block_group, kInt32,
+                             {row_count(self) / exchange_config(self).alignment});
+          },
+          "expert_indexed: int32 [capacity / alignment], the group of each block of `alignment` positions; "
+          "-1 from the "
+          "total on. Else None.")
+      .def_prop_ro(
+          "source_offsets",
+          [](const PyDispatchResult& self) {
+            return lane_view(self, self.received.source_offsets, kInt32,
+                             {exchange_config(self).placement.ranks() + 1});
+          },
+          "expert_indexed: int32 [R + 1], the first row of each source rank; the last element is the number "
+          "of rows. "
+          "Else None.")
       .def_prop_ro(
           "weight",
           [](PyDispatchResult& self) {
@@ -298,7 +342,7 @@ that while rows may still be on their way, so this is sooner than int(total).)")
       .def("received_rows", &received_rows,
            R"([total, H]: the rows of `data` that the call has received, padding between groups included.
 
-Waits as wait_total() does. Not with expert_padded.)",
+Waits as wait_total() does. expert_indexed: all its rows, of which none is padding. Not with expert_padded.)",
            nb::sig("def received_rows(self) -> typing.Any"))
       .def("__repr__", [](const PyDispatchResult& self) {
         return str("DispatchResult(call ", self.received.call, ", ", self.received.groups,

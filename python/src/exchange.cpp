@@ -41,6 +41,7 @@ ReceiveSizes receive_sizes_of(const Exchange& exchange) {
           .rows = rows,
           .groups = groups,
           .plan_bytes = bytes,
+          .part_rows = row_room(config, rank).rows,
           .group_rows = padded ? exchange.capacity() : 0,
           .plan_shape = plan_shape(inner_config(config)),
           .weight = {kFp32, {rows}},

@@ -19,6 +19,7 @@ struct PendingCall {
 struct ReceiveSizes {
   Shape shape{};  // shape of the rows: [capacity, H]; expert_padded [G, capacity, H]
   std::int64_t rows = 0, groups = 0, plan_bytes = 0;
+  std::int64_t part_rows = 0;   // RowRoom::rows
   std::int64_t group_rows = 0;  // RowRoom::group_rows
   PlanShape plan_shape{};
   // The arrays, apart from the rows, that an operator returns.

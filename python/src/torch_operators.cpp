@@ -19,7 +19,7 @@ namespace {
 
 void require_differentiable(const Config& config) {
   const bool sums = config.reduction != Reduction::unreduced;
-  if (config.format.value_type() && sums && config.layout != Layout::rank_major) return;
+  if (config.format.value_type() && sums && has_route_rows(config.layout)) return;
   throw UsageError(str(
       "ferry.torch: needs layout 'expert_major' or 'expert_padded', format bf16, fp16 or fp32, and reduction "
       "'partial' or 'exact'; the exchange has ",

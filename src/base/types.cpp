@@ -12,7 +12,7 @@ const char* to_string(DType type) {
 }
 
 const char* to_string(Layout layout) {
-  return name_of(layout, {"expert_major", "expert_padded", "rank_major"});
+  return name_of(layout, {"expert_major", "expert_padded", "rank_major", "expert_indexed"});
 }
 
 const char* to_string(Reduction reduction) {

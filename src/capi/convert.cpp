@@ -318,6 +318,12 @@ ferry_dispatch_result to_c(const DispatchResult& received) {
   c.call = received.call;
   c.plan = {received.plan.storage(), received.plan.bytes(), received.plan.call(), {}};
   c.tile_offsets = received.tile_offsets;
+  c.index = received.index;
+  c.slot = received.slot;
+  c.block_group = received.block_group;
+  c.source_offsets = received.source_offsets;
+  c.row_total = received.row_total;
+  c.row_capacity = received.row_capacity;
   return c;
 }
 

@@ -57,7 +57,8 @@ inline constexpr Constant kConstants<Transfer>[] = {FERRY_NAMED(FERRY_TRANSFER_R
                                                     FERRY_NAMED(FERRY_TRANSFER_GATHER)};
 template <>
 inline constexpr Constant kConstants<Layout>[] = {
-    FERRY_NAMED(FERRY_EXPERT_MAJOR), FERRY_NAMED(FERRY_EXPERT_PADDED), FERRY_NAMED(FERRY_RANK_MAJOR)};
+    FERRY_NAMED(FERRY_EXPERT_MAJOR), FERRY_NAMED(FERRY_EXPERT_PADDED), FERRY_NAMED(FERRY_RANK_MAJOR),
+    FERRY_NAMED(FERRY_EXPERT_INDEXED)};
 template <>
 inline constexpr Constant kConstants<Reduction>[] = {FERRY_NAMED(FERRY_REDUCTION_DEFAULT),
                                                      FERRY_NAMED(FERRY_PARTIAL), FERRY_NAMED(FERRY_EXACT),

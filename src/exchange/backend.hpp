@@ -196,7 +196,8 @@ struct OwnArrays {
   std::span<const std::byte> parts{};  // of received rows, of every format
   const float *weight = nullptr, *dots = nullptr;
   const std::int32_t *local_ids = nullptr, *counts = nullptr, *row_offsets = nullptr, *tile_offsets = nullptr;
-  const Source* source = nullptr;  // null: in the plan
+  std::span<const std::byte> index{};  // expert_indexed: the index of positions, and the sources of rows
+  const Source* source = nullptr;      // null: in the plan
   std::span<const std::byte> plan{};
   const HostTotals* totals = nullptr;
 };

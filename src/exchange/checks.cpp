@@ -86,10 +86,11 @@ void check_row_arithmetic(const Config& config, int rank, const DispatchCall& ca
           str("dispatch: apply_weights and dot_rows need format bf16, fp16 or fp32, this call's is ",
               to_string(call.format), ": choose one of them, or pass neither"));
     }
-    if (config.layout == Layout::rank_major) {
+    if (!has_route_rows(config.layout)) {
       throw UsageError(
-          "dispatch: apply_weights and dot_rows need an expert layout, and the exchange's is rank_major, "
-          "whose rows stand for several routes each: use expert_major or expert_padded");
+          str("dispatch: apply_weights and dot_rows need an expert layout, and the exchange's is ",
+              to_string(config.layout),
+              ", whose rows stand for several routes each: use expert_major or expert_padded"));
     }
   }
   if (call.weighted && call.weights == nullptr && call.tokens.count > 0) {
@@ -123,11 +124,12 @@ void check_receive_buffers(const Config& config, int rank, const DispatchCall& c
   if (rows == 0) return;
   if (rows < 0)
     throw UsageError(str("dispatch: memory.rows = ", rows, " on rank ", rank, ", must be 0 or more"));
-  if (config.layout == Layout::expert_padded || encoding_of(call.format).scale_columns ||
-      encoding_of(call.format).scale_tiles || call.dot_rows != nullptr) {
+  if (config.layout == Layout::expert_padded || config.layout == Layout::expert_indexed ||
+      encoding_of(call.format).scale_columns || encoding_of(call.format).scale_tiles ||
+      call.dot_rows != nullptr) {
     throw UsageError(
-        "dispatch: memory.rows is not supported with expert_padded, scales in columns or tiles, or dot_rows: "
-        "pass memory for the capacity");
+        "dispatch: memory.rows is not supported with expert_padded, expert_indexed, scales in columns or "
+        "tiles, or dot_rows: pass memory for the capacity");
   }
   const std::int64_t shared = config.shared_experts * shared_rows(config, rank, call.tokens.count).stride;
   if (rows < shared && call.plan.empty()) {
@@ -426,10 +428,11 @@ void check_input_scales(const Config& config, int rank, const DispatchCall& call
             "(without a scale for each token), this call's is ",
             to_string(call.format), ": pass none"));
   }
-  if (config.layout == Layout::rank_major) {
-    throw UsageError(
-        "dispatch: input_scales need an expert layout, and the exchange's is rank_major, whose rows stand "
-        "for several experts each: use expert_major or expert_padded, or pass none");
+  if (!has_route_rows(config.layout)) {
+    throw UsageError(str("dispatch: input_scales need an expert layout, and the exchange's is ",
+                         to_string(config.layout),
+                         ", whose rows stand for several experts each: use expert_major or expert_padded, or "
+                         "pass none"));
   }
   if (call.global_scale != nullptr)
     throw UsageError("dispatch: input_scales and global_scale exclude each other: pass one of them");

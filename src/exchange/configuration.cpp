@@ -130,7 +130,7 @@ void check_alignment(const Config& config) {
 
 void check_capacity(const Config& config) {
   for (int rank = 0; rank < config.placement.ranks(); ++rank) {
-    const std::int64_t rows = row_capacity(config, rank);
+    const std::int64_t rows = std::max(row_capacity(config, rank), row_room(config, rank).rows);
     if (rows > std::numeric_limits<std::int32_t>::max()) {
       throw UsageError(str("configuration: rank ", rank, " would have ", counted(rows, "row"), ", at most ",
                            std::numeric_limits<std::int32_t>::max(),
@@ -157,6 +157,22 @@ DType accepted_input(const Format& format) {
   return format.value_type().value_or(DType::bf16);
 }
 
+void check_indexed(const Config& config) {
+  if (config.layout != Layout::expert_indexed) return;
+  if (chosen_memory(config) == MemoryKind::device) {
+    throw UnsupportedError(
+        "configuration: layout expert_indexed on device memory: it has no kernels: use expert_major, or host "
+        "memory");
+  }
+  const char* const with = config.zero_padding                   ? "zero_padding"
+                           : config.input != Input::own          ? "replicated input"
+                           : config.transfer == Transfer::gather ? "transfer = gather"
+                                                                 : nullptr;
+  if (with == nullptr) return;
+  throw UsageError(str("configuration: layout expert_indexed with ", with,
+                       ": its rows are the tokens that were sent, and none is padding: use expert_major"));
+}
+
 // Computes the sizes in floating point, because in integers they may overflow.
 void check_memory(const Config& config) {
   constexpr auto kMost = static_cast<double>(1ll << 56);
@@ -165,7 +181,7 @@ void check_memory(const Config& config) {
   const double messages = real(shape.ranks) * shape.max_tokens * real(shape.message_bytes);
   const double sums = real(shape.combine_rows) * real(shape.combine_row_bytes);
   double rows = 0;
-  for (int rank = 0; rank < shape.ranks; ++rank) rows = std::max(rows, real(row_capacity(config, rank)));
+  for (int rank = 0; rank < shape.ranks; ++rank) rows = std::max(rows, real(row_room(config, rank).rows));
   const double staging = 2 * config.lanes * (messages + sums);
   const double received = config.lanes * rows * real(shape.message_bytes);
   const double largest = std::max(real(shape.message_bytes), real(shape.combine_row_bytes));
@@ -233,6 +249,7 @@ void check_alone(const Config& config) {
   check_shared_experts(config);
   check_input(config);
   check_transfer(config);
+  check_indexed(config);
 }
 
 Config complete_config(const Config& given, int ranks) {
@@ -264,10 +281,10 @@ Config inner_config(const Config& config) {
 
 void check_tiles(const Config& config, const Format& format) {
   if (!encoding_of(format).scale_tiles) return;
-  if (config.layout == Layout::rank_major) {
-    throw UsageError(str("format ", to_string(format),
-                         ": rank_major has no tiles, because its groups are source ranks: use an expert "
-                         "layout, or scales in rows"));
+  if (!has_route_rows(config.layout)) {
+    throw UsageError(str("format ", to_string(format), ": ", to_string(config.layout),
+                         " has no tiles, because its rows are not sorted by expert: use expert_major or "
+                         "expert_padded, or scales in rows"));
   }
 }
 

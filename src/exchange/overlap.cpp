@@ -123,8 +123,10 @@ CallArrays arrays_of(const Config& config, int rank, const DispatchCall& call, c
   add_tokens(config, call, arrays);
   const bool by_plan = !call.plan.empty(), rank_major = config.layout == Layout::rank_major;
   const RowRoom room = row_room(config, rank);
+  const std::int64_t capacity = row_capacity(config, rank);
+  const bool indexed = config.layout == Layout::expert_indexed;
   // Rows that the caller's memory holds: by a plan those of the plan, else as many as the caller says.
-  std::int64_t rows = call.memory.rows > 0 ? call.memory.rows : room.rows;
+  std::int64_t rows = call.memory.rows > 0 ? call.memory.rows : capacity;
   if (by_plan) rows = known.total;
   if (by_plan) add_plan(call.plan, arrays);
   arrays.read(call.backward ? "outputs" : "dot_rows", call.dot_rows,
@@ -134,7 +136,10 @@ CallArrays arrays_of(const Config& config, int rank, const DispatchCall& call, c
 
   const ReceiveBuffers& memory = call.memory;
   // Each group of a plan may be empty.
-  const RowRoom held{.rows = rows, .groups = by_plan ? 0 : room.groups};
+  const RowRoom held{.rows = !indexed  ? rows
+                             : by_plan ? kUnknownRows
+                                       : room.rows,
+                     .groups = by_plan ? 0 : room.groups};
   const PartList parts = received_parts(config, call);
   bool own_parts = false;
   for (int p = 0; p < parts.count; ++p) {
@@ -152,13 +157,13 @@ CallArrays arrays_of(const Config& config, int rank, const DispatchCall& call, c
     if (given == nullptr) arrays.write_own(own_name, of_lane, own_count * bytes);
   };
   const std::int64_t groups = room.groups, slots = rank_major ? config.top_k : 1;
-  write("memory.weight", memory.weight, rows * slots, "the lane's weight", own.weight, room.rows * slots, 4);
+  write("memory.weight", memory.weight, rows * slots, "the lane's weight", own.weight, capacity * slots, 4);
   if (rank_major) {
     write("memory.local_ids", memory.local_ids, rows * slots, "the lane's local_ids", own.local_ids,
-          room.rows * slots, 4);
+          capacity * slots, 4);
   }
   if (call.dot_rows != nullptr)
-    write("memory.dots", memory.dots, rows, "the lane's dots", own.dots, room.rows, 4);
+    write("memory.dots", memory.dots, rows, "the lane's dots", own.dots, capacity, 4);
   write("memory.counts", memory.counts, groups, "the lane's counts", own.counts, groups, 4);
   write("memory.row_offsets", memory.row_offsets, groups + 1, "the lane's row_offsets", own.row_offsets,
         groups + 1, 4);
@@ -169,7 +174,8 @@ CallArrays arrays_of(const Config& config, int rank, const DispatchCall& call, c
   arrays.write("memory.count_sums", memory.count_sums, groups, 4);
   if (encoding_of(call.format).scale_tiles)
     arrays.write_own("the lane's tile_offsets", own.tile_offsets, 4 * (groups + 1));
-  arrays.write_own("the lane's source", own.source, room.rows * static_cast<std::int64_t>(sizeof(Source)));
+  arrays.write_own("the lane's index", own.index.data(), static_cast<std::int64_t>(own.index.size()));
+  arrays.write_own("the lane's source", own.source, capacity * static_cast<std::int64_t>(sizeof(Source)));
   arrays.write_own("the lane's HostTotals", own.totals, sizeof(HostTotals));
   return arrays;
 }

@@ -86,6 +86,7 @@ std::int64_t row_capacity(const Config& config, int rank) {
     case Layout::rank_major:
       return config.capacity > 0 ? config.capacity : most_tokens(config);
     case Layout::expert_major:
+    case Layout::expert_indexed:
       break;
   }
   if (config.capacity > 0) return config.capacity;
@@ -97,7 +98,8 @@ std::int64_t row_capacity(const Config& config, int rank) {
 
 RowRoom row_room(const Config& config, int rank) {
   const bool padded = config.layout == Layout::expert_padded;
-  return {.rows = row_capacity(config, rank),
+  const bool indexed = config.layout == Layout::expert_indexed;
+  return {.rows = indexed ? most_tokens(config) : row_capacity(config, rank),
           .groups = groups_of(config, rank),
           .group_rows = padded ? group_capacity(config, rank) : 0};
 }
@@ -131,12 +133,14 @@ std::vector<std::int32_t> group_experts(const Config& config, int rank) {
 
 std::uint64_t row_order_hash(const Config& config) {
   std::uint64_t hash = 0xcbf29ce484222325;  // FNV-1a
+  // The positions of expert_indexed are the rows of expert_major.
+  const Layout layout = config.layout == Layout::expert_indexed ? Layout::expert_major : config.layout;
   auto mix = [&](std::uint64_t value) {
     for (int byte = 0; byte < 8; ++byte) hash = (hash ^ ((value >> (8 * byte)) & 0xff)) * 0x100000001b3;
   };
   for (const std::int64_t value :
        {std::int64_t{config.experts}, std::int64_t{config.top_k}, std::int64_t{config.max_tokens},
-        std::int64_t{config.placement.ranks()}, static_cast<std::int64_t>(config.layout),
+        std::int64_t{config.placement.ranks()}, static_cast<std::int64_t>(layout),
         std::int64_t{config.alignment}, config.capacity, std::int64_t{config.repeats},
         std::int64_t{config.local_slots}, std::int64_t{config.shared_experts},
         static_cast<std::int64_t>(config.input), std::int64_t{config.shared_split},

@@ -21,11 +21,17 @@ PlanShape plan_shape(const Config& config);
 // `signal_bytes`: what the backend's flags and counts take in symmetric memory, for one lane.
 ExchangeShape exchange_shape(const Config& config, std::int64_t signal_bytes);
 
-// Rows that `rank` has memory for, all groups together.
+// Whether every route has a row of values of its own, of its expert.
+constexpr bool has_route_rows(Layout layout) {
+  return layout == Layout::expert_major || layout == Layout::expert_padded;
+}
+
+// Rows that `rank` has memory for, all groups together; expert_indexed: positions.
 std::int64_t row_capacity(const Config& config, int rank);
 // expert_padded: rows that one expert of `rank` has memory for. Other layouts: row_capacity().
 std::int64_t group_capacity(const Config& config, int rank);
-// What the memory of `rank`'s received parts has room for.
+// What the memory of `rank`'s received parts has room for: the rows of row_capacity(), or with expert_indexed
+// one for each token of every rank.
 RowRoom row_room(const Config& config, int rank);
 // Bytes of received rows of any format whose messages are not larger than those of the configuration's: a
 // received row takes at most the bytes that it takes in a message, and scales in columns those that align

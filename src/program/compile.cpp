@@ -113,6 +113,8 @@ class RequirementChecker {
   void check_dispatch(const ProgramStep& step, const Config& config) const {
     if (config.format.is_raw())
       unsupported(step, "its exchange has a raw format, whose parts are no tokens value");
+    if (config.layout == Layout::expert_indexed)
+      unsupported(step, "its exchange has the layout expert_indexed, whose rows are not those of combine");
     if (!config.own_receive_buffers)
       refuse(step, "its exchange owns no receive buffers: construct it with own_receive_buffers");
   }

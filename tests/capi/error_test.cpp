@@ -127,7 +127,7 @@ TEST(Errors, ARefusedConfigurationReachesThePeers) {
     if (refuses) config.layout = 8;
     EXPECT_TRUE(is_refused(ferry_exchange_create(rank, &config, &exchange),
                            "ferry_config.layout = 8, must be FERRY_EXPERT_MAJOR (0), "
-                           "FERRY_EXPERT_PADDED (1) or FERRY_RANK_MAJOR (2)"));
+                           "FERRY_EXPERT_PADDED (1), FERRY_RANK_MAJOR (2) or FERRY_EXPERT_INDEXED (3)"));
     EXPECT_TRUE(refuses || last_error_contains("rank 2 refused"));
     EXPECT_EQ(exchange, nullptr);
     EXPECT_TRUE(is_refused(ferry_exchange_create(rank, refuses ? nullptr : &config, &exchange),

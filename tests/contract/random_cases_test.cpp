@@ -50,7 +50,7 @@ class Coverage {
     EXPECT_GE(many_routes_, 200);
     EXPECT_GE(wide_, 100);
     EXPECT_EQ(ranks_.size(), 5u);
-    EXPECT_EQ(layouts_.size(), 3u);
+    EXPECT_EQ(layouts_.size(), 4u);
     EXPECT_EQ(kinds_.size(), 9u);
     for (const auto* group : {&ranks_, &layouts_, &kinds_}) {
       for (const auto& [name, count] : *group) EXPECT_GE(count, 50) << name;

@@ -6,6 +6,7 @@
 #include "harness/check.hpp"
 #include "oracle/dispatch.hpp"
 #include "oracle/encode.hpp"
+#include "oracle/indexed_rows.hpp"
 
 namespace ferry::contract {
 
@@ -73,10 +74,16 @@ void DispatchRun::allocate_inputs() {
   std::copy(my_inputs_.weights.begin(), my_inputs_.weights.end(), weights_.as<float>());
 }
 
+// Rows that the memory of the parts has room for.
+std::int64_t DispatchRun::part_rows() const {
+  if (case_.config.layout != Layout::expert_indexed) return capacity_rows_;
+  return oracle::indexed_rows(step_.inputs, step_.positions, rank_).capacity;
+}
+
 void DispatchRun::allocate_outputs() {
   const std::int64_t slots = case_.config.layout == Layout::rank_major ? case_.config.top_k : 1;
   for (const oracle::PartShape& shape : oracle::received_shapes(step_.inputs, step_.positions, rank_)) {
-    parts_.emplace_back(shape.bytes_of(capacity_rows_, static_cast<std::int64_t>(my_rows_.counts.size())));
+    parts_.emplace_back(shape.bytes_of(part_rows(), static_cast<std::int64_t>(my_rows_.counts.size())));
     options_.memory.parts[parts_.size() - 1] = parts_.back().data();
   }
   weight_ = GuardedBuffer(capacity_rows_ * slots * 4);
@@ -267,10 +274,29 @@ void compare_sources(const std::vector<oracle::RowInfo>& rows, const Source* sou
 
 }  // namespace
 
+// The sources of rows and, in expert_indexed, what says which row each position holds.
+void DispatchRun::compare_index() const {
+  if (case_.config.layout != Layout::expert_indexed) {
+    require(received_.index == nullptr && received_.row_total == nullptr, "an index without expert_indexed");
+    return compare_sources(my_rows_.rows, received_.source, "source");
+  }
+  const oracle::IndexedRows rows = oracle::indexed_rows(step_.inputs, step_.positions, rank_);
+  require_equal(received_.row_capacity, rows.capacity, "row_capacity");
+  require_equal_lists<std::int32_t>(received_.index, rows.index, "index");
+  require_equal_lists<std::int32_t>(received_.slot, rows.slot, "slot");
+  require_equal_lists<std::int32_t>(received_.block_group, rows.block_group, "block_group");
+  require_equal_lists<std::int32_t>(received_.source_offsets, rows.source_offsets, "source_offsets");
+  require_equal(*received_.row_total, rows.source_offsets.back(), "row_total");
+  for (std::size_t row = 0; row < rows.source.size(); ++row) {
+    require(received_.source[row] == rows.source[row], "source[", row, "]: got ",
+            name_of(received_.source[row]), ", expected ", name_of(rows.source[row]));
+  }
+}
+
 void DispatchRun::compare_metadata() const {
   const std::int64_t slots = case_.config.layout == Layout::rank_major ? case_.config.top_k : 1;
   const oracle::RowMetadata metadata = oracle::row_metadata(step_.inputs, step_.positions, rank_);
-  compare_sources(my_rows_.rows, received_.source, "source");
+  compare_index();
 
   const auto compare_array = [&](const char* what, const void* memory, const GuardedBuffer& mine,
                                  const auto& values, std::int64_t per_row) {
@@ -317,8 +343,9 @@ void DispatchRun::compare_part(int part) const {
   require_equal(received.row_bytes, shape.row_bytes(), what, ": row_bytes");
   require_equal(received.leading_dimension, shape.leading_dimension, what, ": leading_dimension");
   require(part > 0 || received.data == received_.data, "data is not part 0");
-  const std::int64_t rows = case_.caller_memory || shape.tile_blocks > 0
-                                ? capacity_rows_
+  const std::int64_t rows = case_.caller_memory || shape.tile_blocks > 0 ? part_rows()
+                            : received_.row_total != nullptr
+                                ? std::int64_t{*received_.row_total}
                                 : static_cast<std::int64_t>(my_rows_.rows.size());
   const std::int64_t bytes = shape.bytes_of(rows, static_cast<std::int64_t>(my_rows_.counts.size()));
   std::vector<std::byte> image = unwritten(received.data, bytes);

@@ -54,11 +54,13 @@ class DispatchRun {
   };
   std::vector<PassedPart> passed_parts() const;
   void allocate_inputs();
+  std::int64_t part_rows() const;
   void allocate_outputs();
   void overwrite_inputs();
   void compare_groups() const;
   void compare_count_sums() const;
   void compare_metadata() const;
+  void compare_index() const;
   void compare_part(int part) const;
   void compare_plan() const;
   void compare_inputs() const;

@@ -255,6 +255,12 @@ DispatchResult ExchangeInC::to_cpp(const ferry_dispatch_result& c) {
   received.group_of_row = c.group_of_row;
   received.dots = c.dots;
   received.tile_offsets = c.tile_offsets;
+  received.index = c.index;
+  received.slot = c.slot;
+  received.block_group = c.block_group;
+  received.source_offsets = c.source_offsets;
+  received.row_total = c.row_total;
+  received.row_capacity = c.row_capacity;
   received.host = reinterpret_cast<const HostTotals*>(c.host);
   received.call = c.call;
   received.plan = Plan::over(c.plan.storage, c.plan.bytes, c.plan.call);

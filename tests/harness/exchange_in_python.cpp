@@ -378,6 +378,9 @@ class ExchangeInPython : public ForeignExchange {
   nb::object memory_of(const DispatchOptions& options) const {
     const ReceiveBuffers& memory = options.memory;
     const std::int64_t rows = memory.rows > 0 ? std::min(memory.rows, rows_) : rows_;
+    const bool indexed = config_.layout == Layout::expert_indexed;
+    const std::int64_t part_rows =
+        indexed ? std::int64_t{config_.placement.ranks()} * config_.max_tokens : rows_;
     const Shape slots = config_.layout == Layout::rank_major ? Shape{rows, config_.top_k} : Shape{rows};
     nb::object parts = nb::none();
     // Of all parts, or of none.
@@ -388,10 +391,10 @@ class ExchangeInPython : public ForeignExchange {
       const bool padded = config_.layout == Layout::expert_padded;
       for (int p = 0; p < layouts.count; ++p) {
         const PartLayout& layout = layouts.part[p];
-        Shape shape{rows, layout.row_bytes};
+        Shape shape{indexed ? part_rows : rows, layout.row_bytes};
         if (layout.tiles) shape = {(rows_ + 127) / 128 + groups_, elements_of(layout), 32, 4, 4};
         if (layout.columns)
-          shape = {part_bytes_total(layout, {rows_, groups_, padded ? rows_ / groups_ : 0})};
+          shape = {part_bytes_total(layout, {part_rows, groups_, padded ? rows_ / groups_ : 0})};
         list.append(array_of(memory.parts[static_cast<std::size_t>(p)], python::kByte, shape));
       }
       parts = nb::tuple(list);
@@ -454,6 +457,14 @@ class ExchangeInPython : public ForeignExchange {
     found.group_of_row = address_of(result.attr("group_of_row"), mine.memory.group_of_row);
     found.dots = address_of(result.attr("dots"), mine.memory.dots);
     found.tile_offsets = address_of<std::int32_t>(result.attr("tile_offsets"));
+    found.index = address_of<std::int32_t>(result.attr("index"));
+    found.slot = address_of<std::int32_t>(result.attr("slot"));
+    found.block_group = address_of<std::int32_t>(result.attr("block_group"));
+    found.source_offsets = address_of<std::int32_t>(result.attr("source_offsets"));
+    if (found.source_offsets != nullptr) {
+      found.row_total = found.source_offsets + config_.placement.ranks();
+      found.row_capacity = static_cast<std::int64_t>(nb::len(result.attr("data")));
+    }
     found.call = field<std::uint64_t>(result, "call");
     mine.totals = {found.call, nb::cast<std::int64_t>(result.attr("wait_total")())};
     found.host = &mine.totals;

@@ -47,6 +47,7 @@ void Setup::choose_backend(Config& config) const {
   // A launch that hangs would take the device from all tests.
   if (has_kernels(backend) && hops == Hops::two) config.deadline = std::min(config.deadline, 4.0);
   if (!has_gathered_input()) config.transfer = Transfer::routed;
+  if (on_device() && config.layout == Layout::expert_indexed) config.layout = Layout::expert_major;
   // TestCase::input_scales: see exchange_config().
 }
 

@@ -61,7 +61,7 @@ struct Setup {
   bool has_gathered_input() const;
   bool has_gathers() const { return !has_kernels(backend) || hops != Hops::two; }
   // Sets the backend and what it needs. The backend `cuda` adds by node only in two hops; Transfer::gather,
-  // which makes the same results, and tiles of scales are left out where they are refused.
+  // which makes the same results, tiles of scales and expert_indexed are left out where they are refused.
   void choose_backend(Config& config) const;
 };
 

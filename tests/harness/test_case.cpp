@@ -176,13 +176,16 @@ TestCase draw_case(std::uint64_t seed, CaseSize size) {
   config.experts = std::max(
       {c.ranks, config.top_k, random.pick({c.ranks, 2 * c.ranks + random.below(5), 8 * c.ranks, 32, 256})});
   config.placement = draw_placement(random, config.experts, c.ranks);
-  config.layout = random.pick({Layout::expert_major, Layout::expert_padded, Layout::rank_major});
+  config.layout =
+      random.pick({Layout::expert_major, Layout::expert_padded, Layout::rank_major, Layout::expert_indexed});
+  const bool indexed = config.layout == Layout::expert_indexed;
+  const bool route_rows = !indexed && config.layout != Layout::rank_major;
   if (config.layout != Layout::rank_major) {
     config.alignment = random.chance(0.5) ? 1 : random.pick({2, 4, 8, 16, 32, 64, 128, 7});
   }
-  config.zero_padding = random.chance(0.4);
+  config.zero_padding = !indexed && random.chance(0.4);
   config.format = draw_format(random);
-  if (config.layout == Layout::rank_major) config.format.mx.tiles = config.format.nvfp4_options.tiles = false;
+  if (!route_rows) config.format.mx.tiles = config.format.nvfp4_options.tiles = false;
   if (config.format.kind == FormatKind::nvfp4 && !config.format.nvfp4_options.per_token)
     c.global_scale = random.pick({1.0f, 0.0123f, 2.5e-3f});
   if (config.format.kind == FormatKind::mxfp4 || config.format.kind == FormatKind::nvfp4)
@@ -208,7 +211,7 @@ TestCase draw_case(std::uint64_t seed, CaseSize size) {
   c.split_phases = random.chance(0.3);
   c.caller_memory = random.chance(0.7);
   const bool typed = config.format.value_type().has_value();
-  if (typed && config.layout != Layout::rank_major) {
+  if (typed && route_rows) {
     c.apply_weights = c.weighted && random.chance(0.3);
     c.dots = random.chance(0.3);
   }
@@ -224,19 +227,19 @@ TestCase draw_case(std::uint64_t seed, CaseSize size) {
     config.shared_experts = random.pick({1, 1, 2, 5});
     c.shared_outputs = c.reduction == Reduction::unreduced || random.chance(0.3);
   }
-  if (config.reduction == Reduction::partial && random.chance(0.15)) {
+  if (config.reduction == Reduction::partial && !indexed && random.chance(0.15)) {
     config.input = Input::replicated;
     config.reduction_level = ReductionLevel::automatic;
     config.shared_split = config.shared_experts > 0 ? random.between(0, c.ranks) : 0;
   }
-  if (config.reduction == Reduction::partial && config.input == Input::own &&
-      config.layout != Layout::rank_major && random.chance(0.2)) {
+  if (config.reduction == Reduction::partial && config.input == Input::own && route_rows &&
+      random.chance(0.2)) {
     config.transfer = Transfer::gather;
     config.reduction_level = ReductionLevel::automatic;
   }
   const bool by_expert = config.format == Format::fp8_e4m3() || config.format.kind == FormatKind::mxfp8 ||
                          (config.format.kind == FormatKind::nvfp4 && !config.format.nvfp4_options.per_token);
-  if (by_expert && config.layout != Layout::rank_major && random.chance(0.4)) {
+  if (by_expert && route_rows && random.chance(0.4)) {
     c.input_scales = true;
     c.global_scale = 1;
     c.caller_memory = c.caller_memory || config.format.mx.tiles || config.format.nvfp4_options.tiles;

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <limits>
 
+#include "oracle/indexed_rows.hpp"
 #include "oracle/numbers.hpp"
 #include "oracle/scale_tiles.hpp"
 
@@ -100,8 +101,10 @@ std::vector<std::int32_t> group_tiles(const GlobalInputs& inputs, const RowPosit
 std::vector<PartShape> received_shapes(const GlobalInputs& inputs, const RowPositions& positions, int rank) {
   const RankRows& rows_of_rank = positions.ranks[rank];
   const bool padded = inputs.config.layout == Layout::expert_padded;
+  const bool indexed = inputs.config.layout == Layout::expert_indexed;
   const std::int64_t rows =
-      rows_of_rank.capacity * (padded ? static_cast<std::int64_t>(rows_of_rank.counts.size()) : 1);
+      indexed ? indexed_rows(inputs, positions, rank).capacity
+              : rows_of_rank.capacity * (padded ? static_cast<std::int64_t>(rows_of_rank.counts.size()) : 1);
   std::vector<PartShape> shapes =
       part_shapes(inputs.format, inputs.config.hidden, rows, padded ? rows_of_rank.capacity : 0);
   if (inputs.format.kind == FormatKind::fp8_e4m3 && !inputs.input_scales.empty()) shapes.resize(1);
@@ -112,6 +115,13 @@ void write_part(const GlobalInputs& inputs, const RowPositions& positions, int r
                 std::byte* memory) {
   const PartShape shape = received_shapes(inputs, positions, rank)[part];
   if (shape.tile_blocks > 0) return write_tiles(inputs, positions, rank, part, shape, memory);
+  if (inputs.config.layout == Layout::expert_indexed) {
+    const std::vector<Source> sources = indexed_rows(inputs, positions, rank).source;
+    for (std::size_t r = 0; r < sources.size(); ++r)
+      write_elements(shape, static_cast<std::int64_t>(r),
+                     encoded_part(inputs, sources[r].rank, sources[r].token, part, nullptr), memory);
+    return;
+  }
   const std::vector<std::byte> zero(shape.elements * shape.element_bytes);
   const std::vector<RowInfo>& rows = positions.ranks[rank].rows;
   for (std::int64_t r = 0; r < static_cast<std::int64_t>(rows.size()); ++r) {

@@ -7,6 +7,7 @@
 #include "oracle/combine.hpp"
 #include "oracle/dispatch.hpp"
 #include "oracle/expected.hpp"
+#include "oracle/indexed_rows.hpp"
 #include "oracle/numbers.hpp"
 #include "oracle/row_positions.hpp"
 
@@ -68,6 +69,25 @@ TEST(OracleRowPositions, ExpertMajorAlignsEveryExpert) {
   EXPECT_EQ(metadata.source, source);
   EXPECT_EQ(metadata.weight, (std::vector<float>{0.5f, 0.25f, 4.0f, 0, 2.0f, 16.0f, 0, 0}));
   EXPECT_EQ(metadata.group_of_row, (Ints{0, 0, 0, -1, 1, 1, -1, -1}));
+}
+
+TEST(OracleRowPositions, IndexedRowsHoldEachTokenOnce) {
+  GlobalInputs inputs = tiny(Layout::expert_indexed, 4);
+  const RowPositions positions = find_row_positions(inputs);
+  EXPECT_EQ(positions.ranks[0].row_offsets, (Ints{0, 4, 8}));
+  const IndexedRows rows = indexed_rows(inputs, positions, 0);
+  EXPECT_EQ(rows.capacity, 6);
+  EXPECT_EQ(rows.source, (std::vector<Source>{{0, 0, -1}, {0, 1, -1}, {1, 0, -1}, {1, 1, -1}}));
+  EXPECT_EQ(rows.source_offsets, (Ints{0, 2, 4}));
+  EXPECT_EQ(rows.index, (Ints{0, 2, 2, 6, 1, 3, 6, 6}));
+  EXPECT_EQ(rows.slot, (Ints{1, 0, 1, -1, 0, 1, -1, -1}));
+  EXPECT_EQ(rows.block_group, (Ints{0, 1, -1, -1}));
+
+  inputs.config.shared_experts = 1;  // every token of a rank has a row there
+  const IndexedRows with_shared = indexed_rows(inputs, find_row_positions(inputs), 1);
+  EXPECT_EQ(with_shared.source, (std::vector<Source>{{0, 0, -1}, {1, 0, -1}, {1, 1, -1}, {1, 2, -1}}));
+  EXPECT_EQ(with_shared.index, (Ints{1, 2, 3, 6, 0, 2, 6, 6}));
+  EXPECT_EQ(with_shared.slot, (Ints{2, 2, 2, -1, 0, 0, -1, -1}));
 }
 
 TEST(OracleRowPositions, MaskedAndBadSlotsHaveNoRow) {

@@ -49,7 +49,7 @@ enum { FERRY_INPUT_OWN = 0, FERRY_INPUT_REPLICATED = 1 };
 enum { FERRY_TRANSFER_ROUTED = 0, FERRY_TRANSFER_GATHER = 1 };
 
 /// How dispatch arranges the rows that a rank receives: see ferry::Layout.
-enum { FERRY_EXPERT_MAJOR = 0, FERRY_EXPERT_PADDED = 1, FERRY_RANK_MAJOR = 2 };
+enum { FERRY_EXPERT_MAJOR = 0, FERRY_EXPERT_PADDED = 1, FERRY_RANK_MAJOR = 2, FERRY_EXPERT_INDEXED = 3 };
 
 /// How combine adds the rows of a token: see ferry::Reduction.
 enum { FERRY_REDUCTION_DEFAULT = 0, FERRY_PARTIAL = 1, FERRY_EXACT = 2, FERRY_UNREDUCED = 3 };

@@ -115,7 +115,7 @@ typedef struct ferry_dispatch_result {
   const int32_t* row_offsets;                  ///< [G + 1] first row of each group
   const int32_t* total;                        ///< [1] row_offsets[G]
   const int32_t* group_expert;    ///< [G] expert id of each group; shared s: E + s; rank_major: -1
-  const ferry_source* source;     ///< [total]
+  const ferry_source* source;     ///< [total]; expert_indexed: [row_total], slot -1
   const float* weight;            ///< [total]; rank_major: [total, K]; NULL without weights
   const int32_t* local_ids;       ///< rank_major: [total, K] local expert of each slot, or -1
   const int32_t* group_of_row;    ///< [total], -1 on padding; NULL unless memory was passed
@@ -126,6 +126,13 @@ typedef struct ferry_dispatch_result {
   /// [G + 1] first row of tiles of each group, with scales in tiles; NULL otherwise. The tiles of group g are
   /// parts[1].row_bytes * tile_offsets[g] bytes from parts[1].data.
   const int32_t* tile_offsets;
+  // FERRY_EXPERT_INDEXED: see ferry::DispatchResult; NULL or 0 with other layouts.
+  const int32_t* index;           ///< [total] the row of each position; `row_capacity` on padding
+  const int32_t* slot;            ///< [total] the slot of each position at its source; -1 on padding
+  const int32_t* block_group;     ///< [capacity / alignment] group of each block; -1 from the total on
+  const int32_t* source_offsets;  ///< [R + 1] first row of each source rank
+  const int32_t* row_total;       ///< [1] source_offsets[R]
+  int64_t row_capacity;           ///< R*T: rows there is room for
 } ferry_dispatch_result;
 
 #ifdef __cplusplus

@@ -93,6 +93,13 @@ class Dispatch {
   void write_computed(const TokenData& token, std::int32_t row, float weight);
   void write_padding(std::int64_t begin, std::int64_t end);
 
+  // dispatch_indexed.cpp
+  bool keeps_all_own_tokens() const;
+  void list_own_tokens();
+  void prepare_index();
+  void write_indexed_row(int source, std::int64_t i, std::int32_t token_number, const TokenData& token,
+                         const std::int32_t* rows);
+
   Lane& lane_;
   const CpuContext& context_;
 
@@ -118,6 +125,7 @@ class Dispatch {
   std::int64_t stored_rows_ = 0;            // rows from here on are not stored: ReceiveBuffers::rows
   std::vector<std::int32_t> row_limits_;    // [R] of each rank: DispatchCall::row_limit()
   std::vector<std::int32_t> valid_counts_;  // by plan: the plan's counts, invalid ones replaced
+  std::vector<std::int32_t> own_tokens_;    // with keeps_all_own_tokens()
   std::vector<std::byte> scratch_;          // one message
   std::vector<std::int64_t> bytes_to_;      // [R] of messages
 

@@ -110,7 +110,9 @@ void Dispatch::receive_chunks() {
 
 // By a damaged plan a source may send fewer messages than this rank's plan says: only those are read.
 std::int64_t Dispatch::messages_from(int source) {
-  const std::int64_t planned = lane_.message_count(plan_, source, context_.me());
+  const bool all = source == context_.me() && keeps_all_own_tokens();
+  const std::int64_t planned =
+      all ? static_cast<std::int64_t>(own_tokens_.size()) : lane_.message_count(plan_, source, context_.me());
   if (!lane_.link->packs() || (source == context_.me() && !split_)) return planned;
   const std::int64_t sent = lane_.link->incoming_bytes(source) / layout_.bytes;
   if (sent < planned) lane_.record_bad_source(std::int64_t{source} * context_.config.max_tokens + sent);
@@ -124,9 +126,11 @@ void Dispatch::receive_messages(int source, std::int64_t begin, std::int64_t end
   const bool staged = source != me || split_;
   const bool relayed = lane_.link->has_relays() && context_.other_node(source);
   const std::byte* const messages = lane_.link->incoming(Staging::dispatch, source);
+  const std::int64_t routed = lane_.message_count(plan_, source, me);
+  const std::span<const std::int32_t> own_tokens = tokens_to_send(me);
   for (std::int64_t i = begin; i < end; ++i) {
     const std::int64_t message = std::int64_t{source} * context_.config.max_tokens + i;
-    MessageHead head{plan_.sent_tokens[std::int64_t{me} * context_.config.max_tokens + i], 0};
+    MessageHead head{staged ? -1 : own_tokens[static_cast<std::size_t>(i)], 0};
     TokenData token;
     if (staged) {
       const std::byte* in = messages + chunks_.staging_index(i) * layout_.bytes;
@@ -142,8 +146,11 @@ void Dispatch::receive_messages(int source, std::int64_t begin, std::int64_t end
       head.position = rank_position(head.token, me);
       token = caller_token(head.token);
     }
-    const std::int32_t* rows = by_plan_ ? plan_.received_rows_of_message + message * top_k
-                                        : assigner.assign(source, i, head.token, head.position, token.ids);
+    const std::int32_t* rows = nullptr;  // of a token that has shared experts only
+    if (i < routed) {
+      rows = by_plan_ ? plan_.received_rows_of_message + message * top_k
+                      : assigner.assign(source, i, head.token, head.position, token.ids);
+    }
     if (stored_rows_ < result_.capacity) {
       drop_rows(plan_.received_rows_of_message + message * top_k);
       // A fused combine reads this rank's own rows where its plan says that they are.
@@ -151,6 +158,8 @@ void Dispatch::receive_messages(int source, std::int64_t begin, std::int64_t end
     }
     if (context_.config.layout == Layout::rank_major) {
       write_rank_major_row(token, rows);
+    } else if (context_.config.layout == Layout::expert_indexed) {
+      write_indexed_row(source, i, head.token, token, rows);
     } else {
       write_expert_rows(token, rows);
     }

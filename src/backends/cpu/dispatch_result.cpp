@@ -39,7 +39,7 @@ void Dispatch::prepare_parts() {
                         .leading_dimension = leading_dimension(parts_.part[p], room)};
   }
   result_.data = result_.parts[0].data;
-  stored_rows_ = by_plan_ || buffers.rows == 0 ? room.rows : buffers.rows;
+  stored_rows_ = by_plan_ || buffers.rows == 0 ? row_capacity(config, me) : buffers.rows;
 }
 
 void Dispatch::prepare_result() {
@@ -140,6 +140,7 @@ void Dispatch::write_shared_rows() {
       rows[count++] = static_cast<std::int32_t>(row);
       if (!by_plan_) plan_.sources[row] = {context_.me(), token, config.top_k + expert};
     }
+    if (config.layout == Layout::expert_indexed) continue;  // stored with the messages
     const TokenData data = caller_token(token);
     if (!input_scales_.empty()) {
       for (int i = 0; i < count; ++i)
@@ -287,6 +288,7 @@ void Dispatch::write_groups() {
   }
   offsets[result_.groups] = static_cast<std::int32_t>(row_offsets_.total(me));
   prepare_tiles();
+  prepare_index();
   for (int group = 0; group < result_.groups; ++group) {
     const std::int64_t begin = offsets[group], filled = begin + counts[group];
     // expert_padded: rows up to the aligned count are padding; rows beyond it are not written.
@@ -311,6 +313,10 @@ void Dispatch::write_padding(std::int64_t begin, std::int64_t end) {
     if (result_.weight != nullptr) const_cast<float*>(result_.weight)[row] = 0;
     if (result_.dots != nullptr) const_cast<float*>(result_.dots)[row] = 0;
     if (result_.group_of_row != nullptr) call_.memory.group_of_row[row] = -1;
+    if (result_.index != nullptr) {
+      const_cast<std::int32_t*>(result_.index)[row] = static_cast<std::int32_t>(result_.row_capacity);
+      const_cast<std::int32_t*>(result_.slot)[row] = -1;
+    }
     if (!context_.config.zero_padding) continue;
     for (int p = 0; p < parts_.count; ++p) {
       if (parts_.part[p].tiles) continue;  // zeroed with their tiles

@@ -25,6 +25,7 @@ void Dispatch::send(const DispatchCall& call, bool split) {
   const std::uint64_t number = lane_.link->begin(Operation::dispatch, options);
   fault_point(FaultPoint::dispatch_begin, context_.me());
   start_plan(number);
+  if (keeps_all_own_tokens()) list_own_tokens();
 
   const std::int64_t ranks_per_token = plan_.header->shape.most_ranks();
   const std::int64_t max_messages = max_messages_to_peer();
@@ -133,6 +134,7 @@ std::span<const std::int32_t> Dispatch::tokens_to_send(int destination) {
     if (topology.relay_of(me, node) != destination) return {};
     return tokens_to_node_[static_cast<std::size_t>(node)];
   }
+  if (destination == me && keeps_all_own_tokens()) return own_tokens_;
   return {plan_.sent_tokens + std::int64_t{destination} * context_.config.max_tokens,
           static_cast<std::size_t>(lane_.message_count(plan_, me, destination))};
 }

@@ -17,11 +17,12 @@ LocalArrays local_arrays(const Config& config, int rank) {
   };
   const std::int64_t rows = row_capacity(config, rank), groups = groups_of(config, rank);
   const bool rank_major = config.layout == Layout::rank_major;
+  const bool indexed = config.layout == Layout::expert_indexed;
   arrays.plan_bytes = view_plan(nullptr, plan_shape(config)).bytes;
   arrays.plan = take(arrays.plan_bytes);
   arrays.weight = take(4 * rows * (rank_major ? config.top_k : 1));
   arrays.local_ids = take(rank_major ? 4 * rows * config.top_k : 0);
-  arrays.dots = take(rank_major ? 0 : 4 * rows);
+  arrays.dots = take(rank_major || indexed ? 0 : 4 * rows);
   arrays.row_weights = take(rank_major ? 0 : 4 * rows);
   arrays.shared_outputs =
       take(config.shared_experts * config.max_tokens * config.hidden * bytes_of(config.combine_type));
@@ -29,6 +30,14 @@ LocalArrays local_arrays(const Config& config, int rank) {
   arrays.counts = take(4 * groups);
   arrays.row_offsets = take(4 * (groups + 1));
   arrays.tile_offsets = take(4 * (groups + 1));
+  if (indexed) {
+    arrays.index = take(4 * rows);
+    arrays.slot = take(4 * rows);
+    arrays.block_group = take(4 * (rows / config.alignment));
+    arrays.source_offsets = take(4 * (std::int64_t{config.placement.ranks()} + 1));
+    arrays.source = take(row_room(config, rank).rows * static_cast<std::int64_t>(sizeof(Source)));
+    arrays.index_bytes = arrays.bytes - arrays.index;
+  }
   if (config.own_receive_buffers) {
     arrays.bytes = align_up(arrays.bytes, kReceivedRowsAlignment);
     const std::int64_t begin = arrays.bytes;
@@ -61,6 +70,7 @@ OwnArrays Lane::own_arrays() const {
           .counts = array<std::int32_t>(arrays.counts),
           .row_offsets = array<std::int32_t>(arrays.row_offsets),
           .tile_offsets = array<std::int32_t>(arrays.tile_offsets),
+          .index = {array<std::byte>(arrays.index), static_cast<std::size_t>(arrays.index_bytes)},
           .plan = {array<std::byte>(arrays.plan), static_cast<std::size_t>(arrays.plan_bytes)},
           .totals = &totals};
 }

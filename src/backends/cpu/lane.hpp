@@ -41,6 +41,8 @@ struct LocalArrays {
   std::int64_t weight = 0, local_ids = 0, dots = 0, row_weights = 0;
   std::int64_t shared_outputs = 0;  // [S, T, H] of the combine type, between the phases of a combine
   std::int64_t group_expert = 0, counts = 0, row_offsets = 0, tile_offsets = 0;
+  // expert_indexed: DispatchResult's arrays of these names, which lie behind one another.
+  std::int64_t index = 0, slot = 0, block_group = 0, source_offsets = 0, source = 0, index_bytes = 0;
   std::int64_t parts_bytes = 0;
   std::int64_t bytes = 0;  // of all arrays
 };

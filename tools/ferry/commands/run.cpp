@@ -93,8 +93,9 @@ void add_trace_options(CLI::App& command, RunOptions& options) {
 void add_exchange_options(CLI::App& command, RunOptions& options) {
   add_count(command, "--hidden", options.hidden, "columns of a token; default 1024");
   add_count(command, "--inner", options.inner, "inner columns of an expert; default 64");
-  add_choice(command, "--layout", options.layout, "expert_major (default), expert_padded or rank_major",
-             {"expert_major", "expert_padded", "rank_major"});
+  add_choice(command, "--layout", options.layout,
+             "expert_major (default), expert_padded, rank_major or,\non host memory, expert_indexed",
+             {"expert_major", "expert_padded", "rank_major", "expert_indexed"});
   command
       .add_option("--format", options.format,
                   "bf16 (default), fp16, fp32,\nfp8[-columns][-pow2[-packed]],\nmxfp8 or "

@@ -2,11 +2,13 @@
 
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <cstring>
 #include <numeric>
 #include <utility>
 
 #include "oracle/dispatch.hpp"
+#include "oracle/indexed_rows.hpp"
 
 namespace ferry::app {
 
@@ -52,9 +54,11 @@ void DispatchCheck::check_metadata(int rank, const DispatchResult& received, Che
   const std::vector<oracle::RowInfo>& rows = positions_.ranks[at(rank)].rows;
   const bool by_slot = inputs_.config.layout == Layout::rank_major;
   const auto per_row = by_slot ? at(inputs_.config.top_k) : 1;
+  const bool indexed = inputs_.config.layout == Layout::expert_indexed;
+  if (indexed) check_index(rank, received, counter);
   for (std::size_t row = 0; row < rows.size(); ++row) {
     if (rows[row].state == oracle::RowState::untouched) continue;
-    record(received.source[row] == rows[row].source, rank, row, "the source", counter);
+    if (!indexed) record(received.source[row] == rows[row].source, rank, row, "the source", counter);
     for (std::size_t i = row * per_row; i < (row + 1) * per_row; ++i) {
       if (by_slot)
         record(received.local_ids[i] == expected.local_ids[i], rank, row, "a local expert", counter);
@@ -65,11 +69,36 @@ void DispatchCheck::check_metadata(int rank, const DispatchResult& received, Che
   }
 }
 
+// expert_indexed: the row of every position, and the token of every row.
+void DispatchCheck::check_index(int rank, const DispatchResult& received, CheckCounter& counter) const {
+  const oracle::IndexedRows expected = oracle::indexed_rows(inputs_, positions_, rank);
+  for (std::size_t i = 0; i < expected.index.size(); ++i)
+    record(received.index[i] == expected.index[i] && received.slot[i] == expected.slot[i], rank, i,
+           "the index", counter);
+  const auto same = [&](const std::vector<std::int32_t>& values, const std::int32_t* found,
+                        const char* name) {
+    const bool equal = std::equal(values.begin(), values.end(), found);
+    equal ? counter.pass(1) : counter.fail(1, fmt::format("{}, rank {}: {} differs", name_, rank, name));
+  };
+  same(expected.block_group, received.block_group, "block_group");
+  same(expected.source_offsets, received.source_offsets, "source_offsets");
+  for (std::size_t row = 0; row < expected.source.size(); ++row) {
+    if (received.source[row] == expected.source[row]) {
+      counter.pass(1);
+    } else {
+      counter.fail(1, fmt::format("{}, rank {}: the source of row {} differs", name_, rank, row));
+    }
+  }
+}
+
 void DispatchCheck::check_values(int rank, const DispatchResult& received, CheckCounter& counter,
                                  const TokenParts& token) const {
   const std::vector<oracle::PartShape> shapes = oracle::received_shapes(inputs_, positions_, rank);
   const std::vector<std::int32_t> tiles = oracle::group_tiles(inputs_, positions_, rank);
   const oracle::RankRows& here = positions_.ranks[at(rank)];
+  const bool indexed = inputs_.config.layout == Layout::expert_indexed;
+  const oracle::IndexedRows index =
+      indexed ? oracle::indexed_rows(inputs_, positions_, rank) : oracle::IndexedRows{};
   for (std::size_t row = 0; row < here.rows.size(); ++row) {
     if (here.rows[row].state != oracle::RowState::kept) continue;
     const Parts expected = token(here.rows[row].source.rank, here.rows[row].source.token);
@@ -77,7 +106,9 @@ void DispatchCheck::check_values(int rank, const DispatchResult& received, Check
     for (std::size_t part = 0; part < shapes.size(); ++part) {
       const oracle::PartShape& shape = shapes[part];
       const auto* found = static_cast<const std::byte*>(received.parts[part].data);
-      const std::size_t place = shape.tile_blocks > 0 ? 128 * at(tiles[group]) + in_group : row;
+      const std::size_t place = shape.tile_blocks > 0 ? 128 * at(tiles[group]) + in_group
+                                : indexed             ? at(index.index[row])
+                                                      : row;
       bool equal = true;
       for (std::int64_t e = 0; e < shape.elements; ++e) {
         equal =

@@ -64,6 +64,7 @@ class DispatchCheck {
  private:
   bool check_tables(int rank, const DispatchResult& received, CheckCounter& counter) const;
   void check_metadata(int rank, const DispatchResult& received, CheckCounter& counter, bool weighted) const;
+  void check_index(int rank, const DispatchResult& received, CheckCounter& counter) const;
   void check_values(int rank, const DispatchResult& received, CheckCounter& counter,
                     const TokenParts& token) const;
   void record(bool equal, int rank, std::size_t row, const char* what, CheckCounter& counter) const;

@@ -94,6 +94,7 @@ class HostExperts {
   };
 
   void load_row(const DispatchResult& received, std::int64_t row, float* values) const {
+    if (received.index != nullptr) row = received.index[row];
     if (spec_.config.format.quantises()) return load_quantised_row(received, row, values);
     const auto* from = static_cast<const std::byte*>(received.data) + row * spec_.row_bytes();
     cpu::kernels().convert_row(values, DType::fp32, from, spec_.type, hidden_, cpu::Store::cached);

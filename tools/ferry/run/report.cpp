@@ -197,8 +197,9 @@ void add_traffic(const RunSpec& spec, const Topology& topology, const SharedResu
   const std::int64_t rank_steps = std::int64_t{spec.options.steps} * spec.options.ranks;
   run.dispatch = traffic_of(spec, results.dispatch_messages(), dispatch_message(spec));
   count_entries(spec, topology, results, &run.dispatch);
-  run.dispatch.moved_bytes = rank_steps * spec.tokens() * spec.row_bytes() + 2 * run.dispatch.wire_bytes +
-                             rows * received_row_bytes(spec.config);
+  run.dispatch.moved_bytes =
+      rank_steps * spec.tokens() * spec.row_bytes() + 2 * run.dispatch.wire_bytes +
+      sum_over_ranks(spec, results, &RankResults::stored_rows) * received_row_bytes(spec.config);
   run.combine = traffic_of(spec, results.combine_messages(), combine_message(spec, topology));
   run.combine.moved_bytes =
       rows * spec.row_bytes() + 2 * run.combine.wire_bytes + rank_steps * spec.result_bytes();

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <functional>
 #include <memory>
+#include <numeric>
 #include <span>
 #include <string>
 #include <vector>
@@ -160,7 +161,10 @@ class RankRunner {
   }
 
   void count(const Step& step, const DispatchResult& received) {
-    for (int group = 0; group < received.groups; ++group) own_results_.rows += received.counts[group];
+    const std::int64_t rows =
+        std::accumulate(received.counts, received.counts + received.groups, std::int64_t{0});
+    own_results_.rows += rows;
+    own_results_.stored_rows += received.row_total != nullptr ? *received.row_total : rows;
     if (rank_.index() != 0) return;
     results_.dropped() += received.plan.dropped();
     add_planned_messages(spec_, context_->exchange().config(), rank_.topology(), step.number, results_);

@@ -20,7 +20,8 @@ struct RankResults {
   CheckCounter repeated;           // timed results compared with the checked ones
 
   // Over the timed steps:
-  std::int64_t rows = 0;  // received, without padding
+  std::int64_t rows = 0;         // received, without padding
+  std::int64_t stored_rows = 0;  // the same; expert_indexed: its rows, where `rows` are positions
   std::int64_t dispatch_wire_bytes = 0, dispatch_messages = 0;
   std::int64_t combine_wire_bytes = 0, combine_messages = 0;
   std::int64_t dispatch_bytes_between_nodes = 0, combine_bytes_between_nodes = 0;
