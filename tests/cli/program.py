@@ -10,7 +10,7 @@ import unittest
 PROGRAM = os.environ["FERRY_PROGRAM"]
 SMALL = ["--ranks", "3", "--steps", "2", "--tokens", "5", "--hidden", "128", "--inner", "16",
          "--trace", "synth:decode:experts=16,top_k=4,tokens=64,layers=2"]
-LAYOUTS = ["expert_major", "expert_padded", "rank_major"]
+LAYOUTS = ["expert_major", "expert_padded", "rank_major", "expert_indexed"]
 FORMATS = ["bf16", "fp16", "fp32", "fp8", "fp8-columns", "fp8-pow2", "fp8-columns-pow2-packed", "mxfp8-columns", "mxfp4"]
 TILED = ["mxfp8-tiles", "mxfp4-up-tiles", "nvfp4-tiles", "nvfp4-token-tiles"]  # not in rank_major
 BLOCK_FORMATS = ["mxfp8", "mxfp8-ocp", "mxfp4-up", "mxfp4-columns", "nvfp4", "nvfp4-columns", "nvfp4-token", "nvfp4-token-columns"]

@@ -38,6 +38,8 @@ class RefusalsTest(ProgramTest):
              ["run", *SMALL, "--input", "gathered", "--reduction", "unreduced", "--backend", "cuda"]),
             (["--shared-experts 1", "unreduced"], ["run", *SMALL, "--shared-experts", "1", "--reduction", "unreduced"]),
             (["--overlap", "--shared-experts"], ["run", *SMALL, "--shared-experts", "1", "--overlap", "2"]),
+            (["--overlap", "expert_indexed"], ["run", *SMALL, "--overlap", "2", "--layout", "expert_indexed"]),
+            (["transfer = gather", "expert_indexed"], ["run", *SMALL, "--input", "gathered", "--layout", "expert_indexed"]),
             (["shared_experts = 1", "rank_major"], ["run", *SMALL, "--shared-experts", "1", "--layout", "rank_major"]),
             (["--input replicated", "--reduction exact"], ["run", *SMALL, "--input", "replicated", "--reduction", "exact"]),
             (["--input gathered", "--reduction-level node"], ["run", *SMALL, "--input", "gathered", "--reduction-level", "node"]),

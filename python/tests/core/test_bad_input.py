@@ -364,7 +364,7 @@ def test_lanes_and_plans_over_storage():
         ({"experts": "4"}, "experts: expected an integer, got '4'"),
         ({"experts": 4.0}, "experts: expected an integer, got 4.0"),
         ({"experts": 1 << 40}, "experts: expected an integer"),
-        ({"layout": "flat"}, "layout: 'flat' is not one of expert_major, expert_padded, rank_major"),
+        ({"layout": "flat"}, "layout: 'flat' is not one of expert_major, expert_padded, rank_major, expert_indexed"),
         ({"backend": "tpu"}, "backend: 'tpu' is not one of"),
         ({"format": "bf17"}, "bf17"),
         ({"repeats": 1}, "repeats: expected True or False, got 1"),

@@ -12,7 +12,7 @@ import ferry
 SETTINGS = {"experts": 8, "top_k": 2, "hidden": 64, "max_tokens": 16}
 
 
-@pytest.mark.parametrize("layout", ["expert_major", "expert_padded", "rank_major"])
+@pytest.mark.parametrize("layout", ["expert_major", "expert_padded", "rank_major", "expert_indexed"])
 def test_the_size_query_is_exact(layout):
     config = ferry.Config(**SETTINGS, layout=layout, lanes=2, format="fp32")
 

@@ -236,6 +236,13 @@ void check_program_options(const RunOptions& options) {
   if (options.shared_experts > 0)
     throw UsageError(
         fmt::format("{} with --shared-experts: a program's experts are those of the trace", option));
+  if (options.layout == "expert_indexed") {
+    throw UsageError(
+        fmt::format("{} with --layout expert_indexed: programs pass the rows of a dispatch on, and here "
+                    "those of combine are "
+                    "others; use expert_major",
+                    option));
+  }
   if (const std::string gpu = options.gpu_option(); !gpu.empty() && options.layout == "rank_major") {
     throw UsageError(fmt::format(
         "{} with {} and --layout rank_major: the experts of programs on GPUs take rows by expert; use "
