@@ -57,7 +57,8 @@ Config routed_config(const Config& config) {
 
 void check_sliced(const Config& config) {
   const int tp = config.placement.tp();
-  if (config.layout != Layout::expert_major) refuse("other layouts than expert_major", "use expert_major");
+  if (config.layout != Layout::expert_major)
+    refuse("the layouts expert_padded, rank_major and expert_indexed", "use expert_major");
   if (config.shared_experts > 0) refuse("shared experts", "pass shared_experts = 0");
   if (config.local_slots > 0) refuse("local_slots", "pass local_slots = 0");
   if (config.input != Input::own) refuse("replicated input", "pass input own");

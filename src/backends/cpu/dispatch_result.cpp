@@ -224,7 +224,8 @@ void Dispatch::write_encoded(const TokenData& token, std::int32_t row, int exper
 std::int64_t Dispatch::stored_row(int part, std::int64_t row) const {
   const PartLayout& layout = parts_.part[part];
   if (layout.tiles) return tiles_.tile_row(row);
-  return column_row(layout, row, result_.capacity,
+  const bool by_group = context_.config.layout == Layout::expert_padded;
+  return column_row(layout, row, by_group ? result_.capacity : 0,
                     result_.parts[static_cast<std::size_t>(part)].leading_dimension);
 }
 

@@ -1,6 +1,7 @@
 // The row at which a part of received rows holds a row, for addresses by format/parts.hpp.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "base/host_device.hpp"
@@ -14,10 +15,12 @@ struct ScaleGroups {
   const std::int32_t* row_offsets = nullptr;   // [count]
   const std::int32_t* tile_offsets = nullptr;  // [count]; null where scales are not tiles
   int count = 0;
-  std::int64_t capacity = 0;  // DispatchResult::capacity
+  std::int64_t capacity =
+      0;  // DispatchResult::capacity; expert_indexed: more, because it has no groups of rows
 
   static ScaleGroups of(const DispatchResult& received) {
-    return {received.row_offsets, received.tile_offsets, received.groups, received.capacity};
+    return {received.row_offsets, received.tile_offsets, received.groups,
+            std::max(received.capacity, received.row_capacity)};
   }
   // Where the scales of `row` are, a row of some group: its tile row, its column row, or for other parts
   // `row`.
