@@ -39,9 +39,8 @@ constexpr std::int64_t bytes_of(IdType type) {
 /// - `rank_major`: one row for each (source rank, token) that has an expert on this rank, sorted by source
 ///   rank, then token. The caller sums a token's local experts before combine.
 /// - `expert_indexed`: positions are numbered as the rows of `expert_major`, but each token is stored once,
-/// as
-///   in `rank_major`: position p holds row DispatchResult::index[p]. Combine takes outputs by position. Host
-///   memory only.
+///   in the order of `rank_major`: position p holds row DispatchResult::index[p]. Combine takes outputs by
+///   position. Host memory only.
 enum class Layout : int { expert_major = 0, expert_padded = 1, rank_major = 2, expert_indexed = 3 };
 
 /// How combine adds a token's rows: y = sum of w * v over its slots, with v an expert's row and w its weight.

@@ -158,7 +158,7 @@ static_assert(sizeof(ferry_dispatch_layout_args) == offsetof(ferry_dispatch_layo
 static_assert(sizeof(ferry_plan_info) == offsetof(ferry_plan_info, sources) + 8);
 static_assert(offsetof(ferry_dispatch_result, tile_offsets) ==
               offsetof(ferry_dispatch_result, plan) + sizeof(ferry_plan));
-static_assert(sizeof(ferry_dispatch_result) == offsetof(ferry_dispatch_result, tile_offsets) + 8);
+static_assert(sizeof(ferry_dispatch_result) == offsetof(ferry_dispatch_result, row_capacity) + 8);
 static_assert(sizeof(ferry_dispatch_args) == offsetof(ferry_dispatch_args, layer) + 8);
 static_assert(sizeof(ferry_epilogue) == offsetof(ferry_epilogue, scale) + 8);
 static_assert(sizeof(ferry_encoder_call) == offsetof(ferry_encoder_call, stream) + 8);
@@ -200,7 +200,7 @@ TEST(Layout, OfStructsHasNotChanged) {
       {"ferry_receive_buffers", 128},
       {"ferry_received_part", 40},
       {"ferry_host_totals", 16},
-      {"ferry_dispatch_result", 328},
+      {"ferry_dispatch_result", 376},
       {"ferry_dispatch_args", 448},
       {"ferry_epilogue", 32},
       {"ferry_combine_args", 232},

@@ -91,6 +91,25 @@ TEST(Configuration, RefusesWithTheNumbers) {
   expect_refusal("", [](Config&) {});
 }
 
+TEST(Configuration, RefusesIndexedRowsOnDeviceMemory) {
+  const auto refused = [](BackendKind backend, MemoryKind memory, EngineKind engine) {
+    expect_refusal("layout expert_indexed on device memory", [&](Config& c) {
+      c.layout = Layout::expert_indexed;
+      c.backend = backend;
+      c.memory = memory;
+      c.engine = engine;
+    });
+  };
+  for (const MemoryKind memory : {MemoryKind::automatic, MemoryKind::device}) {
+    refused(BackendKind::cuda, memory, EngineKind::automatic);
+    refused(BackendKind::nvshmem, memory, EngineKind::automatic);
+    refused(BackendKind::collective, memory, EngineKind::nccl);
+    refused(BackendKind::automatic, memory, EngineKind::nccl);
+  }
+  for (const BackendKind backend : {BackendKind::automatic, BackendKind::collective})
+    refused(backend, MemoryKind::device, EngineKind::automatic);
+}
+
 TEST(Configuration, DefaultCapacityHoldsAnyRoutingWithoutRepeats) {
   // 10 experts on 4 ranks: 3, 3, 2, 2. A token has at most min(4, local experts) routes to a rank.
   Config config = complete_config(valid_config(), kRanks);
