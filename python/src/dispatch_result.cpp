@@ -267,18 +267,15 @@ overwrites, unless ReceiveBuffers were given.)")
                         {row_count(self), 3});
           },
           "int32 [capacity, 3]: source rank, token and slot of each row; -1 on padding. expert_indexed: "
-          "[R*T, 3], slot "
-          "-1.")
+          "[R*T, 3], slot -1.")
       .def_prop_ro(
           "index", [](const PyDispatchResult& self) { return positions_view(self, self.received.index); },
           "expert_indexed: int32 [capacity], the row of `data` that each position holds; len(data) on "
-          "padding. Else "
-          "None.")
+          "padding. Else None.")
       .def_prop_ro(
           "slot", [](const PyDispatchResult& self) { return positions_view(self, self.received.slot); },
           "expert_indexed: int32 [capacity], the slot of each position at its source, K + s of shared expert "
-          "s; -1 on "
-          "padding. Else None.")
+          "s; -1 on padding. Else None.")
       .def_prop_ro(
           "block_group",
           [](const PyDispatchResult& self) {
@@ -286,8 +283,7 @@ overwrites, unless ReceiveBuffers were given.)")
                              {row_count(self) / exchange_config(self).alignment});
           },
           "expert_indexed: int32 [capacity / alignment], the group of each block of `alignment` positions; "
-          "-1 from the "
-          "total on. Else None.")
+          "-1 from the total on. Else None.")
       .def_prop_ro(
           "source_offsets",
           [](const PyDispatchResult& self) {
@@ -295,8 +291,7 @@ overwrites, unless ReceiveBuffers were given.)")
                              {exchange_config(self).placement.ranks() + 1});
           },
           "expert_indexed: int32 [R + 1], the first row of each source rank; the last element is the number "
-          "of rows. "
-          "Else None.")
+          "of rows. Else None.")
       .def_prop_ro(
           "weight",
           [](PyDispatchResult& self) {

@@ -239,8 +239,7 @@ void check_program_options(const RunOptions& options) {
   if (options.layout == "expert_indexed") {
     throw UsageError(
         fmt::format("{} with --layout expert_indexed: programs pass the rows of a dispatch on, and here "
-                    "those of combine are "
-                    "others; use expert_major",
+                    "those of combine are others; use expert_major",
                     option));
   }
   if (const std::string gpu = options.gpu_option(); !gpu.empty() && options.layout == "rank_major") {

@@ -15,8 +15,8 @@ struct ScaleGroups {
   const std::int32_t* row_offsets = nullptr;   // [count]
   const std::int32_t* tile_offsets = nullptr;  // [count]; null where scales are not tiles
   int count = 0;
-  std::int64_t capacity =
-      0;  // DispatchResult::capacity; expert_indexed: more, because it has no groups of rows
+  // DispatchResult::capacity; expert_indexed: more, because it has no groups of rows.
+  std::int64_t capacity = 0;
 
   static ScaleGroups of(const DispatchResult& received) {
     return {received.row_offsets, received.tile_offsets, received.groups,
