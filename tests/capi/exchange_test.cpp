@@ -178,7 +178,7 @@ TEST(Configuration, MistakesAreRefusedByTheQueries) {
   };
   refused(with([](auto& c) { c.experts = 0; }), "experts = 0");
   refused(with([](auto& c) { c.top_k = 33; }), "top_k = 33");
-  refused(with([](auto& c) { c.layout = 3; }), "ferry_config.layout = 3");
+  refused(with([](auto& c) { c.layout = 4; }), "ferry_config.layout = 4");
   refused(with([](auto& c) { c.backend = -1; }), "ferry_config.backend = -1");
   refused(with([](auto& c) { c.backend = FERRY_REFERENCE; }),
           "ferry_config.backend = 1, must be FERRY_BACKEND_AUTOMATIC (0), FERRY_CPU (2), FERRY_CUDA (3), "

@@ -242,7 +242,7 @@ TEST(Configuration, UnknownEnumeratorsAreRefused) {
     using Enum = std::remove_reference_t<decltype(std::declval<Config&>().*field)>;
     expect_refusal(str(name, " = ", number), [&](Config& c) { c.*field = static_cast<Enum>(number); });
   };
-  for (const int number : {-1, 3, 1 << 20}) {
+  for (const int number : {-1, 4, 1 << 20}) {
     expect("layout", &Config::layout, number);
     expect("combine_type", &Config::combine_type, number);
     expect("transfer", &Config::transfer, number);
