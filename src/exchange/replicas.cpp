@@ -196,7 +196,7 @@ class HostLane final : public ReplicaLane {
 
   std::byte* memory() override { return memory_.data(); }
   void write(void* to, const void* from, std::int64_t bytes) override {
-    std::memcpy(to, from, static_cast<std::size_t>(bytes));
+    if (bytes > 0) std::memcpy(to, from, static_cast<std::size_t>(bytes));
   }
   void choose(const ReplicaChoice& choice, const CallOptions&) override {
     const std::int32_t routes = choice.routes();

@@ -463,7 +463,7 @@ class ExchangeInPython : public ForeignExchange {
     found.source_offsets = address_of<std::int32_t>(result.attr("source_offsets"));
     if (found.source_offsets != nullptr) {
       found.row_total = found.source_offsets + config_.placement.ranks();
-      found.row_capacity = static_cast<std::int64_t>(nb::len(result.attr("data")));
+      found.row_capacity = static_cast<std::int64_t>(nb::len(nb::object(result.attr("data"))));
     }
     found.call = field<std::uint64_t>(result, "call");
     mine.totals = {found.call, nb::cast<std::int64_t>(result.attr("wait_total")())};
