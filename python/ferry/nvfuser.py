@@ -259,7 +259,8 @@ class Exchange(SharedByCopies):
         if getattr(out, "requires_grad", False):
             raise ferry.UsageError("out: requires gradients, which results never have: pass out.detach()")
         strides = () if out is None else out.stride() if callable(getattr(out, "stride", None)) else out.strides
-        if any(stride == 0 and length > 1 for stride, length in zip(strides, getattr(out, "shape", ()))):
+        sizes = () if out is None else tuple(out.shape)
+        if 0 not in sizes and any(stride == 0 and length > 1 for stride, length in zip(strides, sizes)):
             raise ferry.UsageError("out: several elements are one in memory: pass an array with memory for each")
         _core._require_apart({"out": out}, {"rows": rows} | {name: array for name, (array, _) in expected.items()})
         lists = {}
