@@ -118,8 +118,9 @@ T* output(Arguments& arguments, const nb::object& object, const char* name, Elem
       str(name, ": expected a length of ", least[0], " or more, got shape ", shape_text(array.shape)));
 }
 
-// Rows of the part that the dispatch may write. Scales in columns take the whole capacity, since columns are
-// that far apart; expert_indexed takes `part_rows`, because a plan does not tell how many there are.
+// Rows of the part that the dispatch may write. Scales in columns take the whole capacity, which is
+// the distance between columns; expert_indexed takes `part_rows`, since a plan does not tell the number of
+// its rows.
 std::int64_t rows_written(const PartLayout& part, bool indexed, std::int64_t part_rows,
                           const DispatchInput& in) {
   const std::int64_t rows = in.options.memory.rows;

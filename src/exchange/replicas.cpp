@@ -198,11 +198,7 @@ class HostLane final : public ReplicaLane {
   void write(void* to, const void* from, std::int64_t bytes) override {
     if (bytes > 0) std::memcpy(to, from, static_cast<std::size_t>(bytes));
   }
-  void choose(const ReplicaChoice& choice, const CallOptions&) override {
-    const std::int32_t routes = choice.routes();
-    for (std::int32_t route = 0; route < routes; ++route) choice.choose(route);
-    for (std::int32_t i = 0; i < choice.scale_count; ++i) choice.choose_scale(i);
-  }
+  void choose(const ReplicaChoice& choice, const CallOptions&) override { choice.choose_share(0, 1); }
 
  private:
   LocalMemory memory_;

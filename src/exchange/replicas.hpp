@@ -33,7 +33,7 @@ std::int64_t replica_lane_bytes(const Config& config, int rank);
 std::unique_ptr<Backend> wrap_in_replicas(const Rank& rank, const Config& config,
                                           std::unique_ptr<Backend> inner,
                                           std::vector<std::unique_ptr<ReplicaLane>> lanes);
-// The same for host memory, and for device memory.
+// wrap_in_replicas() with lanes in host memory, and with lanes in the memory of a cuda backend.
 std::unique_ptr<Backend> make_replica_backend(const Rank& rank, const Config& config,
                                               std::unique_ptr<Backend> inner);
 std::unique_ptr<Backend> make_device_replica_backend(const Rank& rank, const Config& config,

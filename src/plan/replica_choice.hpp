@@ -62,6 +62,12 @@ struct ReplicaChoice {
                                    {.token = token, .source = source, .slot = route - token * top_k});
   }
   FERRY_HD void choose_scale(std::int32_t i) const { chosen_scales[i] = scales[expert_of[i]]; }
+  // Every `step`-th route and scale from `begin` on.
+  FERRY_HD void choose_share(std::int32_t begin, std::int32_t step) const {
+    const std::int32_t count = routes();
+    for (std::int32_t route = begin; route < count; route += step) choose(route);
+    for (std::int32_t i = begin; i < scale_count; i += step) choose_scale(i);
+  }
 };
 
 }  // namespace ferry

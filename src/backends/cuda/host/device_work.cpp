@@ -8,7 +8,6 @@
 #include "backends/cuda/host/cuda_backend.hpp"
 #include "backends/cuda/memory/device_memory.hpp"
 #include "backends/cuda/memory/pointer_check.hpp"
-#include "backends/cuda/operations/listed_sums.hpp"
 #include "backends/cuda/operations/memory_kernels.hpp"
 #include "backends/cuda/runtime/driver.hpp"
 #include "backends/cuda/runtime/launch.hpp"

@@ -49,7 +49,7 @@ struct CountedIds {
   }
 };
 
-// The same with replicas, which are counted in place of experts.
+// The replicas that the routes of the ids take, which are counted in place of experts.
 struct CountedReplicas {
   CountedIds ids;              // of experts
   const std::uint16_t* first;  // [E + 1] number of an expert's first replica

@@ -1,4 +1,4 @@
-#include "backends/cuda/operations/listed_sums.hpp"
+#include "backends/cuda/operations/memory_kernels.hpp"
 
 #include <algorithm>
 #include <cstdint>

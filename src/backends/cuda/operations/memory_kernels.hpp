@@ -1,4 +1,4 @@
-// Kernels that zero device memory, and that fill and check guard bytes.
+// Kernels that zero device memory, fill and check guard bytes, and add rows by lists of their numbers.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -36,5 +36,6 @@ FERRY_HD constexpr BrokenGuard broken_guard(unsigned long long number) {
 }
 
 extern const Kernel<RowGuardArguments> kFillGuardsKernel, kCheckGuardsKernel;
+extern const Kernel<ListedSums> kListedSumsKernel;
 
 }  // namespace ferry::cuda
